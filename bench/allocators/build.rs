@@ -1,4 +1,4 @@
-//! Compiles the races in C, and what lies between a race and peers that are no crates.
+//! Compiles the C benchmarks, and the adapters to allocators that are not Rust crates.
 
 fn main() {
     println!("cargo::rerun-if-changed=c");

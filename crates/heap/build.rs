@@ -1,6 +1,8 @@
-//! Builds the recorder that programs load, so that it can be part of this crate: a program that records needs no second file.
+//! Builds the recorder that programs load, so that it can be part of this crate: a program that
+//! records needs no second file.
 //!
-//! It is built by a cargo of its own, in a folder of its own, always optimised: it runs inside the malloc of others.
+//! It is built by a cargo of its own, in a folder of its own, always optimised: it runs inside the
+//! malloc of others.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "this is how a build script talks to cargo")]
@@ -25,7 +27,7 @@ fn main() {
     let out = PathBuf::from(variable("OUT_DIR"));
     let place = |name: &str| variable(&format!("CARGO_CFG_TARGET_{name}"));
     let known = [place("ARCH"), place("OS"), place("ENV")] == ["x86_64", "linux", "gnu"];
-    // Elsewhere there is none, which is said when one is asked for.
+    // Other machines have no recorder; a request for one reports this.
     let recorder = if known { build(&crates, &out) } else { Vec::new() };
     println!("cargo::rustc-env=PAGEWISE_RECORDER_CONTENTS={}", digits(&recorder));
     std::fs::write(out.join(NAME), recorder).expect("OUT_DIR is there to be written to");
@@ -34,7 +36,7 @@ fn main() {
 fn build(crates: &Path, out: &Path) -> Vec<u8> {
     let folder = out.join("preload");
     let mut cargo = Command::new(variable("CARGO"));
-    // What this build was told about its compiler is not meant for the other.
+    // Environment variables about this build's compiler do not apply to the other one.
     for (name, _) in env::vars_os() {
         let name = name.to_string_lossy().into_owned();
         let of_cargo = name.starts_with("CARGO") && name != "CARGO_HOME";
@@ -58,7 +60,8 @@ fn build(crates: &Path, out: &Path) -> Vec<u8> {
     std::fs::read(&built).unwrap_or_else(|error| panic!("{}: {error}", built.display()))
 }
 
-/// Digits that other contents are unlikely to have (FNV-1a of 128 bits): a name for the file, which is compared before use.
+/// Digits that other contents are unlikely to have (FNV-1a of 128 bits): a name for the file, which
+/// is compared before use.
 fn digits(contents: &[u8]) -> String {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

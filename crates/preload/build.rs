@@ -1,5 +1,5 @@
-//! How the recorder is linked: the loader is to initialise it first of all, before constructors that allocate
-//! (`DF_1_INITFIRST`), and to load no other library for it.
+//! Linker options of the recorder: the loader initializes it first of all, before constructors that
+//! allocate (`DF_1_INITFIRST`), and loads no other library for it.
 #![expect(
     clippy::disallowed_macros,
     reason = "what cargo is told is printed, and this runs in no program"
@@ -18,12 +18,12 @@ fn main() {
     }
 }
 
-/// Rust's library wants `libgcc_s.so`, for panics, which each program would load at its start. In its place the linker finds
-/// words that lead to the archive with the same functions.
+/// Rust's library wants `libgcc_s.so`, for panics, which each program would load at its start. In
+/// its place the linker finds words that lead to the archive with the same functions.
 fn without_libgcc() -> Option<()> {
     let output = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output().ok()?;
     let archive = PathBuf::from(str::from_utf8(&output.stdout).ok()?.trim());
-    // Where it has none it prints the name alone.
+    // Without the file it prints the name alone.
     if !archive.is_absolute() || !archive.exists() {
         return None;
     }

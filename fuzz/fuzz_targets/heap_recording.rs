@@ -4,11 +4,12 @@
 use std::io::Cursor;
 
 use libfuzzer_sys::fuzz_target;
-use pagewise_heaplog::reader::{self, Index};
+use pagewise_heaplog::reader::{self, SnapshotIndex};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = reader::read(bytes);
-    // Checksums keep out nearly all that is made by chance: so kinds, lengths and payloads are taken from the bytes.
+    // Checksums keep out nearly all that is made by chance: so kinds, lengths and payloads are
+    // taken from the bytes.
     let mut file = b"\x89pwheap\n\x01".to_vec();
     file.extend(frame(1, &[0; 13]));
     let mut rest = bytes;
@@ -26,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(recording.counts.sites.len() <= recording.sites.len());
     }
     let mut file = Cursor::new(file);
-    if let Ok(Some(index)) = Index::read(&mut file) {
+    if let Ok(Some(index)) = SnapshotIndex::read(&mut file) {
         let _ = index.tree_at(&mut file, u64::MAX);
     }
 });

@@ -1,4 +1,5 @@
-//! Heaps in files: whatever bytes of one are changed, opening it says what is wrong, or it can be used.
+//! Heaps in files: whatever bytes of one are changed, opening it says what is wrong, or it can be
+//! used.
 #![no_main]
 
 use std::alloc::Layout;
@@ -8,20 +9,21 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use pagewise_alloc::persistent::{Error, Options, Persistent, Rel};
+use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions, Rel};
 
 fn path() -> PathBuf {
     std::env::temp_dir().join(format!("pagewise-fuzz-{}.heap", std::process::id()))
 }
 
-fn open() -> Result<Persistent, Error> {
+fn open() -> Result<Persistent, PersistentError> {
     let name = CString::new(path().into_os_string().into_encoded_bytes()).expect("no NUL");
-    let small = Options { capacity: Some(1 << 20), log: 1, ..Options::DEFAULT };
-    // SAFETY: nobody else knows of the file.
+    let small = PersistentOptions { capacity: Some(1 << 20), log: 1, ..PersistentOptions::DEFAULT };
+    // SAFETY: no other code has the file open.
     unsafe { Persistent::open(&name, &small) }
 }
 
-/// A heap with blocks of some sizes, two of which have names: as it was closed, and as a kill left it.
+/// A heap with blocks of some sizes, two of which have names: as it was closed, and as a kill left
+/// it.
 fn images() -> &'static [Vec<u8>; 2] {
     static IMAGES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     IMAGES.get_or_init(|| {
@@ -33,7 +35,7 @@ fn images() -> &'static [Vec<u8>; 2] {
     })
 }
 
-fn use_all(heap: &mut Persistent) -> Result<(), Error> {
+fn use_all(heap: &mut Persistent) -> Result<(), PersistentError> {
     let mut tx = heap.begin();
     for (size, name) in [(40, "one"), (300, ""), (9000, "two"), (40, ""), (50_000, "")] {
         let block = tx.alloc(Layout::from_size_align(size, 8).expect("8 is a power of 2"))?;

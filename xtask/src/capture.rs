@@ -1,4 +1,5 @@
-//! `cargo xtask capture`: runs the fixture programs on this kernel and keeps copies of their `/proc`.
+//! `cargo xtask capture`: runs the fixture programs on this kernel and keeps copies of their
+//! `/proc`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Where programs run, on every machine: their paths appear in what is captured.
+/// Folder in which programs run, on every machine: their paths appear in captured files.
 pub(crate) const WORK: &str = "/tmp/pagewise-fixtures";
 
 /// Captures on this kernel.

@@ -3,34 +3,40 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 /// One cargo command that must succeed.
-struct Step {
+struct CheckStep {
     args: &'static [&'static str],
     env: &'static [(&'static str, &'static str)],
     /// A part of the toolchain that a distribution may leave out; its absence skips the step.
     component: Option<&'static str>,
 }
 
-const STEPS: &[Step] = &[
-    Step { args: &["fmt", "--all", "--check"], env: &[], component: Some("fmt") },
-    Step {
+const STEPS: &[CheckStep] = &[
+    CheckStep { args: &["fmt", "--all", "--check"], env: &[], component: Some("fmt") },
+    CheckStep {
         args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
         env: &[],
         component: Some("clippy"),
     },
-    Step {
+    CheckStep {
         args: &["doc", "--workspace", "--no-deps"],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         component: None,
     },
-    // Every order in which the threads of a ring may run. A folder of its own, or all else would be built again.
-    Step {
+    // Every order in which the threads of a ring may run. A folder of its own, or all else would be
+    // built again.
+    CheckStep {
         args: &[
             "test",
             "-p",
@@ -63,7 +69,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-impl Step {
+impl CheckStep {
     fn run(&self) -> Result<()> {
         if let Some(component) = self.component
             && !is_installed(component)
@@ -81,14 +87,30 @@ impl Step {
     }
 }
 
-/// How many tests there were, over all test binaries.
+/// Number of tests, over all test binaries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
+struct TestTally {
     passed: u64,
     failed: u64,
 }
 
-impl Tally {
+impl TestTally {
+    /// The summaries in the output of a test program. A program that fails without a summary counts
+    /// as one failure.
+    fn of_output(output: &[u8], succeeded: bool) -> TestTally {
+        let mut tally = TestTally::default();
+        String::from_utf8_lossy(output).lines().for_each(|line| tally.add(line));
+        if !succeeded && tally.failed == 0 {
+            tally.failed = 1;
+        }
+        tally
+    }
+
+    fn merge(&mut self, other: TestTally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
     /// Adds what a line of libtest's output says, if it is a summary:
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; ...`.
     fn add(&mut self, line: &str) {
@@ -153,32 +175,136 @@ impl Display for Skips {
     }
 }
 
-/// Runs the tests, passing their output on as it comes.
-fn test() -> Result<(Tally, Skips)> {
-    say("test --workspace --no-fail-fast");
+/// Test programs that change settings of the machine, or compare with counters of the whole
+/// machine: each runs alone, after all others.
+const ALONE: &[&str] = &[
+    "huge_pages",
+    "lab",
+    "live",
+    "machine",
+    "memory_limit",
+    "pages",
+    "pid_reuse",
+    "shootdowns",
+    "stat",
+];
+
+/// Test programs that take longest. They start first, so that the last program to end is a short
+/// one.
+const LONG: &[&str] = &["kills", "guard", "heap_run", "heap_attach", "heap_arenas", "outputs"];
+
+/// A test program that cargo has built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TestProgram {
+    /// Name of the cargo target: `kills`, `pagewise_alloc`.
+    target: String,
+    path: PathBuf,
+    /// The folder of its package, where cargo runs it.
+    folder: PathBuf,
+}
+
+/// Runs all tests, several test programs at a time, and prints the output of each program when it
+/// ends.
+fn test() -> Result<(TestTally, Skips)> {
     let skips = crate::root()?.join("target").join("skipped-tests");
     fs::create_dir_all(skips.parent().context("it is in target")?)?;
     fs::write(&skips, "").with_context(|| skips.display().to_string())?;
-    let mut child = with_default_signals(cargo_here()?)
-        .args(["test", "--workspace", "--no-fail-fast"])
-        .env("PAGEWISE_SKIPS", &skips)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cargo test")?;
-    let mut tally = Tally::default();
-    let mut output = BufReader::new(child.stdout.take().context("the output was piped")?);
-    let mut line = Vec::new();
-    while output.read_until(b'\n', &mut line)? > 0 {
-        std::io::stdout().write_all(&line)?;
-        tally.add(&String::from_utf8_lossy(&line));
-        line.clear();
-    }
-    let status = child.wait()?;
-    // What did not compile, or died before its summary, is a failure that no summary counts.
-    if !status.success() && tally.failed == 0 {
-        tally.failed = 1;
-    }
+
+    let programs = build_tests()?;
+    let (alone, mut together): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
+    together.sort_by_key(|program| {
+        LONG.iter().position(|long| *long == program.target).unwrap_or(LONG.len())
+    });
+    let jobs = thread::available_parallelism().map_or(1, usize::from);
+    say(&format!("{} test programs, {jobs} at a time", together.len()));
+    let mut tally = run_programs(&together, jobs, &skips)?;
+    say(&format!("{} test programs, one at a time", alone.len()));
+    tally.merge(run_programs(&alone, 1, &skips)?);
+
+    say("test --workspace --doc");
+    let mut doc_tests = with_default_signals(cargo_here()?);
+    doc_tests
+        .args(["test", "--workspace", "--doc", "--no-fail-fast"])
+        .env("PAGEWISE_SKIPS", &skips);
+    let (output, succeeded) = output_of(doc_tests)?;
+    print_output(&output)?;
+    tally.merge(TestTally::of_output(&output, succeeded));
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
+}
+
+/// Builds all test programs.
+fn build_tests() -> Result<Vec<TestProgram>> {
+    say("test --workspace --no-run");
+    let output = cargo_here()?
+        .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo test --no-run")?;
+    ensure!(output.status.success(), "cargo test --no-run failed");
+    let programs = test_programs(&String::from_utf8_lossy(&output.stdout));
+    ensure!(!programs.is_empty(), "cargo built no test program");
+    Ok(programs)
+}
+
+/// The test programs that cargo lists in its JSON messages.
+fn test_programs(messages: &str) -> Vec<TestProgram> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let tests = messages.filter(|message| {
+        message["reason"] == "compiler-artifact" && message["profile"]["test"] == true
+    });
+    let program = |message: Value| {
+        Some(TestProgram {
+            target: message["target"]["name"].as_str()?.to_owned(),
+            path: PathBuf::from(message["executable"].as_str()?),
+            folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+        })
+    };
+    tests.filter_map(program).collect()
+}
+
+/// Runs `programs`, `jobs` at a time.
+fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<TestTally> {
+    let next = AtomicUsize::new(0);
+    let tally = Mutex::new(TestTally::default());
+    let work = || -> Result<()> {
+        while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let began = Instant::now();
+            let mut command = with_default_signals(Command::new(&program.path));
+            command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+            command.env("PAGEWISE_SKIPS", skips);
+            let (output, succeeded) = output_of(command)?;
+            let mut tally = tally.lock().expect("no thread panics while it holds the lock");
+            println!("\n{} ({:.1} s)", program.path.display(), began.elapsed().as_secs_f64());
+            print_output(&output)?;
+            tally.merge(TestTally::of_output(&output, succeeded));
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no job panics"))
+    })?;
+    Ok(tally.into_inner().expect("no job panics"))
+}
+
+/// Standard output and standard error of a command in the order of their writes, and true if it
+/// succeeded.
+fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
+    let (mut reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
+    // The command holds the other ends of the pipe; the reader sees its end when all are closed.
+    drop(command);
+    let mut output = Vec::new();
+    reader.read_to_end(&mut output)?;
+    Ok((output, child.wait()?.success()))
+}
+
+fn print_output(output: &[u8]) -> Result<()> {
+    let mut stdout = io::stdout();
+    stdout.write_all(output)?;
+    Ok(stdout.flush()?)
 }
 
 fn say(step: &str) {
@@ -191,8 +317,9 @@ fn cargo_here() -> Result<Command> {
     Ok(cargo)
 }
 
-/// The same command with the usual effect of signals that people send, where `env` can do that: under nohup, or in the background of a
-/// script, they are ignored by all that is started, and tests send them.
+/// The same command with the usual effect of signals that people send, where `env` can do that:
+/// under nohup, or in the background of a script, they are ignored by all that is started, and
+/// tests send them.
 fn with_default_signals(command: Command) -> Command {
     const OPTION: &str = "--default-signal=HUP,INT,QUIT";
     let can = Command::new("env").args([OPTION, "true"]).stderr(Stdio::null()).status();
@@ -216,7 +343,7 @@ fn is_installed(component: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Whether a missing tool is an error: so in CI, which installs them all.
+/// True if a missing tool is an error: so in CI, which installs them all.
 fn tools_required() -> bool {
     std::env::var_os("PAGEWISE_REQUIRE_TOOLS").is_some_and(|value| value == "1")
 }
@@ -227,10 +354,10 @@ mod tests {
 
     #[test]
     fn summaries_of_several_test_binaries_add_up() {
-        let mut tally = Tally::default();
+        let mut tally = TestTally::default();
         tally.add("test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n");
         tally.add("test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured\n");
-        assert_eq!(tally, Tally { passed: 7, failed: 3 });
+        assert_eq!(tally, TestTally { passed: 7, failed: 3 });
     }
 
     #[test]
@@ -245,10 +372,38 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_dies_before_its_summary_is_a_failure() {
+        let output = b"running 2 tests\ntest a ... ok\n";
+        assert_eq!(TestTally::of_output(output, false), TestTally { passed: 0, failed: 1 });
+        let output = b"test result: FAILED. 2 passed; 3 failed; 0 ignored\n";
+        assert_eq!(TestTally::of_output(output, false), TestTally { passed: 2, failed: 3 });
+    }
+
+    #[test]
+    fn test_programs_are_read_from_the_messages_of_cargo() {
+        let messages = r#"{"reason":"compiler-artifact","profile":{"test":true},"target":{"name":"kills"},"executable":"/t/kills-1","manifest_path":"/w/cli/Cargo.toml"}
+{"reason":"compiler-artifact","profile":{"test":false},"target":{"name":"pagewise"},"executable":"/t/pagewise","manifest_path":"/w/cli/Cargo.toml"}
+{"reason":"build-finished","success":true}"#;
+        let kills = TestProgram {
+            target: "kills".to_owned(),
+            path: PathBuf::from("/t/kills-1"),
+            folder: PathBuf::from("/w/cli"),
+        };
+        assert_eq!(test_programs(messages), [kills]);
+    }
+
+    #[test]
+    fn output_keeps_the_order_of_both_streams() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b >&2; echo c; exit 1"]);
+        assert_eq!(output_of(command).unwrap(), (b"a\nb\nc\n".to_vec(), false));
+    }
+
+    #[test]
     fn other_lines_count_nothing() {
-        let mut tally = Tally::default();
+        let mut tally = TestTally::default();
         tally.add("test a_test ... ok\n");
         tally.add("the program printed: 5 passed; 5 failed\n");
-        assert_eq!(tally, Tally::default());
+        assert_eq!(tally, TestTally::default());
     }
 }

@@ -31,7 +31,8 @@ pub(crate) fn without_tests(code: &str) -> String {
     String::from_utf8(out).expect("the item was replaced by ASCII spaces")
 }
 
-/// The names of the modules in files of their own that `code` (of [`only_code`]) has for tests only.
+/// The names of the modules in files of their own that `code` (of [`only_code`]) has for tests
+/// only.
 pub(crate) fn test_modules(code: &str) -> impl Iterator<Item = &str> {
     code.match_indices("#[cfg(test)]").filter_map(|(at, attribute)| {
         let item = code[at + attribute.len()..item_end(code, at)].trim();
@@ -94,7 +95,7 @@ fn blank(bytes: &mut [u8]) {
     }
 }
 
-/// Where the item that begins at `start` ends: at its `;`, or at the brace that closes its body.
+/// End of the item that begins at `start`: its `;`, or the brace that closes its body.
 fn item_end(code: &str, start: usize) -> usize {
     let mut depth = 0_usize;
     for (at, byte) in code.bytes().enumerate().skip(start) {
@@ -109,7 +110,7 @@ fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
-/// How long the comment, string or character literal is that begins at `at`; 0 if none does.
+/// Length of the comment, string or character literal that begins at `at`; 0 if none does.
 fn literal_len(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     match rest {

@@ -1,4 +1,5 @@
-//! Who may use whom: the table of ARCHITECTURE.md, checked with `cargo metadata`.
+//! Permitted dependencies between crates: the table of ARCHITECTURE.md, checked with
+//! `cargo metadata`.
 
 use std::path::Path;
 
@@ -89,7 +90,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What is wrong with the crates, as `(manifest, message)`.
+/// Problems of the crates, as `(manifest, message)`.
 pub(crate) fn check(crates: &[Crate]) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     for krate in crates {

@@ -1,4 +1,5 @@
-//! `cargo xtask install`: the command, the C libraries, their headers and what pkg-config knows of them, below a prefix.
+//! `cargo xtask install`: the command, the C libraries, their headers and what pkg-config knows of
+//! them, below a prefix.
 //!
 //! ```text
 //! bin/pagewise
@@ -20,10 +21,11 @@ use crate::capture::call;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What the static library needs beside itself.
+/// Libraries that the static library needs.
 const SYSTEM: &[&str] = &["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"];
 
-/// Installs below `prefix` what is built now, or what lies in `from`: there the command may be missing.
+/// Installs below `prefix` what is built now, or what lies in `from`: there the command may be
+/// missing.
 pub(crate) fn run(prefix: &Path, from: Option<&Path>) -> Result<()> {
     let built = match from {
         Some(folder) => folder.to_owned(),
@@ -74,8 +76,9 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Links the shared library from the static one: only what `map` names is seen from outside, with the version it came in.
-/// Before 1.0 every minor version may break what was linked with the last, so the soname holds it.
+/// Links the shared library from the static one: only what `map` names is seen from outside, with
+/// the version it came in. Before 1.0 every minor version may break what was linked with the last,
+/// so the soname holds it.
 fn link(archive: &Path, map: &Path, folder: &Path) -> Result<()> {
     let (breaking, _) = VERSION.rsplit_once('.').context("a version has three parts")?;
     let soname = format!("libpagewise.so.{breaking}");

@@ -7,6 +7,7 @@ mod ci;
 mod code;
 mod graph;
 mod install;
+mod prose;
 mod qemu;
 mod tidy;
 

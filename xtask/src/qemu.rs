@@ -15,14 +15,14 @@ use crate::capture::{WORK, call, compile, keep, script, start_afresh};
 /// The package whose one dependency is Debian's newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
-/// What the initramfs takes from this machine. The programs are linked with its C library.
+/// Files of this machine in the initramfs. The programs are linked with its C library.
 const FILES: &[&str] =
     &["/bin/busybox", "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6"];
 
 const PASSWD: &str = "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n";
 
 /// Booting takes seconds; something is wrong with a machine that is not done after this.
-const LONGEST_SECONDS: &str = "300";
+const MAX_SECONDS: &str = "300";
 
 /// Captures on Debian's kernel.
 pub(crate) fn run() -> Result<()> {
@@ -113,7 +113,7 @@ fn boot(kernel: &Path, initramfs: &Path, work: &Path) -> Result<PathBuf> {
     let (console, sent) = (work.join("console"), work.join("sent"));
     let serial = |path: &Path| format!("file:{}", path.display());
     let booted = Command::new("timeout")
-        .args([LONGEST_SECONDS, "qemu-system-x86_64", "-accel", "tcg", "-m", "1G", "-smp", "2"])
+        .args([MAX_SECONDS, "qemu-system-x86_64", "-accel", "tcg", "-m", "1G", "-smp", "2"])
         .args(["-nodefaults", "-display", "none", "-no-reboot"])
         .args(["-serial", &serial(&console), "-serial", &serial(&sent)])
         .args(["-append", "console=ttyS0 quiet panic=-1 rootfstype=ramfs rdinit=/init"])

@@ -12,20 +12,29 @@ use anyhow::{Context, Result, bail};
 
 use crate::code::{line_of, only_code, paths_of, test_modules, without_tests};
 use crate::graph;
+use crate::prose;
 
 /// A rule: why it is there, and what it finds in a file.
-struct Rule {
+struct TidyRule {
     reason: &'static str,
-    check: fn(&File, &mut Found),
+    check: fn(&SourceFile, &mut RuleProblems),
 }
 
-const RULES: &[Rule] = &[
-    Rule { reason: "a reader must know what a file is for", check: header },
-    Rule { reason: "only crates whose work needs it may hold unsafe code", check: forbids_unsafe },
-    Rule { reason: "64 KiB pages exist: go through PageSize", check: page_size },
-    Rule { reason: "the workspace must work in any folder", check: machine_paths },
-    Rule { reason: "models, analyses, views and simulators are pure", check: purity },
-    Rule { reason: "only the command line prints, by functions that do not panic", check: silence },
+const RULES: &[TidyRule] = &[
+    TidyRule { reason: "a reader must know what a file is for", check: header },
+    TidyRule {
+        reason: "only crates whose work needs it may hold unsafe code",
+        check: forbids_unsafe,
+    },
+    TidyRule { reason: "64 KiB pages exist: go through PageSize", check: page_size },
+    TidyRule { reason: "the workspace must work in any folder", check: machine_paths },
+    TidyRule { reason: "models, analyses, views and simulators are pure", check: purity },
+    TidyRule {
+        reason: "only the command line prints, by functions that do not panic",
+        check: silence,
+    },
+    TidyRule { reason: "the language of STYLE.md", check: language },
+    TidyRule { reason: "the names of STYLE.md", check: names },
 ];
 
 /// The crates that may hold unsafe code.
@@ -48,11 +57,14 @@ const SILENT: &[&str] = &[
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];
 
+/// Folders and files that do not meet the language rules yet. The list only shrinks.
+const UNFINISHED: &[&str] = &["fixtures/"];
+
 /// Ways to write the page size of x86 as a number.
 const PAGE_SIZES: &[&str] = &["4096", "4_096", "0x1000", "1 << 12"];
 
-/// Where people and build machines keep their files. Written in two parts, since this file is
-/// searched too.
+/// Folders in which people and build machines keep their files. Written in two parts, since this
+/// file is searched too.
 const HOMES: &[&str] = &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
 /// Prints what is wrong, and fails if anything is.
@@ -103,13 +115,13 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What a rule found: a line and what is wrong there.
-type Found = Vec<(usize, String)>;
+/// Findings of a rule: a line and a message.
+type RuleProblems = Vec<(usize, String)>;
 
-fn check(file: &File) -> Vec<Problem> {
+fn check(file: &SourceFile) -> Vec<Problem> {
     let mut problems = Vec::new();
     for rule in RULES {
-        let mut found = Found::new();
+        let mut found = RuleProblems::new();
         (rule.check)(file, &mut found);
         problems.extend(found.into_iter().map(|(line, message)| Problem {
             path: file.path.clone(),
@@ -122,7 +134,7 @@ fn check(file: &File) -> Vec<Problem> {
 }
 
 /// One file of ours. Captured `/proc` trees hold any bytes, so the text may be lossy.
-struct File {
+struct SourceFile {
     /// Relative to the root, with `/`.
     path: String,
     text: String,
@@ -130,14 +142,14 @@ struct File {
     product: String,
 }
 
-impl File {
-    fn new(path: impl Into<String>, text: impl Into<String>) -> File {
+impl SourceFile {
+    fn new(path: impl Into<String>, text: impl Into<String>) -> SourceFile {
         let (path, text) = (path.into(), text.into());
         let tests = ["tests/", "benches/", "examples/", "fixtures/", "fuzz/", "bench/"];
         let is_product = path.ends_with(".rs")
             && !tests.iter().any(|t| path.starts_with(t) || path.contains(&format!("/{t}")));
         let product = if is_product { without_tests(&only_code(&text)) } else { String::new() };
-        File { path, text, product }
+        SourceFile { path, text, product }
     }
 
     fn is(&self, extension: &str) -> bool {
@@ -160,7 +172,7 @@ impl File {
         test_modules(&only_code(&self.text)).map(|name| format!("{folder}/{name}.rs")).collect()
     }
 
-    /// Whether it is a file that the compiler starts from, where crate-wide attributes go.
+    /// True if it is a file that the compiler starts from, where crate-wide attributes go.
     fn is_crate_root(&self) -> bool {
         let Some((_, inside)) =
             self.path.strip_prefix("crates/").unwrap_or(&self.path).split_once('/')
@@ -173,7 +185,7 @@ impl File {
 }
 
 /// Every file of ours below `root`; links and hidden folders but `.ci` and `.cargo` are left out.
-fn files(root: &Path) -> Result<Vec<File>> {
+fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -188,7 +200,7 @@ fn files(root: &Path) -> Result<Vec<File>> {
             } else if kind.is_file() {
                 let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
                 let path = path.strip_prefix(root)?.display().to_string();
-                files.push(File::new(path, String::from_utf8_lossy(&bytes)));
+                files.push(SourceFile::new(path, String::from_utf8_lossy(&bytes)));
             }
         }
     }
@@ -197,9 +209,9 @@ fn files(root: &Path) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// A file that another includes for tests only is no part of the product.
-fn forgive_test_modules(files: &mut [File]) {
-    let for_tests: HashSet<String> = files.iter().flat_map(File::test_modules).collect();
+/// A file that another includes for tests only is not part of the product.
+fn forgive_test_modules(files: &mut [SourceFile]) {
+    let for_tests: HashSet<String> = files.iter().flat_map(SourceFile::test_modules).collect();
     for file in files.iter_mut().filter(|file| for_tests.contains(&file.path)) {
         file.product.clear();
     }
@@ -209,7 +221,7 @@ fn is_ours(folder: &str) -> bool {
     matches!(folder, ".ci" | ".cargo") || !(folder == "target" || folder.starts_with('.'))
 }
 
-fn header(file: &File, found: &mut Found) {
+fn header(file: &SourceFile, found: &mut RuleProblems) {
     let first = file.text.lines().next().unwrap_or_default();
     let second = file.text.lines().nth(1).unwrap_or_default();
     let missing = match () {
@@ -225,14 +237,14 @@ fn header(file: &File, found: &mut Found) {
     }
 }
 
-fn forbids_unsafe(file: &File, found: &mut Found) {
+fn forbids_unsafe(file: &SourceFile, found: &mut RuleProblems) {
     let may = file.krate().is_some_and(|krate| UNSAFE.contains(&krate));
     if file.is_crate_root() && !may && !file.product.contains("#![forbid(unsafe_code)]") {
         found.push((1, "the crate does not `#![forbid(unsafe_code)]`".to_owned()));
     }
 }
 
-fn page_size(file: &File, found: &mut Found) {
+fn page_size(file: &SourceFile, found: &mut RuleProblems) {
     for size in PAGE_SIZES {
         for (at, _) in file.product.match_indices(size) {
             let before = file.product[..at].chars().next_back();
@@ -249,7 +261,7 @@ fn page_size(file: &File, found: &mut Found) {
     }
 }
 
-fn machine_paths(file: &File, found: &mut Found) {
+fn machine_paths(file: &SourceFile, found: &mut RuleProblems) {
     for home in HOMES {
         for (at, _) in file.text.match_indices(home) {
             found.push((line_of(&file.text, at), format!("a path below {home}")));
@@ -257,7 +269,7 @@ fn machine_paths(file: &File, found: &mut Found) {
     }
 }
 
-fn purity(file: &File, found: &mut Found) {
+fn purity(file: &SourceFile, found: &mut RuleProblems) {
     let Some((krate, impure)) = IMPURE.iter().find(|(krate, _)| file.krate() == Some(*krate))
     else {
         return;
@@ -273,8 +285,8 @@ fn purity(file: &File, found: &mut Found) {
     }
 }
 
-fn silence(file: &File, found: &mut Found) {
-    // What a build script prints is for cargo.
+fn silence(file: &SourceFile, found: &mut RuleProblems) {
+    // Output of a build script is for cargo.
     let is_build_script = file.path.ends_with("/build.rs");
     if is_build_script || !file.krate().is_some_and(|krate| SILENT.contains(&krate)) {
         return;
@@ -288,13 +300,27 @@ fn silence(file: &File, found: &mut Found) {
     }
 }
 
+fn language(file: &SourceFile, found: &mut RuleProblems) {
+    let is_unfinished = UNFINISHED.iter().any(|folder| file.path.starts_with(folder));
+    // STYLE.md lists the words that it replaces.
+    if !is_unfinished && file.path != "STYLE.md" {
+        found.extend(prose::check(&file.path, &file.text));
+    }
+}
+
+fn names(file: &SourceFile, found: &mut RuleProblems) {
+    if file.is("rs") {
+        found.extend(prose::vague_names(&file.text));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What the rules say about a file, as `line: message`.
+    /// Findings of the rules for a file, as `line: message`.
     fn said(path: &str, text: &str) -> Vec<String> {
-        check(&File::new(path, text))
+        check(&SourceFile::new(path, text))
             .into_iter()
             .map(|problem| format!("{}: {}", problem.line, problem.message))
             .collect()
@@ -309,7 +335,8 @@ mod tests {
 
     #[test]
     fn a_problem_prints_as_editors_expect() {
-        let problems = check(&File::new("crates/proc/src/a.rs", "//! A.\nfn f() { print!() }"));
+        let problems =
+            check(&SourceFile::new("crates/proc/src/a.rs", "//! A.\nfn f() { print!() }"));
         assert_eq!(
             problems[0].to_string(),
             "crates/proc/src/a.rs:2: `print!`: only the command line prints, by functions that do not panic"
@@ -357,9 +384,12 @@ mod tests {
     #[test]
     fn a_file_included_for_tests_only_may_assume_one() {
         let mut files = [
-            File::new("crates/proc/src/lib.rs", "//! A.\n#[cfg(test)]\nmod sample;\nmod real;"),
-            File::new("crates/proc/src/sample.rs", "//! A.\nconst X: u64 = 4096;"),
-            File::new("crates/proc/src/real.rs", "//! A.\nconst X: u64 = 4096;"),
+            SourceFile::new(
+                "crates/proc/src/lib.rs",
+                "//! A.\n#[cfg(test)]\nmod sample;\nmod real;",
+            ),
+            SourceFile::new("crates/proc/src/sample.rs", "//! A.\nconst X: u64 = 4096;"),
+            SourceFile::new("crates/proc/src/real.rs", "//! A.\nconst X: u64 = 4096;"),
         ];
         forgive_test_modules(&mut files);
         assert!(check(&files[1]).is_empty());

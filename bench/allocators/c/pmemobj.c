@@ -1,5 +1,6 @@
-/* PMDK's libpmemobj: a heap in a file with transactions. Where PMEM_IS_PMEM_FORCE is 1 it holds the file to be persistent
- * memory and flushes caches only, which is safe against kills; else it calls msync, which is safe against a loss of power. */
+/* PMDK's libpmemobj: a heap in a file with transactions. With PMEM_IS_PMEM_FORCE=1 it treats the
+ * file as persistent memory and only flushes caches, which is safe against kills; else it calls
+ * msync, which is safe against power failure. */
 #include <libpmemobj.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -24,7 +24,8 @@ static void keep(const void *memory)
     __asm__ volatile("" : : "r"(memory) : "memory");
 }
 
-/* Builds a list of nodes that `allocate` gives. Somebody may look at each, so that no two of them are written at once. */
+/* Builds a list of nodes from `allocate`. Each node is made observable, so that the compiler does
+ * not combine writes. */
 #define BUILD(nodes, allocate)                                                                                         \
     do {                                                                                                               \
         node *head = NULL;                                                                                             \
@@ -46,7 +47,7 @@ static void keep(const void *memory)
         keep(memory);                                                                                                  \
     }
 
-/* No stack can be faster: it aligns and adds, and nobody looks whether there is room. */
+/* Lower bound for any stack: it aligns and adds, without checking the free space. */
 typedef struct floor_stack {
     char *next;
 } floor_stack;
@@ -137,7 +138,8 @@ void race_obstack_list(size_t nodes)
 static __attribute__((noinline)) void obstack_level(struct obstack *stack, const level *level, size_t depth)
 {
     void *mark = obstack_alloc(stack, 0);
-    /* Looked at, it would be four times slower: compilers then read two of its fields at once, just after one is written. */
+    /* Looked at, it would be four times slower: compilers then read two of its fields at once, just
+     * after one is written. */
     REQUEST(level, (void), obstack_alloc(stack, size));
     if (depth > 1) obstack_level(stack, level + 1, depth - 1);
     obstack_free(stack, mark);

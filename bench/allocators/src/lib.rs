@@ -1,8 +1,10 @@
-//! Races between allocators: all in one process, by turns, round after round, since machines are noisy.
+//! Comparisons between allocators: all in one process, interleaved, round after round, since
+//! machines are noisy.
 //!
-//! Read the ratios: each is the median of the ratios within a round, to which noise that outlasts a round does nothing.
-//! Traps: LLVM deletes a `malloc` whose memory it sees unused, so pointers go through [`black_box`]; the first touch of a
-//! page costs more than all else, so cold and warm rounds are different races.
+//! Read the ratios: each is the median of the ratios within a round, which noise that lasts longer
+//! than a round does not change. Traps: LLVM deletes a `malloc` whose memory is unused, so pointers
+//! go through [`black_box`]; the first touch of a page costs more than everything else, so cold and
+//! warm rounds are different benchmarks.
 
 pub mod malloc;
 
@@ -10,20 +12,20 @@ pub use std::hint::black_box;
 use std::time::Instant;
 
 /// A competitor: its name, and one round of it, which returns its nanoseconds for a unit of work.
-pub struct Runner<'a> {
+pub struct BenchRunner<'a> {
     name: String,
     round: Box<dyn FnMut() -> f64 + 'a>,
 }
 
-impl<'a> Runner<'a> {
+impl<'a> BenchRunner<'a> {
     /// A competitor whose `round` does `units` units of work, and is timed from outside.
-    pub fn new(name: &str, units: usize, mut round: impl FnMut() + 'a) -> Runner<'a> {
-        Runner::timed(name, move || nanoseconds(&mut round) / units as f64)
+    pub fn new(name: &str, units: usize, mut round: impl FnMut() + 'a) -> BenchRunner<'a> {
+        BenchRunner::timed(name, move || nanoseconds(&mut round) / units as f64)
     }
 
     /// A competitor that times itself: `round` returns nanoseconds for a unit of work.
-    pub fn timed(name: &str, round: impl FnMut() -> f64 + 'a) -> Runner<'a> {
-        Runner { name: name.to_owned(), round: Box::new(round) }
+    pub fn timed(name: &str, round: impl FnMut() -> f64 + 'a) -> BenchRunner<'a> {
+        BenchRunner { name: name.to_owned(), round: Box::new(round) }
     }
 
     /// Runs one round: nanoseconds for a unit of work.
@@ -32,7 +34,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// How long `work` takes.
+/// Duration of `work`.
 pub fn nanoseconds(work: impl FnOnce()) -> f64 {
     let begin = Instant::now();
     work();
@@ -40,24 +42,25 @@ pub fn nanoseconds(work: impl FnOnce()) -> f64 {
 }
 
 /// Nanoseconds for a unit of work, of each runner in each round.
-pub struct Results {
+pub struct BenchResults {
     names: Vec<String>,
     rounds: Vec<Vec<f64>>,
 }
 
-/// Runs all in turn, `rounds` times after one that does not count, and prints a row for each: the median, the median
-/// absolute deviation, and the median of the ratios to the first runner of the same round.
-pub fn race(title: &str, rounds: usize, mut runners: Vec<Runner<'_>>) -> Results {
+/// Runs all in turn, `rounds` times after one that does not count, and prints a row for each: the
+/// median, the median absolute deviation, and the median of the ratios to the first runner of the
+/// same round.
+pub fn race(title: &str, rounds: usize, mut runners: Vec<BenchRunner<'_>>) -> BenchResults {
     runners.iter_mut().for_each(|runner| _ = (runner.round)());
     let round = |_| runners.iter_mut().map(|runner| (runner.round)()).collect();
     let rounds: Vec<Vec<f64>> = (0..rounds).map(round).collect();
     let names = runners.into_iter().map(|runner| runner.name).collect();
-    let results = Results { names, rounds };
+    let results = BenchResults { names, rounds };
     results.print(title);
     results
 }
 
-impl Results {
+impl BenchResults {
     fn print(&self, title: &str) {
         println!("\n{title} ({} interleaved rounds)", self.rounds.len());
         println!("{:<36}{:>12}{:>9}{:>9}", "", "ns a unit", "MAD", "ratio");
@@ -84,8 +87,8 @@ impl Results {
         verdict(ratio <= most, &format!("{name} <= {most}x {peer}: {ratio:.2}x"));
     }
 
-    /// Says whether `name` took at most `most` times what the best of the others did; names that begin with `not` are
-    /// floors or our own, and do not count.
+    /// Says whether `name` took at most `most` times what the best of the others did; names that
+    /// begin with `not` are floors or our own, and do not count.
     pub fn goal_of_best(&self, name: &str, most: f64, not: &[&str]) {
         let counts = |peer: &&String| *peer != name && !not.iter().any(|not| peer.starts_with(not));
         let time = |peer: &&String| self.ratio(self.index(peer), 0);

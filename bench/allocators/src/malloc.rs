@@ -6,17 +6,18 @@ use std::mem::transmute_copy;
 use std::sync::OnceLock;
 
 /// A general allocator and its name.
-pub type Named = (&'static str, &'static dyn GlobalAlloc);
+pub type NamedAllocator = (&'static str, &'static dyn GlobalAlloc);
 
 /// Every general allocator, for rounds in which an indirect call does not count.
-pub const GENERAL: &[Named] = &[
+pub const GENERAL: &[NamedAllocator] = &[
     ("glibc", &System),
     ("jemalloc", &tikv_jemallocator::Jemalloc),
     ("mimalloc", &mimalloc::MiMalloc),
     ("snmalloc", &snmalloc_rs::SnMalloc),
 ];
 
-/// Calls a macro with the name and the value of every general allocator: rounds that are compiled for each.
+/// Calls a macro with the name and the value of every general allocator: rounds that are compiled
+/// for each.
 #[macro_export]
 macro_rules! for_each_malloc {
     ($call:ident) => {
@@ -30,13 +31,13 @@ macro_rules! for_each_malloc {
     };
 }
 
-/// tcmalloc, by the functions of its library, where that is installed (`libtcmalloc-minimal4`). Each call is indirect, which
-/// costs it about a nanosecond.
+/// tcmalloc, by the functions of its library, where that is installed (`libtcmalloc-minimal4`).
+/// Each call is indirect, which costs it about a nanosecond.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcmalloc;
 
 /// The functions of tcmalloc.
-struct Functions {
+struct TcmallocFunctions {
     malloc: unsafe extern "C" fn(usize) -> *mut c_void,
     calloc: unsafe extern "C" fn(usize, usize) -> *mut c_void,
     memalign: unsafe extern "C" fn(usize, usize) -> *mut c_void,
@@ -44,18 +45,18 @@ struct Functions {
 }
 
 impl Tcmalloc {
-    /// Whether it is installed; says so where not, once.
+    /// True if it is installed; says so where not, once.
     pub fn is_there() -> bool {
         functions().is_some()
     }
 }
 
-fn functions() -> Option<&'static Functions> {
-    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+fn functions() -> Option<&'static TcmallocFunctions> {
+    static FUNCTIONS: OnceLock<Option<TcmallocFunctions>> = OnceLock::new();
     FUNCTIONS.get_or_init(load).as_ref()
 }
 
-fn load() -> Option<Functions> {
+fn load() -> Option<TcmallocFunctions> {
     // SAFETY: the name ends with NUL; the library does no harm when it is loaded.
     let library = unsafe { libc::dlopen(c"libtcmalloc_minimal.so.4".as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
@@ -64,7 +65,7 @@ fn load() -> Option<Functions> {
     }
     // SAFETY: the functions of these names have these types, as gperftools/tcmalloc.h says.
     unsafe {
-        Some(Functions {
+        Some(TcmallocFunctions {
             malloc: find(library, c"tc_malloc")?,
             calloc: find(library, c"tc_calloc")?,
             memalign: find(library, c"tc_memalign")?,
@@ -79,7 +80,7 @@ unsafe fn find<F: Copy>(library: *mut c_void, name: &CStr) -> Option<F> {
     // SAFETY: the library was loaded, and the name ends with NUL.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     assert_eq!(size_of::<F>(), size_of_val(&found));
-    // SAFETY: the caller says that it is one; the sizes were compared.
+    // SAFETY: the caller guarantees that the symbol has this type; the sizes were compared.
     (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
 }
 
@@ -105,7 +106,7 @@ unsafe impl GlobalAlloc for Tcmalloc {
                 (functions.calloc)(1, layout.size()).cast()
             },
             _ => {
-                // SAFETY: as the caller promises.
+                // SAFETY: the caller passes a layout with a size above 0.
                 let block = unsafe { self.alloc(layout) };
                 if !block.is_null() {
                     // SAFETY: the block has this size.

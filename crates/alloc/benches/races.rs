@@ -1,5 +1,6 @@
-//! `cargo bench -p pagewise-alloc [-- RACE..]`: runs the races of `bench/allocators`, a workspace of its own since its peers
-//! are many, and prints what they print. Without names it runs all, which takes some minutes, and first builds the peers.
+//! `cargo bench -p pagewise-alloc [-- NAME..]`: runs the benchmarks of `bench/allocators`, a
+//! workspace of its own because of the many compared allocators, and prints their output. Without
+//! names it runs all, which takes some minutes, and first builds the compared allocators.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints")]
 
@@ -7,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// What races are built with, where that is not nothing.
+/// Features of the benchmarks that need any.
 const FEATURES: &[(&str, &str)] = &[
     ("fifo", "ablation"),
     ("pages", "ablation"),
@@ -62,7 +63,7 @@ fn cargo(command: &str) -> Command {
     cargo
 }
 
-/// Builds a race and runs it.
+/// Builds a benchmark and runs it.
 fn runs(race: &str) -> bool {
     println!("\n== {race} ==");
     let mut run = cargo("run");

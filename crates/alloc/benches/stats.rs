@@ -1,7 +1,9 @@
-//! What counting costs: each pool in its own pattern, with the feature `stats` and without it, by turns.
+//! Cost of statistics: each pool in its own pattern, with the feature `stats` and without it,
+//! interleaved.
 //!
-//! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of one of them. With words
-//! (`cargo bench --bench stats -- persistent`) only the patterns that have one of them in their names.
+//! Cargo builds one of the two, and the bench has cargo build the other; each turn is a process of
+//! one of them. With words (`cargo bench --bench stats -- persistent`) only the patterns that have
+//! one of them in their names.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,10 +18,10 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use pagewise_alloc::persistent::{Options, Persistent, Rel};
+use pagewise_alloc::persistent::{Persistent, PersistentOptions, Rel};
 use pagewise_alloc::{Fifo, Os, Pages, Ring, Stack, Tlsf};
 
-/// How many turns each of the two has, and the most that counting may cost.
+/// Number of rounds of each variant, and the largest permitted cost of counting.
 const TURNS: usize = 31;
 const GOAL: f64 = 1.02;
 
@@ -96,9 +98,9 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// Numbers that look like chance: xorshift.
-struct Chance(u64);
+struct XorShift(u64);
 
-impl Chance {
+impl XorShift {
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -130,7 +132,7 @@ fn frames() -> u64 {
         if depth > 0 {
             nest(stack, depth - 1);
         }
-        // SAFETY: the mark is of this frame, of which nobody uses anything any more.
+        // SAFETY: the mark belongs to this frame, whose allocations are not used any more.
         unsafe { stack.rewind(mark) };
     }
     let stack = Stack::unguarded(Os);
@@ -142,7 +144,7 @@ fn fifo() -> u64 {
     const REQUESTS: u64 = 20_000_000;
     let pool = Fifo::new(Os).unwrap();
     let mut queue: VecDeque<(NonNull<u8>, Layout)> = VecDeque::with_capacity(4097);
-    let mut chance = Chance(1);
+    let mut chance = XorShift(1);
     for _ in 0..REQUESTS {
         let size = layout(16 + chance.below(497));
         queue.push_back((pool.allocate(size).unwrap(), size));
@@ -169,7 +171,7 @@ fn ring() -> u64 {
 fn tlsf() -> u64 {
     const REQUESTS: u64 = 20_000_000;
     let mut pool: Tlsf<Os> = Tlsf::new(Os);
-    let mut chance = Chance(1);
+    let mut chance = XorShift(1);
     let mut live: Vec<(NonNull<u8>, Layout)> = Vec::with_capacity(4096);
     for _ in 0..REQUESTS {
         let size = layout(16 + chance.below(497));
@@ -188,7 +190,7 @@ fn tlsf() -> u64 {
 fn pages() -> u64 {
     const REQUESTS: u64 = 5_000_000;
     let pool = Pages::new(Os);
-    let mut chance = Chance(1);
+    let mut chance = XorShift(1);
     let mut live: Vec<(NonNull<u8>, Layout)> = Vec::with_capacity(256);
     for _ in 0..REQUESTS {
         let size = layout((4 << 10) << chance.below(9));
@@ -208,10 +210,10 @@ fn persistent() -> u64 {
     const REQUESTS: u64 = 10_000_000;
     let path = std::env::temp_dir().join(format!("pagewise-bench-{}.heap", std::process::id()));
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: nobody else knows of the file.
-    let mut heap = unsafe { Persistent::open(&name, &Options::DEFAULT) }.unwrap();
+    // SAFETY: no other code has the file open.
+    let mut heap = unsafe { Persistent::open(&name, &PersistentOptions::DEFAULT) }.unwrap();
     std::fs::remove_file(path).unwrap();
-    let mut chance = Chance(1);
+    let mut chance = XorShift(1);
     let mut live = vec![Rel::<u8>::NULL; 4096];
     for _ in 0..REQUESTS {
         let old = &mut live[chance.below(4096)];

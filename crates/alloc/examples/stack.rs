@@ -1,4 +1,4 @@
-//! What a function needs until it returns, and what it hands to its caller.
+//! Memory that a function needs until it returns, and memory that it returns to its caller.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

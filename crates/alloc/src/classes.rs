@@ -1,4 +1,5 @@
-//! Sizes in two levels: which classes have anything, so that the next larger one is found in a fixed number of steps.
+//! Sizes in two levels: which classes have anything, so that the next larger one is found in a
+//! fixed number of steps.
 //!
 //! ```text
 //!  levels  ..10110    one bit a level that has any class      each level covers twice the sizes of the one before
@@ -6,8 +7,8 @@
 //! ```
 //!
 //! - A bit of `levels` is set where a bit of its row is.
-//! - Sizes are numbers of granules. Below [`EXACT`] each is a class of its own: the first two levels. From there on a class
-//!   is 1/32 of a power of two wide.
+//! - Sizes are numbers of granules. Below [`EXACT`] each is a class of its own: the first two
+//!   levels. From there on a class is 1/32 of a power of two wide.
 
 /// Classes of a level, and bits of its row.
 pub(crate) const ROW: usize = u32::BITS as usize;
@@ -15,7 +16,7 @@ pub(crate) const ROW: usize = u32::BITS as usize;
 /// Classes, and sizes, that are exact.
 pub(crate) const EXACT: usize = 2 * ROW;
 
-/// How many levels sizes below a limit, a power of two, have.
+/// Number of levels of sizes below a limit, a power of two.
 pub(crate) const fn levels(limit: usize) -> usize {
     (limit.trailing_zeros() - EXACT.trailing_zeros() + 2) as usize
 }
@@ -33,7 +34,7 @@ pub(crate) const fn class_above(size: usize) -> usize {
     class(size + (1 << shift(size)) - 1)
 }
 
-/// How wide the class of a size is, as a power of two.
+/// Width of the size class of a size, as a power of two.
 #[inline(always)]
 const fn shift(size: usize) -> u32 {
     (size | ROW).ilog2() - ROW.trailing_zeros()
@@ -48,16 +49,16 @@ const fn from(place: usize) -> u32 {
 
 /// Which classes have anything.
 #[derive(Clone, Debug)]
-pub(crate) struct Classes<const LEVELS: usize> {
+pub(crate) struct SizeClassBitmap<const LEVELS: usize> {
     levels: u32,
     rows: [u32; LEVELS],
 }
 
-impl<const LEVELS: usize> Classes<LEVELS> {
+impl<const LEVELS: usize> SizeClassBitmap<LEVELS> {
     /// None has.
     pub(crate) const EMPTY: Self = {
         assert!(LEVELS <= u32::BITS as usize);
-        Classes { levels: 0, rows: [0; LEVELS] }
+        SizeClassBitmap { levels: 0, rows: [0; LEVELS] }
     };
 
     /// A class has something.
@@ -99,7 +100,7 @@ impl<const LEVELS: usize> Classes<LEVELS> {
     /// Looks whether the bits are right.
     ///
     /// # Panics
-    /// Where one is not.
+    /// Panics if an invariant is violated.
     pub(crate) fn check(&self, has: impl Fn(usize) -> bool) {
         for (level, row) in self.rows.iter().enumerate() {
             assert_eq!(*row != 0, self.levels >> level & 1 == 1, "level {level}");
@@ -139,7 +140,7 @@ mod tests {
 
     #[test]
     fn the_next_class_that_has_something_is_found_across_levels() {
-        let mut classes = Classes::<8>::EMPTY;
+        let mut classes = SizeClassBitmap::<8>::EMPTY;
         for class in [3, 63, 64, 200] {
             assert_eq!(classes.first_from(class), None);
             classes.set(class);

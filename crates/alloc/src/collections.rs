@@ -1,11 +1,11 @@
-//! What pools have in common that are allocators of collections, by the traits of `allocator-api2`.
+//! Common code of the pools that are allocators of collections, by the traits of `allocator-api2`.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use allocator_api2::alloc::AllocError;
 
-/// What a block is for a collection: no larger than asked for.
+/// Block of a collection: exactly the requested size.
 pub(crate) fn slice(
     block: Option<NonNull<u8>>,
     layout: Layout,
@@ -19,13 +19,15 @@ pub(crate) fn slice(
 /// Each has the size of its layout, and they do not overlap.
 pub(crate) unsafe fn carry_over(old: (NonNull<u8>, Layout), new: (NonNull<u8>, Layout)) {
     let kept = old.1.size().min(new.1.size());
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the old block has `kept` bytes; the new one has as many
+    // and is another.
     unsafe { new.0.copy_from_nonoverlapping(old.0, kept) };
 }
 
 /// `grow` and `shrink`, both by one call that gives a block another layout.
 ///
-/// The call is unsafe as they are: its caller promises that the block is of this pool, and has the old layout.
+/// The call is unsafe as they are: its caller promises that the block is of this pool, and has the
+/// old layout.
 macro_rules! resize_by {
     (|$pool:ident, $block:ident, $old:ident, $new:ident| $resize:expr) => {
         $crate::collections::resize_by!(grow | $pool, $block, $old, $new | $resize);
@@ -39,7 +41,7 @@ macro_rules! resize_by {
             $new: ::core::alloc::Layout,
         ) -> Result<::core::ptr::NonNull<[u8]>, ::allocator_api2::alloc::AllocError> {
             let $pool = self;
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller guarantees that the block came from this pool with this layout.
             $crate::collections::slice(unsafe { $resize }, $new)
         }
     };

@@ -1,4 +1,4 @@
-//! What all pools have in common, for the tests and benchmarks that run them all.
+//! Common interface of all pools, for the tests and benchmarks that run each of them.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 /// In which order a pool takes memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
-    /// The last first, as a stack. Such a pool has a [`Allocator::resize`] of its own.
+    /// The last first, as a stack. Such a pool has a [`DisciplinedAllocator::resize`] of its own.
     Lifo,
     /// Any order; the oldest first costs least.
     Fifo,
@@ -14,34 +14,38 @@ pub enum Discipline {
     Any,
 }
 
-/// A pool as the conformance suite drives it: it makes only such programs as [`Allocator::FREES`] allows.
+/// A pool as the conformance suite drives it: it makes only such programs as
+/// [`DisciplinedAllocator::FREES`] allows.
 ///
 /// # Safety
 /// Blocks handed out are aligned as asked, do not overlap, and stay where they are until freed.
-pub unsafe trait Allocator {
+pub unsafe trait DisciplinedAllocator {
     /// Its name in reports.
     const NAME: &'static str;
     /// In which order blocks may be freed.
     const FREES: Discipline;
-    /// Whether all that it hands out is 0.
+    /// True if all that it hands out is 0.
     const ZEROED: bool = false;
-    /// Whether a pool that is dropped stays until its last block was freed.
+    /// True if a pool that is dropped stays until its last block was freed.
     const DEFERS: bool = false;
 
-    /// Memory of this size and alignment; `None` where the source has no more. A block of no size may share its address.
+    /// Memory of this size and alignment; `None` where the source has no more. A block of no size
+    /// may share its address.
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>>;
 
     /// Takes a block back.
     ///
     /// # Safety
-    /// `block` came from `allocate(layout)` of this pool and was not freed since; freeing it now obeys [`Allocator::FREES`].
+    /// `block` came from `allocate(layout)` of this pool and was not freed since; freeing it now
+    /// obeys [`DisciplinedAllocator::FREES`].
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout);
 
-    /// Gives a block another size, and its old contents as far as they fit; `None` where there is no memory: then the block
-    /// is as it was. Where freeing is [`Discipline::Lifo`], only the last block changes its size.
+    /// Resizes a block, and keeps its contents as far as they fit; `None` without memory: then the
+    /// block is unchanged. With [`Discipline::Lifo`], only the last block can be resized.
     ///
     /// # Safety
-    /// As for [`Allocator::free`]; from then on the block has the layout `new`, which asks for the same alignment.
+    /// As for [`DisciplinedAllocator::free`]; from then on the block has the layout `new`, which
+    /// asks for the same alignment.
     unsafe fn resize(
         &mut self,
         block: NonNull<u8>,
@@ -52,7 +56,7 @@ pub unsafe trait Allocator {
         let kept = layout.size().min(new.size());
         // SAFETY: both blocks are at least this long, and blocks do not overlap.
         unsafe { block.copy_to_nonoverlapping(moved, kept) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.free(block, layout) };
         Some(moved)
     }
@@ -60,6 +64,6 @@ pub unsafe trait Allocator {
     /// Walks everything that must hold inside.
     ///
     /// # Panics
-    /// Where it does not hold.
+    /// Panics if an invariant is violated.
     fn check(&self);
 }

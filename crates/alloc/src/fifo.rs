@@ -1,7 +1,8 @@
-//! A pool for blocks that are freed about in the order in which they were asked for: messages, jobs, queues.
+//! A pool for blocks that are freed about in the order in which they were asked for: messages,
+//! jobs, queues.
 //!
-//! Blocks lie one behind the other in pages, without headers of their own. A page that has no live block left is used
-//! again, or given back.
+//! Blocks follow one another in pages, without headers of their own. A page without a live block is
+//! used again, or released.
 //!
 //! ```
 //! use pagewise_alloc::{Fifo, Os};
@@ -30,17 +31,17 @@
 //!                         `---------------------------------------------------------------------------´
 //! ```
 //!
-//! - Allocating moves `next`. What is left of the current page counts as live there already.
+//! - An allocation moves `next`. The unused rest of the current page counts as live in it.
 //! - Freeing takes the size off the page's `live`, and lets its noted hole grow over the block.
-//! - Only when there is no room, when nothing is live in a page, or when a block is not next to the noted hole, is there
-//!   more to do: see `pool` and `page`.
+//! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
+//!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
 //!
 //! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
 mod boxed;
-mod guard;
+mod canary;
 mod page;
 mod policy;
 mod pool;
@@ -52,47 +53,49 @@ use core::ptr::NonNull;
 
 pub use boxed::Boxed;
 #[cfg(feature = "ablation")]
-pub use policy::Policy;
+pub use policy::FifoPolicy;
 
-use crate::{Allocator, Discipline, Source};
-use page::{GRAIN, PageRef, rounded};
-use pool::{Hot, Pool, free_slow};
+use crate::{Discipline, DisciplinedAllocator, Source};
+use page::{FifoPageRef, GRAIN, rounded};
+use pool::{FifoCore, FifoHot, free_slow};
 
-/// A pool for blocks that are freed about in order of age. It belongs to one thread, as do its blocks.
+/// A pool for blocks that are freed about in order of age. It belongs to one thread, as do its
+/// blocks.
 ///
-/// Blocks may be freed in any order: holes are filled where that saves memory. Dropping the pool leaves live blocks
-/// where they are; their pages go with the last of them.
+/// Blocks may be freed in any order: holes are filled where that saves memory. Dropping the pool
+/// leaves live blocks where they are; their pages go with the last of them.
 #[derive(Debug)]
 pub struct Fifo<S: Source> {
-    pool: NonNull<Pool<S>>,
+    pool: NonNull<FifoCore<S>>,
 }
 
 impl<S: Source> Fifo<S> {
-    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool itself. Guarded in debug
-    /// builds.
+    /// A pool whose memory comes from `source`; `None` where it has not even enough for the pool
+    /// itself. Guarded in debug builds.
     pub fn new(source: S) -> Option<Fifo<S>> {
-        Fifo::create(source, cfg!(debug_assertions), policy::Policy::default())
+        Fifo::create(source, cfg!(debug_assertions), policy::FifoPolicy::default())
     }
 
-    /// A pool that writes guards around each block, and looks at them when it is freed, which panics where they were written
-    /// over, or the block was freed before; what was freed is filled with rubbish.
+    /// A pool that writes guards around each block, and looks at them when it is freed, which
+    /// panics where they were written over, or the block was freed before; what was freed is filled
+    /// with rubbish.
     pub fn guarded(source: S) -> Option<Fifo<S>> {
-        Fifo::create(source, true, policy::Policy::default())
+        Fifo::create(source, true, policy::FifoPolicy::default())
     }
 
     /// A pool without guards, also in debug builds.
     pub fn unguarded(source: S) -> Option<Fifo<S>> {
-        Fifo::create(source, false, policy::Policy::default())
+        Fifo::create(source, false, policy::FifoPolicy::default())
     }
 
     /// A pool with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
-    pub fn with_policy(source: S, policy: Policy) -> Option<Fifo<S>> {
+    pub fn with_policy(source: S, policy: FifoPolicy) -> Option<Fifo<S>> {
         Fifo::create(source, false, policy)
     }
 
-    fn create(source: S, guarded: bool, policy: policy::Policy) -> Option<Fifo<S>> {
-        Some(Fifo { pool: Pool::create(source, guarded, policy)? })
+    fn create(source: S, guarded: bool, policy: policy::FifoPolicy) -> Option<Fifo<S>> {
+        Some(Fifo { pool: FifoCore::create(source, guarded, policy)? })
     }
 
     /// Memory of this size and alignment, whatever was in it; `None` where the source has no more.
@@ -111,7 +114,7 @@ impl<S: Source> Fifo<S> {
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let last = last_byte(layout.size());
         if layout.align() <= GRAIN && last < self.hot().room() {
-            // SAFETY: as in `allocate`.
+            // SAFETY: the free space has `last + 1` bytes, as was checked.
             let block = unsafe { self.hot().bump(last + 1) };
             if !self.hot().is_zeroed() {
                 // SAFETY: the block is ours, and as large.
@@ -126,7 +129,7 @@ impl<S: Source> Fifo<S> {
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         if layout.align() <= GRAIN
             && let Some(shelf) = self.hot().shelf.get()
-            && let Some(block) = shelf.take(rounded(layout.size()))
+            && let Some(block) = shelf.pop_block(rounded(layout.size()))
         {
             return Some(block);
         }
@@ -149,25 +152,29 @@ impl<S: Source> Fifo<S> {
     /// `block` came from this pool, with this layout, and was not freed since.
     #[inline(always)]
     pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: a live block, says the caller.
+        // SAFETY: the caller passes a live block.
         if !unsafe { is_next_hole(block, layout.size()) } {
-            // SAFETY: as the caller promises; a pool begins with what is hot.
+            // SAFETY: the caller passes a live block of this pool; a pool begins with its hot
+            // fields.
             unsafe { free_slow(self.pool.cast(), block, layout.size()) }
         }
     }
 
-    /// What inlined functions call, those in C too, where a block is not the next in order of age in its page.
+    /// Called by inlined functions, including those in C, if a freed block is not the next in order
+    /// of age in its page.
     ///
     /// # Safety
-    /// As for [`Fifo::free`] of the pool of this address, or for [`free`] and the pool of the block's page.
+    /// As for [`Fifo::free`] of the pool of this address, or for [`free`] and the pool of the
+    /// block's page.
     #[doc(hidden)]
     pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize) {
-        // SAFETY: as the caller promises; a pool begins with what is hot.
+        // SAFETY: the caller passes a live block of this pool; a pool begins with its hot fields.
         unsafe { free_slow(pool.cast(), block, size) }
     }
 
-    /// Changes a block's size, in place where it gets smaller, or is the last that was handed out and there is room
-    /// behind it; else it moves. Its alignment stays. `None`, and the block as it was, where the source has no more.
+    /// Changes a block's size, in place where it gets smaller, or is the last that was handed out
+    /// and there is room behind it; else it moves. Its alignment stays. `None`, and the block as it
+    /// was, where the source has no more.
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
@@ -183,8 +190,8 @@ impl<S: Source> Fifo<S> {
             self.hot().move_last(unsafe { block.add(now) });
             return Some(block);
         }
-        // SAFETY: the block is live, says the caller.
-        let page = unsafe { PageRef::of(block) };
+        // SAFETY: the caller passes a live block.
+        let page = unsafe { FifoPageRef::containing(block) };
         if !self.hot().is_guarded() && page.resize(block, was, now) {
             return Some(block);
         }
@@ -199,24 +206,27 @@ impl<S: Source> Fifo<S> {
     /// Moves a value into the pool, or gives it back where the source has no more memory.
     ///
     /// # Errors
-    /// The value, where there is no memory for it.
+    /// Returns the value if no memory is available for it.
     pub fn boxed<T>(&self, value: T) -> Result<Boxed<T>, T>
     where
         S: 'static,
     {
         match self.allocate(Layout::new::<T>()) {
-            // SAFETY: the block is new and of the type's layout; the source lives as long as it must.
+            // SAFETY: the block is new and of the type's layout; the source lives as long as it
+            // must.
             Some(block) => Ok(unsafe { Boxed::new(block.cast(), value) }),
             None => Err(value),
         }
     }
 
-    /// Guards a pool from which nothing was allocated yet, as [`Fifo::guarded`] does; says whether it is guarded now.
+    /// Guards a pool from which nothing was allocated yet, as [`Fifo::guarded`] does; says whether
+    /// it is guarded now.
     pub fn guard(&self) -> bool {
         self.pool().guard()
     }
 
-    /// The pool as an address, for those who know it without its type: `pw_fifo` in C. It is not dropped.
+    /// The pool as an address, for those who know it without its type: `pw_fifo` in C. It is not
+    /// dropped.
     pub const fn into_raw(self) -> NonNull<u8> {
         let pool = self.pool.cast();
         core::mem::forget(self);
@@ -226,7 +236,8 @@ impl<S: Source> Fifo<S> {
     /// The pool of an address.
     ///
     /// # Safety
-    /// The address came from [`Fifo::into_raw`] of a pool of this type, and what this returns is dropped once.
+    /// The address came from [`Fifo::into_raw`] of a pool of this type, and what this returns is
+    /// dropped once.
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Fifo<S> {
         Fifo { pool: raw.cast() }
     }
@@ -244,32 +255,32 @@ impl<S: Source> Fifo<S> {
     /// Walks everything that must hold inside.
     ///
     /// # Panics
-    /// Where it does not hold.
+    /// Panics if an invariant is violated.
     pub fn check(&self) {
         self.pool().check();
     }
 
     #[inline(always)]
-    fn pool(&self) -> &Pool<S> {
+    fn pool(&self) -> &FifoCore<S> {
         // SAFETY: a pool lives at least until it was dropped.
         unsafe { self.pool.as_ref() }
     }
 
     #[inline(always)]
-    fn hot(&self) -> &Hot {
+    fn hot(&self) -> &FifoHot {
         &self.pool().hot
     }
 }
 
 impl<S: Source> Drop for Fifo<S> {
     fn drop(&mut self) {
-        // SAFETY: nobody else can allocate from it.
-        unsafe { Pool::close(self.pool) };
+        // SAFETY: no other reference to it exists, so no allocation can follow.
+        unsafe { FifoCore::close(self.pool) };
     }
 }
 
-/// The last byte of a block of this size, counted from 0. A size of 0 gives a number that no room has, and is left to the
-/// slow paths.
+/// The last byte of a block of this size, counted from 0. A size of 0 gives a number that no room
+/// has, and is left to the slow paths.
 #[inline(always)]
 const fn last_byte(size: usize) -> usize {
     size.wrapping_sub(1) | (GRAIN - 1)
@@ -281,27 +292,29 @@ const fn last_byte(size: usize) -> usize {
 /// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
 #[inline(always)]
 pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
-    // SAFETY: a live block, says the caller.
+    // SAFETY: the caller passes a live block.
     if !unsafe { is_next_hole(block, layout.size()) } {
-        // SAFETY: as above.
-        let page = unsafe { PageRef::of(block) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a live block.
+        let page = unsafe { FifoPageRef::containing(block) };
+        // SAFETY: the caller passes a live block of this page's pool.
         unsafe { free_slow(page.pool, block, layout.size()) }
     }
 }
 
-/// Frees the block that is next in order of age in its page, if it is that, and others are alive there.
+/// Frees the block that is next in order of age in its page, if it is that, and others are alive
+/// there.
 ///
 /// # Safety
 /// It is a live block, which is not used any more.
 #[inline(always)]
 unsafe fn is_next_hole(block: NonNull<u8>, size: usize) -> bool {
-    // SAFETY: as the caller promises.
-    size != 0 && unsafe { PageRef::of(block) }.extend_hole(block, last_byte(size))
+    // SAFETY: the caller passes a live block of this size.
+    size != 0 && unsafe { FifoPageRef::containing(block) }.extend_hole(block, last_byte(size))
 }
 
-// SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and is handed out once.
-unsafe impl<S: Source> Allocator for Fifo<S> {
+// SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and
+// is handed out once.
+unsafe impl<S: Source> DisciplinedAllocator for Fifo<S> {
     const NAME: &'static str = "fifo";
     const FREES: Discipline = Discipline::Fifo;
     const DEFERS: bool = true;
@@ -311,7 +324,7 @@ unsafe impl<S: Source> Allocator for Fifo<S> {
     }
 
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { Fifo::free(self, block, layout) }
     }
 

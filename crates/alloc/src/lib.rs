@@ -1,7 +1,7 @@
 //! Allocators with predictable behaviour, each for one pattern of use.
 //!
-//! A pool takes large blocks from a [`Source`] and hands out small ones. It never asks the general allocator behind its
-//! user's back, and says `None` where its source has no more.
+//! A pool takes large blocks from a [`Source`] and hands out small ones. It never asks the general
+//! allocator behind its user's back, and says `None` where its source has no more.
 #![no_std]
 
 mod classes;
@@ -22,16 +22,16 @@ mod values;
 #[doc(hidden)]
 pub mod watch;
 
-pub use discipline::{Allocator, Discipline};
+pub use discipline::{Discipline, DisciplinedAllocator};
 pub use fifo::Fifo;
 pub use pages::Pages;
 pub use ring::Ring;
 #[cfg(feature = "os")]
-pub use shelf::Malloc;
-pub use shelf::{Shelf, Slot};
+pub use shelf::SystemMalloc;
+pub use shelf::{ShelfSlot, TestShelf};
 #[cfg(feature = "os")]
 pub use source::Os;
-pub use source::{Block, Source};
+pub use source::{Source, SourceBlock};
 pub use stack::Stack;
 #[cfg(feature = "thread")]
 pub use stack::thread::{TScope, t_scope};

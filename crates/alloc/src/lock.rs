@@ -1,9 +1,10 @@
-//! A lock of one byte, for pools that several threads share: those that wait spin, and yield where there is a system.
+//! A lock of one byte, for pools that several threads share: those that wait spin, and yield where
+//! there is a system.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a thread looks at a taken lock before it lets others run, where there is a system to do so.
+/// Number of spins on a taken lock before the thread yields, if the operating system is available.
 const LOOKS: u32 = 64;
 
 /// Something that one thread at a time may use.
@@ -13,13 +14,14 @@ pub(crate) struct Locked<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached with the lock taken, by one thread at a time, and may go from one to another.
+// SAFETY: the value is only reached with the lock taken, by one thread at a time, and may go from
+// one to another.
 unsafe impl<T: Send> Sync for Locked<T> {}
 
 /// The lock, as long as it is held.
-struct Held<'a>(&'a AtomicBool);
+struct SpinGuard<'a>(&'a AtomicBool);
 
-impl Drop for Held<'_> {
+impl Drop for SpinGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
@@ -35,16 +37,16 @@ impl<T> Locked<T> {
     #[inline]
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let _held = self.lock();
-        // SAFETY: the lock is held, so that nobody else has a reference to the value.
+        // SAFETY: the lock is held, so no other reference to the value exists.
         body(unsafe { &mut *self.value.get() })
     }
 
     #[inline]
-    fn lock(&self) -> Held<'_> {
+    fn lock(&self) -> SpinGuard<'_> {
         while self.taken.swap(true, Ordering::Acquire) {
             self.wait();
         }
-        Held(&self.taken)
+        SpinGuard(&self.taken)
     }
 
     /// Until the lock looks free.
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_threads_add_under_the_lock_is_all_there() {
+    fn values_added_under_the_lock_are_complete() {
         let sum = Locked::new(0_u32);
         let times = if cfg!(miri) { 20 } else { 10_000 };
         std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Runs of pages, for several threads: what other pools take their memory from, and whoever needs whole pages.
+//! Runs of pages, for several threads: what other pools take their memory from, and whoever needs
+//! whole pages.
 //!
 //! ```
 //! use pagewise_alloc::{Pages, Tlsf, source::Os};
@@ -25,25 +26,27 @@
 //!        a new region            <── addresses ──    Source
 //! ```
 //!
-//! - A run is pages one behind the other. Nothing is written into or before it: what is known of pages lies in descriptors,
-//!   24 bytes each, so that a run that nobody touches stays without memory.
-//! - Each thread has some freed runs of each length up to 1 MiB at hand, and takes them again without the lock. Behind it,
-//!   taking and freeing take a fixed number of steps. Beyond that, freeing may have the source take back the memory of at most
-//!   four runs, where more is idle and backed than [`Pages::keep`] says.
+//! - A run consists of consecutive pages. Nothing is written into or before it: page data is in
+//!   separate descriptors of 24 bytes, so that an untouched run needs no memory.
+//! - Each thread caches some freed runs of each length up to 1 MiB, and allocates them again
+//!   without the lock. Behind the cache, allocation and free take a fixed number of steps. In
+//!   addition, a free may return the memory of at most four runs to the source, if more than
+//!   [`Pages::keep`] permits is idle and backed.
 //! - The lock is not for signal handlers, nor for a child of `fork` where another thread held it.
-//! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as there are.
+//! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as
+//!   there are.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use crate::discipline::{Allocator, Discipline};
+use crate::discipline::{Discipline, DisciplinedAllocator};
 use crate::lock::Locked;
-use crate::source::{Block, Source};
-use crate::watch::{self, Progress};
-use front::{Front, Fronts, Told};
-use heap::{Heap, Taken};
+use crate::source::{Source, SourceBlock};
+use crate::watch::{self, PoolProgress};
+use front::{Fronts, PublishedCounts, ThreadRunCache};
+use heap::{PageHeap, Taken};
 #[cfg(not(feature = "ablation"))]
-use policy::Policy;
+use policy::PagesPolicy;
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -55,36 +58,37 @@ mod region;
 mod runs;
 
 #[cfg(feature = "ablation")]
-pub use policy::Policy;
+pub use policy::PagesPolicy;
 
-/// Bytes of a page of a run: 4 KiB, whatever the kernel's pages are. Where those are larger, only what fills them is ever
-/// without memory again.
+/// Bytes of a page of a run: 4 KiB, independent of the kernel's page size. With a larger kernel
+/// page, only whole kernel pages are returned.
 pub const PAGE: usize = 4 << 10;
 
 /// Pages of a front.
 #[expect(clippy::cast_possible_truncation, reason = "a front has few pages")]
-const FRONT: u32 = size_of::<Front>().div_ceil(PAGE) as u32;
+const FRONT: u32 = size_of::<ThreadRunCache>().div_ceil(PAGE) as u32;
 
 /// Runs of pages of a source. All of it is for any thread.
 #[derive(Debug)]
 pub struct Pages<S: Source> {
     fronts: Fronts,
-    heap: Locked<Heap<S>>,
+    heap: Locked<PageHeap<S>>,
 }
 
-/// How many pages so many bytes are; `None` where no run is as long. A run has a page at least.
+/// Number of pages for a size in bytes, at least one; `None` if no run is this long.
 #[inline(always)]
 fn whole_pages(size: usize) -> Option<u32> {
-    u32::try_from(size.div_ceil(PAGE).max(1)).ok().filter(|pages| *pages < runs::LONGEST / 2)
+    u32::try_from(size.div_ceil(PAGE).max(1)).ok().filter(|pages| *pages < runs::MAX_RUN_PAGES / 2)
 }
 
-/// How many pages a run for so many bytes has.
+/// Number of pages of a run for a size in bytes.
 #[inline(always)]
 fn run_pages(size: usize) -> Option<u32> {
     whole_pages(size).map(front::rounded)
 }
 
-/// How long a run for so many bytes is: whole pages, a sixteenth longer at most; `None` where no run is as long.
+/// Length of a run for a size in bytes: whole pages, at most a sixteenth longer; `None` if no run
+/// is this long.
 pub fn run_size(size: usize) -> Option<usize> {
     run_pages(size).map(|pages| pages as usize * PAGE)
 }
@@ -92,22 +96,23 @@ pub fn run_size(size: usize) -> Option<usize> {
 impl<S: Source> Pages<S> {
     /// A pool without pages. It takes nothing from the source before something is allocated.
     pub const fn new(source: S) -> Pages<S> {
-        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source, Policy::ALL)) }
+        Pages { fronts: Fronts::new(), heap: Locked::new(PageHeap::new(source, PagesPolicy::ALL)) }
     }
 
     /// A pool with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
-    pub const fn with_policy(source: S, policy: Policy) -> Pages<S> {
-        Pages { fronts: Fronts::new(), heap: Locked::new(Heap::new(source, policy)) }
+    pub const fn with_policy(source: S, policy: PagesPolicy) -> Pages<S> {
+        Pages { fronts: Fronts::new(), heap: Locked::new(PageHeap::new(source, policy)) }
     }
 
-    /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source has no more.
+    /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source
+    /// has no more.
     #[inline]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         Some(self.take_run(layout)?.start)
     }
 
-    /// As [`Pages::allocate`], with every byte of `layout` 0. What has no memory behind it stays so.
+    /// Like [`Pages::allocate`], with every byte of `layout` 0. Unbacked pages stay unbacked.
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let taken = self.take_run(layout)?;
         if !taken.zeroed {
@@ -136,10 +141,10 @@ impl<S: Source> Pages<S> {
                 if align > PAGE {
                     take_aligned(heap, pages, align)
                 } else {
-                    Heap::take(heap, pages)
+                    PageHeap::allocate_run(heap, pages)
                 }
             };
-            // What this thread has at hand may be what is missing.
+            // The runs cached by this thread may suffice.
             let taken = take(heap).or_else(|| self.end_front(heap).then(|| take(heap))?)?;
             watch::counted(&heap.watch, pages as usize * PAGE);
             watch::opened(taken.start, pages as usize * PAGE);
@@ -151,28 +156,32 @@ impl<S: Source> Pages<S> {
     /// Takes a run back.
     ///
     /// # Safety
-    /// `start` is a run of this pool that was allocated, or last reallocated, with this size, and nobody uses it any more.
+    /// `start` is a run of this pool that was allocated, or last reallocated, with this size, and
+    /// is not used any more.
     ///
     /// # Panics
-    /// Where it is no run of this pool, as far as can be told; in debug builds, where a page of it is free.
+    /// Panics if it is recognizably not a run of this pool; in debug builds, also if a page of it
+    /// is free.
     #[inline]
     pub unsafe fn free(&self, start: NonNull<u8>, size: usize) {
-        let pages = run_pages(size).unwrap_or(runs::LONGEST);
+        let pages = run_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
         self.mark(start, pages, false);
         if !self.fronts.mine().is_some_and(|front| front.push(start, pages)) {
             self.put_into_heap(start, pages);
         }
     }
 
-    /// Takes any whole pages of a run back. What is left of it, [`run_size`] in all, comes back in this way too.
+    /// Frees any whole pages of a run. The rest of the run, [`run_size`] in total, is freed in the
+    /// same way.
     ///
     /// # Safety
-    /// As many pages as `size` bytes need, from `start` on, came from this pool, and nobody uses them any more.
+    /// As many pages as `size` bytes need, from `start` on, were allocated from this pool, and are
+    /// not used any more.
     ///
     /// # Panics
     /// As [`Pages::free`].
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
-        let pages = whole_pages(size).unwrap_or(runs::LONGEST);
+        let pages = whole_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
         self.mark(start, pages, false);
         self.put_into_heap(start, pages);
     }
@@ -198,16 +207,16 @@ impl<S: Source> Pages<S> {
         }
     }
 
-    /// Has this thread keep as much at hand as it may.
-    fn tend(&self, heap: &mut Heap<S>) {
+    /// Adjusts this thread's cache to its limit.
+    fn tend(&self, heap: &mut PageHeap<S>) {
         let Some(front) = self.fronts.mine() else { return self.begin_front(heap) };
-        let Told { runs, taken, freed } = front.told();
+        let PublishedCounts { runs, taken, freed } = front.told();
         if let Some((run, pages)) = front.last().filter(|_| heap.passed(freed)) {
             heap.look(run, pages);
         }
         watch::progress(
             &heap.watch,
-            Progress {
+            PoolProgress {
                 requests: runs,
                 requested: taken * PAGE,
                 returned: freed * PAGE,
@@ -217,20 +226,21 @@ impl<S: Source> Pages<S> {
         give_up(front, heap, heap.at_hand() / self.fronts.all().count().max(1));
     }
 
-    /// Has this thread keep runs at hand from now on, where that takes little of what there is and every call need not be seen.
+    /// Creates a cache for this thread, if it is small compared with the pool and not every call
+    /// must be observed.
     #[cold]
-    fn begin_front(&self, heap: &mut Heap<S>) {
+    fn begin_front(&self, heap: &mut PageHeap<S>) {
         if !heap.has_fronts() || watch::checked() || !self.fronts.vacancy() {
             return;
         }
-        if let Some(taken) = heap.take(FRONT) {
-            // SAFETY: the run is long enough for it, and nobody else's.
+        if let Some(taken) = heap.allocate_run(FRONT) {
+            // SAFETY: the run is long enough for it, and no other code uses it.
             unsafe { self.fronts.claim(taken.start.cast()) };
         }
     }
 
-    /// Has this thread keep nothing at hand any more; whether it did.
-    fn end_front(&self, heap: &mut Heap<S>) -> bool {
+    /// Removes this thread's cache; returns true if it had one.
+    fn end_front(&self, heap: &mut PageHeap<S>) -> bool {
         if let Some(front) = self.fronts.mine() {
             give_up(front, heap, 0);
         }
@@ -238,7 +248,8 @@ impl<S: Source> Pages<S> {
         ended.inspect(|front| heap.put(front.cast(), FRONT)).is_some()
     }
 
-    /// Makes a run longer in its place, if the pages behind it are free. Their contents are not known.
+    /// Makes a run longer in its place, if the pages behind it are free. Their contents are not
+    /// known.
     ///
     /// # Safety
     /// As for [`Pages::free`]; where it is `true`, the run has the new size from then on.
@@ -248,7 +259,7 @@ impl<S: Source> Pages<S> {
         if more == 0 {
             return true;
         }
-        // SAFETY: the run has had so many pages.
+        // SAFETY: the run had this number of pages.
         let added = unsafe { start.add(old as usize * PAGE) };
         let extended = self.heap.with(|heap| {
             let extended = heap.extend(start, old, more);
@@ -264,8 +275,8 @@ impl<S: Source> Pages<S> {
         extended
     }
 
-    /// Gives a run another size: in its place where it shrinks, or the pages behind it are free; else elsewhere, with its
-    /// contents. `None` leaves it as it is.
+    /// Gives a run another size: in its place where it shrinks, or the pages behind it are free;
+    /// else elsewhere, with its contents. `None` leaves it as it is.
     ///
     /// # Safety
     /// As for [`Pages::free`]. From then on the run has the new size and the old alignment.
@@ -277,13 +288,13 @@ impl<S: Source> Pages<S> {
     ) -> Option<NonNull<u8>> {
         let (old, new) = (run_pages(layout.size())?, run_pages(size)?);
         if new < old {
-            // SAFETY: the run has more than so many pages.
+            // SAFETY: the run has more pages than this.
             let unused = unsafe { start.add(new as usize * PAGE) };
             // SAFETY: the caller gives up what the run is to lose.
             unsafe { self.free_part(unused, (old - new) as usize * PAGE) };
             return Some(start);
         }
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a run of this pool with this layout.
         if unsafe { self.extend(start, layout.size(), size) } {
             return Some(start);
         }
@@ -295,8 +306,8 @@ impl<S: Source> Pages<S> {
         Some(moved)
     }
 
-    /// Has the source take all memory that is not in use, and regions without a page in use. Takes time for each free run. What
-    /// other threads have at hand stays with them.
+    /// Returns all unused memory to the source, and regions without a used page. The time is
+    /// proportional to the number of free runs. The caches of other threads stay.
     pub fn trim(&self) {
         self.heap.with(|heap| {
             self.tend(heap);
@@ -305,20 +316,21 @@ impl<S: Source> Pages<S> {
         });
     }
 
-    /// Says how much memory may be idle, in percent of what is handed out; it is never less than 2 MiB. With more, runs that
-    /// are written to again and again cost fewer page faults. Without a word it is 6: with runs that are longer than asked, at
-    /// most a tenth more is resident than was asked for.
+    /// Says how much memory may be idle, in percent of what is handed out; it is never less than 2
+    /// MiB. With more, runs that are written to again and again cost fewer page faults. Without a
+    /// word it is 6: with runs that are longer than asked, at most a tenth more is resident than
+    /// was asked for.
     pub fn keep(&self, percent: u8) {
         self.heap.with(|heap| heap.keep(percent.into()));
     }
 
-    /// What there is, in bytes.
-    pub fn usage(&self) -> Usage {
+    /// Memory of the pool in bytes.
+    pub fn usage(&self) -> PagesUsage {
         self.heap.with(|heap| {
             let at_hand: usize =
                 self.fronts.all().map(|front| front.pages() + FRONT as usize).sum();
             let live = heap.live().saturating_sub(at_hand * PAGE);
-            Usage { live, idle: heap.idle() + at_hand * PAGE, held: heap.held() }
+            PagesUsage { live, idle: heap.idle() + at_hand * PAGE, held: heap.held() }
         })
     }
 
@@ -335,14 +347,14 @@ impl<S: Source> Pages<S> {
     /// Walks all regions, descriptors and lists.
     ///
     /// # Panics
-    /// Where something does not hold.
+    /// Panics if an invariant is violated.
     pub fn check(&self) {
         self.heap.with(|heap| heap.check());
     }
 }
 
-/// Has a front keep no more than so many pages.
-fn give_up<S: Source>(front: &Front, heap: &mut Heap<S>, most: usize) {
+/// Reduces a cache to at most this number of pages.
+fn give_up<S: Source>(front: &ThreadRunCache, heap: &mut PageHeap<S>, most: usize) {
     front.allow(most);
     while front.has_too_many() {
         let Some((run, pages)) = front.give_up() else { return };
@@ -351,14 +363,14 @@ fn give_up<S: Source>(front: &Front, heap: &mut Heap<S>, most: usize) {
 }
 
 /// A longer run, of which the pages before and behind come back.
-fn take_aligned<S: Source>(heap: &mut Heap<S>, pages: u32, align: usize) -> Option<Taken> {
+fn take_aligned<S: Source>(heap: &mut PageHeap<S>, pages: u32, align: usize) -> Option<Taken> {
     let spare = u32::try_from(align / PAGE - 1).ok()?;
-    let longer = pages.checked_add(spare).filter(|pages| *pages < runs::LONGEST / 2)?;
-    let taken = heap.take(longer)?;
+    let longer = pages.checked_add(spare).filter(|pages| *pages < runs::MAX_RUN_PAGES / 2)?;
+    let taken = heap.allocate_run(longer)?;
     let before = taken.start.align_offset(align);
     // SAFETY: `before` is at most `spare` pages, which the run has beyond what is asked for.
     let start = unsafe { taken.start.add(before) };
-    // SAFETY: as above.
+    // SAFETY: the run has this number of pages.
     let end = unsafe { start.add(pages as usize * PAGE) };
     let before = u32::try_from(before / PAGE).ok()?;
     for (unused, pages) in [(taken.start, before), (end, spare - before)] {
@@ -369,9 +381,9 @@ fn take_aligned<S: Source>(heap: &mut Heap<S>, pages: u32, align: usize) -> Opti
     Some(Taken { start, ..taken })
 }
 
-/// What a pool of pages has, in bytes.
+/// Memory of a pool of pages, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct PagesUsage {
     /// Handed out.
     pub live: usize,
     /// Free, and maybe backed by memory.
@@ -380,23 +392,23 @@ pub struct Usage {
     pub held: usize,
 }
 
-// SAFETY: runs are cut from regions without overlap, and belong to their taker until they come back. Only clean ones are said
-// to be zero.
+// SAFETY: runs are cut from regions without overlap, and belong to their taker until they come
+// back. Only clean ones are said to be zero.
 unsafe impl<S: Source> Source for Pages<S> {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let taken = self.take_run(layout)?;
         let size = run_size(layout.size())?;
-        Some(Block { start: taken.start, size, zeroed: taken.zeroed })
+        Some(SourceBlock { start: taken.start, size, zeroed: taken.zeroed })
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         // SAFETY: the caller promises that the block came from here, and is not used any more.
         unsafe { self.free(block.start, block.size) };
     }
 }
 
 // SAFETY: runs are aligned to what is asked, do not overlap, and stay in use until freed.
-unsafe impl<S: Source> Allocator for Pages<S> {
+unsafe impl<S: Source> DisciplinedAllocator for Pages<S> {
     const NAME: &'static str = "pages";
     const FREES: Discipline = Discipline::Any;
 
@@ -405,7 +417,7 @@ unsafe impl<S: Source> Allocator for Pages<S> {
     }
 
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a run of this pool with this layout.
         unsafe { Pages::free(self, block, layout.size()) };
     }
 
@@ -415,7 +427,7 @@ unsafe impl<S: Source> Allocator for Pages<S> {
         layout: Layout,
         new: Layout,
     ) -> Option<NonNull<u8>> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a run of this pool with this layout.
         unsafe { self.reallocate(block, layout, new.size()) }
     }
 

@@ -1,14 +1,16 @@
-//! A heap in a file: blocks that are there again when the file is opened again, wherever it is mapped then.
+//! A heap in a file: blocks that are there again when the file is opened again, wherever it is
+//! mapped then.
 //!
-//! Everything happens in transactions. One that was not committed when the process was killed, at whatever instruction,
-//! never happened; one that was is there whole.
+//! Everything happens in transactions. One that was not committed when the process was killed, at
+//! whatever instruction, never happened; one that was is there whole.
 //!
 //! ```
-//! use pagewise_alloc::persistent::{Options, Persistent};
-//! # let folder = std::ffi::CString::new(format!("/tmp/pagewise-doc-{}.heap", std::process::id())).unwrap();
+//! use pagewise_alloc::persistent::{PersistentOptions, Persistent};
+//! # let folder = std::ffi::CString::new(format!("/tmp/pagewise-doc-{}.heap",
+//! std::process::id())).unwrap();
 //! # let path = folder.as_c_str();
 //! // SAFETY: nobody changes the file but through this library.
-//! let mut heap = unsafe { Persistent::open(path, &Options::default()) }?;
+//! let mut heap = unsafe { Persistent::open(path, &PersistentOptions::default()) }?;
 //! let mut tx = heap.begin();
 //! let runs = match tx.root::<u64>("runs")? {
 //!     Some(runs) => runs,
@@ -22,7 +24,7 @@
 //! tx.commit()?;
 //! assert_eq!(*heap.get(runs)?, 1);
 //! # std::fs::remove_file(path.to_str().unwrap()).unwrap();
-//! # Ok::<(), pagewise_alloc::persistent::Error>(())
+//! # Ok::<(), pagewise_alloc::persistent::PersistentError>(())
 //! ```
 //!
 //! # The file
@@ -36,13 +38,14 @@
 //!
 //! `docs/persistent.md` says what each byte means. Invariants, at every instruction:
 //!
-//! - Undoing the log of the generation in the head, then freeing what the log of the one before says, leaves a heap whose
-//!   table, bitmaps and roots agree, with all that was committed and nothing else.
-//! - Chunks of the table in order: a run's inside is free; a chunk of a class has a bitmap in which the bits beyond its
-//!   blocks are set. Bitmaps of free chunks mean nothing.
-//! - What is not in the file (which chunks have room) is worked out when it is opened.
+//! - Undoing the log of the generation in the head, then freeing what the log of the one before
+//!   says, leaves a heap whose table, bitmaps and roots agree, with all that was committed and
+//!   nothing else.
+//! - Chunks of the table in order: a run's inside is free; a chunk of a class has a bitmap in which
+//!   the bits beyond its blocks are set. Bitmaps of free chunks mean nothing.
+//! - Data outside of the file (the chunks with free blocks) is computed when it is opened.
 //!
-//! # What survives, and what it costs
+//! # Safety against kills and power failure, and its cost
 //!
 //! | [`Durability`] | a killed process | a loss of power | flushes |
 //! |---|---|---|---|
@@ -69,42 +72,45 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-use format::{CHUNK, NAME, ROOT_COUNT, ROOTS, Root, Shape};
+use format::{CHUNK, HeapShape, NAME, NamedRoot, ROOT_COUNT, ROOTS};
 
-pub use error::Error;
-pub use pointer::{Plain, Rel};
+pub use error::PersistentError;
+pub use pointer::{PlainData, Rel};
 pub use transaction::Tx;
 
 /// Against what commits are safe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Death of the process at any instruction, SIGKILL included: the kernel has what was stored. No flush.
+    /// Death of the process at any instruction, SIGKILL included: the kernel has what was stored.
+    /// No flush.
     #[default]
     Process,
-    /// Loss of power and death of the kernel as well: the log is flushed before what it is about, and that before the
-    /// commit.
+    /// Loss of power and death of the kernel as well: the log is flushed before what it is about,
+    /// and that before the commit.
     Power,
 }
 
-/// How to open a heap.
+/// Options to open a heap.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Make a heap where there is no file.
+pub struct PersistentOptions {
+    /// Create a heap if the file does not exist.
     pub create: bool,
     /// Wait for another who has it open, rather than fail.
     pub wait: bool,
     /// Against what commits are safe.
     pub durability: Durability,
-    /// The most bytes of blocks that a new heap may ever have, up to 2^38; 2^36 unless said otherwise. So much address
-    /// space is taken while it is open; the file grows as blocks are taken.
+    /// Maximum total size of blocks of a new heap in bytes, up to 2^38; default 2^36. This much
+    /// address space is reserved while the heap is open; the file grows as blocks are allocated.
     pub capacity: Option<usize>,
-    /// The bytes that a transaction of a new heap may write down: 24 and the old contents for each change.
+    /// The bytes that a transaction of a new heap may write down: 24 and the old contents for each
+    /// change.
     pub log: usize,
 }
 
-impl Options {
-    /// Of a heap of up to 2^36 bytes that is made where there is none, whose log has 2^20, safe against kills.
-    pub const DEFAULT: Options = Options {
+impl PersistentOptions {
+    /// Default options: a heap of up to 2^36 bytes that is created if missing, with a log of 2^20
+    /// bytes, safe against kills.
+    pub const DEFAULT: PersistentOptions = PersistentOptions {
         create: true,
         wait: false,
         durability: Durability::Process,
@@ -113,15 +119,15 @@ impl Options {
     };
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options::DEFAULT
+impl Default for PersistentOptions {
+    fn default() -> PersistentOptions {
+        PersistentOptions::DEFAULT
     }
 }
 
-/// What a heap holds.
+/// Memory of a heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct PersistentUsage {
     /// Blocks that are taken.
     pub blocks: usize,
     /// Their bytes, as large as they were made.
@@ -130,23 +136,25 @@ pub struct Usage {
     pub file: usize,
 }
 
-/// A heap in a file, open. Dropping it closes it; a heap that is closed is sealed with a hash over all that describes it.
+/// A heap in a file, open. Dropping it closes it; a heap that is closed is sealed with a hash over
+/// all that describes it.
 ///
-/// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does nothing.
+/// A child of `fork` must not use it, and is sent SIGSEGV where it does; dropping it there does
+/// nothing.
 #[derive(Debug)]
 pub struct Persistent {
-    /// Before the mapping, since it is told first of its end.
-    watched: watched::Watched,
-    mapping: mapping::Mapping,
-    shape: Shape,
-    /// Of the open transaction, or of the next one.
+    /// Before the mapping, since its end is reported first.
+    watched: watched::WatchedHeap,
+    mapping: mapping::HeapFileMapping,
+    shape: HeapShape,
+    /// Generation of the open transaction, or of the next one.
     generation: u64,
     log: log::Log,
-    index: index::Index,
+    index: index::ChunkIndex,
     durability: Durability,
-    /// Whether more is to be done when something is written down.
+    /// True if more is to be done when something is written down.
     careful: bool,
-    /// Whether the seal is broken, so that it is ours to renew.
+    /// True if the seal is broken, so that it is ours to renew.
     opened: bool,
 }
 
@@ -154,12 +162,17 @@ impl Persistent {
     /// Opens a heap, recovers it where it was not closed, and checks it.
     ///
     /// # Errors
-    /// [`Error::Busy`] where another has it open and [`Options::wait`] is not set; [`Error::Foreign`], [`Error::Newer`],
-    /// [`Error::CutOff`] and [`Error::Corrupt`] where the file is not a whole heap of this format; what the system says.
+    /// [`PersistentError::Busy`] where another has it open and [`PersistentOptions::wait`] is not
+    /// set; [`PersistentError::Foreign`], [`PersistentError::Newer`], [`PersistentError::CutOff`]
+    /// and [`PersistentError::Corrupt`] where the file is not a whole heap of this format; what the
+    /// system says.
     ///
     /// # Safety
-    /// Nobody changes the file but through this library, while it is open.
-    pub unsafe fn open(path: &CStr, options: &Options) -> Result<Persistent, Error> {
+    /// The file is changed through this library only, while it is open.
+    pub unsafe fn open(
+        path: &CStr,
+        options: &PersistentOptions,
+    ) -> Result<Persistent, PersistentError> {
         open::open(path, options)
     }
 
@@ -167,7 +180,8 @@ impl Persistent {
     #[inline]
     pub fn begin(&mut self) -> Tx<'_> {
         if !self.log.is_empty() {
-            // One that was forgotten rather than dropped. Where it cannot be flushed now, it is undone when next opened.
+            // The transaction was leaked instead of dropped. If it cannot be undone now, it is
+            // undone at the next open.
             let _ = self.undo();
         }
         Tx { heap: self }
@@ -179,57 +193,64 @@ impl Persistent {
         Tx { heap: self }
     }
 
-    /// What a pointer leads to.
+    /// Target of a pointer.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where there is no `T` in the heap. Whether the block was freed meanwhile is not looked at.
+    /// [`PersistentError::OutOfRange`] if the heap has no `T` at this address. It is not checked if
+    /// the block was freed since.
     #[inline]
-    pub fn get<T: Plain>(&self, pointer: Rel<T>) -> Result<&T, Error> {
+    pub fn get<T: PlainData>(&self, pointer: Rel<T>) -> Result<&T, PersistentError> {
         let place = self.resolve(pointer, 1)?;
-        // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; no store can happen while
-        // it is borrowed.
+        // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; no
+        // store can happen while it is borrowed.
         Ok(unsafe { place.as_ref() })
     }
 
-    /// What `count` values from a pointer on are.
+    /// Slice of `count` values from a pointer on.
     ///
     /// # Errors
     /// As [`Persistent::get`].
-    pub fn slice<T: Plain>(&self, pointer: Rel<T>, count: usize) -> Result<&[T], Error> {
+    pub fn slice<T: PlainData>(
+        &self,
+        pointer: Rel<T>,
+        count: usize,
+    ) -> Result<&[T], PersistentError> {
         let place = self.resolve(pointer, count)?;
-        // SAFETY: as in `get`, of `count` values.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
+        // bytes are valid.
         Ok(unsafe { core::slice::from_raw_parts(place.as_ptr(), count) })
     }
 
     /// The address of values, while the heap is open.
     #[inline]
-    fn resolve<T>(&self, pointer: Rel<T>, count: usize) -> Result<NonNull<T>, Error> {
+    fn resolve<T>(&self, pointer: Rel<T>, count: usize) -> Result<NonNull<T>, PersistentError> {
         let (place, end) = (pointer.place(), self.shape.with(self.index.chunks()));
-        let size = size_of::<T>().checked_mul(count).ok_or(Error::OutOfRange)?;
+        let size = size_of::<T>().checked_mul(count).ok_or(PersistentError::OutOfRange)?;
         let fits = place >= self.shape.data() && place <= end && size <= end - place;
         if !fits || !place.is_multiple_of(align_of::<T>()) || align_of::<T>() > CHUNK {
-            return Err(Error::OutOfRange);
+            return Err(PersistentError::OutOfRange);
         }
         // SAFETY: the place lies before the end of the chunks, all of which are mapped.
         Ok(unsafe { self.mapping.base.add(place) }.cast())
     }
 
-    /// The block with a name; `None` where there is no such name.
+    /// The block with a name; `None` if the name does not exist.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the block is too small for a `T`; [`Error::Name`] for what can be no name.
-    pub fn root<T: Plain>(&self, name: &str) -> Result<Option<Rel<T>>, Error> {
+    /// [`PersistentError::OutOfRange`] where the block is too small for a `T`;
+    /// [`PersistentError::Name`] for what can be no name.
+    pub fn root<T: PlainData>(&self, name: &str) -> Result<Option<Rel<T>>, PersistentError> {
         let Some(at) = self.find_root(&root_name(name)?) else { return Ok(None) };
         let pointer = Rel::from_offset(self.root_at(at).offset);
         self.resolve(pointer, 1)?;
         let fits = self.size(pointer)? >= size_of::<T>();
-        if fits { Ok(Some(pointer)) } else { Err(Error::OutOfRange) }
+        if fits { Ok(Some(pointer)) } else { Err(PersistentError::OutOfRange) }
     }
 
     fn find_root(&self, name: &[u8; NAME]) -> Option<usize> {
         let name = format::words_of(name);
         (0..ROOT_COUNT).find(|at| {
-            let place = ROOTS + at * size_of::<Root>();
+            let place = ROOTS + at * size_of::<NamedRoot>();
             name.iter().zip(0..).all(|(word, at)| self.mapping.load(place + at * 8) == *word)
         })
     }
@@ -238,28 +259,28 @@ impl Persistent {
     fn has_name(&self, offset: u64) -> bool {
         (0..ROOT_COUNT)
             .map(|at| self.root_at(at))
-            .any(|root| root != Root::NONE && root.offset == offset)
+            .any(|root| root != NamedRoot::NONE && root.offset == offset)
     }
 
     /// Takes in that the block at a place has a name, so that it is not freed.
-    fn mark_named(&mut self, place: usize) -> Result<(), Error> {
-        let found = self.taken(place).ok_or(Error::NotABlock)?;
+    fn mark_named(&mut self, place: usize) -> Result<(), PersistentError> {
+        let found = self.taken(place).ok_or(PersistentError::NotABlock)?;
         self.index.set_named(found);
         Ok(())
     }
 
-    /// How many bytes a block has: at least what was asked for.
+    /// Size of a block in bytes: at least the requested size.
     ///
     /// # Errors
-    /// [`Error::NotABlock`] where no block that is taken starts there.
-    pub fn block_size<T>(&self, pointer: Rel<T>) -> Result<usize, Error> {
+    /// [`PersistentError::NotABlock`] where no block that is taken starts there.
+    pub fn block_size<T>(&self, pointer: Rel<T>) -> Result<usize, PersistentError> {
         let size = self.size(pointer)?;
         self.open_up(pointer.place(), size);
         Ok(size)
     }
 
-    fn size<T>(&self, pointer: Rel<T>) -> Result<usize, Error> {
-        Ok(self.taken(pointer.place()).ok_or(Error::NotABlock)?.size())
+    fn size<T>(&self, pointer: Rel<T>) -> Result<usize, PersistentError> {
+        Ok(self.taken(pointer.place()).ok_or(PersistentError::NotABlock)?.size())
     }
 
     /// Names the heap for `pagewise pools`; the first 32 bytes count.
@@ -270,17 +291,18 @@ impl Persistent {
     /// Walks everything that must hold, in the file and in the index of it.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it does not hold.
-    pub fn check(&self) -> Result<Usage, Error> {
+    /// [`PersistentError::Corrupt`] where it does not hold.
+    pub fn check(&self) -> Result<PersistentUsage, PersistentError> {
         self.check_roots()?;
         self.audit()
     }
 
-    /// Waits until all that was committed would survive a loss of power: a checkpoint for heaps of [`Durability::Process`].
+    /// Waits until all that was committed would survive a loss of power: a checkpoint for heaps of
+    /// [`Durability::Process`].
     ///
     /// # Errors
-    /// What the system says.
-    pub fn sync(&mut self) -> Result<(), Error> {
+    /// Returns the error of the system.
+    pub fn sync(&mut self) -> Result<(), PersistentError> {
         self.mapping.sync(0, self.shape.with(self.index.chunks()))
     }
 
@@ -289,7 +311,7 @@ impl Persistent {
         self.shape.data() as u64..self.shape.with(self.index.chunks()) as u64
     }
 
-    /// Where the file is mapped, for as long as it is open.
+    /// Address at which the file is mapped while it is open.
     pub fn base(&self) -> NonNull<u8> {
         self.mapping.base
     }
@@ -297,24 +319,24 @@ impl Persistent {
     /// Closes the heap, as dropping it does, and says whether that went well.
     ///
     /// # Errors
-    /// What the system says. The heap is closed, and recovered when next opened.
-    pub fn close(mut self) -> Result<(), Error> {
+    /// Returns the error of the system. The heap is closed, and recovered at the next open.
+    pub fn close(mut self) -> Result<(), PersistentError> {
         self.seal()
     }
 }
 
 impl Drop for Persistent {
     fn drop(&mut self) {
-        // Where it cannot be sealed it is recovered when next opened.
+        // Without a seal it is recovered at the next open.
         let _ = self.seal();
     }
 }
 
 /// A name as roots have it.
-fn root_name(name: &str) -> Result<[u8; NAME], Error> {
+fn root_name(name: &str) -> Result<[u8; NAME], PersistentError> {
     let mut padded = [0; NAME];
     let fits = !name.is_empty() && !name.contains('\0');
-    let room = padded.get_mut(..name.len()).filter(|_| fits).ok_or(Error::Name)?;
+    let room = padded.get_mut(..name.len()).filter(|_| fits).ok_or(PersistentError::Name)?;
     room.copy_from_slice(name.as_bytes());
     Ok(padded)
 }

@@ -1,4 +1,5 @@
-//! A ring: frames that are filled one after the other, sealed, and handed to others, who release them.
+//! A ring: frames that are filled one after the other, sealed, and handed to others, who release
+//! them.
 //!
 //! ```
 //! use pagewise_alloc::{Os, Ring};
@@ -27,19 +28,21 @@
 //! ```
 //!
 //! - One frame is open at a time. Allocating moves `next`, as in a stack.
-//! - A sealed frame is left alone until it is released: by whom, when, and in which order does not matter. That is an
-//!   atomic subtraction, or two and an exchange if the frame is of several blocks, however many.
-//! - A block is used again when all frames in it were released. See `block` for how they are counted.
+//! - A sealed frame is left alone until it is released: by whom, when, and in which order does not
+//!   matter. That is an atomic subtraction, or two and an exchange if the frame is of several
+//!   blocks, however many.
+//! - A block is used again when all frames in it were released. See `block` for how they are
+//!   counted.
 //!
-//! A frame costs what lies between it and a line of the cache, and 24 bytes if it is of several blocks; a block 64 bytes of
-//! its 64 KiB to 1 MiB.
+//! A frame costs what lies between it and a line of the cache, and 24 bytes if it is of several
+//! blocks; a block 64 bytes of its 64 KiB to 1 MiB.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
 mod atomic;
 mod block;
+mod canary;
 mod core;
-mod guard;
 mod policy;
 mod sealed;
 mod shared;
@@ -54,69 +57,70 @@ use self::core::Core;
 use crate::source::Source;
 use crate::values;
 #[cfg(feature = "ablation")]
-pub use policy::Policy;
+pub use policy::RingPolicy;
 pub use sealed::{Message, Sealed};
 
 /// Frames for others to release. See [the module](self).
 ///
-/// It may be sent to another thread, but not shared: allocating takes no lock. Frames may outlive it, so its source must
-/// live as long as anyone likes, on any thread.
+/// It may be sent to another thread, but not shared: allocating takes no lock. Frames may outlive
+/// it, so its source must live as long as anyone likes, on any thread.
 #[derive(Debug)]
 pub struct Ring<S: Source + Send + 'static> {
     core: NonNull<Core<S>>,
 }
 
-// SAFETY: its memory is reached through it alone, but for what frames share, which is atomic; its source may be sent.
+// SAFETY: its memory is reached through it alone, but for what frames share, which is atomic; its
+// source may be sent.
 unsafe impl<S: Source + Send + 'static> Send for Ring<S> {}
 
 impl<S: Source + Send + 'static> Ring<S> {
-    /// A ring whose memory comes from `source`; `None` where it has not even enough for the ring itself. Guarded in debug
-    /// builds.
+    /// A ring whose memory comes from `source`; `None` where it has not even enough for the ring
+    /// itself. Guarded in debug builds.
     pub fn new(source: S) -> Option<Ring<S>> {
-        Ring::create(source, cfg!(debug_assertions), policy::Policy::default())
+        Ring::create(source, cfg!(debug_assertions), policy::RingPolicy::default())
     }
 
-    /// A ring that writes a guard behind each block, and looks at it when the frame is released, which panics where it was
-    /// written over; what was released is filled with rubbish.
+    /// A ring that writes a guard behind each block, and looks at it when the frame is released,
+    /// which panics where it was written over; what was released is filled with rubbish.
     pub fn guarded(source: S) -> Option<Ring<S>> {
-        Ring::create(source, true, policy::Policy::default())
+        Ring::create(source, true, policy::RingPolicy::default())
     }
 
     /// A ring without guards, also in debug builds.
     pub fn unguarded(source: S) -> Option<Ring<S>> {
-        Ring::create(source, false, policy::Policy::default())
+        Ring::create(source, false, policy::RingPolicy::default())
     }
 
     /// A ring with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
-    pub fn with_policy(source: S, policy: Policy) -> Option<Ring<S>> {
+    pub fn with_policy(source: S, policy: RingPolicy) -> Option<Ring<S>> {
         Ring::create(source, false, policy)
     }
 
-    fn create(source: S, guarded: bool, policy: policy::Policy) -> Option<Ring<S>> {
+    fn create(source: S, guarded: bool, policy: policy::RingPolicy) -> Option<Ring<S>> {
         Some(Ring { core: Core::create(source, guarded, policy)? })
     }
 
     /// Opens a frame; `None` where the source has no more memory.
     #[inline]
-    pub fn open(&mut self) -> Option<Open<'_, S>> {
+    pub fn open(&mut self) -> Option<OpenRingFrame<'_, S>> {
         self.core().open()?;
-        Some(Open { ring: self })
+        Some(OpenRingFrame { ring: self })
     }
 
     /// A value in a frame of its own, and what it is made of.
     ///
     /// # Panics
-    /// Where there is no memory.
+    /// Panics if memory is exhausted.
     #[inline]
     pub fn message<T: ?Sized>(
         &mut self,
-        build: impl for<'f> FnOnce(&'f Open<'_, S>) -> &'f mut T,
+        build: impl for<'f> FnOnce(&'f OpenRingFrame<'_, S>) -> &'f mut T,
     ) -> Message<T> {
         let frame = self.open().unwrap_or_else(|| no_memory());
         let value = NonNull::from(build(&frame));
-        // SAFETY: the value was borrowed for any time that `build` was asked for, so it lies in the frame or stays for
-        // ever, and the borrow was given up.
+        // SAFETY: the value was borrowed for any time that `build` was asked for, so it lies in the
+        // frame or stays for ever, and the borrow was given up.
         unsafe { Message::new(value, frame.seal()) }
     }
 
@@ -130,17 +134,19 @@ impl<S: Source + Send + 'static> Ring<S> {
         self.core().held()
     }
 
-    /// Guards a ring in which nothing was allocated yet, as [`Ring::guarded`] does; says whether it is guarded now.
+    /// Guards a ring in which nothing was allocated yet, as [`Ring::guarded`] does; says whether it
+    /// is guarded now.
     pub fn guard(&self) -> bool {
         self.core().guard()
     }
 
-    /// Whether a frame is open: for those who know the ring by its address.
+    /// True if a frame is open: for those who know the ring by its address.
     pub fn is_open(&self) -> bool {
         self.core().is_open()
     }
 
-    /// The ring as an address, for those who know it without its type: `pw_ring` in C. It is not dropped.
+    /// The ring as an address, for those who know it without its type: `pw_ring` in C. It is not
+    /// dropped.
     pub const fn into_raw(self) -> NonNull<u8> {
         let core = self.core.cast();
         ::core::mem::forget(self);
@@ -150,7 +156,8 @@ impl<S: Source + Send + 'static> Ring<S> {
     /// The ring of an address.
     ///
     /// # Safety
-    /// The address came from [`Ring::into_raw`] of a ring of this type, and what this returns is dropped once.
+    /// The address came from [`Ring::into_raw`] of a ring of this type, and what this returns is
+    /// dropped once.
     pub const unsafe fn from_raw(raw: NonNull<u8>) -> Ring<S> {
         Ring { core: raw.cast() }
     }
@@ -163,7 +170,7 @@ impl<S: Source + Send + 'static> Ring<S> {
     /// Walks everything that must hold inside.
     ///
     /// # Panics
-    /// Where it does not hold.
+    /// Panics if an invariant is violated.
     pub fn check(&self) {
         self.core().check();
     }
@@ -177,14 +184,14 @@ impl<S: Source + Send + 'static> Ring<S> {
 
 impl<S: Source + Send + 'static> Drop for Ring<S> {
     fn drop(&mut self) {
-        // SAFETY: nobody else allocates in it.
+        // SAFETY: no other code allocates in it.
         unsafe { Core::close(self.core) };
     }
 }
 
 /// A frame that is open. Dropping it takes back all that was allocated in it.
 ///
-/// What is allocated in it can be used as long as it is open, and by who holds pointers until it is released:
+/// Its allocations can be used while it is open, and through pointers until it is released:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Ring, Os};
@@ -195,35 +202,39 @@ impl<S: Source + Send + 'static> Drop for Ring<S> {
 /// *lost = 8;
 /// ```
 ///
-/// Releasing takes the same time whatever is in the frame, so it runs no destructor. What has one does not compile here:
+/// Releasing takes the same time for any content, so it runs no destructor. A type with a
+/// destructor does not compile here:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Ring, Os};
 /// Ring::new(Os).unwrap().open().unwrap().alloc(String::from("lost"));
 /// ```
 #[derive(Debug)]
-pub struct Open<'r, S: Source + Send + 'static> {
+pub struct OpenRingFrame<'r, S: Source + Send + 'static> {
     ring: &'r Ring<S>,
 }
 
-impl<'r, S: Source + Send + 'static> Open<'r, S> {
+impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// The open frame of a ring that was forgotten: not dropped, and not sealed.
     ///
     /// # Safety
-    /// There is one, and what this returns is dropped or sealed once, for each time that a frame was opened.
-    pub const unsafe fn resume(ring: &'r Ring<S>) -> Open<'r, S> {
-        Open { ring }
+    /// There is one, and what this returns is dropped or sealed once, for each time that a frame
+    /// was opened.
+    pub const unsafe fn resume(ring: &'r Ring<S>) -> OpenRingFrame<'r, S> {
+        OpenRingFrame { ring }
     }
 
-    /// Memory in the frame; `None` where the source has no more. A block of no size may share its address.
+    /// Memory in the frame; `None` where the source has no more. A block of no size may share its
+    /// address.
     ///
-    /// Two that follow each other are adjacent, but for what aligns the second, and where the block has no more room.
+    /// Two that follow each other are adjacent, but for what aligns the second, and where the block
+    /// has no more room.
     #[inline]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         self.ring.core().allocate(layout)
     }
 
-    /// As [`Open::allocate`], with every byte 0.
+    /// As [`OpenRingFrame::allocate`], with every byte 0.
     #[inline]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let start = self.allocate(layout)?;
@@ -232,12 +243,12 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
         Some(start)
     }
 
-    /// Gives a block another size, and its old contents as far as they fit: in place where it is the last or does not grow.
-    /// `None` where there is no memory: then the block is as it was.
+    /// Resizes a block, and keeps its contents as far as they fit: in place if it is the last one
+    /// or does not grow. `None` without memory: then the block is unchanged.
     ///
     /// # Safety
-    /// The block came from this frame with `layout`; nobody uses it but by what this returns. `new` asks for the same
-    /// alignment.
+    /// The block was allocated in this frame with `layout`, and is used through the returned
+    /// pointer only from now on. `new` has the same alignment.
     pub unsafe fn resize(
         &self,
         block: NonNull<u8>,
@@ -260,20 +271,21 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
         Some(self.allocate(layout)?.cast())
     }
 
-    /// Moves a value into the frame; `None` where there is no memory.
+    /// Moves a value into the frame; `None` without memory.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     pub fn try_alloc<T>(&self, value: T) -> Option<&mut T> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
         let place = self.place::<T>(Layout::new::<T>())?;
-        // SAFETY: the memory is for a `T`, while the frame is open, and for nobody else.
+        // SAFETY: the memory has the layout of a `T`, stays valid while the frame is open, and is
+        // not used by other code.
         Some(unsafe { values::put(place, value) })
     }
 
     /// Moves a value into the frame.
     ///
     /// # Panics
-    /// Where there is no memory, and so do the calls below.
+    /// Panics if memory is exhausted, as do the functions below.
     #[inline]
     pub fn alloc<T>(&self, value: T) -> &mut T {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
@@ -287,7 +299,8 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
         let layout = Layout::array::<T>(len).ok();
         let start = layout.and_then(|layout| self.place::<T>(layout));
         let start = start.unwrap_or_else(|| no_memory());
-        // SAFETY: the memory is for `len` of them, while the frame is open, and for nobody else.
+        // SAFETY: the memory has the layout of `len` values, stays valid while the frame is open,
+        // and is not used by other code.
         unsafe { values::make(start, len, value) }
     }
 
@@ -296,7 +309,8 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
-        // SAFETY: the memory is new, for as many, while the frame is open, and for nobody else.
+        // SAFETY: the memory is new, has the right layout, stays valid while the frame is open, and
+        // is not used by other code.
         unsafe { values::copy(start, values) }
     }
 
@@ -318,7 +332,7 @@ impl<'r, S: Source + Send + 'static> Open<'r, S> {
     }
 }
 
-impl<S: Source + Send + 'static> Drop for Open<'_, S> {
+impl<S: Source + Send + 'static> Drop for OpenRingFrame<'_, S> {
     fn drop(&mut self) {
         self.ring.core().cancel();
     }

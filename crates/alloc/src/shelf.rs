@@ -1,6 +1,7 @@
-//! A pool with its live blocks, for programs that may not hold unsafe code: experiments put any pool to work with it.
+//! A pool with its live blocks, for programs that may not hold unsafe code: experiments put any
+//! pool to work with it.
 //!
-//! Invariant: what a slot holds is a live block of the shelf's pool, and nobody else has it.
+//! Invariant: each slot is empty or has a live block of the shelf's pool, which no other code has.
 //!
 //! ```text
 //! slots  [ block 7 | none | block 9 | ... ]        pool  [ ..7.. | ...9.. ]
@@ -11,46 +12,47 @@ use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
 
-use crate::{Allocator, Discipline};
+use crate::{Discipline, DisciplinedAllocator};
 
-/// Room for a block on a [`Shelf`].
+/// Room for a block on a [`TestShelf`].
 #[derive(Debug, Default)]
-pub struct Slot(Option<(NonNull<u8>, Layout)>);
+pub struct ShelfSlot(Option<(NonNull<u8>, Layout)>);
 
-/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Those that are left are freed with it.
+/// A pool whose blocks may be freed in any order, and its live blocks, each in a slot. Those that
+/// are left are freed with it.
 ///
 /// ```
 /// use core::alloc::Layout;
-/// use pagewise_alloc::{Os, Shelf, Slot, Tlsf};
+/// use pagewise_alloc::{Os, TestShelf, ShelfSlot, Tlsf};
 ///
-/// let mut slots = [const { Slot::EMPTY }; 2];
-/// let mut shelf = Shelf::new(Tlsf::<Os>::new(Os), &mut slots);
+/// let mut slots = [const { ShelfSlot::EMPTY }; 2];
+/// let mut shelf = TestShelf::new(Tlsf::<Os>::new(Os), &mut slots);
 /// assert!(shelf.put(0, Layout::new::<u64>()) && shelf.put(1, Layout::new::<[u8; 100]>()));
 /// assert!(shelf.put(0, Layout::new::<u8>()), "the old block was freed");
 /// ```
-pub struct Shelf<'s, A: Allocator> {
-    slots: &'s mut [Slot],
+pub struct TestShelf<'s, A: DisciplinedAllocator> {
+    slots: &'s mut [ShelfSlot],
     pool: A,
 }
 
-impl Slot {
+impl ShelfSlot {
     /// Without a block.
-    pub const EMPTY: Slot = Slot(None);
+    pub const EMPTY: ShelfSlot = ShelfSlot(None);
 }
 
-impl<'s, A: Allocator> Shelf<'s, A> {
-    /// An empty shelf. What the slots held is forgotten: another shelf's blocks are that shelf's.
-    pub fn new(pool: A, slots: &'s mut [Slot]) -> Shelf<'s, A> {
+impl<'s, A: DisciplinedAllocator> TestShelf<'s, A> {
+    /// An empty shelf. Earlier contents of the slots are ignored: they belong to another shelf.
+    pub fn new(pool: A, slots: &'s mut [ShelfSlot]) -> TestShelf<'s, A> {
         const { assert!(!matches!(A::FREES, Discipline::Lifo), "a stack frees in no order but one") };
-        slots.fill_with(Slot::default);
-        Shelf { slots, pool }
+        slots.fill_with(ShelfSlot::default);
+        TestShelf { slots, pool }
     }
 
-    /// Frees the block of a slot, and puts another there, whose first byte it writes. `false` where there is no memory: then
-    /// the slot is empty.
+    /// Frees the block of a slot, and puts another there, whose first byte it writes. `false`
+    /// without memory: then the slot is empty.
     ///
     /// # Panics
-    /// Where there is no such slot.
+    /// Panics if the slot does not exist.
     #[inline]
     pub fn put(&mut self, slot: usize, layout: Layout) -> bool {
         self.free(slot);
@@ -59,35 +61,36 @@ impl<'s, A: Allocator> Shelf<'s, A> {
             // SAFETY: the block has a byte, and is ours alone. Volatile, so that it is written.
             unsafe { block.write_volatile(1) };
         }
-        self.slots[slot] = Slot(Some((block, layout)));
+        self.slots[slot] = ShelfSlot(Some((block, layout)));
         true
     }
 
     /// Frees the block of a slot, where it has one.
     ///
     /// # Panics
-    /// Where there is no such slot.
+    /// Panics if the slot does not exist.
     #[inline]
     pub fn free(&mut self, slot: usize) {
         if let Some((block, layout)) = self.slots[slot].0.take() {
-            // SAFETY: by the invariant the block is live and this pool's; it was taken out, and may be freed in any order.
+            // SAFETY: by the invariant the block is live and this pool's; it was taken out, and may
+            // be freed in any order.
             unsafe { self.pool.free(block, layout) };
         }
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 }
 
-impl<A: Allocator> Drop for Shelf<'_, A> {
+impl<A: DisciplinedAllocator> Drop for TestShelf<'_, A> {
     fn drop(&mut self) {
         (0..self.slots.len()).for_each(|slot| self.free(slot));
     }
 }
 
-impl<A: Allocator> fmt::Debug for Shelf<'_, A> {
+impl<A: DisciplinedAllocator> fmt::Debug for TestShelf<'_, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(A::NAME).field("slots", &self.slots.len()).finish_non_exhaustive()
     }
@@ -96,11 +99,11 @@ impl<A: Allocator> fmt::Debug for Shelf<'_, A> {
 /// The C library's allocator, to compare pools with.
 #[cfg(feature = "os")]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Malloc;
+pub struct SystemMalloc;
 
 #[cfg(feature = "os")]
 // SAFETY: blocks of the C library are aligned as asked, do not overlap, and stay until freed.
-unsafe impl Allocator for Malloc {
+unsafe impl DisciplinedAllocator for SystemMalloc {
     const NAME: &'static str = "malloc";
     const FREES: Discipline = Discipline::Any;
 
@@ -110,16 +113,17 @@ unsafe impl Allocator for Malloc {
             // SAFETY: the call takes a number.
             unsafe { libc::malloc(layout.size()) }
         } else {
-            // SAFETY: the alignment of a layout is a power of two, and the size is made a multiple of it.
+            // SAFETY: the alignment of a layout is a power of two, and the size is made a multiple
+            // of it.
             unsafe { libc::aligned_alloc(layout.align(), layout.pad_to_align().size()) }
         };
-        // Seen by nobody, a block would not be made at all.
+        // The compiler would remove an unobserved allocation.
         NonNull::new(core::hint::black_box(start).cast())
     }
 
     #[inline]
     unsafe fn free(&mut self, block: NonNull<u8>, _: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of `malloc`.
         unsafe { libc::free(block.as_ptr().cast()) };
     }
 
@@ -133,13 +137,13 @@ mod tests {
     use super::*;
 
     /// Blocks of static memory; it counts those that are live.
-    struct Counting<'c> {
+    struct CountingHeap<'c> {
         live: &'c Cell<isize>,
         left: usize,
     }
 
     // SAFETY: only for layouts of no size, whose blocks may have one address.
-    unsafe impl Allocator for Counting<'_> {
+    unsafe impl DisciplinedAllocator for CountingHeap<'_> {
         const NAME: &'static str = "counting";
         const FREES: Discipline = Discipline::Any;
 
@@ -160,8 +164,8 @@ mod tests {
     #[test]
     fn each_block_is_freed_once() {
         let (live, none) = (Cell::new(0), Layout::new::<()>());
-        let mut slots = [const { Slot::EMPTY }; 3];
-        let mut shelf = Shelf::new(Counting { live: &live, left: 4 }, &mut slots);
+        let mut slots = [const { ShelfSlot::EMPTY }; 3];
+        let mut shelf = TestShelf::new(CountingHeap { live: &live, left: 4 }, &mut slots);
         assert!(shelf.put(0, none) && shelf.put(1, none) && shelf.put(1, none));
         shelf.free(0);
         shelf.free(0);
@@ -175,19 +179,19 @@ mod tests {
     #[test]
     fn a_shelf_that_was_forgotten_leaves_nothing_to_the_next() {
         let (live, none) = (Cell::new(0), Layout::new::<()>());
-        let mut slots = [Slot::EMPTY];
-        let mut shelf = Shelf::new(Counting { live: &live, left: 1 }, &mut slots);
+        let mut slots = [ShelfSlot::EMPTY];
+        let mut shelf = TestShelf::new(CountingHeap { live: &live, left: 1 }, &mut slots);
         assert!(shelf.put(0, none));
         core::mem::forget(shelf);
-        drop(Shelf::new(Counting { live: &live, left: 0 }, &mut slots));
+        drop(TestShelf::new(CountingHeap { live: &live, left: 0 }, &mut slots));
         assert_eq!(live.get(), 1);
     }
 
     #[test]
     #[cfg(feature = "os")]
     fn malloc_aligns() {
-        let mut slots = [const { Slot::EMPTY }; 2];
-        let mut shelf = Shelf::new(Malloc, &mut slots);
+        let mut slots = [const { ShelfSlot::EMPTY }; 2];
+        let mut shelf = TestShelf::new(SystemMalloc, &mut slots);
         assert!(shelf.put(0, Layout::from_size_align(1, 1 << 10).unwrap()));
         assert!(shelf.put(1, Layout::new::<u64>()));
         let aligned =

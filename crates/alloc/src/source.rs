@@ -1,4 +1,5 @@
-//! Where pools get memory: the operating system, in several kinds, a file, a fixed buffer, or a source that fails on purpose.
+//! Sources of memory for pools: the operating system, in several variants, a file, a fixed buffer,
+//! or a source with injected failures.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -11,59 +12,60 @@ mod file;
 mod mapped;
 
 #[cfg(feature = "os")]
-pub use file::File;
+pub use file::UnnamedFile;
 #[cfg(feature = "os")]
-pub use mapped::{Mapped, Refused};
+pub use mapped::{MapRefused, MappedSource};
 
 /// Memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct SourceBlock {
     /// Its first byte, aligned as asked.
     pub start: NonNull<u8>,
     /// Its size in bytes: at least what was asked for.
     pub size: usize,
-    /// Whether every byte is known to be 0.
+    /// True if every byte is known to be 0.
     pub zeroed: bool,
 }
 
 /// Gives large blocks and takes them back.
 ///
 /// # Safety
-/// A block that was given belongs to its taker alone until it is given back: it is mapped for reading and writing, has
-/// the size and alignment that it says, and is really zero where it says so.
+/// A block belongs to its owner alone until it is released: it is mapped for reading and writing,
+/// has the stated size and alignment, and is zero if it says so.
 pub unsafe trait Source {
-    /// A block of at least this size and alignment; `None` where there is no more.
-    fn take(&self, layout: Layout) -> Option<Block>;
+    /// A block of at least this size and alignment; `None` if memory is exhausted.
+    fn take(&self, layout: Layout) -> Option<SourceBlock>;
 
     /// Takes a block back.
     ///
     /// # Safety
-    /// `block` came from [`Source::take`] of this source, and nobody uses it any more.
-    unsafe fn give_back(&self, block: Block);
+    /// `block` came from [`Source::take`] of this source, and is not used any more.
+    unsafe fn give_back(&self, block: SourceBlock);
 
-    /// How many bytes of this alignment may be taken in one piece ahead of need: they cost nothing before they are used. 0
-    /// where all that is taken costs.
+    /// Number of bytes of this alignment that may be taken in one piece ahead of need, because
+    /// unused memory costs nothing. 0 if all taken memory costs.
     fn ahead(&self, align: usize) -> usize {
         let _ = align;
         0
     }
 
-    /// Whether [`Source::discard`] does anything.
+    /// True if [`Source::discard`] does anything.
     fn discards(&self) -> bool {
         false
     }
 
-    /// Takes the memory behind a part of a block, and leaves the addresses: every byte is 0 from then on. `false` where the
-    /// contents are as they were.
+    /// Takes the memory behind a part of a block, and leaves the addresses: every byte is 0 from
+    /// then on. `false` where the contents are as they were.
     ///
     /// # Safety
-    /// The part is of whole pages of a block that this source gave, and nobody uses it meanwhile.
+    /// The part consists of whole pages of a block of this source, and is not used at the same
+    /// time.
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
         let _ = (start, size);
         false
     }
 
-    /// How many bytes of a part of a block are backed by memory, as far as the source can tell.
+    /// Number of bytes of a part of a block that are backed by memory, as far as the source knows.
     fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
         let _ = start;
         size
@@ -72,12 +74,12 @@ pub unsafe trait Source {
 
 // SAFETY: whatever the source promises holds through a reference to it.
 unsafe impl<S: Source + ?Sized> Source for &S {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         (**self).take(layout)
     }
 
-    unsafe fn give_back(&self, block: Block) {
-        // SAFETY: the caller promises the same of the source behind the reference.
+    unsafe fn give_back(&self, block: SourceBlock) {
+        // SAFETY: the caller passes a block of the source behind the reference.
         unsafe { (**self).give_back(block) }
     }
 
@@ -90,7 +92,7 @@ unsafe impl<S: Source + ?Sized> Source for &S {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller promises the same of the source behind.
+        // SAFETY: the caller passes pages of a block of the source behind the reference.
         unsafe { (**self).discard(start, size) }
     }
 
@@ -107,11 +109,11 @@ pub struct Os;
 #[cfg(feature = "os")]
 // SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
 unsafe impl Source for Os {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         map_aligned(layout, page_size(), 0)
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         unmap(block.start, block.size);
     }
 
@@ -124,7 +126,7 @@ unsafe impl Source for Os {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller passes pages of a private anonymous mapping, which nobody uses.
+        // SAFETY: the caller passes pages of a private anonymous mapping, which are not in use.
         unsafe { discard(start, size) }
     }
 
@@ -135,10 +137,11 @@ unsafe impl Source for Os {
 
 /// A mapping of whole pages of this size, aligned, with more flags for `mmap`.
 #[cfg(feature = "os")]
-fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<Block> {
+fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<SourceBlock> {
     let size = layout.size().max(1).checked_next_multiple_of(page)?;
-    // What lies before the first aligned address and behind the end is given back at once. The kernel aligns small pages by
-    // itself, and those of its reserve; for the others there must be room.
+    // Memory before the first aligned address and after the end is released at once. The kernel
+    // aligns small pages by itself, and those of its reserve; for the others extra address space is
+    // mapped.
     let known = if flags & libc::MAP_HUGETLB == 0 { page_size() } else { page };
     let spare = layout.align().max(page).saturating_sub(known);
     let mapped = map(size.checked_add(spare)?, flags)?;
@@ -146,22 +149,22 @@ fn map_aligned(layout: Layout, page: usize, flags: libc::c_int) -> Option<Block>
     // SAFETY: `before` is at most `spare`, which was mapped beyond `size`.
     let start = unsafe { mapped.add(before) };
     unmap(mapped, before);
-    // SAFETY: as above; `start + size` is at most the end of the mapping.
+    // SAFETY: `start + size` is at most the end of the mapping.
     unmap(unsafe { start.add(size) }, spare - before);
-    Some(Block { start, size, zeroed: true })
+    Some(SourceBlock { start, size, zeroed: true })
 }
 
 /// Takes the memory behind whole pages; `false` where the kernel does not.
 ///
 /// # Safety
-/// They are pages of a private anonymous mapping, and nobody uses them.
+/// They are pages of a private anonymous mapping, and not in use.
 #[cfg(feature = "os")]
 unsafe fn discard(start: NonNull<u8>, size: usize) -> bool {
-    // SAFETY: the caller promises the same.
+    // SAFETY: the caller passes pages of a private anonymous mapping, which are not in use.
     unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_DONTNEED) == 0 }
 }
 
-/// How many bytes of some pages are in memory; all where the kernel does not say.
+/// Number of resident bytes of some pages; all of them if the kernel does not report it.
 #[cfg(feature = "os")]
 fn resident(start: NonNull<u8>, size: usize) -> usize {
     const SEEN: usize = 256;
@@ -196,38 +199,40 @@ fn map(size: usize, flags: libc::c_int) -> Option<NonNull<u8>> {
     NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)
 }
 
-/// Unmaps whole pages that were mapped here and that nobody uses; none for a size of 0.
+/// Unmaps whole pages that were mapped here and are not in use; does nothing for a size of 0.
 #[cfg(feature = "os")]
 fn unmap(start: NonNull<u8>, size: usize) {
     if size > 0 {
-        // SAFETY: callers are in this file and pass mappings of their own, or the unused ends of one.
+        // SAFETY: callers are in this file and pass mappings of their own, or the unused ends of
+        // one.
         unsafe { libc::munmap(start.as_ptr().cast(), size) };
     }
 }
 
-/// A buffer of the user's, handed out from front to back. What comes back is given again only where it was the last.
+/// A buffer of the user's, allocated from front to back. Only the last block can be reused after it
+/// is released.
 #[derive(Debug)]
-pub struct Fixed<'a> {
+pub struct FixedBuffer<'a> {
     rest: Rest,
     _buffer: core::marker::PhantomData<&'a mut [MaybeUninit<u8>]>,
 }
 
-impl<'a> Fixed<'a> {
+impl<'a> FixedBuffer<'a> {
     /// A source of this memory.
-    pub fn new(buffer: &'a mut [MaybeUninit<u8>]) -> Fixed<'a> {
+    pub fn new(buffer: &'a mut [MaybeUninit<u8>]) -> FixedBuffer<'a> {
         let left = Cell::new(buffer.len());
         let next = Cell::new(NonNull::from(buffer).cast().as_ptr());
-        Fixed { rest: Rest { next, left }, _buffer: core::marker::PhantomData }
+        FixedBuffer { rest: Rest { next, left }, _buffer: core::marker::PhantomData }
     }
 }
 
-// SAFETY: see `Rest`; the buffer is borrowed.
-unsafe impl Source for Fixed<'_> {
-    fn take(&self, layout: Layout) -> Option<Block> {
+// SAFETY: `Rest` gives each byte to one block only; the buffer is borrowed.
+unsafe impl Source for FixedBuffer<'_> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.rest.take(layout)
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         self.rest.give_back(block);
     }
 
@@ -236,8 +241,8 @@ unsafe impl Source for Fixed<'_> {
     }
 }
 
-/// What is left of a buffer. `next` only moves over memory that was not given, or back over the last that was, and never
-/// past `left`.
+/// Unused part of a buffer. `next` moves only forward over unused memory, or back over the last
+/// block, and never past `left`.
 #[repr(C)]
 #[derive(Debug)]
 struct Rest {
@@ -249,20 +254,20 @@ struct Rest {
 unsafe impl Send for Rest {}
 
 impl Rest {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let next = NonNull::new(self.next.get())?;
         let before = next.align_offset(layout.align());
         let left = self.left.get().checked_sub(before)?.checked_sub(layout.size())?;
         // SAFETY: `before + size` is at most what is left of the buffer, by the two subtractions.
         let start = unsafe { next.add(before) };
-        // SAFETY: as above.
+        // SAFETY: the block ends inside the buffer.
         self.next.set(unsafe { start.add(layout.size()) }.as_ptr());
         self.left.set(left);
-        Some(Block { start, size: layout.size(), zeroed: false })
+        Some(SourceBlock { start, size: layout.size(), zeroed: false })
     }
 
     /// `block` came from there.
-    fn give_back(&self, block: Block) {
+    fn give_back(&self, block: SourceBlock) {
         if block.start.as_ptr().wrapping_add(block.size) == self.next.get() {
             self.next.set(block.start.as_ptr());
             self.left.set(self.left.get() + block.size);
@@ -274,50 +279,54 @@ impl Rest {
     }
 }
 
-/// The operating system, or a buffer: chosen when the program runs, as C programs do. All zero is the system.
+/// The operating system, or a buffer: chosen when the program runs, as C programs do. All zero is
+/// the system.
 #[cfg(feature = "os")]
 #[repr(C)]
 #[derive(Debug)]
-pub struct Memory {
+pub struct SystemOrBuffer {
     /// Without an address where the system is meant.
     buffer: Rest,
 }
 
 #[cfg(feature = "os")]
 // SAFETY: a buffer is this source's alone, and goes where it goes.
-unsafe impl Send for Memory {}
+unsafe impl Send for SystemOrBuffer {}
 
 #[cfg(feature = "os")]
-impl Memory {
+impl SystemOrBuffer {
     /// The operating system, as [`Os`].
-    pub const fn system() -> Memory {
-        Memory { buffer: Rest { next: Cell::new(core::ptr::null_mut()), left: Cell::new(0) } }
+    pub const fn system() -> SystemOrBuffer {
+        SystemOrBuffer {
+            buffer: Rest { next: Cell::new(core::ptr::null_mut()), left: Cell::new(0) },
+        }
     }
 
-    /// A buffer, as [`Fixed`].
+    /// A buffer, as [`FixedBuffer`].
     ///
     /// # Safety
-    /// Nobody else uses it while there are blocks of it.
-    pub const unsafe fn buffer(start: NonNull<u8>, size: usize) -> Memory {
-        Memory { buffer: Rest { next: Cell::new(start.as_ptr()), left: Cell::new(size) } }
+    /// It is not used by other code while blocks of it exist.
+    pub const unsafe fn buffer(start: NonNull<u8>, size: usize) -> SystemOrBuffer {
+        SystemOrBuffer { buffer: Rest { next: Cell::new(start.as_ptr()), left: Cell::new(size) } }
     }
 
-    /// Whether it is the operating system.
+    /// True if it is the operating system.
     pub fn is_system(&self) -> bool {
         self.buffer.next.get().is_null()
     }
 }
 
 #[cfg(feature = "os")]
-// SAFETY: the system's, or see `Rest`; whoever chose a buffer promised that it is ours.
-unsafe impl Source for Memory {
-    fn take(&self, layout: Layout) -> Option<Block> {
+// SAFETY: the system's source keeps the rules, and `Rest` gives each byte of a buffer to one block
+// only; the caller of `buffer` guarantees that the buffer is ours.
+unsafe impl Source for SystemOrBuffer {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         if self.is_system() { Os.take(layout) } else { self.buffer.take(layout) }
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         if self.is_system() {
-            // SAFETY: the caller promises the same of this source, which is the system.
+            // SAFETY: the caller passes a block of this source, which is the system.
             unsafe { Os.give_back(block) }
         } else {
             self.buffer.give_back(block);
@@ -333,7 +342,8 @@ unsafe impl Source for Memory {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller promises the same of this source, which is the system where that is asked.
+        // SAFETY: the caller passes pages of a block of this source, which is the system as was
+        // checked.
         self.is_system() && unsafe { Os.discard(start, size) }
     }
 
@@ -358,13 +368,13 @@ impl<S> FailAfter<S> {
 
 // SAFETY: what it gives is the source's.
 unsafe impl<S: Source> Source for FailAfter<S> {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.left.set(self.left.get().checked_sub(1)?);
         self.source.take(layout)
     }
 
-    unsafe fn give_back(&self, block: Block) {
-        // SAFETY: the caller promises the same of the source behind.
+    unsafe fn give_back(&self, block: SourceBlock) {
+        // SAFETY: the caller passes a block of the source behind.
         unsafe { self.source.give_back(block) }
     }
 
@@ -377,7 +387,7 @@ unsafe impl<S: Source> Source for FailAfter<S> {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller promises the same of the source behind.
+        // SAFETY: the caller passes pages of a block of the source behind.
         unsafe { self.source.discard(start, size) }
     }
 
@@ -418,7 +428,7 @@ mod tests {
     #[test]
     fn a_buffer_is_handed_out_until_it_is_full_and_the_last_block_comes_back() {
         let mut buffer = [MaybeUninit::uninit(); 256];
-        let fixed = Fixed::new(&mut buffer);
+        let fixed = FixedBuffer::new(&mut buffer);
         let first = fixed.take(layout(100, 1)).unwrap();
         let second = fixed.take(layout(64, 32)).unwrap();
         assert!(second.start.addr().get().is_multiple_of(32));
@@ -432,7 +442,7 @@ mod tests {
     #[test]
     fn a_source_fails_when_it_should() {
         let mut buffer = [MaybeUninit::uninit(); 256];
-        let failing = FailAfter::new(Fixed::new(&mut buffer), 2);
+        let failing = FailAfter::new(FixedBuffer::new(&mut buffer), 2);
         assert!(failing.take(layout(8, 8)).is_some() && failing.take(layout(8, 8)).is_some());
         assert_eq!(failing.take(layout(8, 8)), None);
     }

@@ -1,4 +1,5 @@
-//! A stack: blocks of memory, filled from front to back, and emptied by whole frames, whatever was allocated in them.
+//! A stack: blocks of memory, filled from front to back, and emptied by whole frames, whatever was
+//! allocated in them.
 //!
 //! ```
 //! use pagewise_alloc::{Stack, source::Os};
@@ -20,18 +21,20 @@
 //!                      ^ mark of a frame    ^ block         ^ next ^ end
 //! ```
 //!
-//! What holds between two calls:
-//! - `next` and `end` lie in `block`, `next < end`, both are NULL while there is no block. Bytes from `next` on are free,
-//!   and so are all blocks behind `block` in the list.
-//! - A frame's mark is what `next` and `block` were when it was pushed: that block is in the list, at or before the one of
-//!   any later mark, since a block in use is never moved. Popping is setting both back.
-//! - An allocation ends before `end`, never at it: then one comparison sends to the slow path also who has no block and
-//!   asks for nothing.
-//! - A guarded stack has `next == end`, so that every call takes the slow path: see `guard`; both are NULL also while there
-//!   are blocks and nothing is in them. The fast paths, of which there are copies in C programs that were compiled long ago,
-//!   know nothing of guards.
+//! Invariants between two calls:
+//! - `next` and `end` are in `block`, `next < end`, both are NULL without a block. Bytes from
+//!   `next` on are free, and so are all blocks after `block` in the list.
+//! - A frame's mark is what `next` and `block` were when it was pushed: that block is in the list,
+//!   at or before the one of any later mark, since a block in use is never moved. Popping is
+//!   setting both back.
+//! - An allocation ends before `end`, never at it: then one comparison sends to the slow path also
+//!   who has no block and asks for nothing.
+//! - A guarded stack has `next == end`, so that every call takes the slow path: see `guard`; both
+//!   are NULL also while there are blocks and nothing is in them. The fast paths, of which there
+//!   are copies in C programs that were compiled long ago, know nothing of guards.
 //!
-//! The same memory is `pw_stack` in `pagewise/stack.h`, and its inline functions do what those here do, to the byte.
+//! The same memory is `pw_stack` in `pagewise/stack.h`, and its inline functions do what those here
+//! do, to the byte.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -40,24 +43,24 @@ use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
-use crate::discipline::{Allocator, Discipline};
+use crate::discipline::{Discipline, DisciplinedAllocator};
 use crate::source::Source;
 use crate::watch;
 
 #[cfg(feature = "allocator-api2")]
 mod api;
 mod block;
-mod guard;
+mod canary;
 mod link;
 mod policy;
 mod scope;
 #[cfg(feature = "thread")]
 pub mod thread;
 
-use block::{Cold, Header};
-pub use link::Link;
-pub use policy::{Linked, Policy, Usual};
-pub use scope::{Frame, Owned, Scope};
+use block::{Cold, StackBlockHeader};
+pub use link::FrameLink;
+pub use policy::{LinkedPolicy, StackPolicy, Usual};
+pub use scope::{Owned, Scope, StackFrame};
 
 #[cfg(feature = "ablation")]
 pub mod old {
@@ -67,58 +70,64 @@ pub mod old {
 
 /// A stack of frames in blocks of `S`.
 ///
-/// Its memory goes back to the source when it is dropped, or with [`Stack::trim`]. It may be sent to another thread, but
-/// not shared: an allocation takes no lock.
+/// Its memory goes back to the source when it is dropped, or with [`Stack::trim`]. It may be sent
+/// to another thread, but not shared: an allocation takes no lock.
 ///
 /// # Complexity
-/// Allocating and popping take the same few instructions, whatever is in a frame. An allocation that does not fit into the
-/// block looks through free ones, which [`Policy`] tells of.
+/// Allocating and popping take the same few instructions, whatever is in a frame. An allocation
+/// that does not fit into the block searches the free ones, as [`StackPolicy`] describes.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Stack<S: Source, P: Policy = Usual> {
+pub struct Stack<S: Source, P: StackPolicy = Usual> {
     /// The first free byte.
     next: Cell<*mut u8>,
     /// Behind which nothing of the block is handed out.
     end: Cell<*mut u8>,
     /// The block; where the stack is guarded, the last guard.
-    block: Cell<*mut Header>,
-    /// What fast paths do not touch; lies in the first block, NULL while there is none.
+    block: Cell<*mut StackBlockHeader>,
+    /// Fields that fast paths do not use; in the first block, NULL without a block.
     cold: Cell<*mut Cold>,
-    /// The innermost frame that is linked, see `link`. Not beside `block`: compilers would read both at once where
-    /// a frame is pushed, which waits for the store to this one when the last was.
-    frame: Cell<*const Link>,
-    /// Whether it is guarded: not 0 where it is.
+    /// The innermost frame that is linked, see `link`. Not beside `block`: compilers would read
+    /// both at once where a frame is pushed, which waits for the store to this one when the last
+    /// was.
+    frame: Cell<*const FrameLink>,
+    /// Not 0 if the stack has canaries.
     guarded: Cell<usize>,
     source: S,
     policy: PhantomData<P>,
 }
 
-// SAFETY: blocks are reached through one stack alone, so they go where it goes; its source says whether it may.
-unsafe impl<S: Source + Send, P: Policy> Send for Stack<S, P> {}
+// SAFETY: blocks are reached through one stack alone, so they go where it goes; its source says
+// whether it may.
+unsafe impl<S: Source + Send, P: StackPolicy> Send for Stack<S, P> {}
 
-/// How a stack was when a frame was pushed.
+/// Position of a stack when a frame was pushed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     next: *mut u8,
-    block: *mut Header,
+    block: *mut StackBlockHeader,
 }
 
 #[cfg(feature = "os")]
 const _: () = {
-    use crate::source::Memory;
-    type InC = Stack<Memory, Linked>;
+    use crate::source::SystemOrBuffer;
+    type StackInC = Stack<SystemOrBuffer, LinkedPolicy>;
     assert!(
-        offset_of!(InC, next) == 0 && offset_of!(InC, end) == 8 && offset_of!(InC, block) == 16
+        offset_of!(StackInC, next) == 0
+            && offset_of!(StackInC, end) == 8
+            && offset_of!(StackInC, block) == 16
     );
     assert!(
-        offset_of!(InC, cold) == 24
-            && offset_of!(InC, frame) == 32
-            && offset_of!(InC, guarded) == 40
+        offset_of!(StackInC, cold) == 24
+            && offset_of!(StackInC, frame) == 32
+            && offset_of!(StackInC, guarded) == 40
     );
-    assert!(offset_of!(InC, source) == 48 && size_of::<InC>() == 64);
+    assert!(offset_of!(StackInC, source) == 48 && size_of::<StackInC>() == 64);
     assert!(
-        offset_of!(Mark, block) == 8 && offset_of!(Link, outer) == 16 && size_of::<Link>() == 24
+        offset_of!(Mark, block) == 8
+            && offset_of!(FrameLink, outer) == 16
+            && size_of::<FrameLink>() == 24
     );
 };
 
@@ -128,8 +137,8 @@ impl<S: Source> Stack<S> {
         Stack::with_policy(source, cfg!(debug_assertions))
     }
 
-    /// A stack that writes a guard behind each allocation, looks at it when its frame is popped, and fills what was popped
-    /// with rubbish. It panics where a guard was written over.
+    /// A stack that writes a guard behind each allocation, looks at it when its frame is popped,
+    /// and fills what was popped with rubbish. It panics where a guard was written over.
     pub const fn guarded(source: S) -> Stack<S> {
         Stack::with_policy(source, true)
     }
@@ -140,7 +149,7 @@ impl<S: Source> Stack<S> {
     }
 }
 
-impl<S: Source, P: Policy> Stack<S, P> {
+impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// A stack of any policy, guarded or not.
     pub const fn with_policy(source: S, guarded: bool) -> Stack<S, P> {
         Stack {
@@ -167,7 +176,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.guarded.get() != 0
     }
 
-    /// Memory in the innermost frame; `None` where the source has no more. A block of no size may share its address.
+    /// Memory in the innermost frame; `None` where the source has no more. A block of no size may
+    /// share its address.
     ///
     /// Two that follow each other are adjacent, but for what aligns the second.
     #[inline]
@@ -178,7 +188,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
     }
 
-    /// As [`Stack::allocate`], for values and arrays: layouts whose size is a multiple of their alignment.
+    /// As [`Stack::allocate`], for values and arrays: layouts whose size is a multiple of their
+    /// alignment.
     #[inline(always)]
     fn allocate_array(&self, layout: Layout) -> Option<NonNull<u8>> {
         match self.bump_array(P::shape(layout)) {
@@ -194,8 +205,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.hand_out(start, start.wrapping_add(layout.size()))
     }
 
-    /// The same with a step fewer between `next` and the one after it, which is what an allocation waits for that follows
-    /// at once: the sum is aligned, not a summand.
+    /// The same with a step fewer between `next` and the one after it, which is what an allocation
+    /// waits for that follows at once: the sum is aligned, not a summand.
     #[inline(always)]
     fn bump_array(&self, layout: Layout) -> Option<NonNull<u8>> {
         let mask = layout.align() - 1;
@@ -203,8 +214,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.hand_out(self.start(layout), after)
     }
 
-    /// Where the next allocation begins. No overflow: memory ends below 2^63, and a layout is smaller, also when it is
-    /// rounded up to its alignment.
+    /// Address of the next allocation. No overflow: memory ends below 2^63, and a layout is
+    /// smaller, also when it is rounded up to its alignment.
     #[inline(always)]
     fn start(&self, layout: Layout) -> usize {
         self.next.get().addr().wrapping_add(layout.align() - 1) & !(layout.align() - 1)
@@ -235,7 +246,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.bump(layout)
     }
 
-    /// Where the stack is now: what [`Stack::rewind`] takes it back to.
+    /// Present position of the stack: the argument of [`Stack::rewind`].
     #[inline(always)]
     pub fn mark(&self) -> Mark {
         Mark { next: self.next.get(), block: self.block.get() }
@@ -244,7 +255,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Pops all that was allocated since `mark`.
     ///
     /// # Safety
-    /// The mark is of this stack, which was not taken back to an earlier one since; nobody uses what was allocated after it.
+    /// The mark is of this stack, which was not rewound to an earlier one since; allocations after
+    /// the mark are not used any more.
     #[inline(always)]
     pub unsafe fn rewind(&self, mark: Mark) {
         if self.block.get() == mark.block {
@@ -254,11 +266,13 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
     }
 
-    /// Gives a block another size, and its old contents as far as they fit: in place where it is the last or does not grow.
-    /// `None` where there is no memory: then the block is as it was. What it returns belongs to the innermost frame.
+    /// Resizes a block, and keeps its contents as far as they fit: in place if it is the last one
+    /// or does not grow. `None` without memory: then the block is unchanged. The returned block
+    /// belongs to the innermost frame.
     ///
     /// # Safety
-    /// The block came from this stack with `layout` and was not popped; nobody uses it but by what this returns.
+    /// The block was allocated in this stack with `layout` and was not popped; it is used through
+    /// the returned pointer only from now on.
     #[inline]
     pub unsafe fn resize(
         &self,
@@ -275,7 +289,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
             // Not what the caller has: that may be for the bytes alone that there were.
             return NonNull::new(next.with_addr(block.addr().get()));
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this stack with this layout.
         unsafe { self.resize_slow(block, layout, new) }
     }
 
@@ -305,7 +319,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Takes the last allocation back; what is not the last stays until its frame is popped.
     ///
     /// # Safety
-    /// The block came from this stack with `layout`, was not popped, and nobody uses it any more.
+    /// The block was allocated in this stack with `layout`, was not popped, and is not used any
+    /// more.
     #[inline]
     pub unsafe fn free_last(&self, block: NonNull<u8>, layout: Layout) {
         if self.is_last(block, layout) {
@@ -315,15 +330,17 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
     }
 
-    /// Whether a block ends where the next would begin. Where the stack is guarded none does: its guard is between.
+    /// True if a block ends at the address of the next allocation. Never with canaries: a canary is
+    /// in between.
     #[inline(always)]
     fn is_last(&self, block: NonNull<u8>, layout: Layout) -> bool {
         block.addr().get() + P::shape(layout).size() == self.next.get().addr()
     }
 
-    /// Has a single block ready for the next `size` bytes, what aligns them included, so that no request until then meets the
-    /// end of one: best in a stack that has no memory yet, where all of them then follow each other. `false`, and nothing is
-    /// changed, where the source has no more. What is ready stays until [`Stack::trim`].
+    /// Prepares a single block for the next `size` bytes, including alignment, so that no
+    /// allocation until then crosses the end of a block: best for a stack without memory, in which
+    /// all of them are then contiguous. Returns `false` without any change if the source is
+    /// exhausted. The block stays until [`Stack::trim`].
     #[must_use]
     pub fn reserve(&self, size: usize) -> bool {
         if watch::checked() {
@@ -344,7 +361,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Gives all memory back: the stack is as it was when it was made.
     ///
     /// # Panics
-    /// Where a guard was written over, or a frame of C is open.
+    /// Panics if a canary was overwritten, or if a frame of the C API is open.
     pub fn wipe(&mut self) {
         assert!(self.frame.get().is_null(), "stack: it is wiped while a frame is open");
         self.destroy();
@@ -360,12 +377,13 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.cold().map_or(0, |cold| cold.taken.get())
     }
 
-    /// Where the memory comes from.
+    /// Source of the memory.
     pub const fn source(&self) -> &S {
         &self.source
     }
 
-    /// Names the stack for who looks at its statistics; takes its first block for that, and does nothing where there is none.
+    /// Sets the name in statistics; allocates the first block for that, and does nothing if that
+    /// fails.
     pub fn set_name(&self, name: &str) {
         let none = self.allocate(Layout::new::<()>());
         if let Some(cold) = self.cold().filter(|_| none.is_some()) {
@@ -376,7 +394,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Walks everything that must hold inside.
     ///
     /// # Panics
-    /// Where it does not hold.
+    /// Panics if an invariant is violated.
     pub fn check(&self) {
         let Some(cold) = self.cold() else {
             assert!(self.next.get().is_null() && self.end.get().is_null());
@@ -389,19 +407,20 @@ impl<S: Source, P: Policy> Stack<S, P> {
             if is_empty { next.is_null() && end.is_null() } else { current.holds(next, end) };
         assert!(fits, "next and end are in the block");
         assert!(self.blocks().any(|block| ptr::eq(block, current)), "the block is in the list");
-        assert_eq!(self.blocks().map(Header::size).sum::<usize>(), cold.held.get());
+        assert_eq!(self.blocks().map(StackBlockHeader::size).sum::<usize>(), cold.held.get());
         self.check_guards();
     }
 }
 
-impl<S: Source, P: Policy> Drop for Stack<S, P> {
+impl<S: Source, P: StackPolicy> Drop for Stack<S, P> {
     fn drop(&mut self) {
         self.destroy();
     }
 }
 
-// SAFETY: `bump` moves `next` over what it hands out and never back but by the caller's leave; blocks stay until the drop.
-unsafe impl<S: Source, P: Policy> Allocator for Stack<S, P> {
+// SAFETY: `bump` moves `next` over what it hands out and never back but by the caller's leave;
+// blocks stay until the drop.
+unsafe impl<S: Source, P: StackPolicy> DisciplinedAllocator for Stack<S, P> {
     const NAME: &'static str = "stack";
     const FREES: Discipline = Discipline::Lifo;
 
@@ -410,7 +429,7 @@ unsafe impl<S: Source, P: Policy> Allocator for Stack<S, P> {
     }
 
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this stack with this layout.
         unsafe { self.free_last(block, layout) };
     }
 
@@ -420,7 +439,7 @@ unsafe impl<S: Source, P: Policy> Allocator for Stack<S, P> {
         layout: Layout,
         new: Layout,
     ) -> Option<NonNull<u8>> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this stack with this layout.
         unsafe { Stack::resize(self, block, layout, new) }
     }
 

@@ -1,4 +1,5 @@
-//! TLSF, two-level segregated fit: any sizes, freed in any order, in a time that does not depend on the heap.
+//! TLSF, two-level segregated fit: any sizes, freed in any order, in a time that does not depend on
+//! the heap.
 //!
 //! ```
 //! use core::alloc::Layout;
@@ -23,20 +24,20 @@
 //!      └── regions from a Source, each as large as all before, up to 16 MiB
 //! ```
 //!
-//! Worst cases: `free` merges one block. `allocate` takes one block from the lists; where none fits, it first merges what is
-//! at hand (at most 32 N + 1 blocks), then asks the source. With N = 0 nothing is kept at hand: the usual case is slower, the
-//! worst is shortest.
+//! Worst cases: `free` merges one block. `allocate` removes one block from the lists; if none fits,
+//! it first merges the cached blocks (at most 32 N + 1), then asks the source. With N = 0 no block
+//! is cached: the usual case is slower, the worst case is shortest.
 //!
-//! Each block costs a word, and what its size is short of a multiple of 16. A pool does not return regions to its source
-//! until [`Tlsf::trim`] or its end.
+//! Each block costs a word, and what its size is short of a multiple of 16. A pool does not return
+//! regions to its source until [`Tlsf::trim`] or its end.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use crate::discipline::{Allocator, Discipline};
+use crate::discipline::{Discipline, DisciplinedAllocator};
 use crate::source::Source;
 use crate::watch;
-use block::{Block, WORD, size_for};
+use block::{TlsfBlock, WORD, size_for};
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -48,33 +49,34 @@ mod locked;
 
 pub use block::GRANULE;
 pub use front::CLASSES;
-use front::Front;
-use heap::Heap;
+use front::DeferredFrees;
+use heap::TlsfHeap;
 pub use locked::LockedTlsf;
 
-/// A pool of blocks of any size. N blocks of each small size are kept at hand. Of C programs the start of one with 32 is
-/// known as `pw_tlsf`.
+/// A pool of blocks of any size. N blocks of each small size class are cached. In C programs,
+/// `pw_tlsf` is the start of one with N = 32.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Tlsf<S: Source, const N: usize = 32> {
     /// Comes first: C programs know it.
-    front: Front<N>,
-    heap: Heap<S>,
+    front: DeferredFrees<N>,
+    heap: TlsfHeap<S>,
 }
 
 impl<S: Source, const N: usize> Tlsf<S, N> {
-    /// An empty pool. It takes nothing from the source before something is allocated. Debug builds look for misuse.
+    /// An empty pool. It takes nothing from the source before something is allocated. Debug builds
+    /// look for misuse.
     pub const fn new(source: S) -> Tlsf<S, N> {
-        Tlsf { front: Front::EMPTY, heap: Heap::new(source, true) }
+        Tlsf { front: DeferredFrees::EMPTY, heap: TlsfHeap::new(source, true) }
     }
 
     /// As [`Tlsf::new`], and debug builds do not look for misuse either.
     pub const fn unguarded(source: S) -> Tlsf<S, N> {
-        Tlsf { front: Front::EMPTY, heap: Heap::new(source, false) }
+        Tlsf { front: DeferredFrees::EMPTY, heap: TlsfHeap::new(source, false) }
     }
 
-    /// Memory of this size and alignment, for which the pool and then the source is asked. A size of 0 is a block like any
-    /// other.
+    /// Memory of this size and alignment, for which the pool and then the source is asked. A size
+    /// of 0 is a block like any other.
     #[inline]
     pub fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
         allocate(&mut self.front, &mut self.heap, layout)
@@ -91,40 +93,43 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// Takes a block back.
     ///
     /// # Safety
-    /// `block` came from this pool with `layout`, as it was allocated or last reallocated, and is not used any more.
+    /// `block` came from this pool with `layout`, as it was allocated or last reallocated, and is
+    /// not used any more.
     ///
     /// # Panics
     /// In debug builds, where it did not or was freed before.
     #[inline]
     pub unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { free(&mut self.front, &mut self.heap, block, layout.size()) };
     }
 
-    /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and large enough; else elsewhere,
-    /// with its contents. `None` leaves it as it is.
+    /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and
+    /// large enough; else elsewhere, with its contents. `None` leaves it as it is.
     ///
     /// # Safety
-    /// As for [`Tlsf::free`]. From then on the block has the layout of `size` and the old alignment.
+    /// As for [`Tlsf::free`]. From then on the block has the layout of `size` and the old
+    /// alignment.
     pub unsafe fn reallocate(
         &mut self,
         block: NonNull<u8>,
         layout: Layout,
         size: usize,
     ) -> Option<NonNull<u8>> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { reallocate(&mut self.front, &mut self.heap, block, layout, size) }
     }
 
-    /// The size of a block in use: what was asked for, rounded up by up to [`GRANULE`] bytes, or exactly where somebody checks
-    /// accesses. It stands for the size that was asked for wherever that is needed, and all of it may be used.
+    /// The size of a block in use: the requested size, rounded up by up to [`GRANULE`] bytes, or
+    /// exact if accesses are checked. It is valid wherever the requested size is needed, and all of
+    /// it may be used.
     ///
     /// # Safety
     /// `block` is a block of this pool in use.
     #[inline]
     pub unsafe fn size_of(&self, block: NonNull<u8>) -> usize {
         // SAFETY: the caller passes the payload of a block.
-        let block = unsafe { Block::of(block) };
+        let block = unsafe { TlsfBlock::from_payload(block) };
         if watch::checked() {
             let _quiet = watch::quiet();
             return block.asked();
@@ -135,7 +140,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// Forgets all blocks and keeps the memory. Takes time for each region, not for each block.
     ///
     /// # Safety
-    /// Nobody uses a block of this pool any more.
+    /// No block of this pool is used any more.
     pub unsafe fn reset(&mut self) {
         let _quiet = watch::quiet();
         self.front.tell_now(&mut self.heap, 0);
@@ -158,7 +163,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         self.heap.held()
     }
 
-    /// Where the memory comes from.
+    /// Source of the memory.
     pub const fn source(&self) -> &S {
         self.heap.source()
     }
@@ -166,7 +171,7 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// Walks all blocks, lists and bits, in debug builds also the marks of each block.
     ///
     /// # Panics
-    /// Where something does not hold.
+    /// Panics if an invariant is violated.
     pub fn check(&self) {
         let _quiet = watch::quiet();
         let at_hand = self.heap.check(|block| self.front.holds(block));
@@ -176,8 +181,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
 
 #[inline]
 fn allocate<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
     if layout.align() <= GRANULE
@@ -192,8 +197,8 @@ fn allocate<S: Source, const N: usize>(
 /// A block from the heap.
 #[inline(never)]
 fn fetch<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
     if watch::checked() {
@@ -207,25 +212,26 @@ fn fetch<S: Source, const N: usize>(
 }
 
 fn fetch_size<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     size: usize,
     align: usize,
 ) -> Option<NonNull<u8>> {
     if align > GRANULE {
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }
-    match heap.take(size) {
+    match heap.remove_free(size) {
         Some(block) => Some(block.payload()),
-        None => fetch_with(front, heap, |heap| heap.take(size), size, align),
+        None => fetch_with(front, heap, |heap| heap.remove_free(size), size, align),
     }
 }
 
-/// A block for somebody whose accesses are checked: with a gap behind it, and told of. No call goes by unseen from then on.
+/// A block for a program whose accesses are checked: with a red zone after it, and reported. Every
+/// call is reported from then on.
 #[cold]
 fn fetch_checked<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
     let _quiet = watch::quiet();
@@ -233,19 +239,19 @@ fn fetch_checked<S: Source, const N: usize>(
     let size = size_for(layout.size().checked_add(watch::GAP)?)?;
     let payload = fetch_size(front, heap, size, layout.align())?;
     // SAFETY: the block was handed out just now.
-    unsafe { Block::of(payload) }.set_asked(layout.size());
+    unsafe { TlsfBlock::from_payload(payload) }.set_asked(layout.size());
     watch::allocated(&heap.watch, payload, layout.size());
     front.count(size - WORD);
     front.tell(heap, layout.size());
     Some(payload)
 }
 
-/// A block from the heap, with what is at hand merged and the heap grown as far as needed.
+/// A block from the heap; merges the cached blocks and grows the heap as needed.
 #[cold]
 fn fetch_with<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
-    take: impl Fn(&mut Heap<S>) -> Option<Block>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
+    take: impl Fn(&mut TlsfHeap<S>) -> Option<TlsfBlock>,
     size: usize,
     align: usize,
 ) -> Option<NonNull<u8>> {
@@ -264,8 +270,8 @@ fn fetch_with<S: Source, const N: usize>(
 /// `block` came from this front and heap with this size, and is not used any more.
 #[inline]
 unsafe fn free<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     block: NonNull<u8>,
     size: usize,
 ) {
@@ -275,11 +281,11 @@ unsafe fn free<S: Source, const N: usize>(
     }
 }
 
-/// Frees a block for which there is no room at hand.
+/// Frees a block that does not fit into the cache.
 #[inline(never)]
 fn retire<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     block: NonNull<u8>,
     size: usize,
 ) {
@@ -290,11 +296,12 @@ fn retire<S: Source, const N: usize>(
     front.leave(heap, block, size);
 }
 
-/// Frees a block of somebody whose accesses are checked: who frees it a second time is told so, and no harm is done.
+/// Frees a block of a program whose accesses are checked: a double free is reported, and has no
+/// other effect.
 #[cold]
-fn retire_checked<S: Source>(heap: &mut Heap<S>, payload: NonNull<u8>) {
+fn retire_checked<S: Source>(heap: &mut TlsfHeap<S>, payload: NonNull<u8>) {
     // SAFETY: the caller passes a block of the heap.
-    let block = unsafe { Block::of(payload) };
+    let block = unsafe { TlsfBlock::from_payload(payload) };
     watch::freed(&heap.watch, payload, with_quiet(|| block.asked()));
     with_quiet(|| {
         if !block.is_free() {
@@ -303,28 +310,30 @@ fn retire_checked<S: Source>(heap: &mut Heap<S>, payload: NonNull<u8>) {
     });
 }
 
-/// Looks at memory that nobody may touch.
+/// Reads memory that is marked as inaccessible.
 fn with_quiet<T>(look: impl FnOnce() -> T) -> T {
     let _quiet = watch::quiet();
     look()
 }
 
 /// # Safety
-/// `payload` came from this front and heap with this layout, and is not used any more where another is returned.
+/// `payload` came from this front and heap with this layout, and is not used any more where another
+/// is returned.
 unsafe fn reallocate<S: Source, const N: usize>(
-    front: &mut Front<N>,
-    heap: &mut Heap<S>,
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
     payload: NonNull<u8>,
     layout: Layout,
     size: usize,
 ) -> Option<NonNull<u8>> {
     // SAFETY: the caller passes the payload of a block.
-    let block = unsafe { Block::of(payload) };
+    let block = unsafe { TlsfBlock::from_payload(payload) };
     if resize(heap, block, size)? {
         return Some(payload);
     }
     let moved = allocate(front, heap, Layout::from_size_align(size, layout.align()).ok()?)?;
-    // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and apart.
+    // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
+    // apart.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
     // SAFETY: the caller promises it, and what it held has moved.
     unsafe { free(front, heap, payload, layout.size()) };
@@ -332,7 +341,7 @@ unsafe fn reallocate<S: Source, const N: usize>(
 }
 
 /// Gives a block another size where it is, if that can be; `None` where no block can have it.
-fn resize<S: Source>(heap: &mut Heap<S>, block: Block, size: usize) -> Option<bool> {
+fn resize<S: Source>(heap: &mut TlsfHeap<S>, block: TlsfBlock, size: usize) -> Option<bool> {
     if !watch::checked() {
         return Some(heap.resize(block, size_for(size)?));
     }
@@ -346,15 +355,16 @@ fn resize<S: Source>(heap: &mut Heap<S>, block: Block, size: usize) -> Option<bo
     Some(done)
 }
 
-fn trim<S: Source, const N: usize>(front: &mut Front<N>, heap: &mut Heap<S>) {
+fn trim<S: Source, const N: usize>(front: &mut DeferredFrees<N>, heap: &mut TlsfHeap<S>) {
     let _quiet = watch::quiet();
     front.tell_now(heap, 0);
     while front.give_back(heap) {}
     heap.trim();
 }
 
-// SAFETY: blocks are cut from regions without overlap, their payloads aligned, and stay in use until freed.
-unsafe impl<S: Source, const N: usize> Allocator for Tlsf<S, N> {
+// SAFETY: blocks are cut from regions without overlap, their payloads aligned, and stay in use
+// until freed.
+unsafe impl<S: Source, const N: usize> DisciplinedAllocator for Tlsf<S, N> {
     const NAME: &'static str = "tlsf";
     const FREES: Discipline = Discipline::Any;
 
@@ -363,7 +373,7 @@ unsafe impl<S: Source, const N: usize> Allocator for Tlsf<S, N> {
     }
 
     unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { Tlsf::free(self, block, layout) };
     }
 
@@ -373,7 +383,7 @@ unsafe impl<S: Source, const N: usize> Allocator for Tlsf<S, N> {
         layout: Layout,
         new: Layout,
     ) -> Option<NonNull<u8>> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.reallocate(block, layout, new.size()) }
     }
 

@@ -6,19 +6,19 @@ use core::slice;
 /// Moves a value there.
 ///
 /// # Safety
-/// The memory is for a `T`, as long as `'f`, and for nobody else.
+/// The memory has the layout of a `T`, stays valid for `'f`, and is not used by other code.
 #[inline(always)]
 pub(crate) unsafe fn put<'f, T>(place: NonNull<T>, value: T) -> &'f mut T {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees memory for a `T`.
     unsafe { place.write(value) };
-    // SAFETY: as the caller says, and it is written.
+    // SAFETY: the caller guarantees memory for a `T` as long as `'f`, and it is initialized.
     unsafe { &mut *place.as_ptr() }
 }
 
 /// Makes as many values there as asked for, each of its place.
 ///
 /// # Safety
-/// The memory is for `len` of them, as long as `'f`, and for nobody else.
+/// The memory has the layout of `len` values, stays valid for `'f`, and is not used by other code.
 #[inline(always)]
 pub(crate) unsafe fn make<'f, T>(
     start: NonNull<T>,
@@ -28,22 +28,24 @@ pub(crate) unsafe fn make<'f, T>(
     for at in 0..len {
         // SAFETY: the memory is for `len` of them.
         let place = unsafe { start.add(at) };
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees memory for `len` values.
         unsafe { place.write(value(at)) };
     }
-    // SAFETY: as the caller says, and all are written.
+    // SAFETY: the caller guarantees memory for `len` values as long as `'f`, and all are
+    // initialized.
     unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
 }
 
 /// Copies values there.
 ///
 /// # Safety
-/// The memory is new, for as many of them, as long as `'f`, and for nobody else.
+/// The memory is new, has the right layout, stays valid for `'f`, and is not used by other code.
 #[inline(always)]
 pub(crate) unsafe fn copy<'f, T: Copy>(start: NonNull<T>, values: &[T]) -> &'f mut [T] {
     let start = start.as_ptr();
-    // SAFETY: as the caller says; what is new is not theirs.
+    // SAFETY: the caller guarantees new memory for as many values, which does not overlap theirs.
     unsafe { ptr::copy_nonoverlapping(values.as_ptr(), start, values.len()) };
-    // SAFETY: as the caller says, and all are written.
+    // SAFETY: the caller guarantees memory for as many values as long as `'f`, and all are
+    // initialized.
     unsafe { slice::from_raw_parts_mut(start, values.len()) }
 }

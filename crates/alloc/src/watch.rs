@@ -1,12 +1,12 @@
-//! What pools tell those who watch memory: valgrind and AddressSanitizer, found when the program runs, and statistics,
-//! where the feature `stats` is on.
+//! Reports of pools to memory checkers: valgrind and AddressSanitizer, detected at run time, and to
+//! statistics with the feature `stats`.
 //!
-//! Fast paths know nothing of this, the inlined ones in C programs that were compiled long ago included. Two rules make
-//! up for it:
-//! - A pool that is watched closely ([`checked`]) keeps its fast paths closed: every call finds no room and comes to a slow
-//!   path, which tells of each block.
-//! - Statistics alone leave the fast paths open. Pools of a few instructions a call tell of their [`Progress`] when a slow
-//!   path comes anyway; pools that take longer count each call.
+//! Fast paths know nothing of this, the inlined ones in C programs that were compiled long ago
+//! included. Two rules make up for it:
+//! - A pool under a checker ([`checked`]) keeps its fast paths closed: every call finds no free
+//!   space and takes a slow path, which reports each block.
+//! - Statistics alone leave the fast paths open. Pools with calls of a few instructions report
+//!   their [`PoolProgress`] when a slow path is taken anyway; slower pools count each call.
 
 mod checker;
 #[cfg(feature = "stats")]
@@ -17,36 +17,36 @@ mod table;
 use core::cell::Cell;
 use core::ptr::NonNull;
 
-use crate::source::Block;
+use crate::source::SourceBlock;
 
 pub use checker::{GAP, Quiet, checked, quiet};
 #[cfg(feature = "stats")]
-pub use entry::{Entry, SAMPLES, SIZES};
+pub use entry::{PoolEntry, SAMPLES, SIZES};
 #[cfg(feature = "stats")]
-pub use table::{MAGIC, Table};
+pub use table::{MAGIC, PoolTable};
 
 /// A pool, as its watchers know it. Lies in what its fast paths do not touch.
 #[derive(Debug)]
-pub struct Pool {
+pub struct WatchedPool {
     /// By what valgrind knows it; 0 before it does.
     id: Cell<usize>,
     #[cfg(feature = "stats")]
     kind: &'static str,
     #[cfg(feature = "stats")]
-    entry: Cell<Option<&'static Entry>>,
-    /// Bytes that may be asked for, and that may come back, before the entry is told.
+    entry: Cell<Option<&'static PoolEntry>>,
+    /// Bytes that may be allocated, and freed, before the next report.
     #[cfg(feature = "stats")]
     asked: Countdown,
     #[cfg(feature = "stats")]
     returned: Countdown,
 }
 
-/// Bytes until something is told. Below 0 that is overdue.
+/// Bytes until the next report. Below 0 the report is overdue.
 #[cfg(feature = "stats")]
 #[derive(Debug)]
 struct Countdown {
     left: Cell<isize>,
-    /// What `left` was when it began.
+    /// Value of `left` at the beginning.
     span: Cell<isize>,
 }
 
@@ -56,7 +56,7 @@ impl Countdown {
         Countdown { left: Cell::new(0), span: Cell::new(0) }
     }
 
-    /// Whether it is time to tell, after so many bytes more.
+    /// True if a report is due after this number of further bytes.
     #[inline(always)]
     fn is_over(&self, size: usize) -> bool {
         let left = self.left.get().wrapping_sub_unsigned(size);
@@ -72,28 +72,29 @@ impl Countdown {
     }
 }
 
-// SAFETY: its entry belongs to this pool alone and is written by who uses the pool, one thread at a time.
-unsafe impl Send for Pool {}
+// SAFETY: its entry belongs to this pool alone and is written by who uses the pool, one thread at a
+// time.
+unsafe impl Send for WatchedPool {}
 
-/// What happened in a pool since it told the last time.
+/// Events of a pool since its last report.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress {
+pub struct PoolProgress {
     /// Blocks that were asked for.
     pub requests: usize,
     /// Their bytes; what aligns them may be in it.
     pub requested: usize,
     /// Bytes that came back.
     pub returned: usize,
-    /// The size of one of the blocks, which stands for all: that at hand when the pool tells.
+    /// The size of one block, as a sample of all: the one in use at the report.
     pub size: usize,
 }
 
 /// A pool begins.
 #[inline(always)]
-pub const fn created(kind: &'static str) -> Pool {
+pub const fn created(kind: &'static str) -> WatchedPool {
     #[cfg(not(feature = "stats"))]
     let _ = kind;
-    Pool {
+    WatchedPool {
         id: Cell::new(0),
         #[cfg(feature = "stats")]
         kind,
@@ -107,7 +108,7 @@ pub const fn created(kind: &'static str) -> Pool {
 }
 
 /// Its user gives it a name, of which the first 32 bytes count.
-pub fn named(pool: &Pool, name: &str) {
+pub fn named(pool: &WatchedPool, name: &str) {
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.enter() {
         entry.rename(name);
@@ -116,8 +117,8 @@ pub fn named(pool: &Pool, name: &str) {
     let _ = (pool, name);
 }
 
-/// A pool ends, and with it all that it handed out. Its blocks were given back.
-pub fn destroyed(pool: &Pool) {
+/// A pool ends, and with it all its allocations. Its blocks were returned.
+pub fn destroyed(pool: &WatchedPool) {
     checker::destroyed(&pool.id);
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.entry.take() {
@@ -125,8 +126,9 @@ pub fn destroyed(pool: &Pool) {
     }
 }
 
-/// A pool has a block of its source: nobody may touch it but the pool, in slow paths. See [`ours`].
-pub fn taken(pool: &Pool, block: Block) {
+/// A pool has obtained a block from its source: only the pool may access it, in slow paths. See
+/// [`ours`].
+pub fn taken(pool: &WatchedPool, block: SourceBlock) {
     checker::taken(&pool.id, block);
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.enter() {
@@ -139,23 +141,23 @@ pub fn ours(start: NonNull<u8>, size: usize) {
     checker::defined(start, size);
 }
 
-/// These bytes were [`ours`], and are nobody's now.
+/// These bytes were [`ours`], and are inaccessible now.
 pub fn hidden(start: NonNull<u8>, size: usize) {
     checker::hidden(start, size);
 }
 
 /// Memory was handed out that is to be divided further: no block of its own, with anything in it.
 pub fn opened(start: NonNull<u8>, size: usize) {
-    checker::given_back(Block { start, size, zeroed: false });
+    checker::given_back(SourceBlock { start, size, zeroed: false });
 }
 
 /// Such memory, or a part of it, came back.
-pub fn closed(pool: &Pool, start: NonNull<u8>, size: usize) {
-    checker::taken(&pool.id, Block { start, size, zeroed: false });
+pub fn closed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
+    checker::taken(&pool.id, SourceBlock { start, size, zeroed: false });
 }
 
 /// A pool is about to give a block back, in which nothing is handed out.
-pub fn given_back(pool: &Pool, block: Block) {
+pub fn given_back(pool: &WatchedPool, block: SourceBlock) {
     checker::given_back(block);
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.entry.get() {
@@ -165,30 +167,31 @@ pub fn given_back(pool: &Pool, block: Block) {
     let _ = pool;
 }
 
-/// Memory was handed out, with nothing defined in it. Where [`checked`], and in slow paths.
-pub fn allocated(pool: &Pool, start: NonNull<u8>, size: usize) {
+/// Memory was allocated, with undefined contents. Called if [`checked`], and in slow paths.
+pub fn allocated(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::allocated(&pool.id, start, size);
 }
 
-/// Memory was handed out that is all 0. Where [`checked`], and in slow paths.
-pub fn allocated_zeroed(pool: &Pool, start: NonNull<u8>, size: usize) {
+/// Zeroed memory was allocated. Called if [`checked`], and in slow paths.
+pub fn allocated_zeroed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::allocated(&pool.id, start, size);
     checker::defined(start, size);
 }
 
-/// Memory that was handed out has another size in its place. Where [`checked`], and in slow paths.
-pub fn resized(pool: &Pool, start: NonNull<u8>, old: usize, new: usize) {
+/// An allocation was resized in place. Called if [`checked`], and in slow paths.
+pub fn resized(pool: &WatchedPool, start: NonNull<u8>, old: usize, new: usize) {
     checker::resized(&pool.id, start, old, new);
 }
 
-/// Memory that was handed out came back. Where [`checked`], and in slow paths.
-pub fn freed(pool: &Pool, start: NonNull<u8>, size: usize) {
+/// An allocation was freed. Called if [`checked`], and in slow paths.
+pub fn freed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::freed(&pool.id, start, size);
 }
 
-/// Counts what happened since the last time, for a pool that does not count each call. In slow paths.
+/// Counts what happened since the last time, for a pool that does not count each call. In slow
+/// paths.
 #[inline(always)]
-pub fn progress(pool: &Pool, progress: Progress) {
+pub fn progress(pool: &WatchedPool, progress: PoolProgress) {
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.entry.get() {
         entry.progress(progress);
@@ -197,9 +200,10 @@ pub fn progress(pool: &Pool, progress: Progress) {
     let _ = (pool, progress);
 }
 
-/// Counts a block that is handed out: a number goes down, and nothing else happens until it is below 0.
+/// Counts a block that is handed out: a number goes down, and nothing else happens until it is
+/// below 0.
 #[inline(always)]
-pub fn counted(pool: &Pool, size: usize) {
+pub fn counted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
     if pool.asked.is_over(size) {
         pool.tell(size);
@@ -208,18 +212,18 @@ pub fn counted(pool: &Pool, size: usize) {
     let _ = (pool, size);
 }
 
-/// Counts of blocks for a pool with few sizes, which says itself when it is time to tell them.
+/// Counts of blocks for a pool with few sizes, which decides itself when to report them.
 #[derive(Debug)]
-pub struct Classes<const N: usize> {
+pub struct ClassCounts<const N: usize> {
     #[cfg(feature = "stats")]
     asked: [Cell<u32>; N],
     #[cfg(feature = "stats")]
     returned: [Cell<u32>; N],
 }
 
-impl<const N: usize> Default for Classes<N> {
-    fn default() -> Classes<N> {
-        Classes {
+impl<const N: usize> Default for ClassCounts<N> {
+    fn default() -> ClassCounts<N> {
+        ClassCounts {
             #[cfg(feature = "stats")]
             asked: [const { Cell::new(0) }; N],
             #[cfg(feature = "stats")]
@@ -228,7 +232,7 @@ impl<const N: usize> Default for Classes<N> {
     }
 }
 
-impl<const N: usize> Classes<N> {
+impl<const N: usize> ClassCounts<N> {
     /// Counts a block that is handed out.
     #[inline(always)]
     pub fn asked(&self, class: usize) {
@@ -247,11 +251,11 @@ impl<const N: usize> Classes<N> {
         let _ = class;
     }
 
-    /// Tells all that was counted, of blocks of these sizes.
-    pub fn tell(&self, pool: &Pool, size: impl Fn(usize) -> usize) {
+    /// Reports all counts, for blocks of these sizes.
+    pub fn tell(&self, pool: &WatchedPool, size: impl Fn(usize) -> usize) {
         #[cfg(feature = "stats")]
         if let Some(entry) = pool.entry.get() {
-            let mut sum = Progress { requests: 0, requested: 0, returned: 0, size: 0 };
+            let mut sum = PoolProgress { requests: 0, requested: 0, returned: 0, size: 0 };
             for class in 0..N {
                 let [asked, returned] =
                     [&self.asked, &self.returned].map(|count| count[class].take() as usize);
@@ -270,7 +274,7 @@ impl<const N: usize> Classes<N> {
 
 /// Counts a block that has another size.
 #[inline(always)]
-pub fn recounted(pool: &Pool, old: usize, new: usize) {
+pub fn recounted(pool: &WatchedPool, old: usize, new: usize) {
     #[cfg(feature = "stats")]
     {
         let _ = pool.asked.is_over(new.saturating_sub(old));
@@ -282,7 +286,7 @@ pub fn recounted(pool: &Pool, old: usize, new: usize) {
 
 /// Counts a block that came back.
 #[inline(always)]
-pub fn uncounted(pool: &Pool, size: usize) {
+pub fn uncounted(pool: &WatchedPool, size: usize) {
     #[cfg(feature = "stats")]
     if pool.returned.is_over(size) {
         pool.tell(0);
@@ -292,7 +296,7 @@ pub fn uncounted(pool: &Pool, size: usize) {
 }
 
 /// Counts that all that was out came back.
-pub fn forgotten(pool: &Pool) {
+pub fn forgotten(pool: &WatchedPool) {
     #[cfg(feature = "stats")]
     {
         pool.tell(0);
@@ -306,7 +310,7 @@ pub fn forgotten(pool: &Pool) {
 
 /// Counts a slow path that takes more than a few instructions longer.
 #[inline(always)]
-pub fn slow(pool: &Pool) {
+pub fn slow(pool: &WatchedPool) {
     #[cfg(feature = "stats")]
     if let Some(entry) = pool.entry.get() {
         entry.slow();
@@ -316,19 +320,20 @@ pub fn slow(pool: &Pool) {
 }
 
 #[cfg(feature = "stats")]
-impl Pool {
+impl WatchedPool {
     /// Its entry, from its first block or its name on.
     #[cold]
-    fn enter(&self) -> Option<&'static Entry> {
+    fn enter(&self) -> Option<&'static PoolEntry> {
         self.entry.set(self.entry.get().or_else(|| table::enter(self.kind)));
         self.entry.get()
     }
 
-    /// Tells the entry what happened since the last time, and the size of a block that was asked for, if there is one.
+    /// Reports the events since the last report, and the size of one requested block, if there is
+    /// one.
     #[cold]
     #[inline(never)]
     fn tell(&self, size: usize) {
-        let span = self.entry.get().map_or(0, Entry::span);
+        let span = self.entry.get().map_or(0, PoolEntry::span);
         let [asked, returned] = [&self.asked, &self.returned].map(|count| count.restart(span));
         if let Some(entry) = self.entry.get() {
             entry.told(asked, returned, size);

@@ -10,7 +10,7 @@ use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
 use pagewise_alloc::{Fifo, LockedTlsf, Os, Pages, Ring, Stack, t_scope};
 
-/// How much they hold: Miri takes its time.
+/// Number of elements: Miri is slow.
 const MANY: u64 = if cfg!(miri) { 60 } else { 2000 };
 
 /// Uses every kind of collection for some time.

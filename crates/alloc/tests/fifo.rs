@@ -1,4 +1,5 @@
-//! FIFO pools: programs in any order mirrored in a shadow heap, pages under every policy, and running out of memory.
+//! FIFO pools: programs in any order mirrored in a shadow heap, pages under every policy, and
+//! running out of memory.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -22,13 +23,13 @@ fn pattern(seed: u8) -> impl Iterator<Item = u8> {
 
 /// A block and what was written to it.
 #[derive(Clone, Copy)]
-struct Shadow {
+struct ShadowBlock {
     block: NonNull<u8>,
     layout: Layout,
     seed: u8,
 }
 
-impl Shadow {
+impl ShadowBlock {
     fn range(&self) -> std::ops::Range<usize> {
         self.block.addr().get()..self.block.addr().get() + self.layout.size()
     }
@@ -53,7 +54,7 @@ impl Shadow {
 /// A pool beside what it should hold.
 struct Mirrored<S: Source> {
     pool: Fifo<S>,
-    live: VecDeque<Shadow>,
+    live: VecDeque<ShadowBlock>,
     guarded: bool,
 }
 
@@ -63,11 +64,11 @@ impl<S: Source> Mirrored<S> {
         Mirrored { pool: pool.unwrap(), live: VecDeque::new(), guarded }
     }
 
-    fn add(&mut self, mut new: Shadow) {
+    fn add(&mut self, mut new: ShadowBlock) {
         assert!(new.block.addr().get().is_multiple_of(new.layout.align()));
         let range = new.range();
         let overlaps =
-            |old: &Shadow| old.range().start < range.end && range.start < old.range().end;
+            |old: &ShadowBlock| old.range().start < range.end && range.start < old.range().end;
         assert!(!self.live.iter().any(overlaps), "two blocks overlap");
         new.fill();
         self.live.push_back(new);
@@ -79,7 +80,7 @@ impl<S: Source> Mirrored<S> {
             false => self.pool.allocate(layout),
         };
         let Some(block) = block else { return false };
-        let mut new = Shadow { block, layout, seed };
+        let mut new = ShadowBlock { block, layout, seed };
         assert!(!zeroed || new.bytes().iter().all(|byte| *byte == 0), "not zeroed");
         self.add(new);
         true
@@ -103,7 +104,7 @@ impl<S: Source> Mirrored<S> {
             assert_eq!(block, old.block, "it moved while it shrank");
         }
         let kept = size.min(old.layout.size());
-        let mut new = Shadow { block, layout: layout(size, old.layout.align()), ..old };
+        let mut new = ShadowBlock { block, layout: layout(size, old.layout.align()), ..old };
         new.check(kept);
         self.add(new);
     }
@@ -114,7 +115,7 @@ impl<S: Source> Mirrored<S> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum FifoStep {
     Allocate { size: usize, align: usize, zeroed: bool },
     Oldest,
     Any(usize),
@@ -126,31 +127,31 @@ fn size() -> impl Strategy<Value = usize> {
     prop_oneof![8 => 0..600_usize, 2 => 0..9000_usize, 1 => 0..3 * PAGE]
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<FifoStep>> {
     let align = prop_oneof![8 => Just(0_u32), 2 => 0..8_u32, 1 => 0..19_u32];
     let allocate = (size(), align, any::<bool>())
-        .prop_map(|(size, align, zeroed)| Step::Allocate { size, align: 1 << align, zeroed });
+        .prop_map(|(size, align, zeroed)| FifoStep::Allocate { size, align: 1 << align, zeroed });
     let step = prop_oneof![
         8 => allocate,
-        3 => Just(Step::Oldest),
-        3 => any::<usize>().prop_map(Step::Any),
-        1 => (any::<usize>(), size()).prop_map(|(index, size)| Step::Reallocate(index, size)),
-        1 => size().prop_map(Step::Last),
+        3 => Just(FifoStep::Oldest),
+        3 => any::<usize>().prop_map(FifoStep::Any),
+        1 => (any::<usize>(), size()).prop_map(|(index, size)| FifoStep::Reallocate(index, size)),
+        1 => size().prop_map(FifoStep::Last),
     ];
     prop::collection::vec(step, 0..400)
 }
 
-fn run<S: Source>(heap: &mut Mirrored<S>, steps: &[Step]) {
+fn run<S: Source>(heap: &mut Mirrored<S>, steps: &[FifoStep]) {
     for (step, seed) in steps.iter().zip((0..=255).cycle()) {
         let n = heap.live.len().max(1);
         match *step {
-            Step::Allocate { size, align, zeroed } => {
+            FifoStep::Allocate { size, align, zeroed } => {
                 heap.allocate(layout(size, align), seed, zeroed);
             }
-            Step::Oldest => heap.free(0),
-            Step::Any(index) => heap.free(index % n),
-            Step::Reallocate(index, size) => heap.reallocate(index % n, size),
-            Step::Last(size) => heap.reallocate(n - 1, size),
+            FifoStep::Oldest => heap.free(0),
+            FifoStep::Any(index) => heap.free(index % n),
+            FifoStep::Reallocate(index, size) => heap.reallocate(index % n, size),
+            FifoStep::Last(size) => heap.reallocate(n - 1, size),
         }
         heap.check();
     }
@@ -195,7 +196,7 @@ fn replace<S: Source>(heap: &mut Mirrored<S>, steps: usize, oldest: bool) {
 fn push<S: Source>(heap: &mut Mirrored<S>, size: usize) {
     let layout = layout(size, 8);
     let block = heap.pool.allocate(layout).unwrap();
-    heap.live.push_back(Shadow { block, layout, seed: 0 });
+    heap.live.push_back(ShadowBlock { block, layout, seed: 0 });
 }
 
 fn live_bytes<S: Source>(heap: &Mirrored<S>) -> usize {
@@ -214,7 +215,7 @@ fn a_pool_used_in_order_of_age_holds_three_pages_more_than_is_alive() {
     let mut heap = filled();
     for _ in 0..20 {
         replace(&mut heap, 10_000, true);
-        // Sizes are rounded by 4 bytes in the mean, and a page holds 62 of its 64 KiB.
+        // Sizes are rounded up by 4 bytes on average, and a page holds 62 of its 64 KiB.
         let live = (live_bytes(&heap) + 4 * heap.live.len()) * 64 / 62;
         assert!(heap.pool.held() <= live + 3 * PAGE, "{} for {live}", heap.pool.held());
     }
@@ -289,7 +290,7 @@ fn a_wrong_size_is_caught() {
 }
 
 #[test]
-#[should_panic(expected = "wrote past the end")]
+#[should_panic(expected = "the canary after the block")]
 fn a_write_past_the_end_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
     let block = ten(&pool)[3];
@@ -300,7 +301,7 @@ fn a_write_past_the_end_is_caught() {
 }
 
 #[test]
-#[should_panic(expected = "is no block")]
+#[should_panic(expected = "is not a block")]
 fn an_address_in_a_block_is_caught() {
     let pool = Fifo::guarded(Os).unwrap();
     // SAFETY: none: that is what must be caught.

@@ -1,4 +1,4 @@
-//! What pools of pages promise beyond what every pool does.
+//! Guarantees of pools of pages beyond those of every pool.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::mpsc;
 
 use pagewise_alloc::pages::{PAGE, run_size};
-use pagewise_alloc::source::{FailAfter, Fixed, Os};
+use pagewise_alloc::source::{FailAfter, FixedBuffer, Os};
 use pagewise_alloc::{Pages, Source, Tlsf};
 
 const MIB: usize = 1 << 20;
@@ -19,7 +19,7 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-fn take<S: Source>(pool: &Pages<S>, size: usize) -> NonNull<u8> {
+fn allocate_pages<S: Source>(pool: &Pages<S>, size: usize) -> NonNull<u8> {
     pool.allocate(layout(size, 1)).unwrap()
 }
 
@@ -29,7 +29,7 @@ fn free<S: Source>(pool: &Pages<S>, run: NonNull<u8>, size: usize) {
 }
 
 fn free_part<S: Source>(pool: &Pages<S>, start: NonNull<u8>, size: usize) {
-    // SAFETY: as for `free`.
+    // SAFETY: the caller passes pages of a run of this pool.
     unsafe { pool.free_part(start, size) };
 }
 
@@ -48,12 +48,12 @@ fn at(run: NonNull<u8>, offset: usize) -> NonNull<u8> {
     unsafe { run.add(offset) }
 }
 
-/// Allocates runs until there is no more.
+/// Allocates runs until the pool is exhausted.
 fn fill_pool<S: Source>(pool: &Pages<S>, size: usize) -> Vec<NonNull<u8>> {
     std::iter::from_fn(|| pool.allocate(layout(size, 1))).collect()
 }
 
-/// A source of so many regions.
+/// A source with this number of regions.
 fn regions(n: usize) -> Pages<FailAfter<Os>> {
     Pages::new(FailAfter::new(Os, n))
 }
@@ -67,7 +67,7 @@ fn a_run_is_whole_pages_and_a_sixteenth_longer_than_asked_at_most() {
     assert_eq!(run_size(usize::MAX), None);
     let pool = Pages::new(Os);
     assert_eq!(pool.allocate(layout(isize::MAX as usize, 1)), None);
-    let run = take(&pool, 33 * PAGE);
+    let run = allocate_pages(&pool, 33 * PAGE);
     assert!(run.addr().get().is_multiple_of(PAGE));
     fill(run, 34 * PAGE, 1);
     assert_eq!(pool.usage().live, 34 * PAGE);
@@ -77,14 +77,14 @@ fn a_run_is_whole_pages_and_a_sixteenth_longer_than_asked_at_most() {
 }
 
 #[test]
-fn what_comes_back_of_a_run_is_taken_again_and_the_rest_keeps_its_contents() {
+fn freed_parts_of_a_run_are_reused_and_the_rest_keeps_its_contents() {
     let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
-    let pool = Pages::new(Fixed::new(&mut buffer));
-    let run = take(&pool, 12 * PAGE);
+    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let run = allocate_pages(&pool, 12 * PAGE);
     fill(run, 12 * PAGE, 7);
     free_part(&pool, at(run, 4 * PAGE), 4 * PAGE);
     pool.check();
-    let again = take(&pool, 4 * PAGE);
+    let again = allocate_pages(&pool, 4 * PAGE);
     assert_eq!(again, at(run, 4 * PAGE));
     fill(again, 4 * PAGE, 9);
     for part in [0, 8 * PAGE] {
@@ -99,14 +99,14 @@ fn what_comes_back_of_a_run_is_taken_again_and_the_rest_keeps_its_contents() {
 #[test]
 fn a_fixed_buffer_becomes_one_region_of_which_descriptors_take_a_page_in_a_hundred() {
     let mut buffer = vec![MaybeUninit::uninit(); 1000 * PAGE];
-    let pool = Pages::new(Fixed::new(&mut buffer));
-    let whole = take(&pool, 900 * PAGE);
+    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let whole = allocate_pages(&pool, 900 * PAGE);
     free(&pool, whole, 900 * PAGE);
     let pages = fill_pool(&pool, PAGE);
     assert!((985..=995).contains(&pages.len()), "{}", pages.len());
     pages.into_iter().rev().for_each(|page| free(&pool, page, PAGE));
     pool.check();
-    assert_eq!(take(&pool, 900 * PAGE), whole);
+    assert_eq!(allocate_pages(&pool, 900 * PAGE), whole);
 }
 
 #[test]
@@ -129,20 +129,20 @@ fn any_alignment_is_obeyed_and_costs_no_pages() {
 #[test]
 fn a_run_grows_over_free_pages_behind_it_and_moves_with_its_contents_otherwise() {
     let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
-    let pool = Pages::new(Fixed::new(&mut buffer));
-    let (run, wall) = (take(&pool, 4 * PAGE), take(&pool, PAGE));
+    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let (run, wall) = (allocate_pages(&pool, 4 * PAGE), allocate_pages(&pool, PAGE));
     fill(run, 4 * PAGE, 5);
     // SAFETY: the run has this size, and is used with the new one from here on.
     let same = unsafe { pool.reallocate(run, layout(4 * PAGE, 1), 2 * PAGE) };
     assert_eq!(same, Some(run));
-    // SAFETY: as above.
+    // SAFETY: the run is of this pool and has this layout.
     let same = unsafe { pool.reallocate(run, layout(2 * PAGE, 1), 3 * PAGE) };
     assert_eq!(same, Some(run));
-    // SAFETY: as above.
+    // SAFETY: the run is of this pool and has this layout.
     let moved = unsafe { pool.reallocate(run, layout(3 * PAGE, 1), 8 * PAGE) }.unwrap();
     assert_ne!(moved, run);
     assert!(bytes(moved, 2 * PAGE).iter().all(|byte| *byte == 5));
-    // SAFETY: as above.
+    // SAFETY: the run is of this pool and has this layout.
     assert_eq!(unsafe { pool.reallocate(moved, layout(8 * PAGE, 1), MIB) }, None);
     free(&pool, wall, PAGE);
     free(&pool, moved, 8 * PAGE);
@@ -151,7 +151,7 @@ fn a_run_grows_over_free_pages_behind_it_and_moves_with_its_contents_otherwise()
 }
 
 #[test]
-fn before_there_is_no_more_all_that_is_free_becomes_one_run() {
+fn before_memory_is_exhausted_all_free_pages_become_one_run() {
     let pool = regions(1);
     let runs = fill_pool(&pool, 100 * PAGE);
     assert!(runs.len() > 150, "{}", runs.len());
@@ -160,7 +160,7 @@ fn before_there_is_no_more_all_that_is_free_becomes_one_run() {
         free(&pool, *run, 100 * PAGE);
     }
     pool.check();
-    let whole = take(&pool, 60 * MIB);
+    let whole = allocate_pages(&pool, 60 * MIB);
     free(&pool, whole, 60 * MIB);
     pool.check();
 }
@@ -168,7 +168,7 @@ fn before_there_is_no_more_all_that_is_free_becomes_one_run() {
 #[test]
 fn zeroed_runs_are_zero_whatever_was_in_them() {
     let pool = regions(1);
-    let run = take(&pool, 8 * PAGE);
+    let run = allocate_pages(&pool, 8 * PAGE);
     fill(run, 8 * PAGE, 0xff);
     free(&pool, run, 8 * PAGE);
     let zeroed = pool.allocate_zeroed(layout(8 * PAGE, 1)).unwrap();
@@ -192,12 +192,12 @@ fn other_pools_take_their_memory_of_pages_and_give_it_back() {
     assert_eq!(pages.usage().held, 0);
 }
 
-/// What a thread of the test has: runs of its own bytes.
+/// Work of a test thread: allocates, fills, checks and frees runs.
 fn use_runs(pool: &Pages<Os>, seed: u8, give: &mpsc::Sender<(usize, usize)>) {
     let mut live: Vec<(NonNull<u8>, usize)> = Vec::new();
     for step in 0..5_000_usize {
         let size = 1 + step * 37 % (20 * PAGE);
-        let run = take(pool, size);
+        let run = allocate_pages(pool, size);
         fill(run, size, seed);
         live.push((run, size));
         if live.len() > 40 {
@@ -233,7 +233,7 @@ fn threads_take_runs_and_free_those_of_each_other() {
     assert_eq!(pool.usage().live, 0);
 }
 
-/// How much of a range is resident, by the kernel's page tables.
+/// Number of resident bytes of a range, from the kernel's page tables.
 fn resident(start: NonNull<u8>, size: usize) -> usize {
     const PRESENT: u64 = 1 << 63;
     let mut entries = vec![0; size / PAGE * 8];
@@ -250,13 +250,14 @@ fn is_thp_always() -> bool {
 
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel")]
-fn runs_that_nobody_touches_have_no_memory_and_freed_ones_lose_theirs() {
+fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs() {
     let pool = Pages::new(Os);
-    let mut runs: Vec<_> = (0..48).map(|_| take(&pool, MIB)).collect();
+    let mut runs: Vec<_> = (0..48).map(|_| allocate_pages(&pool, MIB)).collect();
     runs.sort_unstable();
     let (first, size) = (runs[0], runs[47].addr().get() - runs[0].addr().get() + MIB);
     let untouched = resident(first, size);
-    // With THP `always`, the kernel backs the first write to a run in the thread cache with a huge page.
+    // With THP `always`, the kernel backs the first write to a run in the thread cache with a huge
+    // page.
     let most = if is_thp_always() { 4 * MIB } else { 8 * PAGE };
     assert!(untouched <= most, "{untouched} bytes are resident before anything is written");
     runs.iter().for_each(|run| fill(*run, MIB, 1));
@@ -272,7 +273,7 @@ fn runs_that_nobody_touches_have_no_memory_and_freed_ones_lose_theirs() {
 #[cfg_attr(miri, ignore = "asks the kernel")]
 fn trimming_leaves_nothing_but_what_is_in_use() {
     let pool = Pages::new(Os);
-    let (kept, freed) = (take(&pool, 4 * PAGE), take(&pool, MIB / 2));
+    let (kept, freed) = (allocate_pages(&pool, 4 * PAGE), allocate_pages(&pool, MIB / 2));
     fill(kept, 4 * PAGE, 3);
     fill(freed, MIB / 2, 3);
     free(&pool, freed, MIB / 2);
@@ -291,28 +292,28 @@ mod misuse {
     use super::*;
 
     #[test]
-    #[should_panic(expected = "some are free")]
+    #[should_panic(expected = "are free: freed before")]
     fn a_run_that_is_freed_twice_is_caught() {
         let pool = Pages::new(Os);
-        let run = take(&pool, 10 * PAGE);
+        let run = allocate_pages(&pool, 10 * PAGE);
         free(&pool, run, 10 * PAGE);
         free(&pool, run, 10 * PAGE);
     }
 
     #[test]
-    #[should_panic(expected = "some are free")]
+    #[should_panic(expected = "are free: freed before")]
     fn a_run_of_which_a_part_was_freed_is_caught() {
         let pool = Pages::new(Os);
-        let run = take(&pool, 10 * PAGE);
+        let run = allocate_pages(&pool, 10 * PAGE);
         free_part(&pool, at(run, 5 * PAGE), PAGE);
         free(&pool, run, 10 * PAGE);
     }
 
     #[test]
-    #[should_panic(expected = "is no run of 1 pages of this pool")]
+    #[should_panic(expected = "is not a run of 1 pages of this pool")]
     fn a_pointer_from_elsewhere_is_caught() {
         let pool = Pages::new(Os);
-        let _ = take(&pool, PAGE);
+        let _ = allocate_pages(&pool, PAGE);
         free(&pool, NonNull::from(&mut [0_u8; 64]).cast(), PAGE);
     }
 }

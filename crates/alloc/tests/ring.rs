@@ -1,4 +1,5 @@
-//! Rings: frames of any size, released in any order, on other threads, and after the ring; running out of memory.
+//! Rings: frames of any size, released in any order, on other threads, and after the ring; running
+//! out of memory.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -14,13 +15,13 @@ use proptest::prelude::*;
 
 /// A block of a frame: where, how large, and what it is filled with.
 #[derive(Clone, Copy, Debug)]
-struct Filled {
+struct FilledBlock {
     start: NonNull<u8>,
     size: usize,
     byte: u8,
 }
 
-impl Filled {
+impl FilledBlock {
     fn write(&self) {
         // SAFETY: the block is as large, and ours.
         unsafe { self.start.write_bytes(self.byte, self.size) };
@@ -35,39 +36,40 @@ impl Filled {
 
 /// A sealed frame and what is in it.
 #[derive(Debug)]
-struct Shadow {
-    blocks: Vec<Filled>,
+struct ShadowFrame {
+    blocks: Vec<FilledBlock>,
     frame: Sealed,
 }
 
-impl Shadow {
+impl ShadowFrame {
     fn release(self) {
-        self.blocks.iter().for_each(Filled::assert_intact);
+        self.blocks.iter().for_each(FilledBlock::assert_intact);
         drop(self.frame);
     }
 }
 
-/// A frame of blocks of these sizes and alignments; `None` where memory ran out, and then none of it is left.
+/// A frame of blocks of these sizes and alignments; `None` where memory ran out, and then none of
+/// it is left.
 fn fill<S: Source + Send>(
     ring: &mut Ring<S>,
     shapes: &[(usize, usize)],
     byte: u8,
-) -> Option<Shadow> {
+) -> Option<ShadowFrame> {
     let frame = ring.open()?;
     let mut blocks = Vec::new();
     for (size, align) in shapes {
         let start = frame.allocate(Layout::from_size_align(*size, *align).unwrap())?;
         assert!(start.addr().get().is_multiple_of(*align));
-        let new = Filled { start, size: *size, byte };
+        let new = FilledBlock { start, size: *size, byte };
         new.write();
         blocks.push(new);
     }
-    blocks.iter().for_each(Filled::assert_intact);
-    Some(Shadow { blocks, frame: frame.seal() })
+    blocks.iter().for_each(FilledBlock::assert_intact);
+    Some(ShadowFrame { blocks, frame: frame.seal() })
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum RingStep {
     Frame(Vec<(usize, usize)>),
     Cancel(usize),
     Oldest,
@@ -75,39 +77,39 @@ enum Step {
     Trim,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<RingStep>> {
     let size = prop_oneof![8 => 0..200_usize, 2 => 0..5000_usize, 1 => 0..300_000_usize];
     let align = prop_oneof![8 => Just(3_u32), 2 => 0..7_u32, 1 => 7..14_u32];
     let shape = (size, align).prop_map(|(size, align)| (size, 1 << align));
     let step = prop_oneof![
-        8 => prop::collection::vec(shape, 0..12).prop_map(Step::Frame),
-        1 => (0..300_000_usize).prop_map(Step::Cancel),
-        3 => Just(Step::Oldest),
-        3 => any::<usize>().prop_map(Step::Any),
-        1 => Just(Step::Trim),
+        8 => prop::collection::vec(shape, 0..12).prop_map(RingStep::Frame),
+        1 => (0..300_000_usize).prop_map(RingStep::Cancel),
+        3 => Just(RingStep::Oldest),
+        3 => any::<usize>().prop_map(RingStep::Any),
+        1 => Just(RingStep::Trim),
     ];
     prop::collection::vec(step, 0..120)
 }
 
-fn run<S: Source + Send>(mut ring: Ring<S>, steps: &[Step]) {
+fn run<S: Source + Send>(mut ring: Ring<S>, steps: &[RingStep]) {
     let mut frames = Vec::new();
     for (step, byte) in steps.iter().zip((0..=255).cycle()) {
         let n = frames.len().max(1);
         match step {
-            Step::Frame(shapes) => frames.extend(fill(&mut ring, shapes, byte)),
-            Step::Cancel(size) => {
+            RingStep::Frame(shapes) => frames.extend(fill(&mut ring, shapes, byte)),
+            RingStep::Cancel(size) => {
                 let open = ring.open();
                 open.map(|open| open.allocate(Layout::from_size_align(*size, 1).unwrap()));
             }
-            Step::Oldest if !frames.is_empty() => frames.remove(0).release(),
-            Step::Any(at) if !frames.is_empty() => frames.swap_remove(at % n).release(),
-            Step::Trim => ring.trim(),
+            RingStep::Oldest if !frames.is_empty() => frames.remove(0).release(),
+            RingStep::Any(at) if !frames.is_empty() => frames.swap_remove(at % n).release(),
+            RingStep::Trim => ring.trim(),
             _ => {}
         }
         ring.check();
     }
     drop(ring);
-    frames.into_iter().for_each(Shadow::release);
+    frames.into_iter().for_each(ShadowFrame::release);
 }
 
 proptest! {
@@ -251,13 +253,13 @@ fn the_last_block_grows_in_its_place() {
     let grown = unsafe { frame.resize(block, layout(100), layout(200)) }.unwrap();
     assert_eq!(grown, block);
     frame.allocate(layout(8)).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the block is the last of the frame and has this layout.
     let moved = unsafe { frame.resize(grown, layout(200), layout(300)) }.unwrap();
     assert_ne!(moved, block);
 }
 
 #[test]
-#[should_panic(expected = "wrote past the end")]
+#[should_panic(expected = "the end of the block before")]
 fn a_write_past_the_end_is_found_when_the_frame_is_released() {
     let mut ring = Ring::guarded(Os).unwrap();
     let frame = ring.open().unwrap();

@@ -1,4 +1,5 @@
-//! Kinds of memory of the operating system, looked at from outside: by the kernel's own account of each mapping.
+//! Kinds of memory of the operating system, looked at from outside: by the kernel's own account of
+//! each mapping.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests, their helpers too")]
 #![cfg(all(feature = "os", not(miri)))]
@@ -7,8 +8,8 @@ use std::alloc::Layout;
 use std::fs;
 use std::ptr::NonNull;
 
-use pagewise_alloc::source::{File, Mapped, Refused};
-use pagewise_alloc::{Block, Pages, Source};
+use pagewise_alloc::source::{MapRefused, MappedSource, UnnamedFile};
+use pagewise_alloc::{Pages, Source, SourceBlock};
 use pagewise_skip::{Lack, skip, skip_part};
 
 const MIB: usize = 1 << 20;
@@ -18,7 +19,7 @@ fn layout(size: usize, align: usize) -> Layout {
 }
 
 /// Takes a block, has a look, and gives it back.
-fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(Block) -> T) -> T {
+fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(SourceBlock) -> T) -> T {
     let block = source.take(layout(size, 1)).unwrap();
     let seen = look(block);
     // SAFETY: the block came from there, and is used no more.
@@ -26,7 +27,7 @@ fn with_block<T>(source: &impl Source, size: usize, look: impl FnOnce(Block) -> 
     seen
 }
 
-fn fill(block: Block) {
+fn fill(block: SourceBlock) {
     // SAFETY: the block is ours.
     unsafe { block.start.write_bytes(7, block.size) };
 }
@@ -50,8 +51,8 @@ fn bytes(smaps: &[String], name: &str) -> usize {
     line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// Whether the kernel has memory of a kind; records a part of a test that is skipped if not.
-fn has(kind: Mapped) -> bool {
+/// True if the kernel has memory of a kind; records a part of a test that is skipped if not.
+fn has(kind: MappedSource) -> bool {
     let refused = kind.probe().err();
     if let Some(refused) = &refused {
         skip_part(&Lack::Machine(&refused.to_string()));
@@ -59,21 +60,21 @@ fn has(kind: Mapped) -> bool {
     refused.is_none()
 }
 
-/// What is there before anyone touches it.
-fn resident_untouched(kind: Mapped) -> usize {
+/// Resident bytes before the first touch.
+fn resident_untouched(kind: MappedSource) -> usize {
     with_block(&kind, 3 * MIB, |block| bytes(&smaps(block.start), "Rss"))
 }
 
 #[test]
 fn populated_memory_is_there_before_anyone_touches_it_and_other_memory_is_not() {
     assert_eq!(
-        with_block(&Mapped::ANONYMOUS, MIB, |block| {
+        with_block(&MappedSource::ANONYMOUS, MIB, |block| {
             // Behind it lies what other tests map: only its own pages count.
-            Mapped::ANONYMOUS.resident(block.start, block.size)
+            MappedSource::ANONYMOUS.resident(block.start, block.size)
         }),
         0
     );
-    let populated = Mapped::ANONYMOUS.populated();
+    let populated = MappedSource::ANONYMOUS.populated();
     if has(populated) {
         assert!(resident_untouched(populated) >= 3 * MIB);
     }
@@ -81,7 +82,7 @@ fn populated_memory_is_there_before_anyone_touches_it_and_other_memory_is_not() 
 
 #[test]
 fn locked_memory_is_there_and_locked() {
-    let locked = Mapped::ANONYMOUS.locked();
+    let locked = MappedSource::ANONYMOUS.locked();
     if has(locked) {
         let smaps = with_block(&locked, MIB, |block| smaps(block.start));
         assert!(bytes(&smaps, "Locked") >= MIB, "{smaps:?}");
@@ -95,7 +96,7 @@ fn transparent_huge_pages_back_what_is_touched() {
     if never.is_ok_and(|enabled| enabled.contains("[never]")) {
         return skip(&Lack::Machine("transparent huge pages are switched off"));
     }
-    let huge = Mapped::ANONYMOUS.transparent_huge();
+    let huge = MappedSource::ANONYMOUS.transparent_huge();
     if has(huge) {
         with_block(&huge, 8 * MIB, |block| {
             assert!(block.start.addr().get().is_multiple_of(2 * MIB));
@@ -107,8 +108,8 @@ fn transparent_huge_pages_back_what_is_touched() {
 }
 
 #[test]
-fn huge_pages_of_the_reserve_are_used_or_it_is_said_that_there_are_none() {
-    let huge = Mapped::ANONYMOUS.reserved_huge(21);
+fn reserved_huge_pages_are_used_or_reported_as_missing() {
+    let huge = MappedSource::ANONYMOUS.reserved_huge(21);
     match huge.probe() {
         Ok(()) => with_block(&huge, MIB, |block| {
             fill(block);
@@ -116,14 +117,14 @@ fn huge_pages_of_the_reserve_are_used_or_it_is_said_that_there_are_none() {
         }),
         Err(refused) => assert!(refused.to_string().contains("nr_hugepages"), "{refused}"),
     }
-    let no_such_size = Mapped::ANONYMOUS.reserved_huge(22).probe();
+    let no_such_size = MappedSource::ANONYMOUS.reserved_huge(22).probe();
     assert_eq!(no_such_size.map_err(|refused| refused.number()), Err(libc::EINVAL));
-    assert_eq!(Mapped::ANONYMOUS.reserved_huge(22).take(layout(1, 1)), None);
+    assert_eq!(MappedSource::ANONYMOUS.reserved_huge(22).take(layout(1, 1)), None);
 }
 
 #[test]
 fn memory_comes_from_the_nodes_that_were_asked_for() {
-    let first = Mapped::ANONYMOUS.on_nodes(1);
+    let first = MappedSource::ANONYMOUS.on_nodes(1);
     if has(first) {
         with_block(&first, MIB, |block| {
             fill(block);
@@ -133,14 +134,14 @@ fn memory_comes_from_the_nodes_that_were_asked_for() {
             assert!(line.contains(" bind:0 ") && line.contains(" N0="), "{line}");
         });
     }
-    let refused = Mapped::ANONYMOUS.on_nodes(1 << 63).probe().unwrap_err();
+    let refused = MappedSource::ANONYMOUS.on_nodes(1 << 63).probe().unwrap_err();
     assert!(refused.to_string().starts_with("mbind: "), "{refused}");
     assert!(refused.to_string().contains("NUMA") || refused.number() == libc::EPERM, "{refused}");
 }
 
 #[test]
 fn a_file_is_behind_its_memory_and_loses_its_space_with_it() {
-    let file = File::unnamed(c"/tmp").unwrap();
+    let file = UnnamedFile::unnamed(c"/tmp").unwrap();
     with_block(&file, 100_000, |block| {
         fill(block);
         let smaps = smaps(block.start);
@@ -160,8 +161,8 @@ fn a_file_is_behind_its_memory_and_loses_its_space_with_it() {
 
 #[test]
 fn a_folder_that_is_not_there_is_a_clear_error() {
-    let refused: Refused = File::unnamed(c"/no/such/folder").unwrap_err();
-    assert_eq!(refused.to_string(), "open: there is no such folder");
+    let refused: MapRefused = UnnamedFile::unnamed(c"/no/such/folder").unwrap_err();
+    assert_eq!(refused.to_string(), "open: the folder does not exist");
 }
 
 #[test]
@@ -179,12 +180,12 @@ fn pages_of_every_kind_are_handed_out_and_come_back() {
         pool.trim();
         assert_eq!(pool.usage().held, 0);
     }
-    let anonymous = Mapped::ANONYMOUS;
+    let anonymous = MappedSource::ANONYMOUS;
     for kind in [anonymous, anonymous.transparent_huge(), anonymous.populated(), anonymous.locked()]
     {
         if has(kind) {
             use_pages(&Pages::new(kind));
         }
     }
-    use_pages(&Pages::new(File::unnamed(c"/tmp").unwrap()));
+    use_pages(&Pages::new(UnnamedFile::unnamed(c"/tmp").unwrap()));
 }

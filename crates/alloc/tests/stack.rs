@@ -1,14 +1,14 @@
-//! Stacks: what frames keep and give back, where allocations lie, and what guards find.
+//! Stacks: lifetimes of frames, addresses of allocations, and errors that canaries detect.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
 use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pagewise_alloc::source::{FailAfter, Fixed};
+use pagewise_alloc::source::{FailAfter, FixedBuffer};
 use pagewise_alloc::{Os, Source, Stack};
 
-/// How much tests allocate: Miri takes its time.
+/// Number of allocations of a test: Miri is slow.
 const MANY: usize = if cfg!(miri) { 500 } else { 10_000 };
 
 fn layout(size: usize, align: usize) -> Layout {
@@ -55,7 +55,7 @@ fn popping_a_frame_frees_all_that_was_allocated_in_it_whatever_its_blocks() {
 }
 
 #[test]
-fn what_an_outer_frame_holds_stays_when_inner_frames_are_popped() {
+fn allocations_of_an_outer_frame_survive_pops_of_inner_frames() {
     let mut stack = Stack::new(Os);
     stack.scope(|outer| {
         let mut kept: Vec<&mut [usize]> = Vec::new();
@@ -115,7 +115,7 @@ fn the_last_allocation_changes_its_size_where_it_is() {
     let mut last = stack.allocate(layout(size, 8)).unwrap();
     let first = last;
     for new in [16, 1000, 40_000, 24, 0, 8] {
-        // SAFETY: it is the only allocation, and nobody else uses it.
+        // SAFETY: it is the only allocation, and it is not used elsewhere.
         last = unsafe { stack.resize(last, layout(size, 8), layout(new, 8)) }.unwrap();
         size = new;
         assert_eq!(last, first);
@@ -125,7 +125,7 @@ fn the_last_allocation_changes_its_size_where_it_is() {
 }
 
 #[test]
-fn what_is_not_the_last_moves_when_it_grows_and_stays_when_it_shrinks() {
+fn an_inner_block_moves_when_it_grows_and_stays_when_it_shrinks() {
     let stack = Stack::unguarded(Os);
     let block = stack.allocate(layout(8, 8)).unwrap().cast::<u64>();
     // SAFETY: the memory is for one of them.
@@ -134,7 +134,7 @@ fn what_is_not_the_last_moves_when_it_grows_and_stays_when_it_shrinks() {
     // SAFETY: the block came from there with this layout.
     let smaller = unsafe { stack.resize(block.cast(), layout(8, 8), layout(4, 4)) }.unwrap();
     assert_eq!(smaller, block.cast());
-    // SAFETY: as above.
+    // SAFETY: the block is of this stack and has this layout.
     let larger = unsafe { stack.resize(smaller, layout(4, 4), layout(8, 8)) }.unwrap();
     assert_ne!(larger, smaller);
     // SAFETY: the first four bytes were copied.
@@ -159,7 +159,7 @@ fn destructors_of_owned_values_run_before_their_frame_is_popped() {
 
 #[test]
 #[cfg_attr(miri, ignore = "asks for more memory than Miri has")]
-fn types_without_size_and_huge_requests_are_no_trouble() {
+fn zero_sized_types_and_huge_requests_are_handled() {
     let mut stack = Stack::new(Os);
     stack.scope(|scope| {
         scope.alloc(());
@@ -184,7 +184,7 @@ fn trimming_gives_free_blocks_back_and_dropping_gives_all() {
 }
 
 #[test]
-fn what_is_reserved_is_one_block_and_no_request_leaves_it() {
+fn a_reservation_is_one_block_that_serves_all_requests() {
     for (stack, guarded) in [(Stack::unguarded(Os), false), (Stack::guarded(Os), true)] {
         assert!(!stack.reserve(usize::MAX / 4) && stack.held() == 0);
         // In a frame that began before there were blocks, and in the midst of blocks.
@@ -200,7 +200,7 @@ fn what_is_reserved_is_one_block_and_no_request_leaves_it() {
             unsafe { stack.rewind(inner) };
             assert!(stack.reserve(size) && stack.held() == held, "it was ready");
         }
-        // SAFETY: as above.
+        // SAFETY: allocations after the mark are not used any more.
         unsafe { stack.rewind(outer) };
         stack.check();
         stack.trim();
@@ -209,7 +209,7 @@ fn what_is_reserved_is_one_block_and_no_request_leaves_it() {
 }
 
 #[test]
-fn a_frame_that_began_before_all_memory_can_be_gone_back_to_again() {
+fn a_frame_from_before_the_first_block_can_be_rewound_twice() {
     for mut stack in [Stack::unguarded(Os), Stack::guarded(Os)] {
         stack.scope(|outer| {
             outer.scope(|inner| _ = inner.alloc(1_u64));
@@ -225,7 +225,7 @@ fn a_frame_that_began_before_all_memory_can_be_gone_back_to_again() {
 fn a_stack_in_a_buffer_uses_the_buffer_alone() {
     let mut buffer = [std::mem::MaybeUninit::uninit(); 100_000];
     let range = buffer.as_ptr_range();
-    let stack = Stack::unguarded(Fixed::new(&mut buffer));
+    let stack = Stack::unguarded(FixedBuffer::new(&mut buffer));
     let mut bytes = 0;
     while let Some(block) = stack.allocate(layout(100, 4)) {
         assert!(range.contains(&block.as_ptr().cast_const().cast()));
@@ -250,7 +250,7 @@ fn running_out_of_memory_harms_nothing() {
     }
 }
 
-/// What a panic says.
+/// Message of a panic.
 fn message(body: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(body)).unwrap_err();
     panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
@@ -260,18 +260,22 @@ fn message(body: impl FnOnce()) -> String {
 
 #[test]
 #[cfg_attr(miri, ignore = "misuse on purpose, which Miri finds")]
-fn who_writes_past_the_end_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
+fn an_overflow_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
     for past in [0, 1, 7, 8, 12] {
         let mut stack = Stack::guarded(Os);
         let said = message(|| {
             stack.scope(|scope| {
                 let start = scope.alloc([0_u8; 13]).as_mut_ptr();
                 scope.alloc([0_u8; 100]);
-                // SAFETY: it is past the end of the allocation, but within the block.
-                unsafe { start.wrapping_add(13 + past).write(1) };
+                let byte = start.wrapping_add(13 + past);
+                // SAFETY: the byte is past the end of the allocation, but within the block.
+                let old = unsafe { byte.read() };
+                // Part of the guard is an address, which may hold any value: only a flipped byte
+                // differs for sure. SAFETY: the byte lies within the block of the stack.
+                unsafe { byte.write(!old) };
             })
         });
-        assert!(said.contains("wrote past the end of the allocation"), "{past}: {said:?}");
+        assert!(said.contains("the canary after the allocation"), "{past}: {said:?}");
         std::mem::forget(stack);
     }
 }
@@ -286,7 +290,7 @@ fn popped_memory_of_a_guarded_stack_holds_rubbish() {
 }
 
 #[test]
-fn who_keeps_the_address_of_what_was_moved_in_a_guarded_stack_finds_rubbish() {
+fn a_stale_address_in_a_guarded_stack_reads_fill_bytes() {
     let stack = Stack::guarded(Os);
     let block = stack.allocate(layout(4, 4)).unwrap();
     // SAFETY: it is 4 bytes.
@@ -298,7 +302,7 @@ fn who_keeps_the_address_of_what_was_moved_in_a_guarded_stack_finds_rubbish() {
     assert_eq!(found, [0xdbdb_dbdb, 7]);
     // SAFETY: none: it was moved, which a guarded stack must find.
     let said = message(|| unsafe { stack.free_last(block, layout(4, 4)) });
-    assert!(said.contains("is no live allocation"), "{said:?}");
+    assert!(said.contains("is not a live allocation"), "{said:?}");
     // SAFETY: none: it is larger.
     let said = message(|| unsafe { stack.free_last(moved, layout(4, 4)) });
     assert!(said.contains("with another size"), "{said:?}");
@@ -310,28 +314,29 @@ fn a_mark_of_a_frame_that_was_popped_is_found_in_a_guarded_stack() {
     let outer = stack.mark();
     stack.allocate(layout(8, 8)).unwrap();
     let inner = stack.mark();
-    // SAFETY: nobody uses what was allocated.
+    // SAFETY: the allocations after the mark are not used any more.
     unsafe { stack.rewind(outer) };
-    // SAFETY: none: the mark is of a frame that was popped, which a guarded stack must find before it does harm.
+    // SAFETY: none: the mark is of a frame that was popped, which a guarded stack must find before
+    // it does harm.
     let said = message(|| unsafe { stack.rewind(inner) });
     assert!(said.contains("popped twice"), "{said:?}");
 }
 
 /// Counts what was asked of the system.
 #[derive(Debug, Default)]
-struct Counting(std::cell::Cell<usize>);
+struct CountingSystem(std::cell::Cell<usize>);
 
 // SAFETY: what it gives is the system's.
-unsafe impl Source for &'_ Counting {
-    fn take(&self, layout: Layout) -> Option<pagewise_alloc::Block> {
+unsafe impl Source for &'_ CountingSystem {
+    fn take(&self, layout: Layout) -> Option<pagewise_alloc::SourceBlock> {
         let block = Os.take(layout)?;
         self.0.set(self.0.get() + block.size);
         Some(block)
     }
 
-    unsafe fn give_back(&self, block: pagewise_alloc::Block) {
+    unsafe fn give_back(&self, block: pagewise_alloc::SourceBlock) {
         self.0.set(self.0.get() - block.size);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of the system's source.
         unsafe { Os.give_back(block) };
     }
 }
@@ -339,7 +344,7 @@ unsafe impl Source for &'_ Counting {
 #[test]
 #[cfg_attr(miri, ignore = "800 MB")]
 fn a_hundred_million_objects_of_8_bytes_take_770_mib_and_all_comes_back() {
-    let counting = Counting::default();
+    let counting = CountingSystem::default();
     let stack = Stack::unguarded(&counting);
     for _ in 0..100_000_000 {
         stack.allocate(layout(8, 8)).unwrap();

@@ -1,4 +1,4 @@
-//! What TLSF promises beyond what every pool does.
+//! Guarantees of TLSF beyond those of every pool.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
-use pagewise_alloc::source::{FailAfter, Fixed};
+use pagewise_alloc::source::{FailAfter, FixedBuffer};
 use pagewise_alloc::{LockedTlsf, Source, Tlsf};
 
 const KIB: usize = 1024;
@@ -23,7 +23,7 @@ fn memory(size: usize) -> Vec<MaybeUninit<u8>> {
     vec![MaybeUninit::uninit(); size]
 }
 
-/// Allocates until there is no more.
+/// Allocates until the pool is exhausted.
 fn fill<S: Source, const N: usize>(pool: &mut Tlsf<S, N>, size: usize) -> Vec<NonNull<u8>> {
     std::iter::from_fn(|| pool.allocate(bytes(size))).collect()
 }
@@ -55,7 +55,7 @@ fn resize<S: Source, const N: usize>(
 #[test]
 fn a_block_costs_a_word_and_the_rest_up_to_a_multiple_of_sixteen() {
     let mut buffer = memory(64 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let blocks = fill(&mut pool, 24);
     assert!((2046..=2047).contains(&blocks.len()), "{}", blocks.len());
     let distance = blocks[1].addr().get() - blocks[0].addr().get();
@@ -66,7 +66,7 @@ fn a_block_costs_a_word_and_the_rest_up_to_a_multiple_of_sixteen() {
 fn free_neighbours_become_one_block_in_whatever_order_they_are_freed() {
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut buffer = memory(4 * KIB);
-        let mut pool: Tlsf<_, 0> = Tlsf::new(Fixed::new(&mut buffer));
+        let mut pool: Tlsf<_, 0> = Tlsf::new(FixedBuffer::new(&mut buffer));
         let blocks: Vec<_> = (0..3).map(|_| pool.allocate(bytes(1000)).unwrap()).collect();
         assert_eq!(pool.allocate(bytes(1500)), None);
         free_all(&mut pool, order.map(|at| blocks[at]), 1000);
@@ -77,9 +77,9 @@ fn free_neighbours_become_one_block_in_whatever_order_they_are_freed() {
 }
 
 #[test]
-fn what_is_at_hand_is_merged_before_the_pool_is_out_of_memory() {
+fn cached_blocks_are_merged_before_the_pool_is_out_of_memory() {
     let mut buffer = memory(16 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let blocks = fill(&mut pool, 500);
     free_all(&mut pool, blocks, 500);
     let whole = pool.allocate(bytes(15 * KIB)).unwrap();
@@ -90,7 +90,7 @@ fn what_is_at_hand_is_merged_before_the_pool_is_out_of_memory() {
 #[test]
 fn a_pool_that_was_emptied_can_be_filled_as_far_as_before() {
     let mut buffer = memory(64 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     for size in [1, 100, 528, 5000] {
         let blocks = fill(&mut pool, size);
         let count = blocks.len();
@@ -104,7 +104,7 @@ fn a_pool_that_was_emptied_can_be_filled_as_far_as_before() {
 #[test]
 fn a_block_that_shrinks_or_has_room_behind_it_stays_where_it_is() {
     let mut buffer = memory(16 * KIB);
-    let mut pool: Tlsf<_, 0> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_, 0> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let first = pool.allocate(bytes(1000)).unwrap();
     let second = pool.allocate(bytes(1000)).unwrap();
     let third = pool.allocate(bytes(1000)).unwrap();
@@ -121,16 +121,16 @@ fn a_block_that_shrinks_or_has_room_behind_it_stays_where_it_is() {
 #[test]
 fn a_block_that_cannot_grow_keeps_its_contents_elsewhere_or_where_it_is() {
     let mut buffer = memory(4 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let block = pool.allocate(bytes(700)).unwrap();
     let _wall = pool.allocate(bytes(700)).unwrap();
-    // SAFETY: the block has so many bytes.
+    // SAFETY: the block has this number of bytes.
     unsafe { block.write_bytes(7, 700) };
     let moved = resize(&mut pool, block, 700, 1500).unwrap();
     assert_ne!(moved, block);
     assert_eq!(resize(&mut pool, moved, 1500, 5000), None);
     assert_eq!(resize(&mut pool, moved, 1500, usize::MAX / 4), None);
-    // SAFETY: the block has more bytes, and so many were written.
+    // SAFETY: the block is long enough, and these bytes were written.
     let kept = unsafe { std::slice::from_raw_parts(moved.as_ptr(), 700) };
     assert!(kept.iter().all(|byte| *byte == 7));
 }
@@ -138,7 +138,7 @@ fn a_block_that_cannot_grow_keeps_its_contents_elsewhere_or_where_it_is() {
 #[test]
 fn any_alignment_is_obeyed_and_the_gap_before_is_used() {
     let mut buffer = memory(256 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let mut blocks = Vec::new();
     for log in 0..16 {
         let layout = layout(40, 1 << log);
@@ -158,7 +158,7 @@ fn any_alignment_is_obeyed_and_the_gap_before_is_used() {
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let mut buffer = memory(4 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     for log in 20..63 {
         assert_eq!(pool.allocate(layout(1 << log, 1)), None);
         assert_eq!(pool.allocate(layout(isize::MAX as usize - (1 << log) + 1, 1)), None);
@@ -171,7 +171,7 @@ fn sizes_that_cannot_be_are_refused() {
 #[test]
 fn a_reset_pool_has_all_its_memory_and_asks_for_no_more() {
     let mut buffer = memory(256 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(FailAfter::new(Fixed::new(&mut buffer), 3));
+    let mut pool: Tlsf<_> = Tlsf::new(FailAfter::new(FixedBuffer::new(&mut buffer), 3));
     let count = fill(&mut pool, 2000).len();
     let held = pool.held();
     // SAFETY: no block is used any more.
@@ -182,9 +182,9 @@ fn a_reset_pool_has_all_its_memory_and_asks_for_no_more() {
 }
 
 #[test]
-fn trimming_gives_back_regions_without_a_block_in_use_and_no_other() {
+fn trimming_releases_only_regions_without_a_block_in_use() {
     let mut buffer = memory(256 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let first = pool.allocate(bytes(40 * KIB)).unwrap();
     let held = pool.held();
     let second = pool.allocate(bytes(60 * KIB)).unwrap();
@@ -202,7 +202,7 @@ fn trimming_gives_back_regions_without_a_block_in_use_and_no_other() {
 #[test]
 fn regions_grow_with_the_heap_and_shrink_to_what_the_source_has() {
     let mut buffer = memory(200 * KIB);
-    let mut pool: Tlsf<_> = Tlsf::new(Fixed::new(&mut buffer));
+    let mut pool: Tlsf<_> = Tlsf::new(FixedBuffer::new(&mut buffer));
     let blocks = fill(&mut pool, KIB);
     assert!(blocks.len() >= 190, "{}", blocks.len());
     assert!(pool.held() > 198 * KIB);
@@ -244,9 +244,9 @@ fn threads_share_a_locked_pool() {
 mod misuse {
     use super::*;
 
-    fn in_a_pool(body: impl FnOnce(&mut Tlsf<Fixed<'_>>)) {
+    fn in_a_pool(body: impl FnOnce(&mut Tlsf<FixedBuffer<'_>>)) {
         let mut buffer = memory(16 * KIB);
-        body(&mut Tlsf::new(Fixed::new(&mut buffer)));
+        body(&mut Tlsf::new(FixedBuffer::new(&mut buffer)));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod misuse {
     }
 
     #[test]
-    #[should_panic(expected = "is no block of this pool")]
+    #[should_panic(expected = "is not a block of this pool")]
     fn a_pointer_from_elsewhere_is_caught() {
         in_a_pool(|pool| {
             let _ = pool.allocate(bytes(100));
@@ -278,13 +278,13 @@ mod misuse {
     }
 
     #[test]
-    #[should_panic(expected = "is no block of this pool")]
+    #[should_panic(expected = "is not a block of this pool")]
     fn a_pointer_into_a_block_is_caught() {
         in_a_pool(|pool| {
             let block = pool.allocate(bytes(100)).unwrap();
-            // SAFETY: the block has so many bytes.
+            // SAFETY: the block has this number of bytes.
             unsafe { block.write_bytes(0x41, 100) };
-            // SAFETY: as above.
+            // SAFETY: the block has 100 bytes.
             free_all(pool, [unsafe { block.add(32) }], 100);
         });
     }
@@ -304,7 +304,7 @@ mod misuse {
         in_a_pool(|pool| {
             let block = pool.allocate(bytes(100)).unwrap();
             free_all(pool, [block], 100);
-            // SAFETY: the memory is still the pool's: the mistake that is to be found.
+            // SAFETY: the memory still belongs to the pool: this is the error to be found.
             unsafe { block.write_bytes(1, 50) };
             let _ = pool.allocate(bytes(100));
         });
@@ -316,7 +316,7 @@ mod misuse {
         in_a_pool(|pool| {
             let block = pool.allocate(bytes(24)).unwrap();
             let _ = pool.allocate(bytes(24)).unwrap();
-            // SAFETY: the memory is the pool's: the mistake that is to be found.
+            // SAFETY: the memory belongs to the pool: this is the error to be found.
             unsafe { block.write_bytes(0xff, 32) };
             pool.check();
         });

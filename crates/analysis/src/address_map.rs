@@ -1,9 +1,9 @@
 //! The address space as a picture: clusters of neighbours, and holes too wide to draw between them.
 
-use pagewise_model::report::{AddressMap, Cluster, Fact, MapCell, Value};
+use pagewise_model::report::{AddressMap, CellValue, Cluster, Fact, MapCell};
 use pagewise_model::{AddrRange, Bytes, Mapping, Reading};
 
-use crate::explain::{Subject, fact};
+use crate::explain::{ExplainSubject, fact};
 use crate::maps::mode;
 use crate::quadrants::counts_in_virt;
 
@@ -14,7 +14,7 @@ const WIDE_HOLE: Bytes = Bytes::mib(64);
 const HOLE_TO_CLUSTER: u64 = 16;
 
 /// Draws the address space of a process.
-pub(crate) fn address_map(subject: &Subject<'_>) -> AddressMap {
+pub(crate) fn address_map(subject: &ExplainSubject<'_>) -> AddressMap {
     let counted = subject.mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m));
     clustered(counted.map(|(index, mapping)| cell(subject, index, mapping)))
 }
@@ -40,14 +40,14 @@ fn is_near(cluster: AddrRange, next: AddrRange) -> bool {
     hole <= WIDE_HOLE.0 && hole <= larger.saturating_mul(HOLE_TO_CLUSTER)
 }
 
-fn cell(subject: &Subject<'_>, index: usize, mapping: &Mapping) -> MapCell {
-    let pool = subject.pools.of(index);
+fn cell(subject: &ExplainSubject<'_>, index: usize, mapping: &Mapping) -> MapCell {
+    let pool = subject.pools.pool_of(index);
     let name = if mapping.name.is_empty() { &pool.name } else { &mapping.name };
-    let kind = Value::text(pool.kind.label());
+    let kind = CellValue::text(pool.kind.label());
     MapCell {
         range: mapping.range,
         pool: pool.id(),
-        label: vec![kind, Value::text(": "), Value::Name(name.clone())],
+        label: vec![kind, CellValue::text(": "), CellValue::Name(name.clone())],
         filled: filled(mapping),
         facts: facts(mapping),
     }
@@ -59,10 +59,10 @@ fn filled(mapping: &Mapping) -> Reading<f64> {
 
 fn facts(mapping: &Mapping) -> Vec<Fact> {
     vec![
-        fact("mode", "mode", Value::Text(mode(mapping)), ""),
-        fact("size", "size", Value::Bytes(mapping.size().0), ""),
-        fact("rss", "RSS", Value::bytes(mapping.rss()), ""),
-        fact("pss", "PSS", Value::bytes(mapping.pss()), ""),
-        fact("swap", "swap", Value::bytes(mapping.swap()), ""),
+        fact("mode", "mode", CellValue::Text(mode(mapping)), ""),
+        fact("size", "size", CellValue::Bytes(mapping.size().0), ""),
+        fact("rss", "RSS", CellValue::bytes(mapping.rss()), ""),
+        fact("pss", "PSS", CellValue::bytes(mapping.pss()), ""),
+        fact("swap", "swap", CellValue::bytes(mapping.swap()), ""),
     ]
 }

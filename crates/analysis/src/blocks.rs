@@ -1,24 +1,27 @@
 //! Blocks of reports as most analyses make them.
 
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
-use pagewise_model::calls::Ending;
-use pagewise_model::report::{Audience, Column, Fact, Facts, Label, Shape, Table, Value};
+use pagewise_model::calls::CallEnding;
+use pagewise_model::report::{
+    Audience, CellValue, Fact, FactsShape, Label, NamedFacts, ReportTable, TableColumn,
+};
 use pagewise_model::{Name, Pid};
 
 use crate::explain::{fact, meaning};
 
-/// A table of those columns; those that say nothing of themselves get their meaning from the one table of fields.
+/// A table of those columns; those that say nothing of themselves get their meaning from the one
+/// table of fields.
 pub(crate) fn table(
     key: &'static str,
     title: &'static str,
     audience: Audience,
-    columns: Vec<Column>,
-) -> Table {
-    let described = |column: Column| match column.meaning.as_ref() {
-        "" => Column { meaning: meaning(&column.key).into(), ..column },
+    columns: Vec<TableColumn>,
+) -> ReportTable {
+    let described = |column: TableColumn| match column.meaning.as_ref() {
+        "" => TableColumn { meaning: meaning(&column.key).into(), ..column },
         _ => column,
     };
-    Table {
+    ReportTable {
         key: key.into(),
         title: title.into(),
         audience,
@@ -29,7 +32,8 @@ pub(crate) fn table(
     }
 }
 
-/// The rows to show, at most so many, and a word on the others: which option shows all.
+/// Selects at most `limit` rows, and returns a note on the others that names the option that shows
+/// all.
 pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> (&'t [T], Label) {
     let (shown, left_out) = all.split_at(all.len().min(limit.unwrap_or(usize::MAX)));
     let note = match left_out.len() {
@@ -40,52 +44,52 @@ pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> 
 }
 
 /// A column that only programs see.
-pub(crate) fn for_programs(column: Column) -> Column {
-    Column { audience: Audience::Programs, ..column }
+pub(crate) fn for_programs(column: TableColumn) -> TableColumn {
+    TableColumn { audience: Audience::Programs, ..column }
 }
 
 /// The process that a report is of, if it is of one, and the command that was run, if one was.
 pub(crate) fn process(pid: impl Into<Option<Pid>>, command: &[Name]) -> [Fact; 2] {
     let pid = pid.into();
-    let words = command.iter().cloned().map(Value::Name).collect();
+    let words = command.iter().cloned().map(CellValue::Name).collect();
     [
-        fact("pid", "pid", pid.map_or(Value::None, |pid| Value::Count(pid.0.into())), "")
+        fact("pid", "pid", pid.map_or(CellValue::None, |pid| CellValue::Count(pid.0.into())), "")
             .hidden_if(pid.is_none()),
-        fact("command", "command", Value::List(words), "").hidden_if(command.is_empty()),
+        fact("command", "command", CellValue::List(words), "").hidden_if(command.is_empty()),
     ]
 }
 
-/// How a process ended.
-pub(crate) fn ended(ending: Ending) -> Value {
-    Value::text(match ending {
-        Ending::Exited(status) => format!("exit {status}"),
-        Ending::Killed(signal) => format!("signal {signal}"),
+/// Ending of a process.
+pub(crate) fn ended(ending: CallEnding) -> CellValue {
+    CellValue::text(match ending {
+        CallEnding::Exited(status) => format!("exit {status}"),
+        CallEnding::Killed(signal) => format!("signal {signal}"),
     })
 }
 
 /// The same of one that may be running yet.
-pub(crate) fn ended_yet(ending: Option<Ending>) -> Value {
-    ending.map_or_else(|| Value::text("still running"), ended)
+pub(crate) fn ended_yet(ending: Option<CallEnding>) -> CellValue {
+    ending.map_or_else(|| CellValue::text("still running"), ended)
 }
 
 /// Facts for everyone.
 pub(crate) fn facts_of(
     key: &'static str,
     title: &'static str,
-    shape: Shape,
+    shape: FactsShape,
     facts: Vec<Fact>,
-) -> Facts {
-    Facts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
+) -> NamedFacts {
+    NamedFacts { key: key.into(), title: title.into(), audience: Audience::Everyone, shape, facts }
 }
 
 /// A limit in bytes. 0 stands for no limit, and becomes `Value::None`.
-pub(crate) fn limit(bytes: u64) -> Value {
-    if bytes == 0 { Value::None } else { Value::Bytes(bytes) }
+pub(crate) fn limit(bytes: u64) -> CellValue {
+    if bytes == 0 { CellValue::None } else { CellValue::Bytes(bytes) }
 }
 
-/// How much memory a recorder was allowed, and what it did not keep apart to stay within it.
-pub(crate) fn folded(folded: &Folded) -> Facts {
-    let count = |key, value| fact(key, "", Value::Count(value), meaning(key));
+/// Memory limit of a recorder, and the events that were merged to stay within it.
+pub(crate) fn folded(folded: &Folded) -> NamedFacts {
+    let count = |key, value| fact(key, "", CellValue::Count(value), meaning(key));
     let facts = vec![
         fact("memory_limit", "", limit(folded.memory_limit), meaning("memory_limit")),
         count("other_stacks", folded.stack_events),
@@ -96,7 +100,10 @@ pub(crate) fn folded(folded: &Folded) -> Facts {
         count("forgotten_mappings", folded.forgotten_mappings),
         count("unresolved_places", folded.unresolved_places),
     ];
-    Facts { audience: Audience::Programs, ..facts_of("kept_apart", "", Shape::Columns, facts) }
+    NamedFacts {
+        audience: Audience::Programs,
+        ..facts_of("kept_apart", "", FactsShape::Columns, facts)
+    }
 }
 
 /// The same for people, a sentence for each: `what` are the events, in the plural.

@@ -1,14 +1,15 @@
-//! What a name means: fields of the kernel, columns of ours, `VmFlags` codes and pools.
+//! Meanings of names: fields of the kernel, columns of pagewise, `VmFlags` codes and pools.
 
 use pagewise_model::counters::VM_FLAGS;
-use pagewise_model::fields::{self, FIELDS, Field};
+use pagewise_model::fields::{self, FIELDS, FieldMeaning};
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Report, ReportBlock,
+    ReportTable, TableColumn,
 };
 
-use crate::pools::Kind;
+use crate::pools::PoolKind;
 
-/// How many suggestions a reader is offered.
+/// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
 /// Everything known under a name; `None` where nothing is called so.
@@ -20,8 +21,8 @@ pub fn define(name: &str) -> Option<Report> {
     let first = found.first()?;
     Some(Report {
         schema: "pagewise.define/1",
-        title: vec![Value::text(first.name)],
-        blocks: vec![Block::Table(programs(&found))]
+        title: vec![CellValue::text(first.name)],
+        blocks: vec![ReportBlock::Table(programs(&found))]
             .into_iter()
             .chain(found.iter().map(people))
             .collect(),
@@ -30,7 +31,7 @@ pub fn define(name: &str) -> Option<Report> {
 
 /// Everything there is, as one table.
 pub fn all() -> Report {
-    let fields: Vec<Field> = FIELDS.iter().copied().chain(others()).collect();
+    let fields: Vec<FieldMeaning> = FIELDS.iter().copied().chain(others()).collect();
     let mut table = programs(&fields);
     table.audience = Audience::Everyone;
     for column in &mut table.columns {
@@ -39,8 +40,8 @@ pub fn all() -> Report {
     }
     Report {
         schema: "pagewise.define/1",
-        title: vec![Value::text("Every number and what it means")],
-        blocks: vec![Block::Table(table)],
+        title: vec![CellValue::text("Every number and what it means")],
+        blocks: vec![ReportBlock::Table(table)],
     }
 }
 
@@ -49,18 +50,25 @@ pub fn similar(name: &str) -> Vec<&'static str> {
     nearest(name.trim(), FIELDS.iter().copied().chain(others()).map(|field| field.name))
 }
 
-fn named(name: &str) -> Vec<Field> {
+fn named(name: &str) -> Vec<FieldMeaning> {
     let alike = others().filter(|field| fields::is_alike(field.name, name));
     fields::named(name).copied().chain(alike).collect()
 }
 
-/// What has a table of its own beside [`FIELDS`].
-fn others() -> impl Iterator<Item = Field> {
-    let named =
-        |name, source, unit, meaning| Field { name, source, unit, since: "", meaning, trap: "" };
+/// Definitions in other tables than [`FIELDS`].
+fn others() -> impl Iterator<Item = FieldMeaning> {
+    let named = |name, source, unit, meaning| FieldMeaning {
+        name,
+        source,
+        unit,
+        since: "",
+        meaning,
+        trap: "",
+    };
     let flags =
         VM_FLAGS.iter().map(move |(code, meaning)| named(code, "VmFlags", "flag", *meaning));
-    let pools = Kind::ALL.iter().map(move |kind| named(kind.id(), "pool", "text", kind.meaning()));
+    let pools =
+        PoolKind::ALL.iter().map(move |kind| named(kind.id(), "pool", "text", kind.meaning()));
     flags.chain(pools)
 }
 
@@ -81,7 +89,7 @@ pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
     found.into_iter().take(SUGGESTIONS).map(|(_, candidate)| candidate).collect()
 }
 
-/// How many letters must be put in, left out, replaced or swapped with their neighbour.
+/// Edit distance: number of letters to insert, delete, replace or swap with their neighbor.
 fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
@@ -100,7 +108,7 @@ fn distance(a: &[char], b: &[char]) -> usize {
     last[b.len()]
 }
 
-/// What a source file is called where people look for it.
+/// Name of a source file for people.
 fn place(source: &'static str) -> &'static str {
     match source {
         "smaps" => "/proc/PID/smaps and smaps_rollup",
@@ -117,12 +125,12 @@ fn place(source: &'static str) -> &'static str {
     }
 }
 
-fn people(field: &Field) -> Block {
+fn people(field: &FieldMeaning) -> ReportBlock {
     let fact = |key: &'static str, label: &'static str, text: Label| {
         (!text.is_empty()).then(|| Fact {
             key: key.into(),
             label: label.into(),
-            value: Value::Text(text),
+            value: CellValue::Text(text),
             meaning: "".into(),
             audience: Audience::People,
         })
@@ -136,24 +144,24 @@ fn people(field: &Field) -> Block {
         fact("since", "since", since),
         fact("trap", "trap", field.trap.into()),
     ];
-    Block::Facts(Facts {
+    ReportBlock::Facts(NamedFacts {
         key: "".into(),
         title: format!("{} ({})", field.name, field.source).into(),
         audience: Audience::People,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts: facts.into_iter().flatten().collect(),
     })
 }
 
-fn programs(fields: &[Field]) -> Table {
-    let column = |key: &'static str, text: fn(&Field) -> &'static str| {
-        let cell = |field: &Field| match text(field) {
-            "" => Value::None,
-            text => Value::text(text),
+fn programs(fields: &[FieldMeaning]) -> ReportTable {
+    let column = |key: &'static str, text: fn(&FieldMeaning) -> &'static str| {
+        let cell = |field: &FieldMeaning| match text(field) {
+            "" => CellValue::None,
+            text => CellValue::text(text),
         };
-        Column::new(key, key, Cells::Values(fields.iter().map(cell).collect()))
+        TableColumn::new(key, key, ColumnCells::Values(fields.iter().map(cell).collect()))
     };
-    Table {
+    ReportTable {
         key: "fields".into(),
         title: "".into(),
         audience: Audience::Programs,
@@ -175,26 +183,26 @@ fn programs(fields: &[Field]) -> Table {
 mod tests {
     use super::*;
 
-    fn words(report: &Report) -> String {
+    fn report_text(report: &Report) -> String {
         format!("{report:?}")
     }
 
     #[test]
     fn a_name_is_found_whatever_its_case() {
         assert_eq!(define("pss_dirty"), define("Pss_Dirty"));
-        assert!(words(&define("PSS_DIRTY").unwrap()).contains("6.0"));
+        assert!(report_text(&define("PSS_DIRTY").unwrap()).contains("6.0"));
     }
 
     #[test]
     fn a_name_that_two_files_use_gets_both_meanings() {
-        let report = words(&define("AnonHugePages").unwrap());
+        let report = report_text(&define("AnonHugePages").unwrap());
         assert!(
             report.contains("AnonHugePages (smaps)") && report.contains("AnonHugePages (meminfo)")
         );
     }
 
     #[test]
-    fn names_that_differ_only_by_case_are_told_apart_when_written_exactly() {
+    fn names_that_differ_only_by_case_are_distinguished_when_written_exactly() {
         assert_ne!(define("SHR"), None);
         let names = |name| fields::named(name).map(|f| (f.name, f.source)).collect::<Vec<_>>();
         assert!(
@@ -206,20 +214,20 @@ mod tests {
 
     #[test]
     fn codes_of_vm_flags_and_pools_are_defined_too() {
-        assert!(words(&define("nr").unwrap()).contains("MAP_NORESERVE"));
-        assert!(words(&define("malloc arena").unwrap()).contains("64 MiB"));
-        assert!(words(&define("wf").unwrap()).contains("MADV_WIPEONFORK"));
+        assert!(report_text(&define("nr").unwrap()).contains("MAP_NORESERVE"));
+        assert!(report_text(&define("malloc arena").unwrap()).contains("64 MiB"));
+        assert!(report_text(&define("wf").unwrap()).contains("MADV_WIPEONFORK"));
     }
 
     #[test]
     fn every_column_of_our_tables_is_defined() {
         use crate::sample::{resident, snapshot};
-        use pagewise_model::report::Block;
+        use pagewise_model::report::ReportBlock;
 
         let snapshot = snapshot(vec![resident("1000-3000 rw-p 0 0 [heap]", 4096)]);
-        let report = crate::maps::maps(&snapshot, &crate::maps::Options::default()).unwrap();
+        let report = crate::maps::maps(&snapshot, &crate::maps::MapsOptions::default()).unwrap();
         for block in &report.blocks {
-            let Block::Table(table) = block else { continue };
+            let ReportBlock::Table(table) = block else { continue };
             for column in &table.columns {
                 assert!(define(&column.key).is_some(), "{}", column.key);
             }

@@ -1,4 +1,4 @@
-//! What grew between two snapshots: by total, quadrant, pool and mapping; and which addresses moved.
+//! Growth between two snapshots: by total, quadrant, pool and mapping; and addresses that moved.
 //!
 //! Two snapshots of one process are matched by address. Two runs of a program are not at the same
 //! addresses (ASLR), so their mappings are matched by name, offset and permissions, and equals in
@@ -8,57 +8,61 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Report, ReportBlock,
+    ReportTable, TableColumn,
 };
 use pagewise_model::{Absent, Bytes, Mapping, Name, Prot, Quadrant, Reading, Sharing, Snapshot};
 
 use crate::explain;
 use crate::maps::mode;
-use crate::pools::{self, Kind, Pools};
+use crate::pools::{self, PoolKind, PoolMap};
 use crate::pss::{self, Pss};
 use crate::quadrants::quadrants;
 use crate::swapped;
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// How many rows of pools, and of mappings, at most.
+pub struct SnapshotDiffOptions {
+    /// Maximum number of rows of pools, and of mappings.
     pub largest: usize,
     /// A table of which addresses moved.
     pub layout: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { largest: 20, layout: false }
+impl Default for SnapshotDiffOptions {
+    fn default() -> SnapshotDiffOptions {
+        SnapshotDiffOptions { largest: 20, layout: false }
     }
 }
 
-/// What changed from `before` to `after`: tables `totals`, `quadrants`, `pools`, `mappings`, and
-/// `layout` where asked for.
-pub fn diff(before: &Snapshot, after: &Snapshot, options: &Options) -> Report {
-    let mut blocks = vec![Block::Facts(about(before, after)), Block::Table(totals(before, after))];
-    match (Side::new(before), Side::new(after)) {
+/// Changes from `before` to `after`: tables `totals`, `quadrants`, `pools`, `mappings`, and
+/// `layout` on request.
+pub fn diff(before: &Snapshot, after: &Snapshot, options: &SnapshotDiffOptions) -> Report {
+    let mut blocks = vec![
+        ReportBlock::Facts(snapshot_facts(before, after)),
+        ReportBlock::Table(totals(before, after)),
+    ];
+    match (DiffSide::new(before), DiffSide::new(after)) {
         (Ok(a), Ok(b)) => {
-            blocks.push(Block::Table(quadrant_table(before, after)));
-            blocks.push(Block::Table(pool_table(&a, &b, options.largest)));
+            blocks.push(ReportBlock::Table(quadrant_table(before, after)));
+            blocks.push(ReportBlock::Table(pool_table(&a, &b, options.largest)));
             let pairs = pairs(&a, &b, is_same_process(before, after));
-            blocks.push(Block::Table(mapping_table(&pairs, options.largest)));
+            blocks.push(ReportBlock::Table(mapping_table(&pairs, options.largest)));
             if options.layout {
-                blocks.push(Block::Table(layout(&a, &b)));
+                blocks.push(ReportBlock::Table(layout(&a, &b)));
             }
         }
-        (Err(absent), _) | (_, Err(absent)) => blocks.push(Block::Facts(Facts {
-            facts: vec![fact("mappings", "mappings", Value::Absent(absent))],
-            ..facts("", Shape::List)
+        (Err(absent), _) | (_, Err(absent)) => blocks.push(ReportBlock::Facts(NamedFacts {
+            facts: vec![fact("mappings", "mappings", CellValue::Absent(absent))],
+            ..facts("", FactsShape::List)
         })),
     }
     Report {
         schema: "pagewise.diff/1",
         title: vec![
-            Value::text("What changed in "),
-            Value::Name(after.process.name.clone()),
-            Value::text(format!(" ({})", after.process.pid)),
+            CellValue::text("Changes in "),
+            CellValue::Name(after.process.name.clone()),
+            CellValue::text(format!(" ({})", after.process.pid)),
         ],
         blocks,
     }
@@ -69,63 +73,63 @@ pub fn diff(before: &Snapshot, after: &Snapshot, options: &Options) -> Report {
 pub fn series_row(first: &Snapshot, before: &Snapshot, after: &Snapshot) -> Report {
     let start = first.provenance.unix_seconds;
     let seconds = after.provenance.unix_seconds.saturating_sub(start);
-    let mut line = vec![fact("seconds", "+s", Value::Count(seconds))];
+    let mut line = vec![fact("seconds", "+s", CellValue::Count(seconds))];
     for total in &TOTALS {
         let (a, b) = ((total.read)(before), (total.read)(after));
         let key = format!("{}_change", total.key);
         // People see a change only where there is one; programs always do.
         let audience = if a == b { Audience::Programs } else { Audience::Everyone };
-        line.push(fact(total.key, total.label, Value::bytes(b.clone())));
+        line.push(fact(total.key, total.label, CellValue::bytes(b.clone())));
         line.push(Fact { audience, ..fact(key, "", change(&a, &b)) });
     }
-    if let (Ok(a), Ok(b)) = (Side::new(before), Side::new(after)) {
+    if let (Ok(a), Ok(b)) = (DiffSide::new(before), DiffSide::new(after)) {
         line.extend(most_grown(&a, &b));
     }
     Report {
         schema: "pagewise.diff.series/1",
         title: Vec::new(),
-        blocks: vec![Block::Facts(Facts { facts: line, ..facts("", Shape::Line) })],
+        blocks: vec![ReportBlock::Facts(NamedFacts { facts: line, ..facts("", FactsShape::Line) })],
     }
 }
 
 /// The pool whose resident memory grew the most, and by how much.
-fn most_grown(a: &Side<'_>, b: &Side<'_>) -> Vec<Fact> {
+fn most_grown(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Fact> {
     let grown =
-        |pool: &PoolRow| pool.before.resident.clone().ok().zip(pool.after.resident.clone().ok());
+        |pool: &PoolDiff| pool.before.resident.clone().ok().zip(pool.after.resident.clone().ok());
     let growth =
-        |pool: &PoolRow| grown(pool).map_or(0, |(before, after)| difference(before, after));
+        |pool: &PoolDiff| grown(pool).map_or(0, |(before, after)| difference(before, after));
     let pools = pool_rows(a, b);
     let Some(most) = pools.iter().max_by_key(|pool| growth(pool)).filter(|pool| growth(pool) > 0)
     else {
         return Vec::new();
     };
     vec![
-        fact("grown_pool", "most in", Value::text(most.kind.label())),
-        fact("grown_name", "", Value::Name(most.name.clone())),
-        fact("grown", "", Value::Change(growth(most))),
+        fact("grown_pool", "most in", CellValue::text(most.kind.label())),
+        fact("grown_name", "", CellValue::Name(most.name.clone())),
+        fact("grown", "", CellValue::Change(growth(most))),
     ]
 }
 
-/// Whether both are of the same process, so that addresses mean the same.
+/// True if both are of the same process, so that addresses mean the same.
 fn is_same_process(a: &Snapshot, b: &Snapshot) -> bool {
     (a.process.pid, a.process.start_ticks) == (b.process.pid, b.process.start_ticks)
 }
 
 /// A snapshot with what is worked out of it once.
-struct Side<'a> {
+struct DiffSide<'a> {
     mappings: &'a [Mapping],
-    pools: Pools,
+    pools: PoolMap,
     pss: Pss,
 }
 
-impl<'a> Side<'a> {
-    fn new(snapshot: &'a Snapshot) -> Reading<Side<'a>> {
+impl<'a> DiffSide<'a> {
+    fn new(snapshot: &'a Snapshot) -> Reading<DiffSide<'a>> {
         let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
         let pss = pss::shares(snapshot, mappings);
-        Ok(Side { mappings, pools: pools::classify(snapshot), pss })
+        Ok(DiffSide { mappings, pools: pools::classify(snapshot), pss })
     }
 
-    fn kind(&self, index: usize) -> Kind {
+    fn kind(&self, index: usize) -> PoolKind {
         self.pools.list()[self.pools.index(index)].kind
     }
 
@@ -134,13 +138,13 @@ impl<'a> Side<'a> {
         Amounts {
             reserved: Ok(mapping.size()),
             resident: mapping.rss(),
-            pss: self.pss.of(index, mapping),
+            pss: self.pss.pss_of(index, mapping),
             swapped: mapping.swap(),
         }
     }
 }
 
-/// The memory of a mapping or a pool. What is not there at all holds 0 bytes: that is known.
+/// The memory of a mapping or a pool. A missing one has 0 bytes, which is a known value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Amounts {
     reserved: Reading<Bytes>,
@@ -156,10 +160,10 @@ const NOTHING: Amounts = Amounts {
     swapped: Ok(Bytes::ZERO),
 };
 
-type Amount = fn(&Amounts) -> &Reading<Bytes>;
+type AmountOf = fn(&Amounts) -> &Reading<Bytes>;
 
 /// The columns of change, in the order in which they decide what changed the most.
-const CHANGES: [(&str, &str, Amount); 4] = [
+const CHANGES: [(&str, &str, AmountOf); 4] = [
     ("resident", "RSS", |a| &a.resident),
     ("pss", "PSS", |a| &a.pss),
     ("swapped", "swapped", |a| &a.swapped),
@@ -181,11 +185,11 @@ impl Amounts {
 }
 
 /// Something that was there before, is there after, or both.
-trait Compared {
+trait ComparedPart {
     fn before(&self) -> Option<&Amounts>;
     fn after(&self) -> Option<&Amounts>;
 
-    fn both(&self, amount: Amount) -> (&Reading<Bytes>, &Reading<Bytes>) {
+    fn both(&self, amount: AmountOf) -> (&Reading<Bytes>, &Reading<Bytes>) {
         (amount(self.before().unwrap_or(&NOTHING)), amount(self.after().unwrap_or(&NOTHING)))
     }
 
@@ -197,7 +201,7 @@ trait Compared {
         }
     }
 
-    /// How much changed, in the order of [`CHANGES`]; what is not known counts as no change.
+    /// Amounts of change, in the order of [`CHANGES`]; an unknown one counts as no change.
     fn weight(&self) -> [u64; CHANGES.len()] {
         CHANGES.map(|(_, _, amount)| match self.both(amount) {
             (Ok(before), Ok(after)) => before.0.abs_diff(after.0),
@@ -207,7 +211,7 @@ trait Compared {
 }
 
 /// The rows that changed, those that changed the most first, and how many did in all.
-fn most_changed<C: Compared>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize) {
+fn most_changed<C: ComparedPart>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize) {
     rows.retain(|row| !row.mark().is_empty() || row.weight() != [0; CHANGES.len()]);
     rows.sort_by_cached_key(|row| Reverse(row.weight()));
     let all = rows.len();
@@ -215,15 +219,15 @@ fn most_changed<C: Compared>(mut rows: Vec<C>, largest: usize) -> (Vec<C>, usize
     (rows, all)
 }
 
-fn change_columns<C: Compared>(rows: &[C]) -> Vec<Column> {
-    let marks = rows.iter().map(Compared::mark).collect();
-    let mut columns = vec![Column::new("status", "", Cells::Labels(marks))];
+fn change_columns<C: ComparedPart>(rows: &[C]) -> Vec<TableColumn> {
+    let marks = rows.iter().map(ComparedPart::mark).collect();
+    let mut columns = vec![TableColumn::new("status", "", ColumnCells::Labels(marks))];
     columns.extend(CHANGES.iter().map(|(key, label, amount)| {
         let cell = |row: &C| {
             let (before, after) = row.both(*amount);
             change(before, after)
         };
-        Column::new(*key, *label, Cells::Values(rows.iter().map(cell).collect()))
+        TableColumn::new(*key, *label, ColumnCells::Values(rows.iter().map(cell).collect()))
     }));
     columns
 }
@@ -241,8 +245,8 @@ fn shown(shown: usize, all: usize, what: &str) -> Label {
 
 /// A pool on both sides. Pools of one kind and name are taken together.
 #[derive(Debug)]
-struct PoolRow {
-    kind: Kind,
+struct PoolDiff {
+    kind: PoolKind,
     name: Name,
     before: Amounts,
     after: Amounts,
@@ -250,7 +254,7 @@ struct PoolRow {
     is: bool,
 }
 
-impl Compared for PoolRow {
+impl ComparedPart for PoolDiff {
     fn before(&self) -> Option<&Amounts> {
         self.was.then_some(&self.before)
     }
@@ -260,12 +264,12 @@ impl Compared for PoolRow {
     }
 }
 
-fn pool_rows(a: &Side<'_>, b: &Side<'_>) -> Vec<PoolRow> {
-    let mut rows: BTreeMap<(Kind, Name), PoolRow> = BTreeMap::new();
-    let mut gather = |side: &Side<'_>, is_after: bool| {
+fn pool_rows(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<PoolDiff> {
+    let mut rows: BTreeMap<(PoolKind, Name), PoolDiff> = BTreeMap::new();
+    let mut gather = |side: &DiffSide<'_>, is_after: bool| {
         for index in 0..side.mappings.len() {
             let pool = &side.pools.list()[side.pools.index(index)];
-            let row = rows.entry((pool.kind, pool.name.clone())).or_insert_with(|| PoolRow {
+            let row = rows.entry((pool.kind, pool.name.clone())).or_insert_with(|| PoolDiff {
                 kind: pool.kind,
                 name: pool.name.clone(),
                 before: NOTHING,
@@ -287,25 +291,25 @@ fn pool_rows(a: &Side<'_>, b: &Side<'_>) -> Vec<PoolRow> {
     rows.into_values().collect()
 }
 
-fn pool_table(a: &Side<'_>, b: &Side<'_>, largest: usize) -> Table {
+fn pool_table(a: &DiffSide<'_>, b: &DiffSide<'_>, largest: usize) -> ReportTable {
     let (rows, all) = most_changed(pool_rows(a, b), largest);
     let mut columns = change_columns(&rows);
     let kinds = rows.iter().map(|row| row.kind.id().into()).collect();
     let names = rows.iter().map(|row| row.name.clone()).collect();
-    columns.push(Column::new("pool", "pool", Cells::Labels(kinds)));
-    columns.push(Column::new("name", "name", Cells::Names(names)));
-    Table { note: shown(rows.len(), all, "pools"), ..table("pools", "Pools", columns) }
+    columns.push(TableColumn::new("pool", "pool", ColumnCells::Labels(kinds)));
+    columns.push(TableColumn::new("name", "name", ColumnCells::Names(names)));
+    ReportTable { note: shown(rows.len(), all, "pools"), ..table("pools", "Pools", columns) }
 }
 
 /// A mapping before, the same mapping after, or only one of them.
 #[derive(Debug)]
-struct Pair<'a> {
+struct MappingPair<'a> {
     before: Option<(&'a Mapping, Amounts)>,
     after: Option<(&'a Mapping, Amounts)>,
-    kind: Kind,
+    kind: PoolKind,
 }
 
-impl<'a> Pair<'a> {
+impl<'a> MappingPair<'a> {
     /// The mapping as it is, or as it was.
     fn mapping(&self) -> &'a Mapping {
         let found = self.after.as_ref().or(self.before.as_ref());
@@ -313,7 +317,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-impl Compared for Pair<'_> {
+impl ComparedPart for MappingPair<'_> {
     fn before(&self) -> Option<&Amounts> {
         self.before.as_ref().map(|(_, amounts)| amounts)
     }
@@ -323,23 +327,23 @@ impl Compared for Pair<'_> {
     }
 }
 
-fn pairs<'a>(a: &Side<'a>, b: &Side<'a>, same_process: bool) -> Vec<Pair<'a>> {
+fn pairs<'a>(a: &DiffSide<'a>, b: &DiffSide<'a>, same_process: bool) -> Vec<MappingPair<'a>> {
     let partners = if same_process { by_address(a, b) } else { by_name(a, b) };
     let mut is_gone = vec![true; a.mappings.len()];
-    let side = |side: &Side<'a>, index: usize| (&side.mappings[index], side.amounts(index));
+    let side = |side: &DiffSide<'a>, index: usize| (&side.mappings[index], side.amounts(index));
     let mut pairs = Vec::with_capacity(b.mappings.len());
     for (index, partner) in partners.iter().enumerate() {
         if let Some(partner) = *partner {
             is_gone[partner] = false;
         }
-        pairs.push(Pair {
+        pairs.push(MappingPair {
             before: partner.map(|partner| side(a, partner)),
             after: Some(side(b, index)),
             kind: b.kind(index),
         });
     }
     let gone = is_gone.iter().enumerate().filter(|(_, gone)| **gone);
-    pairs.extend(gone.map(|(index, _)| Pair {
+    pairs.extend(gone.map(|(index, _)| MappingPair {
         before: Some(side(a, index)),
         after: None,
         kind: a.kind(index),
@@ -352,7 +356,7 @@ fn pairs<'a>(a: &Side<'a>, b: &Side<'a>, same_process: bool) -> Vec<Pair<'a>> {
 ///
 /// # Complexity
 /// Linear: mappings are sorted and do not overlap within a side.
-fn by_address(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
+fn by_address(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
     let mut partners = vec![None; b.mappings.len()];
     let mut taken = vec![false; a.mappings.len()];
     for same_prot in [true, false] {
@@ -381,12 +385,12 @@ fn by_address(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
     partners
 }
 
-/// What makes mappings of two runs the same.
-type Likeness<'a> = (&'a [u8], u64, Prot, Sharing, Kind);
+/// Properties by which mappings of two runs are matched.
+type Likeness<'a> = (&'a [u8], u64, Prot, Sharing, PoolKind);
 
 /// For each mapping of `b` the first one of `a`, not yet taken, that is alike.
-fn by_name(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
-    fn likeness<'a>(side: &Side<'a>, index: usize) -> Likeness<'a> {
+fn by_name(a: &DiffSide<'_>, b: &DiffSide<'_>) -> Vec<Option<usize>> {
+    fn likeness<'a>(side: &DiffSide<'a>, index: usize) -> Likeness<'a> {
         let mapping = &side.mappings[index];
         // Only a file has offsets; a System V segment has a name and no inode, and offset 0.
         let offset = if mapping.inode == 0 { 0 } else { mapping.offset };
@@ -400,30 +404,40 @@ fn by_name(a: &Side<'_>, b: &Side<'_>) -> Vec<Option<usize>> {
     (0..b.mappings.len()).map(&mut partner).collect()
 }
 
-fn mapping_table(pairs: &[Pair<'_>], largest: usize) -> Table {
+fn mapping_table(pairs: &[MappingPair<'_>], largest: usize) -> ReportTable {
     let (rows, all) = most_changed(pairs.iter().collect(), largest);
     let mut columns = change_columns(&rows);
     let start = |mapping: Option<&Mapping>| match mapping {
-        Some(mapping) => Value::Address(mapping.range.start),
-        None => Value::None,
+        Some(mapping) => CellValue::Address(mapping.range.start),
+        None => CellValue::None,
     };
     let before = rows.iter().map(|row| start(row.before.as_ref().map(|(m, _)| *m))).collect();
     let after = rows.iter().map(|row| start(row.after.as_ref().map(|(m, _)| *m))).collect();
     let here = rows.iter().map(|row| row.mapping().range.start).collect();
-    let only = |audience, column| Column { audience, ..column };
-    columns.push(only(Audience::People, Column::new("address", "address", Cells::Addresses(here))));
-    columns.push(only(Audience::Programs, Column::new("start_before", "", Cells::Values(before))));
-    columns.push(only(Audience::Programs, Column::new("start", "", Cells::Values(after))));
+    let only = |audience, column| TableColumn { audience, ..column };
+    columns.push(only(
+        Audience::People,
+        TableColumn::new("address", "address", ColumnCells::Addresses(here)),
+    ));
+    columns.push(only(
+        Audience::Programs,
+        TableColumn::new("start_before", "", ColumnCells::Values(before)),
+    ));
+    columns
+        .push(only(Audience::Programs, TableColumn::new("start", "", ColumnCells::Values(after))));
     let modes = rows.iter().map(|row| mode(row.mapping())).collect();
-    columns.push(Column::new("mode", "mode", Cells::Labels(modes)));
+    columns.push(TableColumn::new("mode", "mode", ColumnCells::Labels(modes)));
     let kinds = rows.iter().map(|row| row.kind.id().into()).collect();
-    columns.push(Column::new("pool", "pool", Cells::Labels(kinds)));
+    columns.push(TableColumn::new("pool", "pool", ColumnCells::Labels(kinds)));
     let names = rows.iter().map(|row| row.mapping().name.clone()).collect();
-    columns.push(Column::new("name", "name", Cells::Names(names)));
-    Table { note: shown(rows.len(), all, "mappings"), ..table("mappings", "Mappings", columns) }
+    columns.push(TableColumn::new("name", "name", ColumnCells::Names(names)));
+    ReportTable {
+        note: shown(rows.len(), all, "mappings"),
+        ..table("mappings", "Mappings", columns)
+    }
 }
 
-impl<C: Compared> Compared for &C {
+impl<C: ComparedPart> ComparedPart for &C {
     fn before(&self) -> Option<&Amounts> {
         (*self).before()
     }
@@ -453,20 +467,20 @@ fn mappings(snapshot: &Snapshot) -> Reading<&Vec<Mapping>> {
     snapshot.mappings.as_ref().map_err(Clone::clone)
 }
 
-fn totals(before: &Snapshot, after: &Snapshot) -> Table {
+fn totals(before: &Snapshot, after: &Snapshot) -> ReportTable {
     let sides = |total: &Total| ((total.read)(before), (total.read)(after));
     let rows: Vec<_> = TOTALS.iter().map(sides).collect();
     let labels = TOTALS.iter().map(|total| total.label.into()).collect();
-    let name = Column::new("total", "", Cells::Labels(labels));
-    let mut columns = vec![Column { audience: Audience::People, ..name }];
+    let name = TableColumn::new("total", "", ColumnCells::Labels(labels));
+    let mut columns = vec![TableColumn { audience: Audience::People, ..name }];
     columns.extend(before_after_change("", &rows));
     let keys = TOTALS.iter().map(|total| total.key.into()).collect();
-    Table { row_keys: Some(keys), ..table("totals", "Totals", columns) }
+    ReportTable { row_keys: Some(keys), ..table("totals", "Totals", columns) }
 }
 
-fn quadrant_table(before: &Snapshot, after: &Snapshot) -> Table {
+fn quadrant_table(before: &Snapshot, after: &Snapshot) -> ReportTable {
     let (a, b) = (quadrants(before), quadrants(after));
-    let sides = |read: fn(&crate::quadrants::Cell) -> Reading<Bytes>| {
+    let sides = |read: fn(&crate::quadrants::QuadrantCell) -> Reading<Bytes>| {
         let side = |side: &Reading<crate::quadrants::Quadrants>, i: usize| match side {
             Ok(quadrants) => read(&quadrants.effective[i]),
             Err(absent) => Err(absent.clone()),
@@ -474,26 +488,32 @@ fn quadrant_table(before: &Snapshot, after: &Snapshot) -> Table {
         (0..Quadrant::ALL.len()).map(|i| (side(&a, i), side(&b, i))).collect::<Vec<_>>()
     };
     let labels = Quadrant::ALL.iter().map(|quadrant| quadrant.label().into()).collect();
-    let name = Column::new("quadrant", "", Cells::Labels(labels));
-    let mut columns = vec![Column { audience: Audience::People, ..name }];
+    let name = TableColumn::new("quadrant", "", ColumnCells::Labels(labels));
+    let mut columns = vec![TableColumn { audience: Audience::People, ..name }];
     columns.extend(before_after_change("resident_", &sides(|cell| cell.resident.clone())));
     let only = |key: &'static str, rows: &[(Reading<Bytes>, Reading<Bytes>)]| {
         let cells = rows.iter().map(|(before, after)| change(before, after)).collect();
-        Column::new(key, key, Cells::Values(cells))
+        TableColumn::new(key, key, ColumnCells::Values(cells))
     };
     columns.push(only("reserved", &sides(|cell| cell.reserved.clone())));
     columns.push(only("swapped", &sides(|cell| cell.swapped.clone())));
     let keys = Quadrant::ALL.iter().map(|quadrant| quadrant.key().into()).collect();
-    Table { row_keys: Some(keys), ..table("quadrants", "Quadrants by page, resident", columns) }
+    ReportTable {
+        row_keys: Some(keys),
+        ..table("quadrants", "Quadrants by page, resident", columns)
+    }
 }
 
-fn before_after_change(prefix: &str, rows: &[(Reading<Bytes>, Reading<Bytes>)]) -> [Column; 3] {
+fn before_after_change(
+    prefix: &str,
+    rows: &[(Reading<Bytes>, Reading<Bytes>)],
+) -> [TableColumn; 3] {
     let changes = rows.iter().map(|(before, after)| change(before, after)).collect();
     let key = |name: &str| format!("{prefix}{name}");
     [
-        Column::bytes(key("before"), "before", rows.iter().map(|(before, _)| before.clone())),
-        Column::bytes(key("after"), "after", rows.iter().map(|(_, after)| after.clone())),
-        Column::new(key("change"), "change", Cells::Values(changes)),
+        TableColumn::bytes(key("before"), "before", rows.iter().map(|(before, _)| before.clone())),
+        TableColumn::bytes(key("after"), "after", rows.iter().map(|(_, after)| after.clone())),
+        TableColumn::new(key("change"), "change", ColumnCells::Values(changes)),
     ]
 }
 
@@ -502,7 +522,7 @@ struct Landmark {
     key: &'static str,
     label: &'static str,
     meaning: &'static str,
-    find: fn(&Side<'_>) -> Option<u64>,
+    find: fn(&DiffSide<'_>) -> Option<u64>,
 }
 
 const LANDMARKS: [Landmark; 7] = [
@@ -522,7 +542,7 @@ const LANDMARKS: [Landmark; 7] = [
         key: "libraries",
         label: "first library",
         meaning: "Libraries are mapped downwards from the mmap base and move with it.",
-        find: |side| first(side, |_, kind| kind == Kind::Library),
+        find: |side| first(side, |_, kind| kind == PoolKind::Library),
     },
     Landmark {
         key: "mmap_base",
@@ -550,20 +570,25 @@ const LANDMARKS: [Landmark; 7] = [
     },
 ];
 
-const PROGRAM: [Kind; 5] =
-    [Kind::Program, Kind::ProgramText, Kind::ProgramRodata, Kind::ProgramData, Kind::ProgramBss];
+const PROGRAM: [PoolKind; 5] = [
+    PoolKind::Program,
+    PoolKind::ProgramText,
+    PoolKind::ProgramRodata,
+    PoolKind::ProgramData,
+    PoolKind::ProgramBss,
+];
 
-fn first(side: &Side<'_>, fits: impl Fn(&Mapping, Kind) -> bool) -> Option<u64> {
+fn first(side: &DiffSide<'_>, fits: impl Fn(&Mapping, PoolKind) -> bool) -> Option<u64> {
     let index = (0..side.mappings.len()).find(|&i| fits(&side.mappings[i], side.kind(i)))?;
     Some(side.mappings[index].range.start)
 }
 
-fn named<'a>(side: &Side<'a>, name: &[u8]) -> Option<&'a Mapping> {
+fn named<'a>(side: &DiffSide<'a>, name: &[u8]) -> Option<&'a Mapping> {
     side.mappings.iter().find(|m| m.name.as_bytes() == name)
 }
 
 /// The end of the last mapping below the stack that the kernel did not put there itself.
-fn mmap_base(side: &Side<'_>) -> Option<u64> {
+fn mmap_base(side: &DiffSide<'_>) -> Option<u64> {
     let stack = named(side, b"[stack]")?.range.start;
     let below = side
         .mappings
@@ -573,36 +598,48 @@ fn mmap_base(side: &Side<'_>) -> Option<u64> {
     Some(below.range.end)
 }
 
-fn layout(a: &Side<'_>, b: &Side<'_>) -> Table {
+fn layout(a: &DiffSide<'_>, b: &DiffSide<'_>) -> ReportTable {
     let find = |landmark: &'static Landmark| (landmark, (landmark.find)(a), (landmark.find)(b));
     let rows: Vec<_> = LANDMARKS.iter().map(find).filter(|(_, a, b)| a.or(*b).is_some()).collect();
-    let address = |address: &Option<u64>| address.map_or(Value::None, Value::Address);
+    let address = |address: &Option<u64>| address.map_or(CellValue::None, CellValue::Address);
     let moved = |a: &Option<u64>, b: &Option<u64>| match (a, b) {
-        (Some(a), Some(b)) => Value::Flag(a != b),
-        _ => Value::None,
+        (Some(a), Some(b)) => CellValue::Flag(a != b),
+        _ => CellValue::None,
     };
     let shift = |a: &Option<u64>, b: &Option<u64>| match (a, b) {
-        (Some(a), Some(b)) => Value::Change(difference(Bytes(*a), Bytes(*b))),
-        _ => Value::None,
+        (Some(a), Some(b)) => CellValue::Change(difference(Bytes(*a), Bytes(*b))),
+        _ => CellValue::None,
     };
-    let values = |cells: Vec<Value>| Cells::Values(cells);
+    let values = |cells: Vec<CellValue>| ColumnCells::Values(cells);
     let keys = rows.iter().map(|(landmark, ..)| landmark.key.into()).collect();
     let labels = rows.iter().map(|(landmark, ..)| landmark.label.into()).collect();
     let meanings = rows.iter().map(|(landmark, ..)| landmark.meaning.into()).collect();
-    let only = |audience, column| Column { audience, ..column };
+    let only = |audience, column| TableColumn { audience, ..column };
     let columns = vec![
-        only(Audience::Programs, Column::new("what", "", Cells::Labels(keys))),
-        only(Audience::People, Column::new("label", "", Cells::Labels(labels))),
-        Column::new("before", "before", values(rows.iter().map(|(_, a, _)| address(a)).collect())),
-        Column::new("after", "after", values(rows.iter().map(|(_, _, b)| address(b)).collect())),
-        Column::new("moved", "moved", values(rows.iter().map(|(_, a, b)| moved(a, b)).collect())),
-        Column::new("shift", "by", values(rows.iter().map(|(_, a, b)| shift(a, b)).collect())),
-        only(Audience::People, Column::new("meaning", "", Cells::Labels(meanings))),
+        only(Audience::Programs, TableColumn::new("what", "", ColumnCells::Labels(keys))),
+        only(Audience::People, TableColumn::new("label", "", ColumnCells::Labels(labels))),
+        TableColumn::new(
+            "before",
+            "before",
+            values(rows.iter().map(|(_, a, _)| address(a)).collect()),
+        ),
+        TableColumn::new(
+            "after",
+            "after",
+            values(rows.iter().map(|(_, _, b)| address(b)).collect()),
+        ),
+        TableColumn::new(
+            "moved",
+            "moved",
+            values(rows.iter().map(|(_, a, b)| moved(a, b)).collect()),
+        ),
+        TableColumn::new("shift", "by", values(rows.iter().map(|(_, a, b)| shift(a, b)).collect())),
+        only(Audience::People, TableColumn::new("meaning", "", ColumnCells::Labels(meanings))),
     ];
     table("layout", "Layout", columns)
 }
 
-fn about(before: &Snapshot, after: &Snapshot) -> Facts {
+fn snapshot_facts(before: &Snapshot, after: &Snapshot) -> NamedFacts {
     let same = is_same_process(before, after);
     let matched = if same {
         "one process: mappings are matched by address"
@@ -611,23 +648,26 @@ fn about(before: &Snapshot, after: &Snapshot) -> Facts {
     };
     let (start, end) = (before.provenance.unix_seconds, after.provenance.unix_seconds);
     let apart = end.saturating_sub(start);
-    Facts {
+    NamedFacts {
         facts: vec![
-            fact("before", "before", Value::Count(u64::from(before.process.pid.0))),
-            fact("after", "after", Value::Count(u64::from(after.process.pid.0))),
-            Fact { audience: Audience::Programs, ..fact("same_process", "", Value::Flag(same)) },
-            fact("seconds_apart", "seconds apart", Value::Count(apart)),
-            Fact { audience: Audience::People, ..fact("matched", "", Value::text(matched)) },
+            fact("before", "before", CellValue::Count(u64::from(before.process.pid.0))),
+            fact("after", "after", CellValue::Count(u64::from(after.process.pid.0))),
+            Fact {
+                audience: Audience::Programs,
+                ..fact("same_process", "", CellValue::Flag(same))
+            },
+            fact("seconds_apart", "seconds apart", CellValue::Count(apart)),
+            Fact { audience: Audience::People, ..fact("matched", "", CellValue::text(matched)) },
         ],
-        ..facts("processes", Shape::Line)
+        ..facts("processes", FactsShape::Line)
     }
 }
 
-/// The difference of two readings, or why there is none.
-fn change(before: &Reading<Bytes>, after: &Reading<Bytes>) -> Value {
+/// The difference of two readings, or the reason of its absence.
+fn change(before: &Reading<Bytes>, after: &Reading<Bytes>) -> CellValue {
     match (before, after) {
-        (Ok(before), Ok(after)) => Value::Change(difference(*before, *after)),
-        (Err(absent), _) | (_, Err(absent)) => Value::Absent(Absent::clone(absent)),
+        (Ok(before), Ok(after)) => CellValue::Change(difference(*before, *after)),
+        (Err(absent), _) | (_, Err(absent)) => CellValue::Absent(Absent::clone(absent)),
     }
 }
 
@@ -637,12 +677,12 @@ fn difference(before: Bytes, after: Bytes) -> i64 {
 }
 
 /// A fact that its label explains.
-fn fact(key: impl Into<Label>, label: &'static str, value: Value) -> Fact {
+fn fact(key: impl Into<Label>, label: &'static str, value: CellValue) -> Fact {
     explain::fact(key, label, value, "")
 }
 
-fn facts(key: &'static str, shape: Shape) -> Facts {
-    Facts {
+fn facts(key: &'static str, shape: FactsShape) -> NamedFacts {
+    NamedFacts {
         key: key.into(),
         title: "".into(),
         audience: Audience::Everyone,
@@ -651,8 +691,8 @@ fn facts(key: &'static str, shape: Shape) -> Facts {
     }
 }
 
-fn table(key: &'static str, title: &'static str, columns: Vec<Column>) -> Table {
-    Table {
+fn table(key: &'static str, title: &'static str, columns: Vec<TableColumn>) -> ReportTable {
+    ReportTable {
         key: key.into(),
         title: title.into(),
         audience: Audience::Everyone,
@@ -682,13 +722,13 @@ mod tests {
 
     fn rows(report: &Report, key: &str) -> Vec<(String, i64, String)> {
         let table = table(report, key);
-        let text = |value: &Value| match value {
-            Value::Text(text) => text.to_string(),
-            Value::Name(name) => name.escaped().into_owned(),
+        let text = |value: &CellValue| match value {
+            CellValue::Text(text) => text.to_string(),
+            CellValue::Name(name) => name.escaped().into_owned(),
             other => panic!("{other:?}"),
         };
-        let number = |value: &Value| match value {
-            Value::Change(change) => *change,
+        let number = |value: &CellValue| match value {
+            CellValue::Change(change) => *change,
             other => panic!("{other:?}"),
         };
         let (status, name) = (column(table, "status"), column(table, "name"));
@@ -709,7 +749,7 @@ mod tests {
         let before =
             run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 4096), ("20000-22000 rw-p 0 0", 8192)]);
         let after = run(&[("5000-c000 rw-p 0 0 [heap]", 20480), ("20000-22000 rw-p 0 0", 4096)]);
-        let report = diff(&before, &after, &Options::default());
+        let report = diff(&before, &after, &SnapshotDiffOptions::default());
         let expected = [row("", 16384, "[heap]"), row("gone", -4096, ""), row("", -4096, "")];
         let found = rows(&report, "mappings");
         assert_eq!(found[0], expected[0]);
@@ -732,7 +772,7 @@ mod tests {
             ("97000-98000 rw-p 0 0", 4096),
             ("a0000-a1000 rw-s 0 77 /new", 4096),
         ]);
-        let report = diff(&before, &after, &Options::default());
+        let report = diff(&before, &after, &SnapshotDiffOptions::default());
         assert_eq!(rows(&report, "mappings"), [row("new", 4096, "/new"), row("", 4096, "")]);
     }
 
@@ -740,7 +780,7 @@ mod tests {
     fn a_mapping_cut_in_two_keeps_the_part_of_equal_permissions() {
         let before = run(&[("10000-20000 rw-p 0 0", 0x8000)]);
         let after = run(&[("10000-11000 r--p 0 0", 0x1000), ("11000-20000 rw-p 0 0", 0x7000)]);
-        let report = diff(&before, &after, &Options::default());
+        let report = diff(&before, &after, &SnapshotDiffOptions::default());
         let found = rows(&report, "mappings");
         assert!(
             found.contains(&row("new", 0x1000, "")) && found.contains(&row("", -0x1000, "")),
@@ -752,20 +792,20 @@ mod tests {
     fn mappings_and_pools_add_up_to_the_change_of_rss() {
         let before = run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 4096)]);
         let after = run(&[("5000-c000 rw-p 0 0 [heap]", 20480), ("30000-39000 rw-p 0 0", 36864)]);
-        let report = diff(&before, &after, &Options::default());
+        let report = diff(&before, &after, &SnapshotDiffOptions::default());
         for key in ["mappings", "pools"] {
             let sum: i64 = rows(&report, key).iter().map(|(_, change, _)| change).sum();
             assert_eq!(sum, 20480 + 36864 - 8192, "{key}");
         }
         let totals = table(&report, "totals");
-        assert_eq!(column(totals, "change")[1], Value::Change(20480 + 36864 - 8192));
+        assert_eq!(column(totals, "change")[1], CellValue::Change(20480 + 36864 - 8192));
         assert_eq!(totals.row_keys.as_ref().unwrap()[1], "res");
     }
 
     #[test]
     fn nothing_changed_is_said() {
         let same = run(&[(HEAP, 4096)]);
-        let report = diff(&same, &same, &Options::default());
+        let report = diff(&same, &same, &SnapshotDiffOptions::default());
         assert_eq!(table(&report, "mappings").note, "No mappings changed.");
         assert_eq!(table(&report, "mappings").rows(), 0);
     }
@@ -774,7 +814,11 @@ mod tests {
     fn the_rows_that_do_not_fit_are_counted() {
         let before = run(&[]);
         let after = run(&[(HEAP, 4096), ("10000-12000 rw-p 0 0", 8192)]);
-        let report = diff(&before, &after, &Options { largest: 1, ..Options::default() });
+        let report = diff(
+            &before,
+            &after,
+            &SnapshotDiffOptions { largest: 1, ..SnapshotDiffOptions::default() },
+        );
         assert_eq!(rows(&report, "mappings"), [row("new", 8192, "")]);
         assert!(table(&report, "mappings").note.contains("1 of 2"));
     }
@@ -785,10 +829,10 @@ mod tests {
         let mut after = run(&[(HEAP, 8192)]);
         after.mappings.as_mut().unwrap()[0].smaps = Err(Absent::Vanished);
         after.mappings.as_mut().unwrap()[0].pages = Err(Absent::Vanished);
-        let quadrants = diff(&before, &after, &Options::default());
+        let quadrants = diff(&before, &after, &SnapshotDiffOptions::default());
         assert_eq!(
             column(table(&quadrants, "quadrants"), "resident_change")[0],
-            Value::Absent(Absent::Vanished)
+            CellValue::Absent(Absent::Vanished)
         );
     }
 
@@ -809,13 +853,17 @@ mod tests {
             ("905000-906000 r-xp 0 0 [vdso]", 0),
             fixed,
         ]);
-        let report = diff(&before, &after, &Options { layout: true, ..Options::default() });
+        let report = diff(
+            &before,
+            &after,
+            &SnapshotDiffOptions { layout: true, ..SnapshotDiffOptions::default() },
+        );
         let layout = table(&report, "layout");
         let what =
-            ["heap", "mmap_base", "stack", "vdso", "vsyscall"].map(|w| Value::Text(w.into()));
+            ["heap", "mmap_base", "stack", "vdso", "vsyscall"].map(|w| CellValue::Text(w.into()));
         assert_eq!(column(layout, "what"), what);
-        assert_eq!(column(layout, "moved"), [true, true, true, true, false].map(Value::Flag));
-        let shifts = [0x1000, 0x10_0000, 0x10_0000, 0x10_4000, 0].map(Value::Change);
+        assert_eq!(column(layout, "moved"), [true, true, true, true, false].map(CellValue::Flag));
+        let shifts = [0x1000, 0x10_0000, 0x10_0000, 0x10_4000, 0].map(CellValue::Change);
         assert_eq!(column(layout, "shift"), shifts);
     }
 
@@ -824,12 +872,12 @@ mod tests {
         let before = run(&[(HEAP, 4096)]);
         let mut after = run(&[(HEAP, 12288)]);
         after.provenance.unix_seconds = 4;
-        let Block::Facts(line) = &series_row(&before, &before, &after).blocks[0] else {
+        let ReportBlock::Facts(line) = &series_row(&before, &before, &after).blocks[0] else {
             panic!("a line of facts")
         };
         let value = |key: &str| line.facts.iter().find(|f| f.key == key).map(|f| f.value.clone());
-        assert_eq!(value("seconds"), Some(Value::Count(4)));
-        assert_eq!(value("res_change"), Some(Value::Change(8192)));
-        assert_eq!(value("grown_pool"), Some(Value::text("brk heap")));
+        assert_eq!(value("seconds"), Some(CellValue::Count(4)));
+        assert_eq!(value("res_change"), Some(CellValue::Change(8192)));
+        assert_eq!(value("grown_pool"), Some(CellValue::text("brk heap")));
     }
 }

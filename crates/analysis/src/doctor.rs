@@ -1,17 +1,19 @@
-//! The settings that cost latency or memory: what each is, whether that is well, and the way there and back.
+//! The settings that cost latency or memory: what each is, whether that is well, and the way there
+//! and back.
 
 mod checks;
 mod judge;
 mod outcome;
 
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, Label, Paragraph, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Paragraph, Report,
+    ReportBlock, ReportTable, TableColumn,
 };
-use pagewise_model::settings::Settings;
+use pagewise_model::settings::SystemSettings;
 use pagewise_model::{Name, Snapshot};
 
 pub use checks::files;
-use outcome::{Outcome, Subject, outcomes};
+use outcome::{DoctorSubject, SettingOutcome, outcomes};
 
 use crate::blocks::table;
 use crate::explain::fact;
@@ -19,18 +21,18 @@ use crate::explain::fact;
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.doctor/1";
 
-/// What the user wants of the machine.
+/// Goal of the user for the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
+pub enum WorkloadProfile {
     /// Short and steady response times, at the cost of memory.
     Latency,
     /// Many programs in little memory, at the cost of time.
     Density,
 }
 
-/// How a setting suits the profile.
+/// Verdict on a setting for the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
+pub enum SettingVerdict {
     /// It costs much.
     Warn,
     /// It costs something, or is worth knowing.
@@ -41,93 +43,103 @@ pub enum Verdict {
     Ok,
 }
 
-impl Verdict {
+impl SettingVerdict {
     /// The name used as a key.
     pub const fn key(self) -> &'static str {
         match self {
-            Verdict::Warn => "warn",
-            Verdict::Note => "note",
-            Verdict::Unknown => "unknown",
-            Verdict::Ok => "ok",
+            SettingVerdict::Warn => "warn",
+            SettingVerdict::Note => "note",
+            SettingVerdict::Unknown => "unknown",
+            SettingVerdict::Ok => "ok",
         }
     }
 }
 
 /// For whom to judge.
 #[derive(Clone, Copy, Debug)]
-pub struct Options<'a> {
-    /// What the user wants; `None` judges what costs either way.
-    pub profile: Option<Profile>,
+pub struct DoctorOptions<'a> {
+    /// The user's profile; `None` checks only settings that cost in any case.
+    pub profile: Option<WorkloadProfile>,
     /// The process that the user named.
     pub target: Option<&'a Snapshot>,
 }
 
-/// Judges settings: table `checks` for programs; for people what could be better, then what is well.
-pub fn doctor(settings: &Settings, options: &Options<'_>) -> Report {
-    let outcomes = outcomes(&Subject { settings, options });
-    let mut blocks = vec![Block::Facts(overview(settings, options, &outcomes))];
-    blocks.push(Block::Table(programs(&outcomes)));
-    let mut costly: Vec<&Outcome> =
-        outcomes.iter().filter(|o| matches!(o.verdict, Verdict::Warn | Verdict::Note)).collect();
+/// Judges settings: table `checks` for programs; for people what could be better, then what is
+/// well.
+pub fn doctor(settings: &SystemSettings, options: &DoctorOptions<'_>) -> Report {
+    let outcomes = outcomes(&DoctorSubject { settings, options });
+    let mut blocks = vec![ReportBlock::Facts(overview(settings, options, &outcomes))];
+    blocks.push(ReportBlock::Table(programs(&outcomes)));
+    let mut costly: Vec<&SettingOutcome> = outcomes
+        .iter()
+        .filter(|o| matches!(o.verdict, SettingVerdict::Warn | SettingVerdict::Note))
+        .collect();
     costly.sort_by_key(|outcome| outcome.verdict);
-    blocks.extend(costly.iter().map(|outcome| Block::Facts(advice(outcome))));
-    blocks.push(Block::Text(last_word(&outcomes)));
-    blocks.extend(well(&outcomes).map(Block::Table));
-    blocks.extend(unknown(&outcomes).map(Block::Facts));
-    Report { schema: SCHEMA, title: vec![Value::text(title(options.profile))], blocks }
+    blocks.extend(costly.iter().map(|outcome| ReportBlock::Facts(advice(outcome))));
+    blocks.push(ReportBlock::Text(last_word(&outcomes)));
+    blocks.extend(well(&outcomes).map(ReportBlock::Table));
+    blocks.extend(unknown(&outcomes).map(ReportBlock::Facts));
+    Report { schema: SCHEMA, title: vec![CellValue::text(title(options.profile))], blocks }
 }
 
-fn title(profile: Option<Profile>) -> &'static str {
+fn title(profile: Option<WorkloadProfile>) -> &'static str {
     match profile {
         None => "Settings that cost latency or memory",
-        Some(Profile::Latency) => "Settings, judged for short and steady latency",
-        Some(Profile::Density) => "Settings, judged for many programs in little memory",
+        Some(WorkloadProfile::Latency) => "Settings, judged for short and steady latency",
+        Some(WorkloadProfile::Density) => "Settings, judged for many programs in little memory",
     }
 }
 
-fn overview(settings: &Settings, options: &Options<'_>, outcomes: &[Outcome]) -> Facts {
-    let profile = options.profile.map_or(Value::None, |profile| {
-        Value::text(match profile {
-            Profile::Latency => "latency",
-            Profile::Density => "density",
+fn overview(
+    settings: &SystemSettings,
+    options: &DoctorOptions<'_>,
+    outcomes: &[SettingOutcome],
+) -> NamedFacts {
+    let profile = options.profile.map_or(CellValue::None, |profile| {
+        CellValue::text(match profile {
+            WorkloadProfile::Latency => "latency",
+            WorkloadProfile::Density => "density",
         })
     });
-    let count = |verdict: Verdict| {
+    let count = |verdict: SettingVerdict| {
         let count = outcomes.iter().filter(|outcome| outcome.verdict == verdict).count();
-        fact(verdict.key(), verdict.key(), Value::Count(count as u64), "")
+        fact(verdict.key(), verdict.key(), CellValue::Count(count as u64), "")
     };
-    let mut facts = vec![fact("kernel", "kernel", Value::Name(settings.kernel.clone()), "")];
+    let mut facts = vec![fact("kernel", "kernel", CellValue::Name(settings.kernel.clone()), "")];
     facts.push(fact("profile", "profile", profile, "").for_programs());
     if let Some(target) = options.target {
         let process = &target.process;
-        facts.push(fact("pid", "process", Value::Count(process.pid.0.into()), ""));
-        facts.push(fact("name", "called", Value::Name(process.name.clone()), ""));
+        facts.push(fact("pid", "process", CellValue::Count(process.pid.0.into()), ""));
+        facts.push(fact("name", "called", CellValue::Name(process.name.clone()), ""));
     }
-    facts.extend([Verdict::Warn, Verdict::Note, Verdict::Unknown, Verdict::Ok].map(count));
-    Facts {
+    facts.extend(
+        [SettingVerdict::Warn, SettingVerdict::Note, SettingVerdict::Unknown, SettingVerdict::Ok]
+            .map(count),
+    );
+    NamedFacts {
         key: "".into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::Line,
+        shape: FactsShape::Line,
         facts,
     }
 }
 
 /// Every check, for programs.
-fn programs(outcomes: &[Outcome]) -> Table {
-    let each = |key: &'static str, value: &dyn Fn(&Outcome) -> Value| {
-        Column::new(key, key, Cells::Values(outcomes.iter().map(value).collect()))
+fn programs(outcomes: &[SettingOutcome]) -> ReportTable {
+    let each = |key: &'static str, value: &dyn Fn(&SettingOutcome) -> CellValue| {
+        TableColumn::new(key, key, ColumnCells::Values(outcomes.iter().map(value).collect()))
     };
     let command = |command: &Option<String>| match command {
-        Some(command) => Value::text(command.clone()),
-        None => Value::None,
+        Some(command) => CellValue::text(command.clone()),
+        None => CellValue::None,
     };
     let columns = vec![
-        each("id", &|outcome| Value::Text(outcome.id.clone())),
-        each("label", &|outcome| Value::Text(outcome.label.clone())),
+        each("id", &|outcome| CellValue::Text(outcome.id.clone())),
+        each("label", &|outcome| CellValue::Text(outcome.label.clone())),
         each("value", &|outcome| outcome.value.clone()),
-        each("verdict", &|outcome| Value::text(outcome.verdict.key())),
-        each("why", &|outcome| Value::text(outcome.why())),
+        each("verdict", &|outcome| CellValue::text(outcome.verdict.key())),
+        each("why", &|outcome| CellValue::text(outcome.why())),
         each("change", &|outcome| command(&outcome.change)),
         each("undo", &|outcome| command(&outcome.undo)),
     ];
@@ -135,29 +147,32 @@ fn programs(outcomes: &[Outcome]) -> Table {
 }
 
 /// One setting that could be better, for people.
-fn advice(outcome: &Outcome) -> Facts {
+fn advice(outcome: &SettingOutcome) -> NamedFacts {
     let mut facts =
-        vec![line("now", outcome.value.clone()), line("why", Value::text(outcome.why()))];
+        vec![line("now", outcome.value.clone()), line("why", CellValue::text(outcome.why()))];
     let commands = [("change", &outcome.change), ("undo", &outcome.undo)];
     facts.extend(commands.into_iter().filter_map(|(label, command)| {
-        command.as_ref().map(|command| line(label, Value::text(command.clone())))
+        command.as_ref().map(|command| line(label, CellValue::text(command.clone())))
     }));
-    Facts {
+    NamedFacts {
         key: "".into(),
         title: format!("{}: {}", outcome.verdict.key(), outcome.label).into(),
         audience: Audience::People,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts,
     }
 }
 
-fn line(label: impl Into<Label>, value: Value) -> Fact {
+fn line(label: impl Into<Label>, value: CellValue) -> Fact {
     fact("", label, value, "")
 }
 
-fn last_word(outcomes: &[Outcome]) -> Paragraph {
+fn last_word(outcomes: &[SettingOutcome]) -> Paragraph {
     let has = |verdict| outcomes.iter().any(|outcome| outcome.verdict == verdict);
-    let words = match (has(Verdict::Warn) || has(Verdict::Note), has(Verdict::Ok)) {
+    let words = match (
+        has(SettingVerdict::Warn) || has(SettingVerdict::Note),
+        has(SettingVerdict::Ok),
+    ) {
         (true, _) => {
             "Nothing was changed. Commands need root, and last until the next boot; undo restores what is set now."
         }
@@ -166,44 +181,45 @@ fn last_word(outcomes: &[Outcome]) -> Paragraph {
     };
     Paragraph {
         title: "Changes".into(),
-        pieces: vec![Value::text(words)],
+        pieces: vec![CellValue::text(words)],
         audience: Audience::People,
     }
 }
 
-/// What is well as it is, for people.
-fn well(outcomes: &[Outcome]) -> Option<Table> {
-    let rows: Vec<&Outcome> = outcomes.iter().filter(|o| o.verdict == Verdict::Ok).collect();
+/// Settings that fit, for people.
+fn well(outcomes: &[SettingOutcome]) -> Option<ReportTable> {
+    let rows: Vec<&SettingOutcome> =
+        outcomes.iter().filter(|o| o.verdict == SettingVerdict::Ok).collect();
     let labels = rows.iter().map(|outcome| outcome.label.clone()).collect();
     let values = rows.iter().map(|outcome| in_words(&outcome.value)).collect();
     let columns = vec![
-        Column::new("label", "Setting", Cells::Labels(labels)),
-        Column::new("value", "Now", Cells::Values(values)),
+        TableColumn::new("label", "Setting", ColumnCells::Labels(labels)),
+        TableColumn::new("value", "Now", ColumnCells::Values(values)),
     ];
-    (!rows.is_empty()).then(|| table("", "As it should be", Audience::People, columns))
+    (!rows.is_empty()).then(|| table("", "Settings that fit", Audience::People, columns))
 }
 
 /// A value that stands left in its column, as words do: a size keeps its unit there.
-fn in_words(value: &Value) -> Value {
+fn in_words(value: &CellValue) -> CellValue {
     match value {
-        Value::Name(name) if name.is_empty() => Value::Name(Name::from("(empty)")),
+        CellValue::Name(name) if name.is_empty() => CellValue::Name(Name::from("(empty)")),
         value => value.clone(),
     }
 }
 
-/// What is not known, and why not.
-fn unknown(outcomes: &[Outcome]) -> Option<Facts> {
-    let rows = outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Unknown);
-    let why = |outcome: &Outcome| match &outcome.value {
-        Value::Absent(absent) => Value::text(absent.to_string()),
+/// Unknown settings, and the reason.
+fn unknown(outcomes: &[SettingOutcome]) -> Option<NamedFacts> {
+    let rows = outcomes.iter().filter(|outcome| outcome.verdict == SettingVerdict::Unknown);
+    let why = |outcome: &SettingOutcome| match &outcome.value {
+        CellValue::Absent(absent) => CellValue::text(absent.to_string()),
         value => value.clone(),
     };
     let facts: Vec<Fact> = rows.map(|o| line(o.label.clone(), why(o))).collect();
-    (!facts.is_empty()).then(|| Facts {
+    (!facts.is_empty()).then(|| NamedFacts {
         key: "".into(),
-        title: "Not known".into(),
+        title: "Unknown settings".into(),
         audience: Audience::People,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts,
     })
 }
@@ -211,26 +227,27 @@ fn unknown(outcomes: &[Outcome]) -> Option<Facts> {
 #[cfg(test)]
 mod tests {
     use pagewise_model::settings::{
-        Capabilities, CgroupSettings, Pressure, ProcessSettings, SettingFile, Shootdowns,
-        SizeSetting, SwapArea, Variable,
+        Capabilities, CgroupSettings, EnvVariable, Pressure, ProcessSettings, SettingFile,
+        ShootdownCount, SizeSetting, SwapArea,
     };
     use pagewise_model::{Absent, Bytes, PageSize, Pid};
 
     use super::*;
     use crate::sample;
 
-    const PROFILES: [Option<Profile>; 3] = [None, Some(Profile::Latency), Some(Profile::Density)];
+    const PROFILES: [Option<WorkloadProfile>; 3] =
+        [None, Some(WorkloadProfile::Latency), Some(WorkloadProfile::Density)];
 
     fn absent() -> Absent {
         Absent::NotInThisKernel("".into())
     }
 
     /// A machine with these in its files, and with all else in order.
-    fn machine(files: &[(&str, &str)]) -> Settings {
+    fn machine(files: &[(&str, &str)]) -> SystemSettings {
         let files = files
             .iter()
             .map(|(path, value)| SettingFile { path: (*path).into(), value: Ok((*value).into()) });
-        Settings {
+        SystemSettings {
             kernel: "6.18".into(),
             page_size: PageSize::new(4096).unwrap(),
             huge_size: Ok(Bytes::mib(2)),
@@ -243,7 +260,7 @@ mod tests {
             nodes: Ok(2),
             five_levels: Ok(false),
             pressure: Ok(Pressure { some: 0, full: 0 }),
-            shootdowns: Ok(Shootdowns { count: 0, interval_ns: 1 }),
+            shootdowns: Ok(ShootdownCount { count: 0, interval_ns: 1 }),
             ours: Ok(Capabilities { ptrace: true, admin: true, nice: true, perfmon: true }),
             process: Ok(ProcessSettings {
                 pid: Pid(7),
@@ -253,14 +270,18 @@ mod tests {
         }
     }
 
-    fn judged(settings: &Settings, profile: Option<Profile>, id: &str) -> Outcome {
-        let options = Options { profile, target: None };
-        let mut all = outcomes(&Subject { settings, options: &options });
+    fn judged(
+        settings: &SystemSettings,
+        profile: Option<WorkloadProfile>,
+        id: &str,
+    ) -> SettingOutcome {
+        let options = DoctorOptions { profile, target: None };
+        let mut all = outcomes(&DoctorSubject { settings, options: &options });
         let at = all.iter().position(|outcome| outcome.id == id);
         all.swap_remove(at.unwrap_or_else(|| panic!("no check is {id}")))
     }
 
-    fn verdicts(settings: &Settings, id: &str) -> [&'static str; 3] {
+    fn verdicts(settings: &SystemSettings, id: &str) -> [&'static str; 3] {
         PROFILES.map(|profile| judged(settings, profile, id).verdict.key())
     }
 
@@ -294,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn how_huge_pages_are_made_does_not_matter_where_there_are_none() {
+    fn the_method_of_huge_pages_is_irrelevant_without_huge_pages() {
         let settings = machine(&[(THP, "never"), (DEFRAG, "always"), (PTES, "511")]);
         assert_eq!(verdicts(&settings, "thp_defrag"), ["ok"; 3]);
         assert_eq!(verdicts(&settings, "khugepaged_max_ptes_none"), ["ok"; 3]);
@@ -303,7 +324,7 @@ mod tests {
     #[test]
     fn numa_balancing_does_not_matter_on_one_node() {
         let one = machine(&[("/proc/sys/kernel/numa_balancing", "1")]);
-        assert_eq!(verdicts(&Settings { nodes: Ok(1), ..one }, "numa_balancing"), ["ok"; 3]);
+        assert_eq!(verdicts(&SystemSettings { nodes: Ok(1), ..one }, "numa_balancing"), ["ok"; 3]);
     }
 
     #[test]
@@ -340,9 +361,9 @@ mod tests {
             priority,
         };
         let swaps = Ok(vec![area("/swapfile", -2), area("/dev/zram0", 100)]);
-        let settings = Settings { swaps, ..machine(&[]) };
+        let settings = SystemSettings { swaps, ..machine(&[]) };
         assert_eq!(verdicts(&settings, "swap"), ["ok", "note", "ok"]);
-        let swap = judged(&settings, Some(Profile::Latency), "swap");
+        let swap = judged(&settings, Some(WorkloadProfile::Latency), "swap");
         assert_eq!(swap.change.unwrap(), "swapoff /swapfile; swapoff /dev/zram0");
         assert_eq!(swap.undo.unwrap(), "swapon /swapfile; swapon -p 100 /dev/zram0");
         assert_eq!(verdicts(&machine(&[]), "swap"), ["ok", "ok", "note"]);
@@ -350,18 +371,18 @@ mod tests {
 
     #[test]
     fn headroom_counts_only_where_the_limit_is_strict() {
-        let nearly = |mode| Settings {
+        let nearly = |mode| SystemSettings {
             committed: Ok(Bytes::gib(12)),
             ..machine(&[("/proc/sys/vm/overcommit_memory", mode)])
         };
         assert_eq!(verdicts(&nearly("2"), "commit_headroom"), ["warn"; 3]);
         assert_eq!(verdicts(&nearly("0"), "commit_headroom"), ["ok"; 3]);
         let headroom = judged(&nearly("0"), None, "commit_headroom").value;
-        assert_eq!(headroom, Value::Change(-(2 << 30)));
+        assert_eq!(headroom, CellValue::Change(-(2 << 30)));
     }
 
     #[test]
-    fn a_cgroup_near_its_limit_is_told_with_the_way_to_raise_it() {
+    fn a_cgroup_near_its_limit_is_reported_with_the_remedy() {
         let used = |usage| {
             let cgroup = CgroupSettings {
                 limit_file: "/sys/fs/cgroup/app/memory.max".into(),
@@ -371,7 +392,7 @@ mod tests {
             };
             let process =
                 ProcessSettings { pid: Pid(7), environment: Ok(Vec::new()), cgroup: Ok(cgroup) };
-            Settings { process: Ok(process), ..machine(&[]) }
+            SystemSettings { process: Ok(process), ..machine(&[]) }
         };
         assert_eq!(verdicts(&used(500), "cgroup_used"), ["ok"; 3]);
         assert_eq!(verdicts(&used(850), "cgroup_used"), ["note"; 3]);
@@ -383,14 +404,14 @@ mod tests {
 
     #[test]
     fn pressure_and_shootdowns_weigh_more_where_latency_is_wanted() {
-        let settings = Settings {
+        let settings = SystemSettings {
             pressure: Ok(Pressure { some: 50, full: 0 }),
-            shootdowns: Ok(Shootdowns { count: 1000, interval_ns: 500_000_000 }),
+            shootdowns: Ok(ShootdownCount { count: 1000, interval_ns: 500_000_000 }),
             ..machine(&[])
         };
         assert_eq!(verdicts(&settings, "pressure_some"), ["ok", "note", "ok"]);
         assert_eq!(verdicts(&settings, "tlb_shootdowns"), ["ok", "note", "ok"]);
-        assert_eq!(judged(&settings, None, "tlb_shootdowns").value, Value::Rate(2000.0));
+        assert_eq!(judged(&settings, None, "tlb_shootdowns").value, CellValue::Rate(2000.0));
     }
 
     #[test]
@@ -400,10 +421,10 @@ mod tests {
         let mappings = lines.iter().map(|line| sample::mapping(line)).collect();
         let target = sample::snapshot(mappings);
         let settings = machine(&[("/proc/sys/vm/max_map_count", "20")]);
-        let options = Options { profile: None, target: Some(&target) };
-        let all = outcomes(&Subject { settings: &settings, options: &options });
+        let options = DoctorOptions { profile: None, target: Some(&target) };
+        let all = outcomes(&DoctorSubject { settings: &settings, options: &options });
         let check = all.iter().find(|outcome| outcome.id == "max_map_count").unwrap();
-        assert_eq!(check.verdict, Verdict::Warn);
+        assert_eq!(check.verdict, SettingVerdict::Warn);
         assert!(check.why().starts_with("The process has 19."), "{}", check.why());
         assert_eq!(check.change.as_deref(), Some("sysctl -w vm.max_map_count=40"));
     }
@@ -411,34 +432,35 @@ mod tests {
     #[test]
     fn variables_of_malloc_are_shown_as_they_are_and_judged_as_chosen() {
         let target = sample::snapshot(Vec::new());
-        let with = |environment: Vec<Variable>| {
+        let with = |environment: Vec<EnvVariable>| {
             let process = ProcessSettings {
                 pid: Pid(7),
                 environment: Ok(environment),
                 cgroup: Err(absent()),
             };
-            let settings = Settings { process: Ok(process), ..machine(&[]) };
-            let options = Options { profile: Some(Profile::Latency), target: Some(&target) };
-            let mut all = outcomes(&Subject { settings: &settings, options: &options });
+            let settings = SystemSettings { process: Ok(process), ..machine(&[]) };
+            let options =
+                DoctorOptions { profile: Some(WorkloadProfile::Latency), target: Some(&target) };
+            let mut all = outcomes(&DoctorSubject { settings: &settings, options: &options });
             let at = all.iter().position(|outcome| outcome.id == "malloc_environment");
             all.swap_remove(at.unwrap())
         };
-        let set = with(vec![Variable { name: "LD_PRELOAD".into(), value: "/x\x1b".into() }]);
-        assert_eq!(set.value, Value::List(vec![Value::Name("LD_PRELOAD=/x\x1b".into())]));
-        assert_eq!(set.verdict, Verdict::Ok);
-        assert_eq!(with(Vec::new()).verdict, Verdict::Note);
+        let set = with(vec![EnvVariable { name: "LD_PRELOAD".into(), value: "/x\x1b".into() }]);
+        assert_eq!(set.value, CellValue::List(vec![CellValue::Name("LD_PRELOAD=/x\x1b".into())]));
+        assert_eq!(set.verdict, SettingVerdict::Ok);
+        assert_eq!(with(Vec::new()).verdict, SettingVerdict::Note);
     }
 
     #[test]
-    fn what_could_not_be_read_is_unknown_and_has_no_commands() {
+    fn an_unreadable_setting_is_unknown_and_has_no_commands() {
         let mut settings = machine(&[]);
         let hidden = SettingFile { path: THP.into(), value: Err(absent()) };
         settings.files.push(hidden);
         settings.ours = Err(absent());
         for id in ["thp_enabled", "swappiness", "cap_sys_admin", "locked", "cgroup_used"] {
             let outcome = judged(&settings, None, id);
-            assert_eq!(outcome.verdict, Verdict::Unknown, "{id}");
-            assert!(matches!(outcome.value, Value::Absent(_)), "{id}");
+            assert_eq!(outcome.verdict, SettingVerdict::Unknown, "{id}");
+            assert!(matches!(outcome.value, CellValue::Absent(_)), "{id}");
             assert_eq!((outcome.change, outcome.undo), (None, None), "{id}");
         }
     }
@@ -446,9 +468,9 @@ mod tests {
     #[test]
     fn each_size_of_huge_page_is_a_check_of_its_own() {
         let size = SizeSetting { size: Bytes::kib(64), enabled: "always".into() };
-        let settings = Settings { sizes: Ok(vec![size]), ..machine(&[]) };
+        let settings = SystemSettings { sizes: Ok(vec![size]), ..machine(&[]) };
         assert_eq!(verdicts(&settings, "thp_enabled_64kB"), ["ok", "ok", "note"]);
-        let check = judged(&settings, Some(Profile::Density), "thp_enabled_64kB");
+        let check = judged(&settings, Some(WorkloadProfile::Density), "thp_enabled_64kB");
         let file = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
         assert_eq!(check.undo.unwrap(), format!("echo always > {file}"));
     }
@@ -456,8 +478,8 @@ mod tests {
     #[test]
     fn no_two_checks_share_a_name_and_every_label_has_its_column() {
         let settings = machine(&[]);
-        let options = Options { profile: None, target: None };
-        let all = outcomes(&Subject { settings: &settings, options: &options });
+        let options = DoctorOptions { profile: None, target: None };
+        let all = outcomes(&DoctorSubject { settings: &settings, options: &options });
         for (at, outcome) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other.id != outcome.id), "{}", outcome.id);
             assert!(outcome.label.len() <= 24 && outcome.why.ends_with('.'), "{}", outcome.id);

@@ -1,8 +1,9 @@
-//! What can be counted on a machine, and why the rest cannot.
+//! Countable events of a machine, and the reasons why others cannot be counted.
 
-use pagewise_model::measured::{Countable, Origin, Pmu, Scope, Survey};
+use pagewise_model::measured::{Countable, CountableSurvey, MetricOrigin, MetricScope, Pmu};
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Label, Paragraph, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, FactsShape, Label, Paragraph, Report, ReportBlock,
+    ReportTable, TableColumn,
 };
 use pagewise_model::{Absent, Name};
 
@@ -13,31 +14,38 @@ use crate::explain::{fact, meaning};
 pub const SCHEMA: &str = "pagewise.events/1";
 
 /// Those who count, with a heading.
-const ORIGINS: &[(Origin, &str, &str)] = &[
-    (Origin::Software, "software", "Counted by the kernel"),
-    (Origin::Tracepoint, "tracepoint", "Tracepoints"),
-    (Origin::Hardware, "hardware", "Counted by the CPU"),
+const ORIGINS: &[(MetricOrigin, &str, &str)] = &[
+    (MetricOrigin::Software, "software", "Counted by the kernel"),
+    (MetricOrigin::Tracepoint, "tracepoint", "Tracepoints"),
+    (MetricOrigin::Hardware, "hardware", "Counted by the CPU"),
 ];
 
 /// A survey as a report: the tables `events` and `pmus`.
-pub fn events(survey: &Survey) -> Report {
-    let mut blocks = vec![Block::Facts(facts_of(
+pub fn events(survey: &CountableSurvey) -> Report {
+    let mut blocks = vec![ReportBlock::Facts(facts_of(
         "",
         "",
-        Shape::Line,
+        FactsShape::Line,
         vec![
-            fact("kernel", "Linux", Value::Name(survey.kernel.clone()), "The kernel's release."),
+            fact(
+                "kernel",
+                "Linux",
+                CellValue::Name(survey.kernel.clone()),
+                "The kernel's release.",
+            ),
             fact(
                 "perf_event_paranoid",
                 "perf_event_paranoid",
-                Value::of(survey.paranoid.clone(), |level| Value::text(level.to_string())),
-                "What those without CAP_PERFMON may count: above 1 only in user mode, above 2 nothing on some kernels.",
+                CellValue::from_reading(survey.paranoid.clone(), |level| {
+                    CellValue::text(level.to_string())
+                }),
+                "Events that a user without CAP_PERFMON may count: above 1 only in user mode, above 2 none on some kernels.",
             ),
             fact(
                 "tracepoints",
                 "tracepoints",
-                Value::of(survey.tracepoints.clone(), Value::Count),
-                "How many the kernel has: `pagewise events kmem:` lists those that have these letters.",
+                CellValue::from_reading(survey.tracepoints.clone(), CellValue::Count),
+                "Number of tracepoints of the kernel: `pagewise events kmem:` lists those whose name contains these letters.",
             ),
         ],
     ))];
@@ -45,37 +53,38 @@ pub fn events(survey: &Survey) -> Report {
         let of_it = survey.events.iter().filter(|event| event.origin == *origin);
         let (works, fails): (Vec<_>, Vec<_>) = of_it.partition(|event| event.scope.is_ok());
         if !works.is_empty() {
-            blocks.push(Block::Table(for_people(title, &works)));
+            blocks.push(ReportBlock::Table(for_people(title, &works)));
         }
-        blocks.extend(reasons(&fails).into_iter().map(Block::Text));
+        blocks.extend(reasons(&fails).into_iter().map(ReportBlock::Text));
     }
-    blocks.push(Block::Table(for_all(&survey.events)));
-    blocks.extend(pmus(&survey.pmus).map(Block::Text));
-    blocks.push(Block::Table(units(&survey.pmus)));
-    Report { schema: SCHEMA, title: vec![Value::text("What can be counted here")], blocks }
+    blocks.push(ReportBlock::Table(for_all(&survey.events)));
+    blocks.extend(pmus(&survey.pmus).map(ReportBlock::Text));
+    blocks.push(ReportBlock::Table(units(&survey.pmus)));
+    Report { schema: SCHEMA, title: vec![CellValue::text("Available events")], blocks }
 }
 
-fn counted(scope: Scope) -> &'static str {
+fn counted(scope: MetricScope) -> &'static str {
     match scope {
-        Scope::Process | Scope::Machine => "yes",
-        Scope::ProcessUser => "in user mode",
+        MetricScope::Process | MetricScope::Machine => "yes",
+        MetricScope::ProcessUser => "in user mode",
     }
 }
 
-fn for_people(title: &'static str, events: &[&Countable]) -> Table {
+fn for_people(title: &'static str, events: &[&Countable]) -> ReportTable {
     let usual = |event: &&Countable| Label::from(if event.usual { "usual" } else { "" });
-    let partly = |event: &&Countable| event.scope.as_ref().is_ok_and(|s| *s == Scope::ProcessUser);
+    let partly =
+        |event: &&Countable| event.scope.as_ref().is_ok_and(|s| *s == MetricScope::ProcessUser);
     let names = events.iter().map(|event| event.name.clone()).collect();
     let means = events.iter().map(|event| meaning(&event.name.escaped()).into()).collect();
     let mut columns = vec![
-        Column::new("name", "", Cells::Names(names)),
-        Column::new("usual", "", Cells::Labels(events.iter().map(usual).collect())),
-        Column::new("meaning", "", Cells::Labels(means)),
+        TableColumn::new("name", "", ColumnCells::Names(names)),
+        TableColumn::new("usual", "", ColumnCells::Labels(events.iter().map(usual).collect())),
+        TableColumn::new("meaning", "", ColumnCells::Labels(means)),
     ];
     if events.iter().any(partly) {
         let how = |event: &&Countable| event.scope.as_ref().map_or("", |scope| counted(*scope));
         let how = events.iter().map(|event| how(event).into()).collect();
-        columns.insert(2, Column::new("counted", "counted", Cells::Labels(how)));
+        columns.insert(2, TableColumn::new("counted", "counted", ColumnCells::Labels(how)));
     }
     table("", title, Audience::People, columns)
 }
@@ -94,31 +103,36 @@ fn reasons(events: &[&Countable]) -> Vec<Paragraph> {
 }
 
 fn sentence(absent: &Absent, names: &[&Name]) -> Paragraph {
-    let mut pieces = vec![Value::text(format!("{absent}: "))];
+    let mut pieces = vec![CellValue::text(format!("{absent}: "))];
     for (at, name) in names.iter().enumerate() {
-        pieces.push(Value::text(if at == 0 { "" } else { ", " }));
-        pieces.push(Value::Name((*name).clone()));
+        pieces.push(CellValue::text(if at == 0 { "" } else { ", " }));
+        pieces.push(CellValue::Name((*name).clone()));
     }
-    pieces.push(Value::text("."));
-    Paragraph { title: "Not here".into(), pieces, audience: Audience::People }
+    pieces.push(CellValue::text("."));
+    Paragraph { title: "Unavailable events".into(), pieces, audience: Audience::People }
 }
 
-fn for_all(events: &[Countable]) -> Table {
+fn for_all(events: &[Countable]) -> ReportTable {
     let origin = |event: &Countable| {
         let row = ORIGINS.iter().find(|(origin, ..)| *origin == event.origin);
         Label::from(row.map_or("", |(_, key, _)| key))
     };
-    let scope =
-        |event: &Countable| Value::of(event.scope.clone(), |scope| Value::text(scope.key()));
+    let scope = |event: &Countable| {
+        CellValue::from_reading(event.scope.clone(), |scope| CellValue::text(scope.key()))
+    };
     let columns = vec![
-        Column::new("name", "", Cells::Names(events.iter().map(|e| e.name.clone()).collect())),
-        Column::new("origin", "", Cells::Labels(events.iter().map(origin).collect())),
-        Column::new(
+        TableColumn::new(
+            "name",
+            "",
+            ColumnCells::Names(events.iter().map(|e| e.name.clone()).collect()),
+        ),
+        TableColumn::new("origin", "", ColumnCells::Labels(events.iter().map(origin).collect())),
+        TableColumn::new(
             "usual",
             "",
-            Cells::Values(events.iter().map(|e| Value::Flag(e.usual)).collect()),
+            ColumnCells::Values(events.iter().map(|e| CellValue::Flag(e.usual)).collect()),
         ),
-        Column::new("scope", "", Cells::Values(events.iter().map(scope).collect())),
+        TableColumn::new("scope", "", ColumnCells::Values(events.iter().map(scope).collect())),
     ];
     table("events", "", Audience::Programs, columns)
 }
@@ -128,9 +142,9 @@ fn pmus(pmus: &[Pmu]) -> Option<Paragraph> {
     let named = pmus.iter().filter(|pmu| !pmu.terms.is_empty() || !pmu.events.is_empty());
     let mut pieces = Vec::new();
     for pmu in named {
-        pieces.extend([Value::Name(pmu.name.clone()), Value::text("/")]);
-        let words = pmu.events.iter().chain(&pmu.terms).cloned().map(Value::Name);
-        pieces.extend([Value::List(words.collect()), Value::text("/  ")]);
+        pieces.extend([CellValue::Name(pmu.name.clone()), CellValue::text("/")]);
+        let words = pmu.events.iter().chain(&pmu.terms).cloned().map(CellValue::Name);
+        pieces.extend([CellValue::List(words.collect()), CellValue::text("/  ")]);
     }
     let title = "PMUs, with the events and terms of each: --events cpu/event=0xd0,umask=0x11/";
     (!pieces.is_empty()).then(|| Paragraph {
@@ -140,19 +154,24 @@ fn pmus(pmus: &[Pmu]) -> Option<Paragraph> {
     })
 }
 
-fn units(pmus: &[Pmu]) -> Table {
-    let list = |names: &[Name]| Value::List(names.iter().cloned().map(Value::Name).collect());
+fn units(pmus: &[Pmu]) -> ReportTable {
+    let list =
+        |names: &[Name]| CellValue::List(names.iter().cloned().map(CellValue::Name).collect());
     let columns = vec![
-        Column::new("name", "", Cells::Names(pmus.iter().map(|pmu| pmu.name.clone()).collect())),
-        for_programs(Column::new(
+        TableColumn::new(
+            "name",
+            "",
+            ColumnCells::Names(pmus.iter().map(|pmu| pmu.name.clone()).collect()),
+        ),
+        for_programs(TableColumn::new(
             "events",
             "",
-            Cells::Values(pmus.iter().map(|p| list(&p.events)).collect()),
+            ColumnCells::Values(pmus.iter().map(|p| list(&p.events)).collect()),
         )),
-        for_programs(Column::new(
+        for_programs(TableColumn::new(
             "terms",
             "",
-            Cells::Values(pmus.iter().map(|p| list(&p.terms)).collect()),
+            ColumnCells::Values(pmus.iter().map(|p| list(&p.terms)).collect()),
         )),
     ];
     table("pmus", "", Audience::Programs, columns)
@@ -162,19 +181,19 @@ fn units(pmus: &[Pmu]) -> Table {
 mod tests {
     use super::*;
 
-    fn event(name: &str, scope: pagewise_model::Reading<Scope>) -> Countable {
-        Countable { name: name.into(), origin: Origin::Hardware, usual: true, scope }
+    fn event(name: &str, scope: pagewise_model::Reading<MetricScope>) -> Countable {
+        Countable { name: name.into(), origin: MetricOrigin::Hardware, usual: true, scope }
     }
 
     #[test]
     fn events_that_share_a_reason_share_a_sentence() {
         let no_pmu = || Absent::NotSupported("this VM has no PMU".into());
-        let survey = Survey {
+        let survey = CountableSurvey {
             kernel: "6.18".into(),
             paranoid: Ok(2),
             events: vec![
                 event("cycles", Err(no_pmu())),
-                event("r1", Ok(Scope::ProcessUser)),
+                event("r1", Ok(MetricScope::ProcessUser)),
                 event("instructions", Err(no_pmu())),
             ],
             pmus: vec![],
@@ -185,13 +204,13 @@ mod tests {
             .blocks
             .iter()
             .filter_map(|block| match block {
-                Block::Text(text) => Some(&text.pieces),
+                ReportBlock::Text(text) => Some(&text.pieces),
                 _ => None,
             })
             .collect();
         assert_eq!(texts.len(), 1, "{texts:?}");
-        assert_eq!(texts[0][0], Value::text("not supported: this VM has no PMU: "));
-        let names = texts[0].iter().filter(|piece| matches!(piece, Value::Name(_))).count();
+        assert_eq!(texts[0][0], CellValue::text("not supported: this VM has no PMU: "));
+        let names = texts[0].iter().filter(|piece| matches!(piece, CellValue::Name(_))).count();
         assert_eq!(names, 2);
     }
 }

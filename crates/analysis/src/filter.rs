@@ -18,26 +18,26 @@ use pagewise_model::name::escape;
 
 use crate::define::nearest;
 
-/// Parentheses and `!` may nest this deep: more is no filter but an attack on the stack.
+/// Maximum nesting of parentheses and `!`: a deeper filter would exhaust the stack.
 const DEEPEST: usize = 64;
 
 /// A filter as it was written; its columns are not looked up yet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Filter {
-    expr: Expr<Column>,
+pub struct RowFilter {
+    expr: Expr<FilterColumn>,
     text: String,
 }
 
 /// Filters are equal where they ask the same, whatever their spacing.
 #[derive(Clone, Debug)]
-struct Column {
+struct FilterColumn {
     name: String,
     at: usize,
     value_at: usize,
 }
 
-impl PartialEq for Column {
-    fn eq(&self, other: &Column) -> bool {
+impl PartialEq for FilterColumn {
+    fn eq(&self, other: &FilterColumn) -> bool {
         self.name.eq_ignore_ascii_case(&other.name)
     }
 }
@@ -82,9 +82,9 @@ struct Operand {
     number: Option<u64>,
 }
 
-/// What a column holds: decides which comparisons make sense.
+/// Type of a column: it decides which comparisons are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ColumnKind {
     /// Bytes, counts, addresses.
     Number,
     /// Names and modes.
@@ -102,58 +102,58 @@ pub enum Datum<'a> {
     Absent,
 }
 
-/// A [`Filter`] whose columns are known: `K` stands for one.
+/// A [`RowFilter`] whose columns are known: `K` stands for one.
 #[derive(Clone, Debug)]
-pub struct Bound<K>(Expr<K>);
+pub struct BoundFilter<K>(Expr<K>);
 
 /// A filter, or a list of columns, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Error {
+pub enum FilterError {
     /// The text of a filter stops making sense at character `at`, counted from 0.
     Filter {
         /// The filter.
         text: String,
-        /// Where.
+        /// Position.
         at: usize,
-        /// What was expected there, and what was found.
+        /// Expected and actual text.
         message: String,
     },
     /// No column of that name, in `--columns` or `--sort`.
     UnknownColumn {
-        /// What was asked for.
+        /// Requested name.
         name: String,
         /// Columns of similar names.
         similar: Vec<String>,
     },
 }
 
-impl Error {
-    /// That there is no column `name` among `known`.
-    pub fn unknown_column(name: &str, known: &[&str]) -> Error {
+impl FilterError {
+    /// Error for a column `name` that is not among `known`.
+    pub fn unknown_column(name: &str, known: &[&str]) -> FilterError {
         let similar = nearest(name, known.iter().copied()).into_iter().map(str::to_owned).collect();
-        Error::UnknownColumn { name: name.to_owned(), similar }
+        FilterError::UnknownColumn { name: name.to_owned(), similar }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for FilterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Filter { text, at, message } => {
+            FilterError::Filter { text, at, message } => {
                 let before: String = text.chars().take(*at).collect();
                 let column = escape(before.as_bytes()).chars().count();
                 writeln!(f, "filter, column {}: {message}", at + 1)?;
                 writeln!(f, "    {}", escape(text.as_bytes()))?;
                 write!(f, "    {:column$}^", "")
             }
-            Error::UnknownColumn { name, similar } => {
+            FilterError::UnknownColumn { name, similar } => {
                 write!(f, "no column is called \"{}\"{}", escape(name.as_bytes()), Hint(similar))
             }
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for FilterError {}
 
 /// `; did you mean a or b?`
 struct Hint<'a>(&'a [String]);
@@ -167,23 +167,24 @@ impl fmt::Display for Hint<'_> {
     }
 }
 
-impl Filter {
+impl RowFilter {
     /// Reads a filter.
     ///
     /// ```
-    /// use pagewise_analysis::filter::Filter;
-    /// let filter = Filter::parse("rss > 1M && (name~libc || mode~x)")?;
+    /// use pagewise_analysis::filter::RowFilter;
+    /// let filter = RowFilter::parse("rss > 1M && (name~libc || mode~x)")?;
     /// assert_eq!(filter.to_string(), "rss>1M && (name~libc || mode~x)");
-    /// # Ok::<(), pagewise_analysis::filter::Error>(())
+    /// # Ok::<(), pagewise_analysis::filter::FilterError>(())
     /// ```
     ///
     /// # Errors
-    /// Where the text stops making sense, and what was expected there.
-    pub fn parse(text: &str) -> Result<Filter, Error> {
-        let mut parser = Parser { text, chars: text.char_indices().collect(), at: 0, depth: 0 };
+    /// Returns an error with the position and the expected text if the filter is invalid.
+    pub fn parse(text: &str) -> Result<RowFilter, FilterError> {
+        let mut parser =
+            FilterParser { text, chars: text.char_indices().collect(), at: 0, depth: 0 };
         let expr = parser.any()?;
         match parser.peek() {
-            None => Ok(Filter { expr, text: text.to_owned() }),
+            None => Ok(RowFilter { expr, text: text.to_owned() }),
             Some(_) => Err(parser.expected("`&&`, `||` or the end")),
         }
     }
@@ -194,23 +195,23 @@ impl Filter {
     /// A column that `look_up` does not know, or a comparison that its kind does not allow.
     pub fn bind<K>(
         &self,
-        look_up: impl Fn(&str) -> Option<(K, Kind)>,
+        look_up: impl Fn(&str) -> Option<(K, ColumnKind)>,
         known: &[&str],
-    ) -> Result<Bound<K>, Error> {
-        let error = |at, message| Error::Filter { text: self.text.clone(), at, message };
-        let bound = self.expr.try_map(&|column: &Column, op, operand: &Operand| {
+    ) -> Result<BoundFilter<K>, FilterError> {
+        let error = |at, message| FilterError::Filter { text: self.text.clone(), at, message };
+        let bound = self.expr.try_map(&|column: &FilterColumn, op, operand: &Operand| {
             let (key, kind) = look_up(&column.name).ok_or_else(|| {
-                let similar = Error::unknown_column(&column.name, known);
+                let similar = FilterError::unknown_column(&column.name, known);
                 error(column.at, similar.to_string())
             })?;
             match (kind, op) {
-                (Kind::Text, Op::Greater | Op::AtLeast | Op::Less | Op::AtMost) => {
+                (ColumnKind::Text, Op::Greater | Op::AtLeast | Op::Less | Op::AtMost) => {
                     Err(error(column.at, format!("{} is text: use ==, !=, ~ or !~", column.name)))
                 }
-                (Kind::Number, Op::Contains | Op::Lacks) => {
+                (ColumnKind::Number, Op::Contains | Op::Lacks) => {
                     Err(error(column.at, format!("{} is a number: ~ is for text", column.name)))
                 }
-                (Kind::Number, _) if operand.number.is_none() => {
+                (ColumnKind::Number, _) if operand.number.is_none() => {
                     let found = escape(operand.text.as_bytes());
                     let message =
                         format!("expected a size such as 4096 or 1.5M, found \"{found}\"");
@@ -219,12 +220,12 @@ impl Filter {
                 _ => Ok(key),
             }
         })?;
-        Ok(Bound(bound))
+        Ok(BoundFilter(bound))
     }
 }
 
-impl<K> Bound<K> {
-    /// Whether a row fits; `value` gives its value in a column.
+impl<K> BoundFilter<K> {
+    /// True if a row fits; `value` gives its value in a column.
     pub fn fits<'a>(&self, value: &impl Fn(&K) -> Datum<'a>) -> bool {
         self.0.fits(value)
     }
@@ -295,14 +296,14 @@ impl Op {
     }
 }
 
-/// In the form that [`Filter::parse`] reads back to an equal filter.
-impl fmt::Display for Filter {
+/// In the form that [`RowFilter::parse`] reads back to an equal filter.
+impl fmt::Display for RowFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.expr.write(f)
     }
 }
 
-impl Expr<Column> {
+impl Expr<FilterColumn> {
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Expr::Any(all) => write_list(f, all, " || "),
@@ -329,7 +330,11 @@ impl Expr<Column> {
     }
 }
 
-fn write_list(f: &mut fmt::Formatter<'_>, all: &[Expr<Column>], between: &str) -> fmt::Result {
+fn write_list(
+    f: &mut fmt::Formatter<'_>,
+    all: &[Expr<FilterColumn>],
+    between: &str,
+) -> fmt::Result {
     for (i, expr) in all.iter().enumerate() {
         f.write_str(if i == 0 { "" } else { between })?;
         expr.write_inside(f)?;
@@ -357,7 +362,7 @@ impl Operand {
     }
 }
 
-/// Whether a character may stand in a value without quotes.
+/// True if a character may stand in a value without quotes.
 fn is_bare(c: char) -> bool {
     !c.is_whitespace() && !"()&|!<>=~\"'".contains(c)
 }
@@ -396,55 +401,55 @@ fn shift(suffix: &str) -> Option<u32> {
     }
 }
 
-struct Parser<'a> {
+struct FilterParser<'a> {
     text: &'a str,
     chars: Vec<(usize, char)>,
     at: usize,
     depth: usize,
 }
 
-impl Parser<'_> {
-    fn any(&mut self) -> Result<Expr<Column>, Error> {
-        self.list("||", Parser::all, Expr::Any)
+impl FilterParser<'_> {
+    fn any(&mut self) -> Result<Expr<FilterColumn>, FilterError> {
+        self.list("||", FilterParser::all, Expr::Any)
     }
 
-    fn all(&mut self) -> Result<Expr<Column>, Error> {
-        self.list("&&", Parser::term, Expr::All)
+    fn all(&mut self) -> Result<Expr<FilterColumn>, FilterError> {
+        self.list("&&", FilterParser::term, Expr::All)
     }
 
     /// One or more of `item` with `between` between them; a single one stands for itself.
     fn list(
         &mut self,
         between: &str,
-        item: fn(&mut Self) -> Result<Expr<Column>, Error>,
-        make: fn(Vec<Expr<Column>>) -> Expr<Column>,
-    ) -> Result<Expr<Column>, Error> {
+        item: fn(&mut Self) -> Result<Expr<FilterColumn>, FilterError>,
+        make: fn(Vec<Expr<FilterColumn>>) -> Expr<FilterColumn>,
+    ) -> Result<Expr<FilterColumn>, FilterError> {
         let first = item(self)?;
-        if !self.take(between) {
+        if !self.consume_token(between) {
             return Ok(first);
         }
         let mut list = vec![first, item(self)?];
-        while self.take(between) {
+        while self.consume_token(between) {
             list.push(item(self)?);
         }
         Ok(make(list))
     }
 
-    fn term(&mut self) -> Result<Expr<Column>, Error> {
-        if self.take("!") {
+    fn term(&mut self) -> Result<Expr<FilterColumn>, FilterError> {
+        if self.consume_token("!") {
             return self.nested(|parser| Ok(Expr::Not(Box::new(parser.term()?))));
         }
-        if !self.take("(") {
+        if !self.consume_token("(") {
             return self.comparison();
         }
-        let inside = self.nested(Parser::any)?;
-        if self.take(")") { Ok(inside) } else { Err(self.expected("`)`")) }
+        let inside = self.nested(FilterParser::any)?;
+        if self.consume_token(")") { Ok(inside) } else { Err(self.expected("`)`")) }
     }
 
     fn nested(
         &mut self,
-        inside: impl FnOnce(&mut Self) -> Result<Expr<Column>, Error>,
-    ) -> Result<Expr<Column>, Error> {
+        inside: impl FnOnce(&mut Self) -> Result<Expr<FilterColumn>, FilterError>,
+    ) -> Result<Expr<FilterColumn>, FilterError> {
         if self.depth == DEEPEST {
             return Err(self.error(format!("more than {DEEPEST} levels of `(` and `!`")));
         }
@@ -454,22 +459,22 @@ impl Parser<'_> {
         expr
     }
 
-    fn comparison(&mut self) -> Result<Expr<Column>, Error> {
+    fn comparison(&mut self) -> Result<Expr<FilterColumn>, FilterError> {
         self.skip_spaces();
         let at = self.at;
         let name = self.take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '%' | '.'));
         if name.is_empty() {
             return Err(self.expected("a column"));
         }
-        let op = OPS.iter().find(|(spelling, _)| self.take(spelling)).map(|(_, op)| *op);
+        let op = OPS.iter().find(|(spelling, _)| self.consume_token(spelling)).map(|(_, op)| *op);
         let op = op.ok_or_else(|| self.expected("one of > >= < <= == != ~ !~"))?;
         self.skip_spaces();
         let value_at = self.at;
         let operand = self.operand()?;
-        Ok(Expr::Compare(Column { name, at, value_at }, op, operand))
+        Ok(Expr::Compare(FilterColumn { name, at, value_at }, op, operand))
     }
 
-    fn operand(&mut self) -> Result<Operand, Error> {
+    fn operand(&mut self) -> Result<Operand, FilterError> {
         if let Some(quote @ ('"' | '\'')) = self.peek() {
             return self.quoted(quote);
         }
@@ -477,7 +482,7 @@ impl Parser<'_> {
         if text.is_empty() { Err(self.expected("a value")) } else { Ok(Operand::new(text)) }
     }
 
-    fn quoted(&mut self, quote: char) -> Result<Operand, Error> {
+    fn quoted(&mut self, quote: char) -> Result<Operand, FilterError> {
         self.at += 1;
         let mut text = String::new();
         while let Some(&(_, c)) = self.chars.get(self.at) {
@@ -498,14 +503,14 @@ impl Parser<'_> {
         self.take_while(char::is_whitespace);
     }
 
-    /// The next character that is no space.
+    /// The next character that is not a space.
     fn peek(&mut self) -> Option<char> {
         self.skip_spaces();
         self.chars.get(self.at).map(|(_, c)| *c)
     }
 
     /// Steps over `token` where it comes next.
-    fn take(&mut self, token: &str) -> bool {
+    fn consume_token(&mut self, token: &str) -> bool {
         self.skip_spaces();
         let start = self.chars.get(self.at).map_or(self.text.len(), |(byte, _)| *byte);
         let found = self.text[start..].starts_with(token);
@@ -522,15 +527,15 @@ impl Parser<'_> {
         taken
     }
 
-    fn expected(&mut self, what: &str) -> Error {
+    fn expected(&mut self, what: &str) -> FilterError {
         let found = self.peek().map_or("the end".to_owned(), |c| {
             format!("\"{}\"", escape(c.encode_utf8(&mut [0; 4]).as_bytes()))
         });
         self.error(format!("expected {what}, found {found}"))
     }
 
-    fn error(&self, message: String) -> Error {
-        Error::Filter { text: self.text.to_owned(), at: self.at, message }
+    fn error(&self, message: String) -> FilterError {
+        FilterError::Filter { text: self.text.to_owned(), at: self.at, message }
     }
 }
 
@@ -543,12 +548,12 @@ mod tests {
     /// A row with `rss` 2 MiB, `name` libc.so.6, no `pss`.
     fn fits(filter: &str) -> bool {
         let look_up = |name: &str| match name.to_ascii_lowercase().as_str() {
-            "rss" => Some((0, Kind::Number)),
-            "pss" => Some((1, Kind::Number)),
-            "name" => Some((2, Kind::Text)),
+            "rss" => Some((0, ColumnKind::Number)),
+            "pss" => Some((1, ColumnKind::Number)),
+            "name" => Some((2, ColumnKind::Text)),
             _ => None,
         };
-        let bound = Filter::parse(filter).unwrap().bind(look_up, &[]).unwrap();
+        let bound = RowFilter::parse(filter).unwrap().bind(look_up, &[]).unwrap();
         bound.fits(&|key| match key {
             0 => Datum::Number(2 << 20),
             1 => Datum::Absent,
@@ -558,11 +563,11 @@ mod tests {
 
     fn error(filter: &str) -> String {
         let look_up = |name: &str| match name {
-            "rss" => Some(((), Kind::Number)),
-            "name" => Some(((), Kind::Text)),
+            "rss" => Some(((), ColumnKind::Number)),
+            "name" => Some(((), ColumnKind::Text)),
             _ => None,
         };
-        let parsed = Filter::parse(filter).and_then(|f| f.bind(look_up, &["rss", "name"]));
+        let parsed = RowFilter::parse(filter).and_then(|f| f.bind(look_up, &["rss", "name"]));
         parsed.unwrap_err().to_string()
     }
 
@@ -632,8 +637,9 @@ mod tests {
             .prop_map(Operand::new)
     }
 
-    fn expr() -> impl Strategy<Value = Expr<Column>> {
-        let column = "[a-zA-Z][a-zA-Z_]{0,8}".prop_map(|name| Column { name, at: 0, value_at: 0 });
+    fn expr() -> impl Strategy<Value = Expr<FilterColumn>> {
+        let column =
+            "[a-zA-Z][a-zA-Z_]{0,8}".prop_map(|name| FilterColumn { name, at: 0, value_at: 0 });
         let op = (0..OPS.len()).prop_map(|i| OPS[i].1);
         let compare = (column, op, operand()).prop_map(|(c, op, v)| Expr::Compare(c, op, v));
         compare.prop_recursive(5, 40, 4, |inner| {
@@ -649,7 +655,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_the_parser_panic(text in any::<String>()) {
-            let _ = Filter::parse(&text);
+            let _ = RowFilter::parse(&text);
         }
 
         #[test]
@@ -658,14 +664,14 @@ mod tests {
                 "rss", ">", ">=", "<", "==", "!=", "~", "!~", "!", "(", ")", "&&", "||", "1M", "\"", "\\", " ", "é", "0x", "1.", ".5T",
             ]), 0..24)
         ) {
-            let _ = Filter::parse(&tokens.concat());
+            let _ = RowFilter::parse(&tokens.concat());
         }
 
         #[test]
         fn a_printed_filter_reads_back_equal(expr in expr()) {
-            let filter = Filter { expr, text: String::new() };
+            let filter = RowFilter { expr, text: String::new() };
             let printed = filter.to_string();
-            let read = Filter::parse(&printed).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let read = RowFilter::parse(&printed).map_err(|e| TestCaseError::fail(e.to_string()))?;
             prop_assert_eq!(&read.expr, &filter.expr, "{}", printed);
         }
     }

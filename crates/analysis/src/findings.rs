@@ -1,5 +1,5 @@
-//! What is worth knowing about a process's memory: each rule looks for one thing, says what it saw in
-//! bytes, and what the reader can do. A healthy process gets none.
+//! Findings about a process's memory: each rule tests for one condition, reports it in bytes, and
+//! gives the next step. A healthy process has none.
 
 mod limits;
 mod rules;
@@ -7,15 +7,15 @@ mod rules;
 use std::cmp::Reverse;
 
 use pagewise_model::Bytes;
-use pagewise_model::report::{Fact, Finding, Severity, Value};
+use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
-use crate::explain::{Subject, fact};
+use crate::explain::{ExplainSubject, fact};
 
 /// One rule: a finding where it applies.
-type Rule = fn(&Subject<'_>) -> Option<Finding>;
+type FindingRule = fn(&ExplainSubject<'_>) -> Option<Finding>;
 
 /// Every rule that gives at most one finding.
-const RULES: &[Rule] = &[
+const RULES: &[FindingRule] = &[
     rules::swapped,
     rules::writable_code,
     rules::stale_files,
@@ -31,7 +31,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// The findings, the gravest first.
-pub(crate) fn findings(subject: &Subject<'_>) -> Vec<Finding> {
+pub(crate) fn findings(subject: &ExplainSubject<'_>) -> Vec<Finding> {
     let mut findings: Vec<_> = RULES.iter().filter_map(|rule| rule(subject)).collect();
     findings.extend(limits::resource_limits(subject));
     findings.sort_by_key(|finding| Reverse(finding.severity));
@@ -42,27 +42,31 @@ pub(crate) fn findings(subject: &Subject<'_>) -> Vec<Finding> {
 fn finding<const C: usize, const E: usize>(
     id: &'static str,
     severity: Severity,
-    claim: [Value; C],
+    claim: [CellValue; C],
     evidence: [Fact; E],
-    next_step: Vec<Value>,
+    next_step: Vec<CellValue>,
 ) -> Finding {
     Finding { id, severity, claim: claim.into(), evidence: evidence.into(), next_step }
 }
 
-fn bytes(bytes: Bytes) -> Value {
-    Value::Bytes(bytes.0)
+fn bytes(bytes: Bytes) -> CellValue {
+    CellValue::Bytes(bytes.0)
 }
 
 fn size(key: &'static str, label: &'static str, size: Bytes) -> Fact {
     fact(key, label, bytes(size), "")
 }
 
-fn text(text: &'static str) -> Value {
-    Value::text(text)
+fn text(text: &'static str) -> CellValue {
+    CellValue::text(text)
 }
 
 /// `pagewise COMMAND PID`, as the reader can type it.
-fn command(before: &'static str, subject: &Subject<'_>, after: &'static str) -> Vec<Value> {
+fn command(
+    before: &'static str,
+    subject: &ExplainSubject<'_>,
+    after: &'static str,
+) -> Vec<CellValue> {
     let pid = subject.snapshot.process.pid;
-    vec![text(before), Value::text(pid.to_string()), text(after)]
+    vec![text(before), CellValue::text(pid.to_string()), text(after)]
 }

@@ -1,14 +1,16 @@
-//! Free memory by block size: how much of it can be had in large blocks, and what the kernel did to get some.
+//! Free memory by block size: how much of it can be had in large blocks, and what the kernel did to
+//! get some.
 //!
-//! All arithmetic is on free blocks. The kernel keeps some back (watermarks, the reserve of low zones), so what can be
-//! had is at most what is said here; and compaction can make larger blocks of movable pages, so it can also become more.
+//! All arithmetic is on free blocks. The kernel keeps some back (watermarks, the reserve of low
+//! zones), so what can be had is at most what is said here; and compaction can make larger blocks
+//! of movable pages, so it can also become more.
 
 mod counters;
 mod zones;
 
-use pagewise_model::fragmentation::{Fragmentation, Zone};
+use pagewise_model::fragmentation::{FreeMemory, Zone};
 use pagewise_model::report::{
-    Audience, Block, Fact, Facts, Label, Paragraph, Report, Shape, Value,
+    Audience, CellValue, Fact, FactsShape, Label, NamedFacts, Paragraph, Report, ReportBlock,
 };
 use pagewise_model::{Absent, Bytes, PageSize, Reading};
 
@@ -28,24 +30,24 @@ pub fn free(zone: &Zone, page_size: PageSize) -> Bytes {
     allocatable(zone, 0, page_size)
 }
 
-/// What of a zone's free memory lies in blocks of at least `order`, and so can be had in blocks of that order without
-/// compaction: a block of order k >= `order` is `2^(k - order)` of them.
+/// Free memory of a zone that is available in blocks of `order` without compaction: a block of
+/// order k >= `order` is `2^(k - order)` of them.
 pub fn allocatable(zone: &Zone, order: usize, page_size: PageSize) -> Bytes {
     let counts = zone.free.iter().enumerate().skip(order);
     counts.map(|(order, &count)| Bytes(block(order, page_size).0.saturating_mul(count))).sum()
 }
 
-/// The share of free memory that is of no use to a request of an order: 1 - allocatable / free, as the kernel's
-/// `unusable_index` in debugfs. `None` where nothing is free.
+/// The share of free memory that is of no use to a request of an order: 1 - allocatable / free, as
+/// the kernel's `unusable_index` in debugfs. `None` where nothing is free.
 pub fn unusable_index(free: Bytes, allocatable: Bytes) -> Option<f64> {
     allocatable.fraction_of(free).map(|usable| 1.0 - usable)
 }
 
-/// Why a request of an order fails in a zone: towards 0 for lack of memory, towards 1 since what is free lies in small
-/// blocks. `None` where it would not fail, or no block is free.
+/// Why a request of an order fails in a zone: towards 0 for lack of memory, towards 1 since what is
+/// free lies in small blocks. `None` where it would not fail, or no block is free.
 ///
-/// The kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free blocks`. It compacts a zone instead of
-/// reclaiming where this exceeds `vm.extfrag_threshold` / 1000.
+/// The kernel's `extfrag_index`: `1 - (1 + free pages / requested pages) / free blocks`. It
+/// compacts a zone instead of reclaiming where this exceeds `vm.extfrag_threshold` / 1000.
 #[expect(clippy::cast_precision_loss, reason = "an index is shown with three digits")]
 pub fn fragmentation_index(zone: &Zone, order: usize, page_size: PageSize) -> Option<f64> {
     let blocks = zone.free.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
@@ -65,24 +67,24 @@ pub fn huge_order(huge_size: Bytes, page_size: PageSize) -> Reading<usize> {
 }
 
 /// The zones with what everything here is reckoned by.
-struct Subject<'a> {
-    all: &'a Fragmentation,
+struct ZoneSubject<'a> {
+    all: &'a FreeMemory,
     zones: &'a [Zone],
     huge_order: Reading<usize>,
 }
 
-impl<'a> Subject<'a> {
-    fn of(all: &'a Fragmentation) -> Reading<Subject<'a>> {
+impl<'a> ZoneSubject<'a> {
+    fn from_fragmentation(all: &'a FreeMemory) -> Reading<ZoneSubject<'a>> {
         let zones = all.zones.as_ref().map_err(Clone::clone)?;
         let huge_order = all.huge_size.clone().and_then(|size| huge_order(size, all.page_size));
-        Ok(Subject { all, zones, huge_order })
+        Ok(ZoneSubject { all, zones, huge_order })
     }
 
     fn free(&self) -> Bytes {
         self.at_order(0)
     }
 
-    /// What can be had in blocks of an order, over all zones.
+    /// Memory available in blocks of an order, over all zones.
     fn at_order(&self, order: usize) -> Bytes {
         self.zones.iter().map(|zone| allocatable(zone, order, self.all.page_size)).sum()
     }
@@ -92,135 +94,152 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The free memory of a machine as a report: facts at the top level, tables `nodes`, `orders`, `types`, `counters` and
-/// `sizes`.
-pub fn fragmentation(now: &Fragmentation) -> Report {
+/// The free memory of a machine as a report: facts at the top level, tables `nodes`, `orders`,
+/// `types`, `counters` and `sizes`.
+pub fn fragmentation(now: &FreeMemory) -> Report {
     report(None, now)
 }
 
 /// [`fragmentation`] of the later, with what was counted since the earlier.
-pub fn since(before: &Fragmentation, now: &Fragmentation) -> Report {
+pub fn since(before: &FreeMemory, now: &FreeMemory) -> Report {
     report(Some(before), now)
 }
 
-fn report(before: Option<&Fragmentation>, now: &Fragmentation) -> Report {
-    let mut blocks = match Subject::of(now) {
+fn report(before: Option<&FreeMemory>, now: &FreeMemory) -> Report {
+    let mut blocks = match ZoneSubject::from_fragmentation(now) {
         Ok(subject) => body(&subject),
         Err(absent) => withheld(now, &absent),
     };
     blocks.extend(counters::blocks(before, now));
-    Report { schema: SCHEMA, title: vec![Value::text("Free memory by block size")], blocks }
+    Report { schema: SCHEMA, title: vec![CellValue::text("Free memory by block size")], blocks }
 }
 
-fn body(subject: &Subject<'_>) -> Vec<Block> {
+fn body(subject: &ZoneSubject<'_>) -> Vec<ReportBlock> {
     let mut blocks = vec![
-        Block::Facts(totals(subject)),
-        Block::Text(verdict(subject)),
-        Block::Table(zones::nodes(subject)),
-        Block::Table(zones::zones(subject)),
-        Block::Table(zones::orders(subject)),
+        ReportBlock::Facts(totals(subject)),
+        ReportBlock::Text(verdict(subject)),
+        ReportBlock::Table(zones::nodes(subject)),
+        ReportBlock::Table(zones::zones(subject)),
+        ReportBlock::Table(zones::orders(subject)),
     ];
     blocks.extend(zones::types(subject));
     blocks
 }
 
-fn withheld(now: &Fragmentation, absent: &Absent) -> Vec<Block> {
-    let mut facts = vec![fact("page_size", "page size", Value::Bytes(now.page_size.bytes()), "")];
+fn withheld(now: &FreeMemory, absent: &Absent) -> Vec<ReportBlock> {
+    let mut facts =
+        vec![fact("page_size", "page size", CellValue::Bytes(now.page_size.bytes()), "")];
     let why = absent.to_string();
-    let absent = |key: &'static str| fact(key, key, Value::Absent(absent.clone()), "");
+    let absent = |key: &'static str| fact(key, key, CellValue::Absent(absent.clone()), "");
     facts.extend(["free", "allocatable_huge", "nodes", "orders", "types"].map(absent));
-    let pieces =
-        vec![Value::text("Free memory cannot be shown: "), Value::text(why), Value::text(".")];
+    let pieces = vec![
+        CellValue::text("Free memory cannot be shown: "),
+        CellValue::text(why),
+        CellValue::text("."),
+    ];
     vec![
-        Block::Facts(Facts { audience: Audience::Programs, ..facts_of("", facts) }),
-        Block::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
+        ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..facts_of("", facts) }),
+        ReportBlock::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
     ]
 }
 
-fn facts_of(key: &'static str, facts: Vec<Fact>) -> Facts {
-    Facts {
+fn facts_of(key: &'static str, facts: Vec<Fact>) -> NamedFacts {
+    NamedFacts {
         key: key.into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::Line,
+        shape: FactsShape::Line,
         facts,
     }
 }
 
-fn totals(subject: &Subject<'_>) -> Facts {
+fn totals(subject: &ZoneSubject<'_>) -> NamedFacts {
     let all = subject.all;
     let order = subject.huge_order.clone();
     let unusable = subject.huge().map(|huge| unusable_index(subject.free(), huge));
     let facts = vec![
-        fact("page_size", "page size", Value::Bytes(all.page_size.bytes()), "The base page."),
-        fact("huge_size", "huge page", Value::bytes(all.huge_size.clone()), "Of a PMD entry."),
+        fact("page_size", "page size", CellValue::Bytes(all.page_size.bytes()), "The base page."),
+        fact(
+            "huge_size",
+            "huge page",
+            CellValue::bytes(all.huge_size.clone()),
+            "Size that one PMD entry maps.",
+        ),
         fact(
             "huge_order",
             "its order",
-            Value::of(order, |order| Value::Count(order as u64)),
+            CellValue::from_reading(order, |order| CellValue::Count(order as u64)),
             "A huge page is 2^order base pages.",
         ),
-        fact("free", "free", Value::Bytes(subject.free().0), "In free blocks of any order.")
+        fact("free", "free", CellValue::Bytes(subject.free().0), "In free blocks of any order.")
             .for_programs(),
         fact(
             "allocatable_huge",
             "in huge pages",
-            Value::bytes(subject.huge()),
-            "What free blocks give in huge pages without compaction.",
+            CellValue::bytes(subject.huge()),
+            "Huge pages that free blocks provide without compaction.",
         )
         .for_programs(),
         fact(
             "unusable_index",
             "unusable for it",
-            Value::of(unusable, |index| index.map_or(Value::None, Value::Share)),
+            CellValue::from_reading(unusable, |index| {
+                index.map_or(CellValue::None, CellValue::Share)
+            }),
             "The share of free memory in blocks that are too small: 1 - allocatable / free.",
         ),
     ];
     facts_of("", facts)
 }
 
-fn verdict(subject: &Subject<'_>) -> Paragraph {
+fn verdict(subject: &ZoneSubject<'_>) -> Paragraph {
     let pieces = match (subject.huge(), subject.all.huge_size.clone()) {
         (Ok(huge), Ok(size)) => vec![
-            Value::text("Allocatable as "),
-            Value::Bytes(size.0),
-            Value::text(" pages without compaction: "),
-            Value::Bytes(huge.0),
-            Value::text(" of "),
-            Value::Bytes(subject.free().0),
-            Value::text(" free, less what the kernel keeps back."),
+            CellValue::text("Allocatable as "),
+            CellValue::Bytes(size.0),
+            CellValue::text(" pages without compaction: "),
+            CellValue::Bytes(huge.0),
+            CellValue::text(" of "),
+            CellValue::Bytes(subject.free().0),
+            CellValue::text(" free, less what the kernel keeps back."),
         ],
         (Err(absent), _) | (_, Err(absent)) => {
-            vec![Value::text("No huge pages here: "), Value::Absent(absent.clone())]
+            vec![CellValue::text("No huge pages here: "), CellValue::Absent(absent.clone())]
         }
     };
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
-/// One line of a live series: what can be had now, and what was counted since `before`. `first` is where the clock
-/// starts.
-pub fn series_row(first: &Fragmentation, before: &Fragmentation, now: &Fragmentation) -> Report {
+/// One line of a live series: what can be had now, and what was counted since `before`. `first` is
+/// where the clock starts.
+pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> Report {
     let elapsed = counters::elapsed_ns(first, now);
-    let mut line = vec![fact("elapsed_ns", "+", Value::of(elapsed, Value::Nanos), "")];
+    let mut line =
+        vec![fact("elapsed_ns", "+", CellValue::from_reading(elapsed, CellValue::Nanos), "")];
     let mut blocks = Vec::new();
-    match Subject::of(now) {
+    match ZoneSubject::from_fragmentation(now) {
         Ok(subject) => {
-            line.push(fact("free", "free", Value::Bytes(subject.free().0), ""));
-            line.push(fact("allocatable_huge", "in huge pages", Value::bytes(subject.huge()), ""));
+            line.push(fact("free", "free", CellValue::Bytes(subject.free().0), ""));
+            line.push(fact(
+                "allocatable_huge",
+                "in huge pages",
+                CellValue::bytes(subject.huge()),
+                "",
+            ));
             let nodes = zones::nodes(&subject);
-            blocks.push(Block::Table(nodes));
+            blocks.push(ReportBlock::Table(nodes));
         }
-        Err(absent) => line.push(fact("allocatable_huge", "", Value::Absent(absent), "")),
+        Err(absent) => line.push(fact("allocatable_huge", "", CellValue::Absent(absent), "")),
     }
     line.extend(counters::moving(before, now));
-    blocks.insert(0, Block::Facts(facts_of("", line)));
-    blocks.extend(counters::programs(Some(before), now).map(Block::Table));
+    blocks.insert(0, ReportBlock::Facts(facts_of("", line)));
+    blocks.extend(counters::programs(Some(before), now).map(ReportBlock::Table));
     Report { schema: "pagewise.fragmentation.series/1", title: Vec::new(), blocks }
 }
 
 /// A share of something, as a number for programs.
-fn index(value: Option<f64>) -> Value {
-    value.map_or(Value::None, Value::Share)
+fn index(value: Option<f64>) -> CellValue {
+    value.map_or(CellValue::None, CellValue::Share)
 }
 
 fn label(text: &str) -> Label {
@@ -229,7 +248,7 @@ fn label(text: &str) -> Label {
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::fragmentation::Counted;
+    use pagewise_model::fragmentation::BootCounter;
     use proptest::prelude::*;
 
     use super::*;
@@ -241,9 +260,9 @@ mod tests {
         Zone { node: 0, name: "Normal".into(), free: free.to_vec() }
     }
 
-    fn machine(zones: Vec<Zone>) -> Fragmentation {
+    fn machine(zones: Vec<Zone>) -> FreeMemory {
         let none = || Absent::NotCollected("a sample".into());
-        Fragmentation {
+        FreeMemory {
             page_size: PAGE,
             huge_size: Ok(HUGE),
             since_boot_ns: Ok(0),
@@ -254,9 +273,9 @@ mod tests {
         }
     }
 
-    fn top_level(report: &Report, key: &str) -> Value {
+    fn top_level(report: &Report, key: &str) -> CellValue {
         let facts = report.blocks.iter().filter_map(|block| match block {
-            Block::Facts(facts) if facts.key.is_empty() => Some(&facts.facts),
+            ReportBlock::Facts(facts) if facts.key.is_empty() => Some(&facts.facts),
             _ => None,
         });
         let fact = facts.flatten().find(|fact| fact.key == key);
@@ -273,11 +292,11 @@ mod tests {
         others[10] = 1199;
         let machine = machine(vec![zone(&counts), zone(&others)]);
         let huge = top_level(&fragmentation(&machine), "allocatable_huge");
-        assert_eq!(huge, Value::Bytes((2565 + 1199) * (4 << 20)));
+        assert_eq!(huge, CellValue::Bytes((2565 + 1199) * (4 << 20)));
     }
 
     #[test]
-    fn what_is_allocatable_falls_with_the_order() {
+    fn allocatable_memory_decreases_with_the_order() {
         let zone = zone(&[1, 1, 1]);
         let at = |order| allocatable(&zone, order, PAGE);
         assert_eq!([0, 1, 2, 3].map(at), [7, 6, 4, 0].map(|pages| PAGE.pages(pages)));
@@ -304,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_page_that_is_no_power_of_two_of_pages_has_no_order() {
+    fn a_huge_page_size_that_is_not_a_power_of_two_has_no_order() {
         assert_eq!(huge_order(HUGE, PAGE), Ok(9));
         assert!(huge_order(Bytes(4096 * 3), PAGE).is_err());
         assert!(huge_order(Bytes(1), PAGE).is_err());
@@ -312,27 +331,25 @@ mod tests {
 
     #[test]
     fn rates_are_by_the_clock_of_the_readings() {
-        let count = |count| vec![Counted { name: "thp_fault_alloc".into(), count }];
-        let before = Fragmentation { vmstat: Ok(count(10)), ..machine(Vec::new()) };
-        let now = Fragmentation {
+        let count = |count| vec![BootCounter { name: "thp_fault_alloc".into(), count }];
+        let before = FreeMemory { vmstat: Ok(count(10)), ..machine(Vec::new()) };
+        let now = FreeMemory {
             vmstat: Ok(count(40)),
             since_boot_ns: Ok(2_000_000_000),
             ..machine(Vec::new())
         };
         let row = series_row(&before, &before, &now);
-        assert_eq!(top_level(&row, "thp_fault_alloc"), Value::Rate(15.0));
-        assert_eq!(top_level(&row, "elapsed_ns"), Value::Nanos(2_000_000_000));
+        assert_eq!(top_level(&row, "thp_fault_alloc"), CellValue::Rate(15.0));
+        assert_eq!(top_level(&row, "elapsed_ns"), CellValue::Nanos(2_000_000_000));
     }
 
     #[test]
-    fn what_could_not_be_read_is_absent_and_not_0() {
-        let hidden = Fragmentation {
-            zones: Err(Absent::NotPermitted("root".into())),
-            ..machine(Vec::new())
-        };
+    fn an_unreadable_value_is_absent_and_not_0() {
+        let hidden =
+            FreeMemory { zones: Err(Absent::NotPermitted("root".into())), ..machine(Vec::new()) };
         let report = fragmentation(&hidden);
         for key in ["free", "allocatable_huge", "nodes", "types", "sizes"] {
-            assert!(matches!(top_level(&report, key), Value::Absent(_)), "{key}");
+            assert!(matches!(top_level(&report, key), CellValue::Absent(_)), "{key}");
         }
     }
 
@@ -340,7 +357,7 @@ mod tests {
         #[test]
         fn any_counts_are_added_up_without_a_panic(counts in prop::collection::vec(any::<u64>(), 0..80), huge: u64) {
             let zone = zone(&counts);
-            let machine = Fragmentation { huge_size: Ok(Bytes(huge)), ..machine(vec![zone.clone(), zone.clone()]) };
+            let machine = FreeMemory { huge_size: Ok(Bytes(huge)), ..machine(vec![zone.clone(), zone.clone()]) };
             fragmentation(&machine);
             for order in 0..counts.len() {
                 prop_assert!(allocatable(&zone, order, PAGE) >= allocatable(&zone, order + 1, PAGE));

@@ -1,4 +1,5 @@
-//! A heap over time: what was on it when most was, what was never freed, who allocates most, and what grew between two runs.
+//! A heap over time: what was on it when most was, what was never freed, who allocates most, and
+//! what grew between two runs.
 
 mod advice;
 mod diff;
@@ -12,9 +13,10 @@ mod tests;
 mod time_line;
 mod tree;
 
-use pagewise_model::heap::{Ending, Kind, Recording};
+use pagewise_model::heap::{AllocationKind, HeapEnding, HeapRecording};
 use pagewise_model::report::{
-    Audience, Block, Column, Fact, Facts, Findings, Paragraph, Report, Shape, Table, Value,
+    Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Paragraph, Report, ReportBlock,
+    ReportTable, TableColumn,
 };
 use pagewise_model::{Absent, Name, fields};
 
@@ -22,30 +24,30 @@ use crate::blocks::{self, facts_of, process};
 use crate::explain::fact;
 use frames::Sites;
 
-pub use diff::{Changed, DiffOptions, diff};
+pub use diff::{DiffOptions, GrownQuantity, diff};
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// So many rows of each table; all where there is no limit.
+pub struct HeapOptions {
+    /// Maximum number of rows of each table; `None` for all.
     pub limit: Option<usize>,
     /// Branches of trees with less than this share of all are added up: 0.01 is a hundredth.
     pub threshold: f64,
     /// When what the tree shows was live.
-    pub at: At,
-    /// What the tree shows.
-    pub by: By,
-    /// Where the tree begins.
+    pub at: TreeMoment,
+    /// Quantity of the tree.
+    pub by: TreeQuantity,
+    /// Direction of the tree.
     pub tree: Direction,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for HeapOptions {
+    fn default() -> HeapOptions {
+        HeapOptions {
             limit: Some(10),
             threshold: 0.01,
-            at: At::Peak,
-            by: By::Live,
+            at: TreeMoment::Peak,
+            by: TreeQuantity::Live,
             tree: Direction::BottomUp,
         }
     }
@@ -53,18 +55,18 @@ impl Default for Options {
 
 /// Which moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum TreeMoment {
     /// When most was live.
     Peak,
     /// The end: what was never freed.
     End,
-    /// So many nanoseconds after the beginning, as near as something was taken down before.
+    /// The latest stored time point at most this number of nanoseconds after the start.
     Time(u64),
 }
 
-/// What is added up in a tree.
+/// Quantity that a tree sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum TreeQuantity {
     /// Bytes that are live at some moment.
     Live,
     /// All bytes that were allocated.
@@ -84,37 +86,41 @@ pub enum Direction {
     BottomUp,
 }
 
-/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `layouts`, `arenas`, `page_use`, `pinned`, `leaks`, `places`, `sites`, `sizes`,
-/// `lifetimes`, `threads` and `libraries`.
-pub fn report(recording: &Recording, options: &Options) -> Report {
-    let sites = Sites::of(recording);
+/// A recording as a report: `recording`, `totals`, `findings`, `peak`, `timeline`, `layouts`,
+/// `arenas`, `page_use`, `pinned`, `leaks`, `places`, `sites`, `sizes`, `lifetimes`, `threads` and
+/// `libraries`.
+pub fn report(recording: &HeapRecording, options: &HeapOptions) -> Report {
+    let sites = Sites::from_recording(recording);
     let mut blocks = vec![
-        Block::Facts(about(recording)),
-        Block::Text(summary(&sites)),
-        Block::Facts(totals(recording)),
-        Block::Findings(Findings { list: advice::all(&sites), none: "Nothing stands out.".into() }),
+        ReportBlock::Facts(recording_facts(recording)),
+        ReportBlock::Text(summary(&sites)),
+        ReportBlock::Facts(totals(recording)),
+        ReportBlock::Findings(Findings {
+            list: advice::all(&sites),
+            none: "Nothing stands out.".into(),
+        }),
     ];
-    blocks.extend(time_line::chart(recording).map(Block::Chart));
-    blocks.extend(time_line::tables(recording, options).map(Block::Table));
+    blocks.extend(time_line::chart(recording).map(ReportBlock::Chart));
+    blocks.extend(time_line::tables(recording, options).map(ReportBlock::Table));
     blocks.extend(layout::blocks(&sites, options));
-    blocks.push(Block::Facts(at_peak(&sites, options)));
+    blocks.push(ReportBlock::Facts(at_peak(&sites, options)));
     blocks.extend(tree::blocks(&sites, options));
     blocks.extend(tables::leaks(&sites, options));
-    blocks.extend(tables::places(&sites, options).into_iter().map(Block::Table));
-    blocks.push(Block::Table(tables::sites(&sites, options)));
+    blocks.extend(tables::places(&sites, options).into_iter().map(ReportBlock::Table));
+    blocks.push(ReportBlock::Table(tables::sites(&sites, options)));
     blocks.extend(histograms::all(recording));
-    blocks.push(Block::Table(tables::libraries(&sites, options)));
-    blocks.push(Block::Table(tables::threads(recording, options)));
-    blocks.extend(remarks(recording).into_iter().map(Block::Text));
+    blocks.push(ReportBlock::Table(tables::libraries(&sites, options)));
+    blocks.push(ReportBlock::Table(tables::threads(recording, options)));
+    blocks.extend(remarks(recording).into_iter().map(ReportBlock::Text));
     Report { schema: "pagewise.heap/1", title: title(recording), blocks }
 }
 
-fn title(recording: &Recording) -> Vec<Value> {
+fn title(recording: &HeapRecording) -> Vec<CellValue> {
     let name = recording.command.first().unwrap_or(&recording.program);
     vec![
-        Value::text("Heap of "),
-        Value::Name(Name::new(name.base())),
-        Value::text(format!(" ({})", recording.pid)),
+        CellValue::text("Heap of "),
+        CellValue::Name(Name::new(name.base())),
+        CellValue::text(format!(" ({})", recording.pid)),
     ]
 }
 
@@ -123,8 +129,8 @@ fn real(number: u64) -> f64 {
     number as f64
 }
 
-fn share(part: u64, of: u64) -> Value {
-    if of == 0 { Value::None } else { Value::Share(real(part) / real(of)) }
+fn share(part: u64, of: u64) -> CellValue {
+    if of == 0 { CellValue::None } else { CellValue::Share(real(part) / real(of)) }
 }
 
 /// Half of the interval in which the truth lies 95 times of 100.
@@ -137,11 +143,11 @@ fn within(error: f64) -> u64 {
     (error * 1.96).round() as u64
 }
 
-fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> Value {
-    Value::text(text)
+fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> CellValue {
+    CellValue::text(text)
 }
 
-/// What a number of ours means: other recordings have some of the same names for other things.
+/// Meaning of a column: other recordings use some of the same names for other values.
 fn meaning(key: &str) -> &'static str {
     let mut named = fields::named(key);
     named.find(|field| field.source == "heap").map_or("", |field| field.meaning)
@@ -152,55 +158,63 @@ fn table(
     key: &'static str,
     title: &'static str,
     audience: Audience,
-    columns: Vec<Column>,
-) -> Table {
-    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
+    columns: Vec<TableColumn>,
+) -> ReportTable {
+    let described =
+        |column: TableColumn| TableColumn { meaning: meaning(&column.key).into(), ..column };
     blocks::table(key, title, audience, columns.into_iter().map(described).collect())
 }
 
-fn meant(key: &'static str, label: &'static str, value: Value) -> Fact {
+fn meant(key: &'static str, label: &'static str, value: CellValue) -> Fact {
     fact(key, label, value, meaning(key))
 }
 
-fn ending(recording: &Recording) -> String {
+fn ending(recording: &HeapRecording) -> String {
     match recording.ending {
-        Ending::Exited(status) => format!("exit {status}"),
-        Ending::Killed(signal) => format!("signal {signal}"),
-        Ending::Replaced => "replaced by another program (execve)".to_owned(),
-        Ending::Detached => "runs on".to_owned(),
-        Ending::Gone => "gone".to_owned(),
-        Ending::CutOff => "recording cut off".to_owned(),
+        HeapEnding::Exited(status) => format!("exit {status}"),
+        HeapEnding::Killed(signal) => format!("signal {signal}"),
+        HeapEnding::Replaced => "replaced by another program (execve)".to_owned(),
+        HeapEnding::Detached => "runs on".to_owned(),
+        HeapEnding::Gone => "gone".to_owned(),
+        HeapEnding::CutOff => "recording cut off".to_owned(),
     }
 }
 
-/// What was recorded, and how.
-fn about(recording: &Recording) -> Facts {
+/// Parameters and totals of the recording.
+fn recording_facts(recording: &HeapRecording) -> NamedFacts {
     let sampled = recording.every_bytes;
     let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
-        Shape::Line,
+        FactsShape::Line,
         vec![
             pid,
             command,
-            fact("program", "program", Value::Name(recording.program.clone()), "").for_programs(),
-            fact("allocator", "malloc", Value::Name(recording.allocator.clone()), "")
+            fact("program", "program", CellValue::Name(recording.program.clone()), "")
+                .for_programs(),
+            fact("allocator", "malloc", CellValue::Name(recording.allocator.clone()), "")
                 .hidden_if(recording.allocator.is_empty()),
             fact("ending", "ended", text(ending(recording)), ""),
-            fact("seconds", "after", Value::Seconds(recording.took_ns), ""),
-            fact("attached", "attached", Value::Flag(recording.attached), "")
+            fact("seconds", "after", CellValue::Seconds(recording.took_ns), ""),
+            fact("attached", "attached", CellValue::Flag(recording.attached), "")
                 .hidden_if(!recording.attached),
-            fact("sample_bytes", "a sample every", sampled.map_or(Value::None, Value::Bytes), "")
-                .hidden_if(sampled.is_none()),
-            fact("page_size", "page", Value::Bytes(recording.page_size.bytes()), "").for_programs(),
-            fact("began_ns", "began", Value::Count(recording.began_ns), "").for_programs(),
+            fact(
+                "sample_bytes",
+                "a sample every",
+                sampled.map_or(CellValue::None, CellValue::Bytes),
+                "",
+            )
+            .hidden_if(sampled.is_none()),
+            fact("page_size", "page", CellValue::Bytes(recording.page_size.bytes()), "")
+                .for_programs(),
+            fact("began_ns", "began", CellValue::Count(recording.began_ns), "").for_programs(),
         ],
     )
 }
 
 /// Words before a number that is an estimate.
-fn about_so_much(recording: &Recording) -> &'static str {
+fn about_so_much(recording: &HeapRecording) -> &'static str {
     if recording.every_bytes.is_some() { "about " } else { "" }
 }
 
@@ -221,121 +235,122 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
             }
             (false, about) => format!("At most {about}"),
         }),
-        Value::Bytes(totals.peak.bytes),
+        CellValue::Bytes(totals.peak.bytes),
         text(" were live at once, in "),
-        Value::Count(totals.peak.blocks),
+        CellValue::Count(totals.peak.blocks),
         text(if totals.peak.blocks == 1 { " block" } else { " blocks" }),
     ]);
     if let Ok(at) = recording.peak_at_ns {
-        pieces.extend([text(", "), Value::Nanos(at), text(" after the beginning")]);
+        pieces.extend([text(", "), CellValue::Nanos(at), text(" after the beginning")]);
     }
     if let Some((site, amount)) = sites.largest_place(|site| site.at_peak) {
         pieces.extend([
             text(". The largest part of it, "),
-            Value::Bytes(amount.bytes),
+            CellValue::Bytes(amount.bytes),
             text(" ("),
             share(amount.bytes, totals.peak.bytes.max(amount.bytes)),
             text("), was allocated in "),
-            Value::Name(site),
+            CellValue::Name(site),
         ]);
     }
     pieces.push(text(". "));
-    if let Some(peak::Bounds { least, most }) = peak::bounds(recording) {
+    if let Some(peak::PeakBounds { least, most }) = peak::bounds(recording) {
         pieces.extend([
             text("This peak is an upper estimate: the true peak lies between "),
-            Value::Bytes(least),
+            CellValue::Bytes(least),
             text(" and "),
-            Value::Bytes(most),
+            CellValue::Bytes(most),
             text(" in 95 cases of 100. "),
         ]);
     }
     pieces.extend(match (recording.ending, totals.leaked.blocks) {
         (_, 0) if recording.attached => vec![text("All of these were freed.")],
         (_, 0) => vec![text("All of it was freed.")],
-        (Ending::Exited(_) | Ending::Killed(_) | Ending::Gone, _) => vec![
+        (HeapEnding::Exited(_) | HeapEnding::Killed(_) | HeapEnding::Gone, _) => vec![
             text(format!("When it ended, {about}")),
-            Value::Bytes(totals.leaked.bytes),
+            CellValue::Bytes(totals.leaked.bytes),
             text(" in "),
-            Value::Count(totals.leaked.blocks),
+            CellValue::Count(totals.leaked.blocks),
             text(if totals.leaked.blocks == 1 { " block" } else { " blocks" }),
             text(" had not been freed."),
         ],
         _ => vec![
             text(format!("At the end of the recording {about}")),
-            Value::Bytes(totals.leaked.bytes),
+            CellValue::Bytes(totals.leaked.bytes),
             text(if recording.attached { " of these were live." } else { " were live." }),
         ],
     });
     paragraph(pieces)
 }
 
-fn paragraph(pieces: Vec<Value>) -> Paragraph {
+fn paragraph(pieces: Vec<CellValue>) -> Paragraph {
     Paragraph { title: "".into(), pieces, audience: Audience::People }
 }
 
 /// Sums over all that happened.
-fn totals(recording: &Recording) -> Facts {
+fn totals(recording: &HeapRecording) -> NamedFacts {
     let totals = &recording.totals;
     let errors = totals.errors;
     let error = |pick: fn(&(f64, f64)) -> f64| {
-        errors.as_ref().map_or(Value::None, |it| Value::Bytes(within(pick(it))))
+        errors.as_ref().map_or(CellValue::None, |it| CellValue::Bytes(within(pick(it))))
     };
     let is_exact = recording.every_bytes.is_none();
     let bounds = peak::bounds(recording);
-    let bound = |pick: fn(&peak::Bounds) -> u64| {
-        bounds.as_ref().map_or(Value::None, |it| Value::Bytes(pick(it)))
+    let bound = |pick: fn(&peak::PeakBounds) -> u64| {
+        bounds.as_ref().map_or(CellValue::None, |it| CellValue::Bytes(pick(it)))
     };
     let facts = vec![
-        meant("allocations", "ALLOCATIONS", Value::Count(totals.allocated.blocks)),
-        meant("frees", "FREES", Value::Count(totals.freed.blocks)),
-        meant("temporary", "TEMPORARY", Value::Count(totals.temporary)),
-        meant("allocated_bytes", "ALLOCATED", Value::Bytes(totals.allocated.bytes)),
+        meant("allocations", "ALLOCATIONS", CellValue::Count(totals.allocated.blocks)),
+        meant("frees", "FREES", CellValue::Count(totals.freed.blocks)),
+        meant("temporary", "TEMPORARY", CellValue::Count(totals.temporary)),
+        meant("allocated_bytes", "ALLOCATED", CellValue::Bytes(totals.allocated.bytes)),
         meant("allocated_within", "±", error(|it| it.0)).hidden_if(is_exact),
-        meant("freed_bytes", "FREED", Value::Bytes(totals.freed.bytes)).for_programs(),
-        meant("peak_bytes", "PEAK", Value::Bytes(totals.peak.bytes)),
-        meant("peak_blocks", "BLOCKS THEN", Value::Count(totals.peak.blocks)).for_programs(),
-        meant("peak_within", "±", Value::Bytes(totals.peak_within))
+        meant("freed_bytes", "FREED", CellValue::Bytes(totals.freed.bytes)).for_programs(),
+        meant("peak_bytes", "PEAK", CellValue::Bytes(totals.peak.bytes)),
+        meant("peak_blocks", "BLOCKS THEN", CellValue::Count(totals.peak.blocks)).for_programs(),
+        meant("peak_within", "±", CellValue::Bytes(totals.peak_within))
             .hidden_if(totals.peak_within == 0),
         meant("peak_at_least", "AT LEAST", bound(|it| it.least)).hidden_if(is_exact),
         meant("peak_at_most", "AT MOST", bound(|it| it.most)).hidden_if(is_exact),
-        meant("leaked_bytes", "NOT FREED", Value::Bytes(totals.leaked.bytes)),
+        meant("leaked_bytes", "NOT FREED", CellValue::Bytes(totals.leaked.bytes)),
         meant("leaked_within", "±", error(|it| it.1)).hidden_if(is_exact),
-        meant("leaked_blocks", "IN BLOCKS", Value::Count(totals.leaked.blocks)),
-        meant("unknown_frees", "UNKNOWN FREES", Value::Count(totals.unknown_frees))
+        meant("leaked_blocks", "IN BLOCKS", CellValue::Count(totals.leaked.blocks)),
+        meant("unknown_frees", "UNKNOWN FREES", CellValue::Count(totals.unknown_frees))
             .hidden_if(totals.unknown_frees == 0),
-        meant("estimated", "estimated", Value::Flag(!is_exact)).for_programs(),
+        meant("estimated", "estimated", CellValue::Flag(!is_exact)).for_programs(),
     ];
-    facts_of("totals", "", Shape::Columns, facts)
+    facts_of("totals", "", FactsShape::Columns, facts)
 }
 
 /// When most was live, for programs with its tree.
-fn at_peak(sites: &Sites<'_>, options: &Options) -> Facts {
+fn at_peak(sites: &Sites<'_>, options: &HeapOptions) -> NamedFacts {
     let recording = sites.recording;
     let totals = &recording.totals;
-    let time = Value::of(recording.peak_at_ns.clone(), Value::Seconds);
+    let time = CellValue::from_reading(recording.peak_at_ns.clone(), CellValue::Seconds);
     let by_site: Vec<(usize, u64, u64)> = recording
         .sites
         .iter()
         .enumerate()
         .map(|(at, site)| (at, site.at_peak.bytes, site.at_peak.blocks))
         .collect();
-    let tree = tree::Tree::of(sites, &by_site, tree::missing_at_peak(recording), options.tree);
+    let tree =
+        tree::CallTree::from_sites(sites, &by_site, tree::missing_at_peak(recording), options.tree);
     let facts = vec![
         meant("time", "AT", time),
-        meant("bytes", "BYTES", Value::Bytes(totals.peak.bytes)),
-        meant("blocks", "BLOCKS", Value::Count(totals.peak.blocks)),
+        meant("bytes", "BYTES", CellValue::Bytes(totals.peak.bytes)),
+        meant("blocks", "BLOCKS", CellValue::Count(totals.peak.blocks)),
         meant("tree", "TREE", tree.value(options.threshold)),
     ];
-    Facts { audience: Audience::Programs, ..facts_of("peak", "", Shape::List, facts) }
+    NamedFacts { audience: Audience::Programs, ..facts_of("peak", "", FactsShape::List, facts) }
 }
 
-/// What a reader must know to read the numbers right.
-fn remarks(recording: &Recording) -> Vec<Paragraph> {
+/// Remarks that are needed to read the numbers correctly.
+fn remarks(recording: &HeapRecording) -> Vec<Paragraph> {
     let mut remarks = Vec::new();
     if let Some(every) = recording.every_bytes {
         remarks.push(vec![
-            text("A sample was taken every "),
-            Value::Bytes(every),
+            text("One allocation was sampled every "),
+            CellValue::Bytes(every),
             text(
                 " on average, so all numbers are estimates: the truth lies within what stands behind ± in 95 cases of 100. \
                  The peak is an upper estimate, between AT LEAST and AT MOST in as many cases: the highest of many estimates is one that \
@@ -349,29 +364,29 @@ fn remarks(recording: &Recording) -> Vec<Paragraph> {
              and fragmentation are not known: all numbers are of blocks allocated since.",
         )]);
     }
-    if recording.ending == Ending::CutOff {
+    if recording.ending == HeapEnding::CutOff {
         remarks.push(vec![text(
             "The recording was cut off: what is shown as not freed may have been freed later.",
         )]);
     }
     let unknown = |lack: &Absent| match lack {
-        Absent::NotCollected(what) => format!("Not known: {what}."),
-        lack => format!("Not known: {lack}."),
+        Absent::NotCollected(what) => format!("Unknown: {what}."),
+        lack => format!("Unknown: {lack}."),
     };
     remarks.extend(recording.lacks.iter().map(|lack| vec![text(unknown(lack))]));
     remarks.into_iter().map(paragraph).collect()
 }
 
 /// A kind of memory that is not of `malloc`, in words that stand where a function stands.
-fn kind_word(kind: Kind) -> Option<&'static str> {
+fn kind_word(kind: AllocationKind) -> Option<&'static str> {
     match kind {
-        Kind::Heap => None,
-        Kind::Mapping => Some("[mmap, brk]"),
-        Kind::Pool => Some("[pool]"),
+        AllocationKind::Heap => None,
+        AllocationKind::Mapping => Some("[mmap, brk]"),
+        AllocationKind::Pool => Some("[pool]"),
     }
 }
 
 /// No amounts were taken down at that time.
 fn no_tree() -> Absent {
-    Absent::NotCollected("no call stacks were taken down up to then".into())
+    Absent::NotCollected("no call stacks were stored up to then".into())
 }

@@ -1,34 +1,38 @@
-//! What must hold between the files of one process, and how far it does.
+//! Relations that must hold between the files of one process, and their deviations.
 //!
 //! `/proc` is read file by file while the process runs. Sums over `smaps` that differ from
-//! `smaps_rollup` show a snapshot that was torn. `statm` may also differ for another reason: kernels
-//! count RSS per thread or per CPU and add up late, so its drift is told in bytes and proves nothing.
+//! `smaps_rollup` show that the parts are of different times. `statm` may also differ for another
+//! reason: kernels count RSS per thread or per CPU and sum it late, so its drift is shown in bytes
+//! and proves nothing.
 
-use pagewise_model::{Bytes, Counter, Mapping, Reading, Snapshot};
+use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
-use crate::pools::Sums;
+use crate::pools::PoolSums;
 use crate::pss::Pss;
 
-/// What was checked.
+/// Result of the checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invariants {
-    /// The counters whose sum over the mappings is not what the rollup says; absent without a rollup.
-    pub torn: Reading<Vec<Counter>>,
-    /// How far `statm` is from the mappings, in bytes: positive where `statm` has more.
-    pub drift: Drift,
+    /// The counters whose sum over the mappings is not what the rollup says; absent without a
+    /// rollup.
+    pub torn: Reading<Vec<SmapsCounter>>,
+    /// Difference of `statm` from the mappings, in bytes: positive if `statm` has more.
+    pub drift: StatmDrift,
 }
 
 /// `statm` minus the sum over the mappings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drift {
-    /// Of VIRT. Not 0 means that a mapping came or went between two reads.
+pub struct StatmDrift {
+    /// Difference of VIRT. A value other than 0 means that a mapping was added or removed between
+    /// two reads.
     pub virt: Reading<i64>,
-    /// Of RES.
+    /// Difference of RES.
     pub res: Reading<i64>,
 }
 
 impl Invariants {
-    /// Whether the parts of the snapshot are surely of different moments. Absent where nothing shows.
+    /// True if the parts of the snapshot are surely of different moments. Absent where nothing
+    /// shows.
     pub fn is_torn(&self) -> Reading<bool> {
         match &self.torn {
             _ if self.drift.virt.as_ref().is_ok_and(|&drift| drift != 0) => Ok(true),
@@ -38,43 +42,43 @@ impl Invariants {
     }
 }
 
-/// Counters that the rollup sums up in whole KiB: equal, or torn. `Pss` and its kin are rounded and
-/// have their own check ([`Pss::torn`]); `Referenced` changes by itself.
-const SUMMED: [Counter; 14] = [
-    Counter::Rss,
-    Counter::SharedClean,
-    Counter::SharedDirty,
-    Counter::PrivateClean,
-    Counter::PrivateDirty,
-    Counter::Anonymous,
-    Counter::Ksm,
-    Counter::LazyFree,
-    Counter::AnonHugePages,
-    Counter::ShmemPmdMapped,
-    Counter::FilePmdMapped,
-    Counter::SharedHugetlb,
-    Counter::PrivateHugetlb,
-    Counter::Swap,
+/// Counters that the rollup sums in whole KiB: equal, or read at different times. `Pss` and its
+/// parts are rounded and have their own check ([`Pss::torn`]); `Referenced` changes by itself.
+const SUMMED: [SmapsCounter; 14] = [
+    SmapsCounter::Rss,
+    SmapsCounter::SharedClean,
+    SmapsCounter::SharedDirty,
+    SmapsCounter::PrivateClean,
+    SmapsCounter::PrivateDirty,
+    SmapsCounter::Anonymous,
+    SmapsCounter::Ksm,
+    SmapsCounter::LazyFree,
+    SmapsCounter::AnonHugePages,
+    SmapsCounter::ShmemPmdMapped,
+    SmapsCounter::FilePmdMapped,
+    SmapsCounter::SharedHugetlb,
+    SmapsCounter::PrivateHugetlb,
+    SmapsCounter::Swap,
 ];
 
 /// Checks a snapshot's mappings, and what they add up to, against its rollup and `statm`.
-pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &Sums) -> Invariants {
+pub fn check(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss, total: &PoolSums) -> Invariants {
     let torn = snapshot.rollup.as_ref().map_err(Clone::clone).map(|rollup| {
-        let counters: Vec<Counter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();
+        let counters: Vec<SmapsCounter> = SUMMED.into_iter().filter(|c| rollup.has(*c)).collect();
         let sums = sums(mappings, &counters);
         let summed = counters.into_iter().zip(sums);
         let torn = summed.filter(|(counter, sum)| rollup.get(*counter) != Ok(*sum));
-        torn.map(|(counter, _)| counter).chain(pss.torn.then_some(Counter::Pss)).collect()
+        torn.map(|(counter, _)| counter).chain(pss.torn.then_some(SmapsCounter::Pss)).collect()
     });
     let statm = || snapshot.statm.as_ref().map_err(Clone::clone);
-    let drift = Drift {
+    let drift = StatmDrift {
         virt: statm().map(|s| difference(s.size, total.reserved)),
         res: statm().and_then(|s| Ok(difference(s.resident, total.resident.clone()?))),
     };
     Invariants { torn, drift }
 }
 
-fn sums(mappings: &[Mapping], counters: &[Counter]) -> Vec<u64> {
+fn sums(mappings: &[Mapping], counters: &[SmapsCounter]) -> Vec<u64> {
     let mut sums = vec![0u64; counters.len()];
     for smaps in mappings.iter().filter_map(|m| m.smaps.as_ref().ok()) {
         for (sum, counter) in sums.iter_mut().zip(counters) {

@@ -1,4 +1,5 @@
-//! The mappings of a process as a table: which columns, which rows, in which order. `pmap`'s successor.
+//! The mappings of a process as a table: which columns, which rows, in which order. `pmap`'s
+//! successor.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -6,25 +7,27 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, Gaps, Label, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Gaps, Label, NamedFacts, Report,
+    ReportBlock, ReportTable, TableColumn,
 };
 use pagewise_model::{
-    Absent, Bytes, Counter, Mapping, Name, Quadrant, Reading, Sharing, Snapshot, VmFlags, parallel,
+    Absent, Bytes, Mapping, Name, Quadrant, Reading, Sharing, SmapsCounter, Snapshot, VmFlags,
+    parallel,
 };
 
-use crate::filter::{Bound, Datum, Error, Filter, Kind};
-use crate::pools::{self, Pool, Pools};
+use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
+use crate::pools::{self, MemoryPool, PoolMap};
 use crate::sections;
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct MapsOptions {
     /// Which columns.
-    pub columns: Columns,
-    /// A column to sort by, and whether the largest comes first; by address where there is none.
+    pub columns: MapsColumns,
+    /// Sort column, and true for descending order; `None` sorts by address.
     pub sort: Option<(String, bool)>,
     /// Which rows.
-    pub filter: Option<Filter>,
+    pub filter: Option<RowFilter>,
     /// One row a file, or a pool for memory without a file.
     pub group_by_file: bool,
     /// A second table with the ELF sections inside each file mapping.
@@ -33,7 +36,7 @@ pub struct Options {
 
 /// Which columns to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Columns {
+pub enum MapsColumns {
     /// Those of `pmap -x`, and PSS and swap.
     #[default]
     Default,
@@ -45,7 +48,7 @@ pub enum Columns {
 
 /// A column of the table. Kernel counters and unknown lines join the fixed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Key {
+enum MapsColumnKey {
     Start,
     End,
     Size,
@@ -60,117 +63,165 @@ enum Key {
     /// The name, or what nameless memory is used for.
     Use,
     /// A reading of smaps or of the page tables.
-    Of(Measure),
-    /// A line that no [`Counter`] stands for: an index into [`Survey::extra`].
+    Of(MappingReading),
+    /// A line that no [`SmapsCounter`] stands for: an index into [`SmapsSurvey::extra`].
     Extra(usize),
 }
 
 /// A reading of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Measure {
+enum MappingReading {
     Rss,
     Pss,
     Uss,
     Dirty,
     Swap,
     AnonHuge,
-    Counter(Counter),
+    SmapsCounter(SmapsCounter),
 }
 
-impl Measure {
+impl MappingReading {
     fn read(self, mapping: &Mapping) -> Reading<u64> {
         let bytes = match self {
-            Measure::Rss => mapping.rss(),
-            Measure::Pss => mapping.pss(),
-            Measure::Uss => mapping.uss(),
-            Measure::Dirty => mapping.dirty(),
-            Measure::Swap => mapping.swap(),
-            Measure::AnonHuge => mapping.anon_huge(),
-            Measure::Counter(counter) => mapping.counter(counter),
+            MappingReading::Rss => mapping.rss(),
+            MappingReading::Pss => mapping.pss(),
+            MappingReading::Uss => mapping.uss(),
+            MappingReading::Dirty => mapping.dirty(),
+            MappingReading::Swap => mapping.swap(),
+            MappingReading::AnonHuge => mapping.anon_huge(),
+            MappingReading::SmapsCounter(counter) => mapping.counter(counter),
         };
         bytes.map(|bytes| bytes.0)
     }
 }
 
 /// A column of our own: key, the word that people may use as well, heading, meaning.
-type About = (Key, &'static str, &'static str, &'static str, &'static str);
+type OwnColumn = (MapsColumnKey, &'static str, &'static str, &'static str, &'static str);
 
-const OURS: [About; 18] = [
-    (Key::Start, "start", "address", "Address", "The first address."),
-    (Key::End, "end", "end", "End", "One past the last address."),
-    (Key::Size, "size", "kbytes", "Size", "Address space, touched or not."),
+const OURS: [OwnColumn; 18] = [
+    (MapsColumnKey::Start, "start", "address", "Address", "The first address."),
+    (MapsColumnKey::End, "end", "end", "End", "One past the last address."),
+    (MapsColumnKey::Size, "size", "kbytes", "Size", "Address space, touched or not."),
     (
-        Key::Of(Measure::Rss),
+        MapsColumnKey::Of(MappingReading::Rss),
         "rss",
         "res",
         "RSS",
         "Resident: in RAM and in this process's page table.",
     ),
     (
-        Key::Of(Measure::Pss),
+        MapsColumnKey::Of(MappingReading::Pss),
         "pss",
         "pss",
         "PSS",
         "Resident, each page divided by how often it is mapped.",
     ),
-    (Key::Of(Measure::Uss), "uss", "uss", "USS", "Resident pages that only this process maps."),
     (
-        Key::Of(Measure::Dirty),
+        MapsColumnKey::Of(MappingReading::Uss),
+        "uss",
+        "uss",
+        "USS",
+        "Resident pages that only this process maps.",
+    ),
+    (
+        MapsColumnKey::Of(MappingReading::Dirty),
         "dirty",
         "dirty",
         "Dirty",
         "Must be written somewhere before it can be dropped.",
     ),
-    (Key::Of(Measure::Swap), "swap", "swap", "Swap", "In swap."),
-    (Key::Of(Measure::AnonHuge), "anon_huge", "huge", "Huge", "Anonymous memory in huge pages."),
-    (Key::Mode, "mode", "perm", "Mode", "r w x, s or p, R where no swap is reserved (? unknown)."),
-    (Key::Offset, "offset", "offset", "Offset", "Where in the file the mapping begins."),
-    (Key::Device, "device", "dev", "Device", "Major and minor number of the file's device."),
-    (Key::Inode, "inode", "inode", "Inode", "The file's inode; 0 where there is none."),
-    (Key::Pool, "pool", "pool", "Pool", "What the memory is used for."),
-    (Key::Quadrant, "quadrant", "quadrant", "Quadrant", "By what was asked of mmap."),
-    (Key::VmFlags, "VmFlags", "flags", "VmFlags", "The kernel's two-letter flags."),
-    (Key::Name, "name", "mapping", "Mapping", "The file, or the kernel's name for the memory."),
-    (Key::Use, "use", "use", "Mapping", "The name; in brackets what nameless memory is used for."),
+    (MapsColumnKey::Of(MappingReading::Swap), "swap", "swap", "Swap", "In swap."),
+    (
+        MapsColumnKey::Of(MappingReading::AnonHuge),
+        "anon_huge",
+        "huge",
+        "Huge",
+        "Anonymous memory in huge pages.",
+    ),
+    (
+        MapsColumnKey::Mode,
+        "mode",
+        "perm",
+        "Mode",
+        "r w x, s or p, R where no swap is reserved (? unknown).",
+    ),
+    (MapsColumnKey::Offset, "offset", "offset", "Offset", "Where in the file the mapping begins."),
+    (
+        MapsColumnKey::Device,
+        "device",
+        "dev",
+        "Device",
+        "Major and minor number of the file's device.",
+    ),
+    (
+        MapsColumnKey::Inode,
+        "inode",
+        "inode",
+        "Inode",
+        "The file's inode; 0 if the mapping has no file.",
+    ),
+    (MapsColumnKey::Pool, "pool", "pool", "Pool", "Use of the memory."),
+    (MapsColumnKey::Quadrant, "quadrant", "quadrant", "Quadrant", "By what was asked of mmap."),
+    (MapsColumnKey::VmFlags, "VmFlags", "flags", "VmFlags", "The kernel's two-letter flags."),
+    (
+        MapsColumnKey::Name,
+        "name",
+        "mapping",
+        "Mapping",
+        "The file, or the kernel's name for the memory.",
+    ),
+    (
+        MapsColumnKey::Use,
+        "use",
+        "use",
+        "Mapping",
+        "The name; in brackets what nameless memory is used for.",
+    ),
 ];
 
-const DEFAULT: [Key; 8] = [
-    Key::Start,
-    Key::Size,
-    Key::Of(Measure::Rss),
-    Key::Of(Measure::Pss),
-    Key::Of(Measure::Dirty),
-    Key::Of(Measure::Swap),
-    Key::Mode,
-    Key::Use,
+const DEFAULT: [MapsColumnKey; 8] = [
+    MapsColumnKey::Start,
+    MapsColumnKey::Size,
+    MapsColumnKey::Of(MappingReading::Rss),
+    MapsColumnKey::Of(MappingReading::Pss),
+    MapsColumnKey::Of(MappingReading::Dirty),
+    MapsColumnKey::Of(MappingReading::Swap),
+    MapsColumnKey::Mode,
+    MapsColumnKey::Use,
 ];
 
-/// What programs get beside the default columns.
-const FOR_PROGRAMS: [Key; 9] = [
-    Key::End,
-    Key::Of(Measure::Uss),
-    Key::Of(Measure::AnonHuge),
-    Key::Offset,
-    Key::Device,
-    Key::Inode,
-    Key::Pool,
-    Key::Quadrant,
-    Key::Name,
+/// Columns for programs in addition to the default columns.
+const FOR_PROGRAMS: [MapsColumnKey; 9] = [
+    MapsColumnKey::End,
+    MapsColumnKey::Of(MappingReading::Uss),
+    MapsColumnKey::Of(MappingReading::AnonHuge),
+    MapsColumnKey::Offset,
+    MapsColumnKey::Device,
+    MapsColumnKey::Inode,
+    MapsColumnKey::Pool,
+    MapsColumnKey::Quadrant,
+    MapsColumnKey::Name,
 ];
 
-const BEFORE_COUNTERS: [Key; 6] =
-    [Key::Start, Key::End, Key::Mode, Key::Offset, Key::Device, Key::Inode];
+const BEFORE_COUNTERS: [MapsColumnKey; 6] = [
+    MapsColumnKey::Start,
+    MapsColumnKey::End,
+    MapsColumnKey::Mode,
+    MapsColumnKey::Offset,
+    MapsColumnKey::Device,
+    MapsColumnKey::Inode,
+];
 
 /// The mappings as a report: table `mappings`, sums `total`, and `sections` where asked for.
 ///
 /// # Errors
 /// A column that does not exist, in the options or in the filter.
-pub fn maps(snapshot: &Snapshot, options: &Options) -> Result<Report, Error> {
+pub fn maps(snapshot: &Snapshot, options: &MapsOptions) -> Result<Report, FilterError> {
     let mappings = match &snapshot.mappings {
         Ok(mappings) => mappings,
         Err(absent) => return Ok(report(snapshot, vec![nothing(absent)])),
     };
-    let rows = Rows::new(snapshot, mappings);
+    let rows = MapsRows::new(snapshot, mappings);
     let bound = options.filter.as_ref().map(|filter| rows.bind(filter)).transpose()?;
     let mut chosen = rows.chosen(bound.as_ref());
     let mut blocks = if options.group_by_file {
@@ -182,7 +233,7 @@ pub fn maps(snapshot: &Snapshot, options: &Options) -> Result<Report, Error> {
         rows.listed(&chosen, &options.columns)?
     };
     if options.sections {
-        blocks.push(Block::Table(sections::table(snapshot, &rows.pick(&chosen))));
+        blocks.push(ReportBlock::Table(sections::table(snapshot, &rows.pick(&chosen))));
     }
     Ok(report(snapshot, blocks))
 }
@@ -196,10 +247,10 @@ pub fn maps(snapshot: &Snapshot, options: &Options) -> Result<Report, Error> {
 /// rw-pR   reserved without swap: touching it may kill the process when memory is short
 /// ```
 pub fn mode(mapping: &Mapping) -> Label {
-    letters(mapping, flags(mapping).map_or(Reserve::Unknown, Reserve::of))
+    letters(mapping, flags(mapping).map_or(Reserve::Unknown, Reserve::from_flags))
 }
 
-/// Whether swap is reserved for a mapping.
+/// Reservation of swap for a mapping.
 #[derive(Clone, Copy)]
 enum Reserve {
     Yes,
@@ -208,7 +259,7 @@ enum Reserve {
 }
 
 impl Reserve {
-    fn of(flags: &VmFlags) -> Reserve {
+    fn from_flags(flags: &VmFlags) -> Reserve {
         if flags.has("nr") { Reserve::No } else { Reserve::Yes }
     }
 }
@@ -236,30 +287,30 @@ const MODES: [[[&str; 8]; 2]; 3] = [
     ],
 ];
 
-fn report(snapshot: &Snapshot, blocks: Vec<Block>) -> Report {
+fn report(snapshot: &Snapshot, blocks: Vec<ReportBlock>) -> Report {
     let process = &snapshot.process;
     Report {
         schema: "pagewise.maps/1",
         title: vec![
-            Value::text("Mappings of "),
-            Value::Name(process.name.clone()),
-            Value::text(format!(" ({})", process.pid)),
+            CellValue::text("Mappings of "),
+            CellValue::Name(process.name.clone()),
+            CellValue::text(format!(" ({})", process.pid)),
         ],
         blocks,
     }
 }
 
-/// What stands in the place of a table that could not be made.
-fn nothing(why: &Absent) -> Block {
-    Block::Facts(Facts {
+/// Block in place of a table that could not be made.
+fn nothing(why: &Absent) -> ReportBlock {
+    ReportBlock::Facts(NamedFacts {
         key: "".into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts: vec![Fact {
             key: "mappings".into(),
             label: "mappings".into(),
-            value: Value::Absent(why.clone()),
+            value: CellValue::Absent(why.clone()),
             meaning: "".into(),
             audience: Audience::Everyone,
         }],
@@ -267,26 +318,26 @@ fn nothing(why: &Absent) -> Block {
 }
 
 /// The mappings, and what is worked out once for all columns.
-struct Rows<'a> {
+struct MapsRows<'a> {
     mappings: &'a [Mapping],
-    pools: Pools,
-    survey: OnceCell<Survey>,
+    pools: PoolMap,
+    survey: OnceCell<SmapsSurvey>,
 }
 
-/// What lines the entries of smaps have.
+/// Lines that entries of smaps have.
 #[derive(Default)]
-struct Survey {
+struct SmapsSurvey {
     /// The counters that any mapping has, in the kernel's order.
-    counters: Vec<Counter>,
+    counters: Vec<SmapsCounter>,
     /// The names of lines that no counter stands for, in order of appearance.
     extra: Vec<Name>,
 }
 
-impl Survey {
+impl SmapsSurvey {
     /// Looks at each entry once.
-    fn of(mappings: &[Mapping]) -> Survey {
-        let mut survey = Survey::default();
-        let mut missing: Vec<Counter> = Counter::ALL.to_vec();
+    fn from_mappings(mappings: &[Mapping]) -> SmapsSurvey {
+        let mut survey = SmapsSurvey::default();
+        let mut missing: Vec<SmapsCounter> = SmapsCounter::ALL.to_vec();
         for smaps in mappings.iter().filter_map(|m| m.smaps.as_deref().ok()) {
             missing.retain(|counter| !smaps.has(*counter));
             for (name, _) in &smaps.extra {
@@ -295,22 +346,22 @@ impl Survey {
                 }
             }
         }
-        let is_there = |counter: &Counter| !missing.contains(counter);
-        survey.counters = Counter::ALL.iter().copied().filter(is_there).collect();
+        let is_there = |counter: &SmapsCounter| !missing.contains(counter);
+        survey.counters = SmapsCounter::ALL.iter().copied().filter(is_there).collect();
         survey
     }
 }
 
-impl<'a> Rows<'a> {
-    fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> Rows<'a> {
-        Rows { mappings, pools: pools::classify(snapshot), survey: OnceCell::new() }
+impl<'a> MapsRows<'a> {
+    fn new(snapshot: &Snapshot, mappings: &'a [Mapping]) -> MapsRows<'a> {
+        MapsRows { mappings, pools: pools::classify(snapshot), survey: OnceCell::new() }
     }
 
-    fn survey(&self) -> &Survey {
-        self.survey.get_or_init(|| Survey::of(self.mappings))
+    fn survey(&self) -> &SmapsSurvey {
+        self.survey.get_or_init(|| SmapsSurvey::from_mappings(self.mappings))
     }
 
-    fn pool(&self, row: usize) -> &Pool {
+    fn pool(&self, row: usize) -> &MemoryPool {
         &self.pools.list()[self.pools.index(row)]
     }
 
@@ -319,14 +370,14 @@ impl<'a> Rows<'a> {
     }
 
     /// The column of that name: ours first, unless only the kernel's is spelled just so.
-    fn key(&self, name: &str) -> Option<Key> {
+    fn key(&self, name: &str) -> Option<MapsColumnKey> {
         let same = |a: &str| a.eq_ignore_ascii_case(name);
         let counter = |fits: &dyn Fn(&str) -> bool| {
-            Counter::ALL
+            SmapsCounter::ALL
                 .iter()
                 .copied()
                 .find(|c| fits(c.name()))
-                .map(|counter| Key::Of(Measure::Counter(counter)))
+                .map(|counter| MapsColumnKey::Of(MappingReading::SmapsCounter(counter)))
         };
         let extra = || self.survey().extra.iter().position(|n| n.as_bytes() == name.as_bytes());
         counter(&|known| known == name)
@@ -334,60 +385,66 @@ impl<'a> Rows<'a> {
                 OURS.iter().find(|(_, key, word, ..)| same(key) || same(word)).map(|(key, ..)| *key)
             })
             .or_else(|| counter(&same))
-            .or_else(|| extra().map(Key::Extra))
+            .or_else(|| extra().map(MapsColumnKey::Extra))
     }
 
-    fn find(&self, name: &str) -> Result<Key, Error> {
-        self.key(name).ok_or_else(|| Error::unknown_column(name, &known()))
+    fn find(&self, name: &str) -> Result<MapsColumnKey, FilterError> {
+        self.key(name).ok_or_else(|| FilterError::unknown_column(name, &known()))
     }
 
-    fn bind(&self, filter: &Filter) -> Result<Bound<Key>, Error> {
+    fn bind(&self, filter: &RowFilter) -> Result<BoundFilter<MapsColumnKey>, FilterError> {
         filter.bind(|name| self.key(name).map(|key| (key, kind(key))), &known())
     }
 
-    fn chosen(&self, filter: Option<&Bound<Key>>) -> Vec<usize> {
+    fn chosen(&self, filter: Option<&BoundFilter<MapsColumnKey>>) -> Vec<usize> {
         let fits = |row: &usize| filter.is_none_or(|f| f.fits(&|key| self.datum(*key, *row)));
         (0..self.mappings.len()).filter(fits).collect()
     }
 
     /// Sorts stably; rows without a value come last either way.
-    fn sort(&self, rows: &mut [usize], key: Key, largest_first: bool) {
+    fn sort(&self, rows: &mut [usize], key: MapsColumnKey, largest_first: bool) {
         let data: Vec<Datum<'_>> =
             (0..self.mappings.len()).map(|row| self.datum(key, row)).collect();
         rows.sort_by(|&a, &b| order(&data[a], &data[b], largest_first));
     }
 
-    fn datum(&self, key: Key, row: usize) -> Datum<'a> {
+    fn datum(&self, key: MapsColumnKey, row: usize) -> Datum<'a> {
         let m = &self.mappings[row];
         match key {
-            Key::Start => Datum::Number(m.range.start),
-            Key::End => Datum::Number(m.range.end),
-            Key::Offset => Datum::Number(m.offset),
-            Key::Inode => Datum::Number(m.inode),
-            Key::Size => Datum::Number(m.size().0),
-            Key::Name => Datum::Text(m.name.as_bytes().into()),
-            Key::Use => Datum::Text(self.pools.known_as(row, m).as_bytes().to_vec().into()),
-            Key::Mode => text(mode(m)),
-            Key::Device => text(device(m)),
-            Key::Pool => text(self.pool(row).kind.id().into()),
-            Key::Quadrant => text(m.declared().key().into()),
-            Key::VmFlags => match flags(m) {
+            MapsColumnKey::Start => Datum::Number(m.range.start),
+            MapsColumnKey::End => Datum::Number(m.range.end),
+            MapsColumnKey::Offset => Datum::Number(m.offset),
+            MapsColumnKey::Inode => Datum::Number(m.inode),
+            MapsColumnKey::Size => Datum::Number(m.size().0),
+            MapsColumnKey::Name => Datum::Text(m.name.as_bytes().into()),
+            MapsColumnKey::Use => {
+                Datum::Text(self.pools.known_as(row, m).as_bytes().to_vec().into())
+            }
+            MapsColumnKey::Mode => text(mode(m)),
+            MapsColumnKey::Device => text(device(m)),
+            MapsColumnKey::Pool => text(self.pool(row).kind.id().into()),
+            MapsColumnKey::Quadrant => text(m.declared().key().into()),
+            MapsColumnKey::VmFlags => match flags(m) {
                 Ok(flags) => Datum::Text(spell(flags).into()),
                 Err(_) => Datum::Absent,
             },
-            Key::Extra(i) => match extra(m, &self.survey().extra[i]) {
+            MapsColumnKey::Extra(i) => match extra(m, &self.survey().extra[i]) {
                 Some(value) => Datum::Text(value.as_bytes().into()),
                 None => Datum::Absent,
             },
-            Key::Of(measure) => measure.read(m).map_or(Datum::Absent, Datum::Number),
+            MapsColumnKey::Of(measure) => measure.read(m).map_or(Datum::Absent, Datum::Number),
         }
     }
 
-    fn listed(&self, rows: &[usize], columns: &Columns) -> Result<Vec<Block>, Error> {
+    fn listed(
+        &self,
+        rows: &[usize],
+        columns: &MapsColumns,
+    ) -> Result<Vec<ReportBlock>, FilterError> {
         let (shown, for_programs) = self.choose(columns)?;
         let mappings = self.pick(rows);
         let mut table = self.columns(&mappings, rows, &shown);
-        if matches!(columns, Columns::Default)
+        if matches!(columns, MapsColumns::Default)
             && let Some(column) = table.last_mut()
         {
             column.audience = Audience::People;
@@ -406,80 +463,92 @@ impl<'a> Rows<'a> {
     }
 
     /// The columns for everyone, and those for programs alone.
-    fn choose(&self, columns: &Columns) -> Result<(Vec<Key>, Vec<Key>), Error> {
+    fn choose(
+        &self,
+        columns: &MapsColumns,
+    ) -> Result<(Vec<MapsColumnKey>, Vec<MapsColumnKey>), FilterError> {
         Ok(match columns {
-            Columns::Default => (DEFAULT.into(), FOR_PROGRAMS.into()),
-            Columns::List(names) => {
+            MapsColumns::Default => (DEFAULT.into(), FOR_PROGRAMS.into()),
+            MapsColumns::List(names) => {
                 (names.iter().map(|name| self.find(name)).collect::<Result<_, _>>()?, Vec::new())
             }
-            Columns::All => {
+            MapsColumns::All => {
                 let mut all = BEFORE_COUNTERS.to_vec();
                 all.extend(
                     self.survey()
                         .counters
                         .iter()
                         .copied()
-                        .map(|counter| Key::Of(Measure::Counter(counter))),
+                        .map(|counter| MapsColumnKey::Of(MappingReading::SmapsCounter(counter))),
                 );
-                all.extend((0..self.survey().extra.len()).map(Key::Extra));
-                all.extend([Key::VmFlags, Key::Name]);
-                (all, vec![Key::Pool, Key::Quadrant])
+                all.extend((0..self.survey().extra.len()).map(MapsColumnKey::Extra));
+                all.extend([MapsColumnKey::VmFlags, MapsColumnKey::Name]);
+                (all, vec![MapsColumnKey::Pool, MapsColumnKey::Quadrant])
             }
         })
     }
 
-    fn columns(&self, mappings: &[&'a Mapping], rows: &[usize], keys: &[Key]) -> Vec<Column> {
+    fn columns(
+        &self,
+        mappings: &[&'a Mapping],
+        rows: &[usize],
+        keys: &[MapsColumnKey],
+    ) -> Vec<TableColumn> {
         let mut from_smaps = fill(mappings, keys).into_iter();
-        let mut column = |key: &Key| {
+        let mut column = |key: &MapsColumnKey| {
             let (cells, gaps) = match self.cells(mappings, rows, *key) {
                 Some(cells) => (cells, Gaps::None),
                 None => from_smaps.next().expect("one for each key that has no cells here"),
             };
             let (key, label, meaning) = self.heading(*key);
-            Column { meaning, gaps, ..Column::new(key, label, cells) }
+            TableColumn { meaning, gaps, ..TableColumn::new(key, label, cells) }
         };
         keys.iter().map(&mut column).collect()
     }
 
     /// The cells of a column that needs nothing of smaps; the others come from [`fill`].
-    fn cells(&self, mappings: &[&Mapping], rows: &[usize], key: Key) -> Option<Cells> {
+    fn cells(
+        &self,
+        mappings: &[&Mapping],
+        rows: &[usize],
+        key: MapsColumnKey,
+    ) -> Option<ColumnCells> {
         let each = mappings.iter();
         Some(match key {
-            Key::Start => Cells::Addresses(each.map(|m| m.range.start).collect()),
-            Key::End => Cells::Addresses(each.map(|m| m.range.end).collect()),
-            Key::Offset => Cells::Addresses(each.map(|m| m.offset).collect()),
-            Key::Inode => Cells::Counts(each.map(|m| m.inode).collect()),
-            Key::Size => Cells::Bytes(each.map(|m| m.size().0).collect()),
-            Key::Name => Cells::Names(each.map(|m| m.name.clone()).collect()),
-            Key::Use => {
+            MapsColumnKey::Start => ColumnCells::Addresses(each.map(|m| m.range.start).collect()),
+            MapsColumnKey::End => ColumnCells::Addresses(each.map(|m| m.range.end).collect()),
+            MapsColumnKey::Offset => ColumnCells::Addresses(each.map(|m| m.offset).collect()),
+            MapsColumnKey::Inode => ColumnCells::Counts(each.map(|m| m.inode).collect()),
+            MapsColumnKey::Size => ColumnCells::Bytes(each.map(|m| m.size().0).collect()),
+            MapsColumnKey::Name => ColumnCells::Names(each.map(|m| m.name.clone()).collect()),
+            MapsColumnKey::Use => {
                 let name = |(&row, m): (&usize, &&Mapping)| self.pools.known_as(row, m);
-                Cells::Names(rows.iter().zip(mappings).map(name).collect())
+                ColumnCells::Names(rows.iter().zip(mappings).map(name).collect())
             }
-            Key::Device => Cells::Labels(each.map(|m| device(m)).collect()),
-            Key::Quadrant => Cells::Labels(each.map(|m| quadrant(m.declared())).collect()),
-            Key::Pool => {
+            MapsColumnKey::Device => ColumnCells::Labels(each.map(|m| device(m)).collect()),
+            MapsColumnKey::Quadrant => {
+                ColumnCells::Labels(each.map(|m| quadrant(m.declared())).collect())
+            }
+            MapsColumnKey::Pool => {
                 let id = |&row: &usize| Cow::Borrowed(self.pool(row).kind.id());
-                Cells::Labels(rows.iter().map(id).collect())
+                ColumnCells::Labels(rows.iter().map(id).collect())
             }
-            Key::Extra(i) => {
+            MapsColumnKey::Extra(i) => {
                 let name = &self.survey().extra[i];
-                let cell = |m: &&Mapping| extra(m, name).cloned().map_or(Value::None, Value::Name);
-                Cells::Values(each.map(cell).collect())
+                let cell =
+                    |m: &&Mapping| extra(m, name).cloned().map_or(CellValue::None, CellValue::Name);
+                ColumnCells::Values(each.map(cell).collect())
             }
-            Key::Mode | Key::VmFlags | Key::Of(_) => return None,
+            MapsColumnKey::Mode | MapsColumnKey::VmFlags | MapsColumnKey::Of(_) => return None,
         })
     }
 
-    fn heading(&self, key: Key) -> (Label, Label, Label) {
-        if let Key::Extra(i) = key {
+    fn heading(&self, key: MapsColumnKey) -> (Label, Label, Label) {
+        if let MapsColumnKey::Extra(i) = key {
             let name = self.survey().extra[i].escaped().into_owned();
-            return (
-                name.clone().into(),
-                name.into(),
-                "A line that pagewise does not know.".into(),
-            );
+            return (name.clone().into(), name.into(), "A line unknown to pagewise.".into());
         }
-        if let Key::Of(Measure::Counter(counter)) = key {
+        if let MapsColumnKey::Of(MappingReading::SmapsCounter(counter)) = key {
             return (counter.name().into(), counter.name().into(), "".into());
         }
         let about =
@@ -488,16 +557,20 @@ impl<'a> Rows<'a> {
         (key.into(), label.into(), meaning.into())
     }
 
-    /// One row a file, or a pool where there is no file.
-    fn grouped(&self, rows: &[usize], sort: Option<&(String, bool)>) -> Result<Vec<Block>, Error> {
-        let mut groups: BTreeMap<Name, Group> = BTreeMap::new();
+    /// One row per file, or per pool for mappings without a file.
+    fn grouped(
+        &self,
+        rows: &[usize],
+        sort: Option<&(String, bool)>,
+    ) -> Result<Vec<ReportBlock>, FilterError> {
+        let mut groups: BTreeMap<Name, MappingGroup> = BTreeMap::new();
         for &row in rows {
             groups.entry(self.group_name(row)).or_default().add(&self.mappings[row]);
         }
-        let mut groups: Vec<(Name, Group)> = groups.into_iter().collect();
+        let mut groups: Vec<(Name, MappingGroup)> = groups.into_iter().collect();
         let (name, largest_first) = sort.map_or(("rss", true), |(name, first)| (name, *first));
         let column = GROUP_COLUMNS.iter().position(|column| column.eq_ignore_ascii_case(name));
-        let column = column.ok_or_else(|| Error::unknown_column(name, &GROUP_COLUMNS))?;
+        let column = column.ok_or_else(|| FilterError::unknown_column(name, &GROUP_COLUMNS))?;
         groups
             .sort_by(|a, b| order(&group_datum(a, column), &group_datum(b, column), largest_first));
         let count = format!("{} mappings in {} groups", rows.len(), groups.len());
@@ -516,14 +589,18 @@ impl<'a> Rows<'a> {
 /// Every name that a column may be called by.
 fn known() -> Vec<&'static str> {
     let ours = OURS.iter().flat_map(|(_, key, word, ..)| [*key, *word]);
-    ours.chain(Counter::ALL.iter().map(|counter| counter.name())).collect()
+    ours.chain(SmapsCounter::ALL.iter().map(|counter| counter.name())).collect()
 }
 
-fn kind(key: Key) -> Kind {
+fn kind(key: MapsColumnKey) -> ColumnKind {
     match key {
-        Key::Mode | Key::Device | Key::Pool | Key::Quadrant | Key::VmFlags => Kind::Text,
-        Key::Name | Key::Use | Key::Extra(_) => Kind::Text,
-        _ => Kind::Number,
+        MapsColumnKey::Mode
+        | MapsColumnKey::Device
+        | MapsColumnKey::Pool
+        | MapsColumnKey::Quadrant
+        | MapsColumnKey::VmFlags => ColumnKind::Text,
+        MapsColumnKey::Name | MapsColumnKey::Use | MapsColumnKey::Extra(_) => ColumnKind::Text,
+        _ => ColumnKind::Number,
     }
 }
 
@@ -574,23 +651,23 @@ fn extra<'a>(mapping: &'a Mapping, name: &Name) -> Option<&'a Name> {
     smaps.extra.iter().find(|(own, _)| own == name).map(|(_, value)| value)
 }
 
-/// How many entries of smaps are taken at a time: so many stay in a CPU's first cache.
+/// Number of smaps entries processed at a time: they fit into the first-level cache.
 const BLOCK: usize = 64;
 
 /// The columns that come from smaps, in the order of their keys, half of them on another CPU.
-fn fill(mappings: &[&Mapping], keys: &[Key]) -> Vec<(Cells, Gaps)> {
+fn fill(mappings: &[&Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
     let is_large = mappings.len() >= parallel::MIN_ROWS;
     parallel::halves(is_large, keys, |keys| fill_together(mappings, keys))
 }
 
 /// Fills columns side by side, so that each entry is fetched from memory once.
-fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[Key]) -> Vec<(Cells, Gaps)> {
+fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(ColumnCells, Gaps)> {
     let rows = mappings.len();
     let mut columns: Vec<Filling<'a>> =
-        keys.iter().filter_map(|key| Filling::of(*key, rows)).collect();
+        keys.iter().filter_map(|key| Filling::for_key(*key, rows)).collect();
     for block in mappings.chunks(BLOCK) {
         for column in &mut columns {
-            block.iter().for_each(|mapping| column.take(mapping));
+            block.iter().for_each(|mapping| column.push_mapping(mapping));
         }
     }
     columns.into_iter().map(Filling::finish).collect()
@@ -598,7 +675,7 @@ fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[Key]) -> Vec<(Cells, Gaps
 
 /// A column of smaps while it is filled.
 enum Filling<'a> {
-    Measure(Measure, Numbers),
+    Measure(MappingReading, NumberColumn),
     /// Neighbours often have the same flags, so what the last ones said is kept.
     Mode(Option<(&'a VmFlags, Reserve)>, Vec<Label>),
     /// A process has few different sets of flags, so each is spelled once.
@@ -606,16 +683,20 @@ enum Filling<'a> {
 }
 
 impl<'a> Filling<'a> {
-    fn of(key: Key, rows: usize) -> Option<Filling<'a>> {
+    fn for_key(key: MapsColumnKey, rows: usize) -> Option<Filling<'a>> {
         match key {
-            Key::Of(measure) => Some(Filling::Measure(measure, Numbers::with_capacity(rows))),
-            Key::Mode => Some(Filling::Mode(None, Vec::with_capacity(rows))),
-            Key::VmFlags => Some(Filling::Flags(Vec::new(), Vec::with_capacity(rows), Vec::new())),
+            MapsColumnKey::Of(measure) => {
+                Some(Filling::Measure(measure, NumberColumn::with_capacity(rows)))
+            }
+            MapsColumnKey::Mode => Some(Filling::Mode(None, Vec::with_capacity(rows))),
+            MapsColumnKey::VmFlags => {
+                Some(Filling::Flags(Vec::new(), Vec::with_capacity(rows), Vec::new()))
+            }
             _ => None,
         }
     }
 
-    fn take(&mut self, mapping: &'a Mapping) {
+    fn push_mapping(&mut self, mapping: &'a Mapping) {
         match self {
             Filling::Measure(measure, numbers) => numbers.push(measure.read(mapping)),
             Filling::Mode(last, labels) => labels.push(letters(mapping, reserve(mapping, last))),
@@ -629,16 +710,18 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn finish(self) -> (Cells, Gaps) {
+    fn finish(self) -> (ColumnCells, Gaps) {
         match self {
-            Filling::Measure(Measure::Counter(counter), numbers) if !counter.is_bytes() => {
-                numbers.finish(Cells::Counts)
+            Filling::Measure(MappingReading::SmapsCounter(counter), numbers)
+                if !counter.is_bytes() =>
+            {
+                numbers.finish(ColumnCells::Counts)
             }
-            Filling::Measure(_, numbers) => numbers.finish(Cells::Bytes),
-            Filling::Mode(_, labels) => (Cells::Labels(labels), Gaps::None),
+            Filling::Measure(_, numbers) => numbers.finish(ColumnCells::Bytes),
+            Filling::Mode(_, labels) => (ColumnCells::Labels(labels), Gaps::None),
             Filling::Flags(_, names, absent) => {
                 let gaps = gaps(absent, names.len());
-                (Cells::Names(names), gaps)
+                (ColumnCells::Names(names), gaps)
             }
         }
     }
@@ -648,7 +731,7 @@ fn reserve<'a>(mapping: &'a Mapping, last: &mut Option<(&'a VmFlags, Reserve)>) 
     match (flags(mapping), *last) {
         (Err(_), _) => Reserve::Unknown,
         (Ok(flags), Some((known, reserve))) if known == flags => reserve,
-        (Ok(flags), _) => last.insert((flags, Reserve::of(flags))).1,
+        (Ok(flags), _) => last.insert((flags, Reserve::from_flags(flags))).1,
     }
 }
 
@@ -663,14 +746,14 @@ fn spelled<'a>(flags: &'a VmFlags, seen: &mut Vec<(&'a VmFlags, Name)>) -> Name 
 
 /// A column of numbers while it is filled: its cells, and why rows have no value.
 #[derive(Default)]
-struct Numbers {
+struct NumberColumn {
     cells: Vec<u64>,
     absent: Vec<(usize, Absent)>,
 }
 
-impl Numbers {
-    fn with_capacity(rows: usize) -> Numbers {
-        Numbers { cells: Vec::with_capacity(rows), absent: Vec::new() }
+impl NumberColumn {
+    fn with_capacity(rows: usize) -> NumberColumn {
+        NumberColumn { cells: Vec::with_capacity(rows), absent: Vec::new() }
     }
 
     #[inline]
@@ -682,7 +765,7 @@ impl Numbers {
         self.cells.push(cell);
     }
 
-    fn finish(self, make: fn(Vec<u64>) -> Cells) -> (Cells, Gaps) {
+    fn finish(self, make: fn(Vec<u64>) -> ColumnCells) -> (ColumnCells, Gaps) {
         let gaps = gaps(self.absent, self.cells.len());
         (make(self.cells), gaps)
     }
@@ -699,40 +782,40 @@ fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
     }
 }
 
-fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (Cells, Gaps) {
-    let mut numbers = Numbers::default();
+fn readings(readings: impl Iterator<Item = Reading<Bytes>>) -> (ColumnCells, Gaps) {
+    let mut numbers = NumberColumn::default();
     for reading in readings {
         numbers.push(reading.map(|bytes| bytes.0));
     }
-    numbers.finish(Cells::Bytes)
+    numbers.finish(ColumnCells::Bytes)
 }
 
 /// The table `mappings` with its sums as the last row, and the sums once more as `total`.
-fn with_total(columns: Vec<Column>, count: Label, note: Label) -> Vec<Block> {
-    let mut sums: Vec<Value> = columns.iter().map(total).collect();
-    let facts = columns.iter().zip(&sums).filter(|(_, sum)| **sum != Value::None);
-    let fact = |(column, sum): (&Column, &Value)| Fact {
+fn with_total(columns: Vec<TableColumn>, count: Label, note: Label) -> Vec<ReportBlock> {
+    let mut sums: Vec<CellValue> = columns.iter().map(total).collect();
+    let facts = columns.iter().zip(&sums).filter(|(_, sum)| **sum != CellValue::None);
+    let fact = |(column, sum): (&TableColumn, &CellValue)| Fact {
         key: column.key.clone(),
         label: column.label.clone(),
         value: sum.clone(),
         meaning: "".into(),
         audience: Audience::Programs,
     };
-    let total = Facts {
+    let total = NamedFacts {
         key: "total".into(),
         title: "".into(),
         audience: Audience::Programs,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts: facts.map(fact).collect(),
     };
     // The words go where a sum makes no sense: the last column is the name.
-    let has_room = |(column, sum): &(&Column, &mut Value)| {
-        **sum == Value::None && column.audience != Audience::Programs
+    let has_room = |(column, sum): &(&TableColumn, &mut CellValue)| {
+        **sum == CellValue::None && column.audience != Audience::Programs
     };
     if let Some((_, last)) = columns.iter().zip(&mut sums).rev().find(has_room) {
-        *last = Value::Text(count);
+        *last = CellValue::Text(count);
     }
-    let table = Table {
+    let table = ReportTable {
         key: "mappings".into(),
         title: "".into(),
         audience: Audience::Everyone,
@@ -741,39 +824,39 @@ fn with_total(columns: Vec<Column>, count: Label, note: Label) -> Vec<Block> {
         total: Some(sums),
         note,
     };
-    vec![Block::Table(table), Block::Facts(total)]
+    vec![ReportBlock::Table(table), ReportBlock::Facts(total)]
 }
 
 /// The sum of a column of bytes; nothing for other columns, and for the page sizes.
 ///
 /// A column with a gap has no sum: what is missing would be counted as 0.
-fn total(column: &Column) -> Value {
-    let Cells::Bytes(cells) = &column.cells else { return Value::None };
+fn total(column: &TableColumn) -> CellValue {
+    let ColumnCells::Bytes(cells) = &column.cells else { return CellValue::None };
     if matches!(column.key.as_ref(), "KernelPageSize" | "MMUPageSize") {
-        return Value::None;
+        return CellValue::None;
     }
     match &column.gaps {
         Gaps::None => {
-            Value::Bytes(cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(*cell)))
+            CellValue::Bytes(cells.iter().fold(0, |sum: u64, cell| sum.saturating_add(*cell)))
         }
-        Gaps::All(absent) => Value::Absent(absent.clone()),
+        Gaps::All(absent) => CellValue::Absent(absent.clone()),
         Gaps::Some(rows) => {
-            rows.values().next().map_or(Value::None, |absent| Value::Absent(absent.clone()))
+            rows.values().next().map_or(CellValue::None, |absent| CellValue::Absent(absent.clone()))
         }
     }
 }
 
 /// The mappings of one file or pool, added up.
-struct Group {
+struct MappingGroup {
     mappings: u64,
     size: Bytes,
     sums: [Reading<Bytes>; GROUP_SUMS.len()],
 }
 
-type Read = fn(&Mapping) -> Reading<Bytes>;
+type ReadMapping = fn(&Mapping) -> Reading<Bytes>;
 
 /// The readings that a group adds up: key, heading.
-const GROUP_SUMS: [(&str, &str, Read); 5] = [
+const GROUP_SUMS: [(&str, &str, ReadMapping); 5] = [
     ("rss", "RSS", Mapping::rss),
     ("pss", "PSS", Mapping::pss),
     ("uss", "USS", Mapping::uss),
@@ -783,9 +866,9 @@ const GROUP_SUMS: [(&str, &str, Read); 5] = [
 
 const GROUP_COLUMNS: [&str; 8] = ["mappings", "size", "rss", "pss", "uss", "dirty", "swap", "name"];
 
-impl Default for Group {
-    fn default() -> Group {
-        Group {
+impl Default for MappingGroup {
+    fn default() -> MappingGroup {
+        MappingGroup {
             mappings: 0,
             size: Bytes::ZERO,
             sums: [const { Ok(Bytes::ZERO) }; GROUP_SUMS.len()],
@@ -793,7 +876,7 @@ impl Default for Group {
     }
 }
 
-impl Group {
+impl MappingGroup {
     fn add(&mut self, mapping: &Mapping) {
         self.mappings += 1;
         self.size += mapping.size();
@@ -806,7 +889,7 @@ impl Group {
 }
 
 /// The value of a group in [`GROUP_COLUMNS`]`[column]`.
-fn group_datum((name, group): &(Name, Group), column: usize) -> Datum<'_> {
+fn group_datum((name, group): &(Name, MappingGroup), column: usize) -> Datum<'_> {
     match column {
         0 => Datum::Number(group.mappings),
         1 => Datum::Number(group.size.0),
@@ -818,19 +901,23 @@ fn group_datum((name, group): &(Name, Group), column: usize) -> Datum<'_> {
     }
 }
 
-fn group_columns(groups: Vec<(Name, Group)>) -> Vec<Column> {
-    let count = |(_, group): &(Name, Group)| group.mappings;
-    let size = |(_, group): &(Name, Group)| group.size.0;
+fn group_columns(groups: Vec<(Name, MappingGroup)>) -> Vec<TableColumn> {
+    let count = |(_, group): &(Name, MappingGroup)| group.mappings;
+    let size = |(_, group): &(Name, MappingGroup)| group.size.0;
     let mut columns = vec![
-        Column::new("mappings", "Mappings", Cells::Counts(groups.iter().map(count).collect())),
-        Column::new("size", "Size", Cells::Bytes(groups.iter().map(size).collect())),
+        TableColumn::new(
+            "mappings",
+            "Mappings",
+            ColumnCells::Counts(groups.iter().map(count).collect()),
+        ),
+        TableColumn::new("size", "Size", ColumnCells::Bytes(groups.iter().map(size).collect())),
     ];
     for (i, (key, label, _)) in GROUP_SUMS.iter().enumerate() {
         let (cells, gaps) = readings(groups.iter().map(|(_, group)| group.sums[i].clone()));
-        columns.push(Column { gaps, ..Column::new(*key, *label, cells) });
+        columns.push(TableColumn { gaps, ..TableColumn::new(*key, *label, cells) });
     }
     let names = groups.into_iter().map(|(name, _)| name).collect();
-    columns.push(Column::new("name", "Mapping", Cells::Names(names)));
+    columns.push(TableColumn::new("name", "Mapping", ColumnCells::Names(names)));
     columns
 }
 
@@ -849,31 +936,31 @@ mod tests {
         ])
     }
 
-    fn show(snapshot: &Snapshot, options: Options) -> Report {
+    fn show(snapshot: &Snapshot, options: MapsOptions) -> Report {
         maps(snapshot, &options).unwrap()
     }
 
     fn names(report: &Report) -> Vec<String> {
-        let name = |value: &Value| match value {
-            Value::Name(name) => name.escaped().into_owned(),
+        let name = |value: &CellValue| match value {
+            CellValue::Name(name) => name.escaped().into_owned(),
             other => format!("{other:?}"),
         };
         column(table(report, "mappings"), "name").iter().map(name).collect()
     }
 
-    fn total(report: &Report, key: &str) -> Value {
-        let fact = |block: &Block| match block {
-            Block::Facts(facts) if facts.key == "total" => {
+    fn total(report: &Report, key: &str) -> CellValue {
+        let fact = |block: &ReportBlock| match block {
+            ReportBlock::Facts(facts) if facts.key == "total" => {
                 facts.facts.iter().find(|f| f.key == key).map(|f| f.value.clone())
             }
             _ => None,
         };
-        report.blocks.iter().find_map(fact).unwrap_or(Value::None)
+        report.blocks.iter().find_map(fact).unwrap_or(CellValue::None)
     }
 
     #[test]
     fn the_default_columns_end_with_the_use_for_people_and_the_name_for_programs() {
-        let report = show(&three(), Options::default());
+        let report = show(&three(), MapsOptions::default());
         let table = table(&report, "mappings");
         let shown = table.columns.iter().filter(|c| c.audience == Audience::Everyone);
         let labels: Vec<_> = shown.map(|c| c.label.as_ref()).collect();
@@ -888,31 +975,31 @@ mod tests {
 
     #[test]
     fn nameless_memory_is_called_what_it_is_used_for() {
-        let columns = Columns::List(vec!["use".into()]);
+        let columns = MapsColumns::List(vec!["use".into()]);
         let all = vec![
             resident("5000-a000 rw-p 0 0 [heap]", 4096),
             mapping("b000-c000 ---p 0 0"),
             mapping("d000-e000 rwxp 0 0"),
         ];
-        let report = show(&snapshot(all), Options { columns, ..Options::default() });
+        let report = show(&snapshot(all), MapsOptions { columns, ..MapsOptions::default() });
         let names = column(table(&report, "mappings"), "use");
-        assert_eq!(names, ["[heap]", "[no access]", "[JIT]"].map(|n| Value::Name(n.into())));
+        assert_eq!(names, ["[heap]", "[no access]", "[JIT]"].map(|n| CellValue::Name(n.into())));
     }
 
     #[test]
     fn totals_are_the_sums_of_the_rows_shown() {
-        let filter = Some(Filter::parse("name~/usr").unwrap());
-        let report = show(&three(), Options { filter, ..Options::default() });
+        let filter = Some(RowFilter::parse("name~/usr").unwrap());
+        let report = show(&three(), MapsOptions { filter, ..MapsOptions::default() });
         assert_eq!(names(&report), ["/usr/bin/x", "/usr/lib/libc.so.6"]);
-        assert_eq!(total(&report, "size"), Value::Bytes(0x3000));
-        assert_eq!(total(&report, "rss"), Value::Bytes(4096));
+        assert_eq!(total(&report, "size"), CellValue::Bytes(0x3000));
+        assert_eq!(total(&report, "rss"), CellValue::Bytes(4096));
     }
 
     #[test]
     fn rows_are_sorted_by_any_column_either_way() {
         let by = |key: &str, largest| {
             let sort = Some((key.to_owned(), largest));
-            names(&show(&three(), Options { sort, ..Options::default() }))
+            names(&show(&three(), MapsOptions { sort, ..MapsOptions::default() }))
         };
         assert_eq!(by("RSS", true), ["[heap]", "/usr/bin/x", "/usr/lib/libc.so.6"]);
         assert_eq!(by("size", false), ["/usr/lib/libc.so.6", "/usr/bin/x", "[heap]"]);
@@ -925,10 +1012,10 @@ mod tests {
         let mut all = three().mappings.unwrap();
         all.insert(0, mapping("100-200 rw-p 0 0"));
         let sort = Some(("rss".to_owned(), false));
-        let report = show(&snapshot(all), Options { sort, ..Options::default() });
+        let report = show(&snapshot(all), MapsOptions { sort, ..MapsOptions::default() });
         assert_eq!(names(&report).last().unwrap(), "");
-        assert!(matches!(total(&report, "rss"), Value::Absent(_)));
-        assert_eq!(total(&report, "size"), Value::Bytes(0x8100));
+        assert!(matches!(total(&report, "rss"), CellValue::Absent(_)));
+        assert_eq!(total(&report, "size"), CellValue::Bytes(0x8100));
     }
 
     #[test]
@@ -942,12 +1029,17 @@ mod tests {
 
     #[test]
     fn all_columns_are_what_the_kernel_gave_and_no_more() {
-        let counters =
-            [(Counter::Rss, 4096), (Counter::KernelPageSize, 4096), (Counter::ThpEligible, 1)];
+        let counters = [
+            (SmapsCounter::Rss, 4096),
+            (SmapsCounter::KernelPageSize, 4096),
+            (SmapsCounter::ThpEligible, 1),
+        ];
         let mut odd = with_smaps(mapping("1000-2000 rw-p 0 0"), &counters, "rd zz");
         Arc::make_mut(odd.smaps.as_mut().unwrap()).extra.push(("NewLine".into(), "12 kB".into()));
-        let report =
-            show(&snapshot(vec![odd]), Options { columns: Columns::All, ..Options::default() });
+        let report = show(
+            &snapshot(vec![odd]),
+            MapsOptions { columns: MapsColumns::All, ..MapsOptions::default() },
+        );
         let table = table(&report, "mappings");
         let keys: Vec<_> = table.columns.iter().map(|c| c.key.as_ref()).collect();
         let expected = [
@@ -967,28 +1059,32 @@ mod tests {
             "quadrant",
         ];
         assert_eq!(keys, expected);
-        assert_eq!(column(table, "VmFlags"), [Value::Name("rd zz".into())]);
-        assert_eq!(column(table, "NewLine"), [Value::Name("12 kB".into())]);
-        assert_eq!(column(table, "THPeligible"), [Value::Count(1)]);
-        assert_eq!(total(&report, "KernelPageSize"), Value::None);
+        assert_eq!(column(table, "VmFlags"), [CellValue::Name("rd zz".into())]);
+        assert_eq!(column(table, "NewLine"), [CellValue::Name("12 kB".into())]);
+        assert_eq!(column(table, "THPeligible"), [CellValue::Count(1)]);
+        assert_eq!(total(&report, "KernelPageSize"), CellValue::None);
     }
 
     #[test]
     fn a_counter_that_some_mappings_lack_is_a_gap_there() {
-        let some =
-            with_smaps(mapping("1000-2000 rw-p 0 0"), &[(Counter::Rss, 0), (Counter::Ksm, 1)], "");
-        let none = with_smaps(mapping("3000-4000 rw-p 0 0"), &[(Counter::Rss, 0)], "");
-        let columns = Columns::List(vec!["KSM".into()]);
-        let report = show(&snapshot(vec![none, some]), Options { columns, ..Options::default() });
+        let some = with_smaps(
+            mapping("1000-2000 rw-p 0 0"),
+            &[(SmapsCounter::Rss, 0), (SmapsCounter::Ksm, 1)],
+            "",
+        );
+        let none = with_smaps(mapping("3000-4000 rw-p 0 0"), &[(SmapsCounter::Rss, 0)], "");
+        let columns = MapsColumns::List(vec!["KSM".into()]);
+        let report =
+            show(&snapshot(vec![none, some]), MapsOptions { columns, ..MapsOptions::default() });
         let cells = column(table(&report, "mappings"), "KSM");
-        assert!(matches!(cells[..], [Value::Absent(_), Value::Bytes(1)]), "{cells:?}");
+        assert!(matches!(cells[..], [CellValue::Absent(_), CellValue::Bytes(1)]), "{cells:?}");
     }
 
     #[test]
-    fn a_column_that_nobody_read_has_one_reason() {
+    fn an_unread_column_has_one_reason() {
         let report = show(
             &snapshot(vec![mapping("1-2 rw-p 0 0"), mapping("3-4 rw-p 0 0")]),
-            Options::default(),
+            MapsOptions::default(),
         );
         let rss = table(&report, "mappings").columns.iter().find(|c| c.key == "rss").unwrap();
         assert!(matches!(rss.gaps, Gaps::All(_)));
@@ -1003,21 +1099,26 @@ mod tests {
                 resident("5000-a000 rw-p 0 0", 20480),
                 resident("b000-c000 rw-p 0 0", 4096),
             ]),
-            Options { group_by_file: true, ..Options::default() },
+            MapsOptions { group_by_file: true, ..MapsOptions::default() },
         );
         let table = table(&report, "mappings");
-        assert_eq!(column(table, "rss"), [24576, 8192].map(Value::Bytes));
-        assert_eq!(column(table, "mappings"), [2, 2].map(Value::Count));
-        assert_eq!(total(&report, "size"), Value::Bytes(0x9000));
+        assert_eq!(column(table, "rss"), [24576, 8192].map(CellValue::Bytes));
+        assert_eq!(column(table, "mappings"), [2, 2].map(CellValue::Count));
+        assert_eq!(total(&report, "size"), CellValue::Bytes(0x9000));
     }
 
     #[test]
     fn an_unknown_column_is_an_error_in_every_option() {
-        let list = Options { columns: Columns::List(vec!["rsss".into()]), ..Options::default() };
-        let sort = Options { sort: Some(("rsss".into(), true)), ..Options::default() };
-        let grouped = Options { group_by_file: true, ..sort.clone() };
-        let filter =
-            Options { filter: Some(Filter::parse("rsss>1").unwrap()), ..Options::default() };
+        let list = MapsOptions {
+            columns: MapsColumns::List(vec!["rsss".into()]),
+            ..MapsOptions::default()
+        };
+        let sort = MapsOptions { sort: Some(("rsss".into(), true)), ..MapsOptions::default() };
+        let grouped = MapsOptions { group_by_file: true, ..sort.clone() };
+        let filter = MapsOptions {
+            filter: Some(RowFilter::parse("rsss>1").unwrap()),
+            ..MapsOptions::default()
+        };
         for options in [list, sort, grouped, filter] {
             let error = maps(&three(), &options).unwrap_err().to_string();
             assert!(error.contains("did you mean rss"), "{error}");
@@ -1028,6 +1129,6 @@ mod tests {
     fn without_mappings_the_report_says_why() {
         let mut none = three();
         none.mappings = Err(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
-        assert!(format!("{:?}", show(&none, Options::default())).contains("CAP_SYS_PTRACE"));
+        assert!(format!("{:?}", show(&none, MapsOptions::default())).contains("CAP_SYS_PTRACE"));
     }
 }

@@ -1,8 +1,8 @@
-//! Where each mapping comes from: the program, a library, malloc, a stack, a file, ...
+//! Origin of each mapping: the program, a library, malloc, a stack, a file, ...
 //!
-//! Text, read-only data, data and bss are told by ELF headers, malloc's arenas and chunks by the
-//! shape and the first words glibc gives them, stacks by stack pointers. What nothing tells apart
-//! is "anonymous mmap", not a guess.
+//! ELF headers identify text, read-only data, data and bss, the layout and first words of glibc's
+//! memory identify its arenas and chunks, and stack pointers identify stacks. A mapping without
+//! evidence is "anonymous mmap"; its use is not guessed.
 
 mod anonymous;
 mod images;
@@ -16,50 +16,50 @@ use std::collections::HashMap;
 use pagewise_model::{Backing, Device, Mapping, Name, Snapshot};
 
 pub(crate) use anonymous::ARENA_HEAP;
-pub use sums::{Sums, sums, total};
+pub use sums::{PoolSums, sums, total};
 
 macro_rules! kinds {
     ($($variant:ident $id:literal $label:literal $meaning:literal;)*) => {
-        /// What kind of pool a mapping belongs to.
+        /// Kind of pool of a mapping.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
-        pub enum Kind {
+        pub enum PoolKind {
             $(#[doc = $meaning] $variant,)*
         }
 
-        impl Kind {
+        impl PoolKind {
             /// Every kind.
-            pub const ALL: &'static [Kind] = &[$(Kind::$variant,)*];
+            pub const ALL: &'static [PoolKind] = &[$(PoolKind::$variant,)*];
 
             /// The name used as a key.
             pub const fn id(self) -> &'static str {
-                match self { $(Kind::$variant => $id,)* }
+                match self { $(PoolKind::$variant => $id,)* }
             }
 
             /// The name in words.
             pub const fn label(self) -> &'static str {
-                match self { $(Kind::$variant => $label,)* }
+                match self { $(PoolKind::$variant => $label,)* }
             }
 
             /// One sentence.
             pub const fn meaning(self) -> &'static str {
-                match self { $(Kind::$variant => $meaning,)* }
+                match self { $(PoolKind::$variant => $meaning,)* }
             }
         }
     };
 }
 
 kinds! {
-    Program "program" "program" "Of the program's file, but its ELF headers do not tell which part.";
+    Program "program" "program" "Mapping of the program's file; its ELF headers do not show which part.";
     ProgramText "program_text" "program text" "The program's machine code.";
     ProgramRodata "program_rodata" "program rodata" "The program's constants and ELF tables.";
     ProgramData "program_data" "program data" "The program's initialised variables, those made read-only after relocation too.";
     ProgramBss "program_bss" "program bss" "The program's variables that start as zero.";
     Library "library" "library" "A shared library: text, rodata, data and bss together.";
-    Heap "heap" "brk heap" "The area that brk grows; malloc takes small requests from it.";
-    MallocArena "malloc_arena" "malloc arena" "glibc's further arenas: 64 MiB reserved each, used from the start.";
-    MallocChunk "malloc_chunk" "malloc chunk" "Large requests that glibc maps one by one.";
-    Allocator "allocator" "allocator" "Memory of another allocator than glibc's.";
+    Heap "heap" "brk heap" "The area that brk extends; malloc allocates small blocks from it.";
+    MallocArena "malloc_arena" "malloc arena" "glibc thread arenas: heaps of 64 MiB of address space each, used from the start.";
+    MallocChunk "malloc_chunk" "malloc chunk" "Large blocks, each in a mapping of its own (mmapped chunks of glibc).";
+    Allocator "allocator" "allocator" "Memory of an allocator other than glibc's.";
     MainStack "main_stack" "main stack" "The first thread's stack; grows by itself up to RLIMIT_STACK.";
     ThreadStack "thread_stack" "thread stack" "Another thread's stack, with its guard and its thread-local variables.";
     CachedStack "cached_stack" "cached stack" "The stack of a thread that ended, kept by the C library for the next one.";
@@ -71,75 +71,76 @@ kinds! {
     Tmpfs "tmpfs" "tmpfs file" "A file on a tmpfs: its pages are memory, and go to swap.";
     Hugetlb "hugetlb" "huge TLB" "Memory of the huge TLB pool, which RES leaves out.";
     Jit "jit" "JIT" "Anonymous executable memory: code made while the program runs.";
-    Sanitizer "sanitizer" "sanitizer shadow" "Shadow memory of a sanitizer: huge reservations, little of them resident.";
+    Sanitizer "sanitizer" "sanitizer shadow" "Shadow memory of a sanitizer: huge reservations, of which little is resident.";
     Go "go" "Go heap" "Go's heap arenas.";
     Named "named" "named" "Anonymous memory that the program named (PR_SET_VMA_ANON_NAME).";
     Pagewise "pagewise" "pagewise pool" "A pool of pagewise's allocators.";
     Device "device" "device" "Device memory, or a file of the kernel without a name on disk.";
     Kernel "kernel" "kernel" "Pages that the kernel gives each process: vdso, vvar.";
     Reserve "reserve" "no access" "Private address space without any access: guards and reservations.";
-    Anonymous "anonymous" "anonymous mmap" "Private anonymous memory that nothing tells apart.";
+    Anonymous "anonymous" "anonymous mmap" "Private anonymous memory of unknown use.";
 }
 
-impl Kind {
-    /// Whether a pool's name says more than its kind: a path or a thread, not our own words.
+impl PoolKind {
+    /// True if a pool's name says more than its kind: a path or a thread, not our own words.
     pub(crate) const fn names_each(self) -> bool {
         !matches!(
             self,
-            Kind::Heap
-                | Kind::MallocArena
-                | Kind::MallocChunk
-                | Kind::MainStack
-                | Kind::CachedStack
-                | Kind::SharedAnonymous
-                | Kind::Jit
-                | Kind::Sanitizer
-                | Kind::Go
-                | Kind::Kernel
-                | Kind::Reserve
-                | Kind::Anonymous
+            PoolKind::Heap
+                | PoolKind::MallocArena
+                | PoolKind::MallocChunk
+                | PoolKind::MainStack
+                | PoolKind::CachedStack
+                | PoolKind::SharedAnonymous
+                | PoolKind::Jit
+                | PoolKind::Sanitizer
+                | PoolKind::Go
+                | PoolKind::Kernel
+                | PoolKind::Reserve
+                | PoolKind::Anonymous
         )
     }
 }
 
 /// A part of an ELF file in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum ElfPart {
     /// Machine code.
     Text,
     /// Constants, ELF tables.
     Rodata,
     /// Initialised variables, also those made read-only after relocation.
     Data,
-    /// Variables that start as zero. The tail of the last page of data is zeroed too and counts as data.
+    /// Variables that start as zero. The tail of the last page of data is zeroed too and counts as
+    /// data.
     Bss,
     /// A hole between segments, kept without access by the loader.
     Padding,
 }
 
-impl Part {
+impl ElfPart {
     /// The name used as a key and in words.
     pub const fn key(self) -> &'static str {
         match self {
-            Part::Text => "text",
-            Part::Rodata => "rodata",
-            Part::Data => "data",
-            Part::Bss => "bss",
-            Part::Padding => "padding",
+            ElfPart::Text => "text",
+            ElfPart::Rodata => "rodata",
+            ElfPart::Data => "data",
+            ElfPart::Bss => "bss",
+            ElfPart::Padding => "padding",
         }
     }
 }
 
-/// One pool: a kind and what tells it from others of its kind.
+/// One pool: a kind, and the mark that distinguishes it from others of its kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// What kind.
-    pub kind: Kind,
+pub struct MemoryPool {
+    /// Kind of the pool.
+    pub kind: PoolKind,
     /// A path, a thread's name, or our own words where the kind says it all.
     pub name: Name,
 }
 
-impl Pool {
+impl MemoryPool {
     /// The name of its kind, used as a key.
     pub const fn id(&self) -> &'static str {
         self.kind.id()
@@ -148,36 +149,37 @@ impl Pool {
 
 /// The pools of a snapshot, and the pool of each mapping.
 #[derive(Clone, Debug, Default)]
-pub struct Pools {
-    pools: Vec<Pool>,
+pub struct PoolMap {
+    pools: Vec<MemoryPool>,
     homes: Vec<u32>,
-    parts: Vec<Option<Part>>,
+    parts: Vec<Option<ElfPart>>,
 }
 
-impl Pools {
+impl PoolMap {
     /// Every pool, by first address.
-    pub fn list(&self) -> &[Pool] {
+    pub fn list(&self) -> &[MemoryPool] {
         &self.pools
     }
 
-    /// The place in [`Pools::list`] of a mapping's pool.
+    /// The place in [`PoolMap::list`] of a mapping's pool.
     pub fn index(&self, mapping: usize) -> usize {
         self.homes[mapping] as usize
     }
 
     /// The pool of a mapping.
-    pub fn of(&self, mapping: usize) -> &Pool {
+    pub fn pool_of(&self, mapping: usize) -> &MemoryPool {
         &self.pools[self.index(mapping)]
     }
 
-    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that tells pools of that kind apart.
+    /// The kernel's name of a mapping; else, in brackets, its pool, with the name that
+    /// distinguishes pools of that kind.
     pub fn known_as(&self, index: usize, mapping: &Mapping) -> Name {
         if !mapping.name.is_empty() {
             return mapping.name.clone();
         }
-        let pool = self.of(index);
+        let pool = self.pool_of(index);
         let mut words = pool.kind.label().as_bytes().to_vec();
-        if pool.kind == Kind::Library
+        if pool.kind == PoolKind::Library
             && let Some(part) = self.part(index)
         {
             words.extend([b" ", part.key().as_bytes()].concat());
@@ -189,7 +191,7 @@ impl Pools {
     }
 
     /// The part of its ELF file that a mapping is; `None` where it is of none.
-    pub fn part(&self, mapping: usize) -> Option<Part> {
+    pub fn part(&self, mapping: usize) -> Option<ElfPart> {
         self.parts[mapping]
     }
 }
@@ -198,8 +200,8 @@ impl Pools {
 ///
 /// # Complexity
 /// O(n log n) in the number of mappings.
-pub fn classify(snapshot: &Snapshot) -> Pools {
-    let Ok(mappings) = &snapshot.mappings else { return Pools::default() };
+pub fn classify(snapshot: &Snapshot) -> PoolMap {
+    let Ok(mappings) = &snapshot.mappings else { return PoolMap::default() };
     let mut sorter = Sorter::new(snapshot, mappings);
     images::place(&mut sorter);
     names::place(&mut sorter);
@@ -208,9 +210,9 @@ pub fn classify(snapshot: &Snapshot) -> Pools {
     sorter.finish()
 }
 
-/// What tells pools of one kind apart.
+/// Property that distinguishes pools of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Mark {
+enum PoolMark {
     File(Device, u64),
     Name(Name),
     Number(u64),
@@ -221,14 +223,14 @@ struct Sorter<'a> {
     snapshot: &'a Snapshot,
     mappings: &'a [Mapping],
     backings: Vec<Backing>,
-    pools: Vec<Pool>,
+    pools: Vec<MemoryPool>,
     homes: Vec<Option<u32>>,
-    parts: Vec<Option<Part>>,
-    /// The one pool of a kind whose mappings nothing tells apart.
-    single: [Option<u32>; Kind::ALL.len()],
-    marked: HashMap<(Kind, Mark), u32>,
+    parts: Vec<Option<ElfPart>>,
+    /// The only pool of a kind whose mappings have no distinguishing mark.
+    single: [Option<u32>; PoolKind::ALL.len()],
+    marked: HashMap<(PoolKind, PoolMark), u32>,
     /// The mark looked up last: neighbours are often of one file.
-    last: Option<((Kind, Mark), u32)>,
+    last: Option<((PoolKind, PoolMark), u32)>,
 }
 
 impl<'a> Sorter<'a> {
@@ -240,7 +242,7 @@ impl<'a> Sorter<'a> {
             pools: Vec::new(),
             homes: vec![None; mappings.len()],
             parts: vec![None; mappings.len()],
-            single: [None; Kind::ALL.len()],
+            single: [None; PoolKind::ALL.len()],
             marked: HashMap::new(),
             last: None,
         }
@@ -250,13 +252,13 @@ impl<'a> Sorter<'a> {
         self.homes[mapping].is_none()
     }
 
-    /// Whether a mapping is private anonymous memory that no pass has placed.
+    /// True if a mapping is private anonymous memory that no pass has placed.
     fn is_free_anonymous(&self, mapping: usize) -> bool {
         self.is_free(mapping) && self.backings[mapping] == Backing::Anonymous
     }
 
     /// Puts a mapping in the only pool of its kind.
-    fn put(&mut self, mapping: usize, kind: Kind, name: &str) {
+    fn put(&mut self, mapping: usize, kind: PoolKind, name: &str) {
         let pools = &mut self.pools;
         let home = *self.single[kind as usize].get_or_insert_with(|| add(pools, kind, name.into()));
         self.homes[mapping] = Some(home);
@@ -266,8 +268,8 @@ impl<'a> Sorter<'a> {
     fn put_marked(
         &mut self,
         mapping: usize,
-        kind: Kind,
-        mark: Mark,
+        kind: PoolKind,
+        mark: PoolMark,
         name: impl FnOnce() -> Name,
     ) -> u32 {
         let key = (kind, mark);
@@ -286,7 +288,7 @@ impl<'a> Sorter<'a> {
     }
 
     /// The pools by first address, and no mapping without one.
-    fn finish(self) -> Pools {
+    fn finish(self) -> PoolMap {
         let mut order = vec![u32::MAX; self.pools.len()];
         let mut pools = Vec::with_capacity(self.pools.len());
         let homes = self.homes.iter().map(|home| {
@@ -298,16 +300,16 @@ impl<'a> Sorter<'a> {
             order[home]
         });
         let homes = homes.collect();
-        Pools { pools, homes, parts: self.parts }
+        PoolMap { pools, homes, parts: self.parts }
     }
 }
 
-fn add(pools: &mut Vec<Pool>, kind: Kind, name: Name) -> u32 {
-    pools.push(Pool { kind, name });
+fn add(pools: &mut Vec<MemoryPool>, kind: PoolKind, name: Name) -> u32 {
+    pools.push(MemoryPool { kind, name });
     small(pools.len() - 1)
 }
 
-/// A count that fits 32 bits because there are no more pools than mappings, nor mappings than that.
+/// A count that fits 32 bits because the numbers of pools and of mappings do.
 fn small(n: usize) -> u32 {
     u32::try_from(n).expect("no address space holds 2^32 mappings")
 }

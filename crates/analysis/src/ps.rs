@@ -3,34 +3,35 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
-use pagewise_model::listing::{Listing, Summary};
+use pagewise_model::listing::{Listing, ProcessSummary};
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Fact, Facts, Label, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Report, ReportBlock,
+    ReportTable, TableColumn,
 };
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
-use crate::filter::Error;
+use crate::filter::FilterError;
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PsOptions {
     /// The column to sort by, and whether the largest comes first.
     pub sort: (String, bool),
     /// One row a group.
-    pub group: Option<Group>,
-    /// Only so many rows; totals count all.
+    pub group: Option<ProcessGrouping>,
+    /// Maximum number of rows; totals count all.
     pub limit: Option<usize>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { sort: ("pss".to_owned(), true), group: None, limit: None }
+impl Default for PsOptions {
+    fn default() -> PsOptions {
+        PsOptions { sort: ("pss".to_owned(), true), group: None, limit: None }
     }
 }
 
-/// What processes are grouped by.
+/// Grouping of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
+pub enum ProcessGrouping {
     /// The real user.
     User,
     /// The process's name.
@@ -42,69 +43,69 @@ pub enum Group {
 }
 
 /// One number of a process.
-struct Metric {
+struct ProcessMetric {
     key: &'static str,
     label: &'static str,
     meaning: &'static str,
-    /// Whether the sum over processes is an amount of memory: each page counts once in it.
+    /// True if the sum over processes is an amount of memory: each page counts once in it.
     adds_up: bool,
-    read: fn(&Summary) -> &Reading<Bytes>,
+    read: fn(&ProcessSummary) -> &Reading<Bytes>,
 }
 
-const METRICS: [Metric; 8] = [
-    Metric {
+const METRICS: [ProcessMetric; 8] = [
+    ProcessMetric {
         key: "uss",
         label: "USS",
         meaning: "Resident pages that only this process maps.",
         adds_up: true,
         read: |s| &s.uss,
     },
-    Metric {
+    ProcessMetric {
         key: "pss",
         label: "PSS",
         meaning: "Resident pages, each divided by how often it is mapped.",
         adds_up: true,
         read: |s| &s.pss,
     },
-    Metric {
+    ProcessMetric {
         key: "rss",
         label: "RSS",
         meaning: "Resident pages; shared ones count in full in each process.",
         adds_up: false,
         read: |s| &s.rss,
     },
-    Metric {
+    ProcessMetric {
         key: "swap",
         label: "SWAP",
         meaning: "In swap; pages shared after fork count in full in each process.",
         adds_up: false,
         read: |s| &s.swap,
     },
-    Metric {
+    ProcessMetric {
         key: "private_anonymous",
         label: "anon priv",
         meaning: "Resident anonymous pages that only this process maps.",
         adds_up: true,
         read: |s| &s.quadrants.private_anonymous,
     },
-    Metric {
+    ProcessMetric {
         key: "shared_anonymous",
         label: "anon shr",
-        meaning: "Resident anonymous pages that others map too, and all tmpfs pages.",
+        meaning: "Resident anonymous pages that other processes map too, and all tmpfs pages.",
         adds_up: false,
         read: |s| &s.quadrants.shared_anonymous,
     },
-    Metric {
+    ProcessMetric {
         key: "private_file",
         label: "file priv",
         meaning: "Resident pages of private file mappings that only this process maps.",
         adds_up: true,
         read: |s| &s.quadrants.private_file,
     },
-    Metric {
+    ProcessMetric {
         key: "shared_file",
         label: "file shr",
-        meaning: "Resident file pages that others map too, or of MAP_SHARED mappings.",
+        meaning: "Resident file pages that other processes map too, or of MAP_SHARED mappings.",
         adds_up: false,
         read: |s| &s.quadrants.shared_file,
     },
@@ -114,30 +115,30 @@ const METRICS: [Metric; 8] = [
 ///
 /// # Errors
 /// A column to sort by that does not exist.
-pub fn ps(listing: &Listing, options: &Options) -> Result<Report, Error> {
+pub fn ps(listing: &Listing, options: &PsOptions) -> Result<Report, FilterError> {
     let table = match options.group {
         None => processes(listing, options)?,
         Some(group) => groups(listing, options, group)?,
     };
     Ok(Report {
         schema: "pagewise.ps/1",
-        title: vec![Value::text(match options.group {
+        title: vec![CellValue::text(match options.group {
             None => "Processes",
-            Some(Group::User) => "Processes by user",
-            Some(Group::Name) => "Processes by name",
-            Some(Group::Cgroup) => "Processes by cgroup",
-            Some(Group::Exe) => "Processes by program",
+            Some(ProcessGrouping::User) => "Processes by user",
+            Some(ProcessGrouping::Name) => "Processes by name",
+            Some(ProcessGrouping::Cgroup) => "Processes by cgroup",
+            Some(ProcessGrouping::Exe) => "Processes by program",
         })],
         blocks: vec![
-            Block::Facts(overview(listing)),
-            Block::Table(table),
-            Block::Facts(totals(listing)),
-            Block::Table(unreadable(listing)),
+            ReportBlock::Facts(overview(listing)),
+            ReportBlock::Table(table),
+            ReportBlock::Facts(totals(listing)),
+            ReportBlock::Table(unreadable(listing)),
         ],
     })
 }
 
-fn overview(listing: &Listing) -> Facts {
+fn overview(listing: &Listing) -> NamedFacts {
     let fact = |key: &'static str, label: &'static str, value| Fact {
         key: key.into(),
         label: label.into(),
@@ -145,29 +146,31 @@ fn overview(listing: &Listing) -> Facts {
         meaning: "".into(),
         audience: Audience::Everyone,
     };
-    Facts {
+    NamedFacts {
         key: "machine".into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::Line,
+        shape: FactsShape::Line,
         facts: vec![
-            fact("processes", "processes", Value::Count(listing.processes.len() as u64)),
-            fact("mem_total", "RAM", Value::bytes(listing.mem_total.clone())),
-            fact("took_ns", "read in", Value::Nanos(listing.took_ns)),
+            fact("processes", "processes", CellValue::Count(listing.processes.len() as u64)),
+            fact("mem_total", "RAM", CellValue::bytes(listing.mem_total.clone())),
+            fact("took_ns", "read in", CellValue::Nanos(listing.took_ns)),
             fact(
                 "longest_hold_ns",
                 "held one at most",
-                Value::of(listing.longest_hold_ns.clone(), Value::Nanos),
+                CellValue::from_reading(listing.longest_hold_ns.clone(), CellValue::Nanos),
             )
             .hidden_if(listing.longest_hold_ns.is_err()),
         ],
     }
 }
 
-fn processes(listing: &Listing, options: &Options) -> Result<Table, Error> {
-    let mut rows: Vec<&Summary> = listing.processes.iter().collect();
+fn processes(listing: &Listing, options: &PsOptions) -> Result<ReportTable, FilterError> {
+    let mut rows: Vec<&ProcessSummary> = listing.processes.iter().collect();
     let (name, largest_first) = &options.sort;
-    let by = |a: &&Summary, b: &&Summary, order: fn(&Summary, &Summary) -> Ordering| {
+    let by = |a: &&ProcessSummary,
+              b: &&ProcessSummary,
+              order: fn(&ProcessSummary, &ProcessSummary) -> Ordering| {
         if *largest_first { order(b, a) } else { order(a, b) }
     };
     match name.to_ascii_lowercase().as_str() {
@@ -182,84 +185,102 @@ fn processes(listing: &Listing, options: &Options) -> Result<Table, Error> {
     let shown = &rows[..rows.len().min(options.limit.unwrap_or(usize::MAX))];
     let pids = shown.iter().map(|s| u64::from(s.pid.0)).collect();
     let mut columns = vec![
-        Column::new("pid", "PID", Cells::Counts(pids)),
-        Column::new("user", "USER", Cells::Names(shown.iter().map(|s| user(s)).collect())),
+        TableColumn::new("pid", "PID", ColumnCells::Counts(pids)),
+        TableColumn::new(
+            "user",
+            "USER",
+            ColumnCells::Names(shown.iter().map(|s| user(s)).collect()),
+        ),
     ];
     columns.extend(METRICS.iter().map(|metric| {
         let cells = shown.iter().map(|row| (metric.read)(row).clone());
-        Column { meaning: metric.meaning.into(), ..Column::bytes(metric.key, metric.label, cells) }
+        TableColumn {
+            meaning: metric.meaning.into(),
+            ..TableColumn::bytes(metric.key, metric.label, cells)
+        }
     }));
     let names = shown.iter().map(|s| s.name.clone()).collect();
-    columns.push(Column {
+    columns.push(TableColumn {
         audience: Audience::Programs,
-        ..Column::new("name", "NAME", Cells::Names(names))
+        ..TableColumn::new("name", "NAME", ColumnCells::Names(names))
     });
     let commands = shown.iter().map(|s| command(s)).collect();
-    columns.push(Column::new("command", "COMMAND", Cells::Names(commands)));
+    columns.push(TableColumn::new("command", "COMMAND", ColumnCells::Names(commands)));
     let total = total_row(&columns, &sums(listing), format!("{} processes", rows.len()).into());
     Ok(table("processes", columns, total, note(listing, rows.len() - shown.len())))
 }
 
 /// The processes of one group, added up.
 #[derive(Default)]
-struct Sum {
+struct ProcessSum {
     processes: u64,
-    /// How many of them say nothing about their PSS.
+    /// Number of them with unknown PSS.
     unread: u64,
     bytes: [Bytes; METRICS.len()],
 }
 
-impl Sum {
-    fn add(&mut self, summary: &Summary) {
+impl ProcessSum {
+    fn add(&mut self, summary: &ProcessSummary) {
         self.processes += 1;
         self.unread += u64::from(summary.pss.is_err());
         for (sum, metric) in self.bytes.iter_mut().zip(&METRICS) {
-            // What is not known is counted in `unread`, so the sum is of those that are.
+            // Unknown values are counted in `unread`, so the sum is over the known ones.
             *sum += (metric.read)(summary).clone().unwrap_or_default();
         }
     }
 }
 
-fn groups(listing: &Listing, options: &Options, group: Group) -> Result<Table, Error> {
-    let mut groups: BTreeMap<Name, Sum> = BTreeMap::new();
+fn groups(
+    listing: &Listing,
+    options: &PsOptions,
+    group: ProcessGrouping,
+) -> Result<ReportTable, FilterError> {
+    let mut groups: BTreeMap<Name, ProcessSum> = BTreeMap::new();
     for summary in &listing.processes {
         groups.entry(group_name(summary, group)).or_default().add(summary);
     }
-    let mut rows: Vec<(Name, Sum)> = groups.into_iter().collect();
+    let mut rows: Vec<(Name, ProcessSum)> = groups.into_iter().collect();
     sort_groups(&mut rows, &options.sort)?;
     let all = rows.len();
     rows.truncate(options.limit.unwrap_or(usize::MAX));
     let each = || rows.iter().map(|(_, sum)| sum);
-    let mut columns = vec![Column::new(
+    let mut columns = vec![TableColumn::new(
         "processes",
         "PROCESSES",
-        Cells::Counts(each().map(|sum| sum.processes).collect()),
+        ColumnCells::Counts(each().map(|sum| sum.processes).collect()),
     )];
     columns.extend(METRICS.iter().enumerate().map(|(i, metric)| {
-        let cells = Cells::Bytes(each().map(|sum| sum.bytes[i].0).collect());
-        Column { meaning: metric.meaning.into(), ..Column::new(metric.key, metric.label, cells) }
+        let cells = ColumnCells::Bytes(each().map(|sum| sum.bytes[i].0).collect());
+        TableColumn {
+            meaning: metric.meaning.into(),
+            ..TableColumn::new(metric.key, metric.label, cells)
+        }
     }));
-    columns.push(Column {
+    columns.push(TableColumn {
         audience: Audience::Programs,
-        ..Column::new("unread", "UNREAD", Cells::Counts(each().map(|sum| sum.unread).collect()))
+        ..TableColumn::new(
+            "unread",
+            "UNREAD",
+            ColumnCells::Counts(each().map(|sum| sum.unread).collect()),
+        )
     });
     let key = match group {
-        Group::User => ("user", "USER"),
-        Group::Name => ("name", "NAME"),
-        Group::Cgroup => ("cgroup", "CGROUP"),
-        Group::Exe => ("exe", "PROGRAM"),
+        ProcessGrouping::User => ("user", "USER"),
+        ProcessGrouping::Name => ("name", "NAME"),
+        ProcessGrouping::Cgroup => ("cgroup", "CGROUP"),
+        ProcessGrouping::Exe => ("exe", "PROGRAM"),
     };
     let note = note(listing, all - rows.len());
     let names = rows.into_iter().map(|(name, _)| name).collect();
-    columns.push(Column::new(key.0, key.1, Cells::Names(names)));
+    columns.push(TableColumn::new(key.0, key.1, ColumnCells::Names(names)));
     let total = total_row(&columns, &sums(listing), format!("{all} groups").into());
     Ok(table("groups", columns, total, note))
 }
 
 fn sort_groups(
-    rows: &mut [(Name, Sum)],
+    rows: &mut [(Name, ProcessSum)],
     (name, largest_first): &(String, bool),
-) -> Result<(), Error> {
+) -> Result<(), FilterError> {
     let others = ["processes", "name", "user", "cgroup", "exe", "command"];
     match name.to_ascii_lowercase().as_str() {
         "processes" => rows.sort_by_key(|(_, sum)| Reverse(sum.processes)),
@@ -282,31 +303,31 @@ fn sort_groups(
     Ok(())
 }
 
-fn group_name(summary: &Summary, group: Group) -> Name {
+fn group_name(summary: &ProcessSummary, group: ProcessGrouping) -> Name {
     let or_why = |reading: &Reading<Name>| match reading {
         Ok(name) => name.clone(),
         Err(absent) => Name::from(format!("({absent})").as_str()),
     };
     match group {
-        Group::User => user(summary),
-        Group::Name => summary.name.clone(),
-        Group::Cgroup => or_why(&summary.cgroup),
-        Group::Exe => or_why(&summary.exe),
+        ProcessGrouping::User => user(summary),
+        ProcessGrouping::Name => summary.name.clone(),
+        ProcessGrouping::Cgroup => or_why(&summary.cgroup),
+        ProcessGrouping::Exe => or_why(&summary.exe),
     }
 }
 
-fn metric(name: &str, others: &[&str]) -> Result<&'static Metric, Error> {
+fn metric(name: &str, others: &[&str]) -> Result<&'static ProcessMetric, FilterError> {
     METRICS.iter().find(|metric| metric.key.eq_ignore_ascii_case(name)).ok_or_else(|| {
         let known: Vec<&str> =
             METRICS.iter().map(|m| m.key).chain(others.iter().copied()).collect();
-        Error::unknown_column(name, &known)
+        FilterError::unknown_column(name, &known)
     })
 }
 
 /// Sorts stably; what is absent comes last either way.
 fn sort_by_reading<'a>(
-    rows: &mut [&'a Summary],
-    read: impl Fn(&'a Summary) -> &'a Reading<Bytes>,
+    rows: &mut [&'a ProcessSummary],
+    read: impl Fn(&'a ProcessSummary) -> &'a Reading<Bytes>,
     largest_first: bool,
 ) {
     rows.sort_by(|a, b| match (read(a), read(b)) {
@@ -317,12 +338,12 @@ fn sort_by_reading<'a>(
 }
 
 /// The user's name, or the number where the name is not known.
-fn user(summary: &Summary) -> Name {
+fn user(summary: &ProcessSummary) -> Name {
     summary.user.clone().unwrap_or_else(|| Name::from(summary.uid.to_string().as_str()))
 }
 
-/// The command line, or the name in brackets where there is none.
-fn command(summary: &Summary) -> Name {
+/// The command line, or the name in brackets if it is empty.
+fn command(summary: &ProcessSummary) -> Name {
     match &summary.command {
         Ok(words) if !words.is_empty() => {
             let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
@@ -333,26 +354,30 @@ fn command(summary: &Summary) -> Name {
 }
 
 /// The sums that mean an amount of memory, over all processes that could be read.
-fn sums(listing: &Listing) -> Vec<(&'static Metric, Bytes)> {
-    let known = |metric: &Metric| -> Bytes {
+fn sums(listing: &Listing) -> Vec<(&'static ProcessMetric, Bytes)> {
+    let known = |metric: &ProcessMetric| -> Bytes {
         listing.processes.iter().filter_map(|s| (metric.read)(s).as_ref().ok().copied()).sum()
     };
     METRICS.iter().filter(|m| m.adds_up).map(|m| (m, known(m))).collect()
 }
 
-fn total_row(columns: &[Column], sums: &[(&'static Metric, Bytes)], words: Label) -> Vec<Value> {
-    let value = |column: &Column| {
+fn total_row(
+    columns: &[TableColumn],
+    sums: &[(&'static ProcessMetric, Bytes)],
+    words: Label,
+) -> Vec<CellValue> {
+    let value = |column: &TableColumn| {
         let sum = sums.iter().find(|(metric, _)| metric.key == column.key);
-        sum.map_or(Value::None, |(_, bytes)| Value::Bytes(bytes.0))
+        sum.map_or(CellValue::None, |(_, bytes)| CellValue::Bytes(bytes.0))
     };
-    let mut row: Vec<Value> = columns.iter().map(value).collect();
+    let mut row: Vec<CellValue> = columns.iter().map(value).collect();
     if let Some(last) = row.last_mut() {
-        *last = Value::Text(words);
+        *last = CellValue::Text(words);
     }
     row
 }
 
-fn totals(listing: &Listing) -> Facts {
+fn totals(listing: &Listing) -> NamedFacts {
     let fact = |key: &'static str, label: &'static str, value| Fact {
         key: key.into(),
         label: label.into(),
@@ -363,51 +388,56 @@ fn totals(listing: &Listing) -> Facts {
     let read = listing.processes.iter().filter(|s| s.pss.is_ok()).count() as u64;
     let mut facts: Vec<Fact> = sums(listing)
         .iter()
-        .map(|(m, bytes)| fact(m.key, m.label, Value::Bytes(bytes.0)))
+        .map(|(m, bytes)| fact(m.key, m.label, CellValue::Bytes(bytes.0)))
         .collect();
     facts.extend([
-        fact("processes", "processes", Value::Count(listing.processes.len() as u64)),
-        fact("read", "of them read", Value::Count(read)),
-        fact("kernel_threads", "kernel threads", Value::Count(listing.kernel_threads)),
-        fact("vanished", "vanished", Value::Count(listing.vanished)),
-        fact("hidden", "hidden", Value::Count(listing.hidden)),
+        fact("processes", "processes", CellValue::Count(listing.processes.len() as u64)),
+        fact("read", "read", CellValue::Count(read)),
+        fact("kernel_threads", "kernel threads", CellValue::Count(listing.kernel_threads)),
+        fact("vanished", "vanished", CellValue::Count(listing.vanished)),
+        fact("hidden", "hidden", CellValue::Count(listing.hidden)),
     ]);
-    Facts {
+    NamedFacts {
         key: "totals".into(),
         title: "".into(),
         audience: Audience::Programs,
-        shape: Shape::List,
+        shape: FactsShape::List,
         facts,
     }
 }
 
 /// The processes that do not say how much they hold, with the reason.
-fn unread(listing: &Listing) -> impl Iterator<Item = (&Summary, &Absent)> {
+fn unread(listing: &Listing) -> impl Iterator<Item = (&ProcessSummary, &Absent)> {
     listing.processes.iter().filter_map(|s| {
         let why = s.memory.as_ref().err().or(s.pss.as_ref().err())?;
         Some((s, why))
     })
 }
 
-fn unreadable(listing: &Listing) -> Table {
-    let rows: Vec<(&Summary, &Absent)> = unread(listing).collect();
+fn unreadable(listing: &Listing) -> ReportTable {
+    let rows: Vec<(&ProcessSummary, &Absent)> = unread(listing).collect();
     let pids = rows.iter().map(|(s, _)| u64::from(s.pid.0)).collect();
     let names = rows.iter().map(|(s, _)| s.name.clone()).collect();
     let why = rows.iter().map(|(_, why)| why.to_string().into()).collect();
     let columns = vec![
-        Column::new("pid", "PID", Cells::Counts(pids)),
-        Column::new("name", "NAME", Cells::Names(names)),
-        Column::new("why", "WHY", Cells::Labels(why)),
+        TableColumn::new("pid", "PID", ColumnCells::Counts(pids)),
+        TableColumn::new("name", "NAME", ColumnCells::Names(names)),
+        TableColumn::new("why", "WHY", ColumnCells::Labels(why)),
     ];
-    Table {
+    ReportTable {
         audience: Audience::Programs,
         total: None,
         ..table("unreadable", columns, Vec::new(), "".into())
     }
 }
 
-fn table(key: &'static str, columns: Vec<Column>, total: Vec<Value>, note: Label) -> Table {
-    Table {
+fn table(
+    key: &'static str,
+    columns: Vec<TableColumn>,
+    total: Vec<CellValue>,
+    note: Label,
+) -> ReportTable {
+    ReportTable {
         key: key.into(),
         title: "".into(),
         audience: Audience::Everyone,
@@ -418,7 +448,7 @@ fn table(key: &'static str, columns: Vec<Column>, total: Vec<Value>, note: Label
     }
 }
 
-/// What the table does not show, and which of its columns have no sum.
+/// Number of hidden rows, and the columns without a sum.
 fn note(listing: &Listing, cut: usize) -> Label {
     let mut lines = Vec::new();
     if cut > 0 {
@@ -456,20 +486,20 @@ fn note(listing: &Listing, cut: usize) -> Label {
     lines.join(" ").into()
 }
 
-/// How many names a reason is followed by.
+/// Maximum number of names after a reason.
 const NAMED: usize = 4;
 
 /// `12 not read, not permitted: needs CAP_SYS_PTRACE (sshd 71, cron 80, ...).`
 fn reasons(listing: &Listing) -> Vec<String> {
-    let mut reasons: Vec<(&Absent, Vec<&Summary>)> = Vec::new();
+    let mut reasons: Vec<(&Absent, Vec<&ProcessSummary>)> = Vec::new();
     for (summary, why) in unread(listing) {
         match reasons.iter_mut().find(|(known, _)| *known == why) {
             Some((_, rows)) => rows.push(summary),
             None => reasons.push((why, vec![summary])),
         }
     }
-    let line = |(why, rows): &(&Absent, Vec<&Summary>)| {
-        let name = |s: &&Summary| format!("{} {}", s.name.escaped(), s.pid);
+    let line = |(why, rows): &(&Absent, Vec<&ProcessSummary>)| {
+        let name = |s: &&ProcessSummary| format!("{} {}", s.name.escaped(), s.pid);
         let mut names: Vec<String> = rows.iter().take(NAMED).map(name).collect();
         if rows.len() > NAMED {
             names.push("...".to_owned());
@@ -483,13 +513,13 @@ fn reasons(listing: &Listing) -> Vec<String> {
 mod tests {
     use pagewise_model::Pid;
     use pagewise_model::listing::ByQuadrant;
-    use pagewise_model::machine::Method;
+    use pagewise_model::machine::ReadMethod;
 
     use super::*;
     use crate::sample::{column, table};
 
-    fn process(pid: u32, name: &str, uid: u32, pss: Reading<Bytes>) -> Summary {
-        Summary {
+    fn process(pid: u32, name: &str, uid: u32, pss: Reading<Bytes>) -> ProcessSummary {
+        ProcessSummary {
             pid: Pid(pid),
             name: name.into(),
             state: 'S',
@@ -498,7 +528,7 @@ mod tests {
             command: Ok(vec![name.into(), "-x".into()]),
             exe: Ok(format!("/bin/{name}").as_str().into()),
             cgroup: Ok("/".into()),
-            memory: pss.clone().map(|_| Method::Full),
+            memory: pss.clone().map(|_| ReadMethod::Full),
             uss: pss.clone(),
             rss: pss.clone().map(|b| b + b),
             swap: pss.clone().map(|_| Bytes::ZERO),
@@ -527,66 +557,72 @@ mod tests {
 
     #[test]
     fn the_largest_pss_comes_first_and_unread_rows_last() {
-        let report = ps(&listing(), &Options::default()).unwrap();
+        let report = ps(&listing(), &PsOptions::default()).unwrap();
         let pids = column(table(&report, "processes"), "pid");
-        assert_eq!(pids, [71, 72, 1, 70].map(Value::Count));
+        assert_eq!(pids, [71, 72, 1, 70].map(CellValue::Count));
     }
 
     #[test]
     fn the_smallest_first_still_puts_unread_rows_last() {
-        let options = Options { sort: ("rss".into(), false), ..Options::default() };
+        let options = PsOptions { sort: ("rss".into(), false), ..PsOptions::default() };
         let report = ps(&listing(), &options).unwrap();
-        assert_eq!(column(table(&report, "processes"), "pid"), [1, 72, 71, 70].map(Value::Count));
+        assert_eq!(
+            column(table(&report, "processes"), "pid"),
+            [1, 72, 71, 70].map(CellValue::Count)
+        );
     }
 
     #[test]
     fn pss_has_a_total_and_rss_has_none() {
-        let report = ps(&listing(), &Options { limit: Some(1), ..Options::default() }).unwrap();
+        let report = ps(&listing(), &PsOptions { limit: Some(1), ..PsOptions::default() }).unwrap();
         let table = table(&report, "processes");
         let total = table.total.as_ref().unwrap();
         let of = |key| &total[table.columns.iter().position(|c| c.key == key).unwrap()];
-        assert_eq!((table.rows(), of("pss")), (1, &Value::Bytes(14 << 20)));
-        assert_eq!(of("rss"), &Value::None);
+        assert_eq!((table.rows(), of("pss")), (1, &CellValue::Bytes(14 << 20)));
+        assert_eq!(of("rss"), &CellValue::None);
         assert!(table.note.contains("3 more rows"), "{}", table.note);
     }
 
     #[test]
     fn unread_processes_are_listed_counted_and_named_with_the_reason() {
-        let report = ps(&listing(), &Options::default()).unwrap();
+        let report = ps(&listing(), &PsOptions::default()).unwrap();
         let note = &table(&report, "processes").note;
         assert!(
             note.contains(r"1 not read, not permitted: needs CAP_SYS_PTRACE (ssh\x1bd 70)."),
             "{note}"
         );
         assert!(note.contains("40 kernel threads are left out"), "{note}");
-        assert_eq!(column(table(&report, "unreadable"), "pid"), [Value::Count(70)]);
-        let absent = Value::Absent(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
+        assert_eq!(column(table(&report, "unreadable"), "pid"), [CellValue::Count(70)]);
+        let absent = CellValue::Absent(Absent::NotPermitted("CAP_SYS_PTRACE".into()));
         assert_eq!(column(table(&report, "processes"), "uss")[3], absent);
     }
 
     #[test]
     fn groups_add_up_what_is_known_and_count_what_is_not() {
-        let options = Options { group: Some(Group::User), ..Options::default() };
+        let options = PsOptions { group: Some(ProcessGrouping::User), ..PsOptions::default() };
         let report = ps(&listing(), &options).unwrap();
         let groups = table(&report, "groups");
-        assert_eq!(column(groups, "user"), ["1000", "root"].map(|n| Value::Name(n.into())));
-        assert_eq!(column(groups, "pss"), [9 << 20, 5 << 20].map(Value::Bytes));
-        assert_eq!(column(groups, "processes"), [1, 3].map(Value::Count));
-        assert_eq!(column(groups, "unread"), [0, 1].map(Value::Count));
+        assert_eq!(column(groups, "user"), ["1000", "root"].map(|n| CellValue::Name(n.into())));
+        assert_eq!(column(groups, "pss"), [9 << 20, 5 << 20].map(CellValue::Bytes));
+        assert_eq!(column(groups, "processes"), [1, 3].map(CellValue::Count));
+        assert_eq!(column(groups, "unread"), [0, 1].map(CellValue::Count));
     }
 
     #[test]
     fn sorting_groups_by_name_puts_a_first_when_the_smallest_comes_first() {
-        let options =
-            Options { group: Some(Group::Name), sort: ("name".into(), false), limit: None };
+        let options = PsOptions {
+            group: Some(ProcessGrouping::Name),
+            sort: ("name".into(), false),
+            limit: None,
+        };
         let report = ps(&listing(), &options).unwrap();
         let names = column(table(&report, "groups"), "name");
-        assert_eq!(names[0], Value::Name("big".into()));
+        assert_eq!(names[0], CellValue::Name("big".into()));
     }
 
     #[test]
     fn an_unknown_column_is_an_error_with_a_suggestion() {
-        let options = Options { sort: ("ps".into(), true), ..Options::default() };
+        let options = PsOptions { sort: ("ps".into(), true), ..PsOptions::default() };
         let error = ps(&listing(), &options).unwrap_err().to_string();
         assert!(error.contains("did you mean pss"), "{error}");
     }

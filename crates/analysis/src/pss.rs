@@ -1,11 +1,12 @@
 //! Proportional shares that add up: each mapping's `Pss` is rounded down to a KiB, the process's is
 //! summed up first and rounded once.
 //!
-//! The difference is less than a KiB for each mapping that holds co-mapped pages (pages of one mapper
-//! count in full, so they round to nothing lost). It is spread evenly over those mappings, so quadrants
-//! and pools add up to the process's `Pss` to the byte. Rows of single mappings keep the kernel's number.
+//! The difference is less than a KiB for each mapping that holds co-mapped pages (pages of one
+//! mapper count in full, so they round to nothing lost). It is spread evenly over those mappings,
+//! so quadrants and pools add up to the process's `Pss` to the byte. Rows of single mappings keep
+//! the kernel's number.
 
-use pagewise_model::{Bytes, Counter, Mapping, Reading, Snapshot};
+use pagewise_model::{Bytes, Mapping, Reading, SmapsCounter, Snapshot};
 
 /// Rounding to a KiB takes less than that.
 const ROUNDING: u64 = Bytes::kib(1).0;
@@ -13,17 +14,17 @@ const ROUNDING: u64 = Bytes::kib(1).0;
 /// The shares of a snapshot's mappings.
 #[derive(Clone, Debug)]
 pub struct Pss {
-    /// What each mapping gets on top of its own `Pss`; empty where nobody gets anything.
+    /// Amount that each mapping receives beyond its own `Pss`; empty if none does.
     extra: Vec<u16>,
     /// The process's share: the rollup's, else the page walk's, else the sum of the mappings'.
     pub total: Reading<Bytes>,
-    /// Whether rounding cannot explain the difference between the process's share and the sum.
+    /// True if rounding cannot explain the difference between the process's share and the sum.
     pub torn: bool,
 }
 
 impl Pss {
     /// The share of a mapping: its own, and what the spreading adds.
-    pub fn of(&self, index: usize, mapping: &Mapping) -> Reading<Bytes> {
+    pub fn pss_of(&self, index: usize, mapping: &Mapping) -> Reading<Bytes> {
         let extra = self.extra.get(index).copied().unwrap_or(0);
         mapping.pss().map(|pss| pss + Bytes(extra.into()))
     }
@@ -49,7 +50,7 @@ pub fn shares(snapshot: &Snapshot, mappings: &[Mapping]) -> Pss {
 /// The share that was summed up before it was rounded.
 fn rounded_once(snapshot: &Snapshot) -> Reading<Bytes> {
     match (&snapshot.rollup, &snapshot.walk) {
-        (Ok(rollup), _) => rollup.bytes(Counter::Pss),
+        (Ok(rollup), _) => rollup.bytes(SmapsCounter::Pss),
         (Err(_), Ok(walk)) => walk.pss.clone(),
         (Err(absent), Err(_)) => Err(absent.clone()),
     }
@@ -72,7 +73,7 @@ fn holds_co_mapped(mapping: &Mapping) -> bool {
         (Err(_), Ok(pages)) => pages.breakdown.exclusive() != pages.breakdown.resident(),
         _ => {
             let shared = |counter| mapping.counter(counter).is_ok_and(|bytes| !bytes.is_zero());
-            shared(Counter::SharedClean) || shared(Counter::SharedDirty)
+            shared(SmapsCounter::SharedClean) || shared(SmapsCounter::SharedDirty)
         }
     }
 }

@@ -1,19 +1,20 @@
 //! The four quadrants of a process's memory, by mapping (declared) and by page (effective).
 //!
-//! Page tables tell what kind each page is. `smaps` counts a mapping's anonymous pages (`Anonymous`, A)
-//! and the pages that only this process maps (`Private_*`, P) of its `Rss` (R), but not how many are
-//! both. That number lies in `[max(0, A + P - R), min(A, P)]`: one value where a mapping holds one kind
-//! of page, and then every cell is known. Where the bounds differ a cell is ambiguous, not guessed.
+//! Page tables show the kind of each page. `smaps` counts a mapping's anonymous pages
+//! (`Anonymous`, A) and the pages that only this process maps (`Private_*`, P) of its `Rss` (R),
+//! but not the pages that are both. Their number is in `[max(0, A + P - R), min(A, P)]`: a single
+//! value if the mapping has one kind of page, and then every cell is known. If the bounds differ,
+//! a cell is ambiguous, and no value is guessed.
 
 use pagewise_model::{
-    Absent, Breakdown, Bytes, Counter, Mapping, Quadrant, Reading, Smaps, Snapshot,
+    Absent, Breakdown, Bytes, Mapping, Quadrant, Reading, Smaps, SmapsCounter, Snapshot,
 };
 
 use crate::pss::{self, Pss};
 
 /// One quadrant's numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub struct QuadrantCell {
     /// Address space.
     pub reserved: Reading<Bytes>,
     /// Resident pages.
@@ -22,26 +23,27 @@ pub struct Cell {
     pub pss: Reading<Bytes>,
     /// Pages in swap.
     pub swapped: Reading<Bytes>,
-    /// Resident pages that must be written somewhere before they can be dropped. A mapping of several
-    /// kinds does not say which of its pages are dirty: its anonymous ones are taken to be.
+    /// Resident pages that must be written somewhere before they can be dropped. A mapping of
+    /// several kinds does not say which of its pages are dirty: its anonymous ones are taken to be.
     pub dirty: Reading<Bytes>,
 }
 
 /// The numbers of the four quadrants, in the order of [`Quadrant::ALL`].
-pub type Cells = [Cell; 4];
+pub type QuadrantCells = [QuadrantCell; 4];
 
 /// The quadrants of one process, sorted in two ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quadrants {
     /// Each mapping as it was asked for.
-    pub declared: Cells,
-    /// Each page as it is: a private file page that was written is anonymous, a private page that others
-    /// map too is shared, a tmpfs page is shared anonymous. Untouched address space stays with its mapping.
-    pub effective: Cells,
+    pub declared: QuadrantCells,
+    /// Each page as it is: a private file page that was written is anonymous, a private page that
+    /// others map too is shared, a tmpfs page is shared anonymous. Untouched address space stays
+    /// with its mapping.
+    pub effective: QuadrantCells,
 }
 
 impl Quadrants {
-    /// Whether both ways give the same numbers.
+    /// True if both ways give the same numbers.
     pub fn agree(&self) -> bool {
         self.declared == self.effective
     }
@@ -53,17 +55,18 @@ impl Quadrants {
 /// Why the mappings are absent.
 pub fn quadrants(snapshot: &Snapshot) -> Reading<Quadrants> {
     let mappings = snapshot.mappings.as_ref().map_err(Clone::clone)?;
-    Ok(of(snapshot, mappings, &pss::shares(snapshot, mappings)))
+    Ok(quadrants_of(snapshot, mappings, &pss::shares(snapshot, mappings)))
 }
 
 /// [`quadrants`], for who has the mappings and their shares already.
-pub(crate) fn of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
-    let needs_full = Absent::NotCollected("only smaps tells dirty pages: --full reads it".into());
-    // Most mappings hold pages of their own kind only and count the same either way: once, for both.
-    let mut both = Columns::default();
-    let (mut declared, mut effective) = (Columns::default(), Columns::default());
+pub(crate) fn quadrants_of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadrants {
+    let needs_full = Absent::NotCollected("only smaps shows dirty pages: --full reads it".into());
+    // Most mappings hold pages of their own kind only and count the same either way: once, for
+    // both.
+    let mut both = CellColumns::default();
+    let (mut declared, mut effective) = (CellColumns::default(), CellColumns::default());
     for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
-        let part = Part::of(mapping, pss.of(index, mapping), &needs_full);
+        let part = QuadrantPart::from_mapping(mapping, pss.pss_of(index, mapping), &needs_full);
         if part.is_at_home() {
             part.declare(&mut both);
         } else {
@@ -79,27 +82,28 @@ pub(crate) fn of(snapshot: &Snapshot, mappings: &[Mapping], pss: &Pss) -> Quadra
     Quadrants { declared: declared.cells(), effective: effective.cells() }
 }
 
-/// Whether `statm` counts a mapping: all but `[vsyscall]`, which is the kernel's and not in its address range.
+/// True if `statm` counts a mapping: all but `[vsyscall]`, which is the kernel's and not in its
+/// address range.
 pub(crate) fn counts_in_virt(mapping: &Mapping) -> bool {
     mapping.name.as_bytes() != b"[vsyscall]"
 }
 
 /// One mapping's numbers, read once.
-struct Part {
+struct QuadrantPart {
     homes: Homes,
     size: u64,
     resident: Reading<Bytes>,
     swap: Reading<Bytes>,
     pss: Reading<Bytes>,
-    /// The anonymous pages' part of `pss`, where page counts tell it.
+    /// The anonymous part of `pss`, if page counts provide it.
     pss_anon: Option<Bytes>,
-    pages: Reading<Ends>,
+    pages: Reading<QuadrantBounds>,
     dirty: Reading<Dirty>,
 }
 
-impl Part {
-    fn of(mapping: &Mapping, pss: Reading<Bytes>, needs_full: &Absent) -> Part {
-        Part {
+impl QuadrantPart {
+    fn from_mapping(mapping: &Mapping, pss: Reading<Bytes>, needs_full: &Absent) -> QuadrantPart {
+        QuadrantPart {
             homes: HOMES[mapping.declared() as usize],
             size: mapping.size().0,
             resident: mapping.rss(),
@@ -111,18 +115,18 @@ impl Part {
         }
     }
 
-    /// Whether every page is in the declared quadrant.
+    /// True if every page is in the declared quadrant.
     fn is_at_home(&self) -> bool {
         let declared = self.homes.declared;
         let swap = self.homes.swap == declared || self.swap == Ok(Bytes::ZERO);
-        let at_home = |pages: &Ends| {
+        let at_home = |pages: &QuadrantBounds| {
             let mut kinds = self.homes.kinds.iter().enumerate();
             kinds.all(|(kind, home)| *home == declared || pages.one[kind] | pages.other[kind] == 0)
         };
         swap && self.pages.as_ref().is_ok_and(at_home)
     }
 
-    fn declare(&self, columns: &mut Columns) {
+    fn declare(&self, columns: &mut CellColumns) {
         let at = self.homes.declared;
         columns.reserved[at].add_known(self.size);
         columns.resident[at].add_reading(&self.resident);
@@ -136,26 +140,30 @@ impl Part {
         }
     }
 
-    fn take_effect(&self, columns: &mut Columns) {
+    fn take_effect(&self, columns: &mut CellColumns) {
         let homes = self.homes;
         let pages = match &self.pages {
             Ok(pages) => *pages,
             Err(absent) => return columns.miss(homes, absent),
         };
         let resident = pages.each(|pages| homes.sort(pages));
-        Columns::add(&mut columns.resident, resident);
+        CellColumns::add(&mut columns.resident, resident);
         columns.swapped[homes.swap].add_reading(&self.swap);
-        Columns::add(&mut columns.reserved, resident.each(|resident| self.reserve(resident)));
+        CellColumns::add(&mut columns.reserved, resident.each(|resident| self.reserve(resident)));
         columns.add_pss(homes, pages, &self.pss, self.pss_anon);
         match &self.dirty {
             Ok(dirty) => {
-                Columns::add(&mut columns.dirty, pages.each(|pages| homes.sort(dirty.sort(pages))));
+                CellColumns::add(
+                    &mut columns.dirty,
+                    pages.each(|pages| homes.sort(dirty.sort(pages))),
+                );
             }
             Err(absent) => homes.each(|at| columns.dirty[at].miss(absent)),
         }
     }
 
-    /// Address space by quadrant: resident pages and swapped ones where they are, the rest as declared.
+    /// Address space by quadrant: resident pages and swapped ones where they are, the rest as
+    /// declared.
     fn reserve(&self, resident: Four) -> Four {
         let (mut cells, untouched) = fit(resident, self.size);
         let swapped = self.swap.as_ref().map_or(0, |swap| swap.0.min(untouched));
@@ -176,8 +184,8 @@ fn dirty(mapping: &Mapping, needs_full: &Absent) -> Reading<Dirty> {
         return Err(needs_full.clone());
     }
     Ok(Dirty {
-        exclusive: mapping.counter(Counter::PrivateDirty)?.0,
-        co_mapped: mapping.counter(Counter::SharedDirty)?.0,
+        exclusive: mapping.counter(SmapsCounter::PrivateDirty)?.0,
+        co_mapped: mapping.counter(SmapsCounter::SharedDirty)?.0,
     })
 }
 
@@ -203,33 +211,35 @@ type Four = [u64; 4];
 
 /// Numbers at both ends of what is possible.
 #[derive(Clone, Copy)]
-struct Ends {
+struct QuadrantBounds {
     one: Four,
     other: Four,
 }
 
-impl Ends {
-    const fn exact(four: Four) -> Ends {
-        Ends { one: four, other: four }
+impl QuadrantBounds {
+    const fn exact(four: Four) -> QuadrantBounds {
+        QuadrantBounds { one: four, other: four }
     }
 
     /// The same step at both ends; nearly always they are equal, and it is taken once.
-    fn each(self, step: impl Fn(Four) -> Four) -> Ends {
+    fn each(self, step: impl Fn(Four) -> Four) -> QuadrantBounds {
         let one = step(self.one);
         let other = if self.one == self.other { one } else { step(self.other) };
-        Ends { one, other }
+        QuadrantBounds { one, other }
     }
 }
 
 const ANON_CO_MAPPED: usize = 1;
 const FILE_CO_MAPPED: usize = 3;
 
-/// The resident pages of a mapping by kind: anonymous and exclusive, anonymous and co-mapped, of a file
-/// and exclusive, of a file and co-mapped.
-fn pages(mapping: &Mapping) -> Reading<Ends> {
+/// The resident pages of a mapping by kind: anonymous and exclusive, anonymous and co-mapped, of a
+/// file and exclusive, of a file and co-mapped.
+fn pages(mapping: &Mapping) -> Reading<QuadrantBounds> {
     match (&mapping.smaps, &mapping.pages) {
         // Read a moment apart, they may differ; the numbers shown are those of smaps.
-        (Ok(smaps), Ok(pages)) if smaps.bytes(Counter::Rss) == Ok(pages.breakdown.resident()) => {
+        (Ok(smaps), Ok(pages))
+            if smaps.bytes(SmapsCounter::Rss) == Ok(pages.breakdown.resident()) =>
+        {
             Ok(exact(&pages.breakdown))
         }
         (Ok(smaps), _) => bounds(smaps),
@@ -238,23 +248,23 @@ fn pages(mapping: &Mapping) -> Reading<Ends> {
     }
 }
 
-fn exact(b: &Breakdown) -> Ends {
+fn exact(b: &Breakdown) -> QuadrantBounds {
     let kinds = [b.anon_exclusive, b.anon_co_mapped, b.file_exclusive, b.file_co_mapped];
-    Ends::exact(kinds.map(|bytes| bytes.0))
+    QuadrantBounds::exact(kinds.map(|bytes| bytes.0))
 }
 
-fn bounds(smaps: &Smaps) -> Reading<Ends> {
-    let resident = smaps.get(Counter::Rss)?;
-    let anonymous = smaps.get(Counter::Anonymous)?.min(resident);
-    let exclusive = smaps.get(Counter::PrivateClean)?;
-    let exclusive = exclusive.saturating_add(smaps.get(Counter::PrivateDirty)?).min(resident);
+fn bounds(smaps: &Smaps) -> Reading<QuadrantBounds> {
+    let resident = smaps.get(SmapsCounter::Rss)?;
+    let anonymous = smaps.get(SmapsCounter::Anonymous)?.min(resident);
+    let exclusive = smaps.get(SmapsCounter::PrivateClean)?;
+    let exclusive = exclusive.saturating_add(smaps.get(SmapsCounter::PrivateDirty)?).min(resident);
     let pages = |both: u64| {
         let co_mapped_file = resident - anonymous - (exclusive - both);
         [both, anonymous - both, exclusive - both, co_mapped_file]
     };
     // As many exclusive pages as do not fit among the file pages are anonymous.
     let least = exclusive.saturating_sub(resident - anonymous);
-    Ok(Ends { one: pages(least), other: pages(anonymous.min(exclusive)) })
+    Ok(QuadrantBounds { one: pages(least), other: pages(anonymous.min(exclusive)) })
 }
 
 /// The quadrants in which the pages of a mapping are.
@@ -304,13 +314,13 @@ impl Homes {
 
 /// A sum whose parts may be bounds or missing.
 #[derive(Clone, Debug, Default)]
-struct Tally {
+struct BoundedSum {
     low: u64,
     high: u64,
     absent: Option<Absent>,
 }
 
-impl Tally {
+impl BoundedSum {
     fn add(&mut self, low: u64, high: u64) {
         self.low = self.low.saturating_add(low);
         self.high = self.high.saturating_add(high);
@@ -320,7 +330,7 @@ impl Tally {
         self.add(bytes, bytes);
     }
 
-    fn merge(&mut self, other: &Tally) {
+    fn merge(&mut self, other: &BoundedSum) {
         self.add(other.low, other.high);
         if let Some(absent) = &other.absent {
             self.miss(absent);
@@ -356,18 +366,18 @@ const PAGE_TABLES_DECIDE: &str = "page tables decide, smaps does not tell co-map
 const PAGE_COUNTS_DECIDE: &str =
     "mappings hold co-mapped pages of both kinds, and have one Pss: --full reads Pss_Anon";
 
-/// The columns of [`Cell`] while they are summed up.
+/// The columns of [`QuadrantCell`] while they are summed up.
 #[derive(Default)]
-struct Columns {
-    reserved: [Tally; 4],
-    resident: [Tally; 4],
-    pss: [Tally; 4],
-    swapped: [Tally; 4],
-    dirty: [Tally; 4],
+struct CellColumns {
+    reserved: [BoundedSum; 4],
+    resident: [BoundedSum; 4],
+    pss: [BoundedSum; 4],
+    swapped: [BoundedSum; 4],
+    dirty: [BoundedSum; 4],
 }
 
-impl Columns {
-    fn add(column: &mut [Tally; 4], Ends { one, other }: Ends) {
+impl CellColumns {
+    fn add(column: &mut [BoundedSum; 4], QuadrantBounds { one, other }: QuadrantBounds) {
         for (at, tally) in column.iter_mut().enumerate() {
             // Most mappings have pages in one quadrant only.
             if one[at] | other[at] != 0 {
@@ -376,7 +386,7 @@ impl Columns {
         }
     }
 
-    fn all(&mut self) -> [&mut [Tally; 4]; 5] {
+    fn all(&mut self) -> [&mut [BoundedSum; 4]; 5] {
         [&mut self.reserved, &mut self.resident, &mut self.pss, &mut self.swapped, &mut self.dirty]
     }
 
@@ -387,7 +397,7 @@ impl Columns {
         }
     }
 
-    fn merge(&mut self, other: &Columns) {
+    fn merge(&mut self, other: &CellColumns) {
         let others = [&other.reserved, &other.resident, &other.pss, &other.swapped, &other.dirty];
         for (column, other) in self.all().into_iter().zip(others) {
             column.iter_mut().zip(other).for_each(|(tally, other)| tally.merge(other));
@@ -398,7 +408,7 @@ impl Columns {
     fn add_pss(
         &mut self,
         homes: Homes,
-        pages: Ends,
+        pages: QuadrantBounds,
         pss: &Reading<Bytes>,
         pss_anon: Option<Bytes>,
     ) {
@@ -408,13 +418,13 @@ impl Columns {
         let share = match pss {
             Ok(share) => share.0,
             Err(absent) => {
-                Columns::add(&mut self.pss, exclusive);
+                CellColumns::add(&mut self.pss, exclusive);
                 let kinds = [(ANON_CO_MAPPED, anon), (FILE_CO_MAPPED, file)];
                 kinds.iter().filter(|k| may(k.0)).for_each(|k| self.pss[k.1].miss(absent));
                 return;
             }
         };
-        Columns::add(&mut self.pss, exclusive.each(|cells| fit(cells, share).0));
+        CellColumns::add(&mut self.pss, exclusive.each(|cells| fit(cells, share).0));
         // There are as many exclusive pages at one end as at the other.
         let left = fit(exclusive.one, share).1;
         match (may(ANON_CO_MAPPED), may(FILE_CO_MAPPED)) {
@@ -434,14 +444,16 @@ impl Columns {
         }
     }
 
-    /// Splits the share of co-mapped pages between anonymous and file pages as the rollup does, where
-    /// mappings hold both. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB each: so is the split.
+    /// Splits the share of co-mapped pages between anonymous and file pages as the rollup does,
+    /// where mappings hold both. `Pss_Anon` and `Pss_Shmem` are rounded down to a KiB each: so is
+    /// the split.
     fn settle_pss(&mut self, snapshot: &Snapshot) {
         let [private_anonymous, shared_anonymous, private_file, shared_file] = &mut self.pss;
         let exclusive_known = private_anonymous.is_known() && private_file.is_known();
         let open = shared_anonymous.absent.is_none() && !shared_anonymous.is_known();
         let (true, true, Ok(rollup)) = (exclusive_known, open, &snapshot.rollup) else { return };
-        let counters = [Counter::Pss, Counter::PssAnon, Counter::PssShmem].map(|c| rollup.get(c));
+        let counters = [SmapsCounter::Pss, SmapsCounter::PssAnon, SmapsCounter::PssShmem]
+            .map(|c| rollup.get(c));
         let [Ok(total), Ok(anon), Ok(shmem)] = counters else { return };
         let shared = anon.saturating_add(shmem).saturating_sub(private_anonymous.low);
         let shared = shared.clamp(shared_anonymous.low, shared_anonymous.high);
@@ -449,11 +461,11 @@ impl Columns {
         let Some(file) = total.checked_sub(others).and_then(|left| left.checked_sub(shared)) else {
             return;
         };
-        *shared_anonymous = Tally { low: shared, high: shared, absent: None };
-        *shared_file = Tally { low: file, high: file, absent: None };
+        *shared_anonymous = BoundedSum { low: shared, high: shared, absent: None };
+        *shared_file = BoundedSum { low: file, high: file, absent: None };
     }
 
-    fn cells(self) -> Cells {
+    fn cells(self) -> QuadrantCells {
         let [r, s, p, w, d] = [self.reserved, self.resident, self.pss, self.swapped, self.dirty];
         let mut columns = [r, s, p, w, d].map(IntoIterator::into_iter);
         std::array::from_fn(|_| {
@@ -461,7 +473,7 @@ impl Columns {
                 let tally = columns[column].next().expect("a column has four cells");
                 tally.reading(decides)
             };
-            Cell {
+            QuadrantCell {
                 reserved: next(0, PAGE_TABLES_DECIDE),
                 resident: next(1, PAGE_TABLES_DECIDE),
                 pss: next(2, PAGE_COUNTS_DECIDE),

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use pagewise_model::machine::{Machine, Method, Moment, Provenance};
+use pagewise_model::machine::{MachineSettings, ProcessMoment, Provenance, ReadMethod};
 use pagewise_model::process::{Process, Statm};
-use pagewise_model::report::{Block, Table, Value};
+use pagewise_model::report::{CellValue, ReportBlock, ReportTable};
 use pagewise_model::snapshot::SNAPSHOT_VERSION;
 use pagewise_model::{
-    Absent, AddrRange, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Prot, Sharing, Smaps,
-    Snapshot, VmFlags,
+    Absent, AddrRange, Bytes, Device, Mapping, Name, PageSize, Pid, Prot, Sharing, Smaps,
+    SmapsCounter, Snapshot, VmFlags,
 };
 
 fn nobody_read() -> Absent {
@@ -39,7 +39,11 @@ pub(crate) fn mapping(line: &str) -> Mapping {
 }
 
 /// The mapping with a smaps entry of these counters, and these flags.
-pub(crate) fn with_smaps(mapping: Mapping, counters: &[(Counter, u64)], flags: &str) -> Mapping {
+pub(crate) fn with_smaps(
+    mapping: Mapping,
+    counters: &[(SmapsCounter, u64)],
+    flags: &str,
+) -> Mapping {
     let mut smaps = Smaps::default();
     for (counter, value) in counters {
         smaps.set(*counter, *value);
@@ -52,17 +56,17 @@ pub(crate) fn with_smaps(mapping: Mapping, counters: &[(Counter, u64)], flags: &
     Mapping { smaps: Ok(Arc::new(smaps)), ..mapping }
 }
 
-/// The mapping with so many resident bytes, all exclusive, and nothing in swap.
+/// A mapping with this number of resident bytes, all exclusive, and nothing in swap.
 pub(crate) fn resident(line: &str, bytes: u64) -> Mapping {
     let counters = [
-        (Counter::Rss, bytes),
-        (Counter::Pss, bytes),
-        (Counter::SharedClean, 0),
-        (Counter::SharedDirty, 0),
-        (Counter::PrivateClean, 0),
-        (Counter::PrivateDirty, bytes),
-        (Counter::Anonymous, bytes),
-        (Counter::Swap, 0),
+        (SmapsCounter::Rss, bytes),
+        (SmapsCounter::Pss, bytes),
+        (SmapsCounter::SharedClean, 0),
+        (SmapsCounter::SharedDirty, 0),
+        (SmapsCounter::PrivateClean, 0),
+        (SmapsCounter::PrivateDirty, bytes),
+        (SmapsCounter::Anonymous, bytes),
+        (SmapsCounter::Swap, 0),
     ];
     with_smaps(mapping(line), &counters, "")
 }
@@ -78,15 +82,15 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
             page_size: PageSize::new(4096).expect("a power of two"),
             euid: 0,
             sees_frames: true,
-            method: Method::Full,
+            method: ReadMethod::Full,
             unix_seconds: 0,
             took_ns: 0,
             longest_hold_ns: Err(nobody_read()),
             root: "/proc".into(),
-            moment: Moment::Running,
+            moment: ProcessMoment::Running,
             gaps: Vec::new(),
         },
-        machine: Machine {
+        machine: MachineSettings {
             mem_total: Err(nobody_read()),
             mem_available: Err(nobody_read()),
             swap_total: Err(nobody_read()),
@@ -133,16 +137,16 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
 }
 
 /// The table of a report under `key`.
-pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a Table {
-    let find = |block: &'a Block| match block {
-        Block::Table(table) if table.key == key => Some(table),
+pub(crate) fn table<'a>(report: &'a pagewise_model::Report, key: &str) -> &'a ReportTable {
+    let find = |block: &'a ReportBlock| match block {
+        ReportBlock::Table(table) if table.key == key => Some(table),
         _ => None,
     };
     report.blocks.iter().find_map(find).expect("the table is there")
 }
 
 /// The values of a column.
-pub(crate) fn column(table: &Table, key: &str) -> Vec<Value> {
+pub(crate) fn column(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|c| c.key == key).expect("the column is there");
     (0..table.rows()).map(|row| column.value(row)).collect()
 }

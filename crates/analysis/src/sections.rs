@@ -1,27 +1,27 @@
-//! Where the ELF sections of mapped files lie in a process.
+//! Addresses of the ELF sections of mapped files in a process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pagewise_model::object::{Elf, Object, Section, Segment};
-use pagewise_model::report::{Audience, Cells, Column, Label, Table};
+use pagewise_model::object::{Elf, ElfObject, LoadSegment, ObjectSection};
+use pagewise_model::report::{Audience, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::{AddrRange, Backing, Mapping, Name, PageSize, Snapshot};
 
 /// One section, at its addresses in the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed<'a> {
-    /// Where it is.
+pub struct PlacedSection<'a> {
+    /// Address range.
     pub range: AddrRange,
     /// The section.
-    pub section: &'a Section,
+    pub section: &'a ObjectSection,
     /// The file.
-    pub object: &'a Object,
+    pub object: &'a ElfObject,
 }
 
 /// The sections that begin inside `mappings`, by address.
 ///
 /// Thread-local zeroes (`.tbss`) are left out: they take memory in every thread's own block and
 /// none where the file's headers put them.
-pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<Placed<'a>> {
+pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<PlacedSection<'a>> {
     let page_size = snapshot.provenance.page_size;
     let mut seen = BTreeSet::new();
     let mut biases = BTreeMap::new();
@@ -35,7 +35,7 @@ pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<Placed<'
             let range = shift(section.range, bias);
             let is_here = mapping.range.contains(range.start) && !range.is_empty();
             if is_here && seen.insert((range.start, range.end, section.name.clone())) {
-                all.push(Placed { range, section, object });
+                all.push(PlacedSection { range, section, object });
             }
         }
     }
@@ -43,18 +43,18 @@ pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<Placed<'
     all
 }
 
-/// What to add to an address of the file to get the process's; `None` where no load segment is
-/// behind `mapping`, as in a file that is mapped only to be read.
+/// Difference between an address of the file and the process's; `None` if no load segment is behind
+/// `mapping`, as for a file that is mapped only to be read.
 ///
 /// Two segments can share a page of the file. Then the one counts that agrees with `last`, the bias
 /// of the file's mapping before this one, else one of the same permissions.
 fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64>) -> Option<u64> {
     let page = page_size.bytes() - 1;
-    let covers = |s: &&Segment| {
+    let covers = |s: &&LoadSegment| {
         s.offset & !page <= mapping.offset && mapping.offset < s.offset.saturating_add(s.file_size)
     };
-    let allows = |s: &&Segment| s.exec == mapping.prot.exec && (s.write || !mapping.prot.write);
-    let bias = |s: &Segment| {
+    let allows = |s: &&LoadSegment| s.exec == mapping.prot.exec && (s.write || !mapping.prot.write);
+    let bias = |s: &LoadSegment| {
         let address = s.range.start.wrapping_sub(s.offset).wrapping_add(mapping.offset);
         mapping.range.start.wrapping_sub(address)
     };
@@ -65,8 +65,8 @@ fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64
     agreed.or_else(likely).filter(|bias| bias & page == 0)
 }
 
-fn object<'a>(snapshot: &'a Snapshot, mapping: &Mapping) -> Option<(&'a Object, &'a Elf)> {
-    let same = |o: &&Object| o.device == mapping.device && o.inode == mapping.inode;
+fn object<'a>(snapshot: &'a Snapshot, mapping: &Mapping) -> Option<(&'a ElfObject, &'a Elf)> {
+    let same = |o: &&ElfObject| o.device == mapping.device && o.inode == mapping.inode;
     let object = snapshot.objects.iter().find(same)?;
     Some((object, object.elf.as_ref().ok()?))
 }
@@ -77,30 +77,42 @@ fn shift(range: AddrRange, bias: u64) -> AddrRange {
 }
 
 /// The table `sections`.
-pub fn table(snapshot: &Snapshot, mappings: &[&Mapping]) -> Table {
+pub fn table(snapshot: &Snapshot, mappings: &[&Mapping]) -> ReportTable {
     let placed = placed(snapshot, mappings);
     let each = || placed.iter();
     let names = each().map(|p| p.section.name.clone()).collect();
     let files = each().map(|p| Name::new(p.object.name.base())).collect();
     let paths = each().map(|p| p.object.name.clone()).collect();
-    let for_people = |column| Column { audience: Audience::People, ..column };
-    let for_programs = |column| Column { audience: Audience::Programs, ..column };
-    Table {
+    let for_people = |column| TableColumn { audience: Audience::People, ..column };
+    let for_programs = |column| TableColumn { audience: Audience::Programs, ..column };
+    ReportTable {
         key: "sections".into(),
         title: "ELF sections".into(),
         audience: Audience::Everyone,
         columns: vec![
-            Column::new(
+            TableColumn::new(
                 "start",
                 "Address",
-                Cells::Addresses(each().map(|p| p.range.start).collect()),
+                ColumnCells::Addresses(each().map(|p| p.range.start).collect()),
             ),
-            Column::new("end", "End", Cells::Addresses(each().map(|p| p.range.end).collect())),
-            Column::new("size", "Size", Cells::Bytes(each().map(|p| p.range.len().0).collect())),
-            Column::new("mode", "Mode", Cells::Labels(each().map(|p| access(p.section)).collect())),
-            Column::new("section", "Section", Cells::Names(names)),
-            for_people(Column::new("file", "File", Cells::Names(files))),
-            for_programs(Column::new("name", "File", Cells::Names(paths))),
+            TableColumn::new(
+                "end",
+                "End",
+                ColumnCells::Addresses(each().map(|p| p.range.end).collect()),
+            ),
+            TableColumn::new(
+                "size",
+                "Size",
+                ColumnCells::Bytes(each().map(|p| p.range.len().0).collect()),
+            ),
+            TableColumn::new(
+                "mode",
+                "Mode",
+                ColumnCells::Labels(each().map(|p| access(p.section)).collect()),
+            ),
+            TableColumn::new("section", "Section", ColumnCells::Names(names)),
+            for_people(TableColumn::new("file", "File", ColumnCells::Names(files))),
+            for_programs(TableColumn::new("name", "File", ColumnCells::Names(paths))),
         ],
         row_keys: None,
         total: None,
@@ -108,8 +120,8 @@ pub fn table(snapshot: &Snapshot, mappings: &[&Mapping]) -> Table {
     }
 }
 
-/// What the section headers ask for: after relocation the loader may have taken `w` back.
-fn access(section: &Section) -> Label {
+/// Access rights in the section header: after relocation the loader may have removed `w`.
+fn access(section: &ObjectSection) -> Label {
     match (section.write, section.exec) {
         (false, false) => "r--".into(),
         (true, false) => "rw-".into(),
@@ -122,9 +134,9 @@ fn access(section: &Section) -> Label {
 fn missing(snapshot: &Snapshot, mappings: &[&Mapping]) -> Label {
     let mut files: Vec<(&Name, String)> = Vec::new();
     for mapping in mappings.iter().filter(|m| m.backing() == Backing::File && m.prot.exec) {
-        let same = |o: &&Object| o.device == mapping.device && o.inode == mapping.inode;
+        let same = |o: &&ElfObject| o.device == mapping.device && o.inode == mapping.inode;
         let why = match snapshot.objects.iter().find(same).map(|object| &object.elf) {
-            None => "not looked into".to_owned(),
+            None => "not read".to_owned(),
             Some(Err(absent)) => absent.to_string(),
             Some(Ok(elf)) if elf.sections.is_empty() => "has no section headers".to_owned(),
             Some(Ok(_)) => continue,
@@ -143,8 +155,8 @@ mod tests {
 
     use super::*;
 
-    fn segment_of(start: u64, offset: u64, size: u64, mode: &str) -> Segment {
-        Segment {
+    fn segment_of(start: u64, offset: u64, size: u64, mode: &str) -> LoadSegment {
+        LoadSegment {
             range: AddrRange { start, end: start + size },
             offset,
             file_size: size,
@@ -171,7 +183,8 @@ mod tests {
 
     fn elf() -> Elf {
         Elf {
-            // As GNU ld lays out a small program: the data segment is 0x1000 further in memory than in the file.
+            // As GNU ld lays out a small program: the data segment is 0x1000 further in memory than
+            // in the file.
             segments: vec![
                 segment_of(0, 0, 0x628, "r"),
                 segment_of(0x1000, 0x1000, 0x179, "rx"),
@@ -206,7 +219,7 @@ mod tests {
     #[test]
     fn hostile_headers_do_not_overflow() {
         let mut elf = elf();
-        elf.segments.push(Segment {
+        elf.segments.push(LoadSegment {
             range: AddrRange { start: u64::MAX, end: 3 },
             offset: u64::MAX - 5,
             file_size: u64::MAX,

@@ -1,4 +1,5 @@
-//! TLB flushes told: how many and why, who asked for them, whom they interrupted, how long they took, and what to change.
+//! Report of TLB flushes: their number and causes, their callers, the interrupted CPUs, their
+//! duration, and advice.
 
 mod advice;
 mod causes;
@@ -9,11 +10,11 @@ mod tests;
 use std::collections::BTreeMap;
 
 use pagewise_model::report::{
-    Audience, Axis, Bar, Bars, Block, Fact, Facts, Findings, Paragraph, Report, Scale, Shape, Unit,
-    Value,
+    Audience, Axis, AxisUnit, Bar, Bars, CellValue, Fact, FactsShape, Findings, NamedFacts,
+    Paragraph, Report, ReportBlock, Scale,
 };
-use pagewise_model::shootdowns::{Around, NO_PID, Recording, Site};
-use pagewise_model::traced::{Counted, Frame, Profile};
+use pagewise_model::shootdowns::{FlushSite, NO_PID, ShootdownRecording, TimedCallsMeans};
+use pagewise_model::traced::{Frame, StackCount, StackProfile};
 use pagewise_model::{Absent, Name, Reading};
 
 use crate::blocks::{ended, facts_of, folded, folded_remarks, process};
@@ -29,26 +30,27 @@ const DONE: &str = "csd:csd_function_exit";
 /// The tracepoints of the ends of system calls.
 const CALLS: [&str; 2] = ["raw_syscalls:sys_enter", "raw_syscalls:sys_exit"];
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// So many rows of each table; all where there is no limit.
+pub struct ShootdownOptions {
+    /// Maximum number of rows of each table; `None` for all.
     pub limit: Option<usize>,
 }
 
 /// Flushes as a report.
-pub fn shootdowns(recording: &Recording, options: &Options) -> Report {
-    let told = Told::of(recording);
-    let mut blocks = vec![Block::Facts(about(recording)), Block::Facts(totals(&told))];
-    blocks.push(Block::Facts(folded(&recording.folded)));
+pub fn shootdowns(recording: &ShootdownRecording, options: &ShootdownOptions) -> Report {
+    let told = ShootdownCauses::from_recording(recording);
+    let mut blocks =
+        vec![ReportBlock::Facts(recording_facts(recording)), ReportBlock::Facts(totals(&told))];
+    blocks.push(ReportBlock::Facts(folded(&recording.folded)));
     let tables = [
         tables::by_cause(&told),
         tables::by_stack(&told, options),
         tables::calls(&told, options),
         tables::latency(&told, options),
     ];
-    blocks.extend(tables.map(Block::Table));
-    blocks.extend(waits(recording).map(Block::Bars));
+    blocks.extend(tables.map(ReportBlock::Table));
+    blocks.extend(waits(recording).map(ReportBlock::Bars));
     let tables = [
         tables::by_cpu(&told),
         tables::by_process(&told, options),
@@ -57,21 +59,21 @@ pub fn shootdowns(recording: &Recording, options: &Options) -> Report {
         tables::histograms(&told),
         tables::machine(&told),
     ];
-    blocks.extend(tables.map(Block::Table));
+    blocks.extend(tables.map(ReportBlock::Table));
     let none = match recording.has(FLUSH) {
         true => "Nothing here costs enough to change anything.",
-        false => "What could be changed is not known without these tracepoints.",
+        false => "Without these tracepoints no advice is possible.",
     };
     let none = none.into();
-    blocks.push(Block::Findings(Findings { list: advice::all(&told), none }));
-    blocks.extend(remarks(&told).into_iter().map(Block::Text));
+    blocks.push(ReportBlock::Findings(Findings { list: advice::all(&told), none }));
+    blocks.extend(remarks(&told).into_iter().map(ReportBlock::Text));
     Report { schema: "pagewise.shootdowns/1", title: title(recording), blocks }
 }
 
-/// The orders to flush by call stack, with the functions of the kernel on top; how long they took is the wait for the other
-/// CPUs.
-pub fn profile(recording: &Recording) -> Profile {
-    let told = Told::of(recording);
+/// The orders to flush by call stack, with the functions of the kernel on top; how long they took
+/// is the wait for the other CPUs.
+pub fn profile(recording: &ShootdownRecording) -> StackProfile {
+    let told = ShootdownCauses::from_recording(recording);
     let mut stacks: Vec<Vec<Frame>> = Vec::new();
     let mut numbers: BTreeMap<(usize, usize), u32> = BTreeMap::new();
     let mut samples = Vec::new();
@@ -87,9 +89,9 @@ pub fn profile(recording: &Recording) -> Profile {
         let pid = process.map_or(0, |process| process.pid);
         labels.extend((pid != NO_PID).then(|| ("pid".to_owned(), pid.to_string())));
         let took_ns = told.has_ends().then_some(site.waited);
-        samples.push(Counted { stack, count: site.sends, took_ns, thread: None, labels });
+        samples.push(StackCount { stack, count: site.sends, took_ns, thread: None, labels });
     }
-    Profile {
+    StackProfile {
         what: "orders to flush TLBs".to_owned(),
         began_ns: recording.began_ns,
         took_ns: recording.took_ns,
@@ -104,15 +106,15 @@ fn kernel_frame(function: &str) -> Frame {
 }
 
 /// A recording, with the cause of each of its sites.
-struct Told<'r> {
-    recording: &'r Recording,
+struct ShootdownCauses<'r> {
+    recording: &'r ShootdownRecording,
     causes: Vec<Cause>,
-    all: Sum,
+    all: FlushSum,
 }
 
 /// Sites added up.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+struct FlushSum {
     orders: u64,
     shootdowns: u64,
     ipis: u64,
@@ -122,8 +124,8 @@ struct Sum {
     waited: u64,
 }
 
-impl Sum {
-    fn add(&mut self, site: &Site) {
+impl FlushSum {
+    fn add(&mut self, site: &FlushSite) {
         self.orders += site.sends;
         self.shootdowns += site.shootdowns;
         self.ipis += site.ipis;
@@ -133,59 +135,59 @@ impl Sum {
         self.waited = self.waited.saturating_add(site.waited);
     }
 
-    /// How many pages an order is for, of those that are not for all.
+    /// Pages per request, without full flushes.
     fn pages_per_order(&self) -> Option<f64> {
         let some = self.orders.checked_sub(self.full).filter(|some| *some > 0)?;
         Some(float(self.pages) / float(some))
     }
 }
 
-impl<'r> Told<'r> {
-    fn of(recording: &'r Recording) -> Told<'r> {
-        let causes = recording.sites.iter().map(|site| causes::of(recording, site)).collect();
-        let mut all = Sum::default();
+impl<'r> ShootdownCauses<'r> {
+    fn from_recording(recording: &'r ShootdownRecording) -> ShootdownCauses<'r> {
+        let causes = recording.sites.iter().map(|site| causes::cause_of(recording, site)).collect();
+        let mut all = FlushSum::default();
         recording.sites.iter().for_each(|site| all.add(site));
-        Told { recording, causes, all }
+        ShootdownCauses { recording, causes, all }
     }
 
-    fn sites(&self) -> impl Iterator<Item = (&'r Site, &Cause)> {
+    fn sites(&self) -> impl Iterator<Item = (&'r FlushSite, &Cause)> {
         self.recording.sites.iter().zip(&self.causes)
     }
 
-    fn stack(&self, site: &Site) -> &'r [Frame] {
+    fn stack(&self, site: &FlushSite) -> &'r [Frame] {
         self.recording.stacks.get(site.stack).map_or(&[], Vec::as_slice)
     }
 
-    fn chain(&self, site: &Site) -> &'r [String] {
+    fn chain(&self, site: &FlushSite) -> &'r [String] {
         let chains = self.recording.chains.as_ref();
         chains.ok().and_then(|chains| chains.get(site.chain)).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether CPUs that are asked are told.
+    /// True if interrupts of CPUs were recorded.
     fn has_queue(&self) -> bool {
         self.recording.has(QUEUE)
     }
 
-    /// Whether it is told when CPUs are done.
+    /// True if the ends of requests were recorded.
     fn has_ends(&self) -> bool {
         self.has_queue() && self.recording.has(DONE)
     }
 
-    /// A number that only flushes tell.
-    fn flushed(&self, value: Value) -> Value {
+    /// A number that only flush events provide.
+    fn flushed(&self, value: CellValue) -> CellValue {
         let has_flushes = self.recording.has(FLUSH);
-        if has_flushes { value } else { Value::Absent(self.recording.why_not(FLUSH)) }
+        if has_flushes { value } else { CellValue::Absent(self.recording.why_not(FLUSH)) }
     }
 
-    /// A number that only the queues of CPUs tell.
-    fn queued(&self, value: Value) -> Value {
-        if self.has_queue() { value } else { Value::Absent(self.recording.why_not(QUEUE)) }
+    /// A number that only the queues of CPUs provide.
+    fn queued(&self, value: CellValue) -> CellValue {
+        if self.has_queue() { value } else { CellValue::Absent(self.recording.why_not(QUEUE)) }
     }
 
-    /// A time that only the ends tell.
-    fn ended(&self, value: Value) -> Value {
+    /// A time that only the ends of requests provide.
+    fn ended(&self, value: CellValue) -> CellValue {
         let missing = if self.has_queue() { DONE } else { QUEUE };
-        if self.has_ends() { value } else { Value::Absent(self.recording.why_not(missing)) }
+        if self.has_ends() { value } else { CellValue::Absent(self.recording.why_not(missing)) }
     }
 
     fn received(&self) -> u64 {
@@ -193,12 +195,12 @@ impl<'r> Told<'r> {
     }
 
     /// The sums by cause, the most orders first.
-    fn by_cause(&self) -> Vec<(&Cause, Sum)> {
-        let mut sums: BTreeMap<&Cause, Sum> = BTreeMap::new();
+    fn by_cause(&self) -> Vec<(&Cause, FlushSum)> {
+        let mut sums: BTreeMap<&Cause, FlushSum> = BTreeMap::new();
         for (site, cause) in self.recording.sites.iter().zip(&self.causes) {
             sums.entry(cause).or_default().add(site);
         }
-        let mut sums: Vec<(&Cause, Sum)> = sums.into_iter().collect();
+        let mut sums: Vec<(&Cause, FlushSum)> = sums.into_iter().collect();
         sums.sort_by_key(|(_, sum)| std::cmp::Reverse((sum.ipis, sum.orders, sum.local)));
         sums
     }
@@ -213,9 +215,9 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| float(part) / float(whole))
 }
 
-fn title(recording: &Recording) -> Vec<Value> {
+fn title(recording: &ShootdownRecording) -> Vec<CellValue> {
     let Some(pid) = recording.pid else {
-        return vec![Value::text("TLB shootdowns of the machine")];
+        return vec![CellValue::text("TLB shootdowns of the machine")];
     };
     let process = recording.processes.iter().find(|process| process.pid == pid.0);
     let name = match (recording.command.first(), process) {
@@ -223,94 +225,101 @@ fn title(recording: &Recording) -> Vec<Value> {
         (None, Some(process)) => process.name.clone(),
         (None, None) => Name::default(),
     };
-    vec![Value::text("TLB shootdowns of "), Value::Name(name), Value::text(format!(" ({pid})"))]
+    vec![
+        CellValue::text("TLB shootdowns of "),
+        CellValue::Name(name),
+        CellValue::text(format!(" ({pid})")),
+    ]
 }
 
-fn about(recording: &Recording) -> Facts {
-    let text = |text: &str| Value::text(text.to_owned());
+fn recording_facts(recording: &ShootdownRecording) -> NamedFacts {
+    let text = |text: &str| CellValue::text(text.to_owned());
     let tracepoints = recording.tracepoints.iter().map(|name| text(name)).collect();
     let missing = recording.missing.iter().map(|(name, why)| {
-        Value::Record(vec![
+        CellValue::Record(vec![
             ("tracepoint".into(), text(name)),
-            ("why".into(), Value::Absent(why.clone())),
+            ("why".into(), CellValue::Absent(why.clone())),
         ])
     });
     let scope = if recording.pid.is_some() { "process" } else { "machine" };
-    let ending = recording.ending.map_or(Value::None, ended);
+    let ending = recording.ending.map_or(CellValue::None, ended);
     let stacks = if recording.cut.is_some() { "unwind tables" } else { "frame pointers" };
     let [pid, command] = process(recording.pid, &recording.command);
     facts_of(
         "recording",
         "",
-        Shape::Line,
+        FactsShape::Line,
         vec![
-            fact("scope", "scope", Value::text(scope), "").for_programs(),
+            fact("scope", "scope", CellValue::text(scope), "").for_programs(),
             pid,
             command,
             fact("ending", "ended", ending, "").hidden_if(recording.ending.is_none()),
-            fact("seconds", "for", Value::Seconds(recording.took_ns), ""),
-            fact("lost", "EVENTS LOST", Value::Count(recording.lost), "")
+            fact("seconds", "for", CellValue::Seconds(recording.took_ns), ""),
+            fact("lost", "EVENTS LOST", CellValue::Count(recording.lost), "")
                 .hidden_if(recording.lost == 0),
-            fact("stacks", "stacks", Value::text(stacks), "").for_programs(),
+            fact("stacks", "stacks", CellValue::text(stacks), "").for_programs(),
             fact(
                 "stacks_cut",
                 "stacks cut off",
-                recording.cut.map_or(Value::None, Value::Count),
+                recording.cut.map_or(CellValue::None, CellValue::Count),
                 "",
             )
             .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
-            fact("tracepoints", "tracepoints", Value::List(tracepoints), "").for_programs(),
-            fact("missing", "missing", Value::List(missing.collect()), "").for_programs(),
+            fact("tracepoints", "tracepoints", CellValue::List(tracepoints), "").for_programs(),
+            fact("missing", "missing", CellValue::List(missing.collect()), "").for_programs(),
             fact("user_wait", "in the program", around(recording), "").for_programs(),
         ],
     )
 }
 
-/// How calls were timed in the program.
-fn around(recording: &Recording) -> Value {
-    Value::of(recording.around.clone(), |around| {
+/// Method of timing calls in the program.
+fn around(recording: &ShootdownRecording) -> CellValue {
+    CellValue::from_reading(recording.around.clone(), |around| {
         let function = |(name, file): (String, Name)| {
-            Value::Record(vec![
-                ("function".into(), Value::text(name)),
-                ("file".into(), Value::Name(file)),
+            CellValue::Record(vec![
+                ("function".into(), CellValue::text(name)),
+                ("file".into(), CellValue::Name(file)),
             ])
         };
-        Value::Record(vec![
-            ("cost_ns".into(), Value::of(around.cost_ns, Value::Nanos)),
-            ("functions".into(), Value::List(around.functions.into_iter().map(function).collect())),
+        CellValue::Record(vec![
+            ("cost_ns".into(), CellValue::from_reading(around.cost_ns, CellValue::Nanos)),
+            (
+                "functions".into(),
+                CellValue::List(around.functions.into_iter().map(function).collect()),
+            ),
         ])
     })
 }
 
-fn meant(key: &'static str, label: &'static str, value: Value) -> Fact {
+fn meant(key: &'static str, label: &'static str, value: CellValue) -> Fact {
     fact(key, label, value, meaning(key))
 }
 
-fn totals(told: &Told<'_>) -> Facts {
-    let Told { recording, all, .. } = told;
+fn totals(told: &ShootdownCauses<'_>) -> NamedFacts {
+    let ShootdownCauses { recording, all, .. } = told;
     let flushes = recording.reasons.iter().map(|reason| reason.flushes).sum();
-    let per_order = all.pages_per_order().map_or(Value::None, Value::Number);
+    let per_order = all.pages_per_order().map_or(CellValue::None, CellValue::Number);
     let per_second = share(all.shootdowns, recording.took_ns);
-    let per_second = per_second.map_or(Value::None, |per_ns| Value::Rate(per_ns * 1e9));
-    let foreign = Value::of(recording.foreign.clone(), Value::Count);
+    let per_second = per_second.map_or(CellValue::None, |per_ns| CellValue::Rate(per_ns * 1e9));
+    let foreign = CellValue::from_reading(recording.foreign.clone(), CellValue::Count);
     let is_machine = recording.pid.is_none();
     facts_of(
         "totals",
         "",
-        Shape::Columns,
+        FactsShape::Columns,
         vec![
-            meant("flush_orders", "ORDERS", told.flushed(Value::Count(all.orders))),
-            meant("shootdowns", "SHOOTDOWNS", told.queued(Value::Count(all.shootdowns))),
+            meant("flush_orders", "REQUESTS", told.flushed(CellValue::Count(all.orders))),
+            meant("shootdowns", "SHOOTDOWNS", told.queued(CellValue::Count(all.shootdowns))),
             meant("shootdowns_per_s", "PER S", told.queued(per_second)),
-            meant("ipis", "IPIS", told.queued(Value::Count(all.ipis))),
-            meant("waited", "WAITED", told.ended(Value::Seconds(all.waited))),
-            meant("pages_per_order", "PAGES EACH", told.flushed(per_order)),
-            meant("full_orders", "FULL", told.flushed(Value::Count(all.full))),
-            meant("local_flushes", "LOCAL", told.flushed(Value::Count(all.local))),
-            meant("received", "RECEIVED", told.flushed(Value::Count(told.received()))),
+            meant("ipis", "IPIS", told.queued(CellValue::Count(all.ipis))),
+            meant("waited", "WAITED", told.ended(CellValue::Seconds(all.waited))),
+            meant("pages_per_order", "PAGES PER REQUEST", told.flushed(per_order)),
+            meant("full_orders", "FULL FLUSHES", told.flushed(CellValue::Count(all.full))),
+            meant("local_flushes", "LOCAL", told.flushed(CellValue::Count(all.local))),
+            meant("received", "RECEIVED", told.flushed(CellValue::Count(told.received()))),
             meant("foreign", "FROM OTHERS", foreign).hidden_if(is_machine),
-            meant("flushes", "FLUSHES", told.flushed(Value::Count(flushes))),
-            meant("unseen", "UNSEEN", told.ended(Value::Count(recording.unseen)))
+            meant("flushes", "FLUSHES", told.flushed(CellValue::Count(flushes))),
+            meant("unseen", "UNSEEN", told.ended(CellValue::Count(recording.unseen)))
                 .hidden_if(recording.unseen == 0),
             fact("sent", "sent", sent(recording), meaning("sent")).for_programs(),
             meant("machine_shootdowns", "MACHINE", on_machine(recording))
@@ -320,23 +329,25 @@ fn totals(told: &Told<'_>) -> Facts {
 }
 
 /// Interrupts to flush TLBs of all CPUs, whoever ran.
-fn on_machine(recording: &Recording) -> Value {
+fn on_machine(recording: &ShootdownRecording) -> CellValue {
     let all: Reading<u64> =
         recording.cpus.iter().map(|cpu| cpu.machine.clone()).sum::<Reading<u64>>();
     match recording.cpus.is_empty() {
-        true => Value::Absent(Absent::NotSupported("/proc/interrupts has no TLB row here".into())),
-        false => Value::of(all, Value::Count),
+        true => {
+            CellValue::Absent(Absent::NotSupported("/proc/interrupts has no TLB row here".into()))
+        }
+        false => CellValue::from_reading(all, CellValue::Count),
     }
 }
 
 /// Interrupts that were sent to call a function, by tracepoint.
-fn sent(recording: &Recording) -> Value {
-    let value = |(name, count): &(String, u64)| (name.clone().into(), Value::Count(*count));
-    Value::Record(recording.sent.iter().map(value).collect())
+fn sent(recording: &ShootdownRecording) -> CellValue {
+    let value = |(name, count): &(String, u64)| (name.clone().into(), CellValue::Count(*count));
+    CellValue::Record(recording.sent.iter().map(value).collect())
 }
 
-/// How long orders took, by powers of two.
-fn waits(recording: &Recording) -> Option<Bars> {
+/// Durations of requests, by powers of two.
+fn waits(recording: &ShootdownRecording) -> Option<Bars> {
     let mut powers: BTreeMap<u32, u64> = BTreeMap::new();
     for (longest, count) in recording.waits.cells() {
         *powers.entry(longest.max(1).ilog2()).or_default() += count;
@@ -348,14 +359,14 @@ fn waits(recording: &Recording) -> Option<Bars> {
         interval: None,
     };
     Some(Bars {
-        title: vec![Value::text("Orders by how long the wait for other CPUs was: from")],
-        axis: Axis { label: "orders".into(), unit: Unit::Count, scale: Scale::Linear },
+        title: vec![CellValue::text("Orders by how long the wait for other CPUs was: from")],
+        axis: Axis { label: "orders".into(), unit: AxisUnit::Count, scale: Scale::Linear },
         bars: (first..=last).map(bar).collect(),
     })
 }
 
-/// What a reader must know to read the numbers right.
-fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
+/// Remarks that are needed to read the numbers correctly.
+fn remarks(told: &ShootdownCauses<'_>) -> Vec<Paragraph> {
     let recording = told.recording;
     let mut remarks = Vec::new();
     if recording.lost > 0 {
@@ -380,7 +391,7 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
     if let Err(why) = &recording.chains
         && recording.has(FLUSH)
     {
-        remarks.push(format!("Functions of the kernel have no names here ({why}): what is no system call that is recorded has the cause `{}`.", Cause::Hidden.name()));
+        remarks.push(format!("Kernel functions have no names here ({why}): events outside of the recorded system calls have the cause `{}`.", Cause::Hidden.name()));
     }
     if told.all.orders > 0 {
         remarks.push(
@@ -390,12 +401,12 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
         );
     }
     match &recording.around {
-        Ok(Around { cost_ns: Ok(cost), .. }) => remarks.push(format!(
+        Ok(TimedCallsMeans { cost_ns: Ok(cost), .. }) => remarks.push(format!(
             "`in the program` is from the first instruction of the C library's function to its last. Calls that do nothing \
              take {cost} ns longer by that and by the recording of the call: so much of each time is not the program's."
         )),
-        Ok(Around { cost_ns: Err(why), .. }) => remarks.push(format!(
-            "What taking times in the program adds to them is not known: {why}."
+        Ok(TimedCallsMeans { cost_ns: Err(why), .. }) => remarks.push(format!(
+            "The overhead of taking times in the program is unknown: {why}."
         )),
         Err(Absent::NotCollected(_)) => {}
         Err(_) if !recording.has(FLUSH) => {}
@@ -403,7 +414,7 @@ fn remarks(told: &Told<'_>) -> Vec<Paragraph> {
     }
     let paragraph = |text: String| Paragraph {
         title: "".into(),
-        pieces: vec![Value::text(text)],
+        pieces: vec![CellValue::text(text)],
         audience: Audience::People,
     };
     remarks.into_iter().map(paragraph).collect()

@@ -1,33 +1,38 @@
-//! What runs of a command cost: medians and their spread, rates, what is doubtful, and how two commands compare.
+//! Costs of runs of a command: medians and their spread, rates, doubts, and comparisons of two
+//! commands.
 
 mod compare;
 mod doubts;
 mod rows;
 mod tables;
 
-use pagewise_model::measured::{Arm, Ending, Measurement};
-use pagewise_model::report::{Audience, Block, Fact, Facts, Findings, Report, Shape, Table, Value};
+use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement};
+use pagewise_model::report::{
+    Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock, ReportTable,
+};
 use pagewise_model::{Absent, Name};
 
 use crate::blocks::facts_of;
 use crate::explain::fact;
-use rows::{Rows, metrics};
+use rows::{StatRows, metrics};
 
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.stat/1";
 
-/// What runs are compared by.
+/// Metric by which runs are compared.
 const WALL: &str = "wall";
 
-/// Runs as a report: `metrics`, of the first command, one object each; with a second one `other` and `ratio`.
+/// Runs as a report: `metrics`, of the first command, one object each; with a second one `other`
+/// and `ratio`.
 pub fn stat(measurement: &Measurement) -> Report {
-    let arms: Vec<Rows> = measurement.arms.iter().map(|arm| Rows::of(measurement, arm)).collect();
-    let mut blocks = vec![Block::Facts(conditions(measurement))];
+    let arms: Vec<StatRows> =
+        measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
+    let mut blocks = vec![ReportBlock::Facts(conditions(measurement))];
     if let (Some(arm), Some(rows)) = (measurement.arms.first(), arms.first()) {
-        blocks.push(Block::Facts(for_programs("", outcome(arm, rows))));
+        blocks.push(ReportBlock::Facts(for_programs("", outcome(arm, rows))));
     }
     if let (Some(other), Some(rows)) = (measurement.arms.get(1), arms.get(1)) {
-        blocks.push(Block::Facts(for_programs("other", outcome(other, rows))));
+        blocks.push(ReportBlock::Facts(for_programs("other", outcome(other, rows))));
     }
     if let [one, other] = &arms[..] {
         blocks.extend(compare::blocks(one, other));
@@ -36,74 +41,76 @@ pub fn stat(measurement: &Measurement) -> Report {
     blocks.extend(tables::quadrants(measurement));
     let doubts =
         Findings { list: doubts::all(measurement, &arms), none: no_doubts(measurement).into() };
-    blocks.push(Block::Findings(doubts));
+    blocks.push(ReportBlock::Findings(doubts));
     Report { schema: SCHEMA, title: title(measurement), blocks }
 }
 
-/// Every metric of every command, a row each: what a spreadsheet wants. `arm` is A for the command, B for the one it is
-/// compared with.
-pub fn table(measurement: &Measurement) -> Table {
-    let arms: Vec<Rows> = measurement.arms.iter().map(|arm| Rows::of(measurement, arm)).collect();
+/// Every metric of every command, a row each: what a spreadsheet wants. `arm` is A for the command,
+/// B for the one it is compared with.
+pub fn table(measurement: &Measurement) -> ReportTable {
+    let arms: Vec<StatRows> =
+        measurement.arms.iter().map(|arm| StatRows::from_measurement(measurement, arm)).collect();
     tables::flat(&arms)
 }
 
-/// The exit status to pass on: the first that is not 0, of the command itself before the one it is compared with.
+/// The exit status to pass on: the first that is not 0, of the command itself before the one it is
+/// compared with.
 pub fn exit_status(measurement: &Measurement) -> i32 {
     measurement.arms.iter().map(status_of).find(|status| *status != 0).unwrap_or(0)
 }
 
-fn status_of(arm: &Arm) -> i32 {
+fn status_of(arm: &MeasuredArm) -> i32 {
     let statuses = arm.runs.iter().map(|run| run.ending.status());
     statuses.into_iter().find(|status| *status != 0).unwrap_or(0)
 }
 
-fn title(measurement: &Measurement) -> Vec<Value> {
+fn title(measurement: &Measurement) -> Vec<CellValue> {
     let runs = measurement.arms.first().map_or(0, |arm| arm.runs.len());
     match &measurement.arms[..] {
-        [] => vec![Value::text("No runs")],
-        [arm] if runs == 1 => vec![Value::text("1 run of "), command(arm)],
-        [arm] => vec![Value::text(format!("{runs} runs of ")), command(arm)],
+        [] => vec![CellValue::text("No runs")],
+        [arm] if runs == 1 => vec![CellValue::text("1 run of "), command(arm)],
+        [arm] => vec![CellValue::text(format!("{runs} runs of ")), command(arm)],
         [one, other, ..] => vec![
-            Value::text(format!("{runs} runs by turns of A: ")),
+            CellValue::text(format!("{runs} interleaved runs of A: ")),
             command(one),
-            Value::text(", and B: "),
+            CellValue::text(", and B: "),
             command(other),
         ],
     }
 }
 
-fn command(arm: &Arm) -> Value {
+fn command(arm: &MeasuredArm) -> CellValue {
     let words: Vec<&[u8]> = arm.command.iter().map(Name::as_bytes).collect();
-    Value::Name(Name::new(&words.join(&b' ')))
+    CellValue::Name(Name::new(&words.join(&b' ')))
 }
 
-fn for_programs(key: &'static str, facts: Vec<Fact>) -> Facts {
-    Facts { audience: Audience::Programs, ..facts_of(key, "", Shape::Line, facts) }
+fn for_programs(key: &'static str, facts: Vec<Fact>) -> NamedFacts {
+    NamedFacts { audience: Audience::Programs, ..facts_of(key, "", FactsShape::Line, facts) }
 }
 
 fn no_doubts(measurement: &Measurement) -> &'static str {
     match measurement.arms.first().map_or(0, |arm| arm.runs.len()) {
         0 => "No run was made.",
-        1 => "One run tells nothing of how much runs differ: -n 10 does.",
+        1 => "One run does not show how much runs differ: use -n 10.",
         _ => "No doubts: no run stands out, and they do not drift.",
     }
 }
 
-/// How the runs were made.
-fn conditions(measurement: &Measurement) -> Facts {
+/// Conditions of the runs.
+fn conditions(measurement: &Measurement) -> NamedFacts {
     let made = &measurement.conditions;
     let some = |n: Option<u64>, why: &'static str| {
-        n.map_or(Value::Absent(Absent::NotCollected(why.into())), Value::Count)
+        n.map_or(CellValue::Absent(Absent::NotCollected(why.into())), CellValue::Count)
     };
     let runs = measurement.arms.first().map_or(0, |arm| arm.runs.len());
-    let status = |key, arm: Option<&Arm>| arm.map(|arm| exit_fact(key, arm));
-    let mut facts = vec![fact("runs", "runs", Value::Count(runs as u64), "How often it was run.")];
+    let status = |key, arm: Option<&MeasuredArm>| arm.map(|arm| exit_fact(key, arm));
+    let mut facts = vec![fact("runs", "runs", CellValue::Count(runs as u64), "Number of runs.")];
     facts.extend(status("exit_status", measurement.arms.first()));
     facts.extend([
         fact(
             "warmups",
             "warm-ups",
-            Value::Count(made.warmups.into()),
+            CellValue::Count(made.warmups.into()),
             "Runs before that do not count.",
         )
         .hidden_if(made.warmups == 0),
@@ -114,62 +121,76 @@ fn conditions(measurement: &Measurement) -> Facts {
             "The one CPU that it ran on.",
         )
         .hidden_if(made.pinned.is_none()),
-        fact("cpus", "CPUs", Value::Count(made.cpus as u64), "How many CPUs it could run on.")
-            .hidden_if(made.pinned.is_some()),
+        fact(
+            "cpus",
+            "CPUs",
+            CellValue::Count(made.cpus as u64),
+            "Number of CPUs that it could run on.",
+        )
+        .hidden_if(made.pinned.is_some()),
         fact(
             "sampled_every",
             "memory sampled every",
             made.sampled_every.map_or_else(
-                || Value::Absent(Absent::NotCollected("--sample TIME looks at its memory".into())),
-                Value::Seconds,
+                || {
+                    CellValue::Absent(Absent::NotCollected(
+                        "--sample TIME samples its memory".into(),
+                    ))
+                },
+                CellValue::Seconds,
             ),
-            "How often its memory was looked at, which slows it down a little.",
+            "Interval between samples of its memory; sampling slows the command down a little.",
         )
         .hidden_if(made.sampled_every.is_none()),
-        fact("kernel", "Linux", Value::Name(made.kernel.clone()), "The kernel's release."),
-        fact("page_size", "pages of", Value::Bytes(made.page_size.bytes()), "The base page size.")
-            .for_programs(),
+        fact("kernel", "Linux", CellValue::Name(made.kernel.clone()), "The kernel's release."),
+        fact(
+            "page_size",
+            "pages of",
+            CellValue::Bytes(made.page_size.bytes()),
+            "The base page size.",
+        )
+        .for_programs(),
         fact(
             "interrupted",
             "interrupted",
-            Value::Flag(made.interrupted),
-            "Whether a Ctrl-C kept more runs from being made.",
+            CellValue::Flag(made.interrupted),
+            "True if Ctrl-C ended the measurement early.",
         )
         .hidden_if(!made.interrupted),
     ]);
-    facts_of("", "", Shape::Line, facts)
+    facts_of("", "", FactsShape::Line, facts)
 }
 
 /// `0`, or the statuses that occurred.
-fn exit_fact(key: &'static str, arm: &Arm) -> Fact {
+fn exit_fact(key: &'static str, arm: &MeasuredArm) -> Fact {
     fact(
         key,
         "exit status",
-        Value::Count(u64::try_from(status_of(arm)).unwrap_or(0)),
+        CellValue::Count(u64::try_from(status_of(arm)).unwrap_or(0)),
         "The first that is not 0, as a shell gives it.",
     )
 }
 
-/// What programs read of one command.
-fn outcome(arm: &Arm, rows: &Rows) -> Vec<Fact> {
-    let ended = |ending: Ending| match ending {
-        Ending::Exited(status) => ("exited", status),
-        Ending::Killed(signal) => ("killed", signal),
+/// Facts about one command, for programs.
+fn outcome(arm: &MeasuredArm, rows: &StatRows) -> Vec<Fact> {
+    let ended = |ending: CommandEnding| match ending {
+        CommandEnding::Exited(status) => ("exited", status),
+        CommandEnding::Killed(signal) => ("killed", signal),
     };
     let endings = arm.runs.iter().map(|run| {
         let (how, number) = ended(run.ending);
-        Value::Record(vec![(how.into(), Value::Count(u64::try_from(number).unwrap_or(0)))])
+        CellValue::Record(vec![(how.into(), CellValue::Count(u64::try_from(number).unwrap_or(0)))])
     });
-    let words = arm.command.iter().cloned().map(Value::Name);
+    let words = arm.command.iter().cloned().map(CellValue::Name);
     let floor = arm.runs.iter().map(|run| run.floor).max();
     vec![
-        fact("command", "command", Value::List(words.collect()), ""),
+        fact("command", "command", CellValue::List(words.collect()), ""),
         exit_fact("exit_status", arm),
-        fact("endings", "ends", Value::List(endings.collect()), ""),
+        fact("endings", "ends", CellValue::List(endings.collect()), ""),
         fact(
             "peak_res_floor",
             "floor of peak RES",
-            floor.map_or(Value::None, |floor| Value::Bytes(floor.0)),
+            floor.map_or(CellValue::None, |floor| CellValue::Bytes(floor.0)),
             "",
         ),
         fact("metrics", "metrics", metrics(rows), ""),

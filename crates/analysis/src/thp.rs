@@ -1,4 +1,5 @@
-//! What huge pages cost a process: how much of them is zero, where that is, and what can be done.
+//! Costs of huge pages for a process: the zero part of them, its location, and the possible
+//! actions.
 
 mod estimate;
 mod plan;
@@ -6,23 +7,24 @@ mod table;
 
 use pagewise_model::machine::Gap;
 use pagewise_model::report::{
-    Audience, Block, Facts, Finding, Findings, Label, Paragraph, Report, Severity, Shape, Value,
+    Audience, CellValue, FactsShape, Finding, Findings, Label, NamedFacts, Paragraph, Report,
+    ReportBlock, Severity,
 };
-use pagewise_model::thp::{Action, HugePages, Look, Plan, Repair};
+use pagewise_model::thp::{Action, FixPlan, HugePageLook, HugePages, Repair};
 use pagewise_model::{Absent, Bytes, Reading, Snapshot};
 
-pub use estimate::Estimate;
+pub use estimate::ZeroEstimate;
 pub use plan::{collapse, page_out, shrink};
 
 use crate::blocks::facts_of;
 use crate::explain::{fact, who};
 use crate::pools;
-use table::Rows;
+use table::ThpRows;
 
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.thp/1";
 
-/// Less bloat than this is nobody's trouble.
+/// Less bloat is not a problem.
 const MUCH: Bytes = Bytes::mib(4);
 /// From this share of its huge pages on, bloat is worth a word.
 const NOTABLE: f64 = 0.25;
@@ -31,9 +33,10 @@ const SPARSE: f64 = 0.5;
 /// Up to this share, they are used well.
 const DENSE: f64 = 0.1;
 
-/// The huge pages of a process as a report: facts `process`, `scan` and `total`, table `mappings`, findings.
+/// The huge pages of a process as a report: facts `process`, `scan` and `total`, table `mappings`,
+/// findings.
 pub fn thp(snapshot: &Snapshot, huge: &Reading<HugePages>) -> Report {
-    let mut blocks = vec![Block::Facts(who::process(&snapshot.process))];
+    let mut blocks = vec![ReportBlock::Facts(who::process(&snapshot.process))];
     match huge {
         Ok(huge) => blocks.extend(body(snapshot, huge)),
         Err(absent) => blocks.extend(withheld(absent)),
@@ -41,29 +44,29 @@ pub fn thp(snapshot: &Snapshot, huge: &Reading<HugePages>) -> Report {
     Report { schema: SCHEMA, title: who::title_of(&snapshot.process, "its huge pages"), blocks }
 }
 
-fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<Block> {
+fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<ReportBlock> {
     let pools = pools::classify(snapshot);
-    let rows = Rows::of(snapshot, &pools, huge);
-    let bloat = Estimate::over(huge.mappings.iter(), huge.huge_size);
+    let rows = ThpRows::from_snapshot(snapshot, &pools, huge);
+    let bloat = ZeroEstimate::over(huge.mappings.iter(), huge.huge_size);
     let sizes = match &huge.sizes {
-        Ok(_) => table::sizes(huge).map(Block::Table),
+        Ok(_) => table::sizes(huge).map(ReportBlock::Table),
         Err(absent) => {
-            let sizes = fact("sizes", "sizes", Value::Absent(absent.clone()), "");
-            Some(Block::Facts(Facts {
+            let sizes = fact("sizes", "sizes", CellValue::Absent(absent.clone()), "");
+            Some(ReportBlock::Facts(NamedFacts {
                 audience: Audience::Programs,
-                ..facts_of("", "", Shape::Line, vec![sizes])
+                ..facts_of("", "", FactsShape::Line, vec![sizes])
             }))
         }
     };
     let mut blocks = vec![
-        Block::Facts(scan(snapshot, huge)),
-        Block::Facts(total(snapshot, &rows, &bloat)),
-        Block::Text(verdict(huge, &rows, &bloat)),
+        ReportBlock::Facts(scan(snapshot, huge)),
+        ReportBlock::Facts(total(snapshot, &rows, &bloat)),
+        ReportBlock::Text(verdict(huge, &rows, &bloat)),
     ];
     blocks.extend(sizes);
     blocks.extend([
-        Block::Table(rows.table()),
-        Block::Findings(Findings {
+        ReportBlock::Table(rows.table()),
+        ReportBlock::Findings(Findings {
             list: bloated(snapshot, &rows, &bloat).into_iter().collect(),
             none: "Nothing to mend.".into(),
         }),
@@ -71,78 +74,88 @@ fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<Block> {
     blocks
 }
 
-fn withheld(absent: &Absent) -> Vec<Block> {
+fn withheld(absent: &Absent) -> Vec<ReportBlock> {
     let keys = ["total", "mappings", "findings"];
-    let facts = keys.map(|key| fact(key, key, Value::Absent(absent.clone()), ""));
+    let facts = keys.map(|key| fact(key, key, CellValue::Absent(absent.clone()), ""));
     let pieces = vec![
-        Value::text("Its huge pages cannot be looked at: "),
-        Value::text(absent.to_string()),
-        Value::text("."),
+        CellValue::text("Its huge pages cannot be examined: "),
+        CellValue::text(absent.to_string()),
+        CellValue::text("."),
     ];
     vec![
-        Block::Facts(Facts {
+        ReportBlock::Facts(NamedFacts {
             audience: Audience::Programs,
-            ..facts_of("", "", Shape::Line, facts.to_vec())
+            ..facts_of("", "", FactsShape::Line, facts.to_vec())
         }),
-        Block::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
+        ReportBlock::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
     ]
 }
 
 #[cfg(test)]
 mod tests;
 
-/// How it was looked at, and what the system's settings are.
-fn scan(snapshot: &Snapshot, huge: &HugePages) -> Facts {
+/// Method of the scan, and the system's settings.
+fn scan(snapshot: &Snapshot, huge: &HugePages) -> NamedFacts {
     let look = match huge.look {
-        Look::Exact => "every page",
-        Look::Sample(_) => "a sample",
+        HugePageLook::Exact => "every page",
+        HugePageLook::Sample(_) => "a sample",
     };
     let enabled = snapshot.machine.thp_enabled.clone();
     let gaps = huge.gaps.iter().map(|Gap { what, why }| {
-        let reason = Value::text(format!(": {why}"));
-        Value::List(vec![Value::Name(what.clone()), reason])
+        let reason = CellValue::text(format!(": {why}"));
+        CellValue::List(vec![CellValue::Name(what.clone()), reason])
     });
-    let gaps: Vec<Value> = gaps.collect();
+    let gaps: Vec<CellValue> = gaps.collect();
     let partial = !gaps.is_empty();
     let facts = vec![
-        fact("look", "looked at", Value::text(look), "Which base pages of huge pages were read."),
-        fact("read", "read", Value::Bytes(huge.read.0), "How much of its memory was read."),
-        fact("took_ns", "in", Value::Nanos(huge.took_ns), ""),
+        fact(
+            "look",
+            "examined",
+            CellValue::text(look),
+            "Which base pages of huge pages were read.",
+        ),
+        fact("read", "read", CellValue::Bytes(huge.read.0), "Amount of its memory that was read."),
+        fact("took_ns", "in", CellValue::Nanos(huge.took_ns), ""),
         fact(
             "longest_hold_ns",
-            "held it at most",
-            Value::Nanos(huge.longest_hold_ns),
+            "longest pause of the target",
+            CellValue::Nanos(huge.longest_hold_ns),
             "The longest scan of page tables; the process cannot map memory meanwhile.",
         ),
-        fact("huge_size", "huge page", Value::Bytes(huge.huge_size.0), ""),
+        fact("huge_size", "huge page", CellValue::Bytes(huge.huge_size.0), ""),
         fact(
             "thp_enabled",
             "THP enabled",
-            Value::of(enabled, Value::Name),
+            CellValue::from_reading(enabled, CellValue::Name),
             "The system's setting: /sys/kernel/mm/transparent_hugepage/enabled.",
         ),
-        fact("partial", "partial", Value::Flag(partial), "Whether something was not looked at.")
+        fact("partial", "partial", CellValue::Flag(partial), "True if a part was not examined.")
             .hidden_if(!partial),
-        fact("gaps", "for", Value::List(gaps), "").hidden_if(!partial),
+        fact("gaps", "for", CellValue::List(gaps), "").hidden_if(!partial),
     ];
-    facts_of("scan", "Seen", Shape::Line, facts)
+    facts_of("scan", "Reading", FactsShape::Line, facts)
 }
 
-fn total(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Facts {
+fn total(snapshot: &Snapshot, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>) -> NamedFacts {
     let res = snapshot.statm.clone().map(|statm| statm.resident);
     let mut facts = vec![
-        fact("res", "RES", Value::bytes(res), "Resident in the whole process, as top shows it."),
+        fact(
+            "res",
+            "RES",
+            CellValue::bytes(res),
+            "Resident in the whole process, as top shows it.",
+        ),
         fact(
             "resident",
             "in huge-page mappings",
-            Value::bytes(rows.resident()),
-            "Resident in the mappings below: those that have huge pages or room for one.",
+            CellValue::bytes(rows.resident()),
+            "Resident in the mappings below: those with huge pages or large enough for one.",
         ),
-        fact("huge", "huge", Value::Bytes(rows.huge().0), "Resident in anonymous huge pages."),
+        fact("huge", "huge", CellValue::Bytes(rows.huge().0), "Resident in anonymous huge pages."),
         fact(
             "bloat",
             "bloat",
-            Value::bytes(bloat.clone().map(|bloat| bloat.bytes)),
+            CellValue::bytes(bloat.clone().map(|bloat| bloat.bytes)),
             "Base pages in anonymous huge pages that are zero in every byte: never used, or cleared.",
         ),
     ];
@@ -150,27 +163,32 @@ fn total(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Fac
         && bloat.low < bloat.high
     {
         let range = "The true value lies between the two in 95 of 100 samples.";
-        facts.push(fact("bloat_low", "at least", Value::Bytes(bloat.low.0), range));
-        facts.push(fact("bloat_high", "at most", Value::Bytes(bloat.high.0), range));
+        facts.push(fact("bloat_low", "at least", CellValue::Bytes(bloat.low.0), range));
+        facts.push(fact("bloat_high", "at most", CellValue::Bytes(bloat.high.0), range));
     }
     facts.extend([
-        fact("file", "huge file", Value::Bytes(rows.file().0), "Huge pages of files and tmpfs.")
-            .hidden_if(rows.file().is_zero()),
+        fact(
+            "file",
+            "huge file",
+            CellValue::Bytes(rows.file().0),
+            "Huge pages of files and tmpfs.",
+        )
+        .hidden_if(rows.file().is_zero()),
         fact(
             "eligible",
             "could be huge",
-            Value::bytes(rows.eligible()),
+            CellValue::bytes(rows.eligible()),
             "Resident in base pages where the kernel may use huge ones.",
         ),
     ]);
-    facts_of("total", "Total", Shape::Columns, facts)
+    facts_of("total", "Total", FactsShape::Columns, facts)
 }
 
 /// The verdict on what has none.
 const NONE: &str = "no huge pages";
 
-/// What to call a mapping, or a process, by how much of its huge pages is zero.
-fn judge(huge: Bytes, bloat: &Reading<Estimate>) -> &'static str {
+/// Verdict on a mapping, or a process, by the zero share of its huge pages.
+fn judge(huge: Bytes, bloat: &Reading<ZeroEstimate>) -> &'static str {
     match bloat.as_ref().map(|bloat| bloat.bytes.fraction_of(huge)) {
         _ if huge.is_zero() => NONE,
         Err(_) | Ok(None) => "unknown",
@@ -180,42 +198,46 @@ fn judge(huge: Bytes, bloat: &Reading<Estimate>) -> &'static str {
     }
 }
 
-fn verdict(huge: &HugePages, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Paragraph {
+fn verdict(huge: &HugePages, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>) -> Paragraph {
     let verdict = judge(rows.huge(), bloat);
     let mut pieces = match bloat {
         Ok(bloat) if !rows.huge().is_zero() => vec![
-            Value::Bytes(bloat.bytes.0),
-            Value::text(" of "),
-            Value::Bytes(rows.huge().0),
-            Value::text(" in huge pages is zero: "),
+            CellValue::Bytes(bloat.bytes.0),
+            CellValue::text(" of "),
+            CellValue::Bytes(rows.huge().0),
+            CellValue::text(" in huge pages is zero: "),
         ],
         _ => Vec::new(),
     };
     match verdict {
         NONE => pieces.extend([
-            Value::text("no huge page of "),
-            Value::Bytes(huge.huge_size.0),
-            Value::text("."),
+            CellValue::text("no huge page of "),
+            CellValue::Bytes(huge.huge_size.0),
+            CellValue::text("."),
         ]),
-        _ => pieces.push(Value::text(format!("{verdict}."))),
+        _ => pieces.push(CellValue::text(format!("{verdict}."))),
     }
     let smaller = huge.sizes.iter().flatten().filter(|size| !size.one_entry);
     let resident = smaller.clone().map(|size| size.resident).sum::<Bytes>();
     if !resident.is_zero() {
         let zero: Reading<Bytes> = smaller.map(|size| size.zero.clone()).sum();
         pieces.extend([
-            Value::text(" "),
-            Value::Bytes(resident.0),
-            Value::text(" lies in large folios that base entries map; "),
-            Value::bytes(zero),
-            Value::text(" of it is zero."),
+            CellValue::text(" "),
+            CellValue::Bytes(resident.0),
+            CellValue::text(" lies in large folios that base entries map; "),
+            CellValue::bytes(zero),
+            CellValue::text(" of it is zero."),
         ]);
     }
     Paragraph { title: "Verdict".into(), pieces, audience: Audience::People }
 }
 
 /// The one finding: huge pages that hold little.
-fn bloated(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> Option<Finding> {
+fn bloated(
+    snapshot: &Snapshot,
+    rows: &ThpRows<'_>,
+    bloat: &Reading<ZeroEstimate>,
+) -> Option<Finding> {
     let bloat = bloat.as_ref().ok()?;
     let share = bloat.bytes.fraction_of(rows.huge())?;
     if bloat.low < MUCH || share < NOTABLE {
@@ -227,19 +249,19 @@ fn bloated(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> O
         id: "huge-page-bloat",
         severity: if share >= SPARSE { Severity::Warning } else { Severity::Note },
         claim: vec![
-            Value::Bytes(bloat.bytes.0),
-            Value::text(
+            CellValue::Bytes(bloat.bytes.0),
+            CellValue::text(
                 " is resident only because it lies in huge pages beside something that is used.",
             ),
         ],
         evidence: vec![
-            fact("bloat", "bloat", Value::Bytes(bloat.bytes.0), ""),
-            fact("huge", "huge", Value::Bytes(rows.huge().0), ""),
-            fact("share", "share", Value::Share(share), ""),
-            fact("worst", "most of it in", Value::Name(worst), ""),
-            fact("worst_bloat", "that is", Value::Bytes(wasted.0), ""),
+            fact("bloat", "bloat", CellValue::Bytes(bloat.bytes.0), ""),
+            fact("huge", "huge", CellValue::Bytes(rows.huge().0), ""),
+            fact("share", "share", CellValue::Share(share), ""),
+            fact("worst", "most of it in", CellValue::Name(worst), ""),
+            fact("worst_bloat", "that is", CellValue::Bytes(wasted.0), ""),
         ],
-        next_step: vec![Value::text(format!(
+        next_step: vec![CellValue::text(format!(
             "`pagewise thp {pid} --fix` says what can be given back now; add --yes to do it, and --hold to keep it so. \
              For good: {}; or start it with `pagewise run --thp=never -- COMMAND`.",
             rows.remedy()
@@ -247,8 +269,8 @@ fn bloated(snapshot: &Snapshot, rows: &Rows<'_>, bloat: &Reading<Estimate>) -> O
     })
 }
 
-/// What is to be done, as a report's last blocks: facts `plan`.
-pub fn plan_blocks(plan: &Plan, snapshot: &Snapshot) -> Vec<Block> {
+/// The planned changes, as a report's last blocks: facts `plan`.
+pub fn plan_blocks(plan: &FixPlan, snapshot: &Snapshot) -> Vec<ReportBlock> {
     let count = plan.ranges.len() as u64;
     let (change, spared) = match plan.action {
         Action::Shrink => ("frees about", "spared, since it is used"),
@@ -257,17 +279,17 @@ pub fn plan_blocks(plan: &Plan, snapshot: &Snapshot) -> Vec<Block> {
     };
     let bytes = plan.ranges.iter().map(|range| range.len()).sum::<Bytes>();
     let facts = vec![
-        fact("action", "action", Value::text(plan.action.key()), "").for_programs(),
-        fact("ranges", "ranges", Value::Count(count), "How many pieces of memory it concerns."),
-        fact("bytes", "bytes", Value::Bytes(bytes.0), "How much memory that is."),
-        fact("change", change, Value::bytes(plan.change.clone()), "")
+        fact("action", "action", CellValue::text(plan.action.key()), "").for_programs(),
+        fact("ranges", "ranges", CellValue::Count(count), "Number of memory ranges."),
+        fact("bytes", "bytes", CellValue::Bytes(bytes.0), "Size of these ranges."),
+        fact("change", change, CellValue::bytes(plan.change.clone()), "")
             .hidden_if(plan.change == Ok(Bytes::ZERO)),
-        fact("spared", spared, Value::Bytes(plan.spared.0), ""),
+        fact("spared", spared, CellValue::Bytes(plan.spared.0), ""),
         fact(
             "hold",
             "mappings without huge pages from then on",
-            Value::Count(plan.hold.len() as u64),
-            "Where MADV_NOHUGEPAGE is set.",
+            CellValue::Count(plan.hold.len() as u64),
+            "Ranges with MADV_NOHUGEPAGE.",
         )
         .hidden_if(plan.hold.is_empty()),
     ];
@@ -290,42 +312,47 @@ pub fn plan_blocks(plan: &Plan, snapshot: &Snapshot) -> Vec<Block> {
         format!(" Nothing is done yet: add --yes to do it to process {pid}.")
     };
     vec![
-        Block::Facts(facts_of("plan", "Plan", Shape::Line, facts)),
-        Block::Text(Paragraph {
+        ReportBlock::Facts(facts_of("plan", "Plan", FactsShape::Line, facts)),
+        ReportBlock::Text(Paragraph {
             title: "".into(),
-            pieces: vec![Value::text(words), Value::text(last)],
+            pieces: vec![CellValue::text(words), CellValue::text(last)],
             audience: Audience::People,
         }),
     ]
 }
 
-/// What was done, as a report's last blocks: facts `fix`.
-pub fn repair_blocks(repair: &Repair) -> Vec<Block> {
-    let text = |label: &str| Value::text(Label::from(label.to_owned()));
+/// The changes made, as a report's last blocks: facts `fix`.
+pub fn repair_blocks(repair: &Repair) -> Vec<ReportBlock> {
+    let text = |label: &str| CellValue::text(Label::from(label.to_owned()));
     let facts = vec![
-        fact("action", "action", Value::text(repair.action.key()), "").for_programs(),
-        fact("rss_before", "RSS before", Value::Bytes(repair.rss_before.0), ""),
-        fact("rss_after", "after", Value::Bytes(repair.rss_after.0), ""),
-        fact("seconds", "in", Value::Seconds(repair.took_ns), "How long it took."),
+        fact("action", "action", CellValue::text(repair.action.key()), "").for_programs(),
+        fact("rss_before", "RSS before", CellValue::Bytes(repair.rss_before.0), ""),
+        fact("rss_after", "after", CellValue::Bytes(repair.rss_after.0), ""),
+        fact("seconds", "in", CellValue::Seconds(repair.took_ns), "Duration."),
         fact(
             "longest_stop_ns",
             "longest stop",
-            Value::Nanos(repair.longest_stop_ns),
+            CellValue::Nanos(repair.longest_stop_ns),
             "The longest time for which a thread of it was stopped.",
         ),
-        fact("method", "by", repair.method.map_or(Value::None, |m| Value::text(m.key())), "")
-            .hidden_if(repair.method.is_none()),
-        fact("done", "done", Value::Count(repair.done), "Pieces of memory that were treated."),
-        fact("failed", "failed", Value::Count(repair.failed), "").hidden_if(repair.failed == 0),
-        fact("why", "since", repair.why.as_deref().map_or(Value::None, text), "")
+        fact(
+            "method",
+            "by",
+            repair.method.map_or(CellValue::None, |m| CellValue::text(m.key())),
+            "",
+        )
+        .hidden_if(repair.method.is_none()),
+        fact("done", "done", CellValue::Count(repair.done), "Pieces of memory that were treated."),
+        fact("failed", "failed", CellValue::Count(repair.failed), "").hidden_if(repair.failed == 0),
+        fact("why", "since", repair.why.as_deref().map_or(CellValue::None, text), "")
             .hidden_if(repair.why.is_none()),
         fact(
             "not_held",
             "huge pages may come back",
-            repair.not_held.clone().map_or(Value::None, Value::Absent),
+            repair.not_held.clone().map_or(CellValue::None, CellValue::Absent),
             "",
         )
         .hidden_if(repair.not_held.is_none()),
     ];
-    vec![Block::Facts(facts_of("fix", "Done", Shape::Line, facts))]
+    vec![ReportBlock::Facts(facts_of("fix", "Done", FactsShape::Line, facts))]
 }

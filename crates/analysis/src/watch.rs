@@ -1,32 +1,35 @@
-//! Who accessed some bytes, and what each wrote: every access, the code that made them, and its callers.
+//! Accesses to some bytes: each access, the code that made it, its callers, and the values written.
 
 use std::collections::BTreeMap;
 
 use pagewise_model::bounds::OTHER_STACKS;
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Facts, Label, Paragraph, Report, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, FactsShape, Label, NamedFacts, Paragraph, Report,
+    ReportBlock, ReportTable, TableColumn,
 };
 use pagewise_model::traced::Frame;
-use pagewise_model::watched::{Access, Ended, Held, Hit, Known, Watched};
+use pagewise_model::watched::{
+    Hit, ValueOrigin, WatchAccess, WatchEnding, WatchRecording, WatchedBlock,
+};
 use pagewise_model::{Name, Reading};
 
 use crate::blocks::{self, facts_of, for_programs, process, table};
 use crate::explain::fact;
-use crate::filter::{Bound, Datum, Error, Filter, Kind};
+use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
 use crate::heap::frames::passes_on;
 
-/// What to show.
+/// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// So many accesses, the last ones; all where there is no limit.
+pub struct WatchOptions {
+    /// Maximum number of accesses, the last ones; `None` for all.
     pub limit: Option<usize>,
-    /// Whether people have seen each access as it came: see [`lines`].
+    /// True if people have seen each access as it came: see [`lines`].
     pub told: bool,
 }
 
 /// Which accesses are wanted: `value == 0`, `value < 10 && old >= 10`.
 #[derive(Clone, Debug)]
-pub struct When(Bound<Which>);
+pub struct AccessCondition(BoundFilter<Which>);
 
 #[derive(Clone, Copy, Debug)]
 enum Which {
@@ -34,21 +37,22 @@ enum Which {
     Value,
 }
 
-impl When {
-    /// Reads a condition: the language of filters with the columns `value` and `old`, numbers of up to 8 bytes without a sign.
+impl AccessCondition {
+    /// Reads a condition: the language of filters with the columns `value` and `old`, numbers of up
+    /// to 8 bytes without a sign.
     ///
     /// # Errors
-    /// Where it stops making sense.
-    pub fn parse(text: &str) -> Result<When, Error> {
+    /// Position of the error.
+    pub fn parse(text: &str) -> Result<AccessCondition, FilterError> {
         let look_up = |name: &str| match name {
-            "value" | "new" => Some((Which::Value, Kind::Number)),
-            "old" => Some((Which::Old, Kind::Number)),
+            "value" | "new" => Some((Which::Value, ColumnKind::Number)),
+            "old" => Some((Which::Old, ColumnKind::Number)),
             _ => None,
         };
-        Filter::parse(text)?.bind(look_up, &["value", "old"]).map(When)
+        RowFilter::parse(text)?.bind(look_up, &["value", "old"]).map(AccessCondition)
     }
 
-    /// Whether it holds for an access. A value that is not known fits nothing.
+    /// True if it holds for an access. A value that is not known fits nothing.
     pub fn holds(&self, hit: &Hit) -> bool {
         let datum = |reading: &Reading<Vec<u8>>| {
             reading
@@ -72,50 +76,50 @@ fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 /// The accesses as a report: `watched`, `hits`, `sites` and `stacks`.
-pub fn watch(watched: &Watched, options: &Options) -> Report {
+pub fn watch(watched: &WatchRecording, options: &WatchOptions) -> Report {
     let hidden = options.limit.map_or(0, |limit| watched.hits.len().saturating_sub(limit));
-    let mut blocks = vec![Block::Facts(about(watched))];
+    let mut blocks = vec![ReportBlock::Facts(recording_facts(watched))];
     let mut hits = hits(watched, &watched.hits[hidden..]);
     if hidden > 0 {
         hits.note = format!("{hidden} earlier ones are not shown; --hits all shows them.").into();
     }
-    // A heading with nothing below it tells people nothing, and what they have seen nothing new.
+    // A heading without rows is useless for people, and hits that they have seen already are, too.
     let is_empty = hits.rows() == 0;
     hits.audience = if is_empty || options.told { Audience::Programs } else { hits.audience };
-    blocks.push(Block::Table(hits));
+    blocks.push(ReportBlock::Table(hits));
     let frames = if options.told { sites } else { frames };
-    blocks.extend((!is_empty).then(|| Block::Table(frames(watched))));
-    blocks.push(Block::Table(stacks(watched)));
-    blocks.extend(remarks(watched).into_iter().map(Block::Text));
+    blocks.extend((!is_empty).then(|| ReportBlock::Table(frames(watched))));
+    blocks.push(ReportBlock::Table(stacks(watched)));
+    blocks.extend(remarks(watched).into_iter().map(ReportBlock::Text));
     Report { schema: "pagewise.watch/1", title: title(watched), blocks }
 }
 
-/// An access as it comes, for people: a line, and one for each of its callers where its call stack was not told before. Stacks
-/// have a number behind a `#`.
-pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<Value>> {
-    // Why a value is unknown is told once, at the end.
+/// An access at its occurrence, for people: a line, and one for each of its callers if its call
+/// stack was not printed before. Stacks have a number after a `#`.
+pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<CellValue>> {
+    // The reason of an unknown value is printed once, at the end.
     let side = |side: fn(&Hit) -> &Reading<Vec<u8>>| match side(hit) {
-        Ok(_) => words(hit, side),
-        Err(_) => Value::text("?"),
+        Ok(_) => value_text(hit, side),
+        Err(_) => CellValue::text("?"),
     };
-    let mut line = vec![Value::Seconds(hit.time_ns), Value::text("  ")];
+    let mut line = vec![CellValue::Seconds(hit.time_ns), CellValue::text("  ")];
     line.extend(match hit.access {
-        Access::Read => vec![Value::text("reads "), side(|hit| &hit.value)],
-        Access::Write | Access::Either => {
-            vec![side(|hit| &hit.old), Value::text(" → "), side(|hit| &hit.value)]
+        WatchAccess::Read => vec![CellValue::text("reads "), side(|hit| &hit.value)],
+        WatchAccess::Write | WatchAccess::Either => {
+            vec![side(|hit| &hit.old), CellValue::text(" → "), side(|hit| &hit.value)]
         }
     });
     let place = place(stacks, hit);
-    line.extend([Value::text("  "), Value::Name(place.clone())]);
-    line.push(Value::text(match hit.known {
-        Known::Unchanged => String::new(),
-        Known::Not => "  not known".to_owned(),
+    line.extend([CellValue::text("  "), CellValue::Name(place.clone())]);
+    line.push(CellValue::text(match hit.known {
+        ValueOrigin::Unchanged => String::new(),
+        ValueOrigin::Not => "  unknown".to_owned(),
         told => format!("  {}", known(told)),
     }));
     line.extend([
-        Value::text("  "),
-        Value::Name(with_number(hit)),
-        Value::text(format!("  #{}", hit.stack)),
+        CellValue::text("  "),
+        CellValue::Name(with_number(hit)),
+        CellValue::text(format!("  #{}", hit.stack)),
     ]);
     let frames = stacks.get(hit.stack as usize).filter(|_| is_new).map_or(&[][..], Vec::as_slice);
     let frames = frames.iter().map(|frame| {
@@ -125,57 +129,64 @@ pub fn lines(hit: &Hit, stacks: &[Vec<Frame>], is_new: bool) -> Vec<Vec<Value>> 
     });
     // The first is what the line says already.
     let frames = frames.enumerate().filter(|(at, name)| *at > 0 || *name != place);
-    let frames = frames.map(|(_, name)| vec![Value::text("        "), Value::Name(name)]);
+    let frames = frames.map(|(_, name)| vec![CellValue::text("        "), CellValue::Name(name)]);
     std::iter::once(line).chain(frames).collect()
 }
 
-fn title(watched: &Watched) -> Vec<Value> {
+fn title(watched: &WatchRecording) -> Vec<CellValue> {
     let subject = match &watched.symbol {
-        Some(symbol) => Value::Name(symbol.clone()),
-        None => Value::Address(watched.address),
+        Some(symbol) => CellValue::Name(symbol.clone()),
+        None => CellValue::Address(watched.address),
     };
     vec![
-        Value::text(if watched.reads { "Accesses to " } else { "Writes to " }),
+        CellValue::text(if watched.reads { "Accesses to " } else { "Writes to " }),
         subject,
-        Value::text(" of "),
-        Value::Name(Name::new(watched.name.base())),
-        Value::text(format!(" ({})", watched.pid)),
+        CellValue::text(" of "),
+        CellValue::Name(Name::new(watched.name.base())),
+        CellValue::text(format!(" ({})", watched.pid)),
     ]
 }
 
-fn words_of(frame: &Frame) -> Value {
-    Value::Name(Name::new(with_its_line(frame).as_bytes()))
+fn words_of(frame: &Frame) -> CellValue {
+    CellValue::Name(Name::new(with_its_line(frame).as_bytes()))
 }
 
-fn about(watched: &Watched) -> Facts {
+fn recording_facts(watched: &WatchRecording) -> NamedFacts {
     let [pid, command] = process(watched.pid, &watched.command);
     let mapping = match &watched.mapping {
-        Some((name, _)) if name.as_bytes().is_empty() => Value::text("anonymous memory"),
-        Some((name, _)) => Value::Name(name.clone()),
-        None => Value::None,
+        Some((name, _)) if name.as_bytes().is_empty() => CellValue::text("anonymous memory"),
+        Some((name, _)) => CellValue::Name(name.clone()),
+        None => CellValue::None,
     };
-    let count = |count: u64| Value::Count(count);
+    let count = |count: u64| CellValue::Count(count);
     let limit = blocks::limit(watched.memory_limit);
-    let of_block =
-        |value: &dyn Fn(&Held) -> Value| watched.block.as_ref().map_or(Value::None, value);
-    let offset = |block: &Held| watched.address.saturating_sub(block.start);
-    let bytes = |bytes: Option<u64>| bytes.map_or(Value::None, Value::Bytes);
-    let who = |block: &Held| {
+    let of_block = |value: &dyn Fn(&WatchedBlock) -> CellValue| {
+        watched.block.as_ref().map_or(CellValue::None, value)
+    };
+    let offset = |block: &WatchedBlock| watched.address.saturating_sub(block.start);
+    let bytes = |bytes: Option<u64>| bytes.map_or(CellValue::None, CellValue::Bytes);
+    let who = |block: &WatchedBlock| {
         let own = block.frames.iter().find(|frame| !passes_on(frame)).or(block.frames.first());
-        own.map_or(Value::None, words_of)
+        own.map_or(CellValue::None, words_of)
     };
     let allocated_by = of_block(&who);
-    let block_frames = |block: &Held| Value::List(block.frames.iter().map(words_of).collect());
+    let block_frames =
+        |block: &WatchedBlock| CellValue::List(block.frames.iter().map(words_of).collect());
     facts_of(
         "watched",
         "",
-        Shape::Line,
+        FactsShape::Line,
         vec![
             pid,
             command,
-            fact("symbol", "symbol", watched.symbol.clone().map_or(Value::None, Value::Name), "")
-                .hidden_if(true),
-            fact("address", "address", Value::Address(watched.address), ""),
+            fact(
+                "symbol",
+                "symbol",
+                watched.symbol.clone().map_or(CellValue::None, CellValue::Name),
+                "",
+            )
+            .hidden_if(true),
+            fact("address", "address", CellValue::Address(watched.address), ""),
             fact("length", "bytes", count(watched.length), ""),
             fact("mapping", "in", mapping, "").hidden_if(watched.mapping.is_none()),
             fact(
@@ -194,7 +205,7 @@ fn about(watched: &Watched) -> Facts {
             .hidden_if(watched.block.as_ref().is_none_or(|it| it.size.is_none())),
             fact(
                 "block_room",
-                "of a block with room for",
+                "of a block with usable size",
                 of_block(&|it| bytes(it.room)),
                 meaning("block_room"),
             )
@@ -204,14 +215,15 @@ fn about(watched: &Watched) -> Facts {
             fact("block_frames", "", of_block(&block_frames), meaning("block_frames"))
                 .for_programs(),
             fact("first", "at first", value_of(&watched.first), ""),
-            fact("reads", "reads too", Value::Flag(watched.reads), "").hidden_if(!watched.reads),
+            fact("reads", "reads too", CellValue::Flag(watched.reads), "")
+                .hidden_if(!watched.reads),
             fact(
                 "when",
                 "when",
                 watched
                     .when
                     .clone()
-                    .map_or(Value::None, |text| Value::Name(Name::new(text.as_bytes()))),
+                    .map_or(CellValue::None, |text| CellValue::Name(Name::new(text.as_bytes()))),
                 "",
             )
             .hidden_if(watched.when.is_none()),
@@ -228,34 +240,34 @@ fn about(watched: &Watched) -> Facts {
             fact("unseen", "unseen", count(watched.unseen), meaning("unseen"))
                 .hidden_if(watched.unseen == 0),
             fact("lost", "lost", count(watched.lost), meaning("lost")).hidden_if(watched.lost == 0),
-            fact("seconds", "after", Value::Seconds(watched.took_ns), ""),
+            fact("seconds", "after", CellValue::Seconds(watched.took_ns), ""),
             fact("ending", "ended", ended(watched.ended), ""),
         ],
     )
 }
 
-/// What a column of ours means.
+/// Meaning of a column.
 fn meaning(column: &str) -> &'static str {
     let field = pagewise_model::fields::named(column).find(|field| field.source == "watch");
     field.map_or("", |field| field.meaning)
 }
 
-fn ended(ended: Ended) -> Value {
+fn ended(ended: WatchEnding) -> CellValue {
     match ended {
-        Ended::Process(None) => Value::text("with the process"),
-        Ended::Process(Some(ending)) => blocks::ended(ending),
-        Ended::Executed => Value::text("with another program"),
-        Ended::Enough => Value::text("enough hits"),
-        Ended::Time => Value::text("time is up"),
-        Ended::Interrupted => Value::text("interrupted"),
+        WatchEnding::Process(None) => CellValue::text("with the process"),
+        WatchEnding::Process(Some(ending)) => blocks::ended(ending),
+        WatchEnding::Executed => CellValue::text("with another program"),
+        WatchEnding::Enough => CellValue::text("enough hits"),
+        WatchEnding::Time => CellValue::text("time is up"),
+        WatchEnding::Interrupted => CellValue::text("interrupted"),
     }
 }
 
 /// For programs: a number, or bytes in hexadecimal digits where there are more than 8.
-fn value_of(reading: &Reading<Vec<u8>>) -> Value {
-    Value::of(reading.clone(), |bytes| match number(&bytes) {
-        Some(number) => Value::Count(number),
-        None => Value::text(digits(&bytes)),
+fn value_of(reading: &Reading<Vec<u8>>) -> CellValue {
+    CellValue::from_reading(reading.clone(), |bytes| match number(&bytes) {
+        Some(number) => CellValue::Count(number),
+        None => CellValue::text(digits(&bytes)),
     })
 }
 
@@ -268,7 +280,7 @@ fn text(bytes: &[u8]) -> String {
     let is_text = |byte: &u8| (b' '..=b'~').contains(byte);
     match (number(bytes), bytes) {
         (Some(_), [byte]) if is_text(byte) => format!("{byte} ({byte:#x} '{}')", char::from(*byte)),
-        // Addresses and the like: nobody reads them in decimal.
+        // Addresses and similar values: hexadecimal is readable, decimal is not.
         (Some(number), _) if number > u32::MAX.into() => format!("{number:#x}"),
         (Some(number @ 0..10), _) => number.to_string(),
         (Some(number), _) => format!("{number} ({number:#x})"),
@@ -279,13 +291,14 @@ fn text(bytes: &[u8]) -> String {
     }
 }
 
-/// Of one side of an access what people see: of more than 8 bytes those that changed, with their place.
-fn words(hit: &Hit, side: fn(&Hit) -> &Reading<Vec<u8>>) -> Value {
-    Value::of(side(hit).clone(), |bytes| {
+/// Value on one side of an access for people: for more than 8 bytes only the changed ones, with
+/// their offset.
+fn value_text(hit: &Hit, side: fn(&Hit) -> &Reading<Vec<u8>>) -> CellValue {
+    CellValue::from_reading(side(hit).clone(), |bytes| {
         let changed = hit.old.as_ref().ok().zip(hit.value.as_ref().ok());
         let changed =
             changed.filter(|_| bytes.len() > 8).and_then(|(old, new)| changed_part(old, new));
-        Value::Text(match changed {
+        CellValue::Text(match changed {
             Some((at, length)) => format!("+{at}: {}", text(&bytes[at..at + length])).into(),
             None => text(&bytes).into(),
         })
@@ -303,70 +316,87 @@ fn changed_part(old: &[u8], new: &[u8]) -> Option<(usize, usize)> {
         .find(|(at, size)| last < at + size && at + size <= new.len())
 }
 
-fn hits(watched: &Watched, hits: &[Hit]) -> Table {
-    let values = |value: fn(&Hit) -> Value| Cells::Values(hits.iter().map(value).collect());
-    let labels = |label: fn(&Hit) -> Label| Cells::Labels(hits.iter().map(label).collect());
-    let numbers = |number: fn(&Hit) -> u64| Cells::Counts(hits.iter().map(number).collect());
-    let people = |column: Column| Column { audience: Audience::People, ..column };
+fn hits(watched: &WatchRecording, hits: &[Hit]) -> ReportTable {
+    let values =
+        |value: fn(&Hit) -> CellValue| ColumnCells::Values(hits.iter().map(value).collect());
+    let labels = |label: fn(&Hit) -> Label| ColumnCells::Labels(hits.iter().map(label).collect());
+    let numbers = |number: fn(&Hit) -> u64| ColumnCells::Counts(hits.iter().map(number).collect());
+    let people = |column: TableColumn| TableColumn { audience: Audience::People, ..column };
     let places = hits.iter().map(|hit| place(&watched.stacks, hit)).collect();
-    let long = |column: Column| Column { audience: Audience::Long, ..column };
+    let long = |column: TableColumn| TableColumn { audience: Audience::Long, ..column };
     let call = |hit: &Hit| match hit.kernel.as_ref().and_then(|kernel| kernel.call.clone()) {
-        Some(call) => Value::Name(Name::new(call.as_bytes())),
-        None => Value::None,
+        Some(call) => CellValue::Name(Name::new(call.as_bytes())),
+        None => CellValue::None,
     };
     let function = |hit: &Hit| match hit.kernel.as_ref().map(|kernel| kernel.function.clone()) {
-        Some(Some(function)) => Value::Name(Name::new(function.as_bytes())),
-        Some(None) => Value::text("?"),
-        None => Value::None,
+        Some(Some(function)) => CellValue::Name(Name::new(function.as_bytes())),
+        Some(None) => CellValue::text("?"),
+        None => CellValue::None,
     };
     let columns = vec![
-        Column::new("time", "TIME", values(|hit| Value::Seconds(hit.time_ns))),
-        Column::new("stack", "STACK", numbers(|hit| hit.stack.into())),
-        for_programs(Column::new("pid", "PID", numbers(|hit| hit.pid.0.into()))),
-        for_programs(Column::new("tid", "TID", numbers(|hit| hit.tid.0.into()))),
-        for_programs(Column::new("access", "ACCESS", labels(|hit| access(hit.access).into()))),
-        for_programs(Column::new("old", "OLD", values(|hit| value_of(&hit.old)))),
-        for_programs(Column::new("value", "VALUE", values(|hit| value_of(&hit.value)))),
-        people(Column {
+        TableColumn::new("time", "TIME", values(|hit| CellValue::Seconds(hit.time_ns))),
+        TableColumn::new("stack", "STACK", numbers(|hit| hit.stack.into())),
+        for_programs(TableColumn::new("pid", "PID", numbers(|hit| hit.pid.0.into()))),
+        for_programs(TableColumn::new("tid", "TID", numbers(|hit| hit.tid.0.into()))),
+        for_programs(TableColumn::new("access", "ACCESS", labels(|hit| access(hit.access).into()))),
+        for_programs(TableColumn::new("old", "OLD", values(|hit| value_of(&hit.old)))),
+        for_programs(TableColumn::new("value", "VALUE", values(|hit| value_of(&hit.value)))),
+        people(TableColumn {
             meaning: meaning("old").into(),
-            ..Column::new("old_words", "OLD", values(|hit| words(hit, |hit| &hit.old)))
+            ..TableColumn::new("old_words", "OLD", values(|hit| value_text(hit, |hit| &hit.old)))
         }),
-        people(Column {
+        people(TableColumn {
             meaning: meaning("value").into(),
-            ..Column::new(
+            ..TableColumn::new(
                 "value_words",
                 "VALUE",
                 values(|hit| match hit.access {
-                    Access::Read => Value::text("(read)"),
-                    Access::Write | Access::Either => words(hit, |hit| &hit.value),
+                    WatchAccess::Read => CellValue::text("(read)"),
+                    WatchAccess::Write | WatchAccess::Either => value_text(hit, |hit| &hit.value),
                 }),
             )
         }),
-        Column::new("place", "WHERE", Cells::Names(places)),
-        Column::new("known", "KNOWN", labels(|hit| known(hit.known).into())),
-        for_programs(Column::new("thread", "NAME", values(|hit| Value::Name(hit.thread.clone())))),
-        people(Column {
+        TableColumn::new("place", "CODE", ColumnCells::Names(places)),
+        TableColumn::new("known", "VALUE FROM", labels(|hit| known(hit.known).into())),
+        for_programs(TableColumn::new(
+            "thread",
+            "NAME",
+            values(|hit| CellValue::Name(hit.thread.clone())),
+        )),
+        people(TableColumn {
             meaning: meaning("thread").into(),
-            ..Column::new("thread_words", "THREAD", values(|hit| Value::Name(with_number(hit))))
+            ..TableColumn::new(
+                "thread_words",
+                "THREAD",
+                values(|hit| CellValue::Name(with_number(hit))),
+            )
         }),
-        long(Column::new(
+        long(TableColumn::new(
             "instruction",
             "INSTRUCTION",
             values(|hit| match &hit.instruction {
-                Some(text) => Value::Name(Name::new(text.as_bytes())),
-                None => Value::None,
+                Some(text) => CellValue::Name(Name::new(text.as_bytes())),
+                None => CellValue::None,
             }),
         )),
-        for_programs(Column::new("call", "CALL", Cells::Values(hits.iter().map(call).collect()))),
-        long(Column::new("kernel", "KERNEL", Cells::Values(hits.iter().map(function).collect()))),
+        for_programs(TableColumn::new(
+            "call",
+            "CALL",
+            ColumnCells::Values(hits.iter().map(call).collect()),
+        )),
+        long(TableColumn::new(
+            "kernel",
+            "KERNEL",
+            ColumnCells::Values(hits.iter().map(function).collect()),
+        )),
     ];
     table("hits", "Hits", Audience::Everyone, described(columns))
 }
 
 /// Columns with our meanings: other reports have columns of the same names.
-fn described(columns: Vec<Column>) -> Vec<Column> {
-    let described = |column: Column| match column.meaning.as_ref() {
-        "" => Column { meaning: meaning(&column.key).into(), ..column },
+fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
+    let described = |column: TableColumn| match column.meaning.as_ref() {
+        "" => TableColumn { meaning: meaning(&column.key).into(), ..column },
         _ => column,
     };
     columns.into_iter().map(described).collect()
@@ -377,26 +407,27 @@ fn with_number(hit: &Hit) -> Name {
     Name::new(&[format!("{} ", hit.tid).as_bytes(), hit.thread.as_bytes()].concat())
 }
 
-fn access(access: Access) -> &'static str {
+fn access(access: WatchAccess) -> &'static str {
     match access {
-        Access::Write => "write",
-        Access::Read => "read",
-        Access::Either => "read or write",
+        WatchAccess::Write => "write",
+        WatchAccess::Read => "read",
+        WatchAccess::Either => "read or write",
     }
 }
 
-fn known(known: Known) -> &'static str {
+fn known(known: ValueOrigin) -> &'static str {
     match known {
-        Known::Stored => "stored",
-        Known::Computed => "computed",
-        Known::Copied => "copied",
-        Known::Read => "read",
-        Known::Unchanged => "unchanged",
-        Known::Not => "no",
+        ValueOrigin::Stored => "stored",
+        ValueOrigin::Computed => "computed",
+        ValueOrigin::Copied => "copied",
+        ValueOrigin::Read => "read",
+        ValueOrigin::Unchanged => "unchanged",
+        ValueOrigin::Not => "no",
     }
 }
 
-/// Where an access was made in a few words: the function and the line; where it has none, also the caller that has.
+/// Location of an access in a few words: the function and the line; without a line, also the caller
+/// that has one.
 fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
     let frames = stacks.get(hit.stack as usize).map_or(&[][..], Vec::as_slice);
     let kernel = hit.kernel.as_ref().map(|kernel| match (&kernel.call, &kernel.function) {
@@ -404,7 +435,7 @@ fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
         (None, Some(function)) => format!("the kernel ({function})"),
         (None, None) => "the kernel".to_owned(),
     });
-    // What a library does it does for the program.
+    // A library acts on behalf of the program.
     let its_own = |frame: &&Frame| {
         let module = frame.module.as_ref().map(Name::base);
         module.is_some_and(|module| !module.windows(3).any(|piece| piece == b".so"))
@@ -441,8 +472,8 @@ fn with_its_line(frame: &Frame) -> String {
     format!("{}{}", function(frame), line.unwrap_or_default())
 }
 
-/// How often each call stack is among the accesses, the most frequent first.
-fn counted(watched: &Watched) -> Vec<(u32, u64)> {
+/// Number of accesses of each call stack, largest first.
+fn counted(watched: &WatchRecording) -> Vec<(u32, u64)> {
     let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
     for hit in &watched.hits {
         *counts.entry(hit.stack).or_default() += 1;
@@ -452,27 +483,31 @@ fn counted(watched: &Watched) -> Vec<(u32, u64)> {
     counts
 }
 
-fn frames_of(watched: &Watched, stack: u32) -> &[Frame] {
+fn frames_of(watched: &WatchRecording, stack: u32) -> &[Frame] {
     watched.stacks.get(stack as usize).map_or(&[], Vec::as_slice)
 }
 
 /// The call stacks, a row each, for people who have seen their frames.
-fn sites(watched: &Watched) -> Table {
+fn sites(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let first = |stack: u32| watched.hits.iter().find(|hit| hit.stack == stack);
     let place =
         |stack: u32| first(stack).map_or(Name::from("?"), |hit| place(&watched.stacks, hit));
     let numbers = |number: fn(&(u32, u64)) -> u64| counted.iter().map(number).collect();
     let columns = vec![
-        Column::new("stack", "STACK", Cells::Counts(numbers(|it| it.0.into()))),
-        Column::new("count", "HITS", Cells::Counts(numbers(|it| it.1))),
-        Column::new("place", "WHERE", Cells::Names(counted.iter().map(|it| place(it.0)).collect())),
+        TableColumn::new("stack", "STACK", ColumnCells::Counts(numbers(|it| it.0.into()))),
+        TableColumn::new("count", "HITS", ColumnCells::Counts(numbers(|it| it.1))),
+        TableColumn::new(
+            "place",
+            "WHERE",
+            ColumnCells::Names(counted.iter().map(|it| place(it.0)).collect()),
+        ),
     ];
     table("sites", "Call stacks", Audience::People, described(columns))
 }
 
 /// The call stacks, a row a frame.
-fn frames(watched: &Watched) -> Table {
+fn frames(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
     let rows = counted.iter().flat_map(|(stack, count)| {
         let frames = frames_of(watched, *stack).iter().enumerate();
@@ -480,18 +515,19 @@ fn frames(watched: &Watched) -> Table {
     });
     let rows: Vec<(Option<(u32, u64)>, &Frame)> = rows.collect();
     let once = |value: fn((u32, u64)) -> u64| {
-        let cell =
-            |head: &Option<(u32, u64)>| head.map_or(Value::None, |it| Value::Count(value(it)));
-        Cells::Values(rows.iter().map(|(head, _)| cell(head)).collect())
+        let cell = |head: &Option<(u32, u64)>| {
+            head.map_or(CellValue::None, |it| CellValue::Count(value(it)))
+        };
+        ColumnCells::Values(rows.iter().map(|(head, _)| cell(head)).collect())
     };
     let names = |name: fn(&Frame) -> Option<Name>| {
-        let cell = |frame: &Frame| name(frame).map_or(Value::None, Value::Name);
-        Cells::Values(rows.iter().map(|(_, frame)| cell(frame)).collect())
+        let cell = |frame: &Frame| name(frame).map_or(CellValue::None, CellValue::Name);
+        ColumnCells::Values(rows.iter().map(|(_, frame)| cell(frame)).collect())
     };
     let columns = vec![
-        Column::new("stack", "STACK", once(|(stack, _)| stack.into())),
-        Column::new("count", "HITS", once(|(_, count)| count)),
-        Column::new(
+        TableColumn::new("stack", "STACK", once(|(stack, _)| stack.into())),
+        TableColumn::new("count", "HITS", once(|(_, count)| count)),
+        TableColumn::new(
             "function",
             "FUNCTION",
             names(|frame| {
@@ -499,7 +535,7 @@ fn frames(watched: &Watched) -> Table {
                 Some(Name::new(format!("{}{inlined}", function(frame)).as_bytes()))
             }),
         ),
-        Column::new(
+        TableColumn::new(
             "line",
             "LINE",
             names(|frame| {
@@ -508,76 +544,81 @@ fn frames(watched: &Watched) -> Table {
                 Some(Name::new(format!("{file}:{}", line.number).as_bytes()))
             }),
         ),
-        Column::new(
+        TableColumn::new(
             "module",
             "MODULE",
             names(|frame| frame.module.as_ref().map(|module| Name::new(module.base()))),
         ),
     ];
-    Table {
+    ReportTable {
         key: "frames".into(),
         ..table("frames", "Call stacks", Audience::People, described(columns))
     }
 }
 
 /// The same for programs: a row a stack.
-fn stacks(watched: &Watched) -> Table {
+fn stacks(watched: &WatchRecording) -> ReportTable {
     let counted = counted(watched);
-    let frames = |stack: u32| Value::List(frames_of(watched, stack).iter().map(record).collect());
+    let frames =
+        |stack: u32| CellValue::List(frames_of(watched, stack).iter().map(record).collect());
     let columns = vec![
-        Column::new(
+        TableColumn::new(
             "stack",
             "STACK",
-            Cells::Counts(counted.iter().map(|it| it.0.into()).collect()),
+            ColumnCells::Counts(counted.iter().map(|it| it.0.into()).collect()),
         ),
-        Column::new("count", "HITS", Cells::Counts(counted.iter().map(|it| it.1).collect())),
-        Column::new(
+        TableColumn::new(
+            "count",
+            "HITS",
+            ColumnCells::Counts(counted.iter().map(|it| it.1).collect()),
+        ),
+        TableColumn::new(
             "frames",
             "FRAMES",
-            Cells::Values(counted.iter().map(|it| frames(it.0)).collect()),
+            ColumnCells::Values(counted.iter().map(|it| frames(it.0)).collect()),
         ),
     ];
     table("stacks", "", Audience::Programs, described(columns))
 }
 
-fn record(frame: &Frame) -> Value {
-    let text = |text: &str| Value::Name(Name::new(text.as_bytes()));
+fn record(frame: &Frame) -> CellValue {
+    let text = |text: &str| CellValue::Name(Name::new(text.as_bytes()));
     let line = frame.line.as_ref();
-    Value::Record(vec![
-        ("function".into(), frame.function.as_deref().map_or(Value::None, text)),
-        ("file".into(), line.map_or(Value::None, |line| text(&line.file))),
-        ("line".into(), line.map_or(Value::None, |line| Value::Count(line.number.into()))),
-        ("module".into(), frame.module.clone().map_or(Value::None, Value::Name)),
-        ("offset".into(), Value::Count(frame.offset)),
-        ("inlined".into(), Value::Flag(frame.inlined)),
+    CellValue::Record(vec![
+        ("function".into(), frame.function.as_deref().map_or(CellValue::None, text)),
+        ("file".into(), line.map_or(CellValue::None, |line| text(&line.file))),
+        ("line".into(), line.map_or(CellValue::None, |line| CellValue::Count(line.number.into()))),
+        ("module".into(), frame.module.clone().map_or(CellValue::None, CellValue::Name)),
+        ("offset".into(), CellValue::Count(frame.offset)),
+        ("inlined".into(), CellValue::Flag(frame.inlined)),
     ])
 }
 
-/// What the numbers do not say.
-fn remarks(watched: &Watched) -> Vec<Paragraph> {
+/// Remarks on the numbers.
+fn remarks(watched: &WatchRecording) -> Vec<Paragraph> {
     let mut remarks: Vec<String> = Vec::new();
     let limit = watched.memory_limit >> 20;
     let seen = watched.hits.len() as u64 + watched.dropped + watched.passed_over;
     if seen == 0 && watched.lost == 0 {
-        let what = if watched.reads { "Nothing accessed" } else { "Nothing wrote" };
+        let what = if watched.reads { "No access to" } else { "No write to" };
         remarks.push(format!("{what} these bytes while they were watched."));
     } else if watched.hits.is_empty() && watched.passed_over > 0 {
-        remarks.push("The condition held for none of them.".into());
+        remarks.push("The condition was false for all of them.".into());
     }
     if watched.mapping.is_none() {
-        remarks.push("No memory was mapped at that address when the watching began.".into());
+        remarks.push("No memory was mapped at that address when the watch began.".into());
     }
     if let Err(absent) = &watched.kernel {
         remarks.push(format!(
-            "What the kernel writes for the process, as in read(2), is not told: {absent}."
+            "Writes of the kernel for the process, as in read(2), are not recorded: {absent}."
         ));
     }
-    if watched.hits.iter().any(|hit| hit.known == Known::Not) {
-        remarks.push("Values are not known where the instruction does not tell them and another access came before the memory could be read.".into());
+    if watched.hits.iter().any(|hit| hit.known == ValueOrigin::Not) {
+        remarks.push("A value is unknown if the instruction does not show it and another access came before the memory could be read.".into());
     }
     if watched.dropped > 0 {
         remarks.push(format!(
-            "{} hits came when as many were kept as fit into {limit} MiB (--memory-limit): they are counted only.",
+            "{} hits exceeded the memory limit of {limit} MiB (--memory-limit): they are counted only.",
             watched.dropped
         ));
     }
@@ -594,11 +635,11 @@ fn remarks(watched: &Watched) -> Vec<Paragraph> {
             }
             Err(_) => "the kernel for the process, another process, or a device",
         };
-        remarks.push(format!("{} times the memory held something else than the last access had left: written by {by}.", watched.unseen));
+        remarks.push(format!("{} times the memory differed from the value that the last access left: written by {by}.", watched.unseen));
     }
     let paragraph = |text: String| Paragraph {
         title: "".into(),
-        pieces: vec![Value::text(text)],
+        pieces: vec![CellValue::text(text)],
         audience: Audience::People,
     };
     remarks.into_iter().map(paragraph).collect()
@@ -617,10 +658,10 @@ mod tests {
             pid: Pid(1),
             tid: Pid(1),
             thread: Name::default(),
-            access: Access::Write,
+            access: WatchAccess::Write,
             old: reading(old),
             value: reading(value),
-            known: Known::Stored,
+            known: ValueOrigin::Stored,
             instruction: None,
             kernel: None,
             stack: 0,
@@ -629,7 +670,7 @@ mod tests {
 
     #[test]
     fn a_condition_holds_by_the_numbers_and_never_for_what_is_unknown() {
-        let holds = |text: &str, hit: &Hit| When::parse(text).unwrap().holds(hit);
+        let holds = |text: &str, hit: &Hit| AccessCondition::parse(text).unwrap().holds(hit);
         let it = hit(Some(&[0, 1, 0, 0]), Some(&[0xff, 0, 0, 0]));
         assert!(holds("old == 256 && value == 0xff", &it));
         assert!(holds("value < 256 || value == 0", &it));
@@ -637,11 +678,14 @@ mod tests {
         let unknown = hit(None, Some(&[0; 4]));
         assert!(!holds("old == 0", &unknown) && !holds("old != 0", &unknown));
         assert!(holds("value == 0", &unknown));
-        assert!(When::parse("size == 0").is_err() && When::parse("value ~ x").is_err());
+        assert!(
+            AccessCondition::parse("size == 0").is_err()
+                && AccessCondition::parse("value ~ x").is_err()
+        );
     }
 
     #[test]
-    fn values_are_told_in_decimal_and_hexadecimal_and_characters_as_such() {
+    fn values_are_printed_in_decimal_hexadecimal_and_as_characters() {
         assert_eq!(text(&[65]), "65 (0x41 'A')");
         assert_eq!(text(&[0x1b]), "27 (0x1b)");
         assert_eq!(text(&[1, 2]), "513 (0x201)");
@@ -653,7 +697,10 @@ mod tests {
         let frame = |function: &str, line: Option<u32>| Frame {
             function: Some(function.to_owned()),
             module: Some(Name::from("/lib/libc.so.6")),
-            line: line.map(|number| pagewise_model::traced::Line { file: "a/b.c".into(), number }),
+            line: line.map(|number| pagewise_model::traced::SourcePosition {
+                file: "a/b.c".into(),
+                number,
+            }),
             offset: 0,
             inlined: false,
         };
@@ -665,7 +712,7 @@ mod tests {
         };
         assert_eq!(told(&it, false).len(), 1);
         let lines = told(&it, true);
-        // What the line says is not said again.
+        // The text of the line is not repeated.
         assert_eq!(lines.len(), 2);
         for (line, words) in [(0, "\" → \""), (0, "1 one"), (0, "sets b.c:7"), (1, "in libc.so.6")]
         {
@@ -676,16 +723,16 @@ mod tests {
     }
 
     #[test]
-    fn of_many_bytes_those_are_told_that_changed() {
+    fn only_changed_bytes_of_a_long_range_are_reported() {
         let mut new = [0; 16];
         (new[9], new[11]) = (1, 2);
         let it = hit(Some(&[0; 16]), Some(&new));
-        assert_eq!(words(&it, |hit| &hit.old), Value::text("+8: 0"));
-        assert_eq!(words(&it, |hit| &hit.value), Value::text("+8: 33554688 (0x2000100)"));
+        assert_eq!(value_text(&it, |hit| &hit.old), CellValue::text("+8: 0"));
+        assert_eq!(value_text(&it, |hit| &hit.value), CellValue::text("+8: 33554688 (0x2000100)"));
         assert_eq!(changed_part(&[0; 12], &new[..12]), Some((8, 4)));
         assert_eq!(changed_part(&[0; 16], &[1; 16]), None);
         assert_eq!(changed_part(&new, &new), None);
         let unknown = hit(None, Some(&[0; 4]));
-        assert_eq!(words(&unknown, |hit| &hit.old), Value::Absent(Absent::Vanished));
+        assert_eq!(value_text(&unknown, |hit| &hit.old), CellValue::Absent(Absent::Vanished));
     }
 }

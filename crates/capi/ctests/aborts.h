@@ -1,4 +1,4 @@
-/* What ends a program must say why: each mistake is made in a child. */
+/* Calls that abort must print the reason: each wrong call is made in a child. */
 #ifndef ABORTS_H
 #define ABORTS_H
 
@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-/* What a program says that ends by SIGABRT. */
+/* Checks that a program ends by SIGABRT and prints a text. */
 static void aborts_saying(void (*does)(void), const char *says)
 {
     int ends[2];

@@ -1,4 +1,4 @@
-/* What tests ask: a program that finds something else says where, and ends with 1. */
+/* Assertions of tests: a failing program prints the location, and ends with 1. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,4 +1,5 @@
-/* pagewise/fifo.h from C: queues, disorder, blocks of any size, what is too much, and what ends the program. */
+/* pagewise/fifo.h from C: queues, disorder, blocks of any size, what is too much, and what ends the
+ * program. */
 #include <pagewise/fifo.h>
 
 #include <stdlib.h>
@@ -8,7 +9,8 @@
 
 #define LIVE 500
 
-/* Whether somebody checks accesses: then blocks are apart, and always move when they change their size. */
+/* True if a checker observes accesses: then blocks are separate, and always move when they are
+ * resized. */
 static int is_watched;
 
 static char *live[LIVE];
@@ -185,7 +187,7 @@ int main(int argc, char **argv)
     if (!is_watched) {
         aborts_saying(free_twice, "was freed twice");
         aborts_saying(free_another_size, "a size that it does not have");
-        aborts_saying(write_past_the_end, "wrote past the end");
+        aborts_saying(write_past_the_end, "was overwritten");
     }
     return 0;
 }

@@ -1,5 +1,6 @@
-/* pagewise/measure.h from C: known costs, absences, every error. Ends with 0, or says which line was not so.
- * With an argument, costs may be higher than they should be: a program that watches this one has costs of its own. */
+/* pagewise/measure.h from C: known costs, absences, every error. Ends with 0, or says which line
+ * was not so. With an argument, costs may be higher than they should be: a program that watches
+ * this one has costs of its own. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pagewise/measure.h>

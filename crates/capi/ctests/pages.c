@@ -1,4 +1,5 @@
-/* pagewise/pages.h from C: parts, kinds, buffers, threads, and what is said where there is none. */
+/* pagewise/pages.h from C: parts, kinds of memory, buffers, threads, and messages for missing
+ * memory. */
 #include <pagewise/pages.h>
 
 #include <errno.h>
@@ -93,7 +94,7 @@ static void kinds_are_there_or_it_is_said_why_not(void)
     use((pw_pages_options){.folder = "/tmp"});
     pw_pages *pages;
     CHECK(pw_pages_create(&pages, &(pw_pages_options){.folder = "/no/such/folder"}) == ENOENT);
-    CHECK(strcmp(pw_error_message(), "open: there is no such folder") == 0 && pages == NULL);
+    CHECK(strcmp(pw_error_message(), "open: the folder does not exist") == 0 && pages == NULL);
     CHECK(pw_pages_create(&pages, &(pw_pages_options){.flags = 64}) == EINVAL);
     CHECK(pw_pages_create(&pages, &(pw_pages_options){.flags = PW_PAGES_HUGE, .huge_power = 21}) == EINVAL);
     CHECK(pw_pages_create(&pages, &(pw_pages_options){.flags = PW_PAGES_LOCKED, .folder = "/tmp"}) == EINVAL);

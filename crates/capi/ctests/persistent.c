@@ -1,5 +1,5 @@
-/* pagewise/persistent.h from C: what is there again, what is undone, what is refused, and what a killed process leaves.
- * With `program PATH` it makes the heap that a program in Rust makes too. */
+/* pagewise/persistent.h from C: what is there again, what is undone, what is refused, and what a
+ * killed process leaves. With `program PATH` it makes the heap that a program in Rust makes too. */
 #define _GNU_SOURCE
 #include <pagewise/persistent.h>
 
@@ -154,7 +154,7 @@ static void a_kill_loses_nothing_that_was_committed(int times)
     }
 }
 
-/* What crates/capi/tests/c/persistent.rs does too: both must leave the same bytes. */
+/* The same steps as in crates/capi/tests/c/persistent.rs: both must write the same bytes. */
 static void run_program(const char *file)
 {
     pw_persistent heap;

@@ -1,4 +1,5 @@
-/* pagewise/ring.h from C: frames for other threads, in any order, of any size; what is too much, and what ends the program. */
+/* pagewise/ring.h from C: frames for other threads, in any order, of any size; what is too much,
+ * and what ends the program. */
 #include <pagewise/ring.h>
 
 #include <errno.h>
@@ -11,7 +12,7 @@
 #define JOBS 1000
 #define WAITING 50
 
-/* Whether somebody checks accesses: then blocks are apart, and always move when they grow. */
+/* True if a checker observes accesses: then blocks are separate, and always move when they grow. */
 static int is_watched;
 
 struct job {
@@ -226,7 +227,7 @@ int main(int argc, char **argv)
         aborts_saying(seal_nothing, "no frame is open");
         aborts_saying(allocate_in_nothing, "no frame is open");
         aborts_saying(release_twice, "released twice");
-        aborts_saying(write_past_the_end, "wrote past the end");
+        aborts_saying(write_past_the_end, "was overwritten");
     }
     return 0;
 }

@@ -1,4 +1,5 @@
-/* pagewise/stack.h from C: what is adjacent, what frames free, what grows in place, and what ends the program. */
+/* pagewise/stack.h from C: what is adjacent, what frames free, what grows in place, and what ends
+ * the program. */
 #include <pagewise/stack.h>
 
 #include <pthread.h>
@@ -7,7 +8,7 @@
 
 #include "aborts.h"
 
-/* Whether somebody checks accesses: then blocks are apart, and always move when they grow. */
+/* True if a checker observes accesses: then blocks are separate, and always move when they grow. */
 static int is_watched;
 
 static void small_blocks_are_adjacent(void)
@@ -221,7 +222,7 @@ static void misuse_aborts(void)
     aborts_saying(pop_out_of_order, "a frame is popped that is not the innermost");
     aborts_saying(pop_twice, "a frame is popped that is not the innermost");
     aborts_saying(wipe_in_a_frame, "it is wiped while a frame is open");
-    aborts_saying(write_past_the_end, "somebody wrote past the end");
+    aborts_saying(write_past_the_end, "was overwritten");
 }
 
 int main(int argc, char **argv)

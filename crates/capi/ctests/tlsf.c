@@ -1,4 +1,5 @@
-/* pagewise/tlsf.h from C: what is kept, what is merged, what grows in place, and what ends the program. */
+/* pagewise/tlsf.h from C: what is kept, what is merged, what grows in place, and what ends the
+ * program. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 
@@ -7,7 +8,7 @@
 
 #include "check.h"
 
-/* Whether somebody checks accesses: then nothing is at hand, and blocks are apart. */
+/* True if a checker observes accesses: then no block is cached, and blocks are separate. */
 static int is_watched;
 
 static void a_small_block_is_at_hand_again(void)

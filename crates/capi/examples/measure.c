@@ -1,4 +1,4 @@
-/* What a loop costs. */
+/* Cost of a loop. */
 #include <pagewise/measure.h>
 #include <stdio.h>
 

@@ -1,10 +1,11 @@
-//! What the pools of C programs have in common: how memory and sizes become those of C, and the calls that all of them have.
+//! Common code of the pools for C programs: conversion of memory and sizes, and the calls that all
+//! of them have.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
-/// Memory as C has it: NULL where there is none.
+/// Memory for C: NULL without a block.
 pub(crate) fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
     block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
 }
@@ -14,42 +15,42 @@ pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align).ok()
 }
 
-/// Calls that are alike for every pool: `functions!(see "stack.h", stack(*mut CStack); held pw_stack_held, ..)`, where
-/// `stack` makes the pool of a pointer.
+/// Calls that are alike for every pool: `functions!(see "stack.h", stack(*mut CStack); held
+/// pw_stack_held, ..)`, where `stack` makes the pool of a pointer.
 macro_rules! functions {
     (see $header:literal, $pool:ident($raw:ty); $($what:ident $name:ident),* $(,)?) => {
         $($crate::common::functions!(@$what $header, $pool, $raw, $name);)*
     };
     (@held $header:literal, $pool:ident, $raw:ty, $name:ident) => {
         $crate::common::functions!(@define $header, fn $name(raw: $raw) -> usize {
-            // SAFETY: as the header says.
+            // SAFETY: the header requires a live pool.
             unsafe { $pool(raw) }.held()
         });
     };
     (@guard $header:literal, $pool:ident, $raw:ty, $name:ident) => {
         $crate::common::functions!(@define $header, fn $name(raw: $raw) -> ::std::ffi::c_int {
-            // SAFETY: as the header says.
+            // SAFETY: the header requires a live pool.
             unsafe { $pool(raw) }.guard().into()
         });
     };
     (@trim $header:literal, $pool:ident, $raw:ty, $name:ident) => {
         $crate::common::functions!(@define $header, fn $name(raw: $raw) -> () {
-            // SAFETY: as the header says.
+            // SAFETY: the header requires a live pool.
             unsafe { $pool(raw) }.trim();
         });
     };
     (@check $header:literal, $pool:ident, $raw:ty, $name:ident) => {
         $crate::common::functions!(@define $header, fn $name(raw: $raw) -> () {
-            // SAFETY: as the header says.
+            // SAFETY: the header requires a live pool.
             let pool = unsafe { $pool(raw) };
             $crate::failure::or_abort(|| pool.check());
         });
     };
     (@set_name $header:literal, $pool:ident, $raw:ty, $called:ident) => {
         $crate::common::functions!(@define $header, fn $called(raw: $raw, name: *const ::std::ffi::c_char) -> () {
-            // SAFETY: a string, says the header.
+            // SAFETY: the header requires a string; it is not NULL.
             let name = unsafe { ::std::ffi::CStr::from_ptr(name) };
-            // SAFETY: as the header says.
+            // SAFETY: the header requires a live pool.
             unsafe { $pool(raw) }.set_name(&name.to_string_lossy());
         });
     };

@@ -1,4 +1,5 @@
-//! How calls fail: a number of `errno.h`, and words that are kept for the thread. No panic goes on into C.
+//! Failures of calls: a number of `errno.h`, and a message that is kept for the thread. No panic
+//! unwinds into C.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -16,17 +17,17 @@ impl Failure {
         Failure { number, message: message.into() }
     }
 
-    /// Of an argument.
+    /// Failure of an argument.
     pub(crate) fn invalid(message: impl Into<String>) -> Failure {
         Failure::new(libc::EINVAL, message)
     }
 }
 
-impl From<pagewise_measure::Error> for Failure {
-    fn from(error: pagewise_measure::Error) -> Failure {
-        use pagewise_measure::Error;
+impl From<pagewise_measure::MeasureError> for Failure {
+    fn from(error: pagewise_measure::MeasureError) -> Failure {
+        use pagewise_measure::MeasureError;
         let number = match &error {
-            Error::Counter(error) => error.raw_os_error().unwrap_or(libc::EIO),
+            MeasureError::Counter(error) => error.raw_os_error().unwrap_or(libc::EIO),
             _ => libc::EINVAL,
         };
         let hint = error.hint().map_or(String::new(), |hint| format!(": {hint}"));
@@ -40,7 +41,8 @@ thread_local! {
 
 /// Runs a call: 0, or the number of its failure, whose words are kept.
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
-    // What a panic leaves half done is not looked at again: a region that was not ended is forgotten.
+    // State that a panic leaves half done is not used again: a region that was not ended is
+    // discarded.
     let done = catch_unwind(AssertUnwindSafe(body));
     match done.unwrap_or_else(|_| Err(Failure::new(libc::ENOTRECOVERABLE, "a bug in pagewise"))) {
         Ok(()) => 0,
@@ -51,7 +53,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     }
 }
 
-/// Runs what panics where memory was misused, which C is told of by the end of the process.
+/// Runs code that panics on misused memory; for C the panic becomes an abort of the process.
 pub(crate) fn or_abort<T>(body: impl FnOnce() -> T) -> T {
     // The panic has said what is wrong.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| std::process::abort())

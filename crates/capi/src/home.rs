@@ -1,24 +1,25 @@
-//! Where pools of C programs live that are made by the library: in memory of their own source, since a program that gives a
-//! buffer wants nothing else to be taken.
+//! Memory of pools that the library creates for C programs: from their own source, since a program
+//! that provides a buffer expects no other allocation.
 
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use pagewise_alloc::{Block, Os, Source};
+use pagewise_alloc::{Os, Source, SourceBlock};
 
-/// A pool and the memory in which it lies. The pool comes first: a pointer to it is one to its home.
+/// A pool and the memory in which it lies. The pool comes first: a pointer to it is one to its
+/// home.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Home<T> {
     pool: T,
-    block: Block,
+    block: SourceBlock,
 }
 
-/// Makes a pool in memory of a source, which it may have then; `None` where there is none.
+/// Creates a pool in memory of a source, which it owns from then on; `None` without memory.
 pub(crate) fn place<S: Source, T>(source: S, make: impl FnOnce(S) -> T) -> Option<NonNull<T>> {
     let block = source.take(Layout::new::<Home<T>>())?;
     let home = block.start.cast::<Home<T>>();
-    // SAFETY: the block is as large and aligned as asked, and nobody else's.
+    // SAFETY: the block has the requested size and alignment, and no other code uses it.
     unsafe { home.write(Home { pool: make(source), block }) };
     Some(home.cast())
 }
@@ -26,8 +27,8 @@ pub(crate) fn place<S: Source, T>(source: S, make: impl FnOnce(S) -> T) -> Optio
 /// Ends a pool, and says in which memory it was.
 ///
 /// # Safety
-/// The pool came from [`place`], and nobody uses it any more.
-pub(crate) unsafe fn end<T>(pool: NonNull<T>) -> Block {
+/// The pool came from [`place`], and is not used any more.
+pub(crate) unsafe fn end<T>(pool: NonNull<T>) -> SourceBlock {
     // SAFETY: a pool that was placed is the start of its home, and is read for the last time.
     let Home { pool, block } = unsafe { pool.cast::<Home<T>>().read() };
     drop(pool);
@@ -37,8 +38,8 @@ pub(crate) unsafe fn end<T>(pool: NonNull<T>) -> Block {
 /// Gives memory of the system back.
 ///
 /// # Safety
-/// It came from [`Os`], and nobody uses it any more.
-pub(crate) unsafe fn give_back_to_system(block: Block) {
-    // SAFETY: the caller promises the same.
+/// It came from [`Os`], and is not used any more.
+pub(crate) unsafe fn give_back_to_system(block: SourceBlock) {
+    // SAFETY: the caller passes a block of the system's source.
     unsafe { Os.give_back(block) };
 }

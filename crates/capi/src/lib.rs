@@ -1,4 +1,5 @@
-//! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. What each function promises is in `include/pagewise/*.h`.
+//! The C API of pagewise: `libpagewise.a` and `libpagewise.so`. `include/pagewise/*.h` document
+//! each function.
 
 mod common;
 mod failure;

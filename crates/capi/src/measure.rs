@@ -7,30 +7,30 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pagewise_measure::events::choose;
-use pagewise_measure::probe::{Cost, MEMORY, Options, Probe, Whose};
+use pagewise_measure::probe::{CodeProbe, Cost, MEMORY, ProbeOptions, ProbeScope};
 use pagewise_model::Reading;
-use pagewise_model::measured::{Count, Unit};
+use pagewise_model::measured::{Count, MetricUnit};
 
 use crate::failure::{Failure, c_string, call};
 
 /// A `PW_*` of the header, and what it sets.
-struct Flag {
+struct MeasureFlag {
     bit: c_uint,
-    set: fn(&mut Options),
+    set: fn(&mut ProbeOptions),
 }
 
-const FLAGS: &[Flag] = &[
-    Flag { bit: 1, set: |options| options.whose = Whose::Process },
-    Flag { bit: 2, set: |options| options.in_kernel = true },
-    Flag { bit: 4, set: |options| options.usage = false },
-    Flag { bit: 8, set: |options| options.memory = true },
-    Flag { bit: 16, set: |options| options.subtract = true },
+const FLAGS: &[MeasureFlag] = &[
+    MeasureFlag { bit: 1, set: |options| options.whose = ProbeScope::Process },
+    MeasureFlag { bit: 2, set: |options| options.in_kernel = true },
+    MeasureFlag { bit: 4, set: |options| options.usage = false },
+    MeasureFlag { bit: 8, set: |options| options.memory = true },
+    MeasureFlag { bit: 16, set: |options| options.subtract = true },
 ];
 
 /// `pw_value`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Value {
+pub struct PwValue {
     value: f64,
     count: i64,
     enabled: u64,
@@ -40,11 +40,12 @@ pub struct Value {
     user_mode_only: i32,
 }
 
-const _: () = assert!(size_of::<Value>() == 48 && offset_of!(Value, count) == 8);
-const _: () = assert!(offset_of!(Value, absent) == 32 && offset_of!(Value, user_mode_only) == 44);
+const _: () = assert!(size_of::<PwValue>() == 48 && offset_of!(PwValue, count) == 8);
+const _: () =
+    assert!(offset_of!(PwValue, absent) == 32 && offset_of!(PwValue, user_mode_only) == 44);
 
-impl Value {
-    const NONE: Value = Value {
+impl PwValue {
+    const NONE: PwValue = PwValue {
         value: 0.0,
         count: 0,
         enabled: 0,
@@ -54,28 +55,28 @@ impl Value {
         user_mode_only: 0,
     };
 
-    fn counted(count: &Count) -> Reading<Value> {
+    fn counted(count: &Count) -> Reading<PwValue> {
         let (enabled, running) = count.share.map_or((0, 0), |share| (share.enabled, share.running));
         let (value, count) = (count.estimate()?, i64::try_from(count.value).unwrap_or(i64::MAX));
-        Ok(Value { value, count, enabled, running, ..Value::NONE })
+        Ok(PwValue { value, count, enabled, running, ..PwValue::NONE })
     }
 
     #[expect(clippy::cast_precision_loss, reason = "no change of memory is above 2^53")]
-    fn changed(bytes: i64) -> Value {
-        Value { value: bytes as f64, count: bytes, ..Value::NONE }
+    fn changed(bytes: i64) -> PwValue {
+        PwValue { value: bytes as f64, count: bytes, ..PwValue::NONE }
     }
 }
 
 /// `enum pw_unit`.
-fn unit(unit: Unit) -> i32 {
+fn unit(unit: MetricUnit) -> i32 {
     match unit {
-        Unit::Count => 0,
-        Unit::Nanos => 1,
-        Unit::Bytes => 2,
+        MetricUnit::Count => 0,
+        MetricUnit::Nanos => 1,
+        MetricUnit::Bytes => 2,
     }
 }
 
-/// What a region cost, and the reasons that were handed out.
+/// Cost of a region, and the reasons that were returned.
 #[derive(Debug)]
 struct Shown {
     cost: Cost,
@@ -88,61 +89,61 @@ impl Shown {
     }
 
     /// The value of the name at an index: first what is counted, then the changes of memory.
-    fn value(&self, index: usize) -> Value {
+    fn value(&self, index: usize) -> PwValue {
         let counted = self.cost.iter().nth(index);
         let (reading, unit, user_mode_only) = match counted {
             Some((quantity, value)) => {
-                let value = value.as_ref().map_err(Clone::clone).and_then(Value::counted);
+                let value = value.as_ref().map_err(Clone::clone).and_then(PwValue::counted);
                 (value, unit(quantity.unit), quantity.user_mode_only)
             }
-            None => (self.change(index - self.cost.iter().count()), unit(Unit::Bytes), false),
+            None => (self.change(index - self.cost.iter().count()), unit(MetricUnit::Bytes), false),
         };
         let value = reading.unwrap_or_else(|absent| {
             let reason = self.reasons[index].get_or_init(|| c_string(&absent.to_string()));
-            Value { absent: reason.as_ptr(), ..Value::NONE }
+            PwValue { absent: reason.as_ptr(), ..PwValue::NONE }
         });
-        Value { unit, user_mode_only: user_mode_only.into(), ..value }
+        PwValue { unit, user_mode_only: user_mode_only.into(), ..value }
     }
 
-    fn change(&self, line: usize) -> Reading<Value> {
+    fn change(&self, line: usize) -> Reading<PwValue> {
         let (_, change) = &self.cost.memory().as_ref().map_err(Clone::clone)?[line];
-        change.clone().map(Value::changed)
+        change.clone().map(PwValue::changed)
     }
 }
 
-/// A thread of this process, whatever became of it. Unlike that of the standard library it takes no memory, which would
-/// look like a leak in a C program.
+/// A thread of this process, whatever became of it. Unlike that of the standard library it takes no
+/// memory, which would look like a leak in a C program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Thread(u64);
+struct ThreadToken(u64);
 
-impl Thread {
-    fn this() -> Thread {
+impl ThreadToken {
+    fn this() -> ThreadToken {
         static THREADS: AtomicU64 = AtomicU64::new(0);
         thread_local! {
             static THIS: u64 = THREADS.fetch_add(1, Ordering::Relaxed);
         }
-        Thread(THIS.with(|this| *this))
+        ThreadToken(THIS.with(|this| *this))
     }
 }
 
 /// `pw_probe`.
 #[derive(Debug)]
 pub struct CProbe {
-    probe: Probe,
-    owner: Thread,
+    probe: CodeProbe,
+    owner: ThreadToken,
     names: Vec<CString>,
     overhead: Shown,
     last: Option<Shown>,
 }
 
 impl CProbe {
-    fn open(options: &Options) -> Result<CProbe, Failure> {
-        let probe = Probe::open(options)?;
+    fn open(options: &ProbeOptions) -> Result<CProbe, Failure> {
+        let probe = CodeProbe::open(options)?;
         let quantities = probe.quantities().iter().map(|quantity| c_string(&quantity.name));
         let lines = MEMORY.iter().filter(|_| options.memory).map(|line| c_string(line.name()));
         let names: Vec<CString> = quantities.chain(lines).collect();
         let overhead = Shown::new(probe.overhead().clone(), &names);
-        Ok(CProbe { probe, owner: Thread::this(), names, overhead, last: None })
+        Ok(CProbe { probe, owner: ThreadToken::this(), names, overhead, last: None })
     }
 
     /// Which value has a name.
@@ -153,7 +154,7 @@ impl CProbe {
     }
 
     fn is_ours(&self) -> bool {
-        self.owner == Thread::this()
+        self.owner == ThreadToken::this()
     }
 }
 
@@ -162,12 +163,13 @@ impl CProbe {
 /// # Safety
 /// `probe` is NULL, or came from `pw_probe_open` and was not closed.
 unsafe fn ours<'a>(probe: *mut CProbe) -> Result<&'a mut CProbe, Failure> {
-    // SAFETY: not NULL here means a probe that is open; only its thread goes on to change it, one call at a time.
+    // SAFETY: not NULL here means a probe that is open; only its thread goes on to change it, one
+    // call at a time.
     let found = unsafe { probe.as_ref() }.ok_or_else(|| Failure::invalid("the probe is NULL"))?;
     if !found.is_ours() {
         return Err(Failure::new(libc::EPERM, "the probe belongs to another thread"));
     }
-    // SAFETY: as above, and this is that thread.
+    // SAFETY: the probe is live and belongs to this thread, as was checked.
     unsafe { probe.as_mut() }.ok_or_else(|| Failure::invalid("the probe is NULL"))
 }
 
@@ -179,7 +181,7 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failur
     if text.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: a string, says the caller, since it is not NULL.
+    // SAFETY: the caller passes a string; it is not NULL.
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
@@ -191,14 +193,14 @@ unsafe fn write<T>(place: *mut T, value: T, what: &str) -> Result<(), Failure> {
     if place.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: it may be written, says the caller, since it is not NULL.
+    // SAFETY: the caller passes a writable address; it is not NULL.
     unsafe { place.write(value) };
     Ok(())
 }
 
 /// The options that a caller has chosen.
-fn options(events: Option<&CStr>, flags: c_uint) -> Result<Options, Failure> {
-    let mut options = Options::default();
+fn options(events: Option<&CStr>, flags: c_uint) -> Result<ProbeOptions, Failure> {
+    let mut options = ProbeOptions::default();
     if let Some(events) = events {
         let events = events.to_str().map_err(|_| Failure::invalid("events is not UTF-8"))?;
         options.events = choose(events)?;
@@ -222,12 +224,12 @@ pub unsafe extern "C" fn pw_probe_open(
     flags: c_uint,
 ) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a writable address, or NULL.
         unsafe { write(probe, ptr::null_mut(), "probe") }?;
-        // SAFETY: a string, says the header, where it is not NULL.
+        // SAFETY: the header requires a string if it is not NULL.
         let events = (!events.is_null()).then(|| unsafe { CStr::from_ptr(events) });
         let opened = Box::new(CProbe::open(&options(events, flags)?)?);
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a writable address, or NULL.
         unsafe { write(probe, Box::into_raw(opened), "probe") }
     })
 }
@@ -239,7 +241,7 @@ pub unsafe extern "C" fn pw_probe_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_probe_start(probe: *mut CProbe) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live probe, or NULL.
         let probe = unsafe { ours(probe) }?;
         Ok(probe.probe.start()?)
     })
@@ -252,7 +254,7 @@ pub unsafe extern "C" fn pw_probe_start(probe: *mut CProbe) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_probe_stop(probe: *mut CProbe) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live probe, or NULL.
         let probe = unsafe { ours(probe) }?;
         probe.last = Some(Shown::new(probe.probe.stop()?, &probe.names));
         Ok(())
@@ -267,13 +269,13 @@ pub unsafe extern "C" fn pw_probe_stop(probe: *mut CProbe) -> c_int {
 pub unsafe extern "C" fn pw_probe_read(
     probe: *mut CProbe,
     name: *const c_char,
-    value: *mut Value,
+    value: *mut PwValue,
 ) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live probe, or NULL.
         let probe = unsafe { ours(probe) }?;
         let last = probe.last.as_ref().ok_or_else(|| Failure::invalid("no region has ended"))?;
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a valid name and a writable value, or NULL.
         unsafe { show(probe, last, name, value) }
     })
 }
@@ -286,12 +288,12 @@ pub unsafe extern "C" fn pw_probe_read(
 pub unsafe extern "C" fn pw_probe_overhead(
     probe: *mut CProbe,
     name: *const c_char,
-    value: *mut Value,
+    value: *mut PwValue,
 ) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live probe, or NULL.
         let probe = unsafe { ours(probe) }?;
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a valid name and a writable value, or NULL.
         unsafe { show(probe, &probe.overhead, name, value) }
     })
 }
@@ -304,12 +306,12 @@ unsafe fn show(
     probe: &CProbe,
     shown: &Shown,
     name: *const c_char,
-    value: *mut Value,
+    value: *mut PwValue,
 ) -> Result<(), Failure> {
-    // SAFETY: NULL or a string, says the caller.
+    // SAFETY: the caller passes a string, or NULL.
     let name = unsafe { string(name, "name") }?;
     let found = shown.value(probe.index(name)?);
-    // SAFETY: NULL or a place for a value, says the caller.
+    // SAFETY: the caller passes an address for a value, or NULL.
     unsafe { write(value, found, "value") }
 }
 
@@ -319,7 +321,7 @@ unsafe fn show(
 /// `probe` is NULL or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_probe_name(probe: *const CProbe, index: usize) -> *const c_char {
-    // SAFETY: as the header says; names never change.
+    // SAFETY: the header requires a live probe, or NULL; names never change.
     let names = unsafe { probe.as_ref() }.map(|probe| &probe.names);
     names.and_then(|names| names.get(index)).map_or(ptr::null(), |name| name.as_ptr())
 }
@@ -331,7 +333,7 @@ pub unsafe extern "C" fn pw_probe_name(probe: *const CProbe, index: usize) -> *c
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_probe_close(probe: *mut CProbe) {
     let closed = call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live probe, or NULL.
         unsafe { ours(probe) }.map(|_| ())
     });
     if closed == 0 {
@@ -358,9 +360,11 @@ mod tests {
 
     #[test]
     fn units_are_those_of_the_header() {
-        for (name, of) in
-            [("COUNT", Unit::Count), ("NANOSECONDS", Unit::Nanos), ("BYTES", Unit::Bytes)]
-        {
+        for (name, of) in [
+            ("COUNT", MetricUnit::Count),
+            ("NANOSECONDS", MetricUnit::Nanos),
+            ("BYTES", MetricUnit::Bytes),
+        ] {
             assert!(HEADER.contains(&format!("PW_{name} = {}", unit(of))), "{name}");
         }
     }
@@ -369,7 +373,7 @@ mod tests {
     fn a_counter_that_took_turns_is_scaled_and_one_that_never_ran_is_absent() {
         let count = |enabled, running| {
             let share = Some(pagewise_model::measured::Share { enabled, running });
-            Value::counted(&Count { value: 10, share })
+            PwValue::counted(&Count { value: 10, share })
         };
         let scaled = count(100, 25).unwrap();
         assert_eq!((scaled.value, scaled.count, scaled.running), (40.0, 10, 25));

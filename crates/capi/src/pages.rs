@@ -6,43 +6,43 @@ use std::mem::offset_of;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::pages::{PAGE, run_size};
-use pagewise_alloc::source::{File, Mapped, Memory, Refused};
-use pagewise_alloc::{Block, Pages, Source};
+use pagewise_alloc::source::{MapRefused, MappedSource, SystemOrBuffer, UnnamedFile};
+use pagewise_alloc::{Pages, Source, SourceBlock};
 
 use crate::common::{functions, layout, pointer};
 use crate::failure::{Failure, call, or_abort};
 use crate::home;
 
-/// Of what a pool has pages.
+/// Source of a pool's pages.
 #[derive(Debug)]
-pub enum Kind {
+pub enum PwPagesSource {
     /// A buffer.
-    Buffer(Memory),
-    /// Of the system.
-    Mapped(Mapped),
-    /// Of a file.
-    File(File),
+    Buffer(SystemOrBuffer),
+    /// Pages of the system.
+    Mapped(MappedSource),
+    /// Pages of a file.
+    File(UnnamedFile),
 }
 
 /// Calls the same of whatever kind it is.
 macro_rules! of_kind {
     ($kind:ident, $source:ident => $call:expr) => {
         match $kind {
-            Kind::Buffer($source) => $call,
-            Kind::Mapped($source) => $call,
-            Kind::File($source) => $call,
+            PwPagesSource::Buffer($source) => $call,
+            PwPagesSource::Mapped($source) => $call,
+            PwPagesSource::File($source) => $call,
         }
     };
 }
 
 // SAFETY: whatever each of them promises.
-unsafe impl Source for Kind {
-    fn take(&self, layout: Layout) -> Option<Block> {
+unsafe impl Source for PwPagesSource {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         of_kind!(self, source => source.take(layout))
     }
 
-    unsafe fn give_back(&self, block: Block) {
-        // SAFETY: the caller promises the same.
+    unsafe fn give_back(&self, block: SourceBlock) {
+        // SAFETY: the caller passes a block of this source.
         of_kind!(self, source => unsafe { source.give_back(block) });
     }
 
@@ -55,7 +55,7 @@ unsafe impl Source for Kind {
     }
 
     unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes pages of a block of this source.
         of_kind!(self, source => unsafe { source.discard(start, size) })
     }
 
@@ -65,12 +65,12 @@ unsafe impl Source for Kind {
 }
 
 /// `pw_pages`.
-pub type CPages = Pages<Kind>;
+pub type CPages = Pages<PwPagesSource>;
 
 /// `pw_pages_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct COptions {
+pub struct PwPagesOptions {
     folder: *const c_char,
     nodes: u64,
     flags: c_uint,
@@ -80,30 +80,32 @@ pub struct COptions {
 /// `pw_pages_usage`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CUsage {
+pub struct PwPagesUsage {
     live: usize,
     idle: usize,
     held: usize,
 }
 
-const _: () = assert!(size_of::<COptions>() == 24 && offset_of!(COptions, nodes) == 8);
-const _: () = assert!(offset_of!(COptions, flags) == 16 && offset_of!(COptions, huge_power) == 20);
-const _: () = assert!(size_of::<CUsage>() == 24 && offset_of!(CUsage, held) == 16);
+const _: () = assert!(size_of::<PwPagesOptions>() == 24 && offset_of!(PwPagesOptions, nodes) == 8);
+const _: () = assert!(
+    offset_of!(PwPagesOptions, flags) == 16 && offset_of!(PwPagesOptions, huge_power) == 20
+);
+const _: () = assert!(size_of::<PwPagesUsage>() == 24 && offset_of!(PwPagesUsage, held) == 16);
 
 /// A `PW_PAGES_*` of the header, and the kind it makes.
-struct Flag {
+struct PagesFlag {
     bit: c_uint,
-    with: fn(Mapped) -> Mapped,
+    with: fn(MappedSource) -> MappedSource,
 }
 
-const FLAGS: &[Flag] = &[
-    Flag { bit: 1, with: Mapped::transparent_huge },
-    Flag { bit: 2, with: Mapped::populated },
-    Flag { bit: 4, with: Mapped::locked },
+const FLAGS: &[PagesFlag] = &[
+    PagesFlag { bit: 1, with: MappedSource::transparent_huge },
+    PagesFlag { bit: 2, with: MappedSource::populated },
+    PagesFlag { bit: 4, with: MappedSource::locked },
 ];
 
-impl From<Refused> for Failure {
-    fn from(refused: Refused) -> Failure {
+impl From<MapRefused> for Failure {
+    fn from(refused: MapRefused) -> Failure {
         Failure::new(refused.number(), refused.to_string())
     }
 }
@@ -112,13 +114,13 @@ impl From<Refused> for Failure {
 ///
 /// # Safety
 /// The folder is NULL or a string.
-unsafe fn kind(options: &COptions) -> Result<Kind, Failure> {
+unsafe fn kind(options: &PwPagesOptions) -> Result<PwPagesSource, Failure> {
     let unknown = FLAGS.iter().fold(options.flags, |left, flag| left & !flag.bit);
     if unknown != 0 {
         return Err(Failure::invalid(format!("flags has bits of no meaning: {unknown:#x}")));
     }
     let chosen = FLAGS.iter().filter(|flag| options.flags & flag.bit != 0);
-    let mut mapped = chosen.fold(Mapped::ANONYMOUS, |kind, flag| (flag.with)(kind));
+    let mut mapped = chosen.fold(MappedSource::ANONYMOUS, |kind, flag| (flag.with)(kind));
     mapped = mapped.on_nodes(options.nodes);
     if options.huge_power != 0 {
         if options.flags & 1 != 0 {
@@ -129,13 +131,13 @@ unsafe fn kind(options: &COptions) -> Result<Kind, Failure> {
     }
     if options.folder.is_null() {
         mapped.probe()?;
-        return Ok(Kind::Mapped(mapped));
+        return Ok(PwPagesSource::Mapped(mapped));
     }
-    if mapped != Mapped::ANONYMOUS {
-        return Err(Failure::invalid("memory of a file is of no other kind"));
+    if mapped != MappedSource::ANONYMOUS {
+        return Err(Failure::invalid("memory of a file cannot have another kind"));
     }
-    // SAFETY: a string, says the caller, since it is not NULL.
-    Ok(Kind::File(File::unnamed(unsafe { CStr::from_ptr(options.folder) })?))
+    // SAFETY: the caller passes a string; it is not NULL.
+    Ok(PwPagesSource::File(UnnamedFile::unnamed(unsafe { CStr::from_ptr(options.folder) })?))
 }
 
 /// The pool behind a pointer.
@@ -143,7 +145,7 @@ unsafe fn kind(options: &COptions) -> Result<Kind, Failure> {
 /// # Safety
 /// It is a `pw_pages` that was made and not destroyed.
 unsafe fn pool<'a>(pages: *const CPages) -> &'a CPages {
-    // SAFETY: as the caller says; any thread may use it.
+    // SAFETY: the caller passes a live pool; any thread may use it.
     unsafe { &*pages }
 }
 
@@ -154,24 +156,24 @@ unsafe fn pool<'a>(pages: *const CPages) -> &'a CPages {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_create(
     pages: *mut *mut CPages,
-    options: *const COptions,
+    options: *const PwPagesOptions,
 ) -> c_int {
     call(|| {
         if pages.is_null() {
             return Err(Failure::invalid("pages is NULL"));
         }
-        // SAFETY: it may be written, says the header, since it is not NULL.
+        // SAFETY: the header requires a writable address; it is not NULL.
         unsafe { pages.write(ptr::null_mut()) };
-        // SAFETY: NULL, or options, says the header.
+        // SAFETY: the header requires options, or NULL.
         let kind = match unsafe { options.as_ref() } {
-            // SAFETY: the folder is what the header says.
+            // SAFETY: the header requires a folder that is a string.
             Some(options) => unsafe { kind(options) }?,
-            None => Kind::Mapped(Mapped::ANONYMOUS),
+            None => PwPagesSource::Mapped(MappedSource::ANONYMOUS),
         };
         // Memory of a kind is for what is asked for; the pool itself lies elsewhere.
-        let placed = home::place(Memory::system(), |_| Pages::new(kind));
+        let placed = home::place(SystemOrBuffer::system(), |_| Pages::new(kind));
         let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
-        // SAFETY: as above.
+        // SAFETY: the header requires a writable address; it was checked not to be NULL.
         unsafe { pages.write(placed.as_ptr()) };
         Ok(())
     })
@@ -184,9 +186,9 @@ pub unsafe extern "C" fn pw_pages_create(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_create_in(buffer: *mut c_void, size: usize) -> *mut CPages {
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: as the header says.
-    let memory = unsafe { Memory::buffer(start, size) };
-    let placed = home::place(memory, |memory| Pages::new(Kind::Buffer(memory)));
+    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    let memory = unsafe { SystemOrBuffer::buffer(start, size) };
+    let placed = home::place(memory, |memory| Pages::new(PwPagesSource::Buffer(memory)));
     placed.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
@@ -197,9 +199,10 @@ pub unsafe extern "C" fn pw_pages_create_in(buffer: *mut c_void, size: usize) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_destroy(pages: *mut CPages) {
     let Some(placed) = NonNull::new(pages) else { return };
-    // SAFETY: as the header says.
-    let in_buffer = unsafe { pool(pages) }.with_source(|kind| matches!(kind, Kind::Buffer(_)));
-    // SAFETY: as the header says: pools are placed where they are made.
+    // SAFETY: the header requires a live pool.
+    let in_buffer =
+        unsafe { pool(pages) }.with_source(|kind| matches!(kind, PwPagesSource::Buffer(_)));
+    // SAFETY: the header requires a live pool, and the library placed it.
     let block = unsafe { home::end(placed) };
     if !in_buffer {
         // SAFETY: the pool lay in memory of the system, and has ended.
@@ -219,7 +222,7 @@ pub extern "C" fn pw_pages_size(size: usize) -> usize {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_alloc(pages: *mut CPages, size: usize) -> *mut c_void {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     pointer(layout(size, 1).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
 }
 
@@ -229,7 +232,7 @@ pub unsafe extern "C" fn pw_pages_alloc(pages: *mut CPages, size: usize) -> *mut
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_zalloc(pages: *mut CPages, size: usize) -> *mut c_void {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     pointer(layout(size, 1).and_then(|layout| unsafe { pool(pages) }.allocate_zeroed(layout)))
 }
 
@@ -243,7 +246,7 @@ pub unsafe extern "C" fn pw_pages_aligned_alloc(
     align: usize,
     size: usize,
 ) -> *mut c_void {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     pointer(layout(size, align).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
 }
 
@@ -254,9 +257,9 @@ pub unsafe extern "C" fn pw_pages_aligned_alloc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_free(pages: *mut CPages, run: *mut c_void, size: usize) {
     if let Some(run) = NonNull::new(run.cast()) {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live pool.
         let pool = unsafe { pool(pages) };
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a run of this pool with this size.
         or_abort(|| unsafe { pool.free(run, size) });
     }
 }
@@ -268,9 +271,9 @@ pub unsafe extern "C" fn pw_pages_free(pages: *mut CPages, run: *mut c_void, siz
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_free_part(pages: *mut CPages, start: *mut c_void, size: usize) {
     if let Some(start) = NonNull::new(start.cast()) {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live pool.
         let pool = unsafe { pool(pages) };
-        // SAFETY: as the header says.
+        // SAFETY: the header requires pages of a run of this pool.
         or_abort(|| unsafe { pool.free_part(start, size) });
     }
 }
@@ -287,9 +290,9 @@ pub unsafe extern "C" fn pw_pages_extend(
     size: usize,
 ) -> c_int {
     let Some(run) = NonNull::new(run.cast()) else { return 0 };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(pages) };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a run of this pool with this size.
     c_int::from(unsafe { pool.extend(run, old, size) })
 }
 
@@ -305,13 +308,13 @@ pub unsafe extern "C" fn pw_pages_realloc(
     size: usize,
 ) -> *mut c_void {
     let Some(run) = NonNull::new(run.cast()) else {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live pool.
         return unsafe { pw_pages_alloc(pages, size) };
     };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(pages) };
     let Some(layout) = layout(old, PAGE) else { return ptr::null_mut() };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a run of this pool with this size.
     or_abort(|| pointer(unsafe { pool.reallocate(run, layout, size) }))
 }
 
@@ -321,7 +324,7 @@ pub unsafe extern "C" fn pw_pages_realloc(
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_pages_keep(pages: *mut CPages, percent: c_uint) {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     unsafe { pool(pages) }.keep(u8::try_from(percent).unwrap_or(u8::MAX));
 }
 
@@ -337,10 +340,10 @@ functions! {
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_get_usage(pages: *mut CPages) -> CUsage {
-    // SAFETY: as the header says.
+pub unsafe extern "C" fn pw_pages_get_usage(pages: *mut CPages) -> PwPagesUsage {
+    // SAFETY: the header requires a live pool.
     let usage = unsafe { pool(pages) }.usage();
-    CUsage { live: usage.live, idle: usage.idle, held: usage.held }
+    PwPagesUsage { live: usage.live, idle: usage.idle, held: usage.held }
 }
 
 #[cfg(test)]

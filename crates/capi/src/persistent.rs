@@ -5,7 +5,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
-use pagewise_alloc::persistent::{Durability, Error, Options, Persistent, Rel, Tx};
+use pagewise_alloc::persistent::{
+    Durability, Persistent, PersistentError, PersistentOptions, Rel, Tx,
+};
 
 use crate::failure::{Failure, call};
 
@@ -22,7 +24,7 @@ pub struct CHeap {
 /// `pw_persistent_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct COptions {
+pub struct PwPersistentOptions {
     capacity: u64,
     log: u64,
     flags: c_uint,
@@ -31,7 +33,7 @@ pub struct COptions {
 /// `pw_persistent_usage`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CUsage {
+pub struct PwPersistentUsage {
     blocks: u64,
     bytes: u64,
     file: u64,
@@ -39,33 +41,35 @@ pub struct CUsage {
 
 const _: () = assert!(size_of::<CHeap>() == 32 && offset_of!(CHeap, first) == 8);
 const _: () = assert!(offset_of!(CHeap, end) == 16 && offset_of!(CHeap, cold) == 24);
-const _: () = assert!(size_of::<COptions>() == 24 && offset_of!(COptions, flags) == 16);
-const _: () = assert!(size_of::<CUsage>() == 24 && offset_of!(CUsage, file) == 16);
+const _: () =
+    assert!(size_of::<PwPersistentOptions>() == 24 && offset_of!(PwPersistentOptions, flags) == 16);
+const _: () =
+    assert!(size_of::<PwPersistentUsage>() == 24 && offset_of!(PwPersistentUsage, file) == 16);
 
 /// A `PW_PERSISTENT_*` of the header, and what it sets.
-struct Flag {
+struct PersistentFlag {
     bit: c_uint,
-    set: fn(&mut Options),
+    set: fn(&mut PersistentOptions),
 }
 
-const FLAGS: &[Flag] = &[
-    Flag { bit: 1, set: |options| options.durability = Durability::Power },
-    Flag { bit: 2, set: |options| options.wait = true },
-    Flag { bit: 4, set: |options| options.create = false },
+const FLAGS: &[PersistentFlag] = &[
+    PersistentFlag { bit: 1, set: |options| options.durability = Durability::Power },
+    PersistentFlag { bit: 2, set: |options| options.wait = true },
+    PersistentFlag { bit: 4, set: |options| options.create = false },
 ];
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
+impl From<PersistentError> for Failure {
+    fn from(error: PersistentError) -> Failure {
         let number = match error {
-            Error::Os { errno, .. } => errno,
-            Error::Busy | Error::Named => libc::EBUSY,
-            Error::Foreign => libc::EMEDIUMTYPE,
-            Error::Newer { .. } => libc::ENOTSUP,
-            Error::CutOff { .. } | Error::Corrupt { .. } => libc::EUCLEAN,
-            Error::OutOfMemory => libc::ENOMEM,
-            Error::Full | Error::TooManyRoots => libc::ENOSPC,
-            Error::LogFull => libc::ENOBUFS,
-            Error::OutOfRange => libc::EFAULT,
+            PersistentError::Os { errno, .. } => errno,
+            PersistentError::Busy | PersistentError::Named => libc::EBUSY,
+            PersistentError::Foreign => libc::EMEDIUMTYPE,
+            PersistentError::Newer { .. } => libc::ENOTSUP,
+            PersistentError::CutOff { .. } | PersistentError::Corrupt { .. } => libc::EUCLEAN,
+            PersistentError::OutOfMemory => libc::ENOMEM,
+            PersistentError::Full | PersistentError::TooManyRoots => libc::ENOSPC,
+            PersistentError::LogFull => libc::ENOBUFS,
+            PersistentError::OutOfRange => libc::EFAULT,
             _ => libc::EINVAL,
         };
         Failure::new(number, error.to_string())
@@ -73,8 +77,8 @@ impl From<Error> for Failure {
 }
 
 /// The options that a caller has chosen; those that are 0 are the usual ones.
-fn options(chosen: Option<&COptions>) -> Result<Options, Failure> {
-    let mut options = Options::DEFAULT;
+fn options(chosen: Option<&PwPersistentOptions>) -> Result<PersistentOptions, Failure> {
+    let mut options = PersistentOptions::DEFAULT;
     let Some(chosen) = chosen else { return Ok(options) };
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     if chosen.capacity > 0 {
@@ -100,7 +104,7 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failur
     if text.is_null() {
         return Err(Failure::invalid(format!("{what} is NULL")));
     }
-    // SAFETY: a string, says the caller, since it is not NULL.
+    // SAFETY: the caller passes a string; it is not NULL.
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
@@ -109,7 +113,7 @@ unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a CStr, Failur
 /// # Safety
 /// As for [`string`].
 unsafe fn name<'a>(text: *const c_char) -> Result<&'a str, Failure> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller passes a string, or NULL.
     let name = unsafe { string(text, "name") }?;
     name.to_str().map_err(|_| Failure::invalid("name is not UTF-8"))
 }
@@ -117,17 +121,18 @@ unsafe fn name<'a>(text: *const c_char) -> Result<&'a str, Failure> {
 /// The heap behind a pointer.
 ///
 /// # Safety
-/// `heap` is NULL, or a `pw_persistent` that is all zero or open, and used by nobody else meanwhile.
+/// `heap` is NULL, or a `pw_persistent` that is all zero or open, and not used by other threads at
+/// the same time.
 unsafe fn opened<'a>(heap: *const CHeap) -> Result<&'a mut Persistent, Failure> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller passes a heap, or NULL.
     let heap = unsafe { heap.as_ref() }.ok_or_else(|| Failure::invalid("heap is NULL"))?;
     // SAFETY: it came from `Box::into_raw`, and is made NULL where the box ends.
     let opened = unsafe { heap.cold.as_mut() };
     opened.ok_or_else(|| Failure::invalid("the heap is not open"))
 }
 
-/// Works on the open transaction of a heap, and says in C how far the heap reaches then. Where it fails `failed` is
-/// returned, and `errno` is set.
+/// Runs `work` on the open transaction of a heap, and updates the heap's extent for C. On an error
+/// `failed` is returned, and `errno` is set.
 ///
 /// # Safety
 /// As for [`opened`].
@@ -138,7 +143,7 @@ unsafe fn with<T>(
 ) -> T {
     let mut result = failed;
     let number = call(|| {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller passes an open heap, or NULL.
         let opened = unsafe { opened(heap) }?;
         let mut tx = opened.resume();
         let worked = work(&mut tx);
@@ -170,24 +175,24 @@ fn layout(size: usize, align: usize) -> Result<Layout, Failure> {
 pub unsafe extern "C" fn pw_persistent_open(
     heap: *mut CHeap,
     path: *const c_char,
-    chosen: *const COptions,
+    chosen: *const PwPersistentOptions,
 ) -> c_int {
     call(|| {
         if heap.is_null() {
             return Err(Failure::invalid("heap is NULL"));
         }
         let closed = CHeap { base: ptr::null_mut(), first: 0, end: 0, cold: ptr::null_mut() };
-        // SAFETY: it may be written, says the header.
+        // SAFETY: the header requires a writable address.
         unsafe { heap.write(closed) };
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a string, or NULL.
         let path = unsafe { string(path, "path") }?;
-        // SAFETY: as the header says.
+        // SAFETY: the header requires options, or NULL.
         let options = options(unsafe { chosen.as_ref() })?;
-        // SAFETY: nobody else changes the file, says the header.
+        // SAFETY: the header requires that the file is changed through this library only.
         let opened = Box::new(unsafe { Persistent::open(path, &options) }?);
         let (base, range) = (opened.base().as_ptr(), opened.range());
         let cold = Box::into_raw(opened);
-        // SAFETY: as above.
+        // SAFETY: the header requires a writable address; it was written above.
         unsafe { heap.write(CHeap { base, first: range.start, end: range.end, cold }) };
         Ok(())
     })
@@ -200,7 +205,7 @@ pub unsafe extern "C" fn pw_persistent_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_close(heap: *mut CHeap) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         let opened = unsafe { opened(heap) }?;
         // SAFETY: `opened` was behind this pointer, which is forgotten now.
         let opened = unsafe { Box::from_raw(ptr::from_mut(opened)) };
@@ -217,7 +222,7 @@ pub unsafe extern "C" fn pw_persistent_close(heap: *mut CHeap) -> c_int {
 /// `heap` is NULL, all zero, or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_alloc(heap: *mut CHeap, size: usize, align: usize) -> u64 {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, 0, |tx| Ok(tx.alloc(layout(size, align)?)?.offset())) }
 }
 
@@ -232,7 +237,7 @@ pub unsafe extern "C" fn pw_persistent_zalloc(heap: *mut CHeap, size: usize, ali
         tx.fill(block, size)?.fill(0);
         Ok(block.offset())
     };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, 0, zeroed) }
 }
 
@@ -248,7 +253,7 @@ pub unsafe extern "C" fn pw_persistent_resize(
     align: usize,
 ) -> u64 {
     let block = Rel::<u8>::from_offset(block);
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, 0, |tx| Ok(tx.resize(block, layout(size, align)?)?.offset())) }
 }
 
@@ -262,7 +267,7 @@ pub unsafe extern "C" fn pw_persistent_free(heap: *mut CHeap, block: u64) -> c_i
         if block == 0 {
             return Ok(());
         }
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         let mut tx = unsafe { opened(heap) }?.resume();
         let freed = tx.free(Rel::<u8>::from_offset(block));
         tx.pause();
@@ -282,7 +287,7 @@ pub unsafe extern "C" fn pw_persistent_change(
 ) -> *mut c_void {
     let place = Rel::<u8>::from_offset(place);
     let change = |tx: &mut Tx<'_>| Ok(tx.change_slice(place, size)?.as_mut_ptr().cast());
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, ptr::null_mut(), change) }
 }
 
@@ -292,7 +297,7 @@ pub unsafe extern "C" fn pw_persistent_change(
 /// `heap` is NULL, all zero, or open.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_size(heap: *mut CHeap, block: u64) -> usize {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, 0, |tx| Ok(tx.block_size(Rel::<u8>::from_offset(block))?)) }
 }
 
@@ -303,12 +308,12 @@ pub unsafe extern "C" fn pw_persistent_size(heap: *mut CHeap, block: u64) -> usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_root(heap: *mut CHeap, text: *const c_char) -> u64 {
     let find = |tx: &mut Tx<'_>| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a string, or NULL.
         let found = tx.root::<u8>(unsafe { name(text) }?)?;
         let none = || Failure::new(libc::ENOENT, "no block has that name");
         Ok(found.ok_or_else(none)?.offset())
     };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires an open heap, or NULL.
     unsafe { with(heap, 0, find) }
 }
 
@@ -323,9 +328,9 @@ pub unsafe extern "C" fn pw_persistent_set_root(
     block: u64,
 ) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a string, or NULL.
         let name = unsafe { name(text) }?;
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         let mut tx = unsafe { opened(heap) }?.resume();
         let named = tx.set_root(name, Rel::<u8>::from_offset(block));
         tx.pause();
@@ -340,7 +345,7 @@ pub unsafe extern "C" fn pw_persistent_set_root(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_commit(heap: *mut CHeap) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         Ok(unsafe { opened(heap) }?.resume().commit()?)
     })
 }
@@ -352,7 +357,7 @@ pub unsafe extern "C" fn pw_persistent_commit(heap: *mut CHeap) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_abort(heap: *mut CHeap) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         Ok(unsafe { opened(heap) }?.resume().abort()?)
     })
 }
@@ -364,7 +369,7 @@ pub unsafe extern "C" fn pw_persistent_abort(heap: *mut CHeap) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_sync(heap: *mut CHeap) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         Ok(unsafe { opened(heap) }?.sync()?)
     })
 }
@@ -376,9 +381,9 @@ pub unsafe extern "C" fn pw_persistent_sync(heap: *mut CHeap) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_persistent_set_name(heap: *mut CHeap, text: *const c_char) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a string, or NULL.
         let name = unsafe { name(text) }?;
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         unsafe { opened(heap) }?.set_name(name);
         Ok(())
     })
@@ -389,15 +394,18 @@ pub unsafe extern "C" fn pw_persistent_set_name(heap: *mut CHeap, text: *const c
 /// # Safety
 /// `heap` is NULL, all zero, or open; `usage` is NULL or may be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_persistent_check(heap: *const CHeap, usage: *mut CUsage) -> c_int {
+pub unsafe extern "C" fn pw_persistent_check(
+    heap: *const CHeap,
+    usage: *mut PwPersistentUsage,
+) -> c_int {
     call(|| {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires an open heap, or NULL.
         let found = unsafe { opened(heap) }?.check()?;
         if !usage.is_null() {
             let number = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
             let [blocks, bytes, file] = [found.blocks, found.bytes, found.file].map(number);
-            // SAFETY: it may be written, says the header.
-            unsafe { usage.write(CUsage { blocks, bytes, file }) };
+            // SAFETY: the header requires a writable address; it is not NULL.
+            unsafe { usage.write(PwPersistentUsage { blocks, bytes, file }) };
         }
         Ok(())
     })

@@ -6,26 +6,26 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::Ring;
-use pagewise_alloc::ring::{Open, Sealed};
-use pagewise_alloc::source::Memory;
+use pagewise_alloc::ring::{OpenRingFrame, Sealed};
+use pagewise_alloc::source::SystemOrBuffer;
 
 use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 
-/// What `pw_ring` is the beginning of.
-type CRing = Ring<Memory>;
+/// `pw_ring` is the beginning of this type.
+type CRing = Ring<SystemOrBuffer>;
 
 /// `pw_ring`, of which nothing is known here.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Raw([u8; 0]);
+pub struct RawRing([u8; 0]);
 
-/// `pw_ring_frame`, which is no address.
+/// `pw_ring_frame`, an opaque type.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RawFrame([u8; 0]);
 
-fn create(memory: Memory) -> *mut Raw {
+fn create(memory: SystemOrBuffer) -> *mut RawRing {
     pointer(Ring::unguarded(memory).map(Ring::into_raw)).cast()
 }
 
@@ -33,27 +33,27 @@ fn create(memory: Memory) -> *mut Raw {
 ///
 /// # Safety
 /// It came from `create`.
-unsafe fn ring(raw: *const Raw) -> ManuallyDrop<CRing> {
-    // SAFETY: as the caller says, so it is not NULL.
+unsafe fn ring(raw: *const RawRing) -> ManuallyDrop<CRing> {
+    // SAFETY: the caller passes a live ring, so it is not NULL.
     let raw = unsafe { NonNull::new_unchecked(raw.cast_mut()) };
-    // SAFETY: as the caller says; it is not dropped.
+    // SAFETY: the caller passes a live ring; the value is not dropped.
     ManuallyDrop::new(unsafe { Ring::from_raw(raw.cast()) })
 }
 
 /// The open frame, which stays so.
 ///
 /// # Panics
-/// Where none is open.
-fn open(ring: &CRing) -> ManuallyDrop<Open<'_, Memory>> {
+/// Panics if no frame is open.
+fn open(ring: &CRing) -> ManuallyDrop<OpenRingFrame<'_, SystemOrBuffer>> {
     assert!(ring.is_open(), "ring: no frame is open");
     // SAFETY: one is, of which C has no other handle.
-    ManuallyDrop::new(unsafe { Open::resume(ring) })
+    ManuallyDrop::new(unsafe { OpenRingFrame::resume(ring) })
 }
 
 /// See `pagewise/ring.h`.
 #[unsafe(no_mangle)]
-pub extern "C" fn pw_ring_create() -> *mut Raw {
-    create(Memory::system())
+pub extern "C" fn pw_ring_create() -> *mut RawRing {
+    create(SystemOrBuffer::system())
 }
 
 /// See `pagewise/ring.h`.
@@ -61,10 +61,10 @@ pub extern "C" fn pw_ring_create() -> *mut Raw {
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_create_in(buffer: *mut c_void, size: usize) -> *mut Raw {
+pub unsafe extern "C" fn pw_ring_create_in(buffer: *mut c_void, size: usize) -> *mut RawRing {
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: as the header says.
-    create(unsafe { Memory::buffer(start, size) })
+    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    create(unsafe { SystemOrBuffer::buffer(start, size) })
 }
 
 /// See `pagewise/ring.h`.
@@ -72,16 +72,16 @@ pub unsafe extern "C" fn pw_ring_create_in(buffer: *mut c_void, size: usize) -> 
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_destroy(raw: *mut Raw) {
+pub unsafe extern "C" fn pw_ring_destroy(raw: *mut RawRing) {
     if !raw.is_null() {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live ring.
         let ring = unsafe { ring(raw) };
         or_abort(|| drop(ManuallyDrop::into_inner(ring)));
     }
 }
 
 functions! {
-    see "ring.h", ring(*mut Raw);
+    see "ring.h", ring(*mut RawRing);
     guard pw_ring_guard,
     trim pw_ring_trim,
     held pw_ring_held,
@@ -94,8 +94,8 @@ functions! {
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_open(raw: *mut Raw) -> c_int {
-    // SAFETY: as the header says.
+pub unsafe extern "C" fn pw_ring_open(raw: *mut RawRing) -> c_int {
+    // SAFETY: the header requires a live ring.
     let mut ring = unsafe { ring(raw) };
     or_abort(|| {
         assert!(!ring.is_open(), "ring: a frame is opened while one is open");
@@ -109,8 +109,8 @@ pub unsafe extern "C" fn pw_ring_open(raw: *mut Raw) -> c_int {
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_seal(raw: *mut Raw) -> *mut RawFrame {
-    // SAFETY: as the header says.
+pub unsafe extern "C" fn pw_ring_seal(raw: *mut RawRing) -> *mut RawFrame {
+    // SAFETY: the header requires a live ring.
     let ring = unsafe { ring(raw) };
     or_abort(|| ManuallyDrop::into_inner(open(&ring)).seal().into_raw().as_ptr().cast())
 }
@@ -120,8 +120,8 @@ pub unsafe extern "C" fn pw_ring_seal(raw: *mut Raw) -> *mut RawFrame {
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_cancel(raw: *mut Raw) {
-    // SAFETY: as the header says.
+pub unsafe extern "C" fn pw_ring_cancel(raw: *mut RawRing) {
+    // SAFETY: the header requires a live ring.
     let ring = unsafe { ring(raw) };
     or_abort(|| drop(ManuallyDrop::into_inner(open(&ring))));
 }
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn pw_ring_cancel(raw: *mut Raw) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_ring_release(frame: *mut RawFrame) {
     if let Some(raw) = NonNull::new(frame.cast()) {
-        // SAFETY: it was sealed and not released, says the header.
+        // SAFETY: the header requires a frame that was sealed and not released.
         or_abort(|| drop(unsafe { Sealed::from_raw(raw) }));
     }
 }
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn pw_ring_release(frame: *mut RawFrame) {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_ring_realloc(
-    raw: *mut Raw,
+    raw: *mut RawRing,
     block: *mut c_void,
     old: usize,
     size: usize,
@@ -152,13 +152,13 @@ pub unsafe extern "C" fn pw_ring_realloc(
 ) -> *mut c_void {
     let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
     let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live ring.
     let ring = unsafe { ring(raw) };
     or_abort(|| {
         let frame = open(&ring);
         pointer(match NonNull::new(block.cast()) {
             None => frame.allocate(new),
-            // SAFETY: the block is of the open frame and has this size, says the header.
+            // SAFETY: the header requires a block of the open frame with this size.
             Some(block) => unsafe { frame.resize(block, old, new) },
         })
     })
@@ -170,12 +170,12 @@ pub unsafe extern "C" fn pw_ring_realloc(
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_ring_alloc_slow(
-    raw: *mut Raw,
+    raw: *mut RawRing,
     size: usize,
     align: usize,
 ) -> *mut c_void {
     let layout = layout(size, align);
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live ring.
     let ring = unsafe { ring(raw) };
     or_abort(|| pointer(layout.and_then(|layout| open(&ring).allocate(layout))))
 }

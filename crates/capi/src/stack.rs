@@ -4,9 +4,9 @@ use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
-use pagewise_alloc::source::Memory;
+use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::stack::thread::{LinkedStack, t_stack};
-use pagewise_alloc::stack::{Link, Linked, Stack};
+use pagewise_alloc::stack::{FrameLink, LinkedPolicy, Stack};
 
 use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
@@ -17,9 +17,10 @@ type CStack = LinkedStack;
 /// The stack behind a pointer.
 ///
 /// # Safety
-/// It is a `pw_stack`: all zero or made by `pw_stack_init_in`, used by one thread, not moved while a frame is open.
+/// It is a `pw_stack`: all zero or made by `pw_stack_init_in`, used by one thread, not moved while
+/// a frame is open.
 unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
-    // SAFETY: as the caller says; its fields are cells.
+    // SAFETY: the caller passes a valid stack; its fields are cells.
     unsafe { &*pointer }
 }
 
@@ -31,10 +32,10 @@ unsafe fn stack<'a>(pointer: *const CStack) -> &'a CStack {
 pub unsafe extern "C" fn pw_stack_init_in(stack: *mut CStack, buffer: *mut c_void, size: usize) {
     // A buffer of no bytes may have no address, but is not the system.
     let start = NonNull::new(buffer.cast()).unwrap_or(NonNull::dangling());
-    // SAFETY: as the header says.
-    let memory = unsafe { Memory::buffer(start, size) };
-    // SAFETY: as the header says.
-    unsafe { stack.write(Stack::<_, Linked>::with_policy(memory, false)) };
+    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    let memory = unsafe { SystemOrBuffer::buffer(start, size) };
+    // SAFETY: the header requires a writable address.
+    unsafe { stack.write(Stack::<_, LinkedPolicy>::with_policy(memory, false)) };
 }
 
 /// See `pagewise/stack.h`.
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn pw_stack_init_in(stack: *mut CStack, buffer: *mut c_voi
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_stack_wipe(stack: *mut CStack) {
-    // SAFETY: as the header says; nobody else uses it meanwhile.
+    // SAFETY: the header requires a valid stack that no other thread uses at the same time.
     or_abort(|| unsafe { &mut *stack }.wipe());
 }
 
@@ -62,7 +63,7 @@ functions! {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_stack_reserve(pointer: *mut CStack, size: usize) -> c_int {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a valid stack.
     unsafe { stack(pointer) }.reserve(size).into()
 }
 
@@ -77,7 +78,7 @@ pub unsafe extern "C" fn pw_stack_alloc_slow(
     align: usize,
 ) -> *mut c_void {
     let layout = layout(size, align);
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a valid stack.
     pointer(layout.and_then(|layout| unsafe { stack(pointer_to) }.allocate(layout)))
 }
 
@@ -95,11 +96,11 @@ pub unsafe extern "C" fn pw_stack_realloc_slow(
 ) -> *mut c_void {
     let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
     let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a valid stack.
     let stack = unsafe { stack(pointer_to) };
     pointer(match NonNull::new(block.cast()) {
         None => stack.allocate(new),
-        // SAFETY: the block came from there and has this size, says the header.
+        // SAFETY: the header requires a block of this stack with this size.
         Some(block) => unsafe { stack.resize(block, old, new) },
     })
 }
@@ -109,12 +110,12 @@ pub unsafe extern "C" fn pw_stack_realloc_slow(
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_stack_pop_slow(pointer: *mut CStack, frame: *const Link) {
-    // SAFETY: as the header says.
+pub unsafe extern "C" fn pw_stack_pop_slow(pointer: *mut CStack, frame: *const FrameLink) {
+    // SAFETY: the header requires a valid stack.
     let stack = unsafe { stack(pointer) };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a frame of this stack.
     let frame = unsafe { &*frame };
-    // SAFETY: nobody uses what was allocated in it, says the header.
+    // SAFETY: the header requires that allocations in it are not used any more.
     or_abort(|| unsafe { stack.pop_slow(frame) });
 }
 

@@ -1,51 +1,53 @@
-//! `pagewise/tlsf.h`: what its inline functions call where nothing is at hand, and the rest.
+//! `pagewise/tlsf.h`: slow paths of its inline functions, and the other functions.
 
 use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
-use pagewise_alloc::source::Memory;
+use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::tlsf::GRANULE;
-use pagewise_alloc::{Block, Source, Tlsf};
+use pagewise_alloc::{Source, SourceBlock, Tlsf};
 
 use crate::common::{functions, layout, pointer};
 use crate::failure::or_abort;
 use crate::home;
 use crate::pages::CPages;
 
-/// Where a pool takes its memory.
+/// Source of a pool's memory.
 #[derive(Debug)]
 pub enum Below {
     /// The system, or a buffer.
-    Memory(Memory),
+    Memory(SystemOrBuffer),
     /// A pool of pages, which lives as long.
     Pages(&'static CPages),
 }
 
 // SAFETY: whatever either promises.
 unsafe impl Source for Below {
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         match self {
             Below::Memory(memory) => memory.take(layout),
             Below::Pages(pages) => pages.take(layout),
         }
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         match self {
-            // SAFETY: the caller promises the same.
+            // SAFETY: the caller passes a block of this source.
             Below::Memory(memory) => unsafe { memory.give_back(block) },
-            // SAFETY: as above.
+            // SAFETY: the caller passes a block of this pool of pages.
             Below::Pages(pages) => unsafe { pages.give_back(block) },
         }
     }
 }
 
 impl Below {
-    /// Who takes memory back after the pool has ended: a buffer is its owner's.
+    /// Source that takes memory back after the end of the pool: a buffer belongs to its owner.
     fn remaining(&self) -> Option<Below> {
         match self {
-            Below::Memory(memory) => memory.is_system().then(|| Below::Memory(Memory::system())),
+            Below::Memory(memory) => {
+                memory.is_system().then(|| Below::Memory(SystemOrBuffer::system()))
+            }
             Below::Pages(pages) => Some(Below::Pages(pages)),
         }
     }
@@ -63,14 +65,14 @@ fn make(below: Below) -> *mut CTlsf {
 /// # Safety
 /// It is a `pw_tlsf` that was made and not destroyed, and one thread uses it at a time.
 unsafe fn pool<'a>(pointer: *mut CTlsf) -> &'a mut CTlsf {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller passes a live pool that no other thread uses at the same time.
     unsafe { &mut *pointer }
 }
 
 /// See `pagewise/tlsf.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn pw_tlsf_create() -> *mut CTlsf {
-    make(Below::Memory(Memory::system()))
+    make(Below::Memory(SystemOrBuffer::system()))
 }
 
 /// See `pagewise/tlsf.h`.
@@ -80,8 +82,8 @@ pub extern "C" fn pw_tlsf_create() -> *mut CTlsf {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_create_in(buffer: *mut c_void, size: usize) -> *mut CTlsf {
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: as the header says.
-    make(Below::Memory(unsafe { Memory::buffer(start, size) }))
+    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+    make(Below::Memory(unsafe { SystemOrBuffer::buffer(start, size) }))
 }
 
 /// See `pagewise/tlsf.h`.
@@ -90,7 +92,7 @@ pub unsafe extern "C" fn pw_tlsf_create_in(buffer: *mut c_void, size: usize) -> 
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_create_on(pages: *const CPages) -> *mut CTlsf {
-    // SAFETY: NULL or a pool of pages, says the header, that lives as long.
+    // SAFETY: the header requires a pool of pages that lives as long, or NULL.
     let pages: Option<&'static CPages> = unsafe { pages.as_ref() };
     pages.map_or(ptr::null_mut(), |pages| make(Below::Pages(pages)))
 }
@@ -102,9 +104,9 @@ pub unsafe extern "C" fn pw_tlsf_create_on(pages: *const CPages) -> *mut CTlsf {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_destroy(pointer: *mut CTlsf) {
     let Some(placed) = NonNull::new(pointer) else { return };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let remaining = unsafe { pool(pointer) }.source().remaining();
-    // SAFETY: as the header says: pools are placed where they are made.
+    // SAFETY: the header requires a live pool, and the library placed it.
     let block = unsafe { home::end(placed) };
     if let Some(below) = remaining {
         // SAFETY: the pool lay in memory of this source, and has ended.
@@ -118,9 +120,9 @@ pub unsafe extern "C" fn pw_tlsf_destroy(pointer: *mut CTlsf) {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_reset(pointer: *mut CTlsf) {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(pointer) };
-    // SAFETY: nobody uses a block any more, says the header.
+    // SAFETY: the header requires that no block is used any more.
     unsafe { pool.reset() };
 }
 
@@ -138,11 +140,11 @@ functions! {
 /// As the header says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_size(pointer: *mut CTlsf, block: *mut c_void) -> usize {
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(pointer) };
-    // SAFETY: the header says that it is a block, which is not NULL.
+    // SAFETY: the header requires a block, which is not NULL.
     let block = unsafe { NonNull::new_unchecked(block) };
-    // SAFETY: as above.
+    // SAFETY: the header requires a block of this pool.
     unsafe { pool.size_of(block.cast()) }
 }
 
@@ -157,15 +159,16 @@ pub unsafe extern "C" fn pw_tlsf_realloc(
     size: usize,
 ) -> *mut c_void {
     let Some(block) = NonNull::new(block.cast()) else {
-        // SAFETY: as the header says.
+        // SAFETY: the header requires a live pool.
         return unsafe { pw_tlsf_alloc_slow(of, size, GRANULE) };
     };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a block of this pool.
     let old = unsafe { pool.size_of(block) };
     let Ok(layout) = Layout::from_size_align(old, GRANULE) else { return ptr::null_mut() };
-    // SAFETY: as the header says; the size that a block says stands for that it was asked for.
+    // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
+    // one.
     or_abort(|| pointer(unsafe { pool.reallocate(block, layout, size) }))
 }
 
@@ -180,7 +183,7 @@ pub unsafe extern "C" fn pw_tlsf_alloc_slow(
     align: usize,
 ) -> *mut c_void {
     let layout = layout(size, align);
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     pointer(layout.and_then(|layout| unsafe { pool(of) }.allocate(layout)))
 }
 
@@ -191,11 +194,12 @@ pub unsafe extern "C" fn pw_tlsf_alloc_slow(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pw_tlsf_free_slow(of: *mut CTlsf, block: *mut c_void) {
     let Some(block) = NonNull::new(block.cast()) else { return };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
-    // SAFETY: as the header says.
+    // SAFETY: the header requires a block of this pool.
     let size = unsafe { pool.size_of(block) };
     let Ok(layout) = Layout::from_size_align(size, GRANULE) else { return };
-    // SAFETY: as the header says; the size that a block says stands for that it was asked for.
+    // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
+    // one.
     or_abort(|| unsafe { pool.free(block, layout) });
 }

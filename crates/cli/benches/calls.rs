@@ -1,4 +1,5 @@
-//! What recording memory calls costs a command: against strace with and without its filter, and against no one.
+//! Cost of recording memory calls: against strace with and without its filter, and against the
+//! command alone.
 //!
 //! `cargo bench -p pagewise --bench calls`
 
@@ -7,11 +8,11 @@
 #[allow(dead_code, reason = "targets that wait are other benchmarks'")]
 mod race;
 
-use race::{Runner, compile, goal, race};
+use race::{RaceCommand, compile, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
-/// The calls that dynamic C programs make; strace is told no more, so that it does not more.
+/// The calls that dynamic C programs make; strace traces only these, so that it does no more work.
 const TRACE: &str =
     "-f -c -o /dev/null -e trace=brk,mmap,munmap,mremap,mprotect,madvise,arch_prctl";
 
@@ -25,10 +26,16 @@ fn main() {
         // The program ends with a status of its own.
         let run = |before: &str| format!("{before} {program} {act}; true");
         let runners = [
-            Runner::shell("strace --seccomp-bpf", &run(&format!("strace --seccomp-bpf {TRACE}"))),
-            Runner::shell("strace", &run(&format!("strace {TRACE}"))),
-            Runner::shell("pagewise syscalls", &run(&format!("{PAGEWISE} syscalls --calls 0 --"))),
-            Runner::shell("nobody", &run("")),
+            RaceCommand::shell(
+                "strace --seccomp-bpf",
+                &run(&format!("strace --seccomp-bpf {TRACE}")),
+            ),
+            RaceCommand::shell("strace", &run(&format!("strace {TRACE}"))),
+            RaceCommand::shell(
+                "pagewise syscalls",
+                &run(&format!("{PAGEWISE} syscalls --calls 0 --")),
+            ),
+            RaceCommand::shell("nobody", &run("")),
         ];
         let results = race(title, rounds, &runners);
         if act != "nothing" {

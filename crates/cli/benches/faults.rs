@@ -1,5 +1,5 @@
-//! What recording page faults costs a command, and how large the recording is: against perf, and against no one; and what it
-//! costs to know whose memory it is.
+//! Cost of recording page faults, and size of the recording: against perf, and against the command
+//! alone; and the cost of finding the owner of the memory.
 //!
 //! `cargo bench -p pagewise --bench faults`, as root
 
@@ -8,7 +8,7 @@
 #[allow(dead_code, reason = "targets that wait are other benchmarks'")]
 mod race;
 
-use race::{Runner, compile, goal, race};
+use race::{RaceCommand, compile, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const EVENT: &str = "exceptions:page_fault_user";
@@ -26,9 +26,9 @@ fn main() {
         let perf = format!("perf record -q -g -e {EVENT} -o {} --", theirs.display());
         let pagewise = format!("{PAGEWISE} faults --save {} -o /dev/null --", ours.display());
         let runners = [
-            Runner::shell("perf record -g", &run(&perf)),
-            Runner::shell("pagewise faults", &run(&pagewise)),
-            Runner::shell("nobody", &run("")),
+            RaceCommand::shell("perf record -g", &run(&perf)),
+            RaceCommand::shell("pagewise faults", &run(&pagewise)),
+            RaceCommand::shell("nobody", &run("")),
         ];
         let results = race(title, rounds, &runners);
         goal(&results, "pagewise faults", 1.0, None);
@@ -43,13 +43,13 @@ fn main() {
         let run = |before: &str| format!("{before} {program} {act} >/dev/null; true");
         let faults = |more: &str| format!("{PAGEWISE} faults {more} -o /dev/null --");
         let runners = [
-            Runner::shell("pagewise faults", &run(&faults(""))),
-            Runner::shell("pagewise faults --heap", &run(&faults("--heap"))),
-            Runner::shell("pagewise faults --heap=1", &run(&faults("--heap=1"))),
-            Runner::shell("nobody", &run("")),
+            RaceCommand::shell("pagewise faults", &run(&faults(""))),
+            RaceCommand::shell("pagewise faults --heap", &run(&faults("--heap"))),
+            RaceCommand::shell("pagewise faults --heap=1", &run(&faults("--heap=1"))),
+            RaceCommand::shell("nobody", &run("")),
         ];
         race(title, rounds, &runners);
     }
-    // What stays is in the folder of temporary files.
+    // Leftovers are in the folder of temporary files.
     let _ = std::fs::remove_dir_all(&folder);
 }

@@ -1,8 +1,10 @@
-//! What recording a heap costs a program: pagewise's recorder with every call and with samples, heaptrack, and massif, against
-//! the program alone. sqlite3 sorts a table in memory, python3 builds and parses, cc1plus compiles templates, perl and node build and
-//! split, two threads replace blocks at random at the end of 18 calls.
+//! Cost of recording a heap: pagewise's recorder with every call and with sampling, heaptrack, and
+//! massif, against the program alone. sqlite3 sorts a table in memory, python3 builds and parses,
+//! cc1plus compiles templates, perl and node build and split, two threads replace blocks at random
+//! at the end of 18 calls.
 //!
-//! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's tools take part
+//! `cargo bench -p pagewise --bench heap [WORKLOAD...]`; with `PAGEWISE_BENCH_SLOW=1` valgrind's
+//! tools take part
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -13,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use race::{Runner, compile, goal, race};
+use race::{RaceCommand, compile, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const ROUNDS: usize = 5;
@@ -127,7 +129,8 @@ int main() {
 }
 "#;
 
-/// A program, and what pagewise is to keep to: its time with every call recorded and with samples, of the program's alone.
+/// A program, and what pagewise is to keep to: its time with every call recorded and with samples,
+/// of the program's alone.
 struct Workload {
     name: &'static str,
     title: &'static str,
@@ -147,7 +150,7 @@ fn main() {
             run(&workload, &folder, slow);
         }
     }
-    // What stays is in the folder of temporary files.
+    // Leftovers are in the folder of temporary files.
     let _ = fs::remove_dir_all(&folder);
 }
 
@@ -157,9 +160,12 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     let with = |before: &str| format!("exec {}", workload.line.replace("{}", before));
     let (every, sampled) = (at("every.pwh"), at("sampled.pwh"));
     let mut runners = vec![
-        Runner::shell("alone", &with("")),
-        Runner::shell("pagewise heap run", &with(&format!("{PAGEWISE} heap run -o {every} --"))),
-        Runner::shell(
+        RaceCommand::shell("alone", &with("")),
+        RaceCommand::shell(
+            "pagewise heap run",
+            &with(&format!("{PAGEWISE} heap run -o {every} --")),
+        ),
+        RaceCommand::shell(
             "pagewise heap run --sample 512k",
             &with(&format!("{PAGEWISE} heap run --sample 512k -o {sampled} --")),
         ),
@@ -169,14 +175,14 @@ fn run(workload: &Workload, folder: &Path, slow: bool) {
     let is_there = |tool: &str| Command::new(tool).arg("--version").output().is_ok();
     if is_there("heaptrack") {
         let heaptrack = format!("heaptrack -o {} ", at("heaptrack"));
-        // Where its analysis takes all memory, files have to be read again afterwards.
-        let then = Runner::shell("afterwards", &with(""));
-        runners.push(Runner::shell("heaptrack", &others(&heaptrack)).followed_by(then));
+        // If its analysis uses all memory, files have to be read again afterwards.
+        let then = RaceCommand::shell("afterwards", &with(""));
+        runners.push(RaceCommand::shell("heaptrack", &others(&heaptrack)).followed_by(then));
     }
     if slow && is_there("valgrind") {
         let massif = format!("valgrind --tool=massif --massif-out-file={}", at("massif"));
-        runners.push(Runner::shell("massif", &others(&massif)));
-        runners.push(Runner::shell("memcheck", &others("valgrind --leak-check=no")));
+        runners.push(RaceCommand::shell("massif", &others(&massif)));
+        runners.push(RaceCommand::shell("memcheck", &others("valgrind --leak-check=no")));
     }
     let rounds = if slow { 1 } else { ROUNDS };
     let results = race(workload.title, rounds, &runners);

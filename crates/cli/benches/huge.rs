@@ -1,6 +1,8 @@
-//! How fast zero pages are looked for: against a bare loop of `process_vm_readv` over the same memory, in the same run.
+//! Speed of the search for zero pages: against a bare loop of `process_vm_readv` over the same
+//! memory, in the same run.
 //!
-//! `cargo bench -p pagewise --bench huge`: 2 GiB of huge pages, once touched sparsely and once written throughout.
+//! `cargo bench -p pagewise --bench huge`: 2 GiB of huge pages, once touched sparsely and once
+//! written throughout.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -9,13 +11,13 @@ mod race;
 
 use std::time::Instant;
 
-use pagewise_model::thp::{HugePages, Look};
+use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::{Mapping, PageSize, Pid};
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcRoot, huge, maps};
 use pagewise_sys::{remote, system};
 
-use race::{Target, median};
+use race::{RaceTarget, median};
 
 const ROUNDS: usize = 15;
 const MIB: u64 = 2048;
@@ -29,10 +31,10 @@ fn main() {
         ("a quarter written", "16", 0.75),
         ("written throughout", "4", 0.0),
     ] {
-        let target = Target::start("huge", &[&MIB.to_string(), period]);
+        let target = RaceTarget::start("huge", &[&MIB.to_string(), period]);
         // Its thread that checks what was written would take one of the CPUs.
         stop(target.pid());
-        measure(title, &Subject::of(Pid(target.pid())), share);
+        measure(title, &ScanSubject::for_process(Pid(target.pid())), share);
     }
 }
 
@@ -43,18 +45,18 @@ fn stop(pid: u32) {
 }
 
 /// The process, and what a scan needs of it.
-struct Subject {
+struct ScanSubject {
     pid: Pid,
     mappings: Vec<Mapping>,
 }
 
-impl Subject {
-    fn of(pid: Pid) -> Subject {
+impl ScanSubject {
+    fn for_process(pid: Pid) -> ScanSubject {
         let text = ProcRoot::live().read(pid, "maps").expect("the process lives");
-        Subject { pid, mappings: maps::parse(&text).mappings }
+        ScanSubject { pid, mappings: maps::parse(&text).mappings }
     }
 
-    fn scan(&self, look: Look) -> (HugePages, f64) {
+    fn scan(&self, look: HugePageLook) -> (HugePages, f64) {
         let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
         let begin = Instant::now();
         let root = ProcRoot::live();
@@ -78,15 +80,15 @@ impl Subject {
     }
 }
 
-fn measure(title: &str, subject: &Subject, share: f64) {
-    let (huge, _) = subject.scan(Look::Exact);
+fn measure(title: &str, subject: &ScanSubject, share: f64) {
+    let (huge, _) = subject.scan(HugePageLook::Exact);
     let gigabytes = huge.read.0 as f64 / 1e9;
     let (mut rates, mut ratios, mut samples, mut errors) = (vec![], vec![], vec![], vec![]);
     for _ in 0..ROUNDS {
         let bare = subject.bare(&huge);
-        let (found, exact) = subject.scan(Look::Exact);
+        let (found, exact) = subject.scan(HugePageLook::Exact);
         assert_eq!(found.read, huge.read, "the target does not change");
-        let (sample, seconds) = subject.scan(Look::Sample(SAMPLE));
+        let (sample, seconds) = subject.scan(HugePageLook::Sample(SAMPLE));
         let sum = |of: fn(&pagewise_model::thp::HugeMapping) -> u64| -> u64 {
             sample.mappings.iter().map(of).sum()
         };

@@ -1,4 +1,4 @@
-//! What it costs to measure a command: `pagewise stat` against `perf stat`, and against the command alone.
+//! Cost of measuring a command: `pagewise stat` against `perf stat`, and against the command alone.
 //!
 //! `cargo bench -p pagewise --bench measuring`
 
@@ -7,7 +7,7 @@
 #[allow(dead_code, reason = "targets are other benchmarks'")]
 mod race;
 
-use race::{Runner, goal, race};
+use race::{RaceCommand, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
@@ -16,9 +16,9 @@ fn main() {
         "one run of true",
         100,
         &[
-            Runner::new("perf stat", "perf stat true"),
-            Runner::new("pagewise stat", &format!("{PAGEWISE} stat true")),
-            Runner::new("true", "true"),
+            RaceCommand::new("perf stat", "perf stat true"),
+            RaceCommand::new("pagewise stat", &format!("{PAGEWISE} stat true")),
+            RaceCommand::new("true", "true"),
         ],
     );
     goal(&results, "pagewise stat", 1.3, None);
@@ -26,12 +26,12 @@ fn main() {
         "100 runs of true",
         10,
         &[
-            Runner::new("perf stat -r 100", "perf stat -r 100 true"),
-            Runner::new(
+            RaceCommand::new("perf stat -r 100", "perf stat -r 100 true"),
+            RaceCommand::new(
                 "pagewise stat -n 100",
                 &format!("{PAGEWISE} stat -n 100 --events software true"),
             ),
-            Runner::new(
+            RaceCommand::new(
                 "pagewise stat -n 100, usual events",
                 &format!("{PAGEWISE} stat -n 100 true"),
             ),

@@ -1,6 +1,8 @@
-//! How long it takes to look at every page: the whole command against one bare walk of `PAGEMAP_SCAN`, in the same run.
+//! Time to examine every page: the whole command against one bare walk of `PAGEMAP_SCAN`, in the
+//! same run.
 //!
-//! `cargo bench -p pagewise --bench pages`: 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB` sets another size).
+//! `cargo bench -p pagewise --bench pages`: 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB` sets another
+//! size).
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -11,16 +13,16 @@ use std::fs::File;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use pagewise_sys::pagemap_scan::{Categories, Region, Request, scan};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
 
-use race::{Target, median};
+use race::{RaceTarget, median};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 const ROUNDS: usize = 15;
 
 fn main() {
     let gib = std::env::var("PAGEWISE_BENCH_GIB").map_or(8, |n| n.parse().expect("a number"));
-    let target = Target::start("big", &[&(gib * 1024_u64).to_string()]);
+    let target = RaceTarget::start("big", &[&(gib * 1024_u64).to_string()]);
     let pid = target.pid();
     let commands = [vec!["--fast"], vec![], vec!["--by=scan", "--fast"]];
     let mut walls = vec![Vec::new(); commands.len() + 1];
@@ -49,12 +51,12 @@ fn bare(pid: u32) -> f64 {
     const TOP: u64 = 0x7fff_ffff_f000;
     let pagemap = File::open(format!("/proc/{pid}/pagemap")).expect("the process lives");
     let kinds = Categories::PRESENT | Categories::FILE | Categories::PFNZERO;
-    let request = Request {
+    let request = ScanRequest {
         any_of: Categories::PRESENT | Categories::SWAPPED,
         report: kinds | Categories::HUGE | Categories::SWAPPED,
-        ..Request::default()
+        ..ScanRequest::default()
     };
-    let mut regions = vec![Region::default(); 1 << 16];
+    let mut regions = vec![ScanRegion::default(); 1 << 16];
     let begin = Instant::now();
     let found = scan(&pagemap, 0..TOP, &request, &mut regions).expect("Linux 6.7 or later");
     assert!(found.walk_end >= TOP, "every page was walked");

@@ -1,13 +1,14 @@
-//! How long it takes to read a process, against the floor (`cat smaps`) and the peers.
+//! Time to read a process, against the lower bound (`cat smaps`) and other tools.
 //!
-//! `cargo bench -p pagewise --bench reading`: 65,000 mappings, then 8 GiB of 4 KiB pages (`PAGEWISE_BENCH_GIB`
-//! sets another size), then `ps` over 300 processes. Whole processes, output thrown away.
+//! `cargo bench -p pagewise --bench reading`: 65,000 mappings, then 8 GiB of 4 KiB pages
+//! (`PAGEWISE_BENCH_GIB` sets another size), then `ps` over 300 processes. Whole processes, output
+//! thrown away.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
 mod race;
 
-use race::{Runner, Target, goal, race};
+use race::{RaceCommand, RaceTarget, goal, race};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 
@@ -18,47 +19,48 @@ fn main() {
     {
         return read_with_procfs_crate(pid.parse().expect("a pid"));
     }
-    let many = Target::start("many", &["65000"]);
+    let many = RaceTarget::start("many", &["65000"]);
     let results = race("65,000 mappings", 15, &readers(many.pid()));
     goal(&results, "pagewise explain --full", 1.3, None);
     goal(&results, "pagewise maps --columns all", 1.3, None);
     goal(&results, "pagewise explain --fast", 0.5, Some(16.0));
     drop(many);
     let gib = std::env::var("PAGEWISE_BENCH_GIB").map_or(8, |n| n.parse().expect("a number"));
-    let big = Target::start("big", &[&(gib * 1024_u64).to_string()]);
+    let big = RaceTarget::start("big", &[&(gib * 1024_u64).to_string()]);
     let results = race(&format!("{gib} GiB of 4 KiB pages"), 15, &readers(big.pid()));
     goal(&results, "pagewise explain --fast", 1.05, Some(16.0));
     drop(big);
-    let _crowd: Vec<Target> = (0..300).map(|_| Target::start("big", &["1"])).collect();
+    let _crowd: Vec<RaceTarget> = (0..300).map(|_| RaceTarget::start("big", &["1"])).collect();
     let results = race("every process, 300 more of them", 7, &listers());
     goal(&results, "pagewise ps", 1.2, None);
 }
 
-fn readers(pid: u32) -> Vec<Runner> {
-    let ours =
-        |what: &str| Runner::new(&format!("pagewise {what}"), &format!("{PAGEWISE} {what} {pid}"));
+fn readers(pid: u32) -> Vec<RaceCommand> {
+    let ours = |what: &str| {
+        RaceCommand::new(&format!("pagewise {what}"), &format!("{PAGEWISE} {what} {pid}"))
+    };
     let this = std::env::current_exe().expect("a bench knows where it lies");
     vec![
-        Runner::new("cat smaps (the floor)", &format!("cat /proc/{pid}/smaps")),
+        RaceCommand::new("cat smaps (the floor)", &format!("cat /proc/{pid}/smaps")),
         ours("explain --full"),
         ours("maps --columns all"),
         ours("explain --fast"),
         ours("explain --polite"),
-        Runner::new("cat smaps_rollup", &format!("cat /proc/{pid}/smaps_rollup")),
-        Runner::new("pmap -X", &format!("pmap -X {pid}")),
-        Runner::new("procfs crate", &format!("{} --procfs-crate {pid}", this.display())),
+        RaceCommand::new("cat smaps_rollup", &format!("cat /proc/{pid}/smaps_rollup")),
+        RaceCommand::new("pmap -X", &format!("pmap -X {pid}")),
+        RaceCommand::new("procfs crate", &format!("{} --procfs-crate {pid}", this.display())),
     ]
 }
 
-fn listers() -> Vec<Runner> {
+fn listers() -> Vec<RaceCommand> {
     vec![
-        Runner::shell(
+        RaceCommand::shell(
             "cat every smaps_rollup (the floor)",
             "cat /proc/[0-9]*/smaps_rollup 2>/dev/null; true",
         ),
-        Runner::new("pagewise ps", &format!("{PAGEWISE} ps")),
-        Runner::new("smem", "smem"),
-        Runner::new("ps_mem", "ps_mem"),
+        RaceCommand::new("pagewise ps", &format!("{PAGEWISE} ps")),
+        RaceCommand::new("smem", "smem"),
+        RaceCommand::new("ps_mem", "ps_mem"),
     ]
 }
 

@@ -1,8 +1,11 @@
-//! Overhead of observers on their target: `mmap`, touch and `munmap` in a large process while an observer loops.
+//! Overhead of observers on their target: `mmap`, touch and `munmap` in a large process while an
+//! observer loops.
 //!
-//! `cargo bench -p pagewise --bench stalls`: the program `churn` prints how long a round took at the median and in the tail,
-//! the share of time in rounds of more than 1 ms, and the share in which the thread was blocked by the mmap lock. First on CPUs that
-//! are idle otherwise, then with four busy threads for each CPU, where a round also waits for its turn: there only the lock counts.
+//! `cargo bench -p pagewise --bench stalls`: the program `churn` prints how long a round took at
+//! the median and in the tail, the share of time in rounds of more than 1 ms, and the share in
+//! which the thread was blocked by the mmap lock. First on CPUs that are idle otherwise, then with
+//! four busy threads for each CPU, where a round also waits for its turn: there only the lock
+//! counts.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 #![expect(dead_code, reason = "the other benchmark uses the rest of `race`")]
 
@@ -14,9 +17,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
-/// How long each observer watches.
+/// Time for which each observer runs.
 const SECONDS: &str = "10";
-/// The goals on idle CPUs: the longest rounds, and the share of time in those of more than a millisecond.
+/// The goals on idle CPUs: the longest rounds, and the share of time in those of more than a
+/// millisecond.
 const MAX_P9999_NS: f64 = 1e6;
 const MAX_STALLED: f64 = 0.02;
 /// The goal on busy CPUs: the share of time in which the target waits for the lock.
@@ -31,7 +35,7 @@ fn main() {
     println!("mmap, touch, munmap in a process of {gib} GiB of 4 KiB pages, observed in a loop");
     for busy in [0, BUSY * cpus] {
         println!("\n{busy} busy threads on {cpus} CPUs");
-        let _threads = Busy::start(busy);
+        let _threads = BusyThreads::start(busy);
         observe(&churn, gib, busy == 0);
     }
 }
@@ -88,17 +92,18 @@ fn observe(churn: &Path, gib: u64, is_idle: bool) {
 }
 
 /// Threads that compute for as long as it lives.
-struct Busy(Vec<Child>);
+struct BusyThreads(Vec<Child>);
 
-impl Busy {
-    /// Each is a process: a thread of this one would share its scheduling group where these are made by session.
-    fn start(count: usize) -> Busy {
+impl BusyThreads {
+    /// Each is a process: a thread of this one would share its scheduling group where these are
+    /// made by session.
+    fn start(count: usize) -> BusyThreads {
         let busy = |_| Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
-        Busy((0..count).map(busy).map(|child| child.expect("a shell")).collect())
+        BusyThreads((0..count).map(busy).map(|child| child.expect("a shell")).collect())
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyThreads {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();

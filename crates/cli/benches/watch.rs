@@ -1,4 +1,5 @@
-//! What a watched write costs a program, and what watching costs where nothing is written: against no one, and against gdb.
+//! Cost of a watched write, and of a watch without writes: against the program alone, and against
+//! gdb.
 //!
 //! `cargo bench -p pagewise --bench watch`
 
@@ -91,6 +92,6 @@ fn main() {
     if has_gdb {
         println!("a hit under gdb: {:.1} µs", hit(4, 3, FEWER));
     }
-    // What stays is in the folder of temporary files.
+    // Leftovers are in the folder of temporary files.
     let _ = fs::remove_dir_all(&folder);
 }

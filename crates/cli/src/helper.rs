@@ -1,4 +1,5 @@
-//! Helper processes: this program again, which works until its standard input is closed, or with what comes there.
+//! Helper processes: this program again, which works until its standard input is closed, or with
+//! what comes there.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
@@ -31,14 +32,15 @@ pub(crate) fn start<I: AsRef<OsStr>>(args: &[I]) -> io::Result<(Child, ChildStdi
     Err(if said.is_empty() { io::ErrorKind::BrokenPipe.into() } else { io::Error::other(said) })
 }
 
-/// Makes this process one of its own session that ignores requests to end: a terminal or a shell ends it together with no other.
+/// Makes this process one of its own session that ignores requests to end: a terminal or a shell
+/// ends it together with no other.
 pub(crate) fn leave_session() {
     ignore_requests_to_end();
     // It fails only where it is one of its own session already.
     let _ = rustix::process::setsid();
 }
 
-/// Tells who has started this helper that it works.
+/// Reports to the process that started this helper that it works.
 ///
 /// # Errors
 /// A broken pipe if that process has ended.

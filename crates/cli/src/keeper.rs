@@ -1,9 +1,11 @@
-//! The keeper: a process that undoes what this one has begun in targets, if this one is killed before it does so itself.
+//! The keeper: a process that undoes what this one has begun in targets, if this one is killed
+//! before it does so itself.
 //!
-//! Each change is noted before it is made and struck out once it is undone, twice: on the keeper's standard input, and in a file of ours
-//! alone. The keeper is of its own session and ignores the signals by which people and supervisors end processes; it acts when its input
-//! is closed without a last word. If it is killed too, targets still work, and the next run of pagewise that changes a process, or
-//! `pagewise keep`, finds the file and acts.
+//! Each change is noted before it is made and struck out once it is undone, twice: on the keeper's
+//! standard input, and in a file of ours alone. The keeper is of its own session and ignores the
+//! signals by which people and supervisors end processes; it acts when its input is closed without
+//! a last word. If it is killed too, targets still work, and the next run of pagewise that changes
+//! a process, or `pagewise keep`, finds the file and acts.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,26 +16,38 @@ use std::process::{Child, ChildStdin, ExitCode};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pagewise_heap::{Attached, Ended, Refused};
+use clap::Args;
+use pagewise_heap::{AttachRefused, Attached, LeftBehind};
 use pagewise_model::Pid;
 use pagewise_proc::{ProcRoot, stat, status};
 use pagewise_remote::{Keeper, Undo, on_tracer_thread};
 use rustix::fs::{FlockOperation, OFlags, flock};
 
-use crate::args::Keep;
 use crate::helper;
+
+/// The arguments of the keeper process.
+#[derive(Debug, Args)]
+pub(crate) struct Keep {
+    /// The process that changes others; notes of what it changes come on standard input
+    #[arg(value_name = "PID")]
+    pub(crate) pid: Option<u32>,
+    /// The file with the same notes
+    #[arg(long, value_name = "FILE", requires = "pid")]
+    pub(crate) notes: Option<PathBuf>,
+}
 
 /// The last word: nothing is left to undo but what is noted.
 const DONE: &str = "done";
-/// The first words of notes: a mapping that is to be unmapped, one that is unmapped, a process whose heap is recorded.
+/// The first words of notes: a mapping that is to be unmapped, one that is unmapped, a process
+/// whose heap is recorded.
 const NOTE: &str = "note ";
 const STRIKE: &str = "strike ";
 const HEAP: &str = "heap ";
-/// How long the end of a process that has closed its files is awaited.
+/// Time limit for the end of a process that has closed its files.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the keeper waits for threads that use a mapping of ours: longer than a function runs.
+/// Time that the keeper waits for threads that use a mapping of ours: longer than a function runs.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(90);
-/// How long the next run waits for them, and `pagewise keep`.
+/// The same for the next run, and for `pagewise keep`.
 const NEXT_PATIENCE: Duration = Duration::from_millis(500);
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// The longest pause of a target for an undo: it is better paused than left changed.
@@ -41,7 +55,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Longer files of notes are not ours.
 const MAX_NOTES: u64 = 1 << 20;
 
-/// What is to be undone.
+/// Changes to be undone.
 #[derive(Debug, Default)]
 struct Notes {
     heaps: Vec<u32>,
@@ -52,7 +66,7 @@ struct Notes {
 
 impl Notes {
     /// Takes a line. One that is cut off is of a change that was not made.
-    fn take(&mut self, line: &str) {
+    fn apply_line(&mut self, line: &str) {
         if let Some(pid) = line.strip_prefix(HEAP) {
             self.heaps.extend(pid.parse::<u32>());
         } else if let Some(undo) = line.strip_prefix(NOTE) {
@@ -106,8 +120,8 @@ impl Keeper for Notes {
     }
 }
 
-/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given some time, and threads of a busy
-/// machine take some to stop.
+/// Ends a recording that was left behind. A thread that is on its way out of the recorder is given
+/// some time, and threads of a busy machine take some to stop.
 fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duration) -> bool {
     let begin = Instant::now();
     loop {
@@ -118,10 +132,11 @@ fn end_recording(root: &ProcRoot, pid: u32, notes: &mut Notes, patience: Duratio
             .and_then(|left| left.map(|it| it.end(notes)).transpose())
         {
             // Another process records it, and ends that.
-            Ok(None | Some(Ended::Whole | Ended::NotThere)) | Err(Refused::Recorded { .. }) => {
+            Ok(None | Some(LeftBehind::Whole | LeftBehind::NotThere))
+            | Err(AttachRefused::Recorded { .. }) => {
                 return true;
             }
-            Ok(Some(Ended::MemoryStays)) | Err(_) => {}
+            Ok(Some(LeftBehind::MemoryStays)) | Err(_) => {}
         }
         if begin.elapsed() > patience {
             return false;
@@ -140,8 +155,8 @@ pub(crate) struct KeeperProcess {
 }
 
 impl KeeperProcess {
-    /// Starts it, after what killed runs have left is undone; it is ready when this returns. Where no process can be started, or no file
-    /// written, the other alone keeps notes.
+    /// Undoes changes of killed runs, then starts the keeper, which is ready when this returns. If
+    /// no process can be started, or no file be written, the other one alone keeps notes.
     pub(crate) fn start() -> KeeperProcess {
         undo_left_behind(Duration::ZERO, NEXT_PATIENCE);
         let (file, path) = folder().and_then(|folder| new_file(&folder)).ok().unzip();
@@ -161,11 +176,12 @@ impl KeeperProcess {
         }
     }
 
-    /// Nothing is left to undo but mappings that were noted and not struck out: the keeper unmaps these when no thread uses them.
+    /// Nothing is left to undo but mappings that were noted and not struck out: the keeper unmaps
+    /// these when no thread uses them.
     pub(crate) fn dismiss(mut self) {
         let is_done = self.notes.undos.is_empty();
         if is_done && let Some(path) = &self.path {
-            // What is left is a file that says so.
+            // Otherwise a file remains that lists the changes.
             let _ = fs::remove_file(path);
         }
         let Some((mut child, mut input)) = self.child.take() else { return };
@@ -178,7 +194,8 @@ impl KeeperProcess {
         }
     }
 
-    /// Leaves all that is noted, recordings too, to the keeper, which acts once this process has ended.
+    /// Leaves all that is noted, recordings too, to the keeper, which acts once this process has
+    /// ended.
     pub(crate) fn leave_the_rest(mut self) {
         // Its input is closed without a last word.
         self.child = None;
@@ -237,7 +254,7 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     let (mut notes, mut is_done) = (Notes::default(), false);
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         is_done = line == DONE;
-        notes.take(&line);
+        notes.apply_line(&line);
     }
     let root = ProcRoot::live();
     let since = Instant::now();
@@ -254,8 +271,9 @@ pub(crate) fn run(args: &Keep) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Undoes what killed runs of this user have left; false if something could not be undone, or if another process that undoes it now
-/// has not finished after `wait`. Each undo is tried for `patience`.
+/// Undoes what killed runs of this user have left; false if something could not be undone, or if
+/// another process that undoes it now has not finished after `wait`. Each undo is tried for
+/// `patience`.
 fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let Ok(folder) = folder() else { return true };
     let Ok(entries) = fs::read_dir(folder) else { return true };
@@ -263,7 +281,7 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
     let mut is_done = true;
     for entry in entries.filter_map(Result::ok) {
         // The process that writes the notes undoes what they list, unless it is killed.
-        if Writer::of_file(&entry.file_name()).is_some_and(|writer| writer.lives(&root)) {
+        if NoteWriter::of_file(&entry.file_name()).is_some_and(|writer| writer.lives(&root)) {
             continue;
         }
         let path = entry.path();
@@ -275,7 +293,7 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
         let mut text = String::new();
         let read = Read::by_ref(&mut file).take(MAX_NOTES).read_to_string(&mut text);
         let mut notes = Notes::default();
-        text.lines().for_each(|line| notes.take(line));
+        text.lines().for_each(|line| notes.apply_line(line));
         notes.file = file.try_clone().ok();
         match read.is_ok() && notes.carry_out(true, patience) {
             true => drop(fs::remove_file(&path)),
@@ -287,25 +305,25 @@ fn undo_left_behind(wait: Duration, patience: Duration) -> bool {
 
 /// The process that writes a file of notes, as the file's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Writer {
+struct NoteWriter {
     pid: u32,
     start_ticks: u64,
 }
 
-impl Writer {
+impl NoteWriter {
     /// This process.
-    fn this(root: &ProcRoot) -> io::Result<Writer> {
+    fn this(root: &ProcRoot) -> io::Result<NoteWriter> {
         let pid = std::process::id();
         let stat = stat_of(root, pid).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Writer { pid, start_ticks: stat.start_ticks })
+        Ok(NoteWriter { pid, start_ticks: stat.start_ticks })
     }
 
-    /// The writer of a file of this name; `None` if [`Writer::name`] does not make such names.
-    fn of_file(name: &OsStr) -> Option<Writer> {
+    /// The writer of a file of this name; `None` if [`NoteWriter::name`] does not make such names.
+    fn of_file(name: &OsStr) -> Option<NoteWriter> {
         let mut words = name.to_str()?.split('-');
         let (pid, start_ticks) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         words.next()?;
-        Some(Writer { pid, start_ticks })
+        Some(NoteWriter { pid, start_ticks })
     }
 
     /// The name of its file with a number.
@@ -313,7 +331,8 @@ impl Writer {
         format!("{}-{}-{number}", self.pid, self.start_ticks)
     }
 
-    /// Returns true if the process runs and has no pending SIGKILL. On a busy machine a killed process takes some time to end.
+    /// Returns true if the process runs and has no pending SIGKILL. On a busy machine a killed
+    /// process takes some time to end.
     fn lives(self, root: &ProcRoot) -> bool {
         let is_killed =
             || root.read(Pid(self.pid), "status").is_ok_and(|text| status::is_killed(&text));
@@ -323,8 +342,8 @@ impl Writer {
     }
 }
 
-/// Locks a file of notes for this process. A keeper, or another run of pagewise, that has it locked undoes what it notes: false if that has
-/// not finished after `patience`.
+/// Locks a file of notes for this process. A keeper, or another run of pagewise, that has it locked
+/// undoes what it notes: false if that has not finished after `patience`.
 fn lock(file: &File, patience: Duration) -> bool {
     let begin = Instant::now();
     loop {
@@ -361,7 +380,7 @@ fn folder() -> io::Result<PathBuf> {
 
 /// A new file in the folder, locked.
 fn new_file(folder: &Path) -> io::Result<(File, PathBuf)> {
-    let writer = Writer::this(&ProcRoot::live())?;
+    let writer = NoteWriter::this(&ProcRoot::live())?;
     for number in 0..1000 {
         let path = folder.join(writer.name(number));
         let mut options = OpenOptions::new();
@@ -382,12 +401,12 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).append(true).custom_flags(flags).open(path)
 }
 
-/// Whether a process has ended.
+/// True if a process has ended.
 pub(crate) fn has_ended(root: &ProcRoot, pid: u32) -> bool {
     stat_of(root, pid).is_none_or(|stat| stat.has_ended())
 }
 
-fn stat_of(root: &ProcRoot, pid: u32) -> Option<stat::Stat> {
+fn stat_of(root: &ProcRoot, pid: u32) -> Option<stat::PidStat> {
     root.read(Pid(pid), "stat").ok().and_then(|text| stat::parse(&text).ok())
 }
 
@@ -419,16 +438,16 @@ mod tests {
     #[test]
     fn the_writer_of_a_file_lives_until_it_is_killed() {
         let root = ProcRoot::live();
-        let writer = Writer::this(&root).unwrap();
-        assert_eq!(Writer::of_file(writer.name(7).as_ref()), Some(writer));
+        let writer = NoteWriter::this(&root).unwrap();
+        assert_eq!(NoteWriter::of_file(writer.name(7).as_ref()), Some(writer));
         assert!(writer.lives(&root));
-        assert!(!Writer { start_ticks: writer.start_ticks + 1, ..writer }.lives(&root));
+        assert!(!NoteWriter { start_ticks: writer.start_ticks + 1, ..writer }.lives(&root));
         for name in ["", "7", "7-0", "x-1-0", "7-x-0"] {
-            assert_eq!(Writer::of_file(name.as_ref()), None, "{name}");
+            assert_eq!(NoteWriter::of_file(name.as_ref()), None, "{name}");
         }
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let start_ticks = stat_of(&root, child.id()).unwrap().start_ticks;
-        let writer = Writer { pid: child.id(), start_ticks };
+        let writer = NoteWriter { pid: child.id(), start_ticks };
         assert!(writer.lives(&root));
         child.kill().unwrap();
         // At once, whether it has run since or not.
@@ -438,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_undo_changes_is_noted_in_the_file() {
+    fn changes_of_an_undo_are_noted_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notes");
         fs::write(&path, "heap 7\n").unwrap();
@@ -448,7 +467,7 @@ mod tests {
         notes.note(&second);
         notes.strike(&first);
         let mut next = Notes::default();
-        fs::read_to_string(&path).unwrap().lines().for_each(|line| next.take(line));
+        fs::read_to_string(&path).unwrap().lines().for_each(|line| next.apply_line(line));
         assert_eq!((next.heaps, next.undos), (vec![7], vec![second]));
     }
 
@@ -456,10 +475,10 @@ mod tests {
     fn notes_are_what_was_written_and_not_struck_out() {
         let mut notes = Notes::default();
         for line in ["heap 7", "note 7 1 1000-2000", "note 8 2 3000-4000", "strike 7 1 1000-2000"] {
-            notes.take(line);
+            notes.apply_line(line);
         }
         for line in ["note 9 1 10", "heap", "heap x", "", "done"] {
-            notes.take(line);
+            notes.apply_line(line);
         }
         assert_eq!(notes.heaps, [7]);
         let left: Vec<String> = notes.undos.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! Where a report goes: standard output or files, as text, JSON or HTML.
+//! Destinations of a report: standard output or files, as text, JSON or HTML.
 
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use pagewise_model::Report;
-use pagewise_model::report::Table;
-use pagewise_model::traced::Profile;
-use pagewise_sys::output_file::{self, Access};
+use pagewise_model::report::ReportTable;
+use pagewise_model::traced::StackProfile;
+use pagewise_sys::output_file::{self, FileReaders};
 use pagewise_view::text::Units;
 use pagewise_view::{csv, export, html, json, text};
 
 use crate::args;
-use crate::look::Look;
+use crate::terminal::TerminalLook;
 
 /// Large enough that a page of 65,000 rows takes few system calls.
 const BUFFER: usize = 256 << 10;
@@ -21,8 +21,8 @@ const BUFFER: usize = 256 << 10;
 /// Writes a report as its options say. `--html` alone prints nothing on standard output.
 pub(crate) fn emit(
     report: &Report,
-    output: &args::Output,
-    look: &Look,
+    output: &args::OutputArgs,
+    look: &TerminalLook,
     usual: Units,
 ) -> anyhow::Result<()> {
     emit_with_page(report, output, look, usual, |out| html::write(report, out))
@@ -31,15 +31,15 @@ pub(crate) fn emit(
 /// [`emit`] for reports whose page has more in it than the report.
 pub(crate) fn emit_with_page(
     report: &Report,
-    output: &args::Output,
-    look: &Look,
+    output: &args::OutputArgs,
+    look: &TerminalLook,
     usual: Units,
     page: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     if let Some(path) = &output.html {
         into_file(path, page)?;
     }
-    let draw = |out: &mut dyn Write, look: &Look| {
+    let draw = |out: &mut dyn Write, look: &TerminalLook| {
         if output.json {
             json::write(report, out)
         } else {
@@ -53,12 +53,12 @@ pub(crate) fn emit_with_page(
     }
 }
 
-/// [`emit`] for commands that run another one: what people read goes to standard error, so that standard output is the
-/// other's alone.
+/// [`emit`] for commands that run another one: what people read goes to standard error, so that
+/// standard output is the other's alone.
 pub(crate) fn emit_beside(
     report: &Report,
-    output: &args::Output,
-    look: &Look,
+    output: &args::OutputArgs,
+    look: &TerminalLook,
     usual: Units,
 ) -> anyhow::Result<()> {
     let goes_to_stderr = output.output.is_none() && output.html.is_none() && !output.json;
@@ -71,18 +71,19 @@ pub(crate) fn emit_beside(
 }
 
 /// Writes a table as CSV to standard output or where the options say.
-pub(crate) fn emit_csv(table: &Table, output: &args::Output) -> anyhow::Result<()> {
+pub(crate) fn emit_csv(table: &ReportTable, output: &args::OutputArgs) -> anyhow::Result<()> {
     match &output.output {
         Some(path) => into_file(path, |out| csv::write(table, out)),
         None => to_stdout(|out| csv::write(table, out)),
     }
 }
 
-/// Writes call stacks to the files that were asked for. They are put together only where there are any.
+/// Writes call stacks to the files that were asked for. They are put together only where there are
+/// any.
 pub(crate) fn export(
     exports: &args::Exports,
     title: &str,
-    profile: impl FnOnce() -> Profile,
+    profile: impl FnOnce() -> StackProfile,
 ) -> anyhow::Result<()> {
     let args::Exports { flamegraph, collapsed, pprof, perfetto } = exports;
     if [flamegraph, collapsed, pprof, perfetto].into_iter().all(Option::is_none) {
@@ -115,7 +116,7 @@ pub(crate) fn into_file(
     path: &Path,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    write_file(path, Access::Umask, draw)
+    write_file(path, FileReaders::Umask, draw)
 }
 
 /// Writes a recording into a file, which its owner alone can read.
@@ -123,19 +124,20 @@ pub(crate) fn save(
     path: &Path,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    write_file(path, Access::Owner, draw)
+    write_file(path, FileReaders::Owner, draw)
 }
 
 fn write_file(
     path: &Path,
-    access: Access,
+    access: FileReaders,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<()> {
     let written = output_file::write(path, access, draw);
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Prints a line for people on standard error. An error is ignored: there is no other place to print it.
+/// Prints a line for people on standard error. An error is ignored: it could not be reported
+/// elsewhere.
 pub(crate) fn note(text: impl Display) {
     write_stderr(&format!("pagewise: {text}\n"));
 }

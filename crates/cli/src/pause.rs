@@ -12,7 +12,8 @@ use crate::output::note;
 /// Shorter pauses are not worth a message: the scheduler makes threads wait as long.
 const WORTH_SAYING: Duration = Duration::from_millis(10);
 
-/// Refuses to stop all threads of a process for longer than permitted, and prints the time if it is long.
+/// Refuses to stop all threads of a process for longer than permitted, and prints the time if it is
+/// long.
 pub(crate) fn permit(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<()> {
     let Some((threads, pause)) = expected(root, pid) else { return Ok(()) };
     if pause > max_pause {
@@ -34,7 +35,8 @@ pub(crate) fn announce(root: &ProcRoot, pid: Pid) {
     }
 }
 
-/// How many threads a process has, and the time for which stopping them pauses it. `None` where it is gone.
+/// Number of threads of a process, and the time for which stopping them pauses it. `None` if the
+/// process has ended.
 fn expected(root: &ProcRoot, pid: Pid) -> Option<(u64, Duration)> {
     let threads = stat::parse(&root.read(pid, "stat").ok()?).ok()?.threads;
     Some((threads, expected_pause(usize::try_from(threads).unwrap_or(usize::MAX))))

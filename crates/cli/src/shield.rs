@@ -1,10 +1,10 @@
-//! The shield: a helper process that traces a process whose memory is watched, if a hypervisor runs this machine
-//! ([`pagewise_remote::Shield`]).
+//! The shield: a helper process that traces a process whose memory is watched, if a hypervisor runs
+//! this machine ([`pagewise_remote::TracingShield`]).
 
 use std::io::{self, Read};
 use std::process::{Child, ChildStdin, ExitCode};
 
-use pagewise_remote::{self as remote, Target};
+use pagewise_remote::{self as remote, RemoteProcess};
 use pagewise_sys::cpuid;
 
 use crate::helper;
@@ -12,22 +12,22 @@ use crate::output::to_stdout;
 
 /// The shield of a process. Dropping it ends the tracing.
 #[derive(Debug)]
-pub(crate) struct Shield(Option<(Child, ChildStdin)>);
+pub(crate) struct OptionalShield(Option<(Child, ChildStdin)>);
 
-impl Shield {
+impl OptionalShield {
     /// Shields a process where a hypervisor may cause SIGTRAPs; elsewhere nothing is done.
     ///
     /// # Errors
     /// Why the process cannot be traced.
-    pub(crate) fn of(pid: u32) -> io::Result<Shield> {
+    pub(crate) fn for_process(pid: u32) -> io::Result<OptionalShield> {
         if !cpuid::is_virtual() {
-            return Ok(Shield(None));
+            return Ok(OptionalShield(None));
         }
-        helper::start(&["shield", &pid.to_string()]).map(|started| Shield(Some(started)))
+        helper::start(&["shield", &pid.to_string()]).map(|started| OptionalShield(Some(started)))
     }
 }
 
-impl Drop for Shield {
+impl Drop for OptionalShield {
     fn drop(&mut self) {
         if let Some((mut child, input)) = self.0.take() {
             drop(input);
@@ -39,7 +39,9 @@ impl Drop for Shield {
 /// Is the helper process, until its standard input is closed.
 pub(crate) fn run(pid: u32) -> anyhow::Result<ExitCode> {
     helper::leave_session();
-    let shield = match Target::open(pid, None).and_then(|target| remote::Shield::seize(&target)) {
+    let shield = match RemoteProcess::open(pid, None)
+        .and_then(|target| remote::TracingShield::seize(&target))
+    {
         Ok(shield) => shield,
         Err(error) => {
             to_stdout(|out| writeln!(out, "{error}"))?;

@@ -1,5 +1,6 @@
-//! `faults`: each fault where it happened, and as many as there were. The other sides are what the programs themselves count
-//! (getrusage around each step), `perf stat` of the same tracepoint, and the lines where they know that they touch memory.
+//! `faults`: each fault where it happened, and as many as there were. The other sides are what the
+//! programs themselves count (getrusage around each step), `perf stat` of the same tracepoint, and
+//! the lines where they know that they touch memory.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,19 +23,19 @@ use fixture::{
     FAULT_TRACEPOINT, disk, interruptible, number, program, reported, skip_without_events,
 };
 
-/// What a command printed, and the report of it.
-struct Told {
+/// Output of a command, and the report of it.
+struct FaultsRun {
     output: Output,
     facts: BTreeMap<String, u64>,
     report: Value,
 }
 
-impl Told {
+impl FaultsRun {
     fn fact(&self, key: &str) -> u64 {
         *self.facts.get(key).unwrap_or_else(|| panic!("{key} is not in {:?}", self.facts))
     }
 
-    /// How many faults a function had, and of which kind most are.
+    /// Number of faults of a function, and the most common kind.
     fn function(&self, name: &str) -> (u64, String) {
         let rows = self.report["functions"].as_array().unwrap();
         let row = rows.iter().find(|row| row["function"] == name);
@@ -42,7 +43,7 @@ impl Told {
         (number(row, "faults"), row["most_kind"].as_str().unwrap().to_owned())
     }
 
-    /// How many a line of the fixture had.
+    /// Number of faults of a line of the fixture.
     fn line(&self, line: u64) -> u64 {
         let rows = self.report["lines"].as_array().unwrap().iter();
         let is_it = |row: &&Value| {
@@ -59,13 +60,13 @@ fn folder() -> TempDir {
 }
 
 /// Runs `faults OPTIONS -- faults ACT PAGES ARGUMENT` in a folder on a disk.
-fn told(options: &[&str], act: &[&str]) -> Told {
+fn told(options: &[&str], act: &[&str]) -> FaultsRun {
     let program = program("faults");
     let command: Vec<&str> = [&[program.to_str().unwrap()], act].concat();
     told_by(&[env!("CARGO_BIN_EXE_pagewise")], options, &command)
 }
 
-fn told_by(pagewise: &[&str], options: &[&str], command: &[&str]) -> Told {
+fn told_by(pagewise: &[&str], options: &[&str], command: &[&str]) -> FaultsRun {
     let folder = folder();
     let words: Vec<&str> = [&["faults"], options].concat();
     let (output, report) = reported(&folder, pagewise, &words, command);
@@ -74,10 +75,10 @@ fn told_by(pagewise: &[&str], options: &[&str], command: &[&str]) -> Told {
         Some((key.to_owned(), value.parse().ok()?))
     };
     let facts = String::from_utf8_lossy(&output.stdout).lines().filter_map(fact).collect();
-    Told { output, facts, report }
+    FaultsRun { output, facts, report }
 }
 
-/// Whether the tracepoints may be had here. Says so where not.
+/// True if the tracepoints may be had here. Says so where not.
 fn has_tracepoints() -> bool {
     if !is_root() {
         return false;
@@ -95,7 +96,7 @@ fn lost(report: &Value) -> u64 {
 }
 
 #[test]
-fn two_functions_in_a_ratio_of_three_to_one_are_told_exactly_by_function_and_line() {
+fn two_functions_in_a_ratio_of_three_to_one_are_reported_exactly() {
     if !has_tracepoints() {
         return;
     }
@@ -122,7 +123,7 @@ fn two_functions_in_a_ratio_of_three_to_one_are_told_exactly_by_function_and_lin
 }
 
 #[test]
-fn each_kind_of_fault_is_told_and_as_many_as_the_program_counted() {
+fn each_kind_of_fault_has_the_count_of_the_program() {
     if !has_tracepoints() {
         return;
     }
@@ -175,7 +176,7 @@ fn quadrants_are_those_of_the_mappings() {
 }
 
 #[test]
-fn faults_in_system_calls_are_told_apart() {
+fn faults_in_system_calls_are_separate() {
     if !has_tracepoints() {
         return;
     }
@@ -224,7 +225,7 @@ fn faults_in_memory_that_was_moved_a_moment_ago_are_known_where_mremap_is_follow
     let told = told(&["--mremap"], &["moved", &PAGES.to_string()]);
     let lacks_it = told.report["remarks"].to_string();
     assert!(!lacks_it.contains("mremap"), "{lacks_it}");
-    // Nothing is mapped anew in between, so no record tells where it is.
+    // Nothing is mapped anew in between, so no record contains the address.
     assert_eq!(told.function("touch_one"), (PAGES - 1, "minor anonymous".to_owned()));
     assert_eq!(number(&told.report, "kinds.unknown.faults"), 0);
 }
@@ -251,7 +252,7 @@ fn callers_without_frame_pointers_are_found_as_far_as_the_stack_was_copied_and_i
     let told = |options: &[&str]| {
         told_by(&[env!("CARGO_BIN_EXE_pagewise")], options, &[deep.to_str().unwrap()])
     };
-    let from_main = |told: &Told| {
+    let from_main = |told: &FaultsRun| {
         let rows = told.report["stacks"].as_array().unwrap().iter();
         let is_it = |row: &&Value| {
             let frames = row["frames"].as_array().unwrap();
@@ -273,7 +274,7 @@ fn callers_without_frame_pointers_are_found_as_far_as_the_stack_was_copied_and_i
 }
 
 #[test]
-fn each_fault_of_what_faults_as_fast_as_it_can_is_told_or_counted_as_lost() {
+fn each_of_very_frequent_faults_is_recorded_or_counted_as_lost() {
     if !has_tracepoints() {
         return;
     }
@@ -286,7 +287,7 @@ fn each_fault_of_what_faults_as_fast_as_it_can_is_told_or_counted_as_lost() {
     let rate =
         told.fact("touch_one.faults") * 1000 / (told.fact("touch_one.nanoseconds") / 1_000_000);
     eprintln!("{rate} faults a second");
-    // Memory that is given back and taken again is what this does, and the report says so.
+    // The fixture releases memory and touches it again, and the report says so.
     let findings = told.report["findings"].as_array().unwrap();
     assert!(findings.iter().any(|finding| finding["id"] == "touched-again"), "{findings:?}");
 }
@@ -316,16 +317,16 @@ fn there_are_as_many_as_perf_counts() {
     let told = told(&[], &["ratio", "3000"]);
     let ours = number(&told.report, "totals.user_faults");
     assert_eq!(number(&told.report, "totals.user_faults_counted"), ours);
-    // Where the dynamic linker lays things out differs from run to run.
+    // The layout by the dynamic linker differs from run to run.
     assert!(ours.abs_diff(theirs) <= 30, "{ours} {theirs}");
     let rusage = number(&told.report, "totals.minflt") + number(&told.report, "totals.majflt");
     let all = number(&told.report, "totals.faults");
-    // execve itself faults where no event is told.
+    // Faults of execve itself cause no event.
     assert!(all <= rusage && rusage - all < 60, "{all} {rusage}");
 }
 
 #[test]
-fn of_samples_each_stands_for_many() {
+fn each_sample_stands_for_several_allocations() {
     if !has_tracepoints() {
         return;
     }
@@ -407,7 +408,7 @@ fn a_running_process_is_recorded_until_ctrl_c_with_all_its_threads() {
     kill_process(pid, Signal::INT).unwrap();
     assert!(watcher.wait().unwrap().success());
     let report: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let told = Told { output: pagewise_version(), facts: BTreeMap::new(), report };
+    let told = FaultsRun { output: pagewise_version(), facts: BTreeMap::new(), report };
     assert_eq!(told.function("touch_three").0, 9000);
     assert_eq!(told.function("touch_one").0, 3000);
     assert_eq!(told.report["recording"]["ending"], "still running");
@@ -446,7 +447,7 @@ fn a_process_that_ends_ends_its_recording_and_one_that_is_not_there_is_said_so()
 }
 
 #[test]
-fn nobody_is_told_what_may_be_told_and_what_it_takes() {
+fn an_unprivileged_user_sees_the_permitted_events_and_the_needed_rights() {
     if !is_root() {
         return;
     }
@@ -454,7 +455,7 @@ fn nobody_is_told_what_may_be_told_and_what_it_takes() {
     if paranoid.trim().parse::<i32>().map_or(true, |level| level > 2) {
         return skip(&Lack::Machine("only root may record events (perf_event_paranoid)"));
     }
-    // Of the target folder nobody may read much.
+    // Other users may not read the target folder.
     let folder = folder();
     let [ours, theirs] = ["pagewise", "faults"].map(|name| folder.path().join(name));
     fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &ours);
@@ -484,7 +485,7 @@ fn nobody_is_told_what_may_be_told_and_what_it_takes() {
 }
 
 #[test]
-fn what_is_saved_opens_again_and_gives_the_same_report() {
+fn a_saved_file_gives_the_same_report() {
     if !has_tracepoints() {
         return;
     }
@@ -501,7 +502,7 @@ fn what_is_saved_opens_again_and_gives_the_same_report() {
 }
 
 #[test]
-fn a_command_that_is_not_there_and_one_that_runs_on_are_told_as_a_shell_does() {
+fn missing_and_running_commands_are_reported_as_by_a_shell() {
     let missing = fixture::pagewise(&["faults", "--", "/no/such/command"]);
     assert_eq!(missing.status.code(), Some(127));
     if !has_tracepoints() {

@@ -1,5 +1,6 @@
-//! `faults --heap`: which line touched the memory that which line allocated, as it was when it was touched. The other side is a
-//! program that allocates at some lines and touches known numbers of pages at others.
+//! `faults --heap`: which line touched the memory that which line allocated, as it was when it was
+//! touched. The other side is a program that allocates at some lines and touches known numbers of
+//! pages at others.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -18,14 +19,14 @@ use fixture::{
     FAULT_TRACEPOINT, disk, number, program, reported, skip_without_events, static_program,
 };
 
-/// What a command printed, and the report of it.
-struct Told {
+/// Output of a command, and the report of it.
+struct FaultsHeapRun {
     output: Output,
     facts: BTreeMap<String, u64>,
     report: Value,
 }
 
-impl Told {
+impl FaultsHeapRun {
     fn line(&self, of: &str) -> u64 {
         self.facts[&format!("{of}.line")]
     }
@@ -57,8 +58,9 @@ impl Told {
     }
 }
 
-/// Runs `faults OPTIONS -- COMMAND`; none, with a word, where faults cannot be told with what they wanted.
-fn told(options: &[&str], command: &[&str]) -> Option<Told> {
+/// Runs `faults OPTIONS -- COMMAND`; `None`, with a message, if page faults cannot be recorded with
+/// their error codes.
+fn told(options: &[&str], command: &[&str]) -> Option<FaultsHeapRun> {
     if !is_root() {
         return None;
     }
@@ -80,10 +82,10 @@ fn told(options: &[&str], command: &[&str]) -> Option<Told> {
         Some((key.to_owned(), value.parse().ok()?))
     };
     let facts = String::from_utf8_lossy(&output.stdout).lines().filter_map(fact).collect();
-    Some(Told { output, facts, report })
+    Some(FaultsHeapRun { output, facts, report })
 }
 
-fn told_of(options: &[&str], act: &[&str]) -> Option<Told> {
+fn told_of(options: &[&str], act: &[&str]) -> Option<FaultsHeapRun> {
     let program = program("heapfaults");
     let told = told(options, &[&[program.to_str().unwrap()], act].concat())?;
     assert_eq!(told.output.status.code(), Some(7));
@@ -101,7 +103,7 @@ fn faults_are_of_the_block_that_was_there_then_though_others_have_its_place_late
                 .map(|(touched, allocated)| told.pages(touched, allocated));
         assert_eq!(pages, [30 * all, 10 * all, 0, 50 * all], "{act}: {}", told.report["heap"]);
         assert_eq!(told.sum("in_blocks"), 90 * all, "{act}");
-        // Of each block the allocator touches the first page, where its header is.
+        // The allocator touches the first page of each block, which has its header.
         assert!(told.allocator("second") >= all, "{act}: {}", told.report["allocations"]);
         let first = told.rows().find(|row| row["allocated_line"] == told.line("first")).unwrap();
         assert_eq!(number(first, "blocks"), all);
@@ -114,7 +116,7 @@ fn faults_are_of_the_block_that_was_there_then_though_others_have_its_place_late
 }
 
 #[test]
-fn each_fault_is_somebodys() {
+fn each_fault_has_an_owner() {
     let Some(told) = told_of(&["--heap"], &["pairs"]) else { return };
     let all = ["in_blocks", "by_allocator", "elsewhere", "by_recorder", "unrecorded"];
     let sum: u64 = all.iter().map(|key| told.sum(key)).sum();
@@ -137,20 +139,20 @@ fn a_block_that_grew_is_of_who_had_it_grow() {
 }
 
 #[test]
-fn what_the_kernel_touches_in_a_call_is_of_the_line_that_calls() {
+fn faults_in_a_system_call_belong_to_the_calling_line() {
     let Some(told) = told_of(&["--heap"], &["filled", "40"]) else { return };
     // A page more is begun, since blocks begin behind their header.
     assert_eq!(told.pages("filled", "first"), 40 * 41);
 }
 
 #[test]
-fn of_small_blocks_the_allocator_touches_the_pages() {
+fn pages_of_small_blocks_are_touched_by_the_allocator() {
     let Some(told) = told_of(&["--heap"], &["small", "100"]) else { return };
     // 1600 blocks of 1008 bytes with their headers.
     let pages = 1600 * 1008 / rustix::param::page_size() as u64;
     let found = told.allocator("small");
     assert!((pages - 20..=pages + 5).contains(&found), "{found} {pages}");
-    let blocks = |told: &Told| {
+    let blocks = |told: &FaultsHeapRun| {
         let small = told.rows().find(|row| row["allocated_line"] == told.line("small")).unwrap();
         small["blocks"].as_u64()
     };
@@ -195,7 +197,7 @@ fn a_program_without_a_loader_has_no_recorder_and_that_is_said() {
 }
 
 #[test]
-fn what_is_saved_opens_again_and_what_was_saved_before_does_too() {
+fn saved_files_of_this_and_earlier_versions_open() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let path = folder.path().join("faults.json");
     let path = path.to_str().unwrap();
@@ -212,7 +214,7 @@ fn what_is_saved_opens_again_and_what_was_saved_before_does_too() {
     let old = fixture::json(&["faults", "--json", "--from", path]);
     assert!(old["heap"].is_null() && old["allocations"].is_null());
     assert_eq!(old["functions"], told.report["functions"]);
-    // Numbers that name nothing harm nobody.
+    // Invalid indices are harmless.
     for row in saved["rows"].as_array_mut().unwrap() {
         row["owner"] = serde_json::json!({ "block": 4_000_000_000_u32 });
     }
@@ -224,7 +226,7 @@ fn what_is_saved_opens_again_and_what_was_saved_before_does_too() {
 }
 
 #[test]
-fn who_watches_a_word_of_a_block_is_told_who_allocated_it() {
+fn a_watched_block_is_reported_with_its_allocation() {
     if !is_root() {
         return;
     }

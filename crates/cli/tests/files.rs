@@ -1,4 +1,6 @@
-//! Files that a target names to harm who looks at it: a FIFO, a link to a secret or a file that is truncated in the place of a library. Every command ends in its time and opens nothing but regular files of the target.
+//! Files that a target names to harm who looks at it: a FIFO, a link to a secret or a file that is
+//! truncated in the place of a library. Every command ends in its time and opens nothing but
+//! regular files of the target.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,8 +24,9 @@ use tempfile::TempDir;
 
 use fixture::disk;
 
-/// A command that takes longer, its `--for 1s` included, waits for somebody: this build is slow, and the machine may be busy.
-const LONGEST: Duration = Duration::from_secs(40);
+/// A command that takes longer, its `--for 1s` included, is blocked: this build is slow, and the
+/// machine may be busy.
+const MAX_COMMAND_TIME: Duration = Duration::from_secs(40);
 /// `nobody`: what a user may see without the capabilities of root.
 const NOBODY: u32 = 65534;
 
@@ -53,22 +56,22 @@ int main(int argc, char **argv) {
 }"#;
 
 /// A program that calls a library in a loop. Ends with the value.
-struct Target {
+struct LoopingTarget {
     child: Child,
     library: PathBuf,
     folder: TempDir,
 }
 
-impl Drop for Target {
+impl Drop for LoopingTarget {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Target {
-    /// Runs it as a user. `None`, with a word, where there is no compiler.
-    fn start(user: u32) -> Option<Target> {
+impl LoopingTarget {
+    /// Runs it as a user. `None`, with a message, without a compiler.
+    fn start(user: u32) -> Option<LoopingTarget> {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let (library, program) = (folder.path().join("libtouch.so"), folder.path().join("program"));
@@ -76,7 +79,7 @@ impl Target {
             [(LIBRARY, &library, &["-shared", "-fPIC"][..]), (PROGRAM, &program, &["-ldl"])]
         {
             let from = to.with_extension("c");
-            // So much debugging information that reading it takes a while.
+            // Enough debugging information that reading it takes time.
             let others =
                 (0..3000).map(|at| format!("\nlong other_{at}(long a) {{ return a * {at}; }}"));
             let others = if to == &library { others.collect() } else { String::new() };
@@ -98,18 +101,18 @@ impl Target {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
-        Some(Target { child, library, folder })
+        Some(LoopingTarget { child, library, folder })
     }
 }
 
 /// Counts what is opened; finding a file by `O_PATH` is not.
-struct Opened(OwnedFd);
+struct OpenedFiles(OwnedFd);
 
-impl Opened {
-    fn watch(path: &Path) -> Opened {
+impl OpenedFiles {
+    fn watch(path: &Path) -> OpenedFiles {
         let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
         inotify::add_watch(&watch, path, WatchFlags::OPEN).unwrap();
-        Opened(watch)
+        OpenedFiles(watch)
     }
 
     fn any(&self) -> bool {
@@ -117,7 +120,7 @@ impl Opened {
     }
 }
 
-/// Runs pagewise as a user. What it printed; a test that waits too long fails.
+/// Runs pagewise as a user and returns its output; a test that waits too long fails.
 fn run(user: u32, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -144,7 +147,7 @@ fn run(user: u32, words: &[&str]) -> String {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        if began.elapsed() > LONGEST {
+        if began.elapsed() > MAX_COMMAND_TIME {
             let _ = child.kill();
             panic!("{words:?} waits");
         }
@@ -177,7 +180,7 @@ fn users() -> Vec<u32> {
 #[test]
 fn commands_open_nothing_but_regular_files_in_the_place_of_a_library() {
     for user in users() {
-        let Some(target) = Target::start(user) else { return };
+        let Some(target) = LoopingTarget::start(user) else { return };
         let pid = target.child.id().to_string();
         let secret = target.folder.path().join("secret");
         fs::write(&secret, b"not the target's").unwrap();
@@ -194,7 +197,7 @@ fn commands_open_nothing_but_regular_files_in_the_place_of_a_library() {
                     &secret
                 }
             };
-            let opened = Opened::watch(watched);
+            let opened = OpenedFiles::watch(watched);
             for words in commands(&pid) {
                 run(user, &words);
                 assert!(!opened.any(), "{kind} opened by {words:?} of user {user}");
@@ -209,7 +212,7 @@ fn functions_of_a_library_are_known_though_its_name_leads_elsewhere() {
     if !is_root() {
         return;
     }
-    let Some(target) = Target::start(0) else { return };
+    let Some(target) = LoopingTarget::start(0) else { return };
     fs::remove_file(&target.library).unwrap();
     let mode = Mode::from_raw_mode(0o666);
     rustix::fs::mknodat(CWD, &target.library, FileType::Fifo, mode, 0).unwrap();
@@ -223,10 +226,11 @@ fn a_library_that_is_truncated_again_and_again_ends_no_recording() {
     if !is_root() {
         return;
     }
-    let Some(target) = Target::start(0) else { return };
+    let Some(target) = LoopingTarget::start(0) else { return };
     let pid = target.child.id().to_string();
     let whole = fs::read(&target.library).unwrap();
-    // Its program must live on: the code stays, and what is behind it is symbols and debugging information.
+    // Its program must live on: the code stays, and what is behind it is symbols and debugging
+    // information.
     let kept = whole.len() / 2;
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -240,20 +244,20 @@ fn a_library_that_is_truncated_again_and_again_ends_no_recording() {
                 thread::sleep(Duration::from_micros(300));
             }
         });
-        // What fails here fails the test only once the other thread has ended.
+        // A failure here fails the test only after the other thread has ended.
         let said = std::panic::catch_unwind(|| run(0, &["faults", &pid, "--for", "2s"]));
         ends.store(true, Ordering::Relaxed);
         assert!(said.unwrap().contains("faults"));
     });
 }
 
-/// What is opened for reading, by another program that sees each system call.
+/// Files opened for reading, observed by another program that sees each system call.
 #[test]
 fn every_file_that_is_opened_is_found_without_links_first() {
     if !is_root() {
         return;
     }
-    let Some(target) = Target::start(0) else { return };
+    let Some(target) = LoopingTarget::start(0) else { return };
     let list = target.folder.path().join("opened");
     let strace = Command::new("strace")
         .args(["-f", "-qq", "-e", "trace=open,openat,openat2", "-o"])

@@ -1,5 +1,5 @@
-//! `guard`: programs with one mistake each, and programs without. The other sides are AddressSanitizer, valgrind's memcheck,
-//! and the programs run plainly.
+//! `guard`: programs with one memory error each, and programs without. Compared with
+//! AddressSanitizer, valgrind's memcheck, and plain runs of the programs.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use fixture::{disk, pagewise, program};
 
-/// Mistakes that the processor refuses as they are made, or that the call itself is.
+/// Errors that the processor or the call itself detects at once.
 const AT_ONCE: &[&str] = &[
     "overflow_read_1",
     "overflow_write_1",
@@ -42,7 +42,8 @@ const AT_ONCE: &[&str] = &[
     "free_static",
 ];
 
-/// What AddressSanitizer passes over: accesses that are not aligned, and begin in the object; or what ends itself.
+/// Errors that AddressSanitizer misses: unaligned accesses that begin in the object, or errors that
+/// end the program.
 const BESIDE: &[&str] = &["overflow_read_across", "overflow_write_across", "free_mapping"];
 
 /// Those that objects at the beginning of their pages reveal at once.
@@ -59,7 +60,7 @@ const AT_FREE: &[&str] = &[
     "underflow_write_pages",
 ];
 
-/// Runs a command with all its objects guarded. What was printed, and the report.
+/// Runs a command with all its objects guarded. Returns the output, and the report.
 fn guard(words: &[&str], command: &[&str]) -> (Output, Value) {
     let folder = TempDir::new().unwrap();
     let words = [&["guard"], words].concat();
@@ -71,7 +72,7 @@ fn misuse(words: &[&str], name: &str) -> (Output, Value) {
     guard(words, &[program.to_str().unwrap(), name])
 }
 
-/// The only mistake of a report.
+/// The only memory error of a report.
 fn only(report: &Value) -> &Value {
     let bugs = report["bugs"].as_array().unwrap();
     assert_eq!(bugs.len(), 1, "{report:#}");
@@ -91,9 +92,9 @@ fn line_of(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// What AddressSanitizer says of a mistake.
+/// AddressSanitizer's report of an error.
 #[derive(Debug, Default, PartialEq)]
-struct Verdict {
+struct AsanVerdict {
     kind: String,
     access: String,
     stack: Vec<u32>,
@@ -118,7 +119,7 @@ fn sanitized() -> Option<&'static PathBuf> {
     built.as_ref()
 }
 
-fn verdict(name: &str) -> Option<Verdict> {
+fn verdict(name: &str) -> Option<AsanVerdict> {
     let output = Command::new(sanitized()?)
         .arg(name)
         .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1")
@@ -126,7 +127,7 @@ fn verdict(name: &str) -> Option<Verdict> {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let mut verdict = Verdict::default();
+    let mut verdict = AsanVerdict::default();
     let mut part = 0;
     for line in said.lines() {
         if let Some((_, what)) = line.split_once("ERROR: AddressSanitizer: ") {
@@ -159,7 +160,7 @@ fn verdict(name: &str) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// What it would call a mistake of ours.
+/// AddressSanitizer's name for an error of ours.
 fn translated(bug: &Value) -> (&'static str, &str) {
     let access = bug["access"].as_str().unwrap();
     let kind = match bug["kind"].as_str().unwrap() {
@@ -198,7 +199,7 @@ fn every_mistake_is_found_with_the_stacks_that_addresssanitizer_gives() {
 }
 
 #[test]
-fn what_was_written_beside_an_object_is_found_when_it_is_freed() {
+fn a_write_beside_an_object_is_found_at_its_free() {
     for name in AT_FREE {
         let Some(verdict) = verdict(name) else { return };
         let (output, report) = misuse(&["--rate", "1"], name);
@@ -238,14 +239,14 @@ fn memcheck_finds_the_same() {
             _ => "Invalid free() / delete / delete[] / realloc()",
         };
         assert!(first.contains(words), "{name}: {said} {bug:#}");
-        // Where it knows the object, by how far the access is from it.
+        // If it knows the object, by the distance of the access.
         let Some((_, place)) = said.split_once(" is ") else { continue };
         let place = place.lines().next().unwrap();
         let Some((_, size)) = place.split_once("a block of size ") else { continue };
         let size: String = size.chars().filter(char::is_ascii_digit).collect();
         assert_eq!(bug["size"].as_u64().unwrap().to_string(), size, "{name}: {place}");
         let distance = place.split(' ').next().unwrap().replace(',', "");
-        // It tells where an access begins, and we its first byte that must not be touched.
+        // It reports the start of an access, pagewise its first byte that must not be accessed.
         let ours = match bug["kind"].as_str().unwrap() {
             "overflow" if !name.ends_with("_across") => bug["distance"].as_u64(),
             "use-after-free" => {
@@ -258,7 +259,7 @@ fn memcheck_finds_the_same() {
 }
 
 #[test]
-fn an_access_a_page_away_is_still_told_with_its_object() {
+fn an_access_a_page_away_is_still_reported_with_its_object() {
     for (name, access) in [("overflow_read_page", "read"), ("overflow_write_page", "write")] {
         let (_, report) = misuse(&["--rate", "1"], name);
         let bug = only(&report);
@@ -273,7 +274,7 @@ fn an_access_a_page_away_is_still_told_with_its_object() {
 }
 
 #[test]
-fn what_is_never_freed_is_looked_at_in_the_end() {
+fn unfreed_objects_are_checked_at_the_end() {
     let (output, report) = misuse(&["--rate", "1"], "never_freed_slack");
     let bug = only(&report);
     assert_eq!(bug["access"], "written before end", "{bug:#}");
@@ -345,7 +346,7 @@ fn a_child_of_fork_has_the_objects_of_its_parent() {
 }
 
 #[test]
-fn what_was_freed_stays_out_of_reach_whatever_the_program_does() {
+fn freed_memory_stays_inaccessible_whatever_the_program_does() {
     // In a child of `fork`, and where the program closes descriptors that it has not opened.
     for name in
         ["after_free_child", "after_free_closed", "closed_after_free", "reopened_after_free"]
@@ -360,7 +361,7 @@ fn what_was_freed_stays_out_of_reach_whatever_the_program_does() {
     }
 }
 
-/// What a command prints and how it ends, plainly and guarded.
+/// Output and ending of a command, plain and guarded.
 fn compare(command: &[&str]) {
     let plainly = Command::new(command[0])
         .args(&command[1..])
@@ -420,8 +421,9 @@ fn programs_without_mistakes_do_what_they_do() {
 }
 
 #[test]
-fn what_cannot_be_guarded_is_said() {
-    let Some(fixture) = fixture::Fixture::linked(fixture::Link::Static, "quadrants", &[]) else {
+fn unguarded_programs_are_reported() {
+    let Some(fixture) = fixture::Fixture::linked(fixture::FixtureLink::Static, "quadrants", &[])
+    else {
         return;
     };
     let path = fs::read_link(format!("/proc/{}/exe", fixture.pid)).unwrap();
@@ -439,7 +441,7 @@ fn memory_is_bounded_and_what_finds_no_room_is_said() {
     assert!(report["guard"]["most_bytes"].as_u64().unwrap() <= 64 << 10, "{report:#}");
 }
 
-/// The C++ program, made with more options; none where there is no compiler.
+/// The C++ program, built with further options; `None` without a compiler.
 fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
     let source =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/operators.cpp");
@@ -466,7 +468,8 @@ fn has_line(stack: &Value, line: u32) -> bool {
     stack.to_string().contains(&format!("operators.cpp:{line}"))
 }
 
-/// What goes wrong, how it was made and freed, the size that `delete` is told, and where it was made.
+/// Error, functions that allocated and freed the object, size passed to `delete`, and allocating
+/// function.
 type Mismatched = (&'static str, &'static str, &'static str, Option<u64>, &'static str);
 
 const MISMATCHED: &[Mismatched] = &[
@@ -529,7 +532,7 @@ fn correct_programs_of_cpp_free_all_as_they_should() {
 }
 
 #[test]
-fn a_free_of_memory_that_is_gone_is_found() {
+fn a_free_of_unmapped_memory_is_found() {
     let Some(program) = operators("operators", &[]) else { return };
     let (output, report) = guard(&["--rate", "1"], &[program.to_str().unwrap(), "free_unmapped"]);
     let bug = only(&report);
@@ -550,7 +553,7 @@ fn a_program_that_a_signal_ends_is_not_said_to_have_nothing_wrong() {
         assert!(has_line(&bug["stack"], line_with("", "fault")), "{bug:#}");
         assert_eq!(output.status.code(), Some(128 + 11));
     }
-    // No handler can run where there is no stack left.
+    // A handler cannot run without stack space.
     for (name, signal) in
         [("fault", "killed by SIGSEGV: a read at 0x10"), ("overflow_of_stack", "killed by SIGSEGV")]
     {
@@ -568,7 +571,7 @@ fn the_chance_of_being_guarded_is_the_rate() {
     let all = all["guard"]["guarded"].as_f64().unwrap();
     let (_, some) = guard(&["--rate", "100"], &[threads.to_str().unwrap()]);
     let some = some["guard"]["guarded"].as_f64().unwrap();
-    // Of a binomial distribution, within five standard deviations.
+    // The count is binomially distributed: within five standard deviations.
     let (expected, spread) = (all / 100.0, (all * 0.01 * 0.99).sqrt());
     assert!((some - expected).abs() < 5.0 * spread, "{some} of {all}");
 }

@@ -1,5 +1,6 @@
-//! Where `pagewise heap` finds memory that is held and not live, in programs that leave known blocks in known arenas: compared
-//! with glibc's `malloc_info` and `mallinfo2`, and with the kernel's smaps.
+//! Locations of held but not live memory that `pagewise heap` reports, in programs that leave known
+//! blocks in known arenas: compared with glibc's `malloc_info` and `mallinfo2`, and with the
+//! kernel's smaps.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -24,16 +25,16 @@ const CHUNK: u64 = 256;
 const HEAP: u64 = 64 << 20;
 
 /// A program that waits, recorded.
-struct Waiting {
+struct WaitingRecorded {
     child: Child,
     file: PathBuf,
     _folder: tempfile::TempDir,
     said: String,
 }
 
-impl Waiting {
+impl WaitingRecorded {
     /// Starts it. It has said what it knows when it waits.
-    fn start(more: &[&str], every: u64) -> Waiting {
+    fn start(more: &[&str], every: u64) -> WaitingRecorded {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("arenas.pwh");
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
@@ -49,10 +50,10 @@ impl Waiting {
                 break;
             }
         }
-        Waiting { child, file, _folder: folder, said }
+        WaitingRecorded { child, file, _folder: folder, said }
     }
 
-    /// What is recorded, once it was looked at while the program waits.
+    /// Recording that contains a snapshot taken while the program waits.
     fn settled(&self) -> Value {
         let deadline = Instant::now() + Duration::from_secs(60);
         let looks = |report: &Value| report["layouts"].as_array().unwrap().len();
@@ -103,7 +104,8 @@ impl Waiting {
         panic!("the program is not there");
     }
 
-    /// By the kernel: the sizes of heaps of arenas, and what of each is resident. A heap is followed by what it may grow into.
+    /// By the kernel: the sizes of heaps of arenas, and what of each is resident. A heap is
+    /// followed by what it may grow into.
     fn heaps(&self) -> Vec<(u64, u64)> {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.pid())).unwrap();
         let mut mappings: Vec<(u64, u64, bool, u64)> = Vec::new();
@@ -153,7 +155,7 @@ fn findings(report: &Value) -> Vec<&str> {
     report["findings"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect()
 }
 
-/// Whether pages can be asked for.
+/// True if pages can be asked for.
 fn can_scan() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -169,7 +171,7 @@ fn arenas_have_what_the_program_the_c_library_and_the_kernel_say() {
     if !can_scan() {
         return;
     }
-    let waiting = Waiting::start(&[], 16);
+    let waiting = WaitingRecorded::start(&[], 16);
     let report = waiting.settled();
     let kept = BLOCKS / 16;
     let others = arenas(&report, "arena");
@@ -178,15 +180,16 @@ fn arenas_have_what_the_program_the_c_library_and_the_kernel_say() {
         // As the program is written.
         assert_eq!((number(arena, "blocks"), number(arena, "live")), (kept, kept * SIZE));
         assert_eq!((number(arena, "threads"), number(arena, "parts")), (1, 1));
-        // Fifteen chunks are free between any two that stay, and the word before each counts for it.
+        // Fifteen chunks are free between any two that stay, and the word before each counts for
+        // it.
         assert_eq!(number(arena, "gap"), 15 * CHUNK);
         assert!(
             number(arena, "empty") <= 16 << 10,
             "the arena's own page, and one at the end: {arena}"
         );
     }
-    // As the C library says: the parts of arenas that may be used, what is in use in them (with the C library's own, and
-    // what threads keep for themselves), and the last chunks.
+    // As the C library says: the parts of arenas that may be used, what is in use in them (with the
+    // C library's own, and what threads keep for themselves), and the last chunks.
     let of = |areas: &[Value], key: &str| -> Vec<u64> {
         sorted(areas.iter().map(|area| number(area, key)).collect())
     };
@@ -230,7 +233,7 @@ fn a_program_that_frees_nothing_does_not_fragment() {
     if !can_scan() {
         return;
     }
-    let waiting = Waiting::start(&[], 1);
+    let waiting = WaitingRecorded::start(&[], 1);
     let report = waiting.settled();
     let pages: u64 = (0..9).map(|at| number(&report["page_use"][at], "pages")).sum();
     assert!(number(&report["page_use"][8], "pages") * 100 >= 99 * pages);
@@ -246,7 +249,7 @@ fn samples_tell_of_arenas_and_not_of_pages() {
     if !can_scan() {
         return;
     }
-    let waiting = Waiting::start(&["--sample", "16k"], 1);
+    let waiting = WaitingRecorded::start(&["--sample", "16k"], 1);
     let report = waiting.settled();
     let others = arenas(&report, "arena");
     assert_eq!(others.len() as u64, THREADS);
@@ -256,7 +259,7 @@ fn samples_tell_of_arenas_and_not_of_pages() {
     assert!(live.abs_diff(known) * 10 < known, "{live} of {known}");
     let held: u64 = others.iter().map(|arena| number(arena, "held")).sum();
     assert_eq!(held, waiting.heaps().iter().map(|heap| heap.0).sum::<u64>());
-    assert!(others[0]["empty"]["absent"].as_str().unwrap().contains("samples"));
+    assert!(others[0]["empty"]["absent"].as_str().unwrap().contains("sampled"));
     assert!(report["page_use"].is_null());
     waiting.end();
 }

@@ -1,4 +1,5 @@
-//! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to it. The program checks itself.
+//! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to
+//! it. The program checks itself.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -16,24 +17,26 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// `busy_heap`, running.
-struct Busy {
+struct BusyHeap {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Busy {
-    fn start(threads: u32) -> Busy {
-        Busy::of(Command::new(fixture::program("busy_heap")).arg(threads.to_string()))
+impl BusyHeap {
+    fn start(threads: u32) -> BusyHeap {
+        BusyHeap::start_command(
+            Command::new(fixture::program("busy_heap")).arg(threads.to_string()),
+        )
     }
 
     /// Any program that says when it is ready.
-    fn of(command: &mut Command) -> Busy {
+    fn start_command(command: &mut Command) -> BusyHeap {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().unwrap());
-        let mut busy = Busy { child, input, output };
+        let mut busy = BusyHeap { child, input, output };
         busy.wait_for("ready");
         busy
     }
@@ -71,7 +74,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyHeap {
     fn drop(&mut self) {
         // Both fail only where it has ended.
         let _ = self.child.kill();
@@ -79,7 +82,7 @@ impl Drop for Busy {
     }
 }
 
-fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
+fn attach(busy: &BusyHeap, file: &Path, more: &[&str]) -> Output {
     let pid = busy.pid();
     // A busy machine takes long to stop threads.
     let patient = ["--max-pause", "10s"];
@@ -87,11 +90,11 @@ fn attach(busy: &Busy, file: &Path, more: &[&str]) -> Output {
 }
 
 /// Begins to record until Ctrl-C; returns once it records.
-fn begin(busy: &Busy, file: &Path) -> Child {
+fn begin(busy: &BusyHeap, file: &Path) -> Child {
     begin_with(busy, file, &[])
 }
 
-fn begin_with(busy: &Busy, file: &Path, more: &[&str]) -> Child {
+fn begin_with(busy: &BusyHeap, file: &Path, more: &[&str]) -> Child {
     let mut command = fixture::interruptible();
     command.args(["heap", "attach", &busy.pid(), "--max-pause", "10s", "-o"]).arg(file).args(more);
     command.stderr(Stdio::piped());
@@ -100,7 +103,7 @@ fn begin_with(busy: &Busy, file: &Path, more: &[&str]) -> Child {
     child
 }
 
-/// Whether `malloc` of the process's C library begins with a jump, as a debugger would see it.
+/// True if `malloc` of the process's C library begins with a jump, as a debugger would see it.
 fn is_hooked(pid: u32) -> bool {
     begins_with_a_jump(pid, "libc.so.6", "malloc")
 }
@@ -121,10 +124,10 @@ fn interrupt(child: &Child) {
 }
 
 #[test]
-fn what_is_allocated_meanwhile_is_counted_and_nothing_else() {
+fn only_allocations_during_the_attach_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let mut busy = Busy::start(0);
+    let mut busy = BusyHeap::start(0);
     busy.ask();
     let recording = begin(&busy, &file);
     busy.ask();
@@ -143,12 +146,12 @@ fn what_is_allocated_meanwhile_is_counted_and_nothing_else() {
 }
 
 /// `steady`, running.
-fn steady(how: &str) -> Busy {
-    Busy::of(Command::new(fixture::program("steady")).arg(how))
+fn steady(how: &str) -> BusyHeap {
+    BusyHeap::start_command(Command::new(fixture::program("steady")).arg(how))
 }
 
 /// Which findings a recording of some seconds has.
-fn findings_of(busy: &Busy, more: &[&str]) -> (Vec<String>, Value) {
+fn findings_of(busy: &BusyHeap, more: &[&str]) -> (Vec<String>, Value) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("steady.pwh");
     let output = attach(busy, &file, &[&["--for", "4s"], more].concat());
@@ -172,7 +175,7 @@ fn a_program_whose_blocks_are_replaced_neither_leaks_nor_has_a_fragmented_heap()
 #[test]
 fn a_program_that_leaks_is_found_to() {
     let busy = steady("leaks");
-    // Where the program does not run for a second, it does not leak all the time.
+    // If the program does not run for a second, it does not leak all the time.
     let found = (0..5).map(|_| findings_of(&busy, &[])).find(|(findings, _)| {
         assert!(!findings.contains(&"held-unused".to_owned()), "{findings:?}");
         findings.contains(&"grows".to_owned())
@@ -183,12 +186,13 @@ fn a_program_that_leaks_is_found_to() {
     let finding = all.iter().find(|finding| finding["id"] == "grows").unwrap();
     let grew = number(&finding["evidence"], "grew_by");
     let forgotten = by_function(&report)["forgotten"][1];
-    // The least of a quarter is compared: what is leaked in the first and in the last may be missing.
+    // The least of a quarter is compared: what is leaked in the first and in the last may be
+    // missing.
     assert!(grew <= forgotten && grew >= forgotten / 4, "{grew} of {forgotten}");
 }
 
 #[test]
-fn caches_of_threads_that_end_are_no_blocks_of_the_programs() {
+fn thread_caches_freed_at_exit_are_not_blocks_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("threads.pwh");
     let mut busy = steady("threads");
@@ -199,7 +203,8 @@ fn caches_of_threads_that_end_are_no_blocks_of_the_programs() {
     assert!(output.status.success(), "{output:?}");
     busy.end();
     let report = report(&file);
-    // As the program counts: 24 threads, each of which allocates and frees 50 blocks, and frees 50 older ones.
+    // As the program counts: 24 threads, each of which allocates and frees 50 blocks, and frees 50
+    // older ones.
     assert_eq!(by_function(&report)["item"][0], 24 * 50);
     assert_eq!(number(&report, "totals.frees"), 24 * 50);
     assert_eq!(number(&report, "totals.unknown_frees"), 24 * 50);
@@ -209,7 +214,7 @@ fn caches_of_threads_that_end_are_no_blocks_of_the_programs() {
 fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let busy = Busy::start(4);
+    let busy = BusyHeap::start(4);
     for _ in 0..50 {
         let output = attach(&busy, &file, &["--for", "30ms"]);
         assert!(output.status.success(), "{output:?}");
@@ -228,7 +233,7 @@ fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
 fn samples_are_taken_of_it_too() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let busy = Busy::start(2);
+    let busy = BusyHeap::start(2);
     let output = attach(&busy, &file, &["--for", "300ms", "--sample", "64k"]);
     assert!(output.status.success(), "{output:?}");
     let report = report(&file);
@@ -241,7 +246,7 @@ fn samples_are_taken_of_it_too() {
 fn a_program_whose_collector_is_killed_runs_on() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let mut busy = Busy::start(2);
+    let mut busy = BusyHeap::start(2);
     let mut recording = begin(&busy, &file);
     recording.kill().unwrap();
     recording.wait().unwrap();
@@ -258,7 +263,7 @@ fn a_thread_that_loads_the_recorder_finds_back_without_us() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
     for _ in 0..20 {
-        let mut busy = Busy::start(2);
+        let mut busy = BusyHeap::start(2);
         let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         recording.args(["heap", "attach", &busy.pid(), "-o"]).arg(&file);
         recording.stdout(Stdio::null()).stderr(Stdio::null());
@@ -277,17 +282,17 @@ fn a_thread_that_loads_the_recorder_finds_back_without_us() {
 }
 
 #[test]
-fn what_nobody_put_right_is_put_right_by_who_attaches_next() {
+fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let mut busy = Busy::start(2);
+    let mut busy = BusyHeap::start(2);
     let mut recording = begin(&busy, &file);
     let pid = recording.id();
-    // A second recording is told of the first.
+    // A second recording learns of the first.
     let output = attach(&busy, &folder.path().join("second.pwh"), &["--for", "10ms"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("another recording"), "{output:?}");
     assert!(is_hooked(busy.child.id()));
-    // Who waits for its end is killed before it.
+    // The process that would wait for its end is killed before.
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     let guardian = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
     kill_process(guardian, Signal::KILL).unwrap();
@@ -306,7 +311,7 @@ fn what_nobody_put_right_is_put_right_by_who_attaches_next() {
     busy.end();
 }
 
-/// Whether a process has mapped the memory of a recorder.
+/// True if a process has mapped the memory of a recorder.
 fn has_recorder_memory(pid: u32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.contains("/memfd:pagewise-heap")
@@ -315,7 +320,7 @@ fn has_recorder_memory(pid: u32) -> bool {
 #[test]
 fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mut busy = Busy::start(2);
+    let mut busy = BusyHeap::start(2);
     let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
     let mut stayed = false;
     // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds.
@@ -368,7 +373,7 @@ fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
 }
 
 /// `plugged`, which loads and unloads two libraries that are built here.
-fn plugged(folder: &Path, more: &[&str]) -> Busy {
+fn plugged(folder: &Path, more: &[&str]) -> BusyHeap {
     let library = |name: &str, size: u32| {
         let source = format!(
             "#include <stdlib.h>\nvoid *{name}(void) {{ void *block = malloc({size}); __asm__ volatile(\"\"::\"r\"(block)); return block; }}\n"
@@ -381,7 +386,7 @@ fn plugged(folder: &Path, more: &[&str]) -> Busy {
         path
     };
     let libraries = [library("of_first", 1111), library("of_second", 2222)];
-    Busy::of(Command::new(fixture::program("plugged")).args(libraries).args(more))
+    BusyHeap::start_command(Command::new(fixture::program("plugged")).args(libraries).args(more))
 }
 
 #[test]
@@ -447,7 +452,7 @@ fn mappings_and_children_are_recorded_where_that_is_asked_for() {
 fn a_peak_of_one_thread_is_known_to_the_byte() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    let mut busy = Busy::start(0);
+    let mut busy = BusyHeap::start(0);
     let recording = begin(&busy, &file);
     busy.ask();
     busy.ask();
@@ -498,7 +503,7 @@ fn a_program_that_was_begun_with_a_recorder_can_be_attached_to() {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_told_why() {
+fn a_refused_attach_gives_the_reason() {
     let refused = |pid: u32, expected: &str| {
         let output = heap(&["attach", &pid.to_string(), "--for", "10ms"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -508,7 +513,7 @@ fn what_cannot_be_attached_to_is_told_why() {
     let stopped = fixture::Fixture::start("quadrants", &[]);
     refused(stopped.pid, "it is stopped");
     let busy = |command: &mut Command, expected: &str| {
-        let mut busy = Busy::of(command);
+        let mut busy = BusyHeap::start_command(command);
         refused(busy.child.id(), expected);
         busy.ask();
         busy.end();
@@ -536,7 +541,7 @@ fn what_cannot_be_attached_to_is_told_why() {
     wait_until(is_zombie);
     refused(pid, "a zombie");
     gone.wait().unwrap();
-    refused(pid, "there is no such process");
+    refused(pid, "the process does not exist");
     let is_kernel = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
     if is_kernel {
         refused(2, "a thread of the kernel");
@@ -560,7 +565,7 @@ fn what_cannot_be_attached_to_is_told_why() {
 }
 
 #[test]
-fn what_filters_its_calls_is_let_alone() {
+fn a_process_with_a_seccomp_filter_is_not_changed() {
     let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
     let (source, program) = (folder.path().join("main.c"), folder.path().join("filtered"));
     let text = r#"
@@ -579,32 +584,33 @@ fn what_filters_its_calls_is_let_alone() {
     std::fs::write(&source, text).unwrap();
     let built = Command::new("cc").arg("-o").args([&program, &source]).status();
     assert!(built.unwrap().success());
-    let busy = Busy::of(&mut Command::new(program));
+    let busy = BusyHeap::start_command(&mut Command::new(program));
     let output = attach(&busy, &folder.path().join("x.pwh"), &["--for", "10ms"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("(seccomp)"), "{output:?}");
     busy.end();
 }
 
 #[test]
-fn what_is_in_another_pid_namespace_is_recorded_and_what_is_anothers_is_not() {
+fn other_pid_namespaces_are_recorded_and_other_users_are_not() {
     if !is_root() {
         return;
     }
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let file = folder.path().join("x.pwh");
     let program = fixture::program("busy_heap");
-    let inside =
-        Busy::of(Command::new("unshare").args(["--pid", "--fork", "--"]).arg(&program).arg("1"));
+    let inside = BusyHeap::start_command(
+        Command::new("unshare").args(["--pid", "--fork", "--"]).arg(&program).arg("1"),
+    );
     let children = format!("/proc/{0}/task/{0}/children", inside.child.id());
     let pid = std::fs::read_to_string(children).unwrap().trim().to_owned();
     for _ in 0..2 {
-        let output = heap(&["attach", &pid, "--for", "100ms", "-o", file.to_str().unwrap()]);
+        let output = heap(&["attach", &pid, "--for", "2s", "-o", file.to_str().unwrap()]);
         assert!(output.status.success(), "{output:?}");
         assert!(by_function(&report(&file)).contains_key("some"));
     }
     inside.end();
-    // Nobody may look into root's.
-    let busy = Busy::start(0);
+    // Other users may not trace root's processes.
+    let busy = BusyHeap::start(0);
     let pagewise = folder.path().join("pagewise");
     fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &pagewise);
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);

@@ -1,5 +1,5 @@
-//! `heap export` and the page of `heap report`: a file with known counts, as the tools and the browser that read them see it.
-//! Which numbers each format has is tested beside the formats.
+//! `heap export` and the page of `heap report`: a file with known counts, as the tools and the
+//! browser that read them see it. Which numbers each format has is tested beside the formats.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -11,10 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pagewise_heaplog::Writer;
+use pagewise_heaplog::LogWriter;
 use pagewise_heaplog::recording::{
-    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT, Resident,
-    Site, Thread, Tree,
+    Begin, LogAddress, LogAmount, LogCallNode, LogCounts, LogEnd, LogEnding, LogKind, LogLiveTree,
+    LogModule, LogResident, LogSite, LogSiteCounts, LogSnapshot, LogThread, ROOT,
 };
 use tempfile::TempDir;
 
@@ -24,8 +24,8 @@ use fixture::{disk, pagewise, program, tool};
 
 const MIB: u64 = 1 << 20;
 
-fn amount(bytes: u64, blocks: u64) -> Amount {
-    Amount { bytes, blocks }
+fn amount(bytes: u64, blocks: u64) -> LogAmount {
+    LogAmount { bytes, blocks }
 }
 
 /// The addresses of a program's functions, by `nm`.
@@ -40,8 +40,9 @@ fn functions(path: &Path) -> Option<BTreeMap<String, u64>> {
     Some(listed.lines().filter_map(function).collect())
 }
 
-/// A recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3 blocks each second for 8 seconds, of
-/// which it frees two thirds from the fourth on; 100 temporary blocks a second of 1000 bytes; 1 MiB once, never freed.
+/// A recording of `main`, which allocates in `touch_three` and `touch_one`: 3 MiB in 3 blocks each
+/// second for 8 seconds, of which it frees two thirds from the fourth on; 100 temporary blocks a
+/// second of 1000 bytes; 1 MiB once, never freed.
 fn recorded() -> Option<(TempDir, String)> {
     let path = program("faults");
     let known = functions(&path)?;
@@ -57,18 +58,19 @@ fn recorded() -> Option<(TempDir, String)> {
         ..Begin::default()
     };
     let file = path.as_os_str().as_bytes().to_vec();
-    let module = Module { path: file, build_id: Vec::new(), start: 0, end: 1 << 40, bias: 0 };
-    let mut writer = Writer::create(Vec::new(), &begin).unwrap();
+    let module = LogModule { path: file, build_id: Vec::new(), start: 0, end: 1 << 40, bias: 0 };
+    let mut writer = LogWriter::create(Vec::new(), &begin).unwrap();
     writer.modules(&[module]).unwrap();
-    let place = |name: &str| Place { address: known[name] + 5, exact: false, module: Some(0) };
+    let place = |name: &str| LogAddress { address: known[name] + 5, exact: false, module: Some(0) };
     writer.places(&["main", "touch_three", "touch_one"].map(place)).unwrap();
-    let node = |parent, place| Node { parent, place };
+    let node = |parent, place| LogCallNode { parent, place };
     writer.nodes(&[node(ROOT, 0), node(0, 1), node(0, 2)]).unwrap();
-    let site = |node| Site { node, kind: Kind::Heap };
+    let site = |node| LogSite { node, kind: LogKind::Heap };
     writer.sites(&[site(1), site(2), site(0)]).unwrap();
-    let mut counts = Counts { sizes: vec![0; 65], lifetimes: vec![0; 65], ..Counts::default() };
-    counts.sites = vec![Counted::default(); 3];
-    let add = |to: &mut Amount, bytes: u64, blocks: u64| {
+    let mut counts =
+        LogCounts { sizes: vec![0; 65], lifetimes: vec![0; 65], ..LogCounts::default() };
+    counts.sites = vec![LogSiteCounts::default(); 3];
+    let add = |to: &mut LogAmount, bytes: u64, blocks: u64| {
         *to = amount(to.bytes + bytes, to.blocks + blocks);
     };
     for second in 1..=8 {
@@ -94,7 +96,7 @@ fn recorded() -> Option<(TempDir, String)> {
             three.allocated.blocks - three.freed.blocks + 1,
         );
         let tree = vec![(0, amount(live.bytes - MIB, live.blocks - 1)), (2, amount(MIB, 1))];
-        let moment = Moment {
+        let moment = LogSnapshot {
             time_ns: second * 1_000_000_000,
             live,
             allocated: amount(
@@ -102,12 +104,12 @@ fn recorded() -> Option<(TempDir, String)> {
                 three.allocated.blocks + one.allocated.blocks + 1,
             ),
             held: Some(live.bytes.max(13 * MIB * u64::from(second > 3)) + MIB),
-            resident: Some(Resident {
+            resident: Some(LogResident {
                 anonymous: live.bytes + 2 * MIB,
                 file: 3 * MIB,
-                ..Resident::default()
+                ..LogResident::default()
             }),
-            tree: Some(Tree { sites: tree, others: Amount::default() }),
+            tree: Some(LogLiveTree { sites: tree, others: LogAmount::default() }),
             older_freed: None,
         };
         writer.moment(&moment).unwrap();
@@ -115,14 +117,14 @@ fn recorded() -> Option<(TempDir, String)> {
     }
     (counts.sizes[21], counts.sizes[10]) = (25, 800);
     let [three, one, main] = &counts.sites[..] else { unreachable!() };
-    let all = |of: fn(&Counted) -> Amount| {
+    let all = |of: fn(&LogSiteCounts) -> LogAmount| {
         let all = [three, one, main].map(of);
-        all.iter().fold(Amount::default(), |a, b| amount(a.bytes + b.bytes, a.blocks + b.blocks))
+        all.iter().fold(LogAmount::default(), |a, b| amount(a.bytes + b.bytes, a.blocks + b.blocks))
     };
     let (allocated, freed) = (all(|it| it.allocated), all(|it| it.freed));
-    counts.threads = vec![Thread { tid: 4242, name: b"faults".to_vec(), allocated, freed }];
+    counts.threads = vec![LogThread { tid: 4242, name: b"faults".to_vec(), allocated, freed }];
     writer.counts(&counts).unwrap();
-    let bytes = writer.end(&End { time_ns: 8_500_000_000, how: Ending::Exited(0) }).unwrap();
+    let bytes = writer.end(&LogEnd { time_ns: 8_500_000_000, how: LogEnding::Exited(0) }).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("heap.pwh");
     fs::write(&path, bytes).unwrap();
@@ -187,11 +189,12 @@ fn the_page_of_a_report_has_what_can_be_looked_into() {
     let page = fs::read_to_string(&path).unwrap();
     assert_eq!(page.matches("id=\"heap-data\"").count(), 1);
     assert!(page.contains("touch_three") && page.contains("<noscript>"));
-    // What a browser would fetch: nothing but what is inside.
+    // A browser fetches nothing: the page is self-contained.
     assert!(!page.contains("src=") && !page.contains("<link"), "something is loaded");
 }
 
-/// Has a viewer open a file without a screen. It shows the file until it is ended; what it has printed. `None`, with a word, where it cannot.
+/// Has a viewer open a file without a screen. It shows the file until it is ended; what it has
+/// printed. `None`, with a word, where it cannot.
 fn viewed(name: &str, file: &Path) -> Option<String> {
     let window = |words: &[&str]| {
         let mut command = Command::new("timeout");
@@ -224,7 +227,8 @@ fn exported(folder: &Path, format: &str, name: &str) -> PathBuf {
     file
 }
 
-/// It crashed on files whose kinds of allocations were not numbered in the order of their first use.
+/// It crashed on files whose kinds of allocations were not numbered in the order of their first
+/// use.
 #[test]
 fn heaptracks_own_window_opens_an_export() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -267,7 +271,7 @@ fn speedscope() -> Option<PathBuf> {
     page
 }
 
-/// Its page loads files as its command tells it to: as a script with the bytes in base64.
+/// Its page loads files as on its command line: as a script with the bytes in base64.
 #[test]
 fn speedscope_imports_collapsed_stacks_and_pprof() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -303,7 +307,7 @@ fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
     for line in fs::read_to_string(&stacks).unwrap().lines() {
         let (stack, number) = line.rsplit_once(' ').unwrap();
         let number: u64 = number.parse().unwrap();
-        // What heaptrack's own library allocates is not below `main`.
+        // Allocations of heaptrack's own library are not below `main`.
         if let Some((_, below)) = stack.split_once("main (course.c)").filter(|_| number > 0) {
             let names = below.split(';').filter_map(|frame| frame.split(' ').next());
             let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -313,7 +317,8 @@ fn by_stack(file: &Path, of: &str) -> Option<BTreeMap<String, u64>> {
     Some(by_stack)
 }
 
-/// Two recorders of the same program, and between them all of ours: the recorder, the file, functions, made-up events.
+/// Two recorders of the same program, and between them all of ours: the recorder, the file,
+/// functions, made-up events.
 #[test]
 fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
@@ -338,7 +343,8 @@ fn heaptracks_own_record_of_a_program_says_the_same_by_call_stack() {
     }
 }
 
-/// The branches of a massif file's peak that end in `main`, by functions from the allocation on, and the root.
+/// The branches of a massif file's peak that end in `main`, by functions from the allocation on,
+/// and the root.
 fn at_peak(massif: &str) -> BTreeMap<String, u64> {
     let tree = massif.split("heap_tree=peak\n").nth(1).expect("there is a peak");
     let mut path: Vec<&str> = Vec::new();

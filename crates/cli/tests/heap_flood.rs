@@ -1,4 +1,5 @@
-//! Processes that connect to where recorders and guards are awaited, again and again, and say nothing.
+//! Processes that connect to where recorders and guards are awaited, again and again, and say
+//! nothing.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -18,7 +19,7 @@ use pagewise_skip::{Lack, is_root, skip};
 
 use fixture::{disk, program};
 
-/// Where the recorders of a run come to, by the environment of what it runs.
+/// Socket of a run's recorders, from the environment of its command.
 fn socket_of(pagewise: &mut Child) -> PathBuf {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -41,7 +42,8 @@ fn socket_of(pagewise: &mut Child) -> PathBuf {
     }
 }
 
-/// Connects from several threads until it is dropped: some connections stay, silent, others are closed at once.
+/// Connects from several threads until it is dropped: some connections stay, silent, others are
+/// closed at once.
 struct Flood {
     ends: Arc<AtomicBool>,
     connected: Arc<AtomicUsize>,

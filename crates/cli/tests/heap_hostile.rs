@@ -1,5 +1,5 @@
-//! `heap` and `guard` of a program whose every name is made to harm: what reaches a terminal has no escape, and what others
-//! read is what they take. Then the same as a user without rights.
+//! `heap` and `guard` of a program whose every name is made to harm: what reaches a terminal has no
+//! escape, and what others read is what they take. Then the same as a user without rights.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -33,7 +33,7 @@ const NAMES: &[&[u8]] = &[
     b"{{name}} ${x} %s%n `id`",
     b"]]>&amp;&#27;&#x1b;</svg>",
 ];
-/// What of a program's name is its own.
+/// Part of a program's name that is its own.
 const PROGRAM: &[u8] = b"prog\x1b[2J\n<u>;\"\xff";
 const LIBRARY: &[u8] = b"lib\x1b[31m\n<script>alert(2)<!--\xff.so";
 const SOURCE: &[u8] = b"source\x1b]0;x\x07\n<i>\".c";
@@ -46,8 +46,8 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Compiles it with names that a compiler takes, and puts others of the same length in their place. None, with a word,
-    /// where there is no compiler.
+    /// Compiles it with valid names, and replaces them by others of the same length. `None`, with a
+    /// message, without a compiler.
     fn build() -> Option<Hostile> {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
@@ -139,7 +139,7 @@ impl Hostile {
         self.pagewise(words, &command)
     }
 
-    /// What is in a file, which has nothing that a terminal would obey.
+    /// Content of a file, after checking that it has no terminal escape sequences.
     fn read(&self, name: &str) -> String {
         harmless(name, &fs::read(self.at(name)).unwrap())
     }
@@ -185,7 +185,7 @@ fn names_that_are_made_to_harm_do_none() {
     let words = ["heap", "report", "h.pwh", "--json", "--threshold", "0"];
     let report: Value =
         serde_json::from_str(&printed("json", &hostile.pagewise(&words, &[]))).unwrap();
-    // Each of them is known by its own name, but for what is no text.
+    // Each has its own name, except for names that are not text.
     let sites = report["sites"].as_array().unwrap();
     for name in NAMES.iter().filter_map(|name| std::str::from_utf8(name).ok()) {
         let is_it = |site: &Value| site["stack"][0].as_str().unwrap().starts_with(name);
@@ -219,7 +219,7 @@ fn readers_of_exports_take_names_that_are_made_to_harm() {
         for line in collapsed.lines() {
             let (stack, count) = line.rsplit_once(' ').unwrap();
             assert!(count.parse::<u64>().is_ok(), "{line}");
-            // What separates calls is in no name.
+            // No name contains the separator of calls.
             assert!(stack.split(';').all(|call| call != "colon" && !call.is_empty()), "{line}");
         }
         export(of, &["--flamegraph=f.svg"]);
@@ -280,7 +280,7 @@ fn as_nobody(folder: &Path, words: &[&str]) -> Output {
 }
 
 #[test]
-fn who_has_no_rights_records_its_own_programs_in_full() {
+fn an_unprivileged_user_records_its_own_programs_in_full() {
     if !is_root() || tool("setpriv", &["--version"]).is_none() {
         return;
     }
@@ -307,11 +307,12 @@ fn who_has_no_rights_records_its_own_programs_in_full() {
     let moments = report["timeline"].as_array().unwrap();
     assert!(!moments.is_empty());
     let words = ["guard", "--rate", "1", "--json", "-o", "g.json", "--", "./misuse", "double_free"];
-    as_nobody(folder.path(), &words);
-    let guarded = fs::read(folder.path().join("g.json")).unwrap();
+    let output = as_nobody(folder.path(), &words);
+    let guarded = fs::read(folder.path().join("g.json"))
+        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
     let guarded: Value = serde_json::from_slice(&guarded).unwrap();
     assert_eq!(guarded["bugs"].as_array().unwrap().len(), 1, "{guarded:#}");
-    // Somebody else's process is not to be attached to, which is said with the reason.
+    // A process of another user cannot be attached to; the error gives the reason.
     let words = ["heap", "attach", "1", "--for", "10ms"];
     let output = as_nobody(folder.path(), &words);
     let said = harmless("attach", &output.stderr);

@@ -1,4 +1,5 @@
-//! `pagewise heap run` of a Rust program that has jemalloc for all that it allocates: this one. It counts for itself.
+//! `pagewise heap run` of a Rust program that has jemalloc for all that it allocates: this one. It
+//! counts for itself.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,12 +12,13 @@ mod fixture;
 #[path = "fixture/global.rs"]
 mod global;
 
-use global::{Counted, allocate};
+use global::{CountedAllocator, allocate};
 
 #[global_allocator]
-static ALLOCATOR: Counted<tikv_jemallocator::Jemalloc> = Counted(tikv_jemallocator::Jemalloc);
+static ALLOCATOR: CountedAllocator<tikv_jemallocator::Jemalloc> =
+    CountedAllocator(tikv_jemallocator::Jemalloc);
 
-/// What is recorded.
+/// Program that is recorded.
 #[test]
 #[ignore = "the other tests run it"]
 fn the_program() {

@@ -1,4 +1,5 @@
-//! Life and surroundings of recorded programs: what they and their children find, and what is left of a recording.
+//! Life and surroundings of recorded programs: what they and their children find, and what is left
+//! of a recording.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -17,14 +18,14 @@ use tempfile::TempDir;
 use fixture::{number, program};
 
 /// A folder for all that a recording leaves anywhere.
-struct Place {
+struct RecordingFolder {
     folder: TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
+impl RecordingFolder {
+    fn new() -> RecordingFolder {
         let folder = tempfile::tempdir_in("/tmp").unwrap();
-        let place = Place { folder };
+        let place = RecordingFolder { folder };
         // Programs that run as others find the recorder by this path, too.
         fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
         for name in ["cache", "run"] {
@@ -70,7 +71,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a program and not pagewise wrote on standard error.
+/// Lines on standard error that the program wrote, not pagewise.
 fn complaints(output: &Output) -> Vec<String> {
     let lines = text(&output.stderr);
     lines.lines().filter(|line| !line.starts_with("pagewise:")).map(str::to_owned).collect()
@@ -96,7 +97,7 @@ const WAYS: [&[&str]; 3] = [
 #[test]
 fn a_child_that_outlives_pagewise_executes_programs_without_a_word() {
     for words in WAYS {
-        let place = Place::new();
+        let place = RecordingFolder::new();
         let (gate, said, done) = (place.at("gate"), place.at("said"), place.at("done"));
         assert!(Command::new("mkfifo").arg(&gate).status().unwrap().success());
         let script = "(read word < gate; /bin/true; /bin/echo x > done) 2> said > /dev/null &";
@@ -114,8 +115,8 @@ fn a_child_that_outlives_pagewise_executes_programs_without_a_word() {
 
 #[test]
 fn the_recorders_file_is_kept_and_used_again() {
-    let place = Place::new();
-    let kept = |place: &Place| {
+    let place = RecordingFolder::new();
+    let kept = |place: &RecordingFolder| {
         let kept = place.kept();
         assert_eq!(kept.len(), 1, "{kept:?}");
         kept[0].clone()
@@ -127,7 +128,7 @@ fn the_recorders_file_is_kept_and_used_again() {
     assert!(place.run(WAYS[0], &["true"]).status.success());
     let again = fs::metadata(kept(&place)).unwrap();
     assert_eq!((before.ino(), before.mtime()), (again.ino(), again.mtime()));
-    // What was changed there is not loaded into anybody.
+    // A modified file is not loaded into a program.
     fs::write(&first, "not a library").unwrap();
     let output = place.run(WAYS[0], &["true"]);
     assert!(output.status.success());
@@ -137,8 +138,8 @@ fn the_recorders_file_is_kept_and_used_again() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_there_for_the_run() {
-    let place = Place::new();
+fn a_recorder_that_cannot_be_cached_exists_during_the_run() {
+    let place = RecordingFolder::new();
     // Others could put a library of theirs there.
     fs::set_permissions(place.at("cache"), Permissions::from_mode(0o777)).unwrap();
     let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo $LD_PRELOAD"]);
@@ -152,8 +153,8 @@ fn what_cannot_be_kept_is_there_for_the_run() {
 }
 
 #[test]
-fn a_long_path_to_temporary_files_is_no_hindrance() {
-    let place = Place::new();
+fn a_long_path_to_temporary_files_works() {
+    let place = RecordingFolder::new();
     let long = place.at(&"long".repeat(40));
     fs::create_dir(&long).unwrap();
     for words in WAYS {
@@ -166,7 +167,7 @@ fn a_long_path_to_temporary_files_is_no_hindrance() {
 
 #[test]
 fn the_next_run_tidies_up_after_one_that_was_killed() {
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let mut pagewise = place.pagewise(WAYS[0], &["sh", "-c", "echo began; read word"]);
     let mut pagewise = pagewise.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -180,7 +181,7 @@ fn the_next_run_tidies_up_after_one_that_was_killed() {
     pagewise.kill().unwrap();
     pagewise.wait().unwrap();
     drop(input);
-    // What started the command for it goes with the command.
+    // The process that started the command ends with the command.
     wait_until("the folder of the killed run is gone", || {
         assert!(place.run(WAYS[0], &["true"]).status.success());
         !left.exists()
@@ -189,12 +190,12 @@ fn the_next_run_tidies_up_after_one_that_was_killed() {
 }
 
 #[test]
-fn a_program_that_runs_as_somebody_else_is_recorded_and_told_nothing() {
+fn a_program_of_another_user_is_recorded_and_learns_nothing() {
     if !is_root() {
         return;
     }
     const ENDS_WITH: i32 = 3;
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let known = program("heap_known");
     let copy = place.at("heap_known");
     fixture::copy_program(&known, &copy);
@@ -211,7 +212,7 @@ fn a_program_that_runs_as_somebody_else_is_recorded_and_told_nothing() {
     for key in ["totals.allocations", "totals.allocated_bytes", "totals.leaked_bytes"] {
         assert_eq!(number(&recorded, key), number(&alone, key), "{key}");
     }
-    // A child that has become somebody else, and one whose parents are gone.
+    // A child that has changed its user, and one whose parents have ended.
     let script =
         format!("{}; (setsid {} &) > /dev/null; true", command.join(" "), command.join(" "));
     for words in WAYS {
@@ -222,11 +223,11 @@ fn a_program_that_runs_as_somebody_else_is_recorded_and_told_nothing() {
 }
 
 #[test]
-fn who_comes_to_the_socket_and_is_not_of_the_program_is_not_heard() {
+fn foreign_clients_of_the_socket_are_ignored() {
     if !is_root() {
         return;
     }
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let mut pagewise = place.pagewise(
         &["heap", "run", "--follow", "-o", "c.pwh"],
         &["sh", "-c", "echo $PAGEWISE_HEAP; read word"],
@@ -264,7 +265,7 @@ fn stacks(report: &serde_json::Value) -> Vec<(u64, Vec<String>)> {
 
 #[test]
 fn an_instruction_that_was_interrupted_is_the_one_that_is_named() {
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let program = program("interrupted");
     let output = place.run(WAYS[0], &[program.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -291,7 +292,7 @@ fn an_instruction_that_was_interrupted_is_the_one_that_is_named() {
 
 #[test]
 fn functions_of_the_recorder_are_on_no_call_stack() {
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let program = program("interrupted");
     let output = place.run(WAYS[0], &[program.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -320,7 +321,7 @@ fn a_program_finds_two_more_variables_and_no_other_change() {
         all
     };
     for words in WAYS {
-        let place = Place::new();
+        let place = RecordingFolder::new();
         let plain = Command::new("env").arg("-0").env_clear().env("PATH", "/bin").output().unwrap();
         let plain = variables(&plain.stdout);
         // The program itself, and a child of it.
@@ -352,7 +353,7 @@ fn a_child_that_spoils_its_tables_ends_no_other_recording() {
     if !is_root() {
         return;
     }
-    let place = Place::new();
+    let place = RecordingFolder::new();
     let program = program("spoils");
     let output = place.run(WAYS[1], &[program.to_str().unwrap()]);
     let said = text(&output.stderr);
@@ -379,7 +380,7 @@ fn a_program_has_no_further_library_but_the_recorder() {
     let plain = Command::new("cat").arg("/proc/self/maps").output().unwrap();
     let plain = libraries(&plain);
     for words in WAYS {
-        let place = Place::new();
+        let place = RecordingFolder::new();
         let mut found = libraries(&place.run(words, &["cat", "/proc/self/maps"]));
         let before = found.len();
         found.retain(|path| !path.ends_with("/libpagewise_preload.so"));

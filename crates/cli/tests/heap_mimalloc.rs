@@ -1,4 +1,5 @@
-//! `pagewise heap run` of a Rust program that has mimalloc for all that it allocates: this one. It counts for itself.
+//! `pagewise heap run` of a Rust program that has mimalloc for all that it allocates: this one. It
+//! counts for itself.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,12 +12,12 @@ mod fixture;
 #[path = "fixture/global.rs"]
 mod global;
 
-use global::{Counted, allocate};
+use global::{CountedAllocator, allocate};
 
 #[global_allocator]
-static ALLOCATOR: Counted<mimalloc::MiMalloc> = Counted(mimalloc::MiMalloc);
+static ALLOCATOR: CountedAllocator<mimalloc::MiMalloc> = CountedAllocator(mimalloc::MiMalloc);
 
-/// What is recorded.
+/// Program that is recorded.
 #[test]
 #[ignore = "the other tests run it"]
 fn the_program() {

@@ -1,5 +1,6 @@
-//! `pagewise heap` of programs whose allocators have names of their own, or bring an `operator new`: what they allocate is known by
-//! how they are written (`fixtures/programs/allocators`).
+//! `pagewise heap` of programs whose allocators have names of their own, or bring an
+//! `operator new`: what they allocate is known by how they are written
+//! (`fixtures/programs/allocators`).
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -12,13 +13,13 @@ use std::process::{Command, Stdio};
 
 use fixture::number;
 use fixture::recorder::{
-    Waiting, attach_shortly, attached, begins_with_a_jump, by_function, heap, report,
+    WaitingProgram, attach_shortly, attached, begins_with_a_jump, by_function, heap, report,
 };
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Where distributions for this machine have their libraries.
+/// Folder of libraries on this machine's distribution.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 fn source(name: &str) -> String {
@@ -124,7 +125,7 @@ const OF_JEMALLOC: &[(&str, [u64; 3])] = &[
     ("in_thread", [800, 102_400, 800]),
 ];
 
-/// Of each function of `new.cpp`.
+/// Counts of each function of `new.cpp`.
 const OF_NEW: &[(&str, [u64; 3])] = &[
     ("plain", [200, 11_200, 100]),
     ("small", [300, 2400, 300]),
@@ -156,7 +157,7 @@ fn jemalloc_under_a_prefix_is_counted_to_the_byte() {
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     let allocator = report["recording"]["allocator"].as_str().unwrap();
     assert!(allocator.contains("libc.so.6, _rjem_malloc of "), "{allocator}");
-    // What the C library holds is not all that is held.
+    // The footprint includes more than the C library's.
     let moments = report["timeline"].as_array().unwrap();
     assert!(moments.iter().all(|moment| moment["held"].as_u64().is_none()), "{moments:?}");
     assert!(!said.contains("not recorded"), "{said}");
@@ -194,7 +195,7 @@ fn samples_of_it_are_right_in_the_mean() {
 }
 
 #[test]
-fn where_symbols_were_stripped_that_is_said() {
+fn stripped_symbols_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = with_jemalloc(&folder) else { return };
     if fixture::tool("strip", &[program.to_str().unwrap()]).is_none() {
@@ -293,14 +294,14 @@ fn pieces_of_code(pid: u32) -> usize {
     text.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0 ")).count()
 }
 
-/// Attaches to a running program, and once more while it works. What the recording says of its functions.
+/// Attaches to a running program, and once more while it works. Returns the recorded functions.
 fn attached_twice(
     folder: &TempDir,
     command: &mut Command,
     (file, function): (&str, &str),
     ends: i32,
 ) -> Value {
-    let mut program = Waiting::start(command);
+    let mut program = WaitingProgram::start(command);
     let pid = program.pid();
     let code = pieces_of_code(pid);
     // Nothing happens meanwhile; its functions are as they were after it.
@@ -396,7 +397,7 @@ fn a_program_under_a_sanitizer_is_not_attached_to() {
     let words = ["-std=c++17", "-fsanitize=address", &source("new.cpp")];
     let mut command = Command::new(compile(&folder, "c++", &words));
     command.arg("wait").env("ASAN_OPTIONS", "detect_leaks=0:alloc_dealloc_mismatch=0");
-    let mut program = Waiting::start(&mut command);
+    let mut program = WaitingProgram::start(&mut command);
     let output = attach_shortly(program.pid(), &folder.path().join("heap.pwh"));
     assert!(!output.status.success());
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,5 @@
-//! `pagewise heap run` of programs that have a `malloc` of their own, which a library that is loaded first does not stand
-//! before. What they allocate is known by how they are written.
+//! `pagewise heap run` of programs with a `malloc` of their own, which a preloaded library does not
+//! interpose. Their allocations are known from the source.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -11,7 +11,7 @@ use pagewise_skip::{Lack, skip};
 
 use fixture::number;
 use fixture::recorder::{
-    Waiting, attach_shortly, attached, begins_with_a_jump, by_function, heap, report,
+    WaitingProgram, attach_shortly, attached, begins_with_a_jump, by_function, heap, report,
 };
 use rustix::process::Signal;
 
@@ -76,7 +76,8 @@ fn the_compiler_of_this_test_is_recorded_and_does_its_work() {
     ]);
     assert!(output.status.success(), "{output:?}");
     assert!(folder.path().join("libsource.rmeta").exists());
-    // It allocates some 15,000 times for this; constructors of its libraries do 400 times before `main`.
+    // It allocates some 15,000 times for this; constructors of its libraries do 400 times before
+    // `main`.
     let report = report(&file);
     assert!(number(&report, "totals.allocations") > 5000, "{}", report["totals"]);
     assert!(number(&report, "totals.unknown_frees") < 100, "{}", report["totals"]);
@@ -87,7 +88,7 @@ fn a_running_program_is_attached_to_while_it_waits() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("own.pwh");
     let mut command = Command::new(fixture::program("own_malloc"));
-    let mut program = Waiting::start(command.args(["10", "waits"]));
+    let mut program = WaitingProgram::start(command.args(["10", "waits"]));
     let pid = program.pid();
     let is_hooked = || begins_with_a_jump(pid, "own_malloc", "malloc");
     attached(pid, &file, is_hooked, || {
@@ -109,7 +110,7 @@ fn a_running_program_is_attached_to_while_it_waits() {
 fn a_running_program_that_never_waits_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(fixture::program("own_malloc"));
-    let program = Waiting::start(command.args(["0", "works"]));
+    let program = WaitingProgram::start(command.args(["0", "works"]));
     let output = attach_shortly(program.pid(), &folder.path().join("own.pwh"));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

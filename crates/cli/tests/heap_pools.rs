@@ -1,4 +1,5 @@
-//! `pagewise heap run --pools`: blocks of pagewise's allocators by call stack. The program that is recorded is this test.
+//! `pagewise heap run --pools`: blocks of pagewise's allocators by call stack. The program that is
+//! recorded is this test.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -28,7 +29,7 @@ fn fill_large(pool: &mut Tlsf<Os>) {
     }
 }
 
-/// What is recorded, where this is run for that.
+/// Program that is recorded, if it is run for that.
 #[test]
 fn is_what_is_recorded() {
     if std::env::var_os(VARIABLE).is_none() {

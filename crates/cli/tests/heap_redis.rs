@@ -1,5 +1,5 @@
-//! `pagewise heap attach` to a server that is busy: redis, whose `malloc` is jemalloc in Debian. It answers all the time, and counts for
-//! itself.
+//! `pagewise heap attach` to a server that is busy: redis, whose `malloc` is jemalloc in Debian. It
+//! answers all the time, and counts for itself.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -86,18 +86,18 @@ impl Drop for Server {
 }
 
 /// Clients that have it work until the value is dropped.
-struct Load(Child);
+struct RedisLoad(Child);
 
-impl Load {
-    fn on(server: &Server) -> Load {
+impl RedisLoad {
+    fn on(server: &Server) -> RedisLoad {
         let mut command = server.client("redis-benchmark");
         command.args(["-n", "1000000000", "-r", "20000", "-d", "200", "-c", "8", "-q"]);
         command.args(["-t", "set,lpush,hset,zadd"]).stdout(Stdio::null()).stderr(Stdio::null());
-        Load(command.spawn().unwrap())
+        RedisLoad(command.spawn().unwrap())
     }
 }
 
-impl Drop for Load {
+impl Drop for RedisLoad {
     fn drop(&mut self) {
         // Both fail only where it has ended.
         let _ = self.0.kill();
@@ -108,7 +108,7 @@ impl Drop for Load {
 #[test]
 fn a_busy_server_is_attached_to_again_and_again() {
     let Some(mut server) = Server::start() else { return };
-    let load = Load::on(&server);
+    let load = RedisLoad::on(&server);
     let file = server.folder.path().join("heap.pwh");
     for round in 0..20 {
         let output = attach_shortly(server.pid(), &file);
@@ -124,7 +124,7 @@ fn a_busy_server_is_attached_to_again_and_again() {
 }
 
 #[test]
-fn what_a_server_keeps_is_what_its_allocator_counts() {
+fn live_bytes_of_a_server_equal_its_allocators_count() {
     let Some(server) = Server::start() else { return };
     let file = server.folder.path().join("heap.pwh");
     let is_hooked = || begins_with_a_jump(server.pid(), LIBRARY, "malloc");
@@ -148,7 +148,8 @@ fn what_a_server_keeps_is_what_its_allocator_counts() {
     });
     assert!(!is_hooked(), "functions are as they were");
     let live = number(&report(&file), "totals.leaked_bytes");
-    // redis counts what jemalloc has for each block: up to a quarter more than was asked for; and clients' buffers come and go.
+    // redis counts what jemalloc has for each block: up to a quarter more than was asked for; and
+    // clients' buffers come and go.
     assert!(grew > 10_000_000, "{grew}");
     assert!(live > grew * 3 / 4 && live < grew + grew / 20, "{live} live of {grew}");
 }

@@ -1,4 +1,5 @@
-//! `heap report` and `heap diff`: files written by a program that counts what it does twice, once as a recorder and once plainly.
+//! `heap report` and `heap diff`: files written by a program that counts what it does twice, once
+//! as a recorder and once plainly.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -11,10 +12,10 @@ use std::process::{Command, Output};
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use pagewise_heaplog::Writer;
+use pagewise_heaplog::LogWriter;
 use pagewise_heaplog::recording::{
-    Amount, Begin, Counted, Counts, End, Ending, Kind, Moment, Node, Place, ROOT, Resident, Site,
-    Thread, Tree,
+    Begin, LogAddress, LogAmount, LogCallNode, LogCounts, LogEnd, LogEnding, LogKind, LogLiveTree,
+    LogResident, LogSite, LogSiteCounts, LogSnapshot, LogThread, ROOT,
 };
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
@@ -23,9 +24,9 @@ use tempfile::TempDir;
 use fixture::{number, pagewise};
 
 /// Numbers that look like chance and are the same each time (xorshift).
-struct Chance(u64);
+struct ReportRandom(u64);
 
-impl Chance {
+impl ReportRandom {
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -40,7 +41,7 @@ const BELOW: u32 = 8;
 
 /// A program that allocates and frees at random, the file that its recorder makes, and what it did.
 #[derive(Default)]
-struct Program {
+struct RandomProgram {
     file: Vec<u8>,
     allocated: BTreeMap<u32, Vec<u64>>,
     freed: BTreeMap<u32, Vec<u64>>,
@@ -51,8 +52,8 @@ struct Program {
     moments: Vec<(u64, u64, BTreeMap<u32, u64>)>,
 }
 
-fn amount(bytes: u64, blocks: u64) -> Amount {
-    Amount { bytes, blocks }
+fn amount(bytes: u64, blocks: u64) -> LogAmount {
+    LogAmount { bytes, blocks }
 }
 
 fn sum(sizes: &BTreeMap<u32, Vec<u64>>) -> u64 {
@@ -71,12 +72,12 @@ fn address(site: u32) -> u64 {
     address_of_caller(site / BELOW) + u64::from(site % BELOW) + 1
 }
 
-/// Where calls return to is behind them.
+/// Distance of a return address from its call.
 const BEHIND: u64 = 1;
 
-impl Program {
-    fn run(seed: u64, steps: u64, command: &[u8]) -> Program {
-        let mut chance = Chance(seed);
+impl RandomProgram {
+    fn run(seed: u64, steps: u64, command: &[u8]) -> RandomProgram {
+        let mut chance = ReportRandom(seed);
         let sites = CALLERS * BELOW;
         let begin = Begin {
             pid: 77,
@@ -85,20 +86,22 @@ impl Program {
             allocator: b"glibc 2.36".to_vec(),
             ..Begin::default()
         };
-        let mut writer = Writer::create(Vec::new(), &begin).unwrap();
-        let place = |address: u64| Place { address: address + BEHIND, exact: false, module: None };
+        let mut writer = LogWriter::create(Vec::new(), &begin).unwrap();
+        let place =
+            |address: u64| LogAddress { address: address + BEHIND, exact: false, module: None };
         let callers = (0..CALLERS).map(|caller| place(address_of_caller(caller)));
-        let places: Vec<Place> =
+        let places: Vec<LogAddress> =
             callers.chain((0..sites).map(|site| place(address(site)))).collect();
         writer.places(&places).unwrap();
-        let callers = (0..CALLERS).map(|place| Node { parent: ROOT, place });
-        let below = (0..sites).map(|site| Node { parent: site / BELOW, place: CALLERS + site });
+        let callers = (0..CALLERS).map(|place| LogCallNode { parent: ROOT, place });
+        let below =
+            (0..sites).map(|site| LogCallNode { parent: site / BELOW, place: CALLERS + site });
         writer.nodes(&callers.chain(below).collect::<Vec<_>>()).unwrap();
-        let all: Vec<Site> =
-            (0..sites).map(|site| Site { node: CALLERS + site, kind: Kind::Heap }).collect();
+        let all: Vec<LogSite> =
+            (0..sites).map(|site| LogSite { node: CALLERS + site, kind: LogKind::Heap }).collect();
         writer.sites(&all).unwrap();
 
-        let mut program = Program::default();
+        let mut program = RandomProgram::default();
         let mut blocks: Vec<(u32, u64)> = Vec::new();
         let mut live: BTreeMap<u32, u64> = BTreeMap::new();
         let mut last = None;
@@ -137,19 +140,23 @@ impl Program {
             }
             if step % 100 == 99 {
                 let time_ns = step * 1_000_000;
-                let mut tree: Vec<(u32, Amount)> = Vec::new();
+                let mut tree: Vec<(u32, LogAmount)> = Vec::new();
                 for (site, bytes) in &live {
                     let count = blocks.iter().filter(|(other, _)| other == site).count() as u64;
                     tree.push((*site, amount(*bytes, count)));
                 }
-                let moment = Moment {
+                let moment = LogSnapshot {
                     time_ns,
                     live: amount(now, blocks.len() as u64),
                     allocated: amount(sum(&program.allocated), count(&program.allocated)),
                     held: Some(now + 4096),
-                    resident: Some(Resident { anonymous: now, file: 8192, ..Resident::default() }),
+                    resident: Some(LogResident {
+                        anonymous: now,
+                        file: 8192,
+                        ..LogResident::default()
+                    }),
                     tree: (step % 300 == 299)
-                        .then(|| Tree { sites: tree, others: Amount::default() }),
+                        .then(|| LogLiveTree { sites: tree, others: LogAmount::default() }),
                     older_freed: None,
                 };
                 writer.moment(&moment).unwrap();
@@ -159,11 +166,11 @@ impl Program {
         let of = |sizes: &BTreeMap<u32, Vec<u64>>, site: u32| {
             sizes
                 .get(&site)
-                .map_or(Amount::default(), |it| amount(it.iter().sum(), it.len() as u64))
+                .map_or(LogAmount::default(), |it| amount(it.iter().sum(), it.len() as u64))
         };
         let counted = |site: u32| {
             let (bytes, blocks) = at_peak.get(&site).copied().unwrap_or_default();
-            Counted {
+            LogSiteCounts {
                 allocated: of(&program.allocated, site),
                 freed: of(&program.freed, site),
                 temporary: temporary.get(&site).copied().unwrap_or(0),
@@ -171,21 +178,21 @@ impl Program {
                 errors: (0.0, 0.0),
             }
         };
-        let counts = Counts {
+        let counts = LogCounts {
             time_ns: steps * 1_000_000,
             sites: (0..sites).map(counted).collect(),
             peak: amount(program.peak, peak_blocks),
             peak_at_ns: Some(5_000_000),
-            threads: vec![Thread {
+            threads: vec![LogThread {
                 tid: 77,
                 name: b"one".to_vec(),
                 allocated: amount(sum(&program.allocated), count(&program.allocated)),
                 freed: amount(sum(&program.freed), count(&program.freed)),
             }],
-            ..Counts::default()
+            ..LogCounts::default()
         };
         writer.counts(&counts).unwrap();
-        let end = End { time_ns: steps * 1_000_000, how: Ending::Exited(0) };
+        let end = LogEnd { time_ns: steps * 1_000_000, how: LogEnding::Exited(0) };
         program.file = writer.end(&end).unwrap();
         program
     }
@@ -229,7 +236,7 @@ fn site(stack: &Value) -> u32 {
     (0..CALLERS * BELOW).find(|site| address_of(*site) == found).unwrap()
 }
 
-/// What is shown of code of no file is where a call returns to.
+/// For code in no file the return address is shown.
 fn address_of(site: u32) -> u64 {
     address(site) + BEHIND
 }
@@ -237,7 +244,7 @@ fn address_of(site: u32) -> u64 {
 #[test]
 fn totals_leaks_peak_and_time_line_are_what_the_program_did() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::run(7, 3000, b"./random");
+    let program = RandomProgram::run(7, 3000, b"./random");
     let report = json(&["report"], &[&save(&folder, "a.pwh", &program.file)]);
     let total = |key: &str| number(&report["totals"], key);
     assert_eq!(total("allocations"), count(&program.allocated));
@@ -279,7 +286,7 @@ fn totals_leaks_peak_and_time_line_are_what_the_program_did() {
 #[test]
 fn trees_have_what_was_live_both_ways() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::run(8, 3000, b"./random");
+    let program = RandomProgram::run(8, 3000, b"./random");
     let path = save(&folder, "a.pwh", &program.file);
     let tree = json(&["report", "--tree", "top-down", "--threshold", "0"], &[&path]);
     let tree = &tree["peak"]["tree"];
@@ -318,9 +325,10 @@ fn trees_have_what_was_live_both_ways() {
 }
 
 #[test]
-fn what_changed_between_two_runs_is_their_difference() {
+fn the_difference_of_two_runs_has_all_changes() {
     let folder = tempfile::tempdir().unwrap();
-    let (before, after) = (Program::run(3, 2000, b"./a"), Program::run(4, 2600, b"./b"));
+    let (before, after) =
+        (RandomProgram::run(3, 2000, b"./a"), RandomProgram::run(4, 2600, b"./b"));
     let files = [save(&folder, "a.pwh", &before.file), save(&folder, "b.pwh", &after.file)];
     let report = json(&["diff", "--by", "allocated"], &[&files[0], &files[1]]);
     let change = |key: &str| report["totals"][key]["change"].as_i64().unwrap();
@@ -342,13 +350,14 @@ fn what_changed_between_two_runs_is_their_difference() {
 #[test]
 fn a_file_that_was_cut_off_is_read_up_to_there_and_this_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::run(5, 2000, b"./random");
+    let program = RandomProgram::run(5, 2000, b"./random");
     let length = program.file.len();
     for cut in [length - 16, length * 3 / 4, length / 2, length / 4] {
         let path = save(&folder, "cut.pwh", &program.file[..cut]);
         let said = text(&heap(&["report"], &[&path]));
-        // Behind the end of the recording there is the index: without it nothing is missing but that.
-        assert!(said.contains("Not known: what follows after byte"), "{said}");
+        // Behind the end of the recording there is the index: without it nothing is missing but
+        // that.
+        assert!(said.contains("Unknown: the rest after byte"), "{said}");
         let report = json(&["report"], &[&path]);
         let moments = report["timeline"].as_array().unwrap();
         let last = moments.last().unwrap();
@@ -369,7 +378,7 @@ fn a_file_that_was_cut_off_is_read_up_to_there_and_this_is_said() {
 #[test]
 fn words_of_the_program_do_not_steer_the_terminal() {
     let folder = tempfile::tempdir().unwrap();
-    let program = Program::run(6, 200, b"./a\x1b[2J\n\xff");
+    let program = RandomProgram::run(6, 200, b"./a\x1b[2J\n\xff");
     let path = save(&folder, "a.pwh", &program.file);
     for words in [&["report"][..], &["report", "--html", "/dev/stdout"], &["report", "--json"]] {
         let output = heap(words, &[&path]);
@@ -381,7 +390,7 @@ fn words_of_the_program_do_not_steer_the_terminal() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let path = save(&folder, "a.pwh", &Program::run(6, 200, b"./a").file);
+    let path = save(&folder, "a.pwh", &RandomProgram::run(6, 200, b"./a").file);
     let options =
         [&["--at", "1s", "--by", "calls"][..], &["--threshold", "101"], &["--at", "soon"]];
     for words in options {
@@ -409,33 +418,34 @@ fn many_stacks_of_many_sizes_take_little_memory() {
     const SIZES: u64 = 500;
     const DEEP: u32 = 30;
     let begin = Begin { page_size: 4096, ..Begin::default() };
-    let mut writer = Writer::create(Vec::new(), &begin).unwrap();
+    let mut writer = LogWriter::create(Vec::new(), &begin).unwrap();
     for stack in 0..STACKS {
         let first = stack * DEEP;
         let calls = || first..first + DEEP;
-        let place = |call: u32| Place {
+        let place = |call: u32| LogAddress {
             address: 0x40_0000 + u64::from(call) * 16,
             exact: false,
             module: None,
         };
         writer.places(&calls().map(place).collect::<Vec<_>>()).unwrap();
         let parent = |call: u32| if call == first { ROOT } else { call - 1 };
-        let node = |call: u32| Node { parent: parent(call), place: call };
+        let node = |call: u32| LogCallNode { parent: parent(call), place: call };
         writer.nodes(&calls().map(node).collect::<Vec<_>>()).unwrap();
-        writer.sites(&[Site { node: first + DEEP - 1, kind: Kind::Heap }]).unwrap();
+        writer.sites(&[LogSite { node: first + DEEP - 1, kind: LogKind::Heap }]).unwrap();
     }
     let all = amount((1..=SIZES).sum(), SIZES);
-    let counted = Counted { allocated: all, at_peak: all, ..Counted::default() };
-    let mut counts = Counts { sites: vec![counted; STACKS as usize], ..Counts::default() };
+    let counted = LogSiteCounts { allocated: all, at_peak: all, ..LogSiteCounts::default() };
+    let mut counts = LogCounts { sites: vec![counted; STACKS as usize], ..LogCounts::default() };
     counts.peak = amount(all.bytes * u64::from(STACKS), all.blocks * u64::from(STACKS));
     for at in 0..150 {
         let tree = |site| (site, amount(all.bytes * (at + 1) / 150, all.blocks));
-        let tree = Tree { sites: (0..1000).map(tree).collect(), others: all };
-        let moment = Moment { time_ns: at * 1_000_000, tree: Some(tree), ..Moment::default() };
+        let tree = LogLiveTree { sites: (0..1000).map(tree).collect(), others: all };
+        let moment =
+            LogSnapshot { time_ns: at * 1_000_000, tree: Some(tree), ..LogSnapshot::default() };
         writer.moment(&moment).unwrap();
     }
     writer.counts(&counts).unwrap();
-    let file = writer.end(&End { time_ns: 1, how: Ending::Exited(0) }).unwrap();
+    let file = writer.end(&LogEnd { time_ns: 1, how: LogEnding::Exited(0) }).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = save(&folder, "many.pwh", &file);
     for words in [&["--output", "/dev/null"][..], &["--json", "--output", "/dev/null"]] {
@@ -450,9 +460,9 @@ fn many_stacks_of_many_sizes_take_little_memory() {
 #[test]
 fn a_small_file_that_unpacks_to_very_much_takes_little_memory() {
     let begin = Begin { page_size: 4096, ..Begin::default() };
-    let mut file = Writer::create(Vec::new(), &begin).unwrap();
-    file.moment(&Moment::default()).unwrap();
-    let mut file = file.end(&End { time_ns: 0, how: Ending::Gone }).unwrap();
+    let mut file = LogWriter::create(Vec::new(), &begin).unwrap();
+    file.moment(&LogSnapshot::default()).unwrap();
+    let mut file = file.end(&LogEnd { time_ns: 0, how: LogEnding::Gone }).unwrap();
     // More sites than any program has, and nothing of each; frames follow behind the end, too.
     const SITES: usize = 2_000_000;
     let mut sites = varint(SITES);

@@ -1,5 +1,5 @@
-//! `heap run`: programs that count for themselves what they allocate, function by function, and programs that make it hard to
-//! count. Other recorders of heaps are asked about the same.
+//! `heap run`: programs that count for themselves what they allocate, function by function, and
+//! programs that make it hard to count. Other recorders of heaps are asked about the same.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -12,14 +12,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use pagewise_heaplog::recording::Counted;
+use pagewise_heaplog::recording::LogSiteCounts;
 use pagewise_skip::{Lack, is_root, skip, skip_part};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use fixture::{disk, number, pagewise, program, tool};
 
-/// What a program did in one of its functions, or what was recorded of it.
+/// Amounts of a function, as the program printed or as recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Did {
     blocks: u64,
@@ -28,19 +28,19 @@ struct Did {
 }
 
 /// A recording in a folder of its own.
-struct Run {
+struct RunRecording {
     folder: TempDir,
     output: Output,
 }
 
-impl Run {
+impl RunRecording {
     /// Runs a command under the recorder.
-    fn of(options: &[&str], command: &[&str]) -> Run {
-        Run::with(options, command, |_| {})
+    fn record(options: &[&str], command: &[&str]) -> RunRecording {
+        RunRecording::with(options, command, |_| {})
     }
 
     /// The same, with `change` made to how pagewise is started.
-    fn with(options: &[&str], command: &[&str], change: impl FnOnce(&mut Command)) -> Run {
+    fn with(options: &[&str], command: &[&str], change: impl FnOnce(&mut Command)) -> RunRecording {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         pagewise.args(["heap", "run"]).args(options);
@@ -50,7 +50,7 @@ impl Run {
         pagewise.arg("--").args(command).stdin(Stdio::null()).current_dir(folder.path());
         change(&mut pagewise);
         let output = pagewise.output().unwrap();
-        Run { folder, output }
+        RunRecording { folder, output }
     }
 
     fn file(&self) -> PathBuf {
@@ -72,7 +72,7 @@ impl Run {
     }
 }
 
-/// What was recorded by functions whose names begin with `prefix`: the outermost on each call stack.
+/// Amounts of functions whose names begin with `prefix`: the outermost on each call stack.
 fn by_function(report: &Value, prefix: &str) -> BTreeMap<String, Did> {
     let mut functions = BTreeMap::<String, Did>::new();
     for site in report["sites"].as_array().unwrap() {
@@ -104,7 +104,8 @@ fn stacks(file: &Path, of: &str) -> Vec<(String, u64)> {
     text.lines().map(line).collect()
 }
 
-/// What a program says that it did: lines of a function's name, blocks, bytes, and blocks and bytes that it left.
+/// Amounts that a program printed: lines of a function's name, blocks, bytes, and blocks and bytes
+/// not freed.
 fn told(text: &str) -> BTreeMap<String, (Did, u64)> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -122,7 +123,7 @@ fn plainly(command: &[&str]) -> Output {
 #[test]
 fn every_function_of_mallocs_family_is_counted_as_the_program_counts() {
     let path = program("heapcalls");
-    let run = Run::of(&[], &[path.to_str().unwrap()]);
+    let run = RunRecording::record(&[], &[path.to_str().unwrap()]);
     let report = run.report();
     let plain = plainly(&[path.to_str().unwrap()]);
     assert!(plain.status.success(), "{plain:?}");
@@ -153,7 +154,7 @@ fn every_function_of_mallocs_family_is_counted_as_the_program_counts() {
 fn memcheck_counts_the_same() {
     let path = program("heapcalls");
     let words = [path.to_str().unwrap(), "plain"];
-    let run = Run::of(&[], &words);
+    let run = RunRecording::record(&[], &words);
     let totals = &run.report()["totals"];
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -162,7 +163,8 @@ fn memcheck_counts_the_same() {
         return;
     }
     let log = fs::read_to_string(log).unwrap().replace(',', "");
-    // `total heap usage: 13 allocs 12 frees 345 bytes allocated`, `in use at exit: 0 bytes in 0 blocks`.
+    // `total heap usage: 13 allocs 12 frees 345 bytes allocated`,
+    // `in use at exit: 0 bytes in 0 blocks`.
     let numbers = |of: &str| -> Vec<u64> {
         let rest = log.split_once(of).unwrap_or_else(|| panic!("{log}")).1.lines().next().unwrap();
         rest.split(' ').filter_map(|word| word.parse().ok()).collect()
@@ -176,7 +178,7 @@ fn memcheck_counts_the_same() {
 fn heaptrack_counts_the_same_by_function() {
     let path = program("heapcalls");
     let words = [path.to_str().unwrap(), "plain"];
-    let run = Run::of(&[], &words);
+    let run = RunRecording::record(&[], &words);
     let theirs = run.folder.path().join("theirs");
     let record = ["-o", theirs.to_str().unwrap()];
     if tool("heaptrack", &[&record[..], &words].concat()).is_none() {
@@ -213,20 +215,21 @@ fn heaptrack_counts_the_same_by_function() {
     }
 }
 
-/// A case of `heaphard`, recorded: it ends as it does without a recorder, and what it says that it did was recorded.
-fn hard(case: &str) -> (Run, Value) {
+/// A case of `heaphard`, recorded: it ends as it does without a recorder, and what it says that it
+/// did was recorded.
+fn hard(case: &str) -> (RunRecording, Value) {
     hard_with(case, &[])
 }
 
-fn hard_with(case: &str, options: &[&str]) -> (Run, Value) {
+fn hard_with(case: &str, options: &[&str]) -> (RunRecording, Value) {
     let path = program("heaphard");
     let words = [path.to_str().unwrap(), case];
     let plain = plainly(&words);
-    let run = Run::of(options, &words);
+    let run = RunRecording::record(options, &words);
     let code = plain.status.code().or_else(|| Some(128 + plain.status.signal()?));
     assert_eq!(run.output.status.code(), code, "{case}: {}", run.said());
     if case != "signals" {
-        // How many of these there are depends on time.
+        // Their number depends on time.
         assert_eq!(run.printed(), String::from_utf8_lossy(&plain.stdout), "{case}");
     }
     let told = told(&run.printed());
@@ -240,7 +243,7 @@ fn hard_with(case: &str, options: &[&str]) -> (Run, Value) {
     (run, report)
 }
 
-/// Whether a peak is as high as the report says that it may be.
+/// Checks that a peak is within the error bound of the report.
 fn assert_peak(report: &Value, expected: u64) {
     let [peak, within] = ["totals.peak_bytes", "totals.peak_within"].map(|key| number(report, key));
     assert!(peak.abs_diff(expected) <= within, "{peak} within {within} instead of {expected}");
@@ -255,7 +258,7 @@ fn threads_are_counted_however_they_end() {
 
 #[test]
 fn a_peak_is_known_as_well_as_is_said() {
-    // What the C library needs for each thread comes on top.
+    // Amount that the C library allocates for each thread.
     const A_THREAD: u64 = 288;
     let (_, report) = hard("peak");
     assert_peak(&report, 8 * (2 << 20) + 3_000_000 + 8 * A_THREAD);
@@ -279,7 +282,7 @@ fn a_peak_is_known_as_well_as_is_said() {
 
 #[test]
 fn a_peak_after_threads_have_ended_is_exact() {
-    // What the C library needs for a thread, whose stack the next one gets.
+    // Amount that the C library allocates for a thread, whose stack the next one reuses.
     const A_THREAD: u64 = 288;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("after.pwh");
@@ -384,7 +387,7 @@ fn processes_that_share_hide_or_limit_themselves_are_as_they_would_be() {
     for case in ["undumpable", "shares", "filtered"] {
         hard(case);
     }
-    // What goes on behind everybody's back is a child, and the command has ended.
+    // The unobserved process is a child, and the command has ended.
     for options in [&[][..], &["--follow"]] {
         let (_, report) = hard_with("daemonizes", options);
         assert_eq!(report["recording"]["ending"], "exit 0");
@@ -396,7 +399,7 @@ fn a_command_is_recorded_by_whatever_way_it_begins() {
     let path = program("heaphard");
     let path = path.to_str().unwrap();
     for words in [&["env", "A=1"][..], &["nice"], &["sh", "-c", "exec \"$0\" \"$@\""]] {
-        let report = Run::of(&[], &[words, &[path, "_exit"]].concat()).report();
+        let report = RunRecording::record(&[], &[words, &[path, "_exit"]].concat()).report();
         assert_eq!(number(&report, "totals.allocations"), 2, "{words:?}");
         assert_eq!(report["recording"]["command"][0], path);
     }
@@ -407,7 +410,7 @@ fn a_command_is_recorded_by_whatever_way_it_begins() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&script, mode).unwrap();
     let script = script.to_str().unwrap();
-    let run = Run::of(&["--follow"], &[script]);
+    let run = RunRecording::record(&["--follow"], &[script]);
     assert_eq!(run.output.status.code(), Some(7), "{}", run.said());
     let reports = files(run.folder.path());
     assert_eq!(reports.len(), 2);
@@ -418,7 +421,7 @@ fn a_command_is_recorded_by_whatever_way_it_begins() {
 #[test]
 fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     // It lives until it was looked at.
-    let run = Run::of(&[], &["env", "-i", "sleep", "1"]);
+    let run = RunRecording::record(&[], &["env", "-i", "sleep", "1"]);
     assert!(run.said().contains("became another (execve)"), "{}", run.said());
     let ending = run.report()["recording"]["ending"].clone();
     assert!(ending.as_str().unwrap().starts_with("replaced"), "{ending}");
@@ -429,13 +432,14 @@ fn a_command_that_becomes_one_without_the_recorder_is_not_taken_for_it() {
     let mut install = Command::new("install");
     install.args(["-m", "4755", "-o", "65534"]).arg(program("heaphard")).arg(&gains);
     assert!(install.status().unwrap().success());
-    let run = Run::of(&[], &[gains.to_str().unwrap(), "_exit"]);
+    let run = RunRecording::record(&[], &[gains.to_str().unwrap(), "_exit"]);
     assert_eq!(run.printed(), "case_end 2 5000 1 4000\n");
     assert!(run.said().contains("gains privileges"), "{}", run.said());
     assert!(!run.file().exists());
 }
 
-/// A memory cgroup of version 1 or 2 with a limit, whose processes get no swap beside it; `None`, with a word, where none can be made.
+/// A memory cgroup of version 1 or 2 with a limit, whose processes get no swap beside it; `None`,
+/// with a word, where none can be made.
 fn cgroup(name: &str, limit: u64) -> Option<PathBuf> {
     is_root().then_some(())?;
     let roots = [
@@ -463,7 +467,7 @@ fn a_small_memory_cgroup_is_enough_and_its_killer_loses_nothing() {
     let Some(group) = cgroup("pagewise-heap", 64 << 20) else { return };
     let within = |words: &[&str]| {
         let script = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", group.display());
-        Run::of(&[], &[&["sh", "-c", &script, "sh"], words].concat())
+        RunRecording::record(&[], &[&["sh", "-c", &script, "sh"], words].concat())
     };
     let path = program("heaphard");
     let fits = within(&[path.to_str().unwrap(), "threads"]);
@@ -520,7 +524,7 @@ fn children_that_are_followed_have_a_recording_each() {
 fn a_program_that_becomes_another_is_recorded_as_both() {
     let path = program("heaphard");
     let chain = format!("exec sh -c 'exec {} execs'", path.display());
-    let run = Run::of(&["--follow"], &["sh", "-c", &chain]);
+    let run = RunRecording::record(&["--follow"], &["sh", "-c", &chain]);
     let reports = files(run.folder.path());
     let words = |report: &Value| {
         let words = report["recording"]["command"].as_array().unwrap();
@@ -543,7 +547,7 @@ fn a_program_that_becomes_another_is_recorded_as_both() {
         }
     }
     // Without, there is one file.
-    let run = Run::of(&[], &["sh", "-c", &chain]);
+    let run = RunRecording::record(&[], &["sh", "-c", &chain]);
     assert_eq!(files(run.folder.path()).len(), 1);
     assert_eq!(number(&run.report(), "totals.allocations"), 2);
 }
@@ -553,7 +557,7 @@ fn a_process_in_a_namespace_of_its_own_is_the_one_that_is_seen_from_here() {
     let Some(_) = is_root().then_some(()) else { return };
     let path = program("heaphard");
     let words = ["unshare", "--pid", "--fork", "--mount-proc", path.to_str().unwrap(), "_exit"];
-    let run = Run::of(&["--follow"], &words);
+    let run = RunRecording::record(&["--follow"], &words);
     let reports = files(run.folder.path());
     let ours = reports.iter().find(|report| report["recording"]["command"][1] == "_exit");
     let ours = ours.unwrap_or_else(|| panic!("{reports:?}: {}", run.said()));
@@ -565,7 +569,7 @@ fn a_process_in_a_namespace_of_its_own_is_the_one_that_is_seen_from_here() {
 fn a_file_that_cannot_be_written_does_not_harm_the_command() {
     let path = program("heaphard");
     for file in ["/dev/full", "/nowhere/at/all", "/"] {
-        let run = Run::of(&["-o", file], &[path.to_str().unwrap(), "threads"]);
+        let run = RunRecording::record(&["-o", file], &[path.to_str().unwrap(), "threads"]);
         assert_eq!(run.output.status.code(), Some(1), "{file}");
         assert!(run.said().contains(&format!("cannot write {file}: ")), "{}", run.said());
         assert_eq!(
@@ -576,7 +580,8 @@ fn a_file_that_cannot_be_written_does_not_harm_the_command() {
     }
     let folder = tempfile::tempdir().unwrap();
     let name = folder.path().join("two\nlines\x1b[31m.pwh");
-    let run = Run::of(&["-o", name.to_str().unwrap()], &[path.to_str().unwrap(), "_exit"]);
+    let run =
+        RunRecording::record(&["-o", name.to_str().unwrap()], &[path.to_str().unwrap(), "_exit"]);
     assert!(name.exists() && !run.said().contains('\x1b') && run.said().lines().count() == 1);
 }
 
@@ -586,13 +591,13 @@ fn limits_of_the_program_do_not_harm_it() {
     let path = path.to_str().unwrap();
     for limit in ["-v 400000", "-f 100"] {
         let script = format!("ulimit {limit}; exec {path} _exit");
-        let run = Run::of(&["--follow"], &["sh", "-c", &script]);
+        let run = RunRecording::record(&["--follow"], &["sh", "-c", &script]);
         assert!(run.output.status.success(), "{limit}: {:?} {}", run.output.status, run.said());
         assert!(run.said().contains("leave no room"), "{limit}: {}", run.said());
         assert_eq!(run.printed(), "case_end 2 5000 1 4000\n");
     }
     // Descriptors are needed for a moment only, and as many as to load a library.
-    let run = Run::of(&[], &["sh", "-c", &format!("ulimit -n 6; exec {path} forks")]);
+    let run = RunRecording::record(&[], &["sh", "-c", &format!("ulimit -n 6; exec {path} forks")]);
     assert_eq!(number(&run.report(), "totals.allocations"), 2);
 }
 
@@ -611,7 +616,7 @@ fn closed_streams_stay_closed() {
 }
 
 #[test]
-fn what_was_recorded_is_there_when_pagewise_is_killed_and_the_program_goes_on() {
+fn a_recording_survives_a_kill_of_pagewise_and_the_program_continues() {
     let path = program("heaphard");
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let heap = folder.path().join("heap.pwh");
@@ -647,7 +652,12 @@ fn two_recordings_at_once_and_one_in_another_are_apart() {
     let [one, two] = [(); 2].map(|()| {
         std::thread::spawn({
             let path = path.to_owned();
-            move || number(&Run::of(&[], &[&path, "crosswise"]).report(), "totals.allocations")
+            move || {
+                number(
+                    &RunRecording::record(&[], &[&path, "crosswise"]).report(),
+                    "totals.allocations",
+                )
+            }
         })
     });
     assert_eq!(one.join().unwrap(), two.join().unwrap());
@@ -663,7 +673,7 @@ fn two_recordings_at_once_and_one_in_another_are_apart() {
         path,
         "_exit",
     ];
-    let run = Run::of(&[], &words);
+    let run = RunRecording::record(&[], &words);
     assert_eq!(number(&report(&inner), "totals.allocations"), 2);
     assert!(number(&run.report(), "totals.allocations") > 100);
 }
@@ -686,7 +696,7 @@ fn programs_with_another_allocator_are_counted_alike() {
         };
         seen += 1;
         let words = [path.to_str().unwrap(), "plain"];
-        let run = Run::with(&[], &words, |pagewise| {
+        let run = RunRecording::with(&[], &words, |pagewise| {
             pagewise.env("LD_PRELOAD", &library);
         });
         let report = run.report();
@@ -709,9 +719,9 @@ fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
     const RUNS: usize = 200;
     let path = program("heapsample");
     let path = path.to_str().unwrap();
-    let exact = &Run::of(&[], &[path]).report()["totals"];
+    let exact = &RunRecording::record(&[], &[path]).report()["totals"];
     // Each child has a file.
-    let run = Run::of(&["--sample", "64k", "--follow"], &[path, &RUNS.to_string()]);
+    let run = RunRecording::record(&["--sample", "64k", "--follow"], &[path, &RUNS.to_string()]);
     assert!(run.output.status.success(), "{}", run.said());
     let is_child = |path: &PathBuf| *path != run.file();
     let paths = fs::read_dir(run.folder.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -720,8 +730,8 @@ fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
         paths.filter(is_child).map(|path| read(path).recording.counts.sites).collect();
     assert_eq!(sites.len(), RUNS);
     // Each: an estimate and its standard error.
-    let all = |number: &dyn Fn(&Counted) -> (f64, f64)| -> Vec<(f64, f64)> {
-        let one = |sites: &Vec<Counted>| {
+    let all = |number: &dyn Fn(&LogSiteCounts) -> (f64, f64)| -> Vec<(f64, f64)> {
+        let one = |sites: &Vec<LogSiteCounts>| {
             let (sum, variance) = sites
                 .iter()
                 .map(number)
@@ -749,7 +759,7 @@ fn estimates_from_samples_are_unbiased_and_as_exact_as_they_say() {
     assert!((mean / expected - 1.0).abs() < 0.05, "{mean} blocks of {expected}");
 }
 
-/// Builds `heapstacks`; `None`, with a word, where there is no such compiler.
+/// Builds `heapstacks`; `None`, with a message, without the compiler.
 fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
     let built = disk().join(name);
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/programs/heapstacks.cpp");
@@ -765,16 +775,17 @@ fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Each of the ways that a program goes, which are more than a thread remembers in full, has what the program counted there.
+/// Each of the ways that a program goes, which are more than a thread remembers in full, has what
+/// the program counted there.
 #[test]
-fn each_of_many_ways_is_told_from_the_others() {
+fn each_of_many_ways_is_distinguished_from_the_others() {
     let source = include_str!("../../../fixtures/programs/ways.c");
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let variants: [&[&str]; 2] = [&["-O2"], &["-O1", "-fno-omit-frame-pointer"]];
     for words in variants {
         let path = built(folder.path(), "ways", &[words, &["-pthread"]].concat(), source);
         for [calls, times] in [["3", "60000"], ["6", "200000"]] {
-            let run = Run::of(&[], &[path.to_str().unwrap(), calls, times]);
+            let run = RunRecording::record(&[], &[path.to_str().unwrap(), calls, times]);
             let report = run.report();
             let mut recorded: BTreeMap<String, (u64, u64)> = BTreeMap::new();
             for site in report["sites"].as_array().unwrap() {
@@ -804,9 +815,9 @@ fn each_of_many_ways_is_told_from_the_others() {
     }
 }
 
-/// Compares call stacks with those that a program's own unwinder told, by the sizes of the blocks: from the caller of `probe`
-/// on. How many there were, and how deep the deepest is.
-fn compare_stacks(run: &Run) -> (usize, usize) {
+/// Compares call stacks with those of a program's own unwinder, matched by block sizes: from the
+/// caller of `probe` on. Returns their number, and the depth of the deepest.
+fn compare_stacks(run: &RunRecording) -> (usize, usize) {
     let file = pagewise_heaplog::reader::read(fs::File::open(run.file()).unwrap()).unwrap();
     let recording = file.recording;
     let calls = |node: u32| -> Vec<u64> {
@@ -849,7 +860,7 @@ fn call_stacks_of_cxx_are_those_that_the_languages_own_unwinder_finds() {
     ];
     for (number, (compiler, words)) in variants.into_iter().enumerate() {
         let Some(path) = cxx(compiler, words, &format!("heapstacks-{number}")) else { continue };
-        let run = Run::of(&[], &[path.to_str().unwrap()]);
+        let run = RunRecording::record(&[], &[path.to_str().unwrap()]);
         assert!(run.output.status.success(), "{words:?}: {}", run.said());
         let (count, deepest) = compare_stacks(&run);
         assert!(count > 60 && deepest > 33, "{words:?}: {count} stacks, {deepest} deep");
@@ -884,7 +895,7 @@ fn call_stacks_through_python_are_those_that_another_unwinder_finds() {
              else: sorted([1], key=lambda _: down(depth - 1, size))\n\
          for at in range(20): down(at, 2000003 + at)\n"
     );
-    let run = Run::with(&[], &["python3", "-c", &script], |pagewise| {
+    let run = RunRecording::with(&[], &["python3", "-c", &script], |pagewise| {
         pagewise.env("PYTHONMALLOC", "malloc");
     });
     assert!(run.output.status.success(), "{}", run.said());
@@ -937,7 +948,7 @@ fn a_library_where_another_was_before_is_not_taken_for_it() {
         }"#;
     let program = built(folder.path(), "loads", &[], source);
     let words = [&program, &one, &two].map(|path| path.to_str().unwrap());
-    let run = Run::of(&[], &words);
+    let run = RunRecording::record(&[], &words);
     let report = run.report();
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     if run.printed() != "1\n" {
@@ -977,7 +988,7 @@ fn python_passes_its_own_tests_as_it_does_plainly() {
     let mut plain = Command::new(words[0]);
     plain.args(&words[1..]).env("PYTHONMALLOC", "malloc").stdin(Stdio::null());
     let plain = plain.output().unwrap();
-    let run = Run::with(&["--follow"], &words, |pagewise| {
+    let run = RunRecording::with(&["--follow"], &words, |pagewise| {
         pagewise.env("PYTHONMALLOC", "malloc");
     });
     assert!(results(&plain).len() > 100, "{plain:?}");

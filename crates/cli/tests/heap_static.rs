@@ -1,4 +1,5 @@
-//! `pagewise heap run` of programs that load no library. What they allocate is known by how they are written.
+//! `pagewise heap run` of programs that load no library. Their allocations are known from the
+//! source.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
@@ -35,7 +36,8 @@ fn is_counted_by_function(program: &Path) {
     assert_eq!(functions["grow"], [100, 400_000, 100]);
     assert_eq!(functions["align"], [50, 25_000, 50]);
     assert_eq!(functions["in_thread"], [400, 51_200, 400]);
-    // glibc frees the blocks in the caches of the two threads again as they end. These frees are not the program's.
+    // glibc frees the blocks in the caches of the two threads again as they end. These frees are
+    // not the program's.
     assert_eq!(number(&report, "totals.unknown_frees"), 0);
     // All of `once`, `zeros` and `grow` are live then; the C library has a few blocks of its own.
     let peak = number(&report, "totals.peak_bytes") - (48 * 900 + 9000 + 400_000);
@@ -149,11 +151,11 @@ fn samples_of_a_static_program_are_unbiased() {
 }
 
 #[test]
-fn who_may_not_watch_is_told_what_it_takes() {
+fn a_refused_watch_names_the_needed_rights() {
     let Some(program) = fixture::static_program("heap_known").filter(|_| has_probes()) else {
         return;
     };
-    // Where others can read both: a folder of root's own may be on the way.
+    // Both must be readable for other users: a private folder of root may be on the way.
     let folder = tempfile::tempdir_in("/tmp").unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(folder.path(), open).unwrap();
@@ -166,13 +168,13 @@ fn who_may_not_watch_is_told_what_it_takes() {
     let Ok(output) = command.output() else { return skip(&Lack::Tool("setpriv")) };
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("that takes root, or CAP_PERFMON"), "{said}");
+    assert!(said.contains("need root or CAP_PERFMON"), "{said}");
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(left.len(), 2, "no recording is left of what did not run: {left:?}");
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused_with_words() {
+fn an_impossible_watch_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |program: &Path, expected: &str| {
         let output = heap(&["run", "--", program.to_str().unwrap()]);
@@ -184,7 +186,7 @@ fn what_cannot_be_watched_is_refused_with_words() {
         let stripped = folder.path().join("stripped");
         let status = Command::new("strip").arg("-o").arg(&stripped).arg(program).status();
         assert!(status.unwrap().success());
-        refused(&stripped, "no symbols of malloc and free");
+        refused(&stripped, "no symbols malloc and free");
     }
     let source = folder.path().join("main.go");
     std::fs::write(&source, "package main\nfunc main() { println(1) }\n").unwrap();
@@ -196,11 +198,11 @@ fn what_cannot_be_watched_is_refused_with_words() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
         Err(_) => return skip(&Lack::Tool("go")),
     }
-    refused(&program, "a program of Go's");
+    refused(&program, "a Go program");
 }
 
 #[test]
-fn of_a_program_with_go_and_c_code_the_c_codes_heap_is_recorded() {
+fn the_heap_of_c_code_in_a_go_program_is_recorded() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("main.go");
     let text = r#"package main
@@ -229,7 +231,7 @@ func main() {
     }
     let output = heap(&["run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && said.contains("only what its C code allocates"), "{said}");
+    assert!(output.status.success() && said.contains("only allocations of its C code"), "{said}");
     let report = report(&file);
     let of_c = report["sites"].as_array().unwrap().iter();
     let of_c = of_c.filter(|site| number(site, "allocated_bytes").is_multiple_of(777));

@@ -20,25 +20,25 @@ const MIB: u64 = 1 << 20;
 const HUGE: u64 = 2 * MIB;
 
 /// A program that runs on until it is dropped or ended.
-struct Running {
+struct RunningHuge {
     child: Child,
     stdout: BufReader<ChildStdout>,
     facts: BTreeMap<String, u64>,
 }
 
-impl Running {
-    fn start(command: &mut Command) -> Running {
+impl RunningHuge {
+    fn start(command: &mut Command) -> RunningHuge {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut running = Running { child, stdout, facts: BTreeMap::new() };
+        let mut running = RunningHuge { child, stdout, facts: BTreeMap::new() };
         running.read_facts();
         running
     }
 
     /// `huge.c`; `None`, with a word, where it could get no huge page.
-    fn huge(mib: u64, period_kib: u64) -> Option<Running> {
+    fn huge(mib: u64, period_kib: u64) -> Option<RunningHuge> {
         let arguments = [mib, period_kib].map(|n| n.to_string());
-        let running = Running::start(Command::new(program("huge")).args(arguments));
+        let running = RunningHuge::start(Command::new(program("huge")).args(arguments));
         let huge = running.counter("AnonHugePages");
         if huge < mib * MIB {
             let why = format!("only {huge} bytes of huge pages instead of {mib} MiB");
@@ -112,14 +112,14 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningHuge {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn thp(running: &Running, options: &[&str]) -> Value {
+fn thp(running: &RunningHuge, options: &[&str]) -> Value {
     json(&[&["thp", &running.pid(), "--json"], options].concat())
 }
 
@@ -128,7 +128,7 @@ fn finds_bloat(report: &Value) -> bool {
 }
 
 /// The row of the mapping that `huge.c` made.
-fn its_row<'a>(running: &Running, report: &'a Value) -> &'a Value {
+fn its_row<'a>(running: &RunningHuge, report: &'a Value) -> &'a Value {
     let rows = report["mappings"].as_array().unwrap();
     rows.iter().find(|row| row["start"] == running.facts["huge.start"]).unwrap()
 }
@@ -136,7 +136,7 @@ fn its_row<'a>(running: &Running, report: &'a Value) -> &'a Value {
 #[test]
 fn bloat_is_what_was_never_written_to_the_byte() {
     for (period, zero) in [(2048, 511), (512, 508), (16, 384), (4, 0)] {
-        let Some(running) = Running::huge(32, period) else { return };
+        let Some(running) = RunningHuge::huge(32, period) else { return };
         let report = thp(&running, &[]);
         assert_eq!(number(&report, "total.huge"), 32 * MIB, "every {period} KiB");
         assert_eq!(number(&report, "total.bloat"), 16 * zero * 4096, "every {period} KiB");
@@ -151,7 +151,7 @@ fn bloat_is_what_was_never_written_to_the_byte() {
 
 #[test]
 fn looking_changes_nothing() {
-    let Some(running) = Running::huge(32, 2048) else { return };
+    let Some(running) = RunningHuge::huge(32, 2048) else { return };
     // It would touch pages of its own meanwhile.
     running.stop();
     let seen = || {
@@ -170,9 +170,10 @@ fn looking_changes_nothing() {
 
 #[test]
 fn a_sample_says_between_what_the_truth_lies() {
-    let Some(running) = Running::huge(64, 16) else { return };
+    let Some(running) = RunningHuge::huge(64, 16) else { return };
     let truth = 64 * MIB / 4 * 3;
-    // 95 of 100 intervals hold it; evenly spread samples do better. Of 20, 15 is far below either.
+    // 95 of 100 intervals contain it; evenly spread samples do better. Fewer than 15 of 20 is far
+    // below either.
     let good = (0..20).filter(|_| {
         let report = thp(&running, &["--sample", "2000"]);
         let total = &report["total"];
@@ -186,7 +187,7 @@ fn a_sample_says_between_what_the_truth_lies() {
 
 #[test]
 fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
-    let Some(running) = Running::huge(64, 2048) else { return };
+    let Some(running) = RunningHuge::huge(64, 2048) else { return };
     let plan = &thp(&running, &["--fix"])["plan"];
     assert_eq!((number(plan, "ranges"), number(plan, "bytes")), (32, 64 * MIB));
     assert_eq!(number(plan, "change"), 64 * MIB - 32 * 4096);
@@ -204,9 +205,9 @@ fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
 }
 
 #[test]
-fn every_method_that_is_chosen_gives_back_and_keeps_what_was_written() {
+fn every_chosen_method_releases_zero_pages_and_keeps_written_ones() {
     for method in ["split", "drop", "swap"] {
-        let Some(running) = Running::huge(32, 64) else { return };
+        let Some(running) = RunningHuge::huge(32, 64) else { return };
         let fix = &thp(&running, &["--fix", "--yes", "--method", method])["fix"];
         assert_eq!(fix["method"], method);
         assert!(number(fix, "rss_after") < 8 * MIB, "{fix}");
@@ -218,7 +219,7 @@ fn every_method_that_is_chosen_gives_back_and_keeps_what_was_written() {
 
 #[test]
 fn hold_forbids_huge_pages_where_they_were_sparse() {
-    let Some(running) = Running::huge(32, 2048) else { return };
+    let Some(running) = RunningHuge::huge(32, 2048) else { return };
     let fix = &thp(&running, &["--fix", "--hold", "--yes"])["fix"];
     assert!(number(fix, "longest_stop_ns") > 0, "one thread was stopped for a moment: {fix}");
     assert!(fix["not_held"].is_null(), "{fix}");
@@ -229,12 +230,12 @@ fn hold_forbids_huge_pages_where_they_were_sparse() {
 
 #[test]
 fn dense_huge_pages_are_spared() {
-    let Some(running) = Running::huge(32, 4) else { return };
+    let Some(running) = RunningHuge::huge(32, 4) else { return };
     let report = thp(&running, &["--fix", "--yes"]);
     assert_eq!(number(&report["fix"], "done"), 0);
     assert_eq!(running.counter("AnonHugePages"), 32 * MIB);
     // A quarter of each is used: sparse at 50 per cent, not at 80.
-    let Some(partly) = Running::huge(32, 16) else { return };
+    let Some(partly) = RunningHuge::huge(32, 16) else { return };
     assert_eq!(number(&thp(&partly, &["--fix"])["plan"], "ranges"), 16);
     let plan = &thp(&partly, &["--fix", "--sparse", "80"])["plan"];
     assert_eq!((number(plan, "ranges"), number(plan, "spared")), (0, 32 * MIB));
@@ -244,11 +245,11 @@ fn dense_huge_pages_are_spared() {
 
 #[test]
 fn split_pages_can_be_made_huge_again() {
-    let Some(running) = Running::huge(16, 4) else { return };
+    let Some(running) = RunningHuge::huge(16, 4) else { return };
     let split = format!("{}-{}", running.facts["huge.start"], running.facts["huge.start"] + HUGE);
     assert_eq!(running.counter("AnonHugePages"), 16 * MIB, "{split}");
     let arguments = ["16", "4", "default"];
-    let small = Running::start(Command::new(program("huge")).args(arguments));
+    let small = RunningHuge::start(Command::new(program("huge")).args(arguments));
     if small.counter("AnonHugePages") > 0 {
         return skip(&Lack::Machine("the kernel makes huge pages without being asked"));
     }
@@ -263,7 +264,7 @@ fn split_pages_can_be_made_huge_again() {
 
 #[test]
 fn a_stopped_process_can_be_repaired_and_stays_stopped() {
-    let Some(running) = Running::huge(16, 2048) else { return };
+    let Some(running) = RunningHuge::huge(16, 2048) else { return };
     running.stop();
     thp(&running, &["--fix", "--hold", "--yes"]);
     assert!(running.counter("Rss") < 5 * MIB);
@@ -280,7 +281,7 @@ fn a_sparse_std_map_is_found_and_named() {
     if !done.is_ok_and(|status| status.success()) {
         return skip(&Lack::Tool("c++"));
     }
-    let running = Running::start(&mut Command::new(built));
+    let running = RunningHuge::start(&mut Command::new(built));
     if running.facts["collapsed"] == 0 {
         return skip(&Lack::Chance("the kernel collapses no pages"));
     }
@@ -319,7 +320,7 @@ impl Drop for Setting {
 }
 
 #[test]
-fn smaller_huge_pages_are_told_by_size() {
+fn smaller_huge_pages_are_listed_by_size() {
     const ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled";
     if !is_root() {
         return;
@@ -328,7 +329,7 @@ fn smaller_huge_pages_are_told_by_size() {
         return skip(&Lack::KernelFile(ENABLED));
     };
     // Too small for one of 2 MiB.
-    let running = Running::start(Command::new(program("huge")).args(["1", "64"]));
+    let running = RunningHuge::start(Command::new(program("huge")).args(["1", "64"]));
     drop(setting);
     let report = thp(&running, &[]);
     // One page of sixteen was written.
@@ -363,14 +364,14 @@ impl Drop for Swap {
 }
 
 #[test]
-fn what_is_not_used_for_a_while_goes_to_swap() {
+fn unused_pages_go_to_swap() {
     if !is_root() {
         return;
     }
     let Some(_swap) = Swap::on(128) else {
         return skip(&Lack::Machine("no swap file can be used"));
     };
-    let big = Running::start(Command::new(program("big")).arg("64"));
+    let big = RunningHuge::start(Command::new(program("big")).arg("64"));
     let page_out = ["--pageout", "--idle", "300ms"];
     let plan = &thp(&big, &page_out)["plan"];
     assert!((64 * MIB..66 * MIB).contains(&number(plan, "change")), "{plan}");
@@ -379,7 +380,7 @@ fn what_is_not_used_for_a_while_goes_to_swap() {
     assert!(number(fix, "rss_after") < 16 * MIB, "{fix}");
     assert!(big.counter("Swap") >= 48 * MIB);
     // One that is in use is left alone.
-    let Some(busy) = Running::huge(16, 4) else { return };
+    let Some(busy) = RunningHuge::huge(16, 4) else { return };
     let plan = &thp(&busy, &page_out)["plan"];
     assert!(number(plan, "spared") >= 16 * MIB, "{plan}");
     busy.end();
@@ -393,7 +394,7 @@ fn swapped_shared_memory_is_in_every_sum_alike() {
     let Some(_swap) = Swap::on(128) else {
         return skip(&Lack::Machine("no swap file can be used"));
     };
-    let swapped = Running::start(Command::new(program("swapped")).args(["32", "8"]));
+    let swapped = RunningHuge::start(Command::new(program("swapped")).args(["32", "8"]));
     let in_swap = swapped.counter("Swap");
     let status = fs::read_to_string(format!("/proc/{}/status", swapped.pid())).unwrap();
     let private = status.lines().find_map(|line| line.strip_prefix("VmSwap:")).unwrap();
@@ -429,7 +430,7 @@ fn run_starts_a_program_without_huge_pages() {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["run", "--thp=never", "--"]).arg(program("huge")).args(["16", "2048", "default"]);
-    let running = Running::start(&mut command);
+    let running = RunningHuge::start(&mut command);
     assert_eq!(running.counter("AnonHugePages"), 0);
     let report = thp(&running, &[]);
     assert_eq!((number(&report, "total.huge"), number(&report, "total.bloat")), (0, 0));
@@ -443,11 +444,11 @@ fn run_starts_a_program_without_huge_pages() {
 
 #[test]
 fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
-    let Some(first) = Running::huge(256, 2048) else { return };
+    let Some(first) = RunningHuge::huge(256, 2048) else { return };
     drop(first);
     let mut gone = 0;
     for delay in 0..12 {
-        let mut running = Running::huge(256, 2048).unwrap();
+        let mut running = RunningHuge::huge(256, 2048).unwrap();
         let pid = running.pid();
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(delay * 5));
@@ -467,13 +468,13 @@ fn a_process_that_ends_while_it_is_read_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn a_stranger_is_told_why_not() {
+fn another_user_gets_the_reason_of_a_refusal() {
     use std::os::unix::process::CommandExt;
     if !is_root() {
         return;
     }
     const NOBODY: u32 = 65534;
-    let Some(running) = Running::huge(16, 2048) else { return };
+    let Some(running) = RunningHuge::huge(16, 2048) else { return };
     let open = tempfile::tempdir().unwrap();
     fs::set_permissions(open.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let binary = open.path().join("pagewise");

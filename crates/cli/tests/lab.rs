@@ -1,5 +1,5 @@
-//! The lab: every experiment runs and keeps to the keys that programs rely on, and whatever happens to it the system is as
-//! before.
+//! The lab: every experiment runs and keeps to the keys that programs rely on, and whatever happens
+//! to it the system is as before.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -20,7 +20,8 @@ use tempfile::TempDir;
 
 use fixture::{copy_program, interruptible};
 
-/// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they are.
+/// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they
+/// are.
 const TINY: &[(&str, &[&str])] = &[
     ("first-touch", &["mib=2"]),
     ("aslr", &["starts=4"]),
@@ -41,10 +42,10 @@ const TINY: &[(&str, &[&str])] = &[
     ("ipc", &["rounds=10", "mib=1"]),
 ];
 
-/// What an experiment may need beside the memory that it states.
+/// Memory that an experiment may need in addition to its stated amount.
 const ROOM: u64 = 64 << 20;
 
-const LONGEST: Duration = Duration::from_secs(120);
+const MAX_RUN_TIME: Duration = Duration::from_secs(120);
 
 /// Settings of the system are changed by one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -53,14 +54,14 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// `pagewise lab run` with files in a folder of its own.
-struct Lab {
+struct LabFolder {
     disk: TempDir,
 }
 
-impl Lab {
-    fn new() -> Lab {
+impl LabFolder {
+    fn new() -> LabFolder {
         // A swap file must lie on a disk, which /tmp need not.
-        Lab { disk: tempfile::tempdir_in("/var/tmp").unwrap() }
+        LabFolder { disk: tempfile::tempdir_in("/var/tmp").unwrap() }
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -77,7 +78,7 @@ impl Lab {
     }
 
     /// Starts it, and waits until it has done something to the system that must be undone.
-    fn in_the_midst(&self, words: &[&str], has_begun: impl Fn(&Lab) -> bool) -> Child {
+    fn in_the_midst(&self, words: &[&str], has_begun: impl Fn(&LabFolder) -> bool) -> Child {
         let mut command = self.command(words);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         wait_until("it has begun", || has_begun(self));
@@ -95,14 +96,14 @@ impl Lab {
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + LONGEST;
+    let deadline = Instant::now() + MAX_RUN_TIME;
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What experiments may change, as it is now.
+/// Present values of the settings that experiments may change.
 fn settings() -> BTreeMap<PathBuf, String> {
     let folders = [
         "/sys/kernel/mm/transparent_hugepage",
@@ -123,7 +124,7 @@ fn settings() -> BTreeMap<PathBuf, String> {
         files
             .extend(fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()));
     }
-    // Counters of work done are no settings.
+    // Counters of work are not settings.
     let counts = [
         "pages_",
         "full_scans",
@@ -172,7 +173,7 @@ fn every_experiment_runs_and_has_the_keys_that_programs_rely_on() {
     let _alone = alone();
     let before = settings();
     for name in names() {
-        let lab = Lab::new();
+        let lab = LabFolder::new();
         let words = [&[name.as_str(), "--runs", "1"][..], &tiny(&name)].concat();
         let found = lab.json(&words);
         strings(&found["environment"], &["kernel", "version"]);
@@ -212,7 +213,7 @@ fn ignores_hangup() -> bool {
 }
 
 #[test]
-fn who_asks_it_to_end_leaves_nothing_behind_and_keeps_what_there_is() {
+fn a_requested_end_leaves_nothing_behind_and_keeps_the_results() {
     if !is_root() {
         return;
     }
@@ -223,9 +224,9 @@ fn who_asks_it_to_end_leaves_nothing_behind_and_keeps_what_there_is() {
             skip_part(&Lack::Machine("SIGHUP is ignored, as under nohup"));
             continue;
         }
-        let (lab, before) = (Lab::new(), settings());
-        let mut running =
-            lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
+        let (lab, before) = (LabFolder::new(), settings());
+        let mut running = lab
+            .in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], LabFolder::swaps);
         kill_process(Pid::from_child(&running), signal).unwrap();
         assert_eq!(running.wait().unwrap().code(), Some(128 + signal.as_raw()));
         assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
@@ -239,13 +240,13 @@ fn the_next_lab_restores_what_a_killed_one_left() {
         return;
     }
     let _alone = alone();
-    let (lab, before) = (Lab::new(), settings());
+    let (lab, before) = (LabFolder::new(), settings());
     let mut running =
-        lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], Lab::swaps);
+        lab.in_the_midst(&["compete", "--set", "set=64", "--set", "limit=32"], LabFolder::swaps);
     running.kill().unwrap();
     running.wait().unwrap();
     assert!(lab.files() > 0, "a killed lab cannot have tidied up");
-    Lab::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
+    LabFolder::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
     assert_eq!((lab.swaps(), lab.files(), cgroups(running.id())), (false, 0, vec![]));
     assert_eq!(settings(), before);
 }
@@ -258,13 +259,13 @@ fn a_setting_is_put_back_by_the_next_lab_too() {
     }
     let _alone = alone();
     let mode = || fs::read_to_string(MODE).unwrap();
-    let (lab, before) = (Lab::new(), settings());
+    let (lab, before) = (LabFolder::new(), settings());
     // With many runs it is in another mode most of the time.
-    let has_begun = |_: &Lab| mode() != before[Path::new(MODE)];
+    let has_begun = |_: &LabFolder| mode() != before[Path::new(MODE)];
     let mut running = lab.in_the_midst(&["overcommit", "--runs", "1000"], has_begun);
     running.kill().unwrap();
     running.wait().unwrap();
-    Lab::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
+    LabFolder::new().json(&["stack-vs-heap", "--runs", "1", "--set", "ints=1000"]);
     assert_eq!(settings(), before);
 }
 
@@ -275,7 +276,7 @@ fn memory_is_bounded_by_what_is_stated() {
         return;
     }
     let _alone = alone();
-    let lab = Lab::new();
+    let lab = LabFolder::new();
     let words = ["thp-bloat", "--set", &format!("mib={MIB}"), "--runs", "100"];
     let mut running = lab.in_the_midst(&words, |_| true);
     let limit = || {
@@ -285,7 +286,7 @@ fn memory_is_bounded_by_what_is_stated() {
         text.trim().parse().ok().filter(|limit: &u64| *limit < 1 << 40)
     };
     let begin = Instant::now();
-    while limit().is_none() && begin.elapsed() < LONGEST {
+    while limit().is_none() && begin.elapsed() < MAX_RUN_TIME {
         thread::sleep(Duration::from_millis(5));
     }
     let found = limit();
@@ -295,7 +296,7 @@ fn memory_is_bounded_by_what_is_stated() {
 }
 
 #[test]
-fn who_may_not_is_told_what_is_needed() {
+fn a_refusal_names_the_needed_rights() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let words =
@@ -310,13 +311,14 @@ fn who_may_not_is_told_what_is_needed() {
     }
 }
 
-/// What a command says to a user who may nothing; `None`, with a word, where there is no way to be one.
+/// Output of a command run by an unprivileged user; `None`, with a message, if that is not
+/// possible.
 fn as_nobody(words: &[&str], folder: &Path) -> Option<Output> {
     let program = Path::new(env!("CARGO_BIN_EXE_pagewise"));
     if !rustix::process::geteuid().is_root() {
         return Some(Command::new(program).args(words).output().unwrap());
     }
-    // Nobody may read the folders that it was built in.
+    // Unprivileged users may not read the folders that it was built in.
     let copy = folder.join("pagewise");
     copy_program(program, &copy);
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -341,8 +343,8 @@ fn settings_are_not_changed_unasked() {
 }
 
 #[test]
-fn what_is_saved_is_shown_and_compared_as_what_was_run() {
-    let (lab, folder) = (Lab::new(), tempfile::tempdir().unwrap());
+fn saved_results_are_shown_and_compared_like_new_ones() {
+    let (lab, folder) = (LabFolder::new(), tempfile::tempdir().unwrap());
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let [saved, html, markdown] = ["saved.json", "report.html", "report.md"].map(path);
     let words = [
@@ -371,17 +373,17 @@ fn what_is_saved_is_shown_and_compared_as_what_was_run() {
 }
 
 #[test]
-fn a_mistake_is_told_before_anything_runs() {
+fn a_wrong_argument_is_reported_before_anything_runs() {
     let error = |words: &[&str]| {
         let output = fixture::pagewise(words);
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(error(&["lab", "run", "nonsense"]).contains("there is no experiment nonsense"));
+    assert!(error(&["lab", "run", "nonsense"]).contains("unknown experiment nonsense"));
     let sizes = error(&["lab", "run", "thp-bloat", "--set", "nonsense=1"]);
     assert!(sizes.contains("thp-bloat has no parameter nonsense"));
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "{}").unwrap();
     let path = file.path().to_str().unwrap();
-    assert!(error(&["lab", "report", path]).contains("is no notebook of the lab"));
+    assert!(error(&["lab", "report", path]).contains("is not a lab notebook"));
 }

@@ -1,7 +1,8 @@
-//! pagewise on live processes, against the kernel, procps and programs whose right answers are known.
+//! pagewise on live processes, against the kernel, procps and programs whose right answers are
+//! known.
 //!
-//! Every program is stopped while it is looked at. Where figures depend on who else maps a page,
-//! the program is linked statically: else pagewise itself would change what it measures.
+//! Every program is stopped while it is examined. If figures depend on the processes that map a
+//! page, the program is linked statically: otherwise pagewise itself would change them.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -19,7 +20,8 @@ use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
 use fixture::{
-    Entry, Fixture, Link, READINGS, copy_program, disk, explain, json, number, pagewise, sum, tool,
+    Fixture, FixtureLink, READINGS, SmapsEntry, copy_program, disk, explain, json, number,
+    pagewise, sum, tool,
 };
 
 const QUADRANTS: [&str; 4] =
@@ -37,7 +39,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
 ];
 
 /// Runs `check` on each program and reading.
-fn everywhere(link: Link, check: impl Fn(&Fixture, &Value, &str)) {
+fn everywhere(link: FixtureLink, check: impl Fn(&Fixture, &Value, &str)) {
     for (program, args) in PROGRAMS {
         let Some(fixture) = Fixture::linked(link, program, args) else { return };
         for reading in READINGS {
@@ -60,7 +62,7 @@ fn mapping_at(report: &Value, address: u64) -> &Value {
         .unwrap_or_else(|| panic!("no mapping holds {address:#x}"))
 }
 
-/// Whether a report has the finding of that name.
+/// True if a report has the finding of that name.
 fn finds(report: &Value, id: &str) -> bool {
     let findings = report["findings"].as_array().expect("findings is a list");
     findings.iter().any(|finding| finding["id"] == id)
@@ -68,7 +70,7 @@ fn finds(report: &Value, id: &str) -> bool {
 
 #[test]
 fn the_columns_equal_statm_and_the_rollup() {
-    everywhere(Link::Dynamic, |fixture, report, context| {
+    everywhere(FixtureLink::Dynamic, |fixture, report, context| {
         let (statm, rollup) = (fixture.statm(), fixture.rollup());
         for (column, figure) in [("virt", 0), ("res", 1), ("shr", 2), ("code", 3), ("data", 5)] {
             let path = format!("totals.{column}");
@@ -82,7 +84,7 @@ fn the_columns_equal_statm_and_the_rollup() {
 
 #[test]
 fn the_cells_of_both_quadrant_tables_add_up_to_virt_and_res() {
-    everywhere(Link::Dynamic, |_, report, context| {
+    everywhere(FixtureLink::Dynamic, |_, report, context| {
         for table in ["declared", "effective"] {
             let total = |column: &str| -> u64 {
                 let cell =
@@ -98,7 +100,7 @@ fn the_cells_of_both_quadrant_tables_add_up_to_virt_and_res() {
 
 #[test]
 fn the_pools_and_the_mappings_add_up_to_virt_and_res() {
-    everywhere(Link::Dynamic, |_, report, context| {
+    everywhere(FixtureLink::Dynamic, |_, report, context| {
         let (virt, res) = (number(report, "totals.virt"), number(report, "totals.res"));
         assert_eq!(sum(&report["pools"], "reserved"), virt, "{context}");
         assert_eq!(sum(&report["pools"], "resident"), res, "{context}");
@@ -111,7 +113,7 @@ fn every_mapping_equals_smaps() {
     if !is_root() {
         return; // PSS without smaps takes page counts, which only root may read.
     }
-    everywhere(Link::Static, |fixture, report, context| {
+    everywhere(FixtureLink::Static, |fixture, report, context| {
         let smaps = fixture.smaps();
         let rows = report["mappings"].as_array().expect("mappings is a list");
         assert_eq!(rows.len(), smaps.len(), "{context}");
@@ -130,7 +132,7 @@ fn pss_and_uss_equal_the_rollup() {
     if !is_root() {
         return;
     }
-    everywhere(Link::Static, |fixture, report, context| {
+    everywhere(FixtureLink::Static, |fixture, report, context| {
         let rollup = fixture.rollup();
         let exclusive = rollup["Private_Clean"] + rollup["Private_Dirty"];
         assert_eq!(number(report, "totals.uss"), exclusive, "{context}");
@@ -157,7 +159,7 @@ fn every_row_equals_pmaps() {
     let ours = ours["mappings"].as_array().expect("mappings is a list");
     assert_eq!(ours.len(), pmap.len());
 
-    // What depends on who else maps a page changes with pagewise's own coming and going.
+    // Sharing of pages changes when pagewise starts and ends.
     let steady =
         ["Size", "Rss", "Referenced", "Anonymous", "LazyFree", "AnonHugePages", "Swap", "Locked"];
     for (ours, pmap) in ours.iter().zip(&pmap) {
@@ -171,7 +173,9 @@ fn every_row_equals_pmaps() {
 
 #[test]
 fn rss_equals_what_ps_and_smem_print() {
-    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let Some(fixture) = Fixture::linked(FixtureLink::Static, "quadrants", &["51200"]) else {
+        return;
+    };
     let pid = fixture.pid.to_string();
     let report = explain(fixture.pid, "--full");
     if let Some(ps) = tool("ps", &["-o", "rss=", "-p", &pid]) {
@@ -192,7 +196,9 @@ fn rss_equals_what_ps_and_smem_print() {
 
 #[test]
 fn a_process_is_listed_with_the_figures_of_its_rollup() {
-    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["2048"]) else { return };
+    let Some(fixture) = Fixture::linked(FixtureLink::Static, "quadrants", &["2048"]) else {
+        return;
+    };
     for reading in READINGS {
         let listing = json(&["ps", "--json", reading]);
         let row = row(&listing["processes"], "pid", fixture.pid.into());
@@ -239,7 +245,7 @@ fn each_kind_of_mapping_is_in_its_quadrant_with_the_rss_its_program_says() {
 }
 
 #[test]
-fn each_kind_of_shared_memory_is_told_by_its_name() {
+fn each_kind_of_shared_memory_is_recognized_by_its_name() {
     let fixture = Fixture::start("quadrants", &["1024"]);
     let report = explain(fixture.pid, "--polite");
     for (region, pool) in [
@@ -255,11 +261,11 @@ fn each_kind_of_shared_memory_is_told_by_its_name() {
     }
 }
 
-/// What the kernel's counters say of the four quadrants by page. Holds for a process whose
-/// anonymous pages nobody else maps.
+/// The four quadrants by page state, from the kernel's counters. Valid for a process whose
+/// anonymous pages no other process maps.
 fn effective_by_smaps(
-    smaps: &[Entry],
-    shmem: impl Fn(&Entry) -> bool,
+    smaps: &[SmapsEntry],
+    shmem: impl Fn(&SmapsEntry) -> bool,
 ) -> BTreeMap<&'static str, u64> {
     let mut cells = BTreeMap::from(QUADRANTS.map(|quadrant| (quadrant, 0)));
     let mut add = |quadrant, bytes| *cells.get_mut(quadrant).expect("all four are there") += bytes;
@@ -282,7 +288,9 @@ fn effective_by_smaps(
 
 #[test]
 fn a_page_is_in_the_quadrant_that_the_kernel_counts_it_in() {
-    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let Some(fixture) = Fixture::linked(FixtureLink::Static, "quadrants", &["51200"]) else {
+        return;
+    };
     let shared = ["shared_anon", "memfd", "sysv", "posix"];
     let shared = shared.map(|region| fixture.fact(&format!("{region}.start")));
     for reading in READINGS {
@@ -297,7 +305,9 @@ fn a_page_is_in_the_quadrant_that_the_kernel_counts_it_in() {
 
 #[test]
 fn writing_half_of_a_private_file_moves_that_half_to_private_anonymous() {
-    let Some(fixture) = Fixture::linked(Link::Static, "quadrants", &["51200"]) else { return };
+    let Some(fixture) = Fixture::linked(FixtureLink::Static, "quadrants", &["51200"]) else {
+        return;
+    };
     let half = fixture.fact("file_private.anonymous");
     assert_eq!(half, 25 * MIB);
     let report = explain(fixture.pid, "--polite");
@@ -357,7 +367,7 @@ fn each_threads_stack_has_its_name_and_its_arena_is_mallocs() {
 
 #[test]
 fn after_fork_the_rewritten_half_is_private_in_fact_and_the_rest_is_shared() {
-    let Some(fixture) = Fixture::linked(Link::Static, "forked", &["102400"]) else { return };
+    let Some(fixture) = Fixture::linked(FixtureLink::Static, "forked", &["102400"]) else { return };
     for reading in READINGS {
         let report = explain(fixture.pid, reading);
         let mapping = mapping_at(&report, fixture.fact("forked.start"));
@@ -538,7 +548,7 @@ fn open_to_all() -> (tempfile::TempDir, PathBuf) {
     (open, binary)
 }
 
-/// What pagewise does with a `/proc` that a shell has prepared in a mount namespace of its own.
+/// Runs pagewise with a `/proc` that a shell has prepared in a mount namespace of its own.
 fn with_another_proc(options: &[&str], prepare: &str, pagewise: &str) -> Option<Output> {
     const NOBODY: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
     let (_open, binary) = open_to_all();
@@ -550,7 +560,7 @@ fn with_another_proc(options: &[&str], prepare: &str, pagewise: &str) -> Option<
 }
 
 #[test]
-fn what_hidepid_hides_is_counted_and_said() {
+fn processes_hidden_by_hidepid_are_counted_and_reported() {
     if !is_root() {
         return;
     }
@@ -564,7 +574,7 @@ fn what_hidepid_hides_is_counted_and_said() {
     assert_eq!(number(&listing, "totals.vanished"), 0);
     for (level, says) in [
         ("1", "cannot read PID 1 (owner root): run as root or grant CAP_SYS_PTRACE"),
-        ("2", "there is no process 1"),
+        ("2", "process 1 does not exist"),
     ] {
         let output = with_another_proc(&own, &hide(level), "NOBODY PAGEWISE explain 1").unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -583,7 +593,7 @@ fn an_unmounted_proc_is_said_to_be_one() {
         let Some(output) = with_another_proc(&[], "umount -l /proc", &pagewise) else { return };
         assert_eq!(output.status.code(), Some(1), "{what}");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("/proc is no proc file system"), "{what}: {said}");
+        assert!(said.contains("/proc is not a proc file system"), "{what}: {said}");
     }
 }
 
@@ -610,7 +620,7 @@ fn pids_of_another_namespace_are_not_mistaken_for_our_own() {
 }
 
 #[test]
-fn what_another_user_hides_is_absent_and_says_what_it_takes() {
+fn hidden_files_of_another_user_are_absent_with_the_needed_rights() {
     if !is_root() {
         return;
     }
@@ -672,7 +682,7 @@ fn what_another_user_hides_is_absent_and_says_what_it_takes() {
 
 /// Both map libraries that nothing else maps.
 #[test]
-fn the_share_of_a_process_is_what_it_is_when_nobody_looks() {
+fn the_pss_of_a_process_is_unchanged_by_the_observer() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut libraries: Vec<&str> =
@@ -730,7 +740,7 @@ fn the_share_of_a_process_is_what_it_is_when_nobody_looks() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let fixture = Fixture::start("many", &["20000"]);
     for command in ["explain", "maps"] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
@@ -793,7 +803,7 @@ fn wrong_usage_is_2_and_failure_is_1() {
 }
 
 #[test]
-fn what_grew_between_two_snapshots_is_told_by_quadrant() {
+fn growth_between_two_snapshots_is_reported_by_quadrant() {
     let small = Fixture::start("quadrants", &["1024"]);
     let large = Fixture::start("quadrants", &["3072"]);
     let save = |fixture: &Fixture| {
@@ -808,7 +818,8 @@ fn what_grew_between_two_snapshots_is_told_by_quadrant() {
     // 2 MiB more of each region: four of shared memory; of private ones one and two halves.
     let grew = |quadrant: &str| number(&report, &format!("quadrants.{quadrant}.resident_change"));
     assert_eq!(grew("shared_anonymous"), 8 * MIB);
-    // Where the stack begins in its first page is random, so that a page more or less is used.
+    // The start of the stack in its first page is random, so that the number of pages varies by
+    // one.
     let private = grew("private_anonymous");
     assert!(private.abs_diff(4 * MIB) < 64 * 1024, "{private}");
 }

@@ -1,4 +1,5 @@
-//! `fragmentation` and `doctor` against the kernel's own files, on this machine and on copied trees.
+//! `fragmentation` and `doctor` against the kernel's own files, on this machine and on copied
+//! trees.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -173,7 +174,7 @@ fn the_intervals_of_a_series_add_up() {
     }
 }
 
-/// What a file of settings says: the word in brackets, or all of it.
+/// Content of a settings file: the word in brackets, or all of it.
 fn setting(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
@@ -224,7 +225,7 @@ fn every_setting_is_what_its_file_says_and_undo_writes_just_that() {
 }
 
 #[test]
-fn what_is_said_to_be_missing_is_missing() {
+fn a_reported_lack_is_confirmed_by_the_machine() {
     let report = json(&["doctor", "--json"]);
     let missing = [
         ("ptrace_scope", "/proc/sys/kernel/yama/ptrace_scope"),
@@ -320,7 +321,7 @@ fn a_hostile_copied_tree_puts_no_command_together() {
 }
 
 #[test]
-fn a_program_with_all_its_memory_locked_is_told_from_one_with_none() {
+fn a_fully_locked_program_is_distinguished_from_an_unlocked_one() {
     let (locked, plain) = (Fixture::start("locked", &[]), Fixture::start("quadrants", &["1024"]));
     if locked.fact("locked.mlockall") == 0 {
         return skip(&Lack::Machine("the program may not lock its memory"));
@@ -382,7 +383,7 @@ fn every_statistic_of_a_kernel_that_was_captured_has_a_meaning() {
 }
 
 #[test]
-fn a_counter_that_nobody_knows_is_shown_with_the_kernels_name() {
+fn an_unknown_counter_is_shown_with_the_kernels_name() {
     let stats = format!("{HUGE}/hugepages-2048kB/stats");
     let (known, unknown) = (format!("{stats}/nr_anon"), format!("{stats}/anon_fault_invented"));
     let vmstat = "nr_free_pages 1\nthp_fault_alloc 3\nthp_invented 41\ncompact_invented 0\n";

@@ -1,5 +1,6 @@
-//! Recorders keep their memory limit however many call stacks, processes, calls and accesses there are, and say what they did
-//! not keep apart. The other side is VmHWM of the recorder, and what the programs count themselves.
+//! Recorders keep their memory limit however many call stacks, processes, calls and accesses there
+//! are, and say what they did not keep apart. The other side is VmHWM of the recorder, and what the
+//! programs count themselves.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -16,21 +17,21 @@ use tempfile::TempDir;
 
 use fixture::{disk, number, program};
 
-/// What the program itself takes, its code among it: a debug build with debugging information.
+/// Memory of the program itself, its code included: a debug build with debugging information.
 const BASE: u64 = 48 << 20;
 /// The smallest limit.
 const LIMIT: &str = "32M";
 const BYTES: u64 = 32 << 20;
 
-/// What came of a recording: the report, the most memory that the recorder had, and what the command printed.
-struct Recorded {
+/// Result of a recording: the report, the peak memory of the recorder, and the command's output.
+struct BoundedRun {
     report: Value,
     peak: u64,
     printed: String,
 }
 
 /// Runs `pagewise COMMAND OPTIONS --memory-limit LIMIT -- everstacks WORDS`.
-fn recorded(command: &str, options: &[&str], words: &[&str]) -> Recorded {
+fn recorded(command: &str, options: &[&str], words: &[&str]) -> BoundedRun {
     let folder: TempDir = tempfile::tempdir_in(disk()).unwrap();
     let [report, printed] = ["report.json", "printed"].map(|name| folder.path().join(name));
     let mut pagewise = Command::new(env!("CARGO_BIN_EXE_pagewise"));
@@ -38,7 +39,7 @@ fn recorded(command: &str, options: &[&str], words: &[&str]) -> Recorded {
     pagewise.args(options).arg("--").arg(program("everstacks")).args(words);
     let peak = peak_of(pagewise.stdout(fs::File::create(&printed).unwrap()));
     let report = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
-    Recorded { report, peak, printed: fs::read_to_string(printed).unwrap() }
+    BoundedRun { report, peak, printed: fs::read_to_string(printed).unwrap() }
 }
 
 /// The most memory that a command had until it ended.
@@ -62,7 +63,7 @@ fn high_water_mark(pid: u32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Whether tracepoints may be had here. Says so where not.
+/// True if tracepoints may be had here. Says so where not.
 fn has_tracepoints(name: &str) -> bool {
     if !is_root() {
         return false;
@@ -76,7 +77,7 @@ fn has_tracepoints(name: &str) -> bool {
     found
 }
 
-fn keeps_its_limit(recorded: &Recorded) {
+fn keeps_its_limit(recorded: &BoundedRun) {
     assert!(recorded.peak < BYTES + BASE, "{} MiB", recorded.peak >> 20);
 }
 
@@ -98,7 +99,7 @@ fn faults_of_ever_new_call_stacks_are_counted_in_bounded_memory() {
     let functions = told.report["functions"].as_array().unwrap();
     let of = |name: &str| functions.iter().find(|row| row["function"] == name).unwrap();
     assert_eq!(number(of("[other call stacks]"), "faults"), others);
-    // What the kernel has counted, but for events that it had no room for.
+    // Kernel counts, without lost events.
     let minflt: u64 = told.printed.trim().strip_prefix("minflt = ").unwrap().parse().unwrap();
     assert!(minflt >= 60_000);
     let user = number(&told.report, "totals.user_faults_counted");
@@ -162,7 +163,7 @@ fn accesses_that_do_not_fit_are_counted_and_their_stacks_are_others() {
     keeps_its_limit(&told);
     let watched = &told.report["watched"];
     let hits = told.report["hits"].as_array().unwrap().len() as u64;
-    // What is lost may be a copy of the memory, of an access that is told.
+    // A lost event may be the copied memory of a reported access.
     let (count, lost) = (number(watched, "count"), number(watched, "lost"));
     assert!(count <= 30_000 && count + lost >= 30_000, "{watched}");
     assert_eq!(hits + number(watched, "dropped"), number(watched, "count"));

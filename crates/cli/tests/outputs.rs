@@ -1,4 +1,4 @@
-//! What is written, and what is not: full disks, signals, planted links, full and closed standard streams.
+//! Outputs: full disks, signals, planted links, full and closed standard streams.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -48,10 +48,10 @@ fn recording(folder: &Path) -> PathBuf {
 }
 
 /// A file system that is full but for a file called `out`.
-struct Full(TempDir);
+struct FullDisk(TempDir);
 
-impl Full {
-    fn new() -> Option<Full> {
+impl FullDisk {
+    fn new() -> Option<FullDisk> {
         let folder = tempfile::tempdir_in(disk()).unwrap();
         if mount("tmpfs", folder.path(), "tmpfs", MountFlags::empty(), Some(c"size=64k")).is_err() {
             skip(&Lack::Machine("the user may not mount a tmpfs"));
@@ -60,11 +60,11 @@ impl Full {
         fs::write(folder.path().join("out"), GOOD).unwrap();
         let filled = fs::write(folder.path().join("filler"), vec![1; 128 << 10]);
         assert_eq!(filled.unwrap_err().raw_os_error(), Some(28));
-        Some(Full(folder))
+        Some(FullDisk(folder))
     }
 }
 
-impl Drop for Full {
+impl Drop for FullDisk {
     fn drop(&mut self) {
         let _ = unmount(self.0.path(), UnmountFlags::DETACH);
     }
@@ -75,7 +75,7 @@ fn a_full_disk_leaves_what_was_there_and_is_named() {
     if !is_root() {
         return;
     }
-    let Some(full) = Full::new() else { return };
+    let Some(full) = FullDisk::new() else { return };
     let aside = tempfile::tempdir_in(disk()).unwrap();
     let heap = recording(aside.path());
     let heap = heap.to_str().unwrap();
@@ -110,7 +110,7 @@ fn a_recording_that_a_full_disk_ends_leaves_the_one_before() {
     if !is_root() {
         return;
     }
-    let Some(full) = Full::new() else { return };
+    let Some(full) = FullDisk::new() else { return };
     let output = run_in(full.0.path(), &["heap", "run", "-o", "out", "--", "true"]);
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -154,7 +154,7 @@ fn recordings_are_their_owners_and_reports_are_as_the_umask_says() {
     for name in ["snapshot", "faults"] {
         assert_eq!(mode(&file(name)), 0o600, "{name}");
     }
-    // What the umask says of files here.
+    // Permissions of files here by the umask.
     fs::write(file("usual"), "").unwrap();
     for name in ["page", "profile", "report"] {
         assert_eq!(mode(&file(name)), mode(&file("usual")), "{name}");
@@ -206,7 +206,7 @@ fn a_folder_is_not_replaced() {
 }
 
 #[test]
-fn a_recording_is_complete_before_it_takes_the_place_of_another() {
+fn a_recording_is_complete_before_it_replaces_another() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let file = |name: &str| folder.path().join(name);
     fs::write(file("r.pwh"), GOOD).unwrap();
@@ -222,7 +222,7 @@ fn a_recording_is_complete_before_it_takes_the_place_of_another() {
     running.kill().unwrap();
     running.wait().unwrap();
     assert_eq!(fs::read_to_string(file("r.pwh")).unwrap(), GOOD);
-    // What was recorded up to the kill can be read.
+    // The recording is readable up to the kill.
     let report = run_in(folder.path(), &["heap", "report", "r.pwh.part"]);
     assert!(report.status.success(), "{}", said(&report));
     let output = run_in(folder.path(), &["heap", "run", "-o", "r.pwh", "--", "true"]);
@@ -319,7 +319,7 @@ const COMMANDS: &[&[&str]] = &[
     &["man", "--dir", "pages"],
 ];
 
-/// Where the folder for [`COMMANDS`] is.
+/// Folder for [`COMMANDS`].
 fn prepared() -> TempDir {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     recording(folder.path());
@@ -354,7 +354,7 @@ fn no_command_panics_where_standard_error_is_full_or_closed() {
 }
 
 #[test]
-fn what_cannot_be_printed_is_an_error_with_its_reason() {
+fn a_failed_write_is_an_error_with_its_reason() {
     let folder = prepared();
     let mut tried = 0;
     for words in COMMANDS {
@@ -369,7 +369,7 @@ fn what_cannot_be_printed_is_an_error_with_its_reason() {
         let said = said(&output);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
         assert!(said.contains("No space left on device"), "{words:?}: {said}");
-        // Nobody reads it: that is no failure.
+        // A closed output is not an error.
         let closed = redirected(folder.path(), words, ">&-");
         ended_in_order(words, ">&-", &closed);
         assert_eq!(closed.status.code(), usual.status.code(), "{words:?}");

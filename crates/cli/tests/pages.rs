@@ -48,7 +48,7 @@ fn each_page_has_the_state_that_its_program_gave_it() {
     let guards = fixture.fact("mixed.guards") == 1;
     for options in [&[][..], &["--fast"], &["--by=scan"], &["--by=pagemap"], &["--detail"]] {
         let report = pages(&fixture, options);
-        // The words of pagemap do not tell the zero page from others.
+        // The words of pagemap do not distinguish the zero page from others.
         let zero = if options == ["--by=pagemap"] { "anonymous" } else { "zero" };
         let guard = if guards { "guard" } else { "untouched" };
         let mixed = [("anonymous", 16), (zero, 16), (guard, 8), ("untouched", 24)];
@@ -70,7 +70,7 @@ fn both_ways_of_reading_agree_on_every_run() {
         let report = pages(&fixture, options);
         let mut runs: Vec<(u64, u64, String)> = Vec::new();
         for run in report["runs"].as_array().unwrap() {
-            // What only one of them tells is left out, so that neighbours join.
+            // A detail that only one of them reports is removed, so that neighbors merge.
             let state = run["state"].as_str().unwrap().replace("zero", "anonymous");
             let (start, end) = (number(run, "start"), number(run, "end"));
             match runs.last_mut() {
@@ -82,7 +82,7 @@ fn both_ways_of_reading_agree_on_every_run() {
     };
     assert_eq!(merged(&["--by=scan"]), merged(&["--by=pagemap"]));
     assert_eq!(merged(&["--by=scan"]), merged(&[]));
-    // Both tell huge entries and the zero page, and only words whether a page is mapped once.
+    // Both show huge entries and the zero page, and only words show if a page is mapped once.
     let told = |options: &[&str]| -> Vec<(u64, u64, String, Value)> {
         let report = pages(&fixture, options);
         let runs = report["runs"].as_array().unwrap().iter();
@@ -155,7 +155,7 @@ fn frames_tell_who_else_maps_a_page() {
     assert_eq!((&own["exclusive"], &own["mappers"]), (&Value::from(true), &Value::from(1)));
     assert_eq!(own["ksm"], false);
     assert_eq!(own["folio_pages"], 1);
-    // Without --detail nobody looked at frames; the words of pagemap tell that there is another.
+    // Without --detail, frames are not read; the words of pagemap show that there is another.
     let report = pages(&fixture, &[]);
     assert!(run_at(&report, forked)["mappers"].is_null());
     assert_eq!(run_at(&report, forked)["exclusive"], false);
@@ -163,7 +163,7 @@ fn frames_tell_who_else_maps_a_page() {
 }
 
 #[test]
-fn writes_are_told_where_the_process_has_them_tracked() {
+fn writes_are_reported_if_the_process_has_them_tracked() {
     let fixture = Fixture::start("pages", &[]);
     let report = pages(&fixture, &["--by=scan"]);
     let start = fixture.fact("tracked.start");
@@ -243,7 +243,7 @@ fn a_strip_is_drawn_for_each_mapping_and_fits_the_terminal() {
 }
 
 #[test]
-fn what_is_touched_in_an_interval_is_told_by_mapping() {
+fn memory_touched_in_an_interval_is_reported_by_mapping() {
     // It must run: every 5 ms it reads four pages.
     let mut command = Command::new(program("pages"));
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -272,7 +272,7 @@ fn what_is_touched_in_an_interval_is_told_by_mapping() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error() {
+fn an_ended_process_is_an_error() {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = child.id().to_string();
     child.wait().unwrap();

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_model::Pid;
-use pagewise_proc::capture::{Request, capture, outline};
-use pagewise_proc::{Error, ProcRoot, referenced};
+use pagewise_proc::capture::{CaptureRequest, capture, outline};
+use pagewise_proc::{ProcError, ProcRoot, referenced};
 use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Signal, kill_process};
 
@@ -40,7 +40,7 @@ fn with_id(pid: u32) -> Option<Child> {
 }
 
 #[test]
-fn what_is_held_is_never_taken_for_another_with_its_id() {
+fn a_held_process_is_never_confused_with_a_reused_pid() {
     if !is_root() {
         return;
     }
@@ -48,22 +48,23 @@ fn what_is_held_is_never_taken_for_another_with_its_id() {
     let pid = Pid(first.id());
     let held = ProcRoot::live().holding(pid).unwrap();
     assert!(held.check(pid).is_ok());
-    assert!(capture(&held, pid, &Request::default()).is_ok());
+    assert!(capture(&held, pid, &CaptureRequest::default()).is_ok());
     end(&mut first);
-    let gone = |error: Error| assert!(matches!(error, Error::NoSuchProcess { .. }), "{error}");
+    let gone =
+        |error: ProcError| assert!(matches!(error, ProcError::NoSuchProcess { .. }), "{error}");
     gone(held.check(pid).unwrap_err());
     let Some(mut other) = with_id(pid.0) else {
         return skip(&Lack::Machine("no process can be made with a chosen PID"));
     };
-    let unheld = capture(&ProcRoot::live(), pid, &Request::default());
+    let unheld = capture(&ProcRoot::live(), pid, &CaptureRequest::default());
     let answers = [
         held.check(pid).map(drop),
         held.read(pid, "stat").map(drop),
         held.read(pid, "smaps").map(drop),
-        capture(&held, pid, &Request::default()).map(drop),
+        capture(&held, pid, &CaptureRequest::default()).map(drop),
         outline(&held, pid).map(drop),
         referenced::clear(&held, pid).map(drop),
-        pagewise_proc::registry::read(&held, pid).map(drop),
+        pagewise_proc::pagewise_pools::read(&held, pid).map(drop),
         held.holding(pid).map(drop),
     ];
     end(&mut other);

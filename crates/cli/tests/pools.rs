@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagewise_alloc::persistent::{Options, Persistent, Rel};
+use pagewise_alloc::persistent::{Persistent, PersistentOptions, Rel};
 use pagewise_alloc::{Fifo, Os, Ring, Stack, Tlsf};
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ fn a_running_pool_tells_what_it_handed_out_and_got_back() {
     let report = report("pools");
     let found = living(&report);
     assert_eq!(found["kind"], "tlsf");
-    // TLSF tells of itself in slow paths, and what it tells is what its blocks have room for.
+    // TLSF reports in slow paths, and it reports the usable sizes of its blocks.
     let expected = [
         ("pool_live", 60_000..=68_000),
         ("requested", 98_000..=112_000),
@@ -90,7 +90,8 @@ fn a_running_pool_tells_what_it_handed_out_and_got_back() {
     assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
 }
 
-/// A stack tells of its progress at the ends of its blocks only, a guarded one after each 32 KiB.
+/// A stack reports its progress at the ends of its blocks only, one with canaries after each 32
+/// KiB.
 #[test]
 fn a_running_stack_is_read_to_a_block() {
     let _turn = alone();
@@ -120,15 +121,15 @@ fn a_running_stack_is_read_to_a_block() {
     }
 }
 
-/// A persistent heap counts the sizes that its blocks have, exactly; an eighth of its transactions may not be told yet, and
-/// of a large one 4 KiB of its log.
+/// A persistent heap counts the sizes of its blocks exactly; an eighth of its transactions may be
+/// unreported, and of a large one 4 KiB of its log.
 #[test]
 fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
     let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let name = CString::new(folder.path().join("heap").to_str().unwrap()).unwrap();
-    // SAFETY: nobody else knows of the file.
-    let mut heap = unsafe { Persistent::open(&name, &Options::DEFAULT) }.unwrap();
+    // SAFETY: no other code has the file open.
+    let mut heap = unsafe { Persistent::open(&name, &PersistentOptions::DEFAULT) }.unwrap();
     let layout = Layout::from_size_align(64, 8).unwrap();
     let told = || {
         let report = report("pools");
@@ -174,7 +175,7 @@ fn explain_shows_the_memory_of_a_pool_as_its_own() {
 }
 
 #[test]
-fn a_pool_that_ended_is_told_so() {
+fn an_ended_pool_is_reported() {
     let _turn = alone();
     let mut pool = Tlsf::<Os>::new(Os);
     fill(&mut pool, Layout::new::<[u64; 4]>(), 10);
@@ -186,7 +187,7 @@ fn a_pool_that_ended_is_told_so() {
 }
 
 #[test]
-fn a_process_without_pools_is_told_so() {
+fn a_process_without_pools_is_reported() {
     let mut sleep = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
     let output = pagewise(&["pools", &sleep.id().to_string()]);
     sleep.kill().unwrap();
@@ -202,7 +203,7 @@ fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
     assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
 }
 
-/// A FIFO pool tells of its progress when a page is left, a guarded one after each 32 KiB.
+/// A FIFO pool reports its progress when it leaves a page, one with canaries after each 32 KiB.
 #[test]
 fn a_running_queue_is_read_to_two_pages() {
     let _turn = alone();
@@ -226,13 +227,13 @@ fn a_running_queue_is_read_to_two_pages() {
         assert_about(&report, "pool_live", 5000 * 104, within);
         assert_about(&report, "requests", 50_000, within / 104);
         for block in queue {
-            // SAFETY: as above.
+            // SAFETY: the block is of this pool and has this layout.
             unsafe { pool.free(block, layout) };
         }
     }
 }
 
-/// A ring tells of its progress when a block is left, and counts frames where they are shorter.
+/// A ring reports its progress when it leaves a block, and counts frames if they are shorter.
 #[test]
 fn a_running_ring_is_read_to_two_blocks() {
     let _turn = alone();

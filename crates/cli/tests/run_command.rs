@@ -18,15 +18,16 @@ use fixture::{StaysBehind, interruptible, number, pagewise, program, sum};
 
 const MIB: u64 = 1 << 20;
 
-/// What a command printed and became, and the report of it.
-struct Told {
+/// Output and ending of a command, and the report of it.
+struct CommandRun {
     status: ExitStatus,
     stdout: String,
     report: Value,
 }
 
-/// Runs `explain OPTIONS -- COMMAND` with the report in a file, so that standard output is the command's.
-fn explained(options: &[&str], command: &[&str]) -> Told {
+/// Runs `explain OPTIONS -- COMMAND` with the report in a file, so that standard output is the
+/// command's.
+fn explained(options: &[&str], command: &[&str]) -> CommandRun {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
     let output = ["explain", "--json", "--output", path.to_str().unwrap()];
@@ -34,7 +35,7 @@ fn explained(options: &[&str], command: &[&str]) -> Told {
     let output = pagewise(&words);
     let report = fs::read(path)
         .unwrap_or_else(|_| panic!("no report: {}", String::from_utf8_lossy(&output.stderr)));
-    Told {
+    CommandRun {
         status: output.status,
         stdout: String::from_utf8(output.stdout).unwrap(),
         report: serde_json::from_slice(&report).unwrap(),
@@ -50,7 +51,7 @@ fn a_commands_exit_code_is_passed_on() {
 }
 
 #[test]
-fn a_command_that_cannot_run_is_told_as_a_shell_tells_it() {
+fn a_command_that_cannot_run_has_a_shells_exit_code() {
     for (command, code) in [("/no/such/program", 127), ("/", 126)] {
         let output = pagewise(&["explain", "--", command]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -84,7 +85,7 @@ fn threads_that_an_exit_ends_are_seen_with_their_stacks() {
 }
 
 #[test]
-fn what_is_gone_at_exit_is_seen_at_the_peak() {
+fn memory_released_before_the_exit_is_in_the_peak() {
     let peak = program("peak");
     let command = [peak.to_str().unwrap(), "64", "300"];
     let at_exit = explained(&[], &command);

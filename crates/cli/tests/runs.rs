@@ -1,5 +1,6 @@
-//! Whole runs by chance: a program that does to itself what a target can do, a command that looks at it, signals to the command, and
-//! outputs that are full or closed. pagewise ends in time and by no fault of its own, and the program never notices.
+//! Whole runs by chance: a program that does to itself what a target can do, a command that looks
+//! at it, signals to the command, and outputs that are full or closed. pagewise ends in time and by
+//! no fault of its own, and the program never notices.
 //!
 //! `PAGEWISE_RUNS` says how many; run N has the seed `PAGEWISE_SEED` + N, so that one run is
 //! replayed by that seed alone. `PAGEWISE_COMMANDS` is a part of the commands that are run.
@@ -23,7 +24,7 @@ use fixture::{copy_program, disk, program};
 use pagewise_skip::is_root;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What a program does to itself, see `scripted.c`.
+/// Actions of a program on itself, see `scripted.c`.
 const ACTIONS: [&str; 19] = [
     "exec",
     "fork",
@@ -45,7 +46,7 @@ const ACTIONS: [&str; 19] = [
     "chroot",
     "threads",
 ];
-/// What it may do last.
+/// Possible last actions.
 const LAST: [&str; 3] = ["exit", "kill", "leader"];
 
 /// All commands that take a process. `PID` is its id, `FILE` a file to write.
@@ -88,13 +89,13 @@ const COMMANDS: [&str; 36] = [
     "heap attach PID --for 1ms -o FILE",
 ];
 
-/// Where an output of pagewise goes.
+/// Destination of an output of pagewise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sink {
+enum OutputSink {
     File,
     Full,
     Closed,
-    /// A pipe that nobody reads any more.
+    /// A pipe without a reader.
     Broken,
 }
 
@@ -103,18 +104,19 @@ const SIGNALS: [&str; 7] = ["INT", "TERM", "HUP", "KILL", "STOP", "PIPE", "INT"]
 
 /// Everything but the time that things really take.
 #[derive(Clone, Debug)]
-struct Run {
+struct FuzzedRun {
     actions: Vec<String>,
     command: &'static str,
     /// Milliseconds between the first action and the start of the command.
     delay: u64,
     /// Microseconds after the start or the signal before.
     signals: Vec<(u64, &'static str)>,
-    stdout: Sink,
-    stderr: Sink,
+    stdout: OutputSink,
+    stderr: OutputSink,
 }
 
-/// A command ends within this on any machine: with all CPUs busy, letting go of tracepoints took 40 s.
+/// A command ends within this on any machine: with all CPUs busy, letting go of tracepoints took 40
+/// s.
 const MAX_END: Duration = Duration::from_secs(120);
 /// A command that has a CPU for itself ends within its own time, and this.
 const MAX_BEYOND: Duration = Duration::from_secs(2);
@@ -125,8 +127,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// The program has done all within this, if it is not stopped.
 const MAX_SCRIPT: Duration = Duration::from_secs(30);
 
-impl Run {
-    fn by_chance(seed: u64) -> Run {
+impl FuzzedRun {
+    fn by_chance(seed: u64) -> FuzzedRun {
         let mut random = Random::new(seed);
         // Neighbouring seeds begin alike only in their first number.
         random.next();
@@ -145,8 +147,15 @@ impl Run {
         let chosen = std::env::var("PAGEWISE_COMMANDS").unwrap_or_default();
         let commands: Vec<&'static str> =
             COMMANDS.into_iter().filter(|it| it.contains(chosen.as_str())).collect();
-        let sinks = [Sink::File, Sink::File, Sink::File, Sink::Full, Sink::Closed, Sink::Broken];
-        Run {
+        let sinks = [
+            OutputSink::File,
+            OutputSink::File,
+            OutputSink::File,
+            OutputSink::Full,
+            OutputSink::Closed,
+            OutputSink::Broken,
+        ];
+        FuzzedRun {
             actions,
             command: random.one_of::<&str>(&commands),
             delay: random.below(60),
@@ -167,7 +176,7 @@ impl Run {
         times.sum()
     }
 
-    /// How the program ends if nothing harms it.
+    /// Ending of the program if it is not harmed.
     fn ends_well(&self, status: ExitStatus) -> bool {
         match self.actions.last().and_then(|last| last.split(':').next()) {
             Some("exit") => status.code() == Some(42),
@@ -185,7 +194,7 @@ struct Scripted {
 }
 
 impl Scripted {
-    fn start(run: &Run, folder: &Path) -> Scripted {
+    fn start(run: &FuzzedRun, folder: &Path) -> Scripted {
         let own = folder.join("scripted");
         copy_program(&program("scripted"), &own);
         let mut child = Command::new(own)
@@ -205,7 +214,7 @@ impl Scripted {
         scripted
     }
 
-    /// Whether it printed a line in time; false where it has ended.
+    /// True if it printed a line in time; false where it has ended.
     fn wait_for(&mut self, word: &str) -> bool {
         let deadline = Instant::now() + MAX_SCRIPT;
         while let Ok(line) =
@@ -238,8 +247,8 @@ impl Scripted {
         wrong.collect()
     }
 
-    /// What harmed it.
-    fn end(mut self, run: &Run) -> Vec<String> {
+    /// Harm done to the program.
+    fn end(mut self, run: &FuzzedRun) -> Vec<String> {
         let done = self.wait_for("done");
         let began = Instant::now();
         while !self.stopped().is_empty() && began.elapsed() < GRACE {
@@ -279,26 +288,26 @@ impl Drop for Scripted {
     }
 }
 
-fn sink(sink: Sink, file: &Path) -> Stdio {
+fn sink(sink: OutputSink, file: &Path) -> Stdio {
     match sink {
-        Sink::File => File::create(file).unwrap().into(),
-        Sink::Full => File::options().write(true).open("/dev/full").unwrap().into(),
-        Sink::Closed => Stdio::null(),
-        Sink::Broken => Stdio::piped(),
+        OutputSink::File => File::create(file).unwrap().into(),
+        OutputSink::Full => File::options().write(true).open("/dev/full").unwrap().into(),
+        OutputSink::Closed => Stdio::null(),
+        OutputSink::Broken => Stdio::piped(),
     }
 }
 
-fn start_pagewise(run: &Run, pid: u32, folder: &Path) -> Child {
+fn start_pagewise(run: &FuzzedRun, pid: u32, folder: &Path) -> Child {
     let words = run.command.split(' ').map(|word| match word {
         "PID" => pid.to_string(),
         "FILE" => folder.join("output").to_str().unwrap().to_owned(),
         word => word.to_owned(),
     });
     let mut script = String::from("exec env --default-signal=INT,PIPE \"$0\" \"$@\"");
-    if run.stdout == Sink::Closed {
+    if run.stdout == OutputSink::Closed {
         script += " >&-";
     }
-    if run.stderr == Sink::Closed {
+    if run.stderr == OutputSink::Closed {
         script += " 2>&-";
     }
     let mut child = Command::new("sh")
@@ -327,8 +336,8 @@ fn send(child: &Child, name: &str) {
     let _ = kill_process(Pid::from_child(child), signal);
 }
 
-/// What pagewise did wrong, and how long it took.
-fn run_pagewise(run: &Run, pid: u32, folder: &Path) -> (Vec<String>, Duration) {
+/// Errors of pagewise, and its duration.
+fn run_pagewise(run: &FuzzedRun, pid: u32, folder: &Path) -> (Vec<String>, Duration) {
     let mut child = start_pagewise(run, pid, folder);
     let began = Instant::now();
     for (after, name) in &run.signals {
@@ -371,8 +380,8 @@ fn run_pagewise(run: &Run, pid: u32, folder: &Path) -> (Vec<String>, Duration) {
     (wrong, elapsed)
 }
 
-/// What went wrong in one run, and how long pagewise took.
-fn go(run: &Run) -> (Vec<String>, Duration) {
+/// Errors of one run, and the duration of pagewise.
+fn go(run: &FuzzedRun) -> (Vec<String>, Duration) {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     // Another user's program, which the script may become, sees its own files.
     let mut scripted = Scripted::start(run, folder.path());
@@ -384,7 +393,7 @@ fn go(run: &Run) -> (Vec<String>, Duration) {
     (wrong, elapsed)
 }
 
-/// Whether a thread gets a CPU at once, and keeps it.
+/// True if a thread gets a CPU at once, and keeps it.
 fn is_idle() -> bool {
     const SPIN: Duration = Duration::from_millis(50);
     let delay = || {
@@ -399,8 +408,9 @@ fn is_idle() -> bool {
     waited.is_some_and(|waited| waited < SPIN / 10)
 }
 
-/// What is wrong with a run that took too long: nothing if it ends in time alone. `None` on a machine that is too busy to judge.
-fn too_slow(run: &Run) -> Option<Vec<String>> {
+/// Errors of a run that exceeded its time limit: none if it ends in time when run alone. `None` on
+/// a machine that is too busy to decide.
+fn too_slow(run: &FuzzedRun) -> Option<Vec<String>> {
     let mut judged = Vec::new();
     for _ in 0..REPEATS {
         let idle_before = is_idle();
@@ -431,7 +441,7 @@ fn whatever_a_process_does_pagewise_ends_and_harms_nothing() {
     eprintln!("PAGEWISE_SEED={seed}");
     let workers = std::thread::available_parallelism().map_or(2, |it| it.get() * 2).min(16);
     let (next, wrong, slow) = (AtomicU64::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-    let note = |seed: u64, run: &Run, found: &[String]| {
+    let note = |seed: u64, run: &FuzzedRun, found: &[String]| {
         if !found.is_empty() {
             let line = format!("PAGEWISE_SEED={seed}: {run:?}: {}", found.join("; "));
             eprintln!("HARM {line}");
@@ -447,7 +457,7 @@ fn whatever_a_process_does_pagewise_ends_and_harms_nothing() {
                         break;
                     }
                     let seed = seed + index;
-                    let run = Run::by_chance(seed);
+                    let run = FuzzedRun::by_chance(seed);
                     let (found, elapsed) = go(&run);
                     slow.lock().unwrap().push((elapsed, seed, run.command));
                     note(seed, &run, &found);
@@ -459,7 +469,7 @@ fn whatever_a_process_does_pagewise_ends_and_harms_nothing() {
     slow.sort_unstable();
     eprintln!("the slowest: {:?}", &slow[slow.len().saturating_sub(5)..]);
     for (elapsed, seed, _) in &slow {
-        let run = Run::by_chance(*seed);
+        let run = FuzzedRun::by_chance(*seed);
         if *elapsed > run.own_time() + MAX_BEYOND {
             match too_slow(&run) {
                 Some(found) => note(*seed, &run, &found),

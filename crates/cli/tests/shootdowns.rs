@@ -1,5 +1,5 @@
-//! `shootdowns`: as many flushes as the kernel's own counters tell, each with who asked for it. The other sides are perf, the
-//! TLB row of /proc/interrupts, and programs that flush as often as they are told.
+//! `shootdowns`: as many flushes as the kernel's own counters, each with its caller. Compared with
+//! perf, the TLB row of /proc/interrupts, and programs that flush a given number of times.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -19,10 +19,10 @@ use serde_json::Value;
 
 use fixture::{copy_program, interruptible, number, program, reported, skip_without_events, sum};
 
-/// How long something that happens for certain may take on a busy machine.
+/// Time limit for a certain event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Whether shootdowns can be recorded here at all. Says so where not.
+/// True if shootdowns can be recorded here at all. Says so where not.
 fn can_record() -> bool {
     if !is_root() {
         return false;
@@ -83,7 +83,8 @@ fn line_of(source: &str, words: &str) -> String {
     format!("{source}:{}", at + 1)
 }
 
-/// `perf stat` of a command with a tracefs of its own, as words; `None`, with a word, where there is no perf.
+/// `perf stat` of a command with a tracefs of its own, as words; `None`, with a message, without
+/// perf.
 fn perf_stat(events: &[&str], to: &Path) -> Option<Vec<String>> {
     let script = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; exec \"$@\"";
     let mut words = ["unshare", "-m", "sh", "-c", script, "sh", "perf", "stat", "-x,"]
@@ -124,7 +125,8 @@ fn orders_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
             let row = text.lines().find(|line| line.contains(event)).unwrap();
             row.split(',').next().unwrap().parse().unwrap_or_else(|_| panic!("{row}"))
         };
-        // The process is perf's until it starts the program, and that has pages copied; the child of fork flushes as it ends.
+        // The process is perf's until it starts the program, and that has pages copied; the child
+        // of fork flushes as it ends.
         let mine = rows(&report, "by_process", "process", "shoot");
         let (orders, ipis) = (sum_of(&mine, "flush_orders"), sum_of(&mine, "ipis"));
         let their_orders = theirs("tlb_flush");
@@ -137,7 +139,7 @@ fn orders_and_interrupts_are_as_many_as_perf_counts_of_the_same_run() {
 }
 
 #[test]
-fn each_call_of_each_thread_is_told_by_function_and_line() {
+fn each_call_of_each_thread_is_reported_by_function_and_line() {
     if !can_record() || !has_two_cpus() {
         return;
     }
@@ -191,7 +193,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
     if !can_record() || cfg!(not(target_arch = "x86_64")) {
         return;
     }
-    // What uprobes there are, by the kernel.
+    // Uprobes that the kernel lists.
     let known = || fs::read_to_string("/sys/kernel/tracing/uprobe_events").unwrap_or_default();
     let before = known();
     let folder = tempfile::tempdir().unwrap();
@@ -244,7 +246,7 @@ fn the_wait_in_the_program_is_within_what_the_program_itself_measures() {
 }
 
 #[test]
-fn probes_in_a_program_are_gone_with_who_set_them_also_by_sigkill() {
+fn probes_in_a_program_vanish_with_their_owner_even_on_sigkill() {
     if !can_record() || cfg!(not(target_arch = "x86_64")) {
         return;
     }
@@ -268,7 +270,7 @@ fn a_program_with_one_thread_interrupts_hardly_anyone() {
     let report = report_of(&[&shoot(), "madvise", "1", "2000"]);
     let calls = rows(&report, "calls", "function", "drops_a_page");
     assert_eq!(sum_of(&calls, "count"), 2000);
-    // Where it ran before, its memory may still be what the CPU uses.
+    // On its previous CPU, the process's memory may still be active.
     let ipis = number(&report, "totals.ipis");
     assert!(ipis < 200, "{ipis}");
 }
@@ -306,13 +308,14 @@ fn each_cause_has_its_name_and_its_function() {
     }
 }
 
-/// Settings of the kernel that are changed for a while: what they were is written back, also where the test fails.
-struct Changed(Vec<(&'static str, String)>);
+/// Settings of the kernel that are changed for a while: what they were is written back, also where
+/// the test fails.
+struct ChangedSettings(Vec<(&'static str, String)>);
 
-impl Changed {
+impl ChangedSettings {
     /// Changes some; `None`, with a word, where one is not there or may not be written.
-    fn to(settings: &[(&'static str, &str)]) -> Option<Changed> {
-        let mut changed = Changed(Vec::new());
+    fn to(settings: &[(&'static str, &str)]) -> Option<ChangedSettings> {
+        let mut changed = ChangedSettings(Vec::new());
         for (path, value) in settings {
             let Ok(before) = fs::read_to_string(path) else {
                 skip(&Lack::KernelFile(path));
@@ -328,7 +331,7 @@ impl Changed {
     }
 }
 
-impl Drop for Changed {
+impl Drop for ChangedSettings {
     fn drop(&mut self) {
         for (path, before) in self.0.iter().rev() {
             // The word of several that is in brackets is the one that is chosen.
@@ -349,8 +352,8 @@ fn vmstat(names: &[&str]) -> u64 {
     text.lines().filter_map(value).sum()
 }
 
-/// Has the kernel do something unasked to a program's memory, until the recording of the machine tells of that cause, in a
-/// process if it is to be in one. `done` are the kernel's own counts of it.
+/// Makes the kernel act on a program's memory by itself, until the recording of the machine reports
+/// that cause, in a process if it must be in one. `done` are the kernel's own counts of it.
 fn is_told_by_itself(
     kind: &str,
     cause: &str,
@@ -362,7 +365,7 @@ fn is_told_by_itself(
     if !can_record() || !has_two_cpus() {
         return;
     }
-    let Some(_changed) = Changed::to(settings) else { return };
+    let Some(_changed) = ChangedSettings::to(settings) else { return };
     let until = Instant::now() + PATIENCE;
     let (before, mut is_of_others) = (vmstat(done), false);
     loop {
@@ -404,7 +407,7 @@ fn is_told_by_itself(
 }
 
 #[test]
-fn what_ksm_flushes_is_its_doing() {
+fn flushes_of_ksm_have_the_cause_ksm() {
     const RUN: &str = "/sys/kernel/mm/ksm/run";
     const PAGES: &str = "/sys/kernel/mm/ksm/pages_to_scan";
     const SLEEP: &str = "/sys/kernel/mm/ksm/sleep_millisecs";
@@ -424,7 +427,7 @@ fn what_ksm_flushes_is_its_doing() {
 }
 
 #[test]
-fn what_compaction_flushes_is_its_doing() {
+fn flushes_of_compaction_have_the_cause_compaction() {
     let compact = || {
         for _ in 0..3 {
             // Whatever there is to gain: what counts is that pages are moved.
@@ -436,7 +439,7 @@ fn what_compaction_flushes_is_its_doing() {
 }
 
 #[test]
-fn what_khugepaged_flushes_is_its_doing() {
+fn flushes_of_khugepaged_have_the_cause_collapse() {
     const FOLDER: [&str; 4] = [
         "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs",
         "/sys/kernel/mm/transparent_hugepage/khugepaged/alloc_sleep_millisecs",
@@ -456,7 +459,7 @@ fn what_khugepaged_flushes_is_its_doing() {
 }
 
 #[test]
-fn what_numa_balancing_flushes_is_its_doing_and_is_the_programs_time() {
+fn flushes_of_numa_balancing_have_its_cause_and_the_programs_time() {
     let settings = [("/proc/sys/kernel/numa_balancing", "1")];
     is_told_by_itself(
         "plain",
@@ -483,16 +486,16 @@ fn a_command_has_its_streams_and_its_exit_status() {
 }
 
 /// A program that flushes until it is killed.
-struct Busy(Child);
+struct FlushingProgram(Child);
 
-impl Busy {
-    fn start() -> Busy {
+impl FlushingProgram {
+    fn start() -> FlushingProgram {
         let child = Command::new(shoot())
             .args(["madvise", "2", "1000000000000"])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        Busy(child)
+        FlushingProgram(child)
     }
 
     fn pid(&self) -> String {
@@ -500,7 +503,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for FlushingProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -538,7 +541,7 @@ fn a_running_process_is_recorded_until_ctrl_c_and_goes_on() {
     if !can_record() {
         return;
     }
-    let mut busy = Busy::start();
+    let mut busy = FlushingProgram::start();
     let recorder = recording(&["--json", &busy.pid()]);
     until_it_records(&recorder);
     kill_process(Pid::from_raw(recorder.id().cast_signed()).unwrap(), Signal::INT).unwrap();
@@ -583,7 +586,7 @@ fn a_process_that_ends_ends_its_recording() {
     if !can_record() {
         return;
     }
-    let busy = Busy::start();
+    let busy = FlushingProgram::start();
     let recorder = recording(&["--json", &busy.pid()]);
     until_it_records(&recorder);
     drop(busy);
@@ -598,11 +601,11 @@ fn a_process_that_ends_ends_its_recording() {
 }
 
 #[test]
-fn the_machine_is_told_by_process() {
+fn the_machine_is_listed_by_process() {
     if !can_record() {
         return;
     }
-    let busy = Busy::start();
+    let busy = FlushingProgram::start();
     let report = fixture::json(&["shootdowns", "--system", "--for", "2s", "--json"]);
     assert_eq!(report["recording"]["scope"], "machine");
     let rows = report["by_process"].as_array().unwrap();
@@ -612,7 +615,7 @@ fn the_machine_is_told_by_process() {
 }
 
 #[test]
-fn who_may_not_is_told_what_it_takes() {
+fn a_refusal_names_the_needed_privilege() {
     if !is_root() {
         return;
     }
@@ -632,7 +635,7 @@ fn who_may_not_is_told_what_it_takes() {
 }
 
 #[test]
-fn without_rights_the_machines_interrupts_are_told_and_nothing_is_zero_that_is_unknown() {
+fn without_rights_the_machines_interrupts_are_shown_and_unknown_values_are_not_zero() {
     if !is_root() {
         return;
     }
@@ -703,7 +706,7 @@ fn a_process_with_more_threads_than_files_may_be_open_is_recorded_by_cpu() {
     let pids: Vec<u64> =
         report["by_process"].as_array().unwrap().iter().map(|row| number(row, "pid")).collect();
     assert_eq!(pids, [u64::from(busy.id())]);
-    // Counts alone cannot be told apart.
+    // Counts alone cannot be attributed.
     let interrupts = &report["by_cpu"][0]["call_function_interrupts"];
     assert!(interrupts["absent"].as_str().unwrap().contains("ulimit"), "{interrupts}");
 }

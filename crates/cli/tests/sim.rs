@@ -1,4 +1,5 @@
-//! `sim` on traces with known answers, and on commands under valgrind, against valgrind's own counts.
+//! `sim` on traces with known answers, and on commands under valgrind, against valgrind's own
+//! counts.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -13,7 +14,7 @@ use serde_json::Value;
 
 use fixture::{StaysBehind, json, number, pagewise};
 
-/// Loads of a byte of each of so many pages, so many times over, as lackey writes them.
+/// Loads of a byte of each of `pages` pages, `times` times, in lackey's format.
 fn page_by_page(pages: u64, times: u64) -> String {
     let mut trace = "==1== Lackey, an example Valgrind tool\n".to_owned();
     for page in (0..times).flat_map(|_| 0..pages) {
@@ -54,7 +55,8 @@ fn strides(folder: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a program with nothing in its environment but the way to others: that lies on its stack, and moves it.
+/// Runs a program with nothing in its environment but the way to others: that lies on its stack,
+/// and moves it.
 fn bare(program: &str, args: &[&str]) -> Output {
     let path = std::env::var_os("PATH").unwrap_or_default();
     Command::new(program).args(args).env_clear().env("PATH", path).output().unwrap()
@@ -86,7 +88,8 @@ fn pages_that_fit_the_second_level_alone_miss_the_first_and_walk_once() {
 fn each_policy_has_its_row_and_the_chosen_one_is_the_headline() {
     let folder = tempfile::tempdir().unwrap();
     let trace = file(folder.path(), page_by_page(9, 100));
-    // Nine lines by turns in a set of 8 ways: LRU and FIFO never have the next one, random often has.
+    // Nine lines in turn in a set of 8 ways: LRU and FIFO never have the next one, random
+    // replacement often does.
     let report = on_i7("cache", &["--trace", &trace, "--policy", "random"]);
     let misses = |policy: &str| {
         let rows = report["policies"].as_array().unwrap();
@@ -112,7 +115,7 @@ fn memory_for_half_the_pages_of_a_loop_makes_lru_fault_on_each() {
 }
 
 #[test]
-fn a_workload_is_what_it_is_called_and_stops_where_it_is_told() {
+fn a_workload_matches_its_name_and_stops_at_its_limit() {
     let limit = ["--workload", "mem-access", "--limit", "100000"];
     let report = on_i7("tlb", &[&limit[..], &["--order", "sequential"]].concat());
     assert_eq!((number(&report, "accesses"), number(&report, "writes")), (100_000, 12_500));
@@ -128,7 +131,7 @@ fn a_workload_is_what_it_is_called_and_stops_where_it_is_told() {
 }
 
 #[test]
-fn what_lackey_sees_of_a_command_is_what_cachegrind_sees() {
+fn lackey_and_cachegrind_see_the_same_accesses() {
     let folder = tempfile::tempdir().unwrap();
     let (true, Some(program)) = (has_valgrind(), strides(folder.path())) else { return };
     let program = program.display().to_string();
@@ -174,7 +177,7 @@ fn a_command_that_accesses_too_much_is_ended() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn an_impossible_request_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let noise = file(folder.path(), [0, 159, 146, 150, b'\n', 255]);
     let zero = ["sim", "pages", "--memory", "1K", "--trace", &noise];

@@ -1,4 +1,5 @@
-//! `pagewise stat`: its numbers against perf, GNU time and programs with known costs, and that the command is itself.
+//! `pagewise stat`: its numbers against perf, GNU time and programs with known costs, and that the
+//! command is itself.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use fixture::{disk, json, pagewise, program, tool};
 
-/// How far numbers may be apart that do not depend on what is compared: where the loader's pages happen to lie.
+/// Tolerance for numbers that do not depend on the comparison: the layout by the loader varies.
 const SLACK: f64 = 6.0;
 
 fn costs(words: &[&str]) -> Vec<String> {
@@ -45,7 +46,7 @@ fn is_near(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn touching_so_many_pages_costs_so_many_faults_in_children_too() {
+fn touching_n_pages_costs_n_faults_in_children_too() {
     let faults = |words: &[&str]| {
         let report = stat(&["-n", "5"], &costs(words));
         ["minflt", "page_faults"].map(|name| number(&report, name, "min"))
@@ -116,7 +117,8 @@ fn software_events_equal_what_perf_counts() {
     let mut words = vec!["stat", "-x,", "-r", "1", "-e", events, "--"];
     words.extend(command.iter().map(String::as_str));
     let mut theirs = [f64::INFINITY; 5];
-    // The number of faults depends on where the loader puts libraries: the fewest of three runs are compared.
+    // The number of faults depends on where the loader puts libraries: the fewest of three runs are
+    // compared.
     for _ in 0..3 {
         let Ok(output) = Command::new("perf").args(&words).output() else {
             return skip(&Lack::Tool("perf"));
@@ -169,7 +171,7 @@ fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
     let command = ["env".to_owned(), format!("SHOOTDOWNS={times}")];
     let report = stat(&["-n", "3"], &[&command[..], &costs(&["0"])].concat());
     let caused = number(&report, "tlb_flush_remote_sent", "max");
-    // While the other thread is off its CPU, as on a busy machine, nobody needs to be interrupted.
+    // While the other thread does not run, as on a busy machine, no CPU needs to be interrupted.
     assert!((times * 0.05..times * 1.1).contains(&caused), "{caused}");
     let on_the_machine = number(&report, "tlb_shootdowns", "max");
     // Under KVM a CPU that its host has taken away is not interrupted: the host flushes for it.
@@ -193,7 +195,7 @@ fn a_single_run_does_without_tracepoints_unless_asked() {
 }
 
 #[test]
-fn what_cannot_be_counted_says_why_and_is_never_zero() {
+fn an_uncountable_event_has_a_reason_and_is_never_zero() {
     let report = stat(&["--events", "cycles,gpu/event=1/"], &costs(&[]));
     let metric_of_no_pmu = metric(&report, "gpu/event=1/");
     let why = metric_of_no_pmu["absent"].as_str().unwrap();
@@ -235,7 +237,7 @@ fn a_command_can_be_kept_on_one_cpu() {
 }
 
 #[test]
-fn every_failure_is_told_and_the_status_passed_on() {
+fn every_failure_is_reported_and_the_status_returned() {
     for (script, status) in [("exit 0", 0), ("exit 3", 3), ("kill -TERM $$", 143)] {
         let output = pagewise(&["stat", "--json", "-n", "2", "--", "sh", "-c", script]);
         assert_eq!(output.status.code(), Some(status), "{script}");
@@ -313,7 +315,7 @@ fn a_command_needs_no_dashes_before_it_and_keeps_its_own() {
 }
 
 #[test]
-fn two_commands_take_turns_and_are_told_apart() {
+fn two_interleaved_commands_are_distinguished() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let script =

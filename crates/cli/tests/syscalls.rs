@@ -1,5 +1,5 @@
-//! `syscalls`: every memory call, what it did, and that nobody is disturbed. The other sides are strace, the programs'
-//! own reading of their VIRT, and calls whose effect is known.
+//! `syscalls`: every memory call, its effect, and that the target is not disturbed. Compared with
+//! strace, the programs' own reading of their VIRT, and calls with known effects.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -22,24 +22,24 @@ use fixture::{copy_program, interruptible, number, pagewise, program, reported};
 
 const KIB: i64 = 1 << 10;
 
-/// What a command printed and became, and the report of it.
-struct Told {
+/// Output and ending of a command, and the report of it.
+struct SyscallsRun {
     status: ExitStatus,
     stdout: String,
     report: Value,
 }
 
 /// Runs `syscalls OPTIONS -- COMMAND` in a folder of its own, with the report in a file.
-fn told(command: &[&str]) -> Told {
+fn told(command: &[&str]) -> SyscallsRun {
     told_by(&[env!("CARGO_BIN_EXE_pagewise")], command)
 }
 
 /// The same with pagewise started by other words.
-fn told_by(pagewise: &[&str], command: &[&str]) -> Told {
+fn told_by(pagewise: &[&str], command: &[&str]) -> SyscallsRun {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let (output, report) = reported(&folder, pagewise, &["syscalls"], command);
-    Told { status: output.status, stdout: String::from_utf8(output.stdout).unwrap(), report }
+    SyscallsRun { status: output.status, stdout: String::from_utf8(output.stdout).unwrap(), report }
 }
 
 /// The calls that fit.
@@ -65,7 +65,7 @@ fn counts(report: &Value) -> BTreeMap<String, (u64, u64)> {
         .collect()
 }
 
-/// What strace counts of the same calls; `None`, with a word, where it is not there.
+/// Counts of the same calls by strace; `None`, with a message, without strace.
 fn strace(command: &[&str]) -> Option<BTreeMap<String, (u64, u64)>> {
     const CALLS: &str = "brk,mmap,munmap,mremap,mprotect,madvise,msync,mlock,munlock,mincore,shmget,shmat,shmdt,\
                          shmctl,memfd_create,arch_prctl";
@@ -122,7 +122,7 @@ fn virt_is_accounted_for_to_the_byte() {
 }
 
 #[test]
-fn a_stack_that_grows_is_told_from_what_calls_do() {
+fn growth_of_the_stack_is_separate_from_the_effect_of_calls() {
     let told = told(&[&calls_program(), "stack"]);
     let otherwise = number(&told.report, "processes.0.virt_otherwise");
     // A little of the MiB was there before.
@@ -139,7 +139,8 @@ fn each_call_has_the_effect_that_it_is_known_to_have() {
     }
     let told = told(&[&calls_program(), "known"]);
     let mine = calls(&told.report, |call| call["phase"] == "program");
-    // Behind the page that the constructor maps. Name, start of the arguments after the address, bytes, effect.
+    // Behind the page that the constructor maps. Name, start of the arguments after the address,
+    // bytes, effect.
     let expected = [
         (
             "mmap",
@@ -223,7 +224,7 @@ fn arguments_are_words_and_errors_have_names() {
 }
 
 #[test]
-fn the_linkers_start_up_is_told_from_the_program() {
+fn start_up_by_the_linker_is_separate_from_the_program() {
     let told = told(&[&calls_program(), "known"]);
     let of = |phase: &str| calls(&told.report, |call| call["phase"] == phase);
     assert_eq!(of("exec").len(), 1);
@@ -274,7 +275,7 @@ fn libraries_loaded_later_are_the_linkers_work_in_the_programs_time() {
 }
 
 #[test]
-fn every_process_is_told_with_its_maker() {
+fn every_process_is_reported_with_its_parent() {
     let told = told(&["sh", "-c", "(ls / >/dev/null; exit 5); exec true"]);
     let processes = told.report["processes"].as_array().unwrap();
     assert_eq!(processes.len(), 3);
@@ -292,7 +293,7 @@ fn every_process_is_told_with_its_maker() {
 }
 
 #[test]
-fn exit_codes_are_passed_on_and_failures_told_as_a_shell_tells_them() {
+fn exit_codes_are_returned_and_failures_reported_as_by_a_shell() {
     for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)] {
         assert_eq!(told(&["sh", "-c", script]).status.code(), Some(code), "{script}");
     }
@@ -344,7 +345,8 @@ fn an_interrupt_is_the_commands_and_the_report_is_still_written() {
 #[test]
 fn a_terminal_stop_stops_the_command_and_us_and_a_continue_wakes_both() {
     let folder = tempfile::tempdir().unwrap();
-    // Without a child: a shell in vfork stops only once the child has become another program, and one that stops has not.
+    // Without a child: a shell in vfork stops only once the child has become another program, and
+    // one that stops has not.
     let script = "echo; n=0; while [ $n -lt 1500000 ]; do n=$((n+1)); done; exit 6";
     let mut child = job(folder.path(), &["sh", "-c", script]).spawn().unwrap();
     let mut line = String::new();
@@ -389,7 +391,7 @@ impl Looping {
         }
         let mut child = Command::new(program("calls"))
             .arg("loop")
-            // Where the file that it makes is in nobody's way.
+            // Folder for the file that it creates.
             .current_dir(env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -406,7 +408,7 @@ impl Looping {
         self.child.id().to_string()
     }
 
-    /// Ends the program and checks that it ends as it does when nobody looked.
+    /// Ends the program and checks that it ends as it does untraced.
     fn end(mut self) {
         drop(self.child.stdin.take());
         let mut rest = String::new();
@@ -437,7 +439,7 @@ fn a_running_process_is_recorded_for_a_while_and_runs_on() {
 }
 
 #[test]
-fn a_pause_that_would_be_too_long_is_refused_and_that_of_a_recording_is_told() {
+fn a_too_long_pause_is_refused_and_that_of_a_recording_is_reported() {
     let Some(looping) = Looping::start() else { return };
     let pid = looping.pid();
     let refused = pagewise(&["syscalls", &pid, "--for", "10ms", "--max-pause", "1us"]);
@@ -544,7 +546,7 @@ fn a_32_bit_program_is_said_not_to_be_recorded() {
 }
 
 #[test]
-fn what_a_report_says_can_be_looked_up() {
+fn terms_of_a_report_can_be_looked_up() {
     let told = told(&["true"]);
     for table in ["calls", "by_name", "by_caller", "processes"] {
         for key in told.report[table][0].as_object().unwrap().keys() {

@@ -1,7 +1,8 @@
-//! Every console block of the README, and every transcript of `tests/cmd`, shows what pagewise prints.
+//! Every console block of the README, and every transcript of `tests/cmd`, shows what pagewise
+//! prints.
 //!
-//! Blocks that start a program or look at a live process differ from run to run and are not among them: they are
-//! written without a `$`.
+//! Blocks that start a program or look at a live process differ from run to run and are not among
+//! them: they are written without a `$`.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! `watch`: every access with its value, its thread and its call stack. The other sides are programs that say what they
-//! write, and gdb.
+//! `watch`: every access with its value, its thread and its call stack. The other sides are
+//! programs that say what they write, and gdb.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -28,19 +28,19 @@ fn cannot_watch(printed: &str) {
 }
 
 /// A program that has said where its words are and waits for a byte.
-struct Held {
+struct WaitingWords {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
     facts: BTreeMap<String, u64>,
 }
 
-impl Held {
-    fn start(program: &Path, args: &[&str]) -> Held {
+impl WaitingWords {
+    fn start(program: &Path, args: &[&str]) -> WaitingWords {
         let mut command = Command::new(program);
         let command = command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let mut held = Held {
+        let mut held = WaitingWords {
             stdin: child.stdin.take(),
             stdout: BufReader::new(child.stdout.take().unwrap()),
             child,
@@ -79,7 +79,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for WaitingWords {
     fn drop(&mut self) {
         // Both fail only where it has ended, which is what is wanted.
         let _ = self.child.kill();
@@ -117,7 +117,7 @@ impl Watching {
 }
 
 /// Watches a program while it does all that it does.
-fn watched(held: Held, args: &[&str]) -> Option<Value> {
+fn watched(held: WaitingWords, args: &[&str]) -> Option<Value> {
     let mut held = held;
     let pid = held.pid();
     let watching = Watching::begin(&[&[pid.as_str()], args].concat())?;
@@ -127,8 +127,9 @@ fn watched(held: Held, args: &[&str]) -> Option<Value> {
     (!has_lost_some(&report)).then_some(report)
 }
 
-/// Records a skipped test and returns true if an ordinary user's recording lost accesses. `kernel.perf_event_mlock_kb` bounds the ring
-/// buffers of ordinary users: they overflow if other programs keep the CPUs busy. A recording of root must lose nothing.
+/// Records a skipped test and returns true if an ordinary user's recording lost accesses.
+/// `kernel.perf_event_mlock_kb` bounds the ring buffers of ordinary users: they overflow if other
+/// programs keep the CPUs busy. A recording of root must lose nothing.
 fn has_lost_some(report: &Value) -> bool {
     let lost = number(report, "watched.lost");
     if lost > 0 && !rustix::process::geteuid().is_root() {
@@ -139,8 +140,8 @@ fn has_lost_some(report: &Value) -> bool {
     false
 }
 
-fn writers(args: &[&str]) -> Held {
-    Held::start(&program("writers"), args)
+fn writers(args: &[&str]) -> WaitingWords {
+    WaitingWords::start(&program("writers"), args)
 }
 
 fn hits(report: &Value) -> &[Value] {
@@ -187,7 +188,7 @@ fn command(args: &[&str], command: &[&str]) -> Option<(ExitStatus, String, Value
 }
 
 #[test]
-fn each_write_of_each_thread_is_told_once_with_what_it_made_of_the_value() {
+fn each_write_of_each_thread_is_reported_once_with_its_result() {
     let Some(report) = watched(writers(&["500", "2"]), &["counted"]) else { return };
     assert_eq!(values(&report), (1..=1000).collect::<Vec<u64>>());
     assert_eq!(number(&report, "hits.0.old"), 0);
@@ -203,7 +204,7 @@ fn each_write_of_each_thread_is_told_once_with_what_it_made_of_the_value() {
 }
 
 #[test]
-fn what_a_program_stores_is_told_exactly() {
+fn stored_values_are_reported_exactly() {
     let Some(report) = watched(writers(&["300", "1"]), &["sequence"]) else { return };
     assert_eq!(values(&report), (1..=300).collect::<Vec<u64>>());
     assert_eq!(number(&report, "watched.length"), 4);
@@ -216,7 +217,7 @@ fn what_a_program_stores_is_told_exactly() {
     assert_eq!(frames(&report, &hits(&report)[0])[0], ("set_sequence".to_owned(), line));
 }
 
-/// What `stores` says that its word held after each store.
+/// Values of its word after each store, as `stores` printed them.
 fn said(stdout: &str) -> Vec<(&str, u64)> {
     let line = |line| -> Option<(&str, u64)> {
         let (name, value) = str::split_once(line, ' ')?;
@@ -226,7 +227,7 @@ fn said(stdout: &str) -> Vec<(&str, u64)> {
 }
 
 #[test]
-fn stores_of_all_kinds_are_told_with_what_they_left_however_fast_they_follow_each_other() {
+fn all_kinds_of_stores_are_reported_with_their_values_at_any_rate() {
     if !is_root() {
         return;
     }
@@ -252,7 +253,7 @@ fn stores_of_all_kinds_are_told_with_what_they_left_however_fast_they_follow_eac
 }
 
 #[test]
-fn what_follows_from_the_code_is_known_without_rights_and_nothing_wrong_is_told() {
+fn values_derived_from_code_need_no_rights_and_are_right() {
     let (stores, folder) = (program("stores"), tempfile::tempdir().unwrap());
     let [ours, theirs, report] = ["pagewise", "stores", "report"].map(|it| folder.path().join(it));
     fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &ours);
@@ -311,7 +312,7 @@ fn pieces_of_all_sizes_and_several_at_once_are_watched_also_in_threads_made_late
 }
 
 #[test]
-fn what_the_kernel_writes_for_a_program_is_told_with_the_system_call() {
+fn writes_of_the_kernel_are_reported_with_the_system_call() {
     if !is_root() {
         return;
     }
@@ -331,8 +332,8 @@ fn what_the_kernel_writes_for_a_program_is_told_with_the_system_call() {
 }
 
 #[test]
-fn who_overwrites_a_buffer_of_a_function_that_has_returned_is_named() {
-    let mut held = Held::start(&program("overwritten"), &["hold"]);
+fn a_write_to_the_stack_of_a_returned_function_is_attributed() {
+    let mut held = WaitingWords::start(&program("overwritten"), &["hold"]);
     let address = held.facts["message.address"].to_string();
     let Some(watching) = Watching::begin(&[&held.pid(), &address, "1", "--count", "1"]) else {
         return;
@@ -365,7 +366,7 @@ fn a_condition_chooses_and_a_count_ends() {
 }
 
 #[test]
-fn reads_are_told_where_they_are_wanted_and_change_nothing() {
+fn reads_are_reported_on_request_and_change_nothing() {
     let Some(report) = watched(writers(&["1", "1"]), &["wide", "8", "--rw"]) else { return };
     assert_eq!(values(&report), [1]);
     let Some(report) = watched(writers(&["20", "1"]), &["limit_of_writes", "--rw"]) else { return };
@@ -384,7 +385,8 @@ fn a_command_is_watched_from_before_its_first_instruction_and_its_exit_status_is
     assert_eq!((status.code(), stdout.as_str()), (Some(0), ""));
     assert_eq!(values(&report), [u64::from(b'#'), u64::from(b'#') + 1]);
     assert_eq!(report["watched"]["ending"], "exit 0");
-    // The same by its address, where that is known beforehand, and the status of a command that fails.
+    // The same by its address, where that is known beforehand, and the status of a command that
+    // fails.
     let shell = ["sh", "-c", "echo out; exit 3"];
     let Some((status, stdout, report)) = command(&["--at", "0x1000", "8"], &shell) else { return };
     assert_eq!((status.code(), stdout.as_str()), (Some(3), "out\n"));
@@ -443,7 +445,7 @@ fn a_variable_of_a_library_is_watched_from_before_its_code_runs_whenever_a_comma
 }
 
 #[test]
-fn each_hit_is_told_as_it_comes_and_its_callers_once() {
+fn each_hit_is_printed_as_it_comes_and_its_callers_once() {
     let mut held = writers(&["3", "1"]);
     let mut command = interruptible();
     let command = command.args(["watch", &held.pid(), "counted"]).stdin(Stdio::null());
@@ -473,7 +475,7 @@ fn each_hit_is_told_as_it_comes_and_its_callers_once() {
     let report: Vec<String> = lines.collect();
     assert!(child.wait().unwrap().success());
     assert!(report.iter().any(|line| line.contains("hits 3")), "{report:?}");
-    assert!(!report.iter().any(|line| line.contains("KNOWN")), "{report:?}");
+    assert!(!report.iter().any(|line| line.contains("VALUE FROM")), "{report:?}");
 }
 
 #[test]
@@ -490,7 +492,7 @@ fn variables_are_found_in_programs_of_any_kind_and_in_libraries() {
     };
     cc(&["-O1", "-g", "-shared", "-fPIC", "-o", "libwatched.so", "library.c"]);
     cc(&["-O1", "-o", "user", "user.c", "-L.", "-lwatched", "-Wl,-rpath,$ORIGIN"]);
-    let user = Held::start(Path::new(&at("user")), &[]);
+    let user = WaitingWords::start(Path::new(&at("user")), &[]);
     let Some(report) = watched(user, &["in_library"]) else { return };
     assert_eq!(values(&report), [1, 2]);
     assert!(report["watched"]["mapping"].as_str().unwrap().contains("libwatched.so"));
@@ -498,7 +500,7 @@ fn variables_are_found_in_programs_of_any_kind_and_in_libraries() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/writers.c");
     for (kind, name) in [("-no-pie", "fixed"), ("-pie", "anywhere")] {
         cc(&["-O2", "-g", "-pthread", "-fPIE", kind, "-o", name, source.to_str().unwrap()]);
-        let held = Held::start(Path::new(&at(name)), &["5", "1"]);
+        let held = WaitingWords::start(Path::new(&at(name)), &["5", "1"]);
         let expected = held.facts["counted.address"];
         let Some(report) = watched(held, &["counted"]) else { return };
         assert_eq!(number(&report, "watched.address"), expected, "{kind}");
@@ -507,7 +509,7 @@ fn variables_are_found_in_programs_of_any_kind_and_in_libraries() {
 }
 
 #[test]
-fn what_cannot_be_watched_is_refused_with_a_word() {
+fn an_impossible_watch_is_refused_with_a_message() {
     let held = writers(&["1", "1"]);
     let pid = held.pid();
     for (args, words) in [
@@ -530,7 +532,7 @@ fn what_cannot_be_watched_is_refused_with_a_word() {
 }
 
 #[test]
-fn a_process_that_is_interrupted_or_out_of_time_is_told_of_as_far_as_it_was_seen() {
+fn an_interrupted_recording_is_reported_up_to_the_interruption() {
     let held = writers(&["1", "1"]);
     let Some(watching) = Watching::begin(&[&held.pid(), "counted", "--for", "10ms"]) else {
         return;
@@ -551,7 +553,7 @@ fn traced_and_stopped(pid: u32) -> (bool, bool) {
 }
 
 #[test]
-fn where_a_hypervisor_may_cause_sigtraps_they_do_not_reach_the_process() {
+fn sigtraps_caused_by_a_hypervisor_do_not_reach_the_process() {
     if !pagewise_sys::cpuid::is_virtual() {
         return skip(&Lack::Machine("no hypervisor runs it"));
     }
@@ -584,7 +586,7 @@ fn where_a_hypervisor_may_cause_sigtraps_they_do_not_reach_the_process() {
 
 #[test]
 fn a_process_is_traced_no_more_after_it_was_watched() {
-    let held = Held::start(&program("trapped"), &[]);
+    let held = WaitingWords::start(&program("trapped"), &[]);
     let pid = held.pid();
     let output = pagewise(&["watch", &pid, "watched", "--for", "10ms"]);
     if !output.status.success() {

@@ -1,11 +1,15 @@
-//! A program that runs already: its recorder is loaded by one of its own threads, and its functions hooked while it is stopped.
+//! A program that runs already: its recorder is loaded by one of its own threads, and its functions
+//! hooked while it is stopped.
 //!
-//! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only where it is in no function of the
-//! C library that holds a lock ([`safe`]), on a stack of ours; entries of functions change only while all threads are stopped and
-//! none is in, or will return into, the first instructions; memory of the recorder is unmapped only when no thread can come to it.
+//! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only
+//! where it is in no function of the C library that holds a lock ([`safe`]), on a stack of ours;
+//! entries of functions change only while all threads are stopped and none is in, or will return
+//! into, the first instructions; memory of the recorder is unmapped only when no thread can come to
+//! it.
 //!
-//! This process may be killed at any point. Threads restore their own registers by themselves ([`pagewise_remote`]); code is changed
-//! by single writes within a page, each of which leaves a program that works; and a keeper outside of the target ends the rest
+//! This process may be killed at any point. Threads restore their own registers by themselves
+//! ([`pagewise_remote`]); code is changed by single writes within a page, each of which leaves a
+//! program that works; and a keeper outside of the target ends the rest
 //! ([`Attached::left_behind`]).
 
 mod mallocs;
@@ -27,7 +31,7 @@ use pagewise_model::{AddrRange, Mapping, Name, Pid};
 use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{
-    self as remote, Function, Keeper, Scratch, TargetMemory, Tracee, on_tracer_thread,
+    self as remote, Keeper, RemoteFunction, Scratch, TargetMemory, Tracee, on_tracer_thread,
 };
 use pagewise_sys::remote::read_each;
 use thiserror::Error;
@@ -40,13 +44,13 @@ use safe::Judge;
 /// Why a running program is not recorded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum Refused {
-    /// What it is cannot be read.
+pub enum AttachRefused {
+    /// A part of the process cannot be read.
     #[error("cannot read {what} of process {pid}")]
     Unreadable {
         /// The process.
         pid: u32,
-        /// What.
+        /// Name of that part.
         what: &'static str,
         /// Why.
         #[source]
@@ -96,7 +100,7 @@ pub enum Refused {
         pid: u32,
         /// Why.
         #[source]
-        source: remote::Error,
+        source: remote::RemoteError,
     },
     /// A function in it could not be called.
     #[error("a function that process {pid} was made to call did not return as it should")]
@@ -109,15 +113,15 @@ pub enum Refused {
     },
     /// The recorder could not be collected from.
     #[error(transparent)]
-    Collector(#[from] crate::Error),
+    Collector(#[from] crate::HeapError),
 }
 
 /// For how long threads are asked for one that may load the library.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How all threads are stopped in search of a moment in which none is in the way.
+/// Limits of the attempts to stop all threads at a point at which none of them blocks the change.
 #[derive(Clone, Copy, Debug)]
 struct Pauses {
-    /// How often.
+    /// Number of attempts.
     attempts: u32,
     /// The longest pause after [`TOO_LONG`] attempts took longer than permitted.
     at_last: Duration,
@@ -128,6 +132,9 @@ const SEARCH: Duration = Duration::from_secs(4);
 const SEARCH_STOPPED: Duration = Duration::from_millis(300);
 /// To begin a recording: no longer than permitted.
 const TO_BEGIN: Pauses = Pauses { attempts: 400, at_last: Duration::ZERO };
+/// To begin it while no thread is inside `dlclose`: about 100 ms, since an old return address may
+/// lie on a stack for ever.
+const OUTSIDE_DLCLOSE: Pauses = Pauses { attempts: 60, at_last: Duration::ZERO };
 /// To end it: a program is better paused than left changed.
 const TO_END: Pauses = Pauses { attempts: 400, at_last: PAUSE_AT_LAST };
 /// To unmap a page of moved instructions: it may as well stay.
@@ -136,11 +143,12 @@ const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
 /// Attempts that may take too long: the machine is busy.
 const TOO_LONG: u32 = 10;
-/// Threads that are stopped once before one is chosen, so that the files of their code are read while none waits.
+/// Threads that are stopped once before one is chosen, so that the files of their code are read
+/// while none waits.
 const FIRST_THREADS: usize = 16;
 /// The stack that functions of ours run on.
 const STACK: u64 = 1 << 20;
-/// How much of a thread's stack is searched for return addresses.
+/// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 64 << 10;
 /// Bytes of a jump.
 const JUMP: usize = 5;
@@ -148,9 +156,9 @@ const JUMP: usize = 5;
 /// A process that is recorded while it runs.
 #[derive(Debug)]
 pub struct Attached {
-    process: Process,
-    entries: Vec<Entry>,
-    /// How far a thread's own words are from its data.
+    process: AttachedProcess,
+    entries: Vec<FunctionEntry>,
+    /// Distance of a thread's own words from its data.
     own: u64,
     /// The recorder's code.
     recorder: Range<u64>,
@@ -166,10 +174,12 @@ pub struct Attached {
 
 /// Which parts of a recorder are left in a process after its recording has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Nothing but the library, which no function calls, and perhaps a page of moved instructions to which a signal handler may return.
+pub enum LeftBehind {
+    /// Nothing but the library, which no function calls, and perhaps a page of moved instructions
+    /// to which a signal handler may return.
     Whole,
-    /// The recorder's memory too: some thread did not leave the recorder. Functions are as they were.
+    /// The recorder's memory too: some thread did not leave the recorder. Functions are as they
+    /// were.
     MemoryStays,
     /// Nothing: the process has ended, or runs another program.
     NotThere,
@@ -177,9 +187,9 @@ pub enum Ended {
 
 /// The beginning of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct FunctionEntry {
     at: u64,
-    /// How many bytes of it were moved.
+    /// Number of bytes of it that were moved.
     length: u64,
     before: [u8; JUMP],
     after: [u8; JUMP],
@@ -187,16 +197,17 @@ struct Entry {
 
 /// The process, and the longest pause that it may be given.
 #[derive(Debug)]
-struct Process {
+struct AttachedProcess {
     pid: u32,
     root: ProcRoot,
-    target: remote::Target,
+    target: remote::RemoteProcess,
     max_pause: Duration,
 }
 
 /// The beginning of a function that is to jump somewhere; an error where that is too far.
-fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<Entry> {
-    // One write changes one page: it is done whole or not at all, also if this process is killed in it.
+fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry> {
+    // One write changes one page: it is done whole or not at all, also if this process is killed in
+    // it.
     if at % page_size() + JUMP as u64 > page_size() {
         let what = "a function's first instructions lie on two pages";
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -207,21 +218,22 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<Entry> {
     after[1..].copy_from_slice(&i32::try_from(distance).map_err(far)?.to_le_bytes());
     let mut first = [0; JUMP];
     first.copy_from_slice(&before.to_le_bytes()[..JUMP]);
-    Ok(Entry { at, length, before: first, after })
+    Ok(FunctionEntry { at, length, before: first, after })
 }
 
 impl Attached {
-    /// Loads the recorder into a running process and has it record for `collector`, which expects it. All threads of the process are
-    /// stopped for `max_pause` at most. What a keeper has to undo if we are killed is noted before it is done.
+    /// Loads the recorder into a running process and makes it record for `collector`, which expects
+    /// it. All threads of the process are stopped for at most `max_pause`. Every change is noted
+    /// before it is made, so that a keeper can undo it if pagewise is killed.
     ///
     /// # Errors
-    /// Where that is not possible without harm, and why.
+    /// Returns an error if attaching would be harmful, with the reason.
     pub fn begin(
         collector: &mut Collector,
         pid: u32,
         max_pause: Duration,
         keeper: &mut (dyn Keeper + Send),
-    ) -> Result<Attached, Refused> {
+    ) -> Result<Attached, AttachRefused> {
         on_tracer_thread(|| Attached::begin_traced(collector, pid, max_pause, keeper))
     }
 
@@ -230,12 +242,12 @@ impl Attached {
         pid: u32,
         max_pause: Duration,
         keeper: &mut dyn Keeper,
-    ) -> Result<Attached, Refused> {
-        let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
+    ) -> Result<Attached, AttachRefused> {
+        let not = |why: &str| AttachRefused::Not { pid, why: why.to_owned() };
         let root = ProcRoot::live();
         let before = mappings(&root, pid)?;
         let mallocs = can_be_attached(&root, pid, &before)?;
-        let process = Process::open(pid, max_pause)?;
+        let process = AttachedProcess::open(pid, max_pause)?;
         process.target.permits_calls().map_err(|error| not(&error.to_string()))?;
         process.target.permits_pause(max_pause).map_err(|error| process.not_stopped(error))?;
         let mappings = match Attached::left_behind(pid, max_pause)? {
@@ -260,8 +272,8 @@ impl Attached {
         thread.release();
         loaded?;
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
-        let attached = Attached::of(process, &|_, number| tables.head(number))?;
-        if let Err(error) = attached.hook() {
+        let attached = Attached::resolve(process, &|_, number| tables.head(number))?;
+        if let Err(error) = attached.hook(loader.close.as_ref()) {
             // The recorder is to unmap its memory; the reason why it is of no use is reported.
             let _ = attached.end_traced(keeper);
             return Err(error);
@@ -269,11 +281,11 @@ impl Attached {
         Ok(attached)
     }
 
-    /// What a recorder says of itself.
-    fn of(
-        process: Process,
-        head: &dyn Fn(&Process, usize) -> io::Result<u64>,
-    ) -> Result<Attached, Refused> {
+    /// Data that a recorder publishes about itself.
+    fn resolve(
+        process: AttachedProcess,
+        head: &dyn Fn(&AttachedProcess, usize) -> io::Result<u64>,
+    ) -> Result<Attached, AttachRefused> {
         let head = |number| head(&process, number);
         let get = |number| head(number).map_err(|source| process.unreadable(source));
         let entries = process.entries(&head).map_err(|source| process.unreadable(source))?;
@@ -284,18 +296,18 @@ impl Attached {
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
-    /// A recording of a process whose collector was killed; none where there is none.
+    /// A recording of a process whose collector was killed, if it has one.
     ///
     /// # Errors
-    /// Where its collector may live, or what it is cannot be read.
-    pub fn left_behind(pid: u32, max_pause: Duration) -> Result<Option<Attached>, Refused> {
+    /// Returns an error if its collector may still be running, or if the process cannot be read.
+    pub fn left_behind(pid: u32, max_pause: Duration) -> Result<Option<Attached>, AttachRefused> {
         let root = ProcRoot::live();
         let mappings = mappings(&root, pid)?;
         let Some(AddrRange { start: tables, .. }) = crate::tables::mapping(&mappings) else {
             return Ok(None);
         };
-        let process = Process::open(pid, max_pause)?;
-        let head = |process: &Process, number: usize| {
+        let process = AttachedProcess::open(pid, max_pause)?;
+        let head = |process: &AttachedProcess, number: usize| {
             let mut word = [0; 8];
             process.memory().read(tables + HEADER.place(number) as u64, &mut word)?;
             Ok(u64::from_ne_bytes(word))
@@ -314,45 +326,57 @@ impl Attached {
             return Ok(None);
         };
         if who.may_live(&root) {
-            return Err(Refused::Recorded { pid });
+            return Err(AttachRefused::Recorded { pid });
         }
-        Attached::of(process, &head).map(Some)
+        Attached::resolve(process, &head).map(Some)
     }
 
     /// The same of a child that was made meanwhile, and is recorded too.
     ///
     /// # Errors
-    /// Where it cannot be read.
-    pub fn child(&self, pid: u32) -> Result<Attached, Refused> {
-        let process = Process::open(pid, self.process.max_pause)?;
+    /// Returns an error if the child cannot be read.
+    pub fn child(&self, pid: u32) -> Result<Attached, AttachRefused> {
+        let process = AttachedProcess::open(pid, self.process.max_pause)?;
         let (entries, recorder) = (self.entries.clone(), self.recorder.clone());
         let Attached { own, detach, release, coming, .. } = *self;
         let moved = self.moved.clone();
         Ok(Attached { process, entries, own, recorder, detach, release, coming, moved })
     }
 
-    /// Puts jumps at the beginning of the functions.
-    fn hook(&self) -> Result<(), Refused> {
+    /// Installs inline hooks in all functions. `close` is the code of `dlclose`: a thread inside it
+    /// would unload a library without the recorder, which would then take calls of the next library
+    /// at the same address for calls of the old one.
+    fn hook(&self, close: Option<&Range<u64>>) -> Result<(), AttachRefused> {
         let entries = &self.entries;
         let is_inside = |address: u64| {
             entries.iter().any(|entry| address > entry.at && address - entry.at < entry.length)
         };
-        let is_in_the_way = |threads: &[Tracee]| {
+        let is_any = |threads: &[Tracee], is_inside: &dyn Fn(u64) -> bool| {
             threads.iter().map(Tracee::place).any(|place| {
                 is_inside(place.instruction) || self.process.stack(place.stack).any(is_inside)
             })
         };
-        let stopped = self.process.stop_all_outside(TO_BEGIN, &is_in_the_way)?;
+        let closes = |address: u64| close.is_some_and(|code| code.contains(&address));
+        let is_in_the_way =
+            |threads: &[Tracee]| is_any(threads, &|address| is_inside(address) || closes(address));
+        let mut stopped = self.process.stop_all_outside(OUTSIDE_DLCLOSE, &is_in_the_way)?;
+        if stopped.is_none() {
+            // A destructor may run for long inside `dlclose`, which is safe, though a call stack
+            // may be wrong.
+            let is_in_the_way = |threads: &[Tracee]| is_any(threads, &is_inside);
+            stopped = self.process.stop_all_outside(TO_BEGIN, &is_in_the_way)?;
+        }
         let Some(stopped) = stopped else {
-            return Err(Refused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
+            return Err(AttachRefused::NeverSafe { pid: self.process.pid, waited: PATIENCE });
         };
         let memory = self.process.memory();
         for entry in entries {
             let mut now = [0; JUMP];
             let read = memory.read(entry.at, &mut now);
             if read.is_err() || (now != entry.before && now != entry.after) {
-                let why = "somebody else has changed the code of its functions".to_owned();
-                return Err(Refused::Not { pid: self.process.pid, why });
+                let why =
+                    "the code of its allocation functions was changed by another tool".to_owned();
+                return Err(AttachRefused::Not { pid: self.process.pid, why });
             }
         }
         let mut written = entries.iter().try_for_each(|entry| memory.write(entry.at, &entry.after));
@@ -369,15 +393,16 @@ impl Attached {
         written.map_err(|source| self.process.unreadable(source))
     }
 
-    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory, if no thread stays in it.
+    /// Ends the recording: functions are as they were, and the recorder has unmapped its memory, if
+    /// no thread stays in it.
     ///
     /// # Errors
-    /// Where threads cannot be stopped.
-    pub fn end(self, keeper: &mut (dyn Keeper + Send)) -> Result<Ended, Refused> {
+    /// Returns an error if threads cannot be stopped.
+    pub fn end(self, keeper: &mut (dyn Keeper + Send)) -> Result<LeftBehind, AttachRefused> {
         on_tracer_thread(|| self.end_traced(keeper))
     }
 
-    fn end_traced(self, keeper: &mut dyn Keeper) -> Result<Ended, Refused> {
+    fn end_traced(self, keeper: &mut dyn Keeper) -> Result<LeftBehind, AttachRefused> {
         let process = &self.process;
         let unreadable = |source| process.unreadable(source);
         let Some(mut stopped) =
@@ -388,17 +413,18 @@ impl Attached {
             let is_there = self.unhook();
             drop(stopped);
             return match is_there.map_err(unreadable)? {
-                true => Ok(Ended::MemoryStays),
-                false => Ok(Ended::NotThere),
+                true => Ok(LeftBehind::MemoryStays),
+                false => Ok(LeftBehind::NotThere),
             };
         };
         if stopped.is_empty() || !self.is_there() || !self.unhook().map_err(unreadable)? {
-            return Ok(Ended::NotThere);
+            return Ok(LeftBehind::NotThere);
         }
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
-            return Err(Refused::NeverSafe { pid: process.pid, waited: PATIENCE });
+            return Err(AttachRefused::NeverSafe { pid: process.pid, waited: PATIENCE });
         };
-        // The others go on, some of them perhaps through the recorder, which works until it is told to end and afterwards.
+        // The others go on, some of them perhaps inside the recorder, which works until it is ended
+        // and afterwards.
         drop(stopped);
         let room = Room::make(process, &mut thread, keeper)?;
         let ended = room.call(&mut thread, self.detach, [0; 3], &mut || {});
@@ -409,7 +435,7 @@ impl Attached {
     }
 
     /// Has the recorder unmap its memory: it records no more, and no thread is in it.
-    fn release(&self, keeper: &mut dyn Keeper) -> Result<Ended, Refused> {
+    fn release(&self, keeper: &mut dyn Keeper) -> Result<LeftBehind, AttachRefused> {
         let process = &self.process;
         // A signal's handler may return into the moved code; words of old frames look alike.
         let may_return = |threads: &[Tracee]| {
@@ -426,21 +452,21 @@ impl Attached {
             None => (process.stop_all_outside(TO_END, &is_recording)?, 0),
         };
         let Some(mut stopped) = stopped else {
-            return Ok(Ended::MemoryStays);
+            return Ok(LeftBehind::MemoryStays);
         };
         if stopped.is_empty() || !self.is_there() {
-            return Ok(Ended::NotThere);
+            return Ok(LeftBehind::NotThere);
         }
         self.forget_threads(&stopped).map_err(|source| process.unreadable(source))?;
         let Some(mut thread) = process.ready_one(&mut stopped)? else {
-            return Ok(Ended::MemoryStays);
+            return Ok(LeftBehind::MemoryStays);
         };
         // The others need not wait for that.
         drop(stopped);
         let room = Room::make(process, &mut thread, keeper)?;
         let released = room.call(&mut thread, self.release, [with_moved, 0, 0], &mut || {});
         room.unmap(&mut thread, keeper);
-        released.map(|_| Ended::Whole).map_err(|source| process.not_called(source))
+        released.map(|_| LeftBehind::Whole).map_err(|source| process.not_called(source))
     }
 
     /// The recorder is to know none of the threads, which are stopped.
@@ -450,8 +476,8 @@ impl Attached {
         known.map(|(at, _)| at).try_for_each(|at| self.process.memory().write(at, &[0; 24]))
     }
 
-    /// The words that the recorder has of each thread, and their address: the thread's memory, the bytes that it may allocate before
-    /// a sample, its stage. `None` where they cannot be read.
+    /// The words that the recorder has of each thread, and their address: the thread's memory, the
+    /// bytes that it may allocate before a sample, its stage. `None` where they cannot be read.
     fn own_words(&self, stopped: &[Tracee]) -> io::Result<Vec<(u64, Option<[u8; 24]>)>> {
         let own = |thread: &Tracee| thread.place().thread_data.wrapping_add(self.own);
         let addresses: Vec<u64> = stopped.iter().map(own).collect();
@@ -459,7 +485,8 @@ impl Attached {
         Ok(addresses.into_iter().zip(words).collect())
     }
 
-    /// Whether the recorder is still loaded where it was: the process may have become another program.
+    /// True if the recorder is still loaded where it was: the process may have become another
+    /// program.
     fn is_there(&self) -> bool {
         let now = mappings(&self.process.root, self.process.pid).unwrap_or_default();
         let found = now.iter().find(|it| it.range.start == self.recorder.start);
@@ -485,7 +512,7 @@ impl Attached {
         Ok(true)
     }
 
-    /// Whether one of the stopped threads is within the recorder, where it uses its memory.
+    /// True if one of the stopped threads is within the recorder, where it uses its memory.
     fn is_one_recording(&self, threads: &[Tracee]) -> bool {
         if threads.iter().any(|thread| self.recorder.contains(&thread.place().instruction)) {
             return true;
@@ -507,40 +534,44 @@ impl Attached {
     }
 }
 
-impl Process {
-    fn open(pid: u32, max_pause: Duration) -> Result<Process, Refused> {
+impl AttachedProcess {
+    fn open(pid: u32, max_pause: Duration) -> Result<AttachedProcess, AttachRefused> {
         let root = ProcRoot::live();
-        let target = remote::Target::open(pid, None).map_err(|error| match error {
-            remote::Error::NotPermitted => Refused::Not { pid, why: NOT_OURS.to_owned() },
-            error => Refused::Not { pid, why: error.to_string() },
+        let target = remote::RemoteProcess::open(pid, None).map_err(|error| match error {
+            remote::RemoteError::NotPermitted => {
+                AttachRefused::Not { pid, why: NOT_OURS.to_owned() }
+            }
+            error => AttachRefused::Not { pid, why: error.to_string() },
         })?;
-        Ok(Process { pid, root, target, max_pause })
+        Ok(AttachedProcess { pid, root, target, max_pause })
     }
 
     fn memory(&self) -> &TargetMemory {
         self.target.memory()
     }
 
-    fn unreadable(&self, source: io::Error) -> Refused {
-        Refused::Unreadable { pid: self.pid, what: "the memory", source }
+    fn unreadable(&self, source: io::Error) -> AttachRefused {
+        AttachRefused::Unreadable { pid: self.pid, what: "the memory", source }
     }
 
-    fn not_stopped(&self, source: remote::Error) -> Refused {
+    fn not_stopped(&self, source: remote::RemoteError) -> AttachRefused {
         match source {
-            remote::Error::NotPermitted => Refused::Not { pid: self.pid, why: NOT_OURS.to_owned() },
-            source => Refused::NotStopped { pid: self.pid, source },
+            remote::RemoteError::NotPermitted => {
+                AttachRefused::Not { pid: self.pid, why: NOT_OURS.to_owned() }
+            }
+            source => AttachRefused::NotStopped { pid: self.pid, source },
         }
     }
 
-    fn not_called(&self, source: io::Error) -> Refused {
-        Refused::NotCalled { pid: self.pid, source }
+    fn not_called(&self, source: io::Error) -> AttachRefused {
+        AttachRefused::NotCalled { pid: self.pid, source }
     }
 
     /// A thread that is stopped where it may load a library.
-    fn safe_thread(&self, judge: &mut Judge) -> Result<Tracee, Refused> {
+    fn safe_thread(&self, judge: &mut Judge) -> Result<Tracee, AttachRefused> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(100);
-        // What is known of files is read while no thread waits for it.
+        // Files are read before the threads are stopped.
         let mut is_first = true;
         while began.elapsed() < PATIENCE {
             let threads = self.target.threads().map_err(|error| self.not_stopped(error))?;
@@ -548,7 +579,7 @@ impl Process {
             for tid in threads.into_iter().take(count) {
                 let mut thread = match self.target.stop(tid) {
                     Ok(Some(thread)) => thread,
-                    Ok(None) | Err(remote::Error::Restartable(_)) => continue,
+                    Ok(None) | Err(remote::RemoteError::Restartable(_)) => continue,
                     Err(error) => return Err(self.not_stopped(error)),
                 };
                 let place = thread.place();
@@ -569,11 +600,11 @@ impl Process {
         Err(self.never_safe(judge.mallocs()))
     }
 
-    fn never_safe(&self, mallocs: &Mallocs) -> Refused {
+    fn never_safe(&self, mallocs: &Mallocs) -> AttachRefused {
         let (pid, waited) = (self.pid, PATIENCE);
         let files: Vec<String> = mallocs.names().map(|name| name.escaped().to_string()).collect();
         if files.is_empty() {
-            return Refused::NeverSafe { pid, waited };
+            return AttachRefused::NeverSafe { pid, waited };
         }
         let why = match mallocs.scattered() {
             Some(_) => {
@@ -582,20 +613,20 @@ impl Process {
             }
             None => "they are within that or the C library",
         };
-        Refused::InMalloc { pid, waited, files: files.join(" and "), why }
+        AttachRefused::InMalloc { pid, waited, files: files.join(" and "), why }
     }
 
     /// Makes a stopped thread ready for calls; false where it has no room on its stack.
-    fn is_ready(&self, thread: &mut Tracee) -> Result<bool, Refused> {
+    fn is_ready(&self, thread: &mut Tracee) -> Result<bool, AttachRefused> {
         match self.target.prepare(thread) {
             Ok(()) => Ok(true),
-            Err(remote::Error::NoStack(_) | remote::Error::Restartable(_)) => Ok(false),
+            Err(remote::RemoteError::NoStack(_) | remote::RemoteError::Restartable(_)) => Ok(false),
             Err(error) => Err(self.not_stopped(error)),
         }
     }
 
     /// Takes one of the stopped threads, ready for calls; none where none has room on its stack.
-    fn ready_one(&self, stopped: &mut Vec<Tracee>) -> Result<Option<Tracee>, Refused> {
+    fn ready_one(&self, stopped: &mut Vec<Tracee>) -> Result<Option<Tracee>, AttachRefused> {
         for index in 0..stopped.len() {
             if self.is_ready(&mut stopped[index])? {
                 return Ok(Some(stopped.swap_remove(index)));
@@ -604,10 +635,11 @@ impl Process {
         Ok(None)
     }
 
-    /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run on when the values are dropped.
-    fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Refused> {
+    /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run
+    /// on when the values are dropped.
+    fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, AttachRefused> {
         self.target.stop_all_anywhere(limit).or_else(|error| match error {
-            remote::Error::Gone => Ok(Vec::new()),
+            remote::RemoteError::Gone => Ok(Vec::new()),
             error => Err(self.not_stopped(error)),
         })
     }
@@ -617,7 +649,7 @@ impl Process {
         &self,
         pauses: Pauses,
         is_in_the_way: &dyn Fn(&[Tracee]) -> bool,
-    ) -> Result<Option<Vec<Tracee>>, Refused> {
+    ) -> Result<Option<Vec<Tracee>>, AttachRefused> {
         let mut too_long = 0;
         let began = Instant::now();
         for attempt in 0..pauses.attempts {
@@ -633,9 +665,10 @@ impl Process {
             match self.stop_all(limit) {
                 Ok(stopped) if !is_in_the_way(&stopped) => return Ok(Some(stopped)),
                 Ok(stopped) => drop(stopped),
-                Err(Refused::NotStopped { source: remote::Error::PauseTooLong { .. }, .. })
-                    if too_long < 2 * TOO_LONG =>
-                {
+                Err(AttachRefused::NotStopped {
+                    source: remote::RemoteError::PauseTooLong { .. },
+                    ..
+                }) if too_long < 2 * TOO_LONG => {
                     too_long += 1;
                 }
                 Err(error) => return Err(error),
@@ -645,7 +678,7 @@ impl Process {
         Ok(None)
     }
 
-    /// Whether a signal has stopped it.
+    /// True if a signal has stopped it.
     fn is_stopped(&self) -> bool {
         let stat = self.root.read(Pid(self.pid), "stat").ok();
         let stat = stat.and_then(|text| pagewise_proc::stat::parse(&text).ok());
@@ -668,7 +701,7 @@ impl Process {
         library: &Path,
         collector: &mut Collector,
         keeper: &mut dyn Keeper,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), AttachRefused> {
         let room = Room::make(self, thread, keeper)?;
         let loaded = self.load_in(&room, thread, loader, library, collector);
         room.unmap(thread, keeper);
@@ -682,8 +715,8 @@ impl Process {
         loader: &Loader,
         library: &Path,
         collector: &mut Collector,
-    ) -> Result<(), Refused> {
-        let not = |why: String| Refused::Not { pid: self.pid, why };
+    ) -> Result<(), AttachRefused> {
+        let not = |why: String| AttachRefused::Not { pid: self.pid, why };
         let run = |thread: &mut Tracee, function, arguments| {
             room.call(thread, function, arguments, &mut || {}).map_err(|it| self.not_called(it))
         };
@@ -721,7 +754,7 @@ impl Process {
         }
         match answer.map_err(|source| self.not_called(source))? {
             attached::YES => Ok(()),
-            attached::BUSY => Err(Refused::Recorded { pid: self.pid }),
+            attached::BUSY => Err(AttachRefused::Recorded { pid: self.pid }),
             _ => Err(not(match collector.not_hooked().first() {
                 Some((_, why)) => why.to_string(),
                 None => "its recorder cannot begin: it has no memory, or may not open a socket"
@@ -730,8 +763,8 @@ impl Process {
         }
     }
 
-    /// What the functions begin with that are to be hooked, without and with jumps.
-    fn entries(&self, head: &dyn Fn(usize) -> io::Result<u64>) -> io::Result<Vec<Entry>> {
+    /// First bytes of the functions to hook, without and with jumps.
+    fn entries(&self, head: &dyn Fn(usize) -> io::Result<u64>) -> io::Result<Vec<FunctionEntry>> {
         let (family, others) = (head(hooks::NEAR)?, head(hooks::NEAR_OTHERS)?);
         let wanted = head(hooks::WANTED)?;
         let mut entries = Vec::new();
@@ -748,7 +781,7 @@ impl Process {
                 Err(_) => {}
             }
         }
-        let count = usize::try_from(head(named::COUNT)?).unwrap_or(0).min(named::MOST);
+        let count = usize::try_from(head(named::COUNT)?).unwrap_or(0).min(named::MAX_CHUNKS);
         for number in 0..count {
             let word = |word| head(named::ROWS + number * row::WORDS + word);
             let (at, length) = (word(row::AT)?, word(row::LENGTH)?);
@@ -759,12 +792,12 @@ impl Process {
         Ok(entries)
     }
 
-    /// Where the recorder's code is, by an address in it.
-    fn recorder(&self, address: u64) -> Result<Range<u64>, Refused> {
+    /// Address range of the recorder's code that contains `address`.
+    fn recorder(&self, address: u64) -> Result<Range<u64>, AttachRefused> {
         let mappings = mappings(&self.root, self.pid)?;
         let has = |it: &&Mapping| (it.range.start..it.range.end).contains(&address);
         let found = mappings.iter().find(has).map(|it| it.range.start..it.range.end);
-        found.ok_or_else(|| Refused::Not {
+        found.ok_or_else(|| AttachRefused::Not {
             pid: self.pid,
             why: "its recorder is nowhere".to_owned(),
         })
@@ -772,10 +805,12 @@ impl Process {
 }
 
 /// Address ranges to which a recorder has moved the first instructions of functions.
-fn moved_code(get: &dyn Fn(usize) -> Result<u64, Refused>) -> Result<Vec<Range<u64>>, Refused> {
+fn moved_code(
+    get: &dyn Fn(usize) -> Result<u64, AttachRefused>,
+) -> Result<Vec<Range<u64>>, AttachRefused> {
     let near = [get(hooks::NEAR)?, get(hooks::NEAR_OTHERS)?].into_iter().filter(|&at| at != 0);
     let mut rooms: Vec<(u64, u64)> = near.map(|at| (at, (hooks::CODE_WORDS * 8) as u64)).collect();
-    let count = usize::try_from(get(named::ROOM_COUNT)?).unwrap_or(0).min(named::MOST_ROOMS);
+    let count = usize::try_from(get(named::ROOM_COUNT)?).unwrap_or(0).min(named::MAX_ROOMS);
     for number in 0..count {
         rooms.push((get(named::ROOMS + 2 * number)?, get(named::ROOMS + 2 * number + 1)?));
     }
@@ -786,17 +821,18 @@ fn moved_code(get: &dyn Fn(usize) -> Result<u64, Refused>) -> Result<Vec<Range<u
 struct Room {
     stack: Scratch,
     code: Scratch,
-    /// The end of the functions' stack: above it is the context by which the thread returns to its own registers.
+    /// The end of the functions' stack: above it is the context by which the thread returns to its
+    /// own registers.
     top: u64,
 }
 
 impl Room {
     /// Maps both, by a thread that is ready for calls.
     fn make(
-        process: &Process,
+        process: &AttachedProcess,
         thread: &mut Tracee,
         keeper: &mut dyn Keeper,
-    ) -> Result<Room, Refused> {
+    ) -> Result<Room, AttachRefused> {
         let not = |error| process.not_stopped(error);
         let target = &process.target;
         let stack = Scratch::map(target, thread, STACK, keeper).map_err(not)?;
@@ -810,9 +846,9 @@ impl Room {
         };
         let top = stack.range().start + STACK / 2;
         let room = Room { stack, code, top };
-        let written = thread
-            .save_at(target.memory(), top)
-            .and_then(|()| target.memory().write(room.code.range().start, &Function::code(top)));
+        let written = thread.save_at(target.memory(), top).and_then(|()| {
+            target.memory().write(room.code.range().start, &RemoteFunction::code(top))
+        });
         match written {
             Ok(()) => Ok(room),
             Err(source) => {
@@ -831,11 +867,12 @@ impl Room {
     ) -> io::Result<u64> {
         // The return address of remote calls lies right below the context.
         let stack = self.top - 64;
-        let function = Function { address, code: self.code.range().start, stack };
+        let function = RemoteFunction { address, code: self.code.range().start, stack };
         thread.run(&function, arguments, idle)
     }
 
-    /// Unmaps both. A thread that was left to end a function by itself uses them until then: the keeper unmaps them.
+    /// Unmaps both. A thread that was left to end a function by itself uses them until then: the
+    /// keeper unmaps them.
     fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) {
         if thread.use_own_stack() {
             // They fail only where the process is gone.
@@ -846,30 +883,32 @@ impl Room {
 }
 
 /// Functions of the C library that load libraries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Loader {
     open: u64,
     flags: u64,
     symbol: u64,
     error: Option<u64>,
+    /// The code of `dlclose`.
+    close: Option<Range<u64>>,
 }
 
 impl Loader {
-    fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Loader, Refused> {
+    fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Loader, AttachRefused> {
         /// `RTLD_NOW | RTLD_NODELETE`.
         const FLAGS: u64 = 0x1002;
         /// `__RTLD_DLOPEN`, which the inner function wants.
         const INNER: u64 = 0x8000_0000;
-        const NAMES: [&str; 5] =
-            ["dlopen", "dlsym", "dlerror", "__libc_dlopen_mode", "__libc_dlsym"];
-        let not = |why: &str| Refused::Not { pid, why: why.to_owned() };
+        const NAMES: [&str; 6] =
+            ["dlopen", "dlsym", "dlerror", "dlclose", "__libc_dlopen_mode", "__libc_dlsym"];
+        let not = |why: &str| AttachRefused::Not { pid, why: why.to_owned() };
         let libc = mappings.iter().find(|it| is_libc(&it.name) && it.prot.exec);
         let libc = libc.ok_or_else(|| not("its C library has no code"))?;
         let file = target_file::open_mapped(root, Pid(pid), libc).map_err(|why| match why {
             Refusal::OtherFile | Refusal::NotRegular => {
                 not("its C library is not the file any more that it was started with")
             }
-            why => Refused::Unreadable { pid, what: "the C library", source: why.into() },
+            why => AttachRefused::Unreadable { pid, what: "the C library", source: why.into() },
         })?;
         let functions = variables::functions(&file, &NAMES);
         let address = |name: &str| {
@@ -884,25 +923,34 @@ impl Loader {
         let (open, flags, symbol) = plain()
             .or_else(inner)
             .ok_or_else(|| not("its C library has no function that loads libraries"))?;
-        Ok(Loader { open, flags, symbol, error: address("dlerror") })
+        let close = address("dlclose").and_then(|start| {
+            let size = functions.iter().find(|function| function.name == "dlclose")?.size;
+            Some(start..start.checked_add(size)?)
+        });
+        Ok(Loader { open, flags, symbol, error: address("dlerror"), close })
     }
 }
 
-/// Whether a mapping is of GNU's C library.
+/// True if a mapping is of GNU's C library.
 fn is_libc(name: &Name) -> bool {
     let file = name.base();
     file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
 }
 
-fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, Refused> {
+fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, AttachRefused> {
     let text = root.read(Pid(pid), "maps");
-    let text = text.map_err(|error| Refused::Not { pid, why: error.to_string() })?;
+    let text = text.map_err(|error| AttachRefused::Not { pid, why: error.to_string() })?;
     Ok(maps::parse(&text).mappings)
 }
 
-/// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its allocators other than the C library's.
-fn can_be_attached(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, Refused> {
-    let not = |why: String| Err(Refused::Not { pid, why });
+/// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its
+/// allocators other than the C library's.
+fn can_be_attached(
+    root: &ProcRoot,
+    pid: u32,
+    mappings: &[Mapping],
+) -> Result<Mallocs, AttachRefused> {
+    let not = |why: String| Err(AttachRefused::Not { pid, why });
     if pid == std::process::id() {
         return not("it is this one".to_owned());
     }
@@ -939,7 +987,7 @@ fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str
     match executable(root, pid) {
         Some(file) if is_of_32_bits(&file) => "it is a program of 32 bits",
         Some(file) if probes::is_of_go(&file) => {
-            "it is a program of Go's, whose runtime has no malloc: `go tool pprof` tells of its heap"
+            "it is a Go program, whose runtime does not use malloc: `go tool pprof` shows the Go heap"
         }
         Some(file) if probes::is_static(&file).unwrap_or(false) => {
             "it is linked statically and so loads nothing: `pagewise heap run` records it from its beginning"
@@ -960,13 +1008,13 @@ fn is_of_32_bits(file: &File) -> bool {
 /// Why a process cannot be looked into at all; none where it can.
 ///
 /// # Errors
-/// What it is, or that it is not there.
-pub fn is_visible(pid: u32) -> Result<(), Refused> {
+/// Returns an error if the process does not exist or is not visible.
+pub fn is_visible(pid: u32) -> Result<(), AttachRefused> {
     let root = ProcRoot::live();
-    let not = |why: &str| Err(Refused::Not { pid, why: why.to_owned() });
+    let not = |why: &str| Err(AttachRefused::Not { pid, why: why.to_owned() });
     let stat = root.read(Pid(pid), "stat").ok();
     let Some(stat) = stat.and_then(|text| pagewise_proc::stat::parse(&text).ok()) else {
-        return not("there is no such process");
+        return not("the process does not exist");
     };
     if stat.has_ended() {
         return not("it has ended, and its parent has not asked how (a zombie)");
@@ -984,8 +1032,8 @@ pub fn is_visible(pid: u32) -> Result<(), Refused> {
 const NOT_OURS: &str = "it is another user's, gained privileges, or may not be traced (kernel.yama.ptrace_scope): that takes root \
 or CAP_SYS_PTRACE";
 
-/// The path by which a process has loaded the recorder before: the loader knows it by that, whether the file is still there or
-/// not.
+/// The path by which a process has loaded the recorder before: the loader knows it by that, whether
+/// the file is still there or not.
 fn loaded(mappings: &[Mapping]) -> Option<PathBuf> {
     mappings.iter().find_map(|mapping| {
         let name = mapping.name.as_bytes();
@@ -1000,15 +1048,15 @@ fn is_recorder(name: &Name) -> bool {
     path.ends_with(b"/libpagewise_preload.so")
 }
 
-/// Whether the recorder that we see is what the process sees by the same name.
-fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), Refused> {
-    let theirs = TargetRoot::of(root, Pid(pid)).and_then(|it| it.find(library));
+/// Returns an error unless the process has the same recorder file under this name.
+fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), AttachRefused> {
+    let theirs = TargetRoot::of_process(root, Pid(pid)).and_then(|it| it.find(library));
     let ours = TargetRoot::own().and_then(|it| it.find(library));
     if theirs.ok().zip(ours.ok()).is_some_and(|(theirs, ours)| theirs.id() == ours.id()) {
         return Ok(());
     }
     let library = library.display();
-    Err(Refused::Not { pid, why: format!("it does not see {library}: it is in a container") })
+    Err(AttachRefused::Not { pid, why: format!("it does not see {library}: it is in a container") })
 }
 
 /// The number that a process has for itself.

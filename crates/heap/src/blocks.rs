@@ -1,8 +1,8 @@
-//! Which block of a program's heap an address was in, and when: by the log that the recorder in the program writes of blocks
-//! as they are allocated and freed.
+//! Which block of a program's heap an address was in, and when: by the log that the recorder in the
+//! program writes of blocks as they are allocated and freed.
 //!
-//! Who asks hands in the time: what is asked in order of time is answered as it was then, though the block is long gone, and
-//! the process with it.
+//! Each query has a time: queries in order of time are answered for that time, even if the block
+//! was freed and the process has ended since.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::OsString;
@@ -13,45 +13,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use pagewise_heaplog::recording::{Begin, Recording};
+use pagewise_heaplog::recording::{Begin, LogRecording};
 use pagewise_heaplog::tables::{greeting, header, trouble};
 use pagewise_model::faults::{Allocation, Owner};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_trace::FileSymbols;
-use pagewise_trace::faults::{Blocks, Known};
+use pagewise_trace::faults::{FaultsOutcome, HeapBlocks};
 
 use crate::collector::hello;
-use crate::error::Error;
+use crate::error::HeapError;
 use crate::hook::{self, Why};
-use crate::library::{Library, NAME};
-use crate::meeting::{Answered, Client, Heard};
+use crate::library::{NAME, RecorderLibrary};
+use crate::rendezvous::{Answered, Client, Heard};
 use crate::resolve;
-use crate::tables::{Logged, Tables};
+use crate::tables::{Logged, SharedTables};
 
-/// No more live blocks are kept than this, some 40 bytes each: no log that is made to harm takes all memory.
-const MOST: usize = 1 << 19;
-/// Call stacks that allocated: those beyond are one. Each takes some 100 bytes, and its frames at the end.
+/// No more live blocks are kept than this, some 40 bytes each: no log that is made to harm takes
+/// all memory.
+const MAX_LIVE_BLOCKS: usize = 1 << 19;
+/// Call stacks that allocated: those beyond are one. Each takes some 100 bytes, and its frames at
+/// the end.
 const ALLOCATIONS: usize = 1 << 14;
 
-/// Functions that the recorder stands before as well, and which allocate nothing themselves: what they touch is not the
-/// allocator's doing.
+/// Functions that the recorder stands before as well, and which allocate nothing themselves: what
+/// they touch is not the allocator's doing.
 const PASSES: [&str; 4] = ["pthread_create", "thrd_create", "dlclose", "prctl"];
 
 /// Follows the blocks of one process.
 #[derive(Debug)]
-pub struct Live {
+pub struct LiveBlocks {
     meeting: Answered,
     least: u64,
     expected: Arc<AtomicU32>,
     refused: Arc<AtomicUsize>,
-    heard: Receiver<Result<Program, Why>>,
+    heard: Receiver<Result<RecordedProgram, Why>>,
     not_hooked: Option<Why>,
     /// The programs that the process has been, by `execve`.
-    programs: Vec<Program>,
-    /// What is known and may be later than what is asked next, in order of time.
-    waiting: VecDeque<Event>,
+    programs: Vec<RecordedProgram>,
+    /// Events that may be later than the next query, in order of time.
+    waiting: VecDeque<TimedBlockEvent>,
     /// Up to when everything that is asked has been asked: at the last reading, and the one before.
     asked: [u64; 2],
     /// Which of the programs it is at the time that was last asked for.
@@ -63,7 +65,7 @@ pub struct Live {
     lost: u64,
 }
 
-/// What a call stack allocated.
+/// Blocks of one call stack.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     program: usize,
@@ -74,8 +76,8 @@ struct Made {
 
 /// A program with a recorder.
 #[derive(Debug)]
-struct Program {
-    tables: Tables,
+struct RecordedProgram {
+    tables: SharedTables,
     path: Vec<u8>,
     began_ns: u64,
     /// From when to when its log is not whole.
@@ -84,32 +86,32 @@ struct Program {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct TimedBlockEvent {
     time: u64,
     program: usize,
-    what: What,
+    what: BlockEvent,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
-    /// What was live is not known any more.
+enum BlockEvent {
+    /// The live blocks are unknown from here on.
     Lost,
     Logged(Logged),
 }
 
-impl Live {
-    /// Awaits the recorder, which will tell of blocks of so many bytes and more.
+impl LiveBlocks {
+    /// Waits for the recorder, which will report blocks of `least` bytes and more.
     ///
     /// # Errors
-    /// Where no socket can be made.
-    pub fn open(library: &Library, least: u64) -> Result<Live, Error> {
+    /// Returns an error if no socket can be created.
+    pub fn open(library: &RecorderLibrary, least: u64) -> Result<LiveBlocks, HeapError> {
         let (expected, refused) = <(Arc<_>, Arc<_>)>::default();
         let (sender, heard) = channel();
         let root = ProcRoot::live();
         let (whom, others) = (Arc::clone(&expected), Arc::clone(&refused));
         let meeting =
             Answered::open(library, move |client| answer(client, &root, &whom, &others, &sender))?;
-        Ok(Live {
+        Ok(LiveBlocks {
             meeting,
             least: least.max(1),
             expected,
@@ -137,7 +139,7 @@ impl Live {
         self.expected.store(pid, Ordering::Release);
     }
 
-    fn next_if(&mut self, fits: impl Fn(&Event) -> bool) -> Option<Event> {
+    fn next_if(&mut self, fits: impl Fn(&TimedBlockEvent) -> bool) -> Option<TimedBlockEvent> {
         let is_next = self.waiting.front().is_some_and(fits);
         if is_next { self.waiting.pop_front() } else { None }
     }
@@ -146,13 +148,13 @@ impl Live {
     fn advance(&mut self, time: u64) {
         while let Some(event) = self.next_if(|event| event.time <= time) {
             match event.what {
-                What::Lost => self.live.clear(),
-                // Its first entry: of those before it all is told, so nothing comes that is of theirs.
-                What::Logged(_) if self.current != Some(event.program) => {
+                BlockEvent::Lost => self.live.clear(),
+                // Its first entry: all entries before it were read, so no older one follows.
+                BlockEvent::Logged(_) if self.current != Some(event.program) => {
                     self.live.clear();
                     self.current = Some(event.program);
                 }
-                What::Logged(logged) => self.note(event.program, logged),
+                BlockEvent::Logged(logged) => self.note(event.program, logged),
             }
         }
     }
@@ -163,14 +165,14 @@ impl Live {
             return;
         };
         let Some(end) = address.checked_add(size) else { return };
-        // What lies there is gone, though nobody has told.
+        // Blocks that overlap the new one were freed without a report.
         while let Some((start, (before, _))) = self.live.range(..end).next_back()
             && (*before > address || *start == address)
         {
             let start = *start;
             self.live.remove(&start);
         }
-        if self.live.len() >= MOST {
+        if self.live.len() >= MAX_LIVE_BLOCKS {
             self.live.clear();
             self.lost += 1;
         }
@@ -202,7 +204,11 @@ impl Live {
             // The program has written into it: nothing that follows can be believed.
             program.is_broken = true;
             self.lost += 1;
-            self.waiting.push_back(Event { time: 0, program: number, what: What::Lost });
+            self.waiting.push_back(TimedBlockEvent {
+                time: 0,
+                program: number,
+                what: BlockEvent::Lost,
+            });
             return;
         };
         let mut lost = new.lost;
@@ -212,17 +218,25 @@ impl Live {
         }
         for entry in new.entries {
             if let Some((time, _)) = lost.take_if(|(first, _)| *first < entry.time) {
-                self.waiting.push_back(Event { time, program: number, what: What::Lost });
+                self.waiting.push_back(TimedBlockEvent {
+                    time,
+                    program: number,
+                    what: BlockEvent::Lost,
+                });
             }
-            // What was freed meanwhile is not known, nor what came in its place.
+            // Frees and allocations in that time are unknown.
             let is_between = |(first, last)| first < entry.time && entry.time <= last;
             if !program.lost.is_some_and(is_between) {
-                let what = What::Logged(entry);
-                self.waiting.push_back(Event { time: entry.time, program: number, what });
+                let what = BlockEvent::Logged(entry);
+                self.waiting.push_back(TimedBlockEvent { time: entry.time, program: number, what });
             }
         }
         if let Some((time, _)) = lost {
-            self.waiting.push_back(Event { time, program: number, what: What::Lost });
+            self.waiting.push_back(TimedBlockEvent {
+                time,
+                program: number,
+                what: BlockEvent::Lost,
+            });
         }
     }
 
@@ -245,24 +259,24 @@ impl Live {
                 Ok(new) => new,
                 Err(error) => {
                     lacks.push(Absent::NotCollected(
-                        format!("where blocks were allocated: {error}").into(),
+                        format!("call stacks of blocks: {error}").into(),
                     ));
                     continue;
                 }
             };
             if program.tables.head(header::TROUBLE).is_ok_and(|it| it == trouble::CALLS) {
                 lacks.push(Absent::NotCollected(
-                    "whose memory it is from where the program gave up system calls (seccomp)"
+                    "owners of memory after the program restricted its system calls (seccomp)"
                         .into(),
                 ));
             }
-            let recording = Recording {
+            let recording = LogRecording {
                 begin: Begin { began_ns: program.began_ns, ..Begin::default() },
                 modules: new.modules,
                 places: new.places,
                 nodes: new.nodes,
                 sites: new.sites,
-                ..Recording::default()
+                ..LogRecording::default()
             };
             let sites: Vec<u32> = asked.iter().map(|(site, _)| *site).collect();
             let stacks = resolve::stacks(recording, &sites, &mut symbols, &mut lacks);
@@ -277,7 +291,7 @@ impl Live {
 /// An allocation with its call stack.
 type Allocated = Allocation<Frame>;
 
-impl Blocks for Live {
+impl HeapBlocks for LiveBlocks {
     fn drain(&mut self, now: u64) {
         while let Ok(program) = self.heard.try_recv() {
             let program = match program {
@@ -289,7 +303,7 @@ impl Blocks for Live {
             };
             let number = self.programs.len();
             self.programs.push(program);
-            // It was another program until then, of which all is told.
+            // It was another program until then, whose entries are all read.
             if let Some(before) = number.checked_sub(1) {
                 self.read(before);
             }
@@ -331,7 +345,7 @@ impl Blocks for Live {
         frame.module.as_ref().is_some_and(is_its) && !frame.function.as_deref().is_some_and(passes)
     }
 
-    fn finish(&mut self) -> Known {
+    fn finish(&mut self) -> FaultsOutcome {
         let (allocations, mut lacks) = self.allocations();
         let refused = self.refused.load(Ordering::Relaxed);
         if self.programs.is_empty() {
@@ -346,7 +360,7 @@ impl Blocks for Live {
             let text = format!("which allocations the memory is of: {why}");
             lacks.push(Absent::NotCollected(text.into()));
         }
-        Known {
+        FaultsOutcome {
             is_known: !self.programs.is_empty(),
             least: self.least,
             lost: self.lost,
@@ -363,19 +377,19 @@ fn answer(
     root: &ProcRoot,
     expected: &AtomicU32,
     refused: &AtomicUsize,
-    heard: &Sender<Result<Program, Why>>,
+    heard: &Sender<Result<RecordedProgram, Why>>,
 ) -> Heard {
     let (pid, file) = match hello(client) {
         Ok(Some((_, file))) => (client.pid, file),
         Ok(None) => return Heard::More,
-        // Who does not say who it is is none of ours.
+        // A client without credentials is not a recorder of ours.
         Err(_) => return Heard::Done,
     };
     let is_it = pid == expected.load(Ordering::Acquire);
     let program = is_it.then(|| program(pid, file, root)).and_then(Result::ok);
     let is_recorded = matches!(program, Some(Ok(_)));
     refused.fetch_add(usize::from(!is_it), Ordering::Relaxed);
-    // What it writes is read from here on.
+    // Its log is read from here on.
     let is_heard = program.is_some_and(|program| heard.send(program).is_ok());
     let answer = if is_recorded && is_heard { greeting::YES } else { greeting::NO };
     client.answer(answer);
@@ -383,13 +397,13 @@ fn answer(
 }
 
 /// A program that can be recorded; else why its `malloc` cannot be hooked.
-fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<Program, Why>> {
-    let tables = Tables::open(file)?;
+fn program(pid: u32, file: File, root: &ProcRoot) -> io::Result<Result<RecordedProgram, Why>> {
+    let tables = SharedTables::open(file)?;
     if let Err(why) = hook::answer(&tables, pid, root, false)? {
         return Ok(Err(why));
     }
     let path = fs::read_link(root.file(Pid(pid), "exe"));
-    Ok(Ok(Program {
+    Ok(Ok(RecordedProgram {
         path: path.map(|path| path.into_os_string().into_vec()).unwrap_or_default(),
         began_ns: tables.head(header::BEGAN)?,
         tables,
@@ -408,14 +422,14 @@ mod tests {
     use super::*;
 
     /// Tables as a recorder has them, to write into.
-    struct Tables(File);
+    struct TestTables(File);
 
-    impl Tables {
-        fn new() -> Tables {
+    impl TestTables {
+        fn new() -> TestTables {
             let file = memfd_create("pagewise-heap", MemfdFlags::CLOEXEC).unwrap();
             let file = File::from(file);
             file.set_len(LENGTH as u64).unwrap();
-            let tables = Tables(file);
+            let tables = TestTables(file);
             tables.head(header::MAGIC, MAGIC);
             tables
         }
@@ -430,7 +444,7 @@ mod tests {
             u64::from_ne_bytes(word)
         }
 
-        /// Writes entries behind so many: time, address, size, and site.
+        /// Writes entries after the first `written`: time, address, size, and site.
         fn log(&self, written: u64, entries: &[(u64, u64, u64, u64)]) -> u64 {
             for (at, (time, address, size, site)) in (written..).zip(entries) {
                 let mut words = [0; log::WORDS];
@@ -447,22 +461,22 @@ mod tests {
             written
         }
 
-        fn program(&self) -> Program {
+        fn program(&self) -> RecordedProgram {
             program(7, self.0.try_clone().unwrap(), &ProcRoot::live()).unwrap().unwrap()
         }
     }
 
     const NOW: u64 = 1_000_000;
 
-    fn live(programs: Vec<Program>) -> Live {
-        let mut live = Live::open(&Library::File("/dev/null".into()), 1).unwrap();
+    fn live(programs: Vec<RecordedProgram>) -> LiveBlocks {
+        let mut live = LiveBlocks::open(&RecorderLibrary::File("/dev/null".into()), 1).unwrap();
         live.expect(7);
         live.programs = programs;
         live
     }
 
-    /// Of process 7: the number of the allocation, or a word.
-    fn find(live: &mut Live, time: u64, address: u64) -> Result<u32, Owner> {
+    /// Owner in process 7: the number of the allocation, or a word.
+    fn find(live: &mut LiveBlocks, time: u64, address: u64) -> Result<u32, Owner> {
         match live.find(7, time, address) {
             Owner::Block(number) => Ok(number),
             owner => Err(owner),
@@ -471,7 +485,7 @@ mod tests {
 
     #[test]
     fn an_address_is_of_the_block_that_was_there_then() {
-        let tables = Tables::new();
+        let tables = TestTables::new();
         let mut live = live(vec![tables.program()]);
         tables.log(
             0,
@@ -500,8 +514,8 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_where_another_block_was_has_taken_its_place() {
-        let tables = Tables::new();
+    fn a_block_at_the_address_of_another_replaces_it() {
+        let tables = TestTables::new();
         let mut live = live(vec![tables.program()]);
         tables.log(
             0,
@@ -522,7 +536,7 @@ mod tests {
 
     #[test]
     fn once_the_log_was_full_nothing_is_known_of_what_was_live() {
-        let tables = Tables::new();
+        let tables = TestTables::new();
         let mut live = live(vec![tables.program()]);
         let written = tables.log(0, &[(1, 0, 0, 0), (2, 100, 50, 1), (20, 300, 50, 1)]);
         tables.head(header::LOG_FIRST_LOST, 10);
@@ -540,7 +554,7 @@ mod tests {
 
     #[test]
     fn a_log_goes_around() {
-        let tables = Tables::new();
+        let tables = TestTables::new();
         let mut live = live(vec![tables.program()]);
         let before = LOG.room as u64 - 2;
         tables.head(header::LOG_READ, before);
@@ -551,8 +565,8 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_not_believed() {
-        let tables = Tables::new();
+    fn implausible_values_are_discarded() {
+        let tables = TestTables::new();
         let mut live = live(vec![tables.program()]);
         tables.log(0, &[(1, 0, 0, 0), (2, 100, 50, u64::MAX), (3, 200, 50, 1)]);
         live.drain(NOW);
@@ -569,7 +583,7 @@ mod tests {
 
     #[test]
     fn another_program_has_none_of_the_blocks_of_the_one_before() {
-        let (first, second) = (Tables::new(), Tables::new());
+        let (first, second) = (TestTables::new(), TestTables::new());
         let mut live = live(vec![first.program()]);
         first.log(0, &[(1, 0, 0, 0), (2, 100, 50, 1)]);
         live.drain(NOW);

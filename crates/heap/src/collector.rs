@@ -1,7 +1,8 @@
 //! Collects what recorders in programs count, and writes it into files.
 //!
-//! A recorder connects to a socket and hands over the file that its tables are in. From then on nothing is asked of the
-//! program: whatever ends it, its tables stay until they are read here a last time.
+//! A recorder connects to a socket and hands over the file that its tables are in. From then on
+//! nothing is asked of the program: whatever ends it, its tables stay until they are read here a
+//! last time.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -13,50 +14,52 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pagewise_heaplog::recording::{Amount, Begin, End, Ending, Layout, Moment, Tree};
+use pagewise_heaplog::recording::{
+    Begin, LogAmount, LogEnd, LogEnding, LogLayout, LogLiveTree, LogSnapshot,
+};
 use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 
-use crate::error::Error;
+use crate::error::HeapError;
 use crate::hook::{self, Hooked, LeftOut, Why};
 use crate::layout;
-use crate::library::Library;
-use crate::meeting::{Client, Clients, Heard, Meeting};
+use crate::library::RecorderLibrary;
 use crate::memory;
 use crate::names::Nameless;
-use crate::output::{Output, Then};
-use crate::tables::{State, Tables};
+use crate::output::{OutputFate, RecordingOutput};
+use crate::rendezvous::{Client, Clients, Heard, Meeting};
+use crate::tables::{CountedState, SharedTables};
 
-/// What is wanted of a recording.
+/// Parameters of a recording.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct CollectRequest {
     /// The file that is written; see [`Collector::expect`].
     pub file: PathBuf,
     /// The mean number of bytes between samples; none for every call.
     pub every_bytes: Option<u64>,
-    /// Whether children are recorded too, each into a file of its own.
+    /// True if children are recorded too, each into a file of its own.
     pub follow: bool,
-    /// Whether mappings that the program makes itself are recorded: `mmap` and kin.
+    /// True to record mappings that the program makes itself: `mmap` and similar calls.
     pub mappings: bool,
-    /// Whether blocks of pagewise's own allocators are recorded.
+    /// True if blocks of pagewise's own allocators are recorded.
     pub pools: bool,
     /// The recorder.
-    pub library: Library,
+    pub library: RecorderLibrary,
 }
 
 /// Awaits recorders, and collects what they count.
 #[derive(Debug)]
 pub struct Collector {
-    request: Request,
+    request: CollectRequest,
     meeting: Meeting,
     listener: UnixListener,
     root: ProcRoot,
     /// The process that the recording is of; the others are its children.
     first: Option<u32>,
-    /// Who has connected and said nothing yet.
+    /// Clients that have connected but not sent their request yet.
     coming: Clients,
-    running: Vec<Recorded>,
+    running: Vec<CollectedProcess>,
     finished: Vec<Finished>,
     /// The process ran already.
     attaches: bool,
@@ -77,19 +80,20 @@ pub struct Finished {
     pub pid: u32,
     /// Its recording.
     pub file: PathBuf,
-    /// How many bytes the file has.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// How it ended.
-    pub how: Ending,
+    /// Ending of the recording.
+    pub how: LogEnding,
     /// All that it allocated.
-    pub allocated: Amount,
-    /// What was live when most was.
-    pub peak: Amount,
-    /// What was live at the end.
-    pub live: Amount,
+    pub allocated: LogAmount,
+    /// Live amount at the peak.
+    pub peak: LogAmount,
+    /// Live amount at the end.
+    pub live: LogAmount,
     /// The recorder had no memory for its tables: nothing was recorded.
     pub without_memory: bool,
-    /// The program gave up the system calls that the recorder needs: what came later was not recorded.
+    /// The program gave up the system calls that the recorder needs: what came later was not
+    /// recorded.
     pub without_calls: bool,
     /// The allocator has an `operator new` of its own, which is not seen.
     pub without_new: bool,
@@ -101,8 +105,8 @@ pub struct Finished {
 
 impl Finished {
     /// A recording of which nothing is known.
-    fn nothing(pid: u32, file: PathBuf, bytes: u64, how: Ending) -> Finished {
-        let none = Amount::default();
+    fn nothing(pid: u32, file: PathBuf, bytes: u64, how: LogEnding) -> Finished {
+        let none = LogAmount::default();
         Finished {
             pid,
             file,
@@ -120,26 +124,29 @@ impl Finished {
     }
 }
 
-/// How long recorders that have connected are answered at a time.
+/// Time during which connected recorders are answered in one step.
 const ANSWERING: Duration = Duration::from_millis(50);
 /// The time between moments, at first; it doubles whenever there are [`MOMENTS`] more.
 pub(crate) const FIRST: Duration = Duration::from_millis(5);
 pub(crate) const MOMENTS: u32 = 40;
-/// Processes that could not be recorded and are told of.
+/// Maximum number of reported processes that could not be recorded.
 const MAX_TOLD: usize = 100;
-/// Looking takes no more than one of so many parts of the time.
+/// Taking snapshots uses at most one in this number of the time.
 const SHARE: u32 = 50;
-/// The time between looks at where memory lies, at first; it doubles whenever there are [`LAYOUTS`] more.
+/// The time between looks at where memory lies, at first; it doubles whenever there are [`LAYOUTS`]
+/// more.
 const FIRST_LAYOUT: Duration = Duration::from_millis(100);
 const LAYOUTS: u32 = 20;
-/// It is looked at before its time where so much more is live, or unused, than at any such look: 1 part of so many.
+/// A snapshot is taken early if the live or unused bytes exceed those of all earlier ones by one
+/// part in this number.
 const MORE: u64 = 4;
-/// These looks take no more than one of so many parts of the time; of samples, which are to cost next to nothing, of so many.
+/// Layout snapshots use at most one in this number of the time; with sampling, which must cost
+/// almost nothing, one in the second number.
 const LAYOUT_SHARE: u32 = 50;
 const SAMPLED_SHARE: u32 = 200;
-/// What is less is no matter: no look before its time is for it.
+/// Smaller changes cause no early snapshot.
 const LITTLE: u64 = 1 << 20;
-/// Trees name so many sites at most, and none of less than one of so many parts.
+/// Maximum number of sites in a tree, and the smallest share of a site: one in this number.
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
 
@@ -147,8 +154,8 @@ impl Collector {
     /// Awaits recorders.
     ///
     /// # Errors
-    /// Where no socket can be made.
-    pub fn open(request: Request) -> Result<Collector, Error> {
+    /// Returns an error if no socket can be created.
+    pub fn open(request: CollectRequest) -> Result<Collector, HeapError> {
         let (meeting, listener) = Meeting::open(&request.library)?;
         Ok(Collector {
             request,
@@ -172,7 +179,7 @@ impl Collector {
 
     /// The variables that a program is to have in its environment to be recorded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        self.meeting.environment(&self.words())
+        self.meeting.environment(&self.settings_text())
     }
 
     /// Says which process the recording is of, and the file that it goes into.
@@ -186,13 +193,13 @@ impl Collector {
         self.meeting.recorder()
     }
 
-    /// What a recorder is to be told.
+    /// Settings for a recorder.
     pub(crate) fn settings(&self) -> OsString {
-        self.meeting.settings(&self.words())
+        self.meeting.settings(&self.settings_text())
     }
 
-    /// How to record.
-    fn words(&self) -> String {
+    /// Settings as text.
+    fn settings_text(&self) -> String {
         let every = self.request.every_bytes.unwrap_or(0);
         let follow = u8::from(self.request.follow);
         let maps = u8::from(self.request.mappings);
@@ -201,10 +208,10 @@ impl Collector {
     }
 
     /// Lets a running process, which may be another user's, come to the socket.
-    pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), Error> {
+    pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), HeapError> {
         self.attaches = true;
-        let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(Error::Socket)?;
-        let ours = fs::metadata(self.meeting.folder()).map_err(Error::Socket)?;
+        let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(HeapError::Socket)?;
+        let ours = fs::metadata(self.meeting.folder()).map_err(HeapError::Socket)?;
         if owner.uid() == ours.uid() {
             return Ok(());
         }
@@ -212,7 +219,7 @@ impl Collector {
     }
 
     /// The tables of a process.
-    pub(crate) fn tables_of(&self, pid: u32) -> Option<&Tables> {
+    pub(crate) fn tables_of(&self, pid: u32) -> Option<&SharedTables> {
         self.running.iter().find(|recorded| recorded.pid == pid).map(|recorded| &recorded.tables)
     }
 
@@ -222,9 +229,10 @@ impl Collector {
         pids.filter(|&pid| Some(pid) != self.first).collect()
     }
 
-    /// Something that is readable once a recorder asks for attention; none while nobody can be heard.
+    /// A file descriptor that is readable when a recorder requests attention; `None` while
+    /// connections cannot be accepted.
     pub fn attention(&self) -> Option<BorrowedFd<'_>> {
-        // Who waits for what is ready and cannot be taken does not wait.
+        // A wait for a connection that cannot be accepted would return at once.
         (!self.is_deaf).then(|| self.listener.as_fd())
     }
 
@@ -233,7 +241,7 @@ impl Collector {
         &self.without_tables
     }
 
-    /// How many recorders were answered, and how many of these were told not to record.
+    /// Number of recorders that were answered, and how many of them were refused.
     pub fn greeted(&self) -> (usize, usize) {
         (self.greeted, self.refused)
     }
@@ -253,11 +261,11 @@ impl Collector {
         &self.nameless
     }
 
-    /// Greets who asks for it, and looks at those whose time has come. How long until the next look.
+    /// Answers new recorders, and takes due snapshots. Returns the time until the next snapshot.
     ///
     /// # Errors
-    /// Where a file cannot be written, or tables cannot be read.
-    pub fn step(&mut self) -> Result<Duration, Error> {
+    /// Returns an error if a file cannot be written, or tables cannot be read.
+    pub fn step(&mut self) -> Result<Duration, HeapError> {
         self.is_deaf = !self.meeting.accept(&self.listener, self.first, &mut self.coming);
         let until = Instant::now() + ANSWERING;
         for mut client in self.coming.all() {
@@ -268,7 +276,7 @@ impl Collector {
             };
             self.coming.back(client, heard);
         }
-        // What they say is not waited for by anybody but us.
+        // Only this process waits for their requests.
         let soon = Duration::from_millis(if self.coming.is_empty() { 200 } else { 1 });
         let mut next = soon;
         let now = Instant::now();
@@ -281,8 +289,8 @@ impl Collector {
             if recorded.next <= now
                 && let Err(error) = recorded.look(&self.root)
             {
-                // What a child makes of its tables ends no other's recording.
-                if Some(recorded.pid) == self.first || !matches!(error, Error::Tables { .. }) {
+                // Damaged tables of a child end no other recording.
+                if Some(recorded.pid) == self.first || !matches!(error, HeapError::Tables { .. }) {
                     return Err(error);
                 }
                 gone.push(index);
@@ -292,23 +300,23 @@ impl Collector {
         }
         for index in gone.into_iter().rev() {
             let recorded = self.running.swap_remove(index);
-            let finished = self.end(recorded, Ending::Gone, Then::Keep)?;
+            let finished = self.end(recorded, LogEnding::Gone, OutputFate::Keep)?;
             self.finished.push(finished);
         }
         Ok(next)
     }
 
-    fn hear(&mut self, client: &mut Client) -> Result<Heard, Error> {
+    fn hear(&mut self, client: &mut Client) -> Result<Heard, HeapError> {
         match hello(client) {
             Ok(Some((parent, file))) => self.greet(client, parent, file)?,
             Ok(None) => return Ok(Heard::More),
-            // Who does not say who it is is none of ours.
+            // A client without credentials is not a recorder of ours.
             Err(_) => {}
         }
         Ok(Heard::Done)
     }
 
-    fn greet(&mut self, client: &Client, parent: u32, file: File) -> Result<(), Error> {
+    fn greet(&mut self, client: &Client, parent: u32, file: File) -> Result<(), HeapError> {
         let pid = client.pid;
         if file.metadata().is_ok_and(|file| file.len() == 0) {
             if !self.without_tables.contains(&pid) && self.without_tables.len() < MAX_TOLD {
@@ -323,26 +331,26 @@ impl Collector {
             client.answer(greeting::NO);
             return Ok(());
         }
-        // Who has the number of one that is recorded has taken its place by `execve`.
+        // A new process with the PID of a recorded one has replaced it by `execve`.
         if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
             let recorded = self.running.swap_remove(index);
             let then = match self.request.follow {
-                // What a program recorded before it became another gets a name of its own.
-                true if is_first => Then::Move(self.beside(pid)),
-                true => Then::Keep,
-                false => Then::Discard,
+                // The recording of a program before its `execve` gets a name of its own.
+                true if is_first => OutputFate::Move(self.beside(pid)),
+                true => OutputFate::Keep,
+                false => OutputFate::Discard,
             };
-            let finished = self.end(recorded, Ending::Replaced, then)?;
+            let finished = self.end(recorded, LogEnding::Replaced, then)?;
             if self.request.follow {
                 self.finished.push(finished);
             }
         }
         let create = |begin: &Begin| match is_first {
-            true => Output::create(&self.request.file, begin),
-            false => Output::create_new(&self.beside(pid), begin),
+            true => RecordingOutput::create(&self.request.file, begin),
+            false => RecordingOutput::create_new(&self.beside(pid), begin),
         };
-        let unread = |source| Error::Tables { pid, source };
-        let begun = Recorded::begin(pid, parent, create, file, &self.root, self.attaches);
+        let unread = |source| HeapError::Tables { pid, source };
+        let begun = CollectedProcess::begin(pid, parent, create, file, &self.root, self.attaches);
         let recorded = match begun {
             // Some other program that found the socket does not end what is recorded.
             Err(_) if !is_first => {
@@ -371,7 +379,7 @@ impl Collector {
             }
         }
         // Others may want to know whether we live.
-        if let Some(us) = Identity::of(&self.root, std::process::id()) {
+        if let Some(us) = Identity::of_process(&self.root, std::process::id()) {
             let words = [us.pid.into(), us.started, us.namespace];
             recorded.tables.answer(tables::collector::PID, &words).map_err(unread)?;
         }
@@ -380,19 +388,24 @@ impl Collector {
         Ok(())
     }
 
-    /// What the file of another process is called, where that name is free.
+    /// Name of the file of another process; a free name.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
         path.into()
     }
 
-    /// Ends a recording. Of a child whose tables cannot be read the file is as if cut off.
-    fn end(&self, recorded: Recorded, how: Ending, then: Then) -> Result<Finished, Error> {
+    /// Ends a recording. If the tables of a child cannot be read, its file ends as if cut off.
+    fn end(
+        &self,
+        recorded: CollectedProcess,
+        how: LogEnding,
+        then: OutputFate,
+    ) -> Result<Finished, HeapError> {
         let is_first = Some(recorded.pid) == self.first;
         let (pid, path) = (recorded.pid, recorded.output.path().to_owned());
         match recorded.finish(how, then, &self.root) {
-            Err(Error::Tables { .. }) if !is_first => {
+            Err(HeapError::Tables { .. }) if !is_first => {
                 let bytes = fs::metadata(&path).map_or(0, |file| file.len());
                 Ok(Finished { broken: true, ..Finished::nothing(pid, path, bytes, how) })
             }
@@ -400,12 +413,13 @@ impl Collector {
         }
     }
 
-    /// Ends all recordings: the first process has ended so. What was recorded, the first process's first.
+    /// Ends all recordings after the end of the first process. Returns the recordings, the first
+    /// process's first.
     ///
     /// # Errors
-    /// Where a file cannot be written, or tables cannot be read.
-    pub fn finish(mut self, how: Ending) -> Result<Vec<Finished>, Error> {
-        /// Who has connected before the end is answered, but not who does so for ever.
+    /// Returns an error if a file cannot be written, or tables cannot be read.
+    pub fn finish(mut self, how: LogEnding) -> Result<Vec<Finished>, HeapError> {
+        /// Clients that connected before the end are answered, but the number of rounds is limited.
         const LAST_STEPS: usize = 20;
         for _ in 0..LAST_STEPS {
             self.step()?;
@@ -418,11 +432,11 @@ impl Collector {
             let ending = if Some(recorded.pid) == first {
                 how
             } else if lives(&self.root, recorded.pid) {
-                Ending::Detached
+                LogEnding::Detached
             } else {
-                Ending::Gone
+                LogEnding::Gone
             };
-            let finished = self.end(recorded, ending, Then::Keep)?;
+            let finished = self.end(recorded, ending, OutputFate::Keep)?;
             self.finished.push(finished);
         }
         let mut finished = std::mem::take(&mut self.finished);
@@ -440,36 +454,36 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    fn of(root: &ProcRoot, pid: u32) -> Option<Identity> {
+    fn of_process(root: &ProcRoot, pid: u32) -> Option<Identity> {
         let stat = pagewise_proc::stat::parse(&root.read(Pid(pid), "stat").ok()?).ok()?;
         let namespace = fs::metadata(root.file(Pid(pid), "ns/pid")).map_or(0, |it| it.ino());
         (!stat.has_ended()).then_some(Identity { pid, started: stat.start_ticks, namespace })
     }
 
-    /// What a collector has written of itself.
+    /// Identity that a collector has written to its file.
     pub(crate) fn told([pid, started, namespace]: [u64; 3]) -> Option<Identity> {
         let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
         Some(Identity { pid, started, namespace })
     }
 
-    /// Whether it may live: what is in another namespace is not seen.
+    /// True if it may live: what is in another namespace is not seen.
     pub(crate) fn may_live(self, root: &ProcRoot) -> bool {
-        let ours = Identity::of(root, std::process::id()).map(|us| us.namespace);
-        ours != Some(self.namespace) || Identity::of(root, self.pid) == Some(self)
+        let ours = Identity::of_process(root, std::process::id()).map(|us| us.namespace);
+        ours != Some(self.namespace) || Identity::of_process(root, self.pid) == Some(self)
     }
 }
 
-/// Whether a process has not ended.
+/// True if a process has not ended.
 pub(crate) fn lives(root: &ProcRoot, pid: u32) -> bool {
     let stat =
         root.read(Pid(pid), "stat").ok().and_then(|text| pagewise_proc::stat::parse(&text).ok());
     stat.is_some_and(|stat| !stat.has_ended())
 }
 
-/// What a recorder says when it connects: its parent, and the file of its tables; none as long as it has not said all.
+/// Request of a recorder: its parent, and the file of its tables; `None` until it is complete.
 ///
 /// # Errors
-/// Where it is no recorder.
+/// Returns an error if the client is not a recorder.
 pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
     const LENGTH: usize = 16;
     let broken = || io::Error::from(io::ErrorKind::InvalidData);
@@ -490,13 +504,13 @@ pub(crate) fn hello(client: &mut Client) -> io::Result<Option<(u32, File)>> {
 
 /// A process that is recorded.
 #[derive(Debug)]
-struct Recorded {
+struct CollectedProcess {
     pid: u32,
     program: Vec<u8>,
-    /// Whether an `operator new` of the allocator's is recorded.
+    /// True if an `operator new` of the allocator's is recorded.
     has_new: bool,
-    tables: Tables,
-    output: Output,
+    tables: SharedTables,
+    output: RecordingOutput,
     began: Instant,
     /// When to look next, and how much later after that.
     next: Instant,
@@ -508,7 +522,7 @@ struct Recorded {
     peak_at_ns: Option<u64>,
     /// The moment with the most, where it was a peak when it was seen.
     highest: Highest,
-    /// What it executes.
+    /// File that it executes.
     executable: Option<(u64, u64)>,
     /// It executes something else, whose memory is not what is recorded.
     became_another: bool,
@@ -519,14 +533,14 @@ struct Recorded {
 /// When to look at where memory lies.
 #[derive(Debug)]
 struct Layouts {
-    before: layout::Before,
+    before: layout::LayoutHistory,
     /// The next look that nothing calls for.
     next: Instant,
     step: Duration,
     /// No look is before this.
     not_before: Instant,
     taken: u32,
-    /// What part of the time looks may take: 1 of so many.
+    /// Share of the time for snapshots: one in this number.
     share: u32,
     /// The most that was live, and not live of what was held, at any look.
     most: (u64, u64),
@@ -535,7 +549,7 @@ struct Layouts {
 impl Layouts {
     fn begin(now: Instant, is_sampled: bool) -> Layouts {
         Layouts {
-            before: layout::Before::default(),
+            before: layout::LayoutHistory::default(),
             next: now + FIRST_LAYOUT,
             step: FIRST_LAYOUT,
             not_before: now,
@@ -545,7 +559,7 @@ impl Layouts {
         }
     }
 
-    /// Whether to look now that so much is live and held.
+    /// True if a snapshot is due for these live and held bytes.
     fn is_time(&self, now: Instant, live: u64, held: Option<u64>) -> bool {
         let grew = |now: u64, most: u64| now >= most.saturating_add(most / MORE);
         let unused = held.unwrap_or(0).saturating_sub(live);
@@ -565,25 +579,25 @@ impl Layouts {
     }
 }
 
-/// What was live when most was seen.
+/// Snapshot with the largest live amount.
 #[derive(Debug, Default)]
 struct Highest {
-    peak: Amount,
-    live: Vec<Amount>,
+    peak: LogAmount,
+    live: Vec<LogAmount>,
     time_ns: u64,
 }
 
-impl Recorded {
+impl CollectedProcess {
     /// Begins; the outer result is of the tables.
     fn begin(
         pid: u32,
         parent: u32,
-        create: impl FnOnce(&Begin) -> Result<Output, Error>,
+        create: impl FnOnce(&Begin) -> Result<RecordingOutput, HeapError>,
         file: File,
         root: &ProcRoot,
         attached: bool,
-    ) -> io::Result<Result<(Recorded, Hooked), Unrecorded>> {
-        let tables = Tables::open(file)?;
+    ) -> io::Result<Result<(CollectedProcess, Hooked), Unrecorded>> {
+        let tables = SharedTables::open(file)?;
         let program = fs::read_link(root.file(Pid(pid), "exe"))
             .map(|path| path.into_os_string().into_vec())
             .unwrap_or_default();
@@ -610,7 +624,7 @@ impl Recorded {
             Err(error) => return Ok(Err(Unrecorded::File(error))),
         };
         let now = Instant::now();
-        let recorded = Recorded {
+        let recorded = CollectedProcess {
             pid,
             program,
             has_new: hooked.has_new,
@@ -632,12 +646,12 @@ impl Recorded {
         Ok(Ok((recorded, hooked)))
     }
 
-    fn error(&self, source: io::Error) -> Error {
-        Error::Tables { pid: self.pid, source }
+    fn error(&self, source: io::Error) -> HeapError {
+        HeapError::Tables { pid: self.pid, source }
     }
 
     /// Takes down how it is now.
-    fn look(&mut self, root: &ProcRoot) -> Result<(), Error> {
+    fn look(&mut self, root: &ProcRoot) -> Result<(), HeapError> {
         let before = Instant::now();
         let now = executable(root, self.pid);
         if self.became_another || (now.is_some() && now != self.executable) {
@@ -672,8 +686,8 @@ impl Recorded {
     }
 
     /// Takes down where memory lies.
-    fn layout(&mut self, root: &ProcRoot) -> Result<(), Error> {
-        let Recorded { pid, tables, attached, layouts, .. } = self;
+    fn layout(&mut self, root: &ProcRoot) -> Result<(), HeapError> {
+        let CollectedProcess { pid, tables, attached, layouts, .. } = self;
         let before = &mut layouts.before;
         let Some(layout) = layout::read(root, Pid(*pid), tables, *attached, before) else {
             return Ok(());
@@ -681,20 +695,20 @@ impl Recorded {
         let time = self.began.elapsed();
         // Sites that it names may have come since the moment.
         let new =
-            tables.news(&self.program).map_err(|source| Error::Tables { pid: *pid, source })?;
-        let layout = Layout { time_ns: nanoseconds(time), ..tables.known_only(layout) };
+            tables.news(&self.program).map_err(|source| HeapError::Tables { pid: *pid, source })?;
+        let layout = LogLayout { time_ns: nanoseconds(time), ..tables.known_only(layout) };
         let written =
             new.write(&mut self.output.writer).and_then(|()| self.output.writer.layout(&layout));
         written.map_err(|source| self.output.error(source))
     }
 
-    /// Of several threads the recorder knows peaks only so well: a moment that was seen may have been higher.
-    fn settle_peak(&mut self, state: &mut State, time: Duration) {
+    /// With several threads, the recorder's peak is approximate: a snapshot may be higher.
+    fn settle_peak(&mut self, state: &mut CountedState, time: Duration) {
         let peak = &mut state.counts.peak;
         if self.highest.peak.bytes > peak.bytes {
             *peak = self.highest.peak;
             let live =
-                self.highest.live.iter().copied().chain(std::iter::repeat(Amount::default()));
+                self.highest.live.iter().copied().chain(std::iter::repeat(LogAmount::default()));
             for (site, live) in state.counts.sites.iter_mut().zip(live) {
                 site.at_peak = live;
             }
@@ -708,14 +722,19 @@ impl Recorded {
     }
 
     /// Writes down a moment.
-    fn add(&mut self, state: &State, time: Duration, memory: &memory::Memory) -> Result<(), Error> {
+    fn add(
+        &mut self,
+        state: &CountedState,
+        time: Duration,
+        memory: &memory::MemoryCopy,
+    ) -> Result<(), HeapError> {
         let time_ns = nanoseconds(time);
         if state.peak != self.peak || state.is_peak {
             self.peak = state.peak;
             self.peak_at_ns = Some(time_ns);
         }
         let new = self.tables.news(&self.program).map_err(|source| self.error(source))?;
-        let moment = Moment {
+        let moment = LogSnapshot {
             time_ns,
             live: state.all_live(),
             allocated: state.all_allocated(),
@@ -729,7 +748,7 @@ impl Recorded {
         written.map_err(|source| self.output.error(source))
     }
 
-    fn counts(&mut self, state: State, time: Duration) -> Result<(), Error> {
+    fn counts(&mut self, state: CountedState, time: Duration) -> Result<(), HeapError> {
         let mut counts = state.counts;
         counts.time_ns = nanoseconds(time);
         counts.peak_at_ns = self.peak_at_ns;
@@ -737,22 +756,27 @@ impl Recorded {
     }
 
     /// Takes down how it was at the end.
-    fn finish(mut self, how: Ending, then: Then, root: &ProcRoot) -> Result<Finished, Error> {
+    fn finish(
+        mut self,
+        how: LogEnding,
+        then: OutputFate,
+        root: &ProcRoot,
+    ) -> Result<Finished, HeapError> {
         let time = self.began.elapsed();
-        let how = if self.became_another { Ending::Replaced } else { how };
-        let runs_on = how == Ending::Detached;
+        let how = if self.became_another { LogEnding::Replaced } else { how };
+        let runs_on = how == LogEnding::Detached;
         let mut state = self.tables.state(runs_on).map_err(|source| self.error(source))?;
         self.settle_peak(&mut state, time);
         let trouble = self.tables.head(header::TROUBLE).map_err(|source| self.error(source))?;
         let own_new = self.tables.head(header::OWN_NEW).map_err(|source| self.error(source))?;
-        self.add(&state, time, &memory::Memory::default())?;
+        self.add(&state, time, &memory::MemoryCopy::default())?;
         if runs_on {
             self.layout(root)?;
         }
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;
-        let Recorded { pid, output, has_new, became_another, .. } = self;
-        let (path, bytes) = output.end(&End { time_ns: nanoseconds(time), how }, then)?;
+        let CollectedProcess { pid, output, has_new, became_another, .. } = self;
+        let (path, bytes) = output.end(&LogEnd { time_ns: nanoseconds(time), how }, then)?;
         let without_memory = trouble == tables::trouble::MEMORY;
         let without_calls = trouble == tables::trouble::CALLS;
         let without_new = own_new != 0 && !has_new;
@@ -779,11 +803,11 @@ fn executable(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
 enum Unrecorded {
     /// Its `malloc` cannot be hooked: the program, and why.
     NotHooked(Vec<u8>, Why),
-    File(Error),
+    File(HeapError),
 }
 
-/// What allocates: the file that has `malloc`, and allocators under other names.
-fn allocator(tables: &Tables, program: &[u8], hooked: &Hooked) -> io::Result<Vec<u8>> {
+/// Allocators in use: the file that provides `malloc`, and allocators under other names.
+fn allocator(tables: &SharedTables, program: &[u8], hooked: &Hooked) -> io::Result<Vec<u8>> {
     let mut allocator = tables.allocator()?;
     if allocator.is_empty() {
         allocator = program.to_vec();
@@ -791,7 +815,7 @@ fn allocator(tables: &Tables, program: &[u8], hooked: &Hooked) -> io::Result<Vec
     let real = |path: &[u8]| fs::canonicalize(OsStr::from_bytes(path)).ok();
     let usual = real(&allocator);
     for (name, file) in &hooked.allocators {
-        // What its malloc is has been said; the loader may have found it by a link.
+        // The file that provides malloc was reported; the loader may have found it through a link.
         if usual.is_none() || real(file.as_bytes()) != usual {
             allocator.extend([b", ", name.as_bytes(), b" of ", file.as_bytes()].concat());
         }
@@ -809,18 +833,19 @@ fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// What is live by site, of those that matter.
-pub(crate) fn tree(live: &[Amount]) -> Tree {
+/// Live amount by site, of the largest sites.
+pub(crate) fn tree(live: &[LogAmount]) -> LogLiveTree {
     let all: u64 = live.iter().map(|amount| amount.bytes).sum();
     let least = (all / SMALLEST).max(1);
     let numbered = (0_u32..).zip(live.iter().copied());
     let mut sites: Vec<_> = numbered.filter(|(_, amount)| amount.bytes >= least).collect();
     sites.sort_by_key(|&(site, amount)| (std::cmp::Reverse(amount.bytes), site));
     sites.truncate(SITES);
-    let mut others = Amount { bytes: all, blocks: live.iter().map(|amount| amount.blocks).sum() };
+    let mut others =
+        LogAmount { bytes: all, blocks: live.iter().map(|amount| amount.blocks).sum() };
     for (_, amount) in &sites {
         others.bytes -= amount.bytes;
         others.blocks = others.blocks.saturating_sub(amount.blocks);
     }
-    Tree { sites, others }
+    LogLiveTree { sites, others }
 }

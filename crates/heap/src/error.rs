@@ -1,18 +1,18 @@
-//! What can go wrong with a recording.
+//! Errors of a recording.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why there is no recording.
+/// Reason why a recording is not possible.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum HeapError {
     /// The socket where recorders are awaited could not be made.
     #[error("cannot wait for the recorder in the program")]
     Socket(#[source] io::Error),
-    /// What the recorder shares could not be read.
+    /// The recorder's shared memory could not be read.
     #[error("cannot read what the recorder in process {pid} counted")]
     Tables {
         /// The process.

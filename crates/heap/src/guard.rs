@@ -1,4 +1,5 @@
-//! Listens to what guards in programs say: that a process is guarded, that something is wrong, that it ends.
+//! Listens to what guards in programs say: that a process is guarded, that something is wrong, that
+//! it ends.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -11,41 +12,44 @@ use std::thread;
 use std::time::Duration;
 
 use pagewise_heaplog::guard::{
-    MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, made_by, means, module, word,
+    MAGIC, MAX_MESSAGE_WORDS, MAX_MODULES, MAX_STACK_FRAMES, access, bug, kind, made_by, means,
+    module, word,
 };
 use pagewise_heaplog::tables::{INTERRUPTED, greeting};
-use pagewise_model::guard::{Access, Bug, Call, Family, Kind, Means, Mismatch, Object};
+use pagewise_model::guard::{
+    AllocatorCall, BugAccess, BugKind, Family, FreeMismatch, GuardMeans, GuardedObject, MemoryBug,
+};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
-use pagewise_trace::{FileSymbols, Module};
+use pagewise_trace::{FileSymbols, MappedModule};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use crate::error::Error;
-use crate::library::{Library, NAME};
-use crate::meeting::{Answered, Client, Heard};
+use crate::error::HeapError;
+use crate::library::{NAME, RecorderLibrary};
+use crate::rendezvous::{Answered, Client, Heard};
 
-/// What is wanted of a guard.
+/// Parameters of guarding.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// Each of so many allocations is guarded, in the mean; from 1.
+pub struct GuardOptions {
+    /// Sampling rate: one in `rate` allocations is guarded on average; at least 1.
     pub rate: u64,
-    /// In so many bytes of memory.
+    /// Memory limit in bytes.
     pub most_bytes: u64,
-    /// Whether the program goes on after a mistake.
+    /// True if the program continues after a memory error.
     pub goes_on: bool,
-    /// Where in its page an object lies.
-    pub side: Side,
-    /// How pages are made inaccessible at best.
-    pub means: Means,
+    /// Position of an object in its page.
+    pub side: PageSide,
+    /// Best permitted method of making pages inaccessible.
+    pub means: GuardMeans,
     /// The library that guards.
-    pub library: Library,
+    pub library: RecorderLibrary,
 }
 
-/// Where in its page an object lies.
+/// Position of an object in its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum PageSide {
     /// At the end: who goes beyond it faults.
     End,
     /// At the beginning: who goes before it faults.
@@ -54,18 +58,18 @@ pub enum Side {
     Chance,
 }
 
-/// What a guard says.
+/// Message of a guard.
 #[derive(Debug)]
-pub enum Event {
+pub enum GuardEvent {
     /// A process is guarded from now on.
     Hello {
         /// The process.
         pid: u32,
-        /// How.
-        means: Means,
+        /// Method in use.
+        means: GuardMeans,
     },
     /// Something is wrong.
-    Bug(Box<Raw>),
+    Bug(Box<UnresolvedBug>),
     /// A process ends in order.
     End {
         /// Objects that it guarded.
@@ -79,10 +83,10 @@ pub enum Event {
 
 /// A bug, of which the call stacks are yet to be looked up.
 #[derive(Debug)]
-pub struct Raw {
-    bug: Bug,
+pub struct UnresolvedBug {
+    bug: MemoryBug,
     modules: Vec<RawModule>,
-    /// Of the access, the allocation and the free: addresses, and which module each is in.
+    /// Call stacks of the access, the allocation and the free: addresses, and the module of each.
     stacks: [Vec<(u64, Option<usize>)>; 3],
 }
 
@@ -96,12 +100,12 @@ struct RawModule {
 /// Listens, in a thread of its own: guards wait for an answer.
 #[derive(Debug)]
 pub struct Listener {
-    wanted: Wanted,
+    wanted: GuardOptions,
     meeting: Answered,
-    heard: Receiver<Event>,
+    heard: Receiver<GuardEvent>,
 }
 
-/// What was said and nobody has taken yet.
+/// Maximum number of messages that wait to be received.
 const MAX_EVENTS: usize = 64;
 /// Descriptors that are held for processes, and for one.
 const MAX_HELD: usize = 256;
@@ -111,16 +115,16 @@ impl Listener {
     /// Begins to listen.
     ///
     /// # Errors
-    /// Where no socket can be made.
-    pub fn open(wanted: Wanted) -> Result<Listener, Error> {
+    /// Returns an error if no socket can be created.
+    pub fn open(wanted: GuardOptions) -> Result<Listener, HeapError> {
         let (sender, heard) = sync_channel(MAX_EVENTS);
         let root = ProcRoot::live();
-        let mut held = Held::default();
+        let mut held = HeldDescriptors::default();
         let meeting = Answered::open(&wanted.library, move |client| {
             let words = match message(client) {
                 Ok(Some(words)) => words,
                 Ok(None) => return Heard::More,
-                // Who says what cannot be read is no guard of ours.
+                // A client that sends an invalid message is not a guard of ours.
                 Err(_) => return Heard::Done,
             };
             let is_heard = match client.file.take() {
@@ -131,7 +135,7 @@ impl Listener {
                     sent => matches!(sent, Some(Ok(()))),
                 },
             };
-            // An answer is given to what somebody reads.
+            // Only a message that is received gets an answer.
             if is_heard {
                 client.answer(greeting::YES);
             }
@@ -142,25 +146,25 @@ impl Listener {
 
     /// The variables that a program is to have in its environment to be guarded, beside ours.
     pub fn environment(&self) -> Vec<(OsString, OsString)> {
-        let Wanted { rate, most_bytes, goes_on, side, means, .. } = self.wanted;
+        let GuardOptions { rate, most_bytes, goes_on, side, means, .. } = self.wanted;
         let means = match means {
-            Means::Moves => "moves",
-            Means::Marks => "marks",
-            Means::Mappings => "mappings",
+            GuardMeans::Moves => "moves",
+            GuardMeans::Marks => "marks",
+            GuardMeans::Mappings => "mappings",
         };
         let then = if goes_on { "continue" } else { "abort" };
         let side = match side {
-            Side::End => "end",
-            Side::Start => "start",
-            Side::Chance => "chance",
+            PageSide::End => "end",
+            PageSide::Start => "start",
+            PageSide::Chance => "chance",
         };
         self.meeting.environment(&format!(
             "guard={rate},most={most_bytes},then={then},side={side},means={means}"
         ))
     }
 
-    /// What was said, as soon as it is; none where nothing is for so long.
-    pub fn next(&self, wait: Duration) -> Option<Event> {
+    /// The next message; `None` after `wait` without one.
+    pub fn next(&self, wait: Duration) -> Option<GuardEvent> {
         match self.heard.recv_timeout(wait) {
             Ok(heard) => Some(heard),
             Err(RecvTimeoutError::Timeout) => None,
@@ -172,11 +176,12 @@ impl Listener {
     }
 }
 
-/// Descriptors that processes have us hold until they end, with what tells of that.
+/// Descriptors that this process holds for others until they end, with the descriptor that shows
+/// their end.
 #[derive(Debug, Default)]
-struct Held(Vec<(u32, OwnedFd, OwnedFd)>);
+struct HeldDescriptors(Vec<(u32, OwnedFd, OwnedFd)>);
 
-impl Held {
+impl HeldDescriptors {
     fn hold(&mut self, pid: u32, file: OwnedFd) -> Option<()> {
         self.0.retain(|(_, process, _)| {
             let mut wanted = [PollFd::new(process, PollFlags::IN)];
@@ -195,7 +200,7 @@ impl Held {
 /// The words of a message; none as long as it is not complete.
 ///
 /// # Errors
-/// Where it is none.
+/// Returns an error if the message is invalid.
 fn message(client: &mut Client) -> io::Result<Option<Vec<u64>>> {
     const HEADER: usize = 8 * (word::LENGTH + 1);
     let broken = || io::Error::from(io::ErrorKind::InvalidData);
@@ -207,7 +212,7 @@ fn message(client: &mut Client) -> io::Result<Option<Vec<u64>>> {
     if client.bytes.len() >= HEADER {
         let first = words(&client.bytes[..HEADER]);
         let length = usize::try_from(first[word::LENGTH]).unwrap_or(usize::MAX);
-        if first[word::MAGIC] != MAGIC || length > MOST_WORDS || length < first.len() {
+        if first[word::MAGIC] != MAGIC || length > MAX_MESSAGE_WORDS || length < first.len() {
             return Err(broken());
         }
         lives = client.receive(8 * length);
@@ -218,55 +223,55 @@ fn message(client: &mut Client) -> io::Result<Option<Vec<u64>>> {
     if lives { Ok(None) } else { Err(broken()) }
 }
 
-/// What a message says; none where it makes no sense.
-fn read(words: &[u64], root: &ProcRoot) -> Option<Event> {
+/// Content of a message; `None` if it is invalid.
+fn read(words: &[u64], root: &ProcRoot) -> Option<GuardEvent> {
     let get = |number: usize| words.get(number).copied();
     let pid = u32::try_from(get(word::PID)?).ok()?;
     match get(word::KIND)? {
         kind::HELLO => {
             let means = match get(word::MEANS)? {
-                means::MOVES => Means::Moves,
-                means::MARKS => Means::Marks,
-                _ => Means::Mappings,
+                means::MOVES => GuardMeans::Moves,
+                means::MARKS => GuardMeans::Marks,
+                _ => GuardMeans::Mappings,
             };
-            Some(Event::Hello { pid, means })
+            Some(GuardEvent::Hello { pid, means })
         }
-        kind::END => Some(Event::End {
+        kind::END => Some(GuardEvent::End {
             guarded: get(word::GUARDED)?,
             left_out: get(word::LEFT_OUT)?,
-            most_bytes: get(word::MOST)?,
+            most_bytes: get(word::PEAK_BYTES)?,
         }),
         kind::BUG => {
             let program = fs::read_link(root.file(Pid(pid), "exe"));
             let program = program.map(|path| path.into_os_string().into_vec()).unwrap_or_default();
-            read_bug(words, Pid(pid), &program).map(|raw| Event::Bug(Box::new(raw)))
+            read_bug(words, Pid(pid), &program).map(|raw| GuardEvent::Bug(Box::new(raw)))
         }
         _ => None,
     }
 }
 
-fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
+fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<UnresolvedBug> {
     let get = |number: usize| words.get(number).copied();
     let tid = |number: usize| get(number).and_then(|tid| u32::try_from(tid).ok()).map(Pid);
     let kind = match get(word::BUG)? {
-        bug::OVERFLOW => Kind::Overflow,
-        bug::UNDERFLOW => Kind::Underflow,
-        bug::USE_AFTER_FREE => Kind::UseAfterFree,
-        bug::DOUBLE_FREE => Kind::DoubleFree,
-        bug::INVALID_FREE => Kind::InvalidFree,
-        bug::WILD => Kind::Wild,
-        bug::MISMATCH => Kind::Mismatch,
-        bug::FAULT => Kind::Segv,
-        bug::BUS_FAULT => Kind::Bus,
+        bug::OVERFLOW => BugKind::Overflow,
+        bug::UNDERFLOW => BugKind::Underflow,
+        bug::USE_AFTER_FREE => BugKind::UseAfterFree,
+        bug::DOUBLE_FREE => BugKind::DoubleFree,
+        bug::INVALID_FREE => BugKind::InvalidFree,
+        bug::WILD => BugKind::Wild,
+        bug::MISMATCH => BugKind::Mismatch,
+        bug::FAULT => BugKind::Segv,
+        bug::BUS_FAULT => BugKind::Bus,
         _ => return None,
     };
     let access = match get(word::ACCESS)? {
-        access::READ => Access::Read,
-        access::WRITE => Access::Write,
-        access::EXECUTE => Access::Execute,
-        access::FREE => Access::Free,
-        access::WRITTEN_BEFORE_FREE => Access::WrittenBeforeFree,
-        access::WRITTEN_BEFORE_END => Access::WrittenBeforeEnd,
+        access::READ => BugAccess::Read,
+        access::WRITE => BugAccess::Write,
+        access::EXECUTE => BugAccess::Execute,
+        access::FREE => BugAccess::Free,
+        access::WRITTEN_BEFORE_FREE => BugAccess::WrittenBeforeFree,
+        access::WRITTEN_BEFORE_END => BugAccess::WrittenBeforeEnd,
         _ => return None,
     };
     let mut name = Vec::new();
@@ -279,10 +284,10 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
     let mut stacks = [const { Vec::new() }; 3];
     for (number, stack) in stacks.iter_mut().enumerate() {
         let count = usize::try_from(get(word::FRAMES + number)?).ok()?;
-        if count > MOST_FRAMES {
+        if count > MAX_STACK_FRAMES {
             return None;
         }
-        for frame in take(&mut rest, count * 2)?.chunks_exact(2) {
+        for frame in split_words(&mut rest, count * 2)?.chunks_exact(2) {
             let module = frame[1].checked_sub(1).and_then(|module| usize::try_from(module).ok());
             stack.push((frame[0], module.filter(|&module| module < modules.len())));
         }
@@ -290,10 +295,10 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
     let unknown = || -> Reading<Vec<Frame>> {
         Err(Absent::NotCollected("the call stack could not be followed".into()))
     };
-    let call = |by: usize| Some(Call { tid: tid(by)?, stack: unknown() });
+    let call = |by: usize| Some(AllocatorCall { tid: tid(by)?, stack: unknown() });
     let object = match get(word::OBJECT)? {
         0 => None,
-        address => Some(Object {
+        address => Some(GuardedObject {
             address,
             size: get(word::SIZE)?,
             allocated: call(word::ALLOCATED_BY)?,
@@ -307,7 +312,7 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
         _ => None,
     };
     let mismatch = match kind {
-        Kind::Mismatch => Some(Mismatch {
+        BugKind::Mismatch => Some(FreeMismatch {
             made_by: family(word::MADE_BY)?,
             freed_as: family(word::FREED_AS)?,
             freed_size: get(word::FREED_SIZE).filter(|size| *size != u64::MAX),
@@ -315,13 +320,13 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
         _ => None,
     };
     let stack = match access {
-        Access::WrittenBeforeEnd => {
+        BugAccess::WrittenBeforeEnd => {
             Err(Absent::NotCollected("it was noticed only when the program ended".into()))
         }
         _ => unknown(),
     };
-    Some(Raw {
-        bug: Bug {
+    Some(UnresolvedBug {
+        bug: MemoryBug {
             time_ns: get(word::TIME)?,
             pid,
             program: Name::new(program),
@@ -341,20 +346,20 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<Raw> {
 }
 
 /// The next words.
-fn take<'a>(rest: &mut &'a [u64], count: usize) -> Option<&'a [u64]> {
+fn split_words<'a>(rest: &mut &'a [u64], count: usize) -> Option<&'a [u64]> {
     let (taken, others) = rest.split_at_checked(count)?;
     *rest = others;
     Some(taken)
 }
 
 fn modules(rest: &mut &[u64], count: u64, program: &[u8]) -> Option<Vec<RawModule>> {
-    let count = usize::try_from(count).ok().filter(|&count| count <= MOST_MODULES)?;
+    let count = usize::try_from(count).ok().filter(|&count| count <= MAX_MODULES)?;
     let mut modules = Vec::new();
     for _ in 0..count {
-        let words = take(rest, module::WORDS)?;
+        let words = split_words(rest, module::WORDS)?;
         let mut text = |length: u64| -> Option<Vec<u8>> {
             let length = usize::try_from(length).ok()?;
-            let words = take(rest, length.div_ceil(8))?;
+            let words = split_words(rest, length.div_ceil(8))?;
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             bytes.truncate(length);
             Some(bytes)
@@ -379,8 +384,8 @@ pub struct Resolver {
 
 impl Resolver {
     /// A bug with functions and lines.
-    pub fn resolve(&mut self, raw: Raw) -> Bug {
-        let Raw { mut bug, modules, stacks } = raw;
+    pub fn resolve(&mut self, raw: UnresolvedBug) -> MemoryBug {
+        let UnresolvedBug { mut bug, modules, stacks } = raw;
         let [access, allocated, freed] = stacks;
         let began_ns = bug.time_ns;
         let mut put = |stack: &[(u64, Option<usize>)], to: &mut Reading<_>| {
@@ -406,7 +411,8 @@ impl Resolver {
     ) -> Vec<Frame> {
         let mut frames = Vec::new();
         for &(marked, module) in stack {
-            // A return address is behind the call: the call itself may be the last of its line or function.
+            // A return address is behind the call: the call itself may be the last of its line or
+            // function.
             let is_return = marked & INTERRUPTED == 0;
             let address = marked & !INTERRUPTED;
             let Some(module) = module.and_then(|module| modules.get(module)) else {
@@ -428,7 +434,7 @@ impl Resolver {
             let key = (module.path.clone(), module.build_id.clone(), offset);
             let symbols = &mut self.symbols;
             let found = self.known.entry(key).or_insert_with(|| {
-                let file = Module { path: &module.path, build_id: &module.build_id, ran_ns };
+                let file = MappedModule { path: &module.path, build_id: &module.build_id, ran_ns };
                 symbols.frames(&file, &[offset]).0.into_iter().next().unwrap_or_default()
             });
             frames.extend(found.iter().cloned());
@@ -466,14 +472,14 @@ mod tests {
         words
     }
 
-    fn bug_of(words: &[u64]) -> Option<Bug> {
+    fn bug_of(words: &[u64]) -> Option<MemoryBug> {
         Some(Resolver::default().resolve(read_bug(words, Pid(1), b"/the/program")?))
     }
 
     #[test]
     fn a_message_is_read() {
         let bug = bug_of(&message()).unwrap();
-        assert_eq!((bug.kind, bug.access), (Kind::UseAfterFree, Access::Read));
+        assert_eq!((bug.kind, bug.access), (BugKind::UseAfterFree, BugAccess::Read));
         assert_eq!(bug.thread, Name::from("worker"));
         let object = bug.object.as_ref().unwrap();
         let freed = object.freed.as_ref().unwrap();
@@ -488,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_cut_or_changed_is_no_message_or_another() {
+    fn a_cut_or_changed_message_is_refused_or_another() {
         let whole = message();
         for length in 0..whole.len() {
             assert!(bug_of(&whole[..length]).is_none(), "{length}");

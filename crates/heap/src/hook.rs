@@ -1,4 +1,5 @@
-//! Jumps over the first instructions of functions: which instructions a jump covers, and the same instructions elsewhere.
+//! Jumps over the first instructions of functions: which instructions a jump covers, and the same
+//! instructions elsewhere.
 
 use std::fmt;
 use std::io;
@@ -14,13 +15,13 @@ use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps};
 use pagewise_sys::remote;
 
-use crate::names::{self, Allocator, Found, Nameless};
-use crate::tables::Tables;
+use crate::names::{self, FileAllocator, NamedFunction, Nameless};
+use crate::tables::SharedTables;
 
 /// Bytes of a jump.
 const JUMP: usize = 5;
-/// How much of a function is looked at for jumps back to its beginning.
-const LOOK: usize = 1 << 10;
+/// Number of bytes of a function that are searched for jumps back to its beginning.
+const SCANNED_BYTES: usize = 1 << 10;
 
 /// Why a function is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ pub enum Why {
     Unreadable,
     /// It ends before a jump would.
     Short,
-    /// It calls somebody in its first instructions.
+    /// It calls a function in its first instructions.
     Calls,
     /// It jumps back into its first instructions.
     Loops,
@@ -60,16 +61,16 @@ impl fmt::Display for LeftOut {
         let LeftOut { file, function, why } = self;
         let function = pagewise_model::name::escape(function.as_bytes());
         let why = why.to_string().replace("its malloc", &format!("its {function}"));
-        write!(f, "what the allocator of {} gives is not recorded: {why}", file.escaped())
+        write!(f, "allocations of the allocator of {} are not recorded: {why}", file.escaped())
     }
 }
 
-/// What is hooked besides `malloc` and its family, and what is not.
+/// Functions that are hooked besides `malloc` and its family, and functions that cannot be.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hooked {
     /// Which allocators: a name of each, and its file.
     pub allocators: Vec<(String, Name)>,
-    /// Whether an `operator new` is among them.
+    /// True if an `operator new` is among them.
     pub has_new: bool,
     pub left_out: Vec<LeftOut>,
     pub nameless: Vec<Nameless>,
@@ -92,19 +93,20 @@ impl fmt::Display for Why {
 
 /// The first instructions of a function, moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Moved {
-    /// How many bytes of the function they were.
+struct RelocatedPrologue {
+    /// Number of bytes of the function that they replaced.
     length: usize,
     /// The instructions, and a jump behind those that they were.
     code: Vec<u8>,
 }
 
-/// Answers a recorder: functions that it asks for are hooked, and those of allocators under other names.
+/// Answers a recorder: functions that it asks for are hooked, and those of allocators under other
+/// names.
 ///
 /// # Errors
-/// Where the tables cannot be read or written.
+/// Returns an error if the tables cannot be read or written.
 pub(crate) fn answer(
-    tables: &Tables,
+    tables: &SharedTables,
     pid: u32,
     root: &ProcRoot,
     attached: bool,
@@ -135,7 +137,7 @@ pub(crate) fn answer(
         let left_out = |(function, why)| LeftOut { file, function, why };
         let rows = if has_threads {
             Err((first, Why::Threads))
-        } else if count + allocator.functions.len() > named::MOST {
+        } else if count + allocator.functions.len() > named::MAX_CHUNKS {
             Err((first, Why::Many))
         } else {
             rows(pid, &allocator, &mut rooms, tables.head(named::ENTRY)?, count)
@@ -161,15 +163,15 @@ pub(crate) fn answer(
 }
 
 /// Functions that are hooked already stay so, but for those whose files are gone.
-fn ready(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
+fn ready(tables: &SharedTables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
     let names = names::find(root, Pid(pid));
     let mut hooked = Hooked::default();
     let mut is_hooked = vec![false; names.allocators.len()];
-    let count = usize::try_from(tables.head(named::COUNT)?).unwrap_or(0).min(named::MOST);
+    let count = usize::try_from(tables.head(named::COUNT)?).unwrap_or(0).min(named::MAX_CHUNKS);
     for number in 0..count {
         let word = named::ROWS + number * row::WORDS + row::AT;
         let at = tables.head(word)?;
-        let has = |it: &Allocator| it.functions.iter().any(|function| function.at == at);
+        let has = |it: &FileAllocator| it.functions.iter().any(|function| function.at == at);
         match names.allocators.iter().position(has) {
             Some(allocator) => is_hooked[allocator] = true,
             None => tables.answer(word, &[0])?,
@@ -185,7 +187,7 @@ fn ready(tables: &Tables, pid: u32, root: &ProcRoot) -> io::Result<Hooked> {
 /// The rows of an allocator's functions, or the function that cannot be hooked.
 fn rows(
     pid: u32,
-    allocator: &Allocator,
+    allocator: &FileAllocator,
     rooms: &mut Rooms,
     entry: u64,
     first: usize,
@@ -199,20 +201,20 @@ fn rows(
         let row = row_of(pid, function, place, entry, number);
         rows.push(row.map_err(|why| (function.name.clone(), why))?);
     }
-    rooms.take(room, length as u64);
+    rooms.add_range(room, length as u64);
     Ok(rows)
 }
 
 fn row_of(
     pid: u32,
-    function: &Found,
+    function: &NamedFunction,
     place: u64,
     entry: u64,
     number: usize,
 ) -> Result<[u64; row::WORDS], Why> {
     let mut code = read(pid, function.at)?;
     let before = code.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    // What lies behind it is not its own, but for what fills up.
+    // Code after its end is not its own, except for padding.
     let size = usize::try_from(function.size).unwrap_or(usize::MAX);
     if size != 0 {
         code.truncate(size.max(2 * JUMP));
@@ -244,9 +246,9 @@ fn row_of(
 /// Memory that is free near code, for the recorder to map.
 #[derive(Debug)]
 struct Rooms {
-    /// What is mapped.
+    /// Mapped ranges.
     used: Vec<(u64, u64)>,
-    /// Where rooms begin, and how many bytes they have.
+    /// Start and length of the allocated code areas.
     made: Vec<[u64; 2]>,
 }
 
@@ -258,7 +260,7 @@ impl Rooms {
         Rooms { used, made: Vec::new() }
     }
 
-    /// Where so many bytes are free that jumps of 32 bits reach from `address`.
+    /// Address of a free range of `length` bytes that 32-bit jumps reach from `address`.
     fn near(&self, address: u64, length: u64) -> Option<u64> {
         const STEP: u64 = 1 << 20;
         const FARTHEST: u64 = 1 << 30;
@@ -268,7 +270,7 @@ impl Rooms {
             at >= LOWEST && self.used.iter().all(|&(start, end)| at + length <= start || at >= end)
         };
         let base = address & !(STEP - 1);
-        if self.made.len() == named::MOST_ROOMS || self.used.is_empty() {
+        if self.made.len() == named::MAX_ROOMS || self.used.is_empty() {
             return None;
         }
         (1..FARTHEST / STEP).find_map(|step| {
@@ -277,7 +279,7 @@ impl Rooms {
         })
     }
 
-    fn take(&mut self, at: u64, length: u64) {
+    fn add_range(&mut self, at: u64, length: u64) {
         let length = length.next_multiple_of(rustix::param::page_size() as u64);
         self.used.push((at, at + length));
         self.made.push([at, length]);
@@ -285,7 +287,7 @@ impl Rooms {
 }
 
 /// Answers what the recorder asks for itself.
-fn asked(tables: &Tables, pid: u32, has_threads: bool) -> io::Result<Result<(), Why>> {
+fn asked(tables: &SharedTables, pid: u32, has_threads: bool) -> io::Result<Result<(), Why>> {
     let near = tables.head(hooks::NEAR)?;
     if near == 0 {
         return Ok(Ok(()));
@@ -329,22 +331,23 @@ fn asked(tables: &Tables, pid: u32, has_threads: bool) -> io::Result<Result<(), 
 }
 
 fn read(pid: u32, at: u64) -> Result<Vec<u8>, Why> {
-    let mut code = vec![0; LOOK];
-    let range = at..at.saturating_add(LOOK as u64);
+    let mut code = vec![0; SCANNED_BYTES];
+    let range = at..at.saturating_add(SCANNED_BYTES as u64);
     let read = remote::read(pid, slice::from_ref(&range), &mut code).unwrap_or(0);
     code.truncate(read);
     if code.len() < JUMP { Err(Why::Unreadable) } else { Ok(code) }
 }
 
-/// The first instructions of the function at `at`, moved to `place`, which is no farther than jumps reach.
-fn moved(code: &[u8], at: u64, place: u64) -> Result<Moved, Why> {
+/// The first instructions of the function at `at`, moved to `place`, which is within the range of
+/// jumps.
+fn moved(code: &[u8], at: u64, place: u64) -> Result<RelocatedPrologue, Why> {
     let mut decoder = Decoder::with_ip(64, code, at, DecoderOptions::NONE);
     let mut covered: Vec<Instruction> = Vec::new();
     let mut length = 0;
     let mut ends = false;
     while length < JUMP {
         let instruction = decoder.decode();
-        // What is behind its end is nobody's, if it only fills up.
+        // Code after its end belongs to no function if it is padding.
         if ends && !fills(&instruction) {
             return Err(Why::Short);
         }
@@ -390,10 +393,11 @@ fn moved(code: &[u8], at: u64, place: u64) -> Result<Moved, Why> {
     if code.len() > hooks::STRIDE - hooks::MOVED {
         return Err(Why::Strange);
     }
-    Ok(Moved { length, code })
+    Ok(RelocatedPrologue { length, code })
 }
 
-/// A call that returns to another place: the address is put on the stack, and the function jumped to.
+/// A call that returns to another place: the address is put on the stack, and the function jumped
+/// to.
 fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
     let halves = [back & u64::from(u32::MAX), back >> 32].map(|it| u32::try_from(it).unwrap_or(0));
     let stack = |displacement| MemoryOperand::with_base_displ(Register::RSP, displacement);
@@ -422,7 +426,7 @@ fn call(call: &Instruction, back: u64) -> Result<[Instruction; 4], Why> {
     moved().map_err(|_| Why::Strange)
 }
 
-/// What compilers put between functions.
+/// True for instructions that compilers use as padding between functions.
 fn fills(instruction: &Instruction) -> bool {
     matches!(
         instruction.code(),
@@ -450,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_by_its_distance_stays_the_same() {
+    fn targets_relative_to_the_instruction_stay_the_same() {
         // mov rax, [rip + 0x1000]; ret
         let code = [0x48, 0x8b, 0x05, 0, 0x10, 0, 0, 0xc3];
         let moved = moved(&code, AT, PLACE).unwrap();
@@ -490,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_moved_is_refused() {
+    fn instructions_that_cannot_be_moved_are_refused() {
         let refused = |code: &[u8]| moved(code, AT, PLACE).unwrap_err();
         // ret, and another function behind.
         assert_eq!(refused(&[0xc3, 0x55, 0x48, 0x89, 0xe5, 0xc3]), Why::Short);

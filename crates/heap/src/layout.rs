@@ -1,8 +1,9 @@
-//! Where the memory lies that an allocator holds, and how densely its pages are used: read from outside, from the recorder's
-//! map of live blocks, the words that glibc keeps before blocks, and the page tables.
+//! Layout of an allocator's memory, and the density of its pages: read from outside, from the
+//! recorder's map of live blocks, the words that glibc stores before blocks, and the page tables.
 //!
-//! The process runs on meanwhile. What makes no sense is not believed, and blocks whose words do not fit are counted apart.
-//! Only pages in memory are read, so that reading changes nothing.
+//! The process runs at the same time. Implausible values are discarded, and blocks with
+//! contradictory words are counted separately. Only resident pages are read, so reading changes
+//! nothing.
 
 mod glibc;
 pub(crate) mod live;
@@ -13,58 +14,58 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use pagewise_heaplog::recording::{Amount, Area, AreaKind, Layout};
+use pagewise_heaplog::recording::{LogAmount, LogArea, LogAreaKind, LogLayout};
 use pagewise_heaplog::tables::live::{KIND, NARROW};
 use pagewise_heaplog::tables::{allocator, header};
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request, scan};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
 use pagewise_sys::remote;
 
-use crate::tables::Tables;
-use live::Raw;
+use crate::tables::SharedTables;
+use live::LiveMapEntry;
 use pages::Use;
 
 /// More is not looked at: it would take seconds.
-const MOST_EXTENTS: usize = 1 << 13;
-const MOST_RUNS: usize = 1 << 22;
-/// How often mappings are read for one layout.
+const MAX_EXTENTS: usize = 1 << 13;
+const MAX_RUNS: usize = 1 << 22;
+/// Number of times mappings are read for one layout.
 const READINGS: usize = 16;
-/// Bytes of words before blocks that are read at a time, in so many pieces.
+/// Number of bytes with block headers that are read at a time, and the number of pieces.
 const PIECE: u64 = 1 << 20;
 const PIECES: usize = 1000;
-/// Of chunks: what they are multiples of, and the least.
+/// Alignment and minimum size of chunks.
 const UNIT: u64 = 16;
-const LEAST: u64 = 32;
+const MIN_CHUNK: u64 = 32;
 /// Bits in the size before a block.
 const FLAGS: u64 = 7;
 const MAPPED: u64 = 2;
 const OTHER_ARENA: u64 = 4;
 
-/// What is known of a process from one layout to the next.
+/// Data kept from one layout to the next.
 #[derive(Debug, Default)]
-pub(crate) struct Before {
+pub(crate) struct LayoutHistory {
     /// The numbers of arenas.
     numbers: HashMap<u64, u32>,
 }
 
 /// A process that is looked at.
 #[derive(Debug)]
-struct Process {
+struct WalkedProcess {
     pid: u32,
     pagemap: File,
     page: u64,
 }
 
-impl Process {
-    /// The parts of a range that are in memory, in order of address. A page that was only read is the kernel's one page of zeros,
-    /// and none of theirs.
+impl WalkedProcess {
+    /// The parts of a range that are in memory, in order of address. A page that was only read is
+    /// the kernel's one page of zeros, and none of theirs.
     fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
         const REGIONS: usize = 512;
         let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
-        let request = Request { all_of: present, report: zero, ..Request::default() };
-        let mut regions = [Region::default(); REGIONS];
+        let request = ScanRequest { all_of: present, report: zero, ..ScanRequest::default() };
+        let mut regions = [ScanRegion::default(); REGIONS];
         let mut runs: Vec<Range<u64>> = Vec::new();
         let down = |at: u64| at - at % self.page;
         let end = range.end.checked_next_multiple_of(self.page).unwrap_or(range.end);
@@ -80,7 +81,7 @@ impl Process {
                     _ => runs.push(region.start..region.end),
                 }
             }
-            if runs.len() > MOST_RUNS {
+            if runs.len() > MAX_RUNS {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
             at = scan.walk_end.max(at + self.page);
@@ -103,22 +104,22 @@ impl Process {
 
 /// A heap, or a mapping with blocks in it.
 #[derive(Clone, Debug)]
-struct Extent {
+struct BlockExtent {
     range: Range<u64>,
     /// Which of the areas.
     area: usize,
-    /// What of it is in memory.
+    /// Resident ranges.
     runs: Vec<Range<u64>>,
     /// Behind the last block that was met.
     last: u64,
 }
 
-impl Extent {
+impl BlockExtent {
     fn resident(&self) -> u64 {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// How many bytes of a range are in memory.
+    /// Number of resident bytes of a range.
     fn resident_in(&self, range: &Range<u64>) -> u64 {
         let first = self.runs.partition_point(|run| run.end <= range.start);
         let runs = self.runs[first..].iter().take_while(|run| run.start < range.end);
@@ -126,10 +127,10 @@ impl Extent {
     }
 }
 
-/// What is added up in an area.
+/// Sums over an area.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    kind: AreaKind,
+struct AreaSum {
+    kind: LogAreaKind,
     number: u32,
     parts: u32,
     held: u64,
@@ -145,17 +146,17 @@ struct Sum {
 
 /// A layout that is being read.
 struct Looking<'a> {
-    process: &'a Process,
+    process: &'a WalkedProcess,
     root: &'a ProcRoot,
     mappings: Vec<Mapping>,
-    /// How often these may be read again.
+    /// Number of times that these may be read again.
     readings: usize,
-    before: &'a mut Before,
+    before: &'a mut LayoutHistory,
     arenas: Vec<glibc::Arena>,
-    sums: Vec<Sum>,
+    sums: Vec<AreaSum>,
     /// In order of address.
-    extents: Vec<Extent>,
-    /// Where the sum of blocks with mappings of their own is, and of mappings.
+    extents: Vec<BlockExtent>,
+    /// Index of the sum of blocks with mappings of their own, and of mappings.
     alone: Option<usize>,
     others: Option<usize>,
     /// Sizes of blocks whose room says too little.
@@ -169,10 +170,10 @@ struct Looking<'a> {
 pub(crate) fn read(
     root: &ProcRoot,
     pid: Pid,
-    tables: &Tables,
+    tables: &SharedTables,
     attached: bool,
-    before: &mut Before,
-) -> Option<Layout> {
+    before: &mut LayoutHistory,
+) -> Option<LogLayout> {
     let is_glibc = tables.head(header::ALLOCATOR).ok()? == allocator::GLIBC;
     let map = tables.head(header::LIVE_MAP).ok()?;
     let every = tables.head(header::EVERY_BYTES).ok()?;
@@ -180,7 +181,7 @@ pub(crate) fn read(
     if map == 0 || is_narrow != is_glibc {
         return None;
     }
-    let process = Process {
+    let process = WalkedProcess {
         pid: pid.0,
         pagemap: File::open(root.file(pid, "pagemap")).ok()?,
         page: rustix::param::page_size() as u64,
@@ -203,17 +204,17 @@ pub(crate) fn read(
     };
     looking.read_mappings()?;
     if is_glibc {
-        looking.sums.push(Sum::default());
+        looking.sums.push(AreaSum::default());
         looking.find_arenas()?;
     }
     let all_known = !attached && every == 0;
-    live::each(&process, map & !KIND, is_narrow, |blocks| looking.take(blocks, is_narrow))?;
+    live::each(&process, map & !KIND, is_narrow, |blocks| looking.add_blocks(blocks, is_narrow))?;
     looking.close();
     looking.tops(all_known);
     Some(looking.finish(all_known, attached))
 }
 
-/// Whether an allocator may have made a mapping.
+/// True if an allocator may have made a mapping.
 fn is_memory(mapping: &Mapping) -> bool {
     mapping.inode == 0
         && mapping.sharing == Sharing::Private
@@ -229,7 +230,8 @@ impl Looking<'_> {
         parsed.torn.is_none().then_some(())
     }
 
-    /// Adds heaps of glibc's arenas that were not there before, and what others have become longer by.
+    /// Adds heaps of glibc's arenas that were not there before, and what others have become longer
+    /// by.
     fn find_arenas(&mut self) -> Option<()> {
         let heap = Name::new(b"[heap]");
         let main: Vec<Range<u64>> = self
@@ -254,8 +256,8 @@ impl Looking<'_> {
             let number = self.before.numbers.get(&heap.arena).copied().unwrap_or_default();
             let known = self.arenas.iter().find(|arena| arena.address == heap.arena);
             let area = known.map(|arena| arena.area).unwrap_or_else(|| {
-                let kind = AreaKind::Arena;
-                self.sums.push(Sum { kind, number, ..Sum::default() });
+                let kind = LogAreaKind::Arena;
+                self.sums.push(AreaSum { kind, number, ..AreaSum::default() });
                 let area = self.sums.len() - 1;
                 self.arenas.push(glibc::Arena { address: heap.arena, area });
                 area
@@ -266,9 +268,9 @@ impl Looking<'_> {
     }
 
     /// The program runs on: heaps have grown, and pages were touched, since they were looked at.
-    fn renew(&mut self, blocks: &[Raw], is_narrow: bool) -> Option<()> {
+    fn renew(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) -> Option<()> {
         let [first, .., last] = blocks else { return Some(()) };
-        let is_new = |block: &Raw| self.extent(block.address).is_none();
+        let is_new = |block: &LiveMapEntry| self.extent(block.address).is_none();
         if is_narrow && self.readings > 0 && blocks.iter().any(is_new) {
             self.read_mappings()?;
             self.find_arenas()?;
@@ -287,11 +289,11 @@ impl Looking<'_> {
 
     /// Adds a range to an area. Blocks begin behind `first`.
     fn extend(&mut self, area: usize, range: Range<u64>, first: u64) -> Option<()> {
-        if self.extents.len() >= MOST_EXTENTS || range.is_empty() {
+        if self.extents.len() >= MAX_EXTENTS || range.is_empty() {
             return None;
         }
         if let Some(known) = self.extents.iter_mut().find(|it| it.range.start == range.start) {
-            // What is given back meanwhile was there when it was looked at first.
+            // Memory that is released during the scan counts as it was when first read.
             let more = range.end.saturating_sub(known.range.end);
             let behind = known.range.end..known.range.end + more;
             let runs = self.process.present(behind.clone()).ok()?;
@@ -304,7 +306,7 @@ impl Looking<'_> {
             return Some(());
         }
         let runs = self.process.present(range.clone()).ok()?;
-        let extent = Extent { range, area, runs, last: first };
+        let extent = BlockExtent { range, area, runs, last: first };
         let sum = &mut self.sums[area];
         sum.parts += 1;
         sum.held = sum.held.saturating_add(extent.range.end - extent.range.start);
@@ -330,7 +332,7 @@ impl Looking<'_> {
     }
 
     /// Takes blocks that lie behind those before, in order of address.
-    fn take(&mut self, blocks: &[Raw], is_narrow: bool) {
+    fn add_blocks(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) {
         if self.renew(blocks, is_narrow).is_none() {
             self.unclear += blocks.len() as u64;
             return;
@@ -347,7 +349,7 @@ impl Looking<'_> {
             }
             return;
         }
-        let mut ready: Vec<Raw> = Vec::new();
+        let mut ready: Vec<LiveMapEntry> = Vec::new();
         for block in blocks {
             match self.extent(block.address) {
                 Some(_) => ready.push(*block),
@@ -365,7 +367,7 @@ impl Looking<'_> {
         }
         let range = self.mapping(address)?;
         let others = *self.others.get_or_insert_with(|| {
-            self.sums.push(Sum { kind: AreaKind::Mappings, ..Sum::default() });
+            self.sums.push(AreaSum { kind: LogAreaKind::Mappings, ..AreaSum::default() });
             self.sums.len() - 1
         });
         let start = range.start;
@@ -373,9 +375,10 @@ impl Looking<'_> {
         self.extent(address)
     }
 
-    /// Whether a block outside of all heaps is done with: it has a mapping of its own, or nothing is known of it. One of the first
-    /// arena, which could not grow, is not: what it is in now belongs to that arena.
-    fn takes_alone(&mut self, block: &Raw) -> bool {
+    /// True if a block outside of all heaps is done with: it has a mapping of its own, or nothing
+    /// is known of it. One of the first arena, which could not grow, is not: what it is in now
+    /// belongs to that arena.
+    fn takes_alone(&mut self, block: &LiveMapEntry) -> bool {
         let Some(chunk) = block.address.checked_sub(UNIT) else { return true };
         let words =
             self.mapping(chunk).and_then(|range| Some((range, self.process.read::<16>(chunk)?)));
@@ -387,13 +390,13 @@ impl Looking<'_> {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let (before, head) = (word(before), word(head));
         let size = head & !FLAGS;
-        let end = chunk.checked_add(size).filter(|end| *end <= range.end && size >= LEAST);
+        let end = chunk.checked_add(size).filter(|end| *end <= range.end && size >= MIN_CHUNK);
         let start = chunk.checked_sub(before).filter(|start| *start >= range.start);
         match (head & (MAPPED | OTHER_ARENA), end, start) {
             (MAPPED, Some(end), Some(start)) => {
                 let resident = self.process.present(start..end).unwrap_or_default();
                 let alone = *self.alone.get_or_insert_with(|| {
-                    self.sums.push(Sum { kind: AreaKind::Mapped, ..Sum::default() });
+                    self.sums.push(AreaSum { kind: LogAreaKind::Mapped, ..AreaSum::default() });
                     self.sums.len() - 1
                 });
                 let live = self.size(block, size - UNIT);
@@ -422,7 +425,7 @@ impl Looking<'_> {
     }
 
     /// Takes blocks in heaps of glibc's: the words before them say how long they are.
-    fn take_chunks(&mut self, blocks: &[Raw]) {
+    fn take_chunks(&mut self, blocks: &[LiveMapEntry]) {
         let page = self.process.page;
         let mut ranges: Vec<Range<u64>> = Vec::new();
         let mut first = 0;
@@ -456,7 +459,7 @@ impl Looking<'_> {
     }
 
     /// Takes blocks whose words lie in some ranges, or nowhere that can be read.
-    fn take_some(&mut self, blocks: &[Raw], ranges: &[Range<u64>]) {
+    fn take_some(&mut self, blocks: &[LiveMapEntry], ranges: &[Range<u64>]) {
         let length: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         let got = match remote::read(self.process.pid, ranges, &mut bytes) {
@@ -484,14 +487,14 @@ impl Looking<'_> {
     }
 
     /// Takes a block of a heap, with the word before it.
-    fn chunk(&mut self, block: &Raw, word: u64) {
+    fn chunk(&mut self, block: &LiveMapEntry, word: u64) {
         let Some(at) = self.extent(block.address) else {
             self.unclear += 1;
             return;
         };
         let (size, extent) = (word & !FLAGS, &self.extents[at]);
         let end = (block.address - UNIT).checked_add(size);
-        let fits = size >= LEAST
+        let fits = size >= MIN_CHUNK
             && size.is_multiple_of(UNIT)
             && word & MAPPED == 0
             && end.is_some_and(|end| end <= extent.range.end)
@@ -505,8 +508,8 @@ impl Looking<'_> {
         self.add(at, start..start + size, block, live);
     }
 
-    /// How many bytes were asked for of a room of so many.
-    fn size(&self, block: &Raw, room: u64) -> u64 {
+    /// Requested size of a block with `room` usable bytes.
+    fn size(&self, block: &LiveMapEntry, room: u64) -> u64 {
         match block.slack {
             Some(slack) => room.saturating_sub(slack.into()),
             None => self.sizes.get(&block.address).copied().unwrap_or(room).min(room),
@@ -522,8 +525,8 @@ impl Looking<'_> {
         probability.max(f64::MIN_POSITIVE).recip()
     }
 
-    /// Adds a block: what nobody else may have of an extent, and what was asked for.
-    fn add(&mut self, at: usize, range: Range<u64>, block: &Raw, live: u64) {
+    /// Adds a block: the part of an extent that it occupies, and its requested size.
+    fn add(&mut self, at: usize, range: Range<u64>, block: &LiveMapEntry, live: u64) {
         let weight = self.weight(live);
         let extent = &mut self.extents[at];
         let range = range.start..range.end.min(extent.range.end);
@@ -546,7 +549,7 @@ impl Looking<'_> {
 
     /// Finds what is behind the last chunks, and who allocates where.
     fn tops(&mut self, all_known: bool) {
-        let mut states: Vec<(usize, glibc::State)> = Vec::new();
+        let mut states: Vec<(usize, glibc::GlibcArena)> = Vec::new();
         let arenas = &self.arenas;
         for arena in arenas {
             states.extend(glibc::state(self.process, arena.address).map(|it| (arena.area, it)));
@@ -567,44 +570,44 @@ impl Looking<'_> {
         let first = self.extents.iter().rfind(|it| it.area == 0 && self.sums[0].parts == 1);
         if let (Some(main), true, Some(None)) =
             (first, all_known, self.sums.first().map(|sum| sum.top))
-            && self.sums[0].kind == AreaKind::Main
+            && self.sums[0].kind == LogAreaKind::Main
         {
             self.sums[0].top = glibc::walk(self.process, main.last..main.range.end);
         }
     }
 
-    fn finish(self, all_known: bool, attached: bool) -> Layout {
+    fn finish(self, all_known: bool, attached: bool) -> LogLayout {
         let page = self.process.page;
-        let mut areas: Vec<Area> = self
+        let mut areas: Vec<LogArea> = self
             .sums
             .iter()
             .filter(|sum| sum.held > 0)
-            .map(|sum| Area {
+            .map(|sum| LogArea {
                 kind: sum.kind,
                 number: sum.number,
                 parts: sum.parts,
                 held: sum.held,
                 resident: Some(sum.resident)
-                    .filter(|_| self.every == 0 || sum.kind != AreaKind::Mapped),
+                    .filter(|_| self.every == 0 || sum.kind != LogAreaKind::Mapped),
                 live: (!attached)
-                    .then_some(Amount { bytes: whole(sum.live.0), blocks: whole(sum.live.1) }),
-                empty: (all_known && sum.kind != AreaKind::Mapped)
+                    .then_some(LogAmount { bytes: whole(sum.live.0), blocks: whole(sum.live.1) }),
+                empty: (all_known && sum.kind != LogAreaKind::Mapped)
                     .then(|| sum.resident.saturating_sub(sum.used)),
                 top: sum.top,
-                gap: Some(sum.gap).filter(|_| all_known && sum.kind != AreaKind::Mapped),
+                gap: Some(sum.gap).filter(|_| all_known && sum.kind != LogAreaKind::Mapped),
                 threads: sum.threads,
             })
             .collect();
         let order = |kind| match kind {
-            AreaKind::Main => 0,
-            AreaKind::Arena => 1,
-            AreaKind::Mappings => 2,
-            AreaKind::Mapped => 3,
+            LogAreaKind::Main => 0,
+            LogAreaKind::Arena => 1,
+            LogAreaKind::Mappings => 2,
+            LogAreaKind::Mapped => 3,
         };
         areas.sort_by_key(|area| (order(area.kind), area.number));
         let empty: u64 = areas.iter().filter_map(|area| area.empty).sum();
         let pages = all_known.then(|| self.uses.finish(empty / page));
-        Layout { time_ns: 0, areas, pages, unclear: self.unclear }
+        LogLayout { time_ns: 0, areas, pages, unclear: self.unclear }
     }
 }
 

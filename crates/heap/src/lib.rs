@@ -1,34 +1,34 @@
 //! Records the heap of a running program, and reads such recordings.
 //!
-//! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made into a file, and a file into
-//! a [`pagewise_model::heap::Recording`] with functions and lines.
+//! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made
+//! into a file, and a file into a [`pagewise_model::heap::HeapRecording`] with functions and lines.
 #![forbid(unsafe_code)]
 
-mod at;
 mod attach;
+mod block_lookup;
 mod blocks;
 mod collector;
 mod error;
-mod folder;
 pub mod guard;
 mod hook;
-mod kept;
 mod layout;
 mod library;
-mod meeting;
 mod memory;
 mod names;
 mod output;
 pub mod probes;
+mod recorder_cache;
+mod rendezvous;
 mod resolve;
+mod run_dir;
 mod tables;
 
-pub use at::block_at;
-pub use attach::{Attached, Ended, Refused, is_visible};
-pub use blocks::Live;
-pub use collector::{Collector, Finished, Request};
-pub use error::Error;
+pub use attach::{AttachRefused, Attached, LeftBehind, is_visible};
+pub use block_lookup::block_at;
+pub use blocks::LiveBlocks;
+pub use collector::{CollectRequest, Collector, Finished};
+pub use error::HeapError;
 pub use hook::{LeftOut, Why};
-pub use library::{Library, library};
+pub use library::{RecorderLibrary, library};
 pub use names::Nameless;
 pub use resolve::resolve;

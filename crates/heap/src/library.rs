@@ -4,41 +4,43 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::kept;
+use crate::recorder_cache;
 
-/// What this crate was built with; empty where there is none for the machine.
+/// The recorder that this crate was built with; empty on other machines.
 static RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpagewise_preload.so"));
 
-/// What is made of its contents, in hexadecimal digits.
+/// Hash of its contents in hexadecimal digits.
 const CONTENTS: &str = env!("PAGEWISE_RECORDER_CONTENTS");
 
-/// What the recorder's file is called.
+/// File name of the recorder.
 pub(crate) const NAME: &str = "libpagewise_preload.so";
 
-/// Where the recorder is.
+/// Location of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Library {
+pub enum RecorderLibrary {
     /// In this program.
     Own,
     /// A file.
     File(PathBuf),
 }
 
-/// The recorder: the file that `PAGEWISE_PRELOAD` names, or this program's own. None on machines for which there is none.
-pub fn library() -> Option<Library> {
+/// The recorder: the file that `PAGEWISE_PRELOAD` names, or the embedded one. `None` on machines
+/// without a recorder.
+pub fn library() -> Option<RecorderLibrary> {
     if let Some(path) = std::env::var_os("PAGEWISE_PRELOAD") {
-        return Some(Library::File(path.into()));
+        return Some(RecorderLibrary::File(path.into()));
     }
-    (!RECORDER.is_empty()).then_some(Library::Own)
+    (!RECORDER.is_empty()).then_some(RecorderLibrary::Own)
 }
 
-impl Library {
-    /// The path by which a program can load it, for as long as may be; written into `folder` where there is no place to keep it.
+impl RecorderLibrary {
+    /// Path from which a program can load it, permanent if possible; a file in `folder` if no
+    /// permanent location is writable.
     pub(crate) fn place(&self, folder: &Path) -> io::Result<PathBuf> {
         match self {
-            Library::File(path) => fs::canonicalize(path),
-            Library::Own => {
-                if let Some(path) = kept::keep(RECORDER, CONTENTS) {
+            RecorderLibrary::File(path) => fs::canonicalize(path),
+            RecorderLibrary::Own => {
+                if let Some(path) = recorder_cache::keep(RECORDER, CONTENTS) {
                     return Ok(path);
                 }
                 let path = folder.join(NAME);

@@ -1,51 +1,53 @@
-//! What a process has in RAM, and what its allocator holds.
+//! Resident memory of a process, and the footprint of its allocator.
 
 use std::fs::File;
 
-use pagewise_heaplog::recording::Resident;
+use pagewise_heaplog::recording::LogResident;
 use pagewise_heaplog::tables::{allocator, header};
 use pagewise_model::{Bytes, Mapping, Name, Pid};
 use pagewise_proc::{ProcRoot, maps, status};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request, scan};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
 
-use crate::tables::Tables;
+use crate::tables::SharedTables;
 
-/// Memory at one moment; what could not be read is none.
+/// Memory at one time point; values that could not be read are `None`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryCopy {
     pub held: Option<u64>,
-    pub resident: Option<Resident>,
+    pub resident: Option<LogResident>,
 }
 
 /// Reads it. `mapped` are the bytes in blocks with mappings of their own.
-pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &Tables, mapped: u64) -> Memory {
+pub(crate) fn read(root: &ProcRoot, pid: Pid, tables: &SharedTables, mapped: u64) -> MemoryCopy {
     // Only of this one it is known which mappings are its own.
     let is_glibc = tables.head(header::ALLOCATOR).is_ok_and(|whose| whose == allocator::GLIBC);
     let held = if is_glibc { held_by(root, pid, mapped) } else { None };
-    Memory { held, resident: resident(root, pid, tables) }
+    MemoryCopy { held, resident: resident(root, pid, tables) }
 }
 
-/// What glibc's malloc holds in a process; none where that cannot be read, and once the process has no memory any more.
+/// Footprint of glibc's malloc in a process; `None` if it cannot be read, and after the process has
+/// released its memory.
 fn held_by(root: &ProcRoot, pid: Pid, mapped: u64) -> Option<u64> {
     let maps = maps::parse(&root.read(pid, "maps").ok()?);
-    // Of a process that exits the file ends early, or is empty. One that has its memory afterwards had it all the time.
+    // For an exiting process the file ends early, or is empty. If the process still has its memory
+    // afterwards, the reading was complete.
     resident_of(root, pid)?;
     maps.torn.is_none().then(|| held(&maps.mappings, mapped))
 }
 
-fn resident(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<Resident> {
+fn resident(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<LogResident> {
     let ours = tables.resident().ok()?;
     let resident = resident_of(root, pid)?;
     let shmem = resident.shmem.saturating_sub(ours);
-    Some(Resident { shmem, recorder: own(root, pid, tables), ..resident })
+    Some(LogResident { shmem, recorder: own(root, pid, tables), ..resident })
 }
 
-/// What a process without a recorder has in RAM.
-pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<Resident> {
+/// Resident memory of a process without a recorder.
+pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<LogResident> {
     let status = status::parse(&root.read(pid, "status").ok()?).status;
     let bytes =
         |reading: &pagewise_model::Reading<Bytes>| reading.as_ref().ok().map(|bytes| bytes.0);
-    Some(Resident {
+    Some(LogResident {
         anonymous: bytes(&status.rss_anon)?,
         file: bytes(&status.rss_file)?,
         shmem: bytes(&status.rss_shmem)?,
@@ -54,14 +56,14 @@ pub(crate) fn resident_of(root: &ProcRoot, pid: Pid) -> Option<Resident> {
     })
 }
 
-/// What of its own memory the recorder has touched; none where the kernel does not tell.
-fn own(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<u64> {
+/// Resident memory of the recorder itself; `None` if the kernel does not show it.
+fn own(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> Option<u64> {
     const RUNS: usize = 512;
     let pagemap = File::open(root.file(pid, "pagemap")).ok()?;
     let (present, zero) = (Categories::PRESENT, Categories::PFNZERO);
-    let request = Request { all_of: present, report: zero, ..Request::default() };
+    let request = ScanRequest { all_of: present, report: zero, ..ScanRequest::default() };
     let page = rustix::param::page_size() as u64;
-    let mut regions = vec![Region::default(); RUNS];
+    let mut regions = vec![ScanRegion::default(); RUNS];
     let mut bytes = 0;
     for (start, length) in tables.own().ok()?? {
         let end = start.checked_add(length)?.checked_next_multiple_of(page)?;
@@ -78,7 +80,7 @@ fn own(root: &ProcRoot, pid: Pid, tables: &Tables) -> Option<u64> {
     Some(bytes)
 }
 
-/// What glibc's malloc holds: the heap that `brk` made, its further arenas, and large blocks.
+/// Footprint of glibc's malloc: the `brk` heap, thread arenas, and large blocks.
 fn held(mappings: &[Mapping], mapped: u64) -> u64 {
     let heap = mappings.iter().filter(|mapping| mapping.name == Name::new(b"[heap]"));
     let heap: u64 = heap.map(|mapping| mapping.range.len().0).sum();
@@ -86,10 +88,12 @@ fn held(mappings: &[Mapping], mapped: u64) -> u64 {
     heap.saturating_add(arenas(mappings)).saturating_add(mapped)
 }
 
-/// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves as much.
+/// HEAP_MAX_SIZE of glibc on machines of 64 bits: an arena's heap starts at a multiple and reserves
+/// as much.
 pub(crate) const ARENA: u64 = 64 << 20;
 
-/// The used parts of further arenas: they begin at a multiple of their size and are followed by what is reserved.
+/// The used parts of further arenas: they begin at a multiple of their size and are followed by
+/// what is reserved.
 fn arenas(mappings: &[Mapping]) -> u64 {
     let is_used = |mapping: &Mapping| {
         mapping.range.start.is_multiple_of(ARENA)

@@ -1,7 +1,9 @@
-//! Allocators under names of their own, by the symbols of the files that a process has mapped: what each of their functions does.
+//! Allocators under names of their own, by the symbols of the files that a process has mapped: what
+//! each of their functions does.
 //!
-//! Programs have jemalloc or mimalloc in them under names with a prefix, or a `malloc` that no other file sees; libraries that have a
-//! `malloc` bring `operator new`, which does not call it. Interprets names only: how the functions are hooked is in [`crate::hook`].
+//! Programs have jemalloc or mimalloc in them under names with a prefix, or a `malloc` that no
+//! other file sees; libraries that have a `malloc` bring `operator new`, which does not call it.
+//! Interprets names only: how the functions are hooked is in [`crate::hook`].
 
 use std::fmt;
 use std::fs::File;
@@ -9,36 +11,37 @@ use std::io::Read;
 
 use pagewise_heaplog::tables::named::role;
 use pagewise_model::{Mapping, Name, Pid};
-use pagewise_proc::variables::{self, Functions};
+use pagewise_proc::variables::{self, WantedFunctions};
 use pagewise_proc::{ProcRoot, maps, target_file};
 
 /// A function that allocates or frees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct NamedFunction {
     /// Its name.
     pub name: String,
-    /// Where it is.
+    /// Address.
     pub at: u64,
-    /// How many bytes it has; 0 where its symbol does not say.
+    /// Size in bytes; 0 if its symbol has no size.
     pub size: u64,
-    /// What it does ([`role`]).
+    /// Its meaning ([`role`]).
     pub role: u64,
-    /// Where it throws an exception if there is no memory: the function that returns null instead.
+    /// For a function that throws an exception without memory: the variant that returns null
+    /// instead.
     pub instead: u64,
 }
 
 /// The allocators of a file that are not reached by way of `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Allocator {
+pub(crate) struct FileAllocator {
     /// The file.
     pub file: Name,
     /// One of its names: `_rjem_malloc`.
     pub name: String,
-    /// Where the file is mapped.
+    /// Address at which the file is mapped.
     pub start: u64,
     /// Their functions, each once.
-    pub functions: Vec<Found>,
-    /// Whether an `operator new` is among them.
+    pub functions: Vec<NamedFunction>,
+    /// True if an `operator new` is among them.
     pub has_new: bool,
 }
 
@@ -62,15 +65,15 @@ impl fmt::Display for Nameless {
     }
 }
 
-/// What a process has of both.
+/// Functions of both kinds that a process has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Names {
-    pub allocators: Vec<Allocator>,
+pub(crate) struct ProcessFunctions {
+    pub allocators: Vec<FileAllocator>,
     pub nameless: Vec<Nameless>,
 }
 
 /// A name, and what the function does.
-struct Row {
+struct FunctionRow {
     name: &'static str,
     role: u64,
     instead: &'static str,
@@ -78,44 +81,44 @@ struct Row {
 
 const NO: u64 = role::NONE;
 
-const fn row(name: &'static str, role: u64) -> Row {
-    Row { name, role, instead: "" }
+const fn row(name: &'static str, role: u64) -> FunctionRow {
+    FunctionRow { name, role, instead: "" }
 }
 
 /// Returns a block of as many bytes as an argument says.
-const fn size(name: &'static str, size: u64) -> Row {
+const fn size(name: &'static str, size: u64) -> FunctionRow {
     row(name, role::new(role::ALLOCATES, size, NO, NO))
 }
 
 /// As many bytes as two arguments say, multiplied.
-const fn array(name: &'static str, size: u64, times: u64) -> Row {
+const fn array(name: &'static str, size: u64, times: u64) -> FunctionRow {
     row(name, role::new(role::ALLOCATES, size, times, NO))
 }
 
 /// Resizes the block that the first argument is.
-const fn resize(name: &'static str, block: u64, size: u64) -> Row {
+const fn resize(name: &'static str, block: u64, size: u64) -> FunctionRow {
     row(name, role::new(role::RESIZES, size, NO, block))
 }
 
-const fn resize_array(name: &'static str, block: u64, size: u64, times: u64) -> Row {
+const fn resize_array(name: &'static str, block: u64, size: u64, times: u64) -> FunctionRow {
     row(name, role::new(role::RESIZES, size, times, block))
 }
 
-const fn free(name: &'static str) -> Row {
+const fn free(name: &'static str) -> FunctionRow {
     row(name, role::new(role::FREES, NO, NO, 0))
 }
 
-const fn text(name: &'static str) -> Row {
+const fn text(name: &'static str) -> FunctionRow {
     row(name, role::new(role::COPIES_TEXT, NO, NO, NO))
 }
 
 /// Throws where the other returns null.
-const fn throws(row: Row, instead: &'static str) -> Row {
-    Row { instead, ..row }
+const fn throws(row: FunctionRow, instead: &'static str) -> FunctionRow {
+    FunctionRow { instead, ..row }
 }
 
 /// The functions of the C standard and its extensions.
-const USUAL: &[Row] = &[
+const USUAL: &[FunctionRow] = &[
     size("malloc", 0),
     free("free"),
     free("cfree"),
@@ -130,7 +133,7 @@ const USUAL: &[Row] = &[
 ];
 
 /// jemalloc's own, behind a prefix or none.
-const OF_JEMALLOC: &[Row] = &[
+const OF_JEMALLOC: &[FunctionRow] = &[
     size("mallocx", 0),
     resize("rallocx", 0, 1),
     row("xallocx", role::new(role::RESIZES_IN_PLACE, 1, NO, 0)),
@@ -146,7 +149,7 @@ const PREFIXES: &[&str] =
     &["_rjem_", "rjem_", "je_", "jem_", "je_arrow_", "duckdb_je_", "jemalloc_", "moz_je_"];
 
 /// mimalloc's.
-const OF_MIMALLOC: &[Row] = &[
+const OF_MIMALLOC: &[FunctionRow] = &[
     size("mi_malloc", 0),
     free("mi_free"),
     array("mi_calloc", 0, 1),
@@ -235,7 +238,7 @@ const OF_MIMALLOC: &[Row] = &[
 ];
 
 /// tcmalloc's.
-const OF_TCMALLOC: &[Row] = &[
+const OF_TCMALLOC: &[FunctionRow] = &[
     size("tc_malloc", 0),
     free("tc_free"),
     array("tc_calloc", 0, 1),
@@ -270,7 +273,7 @@ const OF_TCMALLOC: &[Row] = &[
 ];
 
 /// `operator new` and `operator delete`.
-const OF_CPP: &[Row] = &[
+const OF_CPP: &[FunctionRow] = &[
     throws(size("_Znwm", 0), "_ZnwmRKSt9nothrow_t"),
     throws(size("_Znam", 0), "_ZnamRKSt9nothrow_t"),
     throws(size("_ZnwmSt11align_val_t", 0), "_ZnwmSt11align_val_tRKSt9nothrow_t"),
@@ -299,17 +302,18 @@ const WORDS: &[(&[u8], &str)] = &[
     (b"mimalloc: error: ", "mimalloc"),
     (b"TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES", "tcmalloc"),
 ];
-/// So much of a file is searched for them.
+/// Number of bytes of a file that are searched for them.
 const SEARCHED: u64 = 256 << 20;
 const PIECE: usize = 1 << 20;
 
-/// Whether a name may be of interest.
+/// True if a name may be of interest.
 pub(crate) fn is_wanted(name: &[u8]) -> bool {
     // Most begin otherwise, and there may be a million.
     if !matches!(name.first(), Some(b'_' | b'a'..=b'x')) || name.len() > 64 {
         return false;
     }
-    let is_of = |rows: &[Row], name: &[u8]| rows.iter().any(|row| row.name.as_bytes() == name);
+    let is_of =
+        |rows: &[FunctionRow], name: &[u8]| rows.iter().any(|row| row.name.as_bytes() == name);
     let is_plain = |name| is_of(USUAL, name) || is_of(OF_JEMALLOC, name);
     let is_prefixed = |prefix: &&str| name.strip_prefix(prefix.as_bytes()).is_some_and(is_plain);
     match name {
@@ -321,10 +325,10 @@ pub(crate) fn is_wanted(name: &[u8]) -> bool {
 }
 
 /// Finds them in the files that a process has mapped.
-pub(crate) fn find(root: &ProcRoot, pid: Pid) -> Names {
-    let Ok(text) = root.read(pid, "maps") else { return Names::default() };
+pub(crate) fn find(root: &ProcRoot, pid: Pid) -> ProcessFunctions {
+    let Ok(text) = root.read(pid, "maps") else { return ProcessFunctions::default() };
     let mappings = maps::parse(&text).mappings;
-    let mut names = Names::default();
+    let mut names = ProcessFunctions::default();
     let mut seen = Vec::new();
     for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
         let key = (mapping.device, mapping.inode);
@@ -343,7 +347,7 @@ pub(crate) fn find(root: &ProcRoot, pid: Pid) -> Names {
                 && !is_of_system(&mapping.name) =>
             {
                 let file = mapping.name.clone();
-                let found = words(target_file::open_mapped(root, pid, mapping).ok());
+                let found = file_label(target_file::open_mapped(root, pid, mapping).ok());
                 names.nameless.extend(found.map(|allocator| Nameless { file, allocator }));
             }
             None => {}
@@ -352,7 +356,8 @@ pub(crate) fn find(root: &ProcRoot, pid: Pid) -> Names {
     names
 }
 
-/// Whether nothing is looked for in a file: the C library, the loader, our own, and libraries whose tables are large and known.
+/// True if nothing is looked for in a file: the C library, the loader, our own, and libraries whose
+/// tables are large and known.
 fn is_passed(name: &Name) -> bool {
     let base = name.base();
     let begins = |with: &str| base.starts_with(with.as_bytes());
@@ -361,17 +366,18 @@ fn is_passed(name: &Name) -> bool {
         .any(begins)
 }
 
-/// Whether it is a library of a distribution's: these are many, and use the allocator of who loads them.
+/// True if it is a library of a distribution's: these are many, and use the allocator of who loads
+/// them.
 fn is_of_system(name: &Name) -> bool {
     [&b"/usr/lib"[..], b"/lib"].into_iter().any(|folder| name.as_bytes().starts_with(folder))
 }
 
-fn exports_malloc(functions: &Functions) -> bool {
+fn exports_malloc(functions: &WantedFunctions) -> bool {
     functions.seen.iter().any(|seen| seen.exported && seen.function.name == "malloc")
 }
 
 /// The allocator whose words are in a file.
-fn words(file: Option<File>) -> Option<&'static str> {
+fn file_label(file: Option<File>) -> Option<&'static str> {
     let mut file = file?.take(SEARCHED);
     let finders: Vec<_> =
         WORDS.iter().map(|(word, name)| (memchr::memmem::Finder::new(word), *name)).collect();
@@ -391,7 +397,7 @@ fn words(file: Option<File>) -> Option<&'static str> {
 }
 
 /// Adds names, each with what the function does and the name of the one to call instead.
-fn add(rows: &mut Vec<(String, u64, String)>, prefix: &str, of: &[Row]) {
+fn add(rows: &mut Vec<(String, u64, String)>, prefix: &str, of: &[FunctionRow]) {
     rows.extend(of.iter().map(|row| {
         let instead = match row.instead {
             "" => String::new(),
@@ -401,8 +407,8 @@ fn add(rows: &mut Vec<(String, u64, String)>, prefix: &str, of: &[Row]) {
     }));
 }
 
-/// What a file has, as it is mapped.
-fn of_file(functions: &Functions, pieces: &[&Mapping]) -> Option<Allocator> {
+/// Functions of a file at their mapped addresses.
+fn of_file(functions: &WantedFunctions, pieces: &[&Mapping]) -> Option<FileAllocator> {
     let first = pieces.first()?;
     let address = |offset: u64| {
         let piece = pieces.iter().find(|piece| {
@@ -421,7 +427,7 @@ fn of_file(functions: &Functions, pieces: &[&Mapping]) -> Option<Allocator> {
             add(&mut rows, prefix, OF_JEMALLOC);
         }
     }
-    // A linker leaves out what nobody calls; nobody leaves out this.
+    // A linker omits unused functions; this one is always used.
     if has("mi_free") {
         add(&mut rows, "", OF_MIMALLOC);
     }
@@ -431,7 +437,8 @@ fn of_file(functions: &Functions, pieces: &[&Mapping]) -> Option<Allocator> {
     if has("mallocx") && has("dallocx") {
         add(&mut rows, "", OF_JEMALLOC);
     }
-    // Names that others see lead to the recorder already. That it is the usual functions is told by several of them.
+    // Names that other files see lead to the recorder already. Several of the usual functions
+    // confirm this.
     let is_hidden = ["malloc", "free", "realloc"].into_iter().all(has) && !exports("malloc");
     if is_hidden {
         add(&mut rows, "", USUAL);
@@ -439,7 +446,7 @@ fn of_file(functions: &Functions, pieces: &[&Mapping]) -> Option<Allocator> {
     if !rows.is_empty() || exports("malloc") {
         add(&mut rows, "", OF_CPP);
     }
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<NamedFunction> = Vec::new();
     let place = |name: &str| {
         let seen = functions.seen.iter().find(|seen| seen.function.name == name)?;
         Some((address(seen.function.offset)?, seen.function.size))
@@ -449,19 +456,20 @@ fn of_file(functions: &Functions, pieces: &[&Mapping]) -> Option<Allocator> {
         // A function may have several names.
         if !found.iter().any(|other| other.at == at) {
             let other = place(&instead).map_or(0, |(at, _)| at);
-            // A program's own `operator new` calls one of the others, which is seen; an exception of its could not pass.
+            // A program's own `operator new` calls one of the others, which is seen; an exception
+            // of its could not pass.
             if other == 0 && !instead.is_empty() && name.starts_with("_Zn") {
                 continue;
             }
             let instead = other;
-            found.push(Found { name, at, size, role, instead });
+            found.push(NamedFunction { name, at, size, role, instead });
         }
     }
     let new = place("_Znwm").map(|(at, _)| at);
     let has_new = found.iter().any(|found| Some(found.at) == new);
     let name = found.first()?.name.clone();
     let start = pieces.iter().map(|piece| piece.range.start).min()?;
-    Some(Allocator { file: first.name.clone(), name, start, functions: found, has_new })
+    Some(FileAllocator { file: first.name.clone(), name, start, functions: found, has_new })
 }
 
 #[cfg(test)]
@@ -483,9 +491,9 @@ mod tests {
         let path = tempfile::NamedTempFile::new().unwrap();
         let mut bytes = vec![b'x'; 3 * PIECE];
         assert!(std::fs::write(path.path(), &bytes).is_ok());
-        assert_eq!(words(File::open(path.path()).ok()), None);
+        assert_eq!(file_label(File::open(path.path()).ok()), None);
         bytes[2 * PIECE - 4..][..12].copy_from_slice(b"<jemalloc>: ");
         assert!(std::fs::write(path.path(), &bytes).is_ok());
-        assert_eq!(words(File::open(path.path()).ok()), Some("jemalloc"));
+        assert_eq!(file_label(File::open(path.path()).ok()), Some("jemalloc"));
     }
 }

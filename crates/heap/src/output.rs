@@ -1,26 +1,27 @@
-//! The file that a recording is written to: readable at any time up to where it is cut off, and its owner's alone.
+//! The file that a recording is written to: readable at any time up to where it is cut off, and its
+//! owner's alone.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IntoInnerError};
 use std::path::{Path, PathBuf};
 
-use pagewise_heaplog::recording::{Begin, End};
-use pagewise_heaplog::writer::Writer;
+use pagewise_heaplog::recording::{Begin, LogEnd};
+use pagewise_heaplog::writer::LogWriter;
 use pagewise_sys::output_file::Growing;
 
-use crate::error::Error;
+use crate::error::HeapError;
 
 /// A recording that is being written.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct RecordingOutput {
     growing: Growing,
     /// Writes into it.
-    pub(crate) writer: Writer<BufWriter<File>>,
+    pub(crate) writer: LogWriter<BufWriter<File>>,
 }
 
-/// What becomes of a recording that has ended.
+/// Destination of a recording that has ended.
 #[derive(Clone, Debug)]
-pub(crate) enum Then {
+pub(crate) enum OutputFate {
     /// It has the name that it was made for, from now on at the latest.
     Keep,
     /// It gets this name, or one that is free beside it.
@@ -29,26 +30,27 @@ pub(crate) enum Then {
     Discard,
 }
 
-impl Output {
+impl RecordingOutput {
     /// Begins a recording of this name; a file that has it stays until the recording is complete.
-    pub(crate) fn create(path: &Path, begin: &Begin) -> Result<Output, Error> {
-        Output::begin(path, Growing::create(path), begin)
+    pub(crate) fn create(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
+        RecordingOutput::begin(path, Growing::create(path), begin)
     }
 
-    /// Begins a recording of this name, or of one that is free beside it: what is there is never written to.
-    pub(crate) fn create_new(path: &Path, begin: &Begin) -> Result<Output, Error> {
-        Output::begin(path, Growing::create_new(path), begin)
+    /// Begins a recording of this name, or of one that is free beside it: what is there is never
+    /// written to.
+    pub(crate) fn create_new(path: &Path, begin: &Begin) -> Result<RecordingOutput, HeapError> {
+        RecordingOutput::begin(path, Growing::create_new(path), begin)
     }
 
     fn begin(
         path: &Path,
         made: io::Result<(Growing, File)>,
         begin: &Begin,
-    ) -> Result<Output, Error> {
-        let error = |source| Error::File { path: path.to_owned(), source };
+    ) -> Result<RecordingOutput, HeapError> {
+        let error = |source| HeapError::File { path: path.to_owned(), source };
         let (growing, file) = made.map_err(error)?;
-        match Writer::create(BufWriter::new(file), begin) {
-            Ok(writer) => Ok(Output { growing, writer }),
+        match LogWriter::create(BufWriter::new(file), begin) {
+            Ok(writer) => Ok(RecordingOutput { growing, writer }),
             Err(source) => {
                 growing.discard();
                 Err(error(source))
@@ -56,27 +58,27 @@ impl Output {
         }
     }
 
-    /// Where it is now.
+    /// Present path.
     pub(crate) fn path(&self) -> &Path {
         self.growing.path()
     }
 
     /// An error of writing it.
-    pub(crate) fn error(&self, source: io::Error) -> Error {
-        Error::File { path: self.path().to_owned(), source }
+    pub(crate) fn error(&self, source: io::Error) -> HeapError {
+        HeapError::File { path: self.path().to_owned(), source }
     }
 
-    /// Ends it. Where it is from now on, and how many bytes it has.
-    pub(crate) fn end(self, end: &End, then: Then) -> Result<(PathBuf, u64), Error> {
-        let Output { growing, writer } = self;
+    /// Ends the file. Returns its final path and its size in bytes.
+    pub(crate) fn end(self, end: &LogEnd, then: OutputFate) -> Result<(PathBuf, u64), HeapError> {
+        let RecordingOutput { growing, writer } = self;
         let path = growing.path().to_owned();
         let written = || -> io::Result<(PathBuf, u64)> {
             let file = writer.end(end)?.into_inner().map_err(IntoInnerError::into_error)?;
             let bytes = file.metadata()?.len();
             let path = match then {
-                Then::Keep => growing.complete(&file)?,
-                Then::Move(to) => growing.complete_at(&file, &to)?,
-                Then::Discard => {
+                OutputFate::Keep => growing.complete(&file)?,
+                OutputFate::Move(to) => growing.complete_at(&file, &to)?,
+                OutputFate::Discard => {
                     let path = growing.path().to_owned();
                     growing.discard();
                     path
@@ -84,6 +86,6 @@ impl Output {
             };
             Ok((path, bytes))
         };
-        written().map_err(|source| Error::File { path, source })
+        written().map_err(|source| HeapError::File { path, source })
     }
 }

@@ -1,8 +1,9 @@
-//! Programs that load no library, being linked statically: their `malloc` and its kin are watched from the kernel, by uprobes.
+//! Statically linked programs, which load no library: their `malloc` and similar functions are
+//! probed from the kernel, by uprobes.
 //!
-//! A probe at the entry of each function tells its arguments and a copy of the stack, one at its end what it returned. All that the
-//! recorder does in a program is done here. It takes some microseconds a call, and what the kernel had no room for is lost and
-//! counted.
+//! A probe at the entry of each function records its arguments and a copy of the stack, one at its
+//! end its return value. The recorder's work in a program is done here. It costs some microseconds
+//! a call, and events that do not fit into the ring buffer are lost and counted.
 
 mod state;
 
@@ -15,19 +16,19 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pagewise_heaplog::recording::{Begin, End, Ending, Moment};
+use pagewise_heaplog::recording::{Begin, LogEnd, LogEnding, LogSnapshot};
 use pagewise_model::Pid;
 use pagewise_proc::target_file::{self, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, variables};
-use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
-use pagewise_trace::{Record, Session, Target, Unwinder, Uprobes, Wanted};
+use pagewise_trace::{PerfRecord, SessionEvent, TraceSession, TraceTarget, Unwinder, Uprobes};
 use thiserror::Error;
 
 use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
 use crate::memory;
-use crate::output::{Output, Then};
-use state::{Call, Probed, Role, State};
+use crate::output::{OutputFate, RecordingOutput};
+use state::{ProbeRole, ProbeState, Probed, ProbedCall};
 
 /// Why a program that is linked statically is not recorded.
 #[derive(Debug, Error)]
@@ -35,68 +36,68 @@ use state::{Call, Probed, Role, State};
 pub enum Unwatched {
     /// It is Go's.
     #[error(
-        "it is a program of Go's, whose runtime has no malloc: `go tool pprof` tells of its heap"
+        "it is a Go program, whose runtime does not use malloc: `go tool pprof` shows the Go heap"
     )]
     Go,
     /// Its functions have no names.
     #[error(
-        "it is linked statically and has no symbols of malloc and free: they were stripped, or it has other functions"
+        "it is linked statically and has no symbols malloc and free: they were stripped, or it uses other functions"
     )]
     NoSymbols,
     /// The kernel has no such probes.
     #[error("it is linked statically, and this kernel has no uprobes (CONFIG_UPROBE_EVENTS)")]
     NoProbes,
     /// They may not be used.
-    #[error(
-        "it is linked statically, and its functions cannot be watched: that takes root, or CAP_PERFMON"
-    )]
-    NotPermitted(#[source] pagewise_trace::Error),
+    #[error("it is linked statically, and probes on its functions need root or CAP_PERFMON")]
+    NotPermitted(#[source] pagewise_trace::TraceError),
     /// The file could not be written.
     #[error(transparent)]
-    File(#[from] crate::Error),
+    File(#[from] crate::HeapError),
 }
 
-/// Of each stack so many bytes are copied.
+/// Number of bytes that are copied of each stack.
 const STACK: u16 = 4000;
-/// Of the stack that a function returns to, where it may have been told to put a block's address.
+/// Number of stack bytes of the caller in which the result address of a block may be stored.
 const NEAR: u32 = 512;
 /// Bytes of all rings together, and of one CPU's at most and at least.
 const RINGS: usize = 64 << 20;
 const RING: usize = 32 << 20;
-const LEAST: usize = 1 << 17;
+const MIN_RING: usize = 1 << 17;
 
 /// The functions, and which of their arguments say what.
-const FUNCTIONS: &[(&str, Call)] = &[
-    ("malloc", Call::Size(0)),
-    ("free", Call::Free),
-    ("cfree", Call::Free),
-    ("calloc", Call::Array),
-    ("realloc", Call::Resize),
-    ("memalign", Call::Size(1)),
-    ("aligned_alloc", Call::Size(1)),
-    ("posix_memalign", Call::Into),
-    ("valloc", Call::Size(0)),
-    ("pvalloc", Call::Size(0)),
+const FUNCTIONS: &[(&str, ProbedCall)] = &[
+    ("malloc", ProbedCall::Size(0)),
+    ("free", ProbedCall::Free),
+    ("cfree", ProbedCall::Free),
+    ("calloc", ProbedCall::Array),
+    ("realloc", ProbedCall::Resize),
+    ("memalign", ProbedCall::Size(1)),
+    ("aligned_alloc", ProbedCall::Size(1)),
+    ("posix_memalign", ProbedCall::Into),
+    ("valloc", ProbedCall::Size(0)),
+    ("pvalloc", ProbedCall::Size(0)),
 ];
 
-/// Functions of glibc that pass the blocks of a thread's cache to `free` as the thread ends. The program has freed these before.
+/// Functions of glibc that pass the blocks of a thread's cache to `free` as the thread ends. The
+/// program has freed these before.
 const CACHE_FLUSHES: [&str; 2] = ["tcache_thread_shutdown", "__malloc_arena_thread_freeres"];
 
 /// A program whose functions can be watched.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ProbePlan {
     path: PathBuf,
     /// The functions, each with where in the file it begins.
-    functions: Vec<(Call, u64)>,
+    functions: Vec<(ProbedCall, u64)>,
     /// The code of [`CACHE_FLUSHES`], as offsets in the file.
     cache_flushes: Vec<Range<u64>>,
 }
 
-/// Whether a command's program is linked statically, and how it is then watched. None where it loads libraries, as most do.
+/// Plan of probes for a statically linked command. `None` if the command loads libraries, as most
+/// do.
 ///
 /// # Errors
-/// Where it is, and cannot be watched: why.
-pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
+/// Returns an error with the reason if the command is statically linked and cannot be probed.
+pub fn plan(program: &OsStr) -> Result<Option<ProbePlan>, Unwatched> {
     let Some(path) = find(program) else { return Ok(None) };
     let Ok(file) = target_file::open_regular(&path, MAX_ELF_BYTES) else { return Ok(None) };
     if !is_static(&file).unwrap_or(false) {
@@ -104,7 +105,7 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     }
     let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).chain(CACHE_FLUSHES).collect();
     let found = variables::functions(&file, &names);
-    let mut functions: Vec<(Call, u64)> = Vec::new();
+    let mut functions: Vec<(ProbedCall, u64)> = Vec::new();
     for (name, call) in FUNCTIONS {
         let function = found.iter().find(|function| function.name == *name);
         if let Some(function) = function
@@ -117,13 +118,13 @@ pub fn plan(program: &OsStr) -> Result<Option<Plan>, Unwatched> {
     if has("malloc") && has("free") {
         let flushes = found.iter().filter(|it| CACHE_FLUSHES.contains(&it.name.as_str()));
         let cache_flushes = flushes.map(|it| it.offset..it.offset.saturating_add(it.size));
-        return Ok(Some(Plan { path, functions, cache_flushes: cache_flushes.collect() }));
+        return Ok(Some(ProbePlan { path, functions, cache_flushes: cache_flushes.collect() }));
     }
     let is_go = !variables::functions(&file, &["runtime.mallocgc"]).is_empty() || is_of_go(&file);
     Err(if is_go { Unwatched::Go } else { Unwatched::NoSymbols })
 }
 
-/// Whether a command's program has Go's runtime, beside C code whose heap can be recorded.
+/// True if a command's program has Go's runtime, beside C code whose heap can be recorded.
 pub fn has_go(program: &OsStr) -> bool {
     find(program)
         .and_then(|path| target_file::open_regular(&path, MAX_ELF_BYTES).ok())
@@ -140,7 +141,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     paths.find(|path| path.is_file()).and_then(|path| fs::canonicalize(path).ok())
 }
 
-/// Whether an ELF file of 64 bits names no loader.
+/// True if an ELF file of 64 bits names no loader.
 pub(crate) fn is_static(file: &File) -> Option<bool> {
     const INTERPRETER: u32 = 3;
     const HEADER: usize = 56;
@@ -162,7 +163,7 @@ pub(crate) fn is_static(file: &File) -> Option<bool> {
     Some(!kinds.clone().any(|kind| kind == INTERPRETER) && count > 0)
 }
 
-/// Whether Go's linker made it: it says so near the beginning.
+/// True if Go's linker made it: it says so near the beginning.
 pub(crate) fn is_of_go(file: &File) -> bool {
     const NOTE: &[u8] = b"Go\0\0";
     let mut bytes = vec![0; 64 << 10];
@@ -170,28 +171,28 @@ pub(crate) fn is_of_go(file: &File) -> bool {
     bytes[..read].windows(NOTE.len()).any(|window| window == NOTE)
 }
 
-/// What is wanted of a recording.
+/// Parameters of a recording.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct ProbeRequest {
     /// The file that is written.
     pub file: PathBuf,
     /// The program and its arguments.
     pub command: Vec<Vec<u8>>,
     /// The mean number of bytes between samples; none for every call.
     pub every_bytes: Option<u64>,
-    /// Whether children that are forked are recorded too, each into a file of its own.
+    /// True if children that are forked are recorded too, each into a file of its own.
     pub follow: bool,
 }
 
 /// Records a program by probes.
 #[derive(Debug)]
 pub struct Probes {
-    session: Session,
+    session: TraceSession,
     root: ProcRoot,
-    request: Request,
+    request: ProbeRequest,
     program: PathBuf,
     first: u32,
-    watched: Watched,
+    watched: ProbedProcesses,
     finished: Vec<Finished>,
     /// Allocations of those that have ended that are not counted.
     dropped: u64,
@@ -202,39 +203,39 @@ pub struct Probes {
 
 /// The processes.
 #[derive(Debug)]
-struct Watched {
+struct ProbedProcesses {
     first: u32,
     follow: bool,
-    running: Vec<One>,
+    running: Vec<ProbedProcess>,
     /// Those that another program has taken the place of.
-    replaced: Vec<One>,
+    replaced: Vec<ProbedProcess>,
 }
 
 /// A process.
 #[derive(Debug)]
-struct One {
-    state: State,
+struct ProbedProcess {
+    state: ProbeState,
     pid: u32,
     parent: u32,
-    /// Whether it has executed something since it last called anything.
+    /// True if it has executed something since it last called anything.
     execs: bool,
     began: Instant,
-    file: Option<Output>,
+    file: Option<RecordingOutput>,
 }
 
-impl One {
-    fn of(state: State, pid: u32, parent: u32) -> One {
-        One { state, pid, parent, execs: false, began: Instant::now(), file: None }
+impl ProbedProcess {
+    fn new(state: ProbeState, pid: u32, parent: u32) -> ProbedProcess {
+        ProbedProcess { state, pid, parent, execs: false, began: Instant::now(), file: None }
     }
 }
 
-impl Watched {
-    /// Takes in what the kernel tells.
-    fn note(&mut self, record: &Record<'_>) {
+impl ProbedProcesses {
+    /// Processes a record of the kernel.
+    fn note(&mut self, record: &PerfRecord<'_>) {
         match *record {
-            Record::Forked { pid, parent, .. } if pid != parent && self.follow => {
+            PerfRecord::Forked { pid, parent, .. } if pid != parent && self.follow => {
                 let parent = self.running.iter().find(|one| one.pid == parent);
-                let child = parent.map(|it| One::of(it.state.child(pid), pid, it.pid));
+                let child = parent.map(|it| ProbedProcess::new(it.state.child(pid), pid, it.pid));
                 if let Some(mut child) = child {
                     child.state.note(record);
                     // The number of one that has ended may come again.
@@ -243,12 +244,12 @@ impl Watched {
                 }
                 return;
             }
-            Record::Named { pid, exec: true, .. } => {
+            PerfRecord::Named { pid, exec: true, .. } => {
                 let index = self.running.iter().position(|one| one.pid == pid);
                 if let Some(index) = index.filter(|&at| self.running[at].state.has_begun()) {
                     let one = &self.running[index];
-                    let next = One::of(one.state.next_program(), pid, one.parent);
-                    let next = One { execs: true, ..next };
+                    let next = ProbedProcess::new(one.state.next_program(), pid, one.parent);
+                    let next = ProbedProcess { execs: true, ..next };
                     let before = std::mem::replace(&mut self.running[index], next);
                     // Without a file for each the last is the one, if it can be watched at all.
                     self.replaced.push(before);
@@ -271,32 +272,33 @@ impl Watched {
 }
 
 impl Probes {
-    /// Begins with a process that will execute the program and that nobody lets go yet.
+    /// Starts with a process that will execute the program and is still held back.
     ///
     /// # Errors
-    /// Where there are no probes, or the file cannot be written.
-    pub fn open(plan: &Plan, pid: u32, request: Request) -> Result<Probes, Unwatched> {
+    /// Returns an error if probes are not available, or if the file cannot be written.
+    pub fn open(plan: &ProbePlan, pid: u32, request: ProbeRequest) -> Result<Probes, Unwatched> {
         let kind = kind().ok_or(Unwatched::NoProbes)?;
-        let tasks = Wanted {
+        let tasks = SessionEvent {
             name: "the program's mappings".to_owned(),
             sampling: Sampling {
                 // Counts nothing.
-                event: Event::new(Kind::SOFTWARE, 9),
+                event: PerfEvent::new(PerfType::SOFTWARE, 9),
                 tasks: true,
                 ..sampling(Carries::default())
             },
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let ring = 1 << (RINGS / cpus).clamp(LEAST, RING).ilog2();
-        let session = Session::open(Target::Command(pid), std::slice::from_ref(&tasks), ring);
+        let ring = 1 << (RINGS / cpus).clamp(MIN_RING, RING).ilog2();
+        let session =
+            TraceSession::open(TraceTarget::Command(pid), std::slice::from_ref(&tasks), ring);
         let mut session = session.map_err(Unwatched::NotPermitted)?;
-        let mut roles = vec![Role::Nothing];
+        let mut roles = vec![ProbeRole::Nothing];
         // Events name the path by its address.
         let path = CString::new(plan.path.as_os_str().as_bytes()).unwrap_or_default();
         let path: &'static CStr = Box::leak(path.into_boxed_c_str());
         let name = format!("functions of {}", plan.path.display());
         for (call, offset) in &plan.functions {
-            let whole = Unwinder::carries(if *call == Call::Free { 8 } else { STACK });
+            let whole = Unwinder::carries(if *call == ProbedCall::Free { 8 } else { STACK });
             let entry = Uprobes {
                 name: &name,
                 kind,
@@ -307,9 +309,9 @@ impl Probes {
                 carries: whole,
             };
             session.add_uprobes(roles.len(), &entry).map_err(Unwatched::NotPermitted)?;
-            roles.push(Role::Entry(*call));
+            roles.push(ProbeRole::Entry(*call));
         }
-        let allocating = plan.functions.iter().filter(|(call, _)| *call != Call::Free);
+        let allocating = plan.functions.iter().filter(|(call, _)| *call != ProbedCall::Free);
         let ends = Uprobes {
             name: &name,
             kind,
@@ -320,12 +322,16 @@ impl Probes {
             carries: Carries { stack: NEAR, ..Unwinder::carries(STACK) },
         };
         session.add_uprobes(roles.len(), &ends).map_err(Unwatched::NotPermitted)?;
-        roles.push(Role::End);
+        roles.push(ProbeRole::End);
         let probed = Probed { roles, cache_flushes: plan.cache_flushes.clone() };
-        let state = State::new(pid, Rc::new(probed), request.every_bytes);
-        let first = One::of(state, pid, std::process::id());
-        let watched =
-            Watched { first: pid, follow: request.follow, running: vec![first], replaced: vec![] };
+        let state = ProbeState::new(pid, Rc::new(probed), request.every_bytes);
+        let first = ProbedProcess::new(state, pid, std::process::id());
+        let watched = ProbedProcesses {
+            first: pid,
+            follow: request.follow,
+            running: vec![first],
+            replaced: vec![],
+        };
         let mut probes = Probes {
             session,
             root: ProcRoot::live(),
@@ -339,7 +345,7 @@ impl Probes {
             step: FIRST,
             moments: 0,
         };
-        // Whether it can be written is known before the command begins.
+        // A file that cannot be written is reported before the command begins.
         let mut one = probes.watched.running.remove(0);
         let created = probes.create(&mut one);
         probes.watched.running.push(one);
@@ -347,14 +353,14 @@ impl Probes {
         Ok(probes)
     }
 
-    /// Takes in what the kernel has told, waiting for that no longer than so.
+    /// Processes the kernel's records, waiting for them at most this long.
     ///
     /// # Errors
-    /// Where the file cannot be written.
-    pub fn step(&mut self, at_most: Duration) -> Result<(), crate::Error> {
+    /// Returns an error if the file cannot be written.
+    pub fn step(&mut self, at_most: Duration) -> Result<(), crate::HeapError> {
         self.session.wait(at_most);
         let watched = &mut self.watched;
-        self.session.drain(&mut |record: Record<'_>| watched.note(&record));
+        self.session.drain(&mut |record: PerfRecord<'_>| watched.note(&record));
         self.settle()?;
         let now = Instant::now();
         if now < self.next {
@@ -377,23 +383,23 @@ impl Probes {
     }
 
     /// Ends what other programs have taken the place of, and children that are gone.
-    fn settle(&mut self) -> Result<(), crate::Error> {
+    fn settle(&mut self) -> Result<(), crate::HeapError> {
         for mut one in std::mem::take(&mut self.watched.replaced) {
             let is_first = one.pid == self.first;
             self.dropped = self.dropped.saturating_add(one.state.dropped());
             self.create(&mut one)?;
             let then = match is_first {
-                true if self.request.follow => Then::Move(self.beside(one.pid)),
-                true => Then::Discard,
-                false => Then::Keep,
+                true if self.request.follow => OutputFate::Move(self.beside(one.pid)),
+                true => OutputFate::Discard,
+                false => OutputFate::Keep,
             };
-            let is_kept = !matches!(then, Then::Discard);
-            self.finished.extend(one.finish(Ending::Replaced, then)?.filter(|_| is_kept));
+            let is_kept = !matches!(then, OutputFate::Discard);
+            self.finished.extend(one.finish(LogEnding::Replaced, then)?.filter(|_| is_kept));
         }
         Ok(())
     }
 
-    /// What the file of another process is called, where that name is free.
+    /// Name of the file of another process; a free name.
     fn beside(&self, pid: u32) -> PathBuf {
         let mut path = self.request.file.clone().into_os_string();
         path.push(format!(".{pid}"));
@@ -401,7 +407,7 @@ impl Probes {
     }
 
     /// Makes a process's file, if it has none yet.
-    fn create(&self, one: &mut One) -> Result<(), crate::Error> {
+    fn create(&self, one: &mut ProbedProcess) -> Result<(), crate::HeapError> {
         if one.file.is_some() {
             return Ok(());
         }
@@ -415,7 +421,7 @@ impl Probes {
                 let words = words.strip_suffix(b"\0").unwrap_or(&words);
                 words.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect()
             }
-            // It is gone: what else it was called with nobody knows.
+            // It has ended: its further arguments are unknown.
             None => vec![program.clone()],
         };
         let begin = Begin {
@@ -431,20 +437,20 @@ impl Probes {
             attached: false,
         };
         one.file = Some(match is_first {
-            true => Output::create(&self.request.file, &begin)?,
-            false => Output::create_new(&self.beside(one.pid), &begin)?,
+            true => RecordingOutput::create(&self.request.file, &begin)?,
+            false => RecordingOutput::create_new(&self.beside(one.pid), &begin)?,
         });
         Ok(())
     }
 
-    /// Ends it. What was recorded, the first process's first, and how many events were lost, or not counted since too many blocks
-    /// were live.
+    /// Ends the recording. Returns the recordings, the first process's first, and the number of
+    /// events that were lost, or not counted because too many blocks were live.
     ///
     /// # Errors
-    /// Where a file cannot be written.
-    pub fn finish(mut self, how: Ending) -> Result<(Vec<Finished>, u64), crate::Error> {
+    /// Returns an error if a file cannot be written.
+    pub fn finish(mut self, how: LogEnding) -> Result<(Vec<Finished>, u64), crate::HeapError> {
         let watched = &mut self.watched;
-        self.session.finish(&mut |record: Record<'_>| watched.note(&record));
+        self.session.finish(&mut |record: PerfRecord<'_>| watched.note(&record));
         self.settle()?;
         for mut one in std::mem::take(&mut self.watched.running) {
             let is_first = one.pid == self.first;
@@ -455,10 +461,10 @@ impl Probes {
             self.create(&mut one)?;
             let ending = match is_first {
                 true => how,
-                false if lives(&self.root, one.pid) => Ending::Detached,
-                false => Ending::Gone,
+                false if lives(&self.root, one.pid) => LogEnding::Detached,
+                false => LogEnding::Gone,
             };
-            self.finished.extend(one.finish(ending, Then::Keep)?);
+            self.finished.extend(one.finish(ending, OutputFate::Keep)?);
         }
         let file = &self.request.file;
         self.finished.sort_by_key(|finished| finished.file != *file);
@@ -466,14 +472,14 @@ impl Probes {
     }
 }
 
-impl One {
+impl ProbedProcess {
     fn add(
         &mut self,
-        resident: Option<pagewise_heaplog::recording::Resident>,
-    ) -> Result<(), crate::Error> {
+        resident: Option<pagewise_heaplog::recording::LogResident>,
+    ) -> Result<(), crate::HeapError> {
         let Some(output) = &mut self.file else { return Ok(()) };
         let new = self.state.news();
-        let moment = Moment {
+        let moment = LogSnapshot {
             time_ns: nanoseconds(self.began.elapsed()),
             live: self.state.live,
             allocated: self.state.allocated,
@@ -487,15 +493,19 @@ impl One {
         written.map_err(|source| output.error(source))
     }
 
-    /// Ends its recording; none where there is none.
-    fn finish(mut self, how: Ending, then: Then) -> Result<Option<Finished>, crate::Error> {
+    /// Ends its recording; `None` if it has none.
+    fn finish(
+        mut self,
+        how: LogEnding,
+        then: OutputFate,
+    ) -> Result<Option<Finished>, crate::HeapError> {
         self.add(None)?;
         let time_ns = nanoseconds(self.began.elapsed());
         let counts = self.state.counts(time_ns);
         let (allocated, peak, live) = (self.state.allocated, counts.peak, self.state.live);
         let Some(mut output) = self.file else { return Ok(None) };
         output.writer.counts(&counts).map_err(|source| output.error(source))?;
-        let (path, bytes) = output.end(&End { time_ns, how }, then)?;
+        let (path, bytes) = output.end(&LogEnd { time_ns, how }, then)?;
         Ok(Some(Finished {
             pid: self.pid,
             file: path,
@@ -515,7 +525,7 @@ impl One {
 
 fn sampling(carries: Carries) -> Sampling {
     Sampling {
-        event: Event::new(Kind::SOFTWARE, 9),
+        event: PerfEvent::new(PerfType::SOFTWARE, 9),
         every: 1,
         carries,
         mode: Mode::default(),
@@ -525,7 +535,7 @@ fn sampling(carries: Carries) -> Sampling {
 }
 
 /// The number of the PMU.
-fn kind() -> Option<Kind> {
+fn kind() -> Option<PerfType> {
     let text = fs::read_to_string(Path::new("/sys/bus/event_source/devices/uprobe/type")).ok()?;
-    text.trim().parse().ok().map(Kind)
+    text.trim().parse().ok().map(PerfType)
 }

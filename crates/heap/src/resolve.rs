@@ -6,21 +6,23 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use pagewise_heaplog::reader::Cut;
-use pagewise_heaplog::recording::{self as raw, ROOT, Recording};
-use pagewise_heaplog::tables::{NODES, PLACES, SITES, Table};
+use pagewise_heaplog::recording::{self as raw, LogRecording, ROOT};
+use pagewise_heaplog::tables::{NODES, PLACES, SITES, TableRange};
 use pagewise_model::heap::{
-    self, Amount, Area, AreaKind, Ending, Kind, Layout, Moment, Pages, Pinned, Resident, Site,
-    Thread, Totals, Tree,
+    self, AllocationKind, AllocationSite, AllocatorArea, AllocatorAreaKind, AllocatorLayout,
+    HeapAmount, HeapEnding, HeapSnapshot, HeapThread, LiveTree, PageDensity, PinnedPages,
+    ResidentBytes, Totals,
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
-use pagewise_trace::{FileSymbols, Module, Unusable};
+use pagewise_trace::{FileSymbols, MappedModule, Unusable};
 
 use crate::library::NAME;
 
-/// What of a call stack is kept: the innermost calls. Who calls itself without end says no more the longer it is.
+/// Maximum number of stored frames of a call stack, innermost first: further frames of a recursion
+/// have no information.
 const DEEPEST: usize = 1024;
-/// What of all call stacks is kept, in calls: no file that is made to harm makes more.
+/// Maximum number of stored frames of all call stacks: a bound for hostile files.
 const CALLS: usize = 1 << 26;
 
 /// For a recording that does not say which.
@@ -31,40 +33,40 @@ const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
 
 /// Looks up a recording: each address once. Call stacks that look alike become one.
 pub fn resolve(
-    recording: &Recording,
+    recording: &LogRecording,
     cut: Option<&Cut>,
     symbols: &mut FileSymbols,
-) -> heap::Recording {
+) -> heap::HeapRecording {
     let mut lacks = Vec::new();
-    let frames = Frames::of(recording, symbols, &mut lacks);
-    let mut stacks = Stacks::default();
+    let frames = AddressFrames::resolve(recording, symbols, &mut lacks);
+    let mut stacks = StackTable::default();
     let numbers = sites(recording, &frames, &mut stacks);
     if stacks.is_full {
         lacks.push(lack("some callers: the call stacks are too long to be kept"));
     }
     let counts = &recording.counts;
     let is_sampled = recording.begin.every_bytes > 0;
-    let mut sites: Vec<Site> = Vec::new();
+    let mut sites: Vec<AllocationSite> = Vec::new();
     for (stack, kind) in &numbers.keys {
-        sites.push(Site { stack: *stack, kind: *kind, ..nothing(is_sampled) });
+        sites.push(AllocationSite { stack: *stack, kind: *kind, ..nothing(is_sampled) });
     }
     for (raw, number) in counts.sites.iter().zip(&numbers.of_sites) {
         add(&mut sites[*number as usize], raw);
     }
     if let Some(cut) = cut {
-        lacks.push(lack(&format!("what follows after byte {}: {}", cut.offset, cut.why)));
+        lacks.push(lack(&format!("the rest after byte {}: {}", cut.offset, cut.why)));
     }
     let last_moment = recording.moments.last().map_or(0, |moment| moment.time_ns);
     let mut totals = totals(counts, &sites, is_sampled);
     let mut peak_at_ns = counts.peak_at_ns;
     if recording.end.is_none() && counts.time_ns < last_moment {
         lacks.push(lack(&format!(
-            "what each call stack did in the last {:.3} s",
+            "allocations by call stack in the last {:.3} s",
             seconds(last_moment - counts.time_ns)
         )));
         catch_up(recording, &numbers.of_sites, &mut totals, &mut peak_at_ns, &mut sites);
     }
-    let is_full = |count: usize, table: &Table| count >= table.room;
+    let is_full = |count: usize, table: &TableRange| count >= table.room;
     if is_full(recording.sites.len(), &SITES)
         || is_full(recording.nodes.len(), &NODES)
         || is_full(recording.places.len(), &PLACES)
@@ -80,10 +82,10 @@ pub fn resolve(
     }
     let begin = &recording.begin;
     let page_size = PageSize::new(begin.page_size).unwrap_or_else(|| {
-        lacks.push(lack(&format!("the page size: {} is none", begin.page_size)));
+        lacks.push(lack(&format!("the page size {} is invalid", begin.page_size)));
         SMALLEST_PAGE
     });
-    heap::Recording {
+    heap::HeapRecording {
         pid: Pid(begin.pid),
         command: begin.command.iter().map(|word| Name::new(word)).collect(),
         program: Name::new(&begin.program),
@@ -93,7 +95,7 @@ pub fn resolve(
         took_ns: recording.end.map_or(0, |end| end.time_ns).max(counts.time_ns).max(last_moment),
         every_bytes: is_sampled.then_some(begin.every_bytes),
         attached: begin.attached,
-        ending: recording.end.map_or(Ending::CutOff, |end| ending(end.how)),
+        ending: recording.end.map_or(HeapEnding::CutOff, |end| ending(end.how)),
         totals,
         peak_at_ns: peak_at_ns.ok_or_else(|| lack("when most was live")),
         frames: frames.finish(),
@@ -111,7 +113,7 @@ pub fn resolve(
 
 /// The call stacks of some sites; none of a site that is not there.
 pub(crate) fn stacks(
-    mut recording: Recording,
+    mut recording: LogRecording,
     asked: &[u32],
     symbols: &mut FileSymbols,
     lacks: &mut Vec<Absent>,
@@ -136,7 +138,7 @@ pub(crate) fn stacks(
     for (place, _) in recording.places.iter_mut().zip(is_asked).filter(|(_, is_asked)| !is_asked) {
         place.module = None;
     }
-    let frames = Frames::of(&recording, symbols, lacks);
+    let frames = AddressFrames::resolve(&recording, symbols, lacks);
     let frame = |number: &u32| frames.all.get(*number as usize).map(|frame| (**frame).clone());
     let all = nodes.iter().map(|node| stack(&recording, &frames, *node));
     all.map(|stack| stack.iter().filter_map(frame).collect()).collect()
@@ -153,21 +155,22 @@ fn seconds(nanos: u64) -> f64 {
 
 /// The frames of each place.
 #[derive(Debug, Default)]
-struct Frames {
+struct AddressFrames {
     all: Vec<Rc<Frame>>,
-    numbers: HashMap<Alike, u32>,
+    numbers: HashMap<AlikeFrame, u32>,
     /// Numbers of frames, the innermost inlined one first, and where those of each place are.
     flat: Vec<u32>,
     of_places: Vec<Range<u32>>,
-    /// Whether a place is in the recorder.
+    /// True if a place is in the recorder.
     is_recorder: Vec<bool>,
 }
 
-/// A frame as people know it: of a function that is known, and maybe its line, the address says no more.
+/// A frame as people know it: of a function that is known, and maybe its line, the address says no
+/// more.
 #[derive(Debug)]
-struct Alike(Rc<Frame>);
+struct AlikeFrame(Rc<Frame>);
 
-impl Alike {
+impl AlikeFrame {
     fn key(&self) -> impl Hash + Eq + '_ {
         let Frame { function, module, offset, line, inlined } = &*self.0;
         let offset = if function.is_some() { 0 } else { *offset };
@@ -175,27 +178,31 @@ impl Alike {
     }
 }
 
-impl Hash for Alike {
+impl Hash for AlikeFrame {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key().hash(state);
     }
 }
 
-impl PartialEq for Alike {
-    fn eq(&self, other: &Alike) -> bool {
+impl PartialEq for AlikeFrame {
+    fn eq(&self, other: &AlikeFrame) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Alike {}
+impl Eq for AlikeFrame {}
 
-impl Frames {
-    fn of(recording: &Recording, symbols: &mut FileSymbols, lacks: &mut Vec<Absent>) -> Frames {
-        let Recording { modules, places, .. } = recording;
-        let mut frames = Frames {
+impl AddressFrames {
+    fn resolve(
+        recording: &LogRecording,
+        symbols: &mut FileSymbols,
+        lacks: &mut Vec<Absent>,
+    ) -> AddressFrames {
+        let LogRecording { modules, places, .. } = recording;
+        let mut frames = AddressFrames {
             of_places: vec![0..0; places.len()],
             is_recorder: vec![false; places.len()],
-            ..Frames::default()
+            ..AddressFrames::default()
         };
         let mut by_module: Vec<Vec<usize>> = vec![Vec::new(); modules.len()];
         for (at, place) in places.iter().enumerate() {
@@ -217,15 +224,16 @@ impl Frames {
         for (module, asked) in modules.iter().zip(&by_module).filter(|(_, asked)| !asked.is_empty())
         {
             let name = Name::new(&module.path);
-            // What the recorder does in a program is not the program's.
+            // Actions of the recorder are not the program's.
             let is_recorder = name.base().starts_with(NAME.as_bytes());
-            // A return address is behind the call: the call itself may be the last of its line or function.
+            // A return address is behind the call: the call itself may be the last of its line or
+            // function.
             let instruction = |at: &usize| {
                 let place = places[*at];
                 place.address.wrapping_sub(module.bias).wrapping_sub(u64::from(!place.exact))
             };
             let addresses: Vec<u64> = asked.iter().map(instruction).collect();
-            let file = Module {
+            let file = MappedModule {
                 path: &module.path,
                 build_id: &module.build_id,
                 ran_ns: recording.begin.began_ns,
@@ -250,7 +258,8 @@ impl Frames {
     }
 
     fn keep(&mut self, place: usize, found: Vec<Frame>) {
-        // Inlined functions of all places together are fewer than 2^32: each takes more than a byte of a file.
+        // Inlined functions of all places together are fewer than 2^32: each takes more than a byte
+        // of a file.
         let end = |flat: &Vec<u32>| u32::try_from(flat.len()).unwrap_or(u32::MAX);
         let start = end(&self.flat);
         for frame in found {
@@ -260,11 +269,11 @@ impl Frames {
         self.of_places[place] = start..end(&self.flat);
     }
 
-    /// What looks alike has one number.
+    /// Equal frames have one number.
     fn number(&mut self, frame: Frame) -> u32 {
         let frame = Rc::new(frame);
         let next = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
-        *self.numbers.entry(Alike(Rc::clone(&frame))).or_insert_with(|| {
+        *self.numbers.entry(AlikeFrame(Rc::clone(&frame))).or_insert_with(|| {
             self.all.push(frame);
             next
         })
@@ -281,21 +290,21 @@ impl Frames {
     }
 }
 
-/// Whether a module has a path: the kernel's own code has a name in brackets.
+/// True if a module has a path: the kernel's own code has a name in brackets.
 fn is_file(path: &[u8]) -> bool {
     path.starts_with(b"/")
 }
 
 /// Call stacks, each with a number.
 #[derive(Debug, Default)]
-struct Stacks {
+struct StackTable {
     all: Vec<Rc<Vec<u32>>>,
     numbers: HashMap<Rc<Vec<u32>>, u32>,
     calls: usize,
     is_full: bool,
 }
 
-impl Stacks {
+impl StackTable {
     fn number(&mut self, mut stack: Vec<u32>) -> u32 {
         let room = CALLS - self.calls.min(CALLS);
         if stack.len() > room {
@@ -305,7 +314,7 @@ impl Stacks {
         if let Some(number) = self.numbers.get(&stack) {
             return *number;
         }
-        // Of fewer stacks than there are sites, of which there are less than 2^32.
+        // Fewer stacks than sites, of which there are less than 2^32.
         let number = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         self.calls += stack.len();
         stack.shrink_to_fit();
@@ -323,21 +332,21 @@ impl Stacks {
 
 /// Which sites are the same.
 #[derive(Debug, Default)]
-struct Numbers {
-    keys: Vec<(u32, Kind)>,
+struct SiteNumbers {
+    keys: Vec<(u32, AllocationKind)>,
     /// By number of the recording.
     of_sites: Vec<u32>,
 }
 
-fn sites(recording: &Recording, frames: &Frames, stacks: &mut Stacks) -> Numbers {
-    let mut numbers = Numbers::default();
-    let mut known: HashMap<(u32, Kind), u32> = HashMap::new();
+fn sites(recording: &LogRecording, frames: &AddressFrames, stacks: &mut StackTable) -> SiteNumbers {
+    let mut numbers = SiteNumbers::default();
+    let mut known: HashMap<(u32, AllocationKind), u32> = HashMap::new();
     for site in &recording.sites {
         let stack = stacks.number(stack(recording, frames, site.node));
         let kind = match site.kind {
-            raw::Kind::Heap => Kind::Heap,
-            raw::Kind::Mapping => Kind::Mapping,
-            raw::Kind::Pool => Kind::Pool,
+            raw::LogKind::Heap => AllocationKind::Heap,
+            raw::LogKind::Mapping => AllocationKind::Mapping,
+            raw::LogKind::Pool => AllocationKind::Pool,
         };
         let next = u32::try_from(numbers.keys.len()).unwrap_or(u32::MAX);
         let number = *known.entry((stack, kind)).or_insert_with(|| {
@@ -350,7 +359,7 @@ fn sites(recording: &Recording, frames: &Frames, stacks: &mut Stacks) -> Numbers
 }
 
 /// The frames from a call outwards, without the recorder's.
-fn stack(recording: &Recording, frames: &Frames, node: u32) -> Vec<u32> {
+fn stack(recording: &LogRecording, frames: &AddressFrames, node: u32) -> Vec<u32> {
     let mut stack = Vec::new();
     let mut at = node;
     while at != ROOT && stack.len() < DEEPEST {
@@ -369,29 +378,30 @@ fn stack(recording: &Recording, frames: &Frames, node: u32) -> Vec<u32> {
     stack
 }
 
-fn nothing(is_sampled: bool) -> Site {
-    Site {
+fn nothing(is_sampled: bool) -> AllocationSite {
+    AllocationSite {
         stack: 0,
-        kind: Kind::Heap,
-        allocated: Amount::default(),
-        freed: Amount::default(),
+        kind: AllocationKind::Heap,
+        allocated: HeapAmount::default(),
+        freed: HeapAmount::default(),
         temporary: 0,
-        at_peak: Amount::default(),
+        at_peak: HeapAmount::default(),
         errors: is_sampled.then_some((0.0, 0.0)),
     }
 }
 
-fn amount(raw: raw::Amount) -> Amount {
-    Amount { bytes: raw.bytes, blocks: raw.blocks }
+fn amount(raw: raw::LogAmount) -> HeapAmount {
+    HeapAmount { bytes: raw.bytes, blocks: raw.blocks }
 }
 
-fn plus(sum: &mut Amount, more: Amount) {
+fn plus(sum: &mut HeapAmount, more: HeapAmount) {
     sum.bytes = sum.bytes.saturating_add(more.bytes);
     sum.blocks = sum.blocks.saturating_add(more.blocks);
 }
 
-/// Adds what a site did to what others of the same stack did. Errors of what is independent add up as squares.
-fn add(site: &mut Site, raw: &raw::Counted) {
+/// Adds what a site did to what others of the same stack did. Errors of what is independent add up
+/// as squares.
+fn add(site: &mut AllocationSite, raw: &raw::LogSiteCounts) {
     plus(&mut site.allocated, amount(raw.allocated));
     plus(&mut site.freed, amount(raw.freed));
     plus(&mut site.at_peak, amount(raw.at_peak));
@@ -402,7 +412,7 @@ fn add(site: &mut Site, raw: &raw::Counted) {
     }
 }
 
-fn totals(counts: &raw::Counts, sites: &[Site], is_sampled: bool) -> Totals {
+fn totals(counts: &raw::LogCounts, sites: &[AllocationSite], is_sampled: bool) -> Totals {
     let mut totals = Totals {
         peak: amount(counts.peak),
         peak_within: counts.peak_within,
@@ -422,21 +432,21 @@ fn totals(counts: &raw::Counts, sites: &[Site], is_sampled: bool) -> Totals {
     totals
 }
 
-/// Of a recording that was cut off, moments may be later than what was last counted: then they say what happened in all, and
-/// what was live when most was.
+/// In a recording that was cut off, snapshots may be later than the last counts: then they have the
+/// totals, and the live amount at the peak.
 fn catch_up(
-    recording: &Recording,
+    recording: &LogRecording,
     of_sites: &[u32],
     totals: &mut Totals,
     peak_at_ns: &mut Option<u64>,
-    sites: &mut [Site],
+    sites: &mut [AllocationSite],
 ) {
     let Some(last) = recording.moments.last() else { return };
-    // How far these are off was not taken down with them.
+    // Their error bounds were not stored with them.
     totals.errors = None;
     totals.allocated = amount(last.allocated);
     totals.leaked = amount(last.live);
-    totals.freed = Amount {
+    totals.freed = HeapAmount {
         bytes: last.allocated.bytes.saturating_sub(last.live.bytes),
         blocks: last.allocated.blocks.saturating_sub(last.live.blocks),
     };
@@ -444,7 +454,7 @@ fn catch_up(
     let Some(most) = most.filter(|moment| moment.live.bytes > totals.peak.bytes) else { return };
     totals.peak = amount(most.live);
     *peak_at_ns = Some(most.time_ns);
-    sites.iter_mut().for_each(|site| site.at_peak = Amount::default());
+    sites.iter_mut().for_each(|site| site.at_peak = HeapAmount::default());
     for (site, amount) in most.tree.iter().flat_map(|tree| merged(tree, of_sites).sites) {
         if let Some(site) = sites.get_mut(site as usize) {
             site.at_peak = amount;
@@ -452,14 +462,15 @@ fn catch_up(
     }
 }
 
-fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
-    let resident = |it: raw::Resident| Resident {
+fn moment(raw: &raw::LogSnapshot, of_sites: &[u32]) -> HeapSnapshot {
+    let resident = |it: raw::LogResident| ResidentBytes {
         anonymous: it.anonymous.saturating_sub(it.recorder.unwrap_or(0)),
         file: it.file,
         shmem: it.shmem,
         swap: it.swap,
     };
-    // Earlier versions wrote what is left without mappings while the process ended: 0, or large blocks alone.
+    // Earlier versions wrote what is left without mappings while the process ended: 0, or large
+    // blocks alone.
     let is_whole = |held: &u64| raw.resident.is_some() || (*held != 0 && *held >= raw.live.bytes);
     let held = raw.held.filter(is_whole);
     let ended = held.is_none() && raw.resident.is_none();
@@ -467,10 +478,10 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
         if ended {
             lack("the process had ended")
         } else {
-            Absent::NotSupported("the allocator does not tell what it holds".into())
+            Absent::NotSupported("the allocator does not report its footprint".into())
         }
     });
-    Moment {
+    HeapSnapshot {
         time_ns: raw.time_ns,
         live: amount(raw.live),
         allocated: amount(raw.allocated),
@@ -484,35 +495,35 @@ fn moment(raw: &raw::Moment, of_sites: &[u32]) -> Moment {
 }
 
 /// A tree with those sites added up that are the same.
-fn merged(tree: &raw::Tree, of_sites: &[u32]) -> Tree {
-    let mut sums: HashMap<u32, Amount> = HashMap::new();
+fn merged(tree: &raw::LogLiveTree, of_sites: &[u32]) -> LiveTree {
+    let mut sums: HashMap<u32, HeapAmount> = HashMap::new();
     for (site, raw) in &tree.sites {
         if let Some(number) = of_sites.get(*site as usize) {
             plus(sums.entry(*number).or_default(), amount(*raw));
         }
     }
-    let mut sites: Vec<(u32, Amount)> = sums.into_iter().collect();
+    let mut sites: Vec<(u32, HeapAmount)> = sums.into_iter().collect();
     sites.sort_unstable_by_key(|(site, it)| (std::cmp::Reverse((it.bytes, it.blocks)), *site));
-    Tree { sites, others: amount(tree.others) }
+    LiveTree { sites, others: amount(tree.others) }
 }
 
-fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
-    // What is known of some blocks only says nothing of what lies between them.
+fn layout(raw: &raw::LogLayout, begin: &raw::Begin, of_sites: &[u32]) -> AllocatorLayout {
+    // If only some blocks are known, the gaps between them may contain others.
     let blocks = || match (begin.attached, begin.every_bytes) {
-        (true, _) => lack("what was allocated before the recording began"),
-        (_, 1..) => lack("all blocks: samples were taken"),
+        (true, _) => lack("blocks allocated before the recording began"),
+        (_, 1..) => lack("all blocks: allocations were sampled"),
         _ => lack("the program ran on while it was read"),
     };
-    let area = |raw: &raw::Area| {
+    let area = |raw: &raw::LogArea| {
         let glibc = |unknown: bool| {
-            if unknown && matches!(raw.kind, raw::AreaKind::Main | raw::AreaKind::Arena) {
+            if unknown && matches!(raw.kind, raw::LogAreaKind::Main | raw::LogAreaKind::Arena) {
                 lack("glibc's arena could not be made out")
             } else {
-                Absent::NotSupported("only glibc's arenas are known so well".into())
+                Absent::NotSupported("only glibc's arenas provide it".into())
             }
         };
         let bytes = |raw: Option<u64>, why: Absent| raw.map(Bytes).ok_or(why);
-        let mapped = raw.kind == raw::AreaKind::Mapped;
+        let mapped = raw.kind == raw::LogAreaKind::Mapped;
         let between = || {
             if mapped {
                 Absent::NotSupported("a block with a mapping of its own fills it".into())
@@ -520,12 +531,12 @@ fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
                 blocks()
             }
         };
-        Area {
+        AllocatorArea {
             kind: match raw.kind {
-                raw::AreaKind::Main => AreaKind::Main,
-                raw::AreaKind::Arena => AreaKind::Arena(raw.number),
-                raw::AreaKind::Mapped => AreaKind::Mapped,
-                raw::AreaKind::Mappings => AreaKind::Mappings,
+                raw::LogAreaKind::Main => AllocatorAreaKind::Main,
+                raw::LogAreaKind::Arena => AllocatorAreaKind::Arena(raw.number),
+                raw::LogAreaKind::Mapped => AllocatorAreaKind::Mapped,
+                raw::LogAreaKind::Mappings => AllocatorAreaKind::Mappings,
             },
             parts: raw.parts,
             held: Bytes(raw.held),
@@ -538,7 +549,7 @@ fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
         }
     };
     let pages = raw.pages.as_ref().map(|raw| {
-        let mut sums: HashMap<u32, Pinned> = HashMap::new();
+        let mut sums: HashMap<u32, PinnedPages> = HashMap::new();
         for it in &raw.pinned {
             if let Some(number) = of_sites.get(it.site as usize) {
                 let sum = sums.entry(*number).or_default();
@@ -547,12 +558,13 @@ fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
                 plus(&mut sum.live, amount(it.live));
             }
         }
-        let mut pinned: Vec<Pinned> = sums.into_values().collect();
+        let mut pinned: Vec<PinnedPages> = sums.into_values().collect();
         pinned.sort_unstable_by_key(|it| (std::cmp::Reverse(it.bytes), it.site));
-        let others = Pinned { site: 0, bytes: raw.others.bytes, live: amount(raw.others.live) };
-        Pages { cells: raw.cells.to_vec(), pinned, others }
+        let others =
+            PinnedPages { site: 0, bytes: raw.others.bytes, live: amount(raw.others.live) };
+        PageDensity { cells: raw.cells.to_vec(), pinned, others }
     });
-    Layout {
+    AllocatorLayout {
         time_ns: raw.time_ns,
         areas: raw.areas.iter().map(area).collect(),
         pages: pages.ok_or_else(blocks),
@@ -560,8 +572,8 @@ fn layout(raw: &raw::Layout, begin: &raw::Begin, of_sites: &[u32]) -> Layout {
     }
 }
 
-fn thread(raw: &raw::Thread) -> Thread {
-    Thread {
+fn thread(raw: &raw::LogThread) -> HeapThread {
+    HeapThread {
         tid: raw.tid,
         name: Name::new(&raw.name),
         allocated: amount(raw.allocated),
@@ -569,12 +581,12 @@ fn thread(raw: &raw::Thread) -> Thread {
     }
 }
 
-fn ending(how: raw::Ending) -> Ending {
+fn ending(how: raw::LogEnding) -> HeapEnding {
     match how {
-        raw::Ending::Exited(status) => Ending::Exited(status),
-        raw::Ending::Killed(signal) => Ending::Killed(signal),
-        raw::Ending::Replaced => Ending::Replaced,
-        raw::Ending::Detached => Ending::Detached,
-        raw::Ending::Gone => Ending::Gone,
+        raw::LogEnding::Exited(status) => HeapEnding::Exited(status),
+        raw::LogEnding::Killed(signal) => HeapEnding::Killed(signal),
+        raw::LogEnding::Replaced => HeapEnding::Replaced,
+        raw::LogEnding::Detached => HeapEnding::Detached,
+        raw::LogEnding::Gone => HeapEnding::Gone,
     }
 }

@@ -6,45 +6,47 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use pagewise_heaplog::recording::{
-    Amount, Counted, Counts, Kind, Layout, Module, Node, Place, ROOT, Site, Thread,
+    LogAddress, LogAmount, LogCallNode, LogCounts, LogKind, LogLayout, LogModule, LogSite,
+    LogSiteCounts, LogThread, ROOT,
 };
 use pagewise_heaplog::tables::{
     self, CELLS, CHUNKS, CREDIT, HEADER, INTERRUPTED, LOG, MAGIC, MODULES, NODES, OWN, OWNERS,
-    PLACES, RECORDS, SITES, STRINGS, THREADS, Table, header, kind, log, module, record, thread,
+    PLACES, RECORDS, SITES, STRINGS, THREADS, TableRange, header, kind, log, module, record,
+    thread,
 };
-use pagewise_heaplog::writer::Writer;
+use pagewise_heaplog::writer::LogWriter;
 use pagewise_model::{AddrRange, Mapping};
 
 /// Pieces in which tables are read.
 const PIECE: usize = 1 << 20;
-/// How often records are read again that moved meanwhile.
+/// Number of attempts to read records that change during the reading.
 const TRIES: usize = 5;
 
 /// Tables of a process, which may be gone: they stay as it left them.
 #[derive(Debug)]
-pub(crate) struct Tables {
+pub(crate) struct SharedTables {
     file: File,
-    known: Known,
+    known: TableLengths,
     moment: u32,
     bytes: Vec<u8>,
 }
 
-/// How many entries of each table were handed out.
+/// Number of entries in use of each table.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct TableLengths {
     modules: usize,
     places: usize,
     nodes: usize,
     sites: usize,
 }
 
-/// What came to be known since the last time.
+/// New entries since the last call.
 #[derive(Debug, Default)]
-pub(crate) struct New {
-    pub modules: Vec<Module>,
-    pub places: Vec<Place>,
-    pub nodes: Vec<Node>,
-    pub sites: Vec<Site>,
+pub(crate) struct NewEntries {
+    pub modules: Vec<LogModule>,
+    pub places: Vec<LogAddress>,
+    pub nodes: Vec<LogCallNode>,
+    pub sites: Vec<LogSite>,
 }
 
 /// An entry of the log.
@@ -58,7 +60,7 @@ pub(crate) struct Logged {
     pub site: Option<u32>,
 }
 
-/// What came into the log since the last time.
+/// New log entries since the last call.
 #[derive(Debug, Default)]
 pub(crate) struct NewLog {
     pub entries: Vec<Logged>,
@@ -66,9 +68,9 @@ pub(crate) struct NewLog {
     pub lost: Option<(u64, u64)>,
 }
 
-impl New {
+impl NewEntries {
     /// Writes it down, before what may name it.
-    pub(crate) fn write<W: Write>(&self, writer: &mut Writer<W>) -> io::Result<()> {
+    pub(crate) fn write<W: Write>(&self, writer: &mut LogWriter<W>) -> io::Result<()> {
         writer.modules(&self.modules)?;
         writer.places(&self.places)?;
         writer.nodes(&self.nodes)?;
@@ -76,44 +78,44 @@ impl New {
     }
 }
 
-/// Where a process has mapped a recorder's tables; none where there is no recorder.
+/// Address range at which a process has mapped a recorder's tables; `None` without a recorder.
 pub(crate) fn mapping(mappings: &[Mapping]) -> Option<AddrRange> {
     let is_it = |it: &&Mapping| it.name.as_bytes().starts_with(b"/memfd:pagewise-heap");
     mappings.iter().find(is_it).map(|it| it.range)
 }
 
-/// What is counted now.
+/// Present counts.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct CountedState {
     /// Everything since the beginning.
-    pub counts: Counts,
-    /// What is live by site, at one moment.
-    pub live: Vec<Amount>,
+    pub counts: LogCounts,
+    /// Live amount by site at one time point.
+    pub live: Vec<LogAmount>,
     /// The epoch of the last peak.
     pub peak: u32,
     /// More is live now than ever before.
     pub is_peak: bool,
     /// Bytes in mappings of their own that the allocator made for large blocks.
     pub mapped: u64,
-    /// Frees of blocks that were not seen allocated, with the bytes that the allocator had given for them; none where not all are
-    /// noticed, or blocks of this allocator do not say.
-    pub unknown_freed: Option<Amount>,
+    /// Frees of blocks that were not seen allocated, with the bytes that the allocator had given
+    /// for them; none where not all are noticed, or blocks of this allocator do not say.
+    pub unknown_freed: Option<LogAmount>,
 }
 
-impl State {
+impl CountedState {
     /// All that is live.
-    pub(crate) fn all_live(&self) -> Amount {
+    pub(crate) fn all_live(&self) -> LogAmount {
         sum(self.live.iter().copied())
     }
 
     /// All that was ever allocated.
-    pub(crate) fn all_allocated(&self) -> Amount {
+    pub(crate) fn all_allocated(&self) -> LogAmount {
         sum(self.counts.sites.iter().map(|site| site.allocated))
     }
 }
 
-fn sum(amounts: impl Iterator<Item = Amount>) -> Amount {
-    amounts.fold(Amount::default(), |sum, one| Amount {
+fn sum(amounts: impl Iterator<Item = LogAmount>) -> LogAmount {
+    amounts.fold(LogAmount::default(), |sum, one| LogAmount {
         bytes: sum.bytes.wrapping_add(one.bytes),
         blocks: sum.blocks.wrapping_add(one.blocks),
     })
@@ -121,41 +123,42 @@ fn sum(amounts: impl Iterator<Item = Amount>) -> Amount {
 
 /// Sums of a site's records, each of which means nothing alone.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    allocated: Amount,
-    freed: Amount,
+struct SiteRecordSum {
+    allocated: LogAmount,
+    freed: LogAmount,
     temporary: u64,
-    at_peak: Amount,
-    at_moment: Amount,
+    at_peak: LogAmount,
+    at_moment: LogAmount,
     variances: (f64, f64),
 }
 
-fn less(more: Amount, less: Amount) -> Amount {
-    Amount {
+fn less(more: LogAmount, less: LogAmount) -> LogAmount {
+    LogAmount {
         bytes: more.bytes.wrapping_sub(less.bytes),
         blocks: more.blocks.wrapping_sub(less.blocks),
     }
 }
 
-fn add(to: &mut Amount, more: Amount) {
+fn add(to: &mut LogAmount, more: LogAmount) {
     to.bytes = to.bytes.wrapping_add(more.bytes);
     to.blocks = to.blocks.wrapping_add(more.blocks);
 }
 
 /// A sum that is below zero, as one can be that was read while blocks were freed, is nothing.
-fn settled(amount: Amount) -> Amount {
+fn settled(amount: LogAmount) -> LogAmount {
     let settle = |value: u64| if value.cast_signed() < 0 { 0 } else { value };
-    Amount { bytes: settle(amount.bytes), blocks: settle(amount.blocks) }
+    LogAmount { bytes: settle(amount.bytes), blocks: settle(amount.blocks) }
 }
 
-impl Tables {
+impl SharedTables {
     /// Tables in a file that a recorder has sent.
     ///
     /// # Errors
-    /// Where they are not of this version, or cannot be read.
-    pub(crate) fn open(file: File) -> io::Result<Tables> {
-        let tables = Tables { file, known: Known::default(), moment: 1, bytes: Vec::new() };
-        // A file of memory, which can be read without waiting for anybody, whoever has sent it.
+    /// Returns an error if the tables have another version, or cannot be read.
+    pub(crate) fn open(file: File) -> io::Result<SharedTables> {
+        let tables =
+            SharedTables { file, known: TableLengths::default(), moment: 1, bytes: Vec::new() };
+        // A memory file, which can be read without blocking, whoever sent it.
         if rustix::fs::fcntl_get_seals(&tables.file).is_err() {
             let words = "the recorder in the program shares no memory";
             return Err(io::Error::new(io::ErrorKind::InvalidData, words));
@@ -181,7 +184,7 @@ impl Tables {
         self.file.write_all_at(&bytes, HEADER.place(number) as u64)
     }
 
-    fn count(&self, number: usize, table: &Table) -> io::Result<usize> {
+    fn count(&self, number: usize, table: &TableRange) -> io::Result<usize> {
         let count = usize::try_from(self.head(number)?).unwrap_or(usize::MAX);
         Ok(count.min(table.room))
     }
@@ -192,7 +195,8 @@ impl Tables {
         Ok(self.file.metadata()?.blocks() * 512)
     }
 
-    /// Memory of the recorder's own in the process: addresses and lengths. None where there are too many to be told.
+    /// Memory of the recorder itself in the process: addresses and lengths. `None` if there are too
+    /// many ranges to be stored.
     pub(crate) fn own(&self) -> io::Result<Option<Vec<(u64, u64)>>> {
         let count = usize::try_from(self.head(header::OWN)?).unwrap_or(usize::MAX);
         if count > OWN.room {
@@ -200,11 +204,12 @@ impl Tables {
         }
         let mut bytes = vec![0; count * OWN.entry];
         self.file.read_exact_at(&mut bytes, OWN.at as u64)?;
-        let ranges = bytes.chunks_exact(OWN.entry).map(words).map(|[at, length]| (at, length));
+        let ranges =
+            bytes.chunks_exact(OWN.entry).map(words_from_bytes).map(|[at, length]| (at, length));
         Ok(Some(ranges.filter(|&(_, length)| length > 0).collect()))
     }
 
-    /// What provides `malloc`, by the path of its file.
+    /// Path of the file that provides `malloc`.
     pub(crate) fn allocator(&self) -> io::Result<Vec<u8>> {
         let word = self.head(header::ALLOCATOR_NAME)?;
         self.string(word & u64::from(u32::MAX), word >> 32)
@@ -221,17 +226,17 @@ impl Tables {
     }
 
     /// Entries of a table from `first` up to `end`, each in words of eight bytes.
-    fn entries(&mut self, table: &Table, first: usize, end: usize) -> io::Result<&[u8]> {
+    fn entries(&mut self, table: &TableRange, first: usize, end: usize) -> io::Result<&[u8]> {
         let length = (end.saturating_sub(first)) * table.entry;
         self.bytes.resize(length, 0);
         self.file.read_exact_at(&mut self.bytes, table.place(first) as u64)?;
         Ok(&self.bytes)
     }
 
-    /// What entries of a table say, read in pieces.
+    /// Decodes the entries of a table, read in pieces.
     fn each<T>(
         &mut self,
-        table: &Table,
+        table: &TableRange,
         entries: Range<usize>,
         read: impl Fn(&[u8]) -> T,
     ) -> io::Result<Vec<T>> {
@@ -244,20 +249,23 @@ impl Tables {
         Ok(all)
     }
 
-    /// What came to be known since the last call. `program` is the path of what has none.
-    pub(crate) fn news(&mut self, program: &[u8]) -> io::Result<New> {
-        // Who comes later names who came before, so they are counted first.
+    /// New entries since the last call. `program` is the path for entries without one.
+    pub(crate) fn news(&mut self, program: &[u8]) -> io::Result<NewEntries> {
+        // Later entries refer to earlier ones, so the later tables are counted first.
         let sites = self.count(header::SITES, &SITES)?;
         let nodes = self.count(header::NODES, &NODES)?;
         let places = self.count(header::PLACES, &PLACES)?;
         let modules = self.count(header::MODULES, &MODULES)?;
-        let mut new = New::default();
+        let mut new = NewEntries::default();
         let known = self.known;
-        let rows: Vec<[u64; 8]> =
-            self.entries(&MODULES, known.modules, modules)?.chunks_exact(64).map(words).collect();
+        let rows: Vec<[u64; 8]> = self
+            .entries(&MODULES, known.modules, modules)?
+            .chunks_exact(64)
+            .map(words_from_bytes)
+            .collect();
         for row in rows {
             let path = self.string(row[module::PATH], row[module::PATH_LENGTH])?;
-            new.modules.push(Module {
+            new.modules.push(LogModule {
                 path: if path.is_empty() { program.to_vec() } else { path },
                 build_id: self.string(row[module::BUILD_ID], row[module::BUILD_ID_LENGTH])?,
                 start: row[module::START],
@@ -267,9 +275,9 @@ impl Tables {
         }
         let all_modules = modules as u64;
         new.places = self.each(&PLACES, known.places..places, |entry| {
-            let [address, module] = words(entry);
+            let [address, module] = words_from_bytes(entry);
             let module = module.checked_sub(1).filter(|&module| module < all_modules);
-            Place {
+            LogAddress {
                 address: address & !INTERRUPTED,
                 exact: address & INTERRUPTED != 0,
                 module: module.and_then(|module| u32::try_from(module).ok()),
@@ -277,31 +285,32 @@ impl Tables {
         })?;
         new.nodes = self.each(&NODES, known.nodes..nodes, |entry| {
             let [parent, place] = halves(entry);
-            Node { parent, place }
+            LogCallNode { parent, place }
         })?;
         new.sites = self.each(&SITES, known.sites..sites, |entry| {
             let [node, number] = halves(entry);
             let kind = match number {
-                kind::MAPPING => Kind::Mapping,
-                kind::POOL => Kind::Pool,
-                _ => Kind::Heap,
+                kind::MAPPING => LogKind::Mapping,
+                kind::POOL => LogKind::Pool,
+                _ => LogKind::Heap,
             };
-            Site { node, kind }
+            LogSite { node, kind }
         })?;
-        self.known = Known { modules, places, nodes, sites };
+        self.known = TableLengths { modules, places, nodes, sites };
         check(&new, known, self.known)?;
         Ok(new)
     }
 
-    /// A layout without sites that were not handed out: the program has written into the map of its blocks.
-    pub(crate) fn known_only(&self, mut layout: Layout) -> Layout {
+    /// A layout without sites that were not handed out: the program has written into the map of its
+    /// blocks.
+    pub(crate) fn known_only(&self, mut layout: LogLayout) -> LogLayout {
         if let Some(pages) = &mut layout.pages {
             pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
         }
         layout
     }
 
-    /// What came into the log since the last call, whose entries are written over from now on.
+    /// New log entries since the last call. The recorder overwrites them from now on.
     pub(crate) fn log(&mut self) -> io::Result<NewLog> {
         let read = self.head(header::LOG_READ)?;
         let written = self.head(header::LOG_WRITTEN)?;
@@ -315,7 +324,7 @@ impl Tables {
         for (first, count) in [(first, before_wrap), (0, count - before_wrap)] {
             let bytes = self.entries(&LOG, first, first + count)?;
             new.entries.extend(bytes.chunks_exact(LOG.entry).map(|entry| {
-                let entry: [u64; log::WORDS] = words(entry);
+                let entry: [u64; log::WORDS] = words_from_bytes(entry);
                 Logged {
                     time: entry[log::TIME],
                     address: entry[log::ADDRESS],
@@ -327,7 +336,7 @@ impl Tables {
         self.set_head(header::LOG_READ, written)?;
         let first_lost = self.head(header::LOG_FIRST_LOST)?;
         if first_lost != 0 {
-            // What is lost from here on says so anew.
+            // Later losses are recorded anew.
             self.set_head(header::LOG_FIRST_LOST, 0)?;
             new.lost = Some((first_lost, self.head(header::LOG_LAST_LOST)?));
         }
@@ -338,10 +347,11 @@ impl Tables {
         self.file.write_all_at(&value.to_ne_bytes(), (HEADER.at + number * 8) as u64)
     }
 
-    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so that all sites are as they
-    /// were at one time; without, the process must have ended.
-    pub(crate) fn state(&mut self, mark: bool) -> io::Result<State> {
-        // No copy is of a moment that nobody was told of: without a mark all sites are as they are now.
+    /// Everything that is counted. With `mark` the recorder keeps what is live at this moment, so
+    /// that all sites are as they were at one time; without, the process must have ended.
+    pub(crate) fn state(&mut self, mark: bool) -> io::Result<CountedState> {
+        // A copy belongs to a time point that was announced: sites without a mark have their
+        // present values.
         self.moment = self.moment.wrapping_add(1);
         if mark {
             let at = HEADER.place(header::EPOCHS) + 4;
@@ -359,7 +369,7 @@ impl Tables {
         }
     }
 
-    fn read(&mut self) -> io::Result<State> {
+    fn read(&mut self) -> io::Result<CountedState> {
         let epochs = self.head(header::EPOCHS)?;
         let peak = low(epochs);
         let used = self.count(header::CHUNKS, &CHUNKS)?;
@@ -367,8 +377,8 @@ impl Tables {
             self.entries(&OWNERS, 0, used)?.chunks_exact(8).map(halves).collect();
         let slots = self.count(header::THREADS, &THREADS)?;
         let sites = self.count(header::SITES, &SITES)?.next_multiple_of(RECORDS);
-        let mut sums: Vec<Sum> = Vec::with_capacity(sites);
-        let mut by_thread = vec![(Amount::default(), Amount::default()); slots];
+        let mut sums: Vec<SiteRecordSum> = Vec::with_capacity(sites);
+        let mut by_thread = vec![(LogAmount::default(), LogAmount::default()); slots];
         let moment = self.moment;
         let step = PIECE / CHUNKS.entry;
         for first in (0..used).step_by(step) {
@@ -381,11 +391,11 @@ impl Tables {
                     continue;
                 }
                 if sums.len() < begin + RECORDS {
-                    sums.resize(begin + RECORDS, Sum::default());
+                    sums.resize(begin + RECORDS, SiteRecordSum::default());
                 }
-                let mut both = (Amount::default(), Amount::default());
+                let mut both = (LogAmount::default(), LogAmount::default());
                 for (record, sum) in chunk.chunks_exact(record::SIZE).zip(&mut sums[begin..]) {
-                    let one = one(&words(record), peak, moment);
+                    let one = one(&words_from_bytes(record), peak, moment);
                     add(&mut both.0, one.allocated);
                     add(&mut both.1, one.freed);
                     sum.add(&one);
@@ -402,31 +412,32 @@ impl Tables {
 
     fn finish(
         &mut self,
-        sums: Vec<Sum>,
-        by_thread: Vec<(Amount, Amount)>,
+        sums: Vec<SiteRecordSum>,
+        by_thread: Vec<(LogAmount, LogAmount)>,
         peak: u32,
-    ) -> io::Result<State> {
-        let most = self.head(header::MOST_THREADS)?;
-        let live: Vec<Amount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
+    ) -> io::Result<CountedState> {
+        let most = self.head(header::MAX_LIVE_THREADS)?;
+        let live: Vec<LogAmount> = sums.iter().map(|sum| settled(sum.at_moment)).collect();
         let unknown_frees = self.head(header::UNKNOWN_FREES)?;
         let is_glibc = self.head(header::ALLOCATOR)? == tables::allocator::GLIBC;
         let unknown_freed = self.head(header::UNKNOWN_FREED)?;
-        // Of samples most frees are not noticed.
+        // With sampling most frees are not recorded.
         let is_known = is_glibc && self.head(header::EVERY_BYTES)? == 0;
         let unknown_freed =
-            is_known.then_some(Amount { bytes: unknown_freed, blocks: unknown_frees });
+            is_known.then_some(LogAmount { bytes: unknown_freed, blocks: unknown_frees });
         let peak_live = sum(sums.iter().map(|sum| settled(sum.at_peak)));
-        let mut counts = Counts {
+        let mut counts = LogCounts {
             // There may be many: they stay where the sums were.
             sites: sums.into_iter().map(|sum| sum.counted()).collect(),
             peak: peak_live,
-            // One thread is watched at each step; several take and give back this much at a time.
+            // Each step reads one thread; several threads allocate and free up to this amount at a
+            // time.
             peak_within: if most > 1 { most * 2 * CREDIT } else { 0 },
             unknown_frees,
             cut_stacks: self.head(header::CUT_STACKS)?,
             sizes: vec![0; CELLS],
             lifetimes: vec![0; CELLS],
-            ..Counts::default()
+            ..LogCounts::default()
         };
         let slots = by_thread.len();
         let words = THREADS.entry / 8;
@@ -441,16 +452,16 @@ impl Tables {
             for (sum, value) in counts.lifetimes.iter_mut().zip(&slot[thread::LIFETIMES..]) {
                 *sum += value;
             }
-            let mut told = Thread {
+            let mut told = LogThread {
                 tid: u32::try_from(slot[thread::TID]).unwrap_or(0),
                 name: name(&slot[thread::NAME..thread::NAME + 2]),
-                allocated: Amount {
+                allocated: LogAmount {
                     bytes: slot[thread::ALLOCATED],
                     blocks: slot[thread::ALLOCATED + 1],
                 },
-                freed: Amount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
+                freed: LogAmount { bytes: slot[thread::FREED], blocks: slot[thread::FREED + 1] },
             };
-            // What the first slot's chunks have was counted by threads that have told of it.
+            // The chunks of the first slot were counted by threads that have reported them.
             if index > 0 {
                 add(&mut told.allocated, allocated);
                 add(&mut told.freed, freed);
@@ -459,7 +470,7 @@ impl Tables {
                 told.allocated = less(allocated, told_of.0);
                 told.freed = less(freed, told_of.1);
             }
-            if told.allocated != Amount::default() || told.freed != Amount::default() {
+            if told.allocated != LogAmount::default() || told.freed != LogAmount::default() {
                 counts.threads.push(told);
             }
         }
@@ -468,7 +479,7 @@ impl Tables {
         // It may be below zero for a moment.
         let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
         let now = sum(live.iter().copied());
-        // Copies are made on the way down. What was never come down from is the present.
+        // Copies are made on the way down. Without a descent the present values are the peak.
         let is_peak = now.bytes > counts.peak.bytes;
         if is_peak {
             counts.peak = now;
@@ -476,15 +487,15 @@ impl Tables {
                 site.at_peak = *live;
             }
         }
-        Ok(State { counts, live, peak, is_peak, mapped, unknown_freed })
+        Ok(CountedState { counts, live, peak, is_peak, mapped, unknown_freed })
     }
 
-    /// What the slots of threads say that those handed over.
-    fn told(&self, slots: &[u8]) -> (Amount, Amount) {
-        let mut both = (Amount::default(), Amount::default());
+    /// Counts in the slots of threads, and those of ended threads.
+    fn told(&self, slots: &[u8]) -> (LogAmount, LogAmount) {
+        let mut both = (LogAmount::default(), LogAmount::default());
         for slot in slots.chunks_exact(THREADS.entry).skip(1) {
             let at = |number: usize| word(&slot[number * 8..number * 8 + 8]);
-            let amount = |number| Amount { bytes: at(number), blocks: at(number + 1) };
+            let amount = |number| LogAmount { bytes: at(number), blocks: at(number + 1) };
             add(&mut both.0, amount(thread::ALLOCATED));
             add(&mut both.1, amount(thread::FREED));
         }
@@ -492,8 +503,8 @@ impl Tables {
     }
 }
 
-impl Sum {
-    fn add(&mut self, one: &Sum) {
+impl SiteRecordSum {
+    fn add(&mut self, one: &SiteRecordSum) {
         add(&mut self.allocated, one.allocated);
         add(&mut self.freed, one.freed);
         add(&mut self.at_peak, one.at_peak);
@@ -503,8 +514,8 @@ impl Sum {
         self.variances.1 += one.variances.1;
     }
 
-    fn counted(&self) -> Counted {
-        Counted {
+    fn counted(&self) -> LogSiteCounts {
+        LogSiteCounts {
             allocated: self.allocated,
             freed: self.freed,
             temporary: self.temporary,
@@ -514,16 +525,16 @@ impl Sum {
     }
 }
 
-/// What a record says.
-fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> Sum {
+/// Content of a record.
+fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> SiteRecordSum {
     let amount =
-        |bytes: usize, blocks: usize| Amount { bytes: record[bytes], blocks: record[blocks] };
+        |bytes: usize, blocks: usize| LogAmount { bytes: record[bytes], blocks: record[blocks] };
     let allocated = amount(record::ALLOCATED, record::ALLOCATIONS);
     let freed = amount(record::FREED, record::FREES);
     let live = less(allocated, freed);
     let epochs = record[record::EPOCHS];
     let kept = |number: usize| amount(number, number + 1);
-    Sum {
+    SiteRecordSum {
         allocated,
         freed,
         temporary: record[record::TEMPORARY],
@@ -536,8 +547,8 @@ fn one(record: &[u64; record::SIZE / 8], peak: u32, moment: u32) -> Sum {
     }
 }
 
-/// Numbers that name nothing would make a file that nobody can read.
-fn check(new: &New, known: Known, all: Known) -> io::Result<()> {
+/// A number without an entry would make a file that no reader accepts.
+fn check(new: &NewEntries, known: TableLengths, all: TableLengths) -> io::Result<()> {
     let wrong = |what: &str| {
         let words = format!("the program has written into the recorder's tables: {what}");
         Err(io::Error::new(io::ErrorKind::InvalidData, words))
@@ -563,7 +574,7 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_ne_bytes)
 }
 
-fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+fn words_from_bytes<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut words = [0; N];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = self::word(bytes);
@@ -577,7 +588,7 @@ fn low(word: u64) -> u32 {
 }
 
 fn halves(bytes: &[u8]) -> [u32; 2] {
-    let [both] = words(bytes);
+    let [both] = words_from_bytes(bytes);
     [low(both), low(both >> 32)]
 }
 
@@ -601,7 +612,7 @@ mod tests {
     #[test]
     fn tables_that_are_cut_off_meanwhile_are_an_error() {
         let file = memory();
-        let mut tables = Tables::open(file.try_clone().unwrap()).unwrap();
+        let mut tables = SharedTables::open(file.try_clone().unwrap()).unwrap();
         assert!(tables.state(true).is_ok() && tables.news(b"x").is_ok());
         ftruncate(&file, 64).unwrap();
         assert!(tables.state(true).is_err());
@@ -610,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_memory_or_of_another_length_is_refused() {
+    fn memory_of_another_length_is_refused() {
         let on_disk = tempfile::tempfile_in("/var/tmp").unwrap();
         on_disk.set_len(tables::LENGTH as u64).unwrap();
         let (pipe, _writer) = io::pipe().unwrap();
@@ -621,7 +632,7 @@ mod tests {
         let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
         let device = File::open("/dev/zero").unwrap();
         for file in [on_disk, pipe, device, short, long] {
-            assert!(Tables::open(file).is_err());
+            assert!(SharedTables::open(file).is_err());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Recordings with functions and lines: the other side is `addr2line`, asked for the same addresses.
+//! Recordings with functions and lines: the other side is `addr2line`, asked for the same
+//! addresses.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
 
 use std::collections::BTreeMap;
@@ -10,15 +11,15 @@ use std::process::Command;
 use pagewise_heap::resolve;
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{
-    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT,
-    Recording, Resident, Site, Tree,
+    Begin, LogAddress, LogAmount, LogCallNode, LogCounts, LogEnd, LogEnding, LogKind, LogLiveTree,
+    LogModule, LogRecording, LogResident, LogSite, LogSiteCounts, LogSnapshot, ROOT,
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, heap};
 use pagewise_skip::{Lack, skip};
 use pagewise_trace::FileSymbols;
 
-/// What a tool printed. `None`, with a word, where it is not installed.
+/// Output of a tool. `None`, with a message, if the tool is not installed.
 fn tool(name: &str, args: &[&str], file: &Path) -> Option<String> {
     let Ok(output) = Command::new(name).args(args).arg(file).env("LC_ALL", "C").output() else {
         skip(&Lack::Tool(name));
@@ -29,16 +30,16 @@ fn tool(name: &str, args: &[&str], file: &Path) -> Option<String> {
 }
 
 /// A program, and where its code was when it ran.
-struct Program {
+struct MappedProgram {
     path: PathBuf,
     build_id: Vec<u8>,
 }
 
-/// What the loader adds to addresses of the file.
+/// Difference between run-time addresses and addresses in the file.
 const BIAS: u64 = 0x5555_5555_4000;
 
-impl Program {
-    fn build(folder: &Path, name: &str, flags: &[&str]) -> Option<Program> {
+impl MappedProgram {
+    fn build(folder: &Path, name: &str, flags: &[&str]) -> Option<MappedProgram> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/calls.c");
         let path = folder.join(name);
         let mut command = Command::new("cc");
@@ -54,11 +55,11 @@ impl Program {
         let id = notes.lines().find_map(|line| line.trim().strip_prefix("Build ID: "));
         let id = id.unwrap_or_else(|| panic!("{notes}")).as_bytes();
         let hex = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-        Some(Program { path, build_id: id.chunks(2).map(hex).collect() })
+        Some(MappedProgram { path, build_id: id.chunks(2).map(hex).collect() })
     }
 
-    fn module(&self) -> Module {
-        Module {
+    fn module(&self) -> LogModule {
+        LogModule {
             path: self.path.as_os_str().as_bytes().to_vec(),
             build_id: self.build_id.clone(),
             start: BIAS,
@@ -67,7 +68,8 @@ impl Program {
         }
     }
 
-    /// Where calls in a function return to, as the file has it: behind each call instruction.
+    /// Return addresses of the calls in a function, as the file has them: the address after each
+    /// call instruction.
     fn returns(&self, function: &str) -> Option<Vec<u64>> {
         let text = tool("objdump", &["-d", "--no-show-raw-insn"], &self.path)?;
         let heading = format!("<{function}>:");
@@ -85,7 +87,8 @@ impl Program {
         Some(returns)
     }
 
-    /// Functions and lines of the call before an address, the innermost inlined one first, as `addr2line` has them.
+    /// Functions and lines of the call before an address, the innermost inlined one first, as
+    /// `addr2line` has them.
     fn told(&self, behind: u64) -> Option<Vec<(String, u32)>> {
         let address = format!("{:#x}", behind - 1);
         let mut command = Command::new("addr2line");
@@ -104,12 +107,12 @@ impl Program {
     }
 }
 
-fn amount(bytes: u64, blocks: u64) -> Amount {
-    Amount { bytes, blocks }
+fn amount(bytes: u64, blocks: u64) -> LogAmount {
+    LogAmount { bytes, blocks }
 }
 
-fn counted(bytes: u64, freed: u64) -> Counted {
-    Counted {
+fn counted(bytes: u64, freed: u64) -> LogSiteCounts {
+    LogSiteCounts {
         allocated: amount(bytes, 2),
         freed: amount(freed, 1),
         temporary: 1,
@@ -118,36 +121,36 @@ fn counted(bytes: u64, freed: u64) -> Counted {
     }
 }
 
-/// A recording of calls that return to these addresses of a file, each called by nobody.
-fn recording(module: Module, returns: &[u64]) -> Recording {
+/// A recording of calls with these return addresses in a file, each without a caller.
+fn recording(module: LogModule, returns: &[u64]) -> LogRecording {
     let places =
-        returns.iter().map(|at| Place { address: BIAS + at, exact: false, module: Some(0) });
+        returns.iter().map(|at| LogAddress { address: BIAS + at, exact: false, module: Some(0) });
     let count = u32::try_from(returns.len()).unwrap();
-    Recording {
+    LogRecording {
         begin: Begin { pid: 7, page_size: 4096, began_ns: u64::MAX, ..Begin::default() },
         modules: vec![module],
         places: places.collect(),
-        nodes: (0..count).map(|place| Node { parent: ROOT, place }).collect(),
-        sites: (0..count).map(|node| Site { node, kind: Kind::Heap }).collect(),
-        counts: Counts {
+        nodes: (0..count).map(|place| LogCallNode { parent: ROOT, place }).collect(),
+        sites: (0..count).map(|node| LogSite { node, kind: LogKind::Heap }).collect(),
+        counts: LogCounts {
             sites: (0..u64::from(count)).map(|at| counted(100 + at, at)).collect(),
-            ..Counts::default()
+            ..LogCounts::default()
         },
-        end: Some(End { time_ns: 5, how: Ending::Exited(0) }),
-        ..Recording::default()
+        end: Some(LogEnd { time_ns: 5, how: LogEnding::Exited(0) }),
+        ..LogRecording::default()
     }
 }
 
-fn resolved(recording: &Recording) -> heap::Recording {
+fn resolved(recording: &LogRecording) -> heap::HeapRecording {
     resolve(recording, None, &mut FileSymbols::with_debug_folders(&[]))
 }
 
-fn frames<'a>(recording: &'a heap::Recording, site: &heap::Site) -> Vec<&'a Frame> {
+fn frames<'a>(recording: &'a heap::HeapRecording, site: &heap::AllocationSite) -> Vec<&'a Frame> {
     let stack = &recording.stacks[site.stack as usize];
     stack.iter().map(|frame| &recording.frames[*frame as usize]).collect()
 }
 
-fn functions(recording: &heap::Recording, site: usize) -> Vec<String> {
+fn functions(recording: &heap::HeapRecording, site: usize) -> Vec<String> {
     let frames = frames(recording, &recording.sites[site]);
     frames.iter().map(|frame| frame.function.clone().unwrap_or_else(|| "?".into())).collect()
 }
@@ -156,7 +159,7 @@ fn functions(recording: &heap::Recording, site: usize) -> Vec<String> {
 fn functions_inlined_calls_and_lines_are_those_that_addr2line_tells() {
     let folder = tempfile::tempdir().unwrap();
     for flags in [&["-pie", "-fPIE"][..], &["-no-pie"]] {
-        let Some(program) = Program::build(folder.path(), "calls", flags) else { return };
+        let Some(program) = MappedProgram::build(folder.path(), "calls", flags) else { return };
         let mut returns = Vec::new();
         for function in ["innermost", "outer", "main"] {
             let Some(found) = program.returns(function) else { return };
@@ -181,15 +184,17 @@ fn functions_inlined_calls_and_lines_are_those_that_addr2line_tells() {
 #[test]
 fn another_build_in_the_same_place_tells_nothing_and_this_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = Program::build(folder.path(), "calls", &[]) else { return };
+    let Some(program) = MappedProgram::build(folder.path(), "calls", &[]) else { return };
     let Some(returns) = program.returns("outer") else { return };
-    let Some(other) = Program::build(folder.path(), "other", &["-O3", "-DNDEBUG"]) else { return };
+    let Some(other) = MappedProgram::build(folder.path(), "other", &["-O3", "-DNDEBUG"]) else {
+        return;
+    };
     assert_ne!(program.build_id, other.build_id);
     fs::rename(&other.path, &program.path).unwrap();
     let found = resolved(&recording(program.module(), &returns));
     assert_eq!(functions(&found, 0), ["?"]);
     let frame = frames(&found, &found.sites[0])[0];
-    // What is known is where it is: the call, in the file's own addresses.
+    // The address of a frame is that of the call, in the file's own addresses.
     assert_eq!((frame.offset, frame.module.is_some()), (returns[0] - 1, true));
     let [Absent::NotCollected(what)] = &found.lacks[..] else { panic!("{:?}", found.lacks) };
     assert!(what.contains("another build"), "{what}");
@@ -203,14 +208,14 @@ fn another_build_in_the_same_place_tells_nothing_and_this_is_said() {
 #[test]
 fn a_file_without_a_build_id_is_used_unless_it_was_changed_since() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = Program::build(folder.path(), "calls", &[]) else { return };
+    let Some(program) = MappedProgram::build(folder.path(), "calls", &[]) else { return };
     let Some(()) =
         tool("objcopy", &["--remove-section", ".note.gnu.build-id"], &program.path).map(|_| ())
     else {
         return;
     };
     let Some(returns) = program.returns("outer") else { return };
-    let module = Module { build_id: Vec::new(), ..program.module() };
+    let module = LogModule { build_id: Vec::new(), ..program.module() };
     let mut raw = recording(module, &returns);
     assert_eq!(functions(&resolved(&raw), 0).last().unwrap(), "outer");
     raw.begin.began_ns = 1_000_000_000;
@@ -220,9 +225,9 @@ fn a_file_without_a_build_id_is_used_unless_it_was_changed_since() {
 }
 
 #[test]
-fn debugging_information_is_found_by_build_id_where_the_program_is_gone() {
+fn debugging_information_is_found_by_build_id_after_the_program_is_deleted() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = Program::build(folder.path(), "calls", &[]) else { return };
+    let Some(program) = MappedProgram::build(folder.path(), "calls", &[]) else { return };
     let Some(returns) = program.returns("outer") else { return };
     let hex: String = program.build_id.iter().map(|byte| format!("{byte:02x}")).collect();
     let debug = folder.path().join(".build-id").join(&hex[..2]);
@@ -243,20 +248,23 @@ fn debugging_information_is_found_by_build_id_where_the_program_is_gone() {
 }
 
 /// Calls of no file: each is known by its address.
-fn bare(parents: &[(u32, u64)]) -> Recording {
-    let place = |(_, address): &(u32, u64)| Place { address: *address, exact: false, module: None };
+fn bare(parents: &[(u32, u64)]) -> LogRecording {
+    let place =
+        |(_, address): &(u32, u64)| LogAddress { address: *address, exact: false, module: None };
     let number = |at: usize| u32::try_from(at).unwrap();
-    let node =
-        |(at, (parent, _)): (usize, &(u32, u64))| Node { parent: *parent, place: number(at) };
-    Recording {
+    let node = |(at, (parent, _)): (usize, &(u32, u64))| LogCallNode {
+        parent: *parent,
+        place: number(at),
+    };
+    LogRecording {
         begin: Begin { page_size: 4096, ..Begin::default() },
         places: parents.iter().map(place).collect(),
         nodes: parents.iter().enumerate().map(node).collect(),
-        ..Recording::default()
+        ..LogRecording::default()
     }
 }
 
-fn addresses(recording: &heap::Recording, site: usize) -> Vec<u64> {
+fn addresses(recording: &heap::HeapRecording, site: usize) -> Vec<u64> {
     frames(recording, &recording.sites[site]).iter().map(|frame| frame.offset).collect()
 }
 
@@ -264,23 +272,23 @@ fn addresses(recording: &heap::Recording, site: usize) -> Vec<u64> {
 fn sites_whose_stacks_look_alike_become_one() {
     // Two ways to the same place by callers at the same address, and one that is mapped.
     let mut raw = bare(&[(ROOT, 10), (0, 20), (ROOT, 10), (2, 20)]);
-    let site = |node, kind| Site { node, kind };
+    let site = |node, kind| LogSite { node, kind };
     raw.sites = vec![
-        site(1, Kind::Heap),
-        site(3, Kind::Heap),
-        site(1, Kind::Mapping),
-        site(ROOT, Kind::Heap),
+        site(1, LogKind::Heap),
+        site(3, LogKind::Heap),
+        site(1, LogKind::Mapping),
+        site(ROOT, LogKind::Heap),
     ];
     raw.counts.sites = vec![counted(100, 10), counted(50, 5), counted(7, 7), counted(1, 0)];
-    let tree = Tree {
+    let tree = LogLiveTree {
         sites: vec![(0, amount(30, 3)), (2, amount(25, 1)), (1, amount(20, 2))],
         others: amount(5, 1),
     };
-    raw.moments = vec![Moment { tree: Some(tree), ..Moment::default() }];
+    raw.moments = vec![LogSnapshot { tree: Some(tree), ..LogSnapshot::default() }];
     let found = resolved(&raw);
     assert_eq!(found.sites.len(), 3);
     assert_eq!(addresses(&found, 0), [20, 10]);
-    let sums = heap::Amount { bytes: 150, blocks: 4 };
+    let sums = heap::HeapAmount { bytes: 150, blocks: 4 };
     assert_eq!(found.sites[0].allocated, sums);
     assert_eq!(found.sites[0].leaked().bytes, 135);
     assert_eq!((found.sites[0].temporary, found.sites[0].at_peak.bytes), (2, 75));
@@ -296,9 +304,9 @@ fn sites_whose_stacks_look_alike_become_one() {
 fn the_recorder_is_left_out_where_it_is_innermost() {
     let mut raw = bare(&[(ROOT, 10), (0, 20), (1, 30)]);
     let path = b"/usr/lib/libpagewise_preload.so".to_vec();
-    raw.modules = vec![Module { path, ..Module::default() }];
+    raw.modules = vec![LogModule { path, ..LogModule::default() }];
     raw.places[2].module = Some(0);
-    raw.sites = vec![Site { node: 2, kind: Kind::Heap }];
+    raw.sites = vec![LogSite { node: 2, kind: LogKind::Heap }];
     let found = resolved(&raw);
     assert_eq!(addresses(&found, 0), [20, 10]);
     assert_eq!(found.lacks, [], "nobody asks for its functions");
@@ -308,10 +316,10 @@ fn the_recorder_is_left_out_where_it_is_innermost() {
 fn errors_of_samples_add_up_as_squares() {
     let mut raw = bare(&[(ROOT, 10)]);
     raw.begin.every_bytes = 1000;
-    raw.sites = vec![Site { node: 0, kind: Kind::Heap }; 2];
+    raw.sites = vec![LogSite { node: 0, kind: LogKind::Heap }; 2];
     raw.counts.sites = vec![
-        Counted { errors: (3.0, 0.0), ..counted(10, 0) },
-        Counted { errors: (4.0, 1.0), ..counted(10, 0) },
+        LogSiteCounts { errors: (3.0, 0.0), ..counted(10, 0) },
+        LogSiteCounts { errors: (4.0, 1.0), ..counted(10, 0) },
     ];
     let found = resolved(&raw);
     assert_eq!(found.every_bytes, Some(1000));
@@ -320,30 +328,34 @@ fn errors_of_samples_add_up_as_squares() {
 }
 
 #[test]
-fn what_the_recorder_took_is_not_the_programs() {
+fn memory_of_the_recorder_is_not_the_programs() {
     let mut raw = bare(&[]);
-    let resident = |recorder| Resident { anonymous: 1000, file: 10, shmem: 5, swap: 1, recorder };
-    let moment = |resident| Moment { resident, held: None, ..Moment::default() };
+    let resident =
+        |recorder| LogResident { anonymous: 1000, file: 10, shmem: 5, swap: 1, recorder };
+    let moment = |resident| LogSnapshot { resident, held: None, ..LogSnapshot::default() };
     raw.moments =
         vec![moment(Some(resident(Some(400)))), moment(Some(resident(None))), moment(None)];
     raw.moments[0].held = Some(7);
     let found = resolved(&raw);
-    let rss: Vec<Option<u64>> =
-        found.moments.iter().map(|it| it.resident.as_ref().ok().map(heap::Resident::rss)).collect();
+    let rss: Vec<Option<u64>> = found
+        .moments
+        .iter()
+        .map(|it| it.resident.as_ref().ok().map(heap::ResidentBytes::rss))
+        .collect();
     assert_eq!(rss, [Some(615), Some(1015), None]);
     assert_eq!(found.moments[0].held, Ok(Bytes(7)));
     assert!(found.moments[1].held.is_err());
 }
 
 #[test]
-fn what_was_read_of_a_process_that_exited_is_not_what_it_held() {
+fn a_reading_of_an_exited_process_is_discarded() {
     let mut raw = bare(&[]);
-    let resident = Some(Resident { anonymous: 1000, ..Resident::default() });
-    let moment = |held, resident| Moment {
+    let resident = Some(LogResident { anonymous: 1000, ..LogResident::default() });
+    let moment = |held, resident| LogSnapshot {
         live: amount(500, 1),
         held: Some(held),
         resident,
-        ..Moment::default()
+        ..LogSnapshot::default()
     };
     // Recorders of before wrote what is left without mappings, at the end.
     raw.moments =
@@ -359,22 +371,23 @@ fn what_was_read_of_a_process_that_exited_is_not_what_it_held() {
 #[test]
 fn moments_after_the_last_counts_say_what_happened_in_all() {
     let mut raw = bare(&[(ROOT, 10), (ROOT, 20)]);
-    raw.sites = vec![Site { node: 0, kind: Kind::Heap }, Site { node: 1, kind: Kind::Heap }];
+    raw.sites =
+        vec![LogSite { node: 0, kind: LogKind::Heap }, LogSite { node: 1, kind: LogKind::Heap }];
     raw.counts.time_ns = 1_000;
     raw.counts.sites = vec![counted(100, 0)];
     raw.counts.peak = amount(60, 1);
-    let tree = Tree { sites: vec![(1, amount(400, 4))], others: amount(100, 1) };
-    let moment = |time_ns, bytes, tree| Moment {
+    let tree = LogLiveTree { sites: vec![(1, amount(400, 4))], others: amount(100, 1) };
+    let moment = |time_ns, bytes, tree| LogSnapshot {
         time_ns,
         live: amount(bytes, 5),
         allocated: amount(900, 9),
         tree,
-        ..Moment::default()
+        ..LogSnapshot::default()
     };
     raw.moments = vec![moment(2_000, 500, Some(tree)), moment(3_000, 300, None)];
     let cut = Cut { offset: 77, why: "it is cut off" };
     let found = resolve(&raw, Some(&cut), &mut FileSymbols::default());
-    assert_eq!(found.ending, heap::Ending::CutOff);
+    assert_eq!(found.ending, heap::HeapEnding::CutOff);
     assert_eq!((found.totals.allocated.bytes, found.totals.leaked.bytes), (900, 300));
     assert_eq!((found.totals.peak.bytes, found.peak_at_ns), (500, Ok(2_000)));
     let at_peak: Vec<u64> = found.sites.iter().map(|site| site.at_peak.bytes).collect();
@@ -384,16 +397,16 @@ fn moments_after_the_last_counts_say_what_happened_in_all() {
 }
 
 #[test]
-fn what_makes_no_sense_is_passed_over() {
+fn invalid_entries_are_ignored() {
     // A reader refuses all of these: whoever makes a recording by other means gets no panic.
     let mut raw = bare(&[(0, 10), (5, 20), (1, 30)]);
     raw.nodes[2].place = 99;
     raw.places[0].module = Some(4);
     raw.begin.page_size = 0;
-    raw.sites = (0..9).map(|node| Site { node, kind: Kind::Pool }).collect();
+    raw.sites = (0..9).map(|node| LogSite { node, kind: LogKind::Pool }).collect();
     raw.counts.sites = vec![counted(u64::MAX, 1); 9];
-    let tree = Tree { sites: vec![(77, amount(1, 1))], others: amount(0, 0) };
-    raw.moments = vec![Moment { tree: Some(tree), ..Moment::default() }];
+    let tree = LogLiveTree { sites: vec![(77, amount(1, 1))], others: amount(0, 0) };
+    raw.moments = vec![LogSnapshot { tree: Some(tree), ..LogSnapshot::default() }];
     let found = resolved(&raw);
     assert_eq!(found.totals.allocated.bytes, u64::MAX);
     let known: BTreeMap<u32, usize> = found.sites.iter().map(|site| (site.stack, 1)).collect();
@@ -405,7 +418,7 @@ fn endless_recursion_is_kept_to_its_innermost_calls() {
     let parents: Vec<(u32, u64)> =
         (0..5_000_u32).map(|at| (at.checked_sub(1).unwrap_or(ROOT), u64::from(at))).collect();
     let mut raw = bare(&parents);
-    raw.sites = vec![Site { node: 4_999, kind: Kind::Heap }];
+    raw.sites = vec![LogSite { node: 4_999, kind: LogKind::Heap }];
     let found = resolved(&raw);
     let calls = addresses(&found, 0);
     assert_eq!((calls.len(), calls[0], calls[1023]), (1024, 4_999, 3_976));

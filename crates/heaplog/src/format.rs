@@ -1,4 +1,5 @@
-//! How a file is made: frames, each with a length and a checksum, and the numbers in them. FORMAT.md says it in words.
+//! Format of a file: frames, each with a length and a checksum, and the encoding of numbers.
+//! FORMAT.md describes it.
 
 use std::io::{self, Read, Write};
 
@@ -6,12 +7,14 @@ use flate2::Crc;
 use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 
-/// What a file begins with. A text editor, a transfer as text, or a cut at the first zero shows at once.
+/// First bytes of a file. They reveal damage by a text editor, by a transfer as text, or by a cut
+/// at the first zero.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89pwheap\n";
-/// The version of the format. A reader takes no later one: what can be skipped is a new kind of frame, not a new version.
+/// The version of the format. A reader takes no later one: what can be skipped is a new kind of
+/// frame, not a new version.
 pub(crate) const VERSION: u8 = 1;
 
-/// What a frame is.
+/// Kinds of frames.
 pub(crate) mod kind {
     pub(crate) const BEGIN: u8 = 1;
     pub(crate) const MODULES: u8 = 2;
@@ -74,7 +77,8 @@ impl Out {
         self.number(count as u64);
     }
 
-    /// What to add to `before`, which wraps, to have `now`: near 0 in either direction is short.
+    /// Writes the difference from `before` to `now`, with wrap-around: small differences of either
+    /// sign are short.
     pub(crate) fn change(&mut self, before: u64, now: u64) {
         let change = now.wrapping_sub(before).cast_signed();
         self.number(((change << 1) ^ (change >> 63)).cast_unsigned());
@@ -95,7 +99,7 @@ impl Out {
     }
 }
 
-/// What is left to read of a payload.
+/// Unread rest of a payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct In<'a>(pub(crate) &'a [u8]);
 
@@ -132,8 +136,8 @@ impl<'a> In<'a> {
         u32::try_from(self.number()?).map_err(|_| "a number has more than 32 bits")
     }
 
-    /// How many things follow, each of which takes at least `least` bytes: more than there can be is refused before room
-    /// is made for them.
+    /// Number of following items, each at least `least` bytes long: an impossible number is refused
+    /// before memory is allocated.
     pub(crate) fn count(&mut self, least: usize, most: usize) -> Result<usize, Bad> {
         let count = usize::try_from(self.number()?).map_err(|_| "too many")?;
         let fits = count.checked_mul(least).is_some_and(|bytes| bytes <= self.0.len());
@@ -172,14 +176,14 @@ impl<'a> In<'a> {
     }
 }
 
-/// A frame that was read, or why there is none.
+/// A frame that was read, or the reason of its absence.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Its kind, its payload, and how many bytes of the file it took.
     Frame(u8, Vec<u8>, u64),
     /// The file ends where a frame does.
     Nothing,
-    /// What follows is no whole frame.
+    /// The following bytes are not a complete frame.
     Broken(Bad),
 }
 
@@ -213,7 +217,8 @@ pub(crate) fn frame(kind: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads a frame. Of a length that a file only claims, no room is made: memory grows with what is there.
+/// Reads a frame. The length that a file claims allocates nothing: memory grows with the bytes that
+/// are present.
 pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
     const CUT: Bad = "the file was cut off in the middle of a frame";
     /// One byte for the kind, at most ten for each number.
@@ -236,7 +241,7 @@ pub(crate) fn next(input: &mut impl Read) -> io::Result<Next> {
         return Ok(Next::Broken("the head of a frame has a number of more than 64 bits"));
     };
     if stored_length.max(length) > limit::FRAME {
-        return Ok(Next::Broken("a frame says that it is larger than one can be"));
+        return Ok(Next::Broken("the size of a frame exceeds its limit"));
     }
     let mut sum = [0; 4];
     if !fill(input, &mut sum)? {
@@ -279,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_number_of_64_bits_is_refused() {
+    fn numbers_above_64_bits_are_refused() {
         let most = [[0xff; 9].as_slice(), &[1]].concat();
         assert_eq!(In(&most).number(), Ok(u64::MAX));
         assert!(In(&[[0xff; 9].as_slice(), &[2]].concat()).number().is_err());

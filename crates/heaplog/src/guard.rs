@@ -1,24 +1,26 @@
-//! What a guard in a program says to who listens: messages of words, on a Unix socket.
+//! Messages of a guard in a program to its listener: words on a Unix socket.
 //!
-//! A guard connects anew for each message, sends it, and waits for one byte ([`crate::tables::greeting::YES`]) before it goes on.
-//! All that a message speaks of is in it, so that it can be read when the program is gone. Words are of 8 bytes in the
-//! machine's own order. Each message begins with the words of [`word`] up to [`word::TIME`].
+//! A guard connects anew for each message, sends it, and waits for one byte
+//! ([`crate::tables::greeting::YES`]) before it goes on. All that a message speaks of is in it, so
+//! that it can be read when the program is gone. Words are of 8 bytes in the machine's own order.
+//! Each message begins with the words of [`word`] up to [`word::TIME`].
 //!
-//! A message of [`kind::BUG`] goes on behind [`word::BUG_WORDS`] with modules, each of five words ([`module`]) and its path and
-//! build ID, each filled up to whole words; then with frames, each two words: the address, with
-//! [`crate::tables::INTERRUPTED`] where it is an instruction's own and not where a call returns to, and the module's number plus 1 (0
-//! for none). The frames are those of the three call stacks, one behind the other, the innermost call first.
+//! A message of [`kind::BUG`] goes on behind [`word::BUG_WORDS`] with modules, each of five words
+//! ([`module`]) and its path and build ID, each filled up to whole words; then with frames, each
+//! two words: the address, with [`crate::tables::INTERRUPTED`] where it is an instruction's own and
+//! not where a call returns to, and the module's number plus 1 (0 for none). The frames are those
+//! of the three call stacks, one behind the other, the innermost call first.
 
 /// The first word: `pwguard` and the version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"pwguard\x03");
 /// Words in a message, at most.
-pub const MOST_WORDS: usize = 8 << 10;
+pub const MAX_MESSAGE_WORDS: usize = 8 << 10;
 /// Frames of one call stack, at most.
-pub const MOST_FRAMES: usize = 256;
+pub const MAX_STACK_FRAMES: usize = 256;
 /// Modules of one message, at most.
-pub const MOST_MODULES: usize = 64;
+pub const MAX_MODULES: usize = 64;
 
-/// What a message is for.
+/// Purpose of a message.
 pub mod kind {
     /// A process begins to be guarded.
     pub const HELLO: u64 = 1;
@@ -36,16 +38,16 @@ pub mod word {
     pub const MAGIC: usize = 0;
     /// [`super::kind`].
     pub const KIND: usize = 1;
-    /// How many words the message has.
+    /// Number of words of the message.
     pub const LENGTH: usize = 2;
     /// The process.
     pub const PID: usize = 3;
     /// When, in nanoseconds since 1970.
     pub const TIME: usize = 4;
 
-    /// Of [`super::kind::HELLO`]: the parent.
+    /// In [`super::kind::HELLO`]: the parent.
     pub const PARENT: usize = 5;
-    /// How pages are made inaccessible: [`super::means`].
+    /// Method of making pages inaccessible: [`super::means`].
     pub const MEANS: usize = 6;
     /// Words of it.
     pub const HELLO_WORDS: usize = 7;
@@ -53,16 +55,16 @@ pub mod word {
     /// Words of [`super::kind::HOLD`].
     pub const HOLD_WORDS: usize = 5;
 
-    /// Of [`super::kind::END`]: objects that were guarded.
+    /// In [`super::kind::END`]: number of guarded objects.
     pub const GUARDED: usize = 5;
     /// Objects that were not, for want of room.
     pub const LEFT_OUT: usize = 6;
     /// Most bytes of memory in guarded objects at a time.
-    pub const MOST: usize = 7;
+    pub const PEAK_BYTES: usize = 7;
     /// Words of it.
     pub const END_WORDS: usize = 8;
 
-    /// Of [`super::kind::BUG`]: the thread.
+    /// In [`super::kind::BUG`]: the thread.
     pub const TID: usize = 5;
     /// Its name, 16 bytes that end with a zero.
     pub const NAME: usize = 6;
@@ -70,31 +72,31 @@ pub mod word {
     pub const BUG: usize = 8;
     /// [`super::access`].
     pub const ACCESS: usize = 9;
-    /// Where.
+    /// First byte that must not be accessed.
     pub const ADDRESS: usize = 10;
-    /// The object's address; 0 where there is none.
+    /// The object's address; 0 without an object.
     pub const OBJECT: usize = 11;
     /// Its size.
     pub const SIZE: usize = 12;
-    /// Who allocated it.
+    /// The thread that allocated it.
     pub const ALLOCATED_BY: usize = 13;
-    /// Who freed it; 0 for nobody.
+    /// The thread that freed it; 0 if it was not freed.
     pub const FREED_BY: usize = 14;
-    /// How many modules follow.
+    /// Number of modules that follow.
     pub const MODULES: usize = 15;
-    /// How many frames the stack of the access has.
+    /// Number of frames of the stack of the access.
     pub const FRAMES: usize = 16;
-    /// How many that of the allocation has.
+    /// Number of frames of the stack of the allocation.
     pub const ALLOCATION_FRAMES: usize = 17;
-    /// How many that of the free has.
+    /// Number of frames of the stack of the free.
     pub const FREE_FRAMES: usize = 18;
     /// 1 where the program goes on.
     pub const GOES_ON: usize = 19;
     /// By which kind of function the object was made: [`super::made_by`].
     pub const MADE_BY: usize = 20;
-    /// Of [`super::bug::MISMATCH`]: by which kind it is freed.
+    /// In [`super::bug::MISMATCH`]: the family that freed it.
     pub const FREED_AS: usize = 21;
-    /// Of how many bytes the object is, as `operator delete` was told; all bits where it was not.
+    /// Size that was passed to `operator delete`; all bits set without one.
     pub const FREED_SIZE: usize = 22;
     /// Words before modules.
     pub const BUG_WORDS: usize = 23;
@@ -106,7 +108,7 @@ pub mod module {
     pub const START: usize = 0;
     /// Behind its last.
     pub const END: usize = 1;
-    /// What to take off an address to have the file's own.
+    /// Difference between an address and the file's own.
     pub const BIAS: usize = 2;
     /// The length of its path; empty for the program itself.
     pub const PATH_LENGTH: usize = 3;
@@ -116,17 +118,18 @@ pub mod module {
     pub const WORDS: usize = 5;
 }
 
-/// How pages are made inaccessible.
+/// Methods of making pages inaccessible.
 pub mod means {
     /// By marks in the page tables (`MADV_GUARD_INSTALL`).
     pub const MARKS: u64 = 1;
-    /// By mappings (`mprotect`), of which a process may have only so many.
+    /// Mappings (`mprotect`); the number of mappings of a process is limited.
     pub const MAPPINGS: u64 = 2;
-    /// By taking pages away (`UFFDIO_MOVE`) from objects of less than a page; others by marks or mappings.
+    /// By taking pages away (`UFFDIO_MOVE`) from objects of less than a page; others by marks or
+    /// mappings.
     pub const MOVES: u64 = 3;
 }
 
-/// What is wrong.
+/// Kinds of memory errors.
 pub mod bug {
     /// An access behind an object's end.
     pub const OVERFLOW: u64 = 1;
@@ -136,11 +139,12 @@ pub mod bug {
     pub const USE_AFTER_FREE: u64 = 3;
     /// An object was freed again.
     pub const DOUBLE_FREE: u64 = 4;
-    /// Something was freed that is no object.
+    /// Free of an address that is not an object.
     pub const INVALID_FREE: u64 = 5;
     /// An access to guarded memory where no object ever was.
     pub const WILD: u64 = 6;
-    /// An object is freed by a function that does not go with the one that made it, or as one of another size.
+    /// An object is freed by a function that does not go with the one that made it, or as one of
+    /// another size.
     pub const MISMATCH: u64 = 7;
     /// An access to memory that is not guarded, which ends the program by SIGSEGV.
     pub const FAULT: u64 = 8;
@@ -150,7 +154,7 @@ pub mod bug {
 
 /// Kinds of functions that make objects, with those that free them.
 pub mod made_by {
-    /// `malloc` and its kin, and `free`.
+    /// `malloc` and the other C functions, and `free`.
     pub const MALLOC: u32 = 0;
     /// `operator new` and `operator delete`.
     pub const NEW: u32 = 1;
@@ -160,7 +164,7 @@ pub mod made_by {
     pub const ANY: u32 = 3;
 }
 
-/// What was done.
+/// Kinds of accesses.
 pub mod access {
     /// It was read.
     pub const READ: u64 = 1;
@@ -172,6 +176,6 @@ pub mod access {
     pub const FREE: u64 = 4;
     /// It had been written at some time before it was freed: the first stack is that of the free.
     pub const WRITTEN_BEFORE_FREE: u64 = 5;
-    /// It had been written at some time before the program's end; there is no stack.
+    /// It was written at some time before the program's end; the stack of the write is unknown.
     pub const WRITTEN_BEFORE_END: u64 = 6;
 }

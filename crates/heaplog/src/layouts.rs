@@ -1,8 +1,8 @@
-//! What is in frames of layouts: how it is written, and beside it how it is read. Each stands alone.
+//! Contents of layout frames: writing, and beside it reading. Each frame is independent.
 
 use crate::format::{Bad, In, Out, limit};
-use crate::recording::{Amount, Area, AreaKind, Layout, Pages, Pinned};
-use crate::shapes::State;
+use crate::recording::{LogAmount, LogArea, LogAreaKind, LogLayout, LogPageDensity, LogPinned};
+use crate::shapes::CodecState;
 
 /// Which numbers of an area are known.
 mod known {
@@ -14,26 +14,26 @@ mod known {
     pub(super) const THREADS: u8 = 32;
 }
 
-fn kind_number(kind: AreaKind) -> u8 {
+fn kind_number(kind: LogAreaKind) -> u8 {
     match kind {
-        AreaKind::Main => 0,
-        AreaKind::Arena => 1,
-        AreaKind::Mapped => 2,
-        AreaKind::Mappings => 3,
+        LogAreaKind::Main => 0,
+        LogAreaKind::Arena => 1,
+        LogAreaKind::Mapped => 2,
+        LogAreaKind::Mappings => 3,
     }
 }
 
-fn kind_of(number: u8) -> Option<AreaKind> {
-    let all = [AreaKind::Main, AreaKind::Arena, AreaKind::Mapped, AreaKind::Mappings];
+fn kind_of(number: u8) -> Option<LogAreaKind> {
+    let all = [LogAreaKind::Main, LogAreaKind::Arena, LogAreaKind::Mapped, LogAreaKind::Mappings];
     all.get(usize::from(number)).copied()
 }
 
-pub(crate) fn write(out: &mut Out, layout: &Layout) {
+pub(crate) fn write(out: &mut Out, layout: &LogLayout) {
     out.number(layout.time_ns);
     out.number(layout.unclear);
     out.count(layout.areas.len());
     for area in &layout.areas {
-        let Area { kind, number, parts, held, resident, live, empty, top, gap, threads } = *area;
+        let LogArea { kind, number, parts, held, resident, live, empty, top, gap, threads } = *area;
         out.byte(kind_number(kind));
         let there = [
             (known::RESIDENT, resident.is_some()),
@@ -65,24 +65,24 @@ pub(crate) fn write(out: &mut Out, layout: &Layout) {
     }
 }
 
-fn write_amount(out: &mut Out, amount: Amount) {
+fn write_amount(out: &mut Out, amount: LogAmount) {
     out.number(amount.bytes);
     out.number(amount.blocks);
 }
 
-fn read_amount(input: &mut In<'_>) -> Result<Amount, Bad> {
-    Ok(Amount { bytes: input.number()?, blocks: input.number()? })
+fn read_amount(input: &mut In<'_>) -> Result<LogAmount, Bad> {
+    Ok(LogAmount { bytes: input.number()?, blocks: input.number()? })
 }
 
-fn read_area(input: &mut In<'_>) -> Result<Area, Bad> {
+fn read_area(input: &mut In<'_>) -> Result<LogArea, Bad> {
     let kind = kind_of(input.byte()?).ok_or("an area is of no kind")?;
     let there = input.byte()?;
-    let mut area = Area {
+    let mut area = LogArea {
         kind,
         number: input.number32()?,
         parts: input.number32()?,
         held: input.number()?,
-        ..Area::default()
+        ..LogArea::default()
     };
     if there & known::RESIDENT != 0 {
         area.resident = Some(input.number()?);
@@ -104,16 +104,19 @@ fn read_area(input: &mut In<'_>) -> Result<Area, Bad> {
     Ok(area)
 }
 
-impl State {
-    pub(crate) fn read_layout(&mut self, input: &mut In<'_>) -> Result<Layout, Bad> {
-        let mut layout =
-            Layout { time_ns: input.number()?, unclear: input.number()?, ..Layout::default() };
+impl CodecState {
+    pub(crate) fn read_layout(&mut self, input: &mut In<'_>) -> Result<LogLayout, Bad> {
+        let mut layout = LogLayout {
+            time_ns: input.number()?,
+            unclear: input.number()?,
+            ..LogLayout::default()
+        };
         /// The bytes that an area takes at least.
         const AREA: usize = 5;
         let count = input.count(AREA, limit::AREAS)?;
         self.leaves += count * limit::AREA_LEAVES;
         if self.leaves > limit::LEAVES {
-            return Err("more areas at all times than are taken");
+            return Err("more areas over all time points than the limit");
         }
         for _ in 0..count {
             layout.areas.push(read_area(input)?);
@@ -124,8 +127,8 @@ impl State {
         Ok(layout)
     }
 
-    fn read_pages(&mut self, input: &mut In<'_>) -> Result<Pages, Bad> {
-        let mut pages = Pages::default();
+    fn read_pages(&mut self, input: &mut In<'_>) -> Result<LogPageDensity, Bad> {
+        let mut pages = LogPageDensity::default();
         for cell in &mut pages.cells {
             *cell = input.number()?;
         }
@@ -136,14 +139,14 @@ impl State {
                 return Err("pages are pinned by a site that is not there");
             }
             let bytes = input.number()?;
-            pages.pinned.push(Pinned { site, bytes, live: read_amount(input)? });
+            pages.pinned.push(LogPinned { site, bytes, live: read_amount(input)? });
         }
         self.leaves += pages.pinned.len();
         if self.leaves > limit::LEAVES {
-            return Err("more sites at all moments than are taken");
+            return Err("more call stacks over all time points than the limit");
         }
         let bytes = input.number()?;
-        pages.others = Pinned { site: 0, bytes, live: read_amount(input)? };
+        pages.others = LogPinned { site: 0, bytes, live: read_amount(input)? };
         Ok(pages)
     }
 }

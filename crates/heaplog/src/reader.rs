@@ -1,42 +1,42 @@
 //! Reads a recording from a file, as far as it can be read.
 //!
-//! A file may be cut off, broken or made to harm. What is read is checked before it is kept: each number that names
-//! something names what is there. Memory grows with what is in the file, at most some 16 KiB for a byte of it and 1 GiB in
-//! all: lengths are believed when the bytes are there, and a file has so many sites, calls and trees at most (`limit` in
-//! `format.rs`).
+//! A file may be cut off, damaged or hostile. Data is checked before it is stored: each index must
+//! refer to an existing entry. Memory grows with the bytes of the file, at most some 16 KiB for
+//! each byte and 1 GiB in total: lengths are trusted only once their bytes are present, and the
+//! numbers of sites, calls and trees of a file are limited (`limit` in `format.rs`).
 
 use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use crate::format::{self, In, MAGIC, Next, VERSION, kind, limit};
-use crate::recording::{Moment, Recording};
-use crate::shapes::{self, State};
+use crate::recording::{LogRecording, LogSnapshot};
+use crate::shapes::{self, CodecState};
 
-/// What was read.
+/// Content of a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct File {
+pub struct LogFile {
     /// Everything up to where the file ends or is broken.
-    pub recording: Recording,
-    /// Where and why no more was read; none where the file is whole to its end.
+    pub recording: LogRecording,
+    /// Position and reason at which reading ended early; `None` if the file is complete.
     pub cut: Option<Cut>,
 }
 
-/// Where a file cannot be read on.
+/// Position from which a file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// So many bytes were read.
+    /// Number of bytes that were read.
     pub offset: u64,
-    /// What is wrong with those behind.
+    /// Problem with the following bytes.
     pub why: &'static str,
 }
 
 /// Why nothing can be read.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Error {
+pub enum LogError {
     /// The reading failed.
     Io(io::Error),
-    /// It is no recording of a heap.
+    /// The file is not a heap recording.
     Other,
     /// It is of a later version of the format.
     Later(u8),
@@ -44,42 +44,44 @@ pub enum Error {
     Broken(&'static str),
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(error) => error.fmt(f),
-            Error::Other => write!(f, "it is no recording of a heap"),
-            Error::Later(version) => {
-                write!(f, "it is of version {version} of the format, this reader knows {VERSION}")
+            LogError::Io(error) => error.fmt(f),
+            LogError::Other => write!(f, "it is not a heap recording"),
+            LogError::Later(version) => {
+                write!(f, "it has format version {version}, this program reads version {VERSION}")
             }
-            Error::Broken(why) => write!(f, "it says nothing of what was recorded: {why}"),
+            LogError::Broken(why) => {
+                write!(f, "its description of the recording is unreadable: {why}")
+            }
         }
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for LogError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Io(error) => Some(error),
+            LogError::Io(error) => Some(error),
             _ => None,
         }
     }
 }
 
-impl From<io::Error> for Error {
-    fn from(error: io::Error) -> Error {
-        Error::Io(error)
+impl From<io::Error> for LogError {
+    fn from(error: io::Error) -> LogError {
+        LogError::Io(error)
     }
 }
 
 /// Reads a file from its beginning to its end, or to where it is broken.
 ///
 /// # Errors
-/// [`Error`], where not even its beginning can be read.
-pub fn read(input: impl Read) -> Result<File, Error> {
+/// [`LogError`], where not even its beginning can be read.
+pub fn read(input: impl Read) -> Result<LogFile, LogError> {
     let mut input = io::BufReader::new(input);
     let mut offset = head(&mut input)?;
-    let mut reader = Reader::default();
+    let mut reader = LogReader::default();
     let cut = loop {
         let why = match format::next(&mut input)? {
             Next::Nothing if reader.recording.end.is_none() => {
@@ -87,7 +89,7 @@ pub fn read(input: impl Read) -> Result<File, Error> {
             }
             Next::Nothing => break None,
             Next::Broken(why) => why,
-            Next::Frame(kind, payload, length) => match reader.take(kind, &payload) {
+            Next::Frame(kind, payload, length) => match reader.apply_record(kind, &payload) {
                 Ok(()) => {
                     offset += length;
                     continue;
@@ -98,43 +100,43 @@ pub fn read(input: impl Read) -> Result<File, Error> {
         break Some(Cut { offset, why });
     };
     match (reader.has_begun, &cut) {
-        (true, _) => Ok(File { recording: reader.finish(), cut }),
-        (false, Some(cut)) => Err(Error::Broken(cut.why)),
-        (false, None) => Err(Error::Broken("there is no first frame")),
+        (true, _) => Ok(LogFile { recording: reader.finish(), cut }),
+        (false, Some(cut)) => Err(LogError::Broken(cut.why)),
+        (false, None) => Err(LogError::Broken("the first frame is missing")),
     }
 }
 
 /// Reads what each file begins with, and how many bytes that is.
-fn head(input: &mut impl Read) -> Result<u64, Error> {
+fn head(input: &mut impl Read) -> Result<u64, LogError> {
     let mut head = [0; MAGIC.len() + 1];
     if !format::fill(input, &mut head)? || head[..MAGIC.len()] != MAGIC {
-        return Err(Error::Other);
+        return Err(LogError::Other);
     }
     match head[MAGIC.len()] {
-        0 => Err(Error::Other),
-        version if version > VERSION => Err(Error::Later(version)),
+        0 => Err(LogError::Other),
+        version if version > VERSION => Err(LogError::Later(version)),
         _ => Ok(head.len() as u64),
     }
 }
 
 #[derive(Debug, Default)]
-struct Reader {
+struct LogReader {
     has_begun: bool,
-    recording: Recording,
-    state: State,
+    recording: LogRecording,
+    state: CodecState,
 }
 
-impl Reader {
-    fn take(&mut self, kind: u8, payload: &[u8]) -> Result<(), format::Bad> {
+impl LogReader {
+    fn apply_record(&mut self, kind: u8, payload: &[u8]) -> Result<(), format::Bad> {
         let mut input = In(payload);
-        let Reader { has_begun, recording, state } = self;
+        let LogReader { has_begun, recording, state } = self;
         match kind {
             kind::BEGIN if *has_begun => return Err("it begins twice"),
             kind::BEGIN => {
                 recording.begin = shapes::read_begin(&mut input)?;
                 *has_begun = true;
             }
-            // What comes before the beginning is of nothing.
+            // A frame before the beginning has no meaning.
             kind::MODULES..=kind::END | kind::LAYOUT if !*has_begun => {
                 return Err("it does not begin");
             }
@@ -164,42 +166,43 @@ impl Reader {
             }
             kind::COUNTS => recording.counts = state.read_counts(&mut input)?,
             kind::END => recording.end = Some(shapes::read_end(&mut input)?),
-            // Of a later writer, which has more to say, or for those who seek.
+            // Frames of a newer writer, or for seeking.
             _ => {}
         }
         Ok(())
     }
 
-    fn finish(mut self) -> Recording {
+    fn finish(mut self) -> LogRecording {
         self.recording.nodes = std::mem::take(&mut self.state.nodes);
         self.recording
     }
 }
 
-/// Where the moments of a file are, as it says at its end.
+/// Index of the snapshots of a file, stored at its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Index {
+pub struct SnapshotIndex {
     moments: u64,
-    keys: Vec<Key>,
+    keys: Vec<ReadKeyFrame>,
 }
 
 /// A moment that can be read without those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+struct ReadKeyFrame {
     moment: u64,
     time_ns: u64,
     offset: u64,
 }
 
-/// What the last frame of a file takes: a kind, two lengths of a byte, a checksum and an offset.
+/// Size of the last frame of a file: a kind, two lengths of a byte, a checksum and an offset.
 const TRAILER: i64 = 1 + 2 + 4 + 8;
 
-impl Index {
-    /// Reads it. None where a file has none that can be read: then it has to be read from its beginning.
+impl SnapshotIndex {
+    /// Reads it. None where a file has none that can be read: then it has to be read from its
+    /// beginning.
     ///
     /// # Errors
-    /// Of the reading.
-    pub fn read(input: &mut (impl Read + Seek)) -> io::Result<Option<Index>> {
+    /// Returns the error of the reading.
+    pub fn read(input: &mut (impl Read + Seek)) -> io::Result<Option<SnapshotIndex>> {
         let length = input.seek(SeekFrom::End(0))?;
         if length < TRAILER.unsigned_abs() {
             return Ok(None);
@@ -214,40 +217,40 @@ impl Index {
         }
         input.seek(SeekFrom::Start(offset))?;
         let Next::Frame(kind::INDEX, payload, _) = format::next(input)? else { return Ok(None) };
-        Ok(Index::parse(In(&payload)).ok())
+        Ok(SnapshotIndex::parse(In(&payload)).ok())
     }
 
-    fn parse(mut input: In<'_>) -> Result<Index, format::Bad> {
+    fn parse(mut input: In<'_>) -> Result<SnapshotIndex, format::Bad> {
         let moments = input.number()?;
         let mut keys = Vec::new();
-        let mut last = Key { moment: 0, time_ns: 0, offset: 0 };
+        let mut last = ReadKeyFrame { moment: 0, time_ns: 0, offset: 0 };
         for _ in 0..input.count(3, limit::MOMENTS)? {
-            last = Key {
+            last = ReadKeyFrame {
                 moment: input.change(last.moment)?,
                 time_ns: input.change(last.time_ns)?,
                 offset: input.change(last.offset)?,
             };
             keys.push(last);
         }
-        Ok(Index { moments, keys })
+        Ok(SnapshotIndex { moments, keys })
     }
 
-    /// How many moments the file has.
+    /// Number of snapshots in the file.
     pub fn moments(&self) -> u64 {
         self.moments
     }
 
-    /// Reads the last moment that has a tree and is no later than a time, and none of what is far from it. The sites of its
-    /// tree are not looked at: whether there are such is for who knows the sites. None where there is no such moment, or
-    /// it cannot be read.
+    /// Reads the last snapshot that has a tree and is not later than a time, and nothing far from
+    /// it. The caller checks the sites of its tree. `None` without such a snapshot, or if it cannot
+    /// be read.
     ///
     /// # Errors
-    /// Of the reading.
+    /// Returns the error of the reading.
     pub fn tree_at(
         &self,
         input: &mut (impl Read + Seek),
         time_ns: u64,
-    ) -> io::Result<Option<Moment>> {
+    ) -> io::Result<Option<LogSnapshot>> {
         let after = self.keys.partition_point(|key| key.time_ns <= time_ns);
         // Behind the last key moment there may be no tree yet.
         for key in self.keys[..after].iter().rev() {
@@ -261,8 +264,8 @@ impl Index {
 }
 
 /// The last moment with a tree from here to a time, or to the next key moment.
-fn last_tree(input: &mut impl Read, time_ns: u64) -> io::Result<Option<Moment>> {
-    let mut state = State::of_any_sites();
+fn last_tree(input: &mut impl Read, time_ns: u64) -> io::Result<Option<LogSnapshot>> {
+    let mut state = CodecState::of_any_sites();
     let (mut found, mut is_first) = (None, true);
     loop {
         match format::next(input)? {

@@ -1,37 +1,37 @@
-//! What is in each kind of frame: how it is written, and beside it how it is read.
+//! Contents of each kind of frame: writing, and beside it reading.
 //!
-//! Both sides keep a [`State`] of what went before, so that only differences are written.
+//! Both sides keep a [`CodecState`] of what went before, so that only differences are written.
 
 use crate::format::{Bad, In, Out, limit};
 use crate::recording::{
-    Amount, Begin, Counted, Counts, End, Ending, Kind, Module, Moment, Node, Place, ROOT, Resident,
-    Site, Thread, Tree,
+    Begin, LogAddress, LogAmount, LogCallNode, LogCounts, LogEnd, LogEnding, LogKind, LogLiveTree,
+    LogModule, LogResident, LogSite, LogSiteCounts, LogSnapshot, LogThread, ROOT,
 };
 
-/// What went before.
+/// Context of the preceding frames.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct CodecState {
     pub(crate) modules: usize,
     pub(crate) places: usize,
     pub(crate) sites: usize,
     /// The last address in each module, and last that of no module.
     last_addresses: Vec<u64>,
     last_address: u64,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<LogCallNode>,
     followers: Followers,
     last_site: u64,
-    last_moment: Sums,
-    tree: Vec<(u32, Amount)>,
+    last_moment: SnapshotSums,
+    tree: Vec<(u32, LogAmount)>,
     pub(crate) leaves: usize,
-    counts: Vec<Counted>,
+    counts: Vec<LogSiteCounts>,
 }
 
-/// What of a moment differences are taken of.
+/// Values of a snapshot that differences are stored of.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
+struct SnapshotSums {
     time_ns: u64,
-    live: Amount,
-    allocated: Amount,
+    live: LogAmount,
+    allocated: LogAmount,
     held: u64,
     resident: [u64; 5],
 }
@@ -39,15 +39,15 @@ struct Sums {
 /// By place, which places were called from it, the last one first: a function calls few others.
 #[derive(Debug, Default)]
 struct Followers {
-    /// Of [`ROOT`] first, then of each place.
+    /// Lists for [`ROOT`], then for each address.
     lists: Vec<Vec<u32>>,
     /// The first place that was not met yet.
     new: u32,
 }
 
 impl Followers {
-    /// So many are remembered of each place.
-    const MOST: usize = 200;
+    /// Number of remembered followers of an address.
+    const MAX_FOLLOWERS: usize = 200;
 
     fn list(&mut self, parent: Option<u32>) -> &mut Vec<u32> {
         let at = parent.map_or(0, |place| place as usize + 1);
@@ -57,7 +57,8 @@ impl Followers {
         &mut self.lists[at]
     }
 
-    /// How long ago a place was called from this one; none where it is not remembered.
+    /// Rank of an address among those that were called from `parent`, latest first; `None` if it is
+    /// not remembered.
     fn rank(&mut self, parent: Option<u32>, place: u32) -> Option<u8> {
         let rank = self.list(parent).iter().position(|it| *it == place)?;
         u8::try_from(rank).ok()
@@ -73,7 +74,7 @@ impl Followers {
         match list.iter().position(|it| *it == place) {
             Some(at) => list[..=at].rotate_right(1),
             None => {
-                list.truncate(Followers::MOST - 1);
+                list.truncate(Followers::MAX_FOLLOWERS - 1);
                 list.insert(0, place);
             }
         }
@@ -114,8 +115,8 @@ pub(crate) fn read_begin(input: &mut In<'_>) -> Result<Begin, Bad> {
     Ok(begin)
 }
 
-impl State {
-    pub(crate) fn write_modules(&mut self, out: &mut Out, modules: &[Module]) {
+impl CodecState {
+    pub(crate) fn write_modules(&mut self, out: &mut Out, modules: &[LogModule]) {
         out.count(modules.len());
         for module in modules {
             out.text(&module.path);
@@ -127,15 +128,15 @@ impl State {
         self.modules += modules.len();
     }
 
-    pub(crate) fn read_modules(&mut self, input: &mut In<'_>) -> Result<Vec<Module>, Bad> {
+    pub(crate) fn read_modules(&mut self, input: &mut In<'_>) -> Result<Vec<LogModule>, Bad> {
         /// The bytes that a module takes at least.
-        const LEAST: usize = 5;
-        let count = input.count(LEAST, limit::MODULES - self.modules)?;
+        const MIN_MODULE_BYTES: usize = 5;
+        let count = input.count(MIN_MODULE_BYTES, limit::MODULES - self.modules)?;
         let mut modules = Vec::with_capacity(count);
         for _ in 0..count {
             let (path, build_id, start) = (input.text()?, input.text()?, input.number()?);
             let (end, bias) = (input.change(start)?, input.change(start)?);
-            modules.push(Module { path, build_id, start, end, bias });
+            modules.push(LogModule { path, build_id, start, end, bias });
         }
         self.modules += count;
         Ok(modules)
@@ -150,7 +151,7 @@ impl State {
         &mut self.last_addresses[at]
     }
 
-    pub(crate) fn write_places(&mut self, out: &mut Out, places: &[Place]) {
+    pub(crate) fn write_places(&mut self, out: &mut Out, places: &[LogAddress]) {
         out.count(places.len());
         for place in places {
             out.number(place.module.map_or(0, |module| u64::from(module) + 1));
@@ -161,7 +162,8 @@ impl State {
             *last = place.address;
             self.last_address = place.address;
         }
-        // They are few. Readers of files without them find the payload's end here, and those that know of none pass them over.
+        // They are few. Readers of files without them find the payload's end here, and those that
+        // know of none pass them over.
         let exact: Vec<usize> = (0..places.len()).filter(|at| places[*at].exact).collect();
         out.count(exact.len());
         let mut next = 0;
@@ -172,7 +174,7 @@ impl State {
         self.places += places.len();
     }
 
-    pub(crate) fn read_places(&mut self, input: &mut In<'_>) -> Result<Vec<Place>, Bad> {
+    pub(crate) fn read_places(&mut self, input: &mut In<'_>) -> Result<Vec<LogAddress>, Bad> {
         let count = input.count(2, limit::PLACES - self.places)?;
         let mut places = Vec::with_capacity(count);
         for _ in 0..count {
@@ -180,7 +182,7 @@ impl State {
             if module.is_some_and(|module| module as usize >= self.modules) {
                 return Err("a place is in a module that is not there");
             }
-            places.push(Place { address: 0, exact: false, module });
+            places.push(LogAddress { address: 0, exact: false, module });
         }
         for place in &mut places {
             let last = self.last_address(place.module);
@@ -202,21 +204,21 @@ impl State {
     }
 }
 
-/// How a node's parent is said.
+/// Encoding of a node's parent.
 mod up {
     /// So far up from the node before: that itself is 0.
     pub(super) const FARTHEST: u8 = 250;
-    /// Nobody.
+    /// No parent.
     pub(super) const ROOT: u8 = 251;
-    /// So many nodes before.
+    /// A number of nodes before.
     pub(super) const BEFORE: u8 = 252;
 }
 
-/// How a node's place is said: as a rank among its parent's followers, or apart.
+/// Encoding of a node's address: a rank among its parent's followers, or a separate number.
 const APART: u8 = 255;
 
-impl State {
-    /// How far up from the last node another is.
+impl CodecState {
+    /// Number of levels from the last node up to another.
     fn climb(&self, parent: u32) -> Option<u8> {
         let mut at = u32::try_from(self.nodes.len()).ok()?.checked_sub(1)?;
         for steps in 0..=up::FARTHEST {
@@ -236,7 +238,7 @@ impl State {
         self.nodes.get(node as usize).map(|node| node.place)
     }
 
-    pub(crate) fn write_nodes(&mut self, out: &mut Out, nodes: &[Node]) {
+    pub(crate) fn write_nodes(&mut self, out: &mut Out, nodes: &[LogCallNode]) {
         let (mut ups, mut before) = (Out::default(), Out::default());
         let (mut ranks, mut apart) = (Out::default(), Out::default());
         for node in nodes {
@@ -267,7 +269,8 @@ impl State {
     pub(crate) fn read_nodes(&mut self, input: &mut In<'_>) -> Result<(), Bad> {
         let count = input.count(2, limit::NODES - self.nodes.len())?;
         let (ups, ranks) = (input.bytes(count)?, input.bytes(count)?);
-        // The numbers of both columns lie behind each other: the first has to be gone through to find the second.
+        // The numbers of both columns lie behind each other: the first has to be gone through to
+        // find the second.
         let mut before = *input;
         for _ in ups.iter().filter(|up| **up == up::BEFORE) {
             input.number()?;
@@ -304,12 +307,12 @@ impl State {
             let known = place.filter(|place| (*place as usize) < self.places);
             let place = known.ok_or("a call is at a place that is not there")?;
             self.followers.note(caller, place);
-            self.nodes.push(Node { parent, place });
+            self.nodes.push(LogCallNode { parent, place });
         }
         Ok(())
     }
 
-    pub(crate) fn write_sites(&mut self, out: &mut Out, sites: &[Site]) {
+    pub(crate) fn write_sites(&mut self, out: &mut Out, sites: &[LogSite]) {
         out.count(sites.len());
         sites.iter().for_each(|site| out.byte(kind_number(site.kind)));
         for site in sites {
@@ -321,7 +324,7 @@ impl State {
         self.sites += sites.len();
     }
 
-    pub(crate) fn read_sites(&mut self, input: &mut In<'_>) -> Result<Vec<Site>, Bad> {
+    pub(crate) fn read_sites(&mut self, input: &mut In<'_>) -> Result<Vec<LogSite>, Bad> {
         let count = input.count(2, limit::SITES - self.sites)?;
         let kinds = input.bytes(count)?;
         let mut sites = Vec::with_capacity(count);
@@ -333,23 +336,23 @@ impl State {
             }
             self.last_site = node;
             let node = node.checked_sub(1).and_then(|node| u32::try_from(node).ok());
-            sites.push(Site { node: node.unwrap_or(ROOT), kind });
+            sites.push(LogSite { node: node.unwrap_or(ROOT), kind });
         }
         self.sites += count;
         Ok(sites)
     }
 }
 
-fn kind_number(kind: Kind) -> u8 {
+fn kind_number(kind: LogKind) -> u8 {
     match kind {
-        Kind::Heap => 0,
-        Kind::Mapping => 1,
-        Kind::Pool => 2,
+        LogKind::Heap => 0,
+        LogKind::Mapping => 1,
+        LogKind::Pool => 2,
     }
 }
 
-fn kind_of(number: u8) -> Option<Kind> {
-    [Kind::Heap, Kind::Mapping, Kind::Pool].get(usize::from(number)).copied()
+fn kind_of(number: u8) -> Option<LogKind> {
+    [LogKind::Heap, LogKind::Mapping, LogKind::Pool].get(usize::from(number)).copied()
 }
 
 /// Which parts a moment has.
@@ -362,40 +365,40 @@ mod part {
     pub(super) const OLDER: u8 = 32;
 }
 
-fn change_amount(out: &mut Out, before: Amount, now: Amount) {
+fn change_amount(out: &mut Out, before: LogAmount, now: LogAmount) {
     out.change(before.bytes, now.bytes);
     out.change(before.blocks, now.blocks);
 }
 
-fn changed_amount(input: &mut In<'_>, before: Amount) -> Result<Amount, Bad> {
-    Ok(Amount { bytes: input.change(before.bytes)?, blocks: input.change(before.blocks)? })
+fn changed_amount(input: &mut In<'_>, before: LogAmount) -> Result<LogAmount, Bad> {
+    Ok(LogAmount { bytes: input.change(before.bytes)?, blocks: input.change(before.blocks)? })
 }
 
 /// The order of a tree: the largest first; of those alike, by number.
-pub(crate) fn sort_tree(sites: &mut [(u32, Amount)]) {
+pub(crate) fn sort_tree(sites: &mut [(u32, LogAmount)]) {
     sites.sort_unstable_by_key(|(site, amount)| {
         (std::cmp::Reverse((amount.bytes, amount.blocks)), *site)
     });
 }
 
-/// Whether a moment can be read without those before it.
+/// True if a moment can be read without those before it.
 pub(crate) fn is_key(payload: &[u8]) -> bool {
     payload.first().is_some_and(|parts| parts & part::KEY != 0)
 }
 
-impl State {
+impl CodecState {
     /// For who reads moments alone, and does not know which sites there are.
-    pub(crate) fn of_any_sites() -> State {
-        State { sites: limit::SITES, ..State::default() }
+    pub(crate) fn of_any_sites() -> CodecState {
+        CodecState { sites: limit::SITES, ..CodecState::default() }
     }
 
-    /// What a key moment begins with: none of those before it is needed to read it.
+    /// Starts a key snapshot: it can be read without those before it.
     pub(crate) fn forget_moments(&mut self) {
-        self.last_moment = Sums::default();
+        self.last_moment = SnapshotSums::default();
         self.tree.clear();
     }
 
-    pub(crate) fn write_moment(&mut self, out: &mut Out, moment: &Moment, key: bool) {
+    pub(crate) fn write_moment(&mut self, out: &mut Out, moment: &LogSnapshot, key: bool) {
         if key {
             self.forget_moments();
         }
@@ -414,7 +417,7 @@ impl State {
         out.change(last.time_ns, moment.time_ns);
         change_amount(out, last.live, moment.live);
         change_amount(out, last.allocated, moment.allocated);
-        let mut now = Sums {
+        let mut now = SnapshotSums {
             time_ns: moment.time_ns,
             live: moment.live,
             allocated: moment.allocated,
@@ -441,24 +444,24 @@ impl State {
         }
     }
 
-    pub(crate) fn read_moment(&mut self, input: &mut In<'_>) -> Result<Moment, Bad> {
+    pub(crate) fn read_moment(&mut self, input: &mut In<'_>) -> Result<LogSnapshot, Bad> {
         let parts = input.byte()?;
         let has = |part| parts & part != 0;
         if has(part::KEY) {
             self.forget_moments();
         }
         let last = self.last_moment;
-        let mut now = Sums {
+        let mut now = SnapshotSums {
             time_ns: input.change(last.time_ns)?,
             live: changed_amount(input, last.live)?,
             allocated: changed_amount(input, last.allocated)?,
             ..last
         };
-        let mut moment = Moment {
+        let mut moment = LogSnapshot {
             time_ns: now.time_ns,
             live: now.live,
             allocated: now.allocated,
-            ..Moment::default()
+            ..LogSnapshot::default()
         };
         if has(part::HELD) {
             now.held = input.change(last.held)?;
@@ -471,23 +474,24 @@ impl State {
             }
             let [anonymous, file, shmem, swap, recorder] = now.resident;
             let recorder = has(part::RECORDER).then_some(recorder);
-            moment.resident = Some(Resident { anonymous, file, shmem, swap, recorder });
+            moment.resident = Some(LogResident { anonymous, file, shmem, swap, recorder });
         }
         self.last_moment = now;
         if has(part::TREE) {
             moment.tree = Some(self.read_tree(input)?);
         }
         if has(part::OLDER) {
-            moment.older_freed = Some(Amount { bytes: input.number()?, blocks: input.number()? });
+            moment.older_freed =
+                Some(LogAmount { bytes: input.number()?, blocks: input.number()? });
         }
         Ok(moment)
     }
 
-    fn write_tree(&mut self, out: &mut Out, tree: &Tree) {
+    fn write_tree(&mut self, out: &mut Out, tree: &LogLiveTree) {
         let mut sites = tree.sites.clone();
         sites.sort_unstable_by_key(|(site, _)| *site);
         sites.dedup_by_key(|(site, _)| *site);
-        let find = |list: &[(u32, Amount)], site: u32| {
+        let find = |list: &[(u32, LogAmount)], site: u32| {
             list.binary_search_by_key(&site, |(site, _)| *site).ok()
         };
         let stays: Vec<bool> =
@@ -503,14 +507,14 @@ impl State {
                 run = 0;
             }
         }
-        let kept: Vec<(Amount, Amount)> = self
+        let kept: Vec<(LogAmount, LogAmount)> = self
             .tree
             .iter()
             .filter_map(|(site, amount)| Some((*amount, sites[find(&sites, *site)?].1)))
             .collect();
         kept.iter().for_each(|(before, now)| out.change(before.bytes, now.bytes));
         kept.iter().for_each(|(before, now)| out.change(before.blocks, now.blocks));
-        let new: Vec<(u32, Amount)> =
+        let new: Vec<(u32, LogAmount)> =
             sites.iter().filter(|(site, _)| find(&self.tree, *site).is_none()).copied().collect();
         out.count(new.len());
         let mut last = 0;
@@ -525,7 +529,7 @@ impl State {
         self.tree = sites;
     }
 
-    fn read_tree(&mut self, input: &mut In<'_>) -> Result<Tree, Bad> {
+    fn read_tree(&mut self, input: &mut In<'_>) -> Result<LogLiveTree, Bad> {
         let mut kept = std::mem::take(&mut self.tree);
         let gone = input.count(1, kept.len())?;
         let mut stays = vec![true; kept.len()];
@@ -552,7 +556,7 @@ impl State {
         for _ in 0..count {
             last = last.checked_add(input.number()?).ok_or("a site that is not there")?;
             let site = u32::try_from(last).ok().filter(|site| (*site as usize) < self.sites);
-            kept.push((site.ok_or("a tree has a site that is not there")?, Amount::default()));
+            kept.push((site.ok_or("a tree has a site that is not there")?, LogAmount::default()));
         }
         for (_, amount) in &mut kept[first_new..] {
             amount.bytes = input.number()?;
@@ -560,55 +564,58 @@ impl State {
         for (_, amount) in &mut kept[first_new..] {
             amount.blocks = input.number()?;
         }
-        let others = Amount { bytes: input.number()?, blocks: input.number()? };
+        let others = LogAmount { bytes: input.number()?, blocks: input.number()? };
         kept.sort_unstable_by_key(|(site, _)| *site);
         if kept.windows(2).any(|pair| pair[0].0 == pair[1].0) {
             return Err("a tree has a site twice");
         }
         self.leaves += kept.len();
         if self.leaves > limit::LEAVES {
-            return Err("more sites at all moments than are taken");
+            return Err("more call stacks over all time points than the limit");
         }
         self.tree.clone_from(&kept);
         sort_tree(&mut kept);
-        Ok(Tree { sites: kept, others })
+        Ok(LogLiveTree { sites: kept, others })
     }
 }
 
-/// What changed of an amount: the blocks, and how many bytes each has.
+/// Change of an amount: the blocks, and the bytes of each.
 #[derive(Clone, Copy, Debug, Default)]
-struct Change {
+struct AmountChange {
     blocks: i64,
     bytes: i64,
 }
 
-impl Change {
-    fn of(before: Amount, now: Amount) -> Change {
+impl AmountChange {
+    fn between(before: LogAmount, now: LogAmount) -> AmountChange {
         let change = |before: u64, now: u64| now.wrapping_sub(before).cast_signed();
-        Change { blocks: change(before.blocks, now.blocks), bytes: change(before.bytes, now.bytes) }
+        AmountChange {
+            blocks: change(before.blocks, now.blocks),
+            bytes: change(before.bytes, now.bytes),
+        }
     }
 
-    fn less(self, other: Change) -> Change {
-        Change {
+    fn less(self, other: AmountChange) -> AmountChange {
+        AmountChange {
             blocks: self.blocks.wrapping_sub(other.blocks),
             bytes: self.bytes.wrapping_sub(other.bytes),
         }
     }
 
-    fn onto(self, before: Amount) -> Amount {
-        Amount {
+    fn onto(self, before: LogAmount) -> LogAmount {
+        LogAmount {
             bytes: before.bytes.wrapping_add_signed(self.bytes),
             blocks: before.blocks.wrapping_add_signed(self.blocks),
         }
     }
 
-    /// Bytes a block; all bytes where there is none.
+    /// Bytes per block; all bytes without blocks.
     fn size(self) -> i64 {
         if self.blocks == 0 { self.bytes } else { self.bytes.wrapping_div(self.blocks) }
     }
 
-    /// What another of the same site has most likely: blocks of a site are often of one size.
-    fn expected(self, other: Change) -> i64 {
+    /// Expected size for another change of the same site: blocks of a site are often of one size.
+    fn expected(self, other: AmountChange) -> i64 {
         if self.blocks == 0 || other.blocks == 0 { 0 } else { self.size() }
     }
 }
@@ -623,7 +630,7 @@ fn read_signed(input: &mut In<'_>) -> Result<i64, Bad> {
 }
 
 /// Three columns: blocks, bytes a block beside what is expected, and what of the bytes is over.
-fn write_changes(out: &mut Out, changes: &[Change], like: &[Change]) {
+fn write_changes(out: &mut Out, changes: &[AmountChange], like: &[AmountChange]) {
     changes.iter().for_each(|it| signed(out, it.blocks));
     let pairs = || changes.iter().zip(like);
     pairs().for_each(|(it, like)| signed(out, it.size().wrapping_sub(like.expected(*it))));
@@ -632,8 +639,8 @@ fn write_changes(out: &mut Out, changes: &[Change], like: &[Change]) {
     }
 }
 
-fn read_changes(input: &mut In<'_>, like: &[Change]) -> Result<Vec<Change>, Bad> {
-    let mut changes = vec![Change::default(); like.len()];
+fn read_changes(input: &mut In<'_>, like: &[AmountChange]) -> Result<Vec<AmountChange>, Bad> {
+    let mut changes = vec![AmountChange::default(); like.len()];
     for it in &mut changes {
         it.blocks = read_signed(input)?;
     }
@@ -647,8 +654,8 @@ fn read_changes(input: &mut In<'_>, like: &[Change]) -> Result<Vec<Change>, Bad>
     Ok(changes)
 }
 
-impl State {
-    pub(crate) fn write_counts(&mut self, out: &mut Out, counts: &Counts) {
+impl CodecState {
+    pub(crate) fn write_counts(&mut self, out: &mut Out, counts: &LogCounts) {
         out.number(counts.time_ns);
         out.number(counts.peak.bytes);
         out.number(counts.peak.blocks);
@@ -673,15 +680,15 @@ impl State {
         let has_errors = sites.iter().any(|site| is_estimate(site.errors));
         out.byte(has_errors.into());
         out.count(sites.len());
-        self.counts.resize(sites.len(), Counted::default());
+        self.counts.resize(sites.len(), LogSiteCounts::default());
         let pairs = || self.counts.iter().zip(sites);
-        let of = |pick: fn(&Counted) -> Amount| -> Vec<Change> {
-            pairs().map(|(before, now)| Change::of(pick(before), pick(now))).collect()
+        let of = |pick: fn(&LogSiteCounts) -> LogAmount| -> Vec<AmountChange> {
+            pairs().map(|(before, now)| AmountChange::between(pick(before), pick(now))).collect()
         };
         let (allocated, freed) = (of(|it| it.allocated), of(|it| it.freed));
-        let live: Vec<Change> =
+        let live: Vec<AmountChange> =
             allocated.iter().zip(&freed).map(|(all, freed)| all.less(*freed)).collect();
-        write_changes(out, &allocated, &vec![Change::default(); sites.len()]);
+        write_changes(out, &allocated, &vec![AmountChange::default(); sites.len()]);
         write_changes(out, &live, &allocated);
         write_changes(out, &of(|it| it.at_peak), &allocated);
         pairs().for_each(|(before, now)| out.change(before.temporary, now.temporary));
@@ -692,15 +699,15 @@ impl State {
         self.counts.clone_from(sites);
     }
 
-    pub(crate) fn read_counts(&mut self, input: &mut In<'_>) -> Result<Counts, Bad> {
-        let mut counts = Counts {
+    pub(crate) fn read_counts(&mut self, input: &mut In<'_>) -> Result<LogCounts, Bad> {
+        let mut counts = LogCounts {
             time_ns: input.number()?,
-            peak: Amount { bytes: input.number()?, blocks: input.number()? },
+            peak: LogAmount { bytes: input.number()?, blocks: input.number()? },
             peak_within: input.number()?,
             peak_at_ns: input.option()?,
             unknown_frees: input.number()?,
             cut_stacks: input.number()?,
-            ..Counts::default()
+            ..LogCounts::default()
         };
         for cells in [&mut counts.sizes, &mut counts.lifetimes] {
             for _ in 0..input.count(1, limit::LIST)? {
@@ -711,15 +718,15 @@ impl State {
         const THREAD: usize = 6;
         for _ in 0..input.count(THREAD, limit::THREADS)? {
             let (tid, name) = (input.number32()?, input.text()?);
-            let allocated = Amount { bytes: input.number()?, blocks: input.number()? };
-            let freed = Amount { bytes: input.number()?, blocks: input.number()? };
-            counts.threads.push(Thread { tid, name, allocated, freed });
+            let allocated = LogAmount { bytes: input.number()?, blocks: input.number()? };
+            let freed = LogAmount { bytes: input.number()?, blocks: input.number()? };
+            counts.threads.push(LogThread { tid, name, allocated, freed });
         }
         let has_errors = input.flag()?;
         // Blocks and sizes of three amounts, and what was temporary.
         let count = input.count(7, self.sites)?;
-        self.counts.resize(count, Counted::default());
-        let allocated = read_changes(input, &vec![Change::default(); count])?;
+        self.counts.resize(count, LogSiteCounts::default());
+        let allocated = read_changes(input, &vec![AmountChange::default(); count])?;
         let live = read_changes(input, &allocated)?;
         let at_peak = read_changes(input, &allocated)?;
         for (at, site) in self.counts.iter_mut().enumerate() {
@@ -737,16 +744,16 @@ impl State {
                 site.errors.1 = input.bits()?;
             }
         }
-        // What cannot be an error is none: sums of it would be none, too.
+        // An impossible standard error would make all sums of it impossible.
         if !self.counts.iter().all(|site| is_error(site.errors.0) && is_error(site.errors.1)) {
-            return Err("a standard error is no number");
+            return Err("a standard error is not a number");
         }
         counts.sites.clone_from(&self.counts);
         Ok(counts)
     }
 }
 
-/// Whether anything is known of an error.
+/// True if anything is known of an error.
 fn is_estimate((allocated, live): (f64, f64)) -> bool {
     allocated.to_bits() != 0 || live.to_bits() != 0
 }
@@ -764,48 +771,48 @@ mod how {
     pub(super) const GONE: u8 = 4;
 }
 
-pub(crate) fn write_end(out: &mut Out, end: &End) {
+pub(crate) fn write_end(out: &mut Out, end: &LogEnd) {
     out.number(end.time_ns);
     let (how, status) = match end.how {
-        Ending::Exited(status) => (how::EXITED, status),
-        Ending::Killed(signal) => (how::KILLED, signal),
-        Ending::Replaced => (how::REPLACED, 0),
-        Ending::Detached => (how::DETACHED, 0),
-        Ending::Gone => (how::GONE, 0),
+        LogEnding::Exited(status) => (how::EXITED, status),
+        LogEnding::Killed(signal) => (how::KILLED, signal),
+        LogEnding::Replaced => (how::REPLACED, 0),
+        LogEnding::Detached => (how::DETACHED, 0),
+        LogEnding::Gone => (how::GONE, 0),
     };
     out.byte(how);
     signed(out, status.into());
 }
 
-pub(crate) fn read_end(input: &mut In<'_>) -> Result<End, Bad> {
+pub(crate) fn read_end(input: &mut In<'_>) -> Result<LogEnd, Bad> {
     let (time_ns, how, status) = (input.number()?, input.byte()?, read_signed(input)?);
     let status = i32::try_from(status).map_err(|_| "a status has more than 32 bits")?;
     let how = match how {
-        how::EXITED => Ending::Exited(status),
-        how::KILLED => Ending::Killed(status),
-        how::REPLACED => Ending::Replaced,
-        how::DETACHED => Ending::Detached,
-        how::GONE => Ending::Gone,
-        _ => return Err("it ended in no way that is known"),
+        how::EXITED => LogEnding::Exited(status),
+        how::KILLED => LogEnding::Killed(status),
+        how::REPLACED => LogEnding::Replaced,
+        how::DETACHED => LogEnding::Detached,
+        how::GONE => LogEnding::Gone,
+        _ => return Err("its kind of ending is unknown"),
     };
-    Ok(End { time_ns, how })
+    Ok(LogEnd { time_ns, how })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn payload() -> (Vec<Place>, Vec<u8>) {
-        let place = |address, exact| Place { address, exact, module: None };
+    fn payload() -> (Vec<LogAddress>, Vec<u8>) {
+        let place = |address, exact| LogAddress { address, exact, module: None };
         let places = [(0x10, false), (0x20, true), (0x40, false), (0x30, true)];
         let places = places.map(|(address, exact)| place(address, exact)).to_vec();
         let mut out = Out::default();
-        State::default().write_places(&mut out, &places);
+        CodecState::default().write_places(&mut out, &places);
         (places, out.0)
     }
 
-    fn read(payload: &[u8]) -> Result<Vec<Place>, Bad> {
-        State::default().read_places(&mut In(payload))
+    fn read(payload: &[u8]) -> Result<Vec<LogAddress>, Bad> {
+        CodecState::default().read_places(&mut In(payload))
     }
 
     #[test]
@@ -815,7 +822,8 @@ mod tests {
         // Behind a number, four modules and four addresses: two that were interrupted.
         let (before, list) = payload.split_at(payload.len() - 3);
         assert_eq!(list, [2, 1, 1]);
-        let plain: Vec<_> = places.iter().map(|place| Place { exact: false, ..*place }).collect();
+        let plain: Vec<_> =
+            places.iter().map(|place| LogAddress { exact: false, ..*place }).collect();
         assert_eq!(read(before), Ok(plain));
     }
 

@@ -4,68 +4,71 @@ use std::io::{self, Write};
 
 use crate::format::{MAGIC, Out, VERSION, frame, kind};
 use crate::layouts;
-use crate::recording::{Begin, Counts, End, Layout, Module, Moment, Node, Place, Site};
-use crate::shapes::{self, State};
+use crate::recording::{
+    Begin, LogAddress, LogCallNode, LogCounts, LogEnd, LogLayout, LogModule, LogSite, LogSnapshot,
+};
+use crate::shapes::{self, CodecState};
 
-/// A file that grows. Nothing that was written is written again, so that whatever ends the writing, what is there can be
-/// read.
+/// A file that grows. Nothing that was written is written again, so that whatever ends the writing,
+/// what is there can be read.
 ///
-/// Of modules, places, calls and sites only what is new is handed in: they are numbered from 0 in the order in which they
-/// come. They are held back until something that may name them is written, or there are many.
+/// Each call passes only new modules, addresses, calls and sites: they are numbered from 0
+/// in order. They are held back until an entry that may refer to them is written, or until their
+/// number is large.
 ///
 /// ```
-/// # use pagewise_heaplog::recording::{Begin, Counts, End, Ending, Moment};
-/// # use pagewise_heaplog::{reader, writer::Writer};
+/// # use pagewise_heaplog::recording::{Begin, LogCounts, LogEnd, LogEnding, LogSnapshot};
+/// # use pagewise_heaplog::{reader, writer::LogWriter};
 /// let begin = Begin { pid: 7, ..Begin::default() };
-/// let mut writer = Writer::create(Vec::new(), &begin)?;
-/// writer.moment(&Moment::default())?;
-/// writer.counts(&Counts::default())?;
-/// let file = writer.end(&End { time_ns: 9, how: Ending::Exited(0) })?;
+/// let mut writer = LogWriter::create(Vec::new(), &begin)?;
+/// writer.moment(&LogSnapshot::default())?;
+/// writer.counts(&LogCounts::default())?;
+/// let file = writer.end(&LogEnd { time_ns: 9, how: LogEnding::Exited(0) })?;
 /// assert_eq!(reader::read(&file[..])?.recording.begin, begin);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct LogWriter<W> {
     out: W,
-    /// How many bytes were written.
+    /// Number of bytes written.
     at: u64,
-    state: State,
-    modules: Vec<Module>,
-    places: Vec<Place>,
-    nodes: Vec<Node>,
-    sites: Vec<Site>,
+    state: CodecState,
+    modules: Vec<LogModule>,
+    places: Vec<LogAddress>,
+    nodes: Vec<LogCallNode>,
+    sites: Vec<LogSite>,
     moments: u64,
     /// Trees since the last key moment; none before the first.
     trees: Option<u32>,
-    index: Vec<Key>,
+    index: Vec<WrittenKeyFrame>,
 }
 
 /// A moment that can be read without those before it.
 #[derive(Clone, Copy, Debug)]
-struct Key {
+struct WrittenKeyFrame {
     moment: u64,
     time_ns: u64,
     offset: u64,
 }
 
-/// So many calls, places or sites are held back at most.
+/// Maximum number of calls, addresses or sites that are held back.
 const HELD_BACK: usize = 1 << 15;
-/// Each of so many trees is written whole, and each of so many moments stands alone: what a seek has to read at most.
+/// Distance of complete trees, and of independent snapshots: they bound what a seek has to read.
 const KEY_TREES: u32 = 16;
 const KEY_MOMENTS: u64 = 256;
 
-impl<W: Write> Writer<W> {
+impl<W: Write> LogWriter<W> {
     /// Begins a file.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn create(mut out: W, begin: &Begin) -> io::Result<Writer<W>> {
+    /// Returns the error of the writing.
+    pub fn create(mut out: W, begin: &Begin) -> io::Result<LogWriter<W>> {
         out.write_all(&MAGIC)?;
         out.write_all(&[VERSION])?;
-        let mut writer = Writer {
+        let mut writer = LogWriter {
             out,
             at: MAGIC.len() as u64 + 1,
-            state: State::default(),
+            state: CodecState::default(),
             modules: Vec::new(),
             places: Vec::new(),
             nodes: Vec::new(),
@@ -88,7 +91,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// How many bytes the file has.
+    /// Size of the file in bytes.
     pub fn written(&self) -> u64 {
         self.at
     }
@@ -96,8 +99,8 @@ impl<W: Write> Writer<W> {
     /// Adds modules.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn modules(&mut self, new: &[Module]) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn modules(&mut self, new: &[LogModule]) -> io::Result<()> {
         self.modules.extend_from_slice(new);
         self.hold_back()
     }
@@ -105,8 +108,8 @@ impl<W: Write> Writer<W> {
     /// Adds places in modules that were added before.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn places(&mut self, new: &[Place]) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn places(&mut self, new: &[LogAddress]) -> io::Result<()> {
         self.places.extend_from_slice(new);
         self.hold_back()
     }
@@ -114,8 +117,8 @@ impl<W: Write> Writer<W> {
     /// Adds calls at places that were added before; a caller comes before whom it calls.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn nodes(&mut self, new: &[Node]) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn nodes(&mut self, new: &[LogCallNode]) -> io::Result<()> {
         self.nodes.extend_from_slice(new);
         self.hold_back()
     }
@@ -123,8 +126,8 @@ impl<W: Write> Writer<W> {
     /// Adds sites at calls that were added before.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn sites(&mut self, new: &[Site]) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn sites(&mut self, new: &[LogSite]) -> io::Result<()> {
         self.sites.extend_from_slice(new);
         self.hold_back()
     }
@@ -144,7 +147,7 @@ impl<W: Write> Writer<W> {
             self.state.write_modules(&mut payload, &modules);
             self.frame(kind::MODULES, &payload)?;
         }
-        // Who hands in very many at once has them in several frames, none of which is too large to be read.
+        // A large number is divided into several frames, so that a reader accepts each.
         for places in places.chunks(HELD_BACK) {
             let mut payload = Out::default();
             self.state.write_places(&mut payload, places);
@@ -163,12 +166,12 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds a moment, not before the one before it. Its tree may name what was handed in before; in the file it is in order
-    /// of size, then of number.
+    /// Adds a moment, not before the one before it. Its tree may name what was handed in before; in
+    /// the file it is in order of size, then of number.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn moment(&mut self, moment: &Moment) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn moment(&mut self, moment: &LogSnapshot) -> io::Result<()> {
         let has_tree = moment.tree.is_some();
         if has_tree {
             self.let_go()?;
@@ -176,7 +179,11 @@ impl<W: Write> Writer<W> {
         let key = self.moments.is_multiple_of(KEY_MOMENTS)
             || has_tree && self.trees.is_none_or(|trees| trees >= KEY_TREES);
         if key {
-            self.index.push(Key { moment: self.moments, time_ns: moment.time_ns, offset: self.at });
+            self.index.push(WrittenKeyFrame {
+                moment: self.moments,
+                time_ns: moment.time_ns,
+                offset: self.at,
+            });
             self.trees = None;
         }
         if has_tree {
@@ -189,11 +196,12 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Adds where the allocator's memory lies, not before the one before it. It may name sites that were handed in before.
+    /// Adds where the allocator's memory lies, not before the one before it. It may name sites that
+    /// were handed in before.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn layout(&mut self, layout: &Layout) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn layout(&mut self, layout: &LogLayout) -> io::Result<()> {
         self.let_go()?;
         let mut payload = Out::default();
         layouts::write(&mut payload, layout);
@@ -201,12 +209,12 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Writes down all that was counted so far: the last one that is whole is what a reader has. What did not change since
-    /// the one before takes next to no room.
+    /// Writes all counts so far: a reader uses the last complete ones. Unchanged counts need almost
+    /// no space.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn counts(&mut self, counts: &Counts) -> io::Result<()> {
+    /// Returns the error of the writing.
+    pub fn counts(&mut self, counts: &LogCounts) -> io::Result<()> {
         self.let_go()?;
         let mut payload = Out::default();
         self.state.write_counts(&mut payload, counts);
@@ -214,11 +222,11 @@ impl<W: Write> Writer<W> {
         self.out.flush()
     }
 
-    /// Ends the file, and gives back what it was written to.
+    /// Ends the file, and returns the writer.
     ///
     /// # Errors
-    /// Of the writing.
-    pub fn end(mut self, end: &End) -> io::Result<W> {
+    /// Returns the error of the writing.
+    pub fn end(mut self, end: &LogEnd) -> io::Result<W> {
         self.let_go()?;
         let mut payload = Out::default();
         shapes::write_end(&mut payload, end);
@@ -227,7 +235,7 @@ impl<W: Write> Writer<W> {
         let mut payload = Out::default();
         payload.number(self.moments);
         payload.count(self.index.len());
-        let mut last = Key { moment: 0, time_ns: 0, offset: 0 };
+        let mut last = WrittenKeyFrame { moment: 0, time_ns: 0, offset: 0 };
         for key in &self.index {
             payload.change(last.moment, key.moment);
             payload.change(last.time_ns, key.time_ns);

@@ -5,19 +5,21 @@
 use std::io::Cursor;
 use std::sync::LazyLock;
 
-use pagewise_heaplog::Writer;
-use pagewise_heaplog::reader::{self, Error, Index};
+use pagewise_heaplog::LogWriter;
+use pagewise_heaplog::reader::{self, LogError, SnapshotIndex};
 use pagewise_heaplog::recording::{
-    Amount, Area, AreaKind, Begin, Counted, Counts, End, Ending, Kind, Layout, Module, Moment,
-    Node, Pages, Pinned, Place, ROOT, Recording, Resident, Site, Thread, Tree,
+    Begin, LogAddress, LogAmount, LogArea, LogAreaKind, LogCallNode, LogCounts, LogEnd, LogEnding,
+    LogKind, LogLayout, LogLiveTree, LogModule, LogPageDensity, LogPinned, LogRecording,
+    LogResident, LogSite, LogSiteCounts, LogSnapshot, LogThread, ROOT,
 };
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 use proptest::strategy::ValueTree;
 
-/// Writes a recording as a collector does: what is new before each moment, and a checkpoint now and then.
-fn write(recording: &Recording, checkpoints: bool) -> Vec<u8> {
-    let mut writer = Writer::create(Vec::new(), &recording.begin).unwrap();
+/// Writes a recording as a collector does: what is new before each moment, and a checkpoint now and
+/// then.
+fn write(recording: &LogRecording, checkpoints: bool) -> Vec<u8> {
+    let mut writer = LogWriter::create(Vec::new(), &recording.begin).unwrap();
     writer.modules(&recording.modules).unwrap();
     writer.places(&recording.places).unwrap();
     let middle = recording.nodes.len() / 2;
@@ -47,8 +49,8 @@ fn number() -> impl Strategy<Value = u64> {
     prop_oneof![4 => 0_u64..100, 2 => any::<u32>().prop_map(u64::from), 1 => any::<u64>()]
 }
 
-fn amount() -> impl Strategy<Value = Amount> {
-    (number(), number()).prop_map(|(bytes, blocks)| Amount { bytes, blocks })
+fn amount() -> impl Strategy<Value = LogAmount> {
+    (number(), number()).prop_map(|(bytes, blocks)| LogAmount { bytes, blocks })
 }
 
 fn text() -> impl Strategy<Value = Vec<u8>> {
@@ -75,14 +77,15 @@ fn begin() -> impl Strategy<Value = Begin> {
     })
 }
 
-fn module() -> impl Strategy<Value = Module> {
-    (text(), text(), any::<u64>(), any::<u64>(), any::<u64>())
-        .prop_map(|(path, build_id, start, end, bias)| Module { path, build_id, start, end, bias })
+fn module() -> impl Strategy<Value = LogModule> {
+    (text(), text(), any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
+        |(path, build_id, start, end, bias)| LogModule { path, build_id, start, end, bias },
+    )
 }
 
-fn counted() -> impl Strategy<Value = Counted> {
+fn counted() -> impl Strategy<Value = LogSiteCounts> {
     (amount(), amount(), number(), amount(), 0.0..1e9, 0.0..1e9).prop_map(
-        |(allocated, freed, temporary, at_peak, a, b)| Counted {
+        |(allocated, freed, temporary, at_peak, a, b)| LogSiteCounts {
             allocated,
             freed,
             temporary,
@@ -92,8 +95,8 @@ fn counted() -> impl Strategy<Value = Counted> {
     )
 }
 
-fn thread() -> impl Strategy<Value = Thread> {
-    (any::<u32>(), text(), amount(), amount()).prop_map(|(tid, name, allocated, freed)| Thread {
+fn thread() -> impl Strategy<Value = LogThread> {
+    (any::<u32>(), text(), amount(), amount()).prop_map(|(tid, name, allocated, freed)| LogThread {
         tid,
         name,
         allocated,
@@ -101,7 +104,7 @@ fn thread() -> impl Strategy<Value = Thread> {
     })
 }
 
-fn counts(sites: usize) -> impl Strategy<Value = Counts> {
+fn counts(sites: usize) -> impl Strategy<Value = LogCounts> {
     let numbers = (number(), amount(), number(), any::<Option<u64>>(), number(), number());
     let lists = (
         prop::collection::vec(counted(), 0..=sites),
@@ -115,7 +118,7 @@ fn counts(sites: usize) -> impl Strategy<Value = Counts> {
         if !sampled {
             sites.iter_mut().for_each(|site| site.errors = (0.0, 0.0));
         }
-        Counts {
+        LogCounts {
             time_ns,
             sites,
             peak,
@@ -130,9 +133,9 @@ fn counts(sites: usize) -> impl Strategy<Value = Counts> {
     })
 }
 
-fn resident() -> impl Strategy<Value = Resident> {
+fn resident() -> impl Strategy<Value = LogResident> {
     (number(), number(), number(), number(), prop::option::of(number())).prop_map(
-        |(anonymous, file, shmem, swap, recorder)| Resident {
+        |(anonymous, file, shmem, swap, recorder)| LogResident {
             anonymous,
             file,
             shmem,
@@ -142,19 +145,19 @@ fn resident() -> impl Strategy<Value = Resident> {
     )
 }
 
-fn moment(sites: u32) -> impl Strategy<Value = Moment> {
+fn moment(sites: u32) -> impl Strategy<Value = LogSnapshot> {
     let tree = (prop::collection::btree_map(0..sites, amount(), 0..20), amount());
     let tree = tree.prop_map(|(sites, others)| {
-        let mut sites: Vec<(u32, Amount)> = sites.into_iter().collect();
+        let mut sites: Vec<(u32, LogAmount)> = sites.into_iter().collect();
         sites.sort_by_key(|(site, amount)| {
             (u64::MAX - amount.bytes, u64::MAX - amount.blocks, *site)
         });
-        Tree { sites, others }
+        LogLiveTree { sites, others }
     });
     let sums = (any::<u32>(), amount(), amount(), prop::option::of(number()));
     let options = (prop::option::of(tree), prop::option::of(amount()));
     (sums, prop::option::of(resident()), options).prop_map(
-        |((time, live, allocated, held), resident, (tree, older_freed))| Moment {
+        |((time, live, allocated, held), resident, (tree, older_freed))| LogSnapshot {
             time_ns: time.into(),
             live,
             allocated,
@@ -166,12 +169,17 @@ fn moment(sites: u32) -> impl Strategy<Value = Moment> {
     )
 }
 
-fn area() -> impl Strategy<Value = Area> {
+fn area() -> impl Strategy<Value = LogArea> {
     let sums = (0..4_usize, any::<u32>(), any::<u32>(), number());
     let known = || prop::option::of(number());
     (sums, known(), prop::option::of(amount()), (known(), known(), known(), known())).prop_map(
-        |((kind, number, parts, held), resident, live, (empty, top, gap, threads))| Area {
-            kind: [AreaKind::Main, AreaKind::Arena, AreaKind::Mapped, AreaKind::Mappings][kind],
+        |((kind, number, parts, held), resident, live, (empty, top, gap, threads))| LogArea {
+            kind: [
+                LogAreaKind::Main,
+                LogAreaKind::Arena,
+                LogAreaKind::Mapped,
+                LogAreaKind::Mappings,
+            ][kind],
             number,
             parts,
             held,
@@ -185,23 +193,23 @@ fn area() -> impl Strategy<Value = Area> {
     )
 }
 
-fn layout(sites: u32) -> impl Strategy<Value = Layout> {
+fn layout(sites: u32) -> impl Strategy<Value = LogLayout> {
     let pinned = prop::collection::btree_map(0..sites, (number(), amount()), 0..6);
     let pinned = pinned.prop_map(|all| {
-        let each = all.into_iter().map(|(site, (bytes, live))| Pinned { site, bytes, live });
+        let each = all.into_iter().map(|(site, (bytes, live))| LogPinned { site, bytes, live });
         each.collect::<Vec<_>>()
     });
-    let others = (number(), amount()).prop_map(|(bytes, live)| Pinned { site: 0, bytes, live });
+    let others = (number(), amount()).prop_map(|(bytes, live)| LogPinned { site: 0, bytes, live });
     let pages = (prop::array::uniform9(number()), pinned, others);
-    let pages = pages.prop_map(|(cells, pinned, others)| Pages { cells, pinned, others });
+    let pages = pages.prop_map(|(cells, pinned, others)| LogPageDensity { cells, pinned, others });
     let areas = prop::collection::vec(area(), 0..6);
     (any::<u32>(), areas, prop::option::of(pages), number()).prop_map(
-        |(time, areas, pages, unclear)| Layout { time_ns: time.into(), areas, pages, unclear },
+        |(time, areas, pages, unclear)| LogLayout { time_ns: time.into(), areas, pages, unclear },
     )
 }
 
 /// Any recording that makes sense: what names something names what is there.
-fn recording() -> impl Strategy<Value = Recording> {
+fn recording() -> impl Strategy<Value = LogRecording> {
     let parts = (
         begin(),
         prop::collection::vec(module(), 1..4),
@@ -213,15 +221,15 @@ fn recording() -> impl Strategy<Value = Recording> {
         .prop_flat_map(|(begin, modules, places, nodes, sites)| {
             let count = u32::try_from(sites.len()).unwrap();
             let index = |pick: Pick, length: usize| u32::try_from(pick.index(length)).unwrap();
-            let places: Vec<Place> = places
+            let places: Vec<LogAddress> = places
                 .into_iter()
-                .map(|(address, pick, exact)| Place {
+                .map(|(address, pick, exact)| LogAddress {
                     address,
                     exact,
                     module: pick.map(|pick| index(pick, modules.len())),
                 })
                 .collect();
-            let mut tree: Vec<Node> = Vec::new();
+            let mut tree: Vec<LogCallNode> = Vec::new();
             for (parent, place, follows) in nodes {
                 let last = tree.len().checked_sub(1);
                 let parent = match (parent, last) {
@@ -229,24 +237,24 @@ fn recording() -> impl Strategy<Value = Recording> {
                     (Some(pick), Some(last)) => index(pick, last + 1),
                     _ => ROOT,
                 };
-                tree.push(Node { parent, place: index(place, places.len()) });
+                tree.push(LogCallNode { parent, place: index(place, places.len()) });
             }
-            let sites: Vec<Site> = sites
+            let sites: Vec<LogSite> = sites
                 .into_iter()
-                .map(|(pick, kind)| Site {
+                .map(|(pick, kind)| LogSite {
                     node: pick.map_or(ROOT, |pick| index(pick, tree.len())),
-                    kind: [Kind::Heap, Kind::Mapping, Kind::Pool][usize::from(kind)],
+                    kind: [LogKind::Heap, LogKind::Mapping, LogKind::Pool][usize::from(kind)],
                 })
                 .collect();
             let end = (any::<u64>(), any::<i32>(), 0..5_u8).prop_map(|(time_ns, status, how)| {
                 let how = match how {
-                    0 => Ending::Exited(status),
-                    1 => Ending::Killed(status),
-                    2 => Ending::Replaced,
-                    3 => Ending::Detached,
-                    _ => Ending::Gone,
+                    0 => LogEnding::Exited(status),
+                    1 => LogEnding::Killed(status),
+                    2 => LogEnding::Replaced,
+                    3 => LogEnding::Detached,
+                    _ => LogEnding::Gone,
                 };
-                End { time_ns, how }
+                LogEnd { time_ns, how }
             });
             let moments = prop::collection::vec(moment(count), 0..50);
             let layouts = prop::collection::vec(layout(count), 0..4);
@@ -258,7 +266,7 @@ fn recording() -> impl Strategy<Value = Recording> {
             moments.sort_by_key(|moment| moment.time_ns);
             layouts.sort_by_key(|layout| layout.time_ns);
             let end = Some(end);
-            Recording { begin, modules, places, nodes, sites, moments, layouts, counts, end }
+            LogRecording { begin, modules, places, nodes, sites, moments, layouts, counts, end }
         })
 }
 
@@ -267,7 +275,7 @@ fn sites_of(count: u32) -> usize {
 }
 
 /// One that has some of everything.
-static SAMPLE: LazyLock<Recording> = LazyLock::new(|| {
+static SAMPLE: LazyLock<LogRecording> = LazyLock::new(|| {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     loop {
         let found = recording().new_tree(&mut runner).unwrap().current();
@@ -281,9 +289,9 @@ static SAMPLE: LazyLock<Recording> = LazyLock::new(|| {
 });
 
 /// That all that names something names what is there.
-fn check(recording: &Recording) {
+fn check(recording: &LogRecording) {
     let is_in = |at: u32, length: usize| (at as usize) < length;
-    let Recording { modules, places, nodes, sites, moments, layouts, counts, .. } = recording;
+    let LogRecording { modules, places, nodes, sites, moments, layouts, counts, .. } = recording;
     assert!(places.iter().all(|it| it.module.is_none_or(|module| is_in(module, modules.len()))));
     for (at, node) in nodes.iter().enumerate() {
         assert!(node.parent == ROOT || is_in(node.parent, at));
@@ -303,7 +311,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn what_was_written_is_read(recording in recording(), checkpoints: bool) {
+    fn written_records_are_read_back(recording in recording(), checkpoints: bool) {
         let file = reader::read(&write(&recording, checkpoints)[..]).unwrap();
         prop_assert_eq!(file.cut, None);
         prop_assert_eq!(file.recording, recording);
@@ -312,7 +320,7 @@ proptest! {
     #[test]
     fn the_index_finds_the_tree_of_each_time(recording in recording(), times in prop::collection::vec(any::<u32>(), 8)) {
         let mut file = Cursor::new(write(&recording, false));
-        let index = Index::read(&mut file).unwrap().unwrap();
+        let index = SnapshotIndex::read(&mut file).unwrap().unwrap();
         prop_assert_eq!(index.moments(), recording.moments.len() as u64);
         for time in times.into_iter().map(u64::from).chain([0, u64::MAX]) {
             let mut upto = recording.moments.iter().filter(|moment| moment.time_ns <= time);
@@ -335,7 +343,7 @@ proptest! {
             prop_assert_eq!(&file.recording.nodes[..], &recording.nodes[..length]);
             prop_assert!(file.cut.unwrap().offset <= at as u64);
         }
-        let _ = Index::read(&mut Cursor::new(&bytes)).map(|index| index.map(|index| index.tree_at(&mut Cursor::new(&bytes), 7)));
+        let _ = SnapshotIndex::read(&mut Cursor::new(&bytes)).map(|index| index.map(|index| index.tree_at(&mut Cursor::new(&bytes), 7)));
     }
 }
 
@@ -353,26 +361,31 @@ fn each_beginning_of_a_file_is_read() {
                 assert_eq!(file.recording.moments[..], recording.moments[..now.1]);
                 seen = now;
             }
-            Err(error) => assert!(matches!(error, Error::Other | Error::Broken(_)), "{error}"),
+            Err(error) => {
+                assert!(matches!(error, LogError::Other | LogError::Broken(_)), "{error}")
+            }
         }
     }
     assert_eq!(seen, (recording.nodes.len(), recording.moments.len()));
 }
 
 #[test]
-fn what_the_last_whole_checkpoint_says_holds() {
-    let mut writer = Writer::create(Vec::new(), &Begin::default()).unwrap();
-    writer.sites(&[Site { node: ROOT, kind: Kind::Heap }]).unwrap();
-    let counts = |bytes| Counts {
-        sites: vec![Counted { allocated: Amount { bytes, blocks: 1 }, ..Counted::default() }],
-        ..Counts::default()
+fn the_last_complete_checkpoint_is_valid() {
+    let mut writer = LogWriter::create(Vec::new(), &Begin::default()).unwrap();
+    writer.sites(&[LogSite { node: ROOT, kind: LogKind::Heap }]).unwrap();
+    let counts = |bytes| LogCounts {
+        sites: vec![LogSiteCounts {
+            allocated: LogAmount { bytes, blocks: 1 },
+            ..LogSiteCounts::default()
+        }],
+        ..LogCounts::default()
     };
     let mut lengths = Vec::new();
     for bytes in [7, 8, 9] {
         writer.counts(&counts(bytes)).unwrap();
         lengths.push(usize::try_from(writer.written()).unwrap());
     }
-    let bytes = writer.end(&End { time_ns: 0, how: Ending::Gone }).unwrap();
+    let bytes = writer.end(&LogEnd { time_ns: 0, how: LogEnding::Gone }).unwrap();
     let read = |length: usize| reader::read(&bytes[..length]).unwrap();
     assert_eq!(read(lengths[1]).recording.counts, counts(8));
     assert_eq!(read(lengths[1] + 1).recording.counts, counts(8));
@@ -408,7 +421,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !sum
 }
 
-/// How long a frame is, by its description in FORMAT.md.
+/// Length of a frame, computed by its description in FORMAT.md.
 fn frame_length(bytes: &[u8]) -> usize {
     let number = |at: usize| {
         let length = bytes[at..].iter().position(|byte| *byte < 0x80).unwrap() + 1;
@@ -420,14 +433,14 @@ fn frame_length(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn what_is_no_recording_is_refused() {
+fn a_file_that_is_not_a_recording_is_refused() {
     let refused = |bytes: &[u8]| reader::read(bytes).unwrap_err();
-    assert!(matches!(refused(b""), Error::Other));
-    assert!(matches!(refused(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"), Error::Other));
+    assert!(matches!(refused(b""), LogError::Other));
+    assert!(matches!(refused(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0"), LogError::Other));
     let mut bytes = write(&SAMPLE, false);
     bytes[8] = 2;
-    assert!(matches!(refused(&bytes), Error::Later(2)));
-    assert!(matches!(refused(&bytes[..8]), Error::Other));
+    assert!(matches!(refused(&bytes), LogError::Later(2)));
+    assert!(matches!(refused(&bytes[..8]), LogError::Other));
     bytes[8] = 1;
-    assert!(matches!(refused(&bytes[..9]), Error::Broken(_)));
+    assert!(matches!(refused(&bytes[..9]), LogError::Broken(_)));
 }

@@ -1,35 +1,35 @@
-//! What an experiment says of itself before it runs.
+//! Description of an experiment before it runs.
 
 use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
-use pagewise_model::report::Unit;
+use pagewise_model::report::AxisUnit;
 
 use crate::LabError;
 use crate::machine::KERNEL;
 
-/// What an experiment is.
+/// Description of an experiment.
 #[derive(Debug)]
-pub struct About {
+pub struct ExperimentAbout {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it asks: one sentence.
+    /// Question in one sentence.
     pub question: &'static str,
-    /// What should come out, and why: the mechanism in some sentences.
+    /// Expected result and the reason: the mechanism in some sentences.
     pub expectation: &'static str,
-    /// What was measured before, where: figures.
+    /// Earlier measurements with their source.
     pub figures: &'static str,
     /// Without which it is skipped.
     pub needs: &'static [Need],
     /// The sizes that can be set.
-    pub parameters: &'static [Parameter],
-    /// What it measures, the most important first.
-    pub quantities: &'static [Quantity],
+    pub parameters: &'static [ParameterAbout],
+    /// Measured quantities, most important first.
+    pub quantities: &'static [QuantityAbout],
     /// Its conditions; the first is the baseline.
     pub arms: &'static [&'static str],
-    /// How often each condition is run: quickly, usually, in full.
+    /// Number of runs of each condition: quick, usual, full.
     pub runs: [u32; 3],
-    /// Whether it measures time, so that the noise of this machine matters.
+    /// True if it measures time, so that the noise of this machine matters.
     pub timed: bool,
     /// The most memory that a run uses, page cache included.
     pub memory: fn(&Parameters) -> Bytes,
@@ -40,7 +40,7 @@ pub struct About {
 pub enum Need {
     /// To be root.
     Root,
-    /// So many CPUs.
+    /// At least this number of CPUs.
     Cpus(u32),
     /// Huge pages that `madvise` may ask for.
     Thp,
@@ -60,16 +60,16 @@ pub enum Need {
 
 /// A size that can be set.
 #[derive(Debug)]
-pub struct Parameter {
+pub struct ParameterAbout {
     /// Its name.
     pub name: &'static str,
-    /// What it means, with its unit.
+    /// Meaning, with the unit.
     pub meaning: &'static str,
-    /// What it is for [`Size::Quick`], [`Size::Usual`] and [`Size::Full`].
+    /// Values for [`Size::Quick`], [`Size::Usual`] and [`Size::Full`].
     pub values: [u64; 3],
 }
 
-/// How large experiments are.
+/// Extent of experiments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
     /// Seconds each: directions show, details may not.
@@ -83,12 +83,12 @@ pub enum Size {
 
 /// A number that an experiment measures.
 #[derive(Debug)]
-pub struct Quantity {
+pub struct QuantityAbout {
     /// Its name. Those that a probe measures have the probe's: `wall`, `minflt`, `cycles`.
     pub name: &'static str,
     /// Its unit.
-    pub unit: Unit,
-    /// What it is.
+    pub unit: AxisUnit,
+    /// Meaning of the quantity.
     pub meaning: &'static str,
 }
 
@@ -101,7 +101,11 @@ impl Parameters {
     ///
     /// # Errors
     /// [`LabError::NoSuchParameter`]
-    pub fn of(about: &About, size: Size, set: &[(String, u64)]) -> Result<Parameters, LabError> {
+    pub fn for_size(
+        about: &ExperimentAbout,
+        size: Size,
+        set: &[(String, u64)],
+    ) -> Result<Parameters, LabError> {
         let usual = about.parameters.iter().map(|row| (row.name, row.values[size as usize]));
         let mut all: BTreeMap<&'static str, u64> = usual.collect();
         for (name, value) in set {
@@ -117,9 +121,9 @@ impl Parameters {
     /// The value of a parameter.
     ///
     /// # Panics
-    /// Where the experiment did not declare it.
+    /// Panics if the experiment did not declare it.
     pub fn get(&self, name: &str) -> u64 {
-        *self.0.get(name).unwrap_or_else(|| panic!("{name} is no parameter of this experiment"))
+        *self.0.get(name).unwrap_or_else(|| panic!("{name} is not a parameter of this experiment"))
     }
 
     /// All, by name.
@@ -128,16 +132,16 @@ impl Parameters {
     }
 }
 
-impl Quantity {
-    /// Whether it is a time.
+impl QuantityAbout {
+    /// True if it is a time.
     pub(crate) fn is_time(&self) -> bool {
-        self.unit == Unit::Nanos || self.meaning.contains("nanoseconds")
+        self.unit == AxisUnit::Nanos || self.meaning.contains("nanoseconds")
     }
 }
 
 impl Need {
     /// In words.
-    pub fn words(self) -> String {
+    pub fn describe(self) -> String {
         match self {
             Need::Root => "root".to_owned(),
             Need::Cpus(n) => format!("{n} CPUs"),

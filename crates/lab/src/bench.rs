@@ -5,33 +5,33 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use pagewise_measure::probe::{Options, Probe, Whose};
-use pagewise_model::lab::{Measured, Run};
+use pagewise_measure::probe::{CodeProbe, ProbeOptions, ProbeScope};
+use pagewise_model::lab::{ExperimentRun, Measured};
 use pagewise_model::process::Statm;
-use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps};
+use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Smaps, SmapsCounter};
 use pagewise_proc::{ProcRoot, smaps, stat};
-use pagewise_sys::launch::Usage;
+use pagewise_sys::launch::KernelUsage;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::about::{About, Parameters, Size};
+use crate::about::{ExperimentAbout, Parameters, Size};
 use crate::cgroup::{forbid_swap, limit};
 use crate::error::While;
 use crate::{Journal, LabError, find};
 
-/// What a run works with.
+/// Context of a run.
 #[derive(Debug)]
 pub struct Bench {
-    about: &'static About,
+    about: &'static ExperimentAbout,
     parameters: Parameters,
     journal: Journal,
     folder: PathBuf,
     cgroup: Option<PathBuf>,
-    run: Run,
+    run: ExperimentRun,
 }
 
-/// What a run is told by the lab that starts it.
+/// Instructions of the lab for a run.
 #[derive(Clone, Debug)]
-pub struct Child {
+pub struct RunContext {
     /// The experiment.
     pub experiment: String,
     /// The condition.
@@ -49,13 +49,13 @@ pub struct Child {
 /// Runs one condition once, and writes what it measured.
 ///
 /// # Errors
-/// What the experiment says; nothing was written then.
-pub fn run_child(child: &Child, out: &mut dyn Write) -> Result<(), LabError> {
-    // Who is not waited for any more ends, and what bounds it can be taken away.
+/// Returns the error of the experiment; nothing was written then.
+pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError> {
+    // A run whose lab has ended must end too, and its limits are removed.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let experiment = find(&child.experiment)?;
     let about = experiment.about();
-    let parameters = Parameters::of(about, Size::Usual, &child.parameters)?;
+    let parameters = Parameters::for_size(about, Size::Usual, &child.parameters)?;
     if let Some(cgroup) = &child.cgroup {
         join(cgroup, std::process::id())?;
     }
@@ -65,7 +65,7 @@ pub fn run_child(child: &Child, out: &mut dyn Write) -> Result<(), LabError> {
         journal: Journal::join(child.journal.clone()),
         folder: child.folder.clone(),
         cgroup: child.cgroup.clone(),
-        run: Run::default(),
+        run: ExperimentRun::default(),
     };
     experiment.run(&child.arm, &mut bench)?;
     let text = serde_json::to_vec(&bench.run).map_err(std::io::Error::from);
@@ -93,7 +93,7 @@ impl Bench {
         &self.folder
     }
 
-    /// Where changes of the system are written down, and put back after this run.
+    /// Journal of changes to the system, which are restored after this run.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
@@ -103,8 +103,8 @@ impl Bench {
         self.cgroup.as_deref()
     }
 
-    /// A cgroup beside that of this run with so much memory, swapping or not: for processes that join it. `None` where
-    /// there are no cgroups.
+    /// A cgroup beside that of this run with this memory limit, with or without swap: for processes
+    /// that join it. `None` without cgroups.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -119,28 +119,17 @@ impl Bench {
         Ok(Some(path))
     }
 
-    /// Does the work that is measured: time, faults and counters of this thread.
+    /// Runs and measures the work: time, page faults and counters of this thread.
     ///
     /// # Errors
     /// [`LabError::Measure`]
     pub fn measure<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, LabError> {
-        self.measure_of(Whose::Thread, work)
-    }
-
-    /// As [`Bench::measure`], of all threads.
-    ///
-    /// # Errors
-    /// [`LabError::Measure`]
-    pub fn measure_process<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, LabError> {
-        self.measure_of(Whose::Process, work)
-    }
-
-    fn measure_of<T>(&mut self, whose: Whose, work: impl FnOnce() -> T) -> Result<T, LabError> {
         let wanted = |name: &str| self.about.quantities.iter().any(|row| row.name == name);
-        let mut options = Options { whose, in_kernel: true, ..Options::default() };
+        let mut options =
+            ProbeOptions { whose: ProbeScope::Thread, in_kernel: true, ..ProbeOptions::default() };
         options.events = pagewise_measure::events::choose(EVENTS)?;
         options.events.retain(|event| wanted(&event.name));
-        let mut probe = Probe::open(&options)?;
+        let mut probe = CodeProbe::open(&options)?;
         let (done, cost) = probe.measure(work)?;
         let values: Vec<(String, Reading<f64>)> = cost
             .iter()
@@ -158,12 +147,12 @@ impl Bench {
     /// Notes a value.
     ///
     /// # Panics
-    /// Where the experiment did not declare the quantity.
+    /// Panics if the experiment did not declare the quantity.
     pub fn record(&mut self, quantity: &str, value: f64) {
         self.put(quantity, Ok(value));
     }
 
-    /// Notes that there is no value, and why.
+    /// Records that a value is missing, and the reason.
     pub fn missing(&mut self, quantity: &str, why: Absent) {
         self.put(quantity, Err(why));
     }
@@ -188,23 +177,24 @@ impl Bench {
     ///
     /// # Errors
     /// [`LabError::Failed`] where it cannot be read.
-    pub fn memory(&self, counter: Counter) -> Result<f64, LabError> {
+    pub fn memory(&self, counter: SmapsCounter) -> Result<f64, LabError> {
         let read = smaps::parse_rollup(&own_file("smaps_rollup")?);
         counted(&read.ok_or_else(|| unreadable("smaps_rollup"))?, counter)
     }
 
-    /// A counter of `smaps` of the mapping that has an address, in bytes. Mappings alike beside each other are one.
+    /// A counter of `smaps` of the mapping that has an address, in bytes. Mappings alike beside
+    /// each other are one.
     ///
     /// # Errors
     /// [`LabError::Failed`] where it cannot be read, or nothing is mapped there.
-    pub fn memory_at(&self, address: u64, counter: Counter) -> Result<f64, LabError> {
+    pub fn memory_at(&self, address: u64, counter: SmapsCounter) -> Result<f64, LabError> {
         let mappings = smaps::parse(&own_file("smaps")?).mappings;
         let found = mappings.iter().find(|mapping| mapping.range.contains(address));
         let read = found.and_then(|mapping| mapping.smaps.as_ref().ok());
         counted(read.ok_or_else(|| unreadable("smaps"))?, counter)
     }
 
-    /// What `statm` says of this process: VIRT, RES, SHR and DATA.
+    /// `statm` of this process: VIRT, RES, SHR and DATA.
     ///
     /// # Errors
     /// [`LabError::Failed`] where it cannot be read.
@@ -215,9 +205,9 @@ impl Bench {
         stat::parse_statm(&text, page).map_err(|error| LabError::Failed(error.to_string()))
     }
 
-    /// What `getrusage` says of this process.
-    pub fn usage(&self) -> Usage {
-        Usage::of_this_process()
+    /// `getrusage` of this process.
+    pub fn usage(&self) -> KernelUsage {
+        KernelUsage::of_this_process()
     }
 }
 
@@ -236,7 +226,7 @@ fn unreadable(name: &str) -> LabError {
     LabError::Failed(format!("{name} does not read as it should"))
 }
 
-fn counted(read: &Smaps, counter: Counter) -> Result<f64, LabError> {
+fn counted(read: &Smaps, counter: SmapsCounter) -> Result<f64, LabError> {
     read.get(counter).map(count).map_err(|why| LabError::Failed(why.to_string()))
 }
 

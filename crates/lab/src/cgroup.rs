@@ -24,7 +24,7 @@ fn write_first(cgroup: &Path, files: &[(&str, u64)]) -> io::Result<()> {
     fs::write(cgroup.join(name), value.to_string())
 }
 
-/// Where memory cgroups can be made: the mount of the version that has the controller.
+/// Mount point at which memory cgroups can be created: that of the version with the controller.
 pub(crate) fn cgroups() -> Option<PathBuf> {
     if !rustix::process::geteuid().is_root() {
         return None;

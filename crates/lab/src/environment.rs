@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use pagewise_model::lab::Environment;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 use pagewise_proc::{ProcRoot, meminfo};
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{MapRequest, OwnedMapping};
 use pagewise_sys::system;
 
 use crate::bench::{count, nanos};
@@ -74,7 +74,7 @@ fn hypervisor() -> Reading<Name> {
 pub fn touch(bytes: usize) -> std::io::Result<f64> {
     let page = usize::try_from(system::page_size()).unwrap_or(usize::MAX);
     let length = bytes.max(page).next_multiple_of(page);
-    let mapping = Mapping::map(&Wanted { length, ..Wanted::default() })?;
+    let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() })?;
     let begin = Instant::now();
     mapping.touch(0..length, page);
     Ok(nanos(begin) / count((length / page) as u64))

@@ -2,12 +2,12 @@
 
 use std::io;
 
-/// What went wrong in the lab.
+/// Error of the lab.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabError {
     /// No experiment has this name.
-    #[error("there is no experiment {0}; `pagewise lab list` names them")]
+    #[error("unknown experiment {0}; `pagewise lab list` shows all")]
     NoSuchExperiment(String),
     /// No experiment has this parameter.
     #[error(
@@ -16,21 +16,21 @@ pub enum LabError {
     NoSuchParameter {
         /// The experiment.
         experiment: &'static str,
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
     /// The system would not.
     #[error("{what}")]
     System {
-        /// What was tried.
+        /// Attempted operation.
         what: String,
-        /// What it said.
+        /// Error of the system.
         #[source]
         error: io::Error,
     },
     /// It measures, and cannot.
     #[error(transparent)]
-    Measure(#[from] pagewise_measure::Error),
+    Measure(#[from] pagewise_measure::MeasureError),
     /// Something that the experiment takes for granted does not hold.
     #[error("{0}")]
     Failed(String),

@@ -9,8 +9,8 @@ use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate, statfs};
 use crate::LabError;
 use crate::error::While;
 
-/// A file of zeros that nobody else can open: its name is gone. It has its room on the disk, so that touching it where it is
-/// mapped cannot fail for want of that (SIGBUS).
+/// A file of zeros without a name, so that no other process can open it. Its disk blocks are
+/// allocated, so that touching its mapping cannot fail (SIGBUS).
 pub(crate) fn allocated(folder: &Path, bytes: usize) -> Result<File, LabError> {
     let path = folder.join(format!("allocated-{}", std::process::id()));
     let mut options = OpenOptions::new();
@@ -18,11 +18,12 @@ pub(crate) fn allocated(folder: &Path, bytes: usize) -> Result<File, LabError> {
     let file = file.while_(format!("cannot make {}", path.display()))?;
     fs::remove_file(&path).while_("cannot remove a file")?;
     fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)
-        .while_(format!("no room for {bytes} bytes in {}", folder.display()))?;
+        .while_(format!("less than {bytes} bytes free in {}", folder.display()))?;
     Ok(file)
 }
 
-/// A file whose every page begins with 1 and lies on the disk: made once, for all runs of an experiment.
+/// A file whose every page begins with 1 and lies on the disk: made once, for all runs of an
+/// experiment.
 pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, LabError> {
     let path = folder.join("written");
     let open = || OpenOptions::new().read(true).write(true).open(&path);
@@ -42,7 +43,7 @@ pub(crate) fn written(folder: &Path, bytes: usize, page: usize) -> Result<File, 
 
 /// That a folder is on a disk, whose files are written and read back.
 pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
-    let found = statfs(folder).while_(format!("cannot look at {}", folder.display()))?;
+    let found = statfs(folder).while_(format!("cannot read {}", folder.display()))?;
     if found.f_type != libc::TMPFS_MAGIC {
         return Ok(());
     }
@@ -52,7 +53,8 @@ pub(crate) fn on_a_disk(folder: &Path) -> Result<(), LabError> {
     )))
 }
 
-/// Takes a file out of the page cache, and no other: what is dirty is written first, since only clean pages go.
+/// Takes a file out of the page cache, and no other: what is dirty is written first, since only
+/// clean pages go.
 pub(crate) fn drop_cached(file: &File) -> Result<(), LabError> {
     file.sync_all().while_("cannot sync a file")?;
     fadvise(file, 0, None, Advice::DontNeed).while_("POSIX_FADV_DONTNEED")

@@ -1,7 +1,9 @@
-//! What an experiment changed of the system, and how it was before: written down first, so that it is put back whatever
-//! happens to the experiment, and by the next start if it happens to the lab itself.
+//! Changes of an experiment to the system, and the previous values: they are written first, so that
+//! they are restored whatever happens to the experiment, and by the next start if the lab itself is
+//! killed.
 //!
-//! A journal is a folder with a file for each change. Its owner holds a lock on it for as long as it lives.
+//! A journal is a folder with a file for each change. Its owner holds a lock on it for as long as
+//! it lives.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,7 +20,7 @@ use crate::error::While;
 
 /// A change, as it is undone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Change {
+enum JournalChange {
     /// A setting had this value.
     Setting { path: PathBuf, before: String },
     /// A cgroup was made: what is in it is killed.
@@ -29,7 +31,7 @@ enum Change {
     Made { path: PathBuf },
 }
 
-/// Where changes are written down.
+/// File that lists the changes.
 #[derive(Debug)]
 pub struct Journal {
     folder: PathBuf,
@@ -40,7 +42,8 @@ pub struct Journal {
 const LOCK: &str = "lock";
 
 impl Journal {
-    /// A new journal among those of this user. Undoes first what journals say whose owners are gone.
+    /// A new journal among those of this user. Undoes first what journals say whose owners are
+    /// gone.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -72,8 +75,8 @@ impl Journal {
         Journal { folder, lock: None }
     }
 
-    /// Waits until no other lab of this user may change settings, and keeps others waiting while this lives: what two
-    /// change at once cannot be put back. `None` where it was interrupted.
+    /// Waits until no other lab of this user may change settings, and keeps others waiting while
+    /// this lives: what two change at once cannot be put back. `None` where it was interrupted.
     ///
     /// # Errors
     /// [`LabError::System`]
@@ -92,19 +95,19 @@ impl Journal {
         Ok(Some(lock))
     }
 
-    /// Where it lies.
+    /// Folder of the file.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Gives a setting another value. What a choice shows in brackets (`always [madvise] never`) is its value.
+    /// Sets a setting. The value of a choice (`always [madvise] never`) is the word in brackets.
     ///
     /// # Errors
     /// [`LabError::System`]
     pub fn set(&self, path: &Path, value: &str) -> Result<(), LabError> {
         let before = fs::read_to_string(path).while_(format!("cannot read {}", path.display()))?;
         let before = chosen(&before).to_owned();
-        self.note(&Change::Setting { path: path.to_owned(), before })?;
+        self.note(&JournalChange::Setting { path: path.to_owned(), before })?;
         fs::write(path, value).while_(format!("cannot write {value} to {}", path.display()))
     }
 
@@ -113,7 +116,7 @@ impl Journal {
     /// # Errors
     /// [`LabError::System`]
     pub fn make_cgroup(&self, path: &Path) -> Result<(), LabError> {
-        self.note(&Change::Cgroup { path: path.to_owned() })?;
+        self.note(&JournalChange::Cgroup { path: path.to_owned() })?;
         fs::create_dir(path).while_(format!("cannot make {}", path.display()))
     }
 
@@ -124,7 +127,7 @@ impl Journal {
     pub fn make_folder(&self, within: &Path) -> Result<PathBuf, LabError> {
         let name = format!("pagewise-lab-{}-{}", std::process::id(), self.entries().len());
         let path = within.join(name);
-        self.note(&Change::Made { path: path.clone() })?;
+        self.note(&JournalChange::Made { path: path.clone() })?;
         fs::create_dir(&path).while_(format!("cannot make {}", path.display()))?;
         Ok(path)
     }
@@ -134,12 +137,12 @@ impl Journal {
     /// # Errors
     /// [`LabError::System`]
     pub fn swap_on(&self, path: &Path) -> Result<(), LabError> {
-        self.note(&Change::Swap { path: path.to_owned() })?;
+        self.note(&JournalChange::Swap { path: path.to_owned() })?;
         pagewise_sys::swap::on(path).while_(format!("cannot swap to {}", path.display()))
     }
 
     /// Writes down a change that is about to be made.
-    fn note(&self, change: &Change) -> Result<(), LabError> {
+    fn note(&self, change: &JournalChange) -> Result<(), LabError> {
         let text =
             serde_json::to_vec(change).map_err(io::Error::from).while_("a change is JSON")?;
         let path = self.folder.join(format!("{:06}", self.next()));
@@ -204,11 +207,11 @@ impl Drop for Journal {
 
 /// Refuses journals that another user wrote: what they say is done.
 fn check_owner(base: &Path) -> Result<(), LabError> {
-    let what = fs::symlink_metadata(base).while_(format!("cannot look at {}", base.display()))?;
+    let what = fs::symlink_metadata(base).while_(format!("cannot read {}", base.display()))?;
     if what.is_dir() && what.uid() == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
-    Err(LabError::Failed(format!("{} is no folder of this user", base.display())))
+    Err(LabError::Failed(format!("{} is not a folder of this user", base.display())))
 }
 
 /// Undoes what journals say whose owners are gone: their locks are free.
@@ -224,13 +227,13 @@ fn restore_orphans(base: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-fn undo(change: &Change) -> Result<(), LabError> {
+fn undo(change: &JournalChange) -> Result<(), LabError> {
     match change {
-        Change::Setting { path, before } => fs::write(path, before)
+        JournalChange::Setting { path, before } => fs::write(path, before)
             .while_(format!("cannot put {before} back to {}", path.display())),
-        Change::Cgroup { path } => remove_cgroup(path),
-        Change::Swap { path } => {
-            // What is not swap any more, or never was, is no error.
+        JournalChange::Cgroup { path } => remove_cgroup(path),
+        JournalChange::Swap { path } => {
+            // A file that is not used as swap any more, or never was, is not an error.
             let off = pagewise_sys::swap::off(path);
             let is_gone = |error: &io::Error| {
                 matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT))
@@ -238,7 +241,7 @@ fn undo(change: &Change) -> Result<(), LabError> {
             off.or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error) })
                 .while_(format!("cannot stop swapping to {}", path.display()))
         }
-        Change::Made { path } => {
+        JournalChange::Made { path } => {
             let gone = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             or_missing(gone).while_(format!("cannot remove {}", path.display()))
         }
@@ -249,7 +252,7 @@ fn or_missing(done: io::Result<()>) -> io::Result<()> {
     done.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// How often, and how long apart, a cgroup is tried to be removed while what was in it ends.
+/// Number of attempts, and the time between them, to remove a cgroup whose processes are ending.
 const TRIES: u32 = 200;
 const APART: Duration = Duration::from_millis(10);
 
@@ -279,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_is_put_back_the_last_first() {
+    fn changes_are_undone_in_reverse_order() {
         let base = tempfile::tempdir().unwrap();
         let setting = base.path().join("setting");
         fs::write(&setting, "always [madvise] never\n").unwrap();
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_run_changed_is_put_back_before_the_next() {
+    fn settings_of_a_run_are_restored_before_the_next() {
         let base = tempfile::tempdir().unwrap();
         let journal = Journal::begin(&base.path().join("journals")).unwrap();
         let kept = journal.make_folder(base.path()).unwrap();
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_user_may_have_put_there_is_not_done() {
+    fn notes_of_another_user_are_not_carried_out() {
         let base = tempfile::tempdir().unwrap();
         let link = base.path().join("link");
         std::os::unix::fs::symlink(base.path(), &link).unwrap();

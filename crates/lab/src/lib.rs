@@ -1,8 +1,10 @@
-//! The lab: experiments on memory that anyone can run, each with its question, its expectation and its own verdict.
+//! The lab: experiments on memory that anyone can run, each with its question, its expectation and
+//! its own verdict.
 //!
-//! An experiment is one file in `experiments` and one line in [`EXPERIMENTS`]. It says what it needs, has conditions
-//! ("arms"), measures one of them in a process of its own, and judges what all runs measured. The [`runner`] does the rest:
-//! it takes turns between conditions, bounds memory and time, and puts everything back that a run changed.
+//! An experiment is one file in `experiments` and one line in [`EXPERIMENTS`]. It says what it
+//! needs, has conditions ("arms"), measures one of them in a process of its own, and judges what
+//! all runs measured. The [`runner`] does the rest: it takes turns between conditions, bounds
+//! memory and time, and puts everything back that a run changed.
 #![forbid(unsafe_code)]
 
 mod about;
@@ -21,10 +23,10 @@ mod results;
 pub mod runner;
 mod simulated;
 
-pub use about::{About, Need, Parameter, Parameters, Quantity, Size};
-pub use bench::{Bench, Child, run_child};
+pub use about::{ExperimentAbout, Need, ParameterAbout, Parameters, QuantityAbout, Size};
+pub use bench::{Bench, RunContext, run_child};
 pub use environment::touch;
 pub use error::LabError;
-pub use experiments::{EXPERIMENTS, Experiment, find};
+pub use experiments::{EXPERIMENTS, RunExperiment, find};
 pub use journal::Journal;
-pub use results::Results;
+pub use results::ExperimentResults;

@@ -1,8 +1,9 @@
-//! A small virtual machine for what nobody should do to a machine that is in use. It has a kernel, one program and so much
-//! memory; the program says what it found on the second serial port, and the machine ends.
+//! A small virtual machine for experiments that would harm a machine in use. It has a kernel, one
+//! program and a fixed amount of memory; the program writes its results to the second serial port,
+//! and the machine ends.
 //!
-//! QEMU's own processor is used (TCG), told to count a nanosecond for each instruction: so the machine's clock counts work,
-//! the same on every host, however busy.
+//! QEMU's own processor is used (TCG), and counts a nanosecond for each instruction: so the
+//! machine's clock counts work, the same on every host, however busy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,36 +14,36 @@ use pagewise_sys::system;
 use crate::LabError;
 use crate::error::While;
 
-/// What makes machines.
+/// Program that runs machines.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
 
 /// Names a kernel that is not in `/boot`.
 pub(crate) const KERNEL: &str = "PAGEWISE_KERNEL";
 
-/// What the kernel is told. Addresses at random would make each machine another one; devices and tests of its own make its
-/// start three times as long.
+/// Kernel command line. Random addresses would make machines differ; devices and self-tests would
+/// triple the time to boot.
 const COMMAND_LINE: &str = "rdinit=/init console=ttyS0 quiet panic=-1 nokaslr norandmaps mitigations=off \
     cryptomgr.notests no_timer_check tsc=reliable acpi=off pci=off";
 
 /// A machine.
 #[derive(Debug)]
-pub(crate) struct Machine<'a> {
+pub(crate) struct VirtualMachine<'a> {
     /// Its memory.
     pub(crate) mib: u64,
     /// The source of its one program, in C.
     pub(crate) program: &'a str,
-    /// What the program finds in its environment.
+    /// Environment of the program.
     pub(crate) settings: &'a [(&'a str, u64)],
 }
 
-impl Machine<'_> {
+impl VirtualMachine<'_> {
     /// Runs it, and returns what its program said: a name and a number a line.
     ///
     /// # Errors
     /// [`LabError::Failed`] where it ended before its program did.
     pub(crate) fn run(&self, folder: &Path) -> Result<Vec<u8>, LabError> {
         let initramfs = initramfs(folder, self.program)?;
-        let kernel = kernel().ok_or_else(|| LabError::Failed("there is no kernel".to_owned()))?;
+        let kernel = kernel().ok_or_else(|| LabError::Failed("no kernel found".to_owned()))?;
         let [console, said] = ["console", "said"].map(|name| folder.join(name));
         let serial = |path: &Path| format!("file:{}", path.display());
         let settings = self.settings.iter().map(|(name, value)| format!(" {name}={value}"));
@@ -61,7 +62,7 @@ impl Machine<'_> {
             .status()
             .while_(format!("cannot run {QEMU}"))?;
         // A terminal has lines end with a return too.
-        let mut said = fs::read(said).while_("the machine said nothing")?;
+        let mut said = fs::read(said).while_("the machine printed nothing")?;
         said.retain(|byte| *byte != b'\r');
         if ended.success() && said.ends_with(b"done 1\n") {
             return Ok(said);
@@ -86,7 +87,8 @@ pub(crate) fn kernel() -> Option<PathBuf> {
     named.into_iter().chain([running]).chain(others).find(|path| path.is_file())
 }
 
-/// Whether C programs can be linked with all that they need: the compiler knows where the library lies.
+/// True if C programs can be linked with all that they need: the compiler knows where the library
+/// lies.
 pub(crate) fn links_statically() -> bool {
     let asked = Command::new("cc").arg("-print-file-name=libc.a").stdin(Stdio::null()).output();
     asked.is_ok_and(|answer| answer.stdout.starts_with(b"/"))
@@ -115,8 +117,8 @@ const MAGIC: &str = "070701";
 /// A regular file that may be run.
 const MODE: u32 = 0o100_755;
 
-/// An archive with one file. Each header is a magic number and 13 numbers of 8 hexadecimal digits; names and contents end at
-/// multiples of 4 bytes.
+/// An archive with one file. Each header is a magic number and 13 numbers of 8 hexadecimal digits;
+/// names and contents end at multiples of 4 bytes.
 fn archive(name: &str, content: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     for (number, mode, name, content) in [(1, MODE, name, content), (0, 0, "TRAILER!!!", &[])] {

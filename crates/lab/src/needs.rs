@@ -1,4 +1,4 @@
-//! Whether what an experiment needs is there.
+//! Checks of the requirements of an experiment.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use pagewise_model::Absent;
 use crate::about::Need;
 use crate::machine;
 
-/// What there is to run experiments with.
+/// Resources for experiments.
 #[derive(Clone, Debug)]
-pub(crate) struct Given {
-    /// Whether settings may be changed and put back.
+pub(crate) struct GivenResources {
+    /// True if settings may be changed and put back.
     pub(crate) change_system: bool,
     /// CPUs that this process may run on.
     pub(crate) cpus: u32,
-    /// Where cgroups can be made.
+    /// Folder in which cgroups can be created.
     pub(crate) cgroups: Option<std::path::PathBuf>,
 }
 
 /// The first need that is not met.
-pub(crate) fn missing(needs: &[Need], given: &Given) -> Option<Absent> {
+pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
     let missing = needs.iter().find(|need| !is_met(**need, given))?;
-    let why = format!("it needs {}", missing.words()).into();
+    let why = format!("it needs {}", missing.describe()).into();
     Some(match missing {
         Need::Root => Absent::NotPermitted("root".into()),
         Need::ChangeSystem => Absent::NotCollected(why),
@@ -29,7 +29,7 @@ pub(crate) fn missing(needs: &[Need], given: &Given) -> Option<Absent> {
     })
 }
 
-fn is_met(need: Need, given: &Given) -> bool {
+fn is_met(need: Need, given: &GivenResources) -> bool {
     match need {
         Need::Root => rustix::process::geteuid().is_root(),
         Need::Cpus(n) => given.cpus >= n,

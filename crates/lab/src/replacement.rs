@@ -1,11 +1,12 @@
-//! Which line a set of a cache gives up for a new one: models of policies, how often each misses in a sequence of accesses,
-//! and which of them explains best how long the sequences took.
+//! Which line a set of a cache gives up for a new one: models of policies, how often each misses in
+//! a sequence of accesses, and which of them explains best how long the sequences took.
 //!
-//! A model is of one set. It says how many accesses of a sequence miss, when the sequence is gone through again and again.
+//! A model is of one set. It says how many accesses of a sequence miss, when the sequence is gone
+//! through again and again.
 
 /// A policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub(crate) enum CachePolicy {
     /// The line that was used longest ago.
     Lru,
     /// The line that was filled longest ago.
@@ -18,22 +19,23 @@ pub(crate) enum Policy {
     LruOfTrees,
     /// The group that a tree of four points to, and in it the way that was used longest ago.
     TreeOfLrus,
-    /// A bit for each way that was used; when all are set, all but the last are cleared. The first way without.
+    /// A bit for each way that was used; when all are set, all but the last are cleared. The first
+    /// way without.
     BitPlru,
     /// An age of two bits: new lines are nearly old, used ones young; all age until one is old.
     Srrip,
 }
 
 /// All of them, as they are called.
-pub(crate) const POLICIES: &[(&str, Policy)] = &[
-    ("LRU", Policy::Lru),
-    ("FIFO", Policy::Fifo),
-    ("random", Policy::Random),
-    ("tree-PLRU", Policy::TreePlru),
-    ("LRU of 4-way tree-PLRU", Policy::LruOfTrees),
-    ("4-way tree-PLRU of LRU", Policy::TreeOfLrus),
-    ("bit-PLRU", Policy::BitPlru),
-    ("SRRIP", Policy::Srrip),
+pub(crate) const POLICIES: &[(&str, CachePolicy)] = &[
+    ("LRU", CachePolicy::Lru),
+    ("FIFO", CachePolicy::Fifo),
+    ("random", CachePolicy::Random),
+    ("tree-PLRU", CachePolicy::TreePlru),
+    ("LRU of 4-way tree-PLRU", CachePolicy::LruOfTrees),
+    ("4-way tree-PLRU of LRU", CachePolicy::TreeOfLrus),
+    ("bit-PLRU", CachePolicy::BitPlru),
+    ("SRRIP", CachePolicy::Srrip),
 ];
 
 /// Ways of a group, or groups of a tree, where there are groups.
@@ -44,31 +46,32 @@ const OLD: u64 = 3;
 const NEW: u64 = 2;
 
 /// A set of a cache.
-struct Set {
-    policy: Policy,
+struct SimpleCacheSet {
+    policy: CachePolicy,
     lines: Vec<Option<usize>>,
     /// When a way was used or filled, its age, or its bit.
     marks: Vec<u64>,
     /// The same of groups.
     groups: Vec<u64>,
-    /// Trees: of a node, whether the right half is the older one. A tree of n ways has the nodes 1 to n - 1.
+    /// Trees: of a node, whether the right half is the older one. A tree of n ways has the nodes 1
+    /// to n - 1.
     trees: Vec<Vec<bool>>,
     clock: u64,
     random: fastrand::Rng,
 }
 
-impl Set {
-    fn new(policy: Policy, ways: usize) -> Set {
+impl SimpleCacheSet {
+    fn new(policy: CachePolicy, ways: usize) -> SimpleCacheSet {
         let groups = ways.div_ceil(FOUR);
         let tree = |leaves: usize| vec![false; leaves.next_power_of_two().max(2)];
-        Set {
+        SimpleCacheSet {
             policy,
             lines: vec![None; ways],
             marks: vec![0; ways],
             groups: vec![0; groups],
             trees: match policy {
-                Policy::LruOfTrees => vec![tree(FOUR); groups],
-                Policy::TreeOfLrus => vec![tree(FOUR)],
+                CachePolicy::LruOfTrees => vec![tree(FOUR); groups],
+                CachePolicy::TreeOfLrus => vec![tree(FOUR)],
                 _ => vec![tree(ways)],
             },
             clock: 0,
@@ -90,34 +93,34 @@ impl Set {
         true
     }
 
-    /// How many ways a group has under `TreeOfLrus`: there are four.
+    /// Number of ways of a group under `TreeOfLrus`: there are four groups.
     fn per_group(&self) -> usize {
         self.lines.len().div_ceil(FOUR)
     }
 
     fn used(&mut self, way: usize, filled: bool) {
         match self.policy {
-            Policy::Random => {}
-            Policy::Fifo if !filled => {}
-            Policy::Lru | Policy::Fifo => self.marks[way] = self.clock,
-            Policy::TreePlru => point_away(&mut self.trees[0], way),
-            Policy::LruOfTrees => {
+            CachePolicy::Random => {}
+            CachePolicy::Fifo if !filled => {}
+            CachePolicy::Lru | CachePolicy::Fifo => self.marks[way] = self.clock,
+            CachePolicy::TreePlru => point_away(&mut self.trees[0], way),
+            CachePolicy::LruOfTrees => {
                 self.groups[way / FOUR] = self.clock;
                 point_away(&mut self.trees[way / FOUR], way % FOUR);
             }
-            Policy::TreeOfLrus => {
+            CachePolicy::TreeOfLrus => {
                 self.marks[way] = self.clock;
                 let group = way / self.per_group();
                 point_away(&mut self.trees[0], group);
             }
-            Policy::BitPlru => {
+            CachePolicy::BitPlru => {
                 self.marks[way] = 1;
                 if self.marks.iter().all(|bit| *bit == 1) {
                     self.marks.fill(0);
                     self.marks[way] = 1;
                 }
             }
-            Policy::Srrip => self.marks[way] = if filled { NEW } else { 0 },
+            CachePolicy::Srrip => self.marks[way] = if filled { NEW } else { 0 },
         }
     }
 
@@ -125,21 +128,21 @@ impl Set {
     fn victim(&mut self) -> usize {
         let ways = self.lines.len();
         match self.policy {
-            Policy::Lru | Policy::Fifo => oldest(&self.marks),
-            Policy::Random => self.random.usize(..ways),
-            Policy::TreePlru => pointed_to(&self.trees[0], ways),
-            Policy::LruOfTrees => {
+            CachePolicy::Lru | CachePolicy::Fifo => oldest(&self.marks),
+            CachePolicy::Random => self.random.usize(..ways),
+            CachePolicy::TreePlru => pointed_to(&self.trees[0], ways),
+            CachePolicy::LruOfTrees => {
                 let group = oldest(&self.groups);
                 let first = group * FOUR;
                 first + pointed_to(&self.trees[group], FOUR.min(ways - first))
             }
-            Policy::TreeOfLrus => {
+            CachePolicy::TreeOfLrus => {
                 let size = self.per_group();
                 let first = pointed_to(&self.trees[0], ways.div_ceil(size)) * size;
                 first + oldest(&self.marks[first..(first + size).min(ways)])
             }
-            Policy::BitPlru => oldest(&self.marks),
-            Policy::Srrip => {
+            CachePolicy::BitPlru => oldest(&self.marks),
+            CachePolicy::Srrip => {
                 let age = self.marks.iter().copied().max().unwrap_or(OLD);
                 self.marks.iter_mut().for_each(|mark| *mark += OLD.saturating_sub(age));
                 self.marks.iter().position(|mark| *mark == OLD).unwrap_or(0)
@@ -180,8 +183,8 @@ const WARM: usize = 20;
 const COUNTED: usize = 40;
 
 /// Which share of the accesses misses when a sequence of lines is gone through again and again.
-pub(crate) fn misses(policy: Policy, ways: usize, sequence: &[usize]) -> f64 {
-    let mut set = Set::new(policy, ways);
+pub(crate) fn misses(policy: CachePolicy, ways: usize, sequence: &[usize]) -> f64 {
+    let mut set = SimpleCacheSet::new(policy, ways);
     let mut round = || sequence.iter().filter(|line| set.access(**line)).count();
     (0..WARM).for_each(|_| _ = round());
     let missed: usize = (0..COUNTED).map(|_| round()).sum();
@@ -192,8 +195,8 @@ fn share(of: usize, all: usize) -> f64 {
     crate::bench::count(of as u64) / crate::bench::count(all.max(1) as u64)
 }
 
-/// Which share of the differences between times a straight line through misses leaves unexplained: 0 where each miss costs
-/// the same, 1 where misses say nothing, or more misses take less time.
+/// Which share of the differences between times a straight line through misses leaves unexplained:
+/// 0 where each miss costs the same, 1 where misses say nothing, or more misses take less time.
 pub(crate) fn unexplained(misses: &[f64], times: &[f64]) -> f64 {
     let mean =
         |values: &[f64]| values.iter().sum::<f64>() / crate::bench::count(values.len() as u64);
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_never_misses() {
+    fn data_that_fits_never_misses() {
         let twelve: Vec<usize> = (0..12).chain([3, 3, 0, 7]).collect();
         assert_eq!(all(&twelve, 12), [0.0; 8]);
     }
@@ -223,8 +226,8 @@ mod tests {
     fn one_line_too_many_in_turn_always_misses_by_age_and_seldom_by_chance() {
         let nine: Vec<usize> = (0..9).collect();
         let share = |policy| misses(policy, 8, &nine);
-        assert_eq!((share(Policy::Lru), share(Policy::Fifo)), (1.0, 1.0));
-        assert!(share(Policy::Random) < 0.5, "{}", share(Policy::Random));
+        assert_eq!((share(CachePolicy::Lru), share(CachePolicy::Fifo)), (1.0, 1.0));
+        assert!(share(CachePolicy::Random) < 0.5, "{}", share(CachePolicy::Random));
     }
 
     #[test]
@@ -232,23 +235,29 @@ mod tests {
         // 0 is used between any two others, so that only a queue gives it up.
         let sequence = [0, 1, 0, 2, 0, 3, 0, 4, 0, 5];
         let misses_zero = |policy| {
-            let mut set = Set::new(policy, 4);
+            let mut set = SimpleCacheSet::new(policy, 4);
             (0..50).flat_map(|_| sequence).filter(|line| set.access(*line) && *line == 0).count()
         };
-        assert_eq!(misses_zero(Policy::Lru), 1);
-        assert_eq!(misses_zero(Policy::TreePlru), 1);
-        assert!(misses_zero(Policy::Fifo) > 10);
+        assert_eq!(misses_zero(CachePolicy::Lru), 1);
+        assert_eq!(misses_zero(CachePolicy::TreePlru), 1);
+        assert!(misses_zero(CachePolicy::Fifo) > 10);
     }
 
     #[test]
     fn a_tree_knows_the_older_half_not_the_oldest_line() {
         let given_up = |policy| {
-            let mut set = Set::new(policy, 4);
+            let mut set = SimpleCacheSet::new(policy, 4);
             [0, 1, 2, 3, 0, 4].into_iter().for_each(|line| _ = set.access(line));
             (0..4).find(|line| !set.lines.contains(&Some(*line)))
         };
-        assert_eq!((given_up(Policy::Lru), given_up(Policy::TreePlru)), (Some(1), Some(2)));
-        assert_eq!((given_up(Policy::Fifo), given_up(Policy::BitPlru)), (Some(0), Some(1)));
+        assert_eq!(
+            (given_up(CachePolicy::Lru), given_up(CachePolicy::TreePlru)),
+            (Some(1), Some(2))
+        );
+        assert_eq!(
+            (given_up(CachePolicy::Fifo), given_up(CachePolicy::BitPlru)),
+            (Some(0), Some(1))
+        );
     }
 
     #[test]
@@ -269,12 +278,12 @@ mod tests {
     fn groups_of_a_tree_with_four_ways_are_one_tree() {
         let sequence = [0, 1, 2, 3, 4, 0, 2, 5, 1, 3, 0, 4];
         assert_eq!(
-            misses(Policy::LruOfTrees, 4, &sequence),
-            misses(Policy::TreePlru, 4, &sequence)
+            misses(CachePolicy::LruOfTrees, 4, &sequence),
+            misses(CachePolicy::TreePlru, 4, &sequence)
         );
         assert_eq!(
-            misses(Policy::TreeOfLrus, 4, &sequence),
-            misses(Policy::TreePlru, 4, &sequence)
+            misses(CachePolicy::TreeOfLrus, 4, &sequence),
+            misses(CachePolicy::TreePlru, 4, &sequence)
         );
     }
 
@@ -295,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_explains_nothing_leaves_all() {
+    fn a_model_that_explains_nothing_leaves_the_whole_variance() {
         assert_eq!(unexplained(&[1.0, 1.0], &[1.0, 2.0]), 1.0);
         assert_eq!(unexplained(&[1.0, 2.0], &[2.0, 1.0]), 1.0);
         assert_eq!(unexplained(&[], &[]), 1.0);

@@ -1,25 +1,25 @@
-//! What runs measured, as an experiment judges it.
+//! Measurements of runs, as the input of an experiment's verdict.
 
-use pagewise_model::lab::{Claim, Experiment, Verdict};
-use pagewise_model::report::{Label, Unit};
+use pagewise_model::lab::{ClaimVerdict, ExperimentClaim, ExperimentRecord};
+use pagewise_model::report::{AxisUnit, Label};
 use pagewise_stats::{Interval, Summary, median_curve, median_interval, ratio_of_medians};
 
 /// The values of all runs of an experiment.
 #[derive(Debug)]
-pub struct Results<'a>(pub(crate) &'a Experiment);
+pub struct ExperimentResults<'a>(pub(crate) &'a ExperimentRecord);
 
 /// A number with the interval in which it lies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Estimate {
+pub struct IntervalEstimate {
     /// The median, or the ratio of two.
     pub value: f64,
-    /// Where the truth lies, where enough was measured to say.
+    /// 95 % interval, if enough runs were measured.
     pub interval: Option<Interval>,
-    /// What it is; a ratio is [`Unit::Number`].
-    pub unit: Unit,
+    /// Unit; a ratio has [`AxisUnit::Number`].
+    pub unit: AxisUnit,
 }
 
-impl Results<'_> {
+impl ExperimentResults<'_> {
     /// A parameter.
     pub fn parameter(&self, name: &str) -> f64 {
         let found = self.0.parameters.iter().find(|row| row.name == name);
@@ -29,29 +29,37 @@ impl Results<'_> {
     /// The median of a quantity in a condition.
     pub fn median(&self, quantity: &str, arm: &str) -> Option<f64> {
         let values = self.0.arm(arm)?.values(quantity);
-        Some(Summary::of(&values)?.median)
+        Some(Summary::from_values(&values)?.median)
     }
 
     /// The median of a quantity in a condition, and where it lies.
-    pub fn value(&self, quantity: &str, arm: &str) -> Option<Estimate> {
+    pub fn value(&self, quantity: &str, arm: &str) -> Option<IntervalEstimate> {
         let values = self.0.arm(arm)?.values(quantity);
-        let value = Summary::of(&values)?.median;
+        let value = Summary::from_values(&values)?.median;
         let unit = self.0.quantities.iter().find(|row| row.name == quantity)?.unit;
-        Some(Estimate { value, interval: median_interval(&values), unit })
+        Some(IntervalEstimate { value, interval: median_interval(&values), unit })
     }
 
-    /// How many times the median in one condition is that in another.
-    pub fn ratio(&self, quantity: &str, over: &str, under: &str) -> Option<Estimate> {
+    /// Ratio of the medians of a quantity in two conditions.
+    pub fn ratio(&self, quantity: &str, over: &str, under: &str) -> Option<IntervalEstimate> {
         let [a, b] = [over, under].map(|arm| self.0.arm(arm).map(|arm| arm.values(quantity)));
         let ratio = ratio_of_medians(&a?, &b?)?;
-        Some(Estimate { value: ratio.median, interval: ratio.interval, unit: Unit::Number })
+        Some(IntervalEstimate {
+            value: ratio.median,
+            interval: ratio.interval,
+            unit: AxisUnit::Number,
+        })
     }
 
-    /// How many times the median of one quantity that of another is, in one condition.
-    pub fn times(&self, over: &str, under: &str, arm: &str) -> Option<Estimate> {
+    /// Ratio of the medians of two quantities in one condition.
+    pub fn times(&self, over: &str, under: &str, arm: &str) -> Option<IntervalEstimate> {
         let arm = self.0.arm(arm)?;
         let ratio = ratio_of_medians(&arm.values(over), &arm.values(under))?;
-        Some(Estimate { value: ratio.median, interval: ratio.interval, unit: Unit::Number })
+        Some(IntervalEstimate {
+            value: ratio.median,
+            interval: ratio.interval,
+            unit: AxisUnit::Number,
+        })
     }
 
     /// All values of a quantity in a condition, a run each.
@@ -65,28 +73,29 @@ impl Results<'_> {
     }
 
     /// Begins a claim.
-    pub fn claim(&self, text: impl Into<Label>, source: impl Into<Label>) -> Asked {
+    pub fn claim(&self, text: impl Into<Label>, source: impl Into<Label>) -> OpenClaim {
         let (text, source) = (text.into(), source.into());
-        Asked { text, source, noise: self.0.noise.unwrap_or(0.0) }
+        OpenClaim { text, source, noise: self.0.noise.unwrap_or(0.0) }
     }
 }
 
 /// A claim that waits for its number.
 #[derive(Debug)]
-pub struct Asked {
+pub struct OpenClaim {
     text: Label,
     source: Label,
     noise: f64,
 }
 
-impl Asked {
+impl OpenClaim {
     /// It is of counts: the noise of times does not matter.
-    pub fn counted(self) -> Asked {
-        Asked { noise: 0.0, ..self }
+    pub fn counted(self) -> OpenClaim {
+        OpenClaim { noise: 0.0, ..self }
     }
 
-    /// It holds where the ratio is above `least`, beyond doubt and beyond the noise of this machine.
-    pub fn more_than(self, least: f64, ratio: Option<Estimate>) -> Claim {
+    /// It holds where the ratio is above `least`, beyond doubt and beyond the noise of this
+    /// machine.
+    pub fn more_than(self, least: f64, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let threshold = least * (1.0 + self.noise);
         let expected = format!("more than {least:.2} ×");
         self.judge(expected, ratio, times, |estimate| {
@@ -95,9 +104,9 @@ impl Asked {
         })
     }
 
-    /// It holds where the ratio differs from 1 by no more than this share. Where the noise of this machine is more than that,
-    /// only a difference beyond the noise says anything.
-    pub fn the_same(self, tolerance: f64, ratio: Option<Estimate>) -> Claim {
+    /// The claim holds if the ratio differs from 1 by at most this share. If the noise of the
+    /// machine is larger, only a difference beyond the noise decides.
+    pub fn the_same(self, tolerance: f64, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
         let noise = self.noise;
         let within = tolerance.max(noise);
         let expected = format!("1 × within {:.0} %", tolerance * 100.0);
@@ -109,7 +118,12 @@ impl Asked {
     }
 
     /// It holds where the number is as expected within a share of it.
-    pub fn near(self, expected: f64, tolerance: f64, value: Option<Estimate>) -> Claim {
+    pub fn near(
+        self,
+        expected: f64,
+        tolerance: f64,
+        value: Option<IntervalEstimate>,
+    ) -> ExperimentClaim {
         self.judge_in_unit(
             |unit| format!("{} within {:.0} %", number(expected, unit), tolerance * 100.0),
             value,
@@ -124,7 +138,7 @@ impl Asked {
     }
 
     /// It holds where the number is at most this.
-    pub fn at_most(self, most: f64, value: Option<Estimate>) -> Claim {
+    pub fn at_most(self, most: f64, value: Option<IntervalEstimate>) -> ExperimentClaim {
         self.judge_in_unit(
             |unit| format!("at most {}", number(most, unit)),
             value,
@@ -136,7 +150,7 @@ impl Asked {
     }
 
     /// It holds where the number is at least this.
-    pub fn at_least(self, least: f64, value: Option<Estimate>) -> Claim {
+    pub fn at_least(self, least: f64, value: Option<IntervalEstimate>) -> ExperimentClaim {
         self.judge_in_unit(
             |unit| format!("at least {}", number(least, unit)),
             value,
@@ -148,37 +162,48 @@ impl Asked {
     }
 
     /// It holds where the experiment says so; `None` where it cannot.
-    pub fn holds(self, expected: impl Into<Label>, found: Option<(bool, Label)>) -> Claim {
+    pub fn holds(
+        self,
+        expected: impl Into<Label>,
+        found: Option<(bool, Label)>,
+    ) -> ExperimentClaim {
         let (verdict, measured, why) = match found {
-            Some((true, measured)) => (Verdict::Agrees, measured, ""),
-            Some((false, measured)) => (Verdict::Disagrees, measured, ""),
-            None => (Verdict::CannotTell, "".into(), NOT_MEASURED),
+            Some((true, measured)) => (ClaimVerdict::Agrees, measured, ""),
+            Some((false, measured)) => (ClaimVerdict::Disagrees, measured, ""),
+            None => (ClaimVerdict::CannotTell, "".into(), NOT_MEASURED),
         };
-        let Asked { text, source, .. } = self;
-        Claim { text, source, expected: expected.into(), measured, verdict, why: why.into() }
+        let OpenClaim { text, source, .. } = self;
+        ExperimentClaim {
+            text,
+            source,
+            expected: expected.into(),
+            measured,
+            verdict,
+            why: why.into(),
+        }
     }
 
     /// Judges a number that is written in its unit, and so is what is expected of it.
     fn judge_in_unit(
         self,
-        expected: impl FnOnce(Unit) -> String,
-        found: Option<Estimate>,
-        decide: impl Fn(&Estimate) -> Verdict,
-    ) -> Claim {
-        let unit = found.map_or(Unit::Number, |estimate| estimate.unit);
+        expected: impl FnOnce(AxisUnit) -> String,
+        found: Option<IntervalEstimate>,
+        decide: impl Fn(&IntervalEstimate) -> ClaimVerdict,
+    ) -> ExperimentClaim {
+        let unit = found.map_or(AxisUnit::Number, |estimate| estimate.unit);
         self.judge(expected(unit), found, |n| number(n, unit), decide)
     }
 
     fn judge(
         self,
         expected: String,
-        found: Option<Estimate>,
+        found: Option<IntervalEstimate>,
         words: impl Fn(f64) -> String,
-        decide: impl Fn(&Estimate) -> Verdict,
-    ) -> Claim {
-        let Asked { text, source, .. } = self;
+        decide: impl Fn(&IntervalEstimate) -> ClaimVerdict,
+    ) -> ExperimentClaim {
+        let OpenClaim { text, source, .. } = self;
         let (measured, verdict, why) = match &found {
-            None => (String::new(), Verdict::CannotTell, NOT_MEASURED),
+            None => (String::new(), ClaimVerdict::CannotTell, NOT_MEASURED),
             Some(estimate) => {
                 let measured = match estimate.interval {
                     Some(Interval { low, high }) if words(low) != words(high) => {
@@ -187,29 +212,29 @@ impl Asked {
                     _ => words(estimate.value),
                 };
                 let verdict = decide(estimate);
-                let why = if verdict == Verdict::CannotTell { TOO_CLOSE } else { "" };
+                let why = if verdict == ClaimVerdict::CannotTell { TOO_CLOSE } else { "" };
                 (measured, verdict, why)
             }
         };
         let (expected, measured) = (expected.into(), measured.into());
-        Claim { text, source, expected, measured, verdict, why: why.into() }
+        ExperimentClaim { text, source, expected, measured, verdict, why: why.into() }
     }
 }
 
 const NOT_MEASURED: &str = "it was not measured here";
-const TOO_CLOSE: &str = "what was measured is too close to tell, or too noisy";
+const TOO_CLOSE: &str = "the difference is too small or too noisy to decide";
 
-impl Estimate {
+impl IntervalEstimate {
     fn ends(&self) -> (f64, f64) {
         self.interval.map_or((self.value, self.value), |ends| (ends.low, ends.high))
     }
 }
 
-fn decide(holds: bool, fails: bool) -> Verdict {
+fn decide(holds: bool, fails: bool) -> ClaimVerdict {
     match (holds, fails) {
-        (true, _) => Verdict::Agrees,
-        (false, true) => Verdict::Disagrees,
-        (false, false) => Verdict::CannotTell,
+        (true, _) => ClaimVerdict::Agrees,
+        (false, true) => ClaimVerdict::Disagrees,
+        (false, false) => ClaimVerdict::CannotTell,
     }
 }
 
@@ -218,15 +243,15 @@ fn times(n: f64) -> String {
 }
 
 /// A number in its unit.
-fn number(n: f64, unit: Unit) -> String {
+fn number(n: f64, unit: AxisUnit) -> String {
     match unit {
-        Unit::Bytes => bytes(n),
-        Unit::Nanos if n.abs() >= 1e9 => format!("{} s", digits(n / 1e9)),
-        Unit::Nanos if n.abs() >= 1e6 => format!("{} ms", digits(n / 1e6)),
-        Unit::Nanos => format!("{} ns", digits(n)),
-        Unit::Share => format!("{:.1} %", n * 100.0),
-        Unit::Rate => format!("{} /s", digits(n)),
-        Unit::Count | Unit::Number => digits(n),
+        AxisUnit::Bytes => bytes(n),
+        AxisUnit::Nanos if n.abs() >= 1e9 => format!("{} s", digits(n / 1e9)),
+        AxisUnit::Nanos if n.abs() >= 1e6 => format!("{} ms", digits(n / 1e6)),
+        AxisUnit::Nanos => format!("{} ns", digits(n)),
+        AxisUnit::Share => format!("{:.1} %", n * 100.0),
+        AxisUnit::Rate => format!("{} /s", digits(n)),
+        AxisUnit::Count | AxisUnit::Number => digits(n),
     }
 }
 
@@ -261,60 +286,68 @@ fn digits(n: f64) -> String {
 
 /// Why a claim that does not hold here need not.
 pub(crate) trait Explained {
-    /// Says why, where it does not hold or cannot be told.
+    /// Adds the reason if the claim does not hold or is undecided.
     #[must_use]
     fn because(self, why: &'static str) -> Self;
 }
 
-impl Explained for Claim {
-    fn because(self, why: &'static str) -> Claim {
-        if self.verdict == Verdict::Agrees { self } else { Claim { why: why.into(), ..self } }
+impl Explained for ExperimentClaim {
+    fn because(self, why: &'static str) -> ExperimentClaim {
+        if self.verdict == ClaimVerdict::Agrees {
+            self
+        } else {
+            ExperimentClaim { why: why.into(), ..self }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::lab::{Arm, Measured, Run};
+    use pagewise_model::lab::{ExperimentArm, ExperimentRun, Measured};
 
     use super::*;
 
-    fn estimate(low: f64, value: f64, high: f64) -> Option<Estimate> {
-        Some(Estimate { value, interval: Some(Interval { low, high }), unit: Unit::Number })
+    fn estimate(low: f64, value: f64, high: f64) -> Option<IntervalEstimate> {
+        Some(IntervalEstimate {
+            value,
+            interval: Some(Interval { low, high }),
+            unit: AxisUnit::Number,
+        })
     }
 
-    fn asked(noise: f64) -> Asked {
-        Asked { text: "".into(), source: "".into(), noise }
+    fn asked(noise: f64) -> OpenClaim {
+        OpenClaim { text: "".into(), source: "".into(), noise }
     }
 
     #[test]
     fn nothing_is_more_below_the_noise() {
         let verdict = |noise, ratio| asked(noise).more_than(1.0, ratio).verdict;
-        assert_eq!(verdict(0.0, estimate(1.01, 1.02, 1.03)), Verdict::Agrees);
-        assert_eq!(verdict(0.02, estimate(1.01, 1.02, 1.03)), Verdict::CannotTell);
-        assert_eq!(verdict(0.0, estimate(0.9, 1.2, 1.5)), Verdict::CannotTell);
-        assert_eq!(verdict(0.0, estimate(0.7, 0.8, 0.9)), Verdict::Disagrees);
-        assert_eq!(verdict(0.0, None), Verdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(1.01, 1.02, 1.03)), ClaimVerdict::Agrees);
+        assert_eq!(verdict(0.02, estimate(1.01, 1.02, 1.03)), ClaimVerdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(0.9, 1.2, 1.5)), ClaimVerdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(0.7, 0.8, 0.9)), ClaimVerdict::Disagrees);
+        assert_eq!(verdict(0.0, None), ClaimVerdict::CannotTell);
     }
 
     #[test]
     fn nothing_is_the_same_for_all_that_a_noisy_machine_can_say() {
         let verdict = |noise, ratio| asked(noise).the_same(0.1, ratio).verdict;
-        assert_eq!(verdict(0.05, estimate(0.97, 1.02, 1.2)), Verdict::Agrees);
-        assert_eq!(verdict(0.5, estimate(0.97, 1.02, 1.2)), Verdict::CannotTell);
-        assert_eq!(verdict(0.05, estimate(1.2, 1.3, 1.4)), Verdict::Disagrees);
-        assert_eq!(verdict(0.5, estimate(1.2, 1.3, 1.4)), Verdict::CannotTell);
+        assert_eq!(verdict(0.05, estimate(0.97, 1.02, 1.2)), ClaimVerdict::Agrees);
+        assert_eq!(verdict(0.5, estimate(0.97, 1.02, 1.2)), ClaimVerdict::CannotTell);
+        assert_eq!(verdict(0.05, estimate(1.2, 1.3, 1.4)), ClaimVerdict::Disagrees);
+        assert_eq!(verdict(0.5, estimate(1.2, 1.3, 1.4)), ClaimVerdict::CannotTell);
         let counted = asked(0.5).counted();
-        assert_eq!(counted.the_same(0.1, estimate(1.0, 1.0, 1.0)).verdict, Verdict::Agrees);
+        assert_eq!(counted.the_same(0.1, estimate(1.0, 1.0, 1.0)).verdict, ClaimVerdict::Agrees);
     }
 
     #[test]
-    fn a_number_is_near_or_not_or_cannot_be_told() {
+    fn a_number_is_near_or_not_or_undecided() {
         let verdict = |value| asked(0.0).near(100.0, 0.02, value).verdict;
-        assert_eq!(verdict(estimate(99.0, 99.5, 100.0)), Verdict::Agrees);
-        assert_eq!(verdict(estimate(90.0, 95.0, 97.0)), Verdict::Disagrees);
-        assert_eq!(verdict(estimate(90.0, 95.0, 99.0)), Verdict::CannotTell);
-        let exact = Some(Estimate { value: 50.0, interval: None, unit: Unit::Number });
-        assert_eq!(verdict(exact), Verdict::Disagrees);
+        assert_eq!(verdict(estimate(99.0, 99.5, 100.0)), ClaimVerdict::Agrees);
+        assert_eq!(verdict(estimate(90.0, 95.0, 97.0)), ClaimVerdict::Disagrees);
+        assert_eq!(verdict(estimate(90.0, 95.0, 99.0)), ClaimVerdict::CannotTell);
+        let exact = Some(IntervalEstimate { value: 50.0, interval: None, unit: AxisUnit::Number });
+        assert_eq!(verdict(exact), ClaimVerdict::Disagrees);
     }
 
     #[test]
@@ -323,24 +356,24 @@ mod tests {
             [1.0, 99.994, 1234.0, 1_234_567.0].map(digits),
             ["1", "99.99", "1,234", "1,234,567"]
         );
-        assert_eq!(number(16_777_216.0, Unit::Bytes), "16 MiB");
-        assert_eq!(number(2_500_000.0, Unit::Nanos), "2.50 ms");
-        assert_eq!(number(-1234.0, Unit::Number), "-1,234");
+        assert_eq!(number(16_777_216.0, AxisUnit::Bytes), "16 MiB");
+        assert_eq!(number(2_500_000.0, AxisUnit::Nanos), "2.50 ms");
+        assert_eq!(number(-1234.0, AxisUnit::Number), "-1,234");
     }
 
-    /// A series of runs, by turns: two conditions that are the same, and the first of them again.
-    fn same_thrice(mut one: impl FnMut() -> f64) -> Experiment {
+    /// A series of interleaved runs: two equal conditions, and the first of them again.
+    fn same_thrice(mut one: impl FnMut() -> f64) -> ExperimentRecord {
         let about = crate::find("ipc").unwrap().about();
         let outline = crate::outline::outline(about, &Default::default(), String::new());
-        let mut arms =
-            ["one", "other", "one again"].map(|name| Arm { name: name.into(), ..Arm::default() });
+        let mut arms = ["one", "other", "one again"]
+            .map(|name| ExperimentArm { name: name.into(), ..ExperimentArm::default() });
         for _ in 0..ROUNDS {
             for arm in &mut arms {
                 let value = ("round_trip".into(), Measured(Ok(one())));
-                arm.runs.push(Run { values: [value].into(), ..Run::default() });
+                arm.runs.push(ExperimentRun { values: [value].into(), ..ExperimentRun::default() });
             }
         }
-        let mut entry = Experiment { arms: arms.into(), ..outline };
+        let mut entry = ExperimentRecord { arms: arms.into(), ..outline };
         entry.noise = crate::runner::noise(about, &mut entry);
         entry
     }
@@ -353,19 +386,19 @@ mod tests {
     fn false_alarms(mut one: impl FnMut() -> f64) -> usize {
         let is_alarm = |_: &usize| {
             let entry = same_thrice(&mut one);
-            let results = Results(&entry);
+            let results = ExperimentResults(&entry);
             let ratio = |over, under| results.ratio("round_trip", over, under);
             let claim = || results.claim("", "");
             let more = [("other", "one"), ("one", "other")]
                 .map(|(over, under)| claim().more_than(1.0, ratio(over, under)).verdict);
             let same = claim().the_same(0.0, ratio("other", "one")).verdict;
-            more.contains(&Verdict::Agrees) || same == Verdict::Disagrees
+            more.contains(&ClaimVerdict::Agrees) || same == ClaimVerdict::Disagrees
         };
         (0..TRIALS).filter(is_alarm).count()
     }
 
     #[test]
-    fn what_is_the_same_is_called_another_in_one_of_twenty_trials_at_most() {
+    fn equal_series_are_called_different_in_at_most_one_of_twenty_trials() {
         let mut random = fastrand::Rng::with_seed(1);
         let mut calm = || 100.0 + (0..12).map(|_| random.f64() - 0.5).sum::<f64>();
         assert!(false_alarms(&mut calm) <= TRIALS / 20);

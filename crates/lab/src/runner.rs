@@ -1,4 +1,5 @@
-//! Runs experiments: each run in a process of its own, conditions by turns, memory and time bounded, the system as before.
+//! Runs experiments: each run in a process of its own, conditions interleaved, memory and time
+//! bounded, the system restored.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -7,44 +8,45 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_model::lab::{self, Arm, NOTEBOOK_VERSION, Notebook, Run};
+use pagewise_model::lab::{self, ExperimentArm, ExperimentRun, NOTEBOOK_VERSION, Notebook};
 use pagewise_model::{Absent, Bytes, Name, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_stats::ratio_of_medians;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::about::{About, Parameters, Size};
+use crate::about::{ExperimentAbout, Parameters, Size};
 use crate::cgroup::{cgroups, limit};
 use crate::environment::{cpus, environment};
-use crate::needs::{Given, missing};
+use crate::needs::{GivenResources, missing};
 use crate::outline::outline;
-use crate::results::Results;
-use crate::{Experiment, Journal, LabError, find};
+use crate::results::ExperimentResults;
+use crate::{Journal, LabError, RunExperiment, find};
 
-/// What to run.
+/// Experiments to run, and their parameters.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// The program that runs one condition once: it is called with `lab-run` and the words of [`crate::Child`].
+pub struct LabPlan {
+    /// The program that runs one condition once: it is called with `lab-run` and the words of
+    /// [`crate::RunContext`].
     pub program: PathBuf,
     /// The experiments, by name.
     pub names: Vec<String>,
-    /// How large they are.
+    /// Extent of the experiments.
     pub size: Size,
     /// Parameters that were set by hand.
     pub set: Vec<(String, u64)>,
-    /// How often each condition is run; the experiments' own numbers where none is given.
+    /// Number of runs of each condition; the experiments' own numbers if `None`.
     pub runs: Option<u32>,
-    /// Whether settings of the system may be changed and put back.
+    /// True if settings of the system may be changed and put back.
     pub change_system: bool,
-    /// Where files may be made: on a disk.
+    /// Folder for files, on a disk.
     pub disk: PathBuf,
-    /// Where journals are kept.
+    /// Folder for journals.
     pub journals: PathBuf,
 }
 
-/// How far it is.
+/// Progress of the lab.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
+pub struct LabProgress<'a> {
     /// The experiment that runs now.
     pub experiment: &'a str,
     /// Its condition.
@@ -56,37 +58,38 @@ pub struct Progress<'a> {
 }
 
 /// A run that takes longer is ended.
-const LONGEST: [Duration; 3] =
+const MAX_RUN_TIMES: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(180), Duration::from_secs(1800)];
 
-/// How much memory is touched twice, to see whether the host takes back what nobody uses.
+/// Amount of memory that is touched twice, to detect a host that reclaims unused memory.
 const TOUCHED: Bytes = Bytes::mib(64);
 
-/// What is put behind the name of the baseline when it is run a second time, to see the noise.
+/// Suffix of the baseline's name for its second series, which shows the noise.
 const AGAIN: &str = " again";
 
-/// What a run may need beside the memory of its experiment: the program itself, page tables.
+/// Memory of a run in addition to that of its experiment: the program itself, page tables.
 const ROOM: Bytes = Bytes::mib(64);
 
 /// Runs experiments one after the other. Stops when `interrupted` says so, with what there is.
 ///
 /// # Errors
-/// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`], and where journals cannot be kept. What goes wrong with an
-/// experiment is in the notebook.
+/// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`], and an error if journals cannot
+/// be written. Errors of an experiment are in the notebook.
 pub fn run(
-    plan: &Plan,
-    progress: &mut dyn FnMut(Progress<'_>),
+    plan: &LabPlan,
+    progress: &mut dyn FnMut(LabProgress<'_>),
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Notebook, LabError> {
-    let experiments: Vec<&dyn Experiment> =
+    let experiments: Vec<&dyn RunExperiment> =
         plan.names.iter().map(|name| find(name)).collect::<Result<_, _>>()?;
     for experiment in &experiments {
-        Parameters::of(experiment.about(), plan.size, &ours(experiment.about(), plan))?;
+        Parameters::for_size(experiment.about(), plan.size, &ours(experiment.about(), plan))?;
     }
     let journal = Journal::begin(&plan.journals)?;
     let _alone = if plan.change_system { journal.have_settings_alone(interrupted)? } else { None };
-    let given = Given { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
-    let mut lab = Lab { plan, journal, given, interrupted, done: 0, of: 0 };
+    let given =
+        GivenResources { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+    let mut lab = LabRunner { plan, journal, given, interrupted, done: 0, of: 0 };
     lab.of = experiments.iter().map(|experiment| lab.runs_of(experiment.about())).sum();
     let first_touch = lab.first_touch();
     let mut notebook = Notebook {
@@ -107,22 +110,22 @@ pub fn run(
 }
 
 /// Experiments under way.
-struct Lab<'a> {
-    plan: &'a Plan,
+struct LabRunner<'a> {
+    plan: &'a LabPlan,
     journal: Journal,
-    given: Given,
+    given: GivenResources,
     interrupted: &'a dyn Fn() -> bool,
     done: u64,
     of: u64,
 }
 
-impl Lab<'_> {
-    fn repetitions(&self, about: &About) -> u32 {
+impl LabRunner<'_> {
+    fn repetitions(&self, about: &ExperimentAbout) -> u32 {
         self.plan.runs.unwrap_or(about.runs[self.plan.size as usize]).max(1)
     }
 
-    /// How often something is run for an experiment; never where something is missing.
-    fn runs_of(&self, about: &About) -> u64 {
+    /// Number of runs of an experiment; 0 if a requirement is missing.
+    fn runs_of(&self, about: &ExperimentAbout) -> u64 {
         if missing(about.needs, &self.given).is_some() {
             return 0;
         }
@@ -133,12 +136,12 @@ impl Lab<'_> {
     /// Runs an experiment and judges it.
     fn try_out(
         &mut self,
-        experiment: &dyn Experiment,
-        progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<lab::Experiment, LabError> {
+        experiment: &dyn RunExperiment,
+        progress: &mut dyn FnMut(LabProgress<'_>),
+    ) -> Result<lab::ExperimentRecord, LabError> {
         let begin = Instant::now();
         let about = experiment.about();
-        let parameters = Parameters::of(about, self.plan.size, &ours(about, self.plan))?;
+        let parameters = Parameters::for_size(about, self.plan.size, &ours(about, self.plan))?;
         let mut entry = entry(about, &parameters, self.plan);
         entry.plots = experiment.plots();
         entry.skipped = missing(about.needs, &self.given).or_else(|| too_large(about, &parameters));
@@ -150,19 +153,19 @@ impl Lab<'_> {
         self.turns(about, &parameters, &bounds, &mut entry, progress);
         self.journal.restore()?;
         entry.noise = if about.timed { noise(about, &mut entry) } else { None };
-        entry.claims = experiment.judge(&Results(&entry));
+        entry.claims = experiment.judge(&ExperimentResults(&entry));
         entry.took_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Ok(entry)
     }
 
-    /// All runs of all conditions, by turns. Each round begins with another condition.
+    /// All runs of all conditions, interleaved. Each round begins with another condition.
     fn turns(
         &mut self,
-        about: &About,
+        about: &ExperimentAbout,
         parameters: &Parameters,
-        bounds: &Bounds,
-        entry: &mut lab::Experiment,
-        progress: &mut dyn FnMut(Progress<'_>),
+        bounds: &RunBounds,
+        entry: &mut lab::ExperimentRecord,
+        progress: &mut dyn FnMut(LabProgress<'_>),
     ) {
         let _ = self.touch((about.memory)(parameters));
         for round in 0..self.repetitions(about) as usize {
@@ -173,7 +176,7 @@ impl Lab<'_> {
                 }
                 let arm = &mut entry.arms[arm];
                 let (done, of) = (self.done, self.of);
-                progress(Progress { experiment: about.name, arm: &arm.name, done, of });
+                progress(LabProgress { experiment: about.name, arm: &arm.name, done, of });
                 match self.run_once(about, &arm.name, parameters, bounds) {
                     Ok(run) => arm.runs.push(run),
                     Err(why) => arm.failures.push(why),
@@ -186,11 +189,11 @@ impl Lab<'_> {
     /// Runs a condition once, and puts back what the run changed.
     fn run_once(
         &self,
-        about: &About,
+        about: &ExperimentAbout,
         arm: &str,
         parameters: &Parameters,
-        bounds: &Bounds,
-    ) -> Result<Run, Name> {
+        bounds: &RunBounds,
+    ) -> Result<ExperimentRun, Name> {
         let arm = arm.strip_suffix(AGAIN).unwrap_or(arm);
         let mut command = Command::new(&self.plan.program);
         command.args(["lab-run", about.name, arm]);
@@ -209,24 +212,25 @@ impl Lab<'_> {
         serde_json::from_slice(&text?).map_err(|error| words(&error))
     }
 
-    /// Runs a command, ends it with all that it started when it takes too long, and returns what it printed.
+    /// Runs a command, ends it with all that it started when it takes too long, and returns what it
+    /// printed.
     fn output(&self, mut command: Command) -> Result<Vec<u8>, Name> {
         let words = |error: io::Error| Name::from(error.to_string().as_str());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("RUST_BACKTRACE", "0");
         let mut child = command.process_group(0).spawn().map_err(words)?;
         let [out, err] = [child.stdout.take().map(reader), child.stderr.take().map(reader)];
-        let deadline = Instant::now() + LONGEST[self.plan.size as usize];
+        let deadline = Instant::now() + MAX_RUN_TIMES[self.plan.size as usize];
         let status = loop {
             match child.try_wait().map_err(words)? {
                 Some(status) => break Ok(status),
                 None if (self.interrupted)() => break Err("it was interrupted"),
-                None if Instant::now() > deadline => break Err("it took too long"),
+                None if Instant::now() > deadline => break Err("it exceeded its time limit"),
                 None => thread::sleep(Duration::from_millis(2)),
             }
         };
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        // What it left running goes too; mostly there is nothing.
+        // Remaining processes of the run are killed too; usually all have ended.
         let _ = group.map(|group| kill_process_group(group, Signal::KILL));
         let _ = child.wait();
         let [out, err] =
@@ -239,7 +243,8 @@ impl Lab<'_> {
         }
     }
 
-    /// Touches memory in another process, so that the host has it ready; says how many nanoseconds a page took.
+    /// Touches memory in another process, so that the host has it ready; says how many nanoseconds
+    /// a page took.
     fn touch(&self, bytes: Bytes) -> Reading<f64> {
         let mut command = Command::new(&self.plan.program);
         command.arg("lab-touch").arg(bytes.0.to_string());
@@ -254,7 +259,7 @@ impl Lab<'_> {
     }
 
     /// A folder for files, and a cgroup where one can be made.
-    fn bounds(&self, memory: Bytes) -> Result<Bounds, LabError> {
+    fn bounds(&self, memory: Bytes) -> Result<RunBounds, LabError> {
         let folder = self.journal.make_folder(&self.plan.disk)?;
         let cgroup = self.given.cgroups.as_deref().and_then(|base| {
             let path = base.join(format!("pagewise-lab-{}", std::process::id()));
@@ -262,12 +267,12 @@ impl Lab<'_> {
             limit(&path, Bytes(memory.0 + ROOM.0)).ok()?;
             Some(path)
         });
-        Ok(Bounds { folder, cgroup })
+        Ok(RunBounds { folder, cgroup })
     }
 }
 
-/// What keeps a run within its memory and its files together.
-struct Bounds {
+/// Limits on the memory and the files of a run.
+struct RunBounds {
     folder: PathBuf,
     cgroup: Option<PathBuf>,
 }
@@ -280,12 +285,16 @@ fn reader(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     })
 }
 
-/// What is said of an experiment whatever comes out.
-fn entry(about: &About, parameters: &Parameters, plan: &Plan) -> lab::Experiment {
+/// Part of an experiment's entry that does not depend on its results.
+fn entry(
+    about: &ExperimentAbout,
+    parameters: &Parameters,
+    plan: &LabPlan,
+) -> lab::ExperimentRecord {
     let mut entry = outline(about, parameters, rerun(about, plan));
     if about.timed {
         let again = about.arms[0].to_owned() + AGAIN;
-        entry.arms.push(Arm { name: again.into(), ..Arm::default() });
+        entry.arms.push(ExperimentArm { name: again.into(), ..ExperimentArm::default() });
     }
     entry
 }
@@ -294,24 +303,26 @@ fn entry(about: &About, parameters: &Parameters, plan: &Plan) -> lab::Experiment
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`]
-pub fn outlines(plan: &Plan) -> Result<Vec<lab::Experiment>, LabError> {
-    let given = Given { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+pub fn outlines(plan: &LabPlan) -> Result<Vec<lab::ExperimentRecord>, LabError> {
+    let given =
+        GivenResources { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
     let one = |name: &String| {
         let about = find(name)?.about();
-        let parameters = Parameters::of(about, plan.size, &ours(about, plan))?;
+        let parameters = Parameters::for_size(about, plan.size, &ours(about, plan))?;
         let skipped = missing(about.needs, &given).or_else(|| too_large(about, &parameters));
-        Ok(lab::Experiment { skipped, ..outline(about, &parameters, rerun(about, plan)) })
+        Ok(lab::ExperimentRecord { skipped, ..outline(about, &parameters, rerun(about, plan)) })
     };
     plan.names.iter().map(one).collect()
 }
 
-/// The parameters that were set and that an experiment has: with several experiments, each is for some of them.
-fn ours(about: &About, plan: &Plan) -> Vec<(String, u64)> {
+/// The parameters that were set and that an experiment has: with several experiments, each is for
+/// some of them.
+fn ours(about: &ExperimentAbout, plan: &LabPlan) -> Vec<(String, u64)> {
     let is_ours = |name: &str| about.parameters.iter().any(|row| row.name == name);
     plan.set.iter().filter(|(name, _)| plan.names.len() == 1 || is_ours(name)).cloned().collect()
 }
 
-fn rerun(about: &About, plan: &Plan) -> String {
+fn rerun(about: &ExperimentAbout, plan: &LabPlan) -> String {
     let mut words = vec![format!("pagewise lab run {}", about.name)];
     match plan.size {
         Size::Quick => words.push("--quick".to_owned()),
@@ -325,7 +336,7 @@ fn rerun(about: &About, plan: &Plan) -> String {
 }
 
 /// Why it does not fit into this machine, where it does not.
-fn too_large(about: &About, parameters: &Parameters) -> Option<Absent> {
+fn too_large(about: &ExperimentAbout, parameters: &Parameters) -> Option<Absent> {
     let needed = (about.memory)(parameters);
     let available = pagewise_proc::meminfo::machine(&ProcRoot::live()).mem_available.ok()?;
     let why = || {
@@ -338,8 +349,9 @@ fn too_large(about: &About, parameters: &Parameters) -> Option<Absent> {
     (needed > available).then(|| Absent::NotSupported(why().into()))
 }
 
-/// By how much two series of the baseline differ at most, with 95 % confidence. The second is one condition less to show.
-pub(crate) fn noise(about: &About, entry: &mut lab::Experiment) -> Option<f64> {
+/// By how much two series of the baseline differ at most, with 95 % confidence. The second is one
+/// condition less to show.
+pub(crate) fn noise(about: &ExperimentAbout, entry: &mut lab::ExperimentRecord) -> Option<f64> {
     let again = entry.arms.pop()?;
     let timed = about.quantities.iter().find(|row| row.is_time())?;
     let baseline = entry.arms.first()?.values(timed.name);

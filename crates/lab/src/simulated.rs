@@ -1,20 +1,25 @@
-//! What the TLBs of the CPU that the source had would miss: where there is no PMU to ask, and to compare with one.
+//! Simulated misses of the TLBs of the CPU in the original measurement: if the machine has no PMU,
+//! and for comparison with one.
 
-use pagewise_sim::geometry::{I7_6800K, PageSize};
-use pagewise_sim::workload::Sink;
-use pagewise_sim::{Levels, Policy, Split};
+use pagewise_sim::geometry::{I7_6800K, TlbPageSize};
+use pagewise_sim::workload::AccessSink;
+use pagewise_sim::{Levels, ReadWriteCounts, RecencyPolicy};
 
 use crate::LabError;
 
-/// Accesses that find their page in no TLB of an i7-6800K whose walker fetches the next base page too, by LRU.
+/// Accesses that find their page in no TLB of an i7-6800K whose walker fetches the next base page
+/// too, by LRU.
 ///
 /// # Errors
 /// [`LabError::Failed`] where it is not known to have a TLB for such pages.
-pub(crate) fn walks(page: PageSize, play: impl FnOnce(Sink<'_>)) -> Result<Split, LabError> {
+pub(crate) fn walks(
+    page: TlbPageSize,
+    play: impl FnOnce(AccessSink<'_>),
+) -> Result<ReadWriteCounts, LabError> {
     let impossible = |unfit| LabError::Failed(format!("the TLB cannot be simulated: {unfit}"));
     let shape = I7_6800K.tlb(page).map_err(impossible)?;
-    let mut tlb = Levels::tlb(&shape, Policy::Lru).map_err(impossible)?;
-    if let Some(model) = I7_6800K.next_page.filter(|_| page == PageSize::Base) {
+    let mut tlb = Levels::tlb(&shape, RecencyPolicy::Lru).map_err(impossible)?;
+    if let Some(model) = I7_6800K.next_page.filter(|_| page == TlbPageSize::Base) {
         tlb = tlb.prefetching(model);
     }
     play(&mut |accesses| tlb.play(accesses));

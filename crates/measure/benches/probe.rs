@@ -1,4 +1,5 @@
-//! What measuring costs: an empty region of a probe against two bare `ioctl`s and one reading of the same group of counters.
+//! Cost of measuring: an empty region of a probe against two bare `ioctl`s and one reading of the
+//! same group of counters.
 //!
 //! `cargo bench -p pagewise-measure --bench probe`: interleaved rounds on one CPU.
 
@@ -8,10 +9,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use pagewise_measure::events::choose;
-use pagewise_measure::pin::Pinned;
-use pagewise_measure::probe::{Options, Probe};
+use pagewise_measure::pin::PinnedThread;
+use pagewise_measure::probe::{CodeProbe, ProbeOptions};
 use pagewise_stats::{Summary, ratio_of_medians};
-use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
+use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
 
 const ROUNDS: usize = 101;
 const REGIONS: u32 = 2_000;
@@ -21,16 +22,17 @@ const EVENTS: &str = "minor_faults,major_faults,context_switches";
 const CONFIGS: [u64; 3] = [5, 6, 3];
 
 fn main() {
-    let _pinned = Pinned::here().expect("a thread may stay where it is");
+    let _pinned = PinnedThread::here().expect("a thread may stay where it is");
     let counters = bare_group();
-    let default = Options::default();
-    let same = Options { events: choose(EVENTS).expect("events of the kernel"), ..default.clone() };
+    let default = ProbeOptions::default();
+    let same =
+        ProbeOptions { events: choose(EVENTS).expect("events of the kernel"), ..default.clone() };
     let mut probes = [
-        ("counters and wall time", Options { usage: false, ..same.clone() }),
+        ("counters and wall time", ProbeOptions { usage: false, ..same.clone() }),
         ("and getrusage", same.clone()),
         ("as it is by default", default),
     ]
-    .map(|(name, options)| (name, Probe::open(&options).expect("software events")));
+    .map(|(name, options)| (name, CodeProbe::open(&options).expect("software events")));
     let mut bare = Vec::new();
     let mut own = vec![Vec::new(); probes.len()];
     for round in 0..=ROUNDS {
@@ -52,19 +54,20 @@ fn main() {
 }
 
 /// The same counters, opened by hand.
-fn bare_group() -> Vec<Counter> {
-    let mut counters: Vec<Counter> = Vec::new();
+fn bare_group() -> Vec<PerfCounter> {
+    let mut counters: Vec<PerfCounter> = Vec::new();
     for config in CONFIGS {
         let disabled = counters.is_empty();
         let mode = Mode { disabled, ..Mode::default() };
-        let event = Event::new(Kind::SOFTWARE, config);
-        let counter = Counter::open_in_group(event, Whose::ThisThread, mode, counters.first());
+        let event = PerfEvent::new(PerfType::SOFTWARE, config);
+        let counter =
+            PerfCounter::open_in_group(event, PerfScope::ThisThread, mode, counters.first());
         counters.push(counter.expect("events of the kernel"));
     }
     counters
 }
 
-fn switch_and_read(counters: &[Counter]) {
+fn switch_and_read(counters: &[PerfCounter]) {
     let mut values = [0; CONFIGS.len()];
     counters[0].enable().expect("an open counter");
     counters[0].disable().expect("an open counter");
@@ -72,12 +75,12 @@ fn switch_and_read(counters: &[Counter]) {
     black_box(values);
 }
 
-fn empty(probe: &mut Probe) {
+fn empty(probe: &mut CodeProbe) {
     probe.start().expect("open counters");
     black_box(probe.stop().expect("open counters"));
 }
 
-/// Of one region, on average over a round.
+/// Nanoseconds of one region, on average over a round.
 fn nanos(mut region: impl FnMut()) -> f64 {
     let begin = Instant::now();
     (0..REGIONS).for_each(|_| region());
@@ -85,5 +88,5 @@ fn nanos(mut region: impl FnMut()) -> f64 {
 }
 
 fn median(values: &[f64]) -> f64 {
-    Summary::of(values).map_or(0.0, |summary| summary.median)
+    Summary::from_values(values).map_or(0.0, |summary| summary.median)
 }

@@ -7,27 +7,29 @@ use std::path::Path;
 use pagewise_model::{Absent, Bytes, Reading};
 use pagewise_sys::cache::flush;
 
-/// Where the caches of the first CPU are described. On machines whose CPUs differ, others may have others.
+/// Folder that describes the caches of the first CPU. On machines with different CPUs, others may
+/// have other caches.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// A cache that holds data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
+pub struct DataCache {
     /// 1 is the nearest to the CPU.
     pub level: u8,
-    /// How much it holds.
+    /// Capacity.
     pub size: Bytes,
-    /// How much it moves at once.
+    /// Size of a line.
     pub line: Bytes,
-    /// How many lines of a set it holds; absent where the kernel does not say.
+    /// Number of lines of a set; absent if the kernel does not report it.
     pub ways: Option<usize>,
 }
 
 /// The caches that hold data, the nearest first.
 ///
 /// # Errors
-/// Absent where the kernel does not describe them, as on some virtual machines and in some containers.
-pub fn caches() -> Reading<Vec<Cache>> {
+/// Absent where the kernel does not describe them, as on some virtual machines and in some
+/// containers.
+pub fn caches() -> Reading<Vec<DataCache>> {
     let found = caches_at(Path::new(CACHES));
     if found.is_empty() {
         return Err(Absent::NotSupported("the kernel describes no caches".into()));
@@ -35,21 +37,21 @@ pub fn caches() -> Reading<Vec<Cache>> {
     Ok(found)
 }
 
-fn caches_at(folder: &Path) -> Vec<Cache> {
+fn caches_at(folder: &Path) -> Vec<DataCache> {
     let entries = fs::read_dir(folder).into_iter().flatten();
-    let mut caches: Vec<Cache> =
+    let mut caches: Vec<DataCache> =
         entries.filter_map(|entry| described(&entry.ok()?.path())).collect();
     caches.sort_by_key(|cache| cache.level);
     caches
 }
 
-/// What an `index*` folder says; `None` for one that holds instructions only.
-fn described(folder: &Path) -> Option<Cache> {
+/// Content of an `index*` folder; `None` for an instruction cache.
+fn described(folder: &Path) -> Option<DataCache> {
     let text = |name| fs::read_to_string(folder.join(name)).ok();
     if text("type")?.trim() == "Instruction" {
         return None;
     }
-    Some(Cache {
+    Some(DataCache {
         level: text("level")?.trim().parse().ok()?,
         size: size(text("size")?.trim())?,
         line: Bytes(text("coherency_line_size")?.trim().parse().ok()?),
@@ -71,15 +73,16 @@ fn size(text: &str) -> Option<Bytes> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift).map(Bytes)
 }
 
-/// Empties the level 1 data cache of the CPU that the thread runs on, by filling it with other things. What it held is
-/// still in the levels behind it.
+/// Empties the level 1 data cache of the CPU that the thread runs on, by filling it with other
+/// data. Its former content stays in the levels behind it.
 #[derive(Debug)]
 pub struct Sweep {
     filler: Vec<u8>,
     line: usize,
 }
 
-/// The filler is larger than the cache by this, for a cache does not always drop what was used longest ago.
+/// The filler is larger than the cache by this, for a cache does not always drop what was used
+/// longest ago.
 const TIMES_LARGER: u64 = 4;
 
 impl Sweep {
@@ -106,7 +109,8 @@ fn in_memory(bytes: Bytes) -> usize {
     usize::try_from(bytes.0).unwrap_or(usize::MAX)
 }
 
-/// Takes what a slice holds out of every level of cache, of all CPUs: the next to use it waits for RAM.
+/// Takes what a slice holds out of every level of cache, of all CPUs: the next to use it waits for
+/// RAM.
 ///
 /// # Errors
 /// Absent on other CPUs than x86, and those of [`caches`].
@@ -151,13 +155,13 @@ mod tests {
             ("index0/coherency_line_size", "128\n"),
             ("uevent", ""),
         ]);
-        let first = Cache { level: 1, size: Bytes::kib(48), line: Bytes(128), ways: None };
-        let second = Cache { level: 2, size: Bytes::mib(1), line: Bytes(64), ways: Some(16) };
+        let first = DataCache { level: 1, size: Bytes::kib(48), line: Bytes(128), ways: None };
+        let second = DataCache { level: 2, size: Bytes::mib(1), line: Bytes(64), ways: Some(16) };
         assert_eq!(caches_at(folder.path()), [first, second]);
     }
 
     #[test]
-    fn what_is_not_described_whole_is_no_cache() {
+    fn an_incomplete_description_is_not_a_cache() {
         for (file, text) in
             [("size", "0K"), ("size", "many"), ("coherency_line_size", "0"), ("level", "")]
         {
@@ -179,28 +183,30 @@ mod tests {
     /// A cache line that says which comes next.
     #[derive(Clone, Copy)]
     #[repr(align(64))]
-    struct Line(usize);
+    struct ChasedLine(usize);
 
-    /// Some lines of many, in one ring from the first on: far apart and in no order, so that no prefetcher foresees them.
-    fn ring(some: usize, many: usize) -> Vec<Line> {
+    /// Some lines of many, in one ring from the first on: far apart and in no order, so that no
+    /// prefetcher foresees them.
+    fn ring(some: usize, many: usize) -> Vec<ChasedLine> {
         let mut order: Vec<usize> = (1..many).collect();
         fastrand::Rng::with_seed(1).shuffle(&mut order);
         order.truncate(some - 1);
-        let mut ring = vec![Line(0); many];
+        let mut ring = vec![ChasedLine(0); many];
         let from = std::iter::once(&0).chain(&order);
-        from.zip(order.iter().chain([&0])).for_each(|(at, next)| ring[*at] = Line(*next));
+        from.zip(order.iter().chain([&0])).for_each(|(at, next)| ring[*at] = ChasedLine(*next));
         ring
     }
 
-    /// How long it takes to go round, usually.
-    fn round_trip(ring: &[Line], prepare: impl Fn()) -> Duration {
+    /// Median duration of a round trip.
+    fn round_trip(ring: &[ChasedLine], prepare: impl Fn()) -> Duration {
         let mut times: Vec<Duration> = (0..301)
             .map(|_| {
                 prepare();
                 let begin = Instant::now();
                 let mut at = 0;
                 for _ in 0..SOME / 8 {
-                    // In one expression, so that an unoptimised build waits for nothing but the memory.
+                    // In one expression, so that an unoptimised build waits for nothing but the
+                    // memory.
                     at = ring[ring[ring[ring[ring[ring[ring[ring[at].0].0].0].0].0].0].0].0;
                 }
                 assert_eq!(black_box(at), 0);

@@ -3,65 +3,66 @@
 use std::ffi::CString;
 use std::io;
 
-use pagewise_model::measured::{Count, Metric, Scope, Share};
+use pagewise_model::measured::{Count, MeasuredMetric, MetricScope, Share};
 use pagewise_model::{Absent, Reading};
-use pagewise_sys::perf_event::{Counted, Counter, Mode, Whose};
+use pagewise_sys::perf_event::{Mode, PerfCount, PerfCounter, PerfScope};
 
-use crate::events::{Catalogue, Known, Wanted};
+use crate::events::{EventCatalogue, ResolvedEvent, WantedEvent};
 use crate::why;
 
 /// Events, and for each how it is counted here or why it is not.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    chosen: Vec<Chosen>,
+    chosen: Vec<ChosenEvent>,
 }
 
 #[derive(Debug)]
-struct Chosen {
-    wanted: Wanted,
-    how: Reading<Way>,
+struct ChosenEvent {
+    wanted: WantedEvent,
+    how: Reading<CountingWay>,
 }
 
-/// How an event is counted.
+/// Method of counting an event.
 #[derive(Debug)]
-struct Way {
-    known: Known,
+struct CountingWay {
+    known: ResolvedEvent,
     user_mode_only: bool,
-    /// Counts nothing, and is open as long as we are: closing the last counter of a tracepoint makes the kernel wait until
-    /// nobody is in it, for some 40 ms, and whoever opens the next one with it.
-    _keeper: Counter,
+    /// Counts nothing, and is open as long as the process runs: after the last counter of a
+    /// tracepoint is closed, the kernel waits some 40 ms until no CPU is in it, and so does the
+    /// next opener.
+    _keeper: PerfCounter,
 }
 
 impl Counters {
     /// Tries each event once, on ourselves.
-    pub(crate) fn of(wanted: Vec<Wanted>, catalogue: &Catalogue) -> Counters {
+    pub(crate) fn from_wanted(wanted: Vec<WantedEvent>, catalogue: &EventCatalogue) -> Counters {
         let chosen = wanted.into_iter().map(|wanted| {
             let how = way(&wanted, catalogue);
-            Chosen { wanted, how }
+            ChosenEvent { wanted, how }
         });
         Counters { chosen: chosen.collect() }
     }
 
     /// Each event, and why it is not counted where it is not.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (&Wanted, Reading<Scope>)> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&WantedEvent, Reading<MetricScope>)> {
         self.chosen.iter().map(|chosen| {
             let how = chosen.how.as_ref().map_err(Clone::clone);
             (&chosen.wanted, how.map(|way| scope(way.user_mode_only)))
         })
     }
 
-    pub(crate) fn metrics(&self) -> impl Iterator<Item = Metric> {
-        self.each().map(|(wanted, scope)| Metric {
+    pub(crate) fn metrics(&self) -> impl Iterator<Item = MeasuredMetric> {
+        self.each().map(|(wanted, scope)| MeasuredMetric {
             name: wanted.name.clone(),
             unit: wanted.unit,
-            scope: scope.unwrap_or(Scope::Process),
+            scope: scope.unwrap_or(MetricScope::Process),
             origin: wanted.origin(),
         })
     }
 
     /// Opens all on a process that has not yet executed its program.
-    pub(crate) fn open(&self, pid: u32) -> Opened {
-        let mut counters: Vec<Reading<Counter>> = Vec::with_capacity(self.chosen.len());
+    pub(crate) fn open(&self, pid: u32) -> OpenCounters {
+        let mut counters: Vec<Reading<PerfCounter>> = Vec::with_capacity(self.chosen.len());
         let mut leader: Option<(u8, usize)> = None;
         for (at, chosen) in self.chosen.iter().enumerate() {
             let group = chosen.wanted.group;
@@ -76,28 +77,30 @@ impl Counters {
             }
             counters.push(counter);
         }
-        Opened { counters }
+        OpenCounters { counters }
     }
 }
 
-fn scope(user_mode_only: bool) -> Scope {
-    if user_mode_only { Scope::ProcessUser } else { Scope::Process }
+fn scope(user_mode_only: bool) -> MetricScope {
+    if user_mode_only { MetricScope::ProcessUser } else { MetricScope::Process }
 }
 
-/// Finds how to count an event: in user mode and in the kernel where that is allowed, else in user mode only.
-fn way(wanted: &Wanted, catalogue: &Catalogue) -> Reading<Way> {
+/// Finds how to count an event: in user mode and in the kernel where that is allowed, else in user
+/// mode only.
+fn way(wanted: &WantedEvent, catalogue: &EventCatalogue) -> Reading<CountingWay> {
     if let Some(absent) = &wanted.left_out {
         return Err(absent.clone());
     }
     let known = catalogue.find(&wanted.how)?;
-    let of_the_cpu = wanted.origin() == pagewise_model::measured::Origin::Hardware;
+    let of_the_cpu = wanted.origin() == pagewise_model::measured::MetricOrigin::Hardware;
     let explain = |error: &io::Error| why::event(error, of_the_cpu, catalogue.pmus());
-    let attempt = |user_mode_only| open_on(known, Whose::ThisThread, mode(user_mode_only), None);
+    let attempt =
+        |user_mode_only| open_on(known, PerfScope::ThisThread, mode(user_mode_only), None);
     match attempt(false) {
-        Ok(keeper) => Ok(Way { known, user_mode_only: false, _keeper: keeper }),
+        Ok(keeper) => Ok(CountingWay { known, user_mode_only: false, _keeper: keeper }),
         Err(error) if is_refusal(&error) && wanted.is_in_kernel() => Err(why::user_mode_only()),
         Err(error) if is_refusal(&error) => match attempt(true) {
-            Ok(keeper) => Ok(Way { known, user_mode_only: true, _keeper: keeper }),
+            Ok(keeper) => Ok(CountingWay { known, user_mode_only: true, _keeper: keeper }),
             Err(error) => Err(explain(&error)),
         },
         Err(error) => Err(explain(&error)),
@@ -119,8 +122,9 @@ fn mode(user_mode_only: bool) -> Mode {
     }
 }
 
-fn open(way: &Way, pid: u32, leader: Option<&Counter>) -> Reading<Counter> {
-    let open = |leader| open_on(way.known, Whose::Thread(pid), mode(way.user_mode_only), leader);
+fn open(way: &CountingWay, pid: u32, leader: Option<&PerfCounter>) -> Reading<PerfCounter> {
+    let open =
+        |leader| open_on(way.known, PerfScope::Thread(pid), mode(way.user_mode_only), leader);
     // A group that does not fit the CPU is better counted in parts than not at all.
     let opened =
         open(leader).or_else(|error| if leader.is_some() { open(None) } else { Err(error) });
@@ -128,12 +132,12 @@ fn open(way: &Way, pid: u32, leader: Option<&Counter>) -> Reading<Counter> {
 }
 
 fn open_on(
-    known: Known,
-    whose: Whose,
+    known: ResolvedEvent,
+    whose: PerfScope,
     mode: Mode,
-    leader: Option<&Counter>,
-) -> io::Result<Counter> {
-    let counter = Counter::open(known.event, whose, mode, leader)?;
+    leader: Option<&PerfCounter>,
+) -> io::Result<PerfCounter> {
+    let counter = PerfCounter::open(known.event, whose, mode, leader)?;
     if let Some(filter) = known.filter {
         counter.set_filter(&CString::new(filter)?)?;
     }
@@ -142,14 +146,14 @@ fn open_on(
 
 /// Counters of one run.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    counters: Vec<Reading<Counter>>,
+pub(crate) struct OpenCounters {
+    counters: Vec<Reading<PerfCounter>>,
 }
 
-impl Opened {
-    /// What each counted in the command and its children.
+impl OpenCounters {
+    /// Count of each event in the command and its children.
     pub(crate) fn read(self) -> Vec<Reading<Count>> {
-        let read = |counter: Reading<Counter>| {
+        let read = |counter: Reading<PerfCounter>| {
             let counted = counter?.read();
             counted.map(count).map_err(|error| Absent::NotSupported(error.to_string().into()))
         };
@@ -157,7 +161,7 @@ impl Opened {
     }
 }
 
-fn count(counted: Counted) -> Count {
-    let Counted { value, enabled, running } = counted;
+fn count(counted: PerfCount) -> Count {
+    let PerfCount { value, enabled, running } = counted;
     Count { value, share: Some(Share { enabled, running }) }
 }

@@ -6,7 +6,7 @@ use std::io;
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum MeasureError {
     /// A word that chooses no event.
     #[error("no event is called {word}")]
     UnknownEvent {
@@ -18,7 +18,7 @@ pub enum Error {
     NotRun {
         /// The program.
         program: OsString,
-        /// What the kernel answered.
+        /// Error of the kernel.
         error: io::Error,
     },
     /// A command cannot be kept on a CPU.
@@ -26,7 +26,7 @@ pub enum Error {
     NotPinned {
         /// The CPU.
         cpu: u32,
-        /// What the kernel answered.
+        /// Error of the kernel.
         error: io::Error,
     },
     /// The process that starts the command went away.
@@ -40,12 +40,12 @@ pub enum Error {
     NotStarted,
 }
 
-impl Error {
-    /// What the reader can do about it.
+impl MeasureError {
+    /// Advice for the reader.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::UnknownEvent { .. } => Some("`pagewise events` lists them".to_owned()),
-            Error::NotPinned { .. } => {
+            MeasureError::UnknownEvent { .. } => Some("`pagewise events` lists them".to_owned()),
+            MeasureError::NotPinned { .. } => {
                 Some("`cat /proc/self/status` lists those allowed as Cpus_allowed_list".to_owned())
             }
             _ => None,

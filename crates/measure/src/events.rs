@@ -3,57 +3,59 @@
 use std::cell::OnceCell;
 use std::io;
 
-use pagewise_model::measured::{Countable, Origin, Pmu, Survey, Unit};
+use pagewise_model::measured::{Countable, CountableSurvey, MetricOrigin, MetricUnit, Pmu};
 use pagewise_model::report::Label;
 use pagewise_model::{Absent, Name, Reading};
-use pagewise_sys::perf_event::{Event, Kind};
+use pagewise_sys::perf_event::{PerfEvent, PerfType};
 use pagewise_sys::system::kernel_release;
 use pagewise_sys::tracefs::TraceFs;
 
 use crate::counters::Counters;
-use crate::error::Error;
+use crate::error::MeasureError;
 use crate::pmu::{Pmus, Terms};
-use crate::runner::Runs;
+use crate::runner::RunCount;
 use crate::why;
 
 /// An event with a name of ours.
 #[derive(Debug)]
-pub struct Row {
+pub struct EventRow {
     /// The name: `dtlb_read_misses`.
     pub name: &'static str,
-    /// What is counted.
-    pub what: What,
-    /// What its numbers are of.
-    pub unit: Unit,
-    /// Events of the CPU with one number are counted together, so that their ratios hold; 0 for those counted alone.
+    /// Event to count.
+    pub what: EventSource,
+    /// Unit of its values.
+    pub unit: MetricUnit,
+    /// Events of the CPU with one number are counted together, so that their ratios hold; 0 for
+    /// those counted alone.
     pub group: u8,
-    /// Whether `stat` counts it unless told otherwise.
+    /// True if `stat` counts it by default.
     pub usual: bool,
 }
 
-/// How an event is named to the kernel.
+/// Encoding of an event for the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum EventSource {
     /// A `PERF_COUNT_SW_*`.
     Software {
         /// The number.
         config: u64,
-        /// Whether it happens in the kernel, so that it cannot be counted in user mode only.
+        /// True if it happens in the kernel, so that it cannot be counted in user mode only.
         in_kernel: bool,
     },
     /// A `PERF_COUNT_HW_*`.
     Hardware(u64),
     /// A `PERF_COUNT_HW_CACHE_*` of each kind.
-    Cache(Cache, Operation, Outcome),
+    Cache(PerfCache, Operation, CacheOutcome),
     /// A tracepoint below `events` in tracefs, and which of its fields must have which value.
     Tracepoint(&'static str, Option<&'static str>),
-    /// Page walks after reads or writes that missed every TLB: numbered by each maker in its own way.
+    /// Page walks after reads or writes that missed every TLB: numbered by each maker in its own
+    /// way.
     PageWalks(Operation),
 }
 
 /// A cache as `perf_event_open` numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cache {
+pub enum PerfCache {
     /// The first level, for data.
     L1d = 0,
     /// The last level.
@@ -62,7 +64,7 @@ pub enum Cache {
     Dtlb = 3,
 }
 
-/// What is done to a cache.
+/// Kind of access to a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Loads.
@@ -73,46 +75,47 @@ pub enum Operation {
     Prefetch = 2,
 }
 
-/// How it turns out.
+/// Outcome of the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CacheOutcome {
     /// Any.
     Access = 0,
     /// Not found there.
     Miss = 1,
 }
 
-const fn software(config: u64) -> What {
-    What::Software { config, in_kernel: false }
+const fn software(config: u64) -> EventSource {
+    EventSource::Software { config, in_kernel: false }
 }
 
-const fn in_kernel(config: u64) -> What {
-    What::Software { config, in_kernel: true }
+const fn in_kernel(config: u64) -> EventSource {
+    EventSource::Software { config, in_kernel: true }
 }
 
 macro_rules! rows {
     ($($name:literal $what:expr, $unit:ident, $group:literal, $usual:literal;)*) => {
-        &[$(Row {
+        &[$(EventRow {
             name: $name,
             what: $what,
-            unit: Unit::$unit,
+            unit: MetricUnit::$unit,
             group: $group,
             usual: $usual,
         }),*]
     };
 }
 
-use Cache::{Dtlb, L1d, Llc};
+use CacheOutcome::{Access, Miss};
+use EventSource::{Hardware, Tracepoint};
 use Operation::{Prefetch, Read, Write};
-use Outcome::{Access, Miss};
-use What::{Hardware, Tracepoint};
+use PerfCache::{Dtlb, L1d, Llc};
 
-/// Told by reason.
+/// Events by reason.
 const TLB_FLUSH: &str = "tlb/tlb_flush";
 const TRACES_TLB_FLUSHES: bool = cfg!(any(target_arch = "x86", target_arch = "x86_64"));
 
-/// Every event with a name of ours; `model::fields` says what each means. Numbers are those of `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
-pub const EVENTS: &[Row] = rows! {
+/// Every event with a name of ours; `model::fields` says what each means. Numbers are those of
+/// `linux/perf_event.h`, reasons those of `enum tlb_flush_reason`.
+pub const EVENTS: &[EventRow] = rows! {
     "task_clock" software(1), Nanos, 0, true;
     "page_faults" software(2), Count, 0, true;
     "minor_faults" software(5), Count, 0, false;
@@ -124,20 +127,20 @@ pub const EVENTS: &[Row] = rows! {
 
     "cycles" Hardware(0), Count, 1, true;
     "instructions" Hardware(1), Count, 1, true;
-    "l1d_reads" What::Cache(L1d, Read, Access), Count, 2, true;
-    "l1d_read_misses" What::Cache(L1d, Read, Miss), Count, 2, true;
-    "l1d_writes" What::Cache(L1d, Write, Access), Count, 3, true;
-    "l1d_write_misses" What::Cache(L1d, Write, Miss), Count, 3, true;
-    "l1d_prefetches" What::Cache(L1d, Prefetch, Access), Count, 4, true;
-    "l1d_prefetch_misses" What::Cache(L1d, Prefetch, Miss), Count, 4, true;
-    "dtlb_reads" What::Cache(Dtlb, Read, Access), Count, 5, true;
-    "dtlb_read_misses" What::Cache(Dtlb, Read, Miss), Count, 5, true;
-    "dtlb_writes" What::Cache(Dtlb, Write, Access), Count, 6, true;
-    "dtlb_write_misses" What::Cache(Dtlb, Write, Miss), Count, 6, true;
-    "page_walks_read" What::PageWalks(Read), Count, 7, true;
-    "page_walks_write" What::PageWalks(Write), Count, 7, true;
-    "llc_reads" What::Cache(Llc, Read, Access), Count, 8, true;
-    "llc_read_misses" What::Cache(Llc, Read, Miss), Count, 8, true;
+    "l1d_reads" EventSource::Cache(L1d, Read, Access), Count, 2, true;
+    "l1d_read_misses" EventSource::Cache(L1d, Read, Miss), Count, 2, true;
+    "l1d_writes" EventSource::Cache(L1d, Write, Access), Count, 3, true;
+    "l1d_write_misses" EventSource::Cache(L1d, Write, Miss), Count, 3, true;
+    "l1d_prefetches" EventSource::Cache(L1d, Prefetch, Access), Count, 4, true;
+    "l1d_prefetch_misses" EventSource::Cache(L1d, Prefetch, Miss), Count, 4, true;
+    "dtlb_reads" EventSource::Cache(Dtlb, Read, Access), Count, 5, true;
+    "dtlb_read_misses" EventSource::Cache(Dtlb, Read, Miss), Count, 5, true;
+    "dtlb_writes" EventSource::Cache(Dtlb, Write, Access), Count, 6, true;
+    "dtlb_write_misses" EventSource::Cache(Dtlb, Write, Miss), Count, 6, true;
+    "page_walks_read" EventSource::PageWalks(Read), Count, 7, true;
+    "page_walks_write" EventSource::PageWalks(Write), Count, 7, true;
+    "llc_reads" EventSource::Cache(Llc, Read, Access), Count, 8, true;
+    "llc_read_misses" EventSource::Cache(Llc, Read, Miss), Count, 8, true;
 
     "page_fault_user" Tracepoint("exceptions/page_fault_user", None), Count, 0, true;
     "page_fault_kernel" Tracepoint("exceptions/page_fault_kernel", None), Count, 0, true;
@@ -154,24 +157,24 @@ pub const EVENTS: &[Row] = rows! {
 
 /// An event that was asked for.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WantedEvent {
     /// Its name: ours, or the words that chose it.
     pub name: Label,
-    /// What its numbers are of.
-    pub unit: Unit,
-    /// As [`Row::group`].
+    /// Unit of its values.
+    pub unit: MetricUnit,
+    /// As [`EventRow::group`].
     pub group: u8,
-    /// How the kernel knows it.
+    /// Kernel encoding.
     pub how: How,
     /// Why it is not counted although it was asked for; `None` where it shall be.
     pub left_out: Option<Absent>,
 }
 
-/// How the kernel knows an event.
+/// Kernel encoding of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
     /// A row of [`EVENTS`].
-    Known(What),
+    Known(EventSource),
     /// A tracepoint below `events` in tracefs.
     Tracepoint(String),
     /// An event of the CPU by its number.
@@ -180,9 +183,9 @@ pub enum How {
     Pmu(String, Terms),
 }
 
-impl Wanted {
-    fn of(row: &Row) -> Wanted {
-        Wanted {
+impl WantedEvent {
+    fn from_row(row: &EventRow) -> WantedEvent {
+        WantedEvent {
             name: row.name.into(),
             unit: row.unit,
             group: row.group,
@@ -191,20 +194,22 @@ impl Wanted {
         }
     }
 
-    /// Where its numbers come from.
-    pub fn origin(&self) -> Origin {
+    /// Origin of its values.
+    pub fn origin(&self) -> MetricOrigin {
         match &self.how {
-            How::Known(What::Software { .. }) => Origin::Software,
-            How::Known(What::Tracepoint(..)) | How::Tracepoint(_) => Origin::Tracepoint,
-            How::Known(_) | How::Raw(_) | How::Pmu(..) => Origin::Hardware,
+            How::Known(EventSource::Software { .. }) => MetricOrigin::Software,
+            How::Known(EventSource::Tracepoint(..)) | How::Tracepoint(_) => {
+                MetricOrigin::Tracepoint
+            }
+            How::Known(_) | How::Raw(_) | How::Pmu(..) => MetricOrigin::Hardware,
         }
     }
 
-    /// Whether it happens in the kernel, so that counting in user mode only would find none.
+    /// True if it happens in the kernel, so that counting in user mode only would find none.
     pub(crate) fn is_in_kernel(&self) -> bool {
         matches!(
             self.how,
-            How::Known(What::Software { in_kernel: true, .. } | What::Tracepoint(..))
+            How::Known(EventSource::Software { in_kernel: true, .. } | EventSource::Tracepoint(..))
                 | How::Tracepoint(_)
         )
     }
@@ -212,21 +217,21 @@ impl Wanted {
 
 /// The events that a list of words chooses.
 ///
-/// The words, with commas between: names of [`EVENTS`]; sets of them (`usual`, `software`, `hardware`, `tracepoints`,
-/// `all`, `none`); tracepoints as `kmem:mm_page_free`; raw events of the CPU as `r01a2`; events of a PMU as
-/// `cpu/event=0xd0,umask=0x11/` or `cpu/mem-loads/`.
+/// The words, with commas between: names of [`EVENTS`]; sets of them (`usual`, `software`,
+/// `hardware`, `tracepoints`, `all`, `none`); tracepoints as `kmem:mm_page_free`; raw events of the
+/// CPU as `r01a2`; events of a PMU as `cpu/event=0xd0,umask=0x11/` or `cpu/mem-loads/`.
 ///
 /// # Errors
-/// [`Error::UnknownEvent`].
-pub fn choose(words: &str) -> Result<Vec<Wanted>, Error> {
-    let mut chosen: Vec<Wanted> = Vec::new();
+/// [`MeasureError::UnknownEvent`].
+pub fn choose(words: &str) -> Result<Vec<WantedEvent>, MeasureError> {
+    let mut chosen: Vec<WantedEvent> = Vec::new();
     let tracefs = OnceCell::new();
     for word in split(words) {
         for wanted in chosen_by(word)? {
             if let How::Tracepoint(path) = &wanted.how
                 && is_missing(tracefs.get_or_init(|| TraceFs::open().ok()).as_ref(), path)
             {
-                return Err(Error::UnknownEvent { word: word.to_owned() });
+                return Err(MeasureError::UnknownEvent { word: word.to_owned() });
             }
             if !chosen.iter().any(|have| have.name == wanted.name) {
                 chosen.push(wanted);
@@ -236,19 +241,22 @@ pub fn choose(words: &str) -> Result<Vec<Wanted>, Error> {
     Ok(chosen)
 }
 
-/// Whether this kernel has no such tracepoint. Not known where tracefs cannot be read.
+/// True if this kernel has no such tracepoint. Not known where tracefs cannot be read.
 fn is_missing(tracefs: Option<&TraceFs>, path: &str) -> bool {
     let id = |tracefs: &TraceFs| tracefs.read(&format!("events/{path}/id"));
     tracefs.is_some_and(|tracefs| id(tracefs).is_err_and(|e| e.kind() == io::ErrorKind::NotFound))
 }
 
-/// What is counted where nobody chose. Tracepoints are for sessions of several runs: the kernel takes a quarter of a second
-/// to let go of them, once, which a single short run would mostly consist of.
-pub fn usual(runs: Runs) -> Vec<Wanted> {
-    let mut wanted: Vec<Wanted> = EVENTS.iter().filter(|row| row.usual).map(Wanted::of).collect();
-    if runs == Runs::Exactly(1) {
-        let why = "letting go of tracepoints takes 0.2 s, too long for a single run: --events all";
-        for wanted in wanted.iter_mut().filter(|wanted| wanted.origin() == Origin::Tracepoint) {
+/// Default events. Tracepoints are for sessions of several runs: closing them takes the kernel a
+/// quarter of a second, once, which would dominate a single short run.
+pub fn usual(runs: RunCount) -> Vec<WantedEvent> {
+    let mut wanted: Vec<WantedEvent> =
+        EVENTS.iter().filter(|row| row.usual).map(WantedEvent::from_row).collect();
+    if runs == RunCount::Exactly(1) {
+        let why =
+            "closing tracepoints takes 0.2 s, too long for a single run: --events all counts them";
+        for wanted in wanted.iter_mut().filter(|wanted| wanted.origin() == MetricOrigin::Tracepoint)
+        {
             wanted.left_out = Some(Absent::NotCollected(why.into()));
         }
     }
@@ -265,27 +273,28 @@ fn split(words: &str) -> Vec<&str> {
     parts.map(str::trim).filter(|word| !word.is_empty()).collect()
 }
 
-fn chosen_by(word: &str) -> Result<Vec<Wanted>, Error> {
-    let set =
-        |fits: fn(&Row) -> bool| Ok(EVENTS.iter().filter(|r| fits(r)).map(Wanted::of).collect());
+fn chosen_by(word: &str) -> Result<Vec<WantedEvent>, MeasureError> {
+    let set = |fits: fn(&EventRow) -> bool| {
+        Ok(EVENTS.iter().filter(|r| fits(r)).map(WantedEvent::from_row).collect())
+    };
     match word {
         "usual" => return set(|row| row.usual),
         "all" => return set(|_| true),
         "none" => return Ok(Vec::new()),
-        "software" => return set(|row| matches!(row.what, What::Software { .. })),
-        "tracepoints" => return set(|row| matches!(row.what, What::Tracepoint(..))),
+        "software" => return set(|row| matches!(row.what, EventSource::Software { .. })),
+        "tracepoints" => return set(|row| matches!(row.what, EventSource::Tracepoint(..))),
         "hardware" => return set(|row| row.group > 0),
         _ => {}
     }
     if let Some(row) = EVENTS.iter().find(|row| row.name == word) {
-        return Ok(vec![Wanted::of(row)]);
+        return Ok(vec![WantedEvent::from_row(row)]);
     }
-    let unknown = || Error::UnknownEvent { word: word.to_owned() };
+    let unknown = || MeasureError::UnknownEvent { word: word.to_owned() };
     let how = by_number(word).or_else(|| by_terms(word)).or_else(|| by_path(word));
     let how = how.ok_or_else(unknown)?;
-    Ok(vec![Wanted {
+    Ok(vec![WantedEvent {
         name: word.to_owned().into(),
-        unit: Unit::Count,
+        unit: MetricUnit::Count,
         group: 0,
         how,
         left_out: None,
@@ -317,23 +326,24 @@ fn by_path(word: &str) -> Option<How> {
 
 /// An event as the kernel takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
-    pub(crate) event: Event,
+pub(crate) struct ResolvedEvent {
+    pub(crate) event: PerfEvent,
     pub(crate) filter: Option<&'static str>,
 }
 
-/// What this machine has: tracepoints and PMUs.
+/// Tracepoints and PMUs of this machine.
 #[derive(Debug)]
-pub struct Catalogue {
-    /// Opened when the first tracepoint is asked for: where nobody has mounted it, that takes milliseconds.
+pub struct EventCatalogue {
+    /// Opened when the first tracepoint is requested: if tracefs is not mounted, that takes
+    /// milliseconds.
     tracefs: OnceCell<Reading<TraceFs>>,
     pmus: Pmus,
 }
 
-impl Catalogue {
+impl EventCatalogue {
     /// That of the running machine.
-    pub fn open() -> Catalogue {
-        Catalogue { tracefs: OnceCell::new(), pmus: Pmus::of_this_machine() }
+    pub fn open() -> EventCatalogue {
+        EventCatalogue { tracefs: OnceCell::new(), pmus: Pmus::of_this_machine() }
     }
 
     fn tracefs(&self) -> Reading<&TraceFs> {
@@ -341,38 +351,45 @@ impl Catalogue {
         self.tracefs.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// How the kernel takes an event, or why there is none.
-    pub(crate) fn find(&self, how: &How) -> Reading<Known> {
-        let plain = |kind, config| Known { event: Event::new(kind, config), filter: None };
+    /// Kernel encoding of an event, or the reason of its absence.
+    pub(crate) fn find(&self, how: &How) -> Reading<ResolvedEvent> {
+        let plain =
+            |kind, config| ResolvedEvent { event: PerfEvent::new(kind, config), filter: None };
         match how {
-            How::Known(What::Software { config, .. }) => Ok(plain(Kind::SOFTWARE, *config)),
-            How::Known(What::Hardware(config)) => Ok(plain(Kind::HARDWARE, *config)),
-            How::Known(What::Cache(cache, operation, outcome)) => {
-                let config = *cache as u64 | (*operation as u64) << 8 | (*outcome as u64) << 16;
-                Ok(plain(Kind::CACHE, config))
+            How::Known(EventSource::Software { config, .. }) => {
+                Ok(plain(PerfType::SOFTWARE, *config))
             }
-            How::Known(What::Tracepoint(TLB_FLUSH, _)) if !TRACES_TLB_FLUSHES => {
+            How::Known(EventSource::Hardware(config)) => Ok(plain(PerfType::HARDWARE, *config)),
+            How::Known(EventSource::Cache(cache, operation, outcome)) => {
+                let config = *cache as u64 | (*operation as u64) << 8 | (*outcome as u64) << 16;
+                Ok(plain(PerfType::CACHE, config))
+            }
+            How::Known(EventSource::Tracepoint(TLB_FLUSH, _)) if !TRACES_TLB_FLUSHES => {
                 let why = "this architecture's kernel has the tracepoint and never passes it";
                 Err(Absent::NotSupported(why.into()))
             }
-            How::Known(What::Tracepoint(path, filter)) => {
-                Ok(Known { event: self.tracepoint(path)?, filter: *filter })
+            How::Known(EventSource::Tracepoint(path, filter)) => {
+                Ok(ResolvedEvent { event: self.tracepoint(path)?, filter: *filter })
             }
-            How::Known(What::PageWalks(operation)) => {
-                Ok(plain(Kind::RAW, self.pmus.page_walks(*operation)?))
+            How::Known(EventSource::PageWalks(operation)) => {
+                Ok(plain(PerfType::RAW, self.pmus.page_walks(*operation)?))
             }
-            How::Tracepoint(path) => Ok(Known { event: self.tracepoint(path)?, filter: None }),
-            How::Raw(config) => Ok(plain(Kind::RAW, *config)),
-            How::Pmu(pmu, terms) => Ok(Known { event: self.pmus.event(pmu, terms)?, filter: None }),
+            How::Tracepoint(path) => {
+                Ok(ResolvedEvent { event: self.tracepoint(path)?, filter: None })
+            }
+            How::Raw(config) => Ok(plain(PerfType::RAW, *config)),
+            How::Pmu(pmu, terms) => {
+                Ok(ResolvedEvent { event: self.pmus.event(pmu, terms)?, filter: None })
+            }
         }
     }
 
-    fn tracepoint(&self, path: &str) -> Reading<Event> {
+    fn tracepoint(&self, path: &str) -> Reading<PerfEvent> {
         let tracefs = self.tracefs()?;
         let text = tracefs.read(&format!("events/{path}/id")).map_err(|e| why::tracepoint(&e))?;
         let id = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
         let id = id.ok_or_else(|| why::tracepoint(&std::io::ErrorKind::InvalidData.into()))?;
-        Ok(Event::new(Kind::TRACEPOINT, id))
+        Ok(PerfEvent::new(PerfType::TRACEPOINT, id))
     }
 
     /// Every tracepoint that has a number: `system:name`.
@@ -404,24 +421,25 @@ impl Catalogue {
     }
 }
 
-/// Files that switch the events of a folder, and folders of events that ftrace keeps for itself: these have no `id` that counts.
+/// Files that switch the events of a folder, and folders of events that ftrace keeps for itself:
+/// these have no `id` that counts.
 fn is_switch(name: &str) -> bool {
     ["enable", "filter", "header_page", "header_event"].contains(&name)
 }
 
-/// What can be counted here: every event with a name of ours and, where `like` is given, only those whose name has it, and
-/// the tracepoints that have it too. Each is tried.
-pub fn survey(like: Option<&str>) -> Survey {
-    let catalogue = Catalogue::open();
+/// Events that can be counted here: every event in our tables and, if `like` is given, only those
+/// whose name contains it, and the tracepoints that contain it too. Each is tried.
+pub fn survey(like: Option<&str>) -> CountableSurvey {
+    let catalogue = EventCatalogue::open();
     let fits = |name: &str| like.is_none_or(|like| name.contains(like));
-    let mut wanted: Vec<Wanted> =
-        EVENTS.iter().filter(|row| fits(row.name)).map(Wanted::of).collect();
+    let mut wanted: Vec<WantedEvent> =
+        EVENTS.iter().filter(|row| fits(row.name)).map(WantedEvent::from_row).collect();
     let tracepoints = catalogue.tracepoints();
     if like.is_some() {
         let names = tracepoints.iter().flatten().filter(|name| fits(name));
         wanted.extend(names.filter_map(|name| chosen_by(name).ok()).flatten());
     }
-    let counters = Counters::of(wanted, &catalogue);
+    let counters = Counters::from_wanted(wanted, &catalogue);
     let events = counters.each().map(|(wanted, scope)| Countable {
         name: wanted.name.as_ref().into(),
         origin: wanted.origin(),
@@ -430,7 +448,7 @@ pub fn survey(like: Option<&str>) -> Survey {
     });
     let names = |names: Vec<String>| names.iter().map(|name| name.as_str().into()).collect();
     let pmus = &catalogue.pmus;
-    Survey {
+    CountableSurvey {
         kernel: Name::new(&kernel_release()),
         paranoid: why::paranoid(),
         events: events.collect(),
@@ -471,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_an_error_that_names_it() {
+    fn an_unknown_event_is_an_error_that_names_it() {
         for word in
             ["no_such_event", "r", "rxyz", "r+1", "/x/", "../x/", "a:../../b", "a:b:c", "cpu/x"]
         {

@@ -1,5 +1,6 @@
-//! What commands and regions of code cost: counters of the CPU and of the kernel, page faults, `getrusage`, and what the
-//! whole machine counted meanwhile. Makes models and summarises nothing.
+//! Costs of commands and regions of code: counters of the CPU and of the kernel, page faults,
+//! `getrusage`, and counters of the whole machine during that time. Builds models and summarizes
+//! nothing.
 #![forbid(unsafe_code)]
 
 pub mod cache;
@@ -15,4 +16,4 @@ mod sampled;
 pub mod tlb;
 mod why;
 
-pub use error::Error;
+pub use error::MeasureError;

@@ -5,41 +5,41 @@ use std::marker::PhantomData;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use crate::error::Error;
+use crate::error::MeasureError;
 
 /// Keeps the calling thread on one CPU. Dropped, it may run where it could before.
 ///
 /// Threads that it starts meanwhile are kept there too, for as long as they live.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedThread {
     before: CpuSet,
     cpu: u32,
     /// The affinity is that of one thread.
     not_send: PhantomData<*const ()>,
 }
 
-impl Pinned {
+impl PinnedThread {
     /// To a CPU by its number.
     ///
     /// # Errors
-    /// [`Error::NotPinned`] for a CPU that there is not, or that this thread may not use.
-    pub fn to(cpu: u32) -> Result<Pinned, Error> {
-        let failed = |error: io::Error| Error::NotPinned { cpu, error };
+    /// [`MeasureError::NotPinned`] for a CPU that there is not, or that this thread may not use.
+    pub fn to(cpu: u32) -> Result<PinnedThread, MeasureError> {
+        let failed = |error: io::Error| MeasureError::NotPinned { cpu, error };
         let number = usize::try_from(cpu).ok().filter(|cpu| *cpu < CpuSet::MAX_CPU);
         let number = number.ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
         let before = sched_getaffinity(None).map_err(|error| failed(error.into()))?;
         let mut only = CpuSet::new();
         only.set(number);
         sched_setaffinity(None, &only).map_err(|error| failed(error.into()))?;
-        Ok(Pinned { before, cpu, not_send: PhantomData })
+        Ok(PinnedThread { before, cpu, not_send: PhantomData })
     }
 
     /// To the CPU that the thread runs on now.
     ///
     /// # Errors
-    /// As [`Pinned::to`].
-    pub fn here() -> Result<Pinned, Error> {
-        Pinned::to(u32::try_from(sched_getcpu()).unwrap_or(u32::MAX))
+    /// As [`PinnedThread::to`].
+    pub fn here() -> Result<PinnedThread, MeasureError> {
+        PinnedThread::to(u32::try_from(sched_getcpu()).unwrap_or(u32::MAX))
     }
 
     /// The CPU.
@@ -48,7 +48,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedThread {
     fn drop(&mut self) {
         // Refused only where none of them is left, and then the kernel has chosen for us.
         let _ = sched_setaffinity(None, &self.before);
@@ -68,12 +68,12 @@ mod tests {
     fn a_thread_stays_on_its_cpu_and_may_leave_it_afterwards() {
         let before = allowed();
         for cpu in &before {
-            let pinned = Pinned::to(u32::try_from(*cpu).unwrap()).unwrap();
+            let pinned = PinnedThread::to(u32::try_from(*cpu).unwrap()).unwrap();
             assert_eq!(allowed(), [*cpu]);
             assert_eq!(sched_getcpu(), usize::try_from(pinned.cpu()).unwrap());
         }
         assert_eq!(allowed(), before);
-        let here = Pinned::here().unwrap();
+        let here = PinnedThread::here().unwrap();
         assert!(before.contains(&usize::try_from(here.cpu()).unwrap()));
     }
 
@@ -81,7 +81,7 @@ mod tests {
     fn a_cpu_that_is_not_there_is_an_error_and_changes_nothing() {
         let before = allowed();
         for cpu in [1023, 1024, u32::MAX] {
-            let error = Pinned::to(cpu).unwrap_err();
+            let error = PinnedThread::to(cpu).unwrap_err();
             assert!(error.to_string().contains(&cpu.to_string()), "{error}");
         }
         assert_eq!(allowed(), before);

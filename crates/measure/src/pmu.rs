@@ -1,16 +1,18 @@
-//! `/sys/bus/event_source/devices`: the performance monitoring units of the machine, and what their events are called.
+//! `/sys/bus/event_source/devices`: the performance monitoring units of the machine, and what their
+//! events are called.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pagewise_model::{Absent, Reading};
-use pagewise_sys::perf_event::{Event, Kind};
+use pagewise_sys::perf_event::{PerfEvent, PerfType};
 
 use crate::events::Operation;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
-/// What chooses an event of a PMU: `event=0xd0,umask=0x11` or the name of one, `mem-loads`. A term without a value is 1.
+/// Terms that select an event of a PMU: `event=0xd0,umask=0x11` or the name of one, `mem-loads`. A
+/// term without a value is 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms(Vec<(String, Option<u64>)>);
 
@@ -43,7 +45,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Where in `config`, `config1` or `config2` the bits of a term go, from the lowest: `config:0-7,32-35`.
+/// Bits of `config`, `config1` or `config2` for a term, from the lowest: `config:0-7,32-35`.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
     word: usize,
@@ -86,7 +88,8 @@ pub(crate) struct Pmus {
     virtual_machine: bool,
 }
 
-/// Page walks after loads and stores that completed, umask << 8 | event, by what the kernel calls the CPU's PMU.
+/// Page walks after loads and stores that completed, umask << 8 | event, by what the kernel calls
+/// the CPU's PMU.
 const PAGE_WALKS: &[(&str, u64, u64)] = &[
     ("haswell", 0x0e08, 0x0e49),
     ("broadwell", 0x0e08, 0x0e49),
@@ -146,11 +149,11 @@ impl Pmus {
     }
 
     /// The event that terms choose.
-    pub(crate) fn event(&self, pmu: &str, terms: &Terms) -> Reading<Event> {
+    pub(crate) fn event(&self, pmu: &str, terms: &Terms) -> Reading<PerfEvent> {
         let unknown = |what: String| Absent::NotSupported(what.into());
         let folder = self.folder.join(pmu);
         let kind = read(&folder.join("type")).and_then(|text| text.trim().parse().ok());
-        let kind = kind.ok_or_else(|| unknown(format!("there is no PMU {pmu} here")))?;
+        let kind = kind.ok_or_else(|| unknown(format!("this machine has no PMU {pmu}")))?;
         let mut words = [0; 3];
         for (name, value) in &terms.0 {
             let named = read(&folder.join("events").join(name)).filter(|_| value.is_none());
@@ -158,8 +161,9 @@ impl Pmus {
                 Some(text) => Terms::parse(text.trim()),
                 None => Some(Terms(vec![(name.clone(), Some(value.unwrap_or(1)))])),
             };
-            let terms = terms
-                .ok_or_else(|| unknown(format!("{pmu} has an event {name} of no known form")))?;
+            let terms = terms.ok_or_else(|| {
+                unknown(format!("the event {name} of {pmu} has an unknown format"))
+            })?;
             for (name, value) in terms.0 {
                 put(&folder, &mut words, &name, value.unwrap_or(1)).ok_or_else(|| {
                     unknown(format!("{pmu} has no event or term {name}, or not of this value"))
@@ -167,11 +171,12 @@ impl Pmus {
             }
         }
         let [config, config1, config2] = words;
-        Ok(Event { kind: Kind(kind), config, config1, config2, accesses: 0 })
+        Ok(PerfEvent { kind: PerfType(kind), config, config1, config2, accesses: 0 })
     }
 }
 
-/// Puts the value of a term where its PMU wants it. `config` and its kind are known without a format.
+/// Puts the value of a term where its PMU wants it. `config` and its kind are known without a
+/// format.
 fn put(folder: &Path, words: &mut [u64; 3], name: &str, value: u64) -> Option<()> {
     match read(&folder.join("format").join(name)) {
         Some(format) => Format::parse(&format)?.put(words, value),
@@ -196,7 +201,7 @@ fn is_of_a_cpu(name: &str) -> bool {
     ["cpu", "armv", "apple_", "riscv"].iter().any(|start| name.starts_with(start))
 }
 
-/// Whether `/proc/cpuinfo` has the flag by which a hypervisor tells its guests.
+/// True if `/proc/cpuinfo` has the flag that a hypervisor sets for its guests.
 fn runs_in_a_vm(cpuinfo: &[u8]) -> bool {
     let text = String::from_utf8_lossy(cpuinfo);
     let flags = text.lines().find(|line| line.starts_with("flags"));
@@ -240,7 +245,7 @@ mod tests {
         let (_tree, pmus) = skylake();
         let event = |terms: &str| {
             let event = pmus.event("cpu", &Terms::parse(terms).unwrap())?;
-            assert_eq!(event.kind, Kind(4));
+            assert_eq!(event.kind, PerfType(4));
             Ok((event.config, event.config1))
         };
         assert_eq!(event("event=0xd0,umask=0x11"), Ok((0x11d0, 0)));

@@ -1,9 +1,10 @@
-//! What a region of code costs the thread that runs it: time, page faults, counters of the CPU and of the kernel, memory.
+//! Cost of a region of code for the thread that runs it: time, page faults, counters of the CPU and
+//! of the kernel, memory.
 //!
 //! ```
-//! use pagewise_measure::probe::{Options, Probe};
+//! use pagewise_measure::probe::{ProbeOptions, CodeProbe};
 //!
-//! let mut probe = Probe::open(&Options::default())?;
+//! let mut probe = CodeProbe::open(&ProbeOptions::default())?;
 //! let (sum, cost) = probe.measure(|| (0..1_000_000_u64).sum::<u64>())?;
 //! println!("{sum} in {:?}", cost.wall());
 //! match cost.get("cycles") {
@@ -11,50 +12,52 @@
 //!     Some(Err(absent)) => println!("cycles: {absent}"),
 //!     None => println!("nobody asked for cycles"),
 //! }
-//! # Ok::<(), pagewise_measure::Error>(())
+//! # Ok::<(), pagewise_measure::MeasureError>(())
 //! ```
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagewise_model::measured::{Count, Unit};
+use pagewise_model::measured::{Count, MetricUnit};
 use pagewise_model::report::Label;
-use pagewise_model::{Absent, Counter, Pid, Reading};
+use pagewise_model::{Absent, Pid, Reading, SmapsCounter};
 use pagewise_proc::{ProcRoot, smaps};
-use pagewise_sys::launch::Usage;
+use pagewise_sys::launch::KernelUsage;
 
-use crate::error::Error;
-use crate::events::{Catalogue, Wanted, choose};
+use crate::error::MeasureError;
+use crate::events::{EventCatalogue, WantedEvent, choose};
 use groups::Groups;
 
 mod groups;
 
-/// What to measure, and of whom.
+/// Quantities to measure, and their scope.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// What to count, as [`choose`] finds it by name.
-    pub events: Vec<Wanted>,
-    /// Who is measured.
-    pub whose: Whose,
-    /// Counts events of the CPU in the kernel too, where that is allowed. Else they count user mode only, so that the
-    /// probe's own system calls count for nothing.
+pub struct ProbeOptions {
+    /// Events to count, as [`choose`] finds them by name.
+    pub events: Vec<WantedEvent>,
+    /// Scope of the measurement.
+    pub whose: ProbeScope,
+    /// Counts events of the CPU in the kernel too, where that is allowed. Else they count user mode
+    /// only, so that the probe's own system calls count for nothing.
     pub in_kernel: bool,
-    /// What `getrusage` says.
+    /// True to read `getrusage`.
     pub usage: bool,
-    /// How the process's memory changes: two readings of `smaps_rollup`, which take milliseconds for a large process.
+    /// True to measure the change of the process's memory: two readings of `smaps_rollup`, which
+    /// take milliseconds for a large process.
     pub memory: bool,
     /// Takes the cost of an empty region off every value, never to less than 0.
     pub subtract: bool,
 }
 
-/// Time and faults of the calling thread, and how fast it went; the overhead is stated, not subtracted.
-impl Default for Options {
-    fn default() -> Options {
+/// Time and faults of the calling thread, and how fast it went; the overhead is stated, not
+/// subtracted.
+impl Default for ProbeOptions {
+    fn default() -> ProbeOptions {
         let usual = "minor_faults,major_faults,context_switches,cycles,instructions";
-        Options {
+        ProbeOptions {
             events: choose(usual).expect("rows of the table of events"),
-            whose: Whose::Thread,
+            whose: ProbeScope::Thread,
             in_kernel: false,
             usage: true,
             memory: false,
@@ -63,56 +66,57 @@ impl Default for Options {
     }
 }
 
-/// Who is measured.
+/// Scope of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum ProbeScope {
     /// The thread that opened the probe, by `RUSAGE_THREAD`.
     Thread,
-    /// By `RUSAGE_SELF` all threads of the process. Counters know the thread that opened the probe and the threads and
-    /// processes that it has started since; the kernel must be asked for each value.
+    /// By `RUSAGE_SELF` all threads of the process. Counters know the thread that opened the probe
+    /// and the threads and processes that it has started since; the kernel must be asked for each
+    /// value.
     Process,
 }
 
 /// One thing that a probe measures.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Quantity {
+pub struct ProbeQuantity {
     /// Its name: `minflt`.
     pub name: Label,
-    /// What its numbers are of.
-    pub unit: Unit,
-    /// Whether it is counted in user mode only.
+    /// Unit of its values.
+    pub unit: MetricUnit,
+    /// True if it is counted in user mode only.
     pub user_mode_only: bool,
 }
 
-/// A number that the clock and `getrusage` give. The CPU times may be sums of scheduler ticks, which say nothing of
-/// regions of less than some milliseconds.
-struct Resource {
+/// A number that the clock and `getrusage` give. The CPU times may be sums of scheduler ticks,
+/// which say nothing of regions of less than some milliseconds.
+struct UsageNumber {
     name: &'static str,
-    unit: Unit,
-    of: fn(&Usage) -> u64,
+    unit: MetricUnit,
+    of: fn(&KernelUsage) -> u64,
 }
 
-const RESOURCES: &[Resource] = &[
-    Resource { name: "user", unit: Unit::Nanos, of: |usage| nanos(usage.user) },
-    Resource { name: "sys", unit: Unit::Nanos, of: |usage| nanos(usage.system) },
-    Resource { name: "minflt", unit: Unit::Count, of: |usage| usage.minor_faults },
-    Resource { name: "majflt", unit: Unit::Count, of: |usage| usage.major_faults },
-    Resource { name: "inblock", unit: Unit::Count, of: |usage| usage.blocks_in },
-    Resource { name: "oublock", unit: Unit::Count, of: |usage| usage.blocks_out },
-    Resource { name: "nvcsw", unit: Unit::Count, of: |usage| usage.voluntary_switches },
-    Resource { name: "nivcsw", unit: Unit::Count, of: |usage| usage.involuntary_switches },
+const RESOURCES: &[UsageNumber] = &[
+    UsageNumber { name: "user", unit: MetricUnit::Nanos, of: |usage| nanos(usage.user) },
+    UsageNumber { name: "sys", unit: MetricUnit::Nanos, of: |usage| nanos(usage.system) },
+    UsageNumber { name: "minflt", unit: MetricUnit::Count, of: |usage| usage.minor_faults },
+    UsageNumber { name: "majflt", unit: MetricUnit::Count, of: |usage| usage.major_faults },
+    UsageNumber { name: "inblock", unit: MetricUnit::Count, of: |usage| usage.blocks_in },
+    UsageNumber { name: "oublock", unit: MetricUnit::Count, of: |usage| usage.blocks_out },
+    UsageNumber { name: "nvcsw", unit: MetricUnit::Count, of: |usage| usage.voluntary_switches },
+    UsageNumber { name: "nivcsw", unit: MetricUnit::Count, of: |usage| usage.involuntary_switches },
 ];
 
-/// The lines of `smaps_rollup` whose changes are told, in this order.
-pub const MEMORY: &[Counter] = &[
-    Counter::Rss,
-    Counter::Pss,
-    Counter::PrivateDirty,
-    Counter::Anonymous,
-    Counter::AnonHugePages,
+/// The lines of `smaps_rollup` whose changes are reported, in this order.
+pub const MEMORY: &[SmapsCounter] = &[
+    SmapsCounter::Rss,
+    SmapsCounter::Pss,
+    SmapsCounter::PrivateDirty,
+    SmapsCounter::Anonymous,
+    SmapsCounter::AnonHugePages,
 ];
 
-/// How often an empty region is measured, for its median.
+/// Number of measurements of an empty region, for its median.
 const EMPTY_REGIONS: usize = 21;
 
 fn nanos(duration: Duration) -> u64 {
@@ -121,24 +125,24 @@ fn nanos(duration: Duration) -> u64 {
 
 /// Measures regions of code of the thread that opened it.
 ///
-/// The counters run between [`Probe::start`] and [`Probe::stop`] alone, those that are read without a system call
-/// excepted: they always run, and what they had before is taken off. The clock is read innermost, so that the wall time
-/// holds no system call of the probe.
+/// The counters run between [`CodeProbe::start`] and [`CodeProbe::stop`] alone, those that are read
+/// without a system call excepted: they always run, and what they had before is taken off. The
+/// clock is read innermost, so that the wall time holds no system call of the probe.
 ///
-/// An event that cannot be counted is no error: its value says why.
+/// An event that cannot be counted is not an error: its value has the reason.
 ///
 /// It stays in its thread:
 ///
 /// ```compile_fail
-/// fn in_another_thread(probe: pagewise_measure::probe::Probe) {
+/// fn in_another_thread(probe: pagewise_measure::probe::CodeProbe) {
 ///     std::thread::spawn(move || drop(probe));
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Probe {
+pub struct CodeProbe {
     groups: Groups,
-    quantities: Arc<[Quantity]>,
-    whose: Whose,
+    quantities: Arc<[ProbeQuantity]>,
+    whose: ProbeScope,
     usage: bool,
     memory: bool,
     begun: Option<Begun>,
@@ -148,28 +152,28 @@ pub struct Probe {
     not_send: PhantomData<*const ()>,
 }
 
-/// What was so when the region began.
+/// State at the beginning of a region.
 #[derive(Debug)]
 struct Begun {
     memory: Reading<Vec<Reading<u64>>>,
-    usage: Option<Usage>,
+    usage: Option<KernelUsage>,
     at: Instant,
 }
 
-impl Probe {
+impl CodeProbe {
     /// Opens the counters and measures some empty regions.
     ///
     /// # Errors
-    /// [`Error::Counter`] where an open counter cannot be switched or read.
-    pub fn open(options: &Options) -> Result<Probe, Error> {
-        let opened = Groups::open(options, &Catalogue::open());
-        let (groups, mut counted) = opened.map_err(Error::Counter)?;
-        let mut quantities = vec![quantity("wall", Unit::Nanos)];
+    /// [`MeasureError::Counter`] where an open counter cannot be switched or read.
+    pub fn open(options: &ProbeOptions) -> Result<CodeProbe, MeasureError> {
+        let opened = Groups::open(options, &EventCatalogue::open());
+        let (groups, mut counted) = opened.map_err(MeasureError::Counter)?;
+        let mut quantities = vec![quantity("wall", MetricUnit::Nanos)];
         let resources = RESOURCES.iter().filter(|_| options.usage);
         quantities.extend(resources.map(|resource| quantity(resource.name, resource.unit)));
         quantities.append(&mut counted);
-        let quantities: Arc<[Quantity]> = quantities.into();
-        let mut probe = Probe {
+        let quantities: Arc<[ProbeQuantity]> = quantities.into();
+        let mut probe = CodeProbe {
             groups,
             overhead: Cost {
                 quantities: quantities.clone(),
@@ -190,8 +194,9 @@ impl Probe {
         Ok(probe)
     }
 
-    /// The median of each value over some empty regions. Before the first value counts, all that is used was used once.
-    fn cost_of_nothing(&mut self) -> Result<Cost, Error> {
+    /// The median of each value over some empty regions. Before the first value counts, all that is
+    /// used was used once.
+    fn cost_of_nothing(&mut self) -> Result<Cost, MeasureError> {
         self.measure(|| ())?;
         let costs = (0..EMPTY_REGIONS).map(|_| self.measure(|| ()).map(|((), cost)| cost));
         let costs: Vec<Cost> = costs.collect::<Result<_, _>>()?;
@@ -206,12 +211,12 @@ impl Probe {
         Ok(Cost { quantities: self.quantities.clone(), values, memory })
     }
 
-    /// What is measured, in the order of the values; changes of memory are apart.
-    pub fn quantities(&self) -> &[Quantity] {
+    /// Measured quantities in the order of the values; changes of memory are separate.
+    pub fn quantities(&self) -> &[ProbeQuantity] {
         &self.quantities
     }
 
-    /// What an empty region costs, measured when the probe was opened. Without changes of memory.
+    /// Cost of an empty region, measured when the probe was opened. Without changes of memory.
     pub fn overhead(&self) -> &Cost {
         &self.overhead
     }
@@ -219,8 +224,8 @@ impl Probe {
     /// Runs a region and says what it cost.
     ///
     /// # Errors
-    /// [`Error::Counter`] where a counter cannot be switched or read.
-    pub fn measure<T>(&mut self, region: impl FnOnce() -> T) -> Result<(T, Cost), Error> {
+    /// [`MeasureError::Counter`] where a counter cannot be switched or read.
+    pub fn measure<T>(&mut self, region: impl FnOnce() -> T) -> Result<(T, Cost), MeasureError> {
         self.start()?;
         let result = region();
         let cost = self.stop()?;
@@ -230,14 +235,17 @@ impl Probe {
     /// Begins a region. One that had begun and was not ended is forgotten.
     ///
     /// # Errors
-    /// [`Error::Counter`] where a counter cannot be switched.
-    pub fn start(&mut self) -> Result<(), Error> {
+    /// [`MeasureError::Counter`] where a counter cannot be switched.
+    pub fn start(&mut self) -> Result<(), MeasureError> {
         if self.begun.take().is_some() {
-            self.groups.freeze().and_then(|()| self.groups.take()).map_err(Error::Counter)?;
+            self.groups
+                .freeze()
+                .and_then(|()| self.groups.read_counts())
+                .map_err(MeasureError::Counter)?;
         }
         let memory = self.memory_now();
         let usage = self.usage_now();
-        self.groups.start().map_err(Error::Counter)?;
+        self.groups.start().map_err(MeasureError::Counter)?;
         self.begun = Some(Begun { memory, usage, at: Instant::now() });
         Ok(())
     }
@@ -245,13 +253,14 @@ impl Probe {
     /// Ends the region and says what it cost.
     ///
     /// # Errors
-    /// [`Error::NotStarted`]; [`Error::Counter`] where a counter cannot be switched or read.
-    pub fn stop(&mut self) -> Result<Cost, Error> {
+    /// [`MeasureError::NotStarted`]; [`MeasureError::Counter`] where a counter cannot be switched
+    /// or read.
+    pub fn stop(&mut self) -> Result<Cost, MeasureError> {
         let end = Instant::now();
-        let begun = self.begun.take().ok_or(Error::NotStarted)?;
-        self.groups.freeze().map_err(Error::Counter)?;
+        let begun = self.begun.take().ok_or(MeasureError::NotStarted)?;
+        self.groups.freeze().map_err(MeasureError::Counter)?;
         let usage = self.usage_now();
-        self.groups.take().map_err(Error::Counter)?;
+        self.groups.read_counts().map_err(MeasureError::Counter)?;
         let memory = self.memory_now();
         let mut values = Vec::with_capacity(self.quantities.len());
         values.push(Ok(Count::exact(nanos(end.saturating_duration_since(begun.at)))));
@@ -267,10 +276,10 @@ impl Probe {
         Ok(Cost { quantities: self.quantities.clone(), values, memory })
     }
 
-    fn usage_now(&self) -> Option<Usage> {
+    fn usage_now(&self) -> Option<KernelUsage> {
         self.usage.then(|| match self.whose {
-            Whose::Thread => Usage::of_this_thread(),
-            Whose::Process => Usage::of_this_process(),
+            ProbeScope::Thread => KernelUsage::of_this_thread(),
+            ProbeScope::Process => KernelUsage::of_this_process(),
         })
     }
 
@@ -285,8 +294,8 @@ impl Probe {
     }
 }
 
-fn quantity(name: &'static str, unit: Unit) -> Quantity {
-    Quantity { name: name.into(), unit, user_mode_only: false }
+fn quantity(name: &'static str, unit: MetricUnit) -> ProbeQuantity {
+    ProbeQuantity { name: name.into(), unit, user_mode_only: false }
 }
 
 fn unasked<T>() -> Reading<T> {
@@ -302,7 +311,7 @@ fn subtract(values: &mut [Reading<Count>], overhead: &[Reading<Count>]) {
     }
 }
 
-type Changes = Vec<(Counter, Reading<i64>)>;
+type Changes = Vec<(SmapsCounter, Reading<i64>)>;
 
 fn changes(
     before: &Reading<Vec<Reading<u64>>>,
@@ -317,10 +326,10 @@ fn changes(
     Ok(pairs.map(|(counter, (before, after))| (*counter, change(before, after))).collect())
 }
 
-/// What a region cost.
+/// Cost of a region.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    quantities: Arc<[Quantity]>,
+    quantities: Arc<[ProbeQuantity]>,
     values: Vec<Reading<Count>>,
     memory: Reading<Changes>,
 }
@@ -338,12 +347,12 @@ impl Cost {
     }
 
     /// Every value but the changes of memory.
-    pub fn iter(&self) -> impl Iterator<Item = (&Quantity, &Reading<Count>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&ProbeQuantity, &Reading<Count>)> {
         self.quantities.iter().zip(&self.values)
     }
 
     /// By how many bytes lines of `smaps_rollup` changed, of the whole process.
-    pub fn memory(&self) -> &Reading<Vec<(Counter, Reading<i64>)>> {
+    pub fn memory(&self) -> &Reading<Vec<(SmapsCounter, Reading<i64>)>> {
         &self.memory
     }
 }

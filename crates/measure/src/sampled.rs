@@ -1,37 +1,37 @@
-//! What a running command and its children have in memory, looked at every so often.
+//! Memory of a running command and its children, sampled at intervals.
 
 use std::time::{Duration, Instant};
 
-use pagewise_model::machine::Moment;
-use pagewise_model::measured::{Count, Metric, Origin, Scope, Unit};
-use pagewise_model::{Absent, Bytes, Counter, Pid, Reading, Smaps, Snapshot};
-use pagewise_proc::capture::{Request, Wish, capture};
+use pagewise_model::machine::ProcessMoment;
+use pagewise_model::measured::{Count, MeasuredMetric, MetricOrigin, MetricScope, MetricUnit};
+use pagewise_model::{Absent, Bytes, Pid, Reading, Smaps, SmapsCounter, Snapshot};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 use pagewise_proc::{ProcRoot, smaps, tree};
 use rustix::time::{ClockId, clock_gettime};
 
 /// The sums that are kept, by counter of `smaps_rollup`: all at the moment with the most PSS.
-const KEPT: &[(&str, Counter)] = &[
-    ("peak_pss", Counter::Pss),
-    ("peak_pss_anon", Counter::PssAnon),
-    ("peak_pss_file", Counter::PssFile),
-    ("peak_pss_shmem", Counter::PssShmem),
+const KEPT: &[(&str, SmapsCounter)] = &[
+    ("peak_pss", SmapsCounter::Pss),
+    ("peak_pss_anon", SmapsCounter::PssAnon),
+    ("peak_pss_file", SmapsCounter::PssFile),
+    ("peak_pss_shmem", SmapsCounter::PssShmem),
 ];
 
 /// A command that has grown by this part since it was last looked at closely is, again.
 const STEP: u64 = 16;
-/// How long after a close look there is no other, as a multiple of the CPU time it took: what others had of the CPU
-/// meanwhile makes a look no dearer.
+/// Time to the next detailed sample, as a multiple of the CPU time of the last: CPU use of other
+/// programs does not count.
 const REST: u32 = 10;
-/// One that has grown so many times is looked at again without a rest. That cannot be often, and what the looks before cost,
-/// at a small process, says little of it.
+/// A process that has grown by this factor is sampled again without a rest. That is rare, and the
+/// cost of the earlier samples of the small process does not predict it.
 const LEAP: u64 = 4;
 
-pub(crate) fn metrics() -> impl Iterator<Item = Metric> {
-    KEPT.iter().map(|(name, _)| Metric {
+pub(crate) fn metrics() -> impl Iterator<Item = MeasuredMetric> {
+    KEPT.iter().map(|(name, _)| MeasuredMetric {
         name: (*name).into(),
-        unit: Unit::Bytes,
-        scope: Scope::Process,
-        origin: Origin::Sampled,
+        unit: MetricUnit::Bytes,
+        scope: MetricScope::Process,
+        origin: MetricOrigin::Sampled,
     })
 }
 
@@ -64,12 +64,13 @@ impl Sampler {
         Instant::now() + self.interval
     }
 
-    /// Looks at a process and all that descend from it. One that ended meanwhile, or may not be read, is left out.
+    /// Looks at a process and all that descend from it. One that ended meanwhile, or may not be
+    /// read, is left out.
     pub(crate) fn look(&mut self, pid: u32) {
         let processes = tree::with_descendants(&self.root, Pid(pid));
         let rollups: Vec<(Pid, Smaps)> =
             processes.iter().filter_map(|pid| Some((*pid, self.rollup(*pid)?))).collect();
-        let pss = |rollup: &Smaps| rollup.bytes(Counter::Pss).unwrap_or_default();
+        let pss = |rollup: &Smaps| rollup.bytes(SmapsCounter::Pss).unwrap_or_default();
         let Some((largest, _)) = rollups.iter().max_by_key(|(_, rollup)| pss(rollup)) else {
             return;
         };
@@ -91,7 +92,8 @@ impl Sampler {
         smaps::parse_rollup(&self.root.read(pid, "smaps_rollup").ok()?)
     }
 
-    /// Takes a snapshot of the largest process where all together have grown by much since the last.
+    /// Takes a snapshot of the largest process where all together have grown by much since the
+    /// last.
     fn look_closely(&mut self, largest: Pid, pss: Bytes) {
         let grown = pss.saturating_sub(self.snapshot_pss);
         let is_due = grown.0 > self.snapshot_pss.0 / STEP && Instant::now() >= self.rest_until;
@@ -99,7 +101,8 @@ impl Sampler {
             return;
         }
         let begin = cpu_time();
-        let request = Request { wish: Wish::Auto, moment: Moment::AtPeak(pss), sums: true };
+        let request =
+            CaptureRequest { wish: Wish::Auto, moment: ProcessMoment::AtPeak(pss), sums: true };
         if let Ok(snapshot) = capture(&self.root, largest, &request) {
             self.snapshot = Some(Box::new(snapshot));
             self.snapshot_pss = pss;
@@ -117,7 +120,7 @@ impl Sampler {
     }
 }
 
-/// What this thread has had of the CPU.
+/// CPU time of this thread.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }

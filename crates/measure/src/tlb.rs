@@ -1,4 +1,5 @@
-//! The CPU's TLBs for data, as `cpuid` describes them. A hypervisor may describe others than there are.
+//! The CPU's TLBs for data, as `cpuid` describes them. A hypervisor may describe others than there
+//! are.
 
 use pagewise_model::{Absent, Bytes, Reading};
 use pagewise_sys::cpuid;
@@ -8,11 +9,11 @@ use pagewise_sys::cpuid;
 pub struct Tlb {
     /// 1 is the nearest to the CPU.
     pub level: u8,
-    /// Of the pages.
+    /// Page size.
     pub page: Bytes,
-    /// How many pages it holds.
+    /// Number of entries.
     pub entries: u32,
-    /// How many of a set; as many as `entries` where a page may lie anywhere.
+    /// Associativity; equal to `entries` for a fully associative TLB.
     pub ways: u32,
 }
 
@@ -28,7 +29,7 @@ pub fn tlbs() -> Reading<Vec<Tlb>> {
     Ok(found)
 }
 
-/// What answers a leaf and a subleaf.
+/// Result of cpuid for a leaf and a subleaf.
 type Answers<'a> = &'a dyn Fn(u32, u32) -> Option<[u32; 4]>;
 
 const BASE: Bytes = Bytes::kib(4);
@@ -53,9 +54,9 @@ fn of_parameters(answers: Answers<'_>) -> Vec<Tlb> {
     /// For data, for both, for loads alone: that for stores alone is as large or smaller.
     const TYPES: [u32; 3] = [1, 3, 4];
     /// No CPU has more.
-    const MOST: u32 = 32;
+    const MAX_LEAVES: u32 = 32;
     let Some([last, ..]) = answers(0x18, 0) else { return Vec::new() };
-    let subleaves = (0..=last.min(MOST)).filter_map(|subleaf| answers(0x18, subleaf));
+    let subleaves = (0..=last.min(MAX_LEAVES)).filter_map(|subleaf| answers(0x18, subleaf));
     let data = subleaves.filter(|[.., edx]| TYPES.contains(&(edx & 0x1f)));
     let tlbs = data.flat_map(|[_, ebx, sets, edx]| {
         let ways = ebx >> 16;
@@ -67,10 +68,10 @@ fn of_parameters(answers: Answers<'_>) -> Vec<Tlb> {
 }
 
 /// Level, page, entries, ways.
-type Row = (u8, Bytes, u32, u32);
+type TlbRow = (u8, Bytes, u32, u32);
 
 /// Bytes of leaf 2, and what each stands for.
-const DESCRIPTORS: &[(u8, &[Row])] = &[
+const DESCRIPTORS: &[(u8, &[TlbRow])] = &[
     (0x03, &[(1, BASE, 64, 4)]),
     (0x57, &[(1, BASE, 16, 4)]),
     (0x5a, &[(1, HUGE, 32, 4)]),
@@ -83,7 +84,8 @@ const DESCRIPTORS: &[(u8, &[Row])] = &[
     (0xca, &[(2, BASE, 512, 4)]),
 ];
 
-/// Leaf 2: a byte a TLB (or cache), but for the lowest byte of EAX and registers whose top bit is set.
+/// Leaf 2: a byte a TLB (or cache), but for the lowest byte of EAX and registers whose top bit is
+/// set.
 fn of_descriptors(answers: Answers<'_>) -> Vec<Tlb> {
     let Some(registers) = answers(2, 0) else { return Vec::new() };
     let valid = registers.iter().enumerate().filter(|(_, register)| *register >> 31 == 0);
@@ -108,13 +110,13 @@ fn of_amd(answers: Answers<'_>) -> Vec<Tlb> {
     ];
     let half = |(leaf, register, ways, level, page): &(u32, usize, Ways, u8, Bytes)| {
         let half = answers(*leaf, 0)?[*register] >> 16;
-        let (entries, ways) = ways.of(half)?;
+        let (entries, ways) = ways.entries_and_ways(half)?;
         tlb(*level, *page, entries, ways)
     };
     HALVES.iter().filter_map(half).collect()
 }
 
-/// How AMD writes entries and ways into 16 bits.
+/// AMD's encoding of entries and ways in 16 bits.
 enum Ways {
     /// 8 bits of each; all ones for as many ways as entries.
     Plain,
@@ -124,7 +126,7 @@ enum Ways {
 
 impl Ways {
     /// Entries and ways.
-    fn of(&self, half: u32) -> Option<(u32, u32)> {
+    fn entries_and_ways(&self, half: u32) -> Option<(u32, u32)> {
         /// The ways of a code; 0 for those that say nothing.
         const CODES: [u32; 16] = [0, 1, 2, 3, 4, 6, 8, 0, 16, 0, 32, 48, 64, 96, 128, u32::MAX];
         let (entries, ways) = match self {
@@ -147,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn of(leaves: &[(u32, u32, [u32; 4])]) -> Vec<(u8, u64, u32, u32)> {
+    fn from_leaves(leaves: &[(u32, u32, [u32; 4])]) -> Vec<(u8, u64, u32, u32)> {
         let answers = |leaf, subleaf| {
             let found = leaves.iter().find(|(l, s, _)| (*l, *s) == (leaf, subleaf));
             found.map(|(.., registers)| *registers)
@@ -167,7 +169,7 @@ mod tests {
             (2, 2048, 1536, 6),
             (2, 1 << 20, 16, 4),
         ];
-        assert_eq!(of(&broadwell), expected);
+        assert_eq!(from_leaves(&broadwell), expected);
     }
 
     #[test]
@@ -175,16 +177,16 @@ mod tests {
         let leaves = [
             (2, 0, [0x00fe_ff01, 0xf0, 0, 0]),
             (0x18, 0, [4, 0, 0, 0]),
-            // Of instructions: 4 KiB, 16 sets of 8 ways.
+            // Instructions: 4 KiB, 16 sets of 8 ways.
             (0x18, 1, [0, 0x0008_0001, 16, 0x0000_0022]),
-            // Of loads: 4 KiB, 16 sets of 6 ways.
+            // Loads: 4 KiB, 16 sets of 6 ways.
             (0x18, 2, [0, 0x0006_0001, 16, 0x0000_0024]),
-            // Of stores, any size: 1 set of 16 ways.
+            // Stores, any size: 1 set of 16 ways.
             (0x18, 3, [0, 0x0010_000f, 1, 0x0000_0125]),
-            // Of both: 4 KiB and 2 MiB, 128 sets of 16 ways, second level.
+            // Both: 4 KiB and 2 MiB, 128 sets of 16 ways, second level.
             (0x18, 4, [0, 0x0010_0003, 128, 0x0000_0043]),
         ];
-        assert_eq!(of(&leaves), [(1, 4, 96, 6), (2, 4, 2048, 16), (2, 2048, 2048, 16)]);
+        assert_eq!(from_leaves(&leaves), [(1, 4, 96, 6), (2, 4, 2048, 16), (2, 2048, 2048, 16)]);
     }
 
     #[test]
@@ -202,8 +204,8 @@ mod tests {
             (2, 2048, 3072, 6),
             (2, 1 << 20, 1024, 1024),
         ];
-        assert_eq!(of(&zen), expected);
-        assert_eq!(of(&[(0x8000_0005, 0, [0; 4]), (0x8000_0006, 0, [0; 4])]), []);
+        assert_eq!(from_leaves(&zen), expected);
+        assert_eq!(from_leaves(&[(0x8000_0005, 0, [0; 4]), (0x8000_0006, 0, [0; 4])]), []);
     }
 
     #[test]

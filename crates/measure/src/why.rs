@@ -8,7 +8,8 @@ use pagewise_sys::system::{CapabilitySet, has_capability};
 
 use crate::pmu::Pmus;
 
-/// What the kernel answered to an event, as a reason. `of_the_cpu` is whether the CPU would have to count it.
+/// Converts the kernel's error for an event to a reason. `of_the_cpu` is true if the CPU would have
+/// to count it.
 pub(crate) fn event(error: &io::Error, of_the_cpu: bool, pmus: &Pmus) -> Absent {
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => not_permitted(),

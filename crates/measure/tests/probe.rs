@@ -6,26 +6,26 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use pagewise_measure::events::choose;
-use pagewise_measure::probe::{Cost, Options, Probe, Whose};
+use pagewise_measure::probe::{CodeProbe, Cost, ProbeOptions, ProbeScope};
 use pagewise_model::Absent;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::region::Region;
+use pagewise_sys::region::AlignedRegion;
 
 const PAGES: usize = 300;
 
-fn options(events: &str) -> Options {
-    Options { events: choose(events).unwrap(), ..Options::default() }
+fn options(events: &str) -> ProbeOptions {
+    ProbeOptions { events: choose(events).unwrap(), ..ProbeOptions::default() }
 }
 
 /// Memory whose pages are not there yet, and never huge.
-fn fresh(pages: usize) -> (Region, usize) {
+fn fresh(pages: usize) -> (AlignedRegion, usize) {
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
-    let mut region = Region::map(pages * page, page).unwrap();
+    let mut region = AlignedRegion::map(pages * page, page).unwrap();
     region.advise(Advice::NoHugePage).unwrap();
     (region, page)
 }
 
-fn touch((region, page): &mut (Region, usize)) {
+fn touch((region, page): &mut (AlignedRegion, usize)) {
     region.bytes().iter_mut().step_by(*page).for_each(|byte| *byte = 1);
 }
 
@@ -35,7 +35,7 @@ fn value(cost: &Cost, name: &str) -> u64 {
 
 #[test]
 fn touching_fresh_pages_is_exactly_as_many_minor_faults_by_every_count() {
-    let mut probe = Probe::open(&options("minor_faults,page_faults,major_faults")).unwrap();
+    let mut probe = CodeProbe::open(&options("minor_faults,page_faults,major_faults")).unwrap();
     for _ in 0..5 {
         let mut memory = fresh(PAGES);
         let ((), cost) = probe.measure(|| touch(&mut memory)).unwrap();
@@ -48,15 +48,15 @@ fn touching_fresh_pages_is_exactly_as_many_minor_faults_by_every_count() {
 
 #[test]
 fn an_empty_region_has_no_faults_and_little_time_and_says_so() {
-    let probe = Probe::open(&options("page_faults")).unwrap();
+    let probe = CodeProbe::open(&options("page_faults")).unwrap();
     let overhead = probe.overhead();
     assert_eq!((value(overhead, "page_faults"), value(overhead, "minflt")), (0, 0));
     assert!(overhead.wall() < Duration::from_millis(1), "{:?}", overhead.wall());
 }
 
 #[test]
-fn what_happens_between_two_regions_counts_for_neither() {
-    let mut probe = Probe::open(&options("page_faults")).unwrap();
+fn events_between_two_regions_count_for_neither() {
+    let mut probe = CodeProbe::open(&options("page_faults")).unwrap();
     probe.start().unwrap();
     let first = probe.stop().unwrap();
     touch(&mut fresh(PAGES));
@@ -67,7 +67,7 @@ fn what_happens_between_two_regions_counts_for_neither() {
 
 #[test]
 fn a_region_begun_anew_forgets_what_was_before_as_after_a_panic() {
-    let mut probe = Probe::open(&options("page_faults")).unwrap();
+    let mut probe = CodeProbe::open(&options("page_faults")).unwrap();
     let mut broken = fresh(PAGES);
     let region = std::panic::AssertUnwindSafe(|| {
         probe.measure(|| {
@@ -83,7 +83,7 @@ fn a_region_begun_anew_forgets_what_was_before_as_after_a_panic() {
 
 #[test]
 fn an_end_without_a_beginning_is_an_error() {
-    let mut probe = Probe::open(&options("none")).unwrap();
+    let mut probe = CodeProbe::open(&options("none")).unwrap();
     assert_eq!(probe.stop().unwrap_err().to_string(), "no region was begun");
     probe.start().unwrap();
     assert!(probe.stop().is_ok());
@@ -91,8 +91,8 @@ fn an_end_without_a_beginning_is_an_error() {
 }
 
 #[test]
-fn what_cannot_be_counted_says_why_and_is_never_0() {
-    let mut probe = Probe::open(&options("page_faults,r1ffffffffff")).unwrap();
+fn an_uncountable_event_has_a_reason_and_is_never_0() {
+    let mut probe = CodeProbe::open(&options("page_faults,r1ffffffffff")).unwrap();
     let ((), cost) = probe.measure(|| ()).unwrap();
     assert!(cost.get("page_faults").unwrap().is_ok());
     assert!(cost.get("r1ffffffffff").unwrap().is_err());
@@ -101,7 +101,7 @@ fn what_cannot_be_counted_says_why_and_is_never_0() {
 
 #[test]
 fn the_wall_time_is_that_of_the_region_and_the_cpu_time_follows() {
-    let mut probe = Probe::open(&options("task_clock,context_switches")).unwrap();
+    let mut probe = CodeProbe::open(&options("task_clock,context_switches")).unwrap();
     let sleep = Duration::from_millis(20);
     let ((), cost) = probe.measure(|| std::thread::sleep(sleep)).unwrap();
     assert!((sleep..sleep * 20).contains(&cost.wall()), "{:?}", cost.wall());
@@ -123,31 +123,33 @@ fn the_wall_time_is_that_of_the_region_and_the_cpu_time_follows() {
 #[test]
 fn threads_that_the_region_starts_count_for_the_process_and_not_for_the_thread() {
     let faults = |whose| {
-        let mut probe = Probe::open(&Options { whose, ..options("minor_faults") }).unwrap();
+        let mut probe =
+            CodeProbe::open(&ProbeOptions { whose, ..options("minor_faults") }).unwrap();
         let region = || std::thread::spawn(|| touch(&mut fresh(PAGES))).join().unwrap();
         let ((), cost) = probe.measure(region).unwrap();
         (value(&cost, "minor_faults"), value(&cost, "minflt"))
     };
     // To start a thread takes some faults of its own.
-    let (counted, used) = faults(Whose::Thread);
+    let (counted, used) = faults(ProbeScope::Thread);
     assert!(counted < 50 && used < 50, "{counted} {used}");
-    let (counted, used) = faults(Whose::Process);
+    let (counted, used) = faults(ProbeScope::Process);
     assert!(counted >= PAGES as u64 && used >= PAGES as u64, "{counted} {used}");
 }
 
 #[test]
 fn changes_of_memory_are_absent_unless_asked_for() {
-    let mut probe = Probe::open(&options("none")).unwrap();
+    let mut probe = CodeProbe::open(&options("none")).unwrap();
     let ((), cost) = probe.measure(|| ()).unwrap();
     assert!(matches!(cost.memory(), Err(Absent::NotCollected(_))));
 }
 
 #[test]
 fn the_overhead_is_taken_off_where_that_is_wanted_and_never_below_nothing() {
-    let open = |subtract| Probe::open(&Options { subtract, ..options("task_clock") }).unwrap();
+    let open =
+        |subtract| CodeProbe::open(&ProbeOptions { subtract, ..options("task_clock") }).unwrap();
     let (mut plain, mut less) = (open(false), open(true));
     // The least of many: what else runs on the machine makes some of them cost more.
-    let least = |probe: &mut Probe| {
+    let least = |probe: &mut CodeProbe| {
         let costs = (0..201).map(|_| probe.measure(|| ()).unwrap().1);
         costs.map(|cost| value(&cost, "task_clock")).min().unwrap()
     };
@@ -157,7 +159,7 @@ fn the_overhead_is_taken_off_where_that_is_wanted_and_never_below_nothing() {
 
 #[test]
 fn more_events_than_fit_one_reading_are_all_counted() {
-    let mut probe = Probe::open(&options("software,tracepoints")).unwrap();
+    let mut probe = CodeProbe::open(&options("software,tracepoints")).unwrap();
     let mut memory = fresh(PAGES);
     let ((), cost) = probe.measure(|| touch(&mut memory)).unwrap();
     assert!(cost.iter().count() > 20);

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::Bytes;
 use crate::traced::Frame;
 
-/// The most memory that a recorder may take: its tables, the rings that the kernel writes into, and what it takes at the end
-/// to find the names of functions.
+/// The most memory that a recorder may take: its tables, the rings that the kernel writes into, and
+/// what it takes at the end to find the names of functions.
 ///
 /// ```
 /// use pagewise_model::{Bytes, bounds::MemoryLimit};
@@ -17,7 +17,7 @@ use crate::traced::Frame;
 pub struct MemoryLimit(Bytes);
 
 impl MemoryLimit {
-    /// Where nothing else is asked for.
+    /// Used if the user sets no limit.
     pub const DEFAULT: MemoryLimit = MemoryLimit(Bytes(256 << 20));
     /// No recorder takes less.
     pub const MIN: Bytes = Bytes(32 << 20);
@@ -44,24 +44,26 @@ impl Default for MemoryLimit {
     }
 }
 
-/// What a recorder counted in sums, for want of memory to keep it apart. Where a recording is of an older version, or everything
-/// was kept apart, all is 0.
+/// Events that a recorder counted in sums to stay within its memory limit. All fields are 0 for
+/// recordings of an older version, and if nothing was merged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Folded {
     /// The limit, in bytes; 0 where the recorder had none.
     pub memory_limit: u64,
-    /// How many call stacks became part of [`OTHER_STACKS`]: one that came again later counts again.
+    /// Number of call stacks that were merged into [`OTHER_STACKS`]; one that came again later
+    /// counts again.
     pub stacks: u64,
-    /// How many events are counted under [`OTHER_STACKS`].
+    /// Number of events counted under [`OTHER_STACKS`].
     pub stack_events: u64,
-    /// How many of them one call stack can miss at most. Of a stack that is not listed there were no more.
+    /// Upper bound of the events that one call stack misses. A stack that is not listed had at most
+    /// this number.
     pub stack_error: u64,
-    /// How many events are counted under [`OTHER_THREADS`].
+    /// Number of events counted under [`OTHER_THREADS`].
     pub thread_events: u64,
-    /// How many events are counted under [`OTHER_MAPPINGS`].
+    /// Number of events counted under [`OTHER_MAPPINGS`].
     pub mapping_events: u64,
-    /// How often a process had more mappings than fit, so that some were forgotten.
+    /// Number of times the mappings of a process exceeded the limit, so that some were discarded.
     pub forgotten_mappings: u64,
     /// Places in code whose function was not looked up, for want of memory.
     pub unresolved_places: u64,

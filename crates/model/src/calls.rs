@@ -1,13 +1,14 @@
-//! The memory system calls of some processes, in the order in which they were done, and what happened between them.
+//! The memory system calls of some processes, in the order in which they were done, and what
+//! happened between them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
 use crate::{AddrRange, Bytes, Name, PageSize, Pid, Reading};
 
-/// What was recorded of a command or of a running process, and of all that they made.
+/// Memory calls of a command or of a running process, and of all its descendants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recording {
+pub struct CallRecording {
     /// The command, or the process that was running.
     pub pid: Pid,
     /// The command's words; none of a process that was running.
@@ -18,22 +19,23 @@ pub struct Recording {
     #[serde(with = "plain")]
     pub huge_page: Reading<Bytes>,
     /// At which system calls the processes were stopped.
-    pub stops: Stops,
-    /// How long it took, in nanoseconds.
+    pub stops: CallStops,
+    /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// The longest time for which all threads of a process that was running were stopped at once, in nanoseconds.
+    /// The longest time for which all threads of a process that was running were stopped at once,
+    /// in nanoseconds.
     #[serde(default)]
     pub paused_ns: Option<u64>,
-    /// How the command ended, or the process; `None` where it runs on.
-    pub ending: Option<Ending>,
+    /// Ending of the command or process; `None` if it is still running.
+    pub ending: Option<CallEnding>,
     /// The processes that were there at the end.
     pub left: Vec<Pid>,
-    /// What happened, in order.
-    pub events: Vec<Event>,
-    /// How many calls were made that are not among them, since the recording had taken its memory.
+    /// Events in order of time.
+    pub events: Vec<CallEvent>,
+    /// Number of further calls that were not stored, because the memory limit was reached.
     #[serde(default)]
     pub lost: u64,
-    /// How many processes were made that are not among them, for the same reason.
+    /// Number of further processes that were not stored, for the same reason.
     #[serde(default)]
     pub lost_processes: u64,
 }
@@ -41,17 +43,17 @@ pub struct Recording {
 /// At which system calls processes are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stops {
+pub enum CallStops {
     /// At those about memory: a seccomp filter picks them out.
     MemoryCalls,
     /// At all: a process that runs cannot be given a filter, and some commands should not.
     EveryCall,
 }
 
-/// How a process ended.
+/// Ending of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum CallEnding {
     /// By itself, with this status.
     Exited(i32),
     /// By this signal.
@@ -60,38 +62,38 @@ pub enum Ending {
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct CallEvent {
     /// Nanoseconds since the start; of a call, when it was made.
     pub time_ns: u64,
     /// The process.
     pub pid: Pid,
     /// The thread.
     pub tid: Pid,
-    /// What.
-    pub what: What,
+    /// Content of the event.
+    pub what: CallEventKind,
 }
 
-/// What happened.
+/// Content of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub enum CallEventKind {
     /// A process was made, with a copy of the maker's memory or with the same.
     Born {
         /// The process that made it.
         by: Pid,
-        /// Whether it is the same: `vfork`, `clone(CLONE_VM)`.
+        /// True if it is the same: `vfork`, `clone(CLONE_VM)`.
         shares_memory: bool,
     },
     /// A program is there: it was executed, or it ran already.
-    Image(Box<Image>),
+    Image(Box<ProgramImage>),
     /// The program itself begins: its entry point is reached, the dynamic linker is done.
     Begun,
     /// A memory call was done.
-    Call(Call),
+    Call(MemoryCall),
     /// The process ended.
     Ended {
-        /// How.
-        ending: Ending,
+        /// Exit status or signal.
+        ending: CallEnding,
         /// VIRT just before, as the kernel counts it; `None` where it was gone already.
         virt: Option<Bytes>,
     },
@@ -104,66 +106,66 @@ pub enum What {
 
 /// A program as a recording finds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Image {
-    /// Whether it was executed just now.
+pub struct ProgramImage {
+    /// True if it was executed just now.
     pub executed: bool,
     /// The program's file.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
-    /// Whether its calls are recorded: not those of a 32-bit program on a 64-bit kernel.
+    /// True if its calls are recorded: not those of a 32-bit program on a 64-bit kernel.
     pub is_native: bool,
-    /// Whether [`What::Begun`] will tell when it begins.
+    /// True if [`CallEventKind::Begun`] will mark its beginning.
     pub begin_is_told: bool,
     /// The dynamic linker's file; `None` of a static program.
     pub interpreter: Option<Name>,
     /// The program break.
     #[serde(with = "plain")]
     pub brk: Reading<u64>,
-    /// What is mapped, by address, but for the kernel's own page outside of user space.
+    /// Mappings by address, without the kernel's own page outside of user space.
     #[serde(with = "plain")]
-    pub mapped: Reading<Vec<Mapped>>,
+    pub mapped: Reading<Vec<NamedMapping>>,
 }
 
 /// A mapping's place and name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mapped {
-    /// Where.
+pub struct NamedMapping {
+    /// Address range.
     pub range: AddrRange,
-    /// The name as `maps` prints it; empty where there is none.
+    /// The name as `maps` prints it; empty if the mapping has no name.
     pub name: Name,
 }
 
 /// A memory call and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct MemoryCall {
     /// Which.
-    pub kind: Kind,
-    /// What was passed; those that the call does not take are what was in the registers.
+    pub kind: MemoryCallKind,
+    /// Arguments. Those that the call does not use have the contents of the registers.
     pub arguments: [u64; 6],
-    /// What it returned, or the error number.
+    /// Return value, or the error number.
     pub result: Result<u64, i32>,
-    /// When it was seen to be done, in nanoseconds since the start. What other threads did meanwhile may have been
-    /// done before or after it.
+    /// Time at which the recorder saw the end of the call, in nanoseconds since the start. Calls of
+    /// other threads that overlap may have taken effect before or after it.
     pub done_ns: u64,
     /// From its start to its end, in nanoseconds; the cost of a stop is in it.
     pub took_ns: u64,
     /// The address of the code that made it.
     pub caller: u64,
-    /// What the numbers alone do not tell.
-    pub about: About,
+    /// Details that the numbers do not contain.
+    pub about: CallDetail,
 }
 
-/// What the numbers of a call do not tell.
+/// Details of a call that its numbers do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum About {
+pub enum CallDetail {
     /// Nothing.
     Nothing,
     /// The file behind the descriptor that was passed.
     File(Name),
     /// The text that a pointer was to.
     Text(Name),
-    /// What `shmat` attached, or `shmdt` detaches.
+    /// Ranges that `shmat` attached, or that `shmdt` detaches.
     Pieces(Vec<AddrRange>),
 }
 
@@ -172,18 +174,18 @@ macro_rules! kinds {
         /// Which memory call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
-        pub enum Kind {
+        pub enum MemoryCallKind {
             $(#[doc = concat!("`", $name, "`")] $kind,)*
         }
 
-        impl Kind {
+        impl MemoryCallKind {
             /// All of them.
-            pub const ALL: &'static [Kind] = &[$(Kind::$kind),*];
+            pub const ALL: &'static [MemoryCallKind] = &[$(MemoryCallKind::$kind),*];
 
             /// The kernel's name.
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Kind::$kind => $name,)*
+                    $(MemoryCallKind::$kind => $name,)*
                 }
             }
         }
@@ -223,10 +225,10 @@ kinds! {
     MapShadowStack "map_shadow_stack"
 }
 
-impl Kind {
+impl MemoryCallKind {
     /// The call of that name.
-    pub fn named(name: &str) -> Option<Kind> {
-        Kind::ALL.iter().copied().find(|kind| kind.name() == name)
+    pub fn named(name: &str) -> Option<MemoryCallKind> {
+        MemoryCallKind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }
 
@@ -234,11 +236,11 @@ impl Kind {
 pub const MAP_ANONYMOUS: u64 = 0x20;
 
 /// The file descriptor among the arguments of a call, where it names a file.
-pub fn descriptor(kind: Kind, arguments: &[u64; 6]) -> Option<i32> {
+pub fn descriptor(kind: MemoryCallKind, arguments: &[u64; 6]) -> Option<i32> {
     let [_, _, _, flags, fd, _] = *arguments;
     // The kernel looks at the lower half of the register.
     let fd = u32::try_from(fd & u64::from(u32::MAX)).ok()?.cast_signed();
-    (kind == Kind::Mmap && flags & MAP_ANONYMOUS == 0 && fd >= 0).then_some(fd)
+    (kind == MemoryCallKind::Mmap && flags & MAP_ANONYMOUS == 0 && fd >= 0).then_some(fd)
 }
 
 #[cfg(test)]
@@ -247,9 +249,9 @@ mod tests {
 
     #[test]
     fn a_call_is_found_by_its_name() {
-        for &kind in Kind::ALL {
-            assert_eq!(Kind::named(kind.name()), Some(kind));
+        for &kind in MemoryCallKind::ALL {
+            assert_eq!(MemoryCallKind::named(kind.name()), Some(kind));
         }
-        assert_eq!(Kind::named("read"), None);
+        assert_eq!(MemoryCallKind::named("read"), None);
     }
 }

@@ -12,25 +12,25 @@ macro_rules! counters {
     ($($variant:ident $name:literal $since:literal,)*) => {
         /// One line of `smaps` or `smaps_rollup` that holds a number, in the kernel's order.
         ///
-        /// What each means is in [`crate::fields::FIELDS`], under the same name.
+        /// [`crate::fields::FIELDS`] has the meaning of each, under the same name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
-        pub enum Counter {
+        pub enum SmapsCounter {
             $(#[doc = concat!("`", $name, "`, since Linux ", $since, ".")] $variant,)*
         }
 
-        impl Counter {
+        impl SmapsCounter {
             /// Every counter, in the kernel's order.
-            pub const ALL: &'static [Counter] = &[$(Counter::$variant,)*];
+            pub const ALL: &'static [SmapsCounter] = &[$(SmapsCounter::$variant,)*];
 
             /// The kernel's spelling.
             pub const fn name(self) -> &'static str {
-                match self { $(Counter::$variant => $name,)* }
+                match self { $(SmapsCounter::$variant => $name,)* }
             }
 
             /// The release that brought the line.
             pub const fn since(self) -> &'static str {
-                match self { $(Counter::$variant => $since,)* }
+                match self { $(SmapsCounter::$variant => $since,)* }
             }
         }
     };
@@ -66,30 +66,30 @@ counters! {
     ProtectionKey "ProtectionKey" "4.6",
 }
 
-/// How many counters there are.
-pub const COUNTERS: usize = Counter::ALL.len();
+/// Number of counters.
+pub const COUNTERS: usize = SmapsCounter::ALL.len();
 
-impl Counter {
+impl SmapsCounter {
     /// The counter that the kernel spells `name`.
-    pub fn named(name: &[u8]) -> Option<Counter> {
-        Counter::ALL.iter().copied().find(|c| c.name().as_bytes() == name)
+    pub fn named(name: &[u8]) -> Option<SmapsCounter> {
+        SmapsCounter::ALL.iter().copied().find(|c| c.name().as_bytes() == name)
     }
 
-    /// Whether the number is bytes. `THPeligible` is 0 or 1, `ProtectionKey` a key.
+    /// True if the number is bytes. `THPeligible` is 0 or 1, `ProtectionKey` a key.
     pub const fn is_bytes(self) -> bool {
-        !matches!(self, Counter::ThpEligible | Counter::ProtectionKey)
+        !matches!(self, SmapsCounter::ThpEligible | SmapsCounter::ProtectionKey)
     }
 }
 
-/// What one `smaps` entry (or `smaps_rollup`) says: the numbers it had, the flags, and every
-/// line this version does not know.
+/// Content of one `smaps` entry (or of `smaps_rollup`): its numbers, the flags, and every line that
+/// this version does not recognize.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Smaps {
     present: u32,
     values: [u64; COUNTERS],
     /// `VmFlags`, where the kernel gives them (since 3.8; never in a rollup).
     pub flags: Option<VmFlags>,
-    /// Lines with no [`Counter`], name and text, as the kernel gave them.
+    /// Lines with no [`SmapsCounter`], name and text, as the kernel gave them.
     pub extra: Vec<(Name, Name)>,
 }
 
@@ -104,14 +104,14 @@ impl Default for Smaps {
 impl Smaps {
     /// Sets a counter. Sizes are in bytes, not the kernel's kB.
     #[inline]
-    pub fn set(&mut self, counter: Counter, value: u64) {
+    pub fn set(&mut self, counter: SmapsCounter, value: u64) {
         self.present |= 1 << counter as u8;
         self.values[counter as usize] = value;
     }
 
     /// The number of a counter, or that this kernel does not have it.
     #[inline]
-    pub fn get(&self, counter: Counter) -> Reading<u64> {
+    pub fn get(&self, counter: SmapsCounter) -> Reading<u64> {
         if self.has(counter) {
             Ok(self.values[counter as usize])
         } else {
@@ -121,19 +121,19 @@ impl Smaps {
 
     /// [`Smaps::get`] for a counter of bytes.
     #[inline]
-    pub fn bytes(&self, counter: Counter) -> Reading<Bytes> {
+    pub fn bytes(&self, counter: SmapsCounter) -> Reading<Bytes> {
         self.get(counter).map(Bytes)
     }
 
-    /// Whether the kernel gave this counter.
+    /// True if the kernel gave this counter.
     #[inline]
-    pub const fn has(&self, counter: Counter) -> bool {
+    pub const fn has(&self, counter: SmapsCounter) -> bool {
         self.present & (1 << counter as u8) != 0
     }
 
     /// The counters that are present, in the kernel's order.
-    pub fn iter(&self) -> impl Iterator<Item = (Counter, u64)> {
-        Counter::ALL.iter().filter(|c| self.has(**c)).map(|&c| (c, self.values[c as usize]))
+    pub fn iter(&self) -> impl Iterator<Item = (SmapsCounter, u64)> {
+        SmapsCounter::ALL.iter().filter(|c| self.has(**c)).map(|&c| (c, self.values[c as usize]))
     }
 }
 
@@ -174,7 +174,7 @@ impl<'de> Deserialize<'de> for Smaps {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Smaps, A::Error> {
                 let mut smaps = Smaps::default();
                 while let Some(key) = map.next_key::<String>()? {
-                    match (key.as_str(), Counter::named(key.as_bytes())) {
+                    match (key.as_str(), SmapsCounter::named(key.as_bytes())) {
                         (_, Some(counter)) => smaps.set(counter, map.next_value()?),
                         ("VmFlags", _) => smaps.flags = Some(map.next_value()?),
                         ("extra", _) => smaps.extra = map.next_value()?,
@@ -242,8 +242,8 @@ pub struct VmFlags {
 }
 
 impl PartialEq for VmFlags {
-    /// Two empty vectors are not handed to memcmp: glibc's masked load from their dangling address costs
-    /// a hidden fault, 150 ns each (x86-64 with AVX-512), and 65,000 mappings are compared.
+    /// Two empty vectors are not handed to memcmp: glibc's masked load from their dangling address
+    /// costs a hidden fault, 150 ns each (x86-64 with AVX-512), and 65,000 mappings are compared.
     fn eq(&self, other: &VmFlags) -> bool {
         let no_unknown = self.unknown.is_empty() && other.unknown.is_empty();
         self.known == other.known && (no_unknown || self.unknown == other.unknown)
@@ -261,7 +261,7 @@ impl VmFlags {
         }
     }
 
-    /// Whether a code is set.
+    /// True if a code is set.
     pub fn has(&self, code: &str) -> bool {
         match VM_FLAGS.iter().position(|(known, _)| *known == code) {
             Some(bit) => self.known & (1 << bit) != 0,
@@ -325,16 +325,16 @@ mod tests {
     #[test]
     fn a_counter_that_was_not_there_is_absent_not_zero() {
         let mut smaps = Smaps::default();
-        smaps.set(Counter::Rss, 0);
-        assert_eq!(smaps.bytes(Counter::Rss), Ok(Bytes(0)));
-        assert_eq!(smaps.bytes(Counter::Pss), Err(Absent::NotInThisKernel("2.6.25".into())));
+        smaps.set(SmapsCounter::Rss, 0);
+        assert_eq!(smaps.bytes(SmapsCounter::Rss), Ok(Bytes(0)));
+        assert_eq!(smaps.bytes(SmapsCounter::Pss), Err(Absent::NotInThisKernel("2.6.25".into())));
     }
 
     #[test]
     fn smaps_survive_json_unknown_lines_and_flags_included() {
         let mut smaps = Smaps::default();
-        smaps.set(Counter::Rss, 8192);
-        smaps.set(Counter::ThpEligible, 1);
+        smaps.set(SmapsCounter::Rss, 8192);
+        smaps.set(SmapsCounter::ThpEligible, 1);
         let mut flags = VmFlags::default();
         flags.insert(*b"rd");
         flags.insert(*b"zz");

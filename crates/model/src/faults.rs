@@ -1,21 +1,23 @@
-//! Page faults of some processes: how many of which kind, where in the program, and in which memory.
+//! Page faults of some processes: how many of which kind, where in the program, and in which
+//! memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Folded;
-use crate::calls::Ending;
-use crate::histogram::Histogram;
+use crate::calls::CallEnding;
+use crate::histogram::TimeHistogram;
 use crate::mapping::{AddrRange, Quadrant};
 use crate::reading::plain;
-use crate::traced::{Counted, Frame, Profile};
+use crate::traced::{Frame, StackCount, StackProfile};
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-/// The form of a saved [`Recording`].
+/// The form of a saved [`FaultRecording`].
 pub const VERSION: u32 = 1;
 
-/// The page faults of a command or of a running process and of all that they made, added up where they are alike.
+/// The page faults of a command or of a running process and of all that they made, added up where
+/// they are alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recording {
+pub struct FaultRecording {
     /// [`VERSION`], where it was saved.
     pub version: u32,
     /// The command, or the process that was running.
@@ -29,27 +31,28 @@ pub struct Recording {
     pub huge_page: Reading<Bytes>,
     /// When it began, in nanoseconds since 1970; none where that is not known.
     pub began_ns: Option<u64>,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// How the command ended, or the process; `None` where it runs on.
-    pub ending: Option<Ending>,
-    /// What told of the faults.
-    pub source: Source,
-    /// Each of so many faults was recorded; every count is a multiple of it.
+    /// Ending of the command or process; `None` if it is still running.
+    pub ending: Option<CallEnding>,
+    /// Source of the faults.
+    pub source: FaultSource,
+    /// Sampling rate: one in `every` faults was recorded; every count is a multiple of it.
     pub every: u64,
-    /// How many events are missing, since the kernel found no room to write them down.
+    /// Number of events that did not fit into the perf ring buffers.
     pub lost: u64,
-    /// How many faults in user mode the kernel counted, recorded or not; none where it could not be asked.
+    /// Number of user-mode faults that the kernel counted, recorded or not; `None` if the counter
+    /// could not be read.
     pub counted: Option<u64>,
-    /// So many bytes of the stack were copied with each fault, to find callers by unwind tables; 0 where only frame pointers
-    /// told of them.
+    /// Number of stack bytes copied with each fault, to find callers by unwind tables; 0 if callers
+    /// were found by frame pointers only.
     #[serde(default)]
     pub stack_bytes: u32,
-    /// How many faults have call stacks that are known not to be whole; none where that is not known.
+    /// Number of faults with an incomplete call stack; `None` if unknown.
     #[serde(default)]
     pub cut: Option<u64>,
-    /// What the kernel counted for the command and its children that it waited for: minor and major faults. With them are
-    /// those that no event tells, of calls that fill memory at once.
+    /// Kernel counts for the command and its waited-for children: minor and major faults. They
+    /// include faults without an event, of calls that populate memory.
     #[serde(with = "plain")]
     pub usage: Reading<(u64, u64)>,
     /// The calls that stacks are made of.
@@ -57,119 +60,125 @@ pub struct Recording {
     /// Call stacks: numbers of frames, where it happened first, then its callers. None twice.
     pub stacks: Vec<Vec<u32>>,
     /// The mappings.
-    pub mappings: Vec<Mapped>,
+    pub mappings: Vec<FaultMapping>,
     /// The threads.
-    pub threads: Vec<Thread>,
-    /// What the recorder of the heap told; none where it was not asked for, or told nothing.
+    pub threads: Vec<FaultThread>,
+    /// Data of the heap recorder; `None` if it was not requested, or produced nothing.
     #[serde(default)]
-    pub heap: Option<Heap>,
-    /// What happened.
-    pub rows: Vec<Row>,
-    /// How long faults took, by kind; empty where that was not asked for.
-    pub latencies: Vec<(Kind, Histogram)>,
+    pub heap: Option<FaultHeap>,
+    /// Faults by site.
+    pub rows: Vec<FaultRow>,
+    /// Latencies of faults by kind; empty if not requested.
+    pub latencies: Vec<(FaultKind, TimeHistogram)>,
     /// When they happened.
     pub time_line: TimeLine,
-    /// What was not kept apart, for want of memory.
+    /// Events that were merged to stay within the memory limit.
     #[serde(default)]
     pub folded: Folded,
-    /// What could not be learned, and what it takes.
+    /// Missing data, and the reason.
     pub lacks: Vec<Absent>,
 }
 
-/// What told of the faults.
+/// Source of page faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// The tracepoints `exceptions:page_fault_user` and `exceptions:page_fault_kernel`: with what the program wanted to do.
+pub enum FaultSource {
+    /// The tracepoints `exceptions:page_fault_user` and `exceptions:page_fault_kernel`: with what
+    /// the program wanted to do.
     Tracepoints,
-    /// The events of the kernel for minor and major faults. Whether a fault wrote is not known.
+    /// The software events for minor and major faults. They do not show if a fault was a write.
     Counters,
 }
 
-/// What a fault was.
+/// Kind of a page fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum FaultKind {
     /// A page of memory of no file was touched first.
     Anonymous,
-    /// A page of private memory of no file was read that was never written: it is the kernel's zero page.
+    /// A page of private memory of no file was read that was never written: it is the kernel's zero
+    /// page.
     Zero,
     /// A page of a file was mapped that was in memory already.
     File,
-    /// A page was written that is private and was somebody else's too, or the file's: it was copied.
+    /// Write to a private page that another process shared, or that belonged to a file: the page
+    /// was copied.
     CopyOnWrite,
-    /// A page of shared memory was written that was there, read-only until then: the kernel notes that it is dirty.
+    /// A page of shared memory was written that was there, read-only until then: the kernel notes
+    /// that it is dirty.
     WriteProtect,
     /// A huge page was made, or mapped.
     Huge,
     /// It had to wait for I/O.
     Major,
-    /// What it was for cannot be told.
+    /// Kind unknown.
     Unknown,
 }
 
-impl Kind {
+impl FaultKind {
     /// All, in the order in which they are shown.
-    pub const ALL: [Kind; 8] = [
-        Kind::Anonymous,
-        Kind::Zero,
-        Kind::File,
-        Kind::CopyOnWrite,
-        Kind::WriteProtect,
-        Kind::Huge,
-        Kind::Major,
-        Kind::Unknown,
+    pub const ALL: [FaultKind; 8] = [
+        FaultKind::Anonymous,
+        FaultKind::Zero,
+        FaultKind::File,
+        FaultKind::CopyOnWrite,
+        FaultKind::WriteProtect,
+        FaultKind::Huge,
+        FaultKind::Major,
+        FaultKind::Unknown,
     ];
 
     /// The name used as a key.
     pub const fn key(self) -> &'static str {
         match self {
-            Kind::Anonymous => "anonymous",
-            Kind::Zero => "zero_page",
-            Kind::File => "file",
-            Kind::CopyOnWrite => "copy_on_write",
-            Kind::WriteProtect => "write_protect",
-            Kind::Huge => "huge",
-            Kind::Major => "major",
-            Kind::Unknown => "unknown",
+            FaultKind::Anonymous => "anonymous",
+            FaultKind::Zero => "zero_page",
+            FaultKind::File => "file",
+            FaultKind::CopyOnWrite => "copy_on_write",
+            FaultKind::WriteProtect => "write_protect",
+            FaultKind::Huge => "huge",
+            FaultKind::Major => "major",
+            FaultKind::Unknown => "unknown",
         }
     }
 
     /// The name in words.
     pub const fn label(self) -> &'static str {
         match self {
-            Kind::Anonymous => "minor anonymous",
-            Kind::Zero => "zero page",
-            Kind::File => "minor file",
-            Kind::CopyOnWrite => "copy-on-write",
-            Kind::WriteProtect => "write-protect",
-            Kind::Huge => "huge",
-            Kind::Major => "major",
-            Kind::Unknown => "unknown",
+            FaultKind::Anonymous => "minor anonymous",
+            FaultKind::Zero => "zero page",
+            FaultKind::File => "minor file",
+            FaultKind::CopyOnWrite => "copy-on-write",
+            FaultKind::WriteProtect => "write-protect",
+            FaultKind::Huge => "huge",
+            FaultKind::Major => "major",
+            FaultKind::Unknown => "unknown",
         }
     }
 
-    /// What it is, in a sentence.
+    /// Meaning of the kind as a sentence.
     pub const fn meaning(self) -> &'static str {
         match self {
-            Kind::Anonymous => "Memory of no file was touched first: the kernel zeroed a page.",
-            Kind::Zero => {
+            FaultKind::Anonymous => {
+                "Memory of no file was touched first: the kernel zeroed a page."
+            }
+            FaultKind::Zero => {
                 "Private memory of no file was read before it was written: the kernel's zero page is there now."
             }
-            Kind::File => {
+            FaultKind::File => {
                 "A page of a file that was in memory already was mapped, and its neighbours with it."
             }
-            Kind::CopyOnWrite => {
-                "A page that is private was written first: it was copied, unless nobody else had it."
+            FaultKind::CopyOnWrite => {
+                "First write to a private page: it was copied, unless no other process mapped it."
             }
-            Kind::WriteProtect => {
+            FaultKind::WriteProtect => {
                 "A page of shared memory that could only be read was written: it is dirty from now on."
             }
-            Kind::Huge => "A huge page was made or mapped.",
-            Kind::Major => {
+            FaultKind::Huge => "A huge page was made or mapped.",
+            FaultKind::Major => {
                 "The page came from a disk, or the fault waited for a lock or for another that read it."
             }
-            Kind::Unknown => "In no mapping that is known, or an access that is not allowed.",
+            FaultKind::Unknown => "In no known mapping, or an access that is not permitted.",
         }
     }
 
@@ -179,22 +188,24 @@ impl Kind {
     }
 }
 
-/// A mapping in which there were faults. Neighbours of no file that the kernel made one are one here.
+/// A mapping in which there were faults. Neighbours of no file that the kernel made one are one
+/// here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mapped {
+pub struct FaultMapping {
     /// The process in which it was seen first; its children may have it too.
     pub pid: Pid,
-    /// Where it was.
+    /// Address range.
     pub range: AddrRange,
-    /// The name as `maps` prints it; empty where there is none.
+    /// The name as `maps` prints it; empty if the mapping has no name.
     pub name: Name,
-    /// The quadrant by what was asked of `mmap`; none where the address was in no mapping that is known.
+    /// The quadrant by what was asked of `mmap`; none where the address was in no mapping that is
+    /// known.
     pub quadrant: Option<Quadrant>,
 }
 
 /// A thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Thread {
+pub struct FaultThread {
     /// Its process.
     pub pid: Pid,
     /// Its number.
@@ -203,31 +214,31 @@ pub struct Thread {
     pub name: Name,
 }
 
-/// What the recorder of the heap told of the process that the recording is of.
+/// Data that the heap recorder of the recorded process produced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Heap {
-    /// Blocks of fewer bytes are not told of.
+pub struct FaultHeap {
+    /// Smaller blocks are not recorded.
     pub least: u64,
-    /// How often what was live came to be unknown, since nobody had read the log in time.
+    /// Number of times the live blocks became unknown, because the log was not read in time.
     pub lost: u64,
     /// Processes that the command made which loaded the recorder, and were not recorded.
     pub refused: u64,
-    /// Who allocated.
+    /// Allocating call stacks.
     pub allocations: Vec<Allocation<u32>>,
 }
 
-/// What a call stack allocated.
+/// Blocks allocated by one call stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation<F> {
-    /// Blocks that are told of; 0 where only the allocator faulted.
+    /// Recorded blocks; 0 if only the allocator faulted.
     pub blocks: u64,
     /// Their bytes, as asked for.
     pub bytes: u64,
-    /// Who asked for them, then its callers.
+    /// The allocating function, then its callers.
     pub frames: Vec<F>,
 }
 
-impl Heap {
+impl FaultHeap {
     /// The allocation that memory is of; none where it is of none that is known.
     pub fn allocation(&self, owner: Owner) -> Option<&Allocation<u32>> {
         let (Owner::Block(number) | Owner::Allocator(number)) = owner else { return None };
@@ -235,13 +246,13 @@ impl Heap {
     }
 }
 
-/// Whose the memory is that faulted.
+/// Owner of the memory that faulted.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// Nobody was asked: the heap of the process was not recorded, or not yet.
+    /// Unknown: the heap of the process was not recorded, or not yet.
     #[default]
     Unrecorded,
     /// It is in a block that was live, of this of the allocations.
@@ -250,7 +261,7 @@ pub enum Owner {
     Allocator(u32),
     /// It is the recorder's own.
     Recorder,
-    /// It is in no block that is told of: a small one, a stack, a file, what was mapped.
+    /// Outside of recorded blocks: in a small one, a stack, a file, or a mapping.
     Elsewhere,
 }
 
@@ -269,42 +280,42 @@ impl Owner {
 
 /// Faults that are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Row {
+pub struct FaultRow {
     /// Which of the call stacks.
     pub stack: u32,
     /// Which of the mappings.
     pub mapping: u32,
     /// Which of the threads.
     pub thread: u32,
-    /// What they were.
-    pub kind: Kind,
-    /// Whether the kernel touched the memory in a system call of the program.
+    /// Kind of the faults.
+    pub kind: FaultKind,
+    /// True if the kernel touched the memory in a system call of the program.
     pub by_kernel: bool,
-    /// Whose memory it was.
+    /// Owner of the memory.
     #[serde(default)]
     pub owner: Owner,
-    /// How many.
+    /// Number of faults.
     pub count: u64,
-    /// How long they took together, in nanoseconds, where that was asked for.
+    /// Duration of all of them in nanoseconds, if it was recorded.
     pub took_ns: Option<u64>,
 }
 
-/// How many faults there were, by kind, in spans of the same length.
+/// Number of faults by kind, in spans of equal length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeLine {
     /// The length of a span in nanoseconds.
     pub span_ns: u64,
     /// The spans, from the beginning.
-    pub spans: Vec<[u64; Kind::ALL.len()]>,
+    pub spans: Vec<[u64; FaultKind::ALL.len()]>,
 }
 
-impl Recording {
+impl FaultRecording {
     /// By call stack, for pictures and other tools.
-    pub fn profile(&self) -> Profile {
+    pub fn profile(&self) -> StackProfile {
         let stack = |stack: &Vec<u32>| {
             stack.iter().filter_map(|frame| self.frames.get(*frame as usize).cloned()).collect()
         };
-        let sample = |row: &Row| {
+        let sample = |row: &FaultRow| {
             let thread = self.threads.get(row.thread as usize);
             let mapping = self.mappings.get(row.mapping as usize);
             let mapping = mapping.map(|it| it.name.escaped().into_owned()).unwrap_or_default();
@@ -317,7 +328,7 @@ impl Recording {
                 let name = heap.allocation(row.owner).and_then(|it| self.asked_for(it));
                 labels.extend(name.map(|name| ("allocation".to_owned(), name)));
             }
-            Counted {
+            StackCount {
                 stack: row.stack,
                 count: row.count,
                 took_ns: row.took_ns,
@@ -326,7 +337,7 @@ impl Recording {
                 labels,
             }
         };
-        Profile {
+        StackProfile {
             what: "page faults".to_owned(),
             began_ns: self.began_ns,
             took_ns: self.took_ns,
@@ -335,7 +346,7 @@ impl Recording {
         }
     }
 
-    /// Who asked for memory, in a word.
+    /// Name of the call stack's allocating function, in a word.
     fn asked_for(&self, allocation: &Allocation<u32>) -> Option<String> {
         let frame = self.frames.get(*allocation.frames.first()? as usize)?;
         let base = |module: &Name| Name::new(module.base()).escaped().into_owned();

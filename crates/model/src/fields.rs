@@ -1,33 +1,36 @@
-//! What every number means: one row a field, from which help, tables and documents are made.
+//! Meaning of every number: one row per field. Help, tables and documents are generated from it.
 
 /// One field: a line of a `/proc` file, or a column that we print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
+pub struct FieldMeaning {
     /// The kernel's spelling, or our column's.
     pub name: &'static str,
-    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`, `meminfo`, `vmstat`;
-    /// `hugepages stats` for `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`;
-    /// `stat` for what runs of commands are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch` for accesses to memory; `heap` for recordings of heaps; `pagewise` for what else we compute.
+    /// The file it is read from: `smaps` (and `smaps_rollup`), `maps`, `status`, `statm`,
+    /// `meminfo`, `vmstat`; `hugepages stats` for
+    /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats`; `stat` for what runs of commands
+    /// are measured by; `sim` for what simulators count; `faults` for recorded page faults; `watch`
+    /// for accesses to memory; `heap` for recordings of heaps; `pagewise` for what else we compute.
     pub source: &'static str,
-    /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the form of what is no number.
+    /// `kB` (1024 bytes), `pages`, `bytes`, `flag`, `count`, or the format of a value that is not a
+    /// number.
     pub unit: &'static str,
     /// The kernel release that brought it; empty where it has been there since 2.6.14 or longer.
     pub since: &'static str,
     /// One sentence.
     pub meaning: &'static str,
-    /// What people take it for and it is not; empty where there is no trap.
+    /// A common misunderstanding of the value; else empty.
     pub trap: &'static str,
 }
 
 /// The fields of that name. Upper and lower case matter only where a field is spelled exactly so;
 /// `_`, `-` and a space count alike.
-pub fn named(name: &str) -> impl Iterator<Item = &'static Field> {
+pub fn named(name: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     let exact = FIELDS.iter().any(|f| f.name == name);
     let name = name.to_owned();
     FIELDS.iter().filter(move |f| if exact { f.name == name } else { is_alike(f.name, &name) })
 }
 
-/// Whether two names differ by nothing but case and the kind of space between words.
+/// True if two names differ by nothing but case and the kind of space between words.
 pub fn is_alike(a: &str, b: &str) -> bool {
     let plain = |byte: u8| match byte {
         b'-' | b' ' => b'_',
@@ -39,7 +42,7 @@ pub fn is_alike(a: &str, b: &str) -> bool {
 macro_rules! fields {
     ($($source:literal { $($name:literal $unit:literal $since:literal $meaning:literal $trap:literal;)* })*) => {
         /// Every field, by source and in the kernel's order.
-        pub const FIELDS: &[Field] = &[$($(Field {
+        pub const FIELDS: &[FieldMeaning] = &[$($(FieldMeaning {
             name: $name,
             source: $source,
             unit: $unit,
@@ -106,7 +109,7 @@ fields! {
             "Still in Rss until memory is short; can lag behind, since pages wait in per-CPU batches.";
         "AnonHugePages" "kB" "2.6.39"
             "Anonymous memory that huge (PMD) page-table entries map."
-            "Large folios of other sizes, and huge pages mapped piece by piece, are not counted.";
+            "Large folios of other sizes, and huge pages that are mapped by base pages, are not counted.";
         "ShmemPmdMapped" "kB" "4.8"
             "tmpfs memory that huge (PMD) page-table entries map."
             "A huge page that is mapped piece by piece is not counted.";
@@ -124,19 +127,19 @@ fields! {
             "For tmpfs mappings it includes swapped pages of the object (since 4.5), which VmSwap leaves out; pages shared after fork count in full.";
         "SwapPss" "kB" "4.3"
             "Pages in swap, each divided by how many page tables point at it."
-            "Swapped pages of tmpfs objects are left out, so it is no share of Swap.";
+            "Swapped pages of tmpfs objects are not counted, so SwapPss is not a share of Swap.";
         "Locked" "kB" "2.6.38"
             "The proportional share (Pss) of the mapping where mlock holds it."
             "Neither a yes or no nor the locked size: VmLck has the size.";
         "THPeligible" "flag" "5.0"
             "1 where the kernel may use a transparent huge page of some enabled size here, else 0."
-            "Eligible is not huge: AnonHugePages says what there is. Before 6.8 only the PMD size counted.";
+            "Eligible does not mean huge: AnonHugePages is the amount in use. Before 6.8 only the PMD size counted.";
         "ProtectionKey" "number" "4.6"
             "The memory protection key of the mapping."
             "Shown only where the CPU has protection keys.";
         "VmFlags" "flags" "3.8"
             "The kernel's flags of the mapping, two letters each: `define nr` explains one."
-            "Codes come and go between kernels; there are none in smaps_rollup.";
+            "Codes differ between kernel releases; smaps_rollup has none.";
     }
     "maps" {
         "address" "hex" ""
@@ -144,15 +147,15 @@ fields! {
             "Neighbours with equal flags and backing are merged, so one line may be several mmap calls.";
         "perms" "letters" ""
             "r, w, x for read, write and execute; s for MAP_SHARED, p for MAP_PRIVATE."
-            "p says that writes stay private, not that nobody else maps the same pages.";
+            "p means that writes stay private; other processes may still map the same pages.";
         "offset" "hex" ""
-            "Where in the file the mapping begins."
+            "Offset in the file at which the mapping begins."
             "For anonymous memory it is meaningless.";
         "dev" "hex" ""
             "Major and minor number of the device the file is on."
             "btrfs and overlayfs can show another device here than stat does.";
         "inode" "number" ""
-            "The inode of the file; 0 where there is none."
+            "The inode of the file; 0 if the mapping has no file."
             "";
         "pathname" "text" ""
             "The file, or a name in brackets that the kernel or the program gave."
@@ -166,7 +169,7 @@ fields! {
             "The file mode creation mask."
             "";
         "State" "letter" ""
-            "What the main thread does: R runs, S sleeps, D waits and cannot be killed, T is stopped, t is traced, Z is a zombie, I is idle, X is dead."
+            "State of the main thread: R running, S sleeping, D in uninterruptible sleep, T stopped, t traced, Z zombie, I idle, X dead."
             "Other threads can be busy while the main one sleeps.";
         "Tgid" "number" ""
             "The process id."
@@ -190,7 +193,7 @@ fields! {
             "Real, effective, saved and filesystem group id."
             "";
         "FDSize" "count" ""
-            "How many slots the table of file descriptors has."
+            "Number of slots in the table of file descriptors."
             "Slots, not open files.";
         "Groups" "numbers" ""
             "Supplementary group ids."
@@ -242,7 +245,7 @@ fields! {
             "Reserved, not resident. statm's data adds the stack.";
         "VmStk" "kB" ""
             "Address space of mappings that grow down: the main stack."
-            "Stacks of other threads are in VmData; what is resident is less.";
+            "Stacks of other threads are in VmData; the resident part is smaller.";
         "VmExe" "kB" ""
             "Address space of the program's text."
             "The program's own only: libraries are in VmLib.";
@@ -277,7 +280,7 @@ fields! {
             "CPU features the thread can no longer turn on or off."
             "";
         "Threads" "count" ""
-            "How many threads the process has."
+            "Number of threads of the process."
             "";
         "SigQ" "counts" ""
             "Signals queued for the user, and the limit."
@@ -319,13 +322,13 @@ fields! {
             "0 no filter, 1 strict, 2 filters."
             "";
         "Seccomp_filters" "count" "5.9"
-            "How many seccomp filters apply."
+            "Number of seccomp filters that apply to the thread."
             "";
         "Speculation_Store_Bypass" "text" "4.17"
-            "How the thread stands to speculative store bypass."
+            "Mitigation of speculative store bypass that applies to the thread."
             "";
         "SpeculationIndirectBranch" "text" "5.11"
-            "How the thread stands to indirect branch speculation."
+            "Mitigation of indirect branch speculation that applies to the thread."
             "";
         "Cpus_allowed" "mask" "2.6.24"
             "The CPUs the thread may run on."
@@ -334,16 +337,16 @@ fields! {
             "The CPUs the thread may run on, as a list."
             "";
         "Mems_allowed" "mask" "2.6.24"
-            "The NUMA nodes the thread may take memory from."
+            "The NUMA nodes that the thread may allocate memory from."
             "";
         "Mems_allowed_list" "list" "2.6.26"
-            "The NUMA nodes the thread may take memory from, as a list."
+            "The NUMA nodes that the thread may allocate memory from, as a list."
             "";
         "voluntary_ctxt_switches" "count" "2.6.23"
-            "How often the thread gave up the CPU."
+            "Voluntary context switches: the thread blocked or yielded the CPU."
             "The main thread's only.";
         "nonvoluntary_ctxt_switches" "count" "2.6.23"
-            "How often the CPU was taken from the thread."
+            "Involuntary context switches: the kernel preempted the thread."
             "The main thread's only.";
     }
     "statm" {
@@ -374,10 +377,10 @@ fields! {
             "RAM the kernel manages."
             "Less than the machine has: firmware and the kernel's own image are left out.";
         "MemFree" "kB" ""
-            "RAM that nobody uses at all."
+            "RAM that is not used at all."
             "Small on a healthy machine, since the page cache fills the rest: MemAvailable is what programs can have.";
         "MemAvailable" "kB" "3.14"
-            "An estimate of what programs can still take without swapping."
+            "An estimate of the memory that programs can still allocate without swapping."
             "An estimate: free memory, and the page cache and slab that can be dropped, less a reserve.";
         "Buffers" "kB" ""
             "Page cache of block devices."
@@ -389,10 +392,10 @@ fields! {
             "Memory that is in RAM and still has its copy in swap."
             "Not swap in use: it can leave RAM again without another write.";
         "Active" "kB" ""
-            "Anonymous and file pages that reclaim takes late."
+            "Anonymous and file pages that reclaim takes last."
             "";
         "Inactive" "kB" ""
-            "Anonymous and file pages that reclaim looks at first."
+            "Anonymous and file pages that reclaim examines first."
             "Not idle: they may have been used a moment ago.";
         "Active(anon)" "kB" "2.6.28"
             "Anonymous and tmpfs pages on the active list."
@@ -432,12 +435,12 @@ fields! {
             "";
         "SwapFree" "kB" ""
             "Swap space that is not in use."
-            "Its use says that memory was short once, not that it is now.";
+            "Swap in use shows that memory was short at some time, not that it is short now.";
         "Zswap" "kB" "5.19"
-            "RAM that compressed swap pages take."
+            "RAM that compressed swap pages occupy."
             "Compressed size.";
         "Zswapped" "kB" "5.19"
-            "What the pages held by zswap would take uncompressed."
+            "Uncompressed size of the pages held by zswap."
             "Also counted as used swap.";
         "Dirty" "kB" ""
             "Page cache that waits to be written to disk."
@@ -447,7 +450,7 @@ fields! {
             "";
         "AnonPages" "kB" "2.6.18"
             "Anonymous pages that page tables map."
-            "Of the whole machine, each once; tmpfs is not in it.";
+            "Of the whole machine, each page once; tmpfs is not included.";
         "Mapped" "kB" ""
             "Page cache that page tables map, tmpfs included."
             "Each page once, however many processes map it.";
@@ -476,7 +479,7 @@ fields! {
             "Page tables of user space."
             "Page tables of the kernel are not in it.";
         "SecPageTables" "kB" "6.1"
-            "Page tables for others than the CPU's user space: KVM guests, IOMMU."
+            "Page tables that the CPU does not use for user space: KVM guests, IOMMU."
             "";
         "Quicklists" "kB" "2.6.27"
             "Page-table pages kept for reuse."
@@ -491,10 +494,10 @@ fields! {
             "Copies that FUSE makes to write back."
             "FUSE of recent kernels makes none, so it stays 0.";
         "CommitLimit" "kB" "2.6.10"
-            "How much may be promised to programs under strict overcommit."
+            "Upper limit of Committed_AS under strict overcommit."
             "Binds only where vm.overcommit_memory is 2.";
         "Committed_AS" "kB" ""
-            "How much has been promised to programs."
+            "Memory that the kernel has committed to programs."
             "Promised, not used; can exceed RAM and swap unless vm.overcommit_memory is 2.";
         "VmallocTotal" "kB" ""
             "Address space for vmalloc."
@@ -512,7 +515,7 @@ fields! {
             "RAM found bad by the memory test at boot."
             "Only shown where the test ran.";
         "HardwareCorrupted" "kB" "2.6.32"
-            "RAM taken out of use after a hardware memory error."
+            "RAM that was retired after a hardware memory error."
             "";
         "AnonHugePages" "kB" "2.6.38"
             "Anonymous memory in transparent huge pages that huge (PMD) entries map."
@@ -539,19 +542,19 @@ fields! {
             "RAM that a confidential guest has not accepted from its host yet."
             "";
         "Balloon" "kB" "6.16"
-            "RAM that balloon drivers gave back to the host."
+            "RAM that balloon drivers returned to the host."
             "";
         "HugePages_Total" "pages" ""
             "Pages in the huge TLB pool of the default size."
             "Of the default size only; taken from MemFree even while unused.";
         "HugePages_Free" "pages" ""
-            "Pages of the pool that nobody has touched."
+            "Pages of the pool that were never touched."
             "Some may be promised: see HugePages_Rsvd.";
         "HugePages_Rsvd" "pages" "2.6.17"
             "Pages of the pool that are promised to a mapping and not yet touched."
             "";
         "HugePages_Surp" "pages" "2.6.24"
-            "Pages above the pool's size, taken on demand."
+            "Pages above the pool's size, allocated on demand."
             "";
         "Hugepagesize" "kB" ""
             "The default size of huge TLB pages."
@@ -620,7 +623,7 @@ fields! {
             "";
         "thp_swpout_fallback" "count" "4.14"
             "Huge pages split to be swapped out."
-            "Swap had no room in one piece, or cannot take them.";
+            "Swap had no contiguous space for the folio, or the device does not support it.";
         "thp_migration_success" "count" "5.9"
             "Huge pages migrated."
             "";
@@ -640,13 +643,13 @@ fields! {
             "Such waits in vain."
             "";
         "compact_migrate_scanned" "count" "3.8"
-            "Pages looked at to be moved."
+            "Pages that compaction scanned as candidates to move."
             "Work of compaction, in a program or in kcompactd.";
         "compact_free_scanned" "count" "3.8"
-            "Pages looked at as a place to move to."
+            "Pages that compaction scanned as destinations."
             "";
         "compact_isolated" "count" "3.8"
-            "Pages taken out to be moved."
+            "Pages that compaction isolated to move."
             "";
         "compact_daemon_wake" "count" "4.6"
             "Times kcompactd was woken."
@@ -681,7 +684,7 @@ fields! {
             "Anonymous pages of this size there are now."
             "";
         "nr_anon_partially_mapped" "count" "6.12"
-            "Of these, partly unmapped ones."
+            "Those among them that are partly unmapped."
             "Their unused parts come back when memory is short.";
         "anon_fault_alloc" "count" "6.10"
             "Pages of this size given at a fault."
@@ -762,7 +765,7 @@ fields! {
             "";
         "peak_pss" "bytes" ""
             "The most PSS of the command and its descendants together that a sample saw."
-            "What lies between two samples is not seen.";
+            "Changes between two samples are not seen.";
         "peak_pss_anon" "bytes" ""
             "The part of peak_pss that is anonymous memory."
             "";
@@ -789,7 +792,7 @@ fields! {
             "";
         "faults_per_mib" "per MiB" ""
             "Page faults over peak_res: 256 where each page of 4 KiB is touched once."
-            "Far below that, huge pages or fault-around are in play; far above, memory is given back and taken again.";
+            "Far below that: huge pages or fault-around are in use. Far above: memory is released and allocated again.";
         "faults_per_s" "per s" ""
             "Page faults a second of wall time."
             "";
@@ -908,7 +911,7 @@ fields! {
             "TLB flushes of the address space, on the CPU that changed it."
             "";
         "tlb_flush_remote_sent" "count" ""
-            "TLB shootdowns caused: it made other CPUs flush, and waited."
+            "TLB shootdowns caused: the thread made other CPUs flush, and waited for them."
             "";
         "tlb_flush_wrong_cpu" "count" "6.15"
             "TLB flushes asked of a CPU that the process had left already."
@@ -941,16 +944,16 @@ fields! {
             "The median of A over that of B."
             "";
         "verdict" "text" ""
-            "What the 95 % interval of the ratio says of A."
-            "Cannot tell is not the same as equal.";
+            "Conclusion about A from the 95 % interval of the ratio."
+            "\"Cannot tell\" does not mean equal.";
         "scope" "text" ""
-            "Whose events are counted: process, process:user (user mode only), or machine."
+            "Events counted: of the process, of the process in user mode only (process:user), or of the machine."
             "";
         "origin" "text" ""
-            "Who counts: the kernel (software), a tracepoint, or the CPU (hardware)."
+            "Source of the count: the kernel (software), a tracepoint, or the CPU (hardware)."
             "";
         "usual" "flag" ""
-            "Whether stat counts it unless told otherwise."
+            "True if stat counts the event by default."
             "";
     }
     "sim" {
@@ -989,7 +992,7 @@ fields! {
             "";
         "stlb_misses" "count" ""
             "Simulated page walks: pages that no level of TLB held."
-            "All memory is taken to be in pages of one size.";
+            "All memory is assumed to be in pages of one size.";
         "stlb_misses_by_reads" "count" ""
             "Page walks for accesses that read."
             "In the program's order; a CPU may let a load overtake a store.";
@@ -1000,26 +1003,26 @@ fields! {
             "Simulated page walks by accesses."
             "";
         "dtlb_entries" "count" ""
-            "How many pages the first level of TLB for data holds."
-            "A hypervisor may have cpuid say what is not so.";
+            "Number of entries of the first-level data TLB."
+            "The cpuid values of a virtual machine may be wrong.";
         "dtlb_ways" "count" ""
-            "How many pages of a set it holds."
+            "Associativity: number of entries of a set."
             "";
         "stlb_entries" "count" ""
-            "How many pages the second level of TLB holds, if all were of this size."
-            "It is shared with instructions, and often with other sizes.";
+            "Number of entries of the second-level TLB for pages of this size."
+            "The level is shared with instructions, and often with other page sizes.";
         "stlb_ways" "count" ""
-            "How many pages of a set it holds."
+            "Associativity: number of entries of a set."
             "";
         "prefetched" "count" ""
             "Pages that the page walker's prefetcher put in before they were asked for."
-            "An assumption: makers of CPUs say little of it.";
+            "An assumption: CPU vendors document little of it.";
         "policy" "text" ""
-            "How what is replaced is chosen."
+            "Replacement policy."
             "CPUs have policies of their own, near tree-PLRU.";
         "refaults" "count" ""
             "Simulated faults on pages that were reclaimed before: major faults."
-            "The first use of a page is none of them.";
+            "The first use of a page is not counted.";
         "refaults_by_reads" "count" ""
             "Those of them that read."
             "";
@@ -1033,74 +1036,74 @@ fields! {
             "Reclaimed pages that had to be written first, since they were changed."
             "";
         "unknown_lines" "count" ""
-            "Lines of a trace that are no access, no instruction and no words of valgrind's."
+            "Lines of a trace that are not an access, an instruction or a message of valgrind."
             "";
         "cut_off" "flag" ""
-            "Whether there were more accesses than were taken."
+            "True if the trace had more accesses than the limit; the rest was not simulated."
             "";
     }
     "lab" {
         "verdict" "text" ""
-            "What the runs on this machine say of a claim: agrees, cannot tell or disagrees."
-            "Of an experiment it is the worst of its claims; skipped where it was not run.";
+            "Conclusion of the runs on this machine about a claim: agrees, cannot tell or disagrees."
+            "The verdict of an experiment is the worst of its claims; skipped if it was not run.";
         "agrees" "flag" ""
-            "Whether a claim holds here; null where that cannot be told."
+            "True if a claim holds on this machine; null if the runs cannot tell."
             "";
         "claims" "text" ""
-            "How many claims of an experiment hold here."
-            "What does not hold on one machine may hold on another: each says why it need not.";
+            "Number of claims of an experiment that hold on this machine."
+            "A claim that does not hold here may hold on another machine: the text of the claim says why.";
         "noise" "share" ""
-            "The most by which two series of one condition differ here, run by turns: the end of a 95 % interval."
-            "Nothing is called more or less below it.";
+            "Largest difference between two interleaved series of one condition: the end of a 95 % interval."
+            "Smaller differences between conditions are reported as no difference.";
         "took_ns" "ns" ""
-            "How long an experiment took, with all its runs."
+            "Duration of an experiment with all its runs."
             "";
         "first_touch_ns" "ns" ""
             "Time for the first touch of a page, by a process that is the first to have it."
-            "Many times second_touch_ns where a host takes back memory that its guest does not use.";
+            "Many times second_touch_ns if the hypervisor reclaims memory that its guest does not use.";
         "second_touch_ns" "ns" ""
             "Time for the first touch of a page, of memory that another process had just before."
             "";
     }
     "guard" {
         "bugs" "count" ""
-            "Mistakes that were found, each once for each call stack of the access and the allocation."
-            "Of those with objects that were not guarded nothing is known.";
+            "Memory errors found, each once for each pair of call stacks (access and allocation)."
+            "Errors on objects that were not guarded are not found.";
         "bugs_dropped" "count" ""
-            "Mistakes that were counted and not kept: the first 1,000 are."
+            "Memory errors that were counted but not stored: only the first 1,000 are stored."
             "";
         "rate" "number" ""
-            "One allocation of so many is guarded, in the mean; each has the same chance."
+            "Sampling rate: one allocation in N is guarded on average; each has the same probability."
             "";
         "guarded" "count" ""
-            "Objects that were guarded, by processes that ended in order."
+            "Objects that were guarded, by processes that exited normally."
             "";
         "left_out" "count" ""
-            "Objects that were to be guarded and were not, for want of room."
-            "--most says how much memory they may take.";
+            "Objects that were selected for guarding but not guarded, because the memory limit was reached."
+            "--most sets the limit.";
         "most_bytes" "bytes" ""
             "The most bytes of memory in guarded objects at a time, of one process."
-            "An object takes whole pages. Slots of freed objects take some 100 bytes each beside it.";
+            "An object occupies whole pages. Slots of freed objects need about 100 bytes each in addition.";
         "means" "word" ""
-            "How pages are made inaccessible: by moving those of small objects on to the next (UFFDIO_MOVE), by marks in the page tables (MADV_GUARD_INSTALL), or by mappings (mprotect)."
-            "Of mappings a process may have only so many (vm.max_map_count).";
+            "Method that makes pages inaccessible: moving the pages of small objects to the next slot (UFFDIO_MOVE), guard markers in the page tables (MADV_GUARD_INSTALL), or mappings (mprotect)."
+            "The number of mappings of a process is limited (vm.max_map_count).";
         "processes" "count" ""
             "Processes that were guarded: the command, its children, and each program that one of them became."
             "";
         "told" "count" ""
-            "Those that ended in order, and so told how much they guarded."
+            "Processes that exited normally, and so reported the number of guarded objects."
             "One that is killed, or calls _exit, does not.";
         "kind" "word" ""
-            "What is wrong: overflow, underflow, use-after-free, double-free, invalid-free, mismatch, wild; segv and bus: an access to other memory ended the program."
-            "Which object was meant is the nearest one, which need not be the one that the program had in mind.";
+            "Kind of memory error: overflow, underflow, use-after-free, double-free, invalid-free, mismatch, wild; segv and bus: an access to other memory ended the program."
+            "The object is the nearest one, which need not be the one that the program meant.";
         "access" "word" ""
-            "What was done: read, write, execute, free; or that it was found to have been written before the free or the end."
+            "Access: read, write, execute, free; or a write that was found at the free or at the exit."
             "";
         "address" "address" ""
             "The first byte that must not be touched."
-            "Of an access that begins inside the object that is its end.";
+            "For an access that begins inside the object, this is the end of the object.";
         "distance" "bytes" ""
-            "How far outside of the object that byte is: from its end, or from its beginning."
+            "Distance of that byte from the object: from its end, or from its beginning."
             "";
         "object" "address" ""
             "The object's first byte."
@@ -1109,111 +1112,111 @@ fields! {
             "The object's size, as the program asked for it."
             "";
         "tid" "number" ""
-            "The thread that made the mistake, or in which it was found."
+            "The thread that made the memory error, or in which the error was found."
             "";
         "goes_on" "flag" ""
-            "Whether the program went on behind the mistake."
+            "True if the program continued after the memory error."
             "";
         "stack" "list" ""
-            "Where the mistake was made, or found: the innermost call first."
+            "Call stack at which the memory error was made or found, innermost call first."
             "";
         "made_by" "word" ""
-            "Of a mismatch, how the object was allocated: malloc, new, new[]."
+            "Of a mismatch: the function that allocated the object: malloc, new, new[]."
             "malloc stands for its whole family.";
         "freed_as" "word" ""
-            "Of a mismatch, how it was freed, by what would go together: malloc is free, new is delete, new[] is delete[]."
+            "Of a mismatch: the function that freed the object, named by its counterpart: malloc for free, new for delete, new[] for delete[]."
             "";
         "freed_size" "bytes" ""
-            "Of a mismatch, of how many bytes it is, as delete was told."
-            "Without -fsized-deallocation delete is not told.";
+            "Of a mismatch: the size that was passed to delete."
+            "Programs compiled without -fsized-deallocation pass no size.";
         "allocated_by" "number" ""
             "The thread that allocated the object."
             "";
         "allocation_stack" "list" ""
-            "Where it was allocated."
+            "Call stack of the allocation."
             "";
         "freed_by" "number" ""
             "The thread that freed it before."
             "";
         "free_stack" "list" ""
-            "Where it was freed before."
+            "Call stack of the earlier free."
             "";
     }
     "watch" {
         "block_offset" "count" ""
-            "Where in a block of the heap the bytes were when it began, in bytes from its start."
-            "Known where a recorder is in the process: pagewise heap run.";
+            "Offset of the bytes in their heap block when the watch began, in bytes."
+            "Known if a recorder is in the process: pagewise heap run.";
         "block_size" "bytes" ""
             "The size of that block, as asked for."
-            "Of large blocks it is not known from outside: see block_room.";
+            "The requested size of large blocks is unknown from outside: see block_room.";
         "block_room" "bytes" ""
-            "What the allocator gave for that block."
+            "Usable size of that block in the allocator."
             "";
         "allocated_by" "text" ""
-            "Who asked for that block, and the line."
+            "The function and line that allocated that block."
             "";
         "block_frames" "text" ""
-            "Who asked for that block, then its callers."
+            "Call stack that allocated that block, innermost function first."
             "";
         "time" "s" ""
-            "When the kernel noted the access, from the start of the watching."
+            "Time at which the kernel recorded the access, since the start of the watch."
             "Some microseconds after it.";
         "tid" "number" ""
             "The thread that made the access."
             "";
         "old" "value" ""
-            "What the bytes held before the access, as a number, or in hexadecimal digits where there are more than 8."
-            "What the last access left, unless something else was found in memory meanwhile.";
+            "Content of the bytes before the access, as a number, or as hexadecimal digits for more than 8 bytes."
+            "The content that the last access left, unless a different content was found in memory in between.";
         "value" "value" ""
-            "What the bytes held after the access, as a number, or in hexadecimal digits where there are more than 8."
-            "Numbers have no sign. `known` says how it is known.";
+            "Content of the bytes after the access, as a number, or as hexadecimal digits for more than 8 bytes."
+            "Numbers are unsigned. `known` names the source of the value.";
         "known" "text" ""
-            "How the value is known: stored by the instruction, computed from what was there, copied by the kernel with the access, read from memory before the next access, unchanged by an access that reads, or not at all (no)."
-            "What is read may have been changed by another process or a device since; what is stored may not.";
+            "Source of the value: stored by the instruction, computed from the previous content, copied by the kernel with the access, read from memory before the next access, unchanged by an access that reads, or unknown (no)."
+            "A value that was read may have been changed by another process or a device since the access; a stored value may not.";
         "access" "text" ""
-            "What was done: write, read, or read or write where the instruction is not known."
+            "Access: write, read, or read or write if the instruction is unknown."
             "The CPU watches writes, or reads and writes; never reads alone.";
         "place" "text" ""
-            "Where the access was made: the system call or the function of a library, by the function and line of the program that made it."
-            "Code without debugging information has no lines, stripped code no functions.";
+            "Code that made the access: the system call or library function, and the function and line of the program that called it."
+            "Code without debugging information has no lines; stripped code has no functions.";
         "instruction" "text" ""
             "The instruction that made the access, as objdump writes it."
-            "Nothing where no symbol says where its function begins, and in the kernel.";
+            "Absent if no symbol gives the start of the function, and in the kernel.";
         "call" "text" ""
             "The system call in which the kernel made the access for the program."
-            "Nothing for other work of the kernel: a signal's frame, a robust lock.";
+            "Absent for other work of the kernel: a signal frame, a robust futex.";
         "kernel" "text" ""
             "The function of the kernel that made the access."
             "? where kernel.kptr_restrict hides the addresses.";
         "thread" "text" ""
             "The thread that made the access: its name, for people behind its number."
-            "Names were chosen by others: not to be trusted.";
+            "The target chooses the name: do not trust it.";
         "stack" "number" ""
-            "Which call stack."
+            "Number of the call stack."
             "";
         "count" "count" ""
-            "How many accesses."
-            "A copy by the kernel is one; one by rep movs or rep stos in the program is told at each step that touches the bytes.";
+            "Number of accesses."
+            "A copy by the kernel is one access; rep movs or rep stos in the program is reported at each step that touches the bytes.";
         "passed_over" "count" ""
-            "Accesses for which the condition did not hold, or whose values are not known."
+            "Accesses for which the condition was false, or whose values are unknown."
             "";
         "dropped" "count" ""
-            "Accesses that were counted and not kept: as many are as fit into the memory limit, 65,536 in 256 MiB."
+            "Accesses that were counted but not stored: the memory limit bounds the stored ones, 65,536 in 256 MiB."
             "";
         "other_stacks" "count" ""
-            "Accesses whose call stack is not kept apart, since no more call stacks fit into the memory limit."
-            "They are listed, with `[other call stacks]` for theirs.";
+            "Accesses whose call stack is not stored, because the memory limit is reached."
+            "They are listed under the call stack `[other call stacks]`.";
         "memory_limit" "bytes" ""
-            "The most memory that the recorder may take: the accesses, their call stacks, and the kernel's rings."
+            "Memory limit of the recorder: accesses, their call stacks, and the perf ring buffers."
             "";
         "in_copies" "count" ""
             "Accesses of child processes to their own copies of the memory, which change nothing here."
             "";
         "unseen" "count" ""
-            "How often something else was found in memory than the last access had left: another process, a debugger or a device wrote it."
-            "Two changes between two looks are one; without privileges the kernel's own writes are among them.";
+            "Number of times the memory differed from the content that the last access left: another process, a debugger or a device wrote it."
+            "Two changes between two accesses count as one; without privileges the kernel's own writes are included.";
         "lost" "count" ""
-            "Accesses, and other records, that did not fit into the kernel's buffers."
+            "Accesses and other records that did not fit into the perf ring buffers."
             "";
     }
     "pagewise" {
@@ -1225,7 +1228,7 @@ fields! {
             "Shared pages count in full in each process; huge TLB memory is left out.";
         "SHR" "bytes" ""
             "Resident file and tmpfs pages (statm shared)."
-            "Neither what is shared nor what could be: a private library nobody else maps is in it, memory shared after fork is not.";
+            "Does not show sharing or possible sharing: a private library that no other process maps is included, memory shared after fork is not.";
         "DATA" "bytes" ""
             "Address space of private writable mappings and stacks (statm data)."
             "Reserved, not resident: a sanitizer's shadow makes it terabytes.";
@@ -1243,10 +1246,10 @@ fields! {
             "Adds up to more than 100 % over processes, since shared pages count in each.";
         "PSS" "bytes" ""
             "Proportional set size: each resident page divided by how often it is mapped."
-            "The only one of these that adds up over processes, and for that it changes when others start or end.";
+            "The only one of these values that can be summed over processes; it changes when other processes start or end.";
         "USS" "bytes" ""
             "Unique set size: resident pages that only this process maps."
-            "What its end would free at once, but for file pages, which stay in the page cache.";
+            "Memory that the exit of the process would free at once, except for file pages, which stay in the page cache.";
         "RSS" "bytes" ""
             "Resident set size, from smaps or the page table: exact where RES may be off by some pages."
             "Shared pages count in full in each process.";
@@ -1270,7 +1273,7 @@ fields! {
             "A page that is in the page cache but not mapped here is not resident in this sense.";
         "swapped" "bytes" ""
             "In swap."
-            "Non-zero says that memory was short once, not that it is now.";
+            "A value above 0 shows that memory was short at some time, not that it is short now.";
         "dirty" "bytes" ""
             "Must be written somewhere before it can be dropped: Shared_Dirty + Private_Dirty."
             "To the file for a shared file mapping, to swap for the rest: not only what waits for the disk.";
@@ -1281,23 +1284,23 @@ fields! {
             "Anonymous memory that huge (PMD) page-table entries map (AnonHugePages)."
             "Large folios of other sizes are not counted.";
         "mapped" "text" ""
-            "Whether one page-table entry maps a large folio, or one a base page."
+            "True if a page-table entry maps a huge page; false if it maps a base page."
             "Only one entry saves TLB misses for certain; some processors join base entries of a folio.";
         "bloat" "bytes" ""
             "Base pages inside anonymous huge pages that are zero in every byte: resident, and of no use."
-            "A page that was used and cleared looks the same; so does one that is about to be used.";
+            "A page that was used and then cleared looks the same; so does one that is about to be used.";
         "file" "bytes" ""
             "Memory of files and tmpfs that huge page-table entries map."
             "Its zeros are the file's and are not called bloat.";
         "eligible" "bytes" ""
             "Resident in base pages of mappings that the kernel may give huge pages (THPeligible)."
-            "It may also take huge pages of other sizes than the PMD's; whether it does depends on free memory.";
+            "The kernel may also use huge pages of other sizes than the PMD's; the result depends on free memory.";
         "verdict" "text" ""
-            "How huge pages are used: touched sparsely where half or more is zero, well used up to a tenth."
-            "Of what was zero at that moment. In `doctor` it is how a setting suits the profile: ok, note, warn, or unknown where it could not be read.";
+            "Use of huge pages: touched sparsely if half or more is zero, well used if at most a tenth is zero."
+            "Refers to the pages that were zero at the time of the scan. In `doctor`: how a setting suits the profile: ok, note, warn, or unknown if it could not be read.";
         "anonymous" "bytes" ""
             "Resident anonymous pages: heap, stack, written private file pages."
-            "The zero page is not among them.";
+            "The zero page is not included.";
         "shmem" "bytes" ""
             "Resident pages of tmpfs: shared anonymous memory, memfd, System V, /dev/shm."
             "The kernel counts them as file pages.";
@@ -1308,38 +1311,38 @@ fields! {
             "Guard regions (MADV_GUARD_INSTALL): touching one is SIGSEGV."
             "Stored as swap entries; Swap does not count them.";
         "untouched" "bytes" ""
-            "Nothing is mapped there: never touched, or given back."
-            "It may be in the page cache all the same, where it is of a file.";
+            "Address space without pages: never touched, or released."
+            "The pages may still be in the page cache if a file is mapped.";
         "soft_dirty" "flag" ""
             "Written since soft-dirty bits were cleared, or since it was mapped."
             "Only where the kernel tracks it (CONFIG_MEM_SOFT_DIRTY).";
         "co_mapped" "bytes" ""
-            "Resident pages that other page tables map as well."
-            "Not what is declared shared: memory after fork is, until it is written.";
+            "Resident pages that other page tables map too."
+            "Not the memory that is declared shared: memory after fork counts until it is written.";
         "exclusive" "flag" ""
             "No other page table maps the page."
-            "Of a huge page the kernel says the same of all of it.";
+            "For a huge page the kernel reports the same for all its base pages.";
         "mappers" "count" ""
-            "By how many page tables the page is mapped."
+            "Number of page tables that map the page."
             "One process can map a page twice.";
         "ksm" "flag" ""
             "Merged with equal pages by KSM."
             "It is copied again when it is written.";
         "large_folios" "bytes" ""
             "Resident in folios of more than one base page, however they are mapped."
-            "Of files too: the page cache has them as well.";
+            "Files count too: the page cache has large folios as well.";
         "folio_pages" "count" ""
-            "How many base pages the page's folio has."
+            "Number of base pages of the page's folio."
             "A folio need not be mapped as a whole.";
         "state" "text" ""
-            "What a page is: untouched, anonymous, file, shmem, zero, swapped, guard."
-            "At the moment it was looked at.";
+            "State of a page: untouched, anonymous, file, shmem, zero, swapped, guard."
+            "State at the time of the scan.";
         "strip" "picture" ""
             "A mapping's pages in one line, each character an equal part."
             "Small parts vanish in a large mapping.";
         "touched" "bytes" ""
             "Referenced since the bits were cleared: a page counts whole however little of it was used."
-            "By anyone who maps the page, and by the kernel on the process's behalf.";
+            "By any process that maps the page, and by the kernel on its behalf.";
         "written" "bytes" ""
             "Written in the interval."
             "Needs soft-dirty tracking, or write-protection set up by the process itself.";
@@ -1351,7 +1354,7 @@ fields! {
             "The kernel counts it as file pages, so it is in SHR.";
         "private_file" "bytes" ""
             "MAP_PRIVATE of a file: programs and libraries."
-            "Once written, a page is copied and private anonymous; pages that others map too are shared in effect.";
+            "A page that was written is copied and private anonymous; pages that other processes map too are shared in effect.";
         "shared_file" "bytes" ""
             "MAP_SHARED of a file."
             "Dirty pages go to the file, not to swap.";
@@ -1380,8 +1383,8 @@ fields! {
             "No swap is reserved for the mapping (MAP_NORESERVE)."
             "Touching it when memory is short may kill the process instead of failing an allocation.";
         "?" "letter" ""
-            "Whether swap is reserved is unknown: smaps was not read."
-            "`--full` tells.";
+            "True if it is unknown whether swap is reserved, because smaps was not read."
+            "`--full` reads smaps.";
         "start" "address" ""
             "The first address of a mapping."
             "Moves from run to run where addresses are randomised.";
@@ -1393,28 +1396,28 @@ fields! {
             "btrfs and overlayfs can show another device here than stat does.";
         "name" "text" ""
             "The mapped file, or the name the kernel or the program gave; of a process its 15 bytes of comm."
-            "Chosen by others: not to be trusted, and escaped wherever it is shown.";
+            "The target chooses the name: do not trust it. It is escaped wherever it is shown.";
         "use" "text" ""
             "A mapping's name, or in brackets what nameless memory is used for."
-            "What is in brackets is found out by pagewise, unless it is one of the kernel's: [heap], [stack], [vdso].";
+            "A name in brackets was derived by pagewise, except for the kernel's: [heap], [stack], [vdso].";
         "pid" "number" ""
             "The process id."
             "In the pid namespace of the /proc that was read.";
         "user" "text" ""
-            "The real user's name, or number where the name is not known."
+            "Name of the real user, or its number if the name is unknown."
             "Permissions follow the effective user.";
         "command" "text" ""
             "The command line."
             "The process may have overwritten it; in brackets it is the name instead.";
         "change" "bytes" ""
-            "What is there after, less what was there before."
+            "The value after, minus the value before."
             "Pages can come and go between: a change of 0 does not mean that nothing happened. In `doctor` it is the command that sets what is advised.";
         "mode" "letters" ""
             "r w x, then s or p, then R."
             "";
         "pool" "text" ""
-            "What a mapping is used for: program text, a library, malloc, a stack."
-            "Told by ELF headers, stack pointers and malloc's marks; what nothing tells apart is called anonymous.";
+            "Use of a mapping: program text, a library, malloc, a stack."
+            "Derived from ELF headers, stack pointers and the marks of malloc; mappings without such evidence are called anonymous.";
         "quadrant" "text" ""
             "Private or shared, anonymous or file."
             "Of the mapping: its pages can differ.";
@@ -1437,40 +1440,40 @@ fields! {
             "The size of one block."
             "";
         "pool_live" "bytes" ""
-            "What a pool of pagewise's allocators handed out and did not get back."
-            "Pools tell of it in slow paths: it may be off by what a block of theirs holds, and what aligns or rounds counts.";
+            "Bytes that a pool of pagewise's allocators handed out and that were not freed."
+            "Pools update the value in slow paths: it may be off by the contents of one of their blocks, and it includes alignment and rounding.";
         "pool_peak" "bytes" ""
-            "The most that was out of a pool at once."
-            "Seen where pools tell of their progress: what came and went in between is not in it.";
+            "High-water mark of the bytes that a pool had handed out."
+            "Sampled when a pool reports its progress: shorter peaks are missed.";
         "pool_held" "bytes" ""
-            "What a pool has of its source: the system, another pool, a buffer."
+            "Bytes that a pool has obtained from its source: the system, another pool, a buffer."
             "Address space: pages that were never touched are not resident.";
         "pool_peak_held" "bytes" ""
-            "The most that a pool had of its source."
+            "High-water mark of the bytes that a pool had from its source."
             "";
         "pool_use" "share" ""
-            "Which share of what is held is out."
+            "Share of the held bytes that is handed out."
             "";
         "requests" "count" ""
-            "How often memory was asked for."
-            "Up to the last slow path. Stack and ring do not count each request: theirs is what was asked for, divided by the sizes met at the ends of blocks.";
+            "Number of allocation requests."
+            "Up to the last slow path. Stack and ring pools do not count requests: their value is the requested bytes divided by the sizes seen at the ends of blocks.";
         "mean_size" "bytes" ""
-            "What was asked for, by requests."
+            "Requested bytes per request."
             "";
         "blocks_taken" "count" ""
-            "Blocks that a pool ever took of its source: system calls, where that is the system."
+            "Blocks that a pool obtained from its source so far: system calls, if the source is the system."
             "";
         "blocks_returned" "count" ""
-            "Blocks that a pool gave back to its source."
+            "Blocks that a pool returned to its source."
             "";
         "slow_paths" "count" ""
-            "How often a pool had to do more than a few instructions."
+            "Number of times a pool entered a slow path."
             "";
         "size_classes" "list" ""
             "Requests by size, each class up to a power of two."
             "Estimated: the size of one request stands for those around it.";
         "series" "list" ""
-            "How a pool went from its beginning: requests, what was out, what was held. At most 65 points, the last now."
+            "Course of a pool over time: requests, live bytes, held bytes. At most 65 points, the last one current."
             "";
         "blocks" "count" ""
             "Free blocks of exactly that order."
@@ -1479,10 +1482,10 @@ fields! {
             "Free blocks of each order, from order 0; a block counts in its own order only."
             "The kernel's lists, without pages that wait on the lists of a CPU.";
         "allocatable" "bytes" ""
-            "What can be had in blocks of that order without compaction: free memory in blocks at least as large."
+            "Memory available in blocks of that order without compaction: free memory in blocks at least as large."
             "The kernel keeps some of it back (watermarks, reserves), and compaction can make more.";
         "allocatable_huge" "bytes" ""
-            "What can be had in huge pages without compaction: free memory in blocks at least as large."
+            "Memory available as huge pages without compaction: free memory in blocks at least as large."
             "The kernel keeps some of it back (watermarks, reserves), and compaction can make more.";
         "unusable_index" "share" ""
             "The share of free memory in blocks that are too small for the request: 1 - allocatable / free."
@@ -1491,25 +1494,25 @@ fields! {
             "Why a request would fail: towards 0 for lack of memory, towards 1 since free memory lies in small blocks."
             "Nothing where it would not fail; 1 - (1 + free pages / requested pages) / free blocks.";
         "type" "text" ""
-            "What may be put there: the migrate type."
-            "The kernel takes from another type before it fails, which mixes them.";
+            "Migrate type: the kind of allocation that the block is for."
+            "The kernel falls back to another type before an allocation fails, which mixes them.";
         "pageblocks" "count" ""
             "Pieces of memory that have a migrate type, free or used."
             "Usually of the size of a huge page.";
         "at_least" "flag" ""
-            "Whether a count is a lower bound: the kernel stops counting at 100,000 blocks."
+            "True if a count is a lower bound: the kernel stops counting at 100,000 blocks."
             "";
         "id" "text" ""
             "A stable name."
             "";
         "label" "text" ""
-            "What people call it."
+            "Name of the setting for people."
             "";
         "value" "any" ""
-            "What is set now: the text of the kernel's file, or a number."
+            "Current value: the text of the kernel's file, or a number."
             "";
         "why" "text" ""
-            "What is wrong with the value, where something is, and why the setting matters."
+            "Problem with the value, if there is one, and the reason why the setting matters."
             "";
         "undo" "text" ""
             "The command that restores what is set now."
@@ -1518,56 +1521,56 @@ fields! {
             "The base page size of the machine."
             "";
         "huge_size" "bytes" ""
-            "What one huge (PMD) page-table entry maps."
+            "Size that one PMD page-table entry maps."
             "";
         "huge_order" "number" ""
             "A huge page is 2^order base pages."
             "";
         "share" "share" ""
-            "What part of the whole it is."
+            "Share of the total."
             "";
         "count" "count" ""
-            "How many since boot."
+            "Count since boot."
             "";
         "per_second" "rate" ""
-            "How many a second, between two readings."
+            "Rate per second between two readings."
             "";
         "elapsed_ns" "ns" ""
             "The time since the first reading."
             "";
         "time" "s" ""
-            "When a call was made, from the start of the recording."
+            "Time of a call since the start of the recording."
             "As the recorder saw it: some microseconds late.";
         "tid" "number" ""
             "The thread id."
             "";
         "args" "text" ""
             "The arguments of a call as a C program would write them, with the file behind a descriptor."
-            "Names in it were chosen by others: not to be trusted.";
+            "The target chooses names in it: do not trust them.";
         "outcome" "text" ""
-            "What a call returned, or the name of its error."
+            "Return value of a call, or the name of its error."
             "brk never fails: it returns the break as it is, moved or not.";
         "result" "number" ""
-            "What a call returned; nothing where it failed."
+            "Return value of a call; absent if it failed."
             "brk never fails: it returns the break as it is, moved or not.";
         "error" "text" ""
             "The name of the error of a call that failed."
             "A call that a signal interrupts (ERESTART) is made again and counts twice.";
         "errors" "count" ""
-            "How many calls failed."
+            "Number of calls that failed."
             "brk never does.";
         "bytes" "bytes" ""
-            "The memory that calls name: the length that was asked for, or by how much the break moved."
-            "Not what was mapped or freed: munmap takes a range with holes, mprotect changes no size.";
+            "Memory that calls name: the requested length, or the amount by which the break moved."
+            "Differs from the mapped or freed amount: munmap may name a range with holes, mprotect changes no size.";
         "virt_change" "bytes" ""
-            "By how much calls changed VIRT: whole pages, less what was mapped there before."
-            "Reserved address space, not memory in use. Of a process it holds what others did that use the same memory (vfork).";
+            "Amount by which calls changed VIRT: whole pages, minus the previous mappings that they replaced."
+            "Reserved address space, not memory in use. It includes calls of other processes that share the same memory (vfork).";
         "virt_otherwise" "bytes" ""
-            "By how much VIRT changed without a call: the stack that grows as it is touched."
-            "What the kernel says at the end, less what the calls add up to.";
+            "Amount by which VIRT changed without a call: the stack grows when it is touched."
+            "VIRT at the end as the kernel reports it, minus the sum of the calls.";
         "virt_start" "bytes" ""
-            "VIRT of a process when it came to be, or when the recording began."
-            "0 of a command: it begins with its program. A fork begins with a copy of its maker's.";
+            "VIRT of a process when it was created, or when the recording began."
+            "0 for a command: it begins with its program. A fork begins with a copy of its parent's.";
         "virt_end" "bytes" ""
             "VIRT of a process just before it ended, or when the recording did."
             "";
@@ -1575,124 +1578,124 @@ fields! {
             "start-up from execve to the program's entry point (the dynamic linker at work), then program; exec is the kernel mapping it."
             "Constructors of libraries run before the entry point; libraries that dlopen loads come after it.";
         "stage" "text" ""
-            "The phase in short: exec, start for the dynamic linker's start-up, nothing for the program."
+            "Short name of the phase: exec, start for the dynamic linker's start-up, empty for the program."
             "";
         "caller" "text" ""
             "The file whose code made the call: the dynamic linker, the C library, the program."
-            "The system call instruction's place: malloc is in the C library, whoever calls it.";
+            "The address of the system call instruction counts: malloc is in the C library, regardless of its caller.";
         "by" "path" ""
-            "The file whose code made the call; nothing for code in no file."
-            "The system call instruction's place: malloc is in the C library, whoever calls it.";
+            "The file whose code made the call; empty for code in no file."
+            "The address of the system call instruction counts: malloc is in the C library, regardless of its caller.";
         "seconds" "s" ""
-            "From the start of a call to its end, by the clock."
-            "The cost of being stopped is in it: some microseconds a call.";
+            "Wall-clock time from the start of a call to its end."
+            "Includes the cost of the tracing stop: some microseconds a call.";
         "calls" "count" ""
-            "How many memory calls."
+            "Number of memory calls."
             "";
         "parent" "number" ""
-            "The process that made it."
+            "The process that created it."
             "";
         "program" "path" ""
             "The file of the program that a process ran last."
             "";
         "recorded" "flag" ""
-            "Whether the calls of a process are recorded."
+            "True if the calls of a process are recorded."
             "Those of 32-bit programs on a 64-bit kernel are not.";
         "ending" "text" ""
-            "How a process ended."
+            "Exit status or signal of a process."
             "";
         "meaning" "text" ""
-            "What a counter counts."
+            "Meaning of a counter."
             "";
         "flush_orders" "count" ""
-            "Orders to other CPUs to flush their TLBs: tlb_flush events with the reason remote IPI send."
-            "The kernel orders, and then may find that no CPU has to be interrupted.";
+            "Flush requests to other CPUs: tlb_flush events with the reason remote IPI send."
+            "The kernel may find after the request that no CPU has to be interrupted.";
         "shootdowns" "count" ""
-            "Orders to flush that interrupted at least one CPU."
+            "Flush requests that interrupted at least one CPU."
             "";
         "ipis" "count" ""
-            "CPUs that were interrupted to flush their TLBs: one order may interrupt many."
-            "By csd_queue_cpu: a CPU that is being interrupted already needs no interrupt more.";
+            "CPUs that were interrupted to flush their TLBs: one request may interrupt several."
+            "From csd_queue_cpu: a CPU with an interrupt already pending is not interrupted again.";
         "waited" "s" ""
-            "How long those who ordered waited until the last CPU had flushed, added up over all threads."
-            "Only where that was seen: a CPU that runs something else by then is not watched. What recording costs is in it.";
+            "Time that requesting threads waited until the last CPU had flushed, summed over all threads."
+            "Only for requests whose end was recorded: a CPU that runs another program by then is not recorded. Includes the cost of recording.";
         "pages_per_order" "count" ""
-            "Pages to flush of an order, on average."
-            "Without orders for all pages: beyond 33 pages (tlb_single_page_flush_ceiling) the kernel flushes all.";
+            "Pages per flush request, on average."
+            "Without full flushes: above 33 pages (tlb_single_page_flush_ceiling) the kernel flushes the whole TLB.";
         "full_orders" "count" ""
-            "Orders to flush all pages."
+            "Requests to flush the whole TLB."
             "";
         "local_flushes" "count" ""
             "Flushes of the CPU's own TLB for its own process."
             "";
         "received" "count" ""
-            "Flushes that another CPU asked for and that interrupted it: tlb_flush events with the reason remote shootdown."
+            "Flushes that another CPU requested and that interrupted this one: tlb_flush events with the reason remote shootdown."
             "";
         "foreign" "count" ""
-            "Flushes received that none of those who are watched asked for: the kernel's own threads, or other processes."
+            "Flushes received that no recorded thread requested: from the kernel's own threads, or from other processes."
             "";
         "flushes" "count" ""
             "All tlb_flush events."
-            "One shootdown is several: the order, the flush here, and one on each CPU that is interrupted.";
+            "One shootdown consists of several: the request, the local flush, and one on each interrupted CPU.";
         "unseen" "count" ""
-            "Orders whose end was not seen, since a CPU ran something that is not watched."
+            "Requests whose end was not recorded, because a CPU ran a program that is not recorded."
             "";
         "sent" "count" ""
             "Interrupts sent to call a function on another CPU, by tracepoint."
-            "For whatever function, not only flushes; one ipi_send_cpumask is for several CPUs.";
+            "For any function, not only flushes; one ipi_send_cpumask addresses several CPUs.";
         "ipis_sent" "count" ""
             "CPUs that were interrupted from this one."
             "";
         "call_function_interrupts" "count" ""
-            "Interrupts here to call a function, while one of those who are watched ran."
-            "For whatever function, not only flushes.";
+            "Function-call interrupts received while a recorded thread ran."
+            "For any function, not only flushes.";
         "machine_shootdowns" "count" ""
-            "Interrupts here to flush the TLB, whoever ran: the TLB row of /proc/interrupts."
+            "Interrupts received to flush the TLB, whichever program ran: the TLB row of /proc/interrupts."
             "Of the whole machine.";
         "shooting" "count" ""
-            "Calls in which other CPUs were interrupted to flush."
+            "Calls during which other CPUs were interrupted to flush."
             "";
         "shooting_ns" "ns" ""
-            "How long a call takes that interrupts other CPUs, on average."
-            "From its entry to its exit, with what recording costs.";
+            "Mean duration of a call that interrupts other CPUs."
+            "From its entry to its exit, including the cost of recording.";
         "quiet_ns" "ns" ""
-            "How long it takes otherwise, on average."
-            "From its entry to its exit, with what recording costs.";
+            "Mean duration of a call that interrupts no other CPU."
+            "From its entry to its exit, including the cost of recording.";
         "cause" "text" ""
-            "What had TLBs flushed: a system call, or what the kernel does of itself."
-            "By the kernel's functions on the stack; where none of them tells it is other.";
+            "Cause of the TLB flush: a system call, or an activity of the kernel itself."
+            "Derived from the kernel functions on the stack; `other` if none of them identifies it.";
     }
     "faults" {
         "faults" "count" ""
-            "How many page faults."
-            "A page that is there already does not fault: how often memory is used says this nothing of.";
+            "Number of page faults."
+            "A page that is present does not fault: the number does not show how often memory is used.";
         "user_faults" "count" ""
             "Page faults of the program's own instructions (exceptions:page_fault_user)."
             "";
         "kernel_faults" "count" ""
-            "Page faults of the kernel on memory of the program, in its system calls: read(2) into new memory."
-            "Only those that ended: a try that may not wait is done again.";
+            "Page faults of the kernel on memory of the program, in system calls: read(2) into new memory."
+            "Only completed ones: the kernel repeats an attempt that may not sleep.";
         "faults_per_second" "rate" ""
-            "Page faults by the time of the recording."
+            "Page faults per second of the recording."
             "";
         "faults_major" "count" ""
-            "Page faults that waited for I/O, or for another that did."
-            "Those that waited for a lock are among them, as in majflt.";
+            "Page faults that waited for I/O, or for another fault that did."
+            "Faults that waited for a lock are included, as in majflt.";
         "fault_time" "s" ""
-            "From where the kernel takes a fault up to where it has handled it, of all together."
-            "The CPU's way into the kernel and back is not in it, and what writing the event down costs is: about a microsecond each.";
+            "Time in the kernel's page fault handler, summed over all faults."
+            "Excludes the CPU's entry into the kernel and the return; includes the cost of writing the event, about a microsecond each.";
         "user_faults_counted" "count" ""
             "Page faults in user mode as the kernel counted them, recorded or not."
             "";
         "faults_below" "count" ""
-            "Page faults in a function and in all that it calls."
+            "Page faults in a function and in all functions that it calls."
             "A function that calls itself counts once.";
         "most_kind" "text" ""
-            "The kind that most of the faults are of."
+            "The kind of most of the faults."
             "";
         "median_ns" "ns" ""
             "The time within which half of the faults were handled, to 1.6 %."
-            "What writing the event down costs is in it.";
+            "Includes the cost of writing the event.";
         "p90_ns" "ns" ""
             "The time within which nine in ten were handled, to 1.6 %."
             "";
@@ -1722,123 +1725,123 @@ fields! {
             "";
         "frames" "text" ""
             "The function that faulted, then those that called it."
-            "Where neither frame pointers nor unwind tables lead on, callers are missing.";
+            "If frame pointers and unwind tables are both missing, callers are missing.";
         "span" "s" ""
             "The length of a span of the time line."
             "";
         "kind" "text" ""
-            "What a fault was for."
+            "Kind of the fault."
             "";
         "anonymous" "count" ""
-            "Faults that touched memory of no file first."
+            "First touch of anonymous memory."
             "";
         "zero_page" "count" ""
-            "Faults that read private memory of no file that was never written."
-            "What came back from the swap cache is among them.";
+            "Reads of private anonymous memory that was never written."
+            "Pages that returned from the swap cache are included.";
         "copy_on_write" "count" ""
-            "Faults that wrote a private page that was somebody else's too, or the file's."
-            "A page that nobody else has any more is taken over, and not copied.";
+            "Writes to a private page that another process shares, or that belongs to a file."
+            "A page that no other process maps any more is reused, not copied.";
         "write_protect" "count" ""
-            "Faults that wrote a page of shared memory that could only be read until then."
+            "Writes to a page of shared memory that was write-protected until then."
             "";
         "huge" "count" ""
             "Faults that made or mapped a huge page."
             "";
         "major" "count" ""
-            "Faults that waited for I/O, or for another that did."
+            "Faults that waited for I/O, or for another fault that did."
             "";
         "unknown" "count" ""
-            "Faults of which it is not known what they were for."
-            "An access that is not allowed is one of them.";
+            "Faults of unknown kind."
+            "Accesses that are not permitted are included.";
         "every" "count" ""
-            "Each of so many faults was recorded."
+            "One fault in N was recorded."
             "";
         "lost" "count" ""
-            "Events that the kernel had no room to write down."
+            "Events that did not fit into the perf ring buffers."
             "";
         "memory_limit" "bytes" ""
-            "The most memory that the recorder may take: its tables, the kernel's rings, and the search for functions."
+            "Memory limit of the recorder: its tables, the perf ring buffers, and the symbol lookup."
             "";
         "other_stacks" "count" ""
-            "Events of call stacks that are not kept apart: they are counted under `[other call stacks]`."
-            "Totals by kind, thread and mapping have them.";
+            "Events whose call stack is not stored: they are counted under `[other call stacks]`."
+            "Totals by kind, thread and mapping include them.";
         "folded_stacks" "count" ""
-            "How many call stacks became part of `[other call stacks]`, for want of memory."
-            "One that came again later, and went again, counts each time.";
+            "Number of call stacks that were merged into `[other call stacks]` to stay within the memory limit."
+            "A call stack that returned and was merged again counts each time.";
         "stack_error" "count" ""
-            "How many events one call stack can miss, which are counted under `[other call stacks]` instead."
+            "Largest number of events that one call stack can miss; they are counted under `[other call stacks]`."
             "A call stack with more than this is listed.";
         "other_threads" "count" ""
-            "Events of threads that are not kept apart: they are counted under `[other threads]`."
+            "Events of threads without a row of their own: they are counted under `[other threads]`."
             "";
         "other_mappings" "count" ""
-            "Events in mappings that are not kept apart: they are counted under `[other mappings]` of their quadrant."
+            "Events in mappings without a row of their own: they are counted under `[other mappings]` of their quadrant."
             "";
         "forgotten_mappings" "count" ""
-            "How often a process had more mappings than fit into the recorder's memory, so that some were forgotten."
-            "Events there are in no mapping that is known.";
+            "Number of times the mappings of a process exceeded the recorder's memory, so that some were discarded."
+            "Events in discarded mappings have no mapping.";
         "unresolved_places" "count" ""
-            "Places in code whose function was not looked up, since the names took too much memory."
-            "Those of the call stacks with the most events are looked up first.";
+            "Addresses in code whose function was not looked up, because the symbols needed too much memory."
+            "Addresses of the call stacks with the most events are looked up first.";
         "source" "text" ""
-            "What told of the faults: tracepoints, or the kernel's counters."
+            "Source of the faults: tracepoints, or the kernel's counters."
             "";
         "in_blocks" "count" ""
-            "Faults in blocks of malloc and its kin that were live, touched by the program or by a system call of it."
-            "Of blocks of so many bytes and more: see least_block.";
+            "Faults in live blocks of malloc and the other allocation functions, touched by the program or by a system call of it."
+            "Only blocks of least_block bytes or more.";
         "by_allocator" "count" ""
-            "Faults of the allocator itself, while it served a call or freed a block."
-            "calloc clears what it gives, realloc copies, and the header of the next block may be on another page.";
+            "Faults of the allocator itself, during an allocation or a free."
+            "calloc clears memory, realloc copies, and the header of the next block may be on another page.";
         "elsewhere" "count" ""
-            "Faults in no block that is told of: smaller ones, stacks, files, mappings of the program's own."
+            "Faults outside of recorded blocks: smaller blocks, stacks, files, mappings of the program's own."
             "";
         "by_recorder" "count" ""
-            "Faults in the recorder's own memory, which are not there without it."
+            "Faults in the recorder's own memory; they do not occur without it."
             "";
         "unrecorded" "count" ""
-            "Faults of processes whose heap was not recorded, and before the recorder began."
+            "Faults of processes whose heap was not recorded, and faults before the recorder began."
             "";
         "least_block" "bytes" ""
-            "Blocks of fewer bytes are not told of."
-            "Their pages are mostly touched by the allocator, which writes a header behind each.";
+            "Smallest block that is recorded."
+            "The pages of smaller blocks are mostly touched by the allocator, which writes a header next to each.";
         "log_lost" "count" ""
-            "How often what was live came to be unknown, since the recorder's log was full."
+            "Number of times the live blocks became unknown, because the recorder's log was full."
             "";
         "unrecorded_processes" "count" ""
-            "Children of the command that loaded the recorder, and were not recorded."
+            "Children of the command that loaded the recorder but were not recorded."
             "";
         "touched_at" "text" ""
-            "Who touched the memory: the innermost function outside of the C library, and the line; the allocator, where it did so itself."
+            "Code that touched the memory: the innermost function outside of the C library, and the line; the allocator, if it touched the memory itself."
             "";
         "allocated_at" "text" ""
-            "Who asked for the block: the innermost function outside of the C library that does not only pass the request on, and the line."
+            "Code that allocated the block: the innermost function outside of the C library that is not a mere allocation wrapper, and the line."
             "";
         "called_from" "text" ""
-            "Who called the function that asked for the block."
+            "Caller of the function that allocated the block."
             "";
         "blocks" "count" ""
-            "Blocks that were allocated there, of those that are told of."
-            "All of them, whether they were touched or not.";
+            "Recorded blocks that were allocated there."
+            "All of them, whether touched or not.";
         "bytes" "bytes" ""
-            "Bytes in these blocks together, as asked for."
-            "Blocks that came one after the other may have had the same memory.";
+            "Requested bytes of these blocks, summed."
+            "Consecutive blocks may have had the same memory.";
         "touched_by" "text" ""
-            "Who touched the memory: the program, or the allocator."
+            "Code that touched the memory: the program, or the allocator."
             "";
         "touched_function" "text" ""
             "The function that touched the memory."
             "";
         "touched_file" "path" ""
-            "The file of the source that it is in."
+            "The source file of that function."
             "";
         "touched_line" "number" ""
             "The line."
             "";
         "allocated_function" "text" ""
-            "The function that asked for the block."
+            "The function that allocated the block."
             "";
         "allocated_file" "path" ""
-            "The file of the source that it is in."
+            "The source file of that function."
             "";
         "allocated_line" "number" ""
             "The line."
@@ -1846,140 +1849,140 @@ fields! {
     }
     "heap" {
         "allocations" "count" ""
-            "Calls that allocated memory: malloc, calloc, memalign and their kin, and new through them."
+            "Allocation calls: malloc, calloc, memalign and similar functions, and new through them."
             "realloc is a free and an allocation.";
         "frees" "count" ""
             "Blocks that were freed."
-            "free(NULL) is none.";
+            "free(NULL) is not counted.";
         "temporary" "count" ""
             "Blocks that were freed before the same thread allocated another."
-            "heaptrack counts so, too; of realloc, what it gave up at once.";
+            "heaptrack counts the same way; a realloc counts if it freed the old block at once.";
         "allocated_bytes" "bytes" ""
-            "All bytes that were allocated, as the program asked for them."
-            "What an allocator adds, and rounds up to, is not in it.";
+            "Sum of the requested sizes of all allocations."
+            "Overhead and rounding of the allocator are not included.";
         "allocated_within" "bytes" ""
-            "Half of the interval around allocated bytes in which the truth lies in 95 cases of 100, where samples were taken."
-            "Of few samples it is itself uncertain.";
+            "Half-width of the 95 % interval of allocated bytes, if allocations were sampled."
+            "For few samples the interval itself is uncertain.";
         "freed_bytes" "bytes" ""
-            "All bytes that were freed."
+            "Sum of the sizes of all freed blocks."
             "";
         "peak_bytes" "bytes" ""
-            "What was live when most was live in the whole process."
-            "Of a call stack, what it had then: it may have had more at another time.";
+            "Live bytes at the time point at which the whole process had the most."
+            "For a call stack: its live bytes at that time point; it may have had more at another.";
         "peak_blocks" "count" ""
-            "In how many blocks that was."
+            "Number of blocks of these bytes."
             "";
         "peak_within" "bytes" ""
-            "How far the peak may be off, since threads allocated at the same time."
+            "Error bound of the peak, because threads allocated at the same time."
             "";
         "peak_at_least" "bytes" ""
-            "The most that was live at once is no less in 39 cases of 40, where samples were taken."
-            "peak_bytes is the highest of many estimates: an upper estimate, which can be far above this.";
+            "Lower bound of the true peak (97.5 % confidence), if allocations were sampled."
+            "peak_bytes is the highest of many estimates: it is biased upwards, and can be far above this.";
         "peak_at_most" "bytes" ""
-            "The most that was live at once is no more in 39 cases of 40, where samples were taken."
+            "Upper bound of the true peak (97.5 % confidence), if allocations were sampled."
             "";
         "leaked_bytes" "bytes" ""
-            "What was live at the end."
-            "Memory that is needed to the end is no leak; what still has a pointer to it is here, too.";
+            "Live bytes at the end."
+            "Memory in use until the end is not a leak; memory that is still reachable counts too.";
         "leaked_blocks" "count" ""
-            "In how many blocks that was."
+            "Number of blocks of these bytes."
             "";
         "leaked_within" "bytes" ""
-            "Half of the interval around it in which the truth lies in 95 cases of 100, where samples were taken."
+            "Half-width of the 95 % interval of these bytes, if allocations were sampled."
             "";
         "unknown_frees" "count" ""
-            "Frees of memory that was allocated before the recording began, or where the recorder does not see."
+            "Frees of blocks that were allocated before the recording began, or by functions that are not recorded."
             "";
         "estimated" "flag" ""
-            "Whether samples were taken, so that all numbers are estimates."
+            "True if allocations were sampled, so that all numbers are estimates."
             "";
         "time" "s" ""
-            "When, after the beginning of the recording."
+            "Time since the start of the recording."
             "";
         "live" "bytes" ""
-            "What was allocated and not freed, as the program asked for it."
-            "What an allocator adds is not in it.";
+            "Requested bytes that were allocated and not freed."
+            "Overhead of the allocator is not included.";
         "live_blocks" "count" ""
-            "In how many blocks that was."
+            "Number of blocks of these bytes."
             "";
         "held" "bytes" ""
-            "What the allocator had from the kernel: live blocks, free ones, and what it keeps about them."
-            "Address space: what was never touched is not in memory.";
+            "Footprint of the allocator: live blocks, free blocks, and metadata."
+            "Address space: pages that were never touched are not resident.";
         "resident" "bytes" ""
-            "What of the whole process was in memory: VmRSS without the recorder's own."
-            "Code, stacks and mappings of the program are in it; what is shared counts in full.";
+            "Resident memory of the whole process: VmRSS without the recorder's own."
+            "Code, stacks and mappings of the program are included; shared pages count in full.";
         "file" "bytes" ""
-            "What of that were pages of files (RssFile); in tables of functions, the file of the source."
+            "Resident file pages (RssFile); in tables of functions, the source file."
             "";
         "shmem" "bytes" ""
-            "What of that was shared memory (RssShmem)."
+            "Resident shared memory (RssShmem)."
             "";
         "swap" "bytes" ""
-            "What was swapped out (VmSwap)."
+            "Swapped memory (VmSwap)."
             "";
         "empty" "bytes" ""
-            "Resident pages of the allocator in which nothing is live."
-            "malloc_trim(0) gives most of it back. What the allocator keeps for itself there counts as nothing, and neither do blocks with mappings of their own.";
+            "Resident pages of the allocator without a live block."
+            "malloc_trim(0) releases most of them. The allocator's own metadata counts as not live; blocks with mappings of their own are left out.";
         "sparse" "bytes" ""
-            "Resident pages of the allocator in which something is live, but no more than a quarter of the page."
-            "They stay as long as these blocks do: malloc cannot move them.";
+            "Resident pages of the allocator of which more than nothing and at most a quarter is live."
+            "They stay resident as long as these blocks live: malloc cannot move blocks.";
         "unclear" "count" ""
-            "Blocks whose place could not be made out, since the program ran on while they were looked at, or since they are swapped out."
-            "They are in no sum of arenas.";
+            "Blocks whose address could not be determined, because the program changed them during the scan, or because they are swapped out."
+            "The sums of the arenas do not include them.";
         "areas" "count" ""
-            "Parts of what the allocator holds that are told apart: arenas and the like."
+            "Number of parts of the allocator's footprint: arenas, or mappings."
             "";
         "area" "text" ""
-            "A part of what the allocator holds: one of glibc's arenas, numbered as they were first met; mappings of large blocks; or, of other allocators, mappings with blocks in them."
+            "A part of the allocator's footprint: a glibc arena, numbered in the order of first use; mappings of large blocks; or, for other allocators, mappings with blocks in them."
             "";
         "parts" "count" ""
-            "Heaps or mappings that it is made of."
-            "A heap of an arena of glibc's has at most 64 MiB.";
+            "Number of heaps or mappings in the part."
+            "A heap of a glibc arena has at most 64 MiB.";
         "gap" "bytes" ""
             "The longest run of bytes without a live block between two blocks, or before the first."
-            "What is behind the last one is not in it: see top.";
+            "The free bytes after the last block are not included: see top.";
         "top" "bytes" ""
-            "The last chunk of an arena, which is free: what glibc gives back by itself once it is longer than M_TRIM_THRESHOLD."
-            "Known of glibc only, and where the arena did not change just then.";
+            "The last chunk of an arena, which is free: glibc trims it when it exceeds M_TRIM_THRESHOLD."
+            "Known for glibc only, and only if the arena did not change during the scan.";
         "number" "count" ""
-            "The arena's number, in the order in which they were first met."
+            "The arena's number, in the order of first use."
             "";
         "above" "share" ""
-            "More than this share of a page is live."
+            "Lower bound of the live share of a page (exclusive)."
             "";
         "pages" "count" ""
-            "Resident pages of the allocator of which so much is live."
-            "Blocks with mappings of their own have none here.";
+            "Resident pages of the allocator with this live share."
+            "Blocks with mappings of their own are left out.";
         "kept" "bytes" ""
-            "Resident pages that blocks of a call stack keep, of which no more than a quarter is live."
-            "A page of several call stacks is shared out by the bytes that each has in it.";
+            "Resident pages, at most a quarter live, that blocks of a call stack keep."
+            "A page with blocks of several call stacks is divided by the bytes of each.";
         "has_tree" "flag" ""
-            "Whether it was taken down then what each call stack had: --at shows it."
+            "True if the live bytes of each call stack were stored at that time point: --at shows them."
             "";
         "bytes" "bytes" ""
-            "Bytes, as the program asked for them."
+            "Requested bytes."
             "";
         "within" "bytes" ""
-            "Half of the interval around it in which the truth lies in 95 cases of 100, where samples were taken."
+            "Half-width of the 95 % interval of the value, if allocations were sampled."
             "";
         "share" "share" ""
-            "Of all."
+            "Share of the total."
             "";
         "blocks" "count" ""
-            "In how many blocks."
+            "Number of blocks."
             "";
         "calls" "count" ""
-            "Calls that allocated memory."
+            "Number of allocation calls."
             "";
         "stack" "text" ""
-            "The call that allocated, then those that called it, each as function (file:line)."
-            "Where neither frame pointers nor unwind tables lead on, callers are missing.";
+            "The function that allocated, then its callers, each as function (file:line)."
+            "If frame pointers and unwind tables are both missing, callers are missing.";
         "where" "text" ""
-            "Who asked for memory, with its line, and who called that. operator new and its kin, which allocate for others, are left out."
+            "The function that allocated, with its line, and its callers. operator new and similar wrappers are left out."
             "";
         "function" "text" ""
-            "The function that asked for memory; in trees, each that called it."
-            "As symbols and debugging information name it; none where no symbol covers the place.";
+            "The function that allocated; in trees, each function that called it."
+            "As symbols and debugging information name it; absent if no symbol covers the address.";
         "line" "number" ""
             "The line of the source."
             "Optimised code mixes lines: the one before may be meant.";
@@ -1987,37 +1990,37 @@ fields! {
             "The file of code that the function is in."
             "";
         "offset" "number" ""
-            "Where in that file (p_vaddr), before where the call returns to; the address, of memory of no file."
+            "Offset in that file (p_vaddr) of the call instruction; the address, for code in no file."
             "";
         "kind" "text" ""
-            "heap: malloc and its kin. mapping: mmap and brk of the program's own. pool: blocks of pagewise's allocators."
+            "heap: malloc and similar functions. mapping: mmap and brk of the program's own. pool: blocks of pagewise's allocators."
             "";
         "from" "number" ""
-            "The least of a cell."
+            "Lower end of a cell."
             "";
         "to" "number" ""
-            "The most of a cell."
+            "Upper end of a cell."
             "";
         "tid" "number" ""
-            "The thread."
-            "None for threads that are not told apart.";
+            "The thread id."
+            "Absent for threads without a row of their own.";
         "name" "text" ""
             "The thread's name."
             "";
         "tree" "object" ""
-            "Call stacks with what they have in common told once: function, bytes, blocks, share, children, and what is left out below the threshold."
+            "Call stacks merged into a tree: function, bytes, blocks, share, children, and the sum of the branches below the threshold."
             "";
         "peak_change" "bytes" ""
-            "By how much more was live at the peak."
+            "Difference of the live bytes at the peak."
             "The peaks of two recordings may be at different points of the program.";
         "leaked_change" "bytes" ""
-            "By how much more was live at the end."
+            "Difference of the live bytes at the end."
             "";
         "allocated_change" "bytes" ""
-            "By how much more was allocated."
+            "Difference of the allocated bytes."
             "";
         "allocations_change" "count" ""
-            "How many more allocations there were."
+            "Difference of the number of allocations."
             "";
     }
 }
@@ -2025,11 +2028,11 @@ fields! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Counter;
+    use crate::SmapsCounter;
 
     #[test]
     fn every_counter_has_a_row_with_the_same_release() {
-        for counter in Counter::ALL {
+        for counter in SmapsCounter::ALL {
             let row = FIELDS.iter().find(|f| f.source == "smaps" && f.name == counter.name());
             assert_eq!(row.map(|f| f.since), Some(counter.since()), "{}", counter.name());
         }

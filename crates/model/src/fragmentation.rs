@@ -1,4 +1,5 @@
-//! The free memory of a machine by block size, and what the kernel counted while it made large blocks.
+//! The free memory of a machine by block size, and what the kernel counted while it made large
+//! blocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +8,10 @@ use crate::{Bytes, Name, PageSize, Reading};
 
 /// The free memory of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fragmentation {
+pub struct FreeMemory {
     /// The base page size: a block of order `k` is `2^k` of these.
     pub page_size: PageSize,
-    /// What one huge (PMD) page-table entry maps: `transparent_hugepage/hpage_pmd_size`.
+    /// Size that one PMD page-table entry maps: `transparent_hugepage/hpage_pmd_size`.
     #[serde(with = "plain")]
     pub huge_size: Reading<Bytes>,
     /// Nanoseconds since boot when it was read.
@@ -24,7 +25,7 @@ pub struct Fragmentation {
     pub types: Reading<PageTypes>,
     /// `/proc/vmstat`: every line.
     #[serde(with = "plain")]
-    pub vmstat: Reading<Vec<Counted>>,
+    pub vmstat: Reading<Vec<BootCounter>>,
     /// `transparent_hugepage/hugepages-*kB/stats/*`, by size.
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<SizeStats>>,
@@ -37,7 +38,7 @@ pub struct Zone {
     pub node: u32,
     /// `DMA`, `DMA32`, `Normal`, `Movable`.
     pub name: Name,
-    /// How many free blocks there are of each order, from order 0. A block is counted in its own order only.
+    /// Number of free blocks of each order, from order 0. A block is counted in its own order only.
     pub free: Vec<u64>,
 }
 
@@ -59,13 +60,14 @@ pub struct TypedFree {
     pub zone: Name,
     /// `Unmovable`, `Movable`, `Reclaimable`, `HighAtomic`, `CMA`, `Isolate`.
     pub kind: Name,
-    /// How many of each order, from order 0.
+    /// Number of free blocks of each order, from order 0.
     pub free: Vec<u64>,
-    /// Whether some of these are lower bounds: the kernel stops counting at 100,000 and prints `>100000`.
+    /// True if some of these are lower bounds: the kernel stops counting at 100,000 and prints
+    /// `>100000`.
     pub capped: bool,
 }
 
-/// How many pageblocks (the unit that has a migrate type) of a zone are of one type, free or used.
+/// Number of pageblocks (the unit that has a migrate type) of one type in a zone, free or used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedBlocks {
     /// The NUMA node.
@@ -74,24 +76,25 @@ pub struct TypedBlocks {
     pub zone: Name,
     /// The migrate type.
     pub kind: Name,
-    /// How many.
+    /// Number of pageblocks.
     pub count: u64,
 }
 
 /// A counter that only grows, since boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct BootCounter {
     /// The kernel's name for it.
     pub name: Name,
-    /// How many so far.
+    /// Count since boot.
     pub count: u64,
 }
 
-/// What the kernel counted for transparent huge pages of one size.
+/// Kernel counters for transparent huge pages of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeStats {
     /// The size.
     pub size: Bytes,
-    /// Each file of `stats`. Those called `nr_*` are what there is now; the others count since boot.
-    pub stats: Vec<Counted>,
+    /// Each file of `stats`. Those called `nr_*` are what there is now; the others count since
+    /// boot.
+    pub stats: Vec<BootCounter>,
 }

@@ -2,59 +2,62 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::Ending;
+use crate::calls::CallEnding;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Name, Pid, Reading};
 
-/// What was guarded, and what was found.
+/// Guarded allocations, and the memory errors found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guarded {
     /// The command's process.
     pub pid: Pid,
     /// The command's words.
     pub command: Vec<Name>,
-    /// Each of so many allocations is guarded, in the mean.
+    /// Sampling rate: one in `rate` allocations is guarded on average.
     pub rate: u64,
-    /// How pages are made inaccessible; why nothing was guarded, where it was not.
+    /// Method that makes pages inaccessible; the reason if no allocation was guarded.
     #[serde(with = "plain")]
-    pub means: Reading<Means>,
-    /// Processes that were guarded: the command, its children, and each program that one of them became.
+    pub means: Reading<GuardMeans>,
+    /// Processes that were guarded: the command, its children, and each program that one of them
+    /// became.
     pub processes: u64,
-    /// Those of them that told how much they guarded, as they ended in order.
+    /// Those of them that reported the number of guarded objects, because they exited normally.
     pub told: u64,
-    /// Objects that were guarded, by those that told.
+    /// Guarded objects of the reporting processes.
     pub guarded: u64,
-    /// Objects that were to be guarded and were not, for want of room, by those that told.
+    /// Objects that were selected but not guarded, because the memory limit was reached, of the
+    /// reporting processes.
     pub left_out: u64,
-    /// The most bytes of memory in guarded objects at a time, of any of those that told.
+    /// Largest memory in guarded objects at a time, of any reporting process.
     pub most_bytes: u64,
-    /// What is wrong, in order of time.
-    pub bugs: Vec<Bug>,
-    /// How many more were told, which are not kept for want of memory.
+    /// Memory errors in order of time.
+    pub bugs: Vec<MemoryBug>,
+    /// Number of further memory errors that were not stored, because the limit was reached.
     #[serde(default)]
     pub bugs_dropped: u64,
-    /// How the command ended.
-    pub ending: Ending,
-    /// How long it took, in nanoseconds.
+    /// Ending of the command.
+    pub ending: CallEnding,
+    /// Duration in nanoseconds.
     pub took_ns: u64,
 }
 
-/// How pages are made inaccessible.
+/// Method that makes pages inaccessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Means {
-    /// Objects of less than a page by taking their pages away (`UFFDIO_MOVE`, Linux 6.8); others by marks or mappings.
+pub enum GuardMeans {
+    /// Objects of less than a page by taking their pages away (`UFFDIO_MOVE`, Linux 6.8); others by
+    /// marks or mappings.
     Moves,
     /// By marks in the page tables (`MADV_GUARD_INSTALL`, Linux 6.13).
     Marks,
-    /// By mappings (`mprotect`), of which a process may have only so many.
+    /// Mappings (`mprotect`); the number of mappings of a process is limited.
     Mappings,
 }
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bug {
+pub struct MemoryBug {
     /// When, in nanoseconds since 1970.
     pub time_ns: u64,
     /// The process.
@@ -65,28 +68,28 @@ pub struct Bug {
     pub tid: Pid,
     /// The thread's name.
     pub thread: Name,
-    /// What it is.
-    pub kind: Kind,
-    /// What was done.
-    pub access: Access,
-    /// Where: the first byte that must not be touched.
+    /// Kind of the memory error.
+    pub kind: BugKind,
+    /// Access that caused the error.
+    pub access: BugAccess,
+    /// First byte that must not be accessed.
     pub address: u64,
-    /// Where it was done, or noticed: the innermost call first.
+    /// Call stack of the access or of its detection, innermost call first.
     #[serde(with = "plain")]
     pub stack: Reading<Vec<Frame>>,
-    /// The object that it was done to; none where there is none.
-    pub object: Option<Object>,
-    /// Of a mismatch: by which functions the object was made and freed.
+    /// The object nearest to the access; `None` without an object nearby.
+    pub object: Option<GuardedObject>,
+    /// Functions that allocated and freed the object; `None` if the error is not a mismatch.
     #[serde(default)]
-    pub mismatch: Option<Mismatch>,
-    /// Whether the program went on.
+    pub mismatch: Option<FreeMismatch>,
+    /// True if the program went on.
     pub goes_on: bool,
 }
 
-/// What is wrong.
+/// Kind of a memory error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum BugKind {
     /// An access behind an object's end.
     Overflow,
     /// An access before an object's beginning.
@@ -95,11 +98,12 @@ pub enum Kind {
     UseAfterFree,
     /// An object was freed again.
     DoubleFree,
-    /// Something was freed that is no object.
+    /// Free of an address that is not an object.
     InvalidFree,
     /// An access to guarded memory where no object ever was.
     Wild,
-    /// An object was freed by a function that does not go with the one that made it, or as one of another size.
+    /// An object was freed by a function that does not go with the one that made it, or as one of
+    /// another size.
     Mismatch,
     /// An access to memory that is not guarded, by which SIGSEGV ended the program.
     Segv,
@@ -109,12 +113,12 @@ pub enum Kind {
 
 /// By which functions an object was made and freed that do not go together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mismatch {
-    /// How it was made.
+pub struct FreeMismatch {
+    /// Functions that allocated it.
     pub made_by: Family,
-    /// How it was freed.
+    /// Functions that freed it.
     pub freed_as: Family,
-    /// Of how many bytes it is, as `operator delete` was told.
+    /// Size in bytes that was passed to `operator delete`.
     pub freed_size: Option<u64>,
 }
 
@@ -122,7 +126,7 @@ pub struct Mismatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// `malloc` and its kin, `free`.
+    /// `malloc` and the other C functions, `free`.
     Malloc,
     /// `new`, `delete`.
     New,
@@ -130,10 +134,10 @@ pub enum Family {
     NewArray,
 }
 
-/// What was done.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum BugAccess {
     /// It was read.
     Read,
     /// It was written.
@@ -150,20 +154,20 @@ pub enum Access {
 
 /// An object that was guarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Object {
+pub struct GuardedObject {
     /// Its first byte.
     pub address: u64,
-    /// How many bytes were asked for.
+    /// Requested size in bytes.
     pub size: u64,
-    /// Who allocated it.
-    pub allocated: Call,
-    /// Who freed it, where it was.
-    pub freed: Option<Call>,
+    /// Thread and call stack of the allocation.
+    pub allocated: AllocatorCall,
+    /// Thread and call stack of the free; `None` if it was not freed.
+    pub freed: Option<AllocatorCall>,
 }
 
 /// A call of `malloc`'s family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct AllocatorCall {
     /// The thread.
     pub tid: Pid,
     /// Its call stack, the innermost call first.
@@ -171,8 +175,9 @@ pub struct Call {
     pub stack: Reading<Vec<Frame>>,
 }
 
-impl Bug {
-    /// How far outside of the object: bytes behind its end, or before its beginning; none where it is inside.
+impl MemoryBug {
+    /// Distance from the object: bytes after its end, or before its beginning; `None` for an access
+    /// inside.
     pub fn distance(&self) -> Option<u64> {
         let object = self.object.as_ref()?;
         let end = object.address.saturating_add(object.size);

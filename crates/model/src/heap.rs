@@ -1,4 +1,5 @@
-//! The heap of one process over time: what was live when, and where in the program it was allocated.
+//! The heap of one process over time: what was live when, and where in the program it was
+//! allocated.
 
 mod profile;
 
@@ -12,27 +13,28 @@ use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
 /// A recording of a heap, with its call stacks looked up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recording {
+pub struct HeapRecording {
     /// The process.
     pub pid: Pid,
     /// The command's words.
     pub command: Vec<Name>,
     /// The program's file.
     pub program: Name,
-    /// What provides `malloc`.
+    /// Name of the library that provides `malloc`.
     pub allocator: Name,
     /// The base page size.
     pub page_size: PageSize,
     /// When it began, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// The mean number of allocated bytes between two samples; `None` where every call was recorded.
+    /// The mean number of allocated bytes between two samples; `None` where every call was
+    /// recorded.
     pub every_bytes: Option<u64>,
     /// The process was running already when it began: what was allocated before is not known.
     pub attached: bool,
-    /// How it ended.
-    pub ending: Ending,
+    /// Ending of the recording.
+    pub ending: HeapEnding,
     /// All that happened.
     pub totals: Totals,
     /// When most was live, in nanoseconds since it began.
@@ -42,29 +44,30 @@ pub struct Recording {
     pub frames: Vec<Frame>,
     /// Call stacks: numbers of frames, the allocation's first, then its callers. None twice.
     pub stacks: Vec<Vec<u32>>,
-    /// What was allocated where.
-    pub sites: Vec<Site>,
-    /// How much was live when, in order of time.
-    pub moments: Vec<Moment>,
-    /// Where the allocator's memory lay at some of these times, in order of time.
+    /// Allocations by call stack.
+    pub sites: Vec<AllocationSite>,
+    /// Snapshots of the live bytes, in order of time.
+    pub moments: Vec<HeapSnapshot>,
+    /// Layouts of the allocator's memory at some of these times, in order of time.
     #[serde(default)]
-    pub layouts: Vec<Layout>,
-    /// Allocations by size: cell *n* counts those of 2^(n-1) .. 2^n - 1 bytes, cell 0 those of none.
+    pub layouts: Vec<AllocatorLayout>,
+    /// Allocations by size: cell *n* counts those of 2^(n-1) .. 2^n - 1 bytes, cell 0 those of
+    /// none.
     pub sizes: Vec<u64>,
-    /// How long some blocks lived: cell *n* counts those of 2^(n-1) .. 2^n - 1 nanoseconds.
+    /// Lifetimes of sampled blocks: cell *n* counts lifetimes of 2^(n-1) to 2^n - 1 nanoseconds.
     pub lifetimes: Vec<u64>,
-    /// Each of so many allocations had its lifetime measured; 0 where none had.
+    /// Sampling rate of lifetimes: one in N allocations was measured; 0 if none was.
     pub lifetimes_every: u32,
     /// By thread.
-    pub threads: Vec<Thread>,
-    /// What could not be learned, and what it takes.
+    pub threads: Vec<HeapThread>,
+    /// Missing data, and the reason.
     pub lacks: Vec<Absent>,
 }
 
-/// How a recording ended.
+/// Ending of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum HeapEnding {
     /// The process ended, with this status.
     Exited(i32),
     /// A signal ended it.
@@ -81,7 +84,7 @@ pub enum Ending {
 
 /// Bytes and the number of blocks they are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Amount {
+pub struct HeapAmount {
     /// As the program asked for them.
     pub bytes: u64,
     /// The number of blocks.
@@ -92,15 +95,15 @@ pub struct Amount {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Every allocation. `realloc` is a `free` and an allocation.
-    pub allocated: Amount,
+    pub allocated: HeapAmount,
     /// Every block that was freed.
-    pub freed: Amount,
-    /// What was live when most was live.
-    pub peak: Amount,
-    /// How far `peak.bytes` may be off, since threads allocated at the same time.
+    pub freed: HeapAmount,
+    /// Live amount at the time of the peak.
+    pub peak: HeapAmount,
+    /// Error bound of `peak.bytes`, because threads allocated at the same time.
     pub peak_within: u64,
-    /// What was live at the end.
-    pub leaked: Amount,
+    /// Live amount at the end.
+    pub leaked: HeapAmount,
     /// Blocks that were freed before the same thread allocated another.
     pub temporary: u64,
     /// Frees of memory that was allocated before the recording began.
@@ -109,11 +112,11 @@ pub struct Totals {
     pub errors: Option<(f64, f64)>,
 }
 
-/// What kind of memory it is.
+/// Kind of the memory of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// `malloc` and its kin.
+pub enum AllocationKind {
+    /// `malloc` and the other allocation functions.
     Heap,
     /// Mappings that the program made itself.
     Mapping,
@@ -121,70 +124,71 @@ pub enum Kind {
     Pool,
 }
 
-/// What one call stack did.
+/// Allocations of one call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Site {
+pub struct AllocationSite {
     /// Which of the stacks.
     pub stack: u32,
-    /// What kind of memory.
-    pub kind: Kind,
+    /// Kind of the memory.
+    pub kind: AllocationKind,
     /// All that it allocated.
-    pub allocated: Amount,
-    /// What of that was freed.
-    pub freed: Amount,
+    pub allocated: HeapAmount,
+    /// Freed amount.
+    pub freed: HeapAmount,
     /// Blocks that were freed before the same thread allocated another.
     pub temporary: u64,
-    /// What was live when most was live in the process.
-    pub at_peak: Amount,
+    /// Live amount at the time of the process's peak.
+    pub at_peak: HeapAmount,
     /// Standard errors of allocated and of live bytes, where samples were taken.
     pub errors: Option<(f64, f64)>,
 }
 
-impl Site {
-    /// What was live at the end.
-    pub fn leaked(&self) -> Amount {
-        Amount {
+impl AllocationSite {
+    /// Live amount at the end.
+    pub fn leaked(&self) -> HeapAmount {
+        HeapAmount {
             bytes: self.allocated.bytes.saturating_sub(self.freed.bytes),
             blocks: self.allocated.blocks.saturating_sub(self.freed.blocks),
         }
     }
 }
 
-/// How much was live at some time.
+/// Live bytes and memory use at one time point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Moment {
+pub struct HeapSnapshot {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// What was live.
-    pub live: Amount,
+    /// Live amount.
+    pub live: HeapAmount,
     /// All allocations so far.
-    pub allocated: Amount,
-    /// What the allocator held.
+    pub allocated: HeapAmount,
+    /// Footprint of the allocator.
     #[serde(with = "plain")]
     pub held: Reading<Bytes>,
-    /// What was in RAM.
+    /// Resident memory of the process.
     #[serde(with = "plain")]
-    pub resident: Reading<Resident>,
-    /// What was live by site, where that was taken down.
-    pub tree: Option<Tree>,
-    /// Blocks from before the recording that were freed so far, with the bytes that the allocator had given for them; `None` where
-    /// that was not counted.
+    pub resident: Reading<ResidentBytes>,
+    /// Live amount by site, if it was stored at this time point.
+    pub tree: Option<LiveTree>,
+    /// Blocks from before the recording that were freed so far, with the bytes that the allocator
+    /// had given for them; `None` where that was not counted.
     #[serde(default)]
-    pub older_freed: Option<Amount>,
+    pub older_freed: Option<HeapAmount>,
 }
 
-/// What was live by site.
+/// Live amount by site.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tree {
+pub struct LiveTree {
     /// Numbers of sites, largest first.
-    pub sites: Vec<(u32, Amount)>,
+    pub sites: Vec<(u32, HeapAmount)>,
     /// All others together.
-    pub others: Amount,
+    pub others: HeapAmount,
 }
 
-/// What of a process was in RAM or swapped out, in bytes; what the recorder itself took is not in it, where it is known.
+/// Resident and swapped memory of a process in bytes, without the recorder's own memory if that is
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resident {
+pub struct ResidentBytes {
     /// `RssAnon`.
     pub anonymous: u64,
     /// `RssFile`.
@@ -195,32 +199,35 @@ pub struct Resident {
     pub swap: u64,
 }
 
-impl Resident {
+impl ResidentBytes {
     /// `VmRSS`.
     pub fn rss(&self) -> u64 {
         self.anonymous.saturating_add(self.file).saturating_add(self.shmem)
     }
 }
 
-/// Where the memory lies that the allocator holds, and how densely it is used.
+/// Layout of the allocator's memory, and the density of its use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Layout {
+pub struct AllocatorLayout {
     /// Nanoseconds since the recording began.
     pub time_ns: u64,
-    /// What the allocator has.
-    pub areas: Vec<Area>,
-    /// How full the resident pages of these are, but for blocks with mappings of their own.
+    /// Parts of the allocator's footprint.
+    pub areas: Vec<AllocatorArea>,
+    /// Live share of the resident pages of these areas, without blocks that have mappings of their
+    /// own.
     #[serde(with = "plain")]
-    pub pages: Reading<Pages>,
-    /// Blocks that were live and whose place could not be made out, since the program ran on meanwhile.
+    pub pages: Reading<PageDensity>,
+    /// Blocks that were live and whose place could not be made out, since the program ran on
+    /// meanwhile.
     pub unclear: u64,
 }
 
-/// What a part of an allocator's memory is.
+/// Kind of a part of an allocator's footprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AreaKind {
-    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not grow.
+pub enum AllocatorAreaKind {
+    /// glibc's first arena: the heap that `brk` moves, and what was mapped where that could not
+    /// grow.
     Main,
     /// Another arena of glibc's, by number.
     Arena(u32),
@@ -232,23 +239,23 @@ pub enum AreaKind {
 
 /// A part of what the allocator holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Area {
-    /// What it is.
-    pub kind: AreaKind,
+pub struct AllocatorArea {
+    /// Kind of the area.
+    pub kind: AllocatorAreaKind,
     /// Heaps or mappings that it is made of.
     pub parts: u32,
-    /// What may be read and written of it.
+    /// Readable and writable bytes.
     pub held: Bytes,
-    /// What of that is in RAM.
+    /// Resident part of these.
     #[serde(with = "plain")]
     pub resident: Reading<Bytes>,
-    /// What is live in it, as it was asked for.
+    /// Live blocks in it, with their requested sizes.
     #[serde(with = "plain")]
-    pub live: Reading<Amount>,
-    /// What is resident and has nothing live in its pages.
+    pub live: Reading<HeapAmount>,
+    /// Resident bytes in pages without a live block.
     #[serde(with = "plain")]
     pub empty: Reading<Bytes>,
-    /// What is behind the last chunk (`top`).
+    /// Size of the last chunk (`top`).
     #[serde(with = "plain")]
     pub top: Reading<Bytes>,
     /// The longest run without a live block, apart from what is behind the last one.
@@ -259,38 +266,40 @@ pub struct Area {
     pub threads: Reading<u64>,
 }
 
-/// How many resident pages have how much live in them.
+/// Resident pages by their live share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
-    /// Cell 0 counts pages with nothing live, cell *n* those of which more than *n* - 1 eighths are live and no more than *n*. Blocks
-    /// count with the allocator's words before them and what they are rounded up by, where these are known.
+pub struct PageDensity {
+    /// Cell 0 counts pages with nothing live, cell *n* those of which more than *n* - 1 eighths are
+    /// live and no more than *n*. Blocks count with the allocator's words before them and what they
+    /// are rounded up by, where these are known.
     pub cells: Vec<u64>,
-    /// Who has blocks in pages of which no more than a quarter is live, most first.
-    pub pinned: Vec<Pinned>,
+    /// Call stacks with blocks in pages that are at most a quarter live, largest first.
+    pub pinned: Vec<PinnedPages>,
     /// All others together; its site means nothing.
-    pub others: Pinned,
+    pub others: PinnedPages,
 }
 
-/// What the blocks of a site keep in RAM: such pages are shared out by the bytes of each.
+/// Resident bytes that the blocks of a site pin: such pages are divided by the live bytes of each
+/// site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pinned {
+pub struct PinnedPages {
     /// Number of the site.
     pub site: u32,
     /// Its part of the pages, in bytes.
     pub bytes: u64,
-    /// What it has live in them, with what blocks are rounded up by.
-    pub live: Amount,
+    /// Live amount in these pages, with the rounding of blocks.
+    pub live: HeapAmount,
 }
 
 /// A thread that allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Thread {
-    /// Its number; 0 for threads that are not told apart.
+pub struct HeapThread {
+    /// Its number; 0 for threads without a row of their own.
     pub tid: u32,
     /// Its name.
     pub name: Name,
-    /// What it allocated.
-    pub allocated: Amount,
-    /// What it freed, whoever had allocated it.
-    pub freed: Amount,
+    /// Allocated amount.
+    pub allocated: HeapAmount,
+    /// Freed amount; the blocks may have been allocated by other threads.
+    pub freed: HeapAmount,
 }

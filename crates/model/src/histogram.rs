@@ -1,5 +1,6 @@
-//! Times in a histogram: cells as wide as a share of the time, so that every time is known to 1.6 %, from nanoseconds to
-//! centuries. Only the cells from the first to the last that is used take memory.
+//! Times in a histogram: cells as wide as a share of the time, so that every time is known to 1.6
+//! %, from nanoseconds to centuries. Only the cells from the first to the last that is used take
+//! memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +9,9 @@ const BITS: u32 = 6;
 /// Cells of all times there are.
 const CELLS: usize = ((u64::BITS - BITS) as usize + 1) << BITS;
 
-/// How often which time was seen, in nanoseconds.
+/// Histogram of times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Histogram {
+pub struct TimeHistogram {
     /// The number of the first cell in `cells`.
     first: usize,
     cells: Vec<u64>,
@@ -19,13 +20,14 @@ pub struct Histogram {
     longest: u64,
 }
 
-impl Histogram {
-    /// An empty one with all cells, in memory that is touched: noting a time costs some nanoseconds, and no page fault.
-    pub fn ready() -> Histogram {
-        // What is allocated as zeros may be touched by nobody yet.
+impl TimeHistogram {
+    /// An empty one with all cells, in memory that is touched: noting a time costs some
+    /// nanoseconds, and no page fault.
+    pub fn ready() -> TimeHistogram {
+        // Memory that is allocated as zeros may not be touched yet.
         let mut cells = vec![1; CELLS];
         cells.fill(0);
-        Histogram { cells, ..Histogram::default() }
+        TimeHistogram { cells, ..TimeHistogram::default() }
     }
 
     /// Notes a time.
@@ -49,7 +51,7 @@ impl Histogram {
         self.longest = self.longest.max(time);
     }
 
-    /// How many there are.
+    /// Number of recorded times.
     pub fn count(&self) -> u64 {
         self.all
     }
@@ -64,7 +66,8 @@ impl Histogram {
         self.longest
     }
 
-    /// The time within which this share of all times is: the end of its cell. `None` where there are none.
+    /// Quantile: the upper end of the cell that contains this share of all times. `None` if the
+    /// histogram is empty.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a share of more than 2^53 times is as good as one of 2^53"
@@ -79,8 +82,8 @@ impl Histogram {
         Some(end(self.first.saturating_add(at)).min(self.longest))
     }
 
-    /// What one in ten takes longer than, one in a hundred, and so on, as far as there are so many times: how many, and the
-    /// time.
+    /// Upper quantiles: the times that one in ten exceeds, one in a hundred, and so on, as far as
+    /// the number of times allows. Pairs of share and time.
     #[expect(clippy::cast_precision_loss, reason = "as above")]
     pub fn tail(&self) -> Vec<(f64, u64)> {
         let one_in = (0..18).map(|power| 10_f64.powi(power));
@@ -129,12 +132,12 @@ mod tests {
 
     #[test]
     fn percentiles_are_those_of_the_times_in_whatever_order_they_come() {
-        for histogram in [Histogram::default(), Histogram::ready()] {
+        for histogram in [TimeHistogram::default(), TimeHistogram::ready()] {
             percentiles_are_those_of_the_times(histogram);
         }
     }
 
-    fn percentiles_are_those_of_the_times(mut histogram: Histogram) {
+    fn percentiles_are_those_of_the_times(mut histogram: TimeHistogram) {
         assert_eq!((histogram.percentile(0.5), histogram.tail()), (None, vec![]));
         (1..=1000).rev().step_by(2).for_each(|time| histogram.note(time * 1000));
         (1..=1000).step_by(2).for_each(|time| histogram.note(time * 1000));

@@ -1,11 +1,12 @@
-//! A notebook of the lab: what was tried on which machine, every value as it was measured, and what it says of claims.
+//! A notebook of the lab: what was tried on which machine, every value as it was measured, and what
+//! it says of claims.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
-use crate::report::{Label, Scale, Unit};
+use crate::report::{AxisUnit, Label, Scale};
 use crate::{Absent, Bytes, Name, Reading};
 
 /// The version of the saved form. Raised when an older reader would misread a newer file.
@@ -16,11 +17,11 @@ pub const NOTEBOOK_VERSION: u32 = 1;
 pub struct Notebook {
     /// [`NOTEBOOK_VERSION`] of the writer.
     pub pagewise_notebook: u32,
-    /// Where.
+    /// Machine of the runs.
     pub environment: Environment,
-    /// What was run, in this order.
-    pub experiments: Vec<Experiment>,
-    /// Whether it was cut off: by Ctrl-C.
+    /// Experiments in the order in which they ran.
+    pub experiments: Vec<ExperimentRecord>,
+    /// True if it was cut off: by Ctrl-C.
     pub interrupted: bool,
 }
 
@@ -50,13 +51,14 @@ pub struct Environment {
     /// The governor of the first CPU.
     #[serde(with = "plain")]
     pub governor: Reading<Name>,
-    /// Whether it is a virtual machine, and whose.
+    /// Name of the hypervisor; absent on bare metal.
     #[serde(with = "plain")]
     pub hypervisor: Reading<Name>,
-    /// Whether it was run as root.
+    /// True if it was run as root.
     pub root: bool,
-    /// Nanoseconds for the first touch of a page, and for the first touch of the same memory by the next process: where the
-    /// first is many times the second, the host gives memory back that nobody uses.
+    /// Nanoseconds of the first touch of a page, and of the first touch of the same memory by the
+    /// next process: if the first is many times the second, the host reclaims unused memory of its
+    /// guests.
     #[serde(with = "plain")]
     pub first_touch: Reading<[f64; 2]>,
     /// When, as Unix time.
@@ -65,30 +67,31 @@ pub struct Environment {
 
 /// One experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Experiment {
+pub struct ExperimentRecord {
     /// Its name.
     pub name: Label,
-    /// What it asks.
+    /// Question that the experiment answers.
     pub question: Label,
-    /// What should come out, and why.
+    /// Expected result, and the reason.
     pub expectation: Label,
-    /// Who measured what before.
+    /// Earlier measurements with their source.
     pub figures: Label,
     /// The sizes that it ran with.
-    pub parameters: Vec<Parameter>,
-    /// What it measures.
-    pub quantities: Vec<Quantity>,
+    pub parameters: Vec<ParameterValue>,
+    /// Measured quantities.
+    pub quantities: Vec<ExperimentQuantity>,
     /// Its conditions. The first is the baseline.
-    pub arms: Vec<Arm>,
-    /// What its values say.
-    pub claims: Vec<Claim>,
-    /// What its values look like.
+    pub arms: Vec<ExperimentArm>,
+    /// Claims that the values are tested against.
+    pub claims: Vec<ExperimentClaim>,
+    /// Plots of the values.
     pub plots: Vec<Plot>,
     /// Why it was not run.
     pub skipped: Option<Absent>,
-    /// The most by which two interleaved series of one condition differ here, as a share; where it measures time.
+    /// The most by which two interleaved series of one condition differ here, as a share; where it
+    /// measures time.
     pub noise: Option<f64>,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
     /// The command that runs it again.
     pub rerun: Label,
@@ -96,72 +99,72 @@ pub struct Experiment {
 
 /// A size that can be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parameter {
+pub struct ParameterValue {
     /// Its name.
     pub name: Label,
-    /// What it was.
+    /// Value in this run.
     pub value: u64,
-    /// What it means.
+    /// Meaning of the parameter.
     pub meaning: Label,
 }
 
 /// Something that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Quantity {
+pub struct ExperimentQuantity {
     /// Its name.
     pub name: Label,
     /// Its unit.
-    pub unit: Unit,
-    /// What it is.
+    pub unit: AxisUnit,
+    /// Meaning of the quantity.
     pub meaning: Label,
 }
 
 /// A condition, and its runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Arm {
+pub struct ExperimentArm {
     /// Its name.
     pub name: Label,
     /// Each in a process of its own.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ExperimentRun>,
     /// Runs that failed: why.
     pub failures: Vec<Name>,
 }
 
-/// What one run measured.
+/// Values measured in one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct ExperimentRun {
     /// By quantity.
     pub values: BTreeMap<Label, Measured>,
     /// Curves, by name.
     pub curves: BTreeMap<Label, Vec<(f64, f64)>>,
 }
 
-/// A value, or why there is none.
+/// A value, or the reason of its absence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Measured(#[serde(with = "plain")] pub Reading<f64>);
 
 /// Something that is said of the world, and what this machine says to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Claim {
-    /// What is said.
+pub struct ExperimentClaim {
+    /// Text of the claim.
     pub text: Label,
-    /// What was measured before, elsewhere.
+    /// Source of the earlier measurement.
     pub source: Label,
-    /// What should be measured here.
+    /// Expected value.
     pub expected: Label,
-    /// What was.
+    /// Measured value.
     pub measured: Label,
-    /// What follows.
-    pub verdict: Verdict,
-    /// Why it cannot be told, or does not hold.
+    /// Verdict.
+    pub verdict: ClaimVerdict,
+    /// Reason why it is undecided, or does not hold.
     pub why: Label,
 }
 
-/// What an experiment says of a claim.
+/// Verdict of an experiment about a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum ClaimVerdict {
     /// It holds here.
     Agrees,
     /// Too little is known, or what there is does not decide it.
@@ -177,36 +180,37 @@ pub enum Plot {
     Bars {
         /// The quantity.
         quantity: Label,
-        /// How bars are laid out.
+        /// Scale of the bars.
         scale: Scale,
     },
     /// The curves of this name, a line for each arm.
     Curves {
         /// The name.
         curve: Label,
-        /// What goes to the right.
-        x: (Label, Unit, Scale),
-        /// What goes up.
-        y: (Label, Unit, Scale),
+        /// Horizontal axis.
+        x: (Label, AxisUnit, Scale),
+        /// Vertical axis.
+        y: (Label, AxisUnit, Scale),
     },
 }
 
-impl Experiment {
-    /// The verdict on all claims of which anything was measured: the worst of them. [`Verdict::CannotTell`] where nothing
-    /// was; `None` where it was skipped, or claims nothing.
-    pub fn verdict(&self) -> Option<Verdict> {
+impl ExperimentRecord {
+    /// The verdict on all claims of which anything was measured: the worst of them.
+    /// [`ClaimVerdict::CannotTell`] where nothing was; `None` where it was skipped, or claims
+    /// nothing.
+    pub fn verdict(&self) -> Option<ClaimVerdict> {
         let measured = self.claims.iter().filter(|claim| !claim.measured.is_empty());
         let worst = measured.map(|claim| claim.verdict).max();
-        worst.or_else(|| self.claims.first().map(|_| Verdict::CannotTell))
+        worst.or_else(|| self.claims.first().map(|_| ClaimVerdict::CannotTell))
     }
 
     /// The runs of a condition.
-    pub fn arm(&self, name: &str) -> Option<&Arm> {
+    pub fn arm(&self, name: &str) -> Option<&ExperimentArm> {
         self.arms.iter().find(|arm| arm.name == name)
     }
 }
 
-impl Arm {
+impl ExperimentArm {
     /// The points of a curve, of each run that has it.
     pub fn curves(&self, curve: &str) -> Vec<&[(f64, f64)]> {
         self.runs.iter().filter_map(|run| run.curves.get(curve)).map(Vec::as_slice).collect()
@@ -214,24 +218,25 @@ impl Arm {
 
     /// All values of a quantity.
     pub fn values(&self, quantity: &str) -> Vec<f64> {
-        let value = |run: &Run| run.values.get(quantity).and_then(|value| value.0.clone().ok());
+        let value =
+            |run: &ExperimentRun| run.values.get(quantity).and_then(|value| value.0.clone().ok());
         self.runs.iter().filter_map(value).collect()
     }
 }
 
-impl Verdict {
+impl ClaimVerdict {
     /// In words.
-    pub const fn words(self) -> &'static str {
+    pub const fn describe(self) -> &'static str {
         match self {
-            Verdict::Agrees => "agrees",
-            Verdict::CannotTell => "cannot tell",
-            Verdict::Disagrees => "disagrees",
+            ClaimVerdict::Agrees => "agrees",
+            ClaimVerdict::CannotTell => "cannot tell",
+            ClaimVerdict::Disagrees => "disagrees",
         }
     }
 }
 
-impl Claim {
-    /// What belongs to it, each with its name: without what is empty.
+impl ExperimentClaim {
+    /// Details of the experiment with their names, without empty ones.
     pub fn details(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let measured = if self.measured.is_empty() { "nothing" } else { &self.measured };
         let all = [
@@ -248,10 +253,10 @@ impl Claim {
 mod tests {
     use super::*;
 
-    fn claim(verdict: Verdict, measured: &'static str) -> Claim {
+    fn claim(verdict: ClaimVerdict, measured: &'static str) -> ExperimentClaim {
         let text: fn(&'static str) -> Label = Label::from;
         let (source, why) = (text(""), text(""));
-        Claim {
+        ExperimentClaim {
             text: text("A"),
             source,
             expected: text("1"),
@@ -264,26 +269,26 @@ mod tests {
     #[test]
     fn a_claim_says_what_it_has_and_that_nothing_was_measured() {
         let details =
-            |measured| claim(Verdict::Agrees, measured).details().collect::<Vec<_>>().len();
+            |measured| claim(ClaimVerdict::Agrees, measured).details().collect::<Vec<_>>().len();
         assert_eq!((details("2"), details("")), (2, 2));
-        let nothing = claim(Verdict::CannotTell, "");
+        let nothing = claim(ClaimVerdict::CannotTell, "");
         assert!(nothing.details().any(|row| row == ("measured", "nothing")));
     }
 
     #[test]
-    fn what_was_not_measured_decides_nothing_but_where_it_is_all() {
-        let verdict = |claims: Vec<Claim>| {
+    fn missing_values_decide_a_verdict_only_if_all_are_missing() {
+        let verdict = |claims: Vec<ExperimentClaim>| {
             let json = r#"{"name":"","question":"","expectation":"","figures":"","parameters":[],"quantities":[],
                 "arms":[],"claims":[],"plots":[],"skipped":null,"noise":null,"took_ns":0,"rerun":""}"#;
-            let experiment: Experiment = serde_json::from_str(json).unwrap();
-            Experiment { claims, ..experiment }.verdict()
+            let experiment: ExperimentRecord = serde_json::from_str(json).unwrap();
+            ExperimentRecord { claims, ..experiment }.verdict()
         };
-        let absent = claim(Verdict::CannotTell, "");
-        let holds = claim(Verdict::Agrees, "1");
-        let open = claim(Verdict::CannotTell, "1");
-        assert_eq!(verdict(vec![absent.clone(), holds.clone()]), Some(Verdict::Agrees));
-        assert_eq!(verdict(vec![holds, open]), Some(Verdict::CannotTell));
-        assert_eq!(verdict(vec![absent]), Some(Verdict::CannotTell));
+        let absent = claim(ClaimVerdict::CannotTell, "");
+        let holds = claim(ClaimVerdict::Agrees, "1");
+        let open = claim(ClaimVerdict::CannotTell, "1");
+        assert_eq!(verdict(vec![absent.clone(), holds.clone()]), Some(ClaimVerdict::Agrees));
+        assert_eq!(verdict(vec![holds, open]), Some(ClaimVerdict::CannotTell));
+        assert_eq!(verdict(vec![absent]), Some(ClaimVerdict::CannotTell));
         assert_eq!(verdict(vec![]), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Method;
+use crate::machine::ReadMethod;
 use crate::reading::plain;
 use crate::{Absent, Bytes, Name, Pid, Quadrant, Reading};
 
@@ -13,19 +13,19 @@ use crate::{Absent, Bytes, Name, Pid, Quadrant, Reading};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
     /// The processes, by pid. Those that could not be read are among them, with the reason in
-    /// [`Summary::memory`].
-    pub processes: Vec<Summary>,
-    /// How many kernel threads were left out: they have no memory of their own.
+    /// [`ProcessSummary::memory`].
+    pub processes: Vec<ProcessSummary>,
+    /// Number of kernel threads left out: they have no memory of their own.
     pub kernel_threads: u64,
-    /// How many processes ended before anything of them was read.
+    /// Number of processes that ended before any of their files was read.
     pub vanished: u64,
-    /// How many processes may not be looked at in any way: `/proc` is mounted with `hidepid`.
+    /// Number of processes that are hidden: `/proc` is mounted with `hidepid`.
     #[serde(default)]
     pub hidden: u64,
     /// `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,
-    /// How long the reading took.
+    /// Duration of the reading.
     pub took_ns: u64,
     /// The longest single system call that may have held a target's mmap lock, over all of them.
     #[serde(with = "plain")]
@@ -34,7 +34,7 @@ pub struct Listing {
 
 /// One process of a [`Listing`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct ProcessSummary {
     /// Its id.
     pub pid: Pid,
     /// `comm`: at most 15 bytes.
@@ -48,15 +48,15 @@ pub struct Summary {
     /// `cmdline`, one name an argument; empty for a zombie.
     #[serde(with = "plain")]
     pub command: Reading<Vec<Name>>,
-    /// Where `/proc/<pid>/exe` points.
+    /// Target of the link `/proc/<pid>/exe`.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
     /// Its path in the memory cgroup's hierarchy, or in the only one there is.
     #[serde(with = "plain")]
     pub cgroup: Reading<Name>,
-    /// How its memory was read; absent where it could not be, with the reason.
+    /// Method by which its memory was read; absent with the reason if it could not be read.
     #[serde(with = "plain")]
-    pub memory: Reading<Method>,
+    pub memory: Reading<ReadMethod>,
     /// Bytes that only this process maps: what its end would free.
     #[serde(with = "plain")]
     pub uss: Reading<Bytes>,
@@ -73,8 +73,8 @@ pub struct Summary {
     pub quadrants: ByQuadrant,
 }
 
-impl Summary {
-    /// Whether it has ended and waits for its parent: it holds no memory.
+impl ProcessSummary {
+    /// True if it has ended and waits for its parent: it holds no memory.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.rss == Ok(Bytes::ZERO)
     }

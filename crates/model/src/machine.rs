@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::reading::plain;
 use crate::{Absent, Bytes, Name, PageSize, Reading};
 
-/// How a snapshot was made: what the reader could see, and what the reading may have cost the target.
+/// Method and conditions of a snapshot: the rights of the reader, and the possible cost to the
+/// target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
     /// `uname -r` of the machine.
@@ -14,13 +15,13 @@ pub struct Provenance {
     pub page_size: PageSize,
     /// The reader's effective user id.
     pub euid: u32,
-    /// Whether page-frame numbers and page counts could be read (CAP_SYS_ADMIN).
+    /// True if page-frame numbers and page counts could be read (CAP_SYS_ADMIN).
     pub sees_frames: bool,
     /// The reading that was used.
-    pub method: Method,
+    pub method: ReadMethod,
     /// Seconds since 1970, when the reading began.
     pub unix_seconds: u64,
-    /// How long the reading took.
+    /// Duration of the reading.
     pub took_ns: u64,
     /// The longest single system call that may have held the target's mmap lock.
     #[serde(with = "plain")]
@@ -28,15 +29,15 @@ pub struct Provenance {
     /// The tree that was read: `/proc`, or a copy of one.
     pub root: Name,
     /// When in the target's life it was read.
-    pub moment: Moment,
-    /// What could not be read or changed meanwhile, one a line.
+    pub moment: ProcessMoment,
+    /// Parts that could not be read or changed during the reading, one line each.
     pub gaps: Vec<Gap>,
 }
 
-/// How the memory was read.
+/// Method by which memory was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
+pub enum ReadMethod {
     /// `smaps`: every counter; holds the target's mmap lock while it walks a mapping.
     Full,
     /// `maps` and `pagemap`, at full speed.
@@ -45,13 +46,13 @@ pub enum Method {
     Polite,
 }
 
-impl Method {
+impl ReadMethod {
     /// The name used in options and keys.
     pub const fn key(self) -> &'static str {
         match self {
-            Method::Full => "full",
-            Method::Fast => "fast",
-            Method::Polite => "polite",
+            ReadMethod::Full => "full",
+            ReadMethod::Fast => "fast",
+            ReadMethod::Polite => "polite",
         }
     }
 }
@@ -59,7 +60,7 @@ impl Method {
 /// When a process was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Moment {
+pub enum ProcessMoment {
     /// While it ran.
     Running,
     /// As it exited, before its memory was torn down.
@@ -81,7 +82,7 @@ pub struct Gap {
 
 /// Settings and sizes of the machine that findings need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineSettings {
     /// `MemTotal`.
     #[serde(with = "plain")]
     pub mem_total: Reading<Bytes>,
@@ -97,7 +98,7 @@ pub struct Machine {
     /// `vm.max_map_count`.
     #[serde(with = "plain")]
     pub max_map_count: Reading<u64>,
-    /// How many NUMA nodes are online.
+    /// Number of NUMA nodes online.
     #[serde(with = "plain")]
     pub nodes: Reading<u64>,
     /// The selected word of `transparent_hugepage/enabled`.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
-use crate::{Absent, Bytes, Counter, Name, Reading, Smaps};
+use crate::{Bytes, Name, Reading, Smaps, SmapsCounter};
 
 /// Addresses from `start` up to, not including, `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -18,17 +18,17 @@ pub struct AddrRange {
 }
 
 impl AddrRange {
-    /// How many bytes the range spans; 0 where `end` is not above `start`.
+    /// Length of the range in bytes; 0 if `end` is not above `start`.
     pub const fn len(self) -> Bytes {
         Bytes(self.end.saturating_sub(self.start))
     }
 
-    /// Whether the range spans nothing.
+    /// True if the range spans nothing.
     pub const fn is_empty(self) -> bool {
         self.end <= self.start
     }
 
-    /// Whether `address` lies inside.
+    /// True if `address` lies inside.
     pub const fn contains(self, address: u64) -> bool {
         self.start <= address && address < self.end
     }
@@ -47,7 +47,7 @@ impl fmt::Display for AddrRange {
     }
 }
 
-/// What the process may do with a mapping: the `rwx` letters.
+/// Access rights of a mapping: the letters `rwx`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Prot {
     /// `r`
@@ -59,7 +59,7 @@ pub struct Prot {
 }
 
 impl Prot {
-    /// Whether no access is allowed at all: a guard, or address space held in reserve.
+    /// True if no access is allowed at all: a guard, or address space held in reserve.
     pub const fn is_none(self) -> bool {
         !(self.read || self.write || self.exec)
     }
@@ -77,7 +77,7 @@ pub enum Sharing {
     Shared,
 }
 
-/// What is behind a mapping.
+/// Backing of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
@@ -85,7 +85,8 @@ pub enum Backing {
     Anonymous,
     /// A file on a disk (or any filesystem that is not tmpfs).
     File,
-    /// tmpfs, named or not: `MAP_SHARED|MAP_ANONYMOUS`, memfd, System V, `/dev/shm`. Its pages go to swap.
+    /// tmpfs, named or not: `MAP_SHARED|MAP_ANONYMOUS`, memfd, System V, `/dev/shm`. Its pages go
+    /// to swap.
     Shmem,
     /// The kernel's own pages (`[vdso]`, `[vvar]`, `[vsyscall]`) and device memory.
     Special,
@@ -148,8 +149,8 @@ pub struct Device {
 
 /// The pages of one mapping by kind, from the page tables: what `smaps` cannot split.
 ///
-/// `file` holds page-cache pages of files and of tmpfs alike; [`Backing::Shmem`] tells which.
-/// A page is *exclusive* when one page table maps it, *co-mapped* when more do.
+/// `file` contains page-cache pages of files and of tmpfs alike; [`Backing::Shmem`] distinguishes
+/// them. A page is *exclusive* if one page table maps it, *co-mapped* if more do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Breakdown {
     /// Resident anonymous pages that only this process maps.
@@ -160,7 +161,8 @@ pub struct Breakdown {
     pub file_exclusive: Bytes,
     /// Resident page-cache pages that others map too.
     pub file_co_mapped: Bytes,
-    /// Pages in swap, as far as the page table knows; [`Pages::swap`] says whether that is all.
+    /// Pages in swap, as far as the page table knows; [`MappingPages::swap`] says whether that is
+    /// all.
     pub swapped: Bytes,
     /// Entries that point at the kernel's one zero page: read but never written; not in Rss.
     pub zero: Bytes,
@@ -180,17 +182,17 @@ impl Breakdown {
     }
 }
 
-/// What the page reading found in one mapping.
+/// Result of the page scan of one mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
+pub struct MappingPages {
     /// The pages by kind.
     pub breakdown: Breakdown,
-    /// The sum of page size / number of mappers, rounded down to KiB as the kernel does. Where any
-    /// page is co-mapped it takes `/proc/kpagecount`, so CAP_SYS_ADMIN.
+    /// Sum of page size divided by number of mappers, rounded down to KiB as the kernel does. If
+    /// any page is co-mapped this needs `/proc/kpagecount`, so CAP_SYS_ADMIN.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
-    /// The part of the share that is anonymous pages', to the byte: co-mapped pages of a private file
-    /// mapping can be of both kinds.
+    /// The part of the share that is anonymous pages', to the byte: co-mapped pages of a private
+    /// file mapping can be of both kinds.
     #[serde(with = "plain")]
     pub pss_anon: Reading<Bytes>,
     /// Pages in swap: smaps' `Swap`. Page tables forget swapped tmpfs pages, so for a
@@ -205,21 +207,22 @@ pub struct Pages {
 /// One mapping: a line of `/proc/<pid>/maps`, and what is known of its pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// Where it is.
+    /// Address range.
     pub range: AddrRange,
-    /// What the process may do with it.
+    /// Access rights of the process.
     pub prot: Prot,
     /// `p` or `s`.
     pub sharing: Sharing,
     /// Offset into the file, in bytes.
     pub offset: u64,
-    /// The device of the file; 0:0 where there is none.
+    /// The device of the file; 0:0 if the mapping has no file.
     pub device: Device,
-    /// The inode of the file; 0 where there is none.
+    /// The inode of the file; 0 if the mapping has no file.
     pub inode: u64,
-    /// The name as `maps` prints it (` (deleted)` included, newlines as `\012`); empty where there is none.
+    /// The name as `maps` prints it (` (deleted)` included, newlines as `\012`); empty if there is
+    /// no name.
     pub name: Name,
-    /// Whether the file lives on tmpfs, from `mountinfo`.
+    /// True if the file lives on tmpfs, from `mountinfo`.
     pub on_tmpfs: bool,
     /// The entry of `smaps`, where it was read. Mappings whose entries are alike share one value:
     /// most of 65,000 small mappings are.
@@ -227,7 +230,7 @@ pub struct Mapping {
     pub smaps: Reading<Arc<Smaps>>,
     /// The contents of the page tables, where they were read, shared in the same way.
     #[serde(with = "plain")]
-    pub pages: Reading<Arc<Pages>>,
+    pub pages: Reading<Arc<MappingPages>>,
 }
 
 impl Mapping {
@@ -237,14 +240,14 @@ impl Mapping {
         name.strip_suffix(b" (deleted)").unwrap_or(name)
     }
 
-    /// Whether the file behind it has no name any more.
+    /// True if the file behind it has no name any more.
     ///
     /// A live file whose name ends in ` (deleted)` looks the same in `maps`.
     pub fn is_deleted(&self) -> bool {
         self.path().len() != self.name.as_bytes().len()
     }
 
-    /// What is behind the mapping.
+    /// Backing of the mapping.
     pub fn backing(&self) -> Backing {
         let name = self.name.as_bytes();
         let has = |prefix: &[u8]| name.starts_with(prefix);
@@ -290,41 +293,40 @@ impl Mapping {
 
     /// A counter of smaps.
     #[inline]
-    pub fn counter(&self, counter: Counter) -> Reading<Bytes> {
+    pub fn counter(&self, counter: SmapsCounter) -> Reading<Bytes> {
         self.smaps.as_ref().map_err(Clone::clone)?.bytes(counter)
     }
 
     /// Resident bytes.
     #[inline]
     pub fn rss(&self) -> Reading<Bytes> {
-        self.either(Counter::Rss, |pages| Ok(pages.breakdown.resident()))
+        self.either(SmapsCounter::Rss, |pages| Ok(pages.breakdown.resident()))
     }
 
     /// The proportional share: each page divided by how many map it.
     #[inline]
     pub fn pss(&self) -> Reading<Bytes> {
-        self.either(Counter::Pss, |pages| pages.pss.clone())
+        self.either(SmapsCounter::Pss, |pages| pages.pss.clone())
     }
 
     /// Bytes in swap.
     #[inline]
     pub fn swap(&self) -> Reading<Bytes> {
-        self.either(Counter::Swap, |pages| pages.swap.clone())
+        self.either(SmapsCounter::Swap, |pages| pages.swap.clone())
     }
 
     /// Anonymous memory in huge pages.
     #[inline]
     pub fn anon_huge(&self) -> Reading<Bytes> {
-        self.either(Counter::AnonHugePages, |pages| pages.anon_huge.clone())
+        self.either(SmapsCounter::AnonHugePages, |pages| pages.anon_huge.clone())
     }
 
     /// Bytes that only this process maps.
     #[inline]
     pub fn uss(&self) -> Reading<Bytes> {
         match &self.smaps {
-            Ok(smaps) => {
-                Ok(smaps.bytes(Counter::PrivateClean)? + smaps.bytes(Counter::PrivateDirty)?)
-            }
+            Ok(smaps) => Ok(smaps.bytes(SmapsCounter::PrivateClean)?
+                + smaps.bytes(SmapsCounter::PrivateDirty)?),
             Err(absent) => match &self.pages {
                 Ok(pages) => Ok(pages.breakdown.exclusive()),
                 Err(_) => Err(absent.clone()),
@@ -334,32 +336,28 @@ impl Mapping {
 
     /// Bytes that must be written somewhere before their pages can be dropped.
     pub fn dirty(&self) -> Reading<Bytes> {
-        Ok(self.counter(Counter::SharedDirty)? + self.counter(Counter::PrivateDirty)?)
+        Ok(self.counter(SmapsCounter::SharedDirty)? + self.counter(SmapsCounter::PrivateDirty)?)
     }
 
     /// The smaps counter, else what the page reading says, else why the smaps entry is missing.
     #[inline]
-    fn either(&self, counter: Counter, pages: impl Fn(&Pages) -> Reading<Bytes>) -> Reading<Bytes> {
+    fn either(
+        &self,
+        counter: SmapsCounter,
+        pages: impl Fn(&MappingPages) -> Reading<Bytes>,
+    ) -> Reading<Bytes> {
         match (&self.smaps, &self.pages) {
             (Ok(smaps), _) => smaps.bytes(counter),
             (Err(_), Ok(read)) => pages(read),
             (Err(absent), Err(_)) => Err(absent.clone()),
         }
     }
-
-    /// Whether it is memory of the huge TLB pool, which Rss leaves out.
-    pub fn is_hugetlb(&self) -> Reading<bool> {
-        if self.name.as_bytes().starts_with(b"/anon_hugepage") {
-            return Ok(true);
-        }
-        let smaps = self.smaps.as_ref().map_err(Clone::clone)?;
-        smaps.flags.as_ref().map(|f| f.has("ht")).ok_or(Absent::NotInThisKernel("3.8".into()))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Absent;
 
     fn mapping(name: &str, sharing: Sharing, inode: u64) -> Mapping {
         Mapping {
@@ -402,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_nobody_read_is_absent_not_empty() {
+    fn an_unread_mapping_is_absent_not_empty() {
         assert!(mapping("", Sharing::Private, 0).rss().is_err());
     }
 }

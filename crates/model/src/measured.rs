@@ -1,4 +1,4 @@
-//! What commands cost: runs that were measured, with every value as it was read.
+//! Costs of commands: the measured runs, with every value as it was read.
 //!
 //! Nothing here is summarised: an analysis makes medians and rates of it.
 
@@ -11,9 +11,10 @@ use crate::{Absent, Bytes, Name, PageSize, Reading, Snapshot};
 /// A number that was counted, and for how much of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// What was counted while the counter ran.
+    /// Count while the counter ran.
     pub value: u64,
-    /// `None` for what is always counted. A counter of the CPU takes turns with others where there are more than fit.
+    /// `None` for what is always counted. A counter of the CPU takes turns with others where there
+    /// are more than fit.
     pub share: Option<Share>,
 }
 
@@ -32,7 +33,7 @@ impl Count {
         Count { value, share: None }
     }
 
-    /// The value for the whole time, as far as the part that was seen tells.
+    /// Estimate of the value for the whole time, from the part that was measured.
     ///
     /// # Errors
     /// [`Absent::NeverScheduled`] for a counter that never ran: its 0 says nothing.
@@ -45,7 +46,7 @@ impl Count {
         }
     }
 
-    /// What [`Count::estimate`] multiplies by: 1 for a counter that ran all the time.
+    /// Factor of [`Count::estimate`]: 1 for a counter that ran all the time.
     #[expect(clippy::cast_precision_loss, reason = "times are shorter than 2^53 ns, 104 days")]
     pub fn scale(self) -> f64 {
         match self.share {
@@ -57,22 +58,22 @@ impl Count {
     }
 }
 
-/// What a number is of.
+/// Unit of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum MetricUnit {
     /// Nanoseconds; programs and people read seconds.
     Nanos,
-    /// How many.
+    /// A count.
     Count,
     /// Bytes.
     Bytes,
 }
 
-/// Whose events a number counts.
+/// Processes or CPU modes whose events a metric counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Scope {
+pub enum MetricScope {
     /// The command and its children.
     Process,
     /// The command itself and its children, in user mode only.
@@ -81,21 +82,21 @@ pub enum Scope {
     Machine,
 }
 
-impl Scope {
+impl MetricScope {
     /// The name used in keys.
     pub const fn key(self) -> &'static str {
         match self {
-            Scope::Process => "process",
-            Scope::ProcessUser => "process:user",
-            Scope::Machine => "machine",
+            MetricScope::Process => "process",
+            MetricScope::ProcessUser => "process:user",
+            MetricScope::Machine => "machine",
         }
     }
 }
 
-/// Where a number comes from: what goes together on a page.
+/// Source of a metric; metrics of one source are shown together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum MetricOrigin {
     /// A clock and `getrusage`.
     Rusage,
     /// Samples of `/proc` while it ran.
@@ -112,70 +113,72 @@ pub enum Origin {
 
 /// One thing that was measured in each run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Metric {
+pub struct MeasuredMetric {
     /// The name: `minflt`.
     pub name: Label,
-    /// What its numbers are of.
-    pub unit: Unit,
-    /// Whose.
-    pub scope: Scope,
-    /// Where from.
-    pub origin: Origin,
+    /// Unit of its values.
+    pub unit: MetricUnit,
+    /// Scope of the count.
+    pub scope: MetricScope,
+    /// Source of the count.
+    pub origin: MetricOrigin,
 }
 
-/// How a command ended.
+/// Ending of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum CommandEnding {
     /// It exited with this status.
     Exited(i32),
     /// A signal killed it.
     Killed(i32),
 }
 
-impl Ending {
+impl CommandEnding {
     /// The exit status that a shell reports.
     pub const fn status(self) -> i32 {
         match self {
-            Ending::Exited(status) => status,
-            Ending::Killed(signal) => 128 + signal,
+            CommandEnding::Exited(status) => status,
+            CommandEnding::Killed(signal) => 128 + signal,
         }
     }
 }
 
 /// One run of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Run {
+pub struct MeasuredRun {
     /// When it began, in nanoseconds since the first run did.
     pub at: u64,
-    /// How it ended.
-    pub ending: Ending,
-    /// What the kernel says was resident at the peak before the program began: `peak_res` cannot be lower.
+    /// Ending of the run.
+    pub ending: CommandEnding,
+    /// Resident memory before the program began, as the kernel counts it: `peak_res` cannot be
+    /// lower.
     pub floor: Bytes,
-    /// One a [`Metric`], in their order.
+    /// One a [`MeasuredMetric`], in their order.
     #[serde(with = "plain_each")]
     pub values: Vec<Reading<Count>>,
-    /// The largest process of the command when a sample found the most PSS; only where that was asked for.
+    /// The largest process of the command when a sample found the most PSS; only where that was
+    /// asked for.
     pub at_peak: Option<Box<Snapshot>>,
 }
 
 /// A command and its runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Arm {
+pub struct MeasuredArm {
     /// The program and its arguments.
     pub command: Vec<Name>,
     /// In the order they were made.
-    pub runs: Vec<Run>,
+    pub runs: Vec<MeasuredRun>,
 }
 
-/// How and where runs were made.
+/// Conditions under which runs were made.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Conditions {
+pub struct RunConditions {
     /// `uname -r` of the machine.
     pub kernel: Name,
     /// Its base page size.
     pub page_size: PageSize,
-    /// How many CPUs the commands could run on.
+    /// Number of CPUs that the commands could run on.
     pub cpus: usize,
     /// The one that they were pinned to.
     pub pinned: Option<u32>,
@@ -188,33 +191,33 @@ pub struct Conditions {
     pub governor: Reading<Name>,
     /// Seconds since 1970, when the first run began.
     pub unix_seconds: u64,
-    /// Whether runs are missing since the user interrupted them.
+    /// True if runs are missing since the user interrupted them.
     pub interrupted: bool,
 }
 
 /// Commands that were run and measured. With two, their runs took turns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// How and where.
-    pub conditions: Conditions,
-    /// What was measured.
-    pub metrics: Vec<Metric>,
+    /// Conditions of the runs.
+    pub conditions: RunConditions,
+    /// Measured metrics.
+    pub metrics: Vec<MeasuredMetric>,
     /// The command, and the one it is compared with.
-    pub arms: Vec<Arm>,
+    pub arms: Vec<MeasuredArm>,
 }
 
 /// An event, and whether it can be counted here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Countable {
-    /// What chooses it.
+    /// Name that selects the group.
     pub name: Name,
-    /// Who counts it.
-    pub origin: Origin,
-    /// Whether `stat` counts it unless told otherwise.
+    /// Source of the count.
+    pub origin: MetricOrigin,
+    /// True if `stat` counts it by default.
     pub usual: bool,
-    /// Whose events can be counted, or why none can.
+    /// Scope of the events that can be counted; absent with the reason if none can.
     #[serde(with = "plain")]
-    pub scope: Reading<Scope>,
+    pub scope: Reading<MetricScope>,
 }
 
 /// A performance monitoring unit, as the kernel describes it.
@@ -222,15 +225,15 @@ pub struct Countable {
 pub struct Pmu {
     /// Its name: `cpu`.
     pub name: Name,
-    /// What its events are called.
+    /// Names of its events.
     pub events: Vec<Name>,
     /// The terms of which others can be made.
     pub terms: Vec<Name>,
 }
 
-/// What can be counted on a machine.
+/// Events that can be counted on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Survey {
+pub struct CountableSurvey {
     /// `uname -r` of the machine.
     pub kernel: Name,
     /// `kernel.perf_event_paranoid`.
@@ -240,7 +243,7 @@ pub struct Survey {
     pub events: Vec<Countable>,
     /// The machine's PMUs.
     pub pmus: Vec<Pmu>,
-    /// How many tracepoints there are.
+    /// Number of tracepoints.
     #[serde(with = "plain")]
     pub tracepoints: Reading<u64>,
 }
@@ -254,20 +257,20 @@ mod plain_each {
 
     #[derive(Serialize, Deserialize)]
     #[serde(transparent)]
-    struct One(#[serde(with = "plain")] Reading<Count>);
+    struct PlainCount(#[serde(with = "plain")] Reading<Count>);
 
     pub(super) fn serialize<S: Serializer>(
         values: &[Reading<Count>],
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().cloned().map(One))
+        serializer.collect_seq(values.iter().cloned().map(PlainCount))
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<Reading<Count>>, D::Error> {
-        let values = Vec::<One>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|One(value)| value).collect())
+        let values = Vec::<PlainCount>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|PlainCount(value)| value).collect())
     }
 }
 
@@ -290,15 +293,15 @@ mod tests {
 
     #[test]
     fn runs_survive_json_with_their_gaps() {
-        let run = Run {
+        let run = MeasuredRun {
             at: 5,
-            ending: Ending::Killed(9),
+            ending: CommandEnding::Killed(9),
             floor: Bytes::kib(600),
             values: vec![Ok(Count::exact(1)), Err(Absent::NeverScheduled)],
             at_peak: None,
         };
         let json = serde_json::to_string(&run).unwrap();
-        assert_eq!(serde_json::from_str::<Run>(&json).unwrap(), run, "{json}");
+        assert_eq!(serde_json::from_str::<MeasuredRun>(&json).unwrap(), run, "{json}");
         assert_eq!(run.ending.status(), 137);
     }
 }

@@ -26,7 +26,7 @@ impl Name {
         &self.0
     }
 
-    /// Whether there is no name.
+    /// True if the name is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -42,20 +42,20 @@ impl Name {
         escape(&self.0)
     }
 
-    /// The last component of a path, or the whole name where there is no `/` in it.
+    /// The last component of a path, or the whole name if it contains no `/`.
     pub fn base(&self) -> &[u8] {
         self.0.rsplit(|&b| b == b'/').next().unwrap_or(&self.0)
     }
 }
 
-/// Whether a character may reach a terminal or a page as it is: it is no control character, no
-/// direction mark, and not invisible.
+/// True if a character may reach a terminal or a page unescaped: it is not a control character, not
+/// a direction mark, and visible.
 pub fn is_plain(c: char) -> bool {
     !(c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'))
 }
 
-/// What [`Name::escaped`] does, for any bytes.
+/// [`Name::escaped`] for any bytes.
 pub fn escape(bytes: &[u8]) -> Cow<'_, str> {
     use fmt::Write;
     if let Ok(text) = std::str::from_utf8(bytes)

@@ -7,7 +7,8 @@ pub const MIN_ROWS: usize = 4000;
 
 /// Runs `second` on this thread and `first` on another one meanwhile, and returns both results.
 ///
-/// Runs `first` on this thread, after `second`, if `is_large` is false or the system starts no thread.
+/// Runs `first` on this thread, after `second`, if `is_large` is false or the system starts no
+/// thread.
 pub fn both<A: Send, B>(
     is_large: bool,
     first: impl Fn() -> A + Sync,
@@ -26,7 +27,8 @@ pub fn both<A: Send, B>(
     })
 }
 
-/// Maps the two halves of `items`, each on a thread if `is_large`, and returns the results in order.
+/// Maps the two halves of `items`, each on a thread if `is_large`, and returns the results in
+/// order.
 pub fn halves<T: Sync, R: Send>(
     is_large: bool,
     items: &[T],

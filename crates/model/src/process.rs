@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 use crate::reading::plain;
 use crate::{Bytes, Name, Pid, Reading};
 
-/// Who a process is.
+/// Identity and properties of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Its id in the `/proc` that was read.
     pub pid: Pid,
-    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry where it is in none.
+    /// Its ids from the outermost to its own pid namespace (`NSpid`); one entry where it is in
+    /// none.
     pub ns_pids: Vec<Pid>,
     /// Its parent.
     pub parent: Pid,
@@ -19,7 +20,7 @@ pub struct Process {
     /// `cmdline`, one name an argument; empty for a kernel thread or a zombie.
     #[serde(with = "plain")]
     pub command: Reading<Vec<Name>>,
-    /// Where `/proc/<pid>/exe` points.
+    /// Target of the link `/proc/<pid>/exe`.
     #[serde(with = "plain")]
     pub exe: Reading<Name>,
     /// Real user id.
@@ -28,14 +29,14 @@ pub struct Process {
     pub user: Option<Name>,
     /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`.
     pub state: char,
-    /// How many threads.
+    /// Number of threads.
     pub threads: u64,
     /// Nanoseconds since it was started, at the time of reading.
     #[serde(with = "plain")]
     pub age_ns: Reading<u64>,
     /// `starttime` of `stat`, in clock ticks since boot: with the pid it names one process.
     pub start_ticks: u64,
-    /// Whether it is a kernel thread, which has no memory of its own.
+    /// True if it is a kernel thread, which has no memory of its own.
     pub kernel_thread: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct Thread {
     pub tid: Pid,
     /// Its name.
     pub name: Name,
-    /// Where its stack pointer was, from `/proc/<pid>/task/<tid>/syscall`. A running thread gives none.
+    /// Stack pointer from `/proc/<pid>/task/<tid>/syscall`; absent for a running thread.
     #[serde(with = "plain")]
     pub stack_pointer: Reading<u64>,
 }
@@ -68,7 +69,7 @@ pub struct Statm {
 
 /// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct ProcessStatus {
     /// Highest VIRT so far.
     #[serde(with = "plain")]
     pub vm_peak: Reading<Bytes>,
@@ -106,24 +107,24 @@ pub struct Status {
 
 /// One resource limit: `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct ResourceLimit {
     /// The soft limit, which applies.
     pub soft: Option<u64>,
-    /// What the soft limit can be raised to.
+    /// Hard limit: upper bound of the soft limit.
     pub hard: Option<u64>,
 }
 
 /// The limits of `/proc/<pid>/limits` that concern memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// RLIMIT_STACK.
-    pub stack: Limit,
+    pub stack: ResourceLimit,
     /// RLIMIT_AS.
-    pub address_space: Limit,
+    pub address_space: ResourceLimit,
     /// RLIMIT_DATA.
-    pub data: Limit,
+    pub data: ResourceLimit,
     /// RLIMIT_MEMLOCK.
-    pub locked: Limit,
+    pub locked: ResourceLimit,
 }
 
 /// The memory cgroup a process is in, v1 or v2.
@@ -135,19 +136,19 @@ pub struct CgroupMemory {
     pub version: u8,
     /// The lowest limit from it up to the root that we can see; `None` is unlimited.
     pub limit: Option<Bytes>,
-    /// What is charged to the cgroup with that limit, page cache included.
+    /// Memory charged to the cgroup with that limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
 }
 
 /// `/proc/<pid>/ksm_stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ksm {
+pub struct KsmStat {
     /// Pages of this process that stand for a merged page.
     pub merging_pages: u64,
     /// Pages looked at in vain or kept as candidates: each costs the kernel 64 bytes.
     pub rmap_items: u64,
-    /// What the kernel reckons was saved; negative where scanning costs more than it saves.
+    /// Bytes saved according to the kernel; negative if the metadata costs more than merging saves.
     pub profit: Option<i64>,
 }
 
@@ -156,6 +157,6 @@ pub struct Ksm {
 pub struct NodeShare {
     /// The node.
     pub node: u32,
-    /// What of the process is on it.
+    /// Resident memory of the process on the node.
     pub resident: Bytes,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A value, or why there is none. Never 0 for "not known".
+/// A value, or the reason of its absence. An unknown value is never 0.
 pub type Reading<T> = Result<T, Absent>;
 
 /// Why a value is missing. Cheap to clone: a reason is often the same for 65,000 mappings.
@@ -13,7 +13,8 @@ pub type Reading<T> = Result<T, Absent>;
 #[serde(rename_all = "snake_case", tag = "why", content = "detail")]
 #[non_exhaustive]
 pub enum Absent {
-    /// The kernel that was asked does not have it; `0` names the release that brought it, where known.
+    /// The kernel that was asked does not have it; `0` names the release that brought it, where
+    /// known.
     NotInThisKernel(Arc<str>),
     /// We may not read it; `0` names what it takes.
     NotPermitted(Arc<str>),
@@ -23,7 +24,7 @@ pub enum Absent {
     NeverScheduled,
     /// We did not ask, to be polite or because the source is a copy; `0` says how to ask.
     NotCollected(Arc<str>),
-    /// What was read does not decide it; `0` says what would.
+    /// The values that were read do not decide it; `0` names the command or file that would.
     Ambiguous(Arc<str>),
     /// It was there and went away while we read (a process that ended).
     Vanished,
@@ -74,7 +75,7 @@ pub mod plain {
     /// Writes the value, or an object with the one key `absent`.
     ///
     /// # Errors
-    /// What the serializer returns.
+    /// Returns the result of the serializer.
     pub fn serialize<T: Serialize, S: Serializer>(
         reading: &Reading<T>,
         serializer: S,
@@ -93,7 +94,7 @@ pub mod plain {
     /// known what it is, so nothing is held twice.
     ///
     /// # Errors
-    /// What the deserializer returns, or that the value fits neither shape.
+    /// Returns the error of the deserializer, or an error if the value has neither form.
     pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Reading<T>, D::Error> {

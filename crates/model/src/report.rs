@@ -9,31 +9,31 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lab::Claim;
+use crate::lab::ExperimentClaim;
 use crate::mapping::AddrRange;
 use crate::{Absent, Name, Reading};
 
 /// Static or built text of our own. Text from outside is a [`Name`].
 pub type Label = Cow<'static, str>;
 
-/// What an analysis found.
+/// Result of an analysis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Name and version of the JSON form: `pagewise.explain/1`.
     pub schema: &'static str,
     /// One line that names the subject.
-    pub title: Vec<Value>,
+    pub title: Vec<CellValue>,
     /// The blocks, in reading order.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<ReportBlock>,
 }
 
 /// One part of a report. Closed on purpose: a new kind must be drawn by every view.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Block {
+pub enum ReportBlock {
     /// Named values: a JSON object; a line or a list for people.
-    Facts(Facts),
+    Facts(NamedFacts),
     /// Rows and columns: a JSON array of objects, or an object of objects where rows have keys.
-    Table(Table),
+    Table(ReportTable),
     /// Findings: a JSON array.
     Findings(Findings),
     /// A picture of an address space, for people only.
@@ -43,14 +43,14 @@ pub enum Block {
     /// Numbers beside each other, for people only.
     Bars(Bars),
     /// Claims with what became of them, for people only.
-    Claims(Vec<Claim>),
+    Claims(Vec<ExperimentClaim>),
     /// A paragraph, for people only.
     Text(Paragraph),
     /// A part begins: what follows up to the next is about this. For people only.
     Part(Label),
 }
 
-/// Whom a block or a fact is for.
+/// Audience of a block or a fact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Audience {
     /// Both.
@@ -66,22 +66,23 @@ pub enum Audience {
 
 /// Named values.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
-    /// The JSON key; a dot nests: `process`, `quadrants.declared`. Empty puts the facts at the top level.
+pub struct NamedFacts {
+    /// The JSON key; a dot nests: `process`, `quadrants.declared`. Empty puts the facts at the top
+    /// level.
     pub key: Label,
     /// The heading; empty for none.
     pub title: Label,
-    /// Whom it is for.
+    /// Audience of the block.
     pub audience: Audience,
-    /// How people see it.
-    pub shape: Shape,
+    /// Layout for people.
+    pub shape: FactsShape,
     /// The values.
     pub facts: Vec<Fact>,
 }
 
-/// How a view lays out [`Facts`].
+/// Layout of [`NamedFacts`] in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum FactsShape {
     /// One after the other, `label value`, wrapped to the width.
     Line,
     /// As a row of columns with the label above the value, wrapped to the width, as top does.
@@ -98,10 +99,10 @@ pub struct Fact {
     /// The label for people: `VIRT`.
     pub label: Label,
     /// The value.
-    pub value: Value,
+    pub value: CellValue,
     /// One sentence for `--long`; empty for none.
     pub meaning: Label,
-    /// Whom it is for.
+    /// Audience of the fact.
     pub audience: Audience,
 }
 
@@ -118,23 +119,23 @@ impl Fact {
         Fact { audience: Audience::Programs, ..self }
     }
 
-    /// The same, for programs only where there is nothing to tell people.
+    /// The same, hidden from people if `hidden` is true.
     #[must_use]
     pub fn hidden_if(self, hidden: bool) -> Fact {
         if hidden { self.for_programs() } else { self }
     }
 }
 
-/// A value with its unit. Closed like [`Block`]: a new kind must be drawn by every view.
+/// A value with its unit. Closed like [`ReportBlock`]: a new kind must be drawn by every view.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum CellValue {
     /// Nothing to say here: an empty cell; JSON null.
     None,
     /// Bytes. JSON: a number.
     Bytes(u64),
     /// A difference in bytes, drawn with its sign. JSON: a number.
     Change(i64),
-    /// How many. JSON: a number.
+    /// A count. JSON: a number.
     Count(u64),
     /// An address, drawn in hex. JSON: a number (page-aligned ones are exact in a double too).
     Address(u64),
@@ -152,61 +153,61 @@ pub enum Value {
     Picture(Label),
     /// Words from outside: escaped by every view.
     Name(Name),
-    /// How many a second. JSON: a number.
+    /// A rate per second. JSON: a number.
     Rate(f64),
     /// A number that need not be whole: a mean count, a ratio. JSON: a number.
     Number(f64),
     /// A share from 0 to 1, drawn as a bar to scale. JSON: a number.
     Bar(f64),
     /// Several values. JSON: an array; drawn one after the other.
-    List(Vec<Value>),
+    List(Vec<CellValue>),
     /// Named values. JSON: an object; drawn as name and value, one after the other.
-    Record(Vec<(Label, Value)>),
-    /// Why there is no value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.
+    Record(Vec<(Label, CellValue)>),
+    /// Reason of a missing value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.
     Absent(Absent),
 }
 
-impl Value {
+impl CellValue {
     /// A value from a reading.
-    pub fn of<T>(reading: Reading<T>, make: impl FnOnce(T) -> Value) -> Value {
+    pub fn from_reading<T>(reading: Reading<T>, make: impl FnOnce(T) -> CellValue) -> CellValue {
         match reading {
             Ok(value) => make(value),
-            Err(absent) => Value::Absent(absent),
+            Err(absent) => CellValue::Absent(absent),
         }
     }
 
     /// Bytes from a reading.
-    pub fn bytes(reading: Reading<crate::Bytes>) -> Value {
-        Value::of(reading, |b| Value::Bytes(b.0))
+    pub fn bytes(reading: Reading<crate::Bytes>) -> CellValue {
+        CellValue::from_reading(reading, |b| CellValue::Bytes(b.0))
     }
 
     /// Our own words.
-    pub fn text(text: impl Into<Label>) -> Value {
-        Value::Text(text.into())
+    pub fn text(text: impl Into<Label>) -> CellValue {
+        CellValue::Text(text.into())
     }
 }
 
 /// Rows and columns, stored by column.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Table {
+pub struct ReportTable {
     /// The JSON key; a dot nests.
     pub key: Label,
     /// The heading; empty for none.
     pub title: Label,
-    /// Whom it is for.
+    /// Audience of the table.
     pub audience: Audience,
     /// The columns, all of the same length.
-    pub columns: Vec<Column>,
+    pub columns: Vec<TableColumn>,
     /// A key for each row makes the JSON an object; `None` makes it an array.
     pub row_keys: Option<Vec<Label>>,
     /// A last row, one value a column; for people only.
-    pub total: Option<Vec<Value>>,
+    pub total: Option<Vec<CellValue>>,
     /// A line below the table; empty for none.
     pub note: Label,
 }
 
-impl Table {
-    /// How many rows.
+impl ReportTable {
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.columns.first().map_or(0, |c| c.cells.len())
     }
@@ -214,50 +215,50 @@ impl Table {
 
 /// One column.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Column {
+pub struct TableColumn {
     /// The JSON key.
     pub key: Label,
     /// The heading for people.
     pub label: Label,
     /// One sentence for `--long` and hover; empty for none.
     pub meaning: Label,
-    /// Whom it is for: an address column may be for programs only.
+    /// Audience of the column: an address column may be for programs only.
     pub audience: Audience,
     /// The values.
-    pub cells: Cells,
+    pub cells: ColumnCells,
     /// Which rows have no value, and why.
     pub gaps: Gaps,
 }
 
 /// The values of a column. The typed forms keep 65,000 rows small.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Cells {
-    /// [`Value::Bytes`].
+pub enum ColumnCells {
+    /// [`CellValue::Bytes`].
     Bytes(Vec<u64>),
-    /// [`Value::Count`].
+    /// [`CellValue::Count`].
     Counts(Vec<u64>),
-    /// [`Value::Address`].
+    /// [`CellValue::Address`].
     Addresses(Vec<u64>),
-    /// [`Value::Name`].
+    /// [`CellValue::Name`].
     Names(Vec<Name>),
-    /// [`Value::Text`].
+    /// [`CellValue::Text`].
     Labels(Vec<Label>),
     /// Anything.
-    Values(Vec<Value>),
+    Values(Vec<CellValue>),
 }
 
-impl Cells {
-    /// How many.
+impl ColumnCells {
+    /// Number of cells.
     pub fn len(&self) -> usize {
         match self {
-            Cells::Bytes(v) | Cells::Counts(v) | Cells::Addresses(v) => v.len(),
-            Cells::Names(v) => v.len(),
-            Cells::Labels(v) => v.len(),
-            Cells::Values(v) => v.len(),
+            ColumnCells::Bytes(v) | ColumnCells::Counts(v) | ColumnCells::Addresses(v) => v.len(),
+            ColumnCells::Names(v) => v.len(),
+            ColumnCells::Labels(v) => v.len(),
+            ColumnCells::Values(v) => v.len(),
         }
     }
 
-    /// Whether there are none.
+    /// True without cells.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -275,7 +276,7 @@ pub enum Gaps {
     Some(BTreeMap<usize, Absent>),
 }
 
-impl Column {
+impl TableColumn {
     /// Why the row has no value, where it has none.
     pub fn gap(&self, row: usize) -> Option<&Absent> {
         match &self.gaps {
@@ -286,17 +287,17 @@ impl Column {
     }
 
     /// The value of a row.
-    pub fn value(&self, row: usize) -> Value {
+    pub fn value(&self, row: usize) -> CellValue {
         if let Some(absent) = self.gap(row) {
-            return Value::Absent(absent.clone());
+            return CellValue::Absent(absent.clone());
         }
         match &self.cells {
-            Cells::Bytes(v) => Value::Bytes(v[row]),
-            Cells::Counts(v) => Value::Count(v[row]),
-            Cells::Addresses(v) => Value::Address(v[row]),
-            Cells::Names(v) => Value::Name(v[row].clone()),
-            Cells::Labels(v) => Value::Text(v[row].clone()),
-            Cells::Values(v) => v[row].clone(),
+            ColumnCells::Bytes(v) => CellValue::Bytes(v[row]),
+            ColumnCells::Counts(v) => CellValue::Count(v[row]),
+            ColumnCells::Addresses(v) => CellValue::Address(v[row]),
+            ColumnCells::Names(v) => CellValue::Name(v[row].clone()),
+            ColumnCells::Labels(v) => CellValue::Text(v[row].clone()),
+            ColumnCells::Values(v) => v[row].clone(),
         }
     }
 
@@ -305,7 +306,7 @@ impl Column {
         key: impl Into<Label>,
         label: impl Into<Label>,
         readings: impl IntoIterator<Item = Reading<crate::Bytes>>,
-    ) -> Column {
+    ) -> TableColumn {
         let mut gaps = BTreeMap::new();
         let mut cells = Vec::new();
         for (row, reading) in readings.into_iter().enumerate() {
@@ -318,12 +319,12 @@ impl Column {
             ));
         }
         let gaps = if gaps.is_empty() { Gaps::None } else { Gaps::Some(gaps) };
-        Column { gaps, ..Column::new(key, label, Cells::Bytes(cells)) }
+        TableColumn { gaps, ..TableColumn::new(key, label, ColumnCells::Bytes(cells)) }
     }
 
     /// A column with no gaps, for everyone.
-    pub fn new(key: impl Into<Label>, label: impl Into<Label>, cells: Cells) -> Column {
-        Column {
+    pub fn new(key: impl Into<Label>, label: impl Into<Label>, cells: ColumnCells) -> TableColumn {
+        TableColumn {
             key: key.into(),
             label: label.into(),
             meaning: "".into(),
@@ -339,7 +340,7 @@ impl Column {
 pub struct Findings {
     /// The findings, the gravest first. An empty list is drawn as `none` says.
     pub list: Vec<Finding>,
-    /// What people read where there is no finding.
+    /// Text for people without findings.
     pub none: Label,
 }
 
@@ -348,17 +349,17 @@ pub struct Findings {
 pub struct Finding {
     /// A stable name: `swapped`, `many-arenas`.
     pub id: &'static str,
-    /// How grave.
+    /// Severity of the finding.
     pub severity: Severity,
     /// One sentence, as pieces: words of ours, values with units, names from outside.
-    pub claim: Vec<Value>,
+    pub claim: Vec<CellValue>,
     /// The values behind it. JSON: an object.
     pub evidence: Vec<Fact>,
-    /// What the reader can do.
-    pub next_step: Vec<Value>,
+    /// Action that the reader can take.
+    pub next_step: Vec<CellValue>,
 }
 
-/// How grave a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// Good to know.
@@ -401,15 +402,15 @@ pub struct Cluster {
 /// One mapping in an [`AddressMap`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapCell {
-    /// Where.
+    /// Address range.
     pub range: AddrRange,
     /// The id of its pool: views choose a colour by it.
     pub pool: &'static str,
-    /// What it is, in words and names.
-    pub label: Vec<Value>,
+    /// Description, in words and names.
+    pub label: Vec<CellValue>,
     /// The share that is resident, from 0 to 1.
     pub filled: Reading<f64>,
-    /// What to show on hover.
+    /// Facts to show on hover.
     pub facts: Vec<Fact>,
 }
 
@@ -419,8 +420,8 @@ pub struct Paragraph {
     /// The heading; empty for none.
     pub title: Label,
     /// The pieces, drawn one after the other with no space added.
-    pub pieces: Vec<Value>,
-    /// Whom it is for.
+    pub pieces: Vec<CellValue>,
+    /// Audience of the plot.
     pub audience: Audience,
 }
 
@@ -428,77 +429,77 @@ pub struct Paragraph {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
     /// The heading, in words and names.
-    pub title: Vec<Value>,
-    /// What goes to the right.
+    pub title: Vec<CellValue>,
+    /// Horizontal axis.
     pub x: Axis,
-    /// What goes up.
+    /// Vertical axis.
     pub y: Axis,
     /// The lines, the most important first.
-    pub lines: Vec<Line>,
+    pub lines: Vec<ChartLine>,
 }
 
 /// An axis of a [`Chart`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// What its numbers are.
+    /// Name of the axis.
     pub label: Label,
     /// Their unit.
-    pub unit: Unit,
-    /// How they are laid out.
+    pub unit: AxisUnit,
+    /// Scale of the axis.
     pub scale: Scale,
 }
 
-/// How the numbers of an [`Axis`] are laid out.
+/// Scale of an [`Axis`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
     /// Equal steps are equally far apart. Heights begin at 0.
     Linear,
-    /// Equal ratios are equally far apart; there is no place for 0 and what is below.
+    /// Logarithmic: equal ratios have equal distances; 0 and negative numbers cannot be shown.
     Log,
 }
 
-/// What the numbers of an [`Axis`] are.
+/// Unit of an [`Axis`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
-    /// [`Value::Bytes`].
+pub enum AxisUnit {
+    /// [`CellValue::Bytes`].
     Bytes,
-    /// [`Value::Count`].
+    /// [`CellValue::Count`].
     Count,
-    /// [`Value::Nanos`], with its decimals where it is short.
+    /// [`CellValue::Nanos`], with its decimals where it is short.
     Nanos,
-    /// [`Value::Number`].
+    /// [`CellValue::Number`].
     Number,
-    /// [`Value::Share`].
+    /// [`CellValue::Share`].
     Share,
-    /// [`Value::Rate`].
+    /// [`CellValue::Rate`].
     Rate,
 }
 
-impl Unit {
+impl AxisUnit {
     /// A number of it as a value.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "what is below 0 or above 2^64 is drawn as the end of the range"
     )]
-    pub fn value(self, number: f64) -> Value {
+    pub fn value(self, number: f64) -> CellValue {
         match self {
-            Unit::Bytes => Value::Bytes(number.round() as u64),
-            Unit::Count => Value::Count(number.round() as u64),
-            Unit::Nanos => Value::Nanos(number.round() as u64),
-            Unit::Number => Value::Number(number),
-            Unit::Share => Value::Share(number),
-            Unit::Rate => Value::Rate(number),
+            AxisUnit::Bytes => CellValue::Bytes(number.round() as u64),
+            AxisUnit::Count => CellValue::Count(number.round() as u64),
+            AxisUnit::Nanos => CellValue::Nanos(number.round() as u64),
+            AxisUnit::Number => CellValue::Number(number),
+            AxisUnit::Share => CellValue::Share(number),
+            AxisUnit::Rate => CellValue::Rate(number),
         }
     }
 }
 
 /// A line of a [`Chart`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
-    /// What it is.
+pub struct ChartLine {
+    /// Name of the plot.
     pub label: Label,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
@@ -508,8 +509,8 @@ pub struct Line {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bars {
     /// The heading.
-    pub title: Vec<Value>,
-    /// What the numbers are.
+    pub title: Vec<CellValue>,
+    /// Axis of the bars.
     pub axis: Axis,
     /// The bars.
     pub bars: Vec<Bar>,
@@ -518,17 +519,17 @@ pub struct Bars {
 /// One of [`Bars`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
-    /// What it is.
+    /// Name of the bar.
     pub label: Label,
-    /// How long it is.
+    /// Length of the bar.
     pub value: f64,
-    /// Where the truth lies; `None` where too little is known.
+    /// 95 % interval; `None` if too few values are known.
     pub interval: Option<(f64, f64)>,
 }
 
 impl Axis {
-    /// Where a number is on an axis from `low` to `high`: 0 at the low end, 1 at the high one; `None` beside it, or where
-    /// it has no place.
+    /// Position of a number on an axis from `low` to `high`: 0 at the low end, 1 at the high end;
+    /// `None` outside of the axis, or if the scale cannot show the number.
     pub fn place(&self, number: f64, (low, high): (f64, f64)) -> Option<f64> {
         let [at, low, high] = match self.scale {
             Scale::Linear => [number, low, high],
@@ -547,7 +548,7 @@ impl Axis {
         }
     }
 
-    /// The least and the greatest of numbers that have a place; `None` where there are none.
+    /// Smallest and largest of the numbers that the scale can show; `None` if the list is empty.
     pub fn ends(&self, numbers: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
         let has_place = |number: &f64| match self.scale {
             Scale::Linear => number.is_finite(),
@@ -561,7 +562,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// The ends of the axis to the right; `None` where there is no point.
+    /// Ends of the horizontal axis; `None` without points.
     pub fn width(&self) -> Option<(f64, f64)> {
         self.x.ends(self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)))
     }
@@ -589,7 +590,7 @@ impl Bars {
     }
 }
 
-impl Line {
+impl ChartLine {
     /// Its height at `x`, on a straight line between the points around; `None` beside its ends.
     pub fn at(&self, x: f64) -> Option<f64> {
         let after = self.points.partition_point(|point| point.0 < x);
@@ -609,14 +610,14 @@ mod tests {
     #[test]
     fn a_line_is_straight_between_its_points() {
         let points = vec![(10.0, 100.0), (20.0, 0.0), (30.0, 7.0)];
-        let line = Line { label: "a".into(), points };
+        let line = ChartLine { label: "a".into(), points };
         let found = [9.0, 10.0, 15.0, 20.0, 30.0, 31.0].map(|x| line.at(x));
         assert_eq!(found, [None, Some(100.0), Some(50.0), Some(0.0), Some(7.0), None]);
     }
 
     #[test]
     fn an_axis_places_what_it_can() {
-        let axis = |scale| Axis { label: "".into(), unit: Unit::Number, scale };
+        let axis = |scale| Axis { label: "".into(), unit: AxisUnit::Number, scale };
         let [linear, log] = [Scale::Linear, Scale::Log].map(axis);
         assert_eq!(linear.place(5.0, (0.0, 10.0)), Some(0.5));
         assert_eq!(log.place(100.0, (1.0, 10_000.0)), Some(0.5));

@@ -7,12 +7,12 @@ use crate::{Bytes, Name, PageSize, Pid, Reading};
 
 /// The settings of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct SystemSettings {
     /// `uname -r`.
     pub kernel: Name,
     /// The base page size.
     pub page_size: PageSize,
-    /// What one huge (PMD) page-table entry maps.
+    /// Size that one PMD page-table entry maps.
     #[serde(with = "plain")]
     pub huge_size: Reading<Bytes>,
     /// Files that hold one setting each.
@@ -32,11 +32,11 @@ pub struct Settings {
     /// `/proc/swaps`.
     #[serde(with = "plain")]
     pub swaps: Reading<Vec<SwapArea>>,
-    /// How many NUMA nodes are online.
+    /// Number of NUMA nodes online.
     #[serde(with = "plain")]
     pub nodes: Reading<u64>,
-    /// Whether page tables have five levels: `la57` among the flags of `/proc/cpuinfo`, which the kernel takes
-    /// out where it was started with `no5lvl`.
+    /// True if page tables have five levels: `la57` among the flags of `/proc/cpuinfo`, which the
+    /// kernel takes out where it was started with `no5lvl`.
     #[serde(with = "plain")]
     pub five_levels: Reading<bool>,
     /// `/proc/pressure/memory`.
@@ -44,17 +44,17 @@ pub struct Settings {
     pub pressure: Reading<Pressure>,
     /// TLB shootdowns over a short time.
     #[serde(with = "plain")]
-    pub shootdowns: Reading<Shootdowns>,
-    /// What we ourselves may do; absent where the settings are another machine's.
+    pub shootdowns: Reading<ShootdownCount>,
+    /// Capabilities of pagewise itself; absent if the settings are of another machine.
     #[serde(with = "plain")]
     pub ours: Reading<Capabilities>,
-    /// What bears on the process that was asked for, or on ourselves.
+    /// Settings of the process in question, or of pagewise itself.
     #[serde(with = "plain")]
     pub process: Reading<ProcessSettings>,
 }
 
-impl Settings {
-    /// What a file says, by its path on a live system: `/proc/sys/vm/swappiness`.
+impl SystemSettings {
+    /// Content of a file, by its path on a live system: `/proc/sys/vm/swappiness`.
     ///
     /// `None` where it was not asked for.
     pub fn file(&self, path: &str) -> Option<&Reading<Name>> {
@@ -67,12 +67,12 @@ impl Settings {
 pub struct SettingFile {
     /// Its path on a live system.
     pub path: Name,
-    /// What it says, without the newline; of `always [madvise] never` the word in brackets.
+    /// Value without the newline; of `always [madvise] never` the word in brackets.
     #[serde(with = "plain")]
     pub value: Reading<Name>,
 }
 
-/// Whether transparent huge pages of one size are made.
+/// Setting of transparent huge pages of one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeSetting {
     /// The size.
@@ -86,15 +86,16 @@ pub struct SizeSetting {
 pub struct SwapArea {
     /// Its path as the kernel writes it: blanks are `\040`.
     pub path: Name,
-    /// How much it holds.
+    /// Size of the area.
     pub size: Bytes,
-    /// How much of it is in use.
+    /// Used part.
     pub used: Bytes,
     /// Areas of a higher priority are filled first; the kernel gives negative ones itself.
     pub priority: i64,
 }
 
-/// How much of the last ten seconds tasks waited for memory (PSI), in hundredths of a per cent.
+/// Memory pressure (PSI): share of the last ten seconds in which tasks waited for memory, in
+/// hundredths of a percent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pressure {
     /// At least one task waited.
@@ -103,10 +104,10 @@ pub struct Pressure {
     pub full: u64,
 }
 
-/// How many TLB shootdowns there were in a time: interrupts by which one CPU makes another forget addresses.
+/// Number of TLB shootdowns in a time: interrupts with which a CPU makes another flush its TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shootdowns {
-    /// How many, over all CPUs.
+pub struct ShootdownCount {
+    /// Number over all CPUs.
     pub count: u64,
     /// In how long.
     pub interval_ns: u64,
@@ -121,18 +122,20 @@ pub struct Capabilities {
     pub admin: bool,
     /// CAP_SYS_NICE: `process_madvise` on others.
     pub nice: bool,
-    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters whatever `perf_event_paranoid` says.
+    /// CAP_PERFMON, or CAP_SYS_ADMIN which includes it: counters whatever `perf_event_paranoid`
+    /// says.
     pub perfmon: bool,
 }
 
-/// What bears on one process, beside what a [`crate::Snapshot`] holds.
+/// Settings of one process that a [`crate::Snapshot`] does not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessSettings {
     /// The process.
     pub pid: Pid,
-    /// The variables of its environment that steer malloc, as it was started. No other variable is kept.
+    /// The variables of its environment that steer malloc, as it was started. No other variable is
+    /// kept.
     #[serde(with = "plain")]
-    pub environment: Reading<Vec<Variable>>,
+    pub environment: Reading<Vec<EnvVariable>>,
     /// Its memory cgroup.
     #[serde(with = "plain")]
     pub cgroup: Reading<CgroupSettings>,
@@ -140,7 +143,7 @@ pub struct ProcessSettings {
 
 /// One variable of an environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Variable {
+pub struct EnvVariable {
     /// Its name.
     pub name: Name,
     /// Its value.
@@ -154,7 +157,7 @@ pub struct CgroupSettings {
     pub limit_file: Name,
     /// That limit; `None` is unlimited.
     pub limit: Option<Bytes>,
-    /// What is charged to the cgroup with that limit, page cache included.
+    /// Memory charged to the cgroup with that limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
     /// `memory.pressure` of the process's own cgroup; v2 only.

@@ -1,37 +1,39 @@
-//! TLB flushes of some processes or of a machine: why they came, who asked for them and waited, and which CPUs got them.
+//! TLB flushes of some processes or of a machine: why they came, who asked for them and waited, and
+//! which CPUs got them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Folded;
-use crate::calls::Ending;
-use crate::histogram::Histogram;
+use crate::calls::CallEnding;
+use crate::histogram::TimeHistogram;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Absent, Name, Pid, Reading};
 
-/// What the kernel calls an order to other CPUs to flush; the word of `tlb:tlb_flush`, in lower case.
+/// Kernel name of a flush request to other CPUs; the word of `tlb:tlb_flush`, in lower case.
 pub const REMOTE_SEND: &str = "remote ipi send";
-/// What it calls a flush that another CPU asked for.
+/// Kernel name of a flush that another CPU requested.
 pub const REMOTE: &str = "remote shootdown";
 
-/// What was recorded.
+/// Recorded TLB flushes and shootdowns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recording {
+pub struct ShootdownRecording {
     /// The command, or the process that was running; none where it is all that ran on the machine.
     pub pid: Option<Pid>,
     /// The command's words; none of what was running.
     pub command: Vec<Name>,
     /// When it began, in nanoseconds since 1970; none where that is not known.
     pub began_ns: Option<u64>,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
-    /// How the command ended; `None` where it runs on, and of a process that was running.
-    pub ending: Option<Ending>,
-    /// How many events are missing, since the kernel found no room to write them down.
+    /// Ending of the command; `None` if it is still running, and for a running process.
+    pub ending: Option<CallEnding>,
+    /// Number of events that did not fit into the perf ring buffers.
     pub lost: u64,
-    /// How many call stacks are known not to be whole; none where that is not known, since they were found by frame pointers.
+    /// Number of incomplete call stacks; `None` if unknown, because callers were found by frame
+    /// pointers.
     pub cut: Option<u64>,
-    /// The tracepoints that told of it.
+    /// Tracepoints that were recorded.
     pub tracepoints: Vec<String>,
     /// Those that could not be had, and why.
     pub missing: Vec<(String, Absent)>,
@@ -43,34 +45,35 @@ pub struct Recording {
     #[serde(with = "plain")]
     pub chains: Reading<Vec<Vec<String>>>,
     /// The system calls that can flush, with how long they took.
-    pub calls: Vec<Call>,
+    pub calls: Vec<SystemCall>,
     /// The processes that flushed or were interrupted to.
-    pub processes: Vec<Process>,
+    pub processes: Vec<FlushProcess>,
     /// Their threads that did.
-    pub threads: Vec<Thread>,
-    /// Who flushed and had others flush.
-    pub sites: Vec<Site>,
-    /// Who made calls that can flush.
-    pub callers: Vec<Caller>,
+    pub threads: Vec<FlushThread>,
+    /// Call stacks that flushed or requested flushes.
+    pub sites: Vec<FlushSite>,
+    /// Callers of system calls that can flush.
+    pub callers: Vec<FlushCaller>,
     /// The CPUs.
-    pub cpus: Vec<Cpu>,
-    /// How often interrupts were sent to call a function, for flushes or anything else, by the tracepoint that says so.
+    pub cpus: Vec<FlushCpu>,
+    /// Number of interrupts sent to call a function, for flushes or other purposes, by tracepoint.
     pub sent: Vec<(String, u64)>,
     /// From the order to flush until the last CPU that got it had done so, in nanoseconds.
-    pub waits: Histogram,
+    pub waits: TimeHistogram,
     /// From putting the order into the queue of a CPU until that CPU had done it, in nanoseconds.
-    pub reaches: Histogram,
+    pub reaches: TimeHistogram,
     /// Orders whose end was not seen: the CPU was not running any of those that are watched.
     pub unseen: u64,
-    /// Of the flushes that others asked for, those that none of those who are watched asked for.
+    /// Flushes requested by other CPUs but by none of the recorded threads.
     #[serde(with = "plain")]
     pub foreign: Reading<u64>,
-    /// How the times around calls were taken that [`Call::around_shooting`] has; absent where they were not.
+    /// Method of the times in [`SystemCall::around_shooting`]; absent if they were not taken.
     #[serde(with = "plain")]
-    pub around: Reading<Around>,
-    /// What `/proc/vmstat` of the machine counted meanwhile, where that moves or protects pages; only what grew.
+    pub around: Reading<TimedCallsMeans>,
+    /// Counters of the machine's `/proc/vmstat` that move or protect pages and that grew during the
+    /// recording.
     pub machine: Vec<(Name, u64)>,
-    /// What was not kept apart, for want of memory.
+    /// Events that were merged to stay within the memory limit.
     #[serde(default)]
     pub folded: Folded,
 }
@@ -78,8 +81,8 @@ pub struct Recording {
 /// The number of processes that are not kept apart.
 pub const NO_PID: u32 = u32::MAX;
 
-impl Recording {
-    /// Whether a tracepoint told of it.
+impl ShootdownRecording {
+    /// True if a tracepoint was recorded.
     pub fn has(&self, tracepoint: &str) -> bool {
         self.tracepoints.iter().any(|known| known == tracepoint)
     }
@@ -91,14 +94,14 @@ impl Recording {
     }
 }
 
-/// How times were taken in the program, around system calls.
+/// Method of taking times in the program, around system calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Around {
-    /// The functions of the C library, or of a program that has none, that were timed from their first instruction to their
-    /// last, and the files that they are of.
+pub struct TimedCallsMeans {
+    /// The functions of the C library, or of a program that has none, that were timed from their
+    /// first instruction to their last, and the files that they are of.
     pub functions: Vec<(String, Name)>,
-    /// What taking the time and recording the call adds to it, in nanoseconds: half of the calls that do nothing took so much
-    /// longer than they take unwatched.
+    /// Overhead of taking the time and of recording the call, in nanoseconds: the median difference
+    /// between recorded and unrecorded calls that do nothing.
     #[serde(with = "plain")]
     pub cost_ns: Reading<u64>,
 }
@@ -108,38 +111,38 @@ pub struct Around {
 pub struct Reason {
     /// The kernel's word; its number where it has none.
     pub reason: String,
-    /// How many.
+    /// Number of flushes.
     pub flushes: u64,
     /// Those that flushed all pages.
     pub full: u64,
-    /// How many pages the others flushed.
+    /// Number of pages of the other flushes.
     pub pages: u64,
 }
 
 /// A kind of system call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct SystemCall {
     /// The kernel's name.
     pub name: String,
-    /// What `madvise` or `process_madvise` was asked for.
+    /// Advice passed to `madvise` or `process_madvise`.
     pub advice: Option<u64>,
-    /// How long those took that had other CPUs flush, in nanoseconds.
-    pub shooting: Histogram,
-    /// How long the others took.
-    pub quiet: Histogram,
-    /// How long the program waited for those that had other CPUs flush: from calling a function of the C library until it
-    /// returns, in nanoseconds.
-    pub around_shooting: Histogram,
-    /// How long it waited for the others.
-    pub around_quiet: Histogram,
+    /// Durations of calls that made other CPUs flush, in nanoseconds.
+    pub shooting: TimeHistogram,
+    /// Durations of the other calls.
+    pub quiet: TimeHistogram,
+    /// Durations seen by the program of calls that made other CPUs flush: from the call of the C
+    /// library's function to its return, in nanoseconds.
+    pub around_shooting: TimeHistogram,
+    /// Durations seen by the program of the other calls.
+    pub around_quiet: TimeHistogram,
 }
 
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
+pub struct FlushProcess {
     /// Its number; 0 for CPUs that idle, [`NO_PID`] for those that are not kept apart.
     pub pid: u32,
-    /// What it calls itself.
+    /// Name that the thread gave itself.
     pub name: Name,
     /// Flushes that others asked for and that interrupted it.
     pub received: u64,
@@ -147,7 +150,7 @@ pub struct Process {
 
 /// A thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Thread {
+pub struct FlushThread {
     /// Which of the processes.
     pub process: usize,
     /// Its number.
@@ -164,7 +167,7 @@ pub struct Thread {
 
 /// Flushes of one kind of origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Site {
+pub struct FlushSite {
     /// Which of the processes.
     pub process: usize,
     /// Which of the chains of kernel functions.
@@ -183,41 +186,42 @@ pub struct Site {
     pub local: u64,
     /// Orders to flush all pages.
     pub full: u64,
-    /// How many pages the other orders were for.
+    /// Number of pages of the other requests.
     pub pages: u64,
-    /// How long it waited for those CPUs together, in nanoseconds, where the end was seen.
+    /// Time waited for those CPUs in total, in nanoseconds, for requests whose end was recorded.
     pub waited: u64,
 }
 
 /// Calls of one kind from one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Caller {
+pub struct FlushCaller {
     /// Which of the processes.
     pub process: usize,
     /// Which of the calls.
     pub call: usize,
     /// Which of the stacks.
     pub stack: usize,
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
     /// Those that had other CPUs flush.
     pub shooting: u64,
-    /// How long those took together, in nanoseconds.
+    /// Total duration of those calls, in nanoseconds.
     pub shooting_ns: u64,
-    /// How long the others took together.
+    /// Total duration of the other calls.
     pub quiet_ns: u64,
 }
 
 /// A CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cpu {
+pub struct FlushCpu {
     /// Its number.
     pub cpu: u32,
     /// CPUs that were interrupted from here.
     pub sent: u64,
     /// Flushes here that others asked for.
     pub received: u64,
-    /// Interrupts here to call a function, for flushes or anything else, while one of those who are watched ran.
+    /// Interrupts here to call a function, for flushes or anything else, while one of those who are
+    /// watched ran.
     #[serde(with = "plain")]
     pub interrupts: Reading<u64>,
     /// The same to flush the TLB, whoever ran: the row of `/proc/interrupts`.

@@ -1,4 +1,4 @@
-//! What simulators counted, with what they assumed.
+//! Counts of simulators, with their assumptions.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,14 +7,14 @@ use crate::{Bytes, Name, Reading};
 
 /// Counts of reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Split {
-    /// Of accesses that read.
+pub struct AccessSplit {
+    /// Number of reads.
     pub reads: u64,
-    /// Of accesses that write.
+    /// Number of writes.
     pub writes: u64,
 }
 
-impl Split {
+impl AccessSplit {
     /// Both.
     pub const fn total(self) -> u64 {
         self.reads.saturating_add(self.writes)
@@ -23,41 +23,41 @@ impl Split {
 
 /// The accesses that simulators were fed with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stream {
+pub struct AccessStream {
     /// A command, a file, a workload.
     pub subject: Name,
-    /// How many there were.
-    pub accesses: Split,
+    /// Number of accesses.
+    pub accesses: AccessSplit,
     /// Lines of a trace that said nothing that is known.
     pub unknown_lines: u64,
-    /// Whether there would have been more.
+    /// True if there would have been more.
     pub cut_off: bool,
 }
 
 /// A level of cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cache {
-    /// How much it holds.
+pub struct CacheResult {
+    /// Capacity.
     pub size: Bytes,
-    /// How many lines of a set.
+    /// Number of lines of a set.
     pub ways: u64,
-    /// How much it moves at once.
+    /// Size of a line.
     pub line: Bytes,
 }
 
 /// A level of TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TlbLevel {
-    /// How many pages it holds.
+pub struct TlbResult {
+    /// Number of pages that it holds.
     pub entries: u64,
-    /// How many of a set.
+    /// Number of entries of a set.
     pub ways: u64,
 }
 
 /// The page walker's prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct NextPage {
-    /// How many misses one page further it takes.
+pub struct NextPageResult {
+    /// Number of misses on consecutive pages before it starts.
     pub after: u64,
     /// The share of its prefetches that are in time.
     pub share: f64,
@@ -65,16 +65,16 @@ pub struct NextPage {
 
 /// Which CPU was simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cpu {
-    /// What it is called, and where its sizes come from.
+pub struct SimulatedCpu {
+    /// Name, and source of the sizes.
     pub name: String,
     /// The replacement policy of the headline.
     pub policy: String,
     /// The first level.
-    pub l1d: Cache,
+    pub l1d: CacheResult,
     /// The second.
     #[serde(with = "plain")]
-    pub l2: Reading<Cache>,
+    pub l2: Reading<CacheResult>,
 }
 
 /// Caches of one policy.
@@ -83,29 +83,29 @@ pub struct CacheRun {
     /// The policy.
     pub policy: String,
     /// Accesses that missed the first level.
-    pub l1d: Split,
+    pub l1d: AccessSplit,
     /// Lines that the second level did not have either.
     #[serde(with = "plain")]
-    pub l2: Reading<Split>,
+    pub l2: Reading<AccessSplit>,
 }
 
 /// A TLB for pages of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TlbRun {
     /// The first level.
-    pub first: TlbLevel,
+    pub first: TlbResult,
     /// The second.
     #[serde(with = "plain")]
-    pub second: Reading<TlbLevel>,
+    pub second: Reading<TlbResult>,
     /// Accesses that missed the first level.
-    pub dtlb: Split,
+    pub dtlb: AccessSplit,
     /// Pages that no level had: page walks.
-    pub stlb: Split,
+    pub stlb: AccessSplit,
     /// The prefetcher, and how many pages it put in; `None` without one.
-    pub prefetcher: Option<(NextPage, u64)>,
+    pub prefetcher: Option<(NextPageResult, u64)>,
 }
 
-/// What became of pages of one size.
+/// Simulated translations of pages of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Translation {
     /// The size.
@@ -119,25 +119,25 @@ pub struct Translation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Simulation {
     /// The accesses.
-    pub stream: Stream,
+    pub stream: AccessStream,
     /// The CPU.
-    pub cpu: Cpu,
+    pub cpu: SimulatedCpu,
     /// The caches, those of the headline's policy first.
     pub caches: Vec<CacheRun>,
     /// By size of page, the smallest first.
     pub translations: Vec<Translation>,
 }
 
-/// Memory of so many bytes, fed with the same accesses once for each policy.
+/// Replacement simulated for one memory size, fed with the same accesses once for each policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replacement {
+pub struct ReplacementResult {
     /// The accesses.
-    pub stream: Stream,
-    /// How much memory there is.
+    pub stream: AccessStream,
+    /// Size of the memory.
     pub memory: Bytes,
     /// In pages of this size.
     pub page: Bytes,
-    /// How many different pages were used.
+    /// Number of distinct pages.
     pub pages: u64,
     /// By policy.
     pub policies: Vec<ReplacementRun>,
@@ -146,10 +146,10 @@ pub struct Replacement {
 /// One policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplacementRun {
-    /// What it is called.
+    /// Name of the policy.
     pub policy: String,
     /// Faults on pages that were reclaimed.
-    pub back: Split,
+    pub back: AccessSplit,
     /// Pages that had to be written before they could be reclaimed.
     pub written: u64,
 }

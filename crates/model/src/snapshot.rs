@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Machine, Provenance};
-use crate::mapping::{Mapping, Pages};
-use crate::object::Object;
-use crate::process::{CgroupMemory, Ksm, Limits, NodeShare, Process, Statm, Status, Thread};
+use crate::machine::{MachineSettings, Provenance};
+use crate::mapping::{Mapping, MappingPages};
+use crate::object::ElfObject;
+use crate::pagewise_pools::RegisteredPool;
+use crate::process::{
+    CgroupMemory, KsmStat, NodeShare, Process, ProcessStatus, ResourceLimits, Statm, Thread,
+};
 use crate::reading::plain;
-use crate::registry::Pool;
 use crate::{Reading, Smaps};
 
 /// The version of the saved form. Raised when an older reader would misread a newer file.
@@ -15,30 +17,32 @@ pub const SNAPSHOT_VERSION: u32 = 1;
 
 /// One process at one moment.
 ///
-/// Not atomic: `/proc` is read file by file while the process runs. Where that shows, an analysis says so.
+/// Not atomic: `/proc` is read file by file while the process runs. An analysis reports
+/// contradictions between the files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// [`SNAPSHOT_VERSION`] of the writer.
     pub pagewise_snapshot: u32,
-    /// How it was read.
+    /// Method and conditions of the reading.
     pub provenance: Provenance,
     /// The machine it was read on.
-    pub machine: Machine,
-    /// Who it is.
+    pub machine: MachineSettings,
+    /// Identity and properties of the process.
     pub process: Process,
     /// `statm`.
     #[serde(with = "plain")]
     pub statm: Reading<Statm>,
     /// `status`.
     #[serde(with = "plain")]
-    pub status: Reading<Status>,
-    /// `smaps_rollup`; only read with [`crate::machine::Method::Full`].
+    pub status: Reading<ProcessStatus>,
+    /// `smaps_rollup`; only read with [`crate::machine::ReadMethod::Full`].
     #[serde(with = "plain")]
     pub rollup: Reading<Box<Smaps>>,
-    /// The page walk over all mappings together; only read without [`crate::machine::Method::Full`].
-    /// Its PSS is rounded once, as `smaps_rollup` does, so it can exceed the sum over the mappings.
+    /// The page walk over all mappings together; only read without
+    /// [`crate::machine::ReadMethod::Full`]. Its PSS is rounded once, as `smaps_rollup` does, so it
+    /// can exceed the sum over the mappings.
     #[serde(with = "plain")]
-    pub walk: Reading<Box<Pages>>,
+    pub walk: Reading<Box<MappingPages>>,
     /// Every mapping, by address.
     #[serde(with = "plain")]
     pub mappings: Reading<Vec<Mapping>>,
@@ -46,22 +50,22 @@ pub struct Snapshot {
     #[serde(with = "plain")]
     pub threads: Reading<Vec<Thread>>,
     /// Every mapped file that was looked into, in the order of first appearance.
-    pub objects: Vec<Object>,
+    pub objects: Vec<ElfObject>,
     /// The first 16 bytes of large private anonymous mappings, where their first page is resident:
     /// glibc keeps a chunk's size there.
-    pub heads: Vec<Head>,
+    pub heads: Vec<MappingHead>,
     /// The pools of pagewise's allocators that count themselves, where they could be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pools: Vec<Pool>,
+    pub pools: Vec<RegisteredPool>,
     /// `limits`.
     #[serde(with = "plain")]
-    pub limits: Reading<Limits>,
+    pub limits: Reading<ResourceLimits>,
     /// The memory cgroup.
     #[serde(with = "plain")]
     pub cgroup: Reading<CgroupMemory>,
     /// `ksm_stat`.
     #[serde(with = "plain")]
-    pub ksm: Reading<Ksm>,
+    pub ksm: Reading<KsmStat>,
     /// Resident bytes a node, where the machine has several.
     #[serde(with = "plain")]
     pub numa: Reading<Vec<NodeShare>>,
@@ -69,8 +73,8 @@ pub struct Snapshot {
 
 /// The first 16 bytes of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
-    /// Where.
+pub struct MappingHead {
+    /// Address.
     pub address: u64,
     /// The two machine words.
     pub words: [u64; 2],

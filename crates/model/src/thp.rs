@@ -1,4 +1,5 @@
-//! The huge pages of a process and how much of them is zero; what can be done about it, and what was done.
+//! The huge pages of a process and how much of them is zero; what can be done about it, and what
+//! was done.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +9,8 @@ use crate::{Absent, AddrRange, Bytes, Name, Reading};
 
 /// Every transparent huge page that a process maps by one page-table entry.
 ///
-/// Not atomic: pages come and go while they are looked at. Pages of the huge TLB pool are not among them.
+/// Not atomic: pages come and go while they are looked at. Pages of the huge TLB pool are not among
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HugePages {
     /// The bytes of one (`hpage_pmd_size`).
@@ -19,14 +21,14 @@ pub struct HugePages {
     #[serde(with = "plain")]
     pub sizes: Reading<Vec<FolioSize>>,
     /// Which of the base pages inside were read.
-    pub look: Look,
-    /// How much of the process's memory was read.
+    pub look: HugePageLook,
+    /// Amount of the process's memory that was read.
     pub read: Bytes,
-    /// How long that took, in nanoseconds, scans included.
+    /// Duration in nanoseconds, scans included.
     pub took_ns: u64,
     /// The longest single system call that may have held the process's mmap lock, in nanoseconds.
     pub longest_hold_ns: u64,
-    /// What could not be looked at.
+    /// Parts that could not be read.
     pub gaps: Vec<Gap>,
 }
 
@@ -35,22 +37,22 @@ pub struct HugePages {
 pub struct FolioSize {
     /// The bytes of a folio.
     pub size: Bytes,
-    /// Whether one page-table entry maps all of it; else one entry a base page does.
+    /// True if one page-table entry maps all of it; else one entry a base page does.
     pub one_entry: bool,
-    /// How much of the process is resident in such folios.
+    /// Resident memory of the process in such folios.
     pub resident: Bytes,
-    /// How much of that is base pages that are zero in every byte.
+    /// Part of it in base pages that are zero in every byte.
     #[serde(with = "plain")]
     pub zero: Reading<Bytes>,
 }
 
-/// How the contents of huge pages are looked at.
+/// Extent to which the contents of huge pages are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Look {
+pub enum HugePageLook {
     /// Every base page.
     Exact,
-    /// So many base pages, spread evenly at random.
+    /// This number of base pages, chosen at random with equal probability.
     Sample(u64),
 }
 
@@ -63,11 +65,12 @@ pub struct HugeMapping {
     pub name: Name,
     /// Resident in anonymous huge pages.
     pub anonymous: Bytes,
-    /// Resident in huge pages of files and tmpfs. Nobody looks for zeros in them: they are the file's.
+    /// Resident in huge pages of files and tmpfs. They are not searched for zeros: their content is
+    /// the file's.
     pub file: Bytes,
-    /// How many base pages of the anonymous ones were read.
+    /// Number of base pages of the anonymous huge pages that were read.
     pub read: u64,
-    /// How many of those are zero in every byte.
+    /// Number of those that are zero in every byte.
     pub zero: u64,
     /// Each anonymous huge page whose every base page was read.
     pub pages: Vec<HugePage>,
@@ -78,11 +81,11 @@ pub struct HugeMapping {
 pub struct HugePage {
     /// Its first address.
     pub start: u64,
-    /// How many of its base pages are zero in every byte.
+    /// Number of its base pages that are zero in every byte.
     pub zero: u32,
 }
 
-/// What to do with the memory of a process.
+/// Change to the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
@@ -105,66 +108,70 @@ impl Action {
     }
 }
 
-/// What is to be done to a process, before anything is.
+/// Plan of a change to a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
-    /// What.
+pub struct FixPlan {
+    /// The change.
     pub action: Action,
-    /// Where: for [`Action::Shrink`] and [`Action::Collapse`] whole huge pages.
+    /// Ranges of the change; for [`Action::Shrink`] and [`Action::Collapse`] whole huge pages.
     pub ranges: Vec<AddrRange>,
-    /// Where huge pages are forbidden first, so that the kernel does not make them again.
+    /// Ranges in which huge pages are forbidden first, so that the kernel does not create them
+    /// again.
     pub hold: Vec<AddrRange>,
-    /// How much less (for [`Action::Collapse`]: how much more) will be resident, where that is known before.
+    /// Expected decrease (for [`Action::Collapse`]: increase) of resident memory, if it is known
+    /// beforehand.
     #[serde(with = "plain")]
     pub change: Reading<Bytes>,
-    /// What looks alike and is left alone.
+    /// Similar memory that is left unchanged.
     pub spared: Bytes,
 }
 
-/// How the zero pages of a huge page can be given back.
+/// Method of releasing the zero pages of a huge page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Method {
-    /// `process_madvise(MADV_COLD)` on one base page splits it, and the kernel maps its zero pages to the zero page.
+pub enum FixMethod {
+    /// `process_madvise(MADV_COLD)` on one base page splits it, and the kernel maps its zero pages
+    /// to the zero page.
     Split,
-    /// While every thread is stopped, the process drops what is proven zero: `madvise(MADV_DONTNEED)`.
+    /// While every thread is stopped, the process drops what is proven zero:
+    /// `madvise(MADV_DONTNEED)`.
     Drop,
     /// `process_madvise(MADV_PAGEOUT)`: it goes to swap, which keeps no zeros.
     Swap,
 }
 
-impl Method {
+impl FixMethod {
     /// All, the gentlest first.
-    pub const ALL: [Method; 3] = [Method::Split, Method::Drop, Method::Swap];
+    pub const ALL: [FixMethod; 3] = [FixMethod::Split, FixMethod::Drop, FixMethod::Swap];
 
     /// The name used as a key.
     pub const fn key(self) -> &'static str {
         match self {
-            Method::Split => "split",
-            Method::Drop => "drop",
-            Method::Swap => "swap",
+            FixMethod::Split => "split",
+            FixMethod::Drop => "drop",
+            FixMethod::Swap => "swap",
         }
     }
 }
 
-/// What was done to a process.
+/// Result of a change to a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repair {
-    /// What.
+    /// The change.
     pub action: Action,
-    /// How, where there is more than one way.
-    pub method: Option<Method>,
-    /// How many of the planned ranges were done.
+    /// Method, if there are several.
+    pub method: Option<FixMethod>,
+    /// Number of planned ranges that were changed.
     pub done: u64,
-    /// How many were not, and why the first was not.
+    /// Number of ranges that failed, and the reason of the first failure.
     pub failed: u64,
     /// Why the first was not.
     pub why: Option<String>,
-    /// How much of the process was resident before.
+    /// Resident memory of the process before the change.
     pub rss_before: Bytes,
     /// And after.
     pub rss_after: Bytes,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
     /// The longest time for which one of its threads was stopped, in nanoseconds; 0 where none was.
     pub longest_stop_ns: u64,

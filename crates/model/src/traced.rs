@@ -11,49 +11,49 @@ pub struct Frame {
     pub function: Option<String>,
     /// The file it is in; none for code in memory of no file.
     pub module: Option<Name>,
-    /// Where in that file, or the address where there is none.
+    /// Offset in that file, or the address for code in no file.
     pub offset: u64,
     /// The line of the source, where there is debugging information.
-    pub line: Option<Line>,
-    /// Whether the function was inlined into the next frame, which has the same place.
+    pub line: Option<SourcePosition>,
+    /// True if the function was inlined into the next frame, which has the same place.
     pub inlined: bool,
 }
 
 /// A line of source code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Line {
+pub struct SourcePosition {
     /// The path of the file, as the compiler had it.
     pub file: String,
     /// From 1; 0 where the compiler names none.
     pub number: u32,
 }
 
-/// How often something happened, by call stack: what flame graphs are drawn of.
+/// Event counts by call stack: the input of flame graphs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Profile {
-    /// What was counted, in the plural: `page faults`.
+pub struct StackProfile {
+    /// Name of the counted events, in the plural: `page faults`.
     pub what: String,
     /// When it began, in nanoseconds since 1970; none where that is not known.
     pub began_ns: Option<u64>,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
     /// Call stacks, each without repeats: where it happened first, then its callers.
     pub stacks: Vec<Vec<Frame>>,
-    /// What happened.
-    pub samples: Vec<Counted>,
+    /// Counts by call stack.
+    pub samples: Vec<StackCount>,
 }
 
-/// So many at one call stack.
+/// Number of events at one call stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counted {
+pub struct StackCount {
     /// Which of the stacks.
     pub stack: u32,
-    /// How many.
+    /// Number of events.
     pub count: u64,
-    /// How long they took together, in nanoseconds, where that is known.
+    /// Total duration in nanoseconds, if known.
     pub took_ns: Option<u64>,
-    /// In which process and thread, where they are told apart.
+    /// Process and thread, if they are distinguished.
     pub thread: Option<(u32, u32)>,
-    /// What else is known of them: `kind`, `mapping`.
+    /// Further properties: `kind`, `mapping`.
     pub labels: Vec<(String, String)>,
 }

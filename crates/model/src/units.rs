@@ -39,7 +39,7 @@ impl Bytes {
         Bytes(n.saturating_mul(1 << 30))
     }
 
-    /// Whether this is no bytes at all.
+    /// True for zero bytes.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -121,7 +121,7 @@ impl PageSize {
         Bytes(n.saturating_mul(self.0))
     }
 
-    /// How many whole pages `bytes` holds.
+    /// Number of whole pages in `bytes`.
     pub const fn count(self, bytes: Bytes) -> u64 {
         bytes.0 >> self.0.trailing_zeros()
     }

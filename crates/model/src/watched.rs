@@ -2,37 +2,38 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::Ending;
+use crate::calls::CallEnding;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Name, Pid, Reading};
 
-/// What was watched, and what happened to it.
+/// Watched bytes, and the accesses to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Watched {
+pub struct WatchRecording {
     /// The process.
     pub pid: Pid,
-    /// What it is called; of a command, its first word.
+    /// Name of the process; for a command its first word.
     pub name: Name,
     /// The command's words; none of a process that was running.
     pub command: Vec<Name>,
     /// The first of the bytes.
     pub address: u64,
-    /// How many.
+    /// Number of bytes.
     pub length: u64,
     /// The variable that they are of, where they were found by its name.
     pub symbol: Option<Name>,
-    /// The mapping that they were in when it began, and whether it was shared; none where there was none.
+    /// The mapping that they were in when it began, and whether it was shared; none where there was
+    /// none.
     pub mapping: Option<(Name, bool)>,
-    /// The block of the heap that they were in when it began, where a recorder in the process tells.
+    /// The heap block that contained them at the start, if the process has a recorder.
     #[serde(default)]
-    pub block: Option<Held>,
-    /// Whether reads count as well.
+    pub block: Option<WatchedBlock>,
+    /// True if reads count as well.
     pub reads: bool,
-    /// Whether what the kernel does for the process counts as well.
+    /// `Ok` if accesses of the kernel for the process are recorded too.
     #[serde(with = "plain")]
     pub kernel: Reading<()>,
-    /// What they held at first.
+    /// Content of the bytes at the start.
     #[serde(with = "plain")]
     pub first: Reading<Vec<u8>>,
     /// Which accesses are kept, where not all are.
@@ -47,7 +48,7 @@ pub struct Watched {
     pub dropped: u64,
     /// Accesses of child processes to their own copies of the memory.
     pub in_copies: u64,
-    /// How often something else was found in memory than the last access had left there.
+    /// Number of times the memory differed from the value that the last access had left.
     pub unseen: u64,
     /// Accesses of call stacks that are not kept apart, for want of memory.
     #[serde(default)]
@@ -55,20 +56,20 @@ pub struct Watched {
     /// The most memory that the recorder might take, in bytes; 0 where it had no limit.
     #[serde(default)]
     pub memory_limit: u64,
-    /// Accesses that the kernel could not tell us of.
+    /// Accesses that did not fit into the kernel's buffers.
     pub lost: u64,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took_ns: u64,
     /// Why it ended.
-    pub ended: Ended,
+    pub ended: WatchEnding,
 }
 
 /// Why the watching ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ended {
+pub enum WatchEnding {
     /// The process ended; how, where it was a command.
-    Process(Option<Ending>),
+    Process(Option<CallEnding>),
     /// It executes another program: the memory is gone.
     Executed,
     /// There were as many accesses as were wanted.
@@ -90,19 +91,20 @@ pub struct Hit {
     pub tid: Pid,
     /// The thread's name.
     pub thread: Name,
-    /// What was done.
-    pub access: Access,
-    /// What the bytes held before.
+    /// Kind of the access.
+    pub access: WatchAccess,
+    /// Content of the bytes before the access.
     #[serde(with = "plain")]
     pub old: Reading<Vec<u8>>,
-    /// What they held after it.
+    /// Content of the bytes after the access.
     #[serde(with = "plain")]
     pub value: Reading<Vec<u8>>,
-    /// How the value is known.
-    pub known: Known,
+    /// Source of the value.
+    pub known: ValueOrigin,
     /// The instruction, where it was found; none in the kernel.
     pub instruction: Option<String>,
-    /// What the kernel did for the process then; none where the program made the access itself.
+    /// Function of the kernel that made the access for the process; `None` if the program made it
+    /// itself.
     pub kernel: Option<InKernel>,
     /// Which of the call stacks.
     pub stack: u32,
@@ -110,21 +112,21 @@ pub struct Hit {
 
 /// A block of the heap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    /// Where it begins.
+pub struct WatchedBlock {
+    /// First address.
     pub start: u64,
-    /// How many bytes were asked for; none where only its room is known, as of large blocks.
+    /// Requested size in bytes; `None` if only the usable size is known, as for large blocks.
     pub size: Option<u64>,
-    /// How many bytes the allocator gave; none where it does not tell.
+    /// Usable size in bytes; `None` if the allocator does not report it.
     pub room: Option<u64>,
-    /// Who asked for it, then its callers.
+    /// The allocating function, then its callers.
     pub frames: Vec<Frame>,
 }
 
-/// What was done.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum WatchAccess {
     /// It was written.
     Write,
     /// It was read.
@@ -133,15 +135,16 @@ pub enum Access {
     Either,
 }
 
-/// How a value is known.
+/// Source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Known {
+pub enum ValueOrigin {
     /// The instruction stored it: exact.
     Stored,
     /// The instruction made it from what was there before: as exact as that.
     Computed,
-    /// The kernel copied the memory as it told of the access: some microseconds after it, and no other thread was near.
+    /// The kernel copied the memory when it reported the access: some microseconds after it, with
+    /// no other thread near.
     Copied,
     /// It was read from memory after this access and before the next.
     Read,
@@ -151,7 +154,7 @@ pub enum Known {
     Not,
 }
 
-/// Where in the kernel.
+/// Location of an access in the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InKernel {
     /// The system call that the thread was in: `read`; none for other work, as a fault or a signal.

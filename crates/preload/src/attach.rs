@@ -1,17 +1,20 @@
-//! Recording a program that runs already: what its collector has one of its threads call, after it has loaded this library.
+//! Recording a program that runs already: what its collector has one of its threads call, after it
+//! has loaded this library.
 //!
-//! The functions that the program calls are hooked at their entry ([`crate::inline`]), by the collector while all threads are
-//! stopped. When it leaves, it puts the entries back, again while all are stopped and none is within the recorder, and has
-//! [`pagewise_heap_detach`] called: from then on no thread comes into the recorder. Then it has [`pagewise_heap_release`] called, which
-//! unmaps all memory of the recorder, and the library waits for the next time. The collector may be killed at any point of this: what
-//! it has begun is completed by the thread that does it, and the rest can be done later.
+//! The functions that the program calls are hooked at their entry ([`crate::inline`]), by the
+//! collector while all threads are stopped. When it leaves, it puts the entries back, again while
+//! all are stopped and none is within the recorder, and has [`pagewise_heap_detach`] called: from
+//! then on no thread comes into the recorder. Then it has [`pagewise_heap_release`] called, which
+//! unmaps all memory of the recorder, and the library waits for the next time. The collector may be
+//! killed at any point of this: what it has begun is completed by the thread that does it, and the
+//! rest can be done later.
 
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagewise_heaplog::tables::{attached, hooks};
 
-use crate::begin::{self, Stage};
+use crate::begin::{self, StartStage};
 use crate::shared::{self, head};
 use crate::{inline, kernel, live, log, mappings, named, peak, pools, rows, threads, tree};
 
@@ -22,7 +25,7 @@ use crate::{inline, kernel, live, log, mappings, named, peak, pools, rows, threa
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) -> u64 {
     // In a child of a recorded process that is decided now.
-    if begin::stage() == Stage::Records && begin::is_recording() {
+    if begin::stage() == StartStage::Records && begin::is_recording() {
         return attached::BUSY;
     }
     forget();
@@ -30,26 +33,29 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     let settings = unsafe { CStr::from_ptr(settings) };
     let result = begin::attach(settings.to_bytes());
     if result == attached::FAILED {
-        // SAFETY: calls are not recorded, so only this thread came to the recorder; moved instructions of an earlier recording stay.
+        // SAFETY: calls are not recorded, so only this thread came to the recorder; moved
+        // instructions of an earlier recording stay.
         unsafe { release(!inline::is_ready() && !named::are_some()) };
     }
     result
 }
 
-/// Ends the recording: calls go to the program's own functions from now on. It changes some words only, so other threads may run
-/// meanwhile, in the recorder too. The entries of functions are as they were before.
+/// Ends the recording: calls go to the program's own functions from now on. It changes some words
+/// only, so other threads may run meanwhile, in the recorder too. The entries of functions are as
+/// they were before.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
     begin::turn_off();
     attached::YES
 }
 
-/// Unmaps all memory of the recorder, once no thread can come to it any more; the moved first instructions of functions only if
-/// `with_moved` is not 0.
+/// Unmaps all memory of the recorder, once no thread can come to it any more; the moved first
+/// instructions of functions only if `with_moved` is not 0.
 ///
 /// # Safety
-/// [`pagewise_heap_detach`] has returned. No thread was within the recorder at some time since, and the words of each thread
-/// (`hooks::OWN`) were zero then. If the moved instructions are unmapped, no thread was in them or was to return into them.
+/// [`pagewise_heap_detach`] has returned. No thread was within the recorder at some time since, and
+/// the words of each thread (`hooks::OWN`) were zero then. If the moved instructions are unmapped,
+/// no thread was in them or was to return into them.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
     // SAFETY: the caller's promise.
@@ -67,7 +73,8 @@ unsafe fn release(with_moved: bool) {
     if with_moved {
         // SAFETY: the caller's promise.
         unsafe { inline::forget() };
-        // A program that was begun with this library calls the functions behind by way of others that are set up once.
+        // A program that was begun with this library calls the functions behind by way of others
+        // that are set up once.
         if begin::was_attached() {
             // SAFETY: the caller's promise.
             unsafe { named::forget() };
@@ -91,7 +98,8 @@ fn forget() {
     pools::reset();
 }
 
-/// Says how this recording is ended. In a program that ran already there may be any number of threads.
+/// Says how this recording is ended. In a program that ran already there may be any number of
+/// threads.
 pub(crate) fn tell(is_running: bool) {
     let detach = pagewise_heap_detach as *const ();
     head(hooks::DETACH).store(detach.addr() as u64, Relaxed);

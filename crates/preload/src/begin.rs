@@ -1,26 +1,27 @@
-//! The first call: the functions behind are found, the environment says what to do, and a collector is greeted.
+//! The first call: the functions behind are found, the environment says what to do, and a collector
+//! is greeted.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use pagewise_heaplog::tables::{LENGTH, MAGIC, allocator, attached, greeting, header, trouble};
 
-use crate::enter::{self, Function, Own, set_own};
+use crate::aux_hooks::{self, Other};
 use crate::guard;
 use crate::inline;
-use crate::kernel::{self, File};
+use crate::kernel::{self, OwnedFile};
 use crate::modules;
 use crate::named;
-use crate::others::{self, Other};
-use crate::real::{self, Whose};
+use crate::next_alloc::{self, MallocOwner};
 use crate::shared::{self, head};
+use crate::stubs::{self, EntryFunction, FUNCTIONS, Own, set_own};
 use crate::{attach, live, log, mappings, pools, rows, sampling, thread_cache, threads, tree};
 
-/// How far it is.
+/// Stage of the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Stage {
-    /// Nobody has called yet.
+pub(crate) enum StartStage {
+    /// No call has arrived yet.
     Cold = 0,
     /// The first call is being served.
     Begins = 1,
@@ -30,48 +31,49 @@ pub(crate) enum Stage {
     Off = 3,
 }
 
-static STAGE: AtomicU8 = AtomicU8::new(Stage::Cold as u8);
+static STAGE: AtomicU8 = AtomicU8::new(StartStage::Cold as u8);
 /// A word that is 0 in a child of `fork`.
 static ALIVE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether children record themselves.
+/// 1 if children record themselves.
 static FOLLOW: AtomicU8 = AtomicU8::new(0);
-/// Whether the allocator is the C library's.
+/// 1 if the allocator is the C library's.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
-/// Whether functions are to be hooked before any is recorded: the program does not call ours.
+/// 1 if functions must be hooked before any call is recorded: the program does not call the
+/// exported functions.
 static TO_HOOK: AtomicU8 = AtomicU8::new(0);
-/// Whether functions were hooked by who looks on, who takes that back in no child that is not recorded.
+/// 1 if the collector hooked functions; an unrecorded child does not restore them.
 static WAS_ATTACHED: AtomicU8 = AtomicU8::new(0);
-/// By us: nobody else runs yet.
+/// By this process, before it has other threads.
 const STARTED: u8 = 1;
 /// By who looks on.
 const ATTACHED: u8 = 2;
-/// Whether the program runs already, with any number of threads.
+/// 1 if the program runs already, with any number of threads.
 static IS_RUNNING: AtomicU8 = AtomicU8::new(0);
-/// What the environment said, for children.
-static SETTINGS: Settings = Settings(std::cell::UnsafeCell::new([0; MOST]));
-const MOST: usize = 256;
+/// Settings from the environment, for children.
+static SETTINGS: SettingsText = SettingsText(std::cell::UnsafeCell::new([0; MAX_SETTINGS_BYTES]));
+const MAX_SETTINGS_BYTES: usize = 256;
 
-struct Settings(std::cell::UnsafeCell<[u8; MOST]>);
-// SAFETY: it is written once, before anybody else runs, and only read afterwards.
-unsafe impl Sync for Settings {}
+struct SettingsText(std::cell::UnsafeCell<[u8; MAX_SETTINGS_BYTES]>);
+// SAFETY: it is written once, before other threads run, and only read afterwards.
+unsafe impl Sync for SettingsText {}
 
-pub(crate) fn stage() -> Stage {
+pub(crate) fn stage() -> StartStage {
     match STAGE.load(Ordering::Acquire) {
-        0 => Stage::Cold,
-        1 => Stage::Begins,
-        2 => Stage::Records,
-        _ => Stage::Off,
+        0 => StartStage::Cold,
+        1 => StartStage::Begins,
+        2 => StartStage::Records,
+        _ => StartStage::Off,
     }
 }
 
-fn set_stage(stage: Stage) {
+fn set_stage(stage: StartStage) {
     STAGE.store(stage as u8, Ordering::Release);
 }
 
-/// Whether calls are recorded in this process: in a child of `fork` that is decided now.
+/// True if calls are recorded in this process: in a child of `fork` that is decided now.
 #[cold]
 pub(crate) fn is_recording() -> bool {
-    if stage() != Stage::Records {
+    if stage() != StartStage::Records {
         return false;
     }
     let alive = ALIVE.load(Ordering::Relaxed);
@@ -93,8 +95,8 @@ pub(crate) fn is_recording() -> bool {
         leave_child();
         return false;
     }
-    // Who forked is alone here, and all of our own memory is zeros.
-    set_stage(Stage::Begins);
+    // After fork this is the only thread, and the recorder's own memory is zeros.
+    set_stage(StartStage::Begins);
     threads::reset();
     rows::reset();
     tree::reset();
@@ -102,7 +104,7 @@ pub(crate) fn is_recording() -> bool {
     log::reset();
     mappings::reset();
     pools::reset();
-    // SAFETY: nobody writes it any more.
+    // SAFETY: no thread writes it after this stage.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
         leave_child();
@@ -111,7 +113,7 @@ pub(crate) fn is_recording() -> bool {
     true
 }
 
-/// Whether functions were hooked by who looks on.
+/// True if functions were hooked by who looks on.
 pub(crate) fn was_attached() -> bool {
     WAS_ATTACHED.load(Ordering::Relaxed) != 0
 }
@@ -120,13 +122,13 @@ pub(crate) fn was_attached() -> bool {
 fn leave_child() {
     turn_off();
     if was_attached() {
-        // Where that is refused the jumps lead back.
+        // If memory cannot be made writable, the jumps lead back.
         let _ = inline::unpatch();
         let _ = named::unpatch();
     }
 }
 
-/// Records nothing more, for a reason that is told.
+/// Ends the recording, for a reason that is published.
 pub(crate) fn give_up(why: u64) {
     if is_recording() {
         head(header::TROUBLE).store(why, Ordering::Relaxed);
@@ -134,14 +136,15 @@ pub(crate) fn give_up(why: u64) {
     }
 }
 
-/// The word by which children of `fork` are noticed is about to be unmapped: nothing is recorded any more.
+/// The word by which children of `fork` are noticed is about to be unmapped: nothing is recorded
+/// any more.
 pub(crate) fn forget_alive() {
     ALIVE.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
 
 pub(crate) fn turn_off() {
-    enter::aim(real::targets());
-    set_stage(Stage::Off);
+    stubs::aim(next_alloc::targets());
+    set_stage(StartStage::Off);
 }
 
 /// Runs when the library is loaded: a program that allocates nothing is greeted, too.
@@ -153,8 +156,8 @@ static AT_START: unsafe extern "C" fn() = begin;
 /// Serves the first call.
 pub(crate) unsafe extern "C" fn begin() {
     let first = STAGE.compare_exchange(
-        Stage::Cold as u8,
-        Stage::Begins as u8,
+        StartStage::Cold as u8,
+        StartStage::Begins as u8,
         Ordering::AcqRel,
         Ordering::Relaxed,
     );
@@ -162,13 +165,13 @@ pub(crate) unsafe extern "C" fn begin() {
         return;
     }
     // Looking for functions may itself allocate.
-    enter::aim(real::boot_targets());
-    let whose = real::resolve();
+    stubs::aim(next_alloc::boot_targets());
+    let whose = next_alloc::resolve();
     guard::find();
-    let is_glibc = whose == Whose::Glibc && real::has_headers();
+    let is_glibc = whose == MallocOwner::Glibc && next_alloc::has_headers();
     IS_GLIBC.store(u8::from(is_glibc), Ordering::Relaxed);
-    TO_HOOK.store(if whose == Whose::Theirs { STARTED } else { 0 }, Ordering::Relaxed);
-    // SAFETY: nobody else runs here, by the exchange above.
+    TO_HOOK.store(if whose == MallocOwner::Theirs { STARTED } else { 0 }, Ordering::Relaxed);
+    // SAFETY: no other thread is here, by the exchange above.
     let settings = unsafe { &mut *SETTINGS.0.get() };
     if environment(settings).is_none() || record(settings).is_none() {
         turn_off();
@@ -177,18 +180,19 @@ pub(crate) unsafe extern "C" fn begin() {
 
 /// Begins in a program that runs already.
 pub(crate) fn attach(words: &[u8]) -> u64 {
-    // SAFETY: nobody else reads it or writes it: calls are not recorded yet.
+    // SAFETY: no other thread accesses it: calls are not recorded yet.
     let settings = unsafe { &mut *SETTINGS.0.get() };
-    let Some(room) = settings.get_mut(..words.len()).filter(|room| room.len() < MOST) else {
+    let Some(room) = settings.get_mut(..words.len()).filter(|room| room.len() < MAX_SETTINGS_BYTES)
+    else {
         return attached::FAILED;
     };
     room.copy_from_slice(words);
     settings[words.len()..].fill(0);
-    set_stage(Stage::Begins);
+    set_stage(StartStage::Begins);
     IS_RUNNING.store(1, Ordering::Relaxed);
     // A program that was begun with this library calls it already, and was let alone.
-    if !real::calls_us() {
-        let is_glibc = real::find_running() && real::has_headers();
+    if !next_alloc::calls_us() {
+        let is_glibc = next_alloc::find_running() && next_alloc::has_headers();
         if is_glibc {
             thread_cache::learn();
         }
@@ -203,12 +207,13 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     attached::YES
 }
 
-/// What the variable says, as the process was started with it: the C library may not be ready to be asked.
-fn environment(into: &mut [u8; MOST]) -> Option<()> {
-    let file = File::open(c"/proc/self/environ").ok()?;
+/// Value of the variable in the process's initial environment: the C library's may not be
+/// initialized yet.
+fn environment(into: &mut [u8; MAX_SETTINGS_BYTES]) -> Option<()> {
+    let file = OwnedFile::open(c"/proc/self/environ").ok()?;
     let name = greeting::VARIABLE.as_bytes();
     let mut bytes = [0_u8; 512];
-    // How much of the name has matched; none where another variable is passed over.
+    // Number of matching characters of the name; `None` while another variable is skipped.
     let mut matched = Some(0);
     let mut length = None;
     loop {
@@ -220,7 +225,7 @@ fn environment(into: &mut [u8; MOST]) -> Option<()> {
             match (length, matched) {
                 (Some(_), _) if byte == 0 => return Some(()),
                 (Some(at), _) => {
-                    *into.get_mut(at).filter(|_| at + 1 < MOST)? = byte;
+                    *into.get_mut(at).filter(|_| at + 1 < MAX_SETTINGS_BYTES)? = byte;
                     length = Some(at + 1);
                 }
                 (None, _) if byte == 0 => matched = Some(0),
@@ -232,13 +237,25 @@ fn environment(into: &mut [u8; MOST]) -> Option<()> {
     }
 }
 
-/// Greets the collector, and begins to record if it says so.
-fn record(settings: &[u8; MOST]) -> Option<()> {
+/// Settings of a recording or of guarding, from the environment.
+struct RecorderSettings<'s> {
+    /// Mean bytes between samples; 0 to record every call.
+    every: u64,
+    /// Size of the smallest block that is logged; 0 for no log.
+    least: u64,
+    /// True to record mappings too.
+    maps: bool,
+    guard: guard::GuardConfig,
+    /// Path of the collector's socket.
+    socket: &'s [u8],
+}
+
+/// Parses the settings. The switches for children and pools take effect at once.
+fn parse(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<RecorderSettings<'_>> {
     let length = settings.iter().position(|&byte| byte == 0)?;
-    let (mut every, mut least) = (0, 0);
-    let mut maps = false;
+    let (mut every, mut least, mut maps) = (0, 0, false);
     let mut socket = None;
-    let mut guard = guard::Wanted::default();
+    let mut guard = guard::GuardConfig::default();
     let mut rest = settings.get(..length)?;
     while !rest.is_empty() {
         // The socket's path comes last, and may have commas.
@@ -266,52 +283,33 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
             _ => {}
         }
     }
-    mappings::switch(maps);
-    if guard.rate != 0 {
-        return begin_to_guard(&guard, socket?);
+    Some(RecorderSettings { every, least, maps, guard, socket: socket? })
+}
+
+/// Connects to the collector, and begins to record if the answer permits it.
+fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
+    let settings = parse(settings)?;
+    mappings::switch(settings.maps);
+    if settings.guard.rate != 0 {
+        return begin_to_guard(&settings.guard, settings.socket);
     }
-    let connection = File::connect(socket?).ok()?;
+    let connection = OwnedFile::connect(settings.socket).ok()?;
     let Some((tables, base)) = tables() else {
-        // A file of no length says why.
-        let nothing = File::unnamed(c"pagewise-heap", 0).ok()?;
+        // A file of length 0 reports that memory is exhausted.
+        let nothing = OwnedFile::unnamed(c"pagewise-heap", 0).ok()?;
         connection.send(&hello(), &nothing).ok()?;
         return None;
     };
     shared::install(base);
-    let set = |number, value| head(number).store(value, Ordering::Relaxed);
-    set(header::PID, u64::from(kernel::process()));
-    set(header::BEGAN, kernel::clock(libc::CLOCK_REALTIME));
-    set(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
-    set(header::EVERY_BYTES, every);
-    set(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
-    // No record is of the epochs that are now.
-    set(header::EPOCHS, 1 << 32 | 1);
     let is_glibc = IS_GLIBC.load(Ordering::Relaxed) != 0;
-    let whose = match is_glibc {
-        true => allocator::GLIBC,
-        false if real::is_theirs() => allocator::PROGRAM,
-        false => allocator::LIBRARY,
-    };
-    set(header::ALLOCATOR, whose);
-    set(header::OWN_NEW, u64::from(!is_glibc && real::has_own_new()));
+    describe_process(settings.every, is_glibc);
     let prepared = prepare();
     if prepared.is_none() {
-        set(header::TROUBLE, trouble::MEMORY);
+        set_head(header::TROUBLE, trouble::MEMORY);
     }
     let how = TO_HOOK.load(Ordering::Relaxed);
-    let functions = real::found();
-    match how {
-        ATTACHED => {
-            let others = others::find_running();
-            mappings::pass_over(
-                [Other::Mmap, Other::PthreadCreate, Other::Dlclose].map(|it| others[it as usize]),
-            );
-            inline::ask(&functions, Some(&others), maps)?;
-        }
-        STARTED => inline::ask(&functions, None, false)?,
-        _ => inline::tell(0),
-    }
-    named::ask();
+    let functions = next_alloc::found();
+    request_hooks(how, &functions, settings.maps)?;
     let is_running = IS_RUNNING.swap(0, Ordering::Relaxed) != 0;
     attach::tell(is_running);
     head(header::MAGIC).store(MAGIC, Ordering::Release);
@@ -323,52 +321,25 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
         return None;
     }
     if how != 0 {
-        real::replace(inline::take(&functions)?);
+        next_alloc::replace(inline::install_hooks(&functions)?);
     }
     let was_named = named::are_some();
-    named::take()?;
+    named::prepare_trampolines()?;
     let is_named = named::are_some();
     let is_usual = is_glibc && !is_named;
     if is_named {
-        set(header::ALLOCATOR, allocator::SEVERAL);
+        set_head(header::ALLOCATOR, allocator::SEVERAL);
         IS_GLIBC.store(0, Ordering::Relaxed);
-        // In a child of `fork` they are.
+        // In a child of `fork` they are surrounded already.
         if how == 0 && !is_glibc && !was_named {
-            real::replace(inline::surround(&functions));
+            next_alloc::replace(inline::surround(&functions));
         }
     }
-    if live::begin(is_usual).is_none() {
-        set(header::TROUBLE, trouble::MEMORY);
-        return None;
-    }
-    sampling::begin(every);
-    // Of samples nobody could tell where blocks are.
-    log::begin(if every == 0 { least } else { 0 });
-    let alive = ALIVE.load(Ordering::Relaxed);
-    // SAFETY: the word is in memory that is never unmapped.
-    unsafe { &*alive }.store(1, Ordering::Relaxed);
-    let mut targets = enter::every(is_usual && every == 0 && !log::is_on());
-    if every != 0 {
-        let has = |function: Function| !real::targets()[function as usize].is_null();
-        let mut aim = |function: Function, stub: unsafe extern "C" fn()| {
-            if has(function) {
-                targets[function as usize] = stub as *mut ();
-            }
-        };
-        aim(Function::Malloc, enter::sampled_malloc);
-        aim(Function::Calloc, enter::sampled_calloc);
-        if !real::may_be_boot() {
-            aim(Function::Free, enter::sampled_free);
-            aim(Function::Realloc, enter::sampled_realloc);
-        }
-        set_own::<{ Own::Left as usize }>(0);
-    }
-    if is_named {
-        targets = named::gated(targets, real::targets());
-    }
-    set_stage(Stage::Records);
-    enter::aim(targets);
-    // In children of `fork` the jumps are there, and where the program ran already, who looks on puts them there.
+    let targets = switch_on(&settings, is_usual, is_named)?;
+    set_stage(StartStage::Records);
+    stubs::aim(targets);
+    // In children of `fork` the jumps are there, and in a program that was running before, the
+    // collector writes them.
     if TO_HOOK.swap(0, Ordering::Relaxed) == STARTED {
         inline::patch()?;
     }
@@ -378,8 +349,87 @@ fn record(settings: &[u8; MOST]) -> Option<()> {
     Some(())
 }
 
+fn set_head(number: usize, value: u64) {
+    head(number).store(value, Ordering::Relaxed);
+}
+
+/// Writes the properties of the process and of the recording into the header.
+fn describe_process(every: u64, is_glibc: bool) {
+    set_head(header::PID, u64::from(kernel::process()));
+    set_head(header::BEGAN, kernel::clock(libc::CLOCK_REALTIME));
+    set_head(header::BEGAN_MONOTONIC, kernel::clock(libc::CLOCK_MONOTONIC));
+    set_head(header::EVERY_BYTES, every);
+    set_head(header::LIFETIMES_EVERY, if every == 0 { u64::from(threads::TIMED_EVERY) } else { 0 });
+    // No record has one of the present epochs.
+    set_head(header::EPOCHS, 1 << 32 | 1);
+    let provider = match is_glibc {
+        true => allocator::GLIBC,
+        false if next_alloc::is_theirs() => allocator::PROGRAM,
+        false => allocator::LIBRARY,
+    };
+    set_head(header::ALLOCATOR, provider);
+    set_head(header::OWN_NEW, u64::from(!is_glibc && next_alloc::has_own_new()));
+}
+
+/// Writes the functions that the collector has to hook into the tables.
+fn request_hooks(how: u8, functions: &[*mut (); FUNCTIONS], maps: bool) -> Option<()> {
+    match how {
+        ATTACHED => {
+            let others = aux_hooks::find_running();
+            mappings::pass_over(
+                [Other::Mmap, Other::PthreadCreate, Other::Dlclose].map(|it| others[it as usize]),
+            );
+            inline::ask(functions, Some(&others), maps)?;
+        }
+        STARTED => inline::ask(functions, None, false)?,
+        _ => inline::tell(0),
+    }
+    named::ask();
+    Some(())
+}
+
+/// Switches the recording on, up to the targets of the stubs, which are returned. `None` without
+/// memory.
+fn switch_on(
+    settings: &RecorderSettings<'_>,
+    is_usual: bool,
+    is_named: bool,
+) -> Option<[*mut (); FUNCTIONS]> {
+    let every = settings.every;
+    if live::begin(is_usual).is_none() {
+        set_head(header::TROUBLE, trouble::MEMORY);
+        return None;
+    }
+    sampling::begin(every);
+    // With sampling, the log would lack most blocks.
+    log::begin(if every == 0 { settings.least } else { 0 });
+    let alive = ALIVE.load(Ordering::Relaxed);
+    // SAFETY: the word is in memory that is never unmapped.
+    unsafe { &*alive }.store(1, Ordering::Relaxed);
+    let mut targets = stubs::every(is_usual && every == 0 && !log::is_on());
+    if every != 0 {
+        let has = |function: EntryFunction| !next_alloc::targets()[function as usize].is_null();
+        let mut aim = |function: EntryFunction, stub: unsafe extern "C" fn()| {
+            if has(function) {
+                targets[function as usize] = stub as *mut ();
+            }
+        };
+        aim(EntryFunction::Malloc, stubs::sampled_malloc);
+        aim(EntryFunction::Calloc, stubs::sampled_calloc);
+        if !next_alloc::may_be_boot() {
+            aim(EntryFunction::Free, stubs::sampled_free);
+            aim(EntryFunction::Realloc, stubs::sampled_realloc);
+        }
+        set_own::<{ Own::Left as usize }>(0);
+    }
+    if is_named {
+        targets = named::gated(targets, next_alloc::targets());
+    }
+    Some(targets)
+}
+
 /// Begins to guard, if who listens says so. The tables are this process's own.
-fn begin_to_guard(wanted: &guard::Wanted, socket: &[u8]) -> Option<()> {
+fn begin_to_guard(wanted: &guard::GuardConfig, socket: &[u8]) -> Option<()> {
     // A malloc of the program's own is not called by way of us.
     if TO_HOOK.load(Ordering::Relaxed) != 0 {
         return None;
@@ -394,23 +444,23 @@ fn begin_to_guard(wanted: &guard::Wanted, socket: &[u8]) -> Option<()> {
     // SAFETY: the word is in memory that is never unmapped.
     unsafe { &*alive }.store(1, Ordering::Relaxed);
     set_own::<{ Own::Left as usize }>(0);
-    set_stage(Stage::Records);
-    enter::aim(targets);
+    set_stage(StartStage::Records);
+    stubs::aim(targets);
     Some(())
 }
 
 /// The tables' file, and where it is mapped.
-fn tables() -> Option<(File, *mut u8)> {
-    // Who makes a file longer than it may is killed.
+fn tables() -> Option<(OwnedFile, *mut u8)> {
+    // A process that exceeds its file size limit is killed.
     if kernel::longest_file() < LENGTH as u64 {
         return None;
     }
-    let tables = File::unnamed(c"pagewise-heap", LENGTH).ok()?;
+    let tables = OwnedFile::unnamed(c"pagewise-heap", LENGTH).ok()?;
     let base = kernel::map(&tables, LENGTH).ok()?;
     Some((tables, base))
 }
 
-/// What a recorder says first.
+/// First message of a recorder.
 fn hello() -> [u8; 16] {
     let mut hello = [0_u8; 16];
     let (magic, numbers) = hello.split_at_mut(8);
@@ -425,7 +475,7 @@ fn prepare() -> Option<()> {
     ALIVE.store(kernel::memory(size_of::<AtomicU64>()).ok()?.cast(), Ordering::Relaxed);
     threads::begin()?;
     tree::begin();
-    let malloc = real::MALLOC.load(Ordering::Relaxed).addr() as u64;
+    let malloc = next_alloc::MALLOC.load(Ordering::Relaxed).addr() as u64;
     let name = modules::find(malloc).and_then(|object| modules::path(&object));
     let name = name.unwrap_or(b"");
     let at = shared::string(name)?;
@@ -440,23 +490,23 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// What the allocator gave for a block.
+/// Usable size of a block.
 #[inline(always)]
 pub(crate) fn room(address: u64) -> u64 {
-    if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_room(address) } else { 0 }
+    if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_room(address) } else { 0 }
 }
 
-/// How long a block's mapping is, if it has one of its own.
+/// Length of a block's mapping, if it has one of its own.
 pub(crate) fn mapped(address: u64) -> Option<u64> {
-    if IS_GLIBC.load(Ordering::Relaxed) != 0 { real::glibc_mapped(address) } else { None }
+    if IS_GLIBC.load(Ordering::Relaxed) != 0 { next_alloc::glibc_mapped(address) } else { None }
 }
 
 /// `realloc` of a block that was handed out before anything was known.
 pub(crate) fn from_boot(old: *mut c_void, size: usize) -> *mut c_void {
-    let new = real::malloc(size);
+    let new = next_alloc::malloc(size);
     if !new.is_null() {
-        let length = real::boot_size(old).min(size);
-        // SAFETY: both blocks have as many bytes, and the new one is nobody else's.
+        let length = next_alloc::boot_size(old).min(size);
+        // SAFETY: both blocks are long enough, and no other thread has the new one.
         unsafe { std::ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast::<u8>(), length) };
     }
     new

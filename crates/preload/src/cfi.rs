@@ -1,21 +1,24 @@
-//! How to leave a function, by its unwind table (`.eh_frame`): one row, for one address.
+//! Unwinding of one function by its unwind table (`.eh_frame`): one row, for one address.
 //!
-//! Reads what compilers write: tables sorted for search, frames found by the stack pointer or the frame pointer, return
-//! addresses just below the frame. What is else is a [`Row::Unknown`], where a call stack ends. DWARF 5, section 6.4, and the
-//! Linux Standard Base, "Exception Frames".
+//! Supports the output of compilers: tables sorted for search, frames found by the stack pointer or
+//! the frame pointer, return addresses just below the frame. Any other row is
+//! [`UnwindRow::Unknown`], where a call stack ends. DWARF 5, section 6.4, and the Linux Standard
+//! Base, "Exception Frames".
 
-/// How the caller's frame is found from the function's at one of its instructions. Offsets are in words of 8 bytes.
+/// Rule that computes the caller's frame from the function's frame, at one of its instructions.
+/// Offsets are in words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Row {
+pub(crate) enum UnwindRow {
     /// The frame ends `offset` above the stack pointer.
     Stack { offset: u16, saved: u16 },
     /// The frame ends `offset` above the frame pointer.
     Frame { offset: u16, saved: u16 },
-    /// The address of the frame's end lies at `offset` words from the frame pointer (functions that realign their stack).
+    /// The address of the frame's end lies at `offset` words from the frame pointer (functions that
+    /// realign their stack).
     Behind { offset: i16, saved: u16 },
     /// A signal's handler returns here, to what the kernel put on the stack.
     Signal,
-    /// Nobody called: a thread begins here.
+    /// No caller: a thread begins here.
     End,
     /// Not known.
     Unknown,
@@ -23,8 +26,9 @@ pub(crate) enum Row {
 
 // The frame pointer is saved `saved` words below the frame's end; 0 where it is as it was.
 
-impl Row {
-    /// In one word: the offset in its lower half, which is found at once; the kind, [`PLAIN`], and what is saved above it.
+impl UnwindRow {
+    /// In one word: the offset in its lower half, which is found at once; the kind, [`PLAIN`], and
+    /// what is saved above it.
     pub(crate) fn pack(self) -> u32 {
         let parts = |kind: u32, offset: u16, saved: u16| {
             if saved <= SAVED_MOST {
@@ -34,33 +38,33 @@ impl Row {
             }
         };
         match self {
-            Row::Unknown => 0,
-            Row::Stack { offset, saved } => {
+            UnwindRow::Unknown => 0,
+            UnwindRow::Stack { offset, saved } => {
                 let is_plain = (1..PLAIN_END).contains(&offset) && saved <= offset;
                 let mark = if is_plain && i64::from(saved) < SAVED_HERE { PLAIN } else { 0 };
                 parts(1, offset, saved) | mark
             }
-            Row::Frame { offset, saved } => parts(2, offset, saved),
-            Row::Behind { offset, saved } => {
+            UnwindRow::Frame { offset, saved } => parts(2, offset, saved),
+            UnwindRow::Behind { offset, saved } => {
                 let offset = offset.wrapping_add(1 << 14);
                 if offset < 0 { 0 } else { parts(3, offset.cast_unsigned(), saved) }
             }
-            Row::Signal => 4 << 16,
-            Row::End => 5 << 16,
+            UnwindRow::Signal => 4 << 16,
+            UnwindRow::End => 5 << 16,
         }
     }
 
     /// From one word.
     #[inline(always)]
-    pub(crate) fn unpack(word: u32) -> Row {
+    pub(crate) fn unpack(word: u32) -> UnwindRow {
         let (offset, saved) = (word as u16, (word >> 20) as u16);
         match word >> 16 & 7 {
-            1 => Row::Stack { offset, saved },
-            2 => Row::Frame { offset, saved },
-            3 => Row::Behind { offset: offset.cast_signed() - (1 << 14), saved },
-            4 => Row::Signal,
-            5 => Row::End,
-            _ => Row::Unknown,
+            1 => UnwindRow::Stack { offset, saved },
+            2 => UnwindRow::Frame { offset, saved },
+            3 => UnwindRow::Behind { offset: offset.cast_signed() - (1 << 14), saved },
+            4 => UnwindRow::Signal,
+            5 => UnwindRow::End,
+            _ => UnwindRow::Unknown,
         }
     }
 
@@ -71,25 +75,25 @@ impl Row {
     }
 }
 
-/// In a row's word: what most frames are, a [`Row::Stack`] of some words, but fewer than [`PLAIN_END`], which has saved in
-/// itself what it saved.
+/// In a row's word: what most frames are, a [`UnwindRow::Stack`] of some words, but fewer than
+/// [`PLAIN_END`], which has saved in itself what it saved.
 pub(crate) const PLAIN: u32 = 1 << 19;
 pub(crate) const PLAIN_END: u16 = 1 << 15;
 
 /// Memory of a mapped file, from which nothing outside is read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Image {
+pub(crate) struct ImageBytes {
     start: usize,
     end: usize,
 }
 
-impl Image {
+impl ImageBytes {
     /// The memory from `start` to `end`.
     ///
     /// # Safety
-    /// What tables in it point at is mapped and does not change while this is used.
-    pub(crate) unsafe fn new(start: usize, end: usize) -> Image {
-        Image { start, end }
+    /// The targets of its pointers are mapped and do not change while this value is used.
+    pub(crate) unsafe fn new(start: usize, end: usize) -> ImageBytes {
+        ImageBytes { start, end }
     }
 
     pub(crate) fn read<T: Copy>(&self, at: usize) -> Option<T> {
@@ -114,18 +118,18 @@ impl Image {
 
 /// A position in an image.
 #[derive(Clone, Copy, Debug)]
-struct Cursor<'a> {
-    image: &'a Image,
+struct ImageCursor<'a> {
+    image: &'a ImageBytes,
     at: usize,
     end: usize,
 }
 
-impl Cursor<'_> {
+impl ImageCursor<'_> {
     fn byte(&mut self) -> Option<u8> {
-        self.take()
+        self.read_value()
     }
 
-    fn take<T: Copy>(&mut self) -> Option<T> {
+    fn read_value<T: Copy>(&mut self) -> Option<T> {
         if self.at.checked_add(size_of::<T>())? > self.end {
             return None;
         }
@@ -168,13 +172,13 @@ impl Cursor<'_> {
     fn address(&mut self, encoding: u8, data: usize) -> Option<usize> {
         let here = self.at;
         let value = match encoding & 0x0f {
-            0x00 | 0x04 | 0x0c => self.take::<u64>()?.cast_signed(),
+            0x00 | 0x04 | 0x0c => self.read_value::<u64>()?.cast_signed(),
             0x01 => self.unsigned()?.cast_signed(),
-            0x02 => i64::from(self.take::<u16>()?),
-            0x03 => i64::from(self.take::<u32>()?),
+            0x02 => i64::from(self.read_value::<u16>()?),
+            0x03 => i64::from(self.read_value::<u32>()?),
             0x09 => self.signed()?,
-            0x0a => i64::from(self.take::<i16>()?),
-            0x0b => i64::from(self.take::<i32>()?),
+            0x0a => i64::from(self.read_value::<i16>()?),
+            0x0b => i64::from(self.read_value::<i32>()?),
             _ => return None,
         };
         let base = match encoding & 0x70 {
@@ -191,15 +195,15 @@ impl Cursor<'_> {
 }
 
 /// The row at `address`, by the search table at `header` (`PT_GNU_EH_FRAME`).
-pub(crate) fn row(image: &Image, header: usize, address: usize) -> Row {
-    let Some(entry) = search(image, header, address) else { return Row::Unknown };
-    evaluate(image, entry, address).unwrap_or(Row::Unknown)
+pub(crate) fn row(image: &ImageBytes, header: usize, address: usize) -> UnwindRow {
+    let Some(entry) = search(image, header, address) else { return UnwindRow::Unknown };
+    evaluate(image, entry, address).unwrap_or(UnwindRow::Unknown)
 }
 
-/// Where the entry (FDE) for an address lies.
-fn search(image: &Image, header: usize, address: usize) -> Option<usize> {
+/// Offset of the entry (FDE) for an address.
+fn search(image: &ImageBytes, header: usize, address: usize) -> Option<usize> {
     const SORTED: u8 = 0x3b;
-    let mut cursor = Cursor { image, at: header, end: image.end };
+    let mut cursor = ImageCursor { image, at: header, end: image.end };
     let version = cursor.byte()?;
     let frame_encoding = cursor.byte()?;
     let count_encoding = cursor.byte()?;
@@ -224,32 +228,32 @@ fn search(image: &Image, header: usize, address: usize) -> Option<usize> {
     Some(header.wrapping_add_signed(offset as isize))
 }
 
-/// Where a register's value of the caller is.
+/// Location of a register's value in the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rule {
+enum RegisterRule {
     Same,
     Undefined,
-    /// At so many bytes from the frame's end.
+    /// At this number of bytes from the frame's end.
     At(i64),
-    /// Where the frame pointer points.
+    /// At the address in the frame pointer.
     Here,
     Other,
 }
 
-/// Where the frame ends.
+/// Rule for the end of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum FrameEnd {
     Register(u64, i64),
-    /// The word at so many bytes from the frame pointer tells it.
+    /// The word at this number of bytes from the frame pointer contains the address.
     Behind(i64),
     Other,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct State {
-    end: End,
-    frame_pointer: Rule,
-    back: Rule,
+struct UnwindState {
+    end: FrameEnd,
+    frame_pointer: RegisterRule,
+    back: RegisterRule,
 }
 
 const FRAME_POINTER: u64 = 6;
@@ -259,15 +263,15 @@ const RETURN_ADDRESS: u64 = 16;
 const BREG_FRAME: u8 = 0x76;
 const DEREFERENCE: u8 = 0x06;
 
-fn evaluate(image: &Image, entry: usize, address: usize) -> Option<Row> {
-    let mut cursor = Cursor { image, at: entry, end: image.end };
-    let length: u32 = cursor.take()?;
+fn evaluate(image: &ImageBytes, entry: usize, address: usize) -> Option<UnwindRow> {
+    let mut cursor = ImageCursor { image, at: entry, end: image.end };
+    let length: u32 = cursor.read_value()?;
     if length == 0 || length == u32::MAX {
         return None;
     }
     cursor.end = cursor.at.checked_add(length as usize)?;
     let here = cursor.at;
-    let offset: u32 = cursor.take()?;
+    let offset: u32 = cursor.read_value()?;
     let common = Common::read(image, here.checked_sub(offset as usize)?)?;
     let begin = cursor.address(common.encoding, 0)?;
     let range = cursor.address(common.encoding & 0x0f, 0)?;
@@ -275,20 +279,24 @@ fn evaluate(image: &Image, entry: usize, address: usize) -> Option<Row> {
         return None;
     }
     if common.signal {
-        return Some(Row::Signal);
+        return Some(UnwindRow::Signal);
     }
     if common.augmented {
         let skip = cursor.unsigned()?;
         cursor.skip(skip)?;
     }
-    let nothing = State { end: End::Other, frame_pointer: Rule::Same, back: Rule::Other };
-    let mut first = Cursor { image, at: common.instructions, end: common.end };
+    let nothing = UnwindState {
+        end: FrameEnd::Other,
+        frame_pointer: RegisterRule::Same,
+        back: RegisterRule::Other,
+    };
+    let mut first = ImageCursor { image, at: common.instructions, end: common.end };
     let initial = execute(&mut first, &common, nothing, nothing, begin, usize::MAX)?;
     let state = execute(&mut cursor, &common, initial, initial, begin, address)?;
     Some(compact(state))
 }
 
-/// What entries have in common (a CIE).
+/// Common part of entries (a CIE).
 #[derive(Clone, Copy, Debug)]
 struct Common {
     encoding: u8,
@@ -301,14 +309,14 @@ struct Common {
 }
 
 impl Common {
-    fn read(image: &Image, at: usize) -> Option<Common> {
-        let mut cursor = Cursor { image, at, end: image.end };
-        let length: u32 = cursor.take()?;
+    fn read(image: &ImageBytes, at: usize) -> Option<Common> {
+        let mut cursor = ImageCursor { image, at, end: image.end };
+        let length: u32 = cursor.read_value()?;
         if length == 0 || length == u32::MAX {
             return None;
         }
         cursor.end = cursor.at.checked_add(length as usize)?;
-        let _id: u32 = cursor.take()?;
+        let _id: u32 = cursor.read_value()?;
         let version = cursor.byte()?;
         if version != 1 && version != 3 {
             return None;
@@ -364,13 +372,13 @@ impl Common {
 
 /// Follows instructions up to `address`.
 fn execute(
-    cursor: &mut Cursor<'_>,
+    cursor: &mut ImageCursor<'_>,
     common: &Common,
-    mut state: State,
-    initial: State,
+    mut state: UnwindState,
+    initial: UnwindState,
     begin: usize,
     address: usize,
-) -> Option<State> {
+) -> Option<UnwindState> {
     let mut location = begin;
     let mut kept = [state; 8];
     let mut depth = 0;
@@ -381,7 +389,7 @@ fn execute(
             1 => Some(low),
             2 => {
                 let offset = scaled(cursor.unsigned()?, common)?;
-                rule(&mut state, low, Rule::At(offset));
+                rule(&mut state, low, RegisterRule::At(offset));
                 None
             }
             3 => {
@@ -390,8 +398,8 @@ fn execute(
             }
             _ => match byte {
                 0x02 => Some(u64::from(cursor.byte()?)),
-                0x03 => Some(u64::from(cursor.take::<u16>()?)),
-                0x04 => Some(u64::from(cursor.take::<u32>()?)),
+                0x03 => Some(u64::from(cursor.read_value::<u16>()?)),
+                0x04 => Some(u64::from(cursor.read_value::<u32>()?)),
                 _ => {
                     other(
                         cursor,
@@ -419,12 +427,12 @@ fn execute(
 
 /// The instructions that are not among the most frequent.
 fn other(
-    cursor: &mut Cursor<'_>,
+    cursor: &mut ImageCursor<'_>,
     common: &Common,
-    state: &mut State,
-    initial: State,
+    state: &mut UnwindState,
+    initial: UnwindState,
     byte: u8,
-    (kept, depth): (&mut [State; 8], &mut usize),
+    (kept, depth): (&mut [UnwindState; 8], &mut usize),
     location: &mut usize,
 ) -> Option<()> {
     match byte {
@@ -436,19 +444,19 @@ fn other(
         0x05 => {
             let register = cursor.unsigned()?;
             let offset = scaled(cursor.unsigned()?, common)?;
-            rule(state, register, Rule::At(offset));
+            rule(state, register, RegisterRule::At(offset));
         }
         // restore_extended
         0x06 => restore(state, initial, cursor.unsigned()?),
         // undefined
-        0x07 => rule(state, cursor.unsigned()?, Rule::Undefined),
+        0x07 => rule(state, cursor.unsigned()?, RegisterRule::Undefined),
         // same_value
-        0x08 => rule(state, cursor.unsigned()?, Rule::Same),
+        0x08 => rule(state, cursor.unsigned()?, RegisterRule::Same),
         // register
         0x09 => {
             let register = cursor.unsigned()?;
             cursor.unsigned()?;
-            rule(state, register, Rule::Other);
+            rule(state, register, RegisterRule::Other);
         }
         // remember_state
         0x0a => {
@@ -463,22 +471,22 @@ fn other(
         // def_cfa
         0x0c => {
             let register = cursor.unsigned()?;
-            state.end = End::Register(register, i64::try_from(cursor.unsigned()?).ok()?);
+            state.end = FrameEnd::Register(register, i64::try_from(cursor.unsigned()?).ok()?);
         }
         // def_cfa_register
         0x0d => {
             let register = cursor.unsigned()?;
             state.end = match state.end {
-                End::Register(_, offset) => End::Register(register, offset),
-                _ => End::Other,
+                FrameEnd::Register(_, offset) => FrameEnd::Register(register, offset),
+                _ => FrameEnd::Other,
             };
         }
         // def_cfa_offset
         0x0e => {
             let offset = i64::try_from(cursor.unsigned()?).ok()?;
             state.end = match state.end {
-                End::Register(register, _) => End::Register(register, offset),
-                _ => End::Other,
+                FrameEnd::Register(register, _) => FrameEnd::Register(register, offset),
+                _ => FrameEnd::Other,
             };
         }
         // def_cfa_expression
@@ -489,13 +497,14 @@ fn other(
             let skip = cursor.unsigned()?;
             let begin = cursor.at;
             cursor.skip(skip)?;
-            // A frame pointer that is saved where the frame pointer points: what functions write that realign their stack.
+            // A frame pointer that is saved where the frame pointer points: what functions write
+            // that realign their stack.
             rule(
                 state,
                 register,
                 match by_frame_pointer(cursor.image, begin, cursor.at) {
-                    Some(0) if byte == 0x10 && register == FRAME_POINTER => Rule::Here,
-                    _ => Rule::Other,
+                    Some(0) if byte == 0x10 && register == FRAME_POINTER => RegisterRule::Here,
+                    _ => RegisterRule::Other,
                 },
             );
         }
@@ -503,26 +512,26 @@ fn other(
         0x11 => {
             let register = cursor.unsigned()?;
             let offset = cursor.signed()?.checked_mul(common.data_unit)?;
-            rule(state, register, Rule::At(offset));
+            rule(state, register, RegisterRule::At(offset));
         }
         // def_cfa_sf
         0x12 => {
             let register = cursor.unsigned()?;
             let offset = cursor.signed()?.checked_mul(common.data_unit)?;
-            state.end = End::Register(register, offset);
+            state.end = FrameEnd::Register(register, offset);
         }
         // def_cfa_offset_sf
         0x13 => {
             let offset = cursor.signed()?.checked_mul(common.data_unit)?;
-            if let End::Register(register, _) = state.end {
-                state.end = End::Register(register, offset);
+            if let FrameEnd::Register(register, _) = state.end {
+                state.end = FrameEnd::Register(register, offset);
             }
         }
         // val_offset, val_offset_sf
         0x14 | 0x15 => {
             let register = cursor.unsigned()?;
             cursor.unsigned()?;
-            rule(state, register, Rule::Other);
+            rule(state, register, RegisterRule::Other);
         }
         // GNU_args_size
         0x2e => drop(cursor.unsigned()?),
@@ -530,7 +539,7 @@ fn other(
         0x2f => {
             let register = cursor.unsigned()?;
             cursor.unsigned()?;
-            rule(state, register, Rule::Other);
+            rule(state, register, RegisterRule::Other);
         }
         _ => return None,
     }
@@ -541,7 +550,7 @@ fn scaled(offset: u64, common: &Common) -> Option<i64> {
     i64::try_from(offset).ok()?.checked_mul(common.data_unit)
 }
 
-fn rule(state: &mut State, register: u64, rule: Rule) {
+fn rule(state: &mut UnwindState, register: u64, rule: RegisterRule) {
     match register {
         FRAME_POINTER => state.frame_pointer = rule,
         RETURN_ADDRESS => state.back = rule,
@@ -549,7 +558,7 @@ fn rule(state: &mut State, register: u64, rule: Rule) {
     }
 }
 
-fn restore(state: &mut State, initial: State, register: u64) {
+fn restore(state: &mut UnwindState, initial: UnwindState, register: u64) {
     match register {
         FRAME_POINTER => state.frame_pointer = initial.frame_pointer,
         RETURN_ADDRESS => state.back = initial.back,
@@ -558,24 +567,24 @@ fn restore(state: &mut State, initial: State, register: u64) {
 }
 
 /// A frame's end by expression: that of functions that realign their stack is known.
-fn expression(cursor: &mut Cursor<'_>) -> Option<End> {
+fn expression(cursor: &mut ImageCursor<'_>) -> Option<FrameEnd> {
     let length = cursor.unsigned()?;
     let begin = cursor.at;
     cursor.skip(length)?;
     let end = cursor.at;
     let last: u8 = cursor.image.read(end.checked_sub(1)?)?;
     if last != DEREFERENCE {
-        return Some(End::Other);
+        return Some(FrameEnd::Other);
     }
     Some(match by_frame_pointer(cursor.image, begin, end - 1) {
-        Some(offset) => End::Behind(offset),
-        None => End::Other,
+        Some(offset) => FrameEnd::Behind(offset),
+        None => FrameEnd::Other,
     })
 }
 
 /// The offset of an expression that is the frame pointer and an offset.
-fn by_frame_pointer(image: &Image, begin: usize, end: usize) -> Option<i64> {
-    let mut cursor = Cursor { image, at: begin, end };
+fn by_frame_pointer(image: &ImageBytes, begin: usize, end: usize) -> Option<i64> {
+    let mut cursor = ImageCursor { image, at: begin, end };
     if cursor.byte()? != BREG_FRAME {
         return None;
     }
@@ -583,41 +592,42 @@ fn by_frame_pointer(image: &Image, begin: usize, end: usize) -> Option<i64> {
     (cursor.at == end).then_some(offset)
 }
 
-/// What is kept of a state.
-fn compact(state: State) -> Row {
+/// Compact form of a state.
+fn compact(state: UnwindState) -> UnwindRow {
     match state.back {
-        Rule::Undefined => return Row::End,
-        Rule::At(-8) => {}
-        _ => return Row::Unknown,
+        RegisterRule::Undefined => return UnwindRow::End,
+        RegisterRule::At(-8) => {}
+        _ => return UnwindRow::Unknown,
     }
     let words = |bytes: i64| (bytes % 8 == 0).then_some(bytes / 8);
     let saved = match (state.end, state.frame_pointer) {
-        (_, Rule::Same) => Some(0),
-        (_, Rule::At(offset)) => words(-offset).filter(|&words| words > 0),
-        (_, Rule::Here) => Some(SAVED_HERE),
+        (_, RegisterRule::Same) => Some(0),
+        (_, RegisterRule::At(offset)) => words(-offset).filter(|&words| words > 0),
+        (_, RegisterRule::Here) => Some(SAVED_HERE),
         // The value is lost; whoever needs it finds a wrong frame, which is noticed.
-        (_, Rule::Undefined | Rule::Other) => None,
+        (_, RegisterRule::Undefined | RegisterRule::Other) => None,
     };
     let saved = saved.and_then(|words| u16::try_from(words).ok());
-    let (Some(saved), end) = (saved, state.end) else { return Row::Unknown };
+    let (Some(saved), end) = (saved, state.end) else { return UnwindRow::Unknown };
     match end {
-        End::Register(STACK_POINTER, bytes) => match words(bytes).map(u16::try_from) {
-            Some(Ok(offset)) => Row::Stack { offset, saved },
-            _ => Row::Unknown,
+        FrameEnd::Register(STACK_POINTER, bytes) => match words(bytes).map(u16::try_from) {
+            Some(Ok(offset)) => UnwindRow::Stack { offset, saved },
+            _ => UnwindRow::Unknown,
         },
-        End::Register(FRAME_POINTER, bytes) => match words(bytes).map(u16::try_from) {
-            Some(Ok(offset)) => Row::Frame { offset, saved },
-            _ => Row::Unknown,
+        FrameEnd::Register(FRAME_POINTER, bytes) => match words(bytes).map(u16::try_from) {
+            Some(Ok(offset)) => UnwindRow::Frame { offset, saved },
+            _ => UnwindRow::Unknown,
         },
-        End::Behind(bytes) => match words(bytes).map(i16::try_from) {
-            Some(Ok(offset)) => Row::Behind { offset, saved },
-            _ => Row::Unknown,
+        FrameEnd::Behind(bytes) => match words(bytes).map(i16::try_from) {
+            Some(Ok(offset)) => UnwindRow::Behind { offset, saved },
+            _ => UnwindRow::Unknown,
         },
-        End::Register(..) | End::Other => Row::Unknown,
+        FrameEnd::Register(..) | FrameEnd::Other => UnwindRow::Unknown,
     }
 }
 
-/// In place of how far below the frame's end the frame pointer is saved: where the frame pointer itself points.
+/// In place of how far below the frame's end the frame pointer is saved: where the frame pointer
+/// itself points.
 pub(crate) const SAVED_HERE: i64 = SAVED_MOST as i64;
 /// The most that fits.
 const SAVED_MOST: u16 = 0xfff;

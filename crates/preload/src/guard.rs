@@ -1,18 +1,18 @@
-//! The other mode of this library: some objects, drawn by chance, or all, lie on pages of their own, so that whoever goes beyond
-//! their ends or comes after their end is noticed at once.
+//! The guarding mode of this library: some objects, chosen at random, or all, are on pages of their
+//! own, so that an access past their ends or after their free is detected at once.
 //!
 //! ```text
-//!  guard    which allocations are guarded, and each function of malloc's family for these
-//!  pool     where they lie; inaccessible pages around them; freed ones wait before they are used again
-//!  moves    pages that go from one object to the next
-//!  canary   what is left of their pages is filled, and looked at when they are freed
-//!  signals  the processor refuses an access: who made it, and what the program's own handlers are told
-//!  operators  which of C++'s operators made an object, and which frees it
-//!  tell     what is wrong, with its call stacks, is told before the program goes on or ends
+//!  guard      selection of allocations, and each function of malloc's family for guarded ones
+//!  pool       their memory; guard pages around them; quarantine of freed ones
+//!  moves      pages that move from one object to the next
+//!  canary     canary bytes in the rest of their pages, checked at the free
+//!  signals    SIGSEGV and SIGBUS of guarded memory, and the program's own handlers
+//!  operators  the C++ operators that allocate and free objects
+//!  tell       report of a memory error with its call stacks, before the program continues or ends
 //! ```
 //!
-//! Allocations are counted down by each thread from a number that is drawn anew each time, so that each has the same chance. All
-//! others go on to the allocator behind after two instructions more.
+//! Each thread counts its allocations down from a number that is drawn anew each time, so that each
+//! allocation has the same probability. All others cost two further instructions.
 
 mod canary;
 mod moves;
@@ -28,27 +28,27 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use pagewise_heaplog::guard::{access, bug, made_by};
 use pagewise_heaplog::recording::ROOT;
 
-use crate::begin::{self, Stage};
-use crate::enter::{FUNCTIONS, Function, Own, own, set_own};
+use crate::begin::{self, StartStage};
 use crate::hooks::at;
 use crate::sampling::logarithm;
-use crate::threads::{self, Thread};
-use crate::{kernel, modules, others, real, stacks};
+use crate::stubs::{EntryFunction, FUNCTIONS, Own, own, set_own};
+use crate::threads::{self, ThreadData};
+use crate::{aux_hooks, kernel, modules, next_alloc, stacks};
 
 use pool::{Id, NotFreed};
 
-/// What is wanted.
+/// Parameters of guarding.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wanted {
-    /// Each of so many allocations, in the mean, is guarded; 0 for none.
+pub(crate) struct GuardConfig {
+    /// Sampling rate: one in `rate` allocations is guarded on average; 0 for none.
     pub rate: u64,
-    /// In so many bytes of memory.
+    /// Memory limit in bytes.
     pub most: u64,
-    /// The program goes on after a mistake.
+    /// The program continues after a memory error.
     pub goes_on: bool,
     /// The best means by which pages are made inaccessible.
-    pub means: Option<pool::Means>,
-    /// Where in its page an object lies: [`side`].
+    pub means: Option<pool::ProtectMeans>,
+    /// Position of an object in its page: [`side`].
     pub side: u8,
 }
 
@@ -68,16 +68,16 @@ pub(crate) fn side(word: &[u8]) -> Option<u8> {
 }
 
 /// Reads by which means pages are to be made inaccessible at best.
-pub(crate) fn means(word: &[u8]) -> Option<pool::Means> {
+pub(crate) fn means(word: &[u8]) -> Option<pool::ProtectMeans> {
     match word {
-        b"moves" => Some(pool::Means::Moves),
-        b"marks" => Some(pool::Means::Marks),
-        b"mappings" => Some(pool::Means::Mappings),
+        b"moves" => Some(pool::ProtectMeans::Moves),
+        b"marks" => Some(pool::ProtectMeans::Marks),
+        b"mappings" => Some(pool::ProtectMeans::Mappings),
         _ => None,
     }
 }
 
-/// What every object of `malloc` may be used for.
+/// Alignment that `malloc` guarantees.
 const ALIGN: usize = 16;
 
 static RATE: AtomicU64 = AtomicU64::new(0);
@@ -87,31 +87,32 @@ static GOES_ON: AtomicU8 = AtomicU8::new(0);
 static SIDE: AtomicU8 = AtomicU8::new(AT_END);
 /// 1 where the allocator behind is the C library's, which has a header before each block.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
-/// Where what is not guarded goes on.
+/// Functions that handle unguarded blocks.
 static PASS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 
-/// Whether this process is guarded.
+/// True if this process is guarded.
 pub(crate) fn is_on() -> bool {
-    RATE.load(Relaxed) != 0 && begin::stage() == Stage::Records
+    RATE.load(Relaxed) != 0 && begin::stage() == StartStage::Records
 }
 
 fn goes_on() -> bool {
     GOES_ON.load(Relaxed) != 0
 }
 
-/// Whether each allocation is guarded: then what is freed is looked at more closely.
+/// True if each allocation is guarded: then what is freed is looked at more closely.
 fn is_strict() -> bool {
     RATE.load(Relaxed) == 1
 }
 
-/// Begins; where functions are to go on. None where this process is not to be guarded, or cannot be.
+/// Begins; where functions are to go on. None where this process is not to be guarded, or cannot
+/// be.
 pub(crate) fn begin(
-    wanted: &Wanted,
+    wanted: &GuardConfig,
     socket: &[u8],
     is_glibc: bool,
 ) -> Option<[*mut (); FUNCTIONS]> {
-    pool::begin(wanted.most, wanted.means.unwrap_or(pool::Means::Moves))?;
+    pool::begin(wanted.most, wanted.means.unwrap_or(pool::ProtectMeans::Moves))?;
     tell::begin(socket)?;
     if !tell::hello() {
         return None;
@@ -126,31 +127,32 @@ pub(crate) fn begin(
     SIDE.store(wanted.side, Relaxed);
     IS_GLIBC.store(u8::from(is_glibc), Relaxed);
     RATE.store(wanted.rate, Relaxed);
-    let mut targets = real::targets();
+    let mut targets = next_alloc::targets();
     for (pass, target) in PASS.iter().zip(targets) {
         pass.store(target, Relaxed);
     }
-    let is_careful = wanted.rate == 1 || real::may_be_boot();
-    let mut aim = |function: Function, target: unsafe extern "C" fn()| {
+    let is_careful = wanted.rate == 1 || next_alloc::may_be_boot();
+    let mut aim = |function: EntryFunction, target: unsafe extern "C" fn()| {
         targets[function as usize] = target as *mut ();
     };
-    aim(Function::Malloc, enter_malloc);
-    aim(Function::Free, if is_careful { enter_any_free } else { enter_free });
-    aim(Function::Calloc, enter_calloc);
-    aim(Function::Realloc, if is_careful { enter_any_realloc } else { enter_realloc });
-    aim(Function::Memalign, enter_memalign);
-    aim(Function::AlignedAlloc, enter_aligned_alloc);
-    aim(Function::PosixMemalign, enter_posix_memalign);
-    aim(Function::Valloc, enter_valloc);
-    aim(Function::Pvalloc, enter_pvalloc);
+    aim(EntryFunction::Malloc, enter_malloc);
+    aim(EntryFunction::Free, if is_careful { enter_any_free } else { enter_free });
+    aim(EntryFunction::Calloc, enter_calloc);
+    aim(EntryFunction::Realloc, if is_careful { enter_any_realloc } else { enter_realloc });
+    aim(EntryFunction::Memalign, enter_memalign);
+    aim(EntryFunction::AlignedAlloc, enter_aligned_alloc);
+    aim(EntryFunction::PosixMemalign, enter_posix_memalign);
+    aim(EntryFunction::Valloc, enter_valloc);
+    aim(EntryFunction::Pvalloc, enter_pvalloc);
     Some(targets)
 }
 
-/// Finds the functions that stand behind those of ours which programs call whether they are guarded or not.
+/// Finds the functions that stand behind those of ours which programs call whether they are guarded
+/// or not.
 pub(crate) fn find() {
     signals::find();
-    others::behind(&FORK, c"fork");
-    others::behind(&USABLE_SIZE, c"malloc_usable_size");
+    aux_hooks::behind(&FORK, c"fork");
+    aux_hooks::behind(&USABLE_SIZE, c"malloc_usable_size");
 }
 
 /// Goes on in a child of `fork`.
@@ -169,7 +171,7 @@ unsafe extern "C" fn enter_malloc() {
         "js 2f",
         "jmp qword ptr [rip + {pass} + 8 * {function}]",
         "2:", "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
-        left = const Own::Left as usize, pass = sym PASS, function = const Function::Malloc as usize,
+        left = const Own::Left as usize, pass = sym PASS, function = const EntryFunction::Malloc as usize,
         hook = sym malloc,
     )
 }
@@ -182,7 +184,7 @@ unsafe extern "C" fn enter_calloc() {
         "js 2f",
         "jmp qword ptr [rip + {pass} + 8 * {function}]",
         "2:", "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
-        left = const Own::Left as usize, pass = sym PASS, function = const Function::Calloc as usize,
+        left = const Own::Left as usize, pass = sym PASS, function = const EntryFunction::Calloc as usize,
         hook = sym calloc,
     )
 }
@@ -198,7 +200,7 @@ unsafe extern "C" fn enter_free() {
         "jmp qword ptr [rip + {pass} + 8 * {function}]",
         "2:", "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
         base = sym pool::BASE, length = sym pool::LENGTH, pass = sym PASS,
-        function = const Function::Free as usize, hook = sym free,
+        function = const EntryFunction::Free as usize, hook = sym free,
     )
 }
 
@@ -220,7 +222,7 @@ unsafe extern "C" fn enter_realloc() {
         "jmp qword ptr [rip + {pass} + 8 * {function}]",
         "2:", "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
         left = const Own::Left as usize, base = sym pool::BASE, length = sym pool::LENGTH, pass = sym PASS,
-        function = const Function::Realloc as usize, hook = sym realloc,
+        function = const EntryFunction::Realloc as usize, hook = sym realloc,
     )
 }
 
@@ -260,7 +262,7 @@ unsafe extern "C" fn enter_pvalloc() {
 }
 
 /// Allocations that are to pass before the next is guarded.
-fn draw(thread: &Thread) -> u64 {
+fn draw(thread: &ThreadData) -> u64 {
     if is_strict() {
         return 0;
     }
@@ -271,8 +273,8 @@ fn draw(thread: &Thread) -> u64 {
     (passed as i64).max(0).cast_unsigned()
 }
 
-/// Whether an allocation is guarded that was counted down; draws the next.
-fn is_due(thread: &Thread) -> bool {
+/// True if an allocation is guarded that was counted down; draws the next.
+fn is_due(thread: &ThreadData) -> bool {
     if own::<{ Own::Left as usize }>().cast_signed() >= 0 {
         return false;
     }
@@ -287,9 +289,9 @@ fn is_due(thread: &Thread) -> bool {
 }
 
 /// The number of this thread.
-fn number(thread: &Thread) -> u32 {
+fn number(thread: &ThreadData) -> u32 {
     match thread.tid() {
-        // Of threads that are ending all have the same.
+        // Ending threads share one value.
         0 => kernel::thread(),
         tid => tid,
     }
@@ -321,10 +323,10 @@ fn guarded_by(
             _ => thread.draw() >> 63 != 0,
         };
         let at = at(stack, frame);
-        // The C++ library's own operators call it, too, where nobody stands before them.
+        // The C++ library's own operators call it too, unless they are replaced.
         let made_by = if operators::is_library(at.code) { made_by::ANY } else { made_by };
         let node = thread.node(at);
-        let call = pool::Call { node, thread: number(thread), made_by };
+        let call = pool::AllocatingCall { node, thread: number(thread), made_by };
         pool::allocate(size, align.max(ALIGN), first, call)
     });
     threads::leave(entered);
@@ -338,13 +340,13 @@ fn count() {
 }
 
 unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(size))
+    guarded(size, ALIGN, stack, frame).unwrap_or_else(|| next_alloc::malloc(size))
 }
 
 unsafe extern "C" fn calloc(number: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
     // Pages of guarded objects are zeros.
     let object = number.checked_mul(size).and_then(|all| guarded(all, ALIGN, stack, frame));
-    object.unwrap_or_else(|| real::calloc(number, size))
+    object.unwrap_or_else(|| next_alloc::calloc(number, size))
 }
 
 /// An object that is aligned, if the alignment is one.
@@ -355,7 +357,7 @@ fn aligned(align: usize, size: usize, stack: u64, frame: u64) -> Option<*mut c_v
 
 unsafe extern "C" fn memalign(align: usize, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let object = aligned(align, size, stack, frame);
-    object.unwrap_or_else(|| real::memalign(align, size))
+    object.unwrap_or_else(|| next_alloc::memalign(align, size))
 }
 
 unsafe extern "C" fn aligned_alloc(
@@ -365,7 +367,7 @@ unsafe extern "C" fn aligned_alloc(
     frame: u64,
 ) -> *mut c_void {
     let object = aligned(align, size, stack, frame);
-    object.unwrap_or_else(|| real::aligned_alloc(align, size))
+    object.unwrap_or_else(|| next_alloc::aligned_alloc(align, size))
 }
 
 unsafe extern "C" fn posix_memalign(
@@ -379,7 +381,7 @@ unsafe extern "C" fn posix_memalign(
         return libc::EINVAL;
     }
     let Some(object) = aligned(align, size, stack, frame) else {
-        return real::posix_memalign(to, align, size);
+        return next_alloc::posix_memalign(to, align, size);
     };
     // SAFETY: the caller's pointer is to be written.
     unsafe { to.write(object) };
@@ -387,13 +389,13 @@ unsafe extern "C" fn posix_memalign(
 }
 
 unsafe extern "C" fn valloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    aligned(pool::page(), size, stack, frame).unwrap_or_else(|| real::valloc(size))
+    aligned(pool::page(), size, stack, frame).unwrap_or_else(|| next_alloc::valloc(size))
 }
 
 unsafe extern "C" fn pvalloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
     let whole = size.max(1).checked_next_multiple_of(pool::page());
     let object = whole.and_then(|size| aligned(pool::page(), size, stack, frame));
-    object.unwrap_or_else(|| real::pvalloc(size))
+    object.unwrap_or_else(|| next_alloc::pvalloc(size))
 }
 
 unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
@@ -403,13 +405,13 @@ unsafe extern "C" fn free(block: *mut c_void, stack: u64, frame: u64) {
         free_guarded(id, address, stack, frame);
         return;
     }
-    if block.is_null() || (real::may_be_boot() && real::is_boot(block)) {
+    if block.is_null() || (next_alloc::may_be_boot() && next_alloc::is_boot(block)) {
         return;
     }
     if is_strict() && is_no_block(address, stack, frame) {
         return;
     }
-    real::free(block);
+    next_alloc::free(block);
 }
 
 /// The node of the caller.
@@ -442,9 +444,10 @@ fn free_guarded(id: Id, address: usize, stack: u64, frame: u64) {
     }
 }
 
-/// Takes an object to free it. Where it is none, that is told, and the program ends if it is to.
+/// Claims an object to free it. If it is not an object, an error is reported, and the program ends
+/// if it is set to.
 fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
-    let Err(why) = pool::take(id, address) else { return true };
+    let Err(why) = pool::free_object(id, address) else { return true };
     let bug = match why {
         NotFreed::Freed => bug::DOUBLE_FREE,
         NotFreed::NoObject => bug::INVALID_FREE,
@@ -455,7 +458,10 @@ fn release(id: Id, address: usize, stack: u64, frame: u64) -> bool {
 
 fn tell_free(bug: u64, address: usize, object: Option<Id>, node: u32) {
     let access = access::FREE;
-    tell::tell(&tell::Bug { object, ..tell::Bug::new(bug, access, address, node, goes_on()) });
+    tell::tell(&tell::ObjectBug {
+        object,
+        ..tell::ObjectBug::new(bug, access, address, node, goes_on())
+    });
     tell::after_a_call();
 }
 
@@ -463,14 +469,15 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
     let is_before = address < id.slot().address.load(Relaxed);
     let bug = if is_before { bug::UNDERFLOW } else { bug::OVERFLOW };
     let goes_on = goes_on() || access == access::WRITTEN_BEFORE_END;
-    tell::tell(&tell::Bug {
+    tell::tell(&tell::ObjectBug {
         object: Some(id),
-        ..tell::Bug::new(bug, access, address, node, goes_on)
+        ..tell::ObjectBug::new(bug, access, address, node, goes_on)
     });
 }
 
-/// Whether an address is of nothing that `malloc` gives: not aligned, on the stack, of a program's data, not mapped, or at the
-/// beginning of memory, where there is no header before it. It is told then.
+/// True for an address that `malloc` cannot have returned: not aligned, on the stack, in a
+/// program's data, not mapped, or at the beginning of memory, without a header before it. The error
+/// is then reported.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let has_no_header = || {
         let before = address.wrapping_sub(pool::page());
@@ -489,12 +496,12 @@ fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     is_none
 }
 
-/// Whether an address above the stack pointer is on the same stack, which is the thread's own. Where it ends is known: other
-/// memory may lie right behind it.
+/// True if an address above the stack pointer is on the same stack, which is the thread's own. The
+/// end of the stack is known: other memory may follow it directly.
 fn is_on_stack(address: u64, stack: u64) -> bool {
     /// No stack is searched further up.
     const FAR: u64 = 64 << 20;
-    let ends = [real::thread_data(), real::first_stack_end()];
+    let ends = [next_alloc::thread_data(), next_alloc::first_stack_end()];
     if address - stack > FAR || !ends.iter().any(|&end| address < end) {
         return false;
     }
@@ -506,9 +513,10 @@ fn is_on_stack(address: u64, stack: u64) -> bool {
 unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let address = old.addr();
     if old.is_null() {
-        return guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::realloc(old, size));
+        return guarded(size, ALIGN, stack, frame)
+            .unwrap_or_else(|| next_alloc::realloc(old, size));
     }
-    if real::may_be_boot() && real::is_boot(old) {
+    if next_alloc::may_be_boot() && next_alloc::is_boot(old) {
         return begin::from_boot(old, size);
     }
     let Some(id) = pool::find(address) else {
@@ -531,7 +539,7 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
         free_guarded(id, address, stack, frame);
         return std::ptr::null_mut();
     }
-    let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| real::malloc(size));
+    let new = guarded(size, ALIGN, stack, frame).unwrap_or_else(|| next_alloc::malloc(size));
     if !new.is_null() {
         // SAFETY: both are live, of at least that many bytes.
         unsafe { copy(old, new, length.min(size)) };
@@ -541,25 +549,26 @@ unsafe extern "C" fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u
 }
 
 unsafe fn copy(from: *const c_void, to: *mut c_void, length: usize) {
-    // SAFETY: the caller's promise; both are not the same object.
+    // SAFETY: the caller guarantees that both blocks have `length` bytes; they are different
+    // objects.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), length) };
 }
 
 unsafe fn realloc_other(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
     let object = if size == 0 { None } else { guarded(size, ALIGN, stack, frame) };
-    let Some(new) = object else { return real::realloc(old, size) };
+    let Some(new) = object else { return next_alloc::realloc(old, size) };
     // SAFETY: the block is live.
     let length = unsafe { malloc_usable_size(old) }.min(size);
     // SAFETY: both are live, of at least that many bytes.
     unsafe { copy(old, new, length) };
-    real::free(old);
+    next_alloc::free(old);
     new
 }
 
 static USABLE_SIZE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static FORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// How many bytes of a block may be used.
+/// Usable size of a block in bytes.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -569,13 +578,13 @@ pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize 
     if let Some(id) = pool::find(address) {
         return pool::length(id, address).unwrap_or(0);
     }
-    let function = others::behind(&USABLE_SIZE, c"malloc_usable_size");
+    let function = aux_hooks::behind(&USABLE_SIZE, c"malloc_usable_size");
     if function.is_null() || block.is_null() {
         return 0;
     }
-    type Kind = unsafe extern "C" fn(*mut c_void) -> usize;
+    type UsableSizeFn = unsafe extern "C" fn(*mut c_void) -> usize;
     // SAFETY: the symbol of this name has this type.
-    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, UsableSizeFn>(function) };
     // SAFETY: the caller's promise.
     unsafe { function(block) }
 }
@@ -586,7 +595,7 @@ pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize 
 /// That of the C library's function.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn fork() -> c_int {
-    let function = others::behind(&FORK, c"fork");
+    let function = aux_hooks::behind(&FORK, c"fork");
     if function.is_null() {
         return -1;
     }
@@ -603,7 +612,8 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
     let result = unsafe { function() };
     // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
     unsafe { pool::go_on_after_fork() };
-    // In the child this thread's memory is zeros, and it begins anew: now, since what was freed is to be inaccessible.
+    // In the child this thread's memory is zeros, and it begins anew: now, since what was freed is
+    // to be inaccessible.
     if result == 0 {
         let _ = begin::is_recording();
     } else {

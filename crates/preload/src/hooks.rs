@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use pagewise_heaplog::tables::header;
 
 use crate::begin;
-use crate::real;
+use crate::next_alloc;
 use crate::sampling;
 use crate::shared::head;
-use crate::stacks::At;
+use crate::stacks::CallPoint;
 use crate::thread_cache;
-use crate::threads::{self, Thread};
+use crate::threads::{self, ThreadData};
 
-/// Numbers by which stubs tell functions of the same form apart.
+/// Numbers by which stubs distinguish functions with the same signature.
 pub(crate) const CALLOC: usize = 0;
 pub(crate) const REALLOC: usize = 1;
 pub(crate) const MEMALIGN: usize = 2;
@@ -21,15 +21,16 @@ pub(crate) const ALIGNED_ALLOC: usize = 3;
 pub(crate) const VALLOC: usize = 4;
 pub(crate) const PVALLOC: usize = 5;
 
-/// Where the program is that calls us: `stack` is the stack pointer, which points at the return address.
+/// Call point of the program: `stack` is the stack pointer, which points at the return address.
 #[inline(always)]
-pub(crate) fn at(stack: u64, frame: u64) -> At {
+pub(crate) fn at(stack: u64, frame: u64) -> CallPoint {
     let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);
     // SAFETY: the stub has passed its stack pointer, where the call put its return address.
-    At { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
+    CallPoint { code: unsafe { back.read_volatile() }, stack: stack + 8, frame }
 }
 
-// Hooks are made twice. With `USUAL` every call is recorded and the allocator is the C library's; without, both is asked.
+// Hooks are made twice. With `USUAL` every call is recorded and the allocator is the C library's;
+// without, both is asked.
 
 #[inline(always)]
 pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u64, frame: u64) {
@@ -44,7 +45,7 @@ pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u6
 
 #[inline(always)]
 fn record<const USUAL: bool>(
-    thread: &Thread,
+    thread: &ThreadData,
     block: *mut c_void,
     size: usize,
     stack: u64,
@@ -62,7 +63,7 @@ pub(crate) unsafe extern "C" fn malloc<const USUAL: bool>(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    let block = real::malloc(size);
+    let block = next_alloc::malloc(size);
     note::<USUAL>(block, size, stack, frame);
     block
 }
@@ -72,19 +73,20 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void, stac
         return;
     }
     freed::<USUAL>(block, Some(stack));
-    if real::may_be_boot() && real::is_boot(block) {
+    if next_alloc::may_be_boot() && next_alloc::is_boot(block) {
         return;
     }
-    real::free(block);
+    next_alloc::free(block);
 }
 
-/// Counts that a block is to be freed, by `free` with its caller's stack pointer, or by another function.
+/// Counts that a block is to be freed, by `free` with its caller's stack pointer, or by another
+/// function.
 #[inline(always)]
 pub(crate) fn freed<const USUAL: bool>(block: *mut c_void, stack: Option<u64>) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         let address = block.addr() as u64;
-        match thread.take::<USUAL>(address) {
+        match thread.remove_block::<USUAL>(address) {
             Some(known) => thread.freed::<USUAL>(address, known),
             None => unknown_freed(address, stack),
         }
@@ -101,7 +103,7 @@ fn unknown_freed(address: u64, stack: Option<u64>) {
     unknown(begin::room(address));
 }
 
-/// Counts a free of a block that was not seen allocated, for which the allocator had given so many bytes.
+/// Counts a free of a block whose allocation was not recorded, with its usable size.
 #[cold]
 fn unknown(room: u64) {
     if !sampling::is_on() {
@@ -117,8 +119,8 @@ pub(crate) unsafe extern "C" fn one(
     which: usize,
 ) -> *mut c_void {
     let block = match which {
-        VALLOC => real::valloc(size),
-        _ => real::pvalloc(size),
+        VALLOC => next_alloc::valloc(size),
+        _ => next_alloc::pvalloc(size),
     };
     note::<false>(block, size, stack, frame);
     block
@@ -132,13 +134,13 @@ pub(crate) unsafe extern "C" fn two(
     which: usize,
 ) -> *mut c_void {
     let (block, size) = match which {
-        // Where it overflows, there is no block.
-        CALLOC => (real::calloc(first, second), first.checked_mul(second).unwrap_or(0)),
+        // If the product overflows, the call returns null.
+        CALLOC => (next_alloc::calloc(first, second), first.checked_mul(second).unwrap_or(0)),
         REALLOC => {
             return realloc(std::ptr::with_exposed_provenance_mut(first), second, stack, frame);
         }
-        MEMALIGN => (real::memalign(first, second), second),
-        _ => (real::aligned_alloc(first, second), second),
+        MEMALIGN => (next_alloc::memalign(first, second), second),
+        _ => (next_alloc::aligned_alloc(first, second), second),
     };
     note::<false>(block, size, stack, frame);
     block
@@ -151,7 +153,7 @@ pub(crate) unsafe extern "C" fn posix_memalign(
     stack: u64,
     frame: u64,
 ) -> i32 {
-    let result = real::posix_memalign(to, align, size);
+    let result = next_alloc::posix_memalign(to, align, size);
     if result == 0 {
         // SAFETY: the call has succeeded, so the pointer was written.
         let block = unsafe { to.read() };
@@ -161,19 +163,19 @@ pub(crate) unsafe extern "C" fn posix_memalign(
 }
 
 fn realloc(old: *mut c_void, size: usize, stack: u64, frame: u64) -> *mut c_void {
-    if real::may_be_boot() && real::is_boot(old) {
+    if next_alloc::may_be_boot() && next_alloc::is_boot(old) {
         return begin::from_boot(old, size);
     }
     resize(old, stack, frame, || {
-        let new = real::realloc(old, size);
-        (new, Outcome::usual(new, size))
+        let new = next_alloc::realloc(old, size);
+        (new, ResizeOutcome::usual(new, size))
     })
 }
 
-/// What became of a block that was to have another size.
+/// Result of a resize of a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Outcome {
-    /// It has so many bytes, where it was or elsewhere.
+pub(crate) enum ResizeOutcome {
+    /// The block has this size now, at the same or another address.
     Resized(usize),
     /// It is freed.
     Freed,
@@ -181,27 +183,28 @@ pub(crate) enum Outcome {
     Kept,
 }
 
-impl Outcome {
+impl ResizeOutcome {
     /// As the C library's function has it.
-    pub(crate) fn usual(new: *mut c_void, size: usize) -> Outcome {
+    pub(crate) fn usual(new: *mut c_void, size: usize) -> ResizeOutcome {
         match (new.is_null(), size) {
-            (false, _) => Outcome::Resized(size),
-            (true, 0) => Outcome::Freed,
-            (true, _) => Outcome::Kept,
+            (false, _) => ResizeOutcome::Resized(size),
+            (true, 0) => ResizeOutcome::Freed,
+            (true, _) => ResizeOutcome::Kept,
         }
     }
 }
 
-/// Has the allocator give a block another size, which is counted as a free and an allocation; null for no block yet.
+/// Has the allocator give a block another size, which is counted as a free and an allocation; null
+/// for no block yet.
 pub(crate) fn resize(
     old: *mut c_void,
     stack: u64,
     frame: u64,
-    call: impl FnOnce() -> (*mut c_void, Outcome),
+    call: impl FnOnce() -> (*mut c_void, ResizeOutcome),
 ) -> *mut c_void {
     if old.is_null() {
         let (new, outcome) = call();
-        if let Outcome::Resized(size) = outcome {
+        if let ResizeOutcome::Resized(size) = outcome {
             note::<false>(new, size, stack, frame);
         }
         return new;
@@ -209,7 +212,7 @@ pub(crate) fn resize(
     let address = old.addr() as u64;
     // The block may be another's before the call returns: it is taken out before.
     let known = threads::enter().and_then(|entered| {
-        let known = entered.thread().take::<false>(address);
+        let known = entered.thread().remove_block::<false>(address);
         threads::leave(entered);
         known
     });
@@ -218,14 +221,14 @@ pub(crate) fn resize(
     let Some(entered) = threads::enter() else { return new };
     let thread = entered.thread();
     match (outcome, known) {
-        (Outcome::Kept, Some(block)) => thread.put_back(address, block),
-        (Outcome::Kept, None) => {}
-        (Outcome::Freed | Outcome::Resized(_), Some(block)) => {
+        (ResizeOutcome::Kept, Some(block)) => thread.put_back(address, block),
+        (ResizeOutcome::Kept, None) => {}
+        (ResizeOutcome::Freed | ResizeOutcome::Resized(_), Some(block)) => {
             thread.freed::<false>(address, block);
         }
-        (Outcome::Freed | Outcome::Resized(_), None) => unknown(room),
+        (ResizeOutcome::Freed | ResizeOutcome::Resized(_), None) => unknown(room),
     }
-    if let Outcome::Resized(size) = outcome {
+    if let ResizeOutcome::Resized(size) = outcome {
         record::<false>(thread, new, size, stack, frame);
     }
     threads::leave(entered);

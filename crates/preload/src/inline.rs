@@ -1,47 +1,49 @@
-//! Programs that have a `malloc` of their own: jumps over the first instructions of its functions, to our hooks.
+//! Programs that have a `malloc` of their own: jumps over the first instructions of its functions,
+//! to our hooks.
 //!
-//! We say where the functions are and where near them there is room for a page; who looks on reads their code and says which
-//! instructions a jump would cover, moved to that room ([`hooks`]). Where the C library's own functions are to be recorded in a
-//! program that runs already, the same is done to them.
+//! The recorder writes the addresses of the functions and of free memory for a page near them; the
+//! collector reads their code and writes the instructions that a jump would overwrite, moved to
+//! that memory ([`hooks`]): a trampoline. The C library's own functions are hooked in the same way
+//! in a program that runs already.
 //!
 //! ```text
 //!  malloc:  jmp entry           near page:  entry:  jmp entry_of::<0>      -> hook, or on where this thread is within a call
 //!  behind:  ...                             moved:  the first instructions, jmp behind
 //! ```
 //!
-//! An allocator's functions may call each other: what they do within a call of ours is none of the program's calls, so a
-//! thread's word ([`Own::Within`]) says that it is in one.
+//! An allocator's functions may call each other: calls inside a recorded call are not the
+//! program's, so a thread's word ([`Own::Within`]) marks that it is in one.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::hooks;
 
-use crate::enter::{FUNCTIONS, Own, TARGETS};
+use crate::aux_hooks::{self, FIRST_OF_MAPPINGS, OTHERS};
 use crate::kernel;
-use crate::others::{self, FIRST_OF_MAPPINGS, OTHERS};
 use crate::shared::head;
+use crate::stubs::{FUNCTIONS, Own, TARGETS};
 
-/// All that may be hooked: `malloc`'s family, and behind it [`others`].
+/// All that may be hooked: `malloc`'s family, and behind it [`aux_hooks`].
 pub(crate) const ALL: usize = hooks::FUNCTIONS;
 const _: () = assert!(FUNCTIONS == hooks::FAMILY && FUNCTIONS + OTHERS == ALL, "these are all");
 
-/// Where the functions' own code goes on.
+/// Trampolines: the moved first instructions of each function.
 static MOVED: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
-/// What takes the places of the others.
+/// Replacements of the other functions.
 static STUBS: [AtomicPtr<()>; OTHERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; OTHERS];
-/// Where functions are, how many bytes of each were moved, and what it began with.
+/// Address of each function, number of moved bytes, and the original first bytes.
 static KNOWN: [[AtomicU64; 3]; ALL] = [const { [const { AtomicU64::new(0) }; 3] }; ALL];
 const AT: usize = 0;
 const LENGTH: usize = 1;
 const BEFORE: usize = 2;
-/// Room for a page near `malloc`'s family, and for one near the others where the first is too far from these; 0 while there is
-/// none.
+/// Address of a page near `malloc`'s family, and of one near the other functions if the first is
+/// out of reach; 0 if not allocated.
 static NEAR: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// 1 once the moved code is there: threads may be within it.
 static READY: AtomicU64 = AtomicU64::new(0);
 
-/// What a patched function jumps to.
+/// Target of the jump in a patched function.
 #[unsafe(naked)]
 unsafe extern "C" fn entry_of<const FUNCTION: usize>() {
     naked_asm!(
@@ -55,7 +57,7 @@ unsafe extern "C" fn entry_of<const FUNCTION: usize>() {
     )
 }
 
-/// The same of functions that are no allocator's.
+/// The same for functions outside of the allocator.
 #[unsafe(naked)]
 unsafe extern "C" fn entry_of_other<const FUNCTION: usize>() {
     naked_asm!(
@@ -96,8 +98,9 @@ macro_rules! table {
 }
 pub(crate) use table;
 
-/// Asks for hooks at these functions, null where there is none; of the others only where the program runs already, and of
-/// those for mappings only if they are wanted. None where there is no room near them.
+/// Requests hooks for these functions (null for missing ones); for the others only in a program
+/// that runs already, and for the mapping functions only if they are recorded. `None` without
+/// memory near them.
 pub(crate) fn ask(
     family: &[*mut (); FUNCTIONS],
     others: Option<&[*mut (); OTHERS]>,
@@ -133,7 +136,7 @@ pub(crate) fn ask(
             KNOWN[index][BEFORE].store(unsafe { code.read_unaligned() }, Relaxed);
         }
     }
-    for (stub, to) in STUBS.iter().zip(others::stubs()) {
+    for (stub, to) in STUBS.iter().zip(aux_hooks::stubs()) {
         stub.store(to, Relaxed);
     }
     let without = if mappings { 0 } else { u64::MAX << (FUNCTIONS + FIRST_OF_MAPPINGS) };
@@ -142,7 +145,7 @@ pub(crate) fn ask(
     Some(())
 }
 
-/// Where a function's part of the room near it is.
+/// Address of a function's part of the page near it.
 fn part(index: usize) -> u64 {
     let [of_family, of_others] = NEAR.each_ref().map(|near| near.load(Relaxed));
     let near = if index < FUNCTIONS || of_others == 0 { of_family } else { of_others };
@@ -183,18 +186,19 @@ pub(crate) fn tell(wanted: u64) {
     head(hooks::NEAR).store(of_family, Relaxed);
 }
 
-/// Makes the moved code ready, as it was answered. The functions behind, in place of those that were asked for; none
-/// where one has to be hooked and cannot be.
-pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
+/// Makes the moved code ready, as it was answered. The functions behind, in place of those that
+/// were asked for; none where one has to be hooked and cannot be.
+pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
     if READY.load(Relaxed) != 0 {
         return Some(again(functions));
     }
-    // Of each room only the parts are used whose functions are near it.
+    // In each page only the parts of nearby functions are used.
     for near in rooms() {
         for index in 0..hooks::CODE_WORDS {
             let word = head(hooks::CODE + index).load(Relaxed);
             let place = std::ptr::with_exposed_provenance_mut::<u64>(near as usize + index * 8);
-            // SAFETY: the page near the functions is ours, as long as this, and nobody runs it yet.
+            // SAFETY: the page near the functions is ours and long enough, and no thread executes
+            // it yet.
             unsafe { place.write_volatile(word) };
         }
         kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC)
@@ -210,7 +214,7 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
     for (index, function) in functions.iter().enumerate() {
         let first = functions.iter().position(|other| other == function).unwrap_or(index);
         if length(first) == 0 {
-            // Who frees what was not seen, or allocates unseen, makes a wrong recording.
+            // A missing hook would record frees without allocations, or the reverse.
             if !function.is_null() {
                 return None;
             }
@@ -222,7 +226,7 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
     // Without one of the others less is known.
     for index in (FUNCTIONS..ALL).filter(|&index| length(index) != 0) {
         MOVED[index].store(moved(index), Relaxed);
-        others::replace(index - FUNCTIONS, moved(index));
+        aux_hooks::replace(index - FUNCTIONS, moved(index));
     }
     for (index, known) in KNOWN.iter().enumerate() {
         known[LENGTH].store(length(index), Relaxed);
@@ -231,12 +235,13 @@ pub(crate) fn take(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIO
     Some(all)
 }
 
-/// Whether there are moved instructions: threads may be within them.
+/// True if there are moved instructions: threads may be within them.
 pub(crate) fn is_ready() -> bool {
     READY.load(Relaxed) != 0
 }
 
-/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next time.
+/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next
+/// time.
 ///
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
@@ -249,7 +254,7 @@ pub(crate) unsafe fn forget() {
     for moved in &MOVED {
         moved.store(std::ptr::null_mut(), Relaxed);
     }
-    others::forget();
+    aux_hooks::forget();
     for near in rooms.into_iter().filter(|&near| near != 0) {
         let at = std::ptr::with_exposed_provenance_mut(near as usize);
         // SAFETY: the caller's promise; the page was mapped as long.
@@ -257,7 +262,8 @@ pub(crate) unsafe fn forget() {
     }
 }
 
-/// The same functions, so called that what they call is not the program's: they may be hooked under other names.
+/// The same functions, so called that what they call is not the program's: they may be hooked under
+/// other names.
 pub(crate) fn surround(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
     for (to, function) in MOVED.iter().zip(functions) {
         to.store(*function, Relaxed);
@@ -277,12 +283,12 @@ fn again(functions: &[*mut (); FUNCTIONS]) -> [*mut (); FUNCTIONS] {
 /// Bytes of a jump.
 const JUMP: usize = 5;
 
-/// Has the functions begin with jumps to the page near them. Nobody else may run.
+/// Writes the jumps into the functions. No other thread may run.
 pub(crate) fn patch() -> Option<()> {
     hooked().try_for_each(|(at, to, _)| hook(at, to))
 }
 
-/// Has functions begin as they did. Nobody else may run.
+/// Restores the first bytes of the functions. No other thread may run.
 pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| unhook(at, to, before))
 }
@@ -292,7 +298,7 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
     KNOWN.iter().enumerate().filter_map(|(index, known)| {
         let [at, length, before] = [AT, LENGTH, BEFORE].map(|word| known[word].load(Relaxed));
         let to = part(index);
-        // What is too far away for a jump begins as it did.
+        // A function out of reach of a jump keeps its first bytes.
         (at != 0 && length != 0 && jump_to(at, to).is_some()).then_some((at, to, before))
     })
 }
@@ -305,12 +311,12 @@ fn jump_to(at: u64, to: u64) -> Option<[u8; JUMP]> {
     Some(jump)
 }
 
-/// Has a function begin with a jump, the bytes of which were moved. Nobody else may run.
+/// Writes the jump into a function whose first bytes were moved. No other thread may run.
 pub(crate) fn hook(at: u64, to: u64) -> Option<()> {
     write(at, jump_to(at, to)?)
 }
 
-/// Has a function begin as it did, if it begins with that jump. Nobody else may run.
+/// Restores the first bytes of a function, if it begins with that jump. No other thread may run.
 pub(crate) fn unhook(at: u64, to: u64, before: u64) -> Option<()> {
     let code: *const [u8; JUMP] = std::ptr::with_exposed_provenance(at as usize);
     // SAFETY: the function is at least as long.
@@ -325,7 +331,8 @@ fn write(at: u64, bytes: [u8; JUMP]) -> Option<()> {
     kernel::protect_code(at, JUMP, all).ok()?;
     let code: *mut u8 = std::ptr::with_exposed_provenance_mut(at as usize);
     for (offset, byte) in bytes.into_iter().enumerate() {
-        // SAFETY: the bytes were just made writable, are covered by what was moved, and no thread runs them.
+        // SAFETY: the bytes were just made writable, are covered by what was moved, and no thread
+        // runs them.
         unsafe { code.wrapping_add(offset).write_volatile(byte) };
     }
     kernel::protect_code(at, JUMP, libc::PROT_READ | libc::PROT_EXEC).ok()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::shared;
 
-/// What a failed call returned: the error's number.
+/// Error number of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
 
@@ -17,7 +17,7 @@ const AT_FDCWD: usize = (libc::AT_FDCWD as isize).cast_unsigned();
 /// A system call with its arguments.
 ///
 /// # Safety
-/// The call with these arguments must not harm memory that anybody uses.
+/// The call with these arguments must not affect memory in use.
 unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
@@ -35,11 +35,11 @@ unsafe fn call(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
 
 /// A descriptor that is closed at the end.
 #[derive(Debug)]
-pub(crate) struct File(i32);
+pub(crate) struct OwnedFile(i32);
 
-impl File {
-    fn new(number: usize) -> File {
-        File(i32::try_from(number).unwrap_or(-1))
+impl OwnedFile {
+    fn new(number: usize) -> OwnedFile {
+        OwnedFile(i32::try_from(number).unwrap_or(-1))
     }
 
     fn argument(&self) -> usize {
@@ -47,18 +47,18 @@ impl File {
     }
 
     /// Opens a file to read.
-    pub(crate) fn open(path: &CStr) -> Result<File, Errno> {
+    pub(crate) fn open(path: &CStr) -> Result<OwnedFile, Errno> {
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC).cast_unsigned() as usize;
         // SAFETY: the path ends with a zero.
         unsafe { call(libc::SYS_openat, [AT_FDCWD, path.as_ptr().addr(), flags, 0, 0, 0]) }
-            .map(File::new)
+            .map(OwnedFile::new)
     }
 
-    /// Of an open `/proc/self/maps` the mapping that an address is in, where the kernel can be asked so (6.11).
+    /// The mapping that contains an address, from an open `/proc/self/maps`; needs Linux 6.11.
     pub(crate) fn mapping_at(&self, address: u64) -> Result<(u64, u64), Errno> {
         /// `struct procmap_query` of `linux/fs.h`.
         #[repr(C)]
-        struct Query {
+        struct ProcmapArgs {
             size: u64,
             flags: u64,
             address: u64,
@@ -66,22 +66,23 @@ impl File {
             end: u64,
             others: [u64; 8],
         }
-        const PROCMAP_QUERY: usize = 3 << 30 | size_of::<Query>() << 16 | (b'f' as usize) << 8 | 17;
-        let size = size_of::<Query>() as u64;
-        let mut query = Query { size, flags: 0, address, start: 0, end: 0, others: [0; 8] };
+        const PROCMAP_QUERY: usize =
+            3 << 30 | size_of::<ProcmapArgs>() << 16 | (b'f' as usize) << 8 | 17;
+        let size = size_of::<ProcmapArgs>() as u64;
+        let mut query = ProcmapArgs { size, flags: 0, address, start: 0, end: 0, others: [0; 8] };
         let to = (&raw mut query).addr();
-        // SAFETY: the kernel writes into the query, whose size it is told; names are not asked for.
+        // SAFETY: the kernel writes into the query, whose size is passed; names are not requested.
         unsafe { call(libc::SYS_ioctl, [self.argument(), PROCMAP_QUERY, to, 0, 0, 0]) }?;
         Ok((query.start, query.end))
     }
 
     /// A file without a name, of zeros.
-    pub(crate) fn unnamed(name: &CStr, length: usize) -> Result<File, Errno> {
+    pub(crate) fn unnamed(name: &CStr, length: usize) -> Result<OwnedFile, Errno> {
         let flags = libc::MFD_CLOEXEC as usize;
         // SAFETY: the name ends with a zero.
         let file =
             unsafe { call(libc::SYS_memfd_create, [name.as_ptr().addr(), flags, 0, 0, 0, 0]) }
-                .map(File::new)?;
+                .map(OwnedFile::new)?;
         if length > 0 {
             // SAFETY: it only makes our own file longer.
             unsafe { call(libc::SYS_ftruncate, [file.argument(), length, 0, 0, 0, 0]) }?;
@@ -89,12 +90,14 @@ impl File {
         Ok(file)
     }
 
-    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for two seconds each at most.
-    pub(crate) fn connect(path: &[u8]) -> Result<File, Errno> {
+    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for two
+    /// seconds each at most.
+    pub(crate) fn connect(path: &[u8]) -> Result<OwnedFile, Errno> {
         let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).cast_unsigned() as usize;
         let unix = libc::AF_UNIX.cast_unsigned() as usize;
         // SAFETY: it makes a socket.
-        let socket = unsafe { call(libc::SYS_socket, [unix, kind, 0, 0, 0, 0]) }.map(File::new)?;
+        let socket =
+            unsafe { call(libc::SYS_socket, [unix, kind, 0, 0, 0, 0]) }.map(OwnedFile::new)?;
         let mut address =
             libc::sockaddr_un { sun_family: libc::AF_UNIX as u16, sun_path: [0; 108] };
         if path.len() >= address.sun_path.len() {
@@ -114,18 +117,18 @@ impl File {
                 size_of::<libc::timeval>(),
                 0,
             ];
-            // SAFETY: the time lies here, of the length that is told.
+            // SAFETY: the time is on the stack, with the length that is passed.
             unsafe { call(libc::SYS_setsockopt, arguments) }?;
         }
         let length = size_of::<libc::sockaddr_un>();
         let at = (&raw const address).addr();
-        // SAFETY: the address lies here, of the length that is told.
+        // SAFETY: the address is on the stack, with the length that is passed.
         unsafe { call(libc::SYS_connect, [socket.argument(), at, length, 0, 0, 0]) }?;
         Ok(socket)
     }
 
     /// Sends bytes and a file with them.
-    pub(crate) fn send(&self, bytes: &[u8], file: &File) -> Result<usize, Errno> {
+    pub(crate) fn send(&self, bytes: &[u8], file: &OwnedFile) -> Result<usize, Errno> {
         #[repr(C, align(8))]
         struct Control {
             length: usize,
@@ -198,30 +201,31 @@ mod missing {
     pub(super) const VERSION: u64 = 0xaa;
     pub(super) const SIGBUS: u64 = 1 << 7;
     pub(super) const MOVES: u64 = 1 << 16;
-    /// For pages that are not there; nobody waits to be woken.
+    /// For missing pages; no thread waits to be woken.
     pub(super) const MODE_MISSING: u64 = 1;
     pub(super) const DO_NOT_WAKE: u64 = 1;
-    /// Of the system call: faults of the program alone, which needs no privilege.
+    /// Flag of the system call: faults in user mode only, which needs no privilege.
     pub(super) const USER_MODE_ONLY: usize = 1;
 }
 
-/// A descriptor by which the kernel is told what to do about pages that are not there: `userfaultfd`.
-impl File {
+/// A descriptor that controls the handling of missing pages: `userfaultfd`.
+impl OwnedFile {
     /// A new one: accesses are refused by SIGBUS, and pages can be moved.
-    pub(crate) fn of_missing_pages() -> Result<File, Errno> {
+    pub(crate) fn of_missing_pages() -> Result<OwnedFile, Errno> {
         let flags = libc::O_CLOEXEC.cast_unsigned() as usize | missing::USER_MODE_ONLY;
         // SAFETY: it makes a descriptor.
-        let file = unsafe { call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map(File::new)?;
+        let file =
+            unsafe { call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0]) }.map(OwnedFile::new)?;
         let mut api = [missing::VERSION, missing::SIGBUS | missing::MOVES, 0];
         // SAFETY: it sets what the descriptor does.
         unsafe { file.control(missing::API, &mut api) }?;
         Ok(file)
     }
 
-    /// Whether this is such a descriptor. It changes nothing.
+    /// True if this is such a descriptor. It changes nothing.
     pub(crate) fn is_of_missing_pages(&self) -> bool {
-        // No range begins in the middle of a page.
-        // SAFETY: it would wake who waits for a page, and nobody does.
+        // A range never begins in the middle of a page.
+        // SAFETY: it would only wake threads that wait for a page; none waits.
         let woken = unsafe { self.control(missing::WAKE, &mut [1, 1]) };
         woken == Err(Errno(libc::EINVAL))
     }
@@ -229,7 +233,7 @@ impl File {
     /// Asks something of the descriptor, with some words.
     ///
     /// # Safety
-    /// What is asked for must not harm memory that anybody uses.
+    /// The request must not affect memory in use.
     unsafe fn control<const N: usize>(
         &self,
         request: usize,
@@ -268,7 +272,7 @@ impl File {
     /// Moves a page to where none is.
     ///
     /// # Safety
-    /// Both are our own, and nobody is to come to the first any more.
+    /// Both belong to the guard, and no thread accesses the first from now on.
     pub(crate) unsafe fn move_page(
         &self,
         from: usize,
@@ -281,10 +285,10 @@ impl File {
     }
 
     /// The same file with a number from `least` on.
-    pub(crate) fn with_number(&self, least: usize) -> Result<File, Errno> {
+    pub(crate) fn with_number(&self, least: usize) -> Result<OwnedFile, Errno> {
         let how = libc::F_DUPFD_CLOEXEC.cast_unsigned() as usize;
         // SAFETY: it makes another descriptor.
-        unsafe { call(libc::SYS_fcntl, [self.argument(), how, least, 0, 0, 0]) }.map(File::new)
+        unsafe { call(libc::SYS_fcntl, [self.argument(), how, least, 0, 0, 0]) }.map(OwnedFile::new)
     }
 
     /// Leaves it open; its number.
@@ -292,25 +296,26 @@ impl File {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// What was left open by [`File::keep`]. It is not closed at the end of this.
-    pub(crate) fn kept(number: i32) -> std::mem::ManuallyDrop<File> {
-        std::mem::ManuallyDrop::new(File(number))
+    /// A file that [`OwnedFile::keep`] left open. It is not closed when this value is dropped.
+    pub(crate) fn kept(number: i32) -> std::mem::ManuallyDrop<OwnedFile> {
+        std::mem::ManuallyDrop::new(OwnedFile(number))
     }
 }
 
-/// How many descriptors this process may have (`RLIMIT_NOFILE`).
+/// Maximum number of file descriptors of this process (`RLIMIT_NOFILE`).
 pub(crate) fn most_files() -> usize {
     usize::try_from(limit(libc::RLIMIT_NOFILE, 0)).unwrap_or(usize::MAX)
 }
 
-impl Drop for File {
+impl Drop for OwnedFile {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the descriptor.
+        // SAFETY: the descriptor is owned by this value alone.
         let _ = unsafe { call(libc::SYS_close, [self.argument(), 0, 0, 0, 0, 0]) };
     }
 }
 
-/// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of `fork` it is zeros again.
+/// Memory of zeros that takes no room until it is touched, and stays until the end. In a child of
+/// `fork` it is zeros again.
 pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags =
@@ -322,7 +327,8 @@ pub(crate) fn memory(length: usize) -> Result<*mut u8, Errno> {
     unsafe { call(libc::SYS_madvise, [at, length, wipe, 0, 0, 0]) }?;
     // Huge pages would fill memory that is touched here and there.
     let small = libc::MADV_NOHUGEPAGE.cast_unsigned() as usize;
-    // SAFETY: as above. A kernel without huge pages refuses, which is as good.
+    // SAFETY: the range is a mapping of this module. A kernel without huge pages refuses, which has
+    // no effect.
     let _ = unsafe { call(libc::SYS_madvise, [at, length, small, 0, 0, 0]) };
     shared::note_own(at, length);
     note_piece(at, length);
@@ -340,8 +346,8 @@ pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
     if at == address {
         return Ok(at);
     }
-    // Kernels before 4.17 take the address for a wish.
-    // SAFETY: it was made just now, and nobody has it.
+    // Kernels before 4.17 treat the address as a hint. SAFETY: the mapping was created just now,
+    // and no pointer to it exists.
     let _ = unsafe { call(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
     Err(Errno(libc::EEXIST))
 }
@@ -367,12 +373,13 @@ pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
     let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
 }
 
-/// Memory of zeros that takes no room until it is touched. A child of `fork` has its own copy of it.
+/// Memory of zeros that takes no room until it is touched. A child of `fork` has its own copy of
+/// it.
 pub(crate) fn private(length: usize) -> Result<*mut u8, Errno> {
     map_new(length, libc::PROT_READ | libc::PROT_WRITE)
 }
 
-/// Addresses that nobody else gets, and nobody may touch.
+/// Reserves addresses that are not used elsewhere, without access rights.
 pub(crate) fn reserve(length: usize) -> Result<*mut u8, Errno> {
     map_new(length, libc::PROT_NONE)
 }
@@ -392,7 +399,7 @@ fn map_new(length: usize, protection: i32) -> Result<*mut u8, Errno> {
 /// Unmaps a mapping of ours.
 ///
 /// # Safety
-/// The whole of it was mapped by this module, and nobody uses it.
+/// The whole range was mapped by this module, and is not in use.
 pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
     // SAFETY: the caller's promise.
     let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
@@ -431,7 +438,7 @@ pub(crate) fn complain(bytes: &[u8]) {
     let _ = unsafe { call(libc::SYS_write, [error, bytes.as_ptr().addr(), bytes.len(), 0, 0, 0]) };
 }
 
-/// Whether a page is mapped.
+/// True if a page is mapped.
 pub(crate) fn is_mapped(at: usize, length: usize) -> bool {
     let mut answer = 0_u8;
     let arguments = [at, length, (&raw mut answer).addr(), 0, 0, 0];
@@ -456,7 +463,7 @@ pub(crate) fn give_way() {
 }
 
 /// Maps a file, shared, to read and write.
-pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
+pub(crate) fn map(file: &OwnedFile, length: usize) -> Result<*mut u8, Errno> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE).cast_unsigned() as usize;
     let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE).cast_unsigned() as usize;
     let arguments = [0, length, protection, flags, file.argument(), 0];
@@ -465,7 +472,8 @@ pub(crate) fn map(file: &File, length: usize) -> Result<*mut u8, Errno> {
     Ok(ptr::with_exposed_provenance_mut(at))
 }
 
-/// How long files may be that this process writes (`RLIMIT_FSIZE`): beyond, a signal kills it.
+/// Maximum size of files that this process writes (`RLIMIT_FSIZE`): above it, a signal kills the
+/// process.
 pub(crate) fn longest_file() -> u64 {
     limit(libc::RLIMIT_FSIZE, libc::RLIM_INFINITY)
 }
@@ -480,15 +488,15 @@ fn limit(which: u32, unknown: u64) -> u64 {
 }
 
 /// A mapping that [`memory`] has made, to be unmapped with all others.
-struct Piece {
+struct MappedPiece {
     at: AtomicUsize,
     length: AtomicUsize,
 }
 
 const PIECES: usize = 4000;
 static PIECES_USED: AtomicUsize = AtomicUsize::new(0);
-static ALL: [Piece; PIECES] =
-    [const { Piece { at: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; PIECES];
+static ALL: [MappedPiece; PIECES] =
+    [const { MappedPiece { at: AtomicUsize::new(0), length: AtomicUsize::new(0) } }; PIECES];
 
 fn note_piece(at: usize, length: usize) {
     let index = PIECES_USED.fetch_add(1, Ordering::Relaxed);
@@ -501,7 +509,7 @@ fn note_piece(at: usize, length: usize) {
 /// Unmaps all memory that [`memory`] has mapped.
 ///
 /// # Safety
-/// Nobody uses any of it any more.
+/// No part of it is in use any more.
 pub(crate) unsafe fn unmap_all() {
     for piece in &ALL[..PIECES_USED.swap(0, Ordering::Acquire).min(PIECES)] {
         let at = ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed));
@@ -540,7 +548,7 @@ pub(crate) fn thread() -> u32 {
 }
 
 fn number(which: i64) -> u32 {
-    // SAFETY: these calls only tell a number.
+    // SAFETY: these calls only return a number.
     unsafe { call(which, [0; 6]) }.ok().and_then(|number| u32::try_from(number).ok()).unwrap_or(0)
 }
 
@@ -556,7 +564,8 @@ pub(crate) fn thread_name() -> [u8; 16] {
 /// The time of a clock in nanoseconds.
 pub(crate) fn clock(which: i32) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the C library writes the time there; it does not fail for clocks that exist, and so changes no errno.
+    // SAFETY: the C library writes the time there; it does not fail for clocks that exist, and so
+    // changes no errno.
     unsafe { libc::clock_gettime(which, &raw mut time) };
     time.tv_sec
         .cast_unsigned()

@@ -1,8 +1,10 @@
-//! The recorder that a program loads (`LD_PRELOAD`): it stands before `malloc` and its kin and counts, by call stack, what is
-//! allocated and freed, in tables that the program shares with who looks on ([`pagewise_heaplog::tables`]).
+//! The recorder that a program loads (`LD_PRELOAD`): it interposes `malloc` and the other
+//! allocation functions and counts allocations and frees by call stack, in tables that the program
+//! shares with the collector ([`pagewise_heaplog::tables`]).
 //!
-//! This code runs inside another program's `malloc`. It allocates nothing, calls nothing that might, takes a lock only where
-//! something is seen for the first time, never waits for who looks on, and rather records less than fail.
+//! This code runs inside another program's `malloc`. It allocates nothing, calls nothing that
+//! might, takes a lock only where something is seen for the first time, never waits for who looks
+//! on, and rather records less than fail.
 //!
 //! ```text
 //!  enter   what the program calls: a few instructions, and on to where the mode of recording says
@@ -38,9 +40,9 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod attach;
+mod aux_hooks;
 mod begin;
 mod cfi;
-mod enter;
 mod guard;
 mod hooks;
 mod inline;
@@ -52,14 +54,14 @@ mod map;
 mod mappings;
 mod modules;
 mod named;
-mod others;
+mod next_alloc;
 mod peak;
 mod pools;
-mod real;
 mod rows;
 mod sampling;
 mod shared;
 mod stacks;
+mod stubs;
 mod thread_cache;
 mod threads;
 mod tree;

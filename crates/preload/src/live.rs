@@ -1,10 +1,12 @@
 //! Which blocks are live: for each its site and its size, found by its address.
 //!
-//! A map of the address space in two levels: a table of 2^20 leaves, each for 128 MiB, made when a block there is first
-//! noted. A leaf has a cell for each place where a block can begin. The C library's blocks begin 32 bytes apart at the
-//! least, and their size is known but for some bytes: a cell of 4 bytes has the site and these bytes. Other allocators
-//! round up by more, and have blocks 16 bytes apart: their cells are words with the size. Where a program asks for up to 8 bytes,
-//! they may have two blocks in 16: those that begin in the middle have leaves of their own.
+//! A map of the address space in two levels: a table of 2^20 leaves, each for 128 MiB, created when
+//! the first block there is recorded. A leaf has a cell for each address at which a block can
+//! begin. The C library's blocks are at least 32 bytes apart, and their headers give their size
+//! except for some bytes: a cell of 4 bytes has the site and these bytes. Other allocators have
+//! other rounding and blocks 16 bytes apart: their cells are words with the size. If a program
+//! requests up to 8 bytes, they may have two blocks in 16 bytes: blocks that begin in the middle
+//! have leaves of their own.
 
 use std::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release,
@@ -19,9 +21,9 @@ use crate::kernel;
 use crate::lock::Lock;
 use crate::shared;
 
-/// What is known of a block.
+/// Recorded data of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct RecordedBlock {
     pub site: u32,
     pub size: u64,
     /// Its lifetime is being measured.
@@ -30,7 +32,7 @@ pub(crate) struct Block {
 
 static ROOT: AtomicPtr<AtomicPtr<u8>> = AtomicPtr::new(std::ptr::null_mut());
 static LOCK: Lock = Lock::new();
-/// Whether cells are those of the C library's blocks.
+/// 1 if the cells have the format for the C library's blocks.
 static IS_GLIBC: AtomicU8 = AtomicU8::new(0);
 
 /// The half of a cell of 8 bytes that the block begins in, for who looks on from outside.
@@ -57,7 +59,7 @@ pub(crate) fn begin(is_glibc: bool) -> Option<()> {
     Some(())
 }
 
-/// Whether cells are of 4 bytes.
+/// True if cells are of 4 bytes.
 #[inline(always)]
 fn is_glibc() -> bool {
     IS_GLIBC.load(Relaxed) != 0
@@ -78,11 +80,12 @@ fn leaf<const USUAL: bool>(address: u64) -> Option<&'static AtomicPtr<u8>> {
     if address >> SPACE != 0 {
         return None;
     }
-    // It is there before anything is recorded, and in a child of `fork` nobody comes here.
+    // The map exists before any call is recorded, and a child of `fork` does not get here.
     let root = ROOT.load(Relaxed);
     let half = if USUAL || is_glibc() { 0 } else { address >> 3 & 1 };
     let place = root.wrapping_add((half << (SPACE - LEAF) | address >> LEAF) as usize);
-    // SAFETY: both halves of the table have an entry for each value of these bits, and it is never unmapped.
+    // SAFETY: both halves of the table have an entry for each value of these bits, and it is never
+    // unmapped.
     Some(unsafe { &*place })
 }
 
@@ -100,7 +103,7 @@ fn narrow(leaf: *mut u8, address: u64) -> &'static AtomicU32 {
 fn wide(leaf: *mut u8, address: u64) -> &'static AtomicU64 {
     let place =
         leaf.cast::<AtomicU64>().wrapping_add(((address & ((1 << LEAF) - 1)) >> 4) as usize);
-    // SAFETY: as above.
+    // SAFETY: leaves have a cell for each address, and are never unmapped.
     unsafe { &*place }
 }
 
@@ -121,7 +124,7 @@ fn new_leaf(entry: &AtomicPtr<u8>) -> Option<*mut u8> {
 
 /// Notes a block; `room` is what the allocator gave it. False where that is not possible.
 #[inline(always)]
-pub(crate) fn put<const USUAL: bool>(address: u64, block: Block, room: u64) -> bool {
+pub(crate) fn put<const USUAL: bool>(address: u64, block: RecordedBlock, room: u64) -> bool {
     let Some(entry) = leaf::<USUAL>(address) else { return false };
     let mut leaf = entry.load(Relaxed);
     if leaf.is_null() {
@@ -151,9 +154,13 @@ pub(crate) fn put<const USUAL: bool>(address: u64, block: Block, room: u64) -> b
     true
 }
 
-/// Takes a block out of the map; none where it is not known. `room` is asked for where the size depends on it.
+/// Takes a block out of the map; none where it is not known. `room` is asked for where the size
+/// depends on it.
 #[inline(always)]
-pub(crate) fn take<const USUAL: bool>(address: u64, room: impl FnOnce() -> u64) -> Option<Block> {
+pub(crate) fn remove_block<const USUAL: bool>(
+    address: u64,
+    room: impl FnOnce() -> u64,
+) -> Option<RecordedBlock> {
     let leaf = leaf::<USUAL>(address)?.load(Relaxed);
     if leaf.is_null() {
         return None;
@@ -164,21 +171,22 @@ pub(crate) fn take<const USUAL: bool>(address: u64, room: impl FnOnce() -> u64) 
         let site = (value >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
         cell.store(0, Relaxed);
         let size = match value & SLACK {
-            SLACK => ODD.take(address)?,
+            SLACK => ODD.remove_entry(address)?,
             slack => room().wrapping_sub(u64::from(slack)),
         };
-        Some(Block { site, size, timed: value & TIMED != 0 })
+        Some(RecordedBlock { site, size, timed: value & TIMED != 0 })
     } else {
         let cell = wide(leaf, address);
         let value = cell.load(Relaxed);
         let high = (value & !HALF) >> SIZE_BITS;
         let site = ((high >> 1) as u32).checked_sub(1)?;
         cell.store(0, Relaxed);
-        Some(Block { site, size: value & ((1 << SIZE_BITS) - 1), timed: high & 1 != 0 })
+        Some(RecordedBlock { site, size: value & ((1 << SIZE_BITS) - 1), timed: high & 1 != 0 })
     }
 }
 
-/// Sizes of blocks whose room tells too little: large ones, which are few. Open addressing under a lock.
+/// Sizes of blocks that their cells cannot hold: large ones, which are few. Open addressing under a
+/// lock.
 struct Odd {
     lock: Lock,
     table: AtomicPtr<(AtomicU64, AtomicU64)>,
@@ -231,7 +239,7 @@ impl Odd {
     }
 
     #[cold]
-    fn take(&self, address: u64) -> Option<u64> {
+    fn remove_entry(&self, address: u64) -> Option<u64> {
         let _held = self.lock.hold();
         if self.table.load(Relaxed).is_null() {
             return None;
@@ -244,7 +252,7 @@ impl Odd {
         }
         let size = value.load(Relaxed);
         self.used.fetch_sub(1, Relaxed);
-        // What comes behind moves up, so that no search ends at the hole.
+        // Following entries move up, so that a search does not end at the hole.
         let mut index = hole;
         loop {
             index = (index + 1) & mask;
@@ -300,9 +308,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     /// Numbers that look like chance and are the same each time.
-    struct Chance(u64);
+    struct LiveRandom(u64);
 
-    impl Chance {
+    impl LiveRandom {
         fn below(&mut self, end: u64) -> u64 {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
@@ -311,11 +319,12 @@ mod tests {
         }
     }
 
-    /// Blocks come and go at random, as an allocator would have them: `apart` bytes from each other at the least.
+    /// Blocks come and go at random, as an allocator would have them: `apart` bytes from each other
+    /// at the least.
     fn comes_and_goes(is_glibc: bool, apart: u64) {
         begin(is_glibc).unwrap();
-        let mut chance = Chance(0x1357_9bdf_0246_8ace);
-        let mut expected: BTreeMap<u64, (Block, u64)> = BTreeMap::new();
+        let mut chance = LiveRandom(0x1357_9bdf_0246_8ace);
+        let mut expected: BTreeMap<u64, (RecordedBlock, u64)> = BTreeMap::new();
         for _ in 0..200_000 {
             // In a few leaves, close to each other in half of them.
             let leaf = 0x1000 + chance.below(5) * 3;
@@ -323,8 +332,8 @@ mod tests {
             let address = (leaf << LEAF) + chance.below(places) * apart + apart / 2;
             match expected.remove(&address) {
                 Some((block, room)) => {
-                    assert_eq!(take::<false>(address, || room), Some(block));
-                    assert_eq!(take::<false>(address, || room), None, "it is gone");
+                    assert_eq!(remove_block::<false>(address, || room), Some(block));
+                    assert_eq!(remove_block::<false>(address, || room), None, "it is gone");
                 }
                 None => {
                     let size = match chance.below(4) {
@@ -335,12 +344,12 @@ mod tests {
                     };
                     let room = size
                         + if chance.below(3) == 0 { chance.below(5000) } else { chance.below(24) };
-                    let block = Block {
+                    let block = RecordedBlock {
                         site: u32::try_from(chance.below(2 << 20)).unwrap(),
                         size,
                         timed: chance.below(9) == 0,
                     };
-                    assert_eq!(take::<false>(address, || room), None);
+                    assert_eq!(remove_block::<false>(address, || room), None);
                     assert!(put::<false>(address, block, room));
                     expected.insert(address, (block, room));
                 }
@@ -348,11 +357,11 @@ mod tests {
         }
         assert!(expected.len() > 10_000);
         for (address, (block, room)) in expected {
-            assert_eq!(take::<false>(address, || room), Some(block));
+            assert_eq!(remove_block::<false>(address, || room), Some(block));
         }
         // Addresses that no program has.
-        assert!(!put::<false>(1 << 47, Block { site: 1, size: 1, timed: false }, 24));
-        assert_eq!(take::<false>(u64::MAX, || 0), None);
+        assert!(!put::<false>(1 << 47, RecordedBlock { site: 1, size: 1, timed: false }, 24));
+        assert_eq!(remove_block::<false>(u64::MAX, || 0), None);
         reset();
     }
 

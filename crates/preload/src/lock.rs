@@ -1,4 +1,5 @@
-//! A lock for what is seen for the first time: it waits by the kernel, allocates nothing, and a child of `fork` has it open.
+//! A lock for what is seen for the first time: it waits by the kernel, allocates nothing, and a
+//! child of `fork` has it open.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,18 +15,18 @@ pub(crate) struct Lock(AtomicU32);
 
 /// Open again at its end.
 #[derive(Debug)]
-pub(crate) struct Held<'a>(&'a Lock);
+pub(crate) struct LockGuard<'a>(&'a Lock);
 
 impl Lock {
     pub(crate) const fn new() -> Lock {
         Lock(AtomicU32::new(OPEN))
     }
 
-    pub(crate) fn hold(&self) -> Held<'_> {
+    pub(crate) fn hold(&self) -> LockGuard<'_> {
         if self.0.compare_exchange(OPEN, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.wait();
         }
-        Held(self)
+        LockGuard(self)
     }
 
     #[cold]
@@ -43,12 +44,12 @@ impl Lock {
         }
     }
 
-    /// Opens it where a [`Held`] was forgotten.
+    /// Opens it where a [`LockGuard`] was forgotten.
     ///
     /// # Safety
     /// This thread holds it, and nothing will open it again.
     pub(crate) unsafe fn open(&self) {
-        drop(Held(self));
+        drop(LockGuard(self));
     }
 
     /// Opens it in a child of `fork`, where who held it is gone.
@@ -57,7 +58,7 @@ impl Lock {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
         if self.0.0.swap(OPEN, Ordering::Release) == AWAITED {
             kernel::wake(&self.0.0);

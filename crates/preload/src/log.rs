@@ -1,8 +1,9 @@
-//! A log of large blocks, for who looks on and wants to know what was where at which time: in memory that is shared, so that
-//! it stays when the process is gone.
+//! A log of large blocks, for who looks on and wants to know what was where at which time: in
+//! memory that is shared, so that it stays when the process is gone.
 //!
-//! A ring that is written under a lock, so that its entries are in order of time. Nobody waits for who reads: what finds no
-//! room is lost, and it is said when.
+//! A ring buffer that is written under a lock, so that its entries are in order of time. The
+//! program never waits for the reader: entries that do not fit are lost, and the time of the loss
+//! is stored.
 
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -13,32 +14,33 @@ use crate::lock::Lock;
 use crate::shared::{self, head};
 
 static LOCK: Lock = Lock::new();
-/// The smallest block that is written down; none where there is no log.
-static LEAST: AtomicU64 = AtomicU64::new(u64::MAX);
+/// The smallest block that is logged; the maximum if the log is off.
+static MIN_LOGGED_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Writes down blocks of so many bytes and more from now on, and first of all that it does; 0 for none.
+/// Logs blocks of `least` bytes and more from now on, and first an entry that marks the start; 0
+/// switches the log off.
 pub(crate) fn begin(least: u64) {
     if least > 0 {
-        LEAST.store(least, Relaxed);
+        MIN_LOGGED_BYTES.store(least, Relaxed);
         write(0, 0, 0);
     }
 }
 
-/// Whether there is a log.
+/// True if there is a log.
 pub(crate) fn is_on() -> bool {
-    LEAST.load(Relaxed) != u64::MAX
+    MIN_LOGGED_BYTES.load(Relaxed) != u64::MAX
 }
 
-/// Whether a block of so many bytes is written down.
+/// True if a block of this size is logged.
 #[inline(always)]
 pub(crate) fn wants(size: u64) -> bool {
-    size >= LEAST.load(Relaxed)
+    size >= MIN_LOGGED_BYTES.load(Relaxed)
 }
 
 /// Forgets everything, in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
-    LEAST.store(u64::MAX, Relaxed);
+    MIN_LOGGED_BYTES.store(u64::MAX, Relaxed);
 }
 
 /// A block is live, from before the program learns of it.

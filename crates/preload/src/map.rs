@@ -1,7 +1,8 @@
 //! A table from words to words that readers use without a lock.
 //!
-//! Open addressing. It grows by being made anew at twice the size; the old one's pages are given back, and who still reads
-//! it finds nothing there, which is what is not known yet. Entries are added under a lock of the caller's.
+//! Open addressing. It grows by replacing the table with one of twice the size; the pages of the
+//! old one are released, and concurrent readers of it see empty entries, which means not found.
+//! Entries are added under a lock of the caller's.
 
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
@@ -9,22 +10,23 @@ use crate::kernel;
 
 /// A key that is not 0, and what is known of it.
 #[repr(C)]
-struct Entry {
+struct MapEntry {
     key: AtomicU64,
     value: AtomicU64,
 }
 
 /// A table.
-pub(crate) struct Map {
-    /// The first entry's value is the number of the others less one, so that it belongs to the table that is read.
-    entries: AtomicPtr<Entry>,
+pub(crate) struct WordMap {
+    /// The first entry's value is the number of the others less one, so that it belongs to the
+    /// table that is read.
+    entries: AtomicPtr<MapEntry>,
     used: AtomicUsize,
 }
 
-/// In place of a key that was taken out: nobody looks for it.
+/// Marker of a removed key (tombstone): it is never searched for.
 const GONE: u64 = 1;
 /// Bytes of an entry.
-const SIZE: usize = size_of::<Entry>();
+const SIZE: usize = size_of::<MapEntry>();
 /// Entries of the first table.
 const FIRST: usize = 1 << 11;
 
@@ -39,22 +41,23 @@ fn hash(key: u64) -> usize {
 }
 
 #[inline(always)]
-fn at(entries: *mut Entry, index: usize) -> &'static Entry {
+fn at(entries: *mut MapEntry, index: usize) -> &'static MapEntry {
     let place = entries.wrapping_add(index);
-    // SAFETY: tables are never unmapped, the index is at most the number of entries, and entries are atomic.
+    // SAFETY: tables are never unmapped, the index is at most the number of entries, and entries
+    // are atomic.
     unsafe { &*place }
 }
 
-/// What to take a hash by; that of an old table, whose pages are zeros, leaves one entry, which is free.
+/// Mask of hashes; for a released table, whose pages are zeros, it is one entry, which is free.
 #[inline(always)]
-fn mask(entries: *mut Entry) -> usize {
+fn mask(entries: *mut MapEntry) -> usize {
     at(entries, 0).value.load(Ordering::Relaxed) as usize
 }
 
-/// A table as it was at one moment, for several looks. Of one that was made anew meanwhile, nothing is found.
+/// A table at one time, for several look-ups. After a replacement it contains no entries.
 #[derive(Clone, Copy)]
 pub(crate) struct View {
-    entries: *mut Entry,
+    entries: *mut MapEntry,
     /// The mask of a hash, times the size of an entry.
     mask: usize,
 }
@@ -62,13 +65,13 @@ pub(crate) struct View {
 impl View {
     /// The entry of a key.
     #[inline(always)]
-    fn entry(self, key: u64) -> Option<&'static Entry> {
+    fn entry(self, key: u64) -> Option<&'static MapEntry> {
         const SHIFT: u32 = SIZE.trailing_zeros();
         let mut offset = (mixed(key) >> (32 - SHIFT)) as usize;
         loop {
             offset &= self.mask;
             let place = self.entries.wrapping_byte_add(SIZE + offset);
-            // SAFETY: as for `at`: the offset is that of one of the entries.
+            // SAFETY: the offset is that of one of the entries.
             let entry = unsafe { &*place };
             match entry.key.load(Ordering::Acquire) {
                 there if there == key => return Some(entry),
@@ -78,12 +81,12 @@ impl View {
         }
     }
 
-    /// What is known of a key.
+    /// Value of a key.
     #[inline(always)]
     pub(crate) fn find(self, key: u64) -> Option<u64> {
         let entry = self.entry(key)?;
         let value = entry.value.load(Ordering::Acquire);
-        // The table's pages may have been given back after its key was read.
+        // The table's pages may have been released after its key was read.
         if value == 0 && entry.key.load(Ordering::Relaxed) != key {
             return None;
         }
@@ -95,9 +98,9 @@ fn length(mask: usize) -> usize {
     (mask + 2) * SIZE
 }
 
-impl Map {
-    pub(crate) const fn new() -> Map {
-        Map { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
+impl WordMap {
+    pub(crate) const fn new() -> WordMap {
+        WordMap { entries: AtomicPtr::new(std::ptr::null_mut()), used: AtomicUsize::new(0) }
     }
 
     /// The table as it is now; none where it has nothing.
@@ -110,13 +113,13 @@ impl Map {
         Some(View { entries, mask: mask(entries) * SIZE })
     }
 
-    /// What is known of a key.
+    /// Value of a key.
     #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<u64> {
         self.view()?.find(key)
     }
 
-    /// Adds a key that is not there; the caller's lock is held. None where there is no memory.
+    /// Adds a missing key; the caller's lock is held. `None` if memory is exhausted.
     pub(crate) fn insert(&self, key: u64, value: u64) -> Option<()> {
         let mut entries = self.entries.load(Ordering::Relaxed);
         let used = self.used.load(Ordering::Relaxed);
@@ -136,9 +139,9 @@ impl Map {
     }
 
     #[cold]
-    fn grow(&self, old: *mut Entry) -> Option<*mut Entry> {
+    fn grow(&self, old: *mut MapEntry) -> Option<*mut MapEntry> {
         let count = if old.is_null() { FIRST } else { (mask(old) + 1) * 2 };
-        let entries = kernel::memory(length(count - 1)).ok()?.cast::<Entry>();
+        let entries = kernel::memory(length(count - 1)).ok()?.cast::<MapEntry>();
         at(entries, 0).value.store(count as u64 - 1, Ordering::Relaxed);
         let mut used = 0;
         if !old.is_null() {
@@ -154,7 +157,8 @@ impl Map {
         self.used.store(used, Ordering::Relaxed);
         self.entries.store(entries, Ordering::Release);
         if !old.is_null() {
-            // SAFETY: the memory is of `kernel::memory`, and zeros are free entries to who still reads.
+            // SAFETY: the memory is of `kernel::memory`, and zeros are free entries to who still
+            // reads.
             unsafe { kernel::forget(old.cast(), length(mask(old))) };
         }
         Some(entries)
@@ -181,7 +185,7 @@ impl Map {
     }
 }
 
-fn put(entries: *mut Entry, key: u64, value: u64) {
+fn put(entries: *mut MapEntry, key: u64, value: u64) {
     let mask = mask(entries);
     let mut index = hash(key) & mask;
     while at(entries, index + 1).key.load(Ordering::Relaxed) != 0 {
@@ -204,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_found_until_it_is_taken_out() {
-        let map = Map::new();
+    fn an_added_key_is_found_until_it_is_removed() {
+        let map = WordMap::new();
         let mut expected = HashMap::new();
         assert_eq!(map.find(key(1)), None);
         for number in 0..20_000 {
@@ -221,11 +225,12 @@ mod tests {
         }
     }
 
-    /// Readers without a lock see an entry as it is or not at all, while the table is made anew and its pages are given back.
+    /// Lock-free readers see an entry completely or not at all, while the table is replaced and its
+    /// pages are released.
     #[test]
     fn readers_never_see_half_an_entry() {
         const COUNT: u64 = 300_000;
-        let map = Map::new();
+        let map = WordMap::new();
         let done = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for reader in 0..2 {

@@ -1,24 +1,25 @@
-//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, where that is asked for.
+//! Mappings that a program makes itself: `mmap`, `munmap`, `mremap`, `brk`, `sbrk`, where that is
+//! asked for.
 //!
-//! The C library's own calls, as those of `malloc`, do not come here. Ranges are kept in order of address in an array, under a
-//! lock: programs have hundreds. What is taken out of the middle of one leaves two pieces, of which the first counts as
-//! the block.
+//! The C library's own calls, such as those of `malloc`, do not get here. Ranges are stored in
+//! order of address in an array, under a lock: programs have hundreds. A hole in the middle of a
+//! range leaves two pieces, of which the first counts as the block.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::{kind, record};
 
-use crate::begin::{self, Stage};
+use crate::aux_hooks::Other;
+use crate::begin::{self, StartStage};
 use crate::hooks;
 use crate::kernel;
 use crate::lock::Lock;
 use crate::modules;
-use crate::others::Other;
 use crate::peak;
-use crate::threads::{self, Thread};
+use crate::threads::{self, ThreadData};
 
-/// Whether mappings are recorded.
+/// 1 if mappings are recorded.
 static IS_ON: AtomicU8 = AtomicU8::new(0);
 
 /// Has them recorded from now on, or not.
@@ -36,7 +37,7 @@ pub(crate) fn reset() {
 /// A part of a mapping.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Piece {
+struct SitePiece {
     start: u64,
     end: u64,
     site: u32,
@@ -45,19 +46,19 @@ struct Piece {
 }
 
 static LOCK: Lock = Lock::new();
-static PIECES: AtomicPtr<Piece> = AtomicPtr::new(std::ptr::null_mut());
+static PIECES: AtomicPtr<SitePiece> = AtomicPtr::new(std::ptr::null_mut());
 static ROOM: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// The first array's room; more than the kernel's usual limit of mappings there never are.
 const FIRST: usize = 1 << 10;
-const MOST: usize = 1 << 17;
+const MAX_PIECES: usize = 1 << 17;
 
-fn get(index: usize) -> Piece {
+fn get(index: usize) -> SitePiece {
     // SAFETY: callers stay below the number of pieces, and hold the lock.
     unsafe { PIECES.load(Relaxed).wrapping_add(index).read() }
 }
 
-fn set(index: usize, piece: Piece) {
+fn set(index: usize, piece: SitePiece) {
     // SAFETY: callers stay below the room, and hold the lock.
     unsafe { PIECES.load(Relaxed).wrapping_add(index).write(piece) };
 }
@@ -78,16 +79,16 @@ fn make_room() -> Option<()> {
         return Some(());
     }
     let more = (room * 2).max(FIRST);
-    if more > MOST {
+    if more > MAX_PIECES {
         return None;
     }
-    let new = kernel::memory(more * size_of::<Piece>()).ok()?.cast::<Piece>();
+    let new = kernel::memory(more * size_of::<SitePiece>()).ok()?.cast::<SitePiece>();
     let old = PIECES.load(Relaxed);
     if room > 0 {
         // SAFETY: both arrays have as much room, and the lock is held.
         unsafe { std::ptr::copy_nonoverlapping(old, new, used) };
-        // SAFETY: nobody reads the old one any more, which is of `kernel::memory`.
-        unsafe { kernel::forget(old.cast(), room * size_of::<Piece>()) };
+        // SAFETY: the old array is not read any more; it is from `kernel::memory`.
+        unsafe { kernel::forget(old.cast(), room * size_of::<SitePiece>()) };
     }
     PIECES.store(new, Relaxed);
     ROOM.store(more, Relaxed);
@@ -107,8 +108,8 @@ fn first_behind(address: u64) -> usize {
     low
 }
 
-/// Takes a range out. For each piece of it `tell` is told its site, its bytes and its blocks.
-fn take(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
+/// Removes a range. `tell` receives the site, the bytes and the blocks of each piece of it.
+fn remove_range(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
     let mut index = first_behind(start);
     while index < USED.load(Relaxed) {
         let piece = get(index);
@@ -123,12 +124,12 @@ fn take(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
             }
             (true, false) => {
                 tell(piece.site, to - from, 0);
-                set(index, Piece { end: from, ..piece });
+                set(index, SitePiece { end: from, ..piece });
                 index += 1;
             }
             (false, true) => {
                 tell(piece.site, to - from, 0);
-                set(index, Piece { start: to, ..piece });
+                set(index, SitePiece { start: to, ..piece });
                 return;
             }
             (true, true) => {
@@ -136,10 +137,10 @@ fn take(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
                 let has_room = make_room().is_some();
                 let gone = if has_room { to - from } else { piece.end - from };
                 tell(piece.site, gone, 0);
-                set(index, Piece { end: from, ..piece });
+                set(index, SitePiece { end: from, ..piece });
                 if has_room {
                     shift(index + 1, index + 2);
-                    set(index + 1, Piece { start: to, blocks: 0, ..piece });
+                    set(index + 1, SitePiece { start: to, blocks: 0, ..piece });
                 }
                 return;
             }
@@ -147,12 +148,12 @@ fn take(start: u64, end: u64, tell: &mut dyn FnMut(u32, u64, u64)) {
     }
 }
 
-/// Adds a range that is nobody's.
+/// Adds a range that overlaps no other.
 fn put(start: u64, end: u64, site: u32) -> Option<()> {
     make_room()?;
     let index = first_behind(start);
     shift(index, index + 1);
-    set(index, Piece { start, end, site, blocks: 1 });
+    set(index, SitePiece { start, end, site, blocks: 1 });
     Some(())
 }
 
@@ -164,9 +165,9 @@ fn range(start: u64, length: u64) -> (u64, u64) {
     (start & !(page - 1), end)
 }
 
-fn gone(thread: &Thread, start: u64, end: u64) {
+fn gone(thread: &ThreadData, start: u64, end: u64) {
     let _held = LOCK.hold();
-    take(start, end, &mut |site, bytes, blocks| {
+    remove_range(start, end, &mut |site, bytes, blocks| {
         peak::less(thread, bytes);
         let Some(record) = thread.record_of(site) else { return };
         record.roll();
@@ -175,7 +176,7 @@ fn gone(thread: &Thread, start: u64, end: u64) {
     });
 }
 
-/// A mapping is no more.
+/// Removes an unmapped range.
 fn unmapped(start: u64, length: u64) {
     if let Some(entered) = threads::enter() {
         let (start, end) = range(start, length);
@@ -204,7 +205,8 @@ fn mapped(start: u64, length: u64, stack: u64, frame: u64) {
     threads::leave(entered);
 }
 
-/// Where the C library's files begin, whose calls come here too where functions are hooked at their entry.
+/// Start addresses of the C library's files, whose calls get here too if functions are hooked at
+/// their entry.
 static SYSTEM: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// Has calls of the files passed over that these functions are in.
@@ -215,9 +217,9 @@ pub(crate) fn pass_over(functions: [*mut (); SYSTEM.len()]) {
     }
 }
 
-/// Whether calls are recorded, and this one is not one of the C library's own.
+/// True if calls are recorded, and this one is not one of the C library's own.
 fn is_recorded(stack: u64) -> bool {
-    if IS_ON.load(Relaxed) == 0 || begin::stage() != Stage::Records {
+    if IS_ON.load(Relaxed) == 0 || begin::stage() != StartStage::Records {
         return false;
     }
     if SYSTEM[0].load(Relaxed) == 0 {
@@ -230,7 +232,7 @@ fn is_recorded(stack: u64) -> bool {
 macro_rules! behind {
     ($other:ident, $kind:ty) => {{
         let function = Other::$other.behind();
-        // SAFETY: the symbol of this name has this type; a null pointer is none.
+        // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
         unsafe { std::mem::transmute::<*mut c_void, Option<$kind>>(function) }
     }};
 }
@@ -249,9 +251,9 @@ unsafe extern "C" fn on_mmap(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    type Kind =
+    type MmapFn =
         unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
-    let Some(function) = behind!(Mmap, Kind) else { return failed() };
+    let Some(function) = behind!(Mmap, MmapFn) else { return failed() };
     // SAFETY: the program called it with these arguments.
     let made = unsafe { function(at, length, protection, flags, file, offset) };
     if made != failed() && is_recorded(stack) {
@@ -270,9 +272,10 @@ unsafe extern "C" fn on_munmap(
     stack: u64,
     _frame: u64,
 ) -> c_int {
-    type Kind = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
-    let Some(function) = behind!(Munmap, Kind) else { return -1 };
-    // Others may have the addresses before the call returns. The kernel refuses only what is no page's address.
+    type MunmapFn = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
+    let Some(function) = behind!(Munmap, MunmapFn) else { return -1 };
+    // Other threads may get the addresses before the call returns. The kernel refuses only
+    // addresses that are not page-aligned.
     let (start, _) = range(at.addr() as u64, 0);
     if is_recorded(stack) && start == at.addr() as u64 {
         unmapped(start, length as u64);
@@ -291,8 +294,9 @@ unsafe extern "C" fn on_mremap(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    type Kind = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
-    let Some(function) = behind!(Mremap, Kind) else { return failed() };
+    type MremapFn =
+        unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
+    let Some(function) = behind!(Mremap, MremapFn) else { return failed() };
     let is_recorded = is_recorded(stack);
     let stays = flags & libc::MREMAP_DONTUNMAP != 0;
     if is_recorded && !stays && old_length != 0 {
@@ -302,7 +306,7 @@ unsafe extern "C" fn on_mremap(
     let made = unsafe { function(old, old_length, new_length, flags, to) };
     if is_recorded {
         let (at, length) = match made == failed() {
-            // What was there is there.
+            // The old range stays mapped.
             true => (old, if stays { 0 } else { old_length }),
             false => (made, new_length),
         };
@@ -323,8 +327,8 @@ fn moved(before: u64, after: u64, stack: u64, frame: u64) {
 }
 
 unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
-    type Kind = unsafe extern "C" fn(isize) -> *mut c_void;
-    let Some(function) = behind!(Sbrk, Kind) else { return failed() };
+    type SbrkFn = unsafe extern "C" fn(isize) -> *mut c_void;
+    let Some(function) = behind!(Sbrk, SbrkFn) else { return failed() };
     // SAFETY: the program called it with this argument.
     let before = unsafe { function(by) };
     if before != failed() && by != 0 && is_recorded(stack) {
@@ -336,8 +340,8 @@ unsafe extern "C" fn on_sbrk(by: isize, stack: u64, frame: u64) -> *mut c_void {
 
 unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     type Now = unsafe extern "C" fn(isize) -> *mut c_void;
-    type Kind = unsafe extern "C" fn(*mut c_void) -> c_int;
-    let (Some(now), Some(function)) = (behind!(Sbrk, Now), behind!(Brk, Kind)) else {
+    type BrkFn = unsafe extern "C" fn(*mut c_void) -> c_int;
+    let (Some(now), Some(function)) = (behind!(Sbrk, Now), behind!(Brk, BrkFn)) else {
         return -1;
     };
     // SAFETY: it moves nothing.
@@ -350,7 +354,8 @@ unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     result
 }
 
-/// A function of six arguments at most: where the stack is, and the frame pointer, are the next two.
+/// A function of six arguments at most: where the stack is, and the frame pointer, are the next
+/// two.
 macro_rules! six {
     ($($stub:ident $hook:ident;)*) => {$(
         #[unsafe(naked)]
@@ -373,7 +378,7 @@ macro_rules! one {
 
 macro_rules! exported {
     ($($name:ident $stub:ident;)*) => {$(
-        /// What programs call.
+        /// Function that programs call.
         ///
         /// # Safety
         /// That of the C library's function.
@@ -406,7 +411,7 @@ exported! {
     sbrk sbrk_stub;
 }
 
-/// What takes the places of `mmap`, `munmap`, `mremap`, `brk` and `sbrk`.
+/// Replacements of `mmap`, `munmap`, `mremap`, `brk` and `sbrk`.
 pub(crate) fn stubs() -> [*mut (); 5] {
     [
         mmap_stub as *mut (),
@@ -421,7 +426,7 @@ pub(crate) fn stubs() -> [*mut (); 5] {
 mod tests {
     use super::*;
 
-    /// What is there, against a plain list of pages.
+    /// Compares the ranges with a plain list of pages.
     #[test]
     fn ranges_are_kept_as_a_list_of_pages_would() {
         let mut pages = [None::<u32>; 64];
@@ -436,7 +441,7 @@ mod tests {
             let (from, to) = (start as usize, end as usize);
             let expected = pages[from..to].iter().flatten().count() as u64;
             let mut taken = 0;
-            take(start, end, &mut |_, bytes, _| taken += bytes);
+            remove_range(start, end, &mut |_, bytes, _| taken += bytes);
             assert_eq!(taken, expected, "turn {turn}");
             pages[from..to].fill(None);
             if turn % 3 != 0 {

@@ -5,23 +5,23 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use pagewise_heaplog::tables::{MODULES, header, module};
 
-use crate::cfi::Image;
+use crate::cfi::ImageBytes;
 use crate::kernel;
-use crate::real;
+use crate::next_alloc;
 use crate::rows;
 use crate::shared;
 
 /// An object of the loader that covers an address.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct LoaderObject {
     /// Its first address.
     pub start: usize,
     /// Behind its last.
     pub end: usize,
-    /// Where its unwind table is found.
+    /// Address of its unwind table header.
     pub header: usize,
     /// Its memory.
-    pub image: Image,
+    pub image: ImageBytes,
     map: *const LinkMap,
 }
 
@@ -35,7 +35,7 @@ struct LinkMap {
 
 /// `struct dl_find_object` of `<dlfcn.h>` on x86-64.
 #[repr(C)]
-struct Found {
+struct DlFindObject {
     flags: u64,
     start: *const c_void,
     end: *const c_void,
@@ -46,11 +46,12 @@ struct Found {
 
 pub(crate) type FindObject = unsafe extern "C" fn(*const c_void, *mut c_void) -> c_int;
 
-/// The object that covers an address, by the loader's own table, which takes no lock (`_dl_find_object`, glibc 2.35).
-pub(crate) fn find(address: u64) -> Option<Object> {
-    let find = real::find_object()?;
+/// The object that covers an address, by the loader's own table, which takes no lock
+/// (`_dl_find_object`, glibc 2.35).
+pub(crate) fn find(address: u64) -> Option<LoaderObject> {
+    let find = next_alloc::find_object()?;
     let address: *const c_void = std::ptr::without_provenance(usize::try_from(address).ok()?);
-    let mut found = std::mem::MaybeUninit::<Found>::zeroed();
+    let mut found = std::mem::MaybeUninit::<DlFindObject>::zeroed();
     // SAFETY: the function writes what it found there, which is at least as large.
     if unsafe { find(address, found.as_mut_ptr().cast()) } != 0 {
         return None;
@@ -58,13 +59,15 @@ pub(crate) fn find(address: u64) -> Option<Object> {
     // SAFETY: all zeros is a value, and the call wrote over it.
     let found = unsafe { found.assume_init() };
     let (start, end) = (found.start.expose_provenance(), found.end.expose_provenance());
-    // SAFETY: the object is mapped from start to end, and is not unloaded while its code is on this thread's stack.
-    let image = unsafe { Image::new(start, end) };
-    Some(Object { start, end, header: found.header.addr(), image, map: found.map })
+    // SAFETY: the object is mapped from start to end, and is not unloaded while its code is on this
+    // thread's stack.
+    let image = unsafe { ImageBytes::new(start, end) };
+    Some(LoaderObject { start, end, header: found.header.addr(), image, map: found.map })
 }
 
-/// The number of an object among the modules, which gets one now where it has none; the lock of rows is held.
-pub(crate) fn number(object: &Object) -> Option<u64> {
+/// The number of an object among the modules, which gets one now where it has none; the lock of
+/// rows is held.
+pub(crate) fn number(object: &LoaderObject) -> Option<u64> {
     let count = shared::head(header::MODULES).load(Relaxed);
     let used = usize::try_from(count).ok()?;
     let start = object.start as u64;
@@ -96,7 +99,7 @@ pub(crate) fn number(object: &Object) -> Option<u64> {
 }
 
 /// An object's path, as the loader has it; empty for the program itself.
-pub(crate) fn path(object: &Object) -> Option<&'static [u8]> {
+pub(crate) fn path(object: &LoaderObject) -> Option<&'static [u8]> {
     // SAFETY: the loader keeps this while the object is loaded, which it is: its code is running.
     let name = unsafe { (*object.map).name };
     if name.is_null() {
@@ -130,7 +133,8 @@ pub(crate) fn forget_unloaded() {
     }
 }
 
-/// Whether the loader has an object by this path, of which nobody says that it stays: another may have come to its place.
+/// True if the loader has a loaded object with this path that may be unloaded: another may be
+/// loaded in its place.
 fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     const AT_A_TIME: usize = 128;
     let mut words = [0; size_of::<LinkMap>()];
@@ -150,7 +154,7 @@ fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
 }
 
 /// The build ID of an object's notes.
-fn build_id(object: &Object, bias: usize) -> Option<&'static [u8]> {
+fn build_id(object: &LoaderObject, bias: usize) -> Option<&'static [u8]> {
     const PROGRAM_HEADERS: usize = 0x20;
     const NOTE: u32 = 4;
     let image = &object.image;
@@ -178,7 +182,7 @@ fn build_id(object: &Object, bias: usize) -> Option<&'static [u8]> {
     None
 }
 
-fn note(image: &Image, mut at: usize, end: usize) -> Option<&'static [u8]> {
+fn note(image: &ImageBytes, mut at: usize, end: usize) -> Option<&'static [u8]> {
     const BUILD_ID: u32 = 3;
     while at < end {
         let name: u32 = image.read(at)?;

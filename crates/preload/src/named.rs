@@ -1,42 +1,44 @@
-//! Functions that allocate under names of their own, as many programs have jemalloc or mimalloc in them: hooked at their entry.
+//! Functions that allocate under names of their own, as many programs have jemalloc or mimalloc in
+//! them: hooked at their entry.
 //!
-//! Who looks on finds them, says what each does ([`role`]) and which of its instructions a jump would cover ([`named`]). All come to
-//! one place here, with their number:
+//! The collector finds them, and writes their meaning ([`role`]) and the instructions that a jump
+//! would overwrite ([`named`]). All lead to one function here, with their number:
 //!
 //! ```text
 //!  mi_malloc:  jmp part         its part of a room near it:  mov r11d, number; jmp entry  -> called, or on to `moved` where
 //!  behind:     ...              moved:  the first instructions, jmp behind                   this thread is within a call
 //! ```
 //!
-//! What these functions call while they work is none of the program's calls: [`Own::Within`] says so, to them and to `malloc`
-//! and its family ([`gated`]).
+//! Calls of these functions by each other are not the program's calls: [`Own::Within`] marks this,
+//! for them and for `malloc` and its family ([`gated`]).
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use pagewise_heaplog::tables::named::{self, MOST, role, row};
+use pagewise_heaplog::tables::named::{self, MAX_CHUNKS, role, row};
 
-use crate::enter::{FUNCTIONS, Own, own, set_own};
-use crate::hooks::{self, Outcome};
+use crate::hooks::{self, ResizeOutcome};
 use crate::inline;
 use crate::kernel;
 use crate::sampling;
 use crate::shared::head;
+use crate::stubs::{FUNCTIONS, Own, own, set_own};
 
-/// Where each function's own code goes on.
-static MOVED: [AtomicPtr<()>; MOST] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST];
+/// Trampoline of each function.
+static MOVED: [AtomicPtr<()>; MAX_CHUNKS] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_CHUNKS];
 /// The words of each row up to [`row::CODE`].
-static ROWS: [[AtomicU64; row::CODE]; MOST] =
-    [const { [const { AtomicU64::new(0) }; row::CODE] }; MOST];
-/// How many there are. They stay as long as threads may be within moved code.
+static ROWS: [[AtomicU64; row::CODE]; MAX_CHUNKS] =
+    [const { [const { AtomicU64::new(0) }; row::CODE] }; MAX_CHUNKS];
+/// Number of trampolines. They stay as long as threads may be in them.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Where that code is: rooms, and how many bytes each has.
-static ROOMS: [[AtomicU64; 2]; named::MOST_ROOMS] =
-    [const { [const { AtomicU64::new(0) }; 2] }; named::MOST_ROOMS];
+/// Code areas of the trampolines: address and length of each.
+static ROOMS: [[AtomicU64; 2]; named::MAX_ROOMS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; named::MAX_ROOMS];
 static ROOM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Where `malloc` and its family go on, in a call of the program's and within another.
+/// Targets of `malloc` and its family, in a call of the program and in a nested one.
 static HOOKS: [AtomicPtr<()>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
@@ -44,16 +46,16 @@ static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
 
 /// A function's arguments, as far as they are in registers.
 type Arguments = [usize; 6];
-type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
+type NamedFn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
-/// What the function is to return, or 1 where it is to be called after all.
+/// Return value of the function, or 1 if the function must be called.
 #[repr(C)]
 struct Answer {
     value: usize,
     goes_on: usize,
 }
 
-/// What a hooked function jumps to; its number is in `r11`.
+/// Target of a hooked function's jump; its number is in `r11`.
 #[unsafe(naked)]
 unsafe extern "C" fn entry() {
     naked_asm!(
@@ -106,7 +108,7 @@ pub(crate) fn gated(
     inline::table!(gate)
 }
 
-/// Whether there are any.
+/// True if there are any.
 pub(crate) fn are_some() -> bool {
     COUNT.load(Relaxed) != 0
 }
@@ -136,18 +138,18 @@ fn word(number: usize, word: usize) -> &'static AtomicU64 {
     head(named::ROWS + number * row::WORDS + word)
 }
 
-/// Makes the moved code ready, as it was answered. None where there is no room for it.
-pub(crate) fn take() -> Option<()> {
+/// Prepares the trampolines according to the collector's answer. `None` if memory is exhausted.
+pub(crate) fn prepare_trampolines() -> Option<()> {
     if are_some() {
         return Some(());
     }
-    let count = usize::try_from(head(named::COUNT).load(Relaxed)).unwrap_or(0).min(MOST);
+    let count = usize::try_from(head(named::COUNT).load(Relaxed)).unwrap_or(0).min(MAX_CHUNKS);
     let rooms = usize::try_from(head(named::ROOM_COUNT).load(Relaxed)).unwrap_or(0);
     let room = |number: usize| {
         let word = |at| head(named::ROOMS + 2 * number + at).load(Relaxed);
         (word(0), word(1) as usize)
     };
-    let rooms = rooms.min(named::MOST_ROOMS);
+    let rooms = rooms.min(named::MAX_ROOMS);
     for (number, known) in ROOMS.iter().enumerate().take(rooms) {
         let (at, length) = room(number);
         kernel::memory_at(at, length).ok()?;
@@ -168,7 +170,8 @@ pub(crate) fn take() -> Option<()> {
         for index in 0..named::STRIDE / 8 {
             let code = word(number, row::CODE + index).load(Relaxed);
             let to = std::ptr::with_exposed_provenance_mut::<u64>(place as usize + index * 8);
-            // SAFETY: the place lies in a room, as was checked, which is ours and which nobody runs yet.
+            // SAFETY: the address lies in a code area, as was checked, which is ours and not
+            // executed yet.
             unsafe { to.write_volatile(code) };
         }
         for (index, to) in ROWS[number].iter().enumerate() {
@@ -185,7 +188,8 @@ pub(crate) fn take() -> Option<()> {
     Some(())
 }
 
-/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next time.
+/// Unmaps the moved code: the functions begin as they did before, and are looked for anew the next
+/// time.
 ///
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
@@ -202,12 +206,12 @@ pub(crate) unsafe fn forget() {
     }
 }
 
-/// Has the functions begin with jumps. Nobody else may run.
+/// Writes the jumps into the functions. No other thread may run.
 pub(crate) fn patch() -> Option<()> {
     hooked().try_for_each(|(at, to, _)| inline::hook(at, to))
 }
 
-/// Has the functions begin as they did. Nobody else may run.
+/// Restores the first bytes of the functions. No other thread may run.
 pub(crate) fn unpatch() -> Option<()> {
     hooked().try_for_each(|(at, to, before)| inline::unhook(at, to, before))
 }
@@ -225,8 +229,9 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
 #[inline(always)]
 fn call(function: *mut (), [a, b, c, d, e, f]: Arguments) -> usize {
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));
-    // SAFETY: it takes no more arguments than these, all of them in registers, and returns one word.
-    let function = unsafe { std::mem::transmute::<*mut (), Function>(function) };
+    // SAFETY: it takes no more arguments than these, all of them in registers, and returns one
+    // word.
+    let function = unsafe { std::mem::transmute::<*mut (), NamedFn>(function) };
     // SAFETY: the program called it with these arguments.
     let value = unsafe { function(a, b, c, d, e, f) };
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_sub(1));
@@ -239,23 +244,24 @@ unsafe extern "C" fn called(
     frame: u64,
     number: usize,
 ) -> Answer {
-    // One by one, as the stub has written them: the processor would wait for what is read in larger pieces.
+    // One by one, as the stub has written them: the processor would wait for what is read in larger
+    // pieces.
     let read = |at: usize| {
         let place = arguments.cast::<usize>().wrapping_add(at);
         // SAFETY: the stub has put the arguments there.
         unsafe { place.read_volatile() }
     };
     let arguments: Arguments = std::array::from_fn(read);
-    let words = &ROWS[number % MOST];
+    let words = &ROWS[number % MAX_CHUNKS];
     let instead = words[row::INSTEAD].load(Relaxed) as usize;
     let function = match instead {
-        0 => MOVED[number % MOST].load(Relaxed),
+        0 => MOVED[number % MAX_CHUNKS].load(Relaxed),
         // That function throws no exception, which could not pass through here.
         instead => std::ptr::with_exposed_provenance_mut(instead),
     };
     let what = words[row::ROLE].load(Relaxed);
     let argument = |which| arguments.get(role::argument(what, which) as usize).copied();
-    // None where the product overflows: there is no such block.
+    // `None` if the product overflows: such a block cannot exist.
     let size = || argument(0).unwrap_or(0).checked_mul(argument(1).unwrap_or(1));
     let block = std::ptr::with_exposed_provenance_mut::<c_void>;
     let note = |address: usize, size: usize| {
@@ -282,8 +288,8 @@ unsafe extern "C" fn called(
             let old = block(argument(2).unwrap_or(0));
             let new = hooks::resize(old, stack, frame, || {
                 let new = block(call(function, arguments));
-                let outcome = match Outcome::usual(new, size().unwrap_or(usize::MAX)) {
-                    Outcome::Kept if kind == role::RESIZES_OR_FREES => Outcome::Freed,
+                let outcome = match ResizeOutcome::usual(new, size().unwrap_or(usize::MAX)) {
+                    ResizeOutcome::Kept if kind == role::RESIZES_OR_FREES => ResizeOutcome::Freed,
                     outcome => outcome,
                 };
                 (new, outcome)
@@ -313,7 +319,8 @@ unsafe extern "C" fn called(
     Answer { value, goes_on }
 }
 
-/// jemalloc's `xallocx(block, size, extra, flags)`, which tells how long the block then is: less than `size` where it cannot be.
+/// jemalloc's `xallocx(block, size, extra, flags)`, which returns the new length of the block: less
+/// than `size` if it cannot grow.
 fn resize_in_place(function: *mut (), arguments: Arguments, stack: u64, frame: u64) -> usize {
     let [old, size, extra, ..] = arguments;
     let mut room = 0;
@@ -321,8 +328,8 @@ fn resize_in_place(function: *mut (), arguments: Arguments, stack: u64, frame: u
     hooks::resize(old, stack, frame, || {
         room = call(function, arguments);
         let outcome = match room < size {
-            true => Outcome::Kept,
-            false => Outcome::Resized(room.min(size.saturating_add(extra))),
+            true => ResizeOutcome::Kept,
+            false => ResizeOutcome::Resized(room.min(size.saturating_add(extra))),
         };
         (old, outcome)
     });

@@ -1,36 +1,39 @@
-//! How much is live, and when most was.
+//! Live bytes and their peak.
 //!
-//! What is live is [`header::UPPER`] less the room of all threads. While one thread records, its room is what is missing to
-//! the peak, so that each new peak and each way down from one is noticed at once. While several do, each takes and gives back
-//! [`CREDIT`] at a time, and the peak is known as well as that.
+//! The live bytes are [`header::UPPER`] minus the credit of all threads. While one thread records,
+//! its credit is the distance to the peak, so that each new peak and each descent is noticed at
+//! once. With several threads, each allocates and frees up to [`CREDIT`] between updates, and the
+//! peak has that error.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::{CREDIT, header, thread};
 
 use crate::shared::{head, peak_epoch, slot};
-use crate::threads::Thread;
+use crate::threads::ThreadData;
 
 /// Threads that are being made, and did not begin to record yet.
 pub(crate) static COMING: AtomicU64 = AtomicU64::new(0);
 
-/// Where there may be any number of threads that did not begin to record.
+/// Stands for any number of threads that began before the recording.
 const ANY_NUMBER: u64 = u64::MAX >> 1;
 
-/// What was live when the epoch of peaks last changed, so what the copies of records add up to; no more than that where it is not
-/// known exactly. [`header::PEAK`] is above it by the room that threads had.
+/// Live bytes when the epoch of peaks last changed: the sum of the copies in the records; a lower
+/// bound if it is not exact. [`header::PEAK`] exceeds it by the credit of the threads.
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
-/// What ending threads have allocated and not freed since others last took notice of it, as a number with a sign.
+/// Signed number of bytes that ending threads have allocated and not freed since the other threads
+/// last read it.
 static LATE: AtomicU64 = AtomicU64::new(0);
 
-/// The program runs already, with any number of threads: none is taken for the only one, unless who stopped all knows better.
+/// The program runs already, with any number of threads: none is taken for the only one, unless who
+/// stopped all knows better.
 pub(crate) fn any_may_come() {
     COMING.store(ANY_NUMBER, Relaxed);
     head(header::MANY).store(1, Relaxed);
 }
 
-/// Whether there may be threads that did not begin to record, in a program that ran already.
+/// True if there may be threads that did not begin to record, in a program that ran already.
 pub(crate) fn has_others() -> bool {
     COMING.load(Relaxed) > ANY_NUMBER / 2
 }
@@ -46,12 +49,12 @@ pub(crate) fn reset() {
 pub(crate) fn comes() {
     COMING.fetch_add(1, Relaxed);
     let running = head(header::RUNNING).load(Relaxed).max(1);
-    head(header::MOST_THREADS).fetch_max(running + 1, Relaxed);
+    head(header::MAX_LIVE_THREADS).fetch_max(running + 1, Relaxed);
 }
 
-/// So many bytes more are live.
+/// Adds live bytes.
 #[inline(always)]
-pub(crate) fn more(thread: &Thread, size: u64) {
+pub(crate) fn more(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_sub(size.cast_signed());
     thread.set_room(room);
     if room < 0 {
@@ -59,9 +62,9 @@ pub(crate) fn more(thread: &Thread, size: u64) {
     }
 }
 
-/// So many bytes will be no more.
+/// Subtracts live bytes.
 #[inline(always)]
-pub(crate) fn less(thread: &Thread, size: u64) {
+pub(crate) fn less(thread: &ThreadData, size: u64) {
     let room = thread.room().wrapping_add(size.cast_signed());
     thread.set_room(room);
     if room > thread.most_room.get() {
@@ -70,7 +73,7 @@ pub(crate) fn less(thread: &Thread, size: u64) {
 }
 
 #[inline(never)]
-fn raise(thread: &Thread, room: i64) {
+fn raise(thread: &ThreadData, room: i64) {
     if thread.is_late() {
         return;
     }
@@ -101,7 +104,7 @@ fn raise(thread: &Thread, room: i64) {
 }
 
 #[inline(never)]
-fn fall(thread: &Thread, room: i64) {
+fn fall(thread: &ThreadData, room: i64) {
     if thread.is_late() {
         return;
     }
@@ -117,7 +120,7 @@ fn fall(thread: &Thread, room: i64) {
     try_single(thread);
 }
 
-fn give_back(thread: &Thread, room: i64) {
+fn give_back(thread: &ThreadData, room: i64) {
     let back = room - CREDIT.cast_signed();
     if back > 0 {
         head(header::UPPER).fetch_sub(back.unsigned_abs(), Relaxed);
@@ -127,7 +130,8 @@ fn give_back(thread: &Thread, room: i64) {
     keep_if_highest();
 }
 
-/// Has what is live now kept as the peak, if it rose since that was last done and is above what is kept.
+/// Has what is live now kept as the peak, if it rose since that was last done and is above what is
+/// kept.
 fn keep_if_highest() {
     if head(header::RISING).load(Relaxed) == 0 || head(header::RISING).swap(0, Relaxed) == 0 {
         return;
@@ -136,7 +140,7 @@ fn keep_if_highest() {
     let live = match live_now() {
         Some(live) if live <= kept => return,
         Some(live) => live,
-        // No thread has more room than it gives back.
+        // No thread has more credit than one unit.
         None => {
             let room = head(header::RUNNING).load(Relaxed).saturating_mul(2 * CREDIT);
             head(header::UPPER).load(Relaxed).saturating_sub(room)
@@ -146,12 +150,13 @@ fn keep_if_highest() {
     peak_epoch().fetch_add(1, Relaxed);
 }
 
-/// What is live in all threads; none where there are very many, or one of them takes or gives back room just now.
+/// Live bytes of all threads; `None` if there are very many threads, or if one of them is changing
+/// its credit.
 fn live_now() -> Option<u64> {
-    const MOST: u64 = 64;
+    const MAX_THREADS: u64 = 64;
     const TRIES: u32 = 4;
-    let threads = usize::try_from(head(header::THREADS).load(Relaxed).min(MOST + 1)).ok()?;
-    if threads as u64 > MOST {
+    let threads = usize::try_from(head(header::THREADS).load(Relaxed).min(MAX_THREADS + 1)).ok()?;
+    if threads as u64 > MAX_THREADS {
         return None;
     }
     for _ in 0..TRIES {
@@ -178,7 +183,7 @@ fn is_single() -> bool {
 }
 
 /// Before another thread begins: this one's room is not to stand for what others allocate.
-pub(crate) fn make_many(thread: &Thread) {
+pub(crate) fn make_many(thread: &ThreadData) {
     if !is_single() {
         return;
     }
@@ -194,13 +199,14 @@ pub(crate) fn make_many(thread: &Thread) {
 }
 
 /// Once all others have ended: from here on everything is noticed at once again.
-fn try_single(thread: &Thread) {
+fn try_single(thread: &ThreadData) {
     if thread.is_late() || head(header::RUNNING).load(Relaxed) != 1 || COMING.load(Relaxed) != 0 {
         return;
     }
     take_late();
     let live = head(header::UPPER).load(Relaxed).wrapping_sub(thread.room().cast_unsigned());
-    // The most that `UPPER` was has the room of threads in it: a peak below that would go unnoticed.
+    // The most that `UPPER` was has the room of threads in it: a peak below that would go
+    // unnoticed.
     let kept = KEPT.load(Relaxed);
     let peak = kept.max(live);
     head(header::RISING).store(0, Relaxed);
@@ -212,7 +218,7 @@ fn try_single(thread: &Thread) {
 }
 
 /// A thread that allocates, after others have ended.
-pub(crate) fn settle(thread: &Thread) {
+pub(crate) fn settle(thread: &ThreadData) {
     if !is_single() {
         try_single(thread);
     } else if !thread.is_late() {
@@ -224,13 +230,15 @@ pub(crate) fn settle(thread: &Thread) {
     }
 }
 
-/// All threads have ended but one, which may free a lot before it allocates: what is live now may be the peak.
+/// All threads have ended but one, which may free a lot before it allocates: what is live now may
+/// be the peak.
 pub(crate) fn one_is_left() {
     keep_if_highest();
 }
 
-/// Leaves what an ending thread has allocated and freed to others: whether there is any, and it is for the one that is left.
-pub(crate) fn leave_late(late: &Thread) -> bool {
+/// Leaves what an ending thread has allocated and freed to others: whether there is any, and it is
+/// for the one that is left.
+pub(crate) fn leave_late(late: &ThreadData) -> bool {
     let room = late.room();
     late.set_room(0);
     LATE.fetch_sub(room.cast_unsigned(), Relaxed);
@@ -249,11 +257,11 @@ fn catch_up_with_late(room: i64) -> i64 {
     room.wrapping_sub(LATE.swap(0, Relaxed).cast_signed())
 }
 
-/// A thread ends: its room is nobody's.
-pub(crate) fn leave(thread: &Thread) {
+/// A thread ends: its credit returns to the header.
+pub(crate) fn leave(thread: &ThreadData) {
     head(header::UPPER).fetch_sub(thread.room().cast_unsigned(), Relaxed);
     thread.set_room(0);
     thread.most_room.set(0);
-    // Who is left may be nobody, whose room would stand for what is missing to the peak.
+    // The last thread may have ended, and its credit would stand for the distance to the peak.
     head(header::MANY).store(1, Relaxed);
 }

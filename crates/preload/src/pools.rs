@@ -1,21 +1,22 @@
-//! Blocks of pagewise's own allocators, where that is asked for: their pools tell of each block that they hand out, as they tell
-//! valgrind, and find us by name (`pagewise_alloc::watch`).
+//! Blocks of pagewise's own allocators, on request: their pools report each block that they
+//! allocate, as they report it to valgrind, and find this function by name
+//! (`pagewise_alloc::watch`).
 //!
-//! A pool's memory is itself somebody's block or mapping, so its blocks are kept in a table of their own: by address, open
-//! addressing, under a lock.
+//! A pool's memory is itself inside a block or a mapping, so its blocks are stored in a table of
+//! their own: by address, open addressing, under a lock.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::{kind, record};
 
-use crate::begin::{self, Stage};
+use crate::begin::{self, StartStage};
 use crate::hooks;
 use crate::kernel;
 use crate::lock::Lock;
 use crate::peak;
-use crate::threads::{self, Thread};
+use crate::threads::{self, ThreadData};
 
-/// Whether blocks are recorded.
+/// 1 if blocks of pools are recorded.
 static IS_ON: AtomicU8 = AtomicU8::new(0);
 
 /// Has them recorded from now on, or not.
@@ -23,7 +24,7 @@ pub(crate) fn switch(on: bool) {
     IS_ON.store(u8::from(on), Relaxed);
 }
 
-/// What a pool tells.
+/// Events that a pool reports.
 mod told {
     /// A block was handed out.
     pub(super) const ALLOCATED: u32 = 0;
@@ -40,34 +41,37 @@ const SIZE: u32 = 43;
 
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct Entry {
-    /// The address; 0 where there is none.
+struct OutEntry {
+    /// The address; 0 for a free entry.
     key: u64,
     value: u64,
 }
 
 /// The blocks that are out.
 #[derive(Debug)]
-struct Blocks {
-    entries: *mut Entry,
+struct OutBlocks {
+    entries: *mut OutEntry,
     /// One less than the number of entries.
     mask: u64,
     used: u64,
 }
 
 // SAFETY: it is reached under a lock only.
-unsafe impl Send for Blocks {}
+unsafe impl Send for OutBlocks {}
 
 static LOCK: Lock = Lock::new();
-static BLOCKS: Shared =
-    Shared(std::cell::UnsafeCell::new(Blocks { entries: std::ptr::null_mut(), mask: 0, used: 0 }));
+static BLOCKS: SharedOutBlocks = SharedOutBlocks(std::cell::UnsafeCell::new(OutBlocks {
+    entries: std::ptr::null_mut(),
+    mask: 0,
+    used: 0,
+}));
 
-struct Shared(std::cell::UnsafeCell<Blocks>);
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
+struct SharedOutBlocks(std::cell::UnsafeCell<OutBlocks>);
+// SAFETY: the table is only used under its lock.
+unsafe impl Sync for SharedOutBlocks {}
 
 /// Does something with the blocks, alone.
-fn alone<T>(body: impl FnOnce(&mut Blocks) -> T) -> T {
+fn alone<T>(body: impl FnOnce(&mut OutBlocks) -> T) -> T {
     let _held = LOCK.hold();
     // SAFETY: the lock is held, and `body` does not come here again: it is of this file.
     body(unsafe { &mut *BLOCKS.0.get() })
@@ -79,18 +83,19 @@ pub(crate) fn reset() {
     alone(|blocks| (blocks.entries, blocks.mask, blocks.used) = (std::ptr::null_mut(), 0, 0));
 }
 
-impl Blocks {
+impl OutBlocks {
     const FIRST: u64 = 1 << 10;
 
-    fn entry(&self, index: u64) -> Entry {
+    fn entry(&self, index: u64) -> OutEntry {
         let place = self.entries.wrapping_add((index & self.mask) as usize);
-        // SAFETY: the index is below the number of entries, which are ours alone while the lock is held.
+        // SAFETY: the index is below the number of entries, which are ours alone while the lock is
+        // held.
         unsafe { place.read() }
     }
 
-    fn set(&mut self, index: u64, entry: Entry) {
+    fn set(&mut self, index: u64, entry: OutEntry) {
         let place = self.entries.wrapping_add((index & self.mask) as usize);
-        // SAFETY: as above.
+        // SAFETY: the index is inside the table.
         unsafe { place.write(entry) };
     }
 
@@ -110,12 +115,12 @@ impl Blocks {
         if self.entries.is_null() || self.used * 2 > self.mask {
             self.grow()?;
         }
-        self.set(self.find(key), Entry { key, value });
+        self.set(self.find(key), OutEntry { key, value });
         self.used += 1;
         Some(())
     }
 
-    fn take(&mut self, key: u64) -> Option<u64> {
+    fn remove_key(&mut self, key: u64) -> Option<u64> {
         if self.entries.is_null() {
             return None;
         }
@@ -144,7 +149,7 @@ impl Blocks {
                 hole = index;
             }
         }
-        self.set(hole, Entry::default());
+        self.set(hole, OutEntry::default());
     }
 
     /// Takes out all from one address to another.
@@ -168,7 +173,7 @@ impl Blocks {
     fn grow(&mut self) -> Option<()> {
         let (old, old_mask) = (self.entries, self.mask);
         let count = if old.is_null() { Self::FIRST } else { (old_mask + 1) * 2 };
-        let length = |count: u64| count as usize * size_of::<Entry>();
+        let length = |count: u64| count as usize * size_of::<OutEntry>();
         self.entries = kernel::memory(length(count)).ok()?.cast();
         self.mask = count - 1;
         if old.is_null() {
@@ -181,13 +186,13 @@ impl Blocks {
                 self.set(self.find(entry.key), entry);
             }
         }
-        // SAFETY: the memory is of `kernel::memory`, and nobody else has it.
+        // SAFETY: the memory is from `kernel::memory`, and no other thread uses it.
         unsafe { kernel::forget(old.cast(), length(old_mask + 1)) };
         Some(())
     }
 }
 
-fn allocated(thread: &Thread, start: u64, size: u64, stack: u64, frame: u64) {
+fn allocated(thread: &ThreadData, start: u64, size: u64, stack: u64, frame: u64) {
     freed(thread, start);
     let Some((site, record)) = thread.site_of(hooks::at(stack, frame), kind::POOL) else { return };
     let size = size.min((1 << SIZE) - 1);
@@ -199,13 +204,13 @@ fn allocated(thread: &Thread, start: u64, size: u64, stack: u64, frame: u64) {
     }
 }
 
-fn freed(thread: &Thread, start: u64) {
-    if let Some(value) = alone(|blocks| blocks.take(start)) {
+fn freed(thread: &ThreadData, start: u64) {
+    if let Some(value) = alone(|blocks| blocks.remove_key(start)) {
         count_freed(thread, value);
     }
 }
 
-fn count_freed(thread: &Thread, value: u64) {
+fn count_freed(thread: &ThreadData, value: u64) {
     let size = value & ((1 << SIZE) - 1);
     peak::less(thread, size);
     let Some(record) = thread.record_of((value >> SIZE) as u32) else { return };
@@ -214,10 +219,10 @@ fn count_freed(thread: &Thread, value: u64) {
     record.add(record::FREED, size);
 }
 
-/// Whether pools are to tell; asked once, when the first one begins.
+/// True if pools must report; called once, when the first pool is created.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) extern "C" fn pagewise_heap_wants_pools() -> bool {
-    IS_ON.load(Relaxed) != 0 && begin::stage() == Stage::Records
+    IS_ON.load(Relaxed) != 0 && begin::stage() == StartStage::Records
 }
 
 unsafe extern "C" fn on_told(what: u32, start: u64, size: u64, stack: u64, frame: u64) {
@@ -235,7 +240,7 @@ unsafe extern "C" fn on_told(what: u32, start: u64, size: u64, stack: u64, frame
     threads::leave(entered);
 }
 
-/// What a pool calls: what happened, where, and how many bytes.
+/// Function that a pool calls: the event, the address, and the number of bytes.
 ///
 /// # Safety
 /// None that the pool could break.
@@ -253,7 +258,7 @@ mod tests {
 
     #[test]
     fn blocks_are_kept_as_a_map_would() {
-        let mut blocks = Blocks { entries: std::ptr::null_mut(), mask: 0, used: 0 };
+        let mut blocks = OutBlocks { entries: std::ptr::null_mut(), mask: 0, used: 0 };
         let mut map = BTreeMap::new();
         let mut random = 7_u64;
         let mut draw = |below: u64| {
@@ -278,9 +283,9 @@ mod tests {
                     });
                     assert_eq!(gone, expected, "turn {turn}");
                 }
-                1..=8 => assert_eq!(blocks.take(key), map.remove(&key), "turn {turn}"),
+                1..=8 => assert_eq!(blocks.remove_key(key), map.remove(&key), "turn {turn}"),
                 _ => {
-                    assert_eq!(blocks.take(key), map.insert(key, turn), "turn {turn}");
+                    assert_eq!(blocks.remove_key(key), map.insert(key, turn), "turn {turn}");
                     blocks.put(key, turn).unwrap();
                 }
             }

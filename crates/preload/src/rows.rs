@@ -1,12 +1,13 @@
-//! How to leave a function, by the address that a call returns to: read from tables once, then looked up.
+//! Unwind rows by return address: read from tables once, then
+//! looked up.
 
 use std::sync::atomic::Ordering;
 
 use pagewise_heaplog::tables::{INTERRUPTED, PLACES, header};
 
-use crate::cfi::{self, PLAIN, Row};
+use crate::cfi::{self, PLAIN, UnwindRow};
 use crate::lock::Lock;
-use crate::map::{Map, View};
+use crate::map::{View, WordMap};
 use crate::modules;
 use crate::shared;
 
@@ -14,21 +15,22 @@ use crate::shared;
 pub(crate) static LOCK: Lock = Lock::new();
 
 /// For each address its row, and the number of its place in the upper half.
-static KNOWN: Map = Map::new();
+static KNOWN: WordMap = WordMap::new();
 
-/// In place of a number: the code is the recorder's own, which stands between functions of the program and of the C library.
+/// In place of a number: the code is the recorder's own, which stands between functions of the
+/// program and of the C library.
 pub(crate) const OURS: u32 = u32::MAX;
 
-/// What is known of an address.
+/// Unwind data of an address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
-    /// How to leave.
-    pub row: Row,
+pub(crate) struct AddressRow {
+    /// Rule to unwind the function.
+    pub row: UnwindRow,
     /// The number of the place, or [`OURS`].
     pub place: u32,
 }
 
-impl Known {
+impl AddressRow {
     /// In one word. Places of ours are never plain.
     fn pack(self) -> u64 {
         let row = if self.place == OURS { self.row.pack() & !PLAIN } else { self.row.pack() };
@@ -36,17 +38,18 @@ impl Known {
     }
 
     #[inline(always)]
-    fn unpack(found: u64) -> Known {
-        Known { row: Row::unpack(found as u32), place: (found >> 32) as u32 }
+    fn unpack(found: u64) -> AddressRow {
+        AddressRow { row: UnwindRow::unpack(found as u32), place: (found >> 32) as u32 }
     }
 }
 
-/// What most frames are: plain, of the program, and met before.
+/// Data of most frames: plain, in the program, and seen before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plain {
+pub(crate) struct PlainFrame {
     /// Bytes from the stack pointer to the frame's end, more than 0.
     pub length: u64,
-    /// Bytes from there down to where the frame pointer is saved, at most as many; 0 where it is as it was.
+    /// Bytes from there down to where the frame pointer is saved, at most as many; 0 where it is as
+    /// it was.
     pub saved: u64,
     /// The number of the place.
     pub place: u32,
@@ -54,34 +57,34 @@ pub(crate) struct Plain {
 
 /// All that is known now, for one look at a stack.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows(View);
+pub(crate) struct RowCache(View);
 
-impl Rows {
+impl RowCache {
     /// None while nothing is known.
     #[inline(always)]
-    pub(crate) fn now() -> Option<Rows> {
-        KNOWN.view().map(Rows)
+    pub(crate) fn now() -> Option<RowCache> {
+        KNOWN.view().map(RowCache)
     }
 
-    /// What is known of a place, where that is plain; [`get`] says the same of any.
+    /// Data of a return address if it is plain; [`get`] returns the data of any address.
     #[inline(always)]
-    pub(crate) fn plain(self, address: u64) -> Option<Plain> {
+    pub(crate) fn plain(self, address: u64) -> Option<PlainFrame> {
         let found = self.0.find(address)?;
-        let (offset, saved) = Row::unpack_plain(found as u32)?;
+        let (offset, saved) = UnwindRow::unpack_plain(found as u32)?;
         let place = (found >> 32) as u32;
-        Some(Plain { length: u64::from(offset) * 8, saved: u64::from(saved) * 8, place })
+        Some(PlainFrame { length: u64::from(offset) * 8, saved: u64::from(saved) * 8, place })
     }
 }
 
-/// What is known of the place that a call returns to.
+/// Cached data of a return address.
 #[inline(always)]
-fn find(address: u64) -> Option<Known> {
-    KNOWN.find(address).map(Known::unpack)
+fn find(address: u64) -> Option<AddressRow> {
+    KNOWN.find(address).map(AddressRow::unpack)
 }
 
-/// What is known of a place, learned now where it is not known yet.
+/// Data of a return address, computed if it is not cached.
 #[inline(always)]
-pub(crate) fn get(address: u64) -> Option<Known> {
+pub(crate) fn get(address: u64) -> Option<AddressRow> {
     match find(address) {
         Some(known) => Some(known),
         None => learn(address),
@@ -90,7 +93,7 @@ pub(crate) fn get(address: u64) -> Option<Known> {
 
 #[cold]
 #[inline(never)]
-fn learn(address: u64) -> Option<Known> {
+fn learn(address: u64) -> Option<AddressRow> {
     let _held = LOCK.hold();
     if let Some(known) = find(address) {
         return Some(known);
@@ -101,31 +104,31 @@ fn learn(address: u64) -> Option<Known> {
     let object = modules::find(code);
     let row = match &object {
         Some(object) => cfi::row(&object.image, object.header, usize::try_from(code).ok()?),
-        None => Row::Unknown,
+        None => UnwindRow::Unknown,
     };
     if object.as_ref().is_some_and(is_ours) {
-        return keep(address, Known { row, place: OURS });
+        return keep(address, AddressRow { row, place: OURS });
     }
     let module = object.map_or(0, |object| modules::number(&object).map_or(0, |number| number + 1));
     let number = shared::head(header::PLACES).load(Ordering::Relaxed);
     let index = usize::try_from(number).ok().filter(|&index| index < PLACES.room)?;
     let (to, of) = shared::place(index);
     // The kernel made this return address: no call lies before the function that it leads to.
-    let mark = if row == Row::Signal { INTERRUPTED } else { 0 };
+    let mark = if row == UnwindRow::Signal { INTERRUPTED } else { 0 };
     to.store(address | mark, Ordering::Relaxed);
     of.store(module, Ordering::Relaxed);
     shared::head(header::PLACES).store(number + 1, Ordering::Release);
-    keep(address, Known { row, place: index as u32 })
+    keep(address, AddressRow { row, place: index as u32 })
 }
 
 /// Notes what is known of an address; the lock is held.
-fn keep(address: u64, known: Known) -> Option<Known> {
+fn keep(address: u64, known: AddressRow) -> Option<AddressRow> {
     KNOWN.insert(address, known.pack())?;
-    Some(Known::unpack(known.pack()))
+    Some(AddressRow::unpack(known.pack()))
 }
 
-/// Whether an object is this library.
-fn is_ours(object: &modules::Object) -> bool {
+/// True if an object is this library.
+fn is_ours(object: &modules::LoaderObject) -> bool {
     // Tests are one program with it.
     !cfg!(test) && (object.start..object.end).contains(&(is_ours as *const () as usize))
 }

@@ -1,10 +1,11 @@
-//! Samples instead of every call: a block is taken with a probability that grows with its size, and counts for all that it
-//! stands for.
+//! Samples instead of every call: a block is taken with a probability that grows with its size, and
+//! counts for all that it stands for.
 //!
-//! Bytes are counted down by each thread, from a number that is drawn from the exponential distribution anew each time. So
-//! the points at which samples are taken are a Poisson process over the bytes allocated: a block of `s` bytes is taken with
-//! p = 1 - exp(-s/mean), and counted as 1/p blocks. The sums are unbiased, and their variance is estimated by the sum of
-//! s^2 (1-p)/p^2 (Horvitz and Thompson).
+//! Bytes are counted down by each thread, from a number that is drawn from the exponential
+//! distribution anew each time. So the points at which samples are taken are a Poisson process over
+//! the bytes allocated: a block of `s` bytes is taken with p = 1 - exp(-s/mean), and counted as 1/p
+//! blocks. The sums are unbiased, and their variance is estimated by the sum of s^2 (1-p)/p^2
+//! (Horvitz and Thompson).
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
@@ -12,22 +13,22 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use pagewise_heaplog::tables::record;
 
 use crate::begin;
-use crate::enter::{Own, own, set_own};
 use crate::hooks;
-use crate::live::{self, Block};
+use crate::live::{self, RecordedBlock};
+use crate::next_alloc;
 use crate::peak;
-use crate::real;
-use crate::stacks::At;
-use crate::threads::{self, Thread};
+use crate::stacks::CallPoint;
+use crate::stubs::{Own, own, set_own};
+use crate::threads::{self, ThreadData};
 
 /// The mean number of bytes between samples; 0 where all calls are recorded.
 static MEAN: AtomicU64 = AtomicU64::new(0);
 
-/// Bits of an address below those that [`FILTER`] goes by: what lies together shares an entry, so that programs that use memory
-/// that lies together do so with the filter.
+/// Bits of an address below those that [`FILTER`] goes by: what lies together shares an entry, so
+/// that programs that use memory that lies together do so with the filter.
 pub(crate) const FILTER_BITS: usize = 8;
 
-/// Whether one of the blocks may be a sample whose address has these bits: how many there are, or [`u8::MAX`] for many.
+/// Filter: number of sampled blocks whose addresses have these bits, or [`u8::MAX`] for many.
 pub(crate) static FILTER: [AtomicU8; 1 << 16] = [const { AtomicU8::new(0) }; 1 << 16];
 
 /// Has samples taken from now on.
@@ -38,20 +39,20 @@ pub(crate) fn begin(mean: u64) {
     }
 }
 
-/// Whether samples are taken.
+/// True if samples are taken.
 #[inline(always)]
 pub(crate) fn is_on() -> bool {
     MEAN.load(Relaxed) != 0
 }
 
-/// Whether a block must be looked at as it is freed: where samples are taken, most are none.
+/// False if a freed block is certainly not sampled, which is the most common case.
 #[inline(always)]
 pub(crate) fn may_be_one(address: u64) -> bool {
     !is_on() || filter(address).load(Relaxed) != 0
 }
 
-/// Whether a block of so many bytes must be looked at as it is allocated. Where samples are taken and it is none, it is counted
-/// down.
+/// True if an allocation must be examined. With sampling, an unsampled allocation reduces the
+/// counter.
 #[inline(always)]
 pub(crate) fn is_due(size: usize) -> bool {
     if !is_on() {
@@ -71,7 +72,7 @@ fn filter(address: u64) -> &'static AtomicU8 {
 
 /// `malloc`, where the bytes that were left are used up.
 pub(crate) unsafe extern "C" fn malloc(size: usize, stack: u64, frame: u64) -> *mut c_void {
-    let block = real::malloc(size);
+    let block = next_alloc::malloc(size);
     counted_down(block, size, stack, frame);
     block
 }
@@ -83,7 +84,7 @@ pub(crate) unsafe extern "C" fn calloc(
     stack: u64,
     frame: u64,
 ) -> *mut c_void {
-    let block = real::calloc(count, size);
+    let block = next_alloc::calloc(count, size);
     counted_down(block, count.wrapping_mul(size), stack, frame);
     block
 }
@@ -93,7 +94,7 @@ fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
     if let Some(entered) = threads::enter() {
         let thread = entered.thread();
         if !block.is_null() && is_sample(thread) {
-            take(thread, block.addr() as u64, size as u64, hooks::at(stack, frame));
+            sample_block(thread, block.addr() as u64, size as u64, hooks::at(stack, frame));
         }
         threads::leave(entered);
     } else if !begin::is_recording() || own::<{ Own::Left as usize }>() >> 63 != 0 {
@@ -103,16 +104,16 @@ fn counted_down(block: *mut c_void, size: usize, stack: u64, frame: u64) {
 }
 
 /// Any other function has allocated.
-pub(crate) fn allocated(thread: &Thread, address: u64, size: u64, at: At) {
+pub(crate) fn allocated(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     let left = own::<{ Own::Left as usize }>().wrapping_sub(size);
     set_own::<{ Own::Left as usize }>(left);
     if left.cast_signed() < 0 && is_sample(thread) {
-        take(thread, address, size, at);
+        sample_block(thread, address, size, at);
     }
 }
 
-/// Whether one of the points lay in what was counted down, and draws the next.
-fn is_sample(thread: &Thread) -> bool {
+/// True if one of the points lay in what was counted down, and draws the next.
+fn is_sample(thread: &ThreadData) -> bool {
     let mut left = own::<{ Own::Left as usize }>().cast_signed();
     let mut hits = 0;
     if thread.begins_sampling() {
@@ -123,7 +124,7 @@ fn is_sample(thread: &Thread) -> bool {
         hits += 1;
         left = left.saturating_add(draw(thread));
         if hits == 64 {
-            // Of a block this large the next point is as likely as ever behind it.
+            // After a block this large the next sampling point is independent of the rest.
             left = draw(thread);
         }
     }
@@ -132,38 +133,38 @@ fn is_sample(thread: &Thread) -> bool {
 }
 
 /// Bytes to the next point.
-fn draw(thread: &Thread) -> i64 {
+fn draw(thread: &ThreadData) -> i64 {
     let mean = MEAN.load(Relaxed) as f64;
     // In (0, 1].
     let uniform = ((thread.draw() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
     (-logarithm(uniform) * mean) as i64
 }
 
-/// How much a block stands for.
-struct Weight {
+/// Amount that a block represents.
+struct BlockWeight {
     blocks: u64,
     bytes: u64,
     variance: f64,
 }
 
 #[allow(clippy::cast_sign_loss, reason = "neither number is below zero")]
-fn weight(size: u64) -> Weight {
+fn weight(size: u64) -> BlockWeight {
     let mean = MEAN.load(Relaxed) as f64;
     let size = size.max(1) as f64;
     let probability = (-exponential_less_one(-size / mean)).max(f64::MIN_POSITIVE);
-    Weight {
+    BlockWeight {
         blocks: (1.0 / probability).round_ties_even() as u64,
         bytes: (size / probability).round_ties_even() as u64,
         variance: size * size * (1.0 - probability) / (probability * probability),
     }
 }
 
-/// How many bytes of a mapping those of a block of `size` bytes stand for.
+/// Number of bytes of a mapping that a sampled block of `size` bytes represents.
 pub(crate) fn scaled(bytes: u64, size: u64) -> u64 {
     bytes.saturating_mul(weight(size).blocks)
 }
 
-fn take(thread: &Thread, address: u64, size: u64, at: At) {
+fn sample_block(thread: &ThreadData, address: u64, size: u64, at: CallPoint) {
     let Some((site, record)) = thread.site(at) else { return };
     let weight = weight(size);
     record.roll();
@@ -173,7 +174,8 @@ fn take(thread: &Thread, address: u64, size: u64, at: At) {
     vary(record, record::LIVE_VARIANCE, weight.variance);
     thread.count_size(size, weight.blocks);
     thread.set_last(address, own::<{ Own::Left as usize }>());
-    if live::put::<false>(address, Block { site, size, timed: false }, begin::room(address)) {
+    if live::put::<false>(address, RecordedBlock { site, size, timed: false }, begin::room(address))
+    {
         let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| count.checked_add(1));
     }
     if size >= threads::LARGE {
@@ -183,8 +185,8 @@ fn take(thread: &Thread, address: u64, size: u64, at: At) {
 }
 
 /// A sample was freed.
-pub(crate) fn freed(thread: &Thread, address: u64, block: Block) {
-    // One that is full stays so: it cannot be told how many there were.
+pub(crate) fn freed(thread: &ThreadData, address: u64, block: RecordedBlock) {
+    // A saturated counter stays so: the number of its blocks is unknown.
     let _ = filter(address).fetch_update(Relaxed, Relaxed, |count| {
         if count == u8::MAX { None } else { count.checked_sub(1) }
     });
@@ -201,7 +203,7 @@ pub(crate) fn freed(thread: &Thread, address: u64, block: Block) {
     }
 }
 
-fn vary(record: crate::shared::Record, number: usize, more: f64) {
+fn vary(record: crate::shared::SiteRecord, number: usize, more: f64) {
     record.set(number, (f64::from_bits(record.get(number)) + more).to_bits());
 }
 

@@ -6,10 +6,11 @@ use crate::kernel;
 
 use pagewise_heaplog::tables::{
     CHUNKS, HEADER, LENGTH, LOG, NODES, OWN, OWNERS, PLACES, RECORDS, SITES, STRINGS, THREADS,
-    Table, header, record, thread,
+    TableRange, header, record, thread,
 };
 
-/// Where the tables are mapped; null while there are none. They are unmapped only when a recording of a running program has ended.
+/// Address of the tables; null if they are not mapped. They are unmapped only after the recording
+/// of a running program has ended.
 static BASE: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Says where the tables are.
@@ -22,7 +23,7 @@ pub(crate) fn install(base: *mut u8) {
 pub(crate) fn install_for_tests() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
-        let tables = kernel::File::unnamed(c"tables", LENGTH).unwrap();
+        let tables = kernel::OwnedFile::unnamed(c"tables", LENGTH).unwrap();
         install(kernel::map(&tables, LENGTH).unwrap());
     });
 }
@@ -30,7 +31,7 @@ pub(crate) fn install_for_tests() {
 /// Unmaps the tables.
 ///
 /// # Safety
-/// Nobody uses them any more.
+/// The tables are not in use any more.
 pub(crate) unsafe fn uninstall() {
     let base = BASE.swap(std::ptr::null_mut(), Relaxed);
     if !base.is_null() {
@@ -48,19 +49,20 @@ fn at(offset: usize) -> *mut u8 {
 
 /// A word.
 #[inline(always)]
-fn word(table: &Table, index: usize, number: usize) -> &'static AtomicU64 {
+fn word(table: &TableRange, index: usize, number: usize) -> &'static AtomicU64 {
     debug_assert!(index < table.room && number * 8 < table.entry.max(8));
     let place = at(table.place(index) + number * 8).cast::<AtomicU64>();
-    // SAFETY: entries lie in the mapping, which is `LENGTH` long and stays; words are aligned, and all access is atomic.
+    // SAFETY: entries lie in the mapping, which is `LENGTH` long and stays; words are aligned, and
+    // all access is atomic.
     unsafe { &*place }
 }
 
 /// Half a word.
 #[inline(always)]
-fn half(table: &Table, index: usize, number: usize) -> &'static AtomicU32 {
+fn half(table: &TableRange, index: usize, number: usize) -> &'static AtomicU32 {
     debug_assert!(index < table.room && number * 4 < table.entry.max(4));
     let place = at(table.place(index) + number * 4).cast::<AtomicU32>();
-    // SAFETY: as for words.
+    // SAFETY: the offset is that of a word of the tables, which stay mapped.
     unsafe { &*place }
 }
 
@@ -127,13 +129,13 @@ pub(crate) fn note_own(address: usize, length: usize) {
     }
 }
 
-/// Copies bytes behind the other strings; where they begin. None where there is no room.
+/// Appends bytes to the strings; returns their offset. `None` if the table is full.
 pub(crate) fn string(bytes: &[u8]) -> Option<u64> {
     let used = head(header::STRINGS).load(Relaxed);
     let begin = usize::try_from(used).ok()?;
     let end = begin.checked_add(bytes.len()).filter(|&end| end <= STRINGS.room)?;
-    // SAFETY: the bytes from `begin` to `end` lie in the table, nobody reads what is not counted yet, and who adds
-    // strings holds the lock.
+    // SAFETY: the bytes from `begin` to `end` are in the table, bytes beyond the count are not
+    // read, and the lock is held.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at(STRINGS.at + begin), bytes.len()) };
     head(header::STRINGS).store(end as u64, Release);
     Some(used)
@@ -144,22 +146,23 @@ pub(crate) fn byte(index: usize) -> u8 {
     if index >= STRINGS.room {
         return 0;
     }
-    // SAFETY: the byte lies in the table, and who adds strings has written it before it was counted.
+    // SAFETY: the byte lies in the table, and who adds strings has written it before it was
+    // counted.
     unsafe { at(STRINGS.at + index).read() }
 }
 
 /// The counters of a site, those of one thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Record(&'static [AtomicU64; record::SIZE / 8]);
+pub(crate) struct SiteRecord(&'static [AtomicU64; record::SIZE / 8]);
 
-impl Record {
+impl SiteRecord {
     /// A record by chunk and number in it.
     #[inline(always)]
-    pub(crate) fn of(chunk: usize, number: usize) -> Record {
+    pub(crate) fn at_number(chunk: usize, number: usize) -> SiteRecord {
         debug_assert!(chunk < CHUNKS.room && number < RECORDS);
         let place = at(CHUNKS.place(chunk) + number * record::SIZE).cast();
         // SAFETY: chunks lie in the mapping, are aligned to pages, and hold `RECORDS` records.
-        Record(unsafe { &*place })
+        SiteRecord(unsafe { &*place })
     }
 
     #[inline(always)]
@@ -199,12 +202,12 @@ impl Record {
             self.set(record::AT_MOMENT, bytes);
             self.set(record::AT_MOMENT + 1, blocks);
         }
-        // Who looks on takes the copies only if it finds the epoch that they are of.
+        // The collector uses the copies only if the record has the epoch that they belong to.
         self.0[record::EPOCHS].store(now, Release);
     }
 
     /// Adds all that another record of the same site counted, and empties that one.
-    pub(crate) fn take(self, other: Record) {
+    pub(crate) fn absorb(self, other: SiteRecord) {
         self.roll();
         other.roll();
         for number in 0..record::SIZE / 8 {

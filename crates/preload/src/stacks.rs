@@ -1,12 +1,14 @@
-//! The call stack of an allocation: looked up by a hash of the words that determine it, followed frame by frame if it is new.
+//! The call stack of an allocation: looked up by a hash of the words that determine it, followed
+//! frame by frame if it is new.
 //!
-//! The return address, the stack pointer, sometimes the frame pointer, and the words of the stack that its row reads determine how a
-//! function is left. So the first walk of a stack notes where these words lie. The next time that the stack pointer and the return
-//! address are the same, the words at the same addresses are hashed. If a stack with this hash was followed before, then the walk
-//! would read the same words again and end the same: the stack is the same one.
+//! The return address, the stack pointer, sometimes the frame pointer, and the words of the stack
+//! that its row reads determine how a function is left. So the first walk of a stack notes where
+//! these words lie. The next time that the stack pointer and the return address are the same, the
+//! words at the same addresses are hashed. If a stack with this hash was followed before, then the
+//! walk would read the same words again and end the same: the stack is the same one.
 //!
-//! Stacks are cut into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks that share their outer frames share
-//! the pieces of these, too:
+//! Stacks are cut into pieces at fixed addresses (every [`WINDOW`] bytes), so that all stacks that
+//! share their outer frames share the pieces of these, too:
 //!
 //! ```text
 //!  stack pointer of the caller                                                       end of the stack
@@ -16,13 +18,15 @@
 //!  \______________________ hash of the stack --> site ____________________________________________/
 //! ```
 //!
-//! Several layouts may begin with the same stack pointer and return address, because the frames above differ in size. The hash
-//! is first taken by the layouts that were used last. If no stack has this hash, [`Stacks::follow`] chooses, piece by
-//! piece, the layout by which the piece has a known hash, and walks the frames of the piece if there is none.
+//! Several layouts may begin with the same stack pointer and return address, because the frames
+//! above differ in size. The hash is first computed with the layouts used last. If no stack has
+//! this hash, [`ThreadStacks::follow`] chooses, piece by piece, the layout for which the piece has
+//! a known hash, and walks the frames of the piece if none has one.
 //!
-//! A lookup has no branch that depends on which of the known stacks it finds, and the products of the hash do not wait for each
-//! other: programs that use many stacks in random order pay neither for branch mispredictions nor for long chains of latencies. Two stacks
-//! that differ have the same hash with a probability of 2^-58.
+//! A lookup has no branch that depends on which of the known stacks it finds, and the products of
+//! the hash do not wait for each other: programs that use many stacks in random order pay neither
+//! for branch mispredictions nor for long chains of latencies. Two stacks that differ have the same
+//! hash with a probability of 2^-58.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,14 +35,15 @@ use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, SITES, header};
 
 use crate::shared;
-use crate::{kernel, real, tree};
+use crate::{kernel, next_alloc, tree};
 
 #[cfg(test)]
 mod tests;
 mod walk;
 
-/// Bytes of stack that one piece covers at most, a power of two: 512 words. With less, most stacks have several pieces, each of
-/// which costs as much as ten words; with more, fewer stacks share their outer pieces.
+/// Bytes of stack that one piece covers at most, a power of two: 512 words. With less, most stacks
+/// have several pieces, each of which costs as much as ten words; with more, fewer stacks share
+/// their outer pieces.
 const WINDOW: u64 = 512 * 8;
 /// Words by which a piece is known, and frames in it.
 const WORDS: usize = 32;
@@ -50,7 +55,8 @@ const PIECES: usize = 128;
 /// Pieces that a thread knows, in sets of [`PIECE_WAYS`], a cache line each.
 const PIECE_SETS: usize = 1 << 11;
 const PIECE_WAYS: usize = 4;
-/// Stacks that a thread knows, a power of two, in sets of a cache line; the bits of a word that hold the site.
+/// Stacks that a thread knows, a power of two, in sets of a cache line; the bits of a word that
+/// hold the site.
 const STACKS: usize = 1 << 16;
 const STACK_WAYS: usize = 8;
 const SITE: u64 = SITES.room as u64 - 1;
@@ -77,10 +83,10 @@ const fn keys() -> [u64; WORDS] {
     keys
 }
 
-/// Where a thread is in a function that has called.
+/// Position of a thread in a function that has called another.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
-    /// Where the call returns to.
+pub(crate) struct CallPoint {
+    /// Return address of the call.
     pub code: u64,
     /// The stack pointer after it returned.
     pub stack: u64,
@@ -88,9 +94,9 @@ pub(crate) struct At {
     pub frame: u64,
 }
 
-/// How a piece ends.
+/// Ending of a piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum End {
+enum PieceEnd {
     /// Its last frame has no caller.
     #[default]
     Outside,
@@ -98,20 +104,22 @@ enum End {
     Cut,
     /// Its last frame was called from the next piece.
     Call,
-    /// Its last frame is that of a signal's handler: the kernel wrote down where the next piece begins.
+    /// Its last frame is that of a signal's handler: the kernel wrote down where the next piece
+    /// begins.
     Signal,
 }
 
-/// Offsets in words of what the kernel writes down for a signal's handler (`struct ucontext` of x86-64), from the frame pointer on.
+/// Offsets in words of what the kernel writes down for a signal's handler (`struct ucontext` of
+/// x86-64), from the frame pointer on.
 const SIGNAL_STACK: u64 = 5;
 const SIGNAL_CODE: u64 = 6;
 
 /// Addresses of the words that determine the frames of a piece, relative to its stack pointer.
 #[repr(C, align(128))]
-struct Layout {
+struct WordLayout {
     code: Cell<u64>,
     stack: Cell<u64>,
-    /// [`Stacks::epoch`] when it was noted.
+    /// [`ThreadStacks::epoch`] when it was noted.
     epoch: Cell<u64>,
     /// Hash of all that is here, and a key of the piece's hash.
     key: Cell<u64>,
@@ -119,27 +127,29 @@ struct Layout {
     length: Cell<u32>,
     words: Cell<u8>,
     uses_frame: Cell<bool>,
-    end: Cell<End>,
-    /// Whether other layouts begin at the same address.
+    end: Cell<PieceEnd>,
+    /// True if other layouts begin at the same address.
     has_rivals: Cell<bool>,
     /// Words from the stack pointer to the end of what is read.
     reach: Cell<u16>,
-    /// Where the frame pointer is saved.
+    /// Location of the saved frame pointer.
     saved: Cell<u16>,
     offsets: [Cell<u16>; WORDS],
 }
 
-impl Layout {
+impl WordLayout {
     #[inline(always)]
-    fn begins(&self, at: At, epoch: u64) -> bool {
+    fn begins(&self, at: CallPoint, epoch: u64) -> bool {
         self.code.get() == at.code && self.stack.get() == at.stack && self.epoch.get() == epoch
     }
 
-    /// Hash of the frames from `at` on, if their words lie where this layout has them; none if the stack ends before.
+    /// Hash of the frames from `at` on, if their words lie where this layout has them; none if the
+    /// stack ends before.
     ///
-    /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for another.
+    /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for
+    /// another.
     #[inline(always)]
-    fn hash(&self, at: At, end: u64) -> Option<u64> {
+    fn hash(&self, at: CallPoint, end: u64) -> Option<u64> {
         if at.stack + u64::from(self.reach.get()) * 8 > end {
             return None;
         }
@@ -161,52 +171,53 @@ impl Layout {
         Some(tree::mix(sum as u64 ^ key, (sum >> 64) as u64))
     }
 
-    /// Where the next piece begins, if the frames are those that this layout is of, or one with the same words up to there; none
-    /// if there is no next one.
+    /// Call point of the next piece, if the frames have this layout, or one with the same words up
+    /// to there; `None` for the last piece.
     #[inline(always)]
-    fn outer(&self, at: At) -> Option<At> {
+    fn outer(&self, at: CallPoint) -> Option<CallPoint> {
         let frame = match self.saved.get() {
             UNSAVED => at.frame,
             offset => word(at.stack + u64::from(offset) * 8),
         };
         match self.end.get() {
-            End::Call => {
+            PieceEnd::Call => {
                 let stack = at.stack + u64::from(self.length.get());
-                Some(At { code: word(stack - 8), stack, frame })
+                Some(CallPoint { code: word(stack - 8), stack, frame })
             }
-            End::Signal => Some(self.interrupted(at, frame)),
-            End::Outside | End::Cut => None,
+            PieceEnd::Signal => Some(self.interrupted(at, frame)),
+            PieceEnd::Outside | PieceEnd::Cut => None,
         }
     }
 
     #[cold]
-    fn interrupted(&self, at: At, frame: u64) -> At {
+    fn interrupted(&self, at: CallPoint, frame: u64) -> CallPoint {
         let saved = at.stack + u64::from(self.saved.get()) * 8;
         let stack = word(saved + SIGNAL_STACK * 8);
-        At { code: word(saved + SIGNAL_CODE * 8) | INTERRUPTED, stack, frame }
+        CallPoint { code: word(saved + SIGNAL_CODE * 8) | INTERRUPTED, stack, frame }
     }
 
-    /// The set of the layouts that begin where this one does and have the same caller; none if the stack ends before.
+    /// The set of the layouts that begin where this one does and have the same caller; none if the
+    /// stack ends before.
     #[inline(always)]
-    fn rivals(&self, at: At, end: u64) -> Option<usize> {
+    fn rivals(&self, at: CallPoint, end: u64) -> Option<usize> {
         let place = at.stack + u64::from(self.offsets[0].get()) * 8;
         let caller = if place < end { word(place) } else { return None };
-        Some(set(At { code: at.code ^ caller.rotate_left(13), ..at }))
+        Some(set(CallPoint { code: at.code ^ caller.rotate_left(13), ..at }))
     }
 
-    fn clear(&self, at: At, epoch: u64) {
+    fn clear(&self, at: CallPoint, epoch: u64) {
         self.code.set(at.code);
         self.stack.set(at.stack);
         self.epoch.set(epoch);
         self.length.set(0);
         self.words.set(0);
         self.uses_frame.set(false);
-        self.end.set(End::Outside);
+        self.end.set(PieceEnd::Outside);
         self.reach.set(0);
         self.saved.set(UNSAVED);
     }
 
-    fn set(&self, other: &Layout) {
+    fn set(&self, other: &WordLayout) {
         self.code.set(other.code.get());
         self.stack.set(other.stack.get());
         self.epoch.set(other.epoch.get());
@@ -247,8 +258,8 @@ impl Layout {
 
 /// A piece that was followed.
 #[repr(C)]
-struct Piece {
-    layout: Layout,
+struct StackPiece {
+    layout: WordLayout,
     /// Hash of the places of all frames.
     calls: Cell<u64>,
     frames: Cell<u8>,
@@ -259,46 +270,48 @@ struct Piece {
 #[inline(always)]
 fn word(address: u64) -> u64 {
     let place: *const u64 = std::ptr::with_exposed_provenance(address as usize);
-    // SAFETY: callers have checked that the address lies between a stack pointer of this thread and the end of that stack.
+    // SAFETY: callers have checked that the address lies between a stack pointer of this thread and
+    // the end of that stack.
     unsafe { place.read_volatile() }
 }
 
 /// Stacks that a thread has seen.
 #[repr(C)]
-pub(crate) struct Stacks {
-    /// Where the stack in use begins at the lowest, and ends.
+pub(crate) struct ThreadStacks {
+    /// Lowest possible address, and end, of the stack in use.
     low: Cell<u64>,
     end: Cell<u64>,
     others: [(Cell<u64>, Cell<u64>); 8],
     next_other: Cell<usize>,
     turn: Cell<usize>,
-    /// How often calls were forgotten: layouts of an earlier epoch are not used, and all hashes are others.
+    /// Number of invalidations: layouts of an earlier epoch are not used, and all hashes differ.
     epoch: Cell<u64>,
-    layouts: [[Layout; WAYS]; SETS],
+    layouts: [[WordLayout; WAYS]; SETS],
     /// For each set, the layout that was used last.
     last: [Cell<u8>; SETS],
     /// Sites by hash of the stack, with as many bits of the hash as there is space for.
     stacks: [[Cell<u64>; STACK_WAYS]; STACKS / STACK_WAYS],
     /// Pieces that were followed: the hash, and the hash of the places of their frames.
     pieces: [[(Cell<u64>, Cell<u64>); PIECE_WAYS]; PIECE_SETS],
-    /// The stack that is being followed: hashes of the places of each piece; where each piece's places begin, and all places.
+    /// The stack that is being followed: hashes of the places of each piece; where each piece's
+    /// places begin, and all places.
     calls: [Cell<u64>; PIECES],
     begins: [Cell<u16>; PIECES],
     places: [Cell<u32>; PIECES * WORDS],
-    piece: Piece,
+    piece: StackPiece,
 }
 
 /// A call stack.
-pub(crate) enum Found {
+pub(crate) enum StackLookup {
     /// A known one, with this site.
     Site(u32),
-    /// One that is to be kept once it has a site ([`Stacks::keep`]).
-    New(New),
+    /// One that is to be kept once it has a site ([`ThreadStacks::keep`]).
+    New(NewStack),
 }
 
 /// A call stack that this thread has followed.
 #[derive(Clone, Copy)]
-pub(crate) struct New {
+pub(crate) struct NewStack {
     hash: u64,
     /// Hash of the places of all frames.
     calls: u64,
@@ -306,8 +319,8 @@ pub(crate) struct New {
     site: Option<u32>,
 }
 
-impl New {
-    /// The site; none if there is no more space for one.
+impl NewStack {
+    /// The site; `None` if the table is full.
     pub(crate) fn site(self, kind: u32) -> Option<u32> {
         self.site.or_else(|| {
             let site = tree::site(self.node, kind)?;
@@ -319,7 +332,7 @@ impl New {
 
 /// The set of the layouts that begin at an address.
 #[inline(always)]
-fn set(at: At) -> usize {
+fn set(at: CallPoint) -> usize {
     let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as usize % SETS
 }
@@ -330,30 +343,30 @@ fn count_cut() {
     shared::head(header::CUT_STACKS).fetch_add(1, Relaxed);
 }
 
-impl Stacks {
+impl ThreadStacks {
     /// The call stack from `at` on; none if it cannot be followed at all.
     #[inline(always)]
-    pub(crate) fn find(&self, at: At) -> Option<Found> {
+    pub(crate) fn find(&self, at: CallPoint) -> Option<StackLookup> {
         if let Some((site, is_cut)) = self.known(at) {
             if is_cut {
                 count_cut();
             }
-            return Some(Found::Site(site));
+            return Some(StackLookup::Site(site));
         }
         self.follow(at, true)
     }
 
     /// The node of the innermost frame; none if the stack cannot be followed at all.
-    pub(crate) fn node(&self, at: At) -> Option<u32> {
+    pub(crate) fn node(&self, at: CallPoint) -> Option<u32> {
         match self.follow(at, false)? {
-            Found::New(new) => Some(new.node),
-            Found::Site(_) => None,
+            StackLookup::New(new) => Some(new.node),
+            StackLookup::Site(_) => None,
         }
     }
 
     /// The site of a stack that is known by the layouts that were used last, and whether it is cut.
     #[inline(always)]
-    fn known(&self, mut at: At) -> Option<(u32, bool)> {
+    fn known(&self, mut at: CallPoint) -> Option<(u32, bool)> {
         let epoch = self.epoch.get();
         let mut end = self.end(at.stack)?;
         let mut hash = OUTSIDE;
@@ -362,7 +375,7 @@ impl Stacks {
             hash = tree::mix(hash, layout.hash(at, end)?);
             match layout.outer(at) {
                 Some(outer) => at = outer,
-                None => return Some((self.site(hash)?, layout.end.get() == End::Cut)),
+                None => return Some((self.site(hash)?, layout.end.get() == PieceEnd::Cut)),
             }
             match self.end(at.stack) {
                 Some(known) => end = known,
@@ -374,7 +387,7 @@ impl Stacks {
 
     /// The layout that a stack most likely has from here on.
     #[inline(always)]
-    fn layout(&self, at: At, end: u64, epoch: u64) -> Option<&Layout> {
+    fn layout(&self, at: CallPoint, end: u64, epoch: u64) -> Option<&WordLayout> {
         let layout = self.in_set(set(at), at, epoch)?;
         if layout.has_rivals.get() {
             return Some(self.rival(layout, at, end, epoch).unwrap_or(layout));
@@ -384,7 +397,7 @@ impl Stacks {
 
     /// The layout of the set that begins here and was used last.
     #[inline(always)]
-    fn in_set(&self, set: usize, at: At, epoch: u64) -> Option<&Layout> {
+    fn in_set(&self, set: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
         let last = usize::from(self.last[set].get());
         let layout = &self.layouts[set][last % WAYS];
         if layout.begins(at, epoch) {
@@ -395,7 +408,7 @@ impl Stacks {
 
     /// The layout of the set that begins here, but is not the one that was used last.
     #[inline(never)]
-    fn in_set_before(&self, set: usize, at: At, epoch: u64) -> Option<&Layout> {
+    fn in_set_before(&self, set: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
         let last = usize::from(self.last[set].get());
         (1..WAYS)
             .map(|way| &self.layouts[set][(last ^ way) % WAYS])
@@ -403,7 +416,13 @@ impl Stacks {
     }
 
     /// The layout of stacks that have the same caller, too.
-    fn rival(&self, layout: &Layout, at: At, end: u64, epoch: u64) -> Option<&Layout> {
+    fn rival(
+        &self,
+        layout: &WordLayout,
+        at: CallPoint,
+        end: u64,
+        epoch: u64,
+    ) -> Option<&WordLayout> {
         self.in_set(layout.rivals(at, end)?, at, epoch)
     }
 
@@ -424,7 +443,7 @@ impl Stacks {
     /// Notes the site of a stack.
     #[cold]
     #[inline(never)]
-    pub(crate) fn keep(&self, New { hash, .. }: New, site: u32) {
+    pub(crate) fn keep(&self, NewStack { hash, .. }: NewStack, site: u32) {
         let set = &self.stacks[hash as usize / STACK_WAYS % (STACKS / STACK_WAYS)];
         let own = hash as usize % STACK_WAYS;
         let free = (0..STACK_WAYS).map(|way| own ^ way).find(|way| set[*way].get() == 0);
@@ -432,7 +451,7 @@ impl Stacks {
     }
 
     /// The layout by which a piece is known, the hash of the piece, and that of its places.
-    fn held(&self, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+    fn held(&self, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         let (first, epoch) = (set(at), self.epoch.get());
         let layout = self.in_set(first, at, epoch)?;
         let rivals = layout.rivals(at, end).filter(|_| layout.has_rivals.get());
@@ -448,7 +467,7 @@ impl Stacks {
     }
 
     /// The same, of the layouts in a set.
-    fn held_in(&self, set: usize, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+    fn held_in(&self, set: usize, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         let last = usize::from(self.last[set].get());
         (0..WAYS).map(|way| (last ^ way) % WAYS).find_map(|way| {
             let layout = &self.layouts[set][way];
@@ -460,10 +479,10 @@ impl Stacks {
         })
     }
 
-    /// The call stack from `at` on, found piece by piece. None if the innermost frame cannot be followed. With `by_site` a known site
-    /// is enough.
+    /// The call stack from `at` on, found piece by piece. None if the innermost frame cannot be
+    /// followed. With `by_site` a known site is enough.
     #[inline(never)]
-    fn follow(&self, begin: At, by_site: bool) -> Option<Found> {
+    fn follow(&self, begin: CallPoint, by_site: bool) -> Option<StackLookup> {
         let mut at = begin;
         let mut end = self.end(at.stack)?;
         let mut hash = OUTSIDE;
@@ -481,7 +500,7 @@ impl Stacks {
             hash = tree::mix(hash, piece);
             match layout.outer(at) {
                 Some(outer) => at = outer,
-                None => break layout.end.get() == End::Cut,
+                None => break layout.end.get() == PieceEnd::Cut,
             }
             if count == PIECES {
                 break true;
@@ -495,7 +514,7 @@ impl Stacks {
             count_cut();
         }
         if by_site && let Some(site) = self.site(hash) {
-            return Some(Found::Site(site));
+            return Some(StackLookup::Site(site));
         }
         // From here on each is the hash of all calls from the outermost one to this piece.
         for number in (0..count).rev() {
@@ -508,15 +527,16 @@ impl Stacks {
             Some(known) => known,
             None => (self.resolve(begin, count, walked == Some(0))?, None),
         };
-        Some(Found::New(New { hash, calls, node, site }))
+        Some(StackLookup::New(NewStack { hash, calls, node, site }))
     }
 
-    /// Finds the node of a stack of `count` pieces that no thread has seen, by the hashes in [`Stacks::calls`]. The pieces up to the
-    /// first one that is called from known ones are followed again for their places, but not the innermost one if `is_walked`: it is
-    /// still in [`Stacks::piece`].
+    /// Finds the node of a stack of `count` pieces that no thread has seen, by the hashes in
+    /// [`ThreadStacks::calls`]. The pieces up to the first one that is called from known ones are
+    /// followed again for their places, but not the innermost one if `is_walked`: it is still in
+    /// [`ThreadStacks::piece`].
     #[cold]
     #[inline(never)]
-    fn resolve(&self, begin: At, count: usize, is_walked: bool) -> Option<u32> {
+    fn resolve(&self, begin: CallPoint, count: usize, is_walked: bool) -> Option<u32> {
         let known = (1..count).find_map(|number| {
             let (node, _) = tree::find_run(self.calls[number].get())?;
             Some((number, node))
@@ -550,7 +570,7 @@ impl Stacks {
     }
 
     /// Follows the frames from `at` on.
-    fn walk(&self, at: At, end: u64) {
+    fn walk(&self, at: CallPoint, end: u64) {
         self.piece.layout.clear(at, self.epoch.get());
         let set = set(at);
         let like = &self.layouts[set][usize::from(self.last[set].get()) % WAYS];
@@ -560,7 +580,7 @@ impl Stacks {
 
     /// Follows the frames from `at` on, and notes their layout and the piece.
     #[inline(never)]
-    fn learn(&self, at: At, end: u64) -> Option<(&Layout, u64, u64)> {
+    fn learn(&self, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
         self.walk(at, end);
         let piece = &self.piece;
         let layout = self.keep_layout(&piece.layout, at, end);
@@ -575,7 +595,7 @@ impl Stacks {
     }
 
     /// Notes a layout: if others begin at the same address, among those with the same caller.
-    fn keep_layout(&self, layout: &Layout, at: At, end: u64) -> &Layout {
+    fn keep_layout(&self, layout: &WordLayout, at: CallPoint, end: u64) -> &WordLayout {
         let epoch = self.epoch.get();
         let mut number = set(at);
         if let Some(rival) = self.in_set(number, at, epoch)
@@ -588,11 +608,12 @@ impl Stacks {
         self.keep_in(number, layout)
     }
 
-    fn keep_in(&self, number: usize, layout: &Layout) -> &Layout {
+    fn keep_in(&self, number: usize, layout: &WordLayout) -> &WordLayout {
         let (set, epoch) = (&self.layouts[number], self.epoch.get());
         let way = set.iter().position(|there| there.key.get() == layout.key.get());
         let way = way.unwrap_or_else(|| {
-            let is_unused = |there: &Layout| there.epoch.get() != epoch || there.code.get() == 0;
+            let is_unused =
+                |there: &WordLayout| there.epoch.get() != epoch || there.code.get() == 0;
             let way = set.iter().position(is_unused).unwrap_or_else(|| {
                 self.turn.set(self.turn.get().wrapping_add(1));
                 self.turn.get() % WAYS
@@ -620,7 +641,7 @@ impl Stacks {
         self.epoch.set(self.epoch.get() + 1);
     }
 
-    /// Where the stack that `stack` points into ends.
+    /// End of the stack that `stack` points into.
     #[inline(always)]
     fn end(&self, stack: u64) -> Option<u64> {
         if stack >= self.low.get() && stack < self.end.get() {
@@ -651,8 +672,9 @@ impl Stacks {
     }
 }
 
-/// From where to where a stack is known to lie, by an address in it. Nothing outside is read, so it is not to be guessed: a
-/// stack of the program's own may lie close to a thread's, with memory between that nobody may read.
+/// Bounds of the stack that contains an address. Nothing outside is read, so the bounds must be
+/// certain: a stack of the program's own may be close to a thread's, with unreadable memory
+/// between.
 fn bounds(stack: u64) -> Option<(u64, u64)> {
     const NEAR: u64 = 16 << 20;
     let near = |end: u64| {
@@ -660,16 +682,17 @@ fn bounds(stack: u64) -> Option<(u64, u64)> {
         // Lower addresses are asked for again, with the same answer.
         Some((stack.saturating_sub(NEAR - below), end & !7))
     };
-    // The first thread's stack ends where the loader says, and the kernel keeps others away from it.
-    near(real::first_stack_end()).or_else(|| mapping(stack)).or_else(|| {
+    // The first thread's stack ends where the loader says, and the kernel keeps others away from
+    // it.
+    near(next_alloc::first_stack_end()).or_else(|| mapping(stack)).or_else(|| {
         // Without /proc: the C library puts a thread's own data at the end of its stack.
-        near(real::thread_data()).filter(|_| kernel::thread() != kernel::process())
+        near(next_alloc::thread_data()).filter(|_| kernel::thread() != kernel::process())
     })
 }
 
 /// The mapping that an address is in, by `/proc/self/maps`.
 pub(crate) fn mapping(address: u64) -> Option<(u64, u64)> {
-    let file = kernel::File::open(c"/proc/self/maps").ok()?;
+    let file = kernel::OwnedFile::open(c"/proc/self/maps").ok()?;
     if let Ok(found) = file.mapping_at(address) {
         return Some(found);
     }

@@ -1,47 +1,51 @@
 //! glibc's caches of freed blocks, one a thread, which glibc empties as the thread ends.
 //!
-//! The blocks in a cache were freed already. As a thread ends, `tcache_thread_shutdown` passes each of them to `free` again, then
-//! the cache itself, which no function of `malloc`'s family had returned. Where `free` is hooked at its entry, these calls come to
-//! the recorder. They free nothing of the program's.
+//! The blocks in a cache were freed already. When a thread ends, `tcache_thread_shutdown` passes
+//! each of them to `free` again, then the cache itself, which no function of `malloc`'s family
+//! returned. If `free` is hooked at its entry, the recorder sees these calls. They free no block of
+//! the program.
 //!
-//! A cached block has a number in its second word that glibc draws when it begins (`tcache_key`, glibc 2.34 and later), and
-//! that is cleared when the block leaves the cache. So the calls are known by their caller, glibc, and by that number.
+//! A cached block has a number in its second word that glibc draws when it begins (`tcache_key`,
+//! glibc 2.34 and later), and that is cleared when the block leaves the cache. So the calls are
+//! known by their caller, glibc, and by that number.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::modules;
-use crate::real;
+use crate::next_alloc;
 
 /// The number, 0 where it is not known.
 static KEY: AtomicU64 = AtomicU64::new(0);
-/// Where glibc's code begins and ends.
+/// Address range of glibc's code.
 static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Sizes of a cache (`tcache_perthread_struct`), as its header says, and where in it the lists of blocks begin, which end with it:
-/// of glibc 2.30 to 2.41, and of 2.42.
+/// Sizes of a cache (`tcache_perthread_struct`), as its header says, and where in it the lists of
+/// blocks begin, which end with it: of glibc 2.30 to 2.41, and of 2.42.
 const CACHES: [(u64, u64); 2] = [(0x288, 128), (0x2f8, 152)];
 
-/// Learns the number from a block of this thread's. `malloc` and `free` are glibc's, whose blocks have headers.
+/// Learns the number from a block of this thread's. `malloc` and `free` are glibc's, whose blocks
+/// have headers.
 pub(crate) fn learn() {
     const SIZE: usize = 24;
-    let code = modules::find(real::FREE.load(Relaxed).addr() as u64);
+    let code = modules::find(next_alloc::FREE.load(Relaxed).addr() as u64);
     let (start, end) = code.map_or((0, 0), |it| (it.start as u64, it.end as u64));
     CODE[0].store(start, Relaxed);
     CODE[1].store(end, Relaxed);
-    let block = real::malloc(SIZE);
+    let block = next_alloc::malloc(SIZE);
     if block.is_null() {
         return;
     }
     let second = block.cast::<u64>().wrapping_add(1);
     // SAFETY: the block has three words.
     unsafe { second.write_volatile(0) };
-    // A block of this size was taken from the cache, or the cache has none: either way there is room for it.
-    real::free(block);
+    // A block of this size was taken from the cache, or the cache has none: either way there is
+    // room for it.
+    next_alloc::free(block);
     // SAFETY: glibc unmaps no block this small; of its memory nothing else is assumed.
     KEY.store(unsafe { second.read_volatile() }, Relaxed);
 }
 
-/// Whether `free` was called with this stack pointer to empty the cache of a thread that ends.
+/// True if `free` was called with this stack pointer to empty the cache of a thread that ends.
 pub(crate) fn is_emptied(address: u64, stack: u64) -> bool {
     let key = KEY.load(Relaxed);
     if key == 0 {
@@ -61,7 +65,7 @@ pub(crate) fn is_emptied(address: u64, stack: u64) -> bool {
     if word(8) == key {
         return true;
     }
-    let room = real::glibc_room(address);
+    let room = next_alloc::glibc_room(address);
     let cache = CACHES.iter().find(|(size, _)| *size == room);
     // glibc has taken all blocks out of the lists before.
     cache.is_some_and(|&(size, lists)| (lists..size - 8).step_by(8).all(|at| word(at) == 0))

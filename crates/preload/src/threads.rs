@@ -1,4 +1,4 @@
-//! What a thread has of its own: where it counts, what it remembers of its stacks, and how it begins and ends.
+//! Data of a thread: its counters, the cache of its stacks, and its start and end.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -10,28 +10,29 @@ use pagewise_heaplog::tables::{
     CELLS, CHUNKS, RECORDS, SITES, THREADS, header, hooks, kind, record, thread,
 };
 
-use crate::begin::{self, Stage};
-use crate::enter::{Own, own, set_own};
-use crate::live::{self, Block};
+use crate::begin::{self, StartStage};
+use crate::live::{self, RecordedBlock};
 use crate::lock::Lock;
-use crate::shared::{self, Record, head, slot};
-use crate::stacks::{At, Found, Stacks};
-use crate::{kernel, log, modules, peak, real, sampling};
+use crate::shared::{self, SiteRecord, head, slot};
+use crate::stacks::{CallPoint, StackLookup, ThreadStacks};
+use crate::stubs::{Own, own, set_own};
+use crate::{kernel, log, modules, next_alloc, peak, sampling};
 
-/// What a thread has of its own, in memory that is zeros in a child of `fork`.
+/// Data of a thread, in memory that is zeros in a child of `fork`.
 #[repr(C)]
-pub(crate) struct Thread {
-    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. Who attaches reads it, by the address of all.
+pub(crate) struct ThreadData {
+    /// [`READY`] or [`BUSY_NOW`]; 0 in a child of `fork`. `heap attach` reads it through the list
+    /// of all threads.
     state: Cell<u32>,
     /// Its own words that are shared: those of its slot.
     own: Cell<*const AtomicU64>,
     /// Its slot.
     slot: Cell<usize>,
-    /// What it allocated last.
+    /// Address of the last allocation.
     last: Cell<u64>,
-    /// Of samples: the bytes that were left then.
+    /// With sampling: bytes left until the next sample at that allocation.
     last_left: Cell<u64>,
-    /// How much room is too much.
+    /// Credit above which the thread returns a part of it.
     pub most_room: Cell<i64>,
     /// Allocations until the next whose lifetime is measured.
     until_timed: Cell<u32>,
@@ -47,8 +48,8 @@ pub(crate) struct Thread {
     /// [`CODE`] when this thread last forgot its stacks.
     code: Cell<u64>,
     /// The next of those that wait for a thread.
-    next: Cell<*mut Thread>,
-    stacks: Stacks,
+    next: Cell<*mut ThreadData>,
+    stacks: ThreadStacks,
     /// For each chunk's worth of sites, the number of this thread's chunk plus 1.
     directory: [Cell<u32>; SITES.room / RECORDS],
 }
@@ -57,10 +58,11 @@ pub(crate) struct Thread {
 const READY: u32 = 1;
 /// It does: what allocates meanwhile is not recorded.
 const BUSY_NOW: u32 = hooks::NOW;
-/// Allocations to each whose lifetime is measured, in the mean.
+/// Average number of allocations for each one whose lifetime is measured.
 pub(crate) const TIMED_EVERY: u32 = 128;
-/// Chunks that several threads have together before they empty theirs, and that each has at the least.
-const MOST_CHUNKS: u64 = 8 << 10;
+/// Chunks that several threads have together before they empty theirs, and that each has at the
+/// least.
+const MAX_THREAD_CHUNKS: u64 = 8 << 10;
 const FEWEST_CHUNKS: u64 = 64;
 /// No smaller block has a mapping of its own, unless the program asks for it (`M_MMAP_THRESHOLD`).
 pub(crate) const LARGE: u64 = 64 << 10;
@@ -70,15 +72,15 @@ const MANY_SLOTS: u64 = (THREADS.room / 2) as u64;
 /// Under which threads begin and end, and chunks change hands.
 static LOCK: Lock = Lock::new();
 /// Threads' memory that waits for another thread.
-static WAITING: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
-/// The first chunk that nobody has, plus 1; the others behind it.
+static WAITING: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
+/// The first free chunk, plus 1; the others are linked from it.
 static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
-/// What counts for threads that have ended or are ending, under [`LATE_LOCK`].
-static LATE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// Counters for ended or ending threads, under [`LATE_LOCK`].
+static LATE: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 static LATE_LOCK: Lock = Lock::new();
 /// For each chunk the next of the same thread, plus 1.
 static NEXT_CHUNK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
-/// The key by which the C library tells of ending threads.
+/// The key whose destructor the C library calls for ending threads.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
 /// A thread's word of what became of it: not seen yet.
@@ -94,24 +96,25 @@ const BUSY: u64 = 3;
 #[derive(Clone, Copy)]
 pub(crate) enum Entered {
     /// This thread's own.
-    Own(&'static Thread),
+    Own(&'static ThreadData),
     /// That of ending threads, whose lock is held.
-    Late(&'static Thread),
+    Late(&'static ThreadData),
 }
 
 impl Entered {
     #[inline(always)]
-    pub(crate) fn thread(self) -> &'static Thread {
+    pub(crate) fn thread(self) -> &'static ThreadData {
         match self {
             Entered::Own(thread) | Entered::Late(thread) => thread,
         }
     }
 }
 
-/// Begins to record; none where that is not to be: within the recorder, before all is ready, or in a child of `fork`.
+/// Begins to record; none where that is not to be: within the recorder, before all is ready, or in
+/// a child of `fork`.
 #[inline(always)]
 pub(crate) fn enter() -> Option<Entered> {
-    let thread: *const Thread =
+    let thread: *const ThreadData =
         std::ptr::with_exposed_provenance(own::<{ Own::Thread as usize }>() as usize);
     if thread.is_null() {
         return enter_first();
@@ -144,7 +147,7 @@ pub(crate) fn leave(entered: Entered) {
 #[inline(never)]
 fn leave_late() {
     set_own::<{ Own::Stage as usize }>(ENDING);
-    // SAFETY: `enter_first` forgot to open it, and nobody else holds it.
+    // SAFETY: `enter_first` left it locked, and no other thread holds it.
     unsafe { LATE_LOCK.open() };
 }
 
@@ -177,7 +180,7 @@ fn enter_first() -> Option<Entered> {
     thread.map(Entered::Own)
 }
 
-fn late() -> Option<&'static Thread> {
+fn late() -> Option<&'static ThreadData> {
     let late = LATE.load(Relaxed);
     if !late.is_null() {
         // SAFETY: threads' memory is never unmapped; the lock is held.
@@ -189,15 +192,15 @@ fn late() -> Option<&'static Thread> {
     Some(late)
 }
 
-fn new_thread() -> Option<&'static Thread> {
-    let memory = kernel::memory(size_of::<Thread>()).ok()?.cast::<Thread>();
+fn new_thread() -> Option<&'static ThreadData> {
+    let memory = kernel::memory(size_of::<ThreadData>()).ok()?.cast::<ThreadData>();
     // SAFETY: zeros are a thread that has nothing; the memory stays.
     let thread = unsafe { &*memory };
     thread.state.set(BUSY_NOW);
     Some(thread)
 }
 
-fn begin_thread() -> Option<&'static Thread> {
+fn begin_thread() -> Option<&'static ThreadData> {
     let held = LOCK.hold();
     let waiting = WAITING.load(Relaxed);
     let thread = if waiting.is_null() {
@@ -209,7 +212,7 @@ fn begin_thread() -> Option<&'static Thread> {
         thread
     };
     let used = head(header::THREADS).load(Relaxed);
-    // The first slot is nobody's.
+    // The first slot belongs to no thread.
     let index = if used < MANY_SLOTS || (waiting.is_null() && used < THREADS.room as u64) {
         head(header::THREADS).store(used + 1, Release);
         usize::try_from(used).ok()?
@@ -233,14 +236,14 @@ fn begin_thread() -> Option<&'static Thread> {
     let running = head(header::RUNNING).fetch_add(1, Relaxed) + 1;
     // In a program that ran already there may be more, which did not record yet.
     let most = running + u64::from(peak::has_others());
-    head(header::MOST_THREADS).fetch_max(most, Relaxed);
+    head(header::MAX_LIVE_THREADS).fetch_max(most, Relaxed);
     if running > 1 {
         head(header::MANY).store(1, Relaxed);
     }
     let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
     drop(held);
     if KEY.load(Relaxed) != u32::MAX {
-        // SAFETY: the key was made; its value is not null, so that the end is told.
+        // SAFETY: the key was created; its value is not null, so that the destructor is called.
         let _ = unsafe {
             libc::pthread_setspecific(
                 KEY.load(Relaxed),
@@ -258,7 +261,7 @@ fn name(index: usize) {
     }
 }
 
-/// Adds what a slot's thread did to those that are not told apart.
+/// Adds the counts of a slot's thread to those of ended threads.
 fn empty_slot(index: usize) {
     let (begin, end) = (thread::ALLOCATED, thread::WORDS);
     for number in begin..end {
@@ -300,7 +303,7 @@ pub(crate) fn reset() {
 
 /// A thread ends: what it counted is added to what all ended threads did.
 unsafe extern "C" fn ends(_value: *mut c_void) {
-    if begin::stage() != Stage::Records {
+    if begin::stage() != StartStage::Records {
         return;
     }
     let Some(Entered::Own(thread)) = enter() else { return };
@@ -332,7 +335,7 @@ fn next_chunk(chunk: u32) -> &'static AtomicU32 {
     unsafe { &*place }
 }
 
-impl Thread {
+impl ThreadData {
     #[inline(always)]
     fn slot(&self, number: usize) -> &'static AtomicU64 {
         debug_assert!(number < thread::WORDS);
@@ -371,23 +374,23 @@ impl Thread {
         1 + (self.draw() >> 32) as u32 % (2 * TIMED_EVERY - 1)
     }
 
-    /// This thread's record of a site; none where there is no more room.
+    /// This thread's record of a site; `None` if the table is full.
     #[inline(always)]
-    fn record(&self, site: u32) -> Option<Record> {
+    fn record(&self, site: u32) -> Option<SiteRecord> {
         let site = site as usize;
         match self.directory.get(site / RECORDS)?.get() {
             0 => self.new_chunk(site),
-            chunk => Some(Record::of(chunk as usize - 1, site % RECORDS)),
+            chunk => Some(SiteRecord::at_number(chunk as usize - 1, site % RECORDS)),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn new_chunk(&self, site: usize) -> Option<Record> {
+    fn new_chunk(&self, site: usize) -> Option<SiteRecord> {
         let threads = head(header::RUNNING).load(Relaxed).max(1);
-        if u64::from(self.chunks.get()) >= (MOST_CHUNKS / threads).max(FEWEST_CHUNKS)
+        if u64::from(self.chunks.get()) >= (MAX_THREAD_CHUNKS / threads).max(FEWEST_CHUNKS)
             && self.slot.get() != 0
-            && head(header::MOST_THREADS).load(Relaxed) > 1
+            && head(header::MAX_LIVE_THREADS).load(Relaxed) > 1
         {
             std::mem::forget(LATE_LOCK.hold());
             if let Some(late) = late() {
@@ -413,7 +416,7 @@ impl Thread {
             }
         };
         self.adopt(chunk, site / RECORDS);
-        Some(Record::of(chunk as usize, site % RECORDS))
+        Some(SiteRecord::at_number(chunk as usize, site % RECORDS))
     }
 
     /// Makes a chunk this thread's; the lock is held.
@@ -427,8 +430,8 @@ impl Thread {
         self.directory[sites].set(chunk + 1);
     }
 
-    /// Gives all chunks to another, which nobody else uses; the locks are held.
-    fn hand_over(&self, to: &Thread) {
+    /// Passes all chunks to another value that no other thread uses; the locks are held.
+    fn hand_over(&self, to: &ThreadData) {
         let [mut allocations, mut allocated, mut frees, mut freed] = [0_u64; 4];
         head(header::CHANGES).fetch_add(1, Release);
         let mut next = self.first_chunk.get();
@@ -439,7 +442,7 @@ impl Thread {
             let Some(entry) = self.directory.get(sites) else { continue };
             entry.set(0);
             for number in 0..RECORDS {
-                let record = Record::of(chunk as usize, number);
+                let record = SiteRecord::at_number(chunk as usize, number);
                 allocations = allocations.wrapping_add(record.get(record::ALLOCATIONS));
                 allocated = allocated.wrapping_add(record.get(record::ALLOCATED));
                 frees = frees.wrapping_add(record.get(record::FREES));
@@ -449,7 +452,8 @@ impl Thread {
                 None => to.adopt(chunk, sites),
                 Some(into) => {
                     for number in 0..RECORDS {
-                        Record::of(into as usize, number).take(Record::of(chunk as usize, number));
+                        SiteRecord::at_number(into as usize, number)
+                            .absorb(SiteRecord::at_number(chunk as usize, number));
                     }
                     whose_sites.store(0, Relaxed);
                     whose.store(0, Relaxed);
@@ -469,7 +473,7 @@ impl Thread {
 
     /// Counts a block.
     #[inline(always)]
-    pub(crate) fn allocated<const USUAL: bool>(&self, address: u64, size: u64, at: At) {
+    pub(crate) fn allocated<const USUAL: bool>(&self, address: u64, size: u64, at: CallPoint) {
         let Some((site, record)) = self.site(at) else { return };
         record.roll();
         record.add(record::ALLOCATIONS, 1);
@@ -481,8 +485,8 @@ impl Thread {
         let until = self.until_timed.get() - 1;
         self.until_timed.set(until);
         let timed = until == 0 && self.time(address);
-        let room = if USUAL { real::glibc_room(address) } else { begin::room(address) };
-        let known = live::put::<USUAL>(address, Block { site, size, timed }, room);
+        let room = if USUAL { next_alloc::glibc_room(address) } else { begin::room(address) };
+        let known = live::put::<USUAL>(address, RecordedBlock { site, size, timed }, room);
         if !USUAL && known && log::wants(size) {
             log::allocated(address, size, site);
         }
@@ -494,19 +498,19 @@ impl Thread {
 
     /// The site of a call stack, and this thread's record of it.
     #[inline(always)]
-    pub(crate) fn site(&self, at: At) -> Option<(u32, Record)> {
+    pub(crate) fn site(&self, at: CallPoint) -> Option<(u32, SiteRecord)> {
         self.site_of(at, kind::HEAP)
     }
 
     /// The site of a call stack and a kind of memory.
     #[inline(always)]
-    pub(crate) fn site_of(&self, at: At, kind: u32) -> Option<(u32, Record)> {
+    pub(crate) fn site_of(&self, at: CallPoint, kind: u32) -> Option<(u32, SiteRecord)> {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
         }
         let site = match self.stacks.find(at) {
-            Some(Found::Site(site)) => site,
-            Some(Found::New(new)) => {
+            Some(StackLookup::Site(site)) => site,
+            Some(StackLookup::New(new)) => {
                 let site = new.site(kind)?;
                 self.stacks.keep(new, site);
                 site
@@ -519,16 +523,18 @@ impl Thread {
         Some((site, self.record(site)?))
     }
 
-    /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] where there is none.
-    pub(crate) fn node(&self, at: At) -> u32 {
+    /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] for an
+    /// empty stack.
+    pub(crate) fn node(&self, at: CallPoint) -> u32 {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
         }
         self.stacks.node(at).unwrap_or(pagewise_heaplog::recording::ROOT)
     }
 
-    /// Forgets stacks of code that has gone, or is going just now: other code may be in its place before who unloads it
-    /// comes to say so. Where other threads have ended, this one may be the only one.
+    /// Invalidates stacks of code that was unloaded or is being unloaded: other code may be mapped
+    /// there before the unloading thread reports it. If other threads have ended, this one may be
+    /// the only one.
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
@@ -546,7 +552,7 @@ impl Thread {
         peak::settle(self);
     }
 
-    /// Whether it counts for threads that are ending: several may do so, one after the other.
+    /// True if it counts for threads that are ending: several may do so, one after the other.
     pub(crate) fn is_late(&self) -> bool {
         self.slot.get() == 0
     }
@@ -558,8 +564,8 @@ impl Thread {
 
     /// Takes a block out of those that are live, without counting it.
     #[inline(always)]
-    pub(crate) fn take<const USUAL: bool>(&self, address: u64) -> Option<Block> {
-        let block = live::take::<USUAL>(address, || real::glibc_room(address))?;
+    pub(crate) fn remove_block<const USUAL: bool>(&self, address: u64) -> Option<RecordedBlock> {
+        let block = live::remove_block::<USUAL>(address, || next_alloc::glibc_room(address))?;
         if !USUAL && log::wants(block.size) {
             log::freed(address);
         }
@@ -570,7 +576,7 @@ impl Thread {
     }
 
     /// Puts a block back that was not freed after all.
-    pub(crate) fn put_back(&self, address: u64, block: Block) {
+    pub(crate) fn put_back(&self, address: u64, block: RecordedBlock) {
         if live::put::<false>(address, block, begin::room(address)) && log::wants(block.size) {
             log::allocated(address, block.size, block.site);
         }
@@ -581,7 +587,7 @@ impl Thread {
 
     /// Counts that a block was freed.
     #[inline(always)]
-    pub(crate) fn freed<const USUAL: bool>(&self, address: u64, block: Block) {
+    pub(crate) fn freed<const USUAL: bool>(&self, address: u64, block: RecordedBlock) {
         if !USUAL && sampling::is_on() {
             sampling::freed(self, address, block);
             return;
@@ -600,11 +606,11 @@ impl Thread {
     }
 
     /// The record to count something of a site in.
-    pub(crate) fn record_of(&self, site: u32) -> Option<Record> {
+    pub(crate) fn record_of(&self, site: u32) -> Option<SiteRecord> {
         self.record(site)
     }
 
-    /// Whether a block is what this thread allocated last, when so many bytes were left.
+    /// True if a block is this thread's last allocation, at which this number of bytes was left.
     pub(crate) fn is_last(&self, address: u64, left: u64) -> bool {
         self.last.get() == address && self.last_left.get() == left
     }
@@ -619,7 +625,7 @@ impl Thread {
         self.slot(cell).fetch_add(times, Relaxed);
     }
 
-    /// Notes when a block was allocated; false where there is no room for that.
+    /// Stores the time of an allocation; returns false if the table is full.
     #[cold]
     #[inline(never)]
     fn time(&self, address: u64) -> bool {
@@ -647,7 +653,7 @@ impl Thread {
         self.slot(thread::LIFETIMES + cell).fetch_add(1, Relaxed);
     }
 
-    /// Whether the first number of bytes to a sample is to be drawn; only once.
+    /// True if the first number of bytes to a sample is to be drawn; only once.
     pub(crate) fn begins_sampling(&self) -> bool {
         self.samples.replace(1) == 0
     }
@@ -667,10 +673,11 @@ pub(crate) fn count_mapped(address: u64, size: u64, gone: bool) {
     };
 }
 
-/// How often something has changed that threads are to learn of at their next allocation: code has gone, or one thread is left.
+/// Number of changes that threads must notice at their next allocation: code was unloaded, or one
+/// thread is left.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// How often code has gone.
+/// Number of unloadings of code.
 static CODE: AtomicU64 = AtomicU64::new(0);
 
 /// Calls that unload code and have not returned.
@@ -690,8 +697,8 @@ pub(crate) fn code_has_gone() {
     GENERATION.fetch_add(1, Release);
 }
 
-/// Blocks whose lifetime is measured, and when they were allocated. A block that finds its place taken is not measured, which
-/// does not depend on how long it will live.
+/// Blocks whose lifetime is measured, and when they were allocated. A block that finds its place
+/// taken is not measured, which does not depend on how long it will live.
 const BIRTHS: usize = 1 << 14;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];

@@ -1,4 +1,5 @@
-//! Call stacks as a tree of calls: each node once, by its caller and its place; and which of them allocate.
+//! Call stacks as a tree of calls: each node once, by its caller and its place; and which of them
+//! allocate.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -7,7 +8,7 @@ use pagewise_heaplog::tables::{NODES, SITES, header};
 
 use crate::kernel;
 use crate::lock::Lock;
-use crate::map::Map;
+use crate::map::WordMap;
 use crate::shared;
 
 static LOCK: Lock = Lock::new();
@@ -18,9 +19,9 @@ static MASK: AtomicUsize = AtomicUsize::new(0);
 /// For each node the number of its site plus 1.
 static SITE_OF: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Nodes by what stands for all calls down to them (see [`mix`]): one look instead of one for each call. Two stacks that are
-/// not the same have the same word with a probability of 2^-64.
-static RUNS: Map = Map::new();
+/// Nodes by what stands for all calls down to them (see [`mix`]): one look instead of one for each
+/// call. Two stacks that are not the same have the same word with a probability of 2^-64.
+static RUNS: WordMap = WordMap::new();
 
 /// Adds a number to what stands for those before it.
 #[inline(always)]
@@ -29,7 +30,7 @@ pub(crate) fn mix(before: u64, number: u64) -> u64 {
     mixed ^ mixed >> 32
 }
 
-/// Words that are no keys.
+/// Words that are not valid keys.
 fn key(calls: u64) -> u64 {
     calls.max(2)
 }
@@ -69,28 +70,28 @@ fn hash(parent: u32, place: u32) -> usize {
 
 /// A word of an array of ours that is long enough.
 #[inline(always)]
-fn of(array: *mut AtomicU32, index: usize) -> &'static AtomicU32 {
+fn element(array: *mut AtomicU32, index: usize) -> &'static AtomicU32 {
     let place = array.wrapping_add(index);
     // SAFETY: arrays are never unmapped, and indexes are below their length.
     unsafe { &*place }
 }
 
-/// The node of a call from `parent`; none where there is no more room.
+/// The node of a call from `parent`; `None` if the table is full.
 #[inline(always)]
 pub(crate) fn child(parent: u32, place: u32) -> Option<u32> {
     find(parent, place).or_else(|| insert(parent, place))
 }
 
-/// Slot 0 of an index tells its mask; nodes begin behind it.
+/// Slot 0 of an index has its mask; nodes begin after it.
 fn find(parent: u32, place: u32) -> Option<u32> {
     let index = INDEX.load(Ordering::Acquire);
     if index.is_null() {
         return None;
     }
-    let mask = of(index, 0).load(Ordering::Relaxed) as usize;
+    let mask = element(index, 0).load(Ordering::Relaxed) as usize;
     let mut at = hash(parent, place) & mask;
     loop {
-        let number = of(index, at + 1).load(Ordering::Acquire).checked_sub(1)?;
+        let number = element(index, at + 1).load(Ordering::Acquire).checked_sub(1)?;
         let (its_parent, its_place) = shared::node(number as usize);
         if its_place.load(Ordering::Relaxed) == place
             && its_parent.load(Ordering::Relaxed) == parent
@@ -124,10 +125,10 @@ fn insert(parent: u32, place: u32) -> Option<u32> {
 
 fn put(index: *mut AtomicU32, mask: usize, number: u32, parent: u32, place: u32) {
     let mut at = hash(parent, place) & mask;
-    while of(index, at + 1).load(Ordering::Relaxed) != 0 {
+    while element(index, at + 1).load(Ordering::Relaxed) != 0 {
         at = (at + 1) & mask;
     }
-    of(index, at + 1).store(number + 1, Ordering::Release);
+    element(index, at + 1).store(number + 1, Ordering::Release);
 }
 
 #[cold]
@@ -141,7 +142,7 @@ fn grow(used: usize) -> Option<()> {
     }
     let index = kernel::memory((count + 1) * size_of::<AtomicU32>()).ok()?.cast::<AtomicU32>();
     let mask = count - 1;
-    of(index, 0).store(u32::try_from(mask).ok()?, Ordering::Relaxed);
+    element(index, 0).store(u32::try_from(mask).ok()?, Ordering::Relaxed);
     for number in 0..used {
         let (parent, place) = shared::node(number);
         let number = u32::try_from(number).ok()?;
@@ -160,13 +161,13 @@ fn grow(used: usize) -> Option<()> {
     Some(())
 }
 
-/// The site of a node and a kind; none where there is no more room. What has no stack is site 0.
+/// The site of a node and a kind; `None` if the table is full. Calls without a stack have site 0.
 pub(crate) fn site(node: u32, kind: u32) -> Option<u32> {
     if node == ROOT {
         return Some(0);
     }
     let sites = SITE_OF.load(Ordering::Acquire);
-    let word = of(sites, node as usize);
+    let word = element(sites, node as usize);
     match word.load(Ordering::Relaxed) {
         0 => new_site(word, node, kind),
         site => Some(site - 1),

@@ -1,4 +1,5 @@
-//! How long the readings of one process take, beside the floor of what the kernel needs to write its `smaps`.
+//! Durations of the readings of one process, beside the lower bound: the time that the kernel needs
+//! to write its `smaps`.
 //!
 //! `cargo run --release -p pagewise-proc --example reading PID`
 #![expect(clippy::print_stdout, reason = "an example tells what it found")]
@@ -6,12 +7,12 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use pagewise_proc::capture::{Request, Wish, capture};
-use pagewise_proc::{Error, ProcRoot, target};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::{ProcError, ProcRoot, target};
 
 const ROUNDS: usize = 21;
 
-fn main() -> Result<(), Error> {
+fn main() -> Result<(), ProcError> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &std::env::args().nth(1).unwrap_or("self".into()))?;
     let cat = format!("/proc/{pid}/smaps");
@@ -24,7 +25,7 @@ fn main() -> Result<(), Error> {
             assert!(done.is_ok_and(|status| status.success()), "cat {cat} failed");
         }));
         for ((_, wish), times) in wishes.iter().zip(&mut ours) {
-            let request = Request { wish: *wish, ..Request::default() };
+            let request = CaptureRequest { wish: *wish, ..CaptureRequest::default() };
             let mut snapshot = None;
             times.push(millis(|| snapshot = Some(capture(&root, pid, &request))));
             snapshot.expect("the closure ran")?;

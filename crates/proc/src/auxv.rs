@@ -1,10 +1,10 @@
-//! `/proc/<pid>/auxv`: what the kernel tells a program at its start. Words of this machine's size.
+//! `/proc/<pid>/auxv`: the kernel's data for a program at its start. Words of this machine's size.
 
 /// `AT_BASE` and `AT_ENTRY` of `linux/auxvec.h`.
 const BASE: u64 = 7;
 const ENTRY: u64 = 9;
 
-/// Where a program begins.
+/// Entry point of a program, and its headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Auxv {
     /// The dynamic linker's address; `None` of a static program.
@@ -31,19 +31,19 @@ mod tests {
 
     use super::*;
 
-    fn words(words: &[u64]) -> Vec<u8> {
+    fn words_to_bytes(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
     #[test]
     fn a_static_program_has_an_entry_and_no_linker() {
-        let auxv = parse(&words(&[6, 4, BASE, 0, ENTRY, 77, 0, 0]));
+        let auxv = parse(&words_to_bytes(&[6, 4, BASE, 0, ENTRY, 77, 0, 0]));
         assert_eq!(auxv, Auxv { base: None, entry: Some(77) });
     }
 
     #[test]
-    fn a_value_is_no_type() {
-        let auxv = parse(&words(&[3, ENTRY, BASE, 5]));
+    fn a_value_is_not_a_type() {
+        let auxv = parse(&words_to_bytes(&[3, ENTRY, BASE, 5]));
         assert_eq!(auxv, Auxv { base: Some(5), entry: None });
     }
 

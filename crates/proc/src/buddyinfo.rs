@@ -3,25 +3,25 @@
 use pagewise_model::Name;
 use pagewise_model::fragmentation::{PageTypes, TypedBlocks, TypedFree, Zone};
 
-use crate::Error;
+use crate::ProcError;
 use crate::text::{lines, number};
 
 /// Reads a whole `buddyinfo`.
 ///
 /// # Errors
-/// [`Error::Parse`] for a line that is not of a zone.
-pub fn parse(text: &[u8]) -> Result<Vec<Zone>, Error> {
+/// [`ProcError::Parse`] for a line that is not of a zone.
+pub fn parse(text: &[u8]) -> Result<Vec<Zone>, ProcError> {
     lines(text).map(|(at, line)| zone(line).ok_or_else(|| bad("buddyinfo", at, line))).collect()
 }
 
-fn bad(file: &str, at: usize, line: &[u8]) -> Error {
-    Error::parse(file, at, "Node N, zone NAME and counts", line)
+fn bad(file: &str, at: usize, line: &[u8]) -> ProcError {
+    ProcError::parse(file, at, "Node N, zone NAME and counts", line)
 }
 
 /// `Node 0, zone   Normal  25466  13078 ..`
 fn zone(line: &[u8]) -> Option<Zone> {
     let (node, name, rest) = zone_start(line)?;
-    let free: Option<Vec<u64>> = words(rest).map(number).collect();
+    let free: Option<Vec<u64>> = split_words(rest).map(number).collect();
     Some(Zone { node, name: Name::new(name), free: free? })
 }
 
@@ -35,20 +35,21 @@ fn zone_start(line: &[u8]) -> Option<(u32, &[u8], &[u8])> {
     (end > 0).then(|| (node, &rest[..end], &rest[end..]))
 }
 
-fn words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn split_words(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty())
 }
 
 /// Reads a whole `pagetypeinfo`.
 ///
 /// # Errors
-/// [`Error::Parse`] for a line of a zone that does not read as one, or whose counts have no heading.
-pub fn parse_types(text: &[u8]) -> Result<PageTypes, Error> {
+/// [`ProcError::Parse`] for a line of a zone that does not read as one, or whose counts have no
+/// heading.
+pub fn parse_types(text: &[u8]) -> Result<PageTypes, ProcError> {
     let mut types = PageTypes::default();
     let mut kinds: Vec<&[u8]> = Vec::new();
     for (at, line) in lines(text) {
         if let Some(heading) = line.strip_prefix(b"Number of blocks type") {
-            kinds = words(heading).collect();
+            kinds = split_words(heading).collect();
         } else if line.starts_with(b"Node") {
             zone_of_types(line, &kinds, &mut types).ok_or_else(|| bad("pagetypeinfo", at, line))?;
         }
@@ -60,7 +61,7 @@ fn zone_of_types(line: &[u8], kinds: &[&[u8]], types: &mut PageTypes) -> Option<
     let (node, zone, rest) = zone_start(line)?;
     let zone = Name::new(zone);
     if let Some(rest) = rest.strip_prefix(b",") {
-        let mut words = words(rest.trim_ascii_start().strip_prefix(b"type")?);
+        let mut words = split_words(rest.trim_ascii_start().strip_prefix(b"type")?);
         let kind = Name::new(words.next()?);
         let counts: Option<Vec<(u64, bool)>> = words.map(count).collect();
         let counts = counts?;
@@ -72,7 +73,7 @@ fn zone_of_types(line: &[u8], kinds: &[&[u8]], types: &mut PageTypes) -> Option<
             capped: counts.iter().any(|(_, capped)| *capped),
         });
     } else {
-        for (at, word) in words(rest).enumerate() {
+        for (at, word) in split_words(rest).enumerate() {
             let (kind, count) = (Name::new(kinds.get(at)?), number(word)?);
             types.blocks.push(TypedBlocks { node, zone: zone.clone(), kind, count });
         }
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_zone_is_named() {
+    fn an_invalid_zone_line_is_named() {
         let error = parse(b"Node 0, zone DMA 1\nNode 0, zone DMA x\n").unwrap_err();
         assert!(error.to_string().starts_with("buddyinfo:2: "), "{error}");
         assert!(parse(b"Node 0, zone\n").is_err() && parse(b"\n\n").is_err());

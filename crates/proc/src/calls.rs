@@ -1,4 +1,5 @@
-//! The memory calls of processes under watch, with what `/proc` says of them while they are stopped.
+//! The memory calls of processes under watch, with what `/proc` says of them while they are
+//! stopped.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -6,38 +7,41 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::{
-    About, Call, Ending, Event, Image, Kind, Mapped, Recording, Stops, What, descriptor,
+    CallDetail, CallEnding, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall,
+    MemoryCallKind, NamedMapping, ProgramImage, descriptor,
 };
 use pagewise_model::{AddrRange, Bytes, Mapping, Name, PageSize, Pid, Reading};
-use pagewise_sys::trace::calls::{self as watch, Seen, Watched};
+use pagewise_sys::trace::calls::{self as watch, TraceEvent, TracedProgram};
 use pagewise_sys::{remote, system, trace};
 
 use crate::{ProcRoot, auxv, maps, meminfo, stat};
 
 /// The longest name that `memfd_create` takes, with the NUL at its end.
-const LONGEST_NAME: usize = 250;
+const MAX_NAME_BYTES: usize = 250;
 
-/// Bytes of the memory limit that a call takes, with all that becomes of it in a report: some 730 as JSON.
+/// Bytes of the memory limit that a call takes, with all that becomes of it in a report: some 730
+/// as JSON.
 const CALL: u64 = 1 << 10;
-/// Calls that take as much as a process, whose memory is followed as a copy of its parent's; and mappings of a program that
-/// take as much as a call.
+/// Calls that take as much as a process, whose memory is followed as a copy of its parent's; and
+/// mappings of a program that take as much as a call.
 const PROCESS: usize = 16;
 const MAPPINGS: usize = 4;
 /// Bytes of a name that take as much as a call.
 const NAMES: usize = 256;
 
-/// Records until every process has ended, or the watching is over. `command` is empty for a process that ran already. Calls and
-/// processes that are made when the recording has taken its memory are counted and not recorded.
+/// Records until every process has ended, or the watching is over. `command` is empty for a process
+/// that ran already. Calls and processes that are made when the recording has taken its memory are
+/// counted and not recorded.
 ///
 /// # Errors
 /// Those of `waitpid`.
 pub fn record(
-    watched: &mut Watched,
+    watched: &mut TracedProgram,
     command: Vec<Name>,
     limit: MemoryLimit,
-) -> io::Result<Recording> {
+) -> io::Result<CallRecording> {
     let root = ProcRoot::live();
-    let mut recorder = Recorder::new(&root, limit.part(CALL));
+    let mut recorder = CallRecorder::new(&root, limit.part(CALL));
     while let Some(seen) = watched.next()? {
         recorder.note(watched, &seen);
         // A command runs to its end; a process can be left alone.
@@ -50,17 +54,17 @@ pub fn record(
     let took_ns = recorder.since_start(Instant::now());
     for &pid in &left {
         let virt = recorder.virt(pid);
-        let what = What::Left { virt };
-        recorder.push(Event { time_ns: took_ns, pid, tid: pid, what });
+        let what = CallEventKind::Left { virt };
+        recorder.push(CallEvent { time_ns: took_ns, pid, tid: pid, what });
     }
-    Ok(Recording {
+    Ok(CallRecording {
         pid: Pid(watched.pid()),
         command,
         page_size: recorder.page_size,
         huge_page: root.machine("meminfo").and_then(|text| meminfo::parse(&text, "Hugepagesize")),
         stops: match watched.stops() {
-            watch::Stops::MemoryCalls => Stops::MemoryCalls,
-            watch::Stops::EveryCall => Stops::EveryCall,
+            watch::TraceStops::MemoryCalls => CallStops::MemoryCalls,
+            watch::TraceStops::EveryCall => CallStops::EveryCall,
         },
         took_ns,
         paused_ns: watched.pause().map(nanoseconds),
@@ -72,23 +76,24 @@ pub fn record(
     })
 }
 
-/// What is known so far.
-struct Recorder<'r> {
+/// State of the recording.
+struct CallRecorder<'r> {
     root: &'r ProcRoot,
     page_size: PageSize,
     start: Option<Instant>,
-    events: Vec<Event>,
-    /// How many more calls, or what takes as much memory, are recorded.
+    events: Vec<CallEvent>,
+    /// Number of further calls, or of items of the same memory size, that may be recorded.
     left: usize,
     /// Processes that are recorded and have not ended.
     processes: HashSet<u32>,
     lost: u64,
     lost_processes: u64,
     /// The calls that threads are in.
-    open: HashMap<u32, Open>,
+    open: HashMap<u32, OpenCall>,
     /// VIRT of processes that are about to end.
     last: HashMap<u32, Bytes>,
-    /// The first event, of a process that was running: its threads wait while it is read, but not while it is interpreted.
+    /// The first event, of a process that was running: its threads wait while it is read, but not
+    /// while it is interpreted.
     first: Option<First>,
 }
 
@@ -100,7 +105,7 @@ struct First {
     texts: Texts,
 }
 
-/// What the files in `/proc` say of the program that a stopped process runs.
+/// Contents of the `/proc` files about the program that a stopped process runs.
 struct Texts {
     maps: Reading<Vec<u8>>,
     auxv: Reading<Vec<u8>>,
@@ -109,16 +114,16 @@ struct Texts {
 }
 
 /// A call that is not yet done.
-struct Open {
+struct OpenCall {
     time_ns: u64,
-    kind: Kind,
-    call: watch::Call,
-    about: About,
+    kind: MemoryCallKind,
+    call: watch::TracedCall,
+    about: CallDetail,
 }
 
-impl<'r> Recorder<'r> {
-    fn new(root: &'r ProcRoot, left: usize) -> Recorder<'r> {
-        Recorder {
+impl<'r> CallRecorder<'r> {
+    fn new(root: &'r ProcRoot, left: usize) -> CallRecorder<'r> {
+        CallRecorder {
             root,
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             start: None,
@@ -139,10 +144,10 @@ impl<'r> Recorder<'r> {
         nanoseconds(when.saturating_duration_since(start))
     }
 
-    fn note(&mut self, watched: &mut Watched, seen: &Seen) {
+    fn note(&mut self, watched: &mut TracedProgram, seen: &TraceEvent) {
         let time_ns = self.since_start(seen.when);
         let what = match seen.event {
-            watch::Event::Attached { is_native } => {
+            watch::TraceEventKind::Attached { is_native } => {
                 let texts = self.texts(seen.tid);
                 watched.go_on();
                 // Its calls are recorded from now on.
@@ -150,74 +155,79 @@ impl<'r> Recorder<'r> {
                 self.first = Some(First { time_ns, pid: Pid(seen.pid), is_native, texts });
                 return;
             }
-            watch::Event::Executed { is_native } => {
+            watch::TraceEventKind::Executed { is_native } => {
                 let texts = self.texts(seen.tid);
                 let mut image = texts.image(is_native);
                 image.executed = true;
                 let entry = texts.auxv().entry.filter(|_| image.interpreter.is_some());
                 image.begin_is_told = entry.is_some_and(|entry| watched.expect(entry));
-                What::Image(Box::new(image))
+                CallEventKind::Image(Box::new(image))
             }
-            watch::Event::Born { by, shares_memory } => What::Born { by: Pid(by), shares_memory },
-            watch::Event::Arrived => What::Begun,
-            watch::Event::Entered(call) => return self.enter(seen.tid, time_ns, call),
-            watch::Event::Left(done) => return self.leave(seen, done),
-            watch::Event::Ending => return self.measure(seen),
-            watch::Event::Ended(how) => {
-                What::Ended { ending: ending(how), virt: self.last.remove(&seen.pid) }
+            watch::TraceEventKind::Born { by, shares_memory } => {
+                CallEventKind::Born { by: Pid(by), shares_memory }
+            }
+            watch::TraceEventKind::Arrived => CallEventKind::Begun,
+            watch::TraceEventKind::Entered(call) => return self.enter(seen.tid, time_ns, call),
+            watch::TraceEventKind::Left(done) => return self.leave(seen, done),
+            watch::TraceEventKind::Ending => return self.measure(seen),
+            watch::TraceEventKind::Ended(how) => {
+                CallEventKind::Ended { ending: ending(how), virt: self.last.remove(&seen.pid) }
             }
         };
-        self.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+        self.push(CallEvent { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
     }
 
     /// Records an event, if it fits.
-    fn push(&mut self, event: Event) {
+    fn push(&mut self, event: CallEvent) {
         let takes = takes(&event.what);
         let is_full = takes > self.left;
         let pid = event.pid.0;
         match &event.what {
-            // How it ended is recorded of each process that is.
-            What::Ended { .. } | What::Left { .. } => {
+            // The ending of each recorded process is recorded.
+            CallEventKind::Ended { .. } | CallEventKind::Left { .. } => {
                 if !self.processes.remove(&pid) {
                     return;
                 }
             }
-            What::Call(_) if is_full || !self.processes.contains(&pid) => {
+            CallEventKind::Call(_) if is_full || !self.processes.contains(&pid) => {
                 self.lost += 1;
                 return;
             }
-            What::Born { .. } if is_full => {
+            CallEventKind::Born { .. } if is_full => {
                 self.lost_processes += 1;
                 return;
             }
-            // What a process executes takes the place of what it was: without that, nothing more is known of its calls.
-            What::Image(_) if is_full => self.left = 0,
+            // An executed program replaces the process's mappings: without them its further calls
+            // cannot be interpreted.
+            CallEventKind::Image(_) if is_full => self.left = 0,
             _ if is_full => return,
-            What::Born { .. } | What::Image(_) => {
+            CallEventKind::Born { .. } | CallEventKind::Image(_) => {
                 self.processes.insert(pid);
             }
-            What::Begun | What::Call(_) => {}
+            CallEventKind::Begun | CallEventKind::Call(_) => {}
         }
-        if !is_full || matches!(event.what, What::Ended { .. } | What::Left { .. }) {
+        if !is_full
+            || matches!(event.what, CallEventKind::Ended { .. } | CallEventKind::Left { .. })
+        {
             self.left = self.left.saturating_sub(takes);
             self.events.push(event);
         }
     }
 
-    fn enter(&mut self, tid: u32, time_ns: u64, call: watch::Call) {
-        let Some(kind) = Kind::named(call.name) else { return };
-        let about = self.about(tid, kind, &call.arguments);
-        self.open.insert(tid, Open { time_ns, kind, call, about });
+    fn enter(&mut self, tid: u32, time_ns: u64, call: watch::TracedCall) {
+        let Some(kind) = MemoryCallKind::named(call.name) else { return };
+        let about = self.call_detail(tid, kind, &call.arguments);
+        self.open.insert(tid, OpenCall { time_ns, kind, call, about });
     }
 
-    fn leave(&mut self, seen: &Seen, done: watch::Done) {
-        let Some(Open { time_ns, kind, call, mut about }) = self.open.remove(&seen.tid) else {
+    fn leave(&mut self, seen: &TraceEvent, done: watch::Done) {
+        let Some(OpenCall { time_ns, kind, call, mut about }) = self.open.remove(&seen.tid) else {
             return;
         };
-        if let (Kind::Shmat, Ok(address)) = (kind, done.result) {
-            about = About::Pieces(self.attached(seen.tid, address));
+        if let (MemoryCallKind::Shmat, Ok(address)) = (kind, done.result) {
+            about = CallDetail::Pieces(self.attached(seen.tid, address));
         }
-        let what = What::Call(Call {
+        let what = CallEventKind::Call(MemoryCall {
             kind,
             arguments: call.arguments,
             result: done.result,
@@ -226,27 +236,27 @@ impl<'r> Recorder<'r> {
             caller: call.caller,
             about,
         });
-        self.push(Event { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
+        self.push(CallEvent { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
     }
 
-    /// What must be asked before a call is done.
-    fn about(&self, tid: u32, kind: Kind, arguments: &[u64; 6]) -> About {
-        let file = |fd| self.root.link(Pid(tid), &format!("fd/{fd}")).ok().map(About::File);
+    /// Data that must be read before a call takes effect.
+    fn call_detail(&self, tid: u32, kind: MemoryCallKind, arguments: &[u64; 6]) -> CallDetail {
+        let file = |fd| self.root.link(Pid(tid), &format!("fd/{fd}")).ok().map(CallDetail::File);
         let told = match kind {
-            Kind::Mmap => descriptor(kind, arguments).and_then(file),
-            Kind::MemfdCreate => self.text(tid, arguments[0]).map(About::Text),
-            Kind::Shmdt => Some(About::Pieces(self.to_detach(tid, arguments[0]))),
+            MemoryCallKind::Mmap => descriptor(kind, arguments).and_then(file),
+            MemoryCallKind::MemfdCreate => self.text(tid, arguments[0]).map(CallDetail::Text),
+            MemoryCallKind::Shmdt => Some(CallDetail::Pieces(self.to_detach(tid, arguments[0]))),
             _ => None,
         };
-        told.unwrap_or(About::Nothing)
+        told.unwrap_or(CallDetail::Nothing)
     }
 
     /// The text at an address, up to its NUL.
     fn text(&self, tid: u32, address: u64) -> Option<Name> {
-        let end = address.saturating_add(LONGEST_NAME as u64);
+        let end = address.saturating_add(MAX_NAME_BYTES as u64);
         // The next page may not be there.
         let page_end = (address | (self.page_size.bytes() - 1)).saturating_add(1).min(end);
-        let mut buffer = [0; LONGEST_NAME];
+        let mut buffer = [0; MAX_NAME_BYTES];
         let read = remote::read(tid, &[address..page_end, page_end..end], &mut buffer).ok()?;
         buffer[..read].split(|&byte| byte == 0).next().map(Name::new)
     }
@@ -257,8 +267,8 @@ impl<'r> Recorder<'r> {
         mappings.iter().filter(|m| m.range.start == address).map(|m| m.range).collect()
     }
 
-    /// What the kernel takes for parts of the segment that was attached at an address: mappings of one segment, each
-    /// as far from the address as from the segment's start.
+    /// Parts of the segment that was attached at an address, by the kernel's rule: mappings of one
+    /// segment, each as far from the address as from the segment's start.
     fn to_detach(&self, tid: u32, address: u64) -> Vec<AddrRange> {
         let mappings = self.mappings(tid).unwrap_or_default();
         let is_part = |m: &&Mapping| {
@@ -288,13 +298,13 @@ impl<'r> Recorder<'r> {
     /// Puts the image of a process that was running before all other events.
     fn interpret_first(&mut self) {
         if let Some(First { time_ns, pid, is_native, texts }) = self.first.take() {
-            let what = What::Image(Box::new(texts.image(is_native)));
-            self.events.insert(0, Event { time_ns, pid, tid: pid, what });
+            let what = CallEventKind::Image(Box::new(texts.image(is_native)));
+            self.events.insert(0, CallEvent { time_ns, pid, tid: pid, what });
         }
     }
 
     /// Notes VIRT while it is there: where threads end one after the other the last one's is kept.
-    fn measure(&mut self, seen: &Seen) {
+    fn measure(&mut self, seen: &TraceEvent) {
         if let Some(virt) = self.virt(Pid(seen.tid)) {
             self.last.insert(seen.pid, virt);
         }
@@ -308,15 +318,21 @@ impl<'r> Recorder<'r> {
 }
 
 /// About how much memory an event takes, in calls.
-fn takes(what: &What) -> usize {
+fn takes(what: &CallEventKind) -> usize {
     match what {
-        What::Born { .. } => PROCESS,
-        What::Image(image) => 1 + image.mapped.as_ref().map_or(0, Vec::len) / MAPPINGS,
-        What::Call(Call { about: About::File(name) | About::Text(name), .. }) => {
-            1 + name.as_bytes().len() / NAMES
+        CallEventKind::Born { .. } => PROCESS,
+        CallEventKind::Image(image) => 1 + image.mapped.as_ref().map_or(0, Vec::len) / MAPPINGS,
+        CallEventKind::Call(MemoryCall {
+            about: CallDetail::File(name) | CallDetail::Text(name),
+            ..
+        }) => 1 + name.as_bytes().len() / NAMES,
+        CallEventKind::Call(MemoryCall { about: CallDetail::Pieces(pieces), .. }) => {
+            1 + pieces.len() / MAPPINGS
         }
-        What::Call(Call { about: About::Pieces(pieces), .. }) => 1 + pieces.len() / MAPPINGS,
-        What::Call(_) | What::Begun | What::Ended { .. } | What::Left { .. } => 1,
+        CallEventKind::Call(_)
+        | CallEventKind::Begun
+        | CallEventKind::Ended { .. }
+        | CallEventKind::Left { .. } => 1,
     }
 }
 
@@ -326,12 +342,12 @@ impl Texts {
     }
 
     /// The program.
-    fn image(&self, is_native: bool) -> Image {
+    fn image(&self, is_native: bool) -> ProgramImage {
         let mappings = self.maps.as_ref().map(|text| maps::parse(text).mappings);
         let here = mappings.as_deref().unwrap_or_default();
         let named = |address: u64| here.iter().find(|m| m.range.contains(address));
         let base = self.auxv().base.filter(|_| is_native);
-        Image {
+        ProgramImage {
             executed: false,
             exe: self.exe.clone(),
             is_native,
@@ -352,21 +368,22 @@ impl Texts {
     }
 }
 
-/// The places and names of mappings. The page of old system calls lies outside of user space, and VIRT leaves it out.
-fn mapped(mappings: Vec<Mapping>) -> Vec<Mapped> {
+/// The places and names of mappings. The page of old system calls lies outside of user space, and
+/// VIRT leaves it out.
+fn mapped(mappings: Vec<Mapping>) -> Vec<NamedMapping> {
     let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
     let mapped = mappings.into_iter().filter(in_user_space);
-    mapped.map(|mapping| Mapped { range: mapping.range, name: mapping.name }).collect()
+    mapped.map(|mapping| NamedMapping { range: mapping.range, name: mapping.name }).collect()
 }
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn ending(ending: trace::Ending) -> Ending {
+fn ending(ending: trace::TraceEnding) -> CallEnding {
     match ending {
-        trace::Ending::Exited(status) => Ending::Exited(status),
-        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+        trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
+        trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
     }
 }
 
@@ -375,42 +392,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_counted_and_each_process_ends() {
+    fn calls_above_the_limit_are_counted_and_each_process_ends() {
         let root = ProcRoot::live();
-        let mut recorder = Recorder::new(&root, 2 * PROCESS + 5);
+        let mut recorder = CallRecorder::new(&root, 2 * PROCESS + 5);
         let mut push = |pid, what| {
-            recorder.push(Event { time_ns: 0, pid: Pid(pid), tid: Pid(pid), what });
+            recorder.push(CallEvent { time_ns: 0, pid: Pid(pid), tid: Pid(pid), what });
         };
         let call = || {
-            What::Call(Call {
-                kind: Kind::Munmap,
+            CallEventKind::Call(MemoryCall {
+                kind: MemoryCallKind::Munmap,
                 arguments: [0; 6],
                 result: Ok(0),
                 done_ns: 0,
                 took_ns: 0,
                 caller: 0,
-                about: About::Nothing,
+                about: CallDetail::Nothing,
             })
         };
-        let ended = || What::Ended { ending: Ending::Exited(0), virt: None };
+        let ended = || CallEventKind::Ended { ending: CallEnding::Exited(0), virt: None };
         for pid in 2..6 {
-            push(pid, What::Born { by: Pid(1), shares_memory: false });
+            push(pid, CallEventKind::Born { by: Pid(1), shares_memory: false });
             push(pid, call());
         }
         (0..10).for_each(|_| push(2, call()));
         (2..6).for_each(|pid| push(pid, ended()));
-        // Two calls of the first two processes, and one of each other; then three more, and how the two ended.
-        let is_call = |it: &&Event| matches!(it.what, What::Call(_));
+        // Two calls of the first two processes, and one of each other; then three more, and how the
+        // two ended.
+        let is_call = |it: &&CallEvent| matches!(it.what, CallEventKind::Call(_));
         assert_eq!(recorder.events.iter().filter(is_call).count(), 5);
         assert_eq!((recorder.lost, recorder.lost_processes), (9, 2));
-        let ends = recorder.events.iter().filter(|it| matches!(it.what, What::Ended { .. }));
+        let ends =
+            recorder.events.iter().filter(|it| matches!(it.what, CallEventKind::Ended { .. }));
         assert_eq!(ends.map(|it| it.pid.0).collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]
     fn every_call_that_is_watched_has_a_place_in_the_model() {
         for name in watch::names() {
-            assert!(Kind::named(name).is_some(), "{name}");
+            assert!(MemoryCallKind::named(name).is_some(), "{name}");
         }
     }
 }

@@ -4,24 +4,24 @@ mod memory;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pagewise_model::machine::{Gap, Method, Moment, Provenance};
+use pagewise_model::machine::{Gap, ProcessMoment, Provenance, ReadMethod};
 use pagewise_model::mapping::Mapping;
-use pagewise_model::object::Object;
-use pagewise_model::process::{Ksm, NodeShare, Process, Statm};
-use pagewise_model::registry::Pool;
-use pagewise_model::snapshot::{Head, SNAPSHOT_VERSION, Snapshot};
-use pagewise_model::{Absent, Bytes, Counter, Name, PageSize, Pid, Reading, parallel};
+use pagewise_model::object::ElfObject;
+use pagewise_model::pagewise_pools::RegisteredPool;
+use pagewise_model::process::{KsmStat, NodeShare, Process, Statm};
+use pagewise_model::snapshot::{MappingHead, SNAPSHOT_VERSION, Snapshot};
+use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading, SmapsCounter, parallel};
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
 
-use self::memory::{Memory, NOT_COPIED, Reader};
+use self::memory::{MemoryReader, NOT_COPIED, ReadMemory};
 use crate::mountinfo::Mount;
-use crate::stat::Stat;
+use crate::stat::PidStat;
 use crate::stream::LongestRead;
 use crate::users::Users;
 use crate::{
-    Error, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, registry, stat, status,
-    threads,
+    ProcError, ProcRoot, cgroup, elf, heads, ksm, limits, meminfo, mountinfo, pagewise_pools, stat,
+    status, threads,
 };
 
 /// Up to here a full reading holds the target for well below a millisecond a mapping.
@@ -33,54 +33,54 @@ pub enum Wish {
     /// In full where the process is small, politely where it is not.
     #[default]
     Auto,
-    /// [`Method::Polite`]
+    /// [`ReadMethod::Polite`]
     Polite,
-    /// [`Method::Fast`]
+    /// [`ReadMethod::Fast`]
     Fast,
-    /// [`Method::Full`]
+    /// [`ReadMethod::Full`]
     Full,
 }
 
 impl Wish {
     /// The reading for a process with that much resident.
-    pub fn method(self, resident: Bytes) -> Method {
+    pub fn method(self, resident: Bytes) -> ReadMethod {
         match self {
-            Wish::Polite => Method::Polite,
-            Wish::Fast => Method::Fast,
-            Wish::Full => Method::Full,
-            Wish::Auto if resident <= SMALL => Method::Full,
-            Wish::Auto => Method::Polite,
+            Wish::Polite => ReadMethod::Polite,
+            Wish::Fast => ReadMethod::Fast,
+            Wish::Full => ReadMethod::Full,
+            Wish::Auto if resident <= SMALL => ReadMethod::Full,
+            Wish::Auto => ReadMethod::Polite,
         }
     }
 }
 
-/// What to read, and when that is in the life of the target.
+/// Parts to read, and the phase of the target's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct CaptureRequest {
     /// Which reading.
     pub wish: Wish,
     /// The moment, for the record.
-    pub moment: Moment,
-    /// Whether a full reading reads `smaps_rollup` too. It walks all pages once more: totals and checks need it,
-    /// a list of mappings does not.
+    pub moment: ProcessMoment,
+    /// True if a full reading reads `smaps_rollup` too. It walks all pages once more: totals and
+    /// checks need it, a list of mappings does not.
     pub sums: bool,
 }
 
-impl Default for Request {
-    fn default() -> Request {
-        Request { wish: Wish::Auto, moment: Moment::Running, sums: true }
+impl Default for CaptureRequest {
+    fn default() -> CaptureRequest {
+        CaptureRequest { wish: Wish::Auto, moment: ProcessMoment::Running, sums: true }
     }
 }
 
 /// Reads a process.
 ///
-/// What may not be read, or is not there, is absent with its reason; only a process of which nothing can be read is
-/// an error.
+/// Parts that may not be read, or do not exist, are absent with the reason; only a process of which
+/// nothing can be read is an error.
 ///
 /// # Errors
-/// [`Error::NoSuchProcess`] where it is not there or ends meanwhile, [`Error::Io`] and [`Error::Parse`] where even
-/// `stat` cannot be read.
-pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
+/// [`ProcError::NoSuchProcess`] where it is not there or ends meanwhile, [`ProcError::Io`] and
+/// [`ProcError::Parse`] where even `stat` cannot be read.
+pub fn capture(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot, ProcError> {
     if root.ourselves() == Some(pid) {
         // Our own memory grows as it is read. The allocator keeps what a reading took, so that
         // after two of them a third finds its room made.
@@ -91,12 +91,13 @@ pub fn capture(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot,
     read(root, pid, request)
 }
 
-/// Takes this process out of the shares of other processes, whose libraries it maps too. Whether it is out.
+/// Removes this process from the shares of other processes, whose libraries it maps too. Returns
+/// true on success.
 fn leave_shares(root: &ProcRoot, pid: Pid) -> bool {
     !root.is_live() || root.ourselves() == Some(pid) || libraries::copy_libraries()
 }
 
-fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error> {
+fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot, ProcError> {
     let begin = Instant::now();
     let unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
     let mut capture = Capture::begin(root, pid, request)?;
@@ -142,21 +143,21 @@ fn read(root: &ProcRoot, pid: Pid, request: &Request) -> Result<Snapshot, Error>
     })
 }
 
-/// What of a process is resident now: one small read, for those who look often.
+/// Resident memory of a process now: one small read, for frequent samples.
 ///
 /// # Errors
-/// [`Error::NoSuchProcess`], [`Error::NotPermitted`], [`Error::Parse`]
-pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, Error> {
+/// [`ProcError::NoSuchProcess`], [`ProcError::NotPermitted`], [`ProcError::Parse`]
+pub fn resident(root: &ProcRoot, pid: Pid) -> Result<Bytes, ProcError> {
     let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
     Ok(stat::parse_statm(&root.read(pid, "statm")?, page_size)?.resident)
 }
 
-/// Who a process is, and its mappings without a look at their pages.
+/// Identity of a process, and its mappings without their pages.
 ///
 /// # Errors
 /// As [`capture`].
-pub fn outline(root: &ProcRoot, pid: Pid) -> Result<(Process, Reading<Vec<Mapping>>), Error> {
-    let mut capture = Capture::begin(root, pid, &Request::default())?;
+pub fn outline(root: &ProcRoot, pid: Pid) -> Result<(Process, Reading<Vec<Mapping>>), ProcError> {
+    let mut capture = Capture::begin(root, pid, &CaptureRequest::default())?;
     let mappings = capture.reader().maps()?;
     let process = capture.process();
     capture.end()?;
@@ -172,11 +173,11 @@ struct Capture<'a> {
     pid: Pid,
     /// The thread to ask for what is in memory.
     holder: Pid,
-    stat: Stat,
+    stat: PidStat,
     mounts: Vec<Mount>,
     features: Features,
     page_size: PageSize,
-    method: Method,
+    method: ReadMethod,
     wants_sums: bool,
     is_large: bool,
     longest: LongestRead,
@@ -187,7 +188,11 @@ struct Capture<'a> {
 const OTHER_IDS: &str = "/proc is of another pid namespace";
 
 impl<'a> Capture<'a> {
-    fn begin(root: &'a ProcRoot, pid: Pid, request: &Request) -> Result<Capture<'a>, Error> {
+    fn begin(
+        root: &'a ProcRoot,
+        pid: Pid,
+        request: &CaptureRequest,
+    ) -> Result<Capture<'a>, ProcError> {
         let stat = stat::parse(&root.read(pid, "stat")?)?;
         let mounts = root.reading(pid, "mountinfo").map(|text| mountinfo::parse(&text));
         let mut capture = Capture {
@@ -198,7 +203,7 @@ impl<'a> Capture<'a> {
             mounts: mounts.unwrap_or_default(),
             features: Features::detect(),
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
-            method: Method::Full,
+            method: ReadMethod::Full,
             wants_sums: request.sums,
             is_large: false,
             longest: LongestRead::default(),
@@ -215,8 +220,8 @@ impl<'a> Capture<'a> {
         Ok(capture)
     }
 
-    fn reader(&self) -> Reader<'_> {
-        Reader {
+    fn reader(&self) -> MemoryReader<'_> {
+        MemoryReader {
             root: self.root,
             pid: self.holder,
             features: self.features,
@@ -230,14 +235,14 @@ impl<'a> Capture<'a> {
     }
 
     /// The mappings, their pages by node, and the pages that KSM merged.
-    fn memory(&mut self) -> Result<(Memory, ByNode, Reading<Ksm>), Error> {
+    fn memory(&mut self) -> Result<(ReadMemory, ByNode, Reading<KsmStat>), ProcError> {
         let mut reader = self.reader();
         // Linux 6.18 walks all mappings to print `ksm_stat`: 4 ms for 65,000 of them.
         let (ksm, memory) =
             parallel::both(self.is_large, || self.ksm(), || reader.read(self.method));
         let memory = memory?;
         let numa = reader.numa(self.method);
-        let Reader { longest, mut gaps, .. } = reader;
+        let MemoryReader { longest, mut gaps, .. } = reader;
         self.longest = longest;
         self.gaps.append(&mut gaps);
         if !self.root.is_live() {
@@ -246,17 +251,19 @@ impl<'a> Capture<'a> {
         Ok((memory, numa, ksm))
     }
 
-    fn ksm(&self) -> Reading<Ksm> {
+    fn ksm(&self) -> Reading<KsmStat> {
         let text = self.root.reading(self.holder, "ksm_stat")?;
         ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
     }
 
-    /// The base page size of the machine that a tree was copied from: only `smaps` tells.
+    /// The base page size of the machine that a tree was copied from: only `smaps` has it.
     fn find_page_size(&mut self, mappings: &[Mapping]) {
-        let sizes = mappings.iter().filter_map(|m| m.counter(Counter::KernelPageSize).ok());
+        let sizes = mappings.iter().filter_map(|m| m.counter(SmapsCounter::KernelPageSize).ok());
         match sizes.min().and_then(|size| PageSize::new(size.0)) {
             Some(size) => self.page_size = size,
-            None => self.miss("page size", Absent::Ambiguous("taken to be this machine's".into())),
+            None => {
+                self.miss("page size", Absent::Ambiguous("assumed to be this machine's".into()))
+            }
         }
     }
 
@@ -313,19 +320,19 @@ impl<'a> Capture<'a> {
         Ok(since_boot.saturating_sub(self.stat.start_ticks.saturating_mul(tick_ns)))
     }
 
-    fn objects(&self, mappings: &Reading<Vec<Mapping>>, process: &Process) -> Vec<Object> {
+    fn objects(&self, mappings: &Reading<Vec<Mapping>>, process: &Process) -> Vec<ElfObject> {
         let mappings = mappings.as_deref().unwrap_or_default();
         elf::objects(self.root, self.holder, mappings, process.exe.as_ref().ok(), &self.mounts)
     }
 
     /// The pools of pagewise's allocators; none where they cannot be read.
-    fn pools(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Pool> {
+    fn pools(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<RegisteredPool> {
         let Ok(mappings) = mappings else { return Vec::new() };
-        let read = registry::of(self.root, self.pid, mappings);
+        let read = pagewise_pools::read_registry(self.root, self.pid, mappings);
         read.ok().and_then(Result::ok).map_or_else(Vec::new, |registry| registry.pools)
     }
 
-    fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<Head> {
+    fn heads(&self, mappings: &Reading<Vec<Mapping>>) -> Vec<MappingHead> {
         match mappings {
             Ok(mappings) if self.root.has_our_ids() => {
                 heads::read(self.root, self.holder, mappings, self.page_size)
@@ -337,7 +344,7 @@ impl<'a> Capture<'a> {
     fn longest_hold(&self) -> Reading<u64> {
         match self.longest.0 {
             _ if !self.root.is_live() => Err(Absent::NotCollected(NOT_COPIED.into())),
-            0 => Err(Absent::NotCollected("nothing that takes its lock could be read".into())),
+            0 => Err(Absent::NotCollected("files that take its mmap lock were not read".into())),
             longest => Ok(longest),
         }
     }
@@ -346,11 +353,12 @@ impl<'a> Capture<'a> {
         self.gaps.push(Gap { what: what.into(), why });
     }
 
-    /// The gaps, once it is sure that the process is still the one that was begun with, and did not end meanwhile.
-    fn end(self) -> Result<Vec<Gap>, Error> {
+    /// The gaps, once it is sure that the process is still the one that was begun with, and did not
+    /// end meanwhile.
+    fn end(self) -> Result<Vec<Gap>, ProcError> {
         let now = stat::parse(&self.root.read(self.pid, "stat")?)?;
         if now.start_ticks != self.stat.start_ticks || now.has_ended() && !self.stat.has_ended() {
-            return Err(Error::NoSuchProcess { pid: self.pid });
+            return Err(ProcError::NoSuchProcess { pid: self.pid });
         }
         Ok(self.gaps)
     }

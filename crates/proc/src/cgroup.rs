@@ -68,15 +68,15 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
     })
 }
 
-/// Where the memory cgroup of a process is.
-fn place(root: &ProcRoot, pid: Pid) -> Reading<(Member, Folder)> {
+/// Path of the memory cgroup of a process.
+fn place(root: &ProcRoot, pid: Pid) -> Reading<(Member, CgroupFolder)> {
     let text = root.reading(pid, "cgroup")?;
     let member = parse(&text).ok_or_else(|| Absent::NotInThisKernel("".into()))?;
     if !root.is_live() {
         return Err(Absent::NotCollected("control groups are not in the copied tree".into()));
     }
     let mounts = our_mounts()?;
-    let folder = mounts.iter().find_map(|mount| Folder::of(&member, mount));
+    let folder = mounts.iter().find_map(|mount| CgroupFolder::of_member(&member, mount));
     let folder = folder.ok_or(Absent::NotSupported("no memory cgroup is mounted here".into()))?;
     Ok((member, folder))
 }
@@ -85,7 +85,7 @@ fn usage(file: &Path) -> Reading<Bytes> {
     bytes(file).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()))
 }
 
-fn names(member: &Member) -> &'static Names {
+fn names(member: &Member) -> &'static CgroupFiles {
     if member.version == 1 { &V1 } else { &V2 }
 }
 
@@ -96,23 +96,24 @@ fn our_mounts() -> Reading<Vec<Mount>> {
 }
 
 /// The files of one version.
-struct Names {
+struct CgroupFiles {
     limit: &'static str,
     usage: &'static str,
 }
 
-static V1: Names = Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
-static V2: Names = Names { limit: "memory.max", usage: "memory.current" };
+static V1: CgroupFiles =
+    CgroupFiles { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
+static V2: CgroupFiles = CgroupFiles { limit: "memory.max", usage: "memory.current" };
 
 /// A cgroup's folder, and the mount that it is below.
-struct Folder {
+struct CgroupFolder {
     path: PathBuf,
     top: PathBuf,
 }
 
-impl Folder {
+impl CgroupFolder {
     /// The folder, where the mount shows it.
-    fn of(member: &Member, mount: &Mount) -> Option<Folder> {
+    fn of_member(member: &Member, mount: &Mount) -> Option<CgroupFolder> {
         let is_its_kind = match member.version {
             1 => {
                 mount.fs == b"cgroup" && mount.options.split(|&b| b == b',').any(|o| o == b"memory")
@@ -124,10 +125,11 @@ impl Folder {
         let below = path.strip_prefix(&mount.root).ok()?;
         let is_below = below.components().all(|c| matches!(c, Component::Normal(_)));
         (is_its_kind && is_below)
-            .then(|| Folder { path: mount.point.join(below), top: mount.point.clone() })
+            .then(|| CgroupFolder { path: mount.point.join(below), top: mount.point.clone() })
     }
 
-    /// The lowest limit from here up to the mount, and the folder that has it; this one where none has any.
+    /// The lowest limit from here up to the mount, and the folder that has it; this one where none
+    /// has any.
     fn lowest(&self, file: &str) -> (Option<Bytes>, &Path) {
         let depth = self.path.components().count() - self.top.components().count();
         let folders = self.path.ancestors().take(depth + 1);
@@ -170,14 +172,14 @@ mod tests {
         fs::write(middle.join("memory.max"), "4096\n").unwrap();
         fs::write(own.join("memory.max"), "max\n").unwrap();
         let member = Member { version: 2, path: "/pod/a/b".into() };
-        let folder = Folder::of(&member, &mount("/pod", top.path())).unwrap();
+        let folder = CgroupFolder::of_member(&member, &mount("/pod", top.path())).unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(4096)), middle.as_path()));
         fs::write(own.join("memory.max"), "1024\n").unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(1024)), own.as_path()));
     }
 
     #[test]
-    fn the_number_that_v1_writes_for_no_limit_is_none() {
+    fn the_number_that_v1_writes_for_no_limit_is_unlimited() {
         let top = tempfile::tempdir().unwrap();
         fs::write(top.path().join("memory.limit_in_bytes"), "9223372036854771712\n").unwrap();
         assert_eq!(bytes(&top.path().join("memory.limit_in_bytes")), None);
@@ -188,7 +190,8 @@ mod tests {
         for path in ["/elsewhere", "/pod/../../etc"] {
             let member = Member { version: 2, path: path.into() };
             assert!(
-                Folder::of(&member, &mount("/pod", Path::new("/sys/fs/cgroup"))).is_none(),
+                CgroupFolder::of_member(&member, &mount("/pod", Path::new("/sys/fs/cgroup")))
+                    .is_none(),
                 "{path}"
             );
         }

@@ -1,7 +1,7 @@
 //! Mapped ELF files: segments and sections by their headers.
 //!
-//! Of a file no more is read than its headers and name tables, each in one piece of limited size: a process
-//! chooses what it maps, so any file can be here.
+//! Only the headers and name tables of a file are read, each in one piece of limited size: a
+//! process chooses the files that it maps, so they may be hostile.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -14,22 +14,24 @@ use object::elf;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::read::{ReadCache, ReadRef};
 use pagewise_model::mapping::{AddrRange, Mapping};
-use pagewise_model::object::{Elf, Object, OnDisk, Section, Segment};
+use pagewise_model::object::{Elf, ElfObject, LoadSegment, ObjectSection, OnDisk};
 use pagewise_model::{Absent, Backing, Device, Name, Pid, Reading};
 
 use crate::ProcRoot;
 use crate::mountinfo::Mount;
 use crate::root::PTRACE;
-use crate::target_file::{self, FileId, Found, Refusal, TargetRoot};
+use crate::target_file::{self, FileId, FoundFile, Refusal, TargetRoot};
 
-/// No larger piece of a file is read: headers and tables of names are smaller, and a file may be all hole.
+/// No larger piece of a file is read: headers and tables of names are smaller, and a file may be
+/// all hole.
 const LARGEST: u64 = 16 << 20;
 /// No more sections than this are looked at; real files have dozens.
 const SECTIONS: usize = 5000;
 /// No more of a section's name than this is kept.
 const NAME: usize = 256;
 
-/// Symbols, as they are in a table of names, that give away an allocator inside a file, and what it is called.
+/// Symbols, as they are in a table of names, that give away an allocator inside a file, and what it
+/// is called.
 const ALLOCATORS: &[(&[u8], &str)] = &[
     (b"je_malloc\0", "jemalloc"),
     (b"_rjem_malloc\0", "jemalloc"),
@@ -47,14 +49,15 @@ pub(crate) fn objects(
     mappings: &[Mapping],
     exe: Option<&Name>,
     mounts: &[Mount],
-) -> Vec<Object> {
+) -> Vec<ElfObject> {
     let overlays = mounts.iter().filter(|m| m.fs == b"overlay").map(|m| m.device).collect();
     let looker = Looker { root, pid, exe, overlays, own_root: OnceCell::new() };
     let mut seen = HashSet::new();
     let mut last = None;
     let files = mappings.iter().filter(|mapping| {
         let key = (mapping.device, mapping.inode);
-        // Neighbours are often of one file: a look-up for each of 65,000 would cost more than the rest.
+        // Neighbours are often of one file: a look-up for each of 65,000 would cost more than the
+        // rest.
         mapping.inode != 0
             && (mapping.prot.exec || mapping.backing() == Backing::File)
             && last.replace(key) != Some(key)
@@ -74,19 +77,25 @@ struct Looker<'a> {
 
 impl Looker<'_> {
     /// A file, by its first mapping.
-    fn object(&self, first: &Mapping) -> Object {
+    fn object(&self, first: &Mapping) -> ElfObject {
         let (on_disk, elf) = if self.root.is_live() {
             (self.on_disk(first), self.elf(first))
         } else {
             let unread = Absent::NotCollected("the copied tree has no mapped files".into());
             (Err(unread.clone()), Err(unread))
         };
-        Object { device: first.device, inode: first.inode, name: first.name.clone(), on_disk, elf }
+        ElfObject {
+            device: first.device,
+            inode: first.inode,
+            name: first.name.clone(),
+            on_disk,
+            elf,
+        }
     }
 
     /// The file that a name leads the process to. It is not opened.
-    fn find(&self, name: &[u8]) -> Result<Found, Refusal> {
-        let root = self.own_root.get_or_init(|| TargetRoot::of(self.root, self.pid).ok());
+    fn find(&self, name: &[u8]) -> Result<FoundFile, Refusal> {
+        let root = self.own_root.get_or_init(|| TargetRoot::of_process(self.root, self.pid).ok());
         let root = root.as_ref().ok_or(Refusal::NotPermitted)?;
         root.find(Path::new(std::ffi::OsStr::from_bytes(name)))
     }
@@ -114,11 +123,12 @@ impl Looker<'_> {
         Ok(if is_same { OnDisk::Same } else { OnDisk::Replaced })
     }
 
-    /// Whether a file is the mapped one by what `maps` says.
+    /// True if a file is the mapped one by what `maps` says.
     ///
-    /// The device does not decide: btrfs shows another one there. Before Linux 6.8 neither does the inode of a file
-    /// on an overlay, so there the kernel's word that the name was not deleted has to do.
-    fn is_same(&self, first: &Mapping, found: &Found) -> bool {
+    /// The device does not decide: btrfs shows another one there. Before Linux 6.8 neither does the
+    /// inode of a file on an overlay, so there the kernel's word that the name was not deleted has
+    /// to do.
+    fn is_same(&self, first: &Mapping, found: &FoundFile) -> bool {
         let id = found.id();
         id.inode == first.inode || !first.is_deleted() && self.overlays.contains(&id.device)
     }
@@ -134,15 +144,15 @@ impl Looker<'_> {
         })?;
         let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
         let is_exe = self.exe == Some(&first.name);
-        headers(Pieces(&ReadCache::new(&file), LARGEST), if is_exe { all } else { &all[..1] })
+        headers(FilePieces(&ReadCache::new(&file), LARGEST), if is_exe { all } else { &all[..1] })
     }
 }
 
-/// A file that is read in a few pieces of limited size: so many bytes at most.
+/// A file that is read in a few pieces of limited size; the second field is the maximum.
 #[derive(Clone, Copy)]
-pub(crate) struct Pieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) u64);
+pub(crate) struct FilePieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) u64);
 
-impl<'d> ReadRef<'d> for Pieces<'d> {
+impl<'d> ReadRef<'d> for FilePieces<'d> {
     fn len(self) -> Result<u64, ()> {
         self.0.len()
     }
@@ -156,10 +166,10 @@ impl<'d> ReadRef<'d> for Pieces<'d> {
     }
 }
 
-/// The headers of an ELF file of 64 or 32 bits, its bytes at hand.
+/// Parses the headers of an ELF file of 64 or 32 bits from memory.
 ///
 /// # Errors
-/// [`Absent::NotSupported`] where it is none, or a broken one.
+/// [`Absent::NotSupported`] if it is not ELF, or damaged.
 pub fn parse(bytes: &[u8]) -> Reading<Elf> {
     headers(bytes, &[elf::SHT_DYNSYM, elf::SHT_SYMTAB])
 }
@@ -204,12 +214,12 @@ fn parse_class<'d, H: FileHeader<Endian = Endianness>>(
 fn segments<P: ProgramHeader<Endian = Endianness>>(
     programs: &[P],
     endian: Endianness,
-) -> Vec<Segment> {
+) -> Vec<LoadSegment> {
     let loads = programs.iter().filter(|p| p.p_type(endian) == elf::PT_LOAD);
-    let mut segments: Vec<Segment> = loads
+    let mut segments: Vec<LoadSegment> = loads
         .map(|p| {
             let has = |flag| p.p_flags(endian) & flag != 0;
-            Segment {
+            LoadSegment {
                 range: range(p.p_vaddr(endian), p.p_memsz(endian)),
                 offset: p.p_offset(endian).into(),
                 file_size: p.p_filesz(endian).into(),
@@ -228,12 +238,12 @@ fn loaded<S: SectionHeader<Endian = Endianness>>(
     headers: &[S],
     names: &[u8],
     endian: Endianness,
-) -> Vec<Section> {
+) -> Vec<ObjectSection> {
     let has = |s: &S, flag: u32| s.sh_flags(endian).into() & u64::from(flag) != 0;
-    let mut sections: Vec<Section> = headers
+    let mut sections: Vec<ObjectSection> = headers
         .iter()
         .filter(|s| has(s, elf::SHF_ALLOC))
-        .map(|s| Section {
+        .map(|s| ObjectSection {
             name: name(names, s.sh_name(endian)),
             range: range(s.sh_addr(endian), s.sh_size(endian)),
             offset: s.sh_offset(endian).into(),
@@ -270,8 +280,8 @@ fn bytes<'d, S: SectionHeader<Endian = Endianness>>(
 
 /// The allocator that the symbols of a table give away.
 ///
-/// A file that only calls it has its name too, so the symbol must be defined here. Symbols are read only where a name
-/// is in the table at all, which is nearly never.
+/// A file that only calls it has its name too, so the symbol must be defined here. Symbols are read
+/// only where a name is in the table at all, which is nearly never.
 fn allocator<'d, S: SectionHeader<Endian = Endianness>>(
     sections: &[S],
     kind: u32,
@@ -316,7 +326,7 @@ mod tests {
     fn a_file_read_in_pieces_says_what_its_bytes_say() {
         let file = File::open("/bin/sh").unwrap();
         let both = [elf::SHT_DYNSYM, elf::SHT_SYMTAB];
-        let found = headers(Pieces(&ReadCache::new(&file), LARGEST), &both);
+        let found = headers(FilePieces(&ReadCache::new(&file), LARGEST), &both);
         assert_eq!(found, parse(own_bytes()));
         let found = found.unwrap();
         assert!(found.segments.iter().any(|segment| segment.exec) && !found.sections.is_empty());
@@ -335,12 +345,13 @@ mod tests {
         first[0x20..0x28].copy_from_slice(&(size / 64 - 1).to_le_bytes());
         let bytes = [header.as_slice(), &first].concat();
         std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
-        let found = headers(Pieces(&ReadCache::new(&file), LARGEST), &[elf::SHT_SYMTAB]).unwrap();
+        let found =
+            headers(FilePieces(&ReadCache::new(&file), LARGEST), &[elf::SHT_SYMTAB]).unwrap();
         assert_eq!((found.sections, found.allocator), (vec![], None));
     }
 
     #[test]
-    fn what_is_no_program_is_absent_as_one() {
+    fn a_file_that_is_not_a_program_is_absent() {
         for bytes in [b"".as_slice(), b"#!/bin/sh\n", b"\x7fELF", b"\x7fELF\x02\x01\x01"] {
             assert!(matches!(parse(bytes), Err(Absent::NotSupported(_))), "{bytes:?}");
         }
@@ -348,7 +359,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_damaged_file_is_no_panic(
+        fn a_damaged_file_does_not_panic(
             damage in proptest::collection::vec((0..4096_usize, any::<u8>()), 1..20),
             cut in any::<prop::sample::Index>(),
         ) {
@@ -362,7 +373,7 @@ mod tests {
         }
 
         #[test]
-        fn a_header_of_any_bytes_is_no_panic(tail in proptest::collection::vec(any::<u8>(), 0..400), wide in any::<bool>()) {
+        fn a_header_of_any_bytes_does_not_panic(tail in proptest::collection::vec(any::<u8>(), 0..400), wide in any::<bool>()) {
             let _ = parse(&[&[0x7f, b'E', b'L', b'F', 1 + u8::from(wide), 1, 1], tail.as_slice()].concat());
         }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong while a source is read, with the next step where there is one.
+//! Errors of reading a source, with the next step if there is one.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const CAP_SYS_PTRACE: &str = "CAP_SYS_PTRACE";
 /// Why a source gave no value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ProcError {
     /// A file does not read as it should.
     #[error("{}:{line}: expected {expected}, found \"{}\"", shown(path), found.escaped())]
     Parse {
@@ -23,9 +23,9 @@ pub enum Error {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What should have been there.
+        /// Expected text.
         expected: &'static str,
-        /// What was there, cut to a readable length.
+        /// Text found, cut to a readable length.
         found: Name,
     },
     /// A file could not be read.
@@ -33,7 +33,7 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// A file could not be written.
@@ -41,7 +41,7 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// We may not read a file of a copied tree.
@@ -60,14 +60,14 @@ pub enum Error {
         /// The capability that is missing.
         needs: &'static str,
     },
-    /// There are no processes in it, not even we.
-    #[error("{} is no proc file system", shown(path))]
+    /// It contains no processes, not even this one.
+    #[error("{} is not a proc file system", shown(path))]
     NotMounted {
-        /// Where it should be.
+        /// Expected path.
         path: PathBuf,
     },
     /// The process is not there, or ended while it was read.
-    #[error("there is no process {pid}")]
+    #[error("process {pid} does not exist")]
     NoSuchProcess {
         /// The id that was asked for.
         pid: Pid,
@@ -75,13 +75,13 @@ pub enum Error {
     /// No process has that name.
     #[error("no process is called \"{}\"", name.escaped())]
     NotFound {
-        /// What was asked for.
+        /// Requested name.
         name: Name,
     },
     /// Several processes have that name.
     #[error("{} processes are called \"{}\": {}", candidates.len(), name.escaped(), list(candidates))]
     AmbiguousName {
-        /// What was asked for.
+        /// Requested name.
         name: Name,
         /// Their ids and names.
         candidates: Vec<(Pid, Name)>,
@@ -91,67 +91,73 @@ pub enum Error {
     NotASnapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Problem with the file.
         why: String,
     },
 }
 
-impl Error {
-    /// What the reader can do about it.
+impl ProcError {
+    /// Advice for the reader.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::NotPermitted { .. } => Some("another user owns it: try sudo".into()),
-            Error::NoSuchProcess { .. } => {
+            ProcError::NotPermitted { .. } => Some("another user owns it: try sudo".into()),
+            ProcError::NoSuchProcess { .. } => {
                 Some("it may have ended, or /proc hides other users' processes (hidepid)".into())
             }
-            Error::NotMounted { .. } => Some("mount -t proc proc /proc".into()),
-            Error::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
-            Error::AmbiguousName { .. } => Some("name one by its pid".into()),
-            Error::NotASnapshot { .. } => {
+            ProcError::NotMounted { .. } => Some("mount -t proc proc /proc".into()),
+            ProcError::NotFound { .. } => Some("`pagewise ps` lists every process".into()),
+            ProcError::AmbiguousName { .. } => Some("name one by its pid".into()),
+            ProcError::NotASnapshot { .. } => {
                 Some("`pagewise explain TARGET --save FILE` makes one".into())
             }
-            Error::NoAccess { .. }
-            | Error::Parse { .. }
-            | Error::Io { .. }
-            | Error::Write { .. } => None,
+            ProcError::NoAccess { .. }
+            | ProcError::Parse { .. }
+            | ProcError::Io { .. }
+            | ProcError::Write { .. } => None,
         }
     }
 
-    /// What a failed read of a file of a process means. The process may be gone, or we may not look.
-    pub(crate) fn of_process(source: io::Error, pid: Pid, path: &Path) -> Error {
+    /// Converts the error of reading a process's file: the process may have ended, or reading is
+    /// not permitted.
+    pub(crate) fn of_process(source: io::Error, pid: Pid, path: &Path) -> ProcError {
         match Errno::from_io_error(&source) {
-            Some(Errno::SRCH | Errno::NOENT) => Error::NoSuchProcess { pid },
+            Some(Errno::SRCH | Errno::NOENT) => ProcError::NoSuchProcess { pid },
             Some(Errno::PERM | Errno::ACCESS) => {
-                Error::no_access(&ProcRoot::live(), pid, CAP_SYS_PTRACE)
+                ProcError::no_access(&ProcRoot::live(), pid, CAP_SYS_PTRACE)
             }
-            _ => Error::io(path, source),
+            _ => ProcError::io(path, source),
         }
     }
 
     /// That the kernel denies access to a process, and the capability that permits it.
-    pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> Error {
-        Error::NoAccess { pid, owner: root.owner(pid), needs }
+    pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> ProcError {
+        ProcError::NoAccess { pid, owner: root.owner(pid), needs }
     }
 
-    pub(crate) fn io(path: &Path, source: io::Error) -> Error {
-        Error::Io { path: path.into(), source }
+    pub(crate) fn io(path: &Path, source: io::Error) -> ProcError {
+        ProcError::Io { path: path.into(), source }
     }
 
     /// A parse error with what was found cut to a readable length.
-    pub(crate) fn parse(path: &str, line: usize, expected: &'static str, found: &[u8]) -> Error {
+    pub(crate) fn parse(
+        path: &str,
+        line: usize,
+        expected: &'static str,
+        found: &[u8],
+    ) -> ProcError {
         let found = Name::new(&found[..found.len().min(80)]);
-        Error::Parse { path: path.into(), line, expected, found }
+        ProcError::Parse { path: path.into(), line, expected, found }
     }
 }
 
 /// `17 bash, 23 bash`, cut where it gets long.
 fn list(candidates: &[(Pid, Name)]) -> String {
-    const SHOWN: usize = 12;
-    let shown = candidates.iter().take(SHOWN);
+    const MAX_LISTED: usize = 12;
+    let shown = candidates.iter().take(MAX_LISTED);
     let mut words: Vec<String> =
         shown.map(|(pid, name)| format!("{pid} {}", name.escaped())).collect();
-    if candidates.len() > SHOWN {
-        words.push(format!("and {} more", candidates.len() - SHOWN));
+    if candidates.len() > MAX_LISTED {
+        words.push(format!("and {} more", candidates.len() - MAX_LISTED));
     }
     words.join(", ")
 }

@@ -1,20 +1,21 @@
-//! The free memory of a machine put together: buddyinfo, pagetypeinfo, vmstat and the huge page statistics.
+//! The free memory of a machine put together: buddyinfo, pagetypeinfo, vmstat and the huge page
+//! statistics.
 
 use std::path::Path;
 
-use pagewise_model::fragmentation::{Counted, Fragmentation, SizeStats};
+use pagewise_model::fragmentation::{BootCounter, FreeMemory, SizeStats};
 use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
 use pagewise_sys::system;
 
 use crate::text::number;
-use crate::{Error, ProcRoot, buddyinfo, capture, vmstat};
+use crate::{ProcError, ProcRoot, buddyinfo, capture, vmstat};
 
 /// The folder of transparent huge pages in `/sys`.
 pub(crate) const THP: &str = "kernel/mm/transparent_hugepage";
 
 /// Reads the free memory of a machine. A copied tree has files of `/sys` in `DIR/sysfs`.
-pub fn read(root: &ProcRoot) -> Fragmentation {
-    Fragmentation {
+pub fn read(root: &ProcRoot) -> FreeMemory {
+    FreeMemory {
         page_size: page_size(root),
         huge_size: huge_size(root),
         since_boot_ns: since_boot_ns(root),
@@ -25,12 +26,12 @@ pub fn read(root: &ProcRoot) -> Fragmentation {
     }
 }
 
-fn parsed<T>(result: Result<T, Error>) -> Reading<T> {
+fn parsed<T>(result: Result<T, ProcError>) -> Reading<T> {
     result.map_err(|error| Absent::NotSupported(error.to_string().into()))
 }
 
-/// The base page size: this machine's. No file of `/proc` has it, so a tree copied from a machine with other pages
-/// says its own in `DIR/sysfs/page_size`, as `getconf PAGE_SIZE` prints it.
+/// The base page size: this machine's. No file of `/proc` has it, so a tree copied from a machine
+/// with other pages says its own in `DIR/sysfs/page_size`, as `getconf PAGE_SIZE` prints it.
 pub(crate) fn page_size(root: &ProcRoot) -> PageSize {
     let copied = (!root.is_live()).then(|| root.sysfs("page_size").ok()).flatten();
     let copied = copied.and_then(|text| PageSize::new(number(&text)?));
@@ -42,7 +43,8 @@ pub(crate) fn page_size(root: &ProcRoot) -> PageSize {
 pub(crate) fn huge_size(root: &ProcRoot) -> Reading<Bytes> {
     let text = root.sysfs(&format!("{THP}/hpage_pmd_size"))?;
     let size = number(&text).filter(|size| size.is_power_of_two());
-    size.map(Bytes).ok_or_else(|| Absent::NotSupported("hpage_pmd_size is no power of two".into()))
+    size.map(Bytes)
+        .ok_or_else(|| Absent::NotSupported("hpage_pmd_size is not a power of two".into()))
 }
 
 fn since_boot_ns(root: &ProcRoot) -> Reading<u64> {
@@ -77,14 +79,14 @@ fn sizes(root: &ProcRoot) -> Reading<Vec<SizeStats>> {
 }
 
 /// Every file of a folder that holds one number, by name.
-fn counters(root: &ProcRoot, folder: &str) -> Vec<Counted> {
+fn counters(root: &ProcRoot, folder: &str) -> Vec<BootCounter> {
     let entries = std::fs::read_dir(root.sysfs_path(folder)).into_iter().flatten();
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut counters: Vec<Counted> = names
+    let mut counters: Vec<BootCounter> = names
         .filter_map(|name| {
             let path = Path::new(folder).join(&name);
             let count = number(&root.sysfs(path.to_str()?).ok()?)?;
-            Some(Counted { name: Name::from(name.as_str()), count })
+            Some(BootCounter { name: Name::from(name.as_str()), count })
         })
         .collect();
     counters.sort_by(|a, b| a.name.cmp(&b.name));

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use pagewise_model::mapping::{Backing, Mapping, Sharing};
-use pagewise_model::snapshot::Head;
+use pagewise_model::snapshot::MappingHead;
 use pagewise_model::{Bytes, Name, PageSize, Pid};
 use pagewise_sys::remote;
 
 use crate::ProcRoot;
 
-/// glibc maps requests from here on one by one, unless it was told or has learnt otherwise.
+/// glibc maps larger requests separately by default; it may be configured or adapt.
 const LARGE: Bytes = Bytes::kib(128);
 
 /// Bit 63 of a pagemap entry: the page is in memory.
@@ -24,13 +24,15 @@ pub(crate) fn read(
     pid: Pid,
     mappings: &[Mapping],
     page_size: PageSize,
-) -> Vec<Head> {
+) -> Vec<MappingHead> {
     let Ok(pagemap) = root.open(pid, "pagemap") else { return Vec::new() };
     let large = mappings.iter().filter(|m| is_candidate(m)).map(|m| m.range.start);
     let present: Vec<u64> = large.filter(|&at| is_present(&pagemap, at, page_size)).collect();
     let Ok(words) = remote::read_each::<16>(pid.0, &present) else { return Vec::new() };
     let heads = present.iter().zip(words);
-    heads.filter_map(|(&address, bytes)| Some(Head { address, words: words_of(bytes?) })).collect()
+    heads
+        .filter_map(|(&address, bytes)| Some(MappingHead { address, words: words_of(bytes?) }))
+        .collect()
 }
 
 fn is_candidate(mapping: &Mapping) -> bool {
@@ -42,7 +44,7 @@ fn is_candidate(mapping: &Mapping) -> bool {
         && is_unnamed(&mapping.name)
 }
 
-/// Whether malloc can have made a mapping: newer ones give theirs a name of the kind `[anon:...]`.
+/// True if malloc can have made a mapping: newer ones give theirs a name of the kind `[anon:...]`.
 fn is_unnamed(name: &Name) -> bool {
     name.is_empty() || name.as_bytes().starts_with(b"[anon:")
 }

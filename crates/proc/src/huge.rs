@@ -1,7 +1,7 @@
 //! The transparent huge pages of a process, and which of their base pages are zero in every byte.
 //!
-//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing is faulted in:
-//! what the process has resident is the same before and after.
+//! Only pages that `PAGEMAP_SCAN` has just reported as mapped by a huge entry are read, so nothing
+//! is faulted in: what the process has resident is the same before and after.
 
 mod folios;
 
@@ -11,27 +11,27 @@ use std::time::Instant;
 use std::{fs, io, slice, thread};
 
 use pagewise_model::machine::Gap;
-use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
+use pagewise_model::thp::{HugeMapping, HugePage, HugePageLook, HugePages};
 use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::Features;
 use pagewise_sys::remote;
 
 use crate::pages::Pace;
 use crate::pages::hugetlb::Hugetlb;
-use crate::pages::space::Space;
-use crate::{Error, ProcRoot};
+use crate::pages::space::PageTables;
+use crate::{ProcError, ProcRoot};
 
-/// What is read in one call: it is still in the cache when it is looked at.
+/// Number of bytes read in one call: they are still in the CPU cache when they are examined.
 const PIECE: usize = 256 << 10;
 
-/// How many huge pages are found before they are read.
+/// Number of huge pages that are found before they are read.
 const READ_TOGETHER: usize = 64;
 
-/// How many threads read: two can have all of the memory bandwidth that one process may ask for.
-const MOST_THREADS: usize = 2;
+/// Number of reading threads: two saturate the memory bandwidth available to one process.
+const MAX_READER_THREADS: usize = 2;
 
-/// How many single pages are read in one call.
+/// Number of single pages that are read in one call.
 const BATCH: usize = 1024;
 
 /// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
@@ -39,21 +39,24 @@ const KERNEL_HALF: u64 = 1 << 63;
 
 /// Finds every huge page and reads it, or a sample of its base pages.
 ///
-/// Absent where the kernel has no huge pages, cannot tell where they are, or `/proc` is not of our own pid namespace.
+/// Absent if the kernel has no huge pages, cannot locate them, or `/proc` is not of our own PID
+/// namespace.
 ///
 /// # Errors
-/// [`Error::NotPermitted`] where we may not trace the process, [`Error::NoSuchProcess`] where it is gone.
+/// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
+/// where it is gone.
 ///
 /// # Complexity
-/// The scan of the page tables, and what `process_vm_readv` needs for the huge pages: some 9 GB a second.
+/// The scan of the page tables, and what `process_vm_readv` needs for the huge pages: some 9 GB a
+/// second.
 pub fn scan(
     root: &ProcRoot,
     pid: Pid,
     mappings: &[Mapping],
     page_size: PageSize,
-    look: Look,
+    look: HugePageLook,
     pace: &Pace,
-) -> Result<Reading<HugePages>, Error> {
+) -> Result<Reading<HugePages>, ProcError> {
     let begin = Instant::now();
     let features = Features::detect();
     let huge_size = match prepare(root, &features) {
@@ -61,30 +64,30 @@ pub fn scan(
         Err(absent) => return Ok(Err(absent)),
     };
     let mut scanner = Scanner {
-        space: Space::open(&features, root, pid, page_size, pace)?,
+        space: PageTables::open(&features, root, pid, page_size, pace)?,
         hugetlb: Hugetlb::new(root, pid, page_size),
-        reader: Reader {
+        reader: ContentReader {
             pid,
             page_size,
             huge_size,
-            buffers: vec![vec![0; PIECE]; MOST_THREADS],
+            buffers: vec![vec![0; PIECE]; MAX_READER_THREADS],
             read: 0,
             lost: 0,
         },
         gaps: Vec::new(),
     };
-    let mut found = scanner.all(mappings, look == Look::Exact)?;
-    if let Look::Sample(wanted) = look {
+    let mut found = scanner.all(mappings, look == HugePageLook::Exact)?;
+    if let HugePageLook::Sample(wanted) = look {
         scanner.reader.sample(&mut found, wanted)?;
     }
     for (mapping, _) in &mut found {
-        if look != Look::Exact {
+        if look != HugePageLook::Exact {
             mapping.pages.clear();
         }
     }
     let found: Vec<HugeMapping> = found.into_iter().map(|(mapping, _)| mapping).collect();
     let buffer = std::mem::take(&mut scanner.reader.buffers[0]);
-    let zeros = (look == Look::Exact).then_some(folios::Zeros { pid, buffer });
+    let zeros = (look == HugePageLook::Exact).then_some(folios::Zeros { pid, buffer });
     let size = Bytes(huge_size);
     let sizes = folios::sizes(root, &mut scanner.space, mappings, &found, size, zeros)?;
     Ok(Ok(HugePages { sizes, ..scanner.finish(found, look, begin) }))
@@ -105,18 +108,22 @@ fn prepare(root: &ProcRoot, features: &Features) -> Reading<u64> {
 }
 
 /// A mapping with huge pages, and where its anonymous ones are.
-type Found = (HugeMapping, Vec<u64>);
+type HugeMappingPages = (HugeMapping, Vec<u64>);
 
 struct Scanner {
-    space: Space,
+    space: PageTables,
     hugetlb: Hugetlb,
-    reader: Reader,
+    reader: ContentReader,
     gaps: Vec<Gap>,
 }
 
 impl Scanner {
     /// The mappings with huge pages; with the zeros in each where `exact`.
-    fn all(&mut self, mappings: &[Mapping], exact: bool) -> Result<Vec<Found>, Error> {
+    fn all(
+        &mut self,
+        mappings: &[Mapping],
+        exact: bool,
+    ) -> Result<Vec<HugeMappingPages>, ProcError> {
         let mut found = Vec::new();
         for mapping in mappings {
             let can_hold = mapping.size().0 >= self.reader.huge_size;
@@ -132,11 +139,15 @@ impl Scanner {
         Ok(found)
     }
 
-    fn one(&mut self, mapping: &Mapping, exact: bool) -> Result<Option<Found>, Error> {
-        let request = Request {
+    fn one(
+        &mut self,
+        mapping: &Mapping,
+        exact: bool,
+    ) -> Result<Option<HugeMappingPages>, ProcError> {
+        let request = ScanRequest {
             all_of: Categories::HUGE | Categories::PRESENT,
             report: Categories::FILE | Categories::PFNZERO,
-            ..Request::default()
+            ..ScanRequest::default()
         };
         let mut huge = HugeMapping {
             range: mapping.range,
@@ -150,7 +161,7 @@ impl Scanner {
         let (space, reader) = (&mut self.space, &mut self.reader);
         let mut failed = Ok(());
         let mut starts = Vec::new();
-        space.each_region(mapping.range, &request, |region: &Region| {
+        space.each_region(mapping.range, &request, |region: &ScanRegion| {
             let length = Bytes(region.end.saturating_sub(region.start));
             if region.categories.contains(Categories::FILE) {
                 huge.file += length;
@@ -172,7 +183,12 @@ impl Scanner {
         Ok(has_any.then_some((huge, starts)))
     }
 
-    fn finish(mut self, mappings: Vec<HugeMapping>, look: Look, begin: Instant) -> HugePages {
+    fn finish(
+        mut self,
+        mappings: Vec<HugeMapping>,
+        look: HugePageLook,
+        begin: Instant,
+    ) -> HugePages {
         if self.reader.lost > 0 {
             let pages = format!("{} pages went away while they were read", self.reader.lost);
             self.gaps.push(Gap {
@@ -194,19 +210,19 @@ impl Scanner {
 }
 
 /// Reads the contents of pages.
-struct Reader {
+struct ContentReader {
     pid: Pid,
     page_size: PageSize,
     huge_size: u64,
     /// One a thread.
     buffers: Vec<Vec<u8>>,
-    /// How many base pages were read.
+    /// Number of base pages read.
     read: u64,
-    /// How many could not be.
+    /// Number of base pages that could not be read.
     lost: u64,
 }
 
-impl Reader {
+impl ContentReader {
     /// Adds the huge pages that a run is of. A run that a scan has cut in two gives its page once.
     fn note(&self, run: Range<u64>, starts: &mut Vec<u64>) {
         for piece in pieces(run, self.huge_size) {
@@ -217,17 +233,21 @@ impl Reader {
         }
     }
 
-    /// Reads huge pages from end to end and counts their zero pages, on more than one CPU where there is.
-    fn count(&mut self, starts: &[u64], huge: &mut HugeMapping) -> Result<(), Error> {
-        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+    /// Reads huge pages from end to end and counts their zero pages, on more than one CPU where
+    /// there is.
+    fn count(&mut self, starts: &[u64], huge: &mut HugeMapping) -> Result<(), ProcError> {
+        let threads =
+            thread::available_parallelism().map_or(1, NonZero::get).min(MAX_READER_THREADS);
         let share = starts.len().div_ceil(threads).max(1);
         let (pid, page_size, huge_size) = (self.pid, self.page_size, self.huge_size);
         let buffers = self.buffers.iter_mut();
         let counted: Vec<_> = thread::scope(|scope| {
-            let work = |(starts, buffer): (&[u64], &mut Vec<u8>)| -> io::Result<Vec<Counted>> {
-                let count = |&start| count_one(pid, page_size, start..start + huge_size, buffer);
-                starts.iter().map(count).collect()
-            };
+            let work =
+                |(starts, buffer): (&[u64], &mut Vec<u8>)| -> io::Result<Vec<BasePageCounts>> {
+                    let count =
+                        |&start| count_one(pid, page_size, start..start + huge_size, buffer);
+                    starts.iter().map(count).collect()
+                };
             let mut shares = starts.chunks(share).zip(buffers);
             let own = shares.next();
             let others: Vec<_> = shares.map(|share| scope.spawn(move || work(share))).collect();
@@ -236,7 +256,7 @@ impl Reader {
                 others.into_iter().map(|other| other.join().expect("counting never panics"));
             own.into_iter().chain(others).collect()
         });
-        let failed = |error| Error::of_process(error, pid, "process_vm_readv".as_ref());
+        let failed = |error| ProcError::of_process(error, pid, "process_vm_readv".as_ref());
         let counted = counted.into_iter().collect::<io::Result<Vec<_>>>().map_err(failed)?;
         for (&start, counted) in starts.iter().zip(counted.into_iter().flatten()) {
             huge.read += counted.read;
@@ -249,8 +269,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads `wanted` base pages, one at a random place in each of as many equal parts of all huge pages.
-    fn sample(&mut self, found: &mut [Found], wanted: u64) -> Result<(), Error> {
+    /// Reads `wanted` base pages, one at a random place in each of as many equal parts of all huge
+    /// pages.
+    fn sample(&mut self, found: &mut [HugeMappingPages], wanted: u64) -> Result<(), ProcError> {
         let per_huge = self.huge_size / self.page_size.bytes();
         let starts: Vec<(usize, u64)> = found
             .iter()
@@ -276,7 +297,7 @@ impl Reader {
             let ranges: Vec<Range<u64>> =
                 rest.iter().take(BATCH).map(|(_, range)| range.clone()).collect();
             let read = remote::read(self.pid.0, &ranges, buffer)
-                .map_err(|e| Error::of_process(e, self.pid, "process_vm_readv".as_ref()))?;
+                .map_err(|e| ProcError::of_process(e, self.pid, "process_vm_readv".as_ref()))?;
             let pages = buffer[..read].chunks_exact(index(self.page_size.bytes()));
             let count = pages.len();
             for ((owner, _), page) in rest.iter().zip(pages) {
@@ -294,9 +315,9 @@ impl Reader {
     }
 }
 
-/// What was seen of a huge page, in base pages.
+/// Counts of a huge page, in base pages.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counted {
+struct BasePageCounts {
     read: u64,
     zero: u64,
 }
@@ -307,8 +328,8 @@ fn count_one(
     page_size: PageSize,
     page: Range<u64>,
     buffer: &mut [u8],
-) -> io::Result<Counted> {
-    let mut counted = Counted::default();
+) -> io::Result<BasePageCounts> {
+    let mut counted = BasePageCounts::default();
     for piece in pieces(page, PIECE as u64) {
         let read = remote::read(pid.0, slice::from_ref(&piece), buffer)?;
         let pages = buffer[..read].chunks_exact(index(page_size.bytes()));
@@ -327,8 +348,8 @@ fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Memory that could be huge and is not, as blocks of the size of a huge page that are resident throughout in
-/// anonymous base pages; and how much more is resident in such pages elsewhere.
+/// Memory that could be huge and is not, as blocks of the size of a huge page that are resident
+/// throughout in anonymous base pages; and how much more is resident in such pages elsewhere.
 ///
 /// # Errors
 /// As [`scan`].
@@ -338,17 +359,17 @@ pub fn dense_blocks(
     mappings: &[Mapping],
     page_size: PageSize,
     pace: &Pace,
-) -> Result<Reading<(Vec<AddrRange>, Bytes)>, Error> {
+) -> Result<Reading<(Vec<AddrRange>, Bytes)>, ProcError> {
     let features = Features::detect();
     let huge_size = match prepare(root, &features) {
         Ok(size) => size,
         Err(absent) => return Ok(Err(absent)),
     };
-    let mut space = Space::open(&features, root, pid, page_size, pace)?;
-    let request = Request {
+    let mut space = PageTables::open(&features, root, pid, page_size, pace)?;
+    let request = ScanRequest {
         all_of: Categories::PRESENT,
         report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
-        ..Request::default()
+        ..ScanRequest::default()
     };
     let is_anonymous = |mapping: &&Mapping| {
         mapping.sharing == Sharing::Private
@@ -359,7 +380,7 @@ pub fn dense_blocks(
     let (mut blocks, mut resident) = (Vec::new(), Bytes::ZERO);
     for mapping in mappings.iter().filter(is_anonymous) {
         let mut run = AddrRange { start: 0, end: 0 };
-        space.each_region(mapping.range, &request, |region: &Region| {
+        space.each_region(mapping.range, &request, |region: &ScanRegion| {
             if region.categories != Categories::default() {
                 return;
             }
@@ -383,7 +404,7 @@ fn whole_blocks(run: AddrRange, size: u64) -> impl Iterator<Item = AddrRange> {
     (0..count).map(move |i| AddrRange { start: first + i * size, end: first + (i + 1) * size })
 }
 
-/// How many of some blocks, each as large as a huge page, are mapped by a huge entry.
+/// Number of blocks, each as large as a huge page, that are mapped by a huge entry.
 ///
 /// # Errors
 /// As [`scan`].
@@ -392,13 +413,14 @@ pub fn count(
     pid: Pid,
     page_size: PageSize,
     blocks: &[AddrRange],
-) -> Result<u64, Error> {
-    let mut space = Space::open(&Features::detect(), root, pid, page_size, &Pace::FAST)?;
+) -> Result<u64, ProcError> {
+    let mut space = PageTables::open(&Features::detect(), root, pid, page_size, &Pace::FAST)?;
     let huge = blocks.iter().map(|block| space.is_huge(block.start).map(u64::from));
     huge.sum()
 }
 
-/// Whether every byte is 0. Whole blocks are added up without a branch, which compiles to vector instructions.
+/// True if every byte is 0. Whole blocks are added up without a branch, which compiles to vector
+/// instructions.
 pub fn is_zero(page: &[u8]) -> bool {
     let (blocks, rest) = page.as_chunks::<256>();
     let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum | byte) == 0;

@@ -2,8 +2,8 @@
 
 use crate::text::{field, lines, number};
 
-/// The row of that name, such as `TLB`: for each CPU that the first line names, its number and count. `None` where there is no
-/// such row.
+/// The row of that name, such as `TLB`: for each CPU in the first line, its number and count.
+/// `None` if the row is missing.
 pub fn by_cpu(text: &[u8], row: &str) -> Option<Vec<(u32, u64)>> {
     let head = text.split(|byte| *byte == b'\n').next()?;
     let cpus = head.split(u8::is_ascii_whitespace).filter_map(|word| word.strip_prefix(b"CPU"));
@@ -12,7 +12,7 @@ pub fn by_cpu(text: &[u8], row: &str) -> Option<Vec<(u32, u64)>> {
     Some(cpus.zip(counts).collect())
 }
 
-/// The sum of the row of that name, such as `TLB`. `None` where there is none.
+/// The sum of the row of that name, such as `TLB`. `None` if the row is missing.
 pub fn parse(text: &[u8], row: &str) -> Option<u64> {
     let mut counts = find(text, row)?.peekable();
     counts.peek()?;

@@ -21,9 +21,9 @@ pub mod mountinfo;
 pub mod numa;
 pub mod page_map;
 pub mod pages;
+pub mod pagewise_pools;
 pub mod pressure;
 pub mod referenced;
-pub mod registry;
 mod root;
 pub mod saved;
 pub mod settings;
@@ -41,5 +41,5 @@ pub mod users;
 pub mod variables;
 pub mod vmstat;
 
-pub use error::{CAP_SYS_PTRACE, Error};
+pub use error::{CAP_SYS_PTRACE, ProcError};
 pub use root::ProcRoot;

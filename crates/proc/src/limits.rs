@@ -1,20 +1,20 @@
 //! `/proc/<pid>/limits`.
 
-use pagewise_model::process::{Limit, Limits};
+use pagewise_model::process::{ResourceLimit, ResourceLimits};
 
-use crate::Error;
+use crate::ProcError;
 use crate::text::{lines, number};
 
 /// Reads a whole `limits`.
 ///
 /// # Errors
-/// [`Error::Parse`] where one of the four memory limits is missing.
-pub fn parse(text: &[u8]) -> Result<Limits, Error> {
+/// [`ProcError::Parse`] where one of the four memory limits is missing.
+pub fn parse(text: &[u8]) -> Result<ResourceLimits, ProcError> {
     let limit = |name: &'static str| {
         let row = lines(text).find_map(|(_, line)| line.strip_prefix(name.as_bytes()));
-        row.and_then(columns).ok_or_else(|| Error::parse("limits", 1, name, text))
+        row.and_then(columns).ok_or_else(|| ProcError::parse("limits", 1, name, text))
     };
-    Ok(Limits {
+    Ok(ResourceLimits {
         stack: limit("Max stack size ")?,
         address_space: limit("Max address space ")?,
         data: limit("Max data size ")?,
@@ -22,12 +22,12 @@ pub fn parse(text: &[u8]) -> Result<Limits, Error> {
     })
 }
 
-fn columns(row: &[u8]) -> Option<Limit> {
+fn columns(row: &[u8]) -> Option<ResourceLimit> {
     let mut words = row.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    Some(Limit { soft: bound(words.next()?)?, hard: bound(words.next()?)? })
+    Some(ResourceLimit { soft: bound(words.next()?)?, hard: bound(words.next()?)? })
 }
 
-/// `None` for a word that is no bound; the inner `None` is unlimited.
+/// `None` for a word that is not a limit; the inner `None` is unlimited.
 fn bound(word: &[u8]) -> Option<Option<u64>> {
     if word == b"unlimited" { Some(None) } else { number(word).map(Some) }
 }

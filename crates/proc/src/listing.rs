@@ -1,12 +1,12 @@
 //! Every process in one line each, with as few reads as the numbers need.
 //!
-//! `smaps_rollup` gives RSS, PSS, USS and swap, and with two facts the quadrants as well: whether any
-//! anonymous page is co-mapped (its share says so), and whether there are tmpfs pages, or exclusive
-//! pages of shared file mappings. `maps` is read only where sums leave that open, and pages only where
-//! `maps` does, and then only of the mappings in question.
+//! `smaps_rollup` gives RSS, PSS, USS and swap, and with two facts the quadrants as well: whether
+//! any anonymous page is co-mapped (its share says so), and whether there are tmpfs pages, or
+//! exclusive pages of shared file mappings. `maps` is read only where sums leave that open, and
+//! pages only where `maps` does, and then only of the mappings in question.
 //!
-//! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead, unless
-//! the caller wishes otherwise.
+//! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
+//! unless the caller wishes otherwise.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,11 +17,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use pagewise_model::listing::{ByQuadrant, Listing, Summary};
-use pagewise_model::machine::Method;
+use pagewise_model::listing::{ByQuadrant, Listing, ProcessSummary};
+use pagewise_model::machine::ReadMethod;
 use pagewise_model::mapping::Breakdown;
 use pagewise_model::{
-    Absent, Backing, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
+    Absent, Backing, Bytes, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
+    SmapsCounter,
 };
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
@@ -31,21 +32,21 @@ use crate::pages::{self, Pace};
 use crate::root::{PTRACE, open};
 use crate::text::{field, kilobytes, lines, number};
 use crate::users::Users;
-use crate::{Error, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
+use crate::{ProcError, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
 
 /// Reads every process.
 ///
 /// # Errors
-/// [`Error::Io`] where the tree cannot be listed. A process that cannot be read is in the listing,
-/// with the reason.
-pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
+/// [`ProcError::Io`] where the tree cannot be listed. A process that cannot be read is in the
+/// listing, with the reason.
+pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, ProcError> {
     let begin = Instant::now();
     if root.is_live() {
-        // Where that is not possible, what a process alone shares with this one counts as shared.
+        // If that is not possible, pages that a process shares only with this one count as shared.
         libraries::copy_libraries();
     }
     let pids = root.pids()?;
-    let machine = Shared::new(root, wish);
+    let machine = ListingShared::new(root, wish);
     let (mut seen, hold) = machine.read_all(&pids);
     seen.sort_unstable_by_key(|(pid, _)| *pid);
     let mut listing = Listing {
@@ -63,10 +64,10 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, Error> {
     };
     for (_, seen) in seen {
         match seen {
-            Seen::Process(summary) => listing.processes.push(*summary),
-            Seen::KernelThread => listing.kernel_threads += 1,
-            Seen::Vanished => listing.vanished += 1,
-            Seen::Hidden => listing.hidden += 1,
+            PidOutcome::Process(summary) => listing.processes.push(*summary),
+            PidOutcome::KernelThread => listing.kernel_threads += 1,
+            PidOutcome::Vanished => listing.vanished += 1,
+            PidOutcome::Hidden => listing.hidden += 1,
         }
     }
     listing.took_ns = nanos(begin);
@@ -77,29 +78,29 @@ fn nanos(begin: Instant) -> u64 {
     u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What became of a process id.
-enum Seen {
-    Process(Box<Summary>),
+/// Result for a PID.
+enum PidOutcome {
+    Process(Box<ProcessSummary>),
     KernelThread,
     Vanished,
     /// Not even its status may be read.
     Hidden,
 }
 
-/// What all readers use.
-struct Shared<'a> {
+/// State shared by all readers.
+struct ListingShared<'a> {
     root: &'a ProcRoot,
     wish: Wish,
     features: Features,
     page_size: PageSize,
     users: Users,
-    /// Whether a device is a tmpfs: device numbers mean the same in every mount namespace.
+    /// True if a device is a tmpfs: device numbers mean the same in every mount namespace.
     tmpfs: Mutex<HashMap<Device, bool>>,
 }
 
-impl<'a> Shared<'a> {
-    fn new(root: &'a ProcRoot, wish: Wish) -> Shared<'a> {
-        Shared {
+impl<'a> ListingShared<'a> {
+    fn new(root: &'a ProcRoot, wish: Wish) -> ListingShared<'a> {
+        ListingShared {
             root,
             wish,
             features: Features::detect(),
@@ -110,10 +111,10 @@ impl<'a> Shared<'a> {
     }
 
     /// Reads the processes on every CPU, and says what the longest hold was.
-    fn read_all(&self, pids: &[Pid]) -> (Vec<(Pid, Seen)>, u64) {
+    fn read_all(&self, pids: &[Pid]) -> (Vec<(Pid, PidOutcome)>, u64) {
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut reader = Reader::new(self);
+            let mut reader = ListingReader::new(self);
             let mut seen = Vec::new();
             while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
                 seen.push((pid, reader.process(pid)));
@@ -142,7 +143,8 @@ impl<'a> Shared<'a> {
         if mappings.iter().any(|m| unknown(m, &known)) {
             let text = self.root.read(pid, "mountinfo").unwrap_or_default();
             known.extend(mountinfo::parse(&text).iter().map(|m| (m.device, m.fs == b"tmpfs")));
-            // The kernel's own mount of tmpfs and the like are in no namespace: their names tell.
+            // The kernel's own mounts, such as that of tmpfs, are in no namespace: their names
+            // identify them.
             for mapping in mappings.iter().filter(|m| m.inode != 0 && m.device.major == 0) {
                 known.entry(mapping.device).or_insert(false);
             }
@@ -155,7 +157,7 @@ impl<'a> Shared<'a> {
 
 /// The lines of `status` that a listing needs.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Status {
+struct ListingStatus {
     name: Name,
     state: char,
     uid: u32,
@@ -166,14 +168,14 @@ struct Status {
     swap: Option<Bytes>,
 }
 
-impl Status {
+impl ListingStatus {
     /// The same process with the memory that another of its threads has.
-    fn with_memory_of(self, holder: Status) -> Status {
-        Status { rss: holder.rss, shmem: holder.shmem, swap: holder.swap, ..self }
+    fn with_memory_of(self, holder: ListingStatus) -> ListingStatus {
+        ListingStatus { rss: holder.rss, shmem: holder.shmem, swap: holder.swap, ..self }
     }
 
-    fn parse(text: &[u8]) -> Status {
-        let mut status = Status { state: '?', ..Status::default() };
+    fn parse(text: &[u8]) -> ListingStatus {
+        let mut status = ListingStatus { state: '?', ..ListingStatus::default() };
         let size = |value| kilobytes(value).map(Bytes);
         for (name, value) in lines(text).filter_map(|(_, line)| field(line)) {
             match name {
@@ -222,9 +224,9 @@ fn unescape(value: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// What was read of a process's memory.
-struct Memory {
-    method: Method,
+/// Result of reading a process's memory.
+struct ListingMemory {
+    method: ReadMethod,
     uss: Reading<Bytes>,
     pss: Reading<Bytes>,
     rss: Reading<Bytes>,
@@ -233,49 +235,49 @@ struct Memory {
 }
 
 /// One thread's reader, with the buffer that it uses again and again.
-struct Reader<'a> {
-    shared: &'a Shared<'a>,
+struct ListingReader<'a> {
+    shared: &'a ListingShared<'a>,
     buffer: Vec<u8>,
     longest_hold_ns: u64,
 }
 
-impl<'a> Reader<'a> {
-    fn new(shared: &'a Shared<'a>) -> Reader<'a> {
-        Reader { shared, buffer: Vec::with_capacity(1 << 16), longest_hold_ns: 0 }
+impl<'a> ListingReader<'a> {
+    fn new(shared: &'a ListingShared<'a>) -> ListingReader<'a> {
+        ListingReader { shared, buffer: Vec::with_capacity(1 << 16), longest_hold_ns: 0 }
     }
 
-    fn process(&mut self, pid: Pid) -> Seen {
+    fn process(&mut self, pid: Pid) -> PidOutcome {
         match self.fill(pid, "status") {
             Ok(()) => {}
-            Err(Absent::NotPermitted(_)) => return Seen::Hidden,
-            Err(_) => return Seen::Vanished,
+            Err(Absent::NotPermitted(_)) => return PidOutcome::Hidden,
+            Err(_) => return PidOutcome::Vanished,
         }
-        let mut status = Status::parse(&self.buffer);
+        let mut status = ListingStatus::parse(&self.buffer);
         if status.is_kernel_thread() {
-            return Seen::KernelThread;
+            return PidOutcome::KernelThread;
         }
         let ended = matches!(status.state, 'Z' | 'X');
         let holder = self.shared.root.holder(pid, ended, status.threads);
         let memory = if holder != pid && self.fill(holder, "status").is_ok() {
-            status = status.with_memory_of(Status::parse(&self.buffer));
+            status = status.with_memory_of(ListingStatus::parse(&self.buffer));
             self.memory(holder, &status)
         } else if ended {
             Ok(nothing())
         } else {
             self.memory(pid, &status)
         };
-        Seen::Process(Box::new(self.summary(pid, holder, status, memory)))
+        PidOutcome::Process(Box::new(self.summary(pid, holder, status, memory)))
     }
 
     fn summary(
         &mut self,
         pid: Pid,
         holder: Pid,
-        status: Status,
-        memory: Reading<Memory>,
-    ) -> Summary {
+        status: ListingStatus,
+        memory: Reading<ListingMemory>,
+    ) -> ProcessSummary {
         let root = self.shared.root;
-        let command = self.fill(holder, "cmdline").map(|()| words(&self.buffer));
+        let command = self.fill(holder, "cmdline").map(|()| split_names(&self.buffer));
         let group = self.fill(pid, "cgroup").and_then(|()| {
             let member = cgroup::parse(&self.buffer);
             member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
@@ -285,7 +287,7 @@ impl<'a> Reader<'a> {
             Ok(memory) => (Ok(memory.method), memory),
             Err(why) => (Err(why.clone()), unread(&status, &why)),
         };
-        Summary {
+        ProcessSummary {
             pid,
             state: status.state,
             uid: status.uid,
@@ -303,31 +305,32 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn memory(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
+    fn memory(&mut self, pid: Pid, status: &ListingStatus) -> Reading<ListingMemory> {
         match self.shared.wish.method(status.rss.unwrap_or_default()) {
-            Method::Full => match self.read_rollup(pid, status) {
-                // Before 4.14 there is no rollup.
-                Err(Absent::NotInThisKernel(_)) => self.read_pages(pid, Method::Polite),
+            ReadMethod::Full => match self.read_rollup(pid, status) {
+                // Before 4.14 the rollup does not exist.
+                Err(Absent::NotInThisKernel(_)) => self.read_pages(pid, ReadMethod::Polite),
                 other => other,
             },
             method => self.read_pages(pid, method),
         }
     }
 
-    fn read_rollup(&mut self, pid: Pid, status: &Status) -> Reading<Memory> {
+    fn read_rollup(&mut self, pid: Pid, status: &ListingStatus) -> Reading<ListingMemory> {
         let begin = Instant::now();
         let read = self.fill(pid, "smaps_rollup");
         self.longest_hold_ns = self.longest_hold_ns.max(nanos(begin));
         read?;
         // A process that ends while we read gives nothing, or half.
         let rollup = smaps::parse_rollup(&self.buffer).ok_or(Absent::Vanished)?;
-        let quadrants = Rollup::of(&rollup, status).and_then(|sums| self.quadrants(pid, &sums));
-        Ok(Memory {
-            method: Method::Full,
+        let quadrants =
+            Rollup::from_rollup(&rollup, status).and_then(|sums| self.quadrants(pid, &sums));
+        Ok(ListingMemory {
+            method: ReadMethod::Full,
             uss: exclusive(&rollup),
-            pss: rollup.bytes(Counter::Pss),
-            rss: rollup.bytes(Counter::Rss),
-            swap: rollup.bytes(Counter::Swap),
+            pss: rollup.bytes(SmapsCounter::Pss),
+            rss: rollup.bytes(SmapsCounter::Rss),
+            swap: rollup.bytes(SmapsCounter::Swap),
             quadrants: quadrants.unwrap_or_else(|why| ByQuadrant::absent(&why)),
         })
     }
@@ -335,13 +338,14 @@ impl<'a> Reader<'a> {
     /// Splits the sums of a rollup by quadrant.
     fn quadrants(&mut self, pid: Pid, sums: &Rollup) -> Reading<ByQuadrant> {
         let anon = sums.anon_exclusive();
-        let mut found = Found { anon_exclusive: anon.unwrap_or_default(), ..Found::default() };
+        let mut found =
+            PageFigures { anon_exclusive: anon.unwrap_or_default(), ..PageFigures::default() };
         if sums.has_no_shmem && anon == Some(sums.exclusive) {
             return Ok(sums.split(&found));
         }
         let mut mappings = self.mappings(pid)?;
         let asks = |m: &Mapping| match m.backing() {
-            // Whether an anonymous page is exclusive, where the sums do not tell.
+            // True if an anonymous page is exclusive, if the sums do not show it.
             _ if anon.is_none() && m.sharing == Sharing::Private => true,
             // Which pages are tmpfs, and which exclusive ones a shared file mapping has.
             Backing::Shmem => true,
@@ -361,9 +365,9 @@ impl<'a> Reader<'a> {
         Ok(sums.split(&found))
     }
 
-    fn read_pages(&mut self, pid: Pid, method: Method) -> Reading<Memory> {
+    fn read_pages(&mut self, pid: Pid, method: ReadMethod) -> Reading<ListingMemory> {
         let mut mappings = self.mappings(pid)?;
-        let pace = if method == Method::Fast { Pace::FAST } else { Pace::POLITE };
+        let pace = if method == ReadMethod::Fast { Pace::FAST } else { Pace::POLITE };
         let total = self.walk(pid, &mut mappings, &pace)?.total?;
         let mut quadrants = [Bytes::ZERO; 4];
         for mapping in &mappings {
@@ -372,7 +376,7 @@ impl<'a> Reader<'a> {
                 *sum += more;
             }
         }
-        Ok(Memory {
+        Ok(ListingMemory {
             method,
             uss: Ok(total.breakdown.exclusive()),
             pss: total.pss,
@@ -392,8 +396,13 @@ impl<'a> Reader<'a> {
         Ok(parsed.mappings)
     }
 
-    fn walk(&mut self, pid: Pid, mappings: &mut [Mapping], pace: &Pace) -> Reading<pages::Walk> {
-        let Shared { root, features, page_size, .. } = self.shared;
+    fn walk(
+        &mut self,
+        pid: Pid,
+        mappings: &mut [Mapping],
+        pace: &Pace,
+    ) -> Reading<pages::PageWalk> {
+        let ListingShared { root, features, page_size, .. } = self.shared;
         let walk =
             pages::read_with(features, root, pid, mappings, *page_size, pace).map_err(why)?;
         self.longest_hold_ns = self.longest_hold_ns.max(walk.longest_hold_ns);
@@ -413,12 +422,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What an error means for the numbers that it kept from us.
-fn why(error: Error) -> Absent {
+/// Converts an error to the reason for the values that it prevented.
+fn why(error: ProcError) -> Absent {
     match error {
-        Error::NoSuchProcess { .. } => Absent::Vanished,
-        Error::NotPermitted { .. } | Error::NoAccess { .. } => Absent::NotPermitted(PTRACE.into()),
-        Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+        ProcError::NoSuchProcess { .. } => Absent::Vanished,
+        ProcError::NotPermitted { .. } | ProcError::NoAccess { .. } => {
+            Absent::NotPermitted(PTRACE.into())
+        }
+        ProcError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
             Absent::NotInThisKernel("".into())
         }
         other => Absent::NotSupported(other.to_string().into()),
@@ -426,16 +437,16 @@ fn why(error: Error) -> Absent {
 }
 
 /// The words of a `cmdline`, which ends each with a NUL.
-fn words(text: &[u8]) -> Vec<Name> {
+fn split_names(text: &[u8]) -> Vec<Name> {
     let text = text.strip_suffix(b"\0").unwrap_or(text);
     if text.is_empty() { Vec::new() } else { text.split(|&b| b == 0).map(Name::new).collect() }
 }
 
-/// What `status` tells of a process whose memory may not be read.
-fn unread(status: &Status, why: &Absent) -> Memory {
+/// Values from `status` for a process whose memory may not be read.
+fn unread(status: &ListingStatus, why: &Absent) -> ListingMemory {
     let or_why = |size: Option<Bytes>| size.ok_or_else(|| why.clone());
-    Memory {
-        method: Method::Full,
+    ListingMemory {
+        method: ReadMethod::Full,
         uss: Err(why.clone()),
         pss: Err(why.clone()),
         rss: or_why(status.rss),
@@ -445,10 +456,10 @@ fn unread(status: &Status, why: &Absent) -> Memory {
 }
 
 /// A process that has ended and holds nothing.
-fn nothing() -> Memory {
+fn nothing() -> ListingMemory {
     let none = || Ok(Bytes::ZERO);
-    Memory {
-        method: Method::Full,
+    ListingMemory {
+        method: ReadMethod::Full,
         uss: none(),
         pss: none(),
         rss: none(),
@@ -458,7 +469,7 @@ fn nothing() -> Memory {
 }
 
 fn exclusive(rollup: &Smaps) -> Reading<Bytes> {
-    Ok(rollup.bytes(Counter::PrivateClean)? + rollup.bytes(Counter::PrivateDirty)?)
+    Ok(rollup.bytes(SmapsCounter::PrivateClean)? + rollup.bytes(SmapsCounter::PrivateDirty)?)
 }
 
 /// The sums of a rollup that decide the quadrants.
@@ -472,21 +483,21 @@ struct Rollup {
 }
 
 impl Rollup {
-    fn of(rollup: &Smaps, status: &Status) -> Reading<Rollup> {
-        let shmem = rollup.bytes(Counter::PssShmem).ok();
+    fn from_rollup(rollup: &Smaps, status: &ListingStatus) -> Reading<Rollup> {
+        let shmem = rollup.bytes(SmapsCounter::PssShmem).ok();
         Ok(Rollup {
-            resident: rollup.bytes(Counter::Rss)?,
+            resident: rollup.bytes(SmapsCounter::Rss)?,
             exclusive: exclusive(rollup)?,
-            anon: rollup.bytes(Counter::Anonymous)?,
-            anon_share: rollup.bytes(Counter::PssAnon).ok(),
+            anon: rollup.bytes(SmapsCounter::Anonymous)?,
+            anon_share: rollup.bytes(SmapsCounter::PssAnon).ok(),
             has_no_shmem: status.shmem == Some(Bytes::ZERO) && shmem == Some(Bytes::ZERO),
         })
     }
 
-    /// The anonymous pages that nobody else maps, where the sums alone tell.
+    /// The exclusive anonymous pages, if the sums alone determine them.
     ///
-    /// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes. So
-    /// where that equals `Anonymous` no anonymous page is co-mapped.
+    /// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes.
+    /// So where that equals `Anonymous` no anonymous page is co-mapped.
     fn anon_exclusive(&self) -> Option<Bytes> {
         if self.anon_share == Some(self.anon) || self.exclusive == self.resident {
             Some(self.anon)
@@ -498,7 +509,7 @@ impl Rollup {
     }
 
     /// The quadrants, which add up to the rollup's `Rss` whatever changed while pages were read.
-    fn split(&self, found: &Found) -> ByQuadrant {
+    fn split(&self, found: &PageFigures) -> ByQuadrant {
         let least = |a: Bytes, b: Bytes| if a < b { a } else { b };
         let anon_exclusive = least(found.anon_exclusive, self.anon);
         let page_cache = self.resident - self.anon;
@@ -515,16 +526,16 @@ impl Rollup {
     }
 }
 
-/// What pages told that the sums do not.
+/// Values that pages provide and the sums do not.
 #[derive(Debug, Default)]
-struct Found {
+struct PageFigures {
     anon_exclusive: Bytes,
     shmem: Bytes,
     shmem_exclusive: Bytes,
     shared_file_exclusive: Bytes,
 }
 
-impl Found {
+impl PageFigures {
     fn add(&mut self, mapping: &Mapping, pages: &Breakdown, counts_anon: bool) {
         if counts_anon {
             self.anon_exclusive += pages.anon_exclusive;
@@ -538,7 +549,8 @@ impl Found {
     }
 }
 
-/// The resident pages of a mapping by what they are, in the order of [`pagewise_model::Quadrant::ALL`].
+/// The resident pages of a mapping by what they are, in the order of
+/// [`pagewise_model::Quadrant::ALL`].
 fn effective(mapping: &Mapping, pages: &Breakdown) -> [Bytes; 4] {
     let file = pages.file_exclusive + pages.file_co_mapped;
     let co_mapped = pages.anon_co_mapped;
@@ -568,7 +580,7 @@ mod tests {
 
     #[test]
     fn a_name_comes_out_of_status_as_the_process_wrote_it() {
-        let status = Status::parse(
+        let status = ListingStatus::parse(
             b"Name:\ta\\nb\\\\c\nState:\tS (sleeping)\nUid:\t7\t8\t9\t9\nThreads:\t3\n",
         );
         assert_eq!(status.name, Name::new(b"a\nb\\c"));
@@ -576,8 +588,8 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_thread_is_told_with_and_without_its_line() {
-        let is = |text: &[u8]| Status::parse(text).is_kernel_thread();
+    fn a_kernel_thread_is_recognized_with_and_without_its_line() {
+        let is = |text: &[u8]| ListingStatus::parse(text).is_kernel_thread();
         assert!(is(b"State:\tI (idle)\nKthread:\t1\n"));
         assert!(is(b"State:\tI (idle)\nThreads:\t1\n"));
         assert!(!is(b"State:\tZ (zombie)\nThreads:\t1\n"));
@@ -607,13 +619,13 @@ mod tests {
 
     #[test]
     fn quadrants_add_up_to_rss_even_where_the_process_changed_meanwhile() {
-        let found = Found {
+        let found = PageFigures {
             anon_exclusive: Bytes::kib(900),
             shmem: Bytes::kib(900),
             shmem_exclusive: Bytes::kib(900),
             shared_file_exclusive: Bytes::kib(900),
         };
-        for found in [found, Found::default()] {
+        for found in [found, PageFigures::default()] {
             let quadrants = sums(100, 50, 40, 38).split(&found);
             let all = pagewise_model::Quadrant::ALL.map(|q| quadrants.get(q).clone().unwrap());
             assert_eq!(all.into_iter().sum::<Bytes>(), Bytes::kib(100), "{quadrants:?}");
@@ -622,8 +634,8 @@ mod tests {
 
     #[test]
     fn a_command_line_is_cut_at_its_nuls() {
-        assert_eq!(words(b"a\0\0b c\0"), ["a", "", "b c"].map(Name::from));
-        assert!(words(b"").is_empty());
-        assert_eq!(words(b"overwritten"), [Name::from("overwritten")]);
+        assert_eq!(split_names(b"a\0\0b c\0"), ["a", "", "b c"].map(Name::from));
+        assert!(split_names(b"").is_empty());
+        assert_eq!(split_names(b"overwritten"), [Name::from("overwritten")]);
     }
 }

@@ -3,43 +3,44 @@
 use pagewise_model::mapping::{AddrRange, Device, Mapping, Prot, Sharing};
 use pagewise_model::{Absent, Name};
 
-use crate::Error;
-use crate::text::{Cursor, lines};
+use crate::ProcError;
+use crate::text::{LineCursor, lines};
 
 /// Mappings read one after the other, and where that stopped.
 #[derive(Debug, Default)]
-pub struct Parsed {
+pub struct ParsedMappings {
     /// The mappings that are whole, by address.
     pub mappings: Vec<Mapping>,
     /// Why the rest is missing: text that is cut off or does not read as it should.
-    pub torn: Option<Error>,
-    /// Lines left out because they repeat or overlap what came before: the process changed meanwhile.
+    pub torn: Option<ProcError>,
+    /// Lines left out because they repeat or overlap what came before: the process changed
+    /// meanwhile.
     pub repeated: usize,
 }
 
 /// Reads a whole `maps`.
-pub fn parse(text: &[u8]) -> Parsed {
-    let mut parser = Parser::new(Absent::NotCollected("maps has no counters".into()));
+pub fn parse(text: &[u8]) -> ParsedMappings {
+    let mut parser = MapsParser::new(Absent::NotCollected("maps has no counters".into()));
     parser.push(text);
     parser.finish()
 }
 
 /// Reads `maps` piece by piece, as it comes from the kernel.
 #[derive(Debug)]
-pub struct Parser {
+pub struct MapsParser {
     builder: Builder,
-    parsed: Parsed,
+    parsed: ParsedMappings,
     /// The start of a line whose end is in the next piece.
     carry: Vec<u8>,
     line: usize,
 }
 
-impl Parser {
+impl MapsParser {
     /// A parser whose mappings say `unread` of their pages.
-    pub fn new(unread: Absent) -> Parser {
-        Parser {
+    pub fn new(unread: Absent) -> MapsParser {
+        MapsParser {
             builder: Builder::new(unread),
-            parsed: Parsed::default(),
+            parsed: ParsedMappings::default(),
             carry: Vec::new(),
             line: 0,
         }
@@ -54,9 +55,9 @@ impl Parser {
     }
 
     /// The mappings that were read whole, and what stopped the reading.
-    pub fn finish(mut self) -> Parsed {
+    pub fn finish(mut self) -> ParsedMappings {
         if !self.carry.is_empty() && self.parsed.torn.is_none() {
-            let torn = Error::parse("maps", self.line + 1, "a whole line", &self.carry);
+            let torn = ProcError::parse("maps", self.line + 1, "a whole line", &self.carry);
             self.parsed.torn = Some(torn);
         }
         self.parsed
@@ -71,7 +72,7 @@ impl Parser {
             match self.builder.mapping(line) {
                 Some(mapping) => self.parsed.add(mapping),
                 None => {
-                    let torn = Error::parse("maps", self.line, "a mapping", line);
+                    let torn = ProcError::parse("maps", self.line, "a mapping", line);
                     self.parsed.torn = Some(torn);
                 }
             }
@@ -99,7 +100,7 @@ pub(crate) fn whole_lines<'t>(
     &text[whole..]
 }
 
-impl Parsed {
+impl ParsedMappings {
     /// Adds a mapping, unless it does not come after the last one.
     pub(crate) fn add(&mut self, mapping: Mapping) {
         match self.mappings.last() {
@@ -122,15 +123,15 @@ impl Builder {
         Builder { name: Name::default(), unread }
     }
 
-    /// The mapping of a line, or `None` where the line is none.
+    /// The mapping of a line, or `None` for an invalid line.
     #[inline]
     pub(crate) fn mapping(&mut self, line: &[u8]) -> Option<Mapping> {
-        let mut at = Cursor::new(line);
+        let mut at = LineCursor::new(line);
         let start = at.hex()?;
         at.byte(b'-')?;
         let end = at.hex()?;
         at.byte(b' ')?;
-        let [read, write, exec, sharing] = at.take::<4>()?;
+        let [read, write, exec, sharing] = at.take_array::<4>()?;
         at.byte(b' ')?;
         let offset = at.hex()?;
         at.byte(b' ')?;
@@ -171,10 +172,11 @@ impl Builder {
     }
 }
 
-/// Where names start in a kernel of 64 bits: it fills up with blanks to here, and writes two at least.
+/// Column at which names start in a 64-bit kernel: it pads with at least two blanks.
 const NAME_COLUMN: usize = 73;
 
-/// The name at the end of a line. It may itself start with blanks, so the column decides where it can.
+/// The name at the end of a line. It may itself start with blanks, so the column decides where it
+/// can.
 fn name<'a>(line: &'a [u8], rest: &'a [u8]) -> &'a [u8] {
     let inode_end = line.len() - rest.len();
     let column = NAME_COLUMN.max(inode_end + 2);

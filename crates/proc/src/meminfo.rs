@@ -1,6 +1,6 @@
 //! `/proc/meminfo`, and the settings of the machine that findings need.
 
-use pagewise_model::machine::Machine;
+use pagewise_model::machine::MachineSettings;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
 use crate::ProcRoot;
@@ -14,10 +14,10 @@ pub fn parse(text: &[u8], name: &str) -> Reading<Bytes> {
 }
 
 /// Reads what a snapshot holds of the machine.
-pub fn machine(root: &ProcRoot) -> Machine {
+pub fn machine(root: &ProcRoot) -> MachineSettings {
     let meminfo = root.machine("meminfo");
     let line = |name| meminfo.as_ref().map_err(Clone::clone).and_then(|text| parse(text, name));
-    Machine {
+    MachineSettings {
         mem_total: line("MemTotal"),
         mem_available: line("MemAvailable"),
         swap_total: line("SwapTotal"),
@@ -32,12 +32,12 @@ pub fn machine(root: &ProcRoot) -> Machine {
     }
 }
 
-/// How many NUMA nodes are online.
+/// Number of NUMA nodes online.
 pub(crate) fn nodes_online(root: &ProcRoot) -> Reading<u64> {
     root.sysfs("devices/system/node/online").map(|text| nodes(&text))
 }
 
-/// How many numbers a list like `0-1,4` names.
+/// Number of elements of a list like `0-1,4`.
 fn nodes(text: &[u8]) -> u64 {
     let ranges = text.trim_ascii().split(|&b| b == b',');
     let count = |range: &[u8]| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pagewise_model::mapping::Device;
 
-use crate::text::{Cursor, lines};
+use crate::text::{LineCursor, lines};
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Mount {
     pub device: Device,
     /// The folder of the filesystem that is mounted.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
     /// `tmpfs`, `ext4`, `cgroup2`.
     pub fs: Vec<u8>,
@@ -32,7 +32,7 @@ pub fn parse(text: &[u8]) -> Vec<Mount> {
 fn mount(line: &[u8]) -> Option<Mount> {
     // 36 35 98:0 /root /point options optional-fields - fs source super-options
     let mut words = line.split(|&b| b == b' ');
-    let id = Cursor::new(words.next()?).decimal()?;
+    let id = LineCursor::new(words.next()?).decimal()?;
     let device = device(words.nth(1)?)?;
     let (root, point) = (path(words.next()?), path(words.next()?));
     let mut words = words.skip_while(|word| *word != b"-").skip(1);
@@ -42,7 +42,7 @@ fn mount(line: &[u8]) -> Option<Mount> {
 }
 
 fn device(word: &[u8]) -> Option<Device> {
-    let mut at = Cursor::new(word);
+    let mut at = LineCursor::new(word);
     let major = u32::try_from(at.decimal()?).ok()?;
     at.byte(b':')?;
     let minor = u32::try_from(at.decimal()?).ok()?;

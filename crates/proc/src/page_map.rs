@@ -1,72 +1,77 @@
-//! What is mapped at every page of a process, as runs of pages alike.
+//! State of every page of a process, as runs of equal pages.
 //!
-//! Two ways, tested against each other: `PAGEMAP_SCAN` gives runs, and skips what is empty; `pagemap` gives a word a
-//! page, in half the time where pages are many, and tells neither huge entries nor the zero page. So usually the words are
-//! read, and scans answer what they leave open. With CAP_SYS_ADMIN the frames behind pages tell more: how often each is mapped, merged pages, sizes of folios.
+//! Two methods, tested against each other: `PAGEMAP_SCAN` returns runs, and skips empty ranges;
+//! `pagemap` has a word per page, in half the time for many pages, and shows neither huge entries
+//! nor the zero page. So usually the words are read, and scans provide the rest. With CAP_SYS_ADMIN
+//! the frames behind pages show more: the number of mappings of each, merged pages, sizes of
+//! folios.
 
 mod detail;
 mod runs;
 
 use std::time::Instant;
 
-use pagewise_model::page_map::{MappedPages, PageKind, PageMap, PageRun, PageState, Way};
+use pagewise_model::page_map::{
+    MappedPages, PageMap, PageMapKind, PageRun, PageState, PageTableWay,
+};
 use pagewise_model::process::Process;
 use pagewise_model::{Absent, AddrRange, Backing, Mapping, PageSize, Reading, Sharing};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::{Features, tracks_soft_dirty};
 
 use self::detail::Detail;
-use self::runs::Runs;
+use self::runs::RunCollector;
 use crate::pages::Pace;
-use crate::pages::entry::{self, State, Word, is_soft_dirty};
+use crate::pages::entry::{self, EntryState, Word, is_soft_dirty};
 use crate::pages::hugetlb::Hugetlb;
-use crate::pages::space::Space;
+use crate::pages::space::PageTables;
 use crate::pages::walk;
-use crate::{Error, ProcRoot};
+use crate::{ProcError, ProcRoot};
 
 /// User addresses end below this on every 64-bit machine; `[vsyscall]` lies above.
 const KERNEL_HALF: u64 = 1 << 63;
 
-/// How many words of `pagemap` are read at once.
+/// Number of words of `pagemap` that are read at once.
 const WORDS: usize = 1 << 11;
 
-/// How to look at pages.
+/// Parameters of the page scan.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct PageMapRequest {
     /// Which interface to ask; where the kernel has no `PAGEMAP_SCAN`, `pagemap` alone.
-    pub way: Way,
+    pub way: PageTableWay,
     /// Look up frames as well, page by page.
     pub detail: bool,
-    /// How hard.
+    /// Pace of the reading.
     pub pace: Pace,
 }
 
 /// Looks at the pages of `mappings`, or of those parts of them that lie in `within`.
 ///
 /// # Errors
-/// [`Error::NotPermitted`] where we may not trace the process, [`Error::NoSuchProcess`] where it is gone.
+/// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
+/// where it is gone.
 ///
 /// # Complexity
-/// By scan as long as the kernel walks its page tables: 6 ns a populated page, nothing for holes. By `pagemap` and with
-/// details a multiple of that.
+/// By scan as long as the kernel walks its page tables: 6 ns a populated page, nothing for holes.
+/// By `pagemap` and with details a multiple of that.
 pub fn read(
     root: &ProcRoot,
     process: Process,
     mappings: Vec<Mapping>,
     within: Option<AddrRange>,
     page_size: PageSize,
-    look: &Look,
-) -> Result<PageMap, Error> {
+    look: &PageMapRequest,
+) -> Result<PageMap, ProcError> {
     let begin = Instant::now();
     let features = Features::detect();
-    let way = if features.pagemap_scan { look.way } else { Way::Pagemap };
-    let features = Features { pagemap_scan: way != Way::Pagemap, ..features };
+    let way = if features.pagemap_scan { look.way } else { PageTableWay::Pagemap };
+    let features = Features { pagemap_scan: way != PageTableWay::Pagemap, ..features };
     let soft_dirty = soft_dirty();
     let mut reader = PageReader {
-        space: Space::open(&features, root, process.pid, page_size, &look.pace)?,
+        space: PageTables::open(&features, root, process.pid, page_size, &look.pace)?,
         hugetlb: Hugetlb::new(root, process.pid, page_size),
-        guards: way == Way::Scan && pagewise_sys::probe::scans_guards(),
-        huge_size: walk::huge_size().filter(|_| way == Way::Both),
+        guards: way == PageTableWay::Scan && pagewise_sys::probe::scans_guards(),
+        huge_size: walk::huge_size().filter(|_| way == PageTableWay::Both),
         soft_dirty: soft_dirty.is_ok(),
         words: vec![Word::default(); WORDS],
         detail: if look.detail { Detail::open(root.path(), features.frames) } else { None },
@@ -83,8 +88,10 @@ pub fn read(
             continue;
         }
         let runs = match way {
-            Way::Scan => reader.scan(&mapping, range)?,
-            Way::Both | Way::Pagemap => reader.words(&mapping, range)?,
+            PageTableWay::Scan => reader.scan(&mapping, range)?,
+            PageTableWay::Both | PageTableWay::Pagemap => {
+                reader.runs_from_words(&mapping, range)?
+            }
         };
         let runs = reader.refine(runs)?;
         all.push(MappedPages { mapping, runs });
@@ -111,11 +118,11 @@ fn soft_dirty() -> Reading<()> {
 }
 
 struct PageReader {
-    space: Space,
+    space: PageTables,
     hugetlb: Hugetlb,
-    /// Whether a scan tells guard regions from swap.
+    /// True if a scan distinguishes guard regions from swap.
     guards: bool,
-    /// The bytes of a huge page, where scans are to tell which there are.
+    /// The bytes of a huge page, if scans must find huge pages.
     huge_size: Option<u64>,
     soft_dirty: bool,
     words: Vec<Word>,
@@ -132,7 +139,7 @@ impl PageReader {
     }
 
     /// The pages of a mapping by `PAGEMAP_SCAN`.
-    fn scan(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, Error> {
+    fn scan(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, ProcError> {
         let mut report =
             Categories::PRESENT | Categories::FILE | Categories::PFNZERO | Categories::HUGE;
         report = report | Categories::SWAPPED | Categories::SOFT_DIRTY;
@@ -140,23 +147,27 @@ impl PageReader {
         if self.guards {
             report = report | Categories::GUARD;
         }
-        let request = Request {
+        let request = ScanRequest {
             any_of: Categories::PRESENT | Categories::SWAPPED,
             report,
-            ..Request::default()
+            ..ScanRequest::default()
         };
-        let mut runs = Runs::over(range);
+        let mut runs = RunCollector::over(range);
         let tracks = self.soft_dirty;
-        self.space.each_region(range, &request, |region: &Region| {
+        self.space.each_region(range, &request, |region: &ScanRegion| {
             let state = scanned(mapping, region.categories, tracks);
             runs.put(AddrRange { start: region.start, end: region.end }, state);
         })?;
         Ok(runs.finish())
     }
 
-    /// The pages of a mapping by the words of `pagemap`, and scans for what they do not tell.
-    fn words(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, Error> {
-        let mut runs = Runs::over(range);
+    /// The pages of a mapping by the words of `pagemap`, and scans for the rest.
+    fn runs_from_words(
+        &mut self,
+        mapping: &Mapping,
+        range: AddrRange,
+    ) -> Result<Vec<PageRun>, ProcError> {
+        let mut runs = RunCollector::over(range);
         let most = self.space.page_size().pages(self.words.len() as u64).0;
         let mut words = std::mem::take(&mut self.words);
         let mut at = range.start;
@@ -180,8 +191,8 @@ impl PageReader {
         mapping: &Mapping,
         mut at: u64,
         words: &[Word],
-        runs: &mut Runs,
-    ) -> Result<(), Error> {
+        runs: &mut RunCollector,
+    ) -> Result<(), ProcError> {
         let tracks = self.soft_dirty;
         for run in entry::runs(words) {
             let alike = |a: &Word, b: &Word| is_soft_dirty(a) == is_soft_dirty(b) || !tracks;
@@ -202,16 +213,17 @@ impl PageReader {
         Ok(())
     }
 
-    /// Adds resident pages that are alike by their words: what is mapped by huge entries, and what is the zero page.
+    /// Adds resident pages that are alike by their words: what is mapped by huge entries, and what
+    /// is the zero page.
     fn put_scanned(
         &mut self,
         range: AddrRange,
         state: PageState,
         huge_size: u64,
-        runs: &mut Runs,
-    ) -> Result<(), Error> {
+        runs: &mut RunCollector,
+    ) -> Result<(), ProcError> {
         // The zero page is never called exclusive, and anonymous by its mapping.
-        if state.kind == PageKind::Anonymous && state.exclusive == Some(false) {
+        if state.kind == PageMapKind::Anonymous && state.exclusive == Some(false) {
             return self.put_shared_anonymous(range, state, runs);
         }
         let mut at = range.start;
@@ -229,27 +241,27 @@ impl PageReader {
         &mut self,
         range: AddrRange,
         state: PageState,
-        runs: &mut Runs,
-    ) -> Result<(), Error> {
-        let request = Request {
+        runs: &mut RunCollector,
+    ) -> Result<(), ProcError> {
+        let request = ScanRequest {
             all_of: Categories::PRESENT,
             report: Categories::PFNZERO | Categories::HUGE,
-            ..Request::default()
+            ..ScanRequest::default()
         };
-        self.space.each_region(range, &request, |region: &Region| {
+        self.space.each_region(range, &request, |region: &ScanRegion| {
             let huge = Some(region.categories.contains(Categories::HUGE));
             let is_zero = region.categories.contains(Categories::PFNZERO);
-            let zero = PageState { kind: PageKind::Zero, huge, ..PageState::default() };
+            let zero = PageState { kind: PageMapKind::Zero, huge, ..PageState::default() };
             let state = if is_zero { zero } else { PageState { huge, ..state } };
             runs.put(AddrRange { start: region.start, end: region.end }, state);
         })
     }
 
-    /// What the frames behind resident pages tell.
-    fn refine(&mut self, runs: Vec<PageRun>) -> Result<Vec<PageRun>, Error> {
+    /// Adds the data of the frames behind resident pages.
+    fn refine(&mut self, runs: Vec<PageRun>) -> Result<Vec<PageRun>, ProcError> {
         let Some(detail) = &mut self.detail else { return Ok(runs) };
         let Some(range) = whole(&runs) else { return Ok(runs) };
-        let mut refined = Runs::over(range);
+        let mut refined = RunCollector::over(range);
         for run in runs {
             if !run.state.kind.is_resident() {
                 refined.put(run.range, run.state);
@@ -275,28 +287,29 @@ fn whole(runs: &[PageRun]) -> Option<AddrRange> {
     Some(AddrRange { start: runs.first()?.range.start, end: runs.last()?.range.end })
 }
 
-/// What a present page is, by what is behind its mapping: the file bit alone does not tell tmpfs from files.
-fn present(mapping: &Mapping, file: bool) -> PageKind {
+/// Kind of a present page, by the backing of its mapping: the file bit alone does not distinguish
+/// tmpfs from files.
+fn present(mapping: &Mapping, file: bool) -> PageMapKind {
     match (mapping.backing(), mapping.sharing) {
-        (Backing::Anonymous, _) => PageKind::Anonymous,
-        (Backing::Shmem, Sharing::Shared) => PageKind::Shmem,
-        (Backing::Shmem, Sharing::Private) if file => PageKind::Shmem,
-        _ if file => PageKind::File,
-        (_, Sharing::Private) => PageKind::Anonymous,
-        _ => PageKind::File,
+        (Backing::Anonymous, _) => PageMapKind::Anonymous,
+        (Backing::Shmem, Sharing::Shared) => PageMapKind::Shmem,
+        (Backing::Shmem, Sharing::Private) if file => PageMapKind::Shmem,
+        _ if file => PageMapKind::File,
+        (_, Sharing::Private) => PageMapKind::Anonymous,
+        _ => PageMapKind::File,
     }
 }
 
 fn scanned(mapping: &Mapping, categories: Categories, tracks_soft_dirty: bool) -> PageState {
     let has = |category| categories.contains(category);
     let kind = if has(Categories::PFNZERO) {
-        PageKind::Zero
+        PageMapKind::Zero
     } else if has(Categories::PRESENT) {
         present(mapping, has(Categories::FILE))
     } else if has(Categories::GUARD) {
-        PageKind::Guard
+        PageMapKind::Guard
     } else {
-        PageKind::Swapped
+        PageMapKind::Swapped
     };
     let mapped = has(Categories::PRESENT);
     PageState {
@@ -308,12 +321,12 @@ fn scanned(mapping: &Mapping, categories: Categories, tracks_soft_dirty: bool) -
     }
 }
 
-fn worded(mapping: &Mapping, state: State, soft_dirty: Option<bool>) -> PageState {
+fn worded(mapping: &Mapping, state: EntryState, soft_dirty: Option<bool>) -> PageState {
     let (kind, exclusive) = match state {
-        State::Empty => (PageKind::Untouched, None),
-        State::Present { file, exclusive } => (present(mapping, file), Some(exclusive)),
-        State::Swapped => (PageKind::Swapped, None),
-        State::Guard => (PageKind::Guard, None),
+        EntryState::Empty => (PageMapKind::Untouched, None),
+        EntryState::Present { file, exclusive } => (present(mapping, file), Some(exclusive)),
+        EntryState::Swapped => (PageMapKind::Swapped, None),
+        EntryState::Guard => (PageMapKind::Guard, None),
     };
     let soft_dirty = soft_dirty.filter(|_| exclusive.is_some());
     PageState { kind, exclusive, soft_dirty, ..PageState::default() }

@@ -15,20 +15,20 @@ pub(crate) mod walk;
 
 use std::time::Duration;
 
-use pagewise_model::mapping::Pages;
+use pagewise_model::mapping::MappingPages;
 use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
 
 use self::census::Trust;
 use self::walk::Walker;
-use crate::{Error, ProcRoot};
+use crate::{ProcError, ProcRoot};
 
-/// How hard a process's page tables may be read.
+/// Pace at which a process's page tables may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// How much address space to read before a rest.
+    /// Address space to read before a rest.
     pub chunk: Bytes,
-    /// How long a rest is.
+    /// Length of a rest.
     pub rest: Duration,
 }
 
@@ -43,14 +43,14 @@ impl Pace {
     pub const FAST: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::ZERO };
 }
 
-/// What a reading found in all, and what it cost.
+/// Totals of a reading, and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walk {
+pub struct PageWalk {
     /// The longest single system call: the target's mmap lock was held for no longer.
     pub longest_hold_ns: u64,
     /// The pages of all mappings together. Its PSS is rounded once, as in `smaps_rollup`, so it
     /// can be more than the sum over the mappings.
-    pub total: Reading<Pages>,
+    pub total: Reading<MappingPages>,
     /// Why some huge pages may be split wrongly into exclusive and co-mapped: the kernel says the
     /// same of all of a huge page that a relative shares in part.
     pub doubt: Option<Absent>,
@@ -62,8 +62,8 @@ pub struct Walk {
 /// the other, not at one moment.
 ///
 /// # Errors
-/// [`Error::NotPermitted`] where we may not trace the process, [`Error::NoSuchProcess`] where it
-/// is gone or has no memory any more.
+/// [`ProcError::NotPermitted`] where we may not trace the process, [`ProcError::NoSuchProcess`]
+/// where it is gone or has no memory any more.
 ///
 /// # Complexity
 /// 5 ns a page of populated address space (Linux 6.18, x86-64); holes are free where the kernel
@@ -74,7 +74,7 @@ pub fn read(
     mappings: &mut [Mapping],
     page_size: PageSize,
     pace: &Pace,
-) -> Result<Walk, Error> {
+) -> Result<PageWalk, ProcError> {
     read_with(&Features::detect(), root, pid, mappings, page_size, pace)
 }
 
@@ -89,7 +89,7 @@ pub fn read_with(
     mappings: &mut [Mapping],
     page_size: PageSize,
     pace: &Pace,
-) -> Result<Walk, Error> {
+) -> Result<PageWalk, ProcError> {
     let walker = |trust| Walker::new(features, root, pid, page_size, pace, trust);
     let mut first = walker(Trust::Bits)?;
     first.walk(mappings)?;

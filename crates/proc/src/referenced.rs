@@ -1,4 +1,5 @@
-//! What a process uses meanwhile: the referenced bits of its page tables, cleared now and read later.
+//! Memory that a process uses in an interval: the referenced bits of its page tables, cleared at
+//! the start and read at the end.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -6,45 +7,48 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::{Mapping, Pid};
 
-use crate::{Error, ProcRoot, smaps};
+use crate::{ProcError, ProcRoot, smaps};
 
 /// Clears the referenced bit of every page that the process maps. Returns how long that took.
 ///
-/// It changes nothing that the process can see, but the kernel takes the pages for unused until they are touched
-/// again, and reclaims them sooner. It holds the mmap lock and flushes the TLB of every CPU that the process runs on.
+/// It changes nothing that the process can see, but the kernel takes the pages for unused until
+/// they are touched again, and reclaims them sooner. It holds the mmap lock and flushes the TLB of
+/// every CPU that the process runs on.
 ///
 /// # Errors
-/// [`Error::NotPermitted`] for another user's process, [`Error::NoSuchProcess`] where it is gone.
-pub fn clear(root: &ProcRoot, pid: Pid) -> Result<Duration, Error> {
+/// [`ProcError::NotPermitted`] for another user's process, [`ProcError::NoSuchProcess`] where it is
+/// gone.
+pub fn clear(root: &ProcRoot, pid: Pid) -> Result<Duration, ProcError> {
     write(root, pid, b"1\n")
 }
 
-/// Clears the soft-dirty bit of every page: the next write to each is a page fault. Returns how long that took.
+/// Clears the soft-dirty bit of every page: the next write to each is a page fault. Returns how
+/// long that took.
 ///
 /// # Errors
 /// As [`clear`].
-pub fn clear_soft_dirty(root: &ProcRoot, pid: Pid) -> Result<Duration, Error> {
+pub fn clear_soft_dirty(root: &ProcRoot, pid: Pid) -> Result<Duration, ProcError> {
     write(root, pid, b"4\n")
 }
 
-fn write(root: &ProcRoot, pid: Pid, what: &[u8]) -> Result<Duration, Error> {
+fn write(root: &ProcRoot, pid: Pid, what: &[u8]) -> Result<Duration, ProcError> {
     let path = root.file(pid, "clear_refs");
     let begin = Instant::now();
     let file = OpenOptions::new().write(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(what));
     written
         .map(|()| begin.elapsed())
-        .map_err(|error| Error::of_process(error, pid, &root.usual(&path)))
+        .map_err(|error| ProcError::of_process(error, pid, &root.usual(&path)))
 }
 
 /// The mappings with every counter of `smaps`, `Referenced` among them.
 ///
 /// # Errors
-/// As reading `smaps`; [`Error::Parse`] where it is cut off.
-pub fn mappings(root: &ProcRoot, pid: Pid) -> Result<Vec<Mapping>, Error> {
+/// As reading `smaps`; [`ProcError::Parse`] where it is cut off.
+pub fn mappings(root: &ProcRoot, pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     let parsed = smaps::parse(&root.read(pid, "smaps")?);
     match parsed.torn {
-        None if parsed.mappings.is_empty() => Err(Error::NoSuchProcess { pid }),
+        None if parsed.mappings.is_empty() => Err(ProcError::NoSuchProcess { pid }),
         None => Ok(parsed.mappings),
         Some(torn) => Err(torn),
     }

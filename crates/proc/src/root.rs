@@ -16,24 +16,24 @@ use rustix::io::Errno;
 
 use crate::text::number;
 use crate::users::Users;
-use crate::{CAP_SYS_PTRACE, Error, stat, status};
+use crate::{CAP_SYS_PTRACE, ProcError, stat, status};
 
 /// The tree that processes are read from.
 #[derive(Clone, Debug)]
 pub struct ProcRoot {
     path: PathBuf,
     live: bool,
-    held: Option<Held>,
+    held: Option<HeldProcess>,
 }
 
 /// A process whose folder is open: it is that process's for ever, also when its id is another's.
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldProcess {
     pid: Pid,
     folder: Arc<OwnedFd>,
 }
 
-impl Held {
+impl HeldProcess {
     fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.folder.as_raw_fd()).into()
     }
@@ -56,15 +56,17 @@ impl ProcRoot {
         ProcRoot { path: path.into(), live: false, held: None }
     }
 
-    /// The same tree, with the folder of a process held open: all that is read of it from now on is of the process that
-    /// has this id now. Once that has ended there is [`Error::NoSuchProcess`], whoever gets its id.
+    /// The same tree, with the folder of a process held open: all that is read of it from now on is
+    /// of the process that has this id now. Once that has ended there is
+    /// [`ProcError::NoSuchProcess`], whoever gets its id.
     ///
-    /// What is not read by way of the tree, as by `ptrace` or `process_vm_readv`, is of the process where
-    /// [`check`](ProcRoot::check) says so afterwards. A copied tree, and one of another pid namespace, stay as they are.
+    /// Data that is not read through the tree, as by `ptrace` or `process_vm_readv`, belongs to the
+    /// process if [`check`](ProcRoot::check) confirms it afterwards. A copied tree, and one of
+    /// another PID namespace, are unchanged.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`], [`Error::Io`].
-    pub fn holding(&self, pid: Pid) -> Result<ProcRoot, Error> {
+    /// [`ProcError::NoSuchProcess`], [`ProcError::Io`].
+    pub fn holding(&self, pid: Pid) -> Result<ProcRoot, ProcError> {
         if !self.has_our_ids() {
             return Ok(self.clone());
         }
@@ -72,27 +74,28 @@ impl ProcRoot {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&path, flags, Mode::empty())
             .map_err(|error| self.explain(pid, &path, error.into()))?;
-        let held = Held { pid, folder: Arc::new(folder) };
+        let held = HeldProcess { pid, folder: Arc::new(folder) };
         // Its parent may have waited for it between.
         if !held.lives() {
-            return Err(Error::NoSuchProcess { pid });
+            return Err(ProcError::NoSuchProcess { pid });
         }
         Ok(ProcRoot { held: Some(held), ..self.clone() })
     }
 
-    /// Whether a process that is [held](ProcRoot::holding) has its id yet, and with it all that was asked for by its id
-    /// up to now. One that has ended has its id until its parent has waited for it.
+    /// Returns an error if a [held](ProcRoot::holding) process does not have its PID any more: all
+    /// data that was read by PID until now is confirmed. An ended process keeps its PID until its
+    /// parent has waited for it.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`]
-    pub fn check(&self, pid: Pid) -> Result<(), Error> {
+    /// [`ProcError::NoSuchProcess`]
+    pub fn check(&self, pid: Pid) -> Result<(), ProcError> {
         match self.held(pid) {
-            Some(held) if !held.lives() => Err(Error::NoSuchProcess { pid }),
+            Some(held) if !held.lives() => Err(ProcError::NoSuchProcess { pid }),
             _ => Ok(()),
         }
     }
 
-    fn held(&self, pid: Pid) -> Option<&Held> {
+    fn held(&self, pid: Pid) -> Option<&HeldProcess> {
         self.held.as_ref().filter(|held| held.pid == pid)
     }
 
@@ -106,12 +109,12 @@ impl ProcRoot {
         )
     }
 
-    /// Where the tree is.
+    /// Path of the tree.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the processes in it run, so that system calls on their ids make sense.
+    /// True if the processes in it run, so that system calls on their ids make sense.
     pub fn is_live(&self) -> bool {
         self.live
     }
@@ -122,7 +125,7 @@ impl ProcRoot {
         number(link.as_os_str().as_bytes()).and_then(|n| u32::try_from(n).ok()).map(Pid)
     }
 
-    /// Whether system calls take the ids in it: it is live, and of our own pid namespace.
+    /// True if system calls take the ids in it: it is live, and of our own pid namespace.
     pub fn has_our_ids(&self) -> bool {
         self.ourselves() == Some(Pid(std::process::id()))
     }
@@ -130,11 +133,12 @@ impl ProcRoot {
     /// The ids of all processes, in order.
     ///
     /// # Errors
-    /// [`Error::Io`] where the tree cannot be listed, [`Error::NotMounted`] where it should be live and is empty.
-    pub fn pids(&self) -> Result<Vec<Pid>, Error> {
-        let ids = ids(&self.path).map_err(|e| Error::io(&self.path, e))?;
+    /// [`ProcError::Io`] where the tree cannot be listed, [`ProcError::NotMounted`] where it should
+    /// be live and is empty.
+    pub fn pids(&self) -> Result<Vec<Pid>, ProcError> {
+        let ids = ids(&self.path).map_err(|e| ProcError::io(&self.path, e))?;
         if self.live && ids.is_empty() {
-            return Err(Error::NotMounted { path: self.path.clone() });
+            return Err(ProcError::NotMounted { path: self.path.clone() });
         }
         Ok(ids)
     }
@@ -145,8 +149,8 @@ impl ProcRoot {
         ids(&path).map_err(|e| self.absence(&path, &e))
     }
 
-    /// The thread that has the process's memory: its first, or one that lives on where the first has ended
-    /// (`pthread_exit` in `main`), which leaves the files of the process itself empty.
+    /// The thread that has the process's memory: its first, or one that lives on where the first
+    /// has ended (`pthread_exit` in `main`), which leaves the files of the process itself empty.
     pub(crate) fn holder(&self, pid: Pid, first_has_ended: bool, threads: u64) -> Pid {
         if !self.live || !first_has_ended || threads < 2 {
             return pid;
@@ -161,10 +165,12 @@ impl ProcRoot {
     /// Checks that the memory of a process may be read.
     ///
     /// # Errors
-    /// [`Error::NoAccess`], [`Error::NoSuchProcess`].
-    pub fn check_access(&self, pid: Pid) -> Result<(), Error> {
+    /// [`ProcError::NoAccess`], [`ProcError::NoSuchProcess`].
+    pub fn check_access(&self, pid: Pid) -> Result<(), ProcError> {
         match self.open(pid, "maps") {
-            Err(error @ (Error::NoAccess { .. } | Error::NoSuchProcess { .. })) => Err(error),
+            Err(error @ (ProcError::NoAccess { .. } | ProcError::NoSuchProcess { .. })) => {
+                Err(error)
+            }
             _ => Ok(()),
         }
     }
@@ -186,15 +192,16 @@ impl ProcRoot {
 
     /// The path of a process's file.
     pub fn file(&self, pid: Pid, name: &str) -> PathBuf {
-        let folder = self.held(pid).map(Held::path);
+        let folder = self.held(pid).map(HeldProcess::path);
         folder.unwrap_or_else(|| self.path.join(pid.to_string())).join(name)
     }
 
     /// All of a process's file.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`] where the process is gone, [`Error::NotPermitted`], [`Error::Io`].
-    pub fn read(&self, pid: Pid, name: &str) -> Result<Vec<u8>, Error> {
+    /// [`ProcError::NoSuchProcess`] where the process is gone, [`ProcError::NotPermitted`],
+    /// [`ProcError::Io`].
+    pub fn read(&self, pid: Pid, name: &str) -> Result<Vec<u8>, ProcError> {
         let path = self.file(pid, name);
         read_all(&path).map_err(|e| self.explain(pid, &path, e))
     }
@@ -210,13 +217,13 @@ impl ProcRoot {
         self.file_of_the_machine(&self.path.join(name))
     }
 
-    /// All of a file of `/sys`, or why it is missing. A copied tree has it below `DIR/sysfs`, since `DIR/sys` is
-    /// the copy of `/proc/sys`.
+    /// All of a file of `/sys`, or why it is missing. A copied tree has it below `DIR/sysfs`, since
+    /// `DIR/sys` is the copy of `/proc/sys`.
     pub(crate) fn sysfs(&self, name: &str) -> Reading<Vec<u8>> {
         self.file_of_the_machine(&self.sysfs_path(name))
     }
 
-    /// Where a file or folder of `/sys` is.
+    /// Path of a file or folder of `/sys`.
     pub(crate) fn sysfs_path(&self, name: &str) -> PathBuf {
         if self.live { Path::new("/sys").join(name) } else { self.path.join("sysfs").join(name) }
     }
@@ -229,7 +236,7 @@ impl ProcRoot {
         })
     }
 
-    /// Where a symbolic link of a process points.
+    /// Target of a symbolic link of a process.
     pub(crate) fn link(&self, pid: Pid, name: &str) -> Reading<Name> {
         let path = self.file(pid, name);
         match std::fs::read_link(&path) {
@@ -239,29 +246,29 @@ impl ProcRoot {
     }
 
     /// Opens a process's file for reading, without ever waiting for it.
-    pub(crate) fn open(&self, pid: Pid, name: &str) -> Result<File, Error> {
+    pub(crate) fn open(&self, pid: Pid, name: &str) -> Result<File, ProcError> {
         let path = self.file(pid, name);
         open(&path).map_err(|e| self.explain(pid, &path, e))
     }
 
-    /// What an error on a process's file means.
-    pub(crate) fn explain(&self, pid: Pid, path: &Path, error: io::Error) -> Error {
+    /// Converts an error on a process's file.
+    pub(crate) fn explain(&self, pid: Pid, path: &Path, error: io::Error) -> ProcError {
         let gone = || match self.held(pid) {
             Some(held) => !held.lives(),
             None => !self.path.join(pid.to_string()).exists(),
         };
         match Errno::from_io_error(&error) {
-            Some(Errno::SRCH) => Error::NoSuchProcess { pid },
-            Some(Errno::NOENT) if gone() => Error::NoSuchProcess { pid },
+            Some(Errno::SRCH) => ProcError::NoSuchProcess { pid },
+            Some(Errno::NOENT) if gone() => ProcError::NoSuchProcess { pid },
             Some(Errno::PERM | Errno::ACCESS) if self.live => {
-                Error::no_access(self, pid, CAP_SYS_PTRACE)
+                ProcError::no_access(self, pid, CAP_SYS_PTRACE)
             }
-            Some(Errno::PERM | Errno::ACCESS) => Error::NotPermitted { path: self.usual(path) },
-            _ => Error::io(&self.usual(path), error),
+            Some(Errno::PERM | Errno::ACCESS) => ProcError::NotPermitted { path: self.usual(path) },
+            _ => ProcError::io(&self.usual(path), error),
         }
     }
 
-    /// What an error on a file means for the value that it would have given.
+    /// Reason for the value that an error prevented.
     fn absence(&self, path: &Path, error: &io::Error) -> Absent {
         match Errno::from_io_error(error) {
             Some(Errno::SRCH) => Absent::Vanished,
@@ -302,11 +309,11 @@ fn ids(folder: &Path) -> io::Result<Vec<Pid>> {
     Ok(ids)
 }
 
-/// What it takes to read another process's memory map.
+/// Rights needed to read another process's memory map.
 pub(crate) const PTRACE: &str = "the same user, or CAP_SYS_PTRACE";
 
-/// Opens a regular file for reading, as all of `/proc` are; a FIFO or a device in a copied tree neither makes us
-/// wait nor never ends.
+/// Opens a regular file for reading, as all of `/proc` are; a FIFO or a device in a copied tree
+/// neither makes us wait nor never ends.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

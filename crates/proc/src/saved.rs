@@ -7,18 +7,18 @@ use std::path::Path;
 use pagewise_model::Snapshot;
 use pagewise_model::name::escape;
 use pagewise_model::snapshot::SNAPSHOT_VERSION;
-use pagewise_sys::output_file::{self, Access};
+use pagewise_sys::output_file::{self, FileReaders};
 
-use crate::Error;
+use crate::ProcError;
 
-/// Writes a snapshot, which its owner alone can read. A regular file is replaced in one step once the new one is on
-/// disk; into a pipe or a device it is written as it is.
+/// Writes a snapshot, which its owner alone can read. A regular file is replaced in one step once
+/// the new one is on disk; into a pipe or a device it is written as it is.
 ///
 /// # Errors
-/// [`Error::Write`]
-pub fn save(snapshot: &Snapshot, path: &Path) -> Result<(), Error> {
-    output_file::write(path, Access::Owner, |out| write(snapshot, out))
-        .map_err(|source| Error::Write { path: path.into(), source })
+/// [`ProcError::Write`]
+pub fn save(snapshot: &Snapshot, path: &Path) -> Result<(), ProcError> {
+    output_file::write(path, FileReaders::Owner, |out| write(snapshot, out))
+        .map_err(|source| ProcError::Write { path: path.into(), source })
 }
 
 fn write(snapshot: &Snapshot, out: &mut dyn Write) -> io::Result<()> {
@@ -29,14 +29,14 @@ fn write(snapshot: &Snapshot, out: &mut dyn Write) -> io::Result<()> {
 /// Opens a snapshot.
 ///
 /// # Errors
-/// [`Error::Io`] where the file cannot be read, [`Error::NotASnapshot`] where it is foreign, cut off, or of a
-/// newer version than this program.
-pub fn open(path: &Path) -> Result<Snapshot, Error> {
-    let bytes = fs::read(path).map_err(|source| Error::io(path, source))?;
-    parse(&bytes).map_err(|why| Error::NotASnapshot { path: path.into(), why })
+/// [`ProcError::Io`] where the file cannot be read, [`ProcError::NotASnapshot`] where it is
+/// foreign, cut off, or of a newer version than this program.
+pub fn open(path: &Path) -> Result<Snapshot, ProcError> {
+    let bytes = fs::read(path).map_err(|source| ProcError::io(path, source))?;
+    parse(&bytes).map_err(|why| ProcError::NotASnapshot { path: path.into(), why })
 }
 
-/// Reads the bytes of a saved snapshot, or says why they are none.
+/// Parses a saved snapshot; returns the problem if it is invalid.
 ///
 /// # Errors
 /// One clause, safe to print.
@@ -49,13 +49,13 @@ pub fn parse(bytes: &[u8]) -> Result<Snapshot, String> {
     };
     if version > SNAPSHOT_VERSION {
         return Err(format!(
-            "it has version {version}, this program knows up to {SNAPSHOT_VERSION}"
+            "it has version {version}, this program reads versions up to {SNAPSHOT_VERSION}"
         ));
     }
     parsed.map_err(|error| said(&error))
 }
 
-/// What the parser says of a file; it may quote from it.
+/// Message of the parser; it may quote from the file.
 fn said(error: &serde_json::Error) -> String {
     escape(error.to_string().as_bytes()).into_owned()
 }

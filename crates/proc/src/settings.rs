@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use pagewise_model::settings::{
-    Capabilities, ProcessSettings, SettingFile, Settings, Shootdowns, SizeSetting, Variable,
+    Capabilities, EnvVariable, ProcessSettings, SettingFile, ShootdownCount, SizeSetting,
+    SystemSettings,
 };
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_sys::system::{CapabilitySet, has_capability};
@@ -13,25 +14,25 @@ use crate::meminfo::{nodes_online, selected};
 use crate::text::{field, lines};
 use crate::{ProcRoot, capture, cgroup, interrupts, meminfo, pressure, swaps};
 
-/// What to read beside the machine's own figures.
+/// Parts to read in addition to the machine's figures.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct SettingsRequest<'a> {
     /// Files with one setting each, by their path on a live system: `/proc/sys/vm/swappiness`.
     pub files: &'a [&'a str],
     /// The process that matters.
     pub process: Option<Pid>,
-    /// How long to count TLB shootdowns.
+    /// Time for which TLB shootdowns are counted.
     pub sample: Duration,
 }
 
-/// Reads the settings of a machine. A copied tree has files of `/proc/sys` in `DIR/sys`, those of `/sys` in
-/// `DIR/sysfs`.
-pub fn read(root: &ProcRoot, request: &Request<'_>) -> Settings {
+/// Reads the settings of a machine. A copied tree has files of `/proc/sys` in `DIR/sys`, those of
+/// `/sys` in `DIR/sysfs`.
+pub fn read(root: &ProcRoot, request: &SettingsRequest<'_>) -> SystemSettings {
     let meminfo = root.machine("meminfo");
     let line =
         |name| meminfo.as_ref().map_err(Clone::clone).and_then(|text| meminfo::parse(text, name));
     let no_process = || Absent::NotCollected("name a process of the copied tree".into());
-    Settings {
+    SystemSettings {
         kernel: capture::kernel(root),
         page_size: page_size(root),
         huge_size: huge_size(root),
@@ -70,7 +71,7 @@ fn file(root: &ProcRoot, path: &str) -> SettingFile {
 /// A file system of its own, which small systems leave out.
 const SECURITYFS: &str = "/sys/kernel/security/";
 
-/// Whether nothing is mounted on [`SECURITYFS`] of a live system.
+/// True if nothing is mounted on [`SECURITYFS`] of a live system.
 fn is_empty(root: &ProcRoot) -> bool {
     let entries = std::fs::read_dir(root.sysfs_path("kernel/security"));
     root.is_live() && entries.is_ok_and(|mut entries| entries.next().is_none())
@@ -91,15 +92,16 @@ fn sizes(root: &ProcRoot) -> Reading<Vec<SizeSetting>> {
     Ok(sizes.collect())
 }
 
-/// Whether the flags of the first CPU have `la57`. The kernel takes it out where it uses four levels.
+/// True if the flags of the first CPU have `la57`. The kernel takes it out where it uses four
+/// levels.
 fn five_levels(cpuinfo: &[u8]) -> Reading<bool> {
     let rows = lines(cpuinfo).filter_map(|(_, line)| field(line));
     let flags = rows.into_iter().find(|(name, _)| name.trim_ascii() == b"flags");
-    let (_, flags) = flags.ok_or(Absent::NotSupported("only x86-64 says so".into()))?;
+    let (_, flags) = flags.ok_or(Absent::NotSupported("only known on x86-64".into()))?;
     Ok(flags.split(|&b| b == b' ').any(|flag| flag == b"la57"))
 }
 
-fn shootdowns(root: &ProcRoot, sample: Duration) -> Reading<Shootdowns> {
+fn shootdowns(root: &ProcRoot, sample: Duration) -> Reading<ShootdownCount> {
     if !root.is_live() {
         return Err(Absent::NotCollected("a copied tree stands still".into()));
     }
@@ -112,7 +114,7 @@ fn shootdowns(root: &ProcRoot, sample: Duration) -> Reading<Shootdowns> {
     std::thread::sleep(sample);
     let count = count()?.saturating_sub(before);
     let interval_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    Ok(Shootdowns { count, interval_ns })
+    Ok(ShootdownCount { count, interval_ns })
 }
 
 fn ours(root: &ProcRoot) -> Reading<Capabilities> {
@@ -140,8 +142,9 @@ fn process(root: &ProcRoot, pid: Pid) -> ProcessSettings {
 const NAMES: [&[u8]; 2] = [b"GLIBC_TUNABLES", b"LD_PRELOAD"];
 const STARTS: [&[u8]; 5] = [b"MALLOC_", b"TCMALLOC_", b"MIMALLOC_", b"JEMALLOC_", b"_RJEM_MALLOC_"];
 
-/// The variables of an `environ` that steer malloc; the rest may be secrets and is nobody's business.
-pub fn variables(environ: &[u8]) -> Vec<Variable> {
+/// The variables of an `environ` that configure malloc; others may contain secrets and are not read
+/// out.
+pub fn variables(environ: &[u8]) -> Vec<EnvVariable> {
     let pairs = environ.split(|&b| b == 0).filter_map(|pair| {
         let equals = memchr::memchr(b'=', pair)?;
         Some((&pair[..equals], &pair[equals + 1..]))
@@ -150,7 +153,7 @@ pub fn variables(environ: &[u8]) -> Vec<Variable> {
         |name: &[u8]| NAMES.contains(&name) || STARTS.iter().any(|start| name.starts_with(start));
     pairs
         .filter(|(name, _)| steers(name))
-        .map(|(name, value)| Variable { name: Name::new(name), value: Name::new(value) })
+        .map(|(name, value)| EnvVariable { name: Name::new(name), value: Name::new(value) })
         .collect()
 }
 
@@ -161,16 +164,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_an_environment_only_what_steers_malloc_is_kept() {
+    fn only_malloc_variables_of_an_environment_are_kept() {
         let environ = b"PATH=/bin\0MALLOC_ARENA_MAX=2\0TOKEN=MALLOC_X=1\0LD_PRELOAD=/lib/a=b.so\0MALLOC_PERTURB_\0";
         let variable =
-            |name: &str, value: &str| Variable { name: name.into(), value: value.into() };
+            |name: &str, value: &str| EnvVariable { name: name.into(), value: value.into() };
         let kept = [variable("MALLOC_ARENA_MAX", "2"), variable("LD_PRELOAD", "/lib/a=b.so")];
         assert_eq!(variables(environ), kept);
     }
 
     #[test]
-    fn five_levels_are_told_by_a_flag_and_by_nothing_that_looks_like_it() {
+    fn five_levels_are_recognized_by_the_exact_flag_only() {
         assert_eq!(five_levels(b"processor\t: 0\nflags\t\t: fpu la57 avx\n"), Ok(true));
         assert_eq!(five_levels(b"model name\t: la57\nflags\t\t: fpu la57x\n"), Ok(false));
         assert!(five_levels(b"CPU part : 0xd0c\nFeatures : fp asimd\n").is_err());
@@ -189,7 +192,7 @@ mod tests {
             "/sys/kernel/mm/transparent_hugepage/enabled",
             "/proc/sys/vm/max_map_count",
         ];
-        let request = Request { files: &files, process: None, sample: Duration::ZERO };
+        let request = SettingsRequest { files: &files, process: None, sample: Duration::ZERO };
         let settings = read(&ProcRoot::at(tree.path()), &request);
         let value = |path| settings.file(path).unwrap().clone();
         assert_eq!(value(files[0]), Ok("61".into()));

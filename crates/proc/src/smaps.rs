@@ -2,28 +2,28 @@
 //!
 //! The kernel writes each line of an entry with a name padded to 16 bytes and a number padded to 8,
 //! in the same order for each mapping. So the parser keeps the lines of the entry before and first
-//! tries whether the next line starts like its counterpart there: then a line costs two comparisons and
-//! eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes the
-//! general way, with the same result. Neighbouring mappings often have equal entries: an entry whose text
-//! equals a recent one is not parsed.
+//! tries whether the next line starts like its counterpart there: then a line costs two comparisons
+//! and eight bytes of arithmetic. Anything else (a wider number, a new line, another kernel) goes
+//! the general way, with the same result. Neighbouring mappings often have equal entries: an entry
+//! whose text equals a recent one is not parsed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pagewise_model::{Absent, Counter, Mapping, Name, Smaps, VmFlags};
+use pagewise_model::{Absent, Mapping, Name, Smaps, SmapsCounter, VmFlags};
 
-use crate::Error;
-use crate::maps::{Builder, Parsed, whole_lines};
+use crate::ProcError;
+use crate::maps::{Builder, ParsedMappings, whole_lines};
 use crate::text::{field, kilobytes, lines, number};
 
 /// Reads a whole `smaps`.
-pub fn parse(text: &[u8]) -> Parsed {
-    let mut parser = Parser::default();
+pub fn parse(text: &[u8]) -> ParsedMappings {
+    let mut parser = SmapsParser::default();
     parser.push(text);
     parser.finish()
 }
 
-/// Reads a `smaps_rollup`: its one entry, or `None` where there is no whole one.
+/// Parses a `smaps_rollup`: its one entry, or `None` if it is incomplete.
 pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
     let body = memchr::memchr(b'\n', text)? + 1;
     if !text.ends_with(b"\n") || !is_header(text) {
@@ -34,16 +34,16 @@ pub fn parse_rollup(text: &[u8]) -> Option<Smaps> {
         general(&mut smaps, line)?;
     }
     // Every kernel that has the file ends it with this line.
-    smaps.has(Counter::Locked).then_some(smaps)
+    smaps.has(SmapsCounter::Locked).then_some(smaps)
 }
 
 /// Reads `smaps` piece by piece, as it comes from the kernel.
 #[derive(Debug)]
-pub struct Parser {
+pub struct SmapsParser {
     builder: Builder,
-    parsed: Parsed,
-    open: Option<(Mapping, Entry)>,
-    layout: Vec<Shape>,
+    parsed: ParsedMappings,
+    open: Option<(Mapping, SmapsEntryText)>,
+    layout: Vec<LineShape>,
     /// Which line of the layout comes next.
     next: usize,
     /// The start of a line whose end is in the next piece.
@@ -59,14 +59,14 @@ pub struct Parser {
 
 /// The entry of one mapping.
 #[derive(Debug, Default)]
-struct Entry {
+struct SmapsEntryText {
     /// The lines so far.
     own: Smaps,
     /// The entry of an earlier mapping, if all lines so far are the same.
     shared: Option<Arc<Smaps>>,
 }
 
-impl Entry {
+impl SmapsEntryText {
     /// The counters, to add another line.
     #[inline]
     fn own(&mut self) -> &mut Smaps {
@@ -92,30 +92,30 @@ const MAX_TEXT: usize = 4000;
 
 /// A line that an earlier entry had: how it starts and ends, and what its number is.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct LineShape {
     prefix: [u8; PREFIX],
     end: &'static [u8],
     /// From the unit of the line to ours: kB to bytes.
     shift: u32,
-    counter: Counter,
+    counter: SmapsCounter,
 }
 
 /// `Rss:            `, and `    1234` after it.
 const PREFIX: usize = 16;
 const DIGITS: usize = 8;
 
-impl Default for Parser {
-    fn default() -> Parser {
-        Parser::new(Absent::NotCollected("smaps does not tell pages apart".into()))
+impl Default for SmapsParser {
+    fn default() -> SmapsParser {
+        SmapsParser::new(Absent::NotCollected("smaps has no values for single pages".into()))
     }
 }
 
-impl Parser {
+impl SmapsParser {
     /// A parser whose mappings say `unread` of their pages.
-    pub fn new(unread: Absent) -> Parser {
-        Parser {
+    pub fn new(unread: Absent) -> SmapsParser {
+        SmapsParser {
             builder: Builder::new(unread),
-            parsed: Parsed::default(),
+            parsed: ParsedMappings::default(),
             open: None,
             layout: Vec::new(),
             next: 0,
@@ -137,7 +137,7 @@ impl Parser {
     }
 
     /// The mappings that were read whole, and what stopped the reading.
-    pub fn finish(mut self) -> Parsed {
+    pub fn finish(mut self) -> ParsedMappings {
         let carry = std::mem::take(&mut self.carry);
         // Names of fields start with a capital letter: anything else begins the next entry.
         let field_begun = carry.first().is_some_and(u8::is_ascii_uppercase);
@@ -151,9 +151,9 @@ impl Parser {
         self.parsed
     }
 
-    /// Whether lines of the entry that is open are missing: all entries of a kernel have the same lines.
-    /// A first entry has nothing to be compared with, but since Linux 3.8 `VmFlags` ends it; before, no
-    /// process had a single mapping.
+    /// True if lines of the entry that is open are missing: all entries of a kernel have the same
+    /// lines. A first entry has nothing to be compared with, but since Linux 3.8 `VmFlags` ends it;
+    /// before, no process had a single mapping.
     fn is_cut(&self) -> bool {
         match &self.open {
             Some((_, entry)) if self.lines_before == 0 => entry.own.flags.is_none(),
@@ -194,7 +194,8 @@ impl Parser {
         self.lines += lines;
     }
 
-    /// Gives the open mapping the entry of an earlier one, if its lines are next in the text. Returns the text behind them.
+    /// Gives the open mapping the entry of an earlier one, if its lines are next in the text.
+    /// Returns the text behind them.
     fn known_entry<'t>(&mut self, text: &'t [u8]) -> Option<&'t [u8]> {
         let (_, entry) = self.open.as_mut()?;
         let known = self.texts.iter().find(|known| text.starts_with(&known.bytes))?;
@@ -209,7 +210,7 @@ impl Parser {
 
     fn header(&mut self, line: &[u8]) {
         match self.builder.mapping(line) {
-            Some(mapping) => self.open = Some((mapping, Entry::default())),
+            Some(mapping) => self.open = Some((mapping, SmapsEntryText::default())),
             None => self.tear("a mapping", line),
         }
     }
@@ -244,11 +245,11 @@ impl Parser {
     }
 
     /// Keeps step with the layout, or makes it longer while the first entry is read.
-    fn learn(&mut self, counter: Counter, line: &[u8]) {
+    fn learn(&mut self, counter: SmapsCounter, line: &[u8]) {
         if self.layout.get(self.next).is_some_and(|shape| shape.counter == counter) {
             self.next += 1;
         } else if self.next == self.layout.len()
-            && let Some(shape) = Shape::of(counter, line)
+            && let Some(shape) = LineShape::of_line(counter, line)
         {
             self.layout.push(shape);
             self.next += 1;
@@ -266,7 +267,8 @@ impl Parser {
         }
     }
 
-    /// Adds the open mapping. `text` has the lines below its header, if all of them came in one piece.
+    /// Adds the open mapping. `text` has the lines below its header, if all of them came in one
+    /// piece.
     fn close(&mut self, text: Option<&[u8]>) {
         if let Some((mut mapping, entry)) = self.open.take() {
             let entry = match entry.shared {
@@ -301,14 +303,14 @@ impl Parser {
     /// Gives up the entry that is open, and all that follows.
     fn tear(&mut self, expected: &'static str, found: &[u8]) {
         self.open = None;
-        let torn = || Error::parse("smaps", self.line + 1, expected, found);
+        let torn = || ProcError::parse("smaps", self.line + 1, expected, found);
         self.parsed.torn.get_or_insert_with(torn);
     }
 }
 
-impl Shape {
+impl LineShape {
     /// The shape of a line that is padded as the kernel does it.
-    fn of(counter: Counter, line: &[u8]) -> Option<Shape> {
+    fn of_line(counter: SmapsCounter, line: &[u8]) -> Option<LineShape> {
         let (prefix, rest) = line.split_first_chunk::<PREFIX>()?;
         let (_, end) = rest.split_first_chunk::<DIGITS>()?;
         let (end, shift): (&[u8], u32) = match end {
@@ -318,14 +320,14 @@ impl Shape {
         };
         let is_padded = prefix.trim_ascii_end().ends_with(b":");
         let fits = is_padded && counter.is_bytes() == (shift != 0);
-        fits.then_some(Shape { prefix: *prefix, end, shift, counter })
+        fits.then_some(LineShape { prefix: *prefix, end, shift, counter })
     }
 }
 
 /// A counter line; any other `Name: text` goes to [`Smaps::extra`]. `None` where it is neither.
-fn general(smaps: &mut Smaps, line: &[u8]) -> Option<Option<Counter>> {
+fn general(smaps: &mut Smaps, line: &[u8]) -> Option<Option<SmapsCounter>> {
     let (name, value) = field(line)?;
-    let counter = Counter::named(name);
+    let counter = SmapsCounter::named(name);
     let parsed = counter.and_then(|c| if c.is_bytes() { kilobytes(value) } else { number(value) });
     match (counter, parsed) {
         (Some(counter), Some(value)) => {
@@ -350,7 +352,7 @@ fn vm_flags(codes: &[u8]) -> VmFlags {
     flags
 }
 
-/// Whether a line starts an entry: only those start with a lower-case hexadecimal number and a `-`.
+/// True if a line starts an entry: only those start with a lower-case hexadecimal number and a `-`.
 fn is_header(line: &[u8]) -> bool {
     let digits = line.iter().take_while(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')).count();
     digits > 0 && line.get(digits) == Some(&b'-')
@@ -375,7 +377,8 @@ fn padded_number(bytes: [u8; DIGITS]) -> Option<u64> {
     if !(blank_or_digit && no_digit_above_9 && blanks_are_zero && digits_at_the_end && a_digit) {
         return None;
     }
-    // Pairs, then fours, then all eight: each step weighs the earlier half ten, a hundred, ten thousand.
+    // Pairs, then fours, then all eight: each step weighs the earlier half ten, a hundred, ten
+    // thousand.
     let pairs = (low * 10 + (low >> 8)) & 0x00ff_00ff_00ff_00ff;
     let fours = (pairs * 100 + (pairs >> 16)) & 0x0000_ffff_0000_ffff;
     Some((fours * 10_000 + (fours >> 32)) & 0xffff_ffff)

@@ -3,13 +3,13 @@
 use pagewise_model::process::Statm;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-use crate::Error;
+use crate::ProcError;
 use crate::root::PTRACE;
 use crate::text::number;
 
 /// The fields of `stat` that the model has a place for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct PidStat {
     /// `comm`, between the first `(` and the last `)`: it may hold either, and newlines.
     pub name: Name,
     /// The letter of the state.
@@ -18,21 +18,21 @@ pub struct Stat {
     pub parent: Pid,
     /// `PF_*` flags of the task.
     pub flags: u64,
-    /// How many threads.
+    /// Number of threads.
     pub threads: u64,
     /// When it was started, in clock ticks since boot.
     pub start_ticks: u64,
-    /// The signals that wait for the first thread, as bits, if the text has so many fields.
+    /// The signals pending for the first thread, as bits, if the text has this field.
     pub pending: Option<u64>,
 }
 
-impl Stat {
-    /// Whether it is a zombie, or not even that any more.
+impl PidStat {
+    /// True if it is a zombie, or not even that any more.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether it has ended, ends now, or was sent SIGKILL.
+    /// True if it has ended, ends now, or was sent SIGKILL.
     pub fn is_dying(&self) -> bool {
         /// include/linux/sched.h.
         const PF_EXITING: u64 = 4;
@@ -42,7 +42,7 @@ impl Stat {
             || self.pending.is_some_and(|pending| pending & SIGKILL != 0)
     }
 
-    /// Whether it is a kernel thread.
+    /// True if it is a kernel thread.
     pub fn is_kernel_thread(&self) -> bool {
         // PF_KTHREAD, include/linux/sched.h.
         self.flags & 0x0020_0000 != 0
@@ -52,12 +52,12 @@ impl Stat {
 /// Reads a whole `stat`.
 ///
 /// # Errors
-/// [`Error::Parse`]
-pub fn parse(text: &[u8]) -> Result<Stat, Error> {
-    fields(text).ok_or_else(|| Error::parse("stat", 1, "pid (comm) state and numbers", text))
+/// [`ProcError::Parse`]
+pub fn parse(text: &[u8]) -> Result<PidStat, ProcError> {
+    fields(text).ok_or_else(|| ProcError::parse("stat", 1, "pid (comm) state and numbers", text))
 }
 
-/// Where the heap starts: field 47 (`start_brk`), which is 0 to those who may not trace the process.
+/// Start of the heap: field 47 (`start_brk`), which reads 0 without the right to trace the process.
 pub(crate) fn start_of_heap(text: &[u8]) -> Reading<u64> {
     let (_, rest) = name_and_rest(text).ok_or(Absent::NotSupported("no stat line".into()))?;
     let start = rest.get(47 - FIRST).copied().and_then(number);
@@ -75,10 +75,10 @@ fn name_and_rest(text: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     Some((name, text[close + 1..].trim_ascii().split(|&b| b == b' ').collect()))
 }
 
-fn fields(text: &[u8]) -> Option<Stat> {
+fn fields(text: &[u8]) -> Option<PidStat> {
     let (name, rest) = name_and_rest(text)?;
     let at = |field: usize| rest.get(field - FIRST).copied();
-    Some(Stat {
+    Some(PidStat {
         name: Name::new(name),
         state: char::from(*at(3)?.first()?),
         parent: Pid(u32::try_from(number(at(4)?)?).ok()?),
@@ -92,8 +92,8 @@ fn fields(text: &[u8]) -> Option<Stat> {
 /// Reads a whole `statm`, which counts pages.
 ///
 /// # Errors
-/// [`Error::Parse`]
-pub fn parse_statm(text: &[u8], page_size: PageSize) -> Result<Statm, Error> {
+/// [`ProcError::Parse`]
+pub fn parse_statm(text: &[u8], page_size: PageSize) -> Result<Statm, ProcError> {
     let numbers: Option<Vec<u64>> = text.trim_ascii().split(|&b| b == b' ').map(number).collect();
     match numbers.as_deref() {
         Some(&[size, resident, shared, code, _lib, data, ..]) => {
@@ -106,7 +106,7 @@ pub fn parse_statm(text: &[u8], page_size: PageSize) -> Result<Statm, Error> {
                 data: bytes(data),
             })
         }
-        _ => Err(Error::parse("statm", 1, "seven numbers of pages", text)),
+        _ => Err(ProcError::parse("statm", 1, "seven numbers of pages", text)),
     }
 }
 

@@ -1,15 +1,15 @@
 //! `/proc/<pid>/status`: who the process is, and its `Vm*` lines.
 
-use pagewise_model::process::Status;
+use pagewise_model::process::ProcessStatus;
 use pagewise_model::{Absent, Bytes, Pid, Reading};
 
 use crate::text::{field, kilobytes, lines, number};
 
 /// The lines of a `status` that the model has a place for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parsed {
+pub struct ParsedStatus {
     /// The memory lines.
-    pub status: Status,
+    pub status: ProcessStatus,
     /// `NSpid`, from the outermost pid namespace to the process's own.
     pub ns_pids: Vec<Pid>,
     /// The real user id of `Uid`.
@@ -21,7 +21,7 @@ pub struct Parsed {
 }
 
 /// Reads a whole `status`. A line that is missing or does not read as it should is absent.
-pub fn parse(text: &[u8]) -> Parsed {
+pub fn parse(text: &[u8]) -> ParsedStatus {
     let find =
         |name: &str| lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
     let value = |name: &str| find(name).map(|(_, value)| value);
@@ -31,8 +31,8 @@ pub fn parse(text: &[u8]) -> Parsed {
     };
     let words = |name: &str| value(name).unwrap_or_default().split(u8::is_ascii_whitespace);
     let first = |name: &str| words(name).next().and_then(number);
-    Parsed {
-        status: Status {
+    ParsedStatus {
+        status: ProcessStatus {
             vm_peak: size("VmPeak", ""),
             vm_hwm: size("VmHWM", ""),
             vm_lck: size("VmLck", ""),
@@ -56,10 +56,11 @@ pub fn parse(text: &[u8]) -> Parsed {
     }
 }
 
-/// Whether SIGKILL was sent to the process, from a whole `status`.
+/// True if SIGKILL was sent to the process, from a whole `status`.
 ///
-/// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses it for a moment: a thread that takes the signal clears its own
-/// pending signals before it gets the flag of an exiting thread.
+/// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses it for a moment: a
+/// thread that takes the signal clears its own pending signals before it gets the flag of an
+/// exiting thread.
 pub fn is_killed(text: &[u8]) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let masks = lines(text).filter_map(|(_, line)| field(line));

@@ -1,4 +1,5 @@
-//! Reads a large file of `/proc` while it is parsed: the kernel writes on one CPU, we read on another.
+//! Reads a large file of `/proc` while it is parsed: the kernel writes on one CPU, we read on
+//! another.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,8 +39,8 @@ pub(crate) fn stream(file: &File, mut consume: impl FnMut(&[u8])) -> io::Result<
     Ok(longest.max(rest?))
 }
 
-/// Consumes `first` and then the rest of the file, which another thread reads meanwhile. `None`, and nothing
-/// consumed, where there can be no other thread.
+/// Consumes `first` and then the rest of the file, which another thread reads meanwhile. `None`,
+/// and nothing consumed, where there can be no other thread.
 fn beside(
     file: &File,
     first: &[u8],
@@ -79,11 +80,11 @@ fn alone(
 }
 
 /// A buffer, and how much of it was filled.
-type Filled = (Vec<u8>, usize);
+type FilledBuffer = (Vec<u8>, usize);
 
 fn keep_reading(
     file: &File,
-    full: &SyncSender<Filled>,
+    full: &SyncSender<FilledBuffer>,
     reuse: &Receiver<Vec<u8>>,
 ) -> io::Result<LongestRead> {
     let mut longest = LongestRead::default();

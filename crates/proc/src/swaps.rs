@@ -3,20 +3,20 @@
 use pagewise_model::settings::SwapArea;
 use pagewise_model::{Bytes, Name};
 
-use crate::Error;
+use crate::ProcError;
 use crate::text::{lines, number};
 
 /// Reads a whole `swaps`; its first line is a heading.
 ///
 /// # Errors
-/// [`Error::Parse`] for a line that is no swap area.
-pub fn parse(text: &[u8]) -> Result<Vec<SwapArea>, Error> {
-    let bad = |at, line| Error::parse("swaps", at, "a path, a type and three numbers", line);
+/// [`ProcError::Parse`] for a line that is not a swap area.
+pub fn parse(text: &[u8]) -> Result<Vec<SwapArea>, ProcError> {
+    let bad = |at, line| ProcError::parse("swaps", at, "a path, a type and three numbers", line);
     lines(text).skip(1).map(|(at, line)| area(line).ok_or_else(|| bad(at, line))).collect()
 }
 
-/// `/swapfile  file  2097148  0  -2`. Blanks in the path are written `\040`; a file that was removed has
-/// `\040(deleted)` after it.
+/// `/swapfile file 2097148 0 -2`. Blanks in the path are written `\040`; a file that was removed
+/// has `\040(deleted)` after it.
 fn area(line: &[u8]) -> Option<SwapArea> {
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let path = Name::new(words.next()?);

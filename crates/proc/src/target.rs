@@ -3,27 +3,29 @@
 use pagewise_model::{Name, Pid};
 
 use crate::text::number;
-use crate::{Error, ProcRoot, stat};
+use crate::{ProcError, ProcRoot, stat};
 
-/// [`find`], and the tree with that process [held](ProcRoot::holding), for whoever reads it more than once.
+/// [`find`], and the tree with that process [held](ProcRoot::holding), for whoever reads it more
+/// than once.
 ///
 /// # Errors
-/// As [`find`]; [`Error::NoSuchProcess`].
-pub fn hold(root: &ProcRoot, text: &str) -> Result<(ProcRoot, Pid), Error> {
+/// As [`find`]; [`ProcError::NoSuchProcess`].
+pub fn hold(root: &ProcRoot, text: &str) -> Result<(ProcRoot, Pid), ProcError> {
     let pid = find(root, text)?;
     Ok((root.holding(pid)?, pid))
 }
 
-/// Finds the process that `text` names: a pid, `self`, the exact name of one process, else a part of one's.
+/// Finds the process that `text` names: a pid, `self`, the exact name of one process, else a part
+/// of one's.
 ///
-/// A name is the kernel's (`comm`), or the last component of the program's path or of the command's first word.
-/// We are never found by name: who asks for `pagewise` means another one.
+/// A name is the kernel's (`comm`), or the last component of the program's path or of the command's
+/// first word. We are never found by name: who asks for `pagewise` means another one.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::AmbiguousName`] with all that fit. A pid is believed: [`Error::NoSuchProcess`]
-/// comes from reading it.
-pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
-    let not_found = || Error::NotFound { name: text.into() };
+/// [`ProcError::NotFound`], [`ProcError::AmbiguousName`] with all that fit. A pid is believed:
+/// [`ProcError::NoSuchProcess`] comes from reading it.
+pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, ProcError> {
+    let not_found = || ProcError::NotFound { name: text.into() };
     if let Some(pid) = pid(text.as_bytes()) {
         return Ok(pid);
     }
@@ -32,7 +34,7 @@ pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
         return Ok(us);
     }
     let others = root.pids()?.into_iter().filter(|&pid| Some(pid) != us);
-    let named: Vec<Named> = others.filter_map(|pid| Named::read(root, pid)).collect();
+    let named: Vec<NamedProcess> = others.filter_map(|pid| NamedProcess::read(root, pid)).collect();
     let exact = |name: &[u8]| name == text.as_bytes();
     let part = |name: &[u8]| memchr::memmem::find(name, text.as_bytes()).is_some();
     let mut found = fitting(&named, &exact);
@@ -42,7 +44,7 @@ pub fn find(root: &ProcRoot, text: &str) -> Result<Pid, Error> {
     match found.as_slice() {
         [] => Err(not_found()),
         [(pid, _)] => Ok(*pid),
-        _ => Err(Error::AmbiguousName { name: text.into(), candidates: found }),
+        _ => Err(ProcError::AmbiguousName { name: text.into(), candidates: found }),
     }
 }
 
@@ -52,20 +54,20 @@ fn pid(digits: &[u8]) -> Option<Pid> {
 }
 
 /// A process and the names it goes by.
-struct Named {
+struct NamedProcess {
     pid: Pid,
     comm: Name,
     command: Name,
     exe: Option<Name>,
 }
 
-impl Named {
+impl NamedProcess {
     /// `None` of a process that has just ended.
-    fn read(root: &ProcRoot, pid: Pid) -> Option<Named> {
+    fn read(root: &ProcRoot, pid: Pid) -> Option<NamedProcess> {
         let stat = stat::parse(&root.read(pid, "stat").ok()?).ok()?;
         let command = root.read(pid, "cmdline").unwrap_or_default();
         let first = command.split(|&b| b == 0).next().unwrap_or_default();
-        Some(Named {
+        Some(NamedProcess {
             pid,
             comm: stat.name,
             command: Name::new(first),
@@ -79,6 +81,6 @@ impl Named {
     }
 }
 
-fn fitting(named: &[Named], test: &dyn Fn(&[u8]) -> bool) -> Vec<(Pid, Name)> {
+fn fitting(named: &[NamedProcess], test: &dyn Fn(&[u8]) -> bool) -> Vec<(Pid, Name)> {
     named.iter().filter(|n| n.fits(test)).map(|n| (n.pid, n.comm.clone())).collect()
 }

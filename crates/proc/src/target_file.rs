@@ -1,19 +1,25 @@
-//! The one way by which files are opened that a target names: files that it maps, its program, separate debug files, perf maps.
+//! The one way by which files are opened that a target names: files that it maps, its program,
+//! separate debug files, perf maps.
 //!
-//! A target chooses these names, so the file behind a name may be a FIFO, a device, a link to a file that only root may read, or
-//! 300 GB long. Each file is opened in these steps, and nothing that is not a regular file is ever opened for reading:
+//! A target chooses these names, so the file behind a name may be a FIFO, a device, a link to a
+//! file that only root may read, or 300 GB long. Each file is opened in these steps, and nothing
+//! that is not a regular file is ever opened for reading:
 //!
-//! 1. `/proc/PID/map_files/START-END` leads to the mapped file itself, whatever its name leads to now. It needs
-//!    `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
-//! 2. Without these: `openat2` in `/proc/PID/root` with `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`. Links lead to where they lead
-//!    the target, never out of its root. Where a seccomp filter forbids `openat2` (ENOSYS, EPERM), one component at a time
-//!    with `O_NOFOLLOW`: names in `maps` have no links.
-//! 3. Both use `O_PATH`, which runs no code of a driver and waits for nobody. `fstat` then shows the type, the size and the identity.
-//! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a lease of the target delays nothing.
+//! 1. `/proc/PID/map_files/START-END` leads to the mapped file itself, whatever its name leads to
+//!    now. It needs `CAP_SYS_ADMIN` or `CAP_CHECKPOINT_RESTORE`.
+//! 2. Without these: `openat2` in `/proc/PID/root` with `RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS`.
+//!    Links resolve as they do for the target, never out of its root. If a seccomp filter forbids
+//!    `openat2` (ENOSYS, EPERM), one component at a time with `O_NOFOLLOW`: names in `maps` have no
+//!    links.
+//! 3. Both use `O_PATH`, which runs no driver code and never blocks. `fstat` then shows the type,
+//!    the size and the identity.
+//! 4. The checked inode is opened through `/proc/self/fd/N` with `O_NONBLOCK`, so that a lease of
+//!    the target delays nothing.
 //!
 //! # Identity
 //!
-//! `maps` has the device of the file system and the inode. `stat` has the same inode, but not always the same device:
+//! `maps` has the device of the file system and the inode. `stat` has the same inode, but not
+//! always the same device:
 //!
 //! | file system | `st_dev` | accepted by name if |
 //! |---|---|---|
@@ -21,11 +27,11 @@
 //! | btrfs and others with subvolumes | the subvolume's | the inode is, and the mount that the file was found on has the device of `maps` |
 //! | overlayfs | the overlay's; before Linux 6.8 `maps` has the device and inode below | the kernel has not marked the name as deleted |
 //!
-//! The last two cases cannot exclude a file that the target has put in the place of the mapped one: it is a regular file of its
-//! own root then. Through `map_files` there is no such doubt.
+//! The last two cases cannot exclude a file that the target has put in place of the mapped one: it
+//! is then a regular file in its own root. Through `map_files` this cannot happen.
 //!
-//! A file can be changed while it is read. Read with `read` and `pread` only: a mapping of a file that is truncated ends the
-//! process that reads it by SIGBUS.
+//! A file can be changed while it is read. Read with `read` and `pread` only: a mapping of a file
+//! that is truncated ends the process that reads it by SIGBUS.
 
 use std::cell::OnceCell;
 use std::ffi::OsStr;
@@ -49,7 +55,7 @@ pub const MAX_ELF_BYTES: u64 = 16 << 30;
 
 /// `f_type` of overlayfs, `linux/magic.h`.
 const OVERLAY: u64 = 0x794c_7630;
-/// How often a name is resolved again that is renamed meanwhile.
+/// Number of attempts to resolve a name that is renamed at the same time.
 const ATTEMPTS: usize = 8;
 
 /// Why a file of a target was not opened.
@@ -107,7 +113,8 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// Which file of a machine: its device and inode, as `maps` and the kernel's records of mappings have them.
+/// Which file of a machine: its device and inode, as `maps` and the kernel's records of mappings
+/// have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The device of its file system.
@@ -118,7 +125,7 @@ pub struct FileId {
 
 impl FileId {
     /// The file of a mapping.
-    pub fn of(mapping: &Mapping) -> FileId {
+    pub fn of_mapping(mapping: &Mapping) -> FileId {
         FileId { device: mapping.device, inode: mapping.inode }
     }
 
@@ -133,7 +140,7 @@ impl FileId {
     }
 }
 
-/// Whether the last component of a name may be a link.
+/// Rule for a link as the last component of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastLink {
     Followed,
@@ -142,15 +149,15 @@ enum LastLink {
 
 /// A file that was found but is not open for reading.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundFile {
     handle: OwnedFd,
     stat: Stat,
 }
 
-impl Found {
-    fn new(handle: OwnedFd) -> Result<Found, Refusal> {
+impl FoundFile {
+    fn new(handle: OwnedFd) -> Result<FoundFile, Refusal> {
         let stat = fstat(&handle)?;
-        Ok(Found { handle, stat })
+        Ok(FoundFile { handle, stat })
     }
 
     /// Which file it is, by `stat`.
@@ -158,7 +165,7 @@ impl Found {
         FileId::of_stat(self.stat.st_dev, self.stat.st_ino)
     }
 
-    /// Whether it lies on an overlay, where `maps` and `stat` need not agree.
+    /// True if it lies on an overlay, where `maps` and `stat` need not agree.
     pub fn is_on_overlay(&self) -> bool {
         // `f_type` has another width on some machines.
         #[allow(clippy::cast_sign_loss, reason = "magic numbers are patterns of bits")]
@@ -189,8 +196,8 @@ impl Found {
     }
 }
 
-/// The root folder of a process, held open: names are resolved in it, as far as its mounts are still there, also once the process
-/// has ended.
+/// The root folder of a process, held open: names are resolved in it, as far as its mounts are
+/// still there, also once the process has ended.
 #[derive(Debug)]
 pub struct TargetRoot {
     folder: OwnedFd,
@@ -202,8 +209,8 @@ impl TargetRoot {
     /// The root of a process.
     ///
     /// # Errors
-    /// Where the process is gone, or belongs to another user.
-    pub fn of(root: &ProcRoot, pid: Pid) -> Result<TargetRoot, Refusal> {
+    /// Returns an error if the process has ended, or belongs to another user.
+    pub fn of_process(root: &ProcRoot, pid: Pid) -> Result<TargetRoot, Refusal> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(root.file(pid, "root"), flags, Mode::empty())?;
         Ok(TargetRoot { folder, pid: Some((root.clone(), pid)), mounts: OnceCell::new() })
@@ -212,7 +219,7 @@ impl TargetRoot {
     /// Our own root.
     ///
     /// # Errors
-    /// Where it cannot be opened.
+    /// Returns an error if it cannot be opened.
     pub fn own() -> Result<TargetRoot, Refusal> {
         TargetRoot::at(Path::new("/"))
     }
@@ -226,8 +233,8 @@ impl TargetRoot {
     /// The file of an absolute name, as the process finds it. It is not open for reading.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn find(&self, path: &Path) -> Result<Found, Refusal> {
+    /// Returns the reason if the file cannot be used.
+    pub fn find(&self, path: &Path) -> Result<FoundFile, Refusal> {
         self.resolve(path, LastLink::Followed)
     }
 
@@ -239,7 +246,7 @@ impl TargetRoot {
         self.find(path)?.open(limit)
     }
 
-    /// The same of a file that one of these users owns, and whose name is no link.
+    /// Like `open`, for a file that one of these users owns, and whose name is not a link.
     ///
     /// # Errors
     /// Why not.
@@ -263,8 +270,8 @@ impl TargetRoot {
         if found.id() == id { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
     }
 
-    /// Opens a file by its name in `maps` or in a record of a mapping, if it is still that file. Not deleted: the kernel has
-    /// not marked its name as such.
+    /// Opens a file by its name in `maps` or in a record of a mapping, if it is still that file.
+    /// Not deleted: the kernel has not marked its name as such.
     ///
     /// # Errors
     /// Why not.
@@ -277,20 +284,20 @@ impl TargetRoot {
         }
     }
 
-    /// Whether a file is the one of a mapping, by the table above.
-    fn is_mapped(&self, found: &Found, id: FileId, deleted: bool) -> bool {
+    /// True if a file is the one of a mapping, by the table above.
+    fn is_mapped(&self, found: &FoundFile, id: FileId, deleted: bool) -> bool {
         if found.id() == id {
             return true;
         }
         if found.is_on_overlay() {
-            // Of a process that has ended nobody says whether it was this root that the name was of.
+            // After the end of the process it is unknown if this root is the one of the name.
             return !deleted && (self.pid.is_some() || found.id().inode == id.inode);
         }
         found.id().inode == id.inode && self.file_system(found) == Some(id.device)
     }
 
     /// The device of the mount that a file was found on, which is the one in `maps`.
-    fn file_system(&self, found: &Found) -> Option<Device> {
+    fn file_system(&self, found: &FoundFile) -> Option<Device> {
         let fd = found.handle.as_fd().as_raw_fd();
         let text = root::read_all(Path::new(&format!("/proc/self/fdinfo/{fd}"))).ok()?;
         let text = String::from_utf8_lossy(&text);
@@ -307,8 +314,8 @@ impl TargetRoot {
         mounts.iter().find(|mount| mount.id == id).map(|mount| mount.device)
     }
 
-    fn resolve(&self, path: &Path, last: LastLink) -> Result<Found, Refusal> {
-        // What is mapped without a name has none that begins so.
+    fn resolve(&self, path: &Path, last: LastLink) -> Result<FoundFile, Refusal> {
+        // Mappings without a file have no name with this prefix.
         let within = path.strip_prefix("/").map_err(|_| Refusal::Missing)?;
         if within.as_os_str().is_empty() {
             return Err(Refusal::NotRegular);
@@ -318,7 +325,7 @@ impl TargetRoot {
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         for _ in 0..ATTEMPTS {
             match rustix::fs::openat2(&self.folder, within, flags, Mode::empty(), how) {
-                Ok(handle) => return Found::new(handle),
+                Ok(handle) => return FoundFile::new(handle),
                 // Something on the way was renamed.
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(Errno::NOSYS | Errno::PERM) => return self.walk(within),
@@ -329,7 +336,7 @@ impl TargetRoot {
     }
 
     /// One component after the other, none of which may be a link.
-    fn walk(&self, within: &Path) -> Result<Found, Refusal> {
+    fn walk(&self, within: &Path) -> Result<FoundFile, Refusal> {
         let mut components = Vec::new();
         for component in within.components() {
             match component {
@@ -347,11 +354,11 @@ impl TargetRoot {
             at = Some(rustix::fs::openat(from, *folder, flags, Mode::empty())?);
         }
         let from = at.as_ref().unwrap_or(&self.folder);
-        Found::new(rustix::fs::openat(from, *file, flags, Mode::empty())?)
+        FoundFile::new(rustix::fs::openat(from, *file, flags, Mode::empty())?)
     }
 }
 
-/// The name in `maps` as a path; `None` where it is none.
+/// The name in `maps` as a path; `None` if it is not a path.
 pub fn path(mapping: &Mapping) -> Option<&Path> {
     let path = Path::new(OsStr::from_bytes(mapping.path()));
     path.is_absolute().then_some(path)
@@ -362,14 +369,15 @@ pub fn path(mapping: &Mapping) -> Option<&Path> {
 /// # Errors
 /// Why not.
 pub fn open_mapped(root: &ProcRoot, pid: Pid, mapping: &Mapping) -> Result<File, Refusal> {
-    let id = FileId::of(mapping);
+    let id = FileId::of_mapping(mapping);
     open_range(root, pid, mapping.range, id).or_else(|_| {
         let path = path(mapping).ok_or(Refusal::Missing)?;
-        TargetRoot::of(root, pid)?.open_mapped(path, id, mapping.is_deleted())
+        TargetRoot::of_process(root, pid)?.open_mapped(path, id, mapping.is_deleted())
     })
 }
 
-/// Opens the file that a range of addresses is mapped from, as `maps` has the range, if it is still this file.
+/// Opens the file that a range of addresses is mapped from, as `maps` has the range, if it is still
+/// this file.
 ///
 /// # Errors
 /// Why not: most often [`Refusal::NotPermitted`].
@@ -381,7 +389,8 @@ pub fn open_range(
 ) -> Result<File, Refusal> {
     let link = root.file(pid, "map_files").join(range.to_string());
     let found = through(&link)?;
-    // The range may be mapped from another file by now. On an overlay `stat` may have another inode.
+    // The range may be mapped from another file by now. On an overlay `stat` may have another
+    // inode.
     if found.id().inode != id.inode && !found.is_on_overlay() {
         return Err(Refusal::OtherFile);
     }
@@ -402,11 +411,12 @@ pub fn open_program(root: &ProcRoot, pid: Pid) -> Result<File, Refusal> {
 /// Why not.
 pub fn open_program_if(root: &ProcRoot, pid: Pid, id: FileId) -> Result<File, Refusal> {
     let found = through(&root.file(pid, "exe"))?;
-    let is_it = TargetRoot::of(root, pid)?.is_mapped(&found, id, true);
+    let is_it = TargetRoot::of_process(root, pid)?.is_mapped(&found, id, true);
     if is_it { found.open(MAX_ELF_BYTES) } else { Err(Refusal::OtherFile) }
 }
 
-/// Opens a regular file that the user named: links are followed, nothing but a regular file is opened.
+/// Opens a regular file that the user named: links are followed, nothing but a regular file is
+/// opened.
 ///
 /// # Errors
 /// Why not.
@@ -415,8 +425,8 @@ pub fn open_regular(path: &Path, limit: u64) -> Result<File, Refusal> {
 }
 
 /// A file by a name of the kernel's or the user's.
-fn through(path: &Path) -> Result<Found, Refusal> {
-    Found::new(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+fn through(path: &Path) -> Result<FoundFile, Refusal> {
+    FoundFile::new(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 #[cfg(test)]
@@ -432,15 +442,15 @@ mod tests {
     use super::*;
 
     /// Counts how often files are opened; `O_PATH` does not count.
-    struct Opened(OwnedFd);
+    struct CountedOpens(OwnedFd);
 
-    impl Opened {
-        fn watch(paths: &[&Path]) -> Opened {
+    impl CountedOpens {
+        fn watch(paths: &[&Path]) -> CountedOpens {
             let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
             for path in paths {
                 inotify::add_watch(&watch, *path, WatchFlags::OPEN).unwrap();
             }
-            Opened(watch)
+            CountedOpens(watch)
         }
 
         fn any(&self) -> bool {
@@ -458,7 +468,7 @@ mod tests {
         through(path).unwrap().id()
     }
 
-    fn of(path: &Path, id: FileId) -> Mapping {
+    fn mapping_of(path: &Path, id: FileId) -> Mapping {
         Mapping {
             range: AddrRange { start: 0x1000, end: 0x2000 },
             prot: Prot { read: true, write: false, exec: true },
@@ -478,11 +488,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libc.so.6");
         fifo(&path);
-        let opened = Opened::watch(&[&path]);
+        let opened = CountedOpens::watch(&[&path]);
         let root = TargetRoot::own().unwrap();
         assert!(matches!(root.open(&path, u64::MAX), Err(Refusal::NotRegular)));
-        let mapped =
-            open_mapped(&ProcRoot::live(), Pid(std::process::id()), &of(&path, id_of(&path)));
+        let mapped = open_mapped(
+            &ProcRoot::live(),
+            Pid(std::process::id()),
+            &mapping_of(&path, id_of(&path)),
+        );
         assert!(matches!(mapped, Err(Refusal::NotRegular)), "{mapped:?}");
         assert!(matches!(open_regular(&path, u64::MAX), Err(Refusal::NotRegular)));
         assert!(root.walk(path.strip_prefix("/").unwrap()).unwrap().open(u64::MAX).is_err());
@@ -502,7 +515,7 @@ mod tests {
         symlink("/proc/self/exe", inside.join("magic")).unwrap();
         symlink("/etc/own", inside.join("link")).unwrap();
         fs::write(inside.join("etc/own"), b"its own").unwrap();
-        let opened = Opened::watch(&[&secret, Path::new("/dev/zero")]);
+        let opened = CountedOpens::watch(&[&secret, Path::new("/dev/zero")]);
         let root = TargetRoot::at(&inside).unwrap();
         for name in ["/absolute", "/relative", "/device", "/magic", "/../../secret", "/etc"] {
             assert!(root.open(Path::new(name), u64::MAX).is_err(), "{name}");
@@ -544,14 +557,14 @@ mod tests {
         let text = ProcRoot::live().read(Pid(std::process::id()), "maps").unwrap();
         let mappings = crate::maps::parse(&text).mappings;
         let mapping = mappings.iter().find(|it| path(it) == Some(&exe)).unwrap();
-        let root = TargetRoot::of(&ProcRoot::live(), Pid(std::process::id())).unwrap();
+        let root = TargetRoot::of_process(&ProcRoot::live(), Pid(std::process::id())).unwrap();
         let found = root.find(&exe).unwrap();
         if !found.is_on_overlay() {
             assert_eq!(root.file_system(&found), Some(mapping.device));
         }
-        assert!(root.is_mapped(&found, FileId::of(mapping), false));
+        assert!(root.is_mapped(&found, FileId::of_mapping(mapping), false));
         assert!(open_mapped(&ProcRoot::live(), Pid(std::process::id()), mapping).is_ok());
-        let id = FileId::of(mapping);
+        let id = FileId::of_mapping(mapping);
         assert!(open_program_if(&ProcRoot::live(), Pid(std::process::id()), id).is_ok());
     }
 
@@ -582,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_no_paths_are_missing() {
+    fn names_that_are_not_paths_are_missing() {
         let root = TargetRoot::own().unwrap();
         for name in ["", "[vdso]", "anon_inode:[perf_event]", "etc/passwd", "/"] {
             assert!(root.open(&PathBuf::from(name), u64::MAX).is_err(), "{name}");

@@ -2,13 +2,13 @@
 
 /// Reads one thing after the other from the start of a line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor<'a> {
+pub(crate) struct LineCursor<'a> {
     pub(crate) rest: &'a [u8],
 }
 
-impl<'a> Cursor<'a> {
-    pub(crate) fn new(line: &'a [u8]) -> Cursor<'a> {
-        Cursor { rest: line }
+impl<'a> LineCursor<'a> {
+    pub(crate) fn new(line: &'a [u8]) -> LineCursor<'a> {
+        LineCursor { rest: line }
     }
 
     /// A hexadecimal number of 1 to 16 digits, lower or upper case.
@@ -59,7 +59,7 @@ impl<'a> Cursor<'a> {
 
     /// The next `n` bytes.
     #[inline]
-    pub(crate) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(crate) fn take_array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(*taken)
@@ -88,7 +88,7 @@ pub(crate) fn field(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// A size such as `12 kB`, in bytes.
 pub(crate) fn kilobytes(text: &[u8]) -> Option<u64> {
-    let mut cursor = Cursor::new(text);
+    let mut cursor = LineCursor::new(text);
     let number = cursor.decimal()?;
     cursor.blanks();
     (cursor.rest == b"kB").then(|| number.checked_mul(1024)).flatten()
@@ -96,7 +96,7 @@ pub(crate) fn kilobytes(text: &[u8]) -> Option<u64> {
 
 /// A decimal number and nothing else.
 pub(crate) fn number(text: &[u8]) -> Option<u64> {
-    let mut cursor = Cursor::new(text.trim_ascii());
+    let mut cursor = LineCursor::new(text.trim_ascii());
     let number = cursor.decimal()?;
     cursor.rest.is_empty().then_some(number)
 }

@@ -4,7 +4,7 @@ use pagewise_model::process::Thread;
 use pagewise_model::{Absent, Name, Pid, Reading};
 
 use crate::ProcRoot;
-use crate::text::Cursor;
+use crate::text::LineCursor;
 
 /// Reads every thread. One that ends meanwhile is left out.
 pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<Vec<Thread>> {
@@ -25,7 +25,7 @@ pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<Vec<Thread>> {
 pub fn stack_pointer(text: &[u8]) -> Reading<u64> {
     let mut words = text.trim_ascii().rsplit(|&b| b == b' ').skip(1);
     let hex = words.next().and_then(|word| word.strip_prefix(b"0x"));
-    let pointer = hex.and_then(|digits| Cursor::new(digits).hex());
+    let pointer = hex.and_then(|digits| LineCursor::new(digits).hex());
     pointer.ok_or_else(|| Absent::NotSupported("a running thread shows no stack pointer".into()))
 }
 

@@ -6,14 +6,14 @@ use crate::ProcRoot;
 use crate::text::number;
 
 /// As many processes as anyone would call a command.
-const MOST: usize = 1 << 16;
+const MAX_PROCESSES: usize = 1 << 16;
 
-/// A process, its children, theirs, and so on; those that end meanwhile may be missing, and so are those whose parent has
-/// ended. Alone where the kernel lists no children (CONFIG_PROC_CHILDREN).
+/// A process, its children, theirs, and so on; those that end meanwhile may be missing, and so are
+/// those whose parent has ended. Alone where the kernel lists no children (CONFIG_PROC_CHILDREN).
 pub fn with_descendants(root: &ProcRoot, pid: Pid) -> Vec<Pid> {
     let mut found = vec![pid];
     let mut at = 0;
-    while let Some(&parent) = found.get(at).filter(|_| at < MOST) {
+    while let Some(&parent) = found.get(at).filter(|_| at < MAX_PROCESSES) {
         for tid in root.tids(parent).unwrap_or_default() {
             let children =
                 root.reading(parent, &format!("task/{tid}/children")).unwrap_or_default();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_alone_and_no_words_are_no_children() {
+    fn an_ended_process_has_no_threads_and_an_empty_list_no_children() {
         assert_eq!(with_descendants(&ProcRoot::at("/no/such/proc"), Pid(7)), [Pid(7)]);
         assert_eq!(parse(b"12 x 4294967296 13 \n").collect::<Vec<_>>(), [Pid(12), Pid(13)]);
     }

@@ -13,7 +13,7 @@ use crate::text::{lines, number};
 pub struct Users(HashMap<u32, Name>);
 
 impl Users {
-    /// Reads `/etc/passwd`; nobody has a name where that cannot be read.
+    /// Reads `/etc/passwd`; without it no user has a name.
     pub fn read() -> Users {
         read_all(Path::new("/etc/passwd")).map(|text| Users::parse(&text)).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! Where a process has its global and static variables, by the symbol tables of the files that it maps, and where its
-//! dynamic linker says that it has mapped more of them.
+//! Addresses of the global and static variables of a process, from the symbol tables of the files
+//! that it maps; and the location where its dynamic linker lists its loaded files.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,7 +11,7 @@ use object::read::{ReadCache, ReadRef, SectionIndex};
 use pagewise_model::mapping::Mapping;
 use pagewise_model::{Name, Pid};
 
-use crate::elf::Pieces;
+use crate::elf::FilePieces;
 use crate::{ProcRoot, target_file};
 
 /// No larger table is read: those of browsers are smaller, and a file may be all hole.
@@ -22,25 +22,27 @@ const VARIABLES: &[u8] = &[elf::STT_OBJECT, elf::STT_TLS, elf::STT_NOTYPE, elf::
 
 /// A variable of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Variable {
+pub struct ProgramVariable {
     /// Its address.
     pub address: u64,
-    /// How many bytes it has; 0 where its symbol does not say.
+    /// Size in bytes; 0 if the symbol has no size.
     pub size: u64,
     /// The file that it is defined in.
     pub module: Name,
-    /// Whether each thread has one of its own: then there is no one address.
+    /// True if each thread has its own instance: then it has no single address.
     pub thread_local: bool,
 }
 
-/// All variables of a name, each once: several files may define one, and several parts of one a static one.
-pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<Variable> {
+/// All variables of a name, each once: several files may define one, and several parts of one a
+/// static one.
+pub fn find(root: &ProcRoot, pid: Pid, mappings: &[Mapping], name: &[u8]) -> Vec<ProgramVariable> {
     let files = files(mappings);
     files.flat_map(|first| of_file(root, pid, mappings, first, name, VARIABLES)).collect()
 }
 
-/// The function that the dynamic linker calls whenever it has mapped libraries, before code of theirs runs: there for
-/// debuggers, it does nothing. `None` where a program is linked statically, or the linker has no symbols.
+/// The function that the dynamic linker calls whenever it has mapped libraries, before code of
+/// theirs runs: there for debuggers, it does nothing. `None` where a program is linked statically,
+/// or the linker has no symbols.
 pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u64> {
     // The name that glibc and musl have for `r_debug.r_brk`.
     const NAME: &[u8] = b"_dl_debug_state";
@@ -52,17 +54,18 @@ pub fn linker_tells(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<u
 
 /// A function of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct FileFunction {
     /// Its name.
     pub name: String,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Functions of some names that a file defines, each once. None of a file that is broken or no ELF file.
-pub fn functions(file: &File, names: &[&str]) -> Vec<Function> {
+/// Functions of some names that a file defines, each once. None of a file that is broken or no ELF
+/// file.
+pub fn functions(file: &File, names: &[&str]) -> Vec<FileFunction> {
     let found = functions_where(file, &|name| names.iter().any(|it| it.as_bytes() == name));
     let of_name = |name: &&str| {
         let mut all = found.seen.iter().map(|seen| &seen.function);
@@ -73,45 +76,46 @@ pub fn functions(file: &File, names: &[&str]) -> Vec<Function> {
 
 /// A function of a file, and who may call it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct VisibleFunction {
     /// The function.
-    pub function: Function,
-    /// Whether other files can: the dynamic linker finds it by its name.
+    pub function: FileFunction,
+    /// True if other files can: the dynamic linker finds it by its name.
     pub exported: bool,
 }
 
-/// What the symbol tables of a file say of functions whose names are wanted.
+/// Functions with wanted names in the symbol tables of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Functions {
+pub struct WantedFunctions {
     /// The functions; one that both tables have is in it twice.
-    pub seen: Vec<Seen>,
-    /// Whether there is a table of all symbols (`.symtab`), and not only of those that other files use.
+    pub seen: Vec<VisibleFunction>,
+    /// True if there is a table of all symbols (`.symtab`), and not only of those that other files
+    /// use.
     pub complete: bool,
 }
 
 /// No longer name of a function is looked at, its final zero included.
-const LONGEST: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 
-/// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a file that is broken or no ELF
-/// file of 64 bits.
-pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> Functions {
+/// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a
+/// file that is broken or no ELF file of 64 bits.
+pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> WantedFunctions {
     let cache = ReadCache::new(file);
-    let data = Pieces(&cache, LARGEST);
+    let data = FilePieces(&cache, LARGEST);
     if !matches!(data.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64])) {
-        return Functions::default();
+        return WantedFunctions::default();
     }
     all_functions(data, wanted).unwrap_or_default()
 }
 
 fn all_functions(
-    data: Pieces<'_>,
+    data: FilePieces<'_>,
     wanted: &dyn Fn(&[u8]) -> bool,
-) -> object::read::Result<Functions> {
+) -> object::read::Result<WantedFunctions> {
     let header = elf::FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
     let loads = loads(header, endian, data)?;
     let sections = header.sections(endian, data)?;
-    let mut functions = Functions::default();
+    let mut functions = WantedFunctions::default();
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
         let table = sections.iter().find(|section| section.sh_type(endian) == kind);
         if table.is_none_or(|table| table.sh_size(endian) > LARGEST) {
@@ -128,7 +132,7 @@ fn all_functions(
                 continue;
             }
             let Some(rest) = name_at(names, symbol.st_name(endian)) else { continue };
-            let rest = &rest[..rest.len().min(LONGEST)];
+            let rest = &rest[..rest.len().min(MAX_NAME_BYTES)];
             let Some(end) = memchr::memchr(0, rest) else { continue };
             let name = &rest[..end];
             if !wanted(name) {
@@ -141,20 +145,23 @@ fn all_functions(
             if let Some(load) = load {
                 let name = String::from_utf8_lossy(name).into_owned();
                 let offset = (value - load.address).saturating_add(load.offset);
-                let function = Function { name, offset, size: symbol.st_size(endian) };
-                functions.seen.push(Seen { function, exported: kind == elf::SHT_DYNSYM });
+                let function = FileFunction { name, offset, size: symbol.st_size(endian) };
+                functions
+                    .seen
+                    .push(VisibleFunction { function, exported: kind == elf::SHT_DYNSYM });
             }
         }
     }
     Ok(functions)
 }
 
-/// All names of a symbol table: one by one they would each be a read of the file. `None` where they are too many.
+/// All names of a symbol table: one by one they would each be a read of the file. `None` where they
+/// are too many.
 fn names<'d, H: FileHeader<Endian = Endianness>>(
-    sections: &SectionTable<'d, H, Pieces<'d>>,
+    sections: &SectionTable<'d, H, FilePieces<'d>>,
     at: SectionIndex,
     endian: Endianness,
-    data: Pieces<'d>,
+    data: FilePieces<'d>,
 ) -> object::read::Result<Option<&'d [u8]>> {
     let Ok(names) = sections.section(at) else { return Ok(None) };
     if names.sh_size(endian).into() > LARGEST {
@@ -183,10 +190,10 @@ fn of_file(
     first: &Mapping,
     name: &[u8],
     kinds: &[u8],
-) -> Vec<Variable> {
+) -> Vec<ProgramVariable> {
     let Ok(file) = target_file::open_mapped(root, pid, first) else { return Vec::new() };
     let cache = ReadCache::new(&file);
-    let data = Pieces(&cache, LARGEST);
+    let data = FilePieces(&cache, LARGEST);
     let found = match data.read_bytes_at(0, 5) {
         Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]) => {
             symbols::<elf::FileHeader64<Endianness>>(data, name, kinds)
@@ -196,7 +203,7 @@ fn of_file(
         }
         _ => return Vec::new(),
     };
-    // A broken file has no variables that could be told from others.
+    // A damaged file has no usable variables.
     let Ok((loads, found)) = found else { return Vec::new() };
     let its = |mapping: &&Mapping| (mapping.device, mapping.inode) == (first.device, first.inode);
     let bias = mappings.iter().filter(its).find_map(|mapping| {
@@ -205,13 +212,13 @@ fn of_file(
         Some(mapping.range.start.wrapping_sub(at))
     });
     let Some(bias) = bias else { return Vec::new() };
-    let variables = found.into_iter().map(|symbol| Variable {
+    let variables = found.into_iter().map(|symbol| ProgramVariable {
         address: symbol.value.wrapping_add(bias),
         size: symbol.size,
         module: first.name.clone(),
         thread_local: symbol.thread_local,
     });
-    let mut variables: Vec<Variable> = variables.collect();
+    let mut variables: Vec<ProgramVariable> = variables.collect();
     variables.sort_by_key(|it| (it.address, std::cmp::Reverse(it.size)));
     variables.dedup_by_key(|it| it.address);
     variables
@@ -219,14 +226,14 @@ fn of_file(
 
 /// A `PT_LOAD`.
 #[derive(Clone, Copy, Debug)]
-struct Load {
+struct LoadHeader {
     offset: u64,
     size: u64,
     address: u64,
 }
 
-impl Load {
-    /// Whether a mapping's first byte of the file is of it, or of the page that it begins in.
+impl LoadHeader {
+    /// True if a mapping's first byte of the file is of it, or of the page that it begins in.
     fn covers(self, mapping: &Mapping) -> bool {
         let end = self.offset.saturating_add(self.size);
         let mapped_to = mapping.offset.saturating_add(mapping.range.end - mapping.range.start);
@@ -234,7 +241,7 @@ impl Load {
     }
 }
 
-struct Symbol {
+struct ElfSymbol {
     value: u64,
     size: u64,
     thread_local: bool,
@@ -243,10 +250,10 @@ struct Symbol {
 fn loads<'d, H: FileHeader<Endian = Endianness>>(
     header: &H,
     endian: Endianness,
-    data: Pieces<'d>,
-) -> object::read::Result<Vec<Load>> {
+    data: FilePieces<'d>,
+) -> object::read::Result<Vec<LoadHeader>> {
     let loads = header.program_headers(endian, data)?.iter();
-    let loads = loads.filter(|it| it.p_type(endian) == elf::PT_LOAD).map(|it| Load {
+    let loads = loads.filter(|it| it.p_type(endian) == elf::PT_LOAD).map(|it| LoadHeader {
         offset: it.p_offset(endian).into(),
         size: it.p_filesz(endian).into(),
         address: it.p_vaddr(endian).into(),
@@ -255,10 +262,10 @@ fn loads<'d, H: FileHeader<Endian = Endianness>>(
 }
 
 fn symbols<'d, H: FileHeader<Endian = Endianness>>(
-    data: Pieces<'d>,
+    data: FilePieces<'d>,
     name: &[u8],
     kinds: &[u8],
-) -> object::read::Result<(Vec<Load>, Vec<Symbol>)> {
+) -> object::read::Result<(Vec<LoadHeader>, Vec<ElfSymbol>)> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let loads = loads(header, endian, data)?;
@@ -282,7 +289,7 @@ fn symbols<'d, H: FileHeader<Endian = Endianness>>(
                 (rest.first() == Some(&0)).then_some(())
             };
             if is_one && is_defined && has_name().is_some() {
-                found.push(Symbol {
+                found.push(ElfSymbol {
                     value: symbol.st_value(endian).into(),
                     size: symbol.st_size(endian).into(),
                     thread_local: symbol.st_type() == elf::STT_TLS,

@@ -8,18 +8,18 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use pagewise_model::machine::Method;
-use pagewise_model::object::{Object, OnDisk};
-use pagewise_model::{Absent, Bytes, Counter, Mapping, Name, Pid, Snapshot};
-use pagewise_proc::capture::{Request, Wish, capture};
-use pagewise_proc::{Error, ProcRoot, listing, stat, target};
+use pagewise_model::machine::ReadMethod;
+use pagewise_model::object::{ElfObject, OnDisk};
+use pagewise_model::{Absent, Bytes, Mapping, Name, Pid, SmapsCounter, Snapshot};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::{ProcError, ProcRoot, listing, stat, target};
 use pagewise_skip::{Lack, is_root, skip};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 
-fn read(pid: Pid, wish: Wish) -> Result<Snapshot, Error> {
-    capture(&ProcRoot::live(), pid, &Request { wish, ..Request::default() })
+fn read(pid: Pid, wish: Wish) -> Result<Snapshot, ProcError> {
+    capture(&ProcRoot::live(), pid, &CaptureRequest { wish, ..CaptureRequest::default() })
 }
 
 fn us() -> Pid {
@@ -32,7 +32,7 @@ struct Sleeper(Child);
 impl Sleeper {
     fn start(program: &Path) -> Sleeper {
         let sleeper = Sleeper(Command::new(program).arg("600").spawn().unwrap());
-        // What is still in the dynamic loader has other mappings a moment later: wait until it stays blocked.
+        // A process in the dynamic loader changes its mappings: wait until it stays blocked.
         let mut before = "running\n".to_owned();
         loop {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -64,8 +64,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// Copies a program. Another process does: a child that another test forks meanwhile would keep a file open that this one
-/// writes, and nothing executes a file that is open for writing.
+/// Copies a program. Another process does: a child that another test forks meanwhile would keep a
+/// file open that this one writes, and nothing executes a file that is open for writing.
 fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
     assert!(status.success());
@@ -79,7 +79,7 @@ fn own_sleep(name: &str) -> (TempDir, std::path::PathBuf) {
     (folder, path)
 }
 
-fn program<'a>(snapshot: &'a Snapshot, path: &Path) -> &'a Object {
+fn program<'a>(snapshot: &'a Snapshot, path: &Path) -> &'a ElfObject {
     let name = path.as_os_str().as_encoded_bytes();
     snapshot.objects.iter().find(|object| object.name.as_bytes().starts_with(name)).unwrap()
 }
@@ -104,34 +104,37 @@ fn a_full_reading_knows_the_pages_of_mappings_that_smaps_cannot_split() {
     let get = |m: &Mapping, counter| m.counter(counter).unwrap();
     let is_file = |m: &&Mapping| m.inode != 0;
     let mixed = mappings.iter().filter(is_file).filter(|m| {
-        let anonymous = get(m, Counter::Anonymous);
-        Bytes::ZERO < anonymous && anonymous < get(m, Counter::Rss)
+        let anonymous = get(m, SmapsCounter::Anonymous);
+        Bytes::ZERO < anonymous && anonymous < get(m, SmapsCounter::Rss)
     });
     for mapping in mixed {
         let pages = mapping.pages.as_ref().unwrap().breakdown;
-        assert_eq!(pages.anon_exclusive + pages.anon_co_mapped, get(mapping, Counter::Anonymous));
-        assert_eq!(pages.resident(), get(mapping, Counter::Rss));
+        assert_eq!(
+            pages.anon_exclusive + pages.anon_co_mapped,
+            get(mapping, SmapsCounter::Anonymous)
+        );
+        assert_eq!(pages.resident(), get(mapping, SmapsCounter::Rss));
     }
 }
 
 #[test]
 fn the_reading_is_chosen_by_size() {
-    assert_eq!(Wish::Auto.method(Bytes::mib(64)), Method::Full);
-    assert_eq!(Wish::Auto.method(Bytes::mib(65)), Method::Polite);
-    assert_eq!(Wish::Full.method(Bytes::gib(64)), Method::Full);
+    assert_eq!(Wish::Auto.method(Bytes::mib(64)), ReadMethod::Full);
+    assert_eq!(Wish::Auto.method(Bytes::mib(65)), ReadMethod::Polite);
+    assert_eq!(Wish::Full.method(Bytes::gib(64)), ReadMethod::Full);
 }
 
 #[test]
-fn a_process_that_is_gone_is_an_error_with_a_hint() {
+fn an_ended_process_is_an_error_with_a_hint() {
     let mut child = Command::new("/bin/true").spawn().unwrap();
     child.wait().unwrap();
     let error = read(Pid(child.id()), Wish::Auto).unwrap_err();
-    assert!(matches!(error, Error::NoSuchProcess { .. }), "{error}");
+    assert!(matches!(error, ProcError::NoSuchProcess { .. }), "{error}");
     assert!(error.hint().unwrap().contains("hidepid"));
 }
 
 #[test]
-fn a_zombie_is_told_with_no_memory() {
+fn a_zombie_is_shown_without_memory() {
     let mut child = Command::new("/bin/true").spawn().unwrap();
     let pid = Pid(child.id());
     while !fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
@@ -178,7 +181,7 @@ fn a_process_whose_first_thread_has_ended_keeps_its_memory() {
 }
 
 #[test]
-fn a_kernel_thread_is_told_with_no_memory() {
+fn a_kernel_thread_is_shown_without_memory() {
     let root = ProcRoot::live();
     let is_kernels = |pid: &Pid| {
         root.read(*pid, "stat").is_ok_and(|text| stat::parse(&text).unwrap().is_kernel_thread())
@@ -210,7 +213,7 @@ fn names_of_threads_and_files_may_hold_anything() {
 }
 
 #[test]
-fn a_program_is_told_from_what_became_of_its_file() {
+fn a_program_is_distinguished_from_its_replaced_file() {
     let (_folder, path) = own_sleep("pw-program");
     let sleeper = Sleeper::start(&path);
     let seen = |expected: OnDisk| {
@@ -238,7 +241,7 @@ fn a_program_is_told_from_what_became_of_its_file() {
 }
 
 #[test]
-fn a_mapped_file_that_is_no_program_is_absent_as_one() {
+fn a_mapped_file_that_is_not_elf_has_no_headers() {
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let snapshot = read(sleeper.pid(), Wish::Full).unwrap();
     let elf = snapshot.objects.iter().filter(|object| object.elf.is_ok()).count();
@@ -320,7 +323,7 @@ fn a_name_finds_one_process_and_several_are_listed() {
     assert_eq!(target::find(&root, &one.pid().to_string()).unwrap(), one.pid());
     let two = Sleeper::start(&path);
     match target::find(&root, "pw-find-some") {
-        Err(Error::AmbiguousName { candidates, .. }) => {
+        Err(ProcError::AmbiguousName { candidates, .. }) => {
             let mut pids: Vec<Pid> = candidates.iter().map(|(pid, _)| *pid).collect();
             pids.sort_unstable();
             let mut expected = [one.pid(), two.pid()];
@@ -344,10 +347,10 @@ fn an_exact_name_wins_over_longer_ones() {
 fn we_are_never_found_by_name() {
     let exe = std::env::current_exe().unwrap();
     let name = exe.file_name().unwrap().to_str().unwrap();
-    assert!(matches!(target::find(&ProcRoot::live(), name), Err(Error::NotFound { .. })));
+    assert!(matches!(target::find(&ProcRoot::live(), name), Err(ProcError::NotFound { .. })));
     assert!(matches!(
         target::find(&ProcRoot::live(), "pw no such\x1b"),
-        Err(Error::NotFound { .. })
+        Err(ProcError::NotFound { .. })
     ));
 }
 
@@ -368,13 +371,13 @@ fn a_copied_tree_gives_what_was_copied_and_says_what_was_not() {
     let live = read(sleeper.pid(), Wish::Full).unwrap();
     let from = |files: &[&str]| {
         let tree = copied(&sleeper, files);
-        capture(&ProcRoot::at(tree.path()), sleeper.pid(), &Request::default()).unwrap()
+        capture(&ProcRoot::at(tree.path()), sleeper.pid(), &CaptureRequest::default()).unwrap()
     };
     let whole = from(&["stat", "smaps", "maps", "statm", "mountinfo"]);
     let same = |s: &Snapshot| -> Vec<_> {
         let mappings = s.mappings.as_ref().unwrap();
         // Not its shares: other programs come and go meanwhile.
-        let anonymous = |m: &Mapping| m.counter(Counter::Anonymous).unwrap();
+        let anonymous = |m: &Mapping| m.counter(SmapsCounter::Anonymous).unwrap();
         mappings.iter().map(|m| (m.range, m.name.clone(), m.rss().unwrap(), anonymous(m))).collect()
     };
     assert!(same(&whole) == same(&live));
@@ -394,7 +397,7 @@ fn a_copied_tree_tells_an_age_where_it_has_the_uptime() {
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let tree = copied(&sleeper, &["stat"]);
     let age = || {
-        let request = Request::default();
+        let request = CaptureRequest::default();
         capture(&ProcRoot::at(tree.path()), sleeper.pid(), &request).unwrap().process.age_ns
     };
     assert!(age().is_err());
@@ -415,14 +418,15 @@ fn a_copied_smaps_that_is_cut_off_leaves_a_gap() {
     let path = tree.path().join(format!("{}/smaps", sleeper.pid()));
     let text = fs::read(&path).unwrap();
     fs::write(&path, &text[..text.len() / 2]).unwrap();
-    let snapshot = capture(&ProcRoot::at(tree.path()), sleeper.pid(), &Request::default()).unwrap();
+    let snapshot =
+        capture(&ProcRoot::at(tree.path()), sleeper.pid(), &CaptureRequest::default()).unwrap();
     assert!(!snapshot.mappings.unwrap().is_empty());
     let gaps = &snapshot.provenance.gaps;
     assert!(gaps.iter().any(|gap| gap.why.to_string().contains("expected")), "{gaps:?}");
 }
 
 #[test]
-fn a_copied_tree_with_traps_is_no_trap() {
+fn a_copied_tree_with_hostile_files_is_read_safely() {
     let sleeper = Sleeper::start(Path::new("/bin/sleep"));
     let tree = copied(&sleeper, &["stat", "smaps"]);
     let file = |name: &str| tree.path().join(format!("{}/{name}", sleeper.pid()));
@@ -430,11 +434,12 @@ fn a_copied_tree_with_traps_is_no_trap() {
     mknodat(CWD, file("smaps_rollup"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     fs::create_dir(file("statm")).unwrap();
     // A FIFO where a file should be is an error like any other; it neither blocks nor is empty.
-    let result = capture(&ProcRoot::at(tree.path()), sleeper.pid(), &Request::default());
+    let result = capture(&ProcRoot::at(tree.path()), sleeper.pid(), &CaptureRequest::default());
     let error = result.unwrap_err().to_string();
     assert!(error.contains("smaps_rollup"), "{error}");
     fs::remove_file(file("smaps_rollup")).unwrap();
-    let snapshot = capture(&ProcRoot::at(tree.path()), sleeper.pid(), &Request::default()).unwrap();
+    let snapshot =
+        capture(&ProcRoot::at(tree.path()), sleeper.pid(), &CaptureRequest::default()).unwrap();
     assert!(snapshot.status.is_err() && snapshot.statm.is_err() && snapshot.mappings.is_ok());
 }
 
@@ -484,9 +489,9 @@ mod saved {
     use super::*;
     use pagewise_proc::saved::{open, parse, save};
 
-    fn why(result: Result<Snapshot, Error>) -> String {
+    fn why(result: Result<Snapshot, ProcError>) -> String {
         match result {
-            Err(Error::NotASnapshot { why, .. }) => why,
+            Err(ProcError::NotASnapshot { why, .. }) => why,
             other => panic!("{other:?}"),
         }
     }
@@ -504,7 +509,7 @@ mod saved {
     }
 
     #[test]
-    fn a_file_that_is_none_says_why() {
+    fn an_invalid_file_has_a_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("us.json");
         save(&read(us(), Wish::Full).unwrap(), &path).unwrap();
@@ -526,7 +531,7 @@ mod saved {
     }
 
     #[test]
-    fn what_a_foreign_file_says_reaches_no_terminal() {
+    fn text_of_a_foreign_file_reaches_no_terminal() {
         let text = b"{\"pagewise_snapshot\":1,\"provenance\":{\"moment\":\"\\u001b[2J\"}}";
         assert!(!parse(text).unwrap_err().contains('\x1b'));
     }

@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pagewise_model::{Bytes, Counter, Mapping, Pid, Smaps, Snapshot};
+use pagewise_model::{Bytes, Mapping, Pid, Smaps, SmapsCounter, Snapshot};
 use pagewise_proc::ProcRoot;
-use pagewise_proc::capture::{Request, Wish, capture};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 
 /// One captured tree: `KERNEL/PROGRAM-READER`.
-struct Tree {
+struct CapturedTree {
     name: String,
     path: PathBuf,
     /// `meta.toml`, whose one table holds dotted keys: `expected.x.rss` is `x.rss` here.
     meta: BTreeMap<String, String>,
 }
 
-impl Tree {
-    fn open(path: PathBuf) -> Tree {
+impl CapturedTree {
+    fn open(path: PathBuf) -> CapturedTree {
         let meta = fs::read_to_string(path.join("meta.toml")).expect("each tree has a meta.toml");
         let fields = meta.lines().filter_map(|line| line.split_once(" = "));
         let meta = fields
@@ -27,7 +27,7 @@ impl Tree {
         let kernel = path.parent().and_then(Path::file_name).unwrap_or_default();
         let name =
             Path::new(kernel).join(path.file_name().unwrap_or_default()).display().to_string();
-        Tree { name, path, meta }
+        CapturedTree { name, path, meta }
     }
 
     fn is_strangers(&self) -> bool {
@@ -47,7 +47,7 @@ impl Tree {
 
     fn snapshot(&self) -> Snapshot {
         let pid = Pid(u32::try_from(self.number("pid")).expect("a pid fits"));
-        let request = Request { wish: Wish::Full, ..Request::default() };
+        let request = CaptureRequest { wish: Wish::Full, ..CaptureRequest::default() };
         capture(&ProcRoot::at(&self.path), pid, &request)
             .unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
@@ -61,13 +61,13 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     folders
 }
 
-fn trees() -> Vec<Tree> {
+fn trees() -> Vec<CapturedTree> {
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/kernels");
-    folders(&kernels).iter().flat_map(|kernel| folders(kernel)).map(Tree::open).collect()
+    folders(&kernels).iter().flat_map(|kernel| folders(kernel)).map(CapturedTree::open).collect()
 }
 
 /// Runs `check` on each tree whose reader saw the mappings.
-fn each_readable(check: impl Fn(&Tree, &Snapshot, &[Mapping])) {
+fn each_readable(check: impl Fn(&CapturedTree, &Snapshot, &[Mapping])) {
     for tree in trees().iter().filter(|tree| !tree.is_strangers()) {
         let snapshot = tree.snapshot();
         let mappings = snapshot.mappings.as_ref();
@@ -75,12 +75,12 @@ fn each_readable(check: impl Fn(&Tree, &Snapshot, &[Mapping])) {
     }
 }
 
-fn smaps<'a>(tree: &Tree, mapping: &'a Mapping) -> &'a Smaps {
+fn smaps<'a>(tree: &CapturedTree, mapping: &'a Mapping) -> &'a Smaps {
     let smaps = mapping.smaps.as_ref();
     smaps.unwrap_or_else(|why| panic!("{}: {:?}: {why}", tree.name, mapping.name))
 }
 
-fn at<'a>(tree: &Tree, mappings: &'a [Mapping], address: u64) -> &'a Mapping {
+fn at<'a>(tree: &CapturedTree, mappings: &'a [Mapping], address: u64) -> &'a Mapping {
     let found = mappings.iter().find(|mapping| mapping.range.contains(address));
     found.unwrap_or_else(|| panic!("{}: no mapping at {address:#x}", tree.name))
 }
@@ -144,8 +144,8 @@ fn each_mapping_holds_what_its_program_says() {
             let found = [
                 Ok(mapping.range.start),
                 Ok(mapping.size().0),
-                smaps.get(Counter::Rss),
-                smaps.get(Counter::Anonymous),
+                smaps.get(SmapsCounter::Rss),
+                smaps.get(SmapsCounter::Anonymous),
             ];
             let expected = ["start", "size", "rss", "anonymous"].map(|key| Ok(fact(key)));
             assert_eq!(found, expected, "{}: {name}", tree.name);
@@ -160,15 +160,15 @@ fn half_of_what_a_fork_shared_is_exclusive_once_the_child_wrote_it() {
             let fact = |key: &str| tree.number(&format!("{name}.{key}"));
             let smaps = smaps(tree, at(tree, mappings, fact("start")));
             let get = |counter| smaps.get(counter).expect("every kernel since 2.6.25 has it");
-            assert_eq!(get(Counter::Pss), fact("pss"), "{}", tree.name);
+            assert_eq!(get(SmapsCounter::Pss), fact("pss"), "{}", tree.name);
             assert_eq!(
-                get(Counter::PrivateClean) + get(Counter::PrivateDirty),
+                get(SmapsCounter::PrivateClean) + get(SmapsCounter::PrivateDirty),
                 fact("exclusive"),
                 "{}",
                 tree.name
             );
             assert_eq!(
-                get(Counter::SharedClean) + get(Counter::SharedDirty),
+                get(SmapsCounter::SharedClean) + get(SmapsCounter::SharedDirty),
                 fact("co_mapped"),
                 "{}",
                 tree.name
@@ -216,7 +216,7 @@ fn the_machine_is_that_of_the_capture_not_ours() {
 }
 
 #[test]
-fn what_a_stranger_may_not_see_is_absent_and_the_rest_is_there() {
+fn values_without_permission_are_absent_and_others_present() {
     for tree in trees().iter().filter(|tree| tree.is_strangers()) {
         let snapshot = tree.snapshot();
         assert!(snapshot.mappings.is_err(), "{}", tree.name);

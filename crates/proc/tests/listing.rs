@@ -5,9 +5,9 @@ use std::fmt::Debug;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
-use pagewise_model::listing::{ByQuadrant, Listing, Summary};
-use pagewise_model::machine::Method;
-use pagewise_model::{Bytes, Counter, Pid, Quadrant, Smaps};
+use pagewise_model::listing::{ByQuadrant, Listing, ProcessSummary};
+use pagewise_model::machine::ReadMethod;
+use pagewise_model::{Bytes, Pid, Quadrant, Smaps, SmapsCounter};
 use pagewise_proc::capture::Wish;
 use pagewise_proc::{ProcRoot, listing, smaps};
 use pagewise_skip::{Lack, skip};
@@ -16,7 +16,7 @@ fn list(wish: Wish) -> Listing {
     listing::list(&ProcRoot::live(), wish).expect("/proc can be listed")
 }
 
-fn find(listing: &Listing, pid: u32) -> &Summary {
+fn find(listing: &Listing, pid: u32) -> &ProcessSummary {
     listing.processes.iter().find(|s| s.pid == Pid(pid)).expect("the process is listed")
 }
 
@@ -57,12 +57,12 @@ impl Drop for Idle {
     }
 }
 
-fn quadrant_sum(summary: &Summary) -> Bytes {
+fn quadrant_sum(summary: &ProcessSummary) -> Bytes {
     Quadrant::ALL.iter().map(|q| summary.quadrants.get(*q).clone().expect("it was read")).sum()
 }
 
-/// What both ways of looking agree on. Tries until they do: whether a library's page is co-mapped depends
-/// on every process that starts or ends between the two looks.
+/// Compares two methods. Repeats until they agree: processes that start or end between the two
+/// readings change the sharing of libraries.
 fn agreed<T: PartialEq + Debug>(one: impl Fn() -> T, other: impl Fn() -> T) -> T {
     for _ in 0..50 {
         let seen = one();
@@ -87,15 +87,15 @@ fn an_idle_process_is_read_as_smaps_rollup_says_in_every_way() {
         let by_rollup = || {
             let rollup = rollup(idle.pid());
             let bytes = |counter| rollup.bytes(counter).unwrap();
-            let uss = bytes(Counter::PrivateClean) + bytes(Counter::PrivateDirty);
-            let rss = bytes(Counter::Rss);
-            (rss, rss, uss, bytes(Counter::Swap), bytes(Counter::Pss))
+            let uss = bytes(SmapsCounter::PrivateClean) + bytes(SmapsCounter::PrivateDirty);
+            let rss = bytes(SmapsCounter::Rss);
+            (rss, rss, uss, bytes(SmapsCounter::Swap), bytes(SmapsCounter::Pss))
         };
         let by_listing = || {
             let listing = list(wish);
             let cat = find(&listing, idle.pid()).clone();
             // Without CAP_SYS_ADMIN the page reading does not know the share of co-mapped pages.
-            let pss = cat.pss.clone().or_else(|_| rollup(idle.pid()).bytes(Counter::Pss));
+            let pss = cat.pss.clone().or_else(|_| rollup(idle.pid()).bytes(SmapsCounter::Pss));
             let sum = quadrant_sum(&cat);
             (cat.rss.unwrap(), sum, cat.uss.unwrap(), cat.swap.unwrap(), pss.unwrap())
         };
@@ -103,7 +103,7 @@ fn an_idle_process_is_read_as_smaps_rollup_says_in_every_way() {
     }
 }
 
-fn quadrants(wish: Wish, pid: u32, method: Method) -> ByQuadrant {
+fn quadrants(wish: Wish, pid: u32, method: ReadMethod) -> ByQuadrant {
     let listing = list(wish);
     let summary = find(&listing, pid);
     assert_eq!(summary.memory, Ok(method));
@@ -111,8 +111,8 @@ fn quadrants(wish: Wish, pid: u32, method: Method) -> ByQuadrant {
 }
 
 fn agreed_quadrants(pid: u32) -> ByQuadrant {
-    let sums = || quadrants(Wish::Full, pid, Method::Full);
-    agreed(sums, || quadrants(Wish::Fast, pid, Method::Fast))
+    let sums = || quadrants(Wish::Full, pid, ReadMethod::Full);
+    agreed(sums, || quadrants(Wish::Fast, pid, ReadMethod::Fast))
 }
 
 #[test]
@@ -144,7 +144,8 @@ fn grown_child(parent: u32, least: Bytes) -> Option<u32> {
 
 #[test]
 fn memory_shared_after_fork_is_shared_anonymous_however_it_is_read() {
-    // The subshell is a fork that does not exec: its memory is its parent's until one of them writes.
+    // The subshell is a fork that does not exec: its memory is its parent's until one of them
+    // writes.
     let script = "x=$(head -c 3000000 /dev/zero | tr '\\0' x); (read y; :); :";
     let parent = Idle::start("bash", &["-c", script]);
     let Some(child) = grown_child(parent.pid(), Bytes(3_000_000)) else {
@@ -173,7 +174,8 @@ fn every_process_that_procps_lists_is_listed_or_a_kernel_thread() {
     let cat = find(&listing, idle.pid());
     let row = &rows[&idle.pid()];
     assert_eq!(cat.user.as_ref().unwrap().as_bytes(), row[2].as_bytes());
-    // procps takes RSS from counters that each CPU keeps for itself: up to 64 pages a CPU are not in it.
+    // procps takes RSS from counters that each CPU keeps for itself: up to 64 pages a CPU are not
+    // in it.
     let rss = Bytes::kib(row[1].parse().unwrap());
     assert!(cat.rss.clone().unwrap().0.abs_diff(rss.0) < Bytes::mib(1).0, "{rss}");
 }

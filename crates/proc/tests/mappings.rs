@@ -1,17 +1,19 @@
-//! `maps` and `smaps` as text: what a kernel prints is read back as it was, cut or not, and nothing makes us panic.
+//! `maps` and `smaps` as text: what a kernel prints is read back as it was, cut or not, and nothing
+//! makes us panic.
 
 use std::sync::Arc;
 
 use pagewise_model::mapping::{AddrRange, Device, Mapping, Prot, Sharing};
-use pagewise_model::{Absent, Counter, Name, Smaps, VmFlags};
-use pagewise_proc::maps::Parsed;
+use pagewise_model::{Absent, Name, Smaps, SmapsCounter, VmFlags};
+use pagewise_proc::maps::ParsedMappings;
 use pagewise_proc::{maps, smaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 const UNREAD: Absent = Absent::Vanished;
 
-/// One line of `maps`, printed as fs/proc/task_mmu.c does it: the name starts in column 73 or after two blanks.
+/// One line of `maps`, printed as fs/proc/task_mmu.c does it: the name starts in column 73 or after
+/// two blanks.
 fn print_header(mapping: &Mapping, out: &mut Vec<u8>) {
     let letter = |set: bool, letter: char| if set { letter } else { '-' };
     let Mapping { range, prot, sharing, offset, device, inode, .. } = mapping;
@@ -72,18 +74,18 @@ fn print(mappings: &[Mapping], width: usize) -> (Vec<u8>, Vec<usize>) {
     (text, ends)
 }
 
-fn read_smaps(text: &[u8]) -> Parsed {
+fn read_smaps(text: &[u8]) -> ParsedMappings {
     read_pieces(text, text.len().max(1))
 }
 
-fn read_pieces(text: &[u8], size: usize) -> Parsed {
-    let mut parser = smaps::Parser::new(UNREAD);
+fn read_pieces(text: &[u8], size: usize) -> ParsedMappings {
+    let mut parser = smaps::SmapsParser::new(UNREAD);
     text.chunks(size).for_each(|piece| parser.push(piece));
     parser.finish()
 }
 
-fn read_maps(text: &[u8]) -> Parsed {
-    let mut parser = maps::Parser::new(UNREAD);
+fn read_maps(text: &[u8]) -> ParsedMappings {
+    let mut parser = maps::MapsParser::new(UNREAD);
     parser.push(text);
     parser.finish()
 }
@@ -149,8 +151,8 @@ fn address_space() -> impl Strategy<Value = Vec<Mapping>> {
 }
 
 /// Which lines a kernel has: some counters with `Rss`, perhaps a line of the future, perhaps flags.
-fn kernels() -> impl Strategy<Value = (Vec<Counter>, bool, bool)> {
-    let some = prop::sample::subsequence(Counter::ALL.to_vec(), 0..=Counter::ALL.len());
+fn kernels() -> impl Strategy<Value = (Vec<SmapsCounter>, bool, bool)> {
+    let some = prop::sample::subsequence(SmapsCounter::ALL.to_vec(), 0..=SmapsCounter::ALL.len());
     (some, any::<bool>(), any::<bool>())
 }
 
@@ -228,7 +230,7 @@ proptest! {
         let has_flags = |m: &Mapping| m.smaps.as_ref().is_ok_and(|smaps| smaps.flags.is_some());
         let parsed = read_smaps(&print(&mappings, 16).0);
         if mappings.len() == 1 && !has_flags(&mappings[0]) {
-            // Before Linux 3.8 nothing tells whether a single entry is whole, so it does not pass for one.
+            // Before Linux 3.8 a single entry cannot be proven complete, so it is not accepted.
             mappings.clear();
         } else {
             prop_assert!(parsed.torn.is_none(), "{:?}", parsed.torn);
@@ -292,7 +294,7 @@ proptest! {
     #[test]
     fn any_bytes_at_all_can_be_a_rollup(text in nearly_smaps()) {
         if let Some(smaps) = smaps::parse_rollup(&text) {
-            prop_assert!(smaps.has(Counter::Locked));
+            prop_assert!(smaps.has(SmapsCounter::Locked));
         }
     }
 }

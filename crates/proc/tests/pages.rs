@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use pagewise_model::mapping::Pages;
+use pagewise_model::mapping::MappingPages;
 use pagewise_model::{
     Absent, AddrRange, Backing, Bytes, Device, Mapping, PageSize, Pid, Prot, Reading, Sharing,
 };
-use pagewise_proc::pages::{Pace, Walk, read, read_with};
-use pagewise_proc::{Error, ProcRoot};
+use pagewise_proc::pages::{Pace, PageWalk, read, read_with};
+use pagewise_proc::{ProcError, ProcRoot};
 use pagewise_skip::{Lack, is_root, skip};
 use pagewise_sys::probe::Features;
 use pagewise_sys::system;
@@ -24,25 +24,25 @@ use rustix::process::{Signal, kill_process};
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The program `kinds`, stopped; killed when dropped.
-struct Target {
+struct KindsTarget {
     child: Child,
     has_guards: bool,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Target {
-    fn start() -> Target {
-        Target::from(Command::new(kinds()))
+impl KindsTarget {
+    fn start() -> KindsTarget {
+        KindsTarget::from(Command::new(kinds()))
     }
 
-    fn from(mut program: Command) -> Target {
+    fn from(mut program: Command) -> KindsTarget {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut child =
             program.arg(env!("CARGO_TARGET_TMPDIR")).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with("ready"), "{line:?}");
-        let target = Target { child, has_guards: line == "ready\n", _alone: alone };
+        let target = KindsTarget { child, has_guards: line == "ready\n", _alone: alone };
         kill_process(rustix::process::Pid::from_child(&target.child), Signal::STOP).unwrap();
         while !target.stat().contains(") T ") {
             std::thread::sleep(Duration::from_millis(1));
@@ -63,7 +63,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for KindsTarget {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -85,12 +85,12 @@ fn kinds() -> String {
 
 /// The lines of one `smaps` entry that the page reading must reproduce, in kB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct ExpectedEntry {
     header: String,
     lines: Vec<(String, u64)>,
 }
 
-impl Entry {
+impl ExpectedEntry {
     fn bytes(&self, names: &[&str]) -> Bytes {
         let wanted = self.lines.iter().filter(|(name, _)| names.contains(&name.as_str()));
         wanted.map(|(_, kib)| Bytes::kib(*kib)).sum()
@@ -116,47 +116,52 @@ impl Entry {
     }
 }
 
-fn entries(smaps: &str) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn entries(smaps: &str) -> Vec<ExpectedEntry> {
+    let mut entries: Vec<ExpectedEntry> = Vec::new();
     for line in smaps.lines() {
         match line.split_once(':') {
             Some((name, value)) if !name.contains(' ') => {
-                // "Referenced" ages by itself, and `VmFlags` are no number.
+                // "Referenced" changes by itself, and `VmFlags` is not a number.
                 if let Some(kib) = value.trim().strip_suffix(" kB").filter(|_| name != "Referenced")
                 {
                     let entry = entries.last_mut().unwrap();
                     entry.lines.push((name.to_owned(), kib.parse().unwrap()));
                 }
             }
-            _ => entries.push(Entry { header: line.to_owned(), ..Entry::default() }),
+            _ => {
+                entries.push(ExpectedEntry { header: line.to_owned(), ..ExpectedEntry::default() })
+            }
         }
     }
     entries
 }
 
 /// One reading, and what the kernel said before and after it.
-struct Seen {
-    entries: Vec<Entry>,
-    rollup: Entry,
+struct PageReading {
+    entries: Vec<ExpectedEntry>,
+    rollup: ExpectedEntry,
     mappings: Vec<Mapping>,
-    walk: Walk,
+    walk: PageWalk,
 }
 
 /// Reads until nothing changed meanwhile: other processes map and unmap the same libraries.
-fn see(target: &Target, reading: impl Fn(&mut [Mapping]) -> Result<Walk, Error>) -> Seen {
+fn see(
+    target: &KindsTarget,
+    reading: impl Fn(&mut [Mapping]) -> Result<PageWalk, ProcError>,
+) -> PageReading {
     for _ in 0..100 {
         let before = entries(&target.text("smaps"));
-        let mut mappings: Vec<Mapping> = before.iter().map(Entry::mapping).collect();
+        let mut mappings: Vec<Mapping> = before.iter().map(ExpectedEntry::mapping).collect();
         let walk = reading(&mut mappings).unwrap();
         let rollup = entries(&target.text("smaps_rollup")).remove(0);
         if entries(&target.text("smaps")) == before {
-            return Seen { entries: before, rollup, mappings, walk };
+            return PageReading { entries: before, rollup, mappings, walk };
         }
     }
     panic!("the pages of a stopped process never came to rest");
 }
 
-fn see_with(target: &Target, features: Features, pace: Pace) -> Seen {
+fn see_with(target: &KindsTarget, features: Features, pace: Pace) -> PageReading {
     see(target, |mappings| {
         read_with(&features, &ProcRoot::live(), target.pid(), mappings, page_size(), &pace)
     })
@@ -167,14 +172,15 @@ fn page_size() -> PageSize {
 }
 
 /// Asserts what never takes a privilege.
-fn assert_counts(pages: &Pages, entry: &Entry) {
+fn assert_counts(pages: &MappingPages, entry: &ExpectedEntry) {
     let parts = &pages.breakdown;
     assert_eq!(parts.resident(), entry.bytes(&["Rss"]), "Rss of {}", entry.header);
     let anonymous = parts.anon_exclusive + parts.anon_co_mapped;
     assert_eq!(anonymous, entry.bytes(&["Anonymous"]), "Anonymous of {}", entry.header);
     match &pages.swap {
         Ok(swap) => assert_eq!(*swap, entry.bytes(&["Swap"]), "Swap of {}", entry.header),
-        // Page tables forget swapped pages of tmpfs, and a total that has such a mapping does not know its sum.
+        // Page tables forget swapped pages of tmpfs, and a total that has such a mapping does not
+        // know its sum.
         Err(why) => {
             assert!(matches!(why, Absent::NotCollected(_)), "{why:?}");
             let has_tmpfs =
@@ -191,12 +197,12 @@ fn swap_is_in_use() -> bool {
     line("SwapTotal:") != line("SwapFree:")
 }
 
-fn assert_exclusive(pages: &Pages, entry: &Entry) {
+fn assert_exclusive(pages: &MappingPages, entry: &ExpectedEntry) {
     let private = entry.bytes(&["Private_Clean", "Private_Dirty"]);
     assert_eq!(pages.breakdown.exclusive(), private, "Private of {}", entry.header);
 }
 
-fn assert_pss(pages: &Pages, entry: &Entry) {
+fn assert_pss(pages: &MappingPages, entry: &ExpectedEntry) {
     assert_eq!(pages.pss, Ok(entry.bytes(&["Pss"])), "Pss of {}", entry.header);
     // Only a rollup splits the share.
     if entry.header.ends_with("[rollup]") {
@@ -206,16 +212,18 @@ fn assert_pss(pages: &Pages, entry: &Entry) {
     }
 }
 
-fn assert_huge(pages: &Pages, entry: &Entry) {
+fn assert_huge(pages: &MappingPages, entry: &ExpectedEntry) {
     let huge = entry.bytes(&["AnonHugePages"]);
     assert_eq!(pages.anon_huge, Ok(huge), "AnonHugePages of {}", entry.header);
 }
 
-fn each(seen: &Seen) -> impl Iterator<Item = (&Reading<std::sync::Arc<Pages>>, &Entry)> {
+fn each(
+    seen: &PageReading,
+) -> impl Iterator<Item = (&Reading<std::sync::Arc<MappingPages>>, &ExpectedEntry)> {
     seen.mappings.iter().map(|mapping| &mapping.pages).zip(&seen.entries)
 }
 
-/// Whether the kernel has what a test needs; records a skipped test if not.
+/// True if the kernel has what a test needs; records a skipped test if not.
 fn has(needed: Features) -> bool {
     let there = Features::detect();
     if needed.pagemap_scan && !there.pagemap_scan {
@@ -232,7 +240,7 @@ fn every_mapping_and_their_total_are_what_smaps_says_to_the_byte() {
     if !has(ALL) {
         return;
     }
-    let target = Target::start();
+    let target = KindsTarget::start();
     for pace in [Pace::FAST, Pace::POLITE] {
         let seen = see_with(&target, ALL, pace);
         for (pages, entry) in each(&seen) {
@@ -256,7 +264,7 @@ fn the_target_has_every_kind_of_page() {
     if !has(ALL) {
         return;
     }
-    let total = see_with(&Target::start(), ALL, Pace::FAST).walk.total.unwrap();
+    let total = see_with(&KindsTarget::start(), ALL, Pace::FAST).walk.total.unwrap();
     let parts = total.breakdown;
     for bytes in [
         parts.anon_exclusive,
@@ -274,7 +282,7 @@ fn without_page_frames_only_the_share_of_co_mapped_pages_is_missing() {
     if !has(Features { frames: false, ..ALL }) {
         return;
     }
-    let target = Target::start();
+    let target = KindsTarget::start();
     let seen = see_with(&target, Features { frames: false, ..ALL }, Pace::POLITE);
     for (pages, entry) in each(&seen) {
         let pages = pages.as_ref().unwrap();
@@ -305,7 +313,7 @@ fn without_the_capability_the_reading_says_what_it_needs_and_counts_the_rest() {
     }
     let mut program = Command::new(words.next().unwrap());
     program.args(words).arg(kinds());
-    let target = Target::from(program);
+    let target = KindsTarget::from(program);
     let seen =
         std::thread::scope(|scope| scope.spawn(|| see_unprivileged(&target)).join()).unwrap();
     for (pages, entry) in each(&seen) {
@@ -315,7 +323,7 @@ fn without_the_capability_the_reading_says_what_it_needs_and_counts_the_rest() {
 }
 
 /// Capabilities belong to a thread: this one gives up its own.
-fn see_unprivileged(target: &Target) -> Seen {
+fn see_unprivileged(target: &KindsTarget) -> PageReading {
     let none = rustix::thread::CapabilitySet::empty();
     let sets =
         rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -331,7 +339,7 @@ fn before_pagemap_scan_large_holes_are_left_out_and_said() {
     if !has(Features { pagemap_scan: false, ..ALL }) {
         return;
     }
-    let target = Target::start();
+    let target = KindsTarget::start();
     let seen = see_with(&target, Features { pagemap_scan: false, frames: true }, Pace::FAST);
     for (mapping, (pages, entry)) in seen.mappings.iter().zip(each(&seen)) {
         if mapping.size() > Bytes::gib(64) {
@@ -352,7 +360,7 @@ fn before_pagemap_scan_large_holes_are_left_out_and_said() {
 
 #[test]
 fn with_neither_scan_nor_frames_nothing_is_guessed() {
-    let target = Target::start();
+    let target = KindsTarget::start();
     let seen = see_with(&target, Features { pagemap_scan: false, frames: false }, Pace::FAST);
     for (pages, entry) in each(&seen) {
         match pages {
@@ -372,7 +380,7 @@ fn sixteen_tebibytes_of_nothing_are_read_at_once() {
     if !has(Features { frames: false, ..ALL }) {
         return;
     }
-    let target = Target::start();
+    let target = KindsTarget::start();
     // Entry by entry this would take hours.
     let seen = see_with(&target, features, Pace::POLITE);
     let large = seen.mappings.iter().filter(|mapping| mapping.size() > Bytes::gib(1 << 10));
@@ -382,9 +390,9 @@ fn sixteen_tebibytes_of_nothing_are_read_at_once() {
 
 #[test]
 fn mappings_out_of_order_are_all_filled_in() {
-    let target = Target::start();
+    let target = KindsTarget::start();
     let mut mappings: Vec<Mapping> =
-        entries(&target.text("smaps")).iter().map(Entry::mapping).collect();
+        entries(&target.text("smaps")).iter().map(ExpectedEntry::mapping).collect();
     mappings.reverse();
     mappings.rotate_left(7);
     read(&ProcRoot::live(), target.pid(), &mut mappings, page_size(), &Pace::FAST).unwrap();
@@ -393,18 +401,18 @@ fn mappings_out_of_order_are_all_filled_in() {
 }
 
 #[test]
-fn a_zombie_and_a_process_that_is_gone_are_no_processes() {
-    let mut target = Target::start();
+fn zombies_and_ended_processes_are_not_processes() {
+    let mut target = KindsTarget::start();
     let pid = target.pid();
     let mut mappings: Vec<Mapping> =
-        entries(&target.text("smaps")).iter().map(Entry::mapping).collect();
+        entries(&target.text("smaps")).iter().map(ExpectedEntry::mapping).collect();
     let mut reading =
         || read(&ProcRoot::live(), pid, &mut mappings, page_size(), &Pace::FAST).unwrap_err();
     target.child.kill().unwrap();
     while !target.stat().contains(") Z ") {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(matches!(reading(), Error::NoSuchProcess { .. }));
+    assert!(matches!(reading(), ProcError::NoSuchProcess { .. }));
     target.child.wait().unwrap();
-    assert!(matches!(reading(), Error::NoSuchProcess { .. }));
+    assert!(matches!(reading(), ProcError::NoSuchProcess { .. }));
 }

@@ -1,16 +1,18 @@
 //! Calls by one thread of a process while no other thread of it runs, whoever dies meanwhile.
 //!
-//! A call that drops memory is correct only while nothing else writes to that memory. If all threads were merely stopped, a tracer that
-//! is killed would let them run on beside the call. So each of them gets registers by which it would wait first, until the calling
-//! thread has said that it is done:
+//! A call that drops memory is correct only while nothing else writes to that memory. If all
+//! threads were merely stopped, a tracer that is killed would let them run on beside the call. So
+//! each of them gets registers by which it would wait first, until the calling thread has said that
+//! it is done:
 //!
 //! ```text
 //!  calling thread   [call by the tracer]  -> FUTEX_WAKE_OP: gate = open, wake all -> own registers
 //!  other threads                             FUTEX_WAIT while the gate is shut    -> own registers
 //! ```
 //!
-//! The gate is shut only once all of them are prepared and have blocked their signals, and it is open before the first is restored.
-//! The tracer, while it lives, restores all of them and none of these calls is made.
+//! The gate is shut only once all of them are prepared and have blocked their signals, and it is
+//! open before the first is restored. The tracer, while it lives, restores all of them and none of
+//! these calls is made.
 
 use std::io;
 use std::ops::Range;
@@ -20,7 +22,7 @@ use pagewise_model::AddrRange;
 use pagewise_sys::madvise::Advice;
 
 use crate::thread::{CHAINED, Tracee};
-use crate::{Error, Scratch, Target};
+use crate::{RemoteError, RemoteProcess, Scratch};
 
 /// The offset of the gate in the scratch mapping: a word of a futex.
 const GATE: u64 = 64;
@@ -31,10 +33,11 @@ const SLOTS: u64 = 512;
 /// Room below a saved context for a chained one, and its return address.
 const BELOW: u64 = CHAINED + 64;
 
-/// All threads of a process, stopped, and one of them to make calls. They run on when the value is dropped.
+/// All threads of a process, stopped, and one of them to make calls. They run on when the value is
+/// dropped.
 #[derive(Debug)]
 pub struct Alone<'a> {
-    target: &'a Target,
+    target: &'a RemoteProcess,
     gate: u64,
     caller: Option<Tracee>,
     others: Vec<Tracee>,
@@ -44,23 +47,24 @@ impl<'a> Alone<'a> {
     /// The bytes that a scratch mapping needs for a number of threads.
     ///
     /// # Errors
-    /// [`Error::Gone`]
-    pub fn scratch_size(thread: &mut Tracee, threads: usize) -> Result<u64, Error> {
+    /// [`RemoteError::Gone`]
+    pub fn scratch_size(thread: &mut Tracee, threads: usize) -> Result<u64, RemoteError> {
         Ok(SLOTS + slot_size(thread)? * threads as u64)
     }
 
-    /// Prepares threads that are stopped, all of the process. `None` where the scratch mapping is too small for so many.
+    /// Prepares the stopped threads, which are all of the process. `None` if the scratch mapping is
+    /// too small for their number.
     ///
     /// # Errors
-    /// [`Error::Gone`]; [`Error::System`] where memory cannot be written.
+    /// [`RemoteError::Gone`]; [`RemoteError::System`] where memory cannot be written.
     pub fn begin(
-        target: &'a Target,
+        target: &'a RemoteProcess,
         scratch: &Scratch,
         mut threads: Vec<Tracee>,
-    ) -> Result<Option<Alone<'a>>, Error> {
+    ) -> Result<Option<Alone<'a>>, RemoteError> {
         let AddrRange { start, end } = scratch.range();
-        let failed = Error::system("cannot prepare its threads");
-        let Some(first) = threads.first_mut() else { return Err(Error::Gone) };
+        let failed = RemoteError::system("cannot prepare its threads");
+        let Some(first) = threads.first_mut() else { return Err(RemoteError::Gone) };
         let slot = slot_size(first)?;
         if start + SLOTS + slot * threads.len() as u64 > end {
             return Ok(None);
@@ -91,7 +95,8 @@ impl<'a> Alone<'a> {
         self.target.memory().write(self.gate, &state.to_ne_bytes())
     }
 
-    /// `madvise` by one of the threads. After an error other than the call's own no further call can be made.
+    /// `madvise` by one of the threads. After an error other than the call's own no further call
+    /// can be made.
     ///
     /// # Errors
     /// As [`Tracee::call`].
@@ -106,7 +111,8 @@ impl<'a> Alone<'a> {
         done
     }
 
-    /// Whether the threads were left to go on by themselves: they use the scratch mapping until then.
+    /// True if the threads were left to go on by themselves: they use the scratch mapping until
+    /// then.
     pub fn is_left(&self) -> bool {
         self.caller.is_none()
     }
@@ -147,8 +153,10 @@ fn open(gate: u64) -> [u64; 6] {
     [gate, operation.cast_unsigned().into(), ALL, 0, gate, SET_OPEN]
 }
 
-/// Bytes of a slot: contexts, and vector registers that are alike in length for all threads of a machine.
-fn slot_size(thread: &mut Tracee) -> Result<u64, Error> {
-    let size = thread.size_of_context().map_err(Error::system("cannot read its registers"))?;
+/// Bytes of a slot: contexts, and vector registers that are alike in length for all threads of a
+/// machine.
+fn slot_size(thread: &mut Tracee) -> Result<u64, RemoteError> {
+    let size =
+        thread.size_of_context().map_err(RemoteError::system("cannot read its registers"))?;
     Ok((BELOW + size).next_multiple_of(64))
 }

@@ -1,5 +1,5 @@
-//! Instructions that a target has anyway and that remote calls run by: `syscall; ret`, and the call of `rt_sigreturn` that every C
-//! library has for returns from signal handlers.
+//! Instructions that a target has anyway and that remote calls run by: `syscall; ret`, and the call
+//! of `rt_sigreturn` that every C library has for returns from signal handlers.
 
 use memchr::memmem;
 use pagewise_model::mapping::Sharing;
@@ -10,21 +10,21 @@ use crate::memory::TargetMemory;
 
 /// Addresses of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Code {
+pub(crate) struct CodeAddresses {
     /// `syscall; ret`.
     pub(crate) syscall: u64,
     /// `mov $15, %rax; syscall`.
     pub(crate) restore: u64,
 }
 
-/// At most so many bytes of code are searched.
+/// Maximum number of code bytes that are searched.
 const SEARCHED: u64 = 256 << 20;
 /// Code is read in pieces of this length.
 const PIECE: usize = 1 << 20;
 
-impl Code {
+impl CodeAddresses {
     /// Finds both in the executable private mappings of files, those of the C library first.
-    pub(crate) fn find(memory: &TargetMemory, mappings: &[Mapping]) -> Option<Code> {
+    pub(crate) fn find(memory: &TargetMemory, mappings: &[Mapping]) -> Option<CodeAddresses> {
         let is_code = |it: &&Mapping| {
             it.prot.exec && it.prot.read && it.sharing == Sharing::Private && it.inode != 0
         };
@@ -44,7 +44,7 @@ impl Code {
                 syscall = syscall.or_else(|| find(SYSCALL_AND_RETURN));
                 restore = restore.or_else(|| RESTORE.iter().find_map(|pattern| find(pattern)));
                 if let (Some(syscall), Some(restore)) = (syscall, restore) {
-                    return Some(Code { syscall, restore });
+                    return Some(CodeAddresses { syscall, restore });
                 }
                 searched += length;
                 if searched > SEARCHED {
@@ -61,8 +61,9 @@ fn is_c_library(mapping: &Mapping) -> bool {
     [&b"libc.so"[..], b"libc-2.", b"ld-"].iter().any(|start| file.starts_with(start))
 }
 
-/// The lowest address, above and below which addresses are free for a page, where a mapping of `length` bytes fits: near
-/// the middle of the largest gap between mappings, so that the mapping is not merged with the program's own.
+/// The lowest address, above and below which addresses are free for a page, where a mapping of
+/// `length` bytes fits: near the middle of the largest gap between mappings, so that the mapping is
+/// not merged with the program's own.
 pub(crate) fn free_range(mappings: &[Mapping], length: u64, page: u64) -> Option<AddrRange> {
     /// Below are addresses that the kernel or the program may refuse or treat specially.
     const LOWEST: u64 = 1 << 32;

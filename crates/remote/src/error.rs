@@ -6,13 +6,13 @@ use std::time::Duration;
 /// Why a target was not stopped, or made no call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RemoteError {
     /// The process has ended, or another one has its number now.
     #[error("the process has ended")]
     Gone,
     /// We may not trace it.
     #[error(
-        "tracing it is not permitted: that takes its user's rights or CAP_SYS_PTRACE, and no other tracer"
+        "tracing it is not permitted: pagewise needs the rights of its user or CAP_SYS_PTRACE, and no other tracer may be attached"
     )]
     NotPermitted,
     /// It restricts its system calls.
@@ -32,11 +32,11 @@ pub enum Error {
     NotStopped(Duration),
     /// Stopping all threads would take, or took, too long.
     #[error(
-        "stopping its {threads} threads takes about {} ms, more than the {} ms of --max-pause",
+        "stopping its {threads} threads would take about {} ms, more than the {} ms of --max-pause",
         .takes.as_millis(), .limit.as_millis()
     )]
     PauseTooLong {
-        /// How many threads the process has.
+        /// Number of threads of the process.
         threads: usize,
         /// The time that it takes, estimated or measured.
         takes: Duration,
@@ -52,28 +52,28 @@ pub enum Error {
     /// The kernel refused something.
     #[error("{what}")]
     System {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-impl Error {
-    pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
+impl RemoteError {
+    pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> RemoteError {
         move |source| match source.raw_os_error() {
-            Some(libc::ESRCH) => Error::Gone,
-            _ => Error::System { what, source },
+            Some(libc::ESRCH) => RemoteError::Gone,
+            _ => RemoteError::System { what, source },
         }
     }
 
-    /// Of an error with which a thread refused to be seized, or its memory to be opened.
-    pub(crate) fn of_tracing(source: io::Error) -> Error {
+    /// Converts the error of seizing a thread, or of opening its memory.
+    pub(crate) fn of_tracing(source: io::Error) -> RemoteError {
         match source.raw_os_error() {
-            Some(libc::ESRCH | libc::ENOENT) => Error::Gone,
-            Some(libc::EPERM | libc::EACCES) => Error::NotPermitted,
-            _ => Error::System { what: "cannot trace it", source },
+            Some(libc::ESRCH | libc::ENOENT) => RemoteError::Gone,
+            Some(libc::EPERM | libc::EACCES) => RemoteError::NotPermitted,
+            _ => RemoteError::System { what: "cannot trace it", source },
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Remote calls: system calls and functions that a thread of another process is made to run. This crate is the only one that writes
-//! to another process.
+//! Remote calls: system calls and functions that a thread of another process is made to run. This
+//! crate is the only one that writes to another process.
 //!
-//! Nothing in the target depends on this process being alive. Whenever it is killed, each thread of the target finds back to its own
-//! registers and signal mask by itself ([`thread`]).
+//! Nothing in the target depends on this process being alive. Whenever it is killed, each thread of
+//! the target finds back to its own registers and signal mask by itself ([`thread`]).
 //!
 //! ```text
 //!  process  the target: its threads, its memory; one thread stopped, or all
@@ -32,9 +32,9 @@ mod arch;
 mod arch;
 
 pub use alone::Alone;
-pub use error::Error;
+pub use error::RemoteError;
 pub use memory::TargetMemory;
-pub use process::{Target, on_tracer_thread};
+pub use process::{RemoteProcess, on_tracer_thread};
 pub use scratch::{Keeper, Returning, Scratch, Undo};
-pub use shield::Shield;
-pub use thread::{Function, Place, Tracee};
+pub use shield::TracingShield;
+pub use thread::{RemoteFunction, StopPoint, Tracee};

@@ -10,7 +10,8 @@ use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use pagewise_sys::remote;
 
-/// `/proc/PID/mem`, open: it stays the memory of the program that was running then, also after `execve`.
+/// `/proc/PID/mem`, open: it stays the memory of the program that was running then, also after
+/// `execve`.
 #[derive(Debug)]
 pub struct TargetMemory {
     pid: u32,
@@ -21,7 +22,8 @@ impl TargetMemory {
     /// Opens it.
     ///
     /// # Errors
-    /// `EACCES` and `EPERM` where we may not trace the process, `ENOENT` and `ESRCH` where it is gone.
+    /// `EACCES` and `EPERM` where we may not trace the process, `ENOENT` and `ESRCH` where it is
+    /// gone.
     pub(crate) fn open(pid: u32) -> io::Result<TargetMemory> {
         let path = ProcRoot::live().file(Pid(pid), "mem");
         Ok(TargetMemory { pid, file: File::options().read(true).write(true).open(path)? })

@@ -9,37 +9,40 @@ use pagewise_proc::{ProcRoot, maps, stat};
 use pagewise_sys::interrupt::Deferred;
 use pagewise_sys::ptrace::{self, Tid};
 use pagewise_sys::system;
-use pagewise_sys::trace::wait::Change;
+use pagewise_sys::trace::wait::ThreadChange;
 
-use crate::Error;
+use crate::RemoteError;
 use crate::arch::{RED_ZONE, layout};
-use crate::code::Code;
+use crate::code::CodeAddresses;
 use crate::memory::TargetMemory;
 use crate::thread::{self, Tracee};
 
-/// How long one thread may take to stop. One that takes longer waits inside the kernel, or for a CPU of a very busy machine.
+/// Time limit for one thread to stop. One that needs longer waits inside the kernel, or for a CPU
+/// of a very busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// How often a thread is stopped that is within a restartable sequence each time.
+/// Number of attempts for a thread that is inside a restartable sequence at each stop.
 const ATTEMPTS: u32 = 20;
-/// How often new threads are looked for before the first is stopped: a process may begin threads faster than they are found.
+/// Number of searches for new threads before the first is stopped: a process may create threads
+/// faster than they are found.
 pub(crate) const MAX_ROUNDS: usize = 100;
-/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were asked for.
+/// `PTRACE_O_TRACESYSGOOD` only: the kernel reports no event of the target but stops that were
+/// asked for.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD;
 /// Stack that stays free below a saved context: a signal handler may run there.
 const SPARE: u64 = 8 << 10;
 /// A running process.
 #[derive(Debug)]
-pub struct Target {
+pub struct RemoteProcess {
     root: ProcRoot,
     pid: u32,
     start_ticks: u64,
     memory: TargetMemory,
-    code: Code,
+    code: CodeAddresses,
 }
 
-/// Runs `work` on a thread of its own, and waits for its end. A thread of a target that could not be detached in time is detached by the
-/// kernel when the tracing thread ends: nothing stays stopped. Signals that would end or stop this process, but SIGKILL and SIGSTOP,
-/// wait until then.
+/// Runs `work` on a thread of its own, and waits for its end. A thread of a target that could not
+/// be detached in time is detached by the kernel when the tracing thread ends: nothing stays
+/// stopped. Signals that would end or stop this process, but SIGKILL and SIGSTOP, wait until then.
 pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let _deferred = Deferred::hold();
     let traced = || (system::thread_id(), work());
@@ -56,29 +59,30 @@ pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     result
 }
 
-impl Target {
-    /// The process `pid`, if it is the one that started at `start_ticks` (the `starttime` of `/proc/PID/stat`); without a start
-    /// time, the one that has the number now.
+impl RemoteProcess {
+    /// The process `pid`, if it is the one that started at `start_ticks` (the `starttime` of
+    /// `/proc/PID/stat`); without a start time, the one that has the number now.
     ///
     /// # Errors
-    /// [`Error::Gone`], [`Error::NotPermitted`]; [`Error::Unsupported`] for other architectures and programs without a C library.
-    pub fn open(pid: u32, start_ticks: Option<u64>) -> Result<Target, Error> {
+    /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`]; [`RemoteError::Unsupported`] for other
+    /// architectures and programs without a C library.
+    pub fn open(pid: u32, start_ticks: Option<u64>) -> Result<RemoteProcess, RemoteError> {
         if cfg!(not(target_arch = "x86_64")) {
-            return Err(Error::Unsupported("they are made on x86-64 only"));
+            return Err(RemoteError::Unsupported("they are made on x86-64 only"));
         }
         let root = ProcRoot::live();
         let begin = start_of(&root, pid)?;
-        let memory = TargetMemory::open(pid).map_err(Error::of_tracing)?;
-        let text = root.read(Pid(pid), "maps").map_err(|_| Error::Gone)?;
+        let memory = TargetMemory::open(pid).map_err(RemoteError::of_tracing)?;
+        let text = root.read(Pid(pid), "maps").map_err(|_| RemoteError::Gone)?;
         let mappings = maps::parse(&text).mappings;
-        let code = Code::find(&memory, &mappings).ok_or(Error::Unsupported(
+        let code = CodeAddresses::find(&memory, &mappings).ok_or(RemoteError::Unsupported(
             "none of its files has the instructions that a C library for x86-64 has",
         ))?;
-        let target = Target { root, pid, start_ticks: begin, memory, code };
+        let target = RemoteProcess { root, pid, start_ticks: begin, memory, code };
         // Whatever was opened is of this process if it has the number still.
         match start_of(&target.root, pid)? == start_ticks.unwrap_or(begin) {
             true => Ok(target),
-            false => Err(Error::Gone),
+            false => Err(RemoteError::Gone),
         }
     }
 
@@ -97,38 +101,39 @@ impl Target {
         &self.memory
     }
 
-    /// What it has mapped now.
+    /// Present mappings.
     ///
     /// # Errors
-    /// [`Error::Gone`]
-    pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
-        let text = self.root.read(Pid(self.pid), "maps").map_err(|_| Error::Gone)?;
+    /// [`RemoteError::Gone`]
+    pub fn mappings(&self) -> Result<Vec<Mapping>, RemoteError> {
+        let text = self.root.read(Pid(self.pid), "maps").map_err(|_| RemoteError::Gone)?;
         Ok(maps::parse(&text).mappings)
     }
 
     /// The ids of its threads; none once it is gone.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn threads(&self) -> Result<Vec<u32>, Error> {
+    /// [`RemoteError::System`]
+    pub fn threads(&self) -> Result<Vec<u32>, RemoteError> {
         let folder = self.root.file(Pid(self.pid), "task");
         let listed = match fs::read_dir(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            listed => listed.map_err(Error::system("cannot list its threads"))?,
+            listed => listed.map_err(RemoteError::system("cannot list its threads"))?,
         };
         let id = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
         Ok(listed.filter_map(id).collect())
     }
 
-    /// Whether one more system call harms none of its threads.
+    /// Returns an error if a further system call would harm one of its threads.
     ///
     /// # Errors
-    /// [`Error::Seccomp`], [`Error::ShadowStack`]: of any thread. A thread that ends meanwhile is passed over.
-    pub fn permits_calls(&self) -> Result<(), Error> {
+    /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]: of any thread. A thread that ends
+    /// meanwhile is passed over.
+    pub fn permits_calls(&self) -> Result<(), RemoteError> {
         self.threads()?.into_iter().try_for_each(|tid| self.thread_permits_calls(tid))
     }
 
-    fn thread_permits_calls(&self, tid: u32) -> Result<(), Error> {
+    fn thread_permits_calls(&self, tid: u32) -> Result<(), RemoteError> {
         let status = self.root.read(Pid(self.pid), &format!("task/{tid}/status"));
         let status = status.unwrap_or_default();
         let line = |name: &[u8]| {
@@ -136,12 +141,12 @@ impl Target {
         };
         match line(b"Seccomp:").map(<[u8]>::trim_ascii) {
             None | Some(b"0") => {}
-            Some(b"1") => return Err(Error::Seccomp { mode: "strict" }),
-            Some(_) => return Err(Error::Seccomp { mode: "filter" }),
+            Some(b"1") => return Err(RemoteError::Seccomp { mode: "strict" }),
+            Some(_) => return Err(RemoteError::Seccomp { mode: "filter" }),
         }
         let features = line(b"x86_Thread_features:").unwrap_or_default();
         if memchr::memmem::find(features, b"shstk").is_some() {
-            return Err(Error::ShadowStack);
+            return Err(RemoteError::ShadowStack);
         }
         Ok(())
     }
@@ -149,12 +154,13 @@ impl Target {
     /// Stops a thread. `None` where it is gone.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`], [`Error::NotStopped`] (the thread is detached when the calling thread ends), [`Error::Restartable`].
-    pub fn stop(&self, tid: u32) -> Result<Option<Tracee>, Error> {
+    /// [`RemoteError::NotPermitted`], [`RemoteError::NotStopped`] (the thread is detached when the
+    /// calling thread ends), [`RemoteError::Restartable`].
+    pub fn stop(&self, tid: u32) -> Result<Option<Tracee>, RemoteError> {
         let Some(id) = number(tid).filter(|_| !self.has_ended(tid)) else { return Ok(None) };
         match ptrace::seize(id, OPTIONS) {
             Err(_) if self.has_ended(tid) => return Ok(None),
-            seized => seized.map_err(Error::of_tracing)?,
+            seized => seized.map_err(RemoteError::of_tracing)?,
         }
         let since = Instant::now();
         let deadline = since + STOP_LIMIT;
@@ -163,9 +169,9 @@ impl Target {
             match stopped_by(id, deadline) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(_) => return Err(Error::NotStopped(STOP_LIMIT)),
+                Err(_) => return Err(RemoteError::NotStopped(STOP_LIMIT)),
             }
-            let found = Tracee::of(id, self.code, since);
+            let found = Tracee::seize(id, self.code, since);
             match found.and_then(|thread| Ok((thread.may_move()?, thread))) {
                 Ok((true, thread)) => {
                     self.is_still_here()?;
@@ -178,7 +184,7 @@ impl Target {
                 Err(error) => {
                     ptrace::detach(id, 0);
                     return match of_registers(error) {
-                        Error::Gone => Ok(None),
+                        RemoteError::Gone => Ok(None),
                         error => Err(error),
                     };
                 }
@@ -189,15 +195,16 @@ impl Target {
         if let Ok(true) = stopped_by(id, Instant::now() + STOP_LIMIT) {
             ptrace::detach(id, 0);
         }
-        Err(Error::Restartable(tid))
+        Err(RemoteError::Restartable(tid))
     }
 
     /// Stops the first thread that stops and has room on its stack, ready to make calls.
     ///
     /// # Errors
-    /// As [`Target::stop`]; [`Error::Seccomp`], [`Error::ShadowStack`], [`Error::NoStack`].
-    pub fn any_thread(&self) -> Result<Tracee, Error> {
-        let mut last = Error::Gone;
+    /// As [`RemoteProcess::stop`]; [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`],
+    /// [`RemoteError::NoStack`].
+    pub fn any_thread(&self) -> Result<Tracee, RemoteError> {
+        let mut last = RemoteError::Gone;
         for tid in self.threads()? {
             let mut thread = match self.stop(tid) {
                 Ok(Some(thread)) => thread,
@@ -215,17 +222,20 @@ impl Target {
         Err(last)
     }
 
-    /// Saves a stopped thread's context on its own stack, below what the thread uses of it: the thread can make calls then.
+    /// Saves a stopped thread's context on its own stack, below what the thread uses of it: the
+    /// thread can make calls then.
     ///
     /// # Errors
-    /// [`Error::Seccomp`], [`Error::ShadowStack`]; [`Error::NoStack`] where the thread is on no stack of its own, such as that of a
-    /// coroutine or a signal handler, or near its end.
-    pub fn prepare(&self, thread: &mut Tracee) -> Result<(), Error> {
+    /// [`RemoteError::Seccomp`], [`RemoteError::ShadowStack`]; [`RemoteError::NoStack`] where the
+    /// thread is on no stack of its own, such as that of a coroutine or a signal handler, or near
+    /// its end.
+    pub fn prepare(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
         self.thread_permits_calls(thread.thread())?;
-        if !thread.may_move().map_err(Error::system("cannot read its registers"))? {
-            return Err(Error::Restartable(thread.thread()));
+        if !thread.may_move().map_err(RemoteError::system("cannot read its registers"))? {
+            return Err(RemoteError::Restartable(thread.thread()));
         }
-        let size = thread.size_of_context().map_err(Error::system("cannot read its registers"))?;
+        let size =
+            thread.size_of_context().map_err(RemoteError::system("cannot read its registers"))?;
         let place = thread.place();
         let needed = RED_ZONE + size + SPARE;
         let lowest = place.stack.saturating_sub(needed);
@@ -239,48 +249,54 @@ impl Target {
                 && it.range.contains(place.stack.saturating_sub(1))
         };
         if !mappings.iter().any(|it| is_stack(&it)) {
-            return Err(Error::NoStack(needed));
+            return Err(RemoteError::NoStack(needed));
         }
         let at = (place.stack - RED_ZONE - size + layout::ALIGNMENT) & !(layout::ALIGNMENT - 1);
         match thread.save_on_stack(&self.memory, at) {
             // A guard page that is part of the mapping.
-            Err(error) if error.raw_os_error() == Some(libc::EIO) => Err(Error::NoStack(needed)),
-            done => done.map_err(Error::system("cannot save its registers")),
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+                Err(RemoteError::NoStack(needed))
+            }
+            done => done.map_err(RemoteError::system("cannot save its registers")),
         }
     }
 
-    /// Whether stopping all threads is expected to take no longer than `limit`.
+    /// Returns an error if stopping all threads is expected to exceed `limit`.
     ///
     /// # Errors
-    /// [`Error::PauseTooLong`]; [`Error::System`]
-    pub fn permits_pause(&self, limit: Duration) -> Result<(), Error> {
+    /// [`RemoteError::PauseTooLong`]; [`RemoteError::System`]
+    pub fn permits_pause(&self, limit: Duration) -> Result<(), RemoteError> {
         let threads = self.threads()?.len();
         let takes = ptrace::expected_pause(threads);
         match takes > limit {
-            true => Err(Error::PauseTooLong { threads, takes, limit }),
+            true => Err(RemoteError::PauseTooLong { threads, takes, limit }),
             false => Ok(()),
         }
     }
 
-    /// Stops all threads, also those that begin meanwhile, where each can make calls; none where the process is gone.
+    /// Stops all threads, also those that begin meanwhile, where each can make calls; none where
+    /// the process is gone.
     ///
-    /// The time from the first stop to the last is at most `limit`; detaching takes about half as long again.
+    /// The time from the first stop to the last is at most `limit`; detaching takes about half as
+    /// long again.
     ///
     /// # Errors
-    /// [`Error::PauseTooLong`] where that is expected, or where it happened: all threads run on then. As [`Target::stop`].
-    pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, Error> {
+    /// [`RemoteError::PauseTooLong`] where that is expected, or where it happened: all threads run
+    /// on then. As [`RemoteProcess::stop`].
+    pub fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, RemoteError> {
         self.stop_each(limit, true)
     }
 
-    /// The same wherever the threads are: some may be inside a restartable sequence. It takes less time.
+    /// The same wherever the threads are: some may be inside a restartable sequence. It takes less
+    /// time.
     ///
     /// # Errors
-    /// As [`Target::stop_all`].
-    pub fn stop_all_anywhere(&self, limit: Duration) -> Result<Vec<Tracee>, Error> {
+    /// As [`RemoteProcess::stop_all`].
+    pub fn stop_all_anywhere(&self, limit: Duration) -> Result<Vec<Tracee>, RemoteError> {
         self.stop_each(limit, false)
     }
 
-    fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, Error> {
+    fn stop_each(&self, limit: Duration, movable: bool) -> Result<Vec<Tracee>, RemoteError> {
         self.permits_pause(limit)?;
         let mut all = Stopping { target: self, movable, seized: Vec::new(), stopped: Vec::new() };
         // The kernel sets a tracee up without stopping it: what can be done before the pause is.
@@ -304,8 +320,13 @@ impl Target {
         Ok(all.stopped)
     }
 
-    /// Seizes the threads that are not among those seized before, and adds them to these. False where none is.
-    pub(crate) fn seize_more(&self, seized: &mut Vec<Tid>, options: i32) -> Result<bool, Error> {
+    /// Seizes the threads that are not among those seized before, and adds them to these. False
+    /// where none is.
+    pub(crate) fn seize_more(
+        &self,
+        seized: &mut Vec<Tid>,
+        options: i32,
+    ) -> Result<bool, RemoteError> {
         let mut known = seized.clone();
         known.sort_unstable();
         let before = seized.len();
@@ -320,7 +341,7 @@ impl Target {
                 // The first thread may have ended before the others: it cannot be traced.
                 Err(_) if self.has_ended(tid) => {}
                 Err(_) if is_inherited && self.is_traced_by_us(tid) => {}
-                Err(error) => return Err(Error::of_tracing(error)),
+                Err(error) => return Err(RemoteError::of_tracing(error)),
             }
         }
         Ok(seized.len() > before)
@@ -332,11 +353,12 @@ impl Target {
         status.is_ok_and(|it| it.split(|&byte| byte == b'\n').any(|line| line == tracer.as_bytes()))
     }
 
-    /// Whether the process still has its number: a thread of it that is stopped keeps it so.
-    fn is_still_here(&self) -> Result<(), Error> {
+    /// Returns an error if the PID does not belong to the process any more; a stopped thread keeps
+    /// the PID.
+    fn is_still_here(&self) -> Result<(), RemoteError> {
         match start_of(&self.root, self.pid)? == self.start_ticks {
             true => Ok(()),
-            false => Err(Error::Gone),
+            false => Err(RemoteError::Gone),
         }
     }
 
@@ -349,8 +371,8 @@ impl Target {
 
 /// All threads of a target, on their way to a stop.
 struct Stopping<'a> {
-    target: &'a Target,
-    /// Whether no thread may be inside a restartable sequence.
+    target: &'a RemoteProcess,
+    /// True if no thread may be inside a restartable sequence.
     movable: bool,
     seized: Vec<Tid>,
     stopped: Vec<Tracee>,
@@ -358,7 +380,7 @@ struct Stopping<'a> {
 
 impl Stopping<'_> {
     /// Seizes the threads that are new. False where none is.
-    fn seize_more(&mut self) -> Result<bool, Error> {
+    fn seize_more(&mut self) -> Result<bool, RemoteError> {
         let more = self.target.seize_more(&mut self.seized, OPTIONS);
         if more.is_err() {
             self.let_go(0);
@@ -367,14 +389,14 @@ impl Stopping<'_> {
     }
 
     /// Stops the threads that were seized, from one on.
-    fn stop(&mut self, first: usize, since: Instant, limit: Duration) -> Result<(), Error> {
+    fn stop(&mut self, first: usize, since: Instant, limit: Duration) -> Result<(), RemoteError> {
         let deadline = since + limit;
         self.seized[first..].iter().for_each(|&id| ptrace::interrupt(id));
         for index in first..self.seized.len() {
             if let Err(error) = self.stop_one(self.seized[index], since, deadline) {
                 self.let_go(index);
                 return Err(match error.kind() {
-                    io::ErrorKind::TimedOut => Error::PauseTooLong {
+                    io::ErrorKind::TimedOut => RemoteError::PauseTooLong {
                         threads: self.seized.len(),
                         takes: since.elapsed(),
                         limit,
@@ -391,7 +413,7 @@ impl Stopping<'_> {
             if !stopped_by(id, deadline)? {
                 return Ok(());
             }
-            let found = Tracee::of(id, self.target.code, since);
+            let found = Tracee::seize(id, self.target.code, since);
             match found.and_then(|thread| Ok((!self.movable || thread.may_move()?, thread))) {
                 Ok((true, thread)) => {
                     self.stopped.push(thread);
@@ -414,7 +436,8 @@ impl Stopping<'_> {
         }
     }
 
-    /// Detaches from all threads: those that were not yet taken for stopped, from one on, once they stop.
+    /// Detaches from all threads: those that were not yet taken for stopped, from one on, once they
+    /// stop.
     fn let_go(&mut self, from: usize) {
         self.stopped.clear();
         let until = Instant::now() + STOP_LIMIT;
@@ -433,7 +456,7 @@ fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
     loop {
         match thread::next(id, deadline, &mut thread::rest) {
             // It was about to receive a signal: that is delivered first.
-            Ok(Change::Signal(signal)) => ptrace::resume(id, signal),
+            Ok(ThreadChange::Signal(signal)) => ptrace::resume(id, signal),
             Ok(_) => return Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(false),
             Err(error) => return Err(error),
@@ -441,13 +464,13 @@ fn stopped_by(id: Tid, deadline: Instant) -> io::Result<bool> {
     }
 }
 
-/// Of an error of a thread that was stopped; [`Error::Gone`] where the thread was killed.
-fn of_registers(error: io::Error) -> Error {
+/// Converts an error on a stopped thread; [`RemoteError::Gone`] if the thread was killed.
+fn of_registers(error: io::Error) -> RemoteError {
     match error.kind() {
         io::ErrorKind::Unsupported => {
-            Error::Unsupported("the program is one of 32 bits, or not of x86-64")
+            RemoteError::Unsupported("the program is one of 32 bits, or not of x86-64")
         }
-        _ => Error::system("cannot read its registers")(error),
+        _ => RemoteError::system("cannot read its registers")(error),
     }
 }
 
@@ -456,8 +479,8 @@ fn number(tid: u32) -> Option<Tid> {
 }
 
 /// When the process that has a number now was started.
-fn start_of(root: &ProcRoot, pid: u32) -> Result<u64, Error> {
-    let text = root.read(Pid(pid), "stat").map_err(|_| Error::Gone)?;
-    let stat = stat::parse(&text).map_err(|_| Error::Gone)?;
-    if stat.has_ended() && stat.threads < 2 { Err(Error::Gone) } else { Ok(stat.start_ticks) }
+fn start_of(root: &ProcRoot, pid: u32) -> Result<u64, RemoteError> {
+    let text = root.read(Pid(pid), "stat").map_err(|_| RemoteError::Gone)?;
+    let stat = stat::parse(&text).map_err(|_| RemoteError::Gone)?;
+    if stat.has_ended() && stat.threads < 2 { Err(RemoteError::Gone) } else { Ok(stat.start_ticks) }
 }

@@ -1,6 +1,7 @@
 //! A mapping of ours in a target, for stacks of functions and for saved contexts.
 //!
-//! Its address is chosen, and written down by a [`Keeper`] outside of the target, before it is mapped: whoever finds the note unmaps it.
+//! Its address is chosen, and written down by a [`Keeper`] outside of the target, before it is
+//! mapped: whoever finds the note unmaps it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +14,9 @@ use pagewise_sys::system::page_size;
 
 use crate::code::free_range;
 use crate::thread::Tracee;
-use crate::{Error, Target};
+use crate::{RemoteError, RemoteProcess};
 
-/// The first argument of calls among [`Place::registers`](crate::Place).
+/// The first argument of calls among [`StopPoint::registers`](crate::StopPoint).
 const DI: usize = 5;
 /// The longest pause for an undo.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -34,7 +35,8 @@ impl Keeper for () {
     fn strike(&mut self, _: &Undo) {}
 }
 
-/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST TID CHAIN RESTORE`, as text; the last three words may be missing.
+/// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST TID CHAIN RESTORE`, as text; the
+/// last three words may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undo {
     /// The process.
@@ -47,17 +49,20 @@ pub struct Undo {
     pub by: Option<Returning>,
 }
 
-/// A thread that makes calls, and the address of the word by which the last one returns to a saved context.
+/// A thread that makes calls, and the address of the word by which the last one returns to a saved
+/// context.
 ///
-/// The word is on the thread's own stack. While it is there, and the thread is not above it, calls are still to be made: the thread may
-/// be in a signal handler, where its registers do not show them.
+/// The word is on the thread's own stack. While it is there, and the thread is not above it, calls
+/// are still to be made: the thread may be in a signal handler, where its registers do not show
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returning {
     /// The thread.
     pub thread: u32,
     /// The address of the word.
     pub chain: u64,
-    /// The word: the address of `rt_sigreturn` that was used. The C library and the loader have one each.
+    /// The word: the address of `rt_sigreturn` that was used. The C library and the loader have one
+    /// each.
     pub restore: u64,
 }
 
@@ -65,7 +70,7 @@ impl Returning {
     /// A thread that is this far above the word is on another stack.
     const MAX_STACK: u64 = 64 << 20;
 
-    fn is_pending(&self, target: &Target, stopped: &[Tracee]) -> bool {
+    fn is_pending(&self, target: &RemoteProcess, stopped: &[Tracee]) -> bool {
         let is_it = |thread: &&Tracee| thread.thread() == self.thread;
         let Some(thread) = stopped.iter().find(is_it) else { return false };
         let stack = thread.place().stack;
@@ -111,22 +116,24 @@ impl FromStr for Undo {
 }
 
 impl Undo {
-    /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it was never mapped, or the process
-    /// has ended or become another program.
+    /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it
+    /// was never mapped, or the process has ended or become another program.
     ///
-    /// It tries again until `patience` is over: on a busy machine threads may take longer to stop than a process may be paused.
+    /// It tries again until `patience` is over: on a busy machine threads may take longer to stop
+    /// than a process may be paused.
     ///
     /// # Errors
-    /// As [`Target::stop_all`]; [`Error::NotStopped`] where a thread still uses it after `patience`.
-    pub fn carry_out(&self, patience: Duration) -> Result<bool, Error> {
+    /// As [`RemoteProcess::stop_all`]; [`RemoteError::NotStopped`] where a thread still uses it
+    /// after `patience`.
+    pub fn carry_out(&self, patience: Duration) -> Result<bool, RemoteError> {
         let begin = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
             let error = match self.attempt() {
                 Ok(Some(was_mapped)) => return Ok(was_mapped),
-                Ok(None) => Error::NotStopped(patience),
-                Err(Error::Gone) => return Ok(false),
-                Err(error @ Error::Unsupported(_)) => return Err(error),
+                Ok(None) => RemoteError::NotStopped(patience),
+                Err(RemoteError::Gone) => return Ok(false),
+                Err(error @ RemoteError::Unsupported(_)) => return Err(error),
                 Err(error) => error,
             };
             if begin.elapsed() > patience {
@@ -137,9 +144,10 @@ impl Undo {
         }
     }
 
-    /// Whether it was unmapped; `None` where a thread uses it, has yet to map it, or none can make calls.
-    fn attempt(&self) -> Result<Option<bool>, Error> {
-        let target = Target::open(self.pid, Some(self.start_ticks))?;
+    /// True if it was unmapped; `None` where a thread uses it, has yet to map it, or none can make
+    /// calls.
+    fn attempt(&self) -> Result<Option<bool>, RemoteError> {
+        let target = RemoteProcess::open(self.pid, Some(self.start_ticks))?;
         let stopped = target.stop_all(PAUSE)?;
         // A thread that has yet to map it has the address among the arguments of its call.
         let maps = |thread: &Tracee| thread.place().registers[DI] == self.range.start;
@@ -158,23 +166,29 @@ impl Undo {
     }
 
     /// Unmaps it by one of the threads that are stopped; false where none can make calls now.
-    fn unmap_by(&self, target: &Target, mut stopped: Vec<Tracee>) -> Result<bool, Error> {
+    fn unmap_by(
+        &self,
+        target: &RemoteProcess,
+        mut stopped: Vec<Tracee>,
+    ) -> Result<bool, RemoteError> {
         for thread in &mut stopped {
             match target.prepare(thread) {
                 Ok(()) => {
                     let range = self.range.start..self.range.end;
-                    thread.unmap(range).map_err(Error::system("cannot unmap what was left"))?;
+                    thread
+                        .unmap(range)
+                        .map_err(RemoteError::system("cannot unmap what was left"))?;
                     return Ok(true);
                 }
-                Err(Error::NoStack(_) | Error::Restartable(_)) => {}
+                Err(RemoteError::NoStack(_) | RemoteError::Restartable(_)) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(false)
     }
 
-    /// Whether a mapping of exactly this range is there, private and of no file.
-    fn is_mapped(&self, target: &Target) -> Result<bool, Error> {
+    /// True if a mapping of exactly this range is there, private and of no file.
+    fn is_mapped(&self, target: &RemoteProcess) -> Result<bool, RemoteError> {
         let mappings = target.mappings()?;
         let found = mappings.iter().find(|mapping| mapping.range == self.range);
         Ok(found.is_some_and(|it| it.inode == 0 && it.sharing == Sharing::Private))
@@ -191,46 +205,46 @@ impl Scratch {
     /// Maps at least `length` bytes, writable, by a stopped thread that is ready to make calls.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel refuses, [`Error::Gone`].
+    /// [`RemoteError::System`] where the kernel refuses, [`RemoteError::Gone`].
     pub fn map(
-        target: &Target,
+        target: &RemoteProcess,
         thread: &mut Tracee,
         length: u64,
         keeper: &mut dyn Keeper,
-    ) -> Result<Scratch, Error> {
+    ) -> Result<Scratch, RemoteError> {
         Scratch::map_with(target, thread, length, false, keeper)
     }
 
-    /// The same, executable: it is filled through [`Target::memory`].
+    /// The same, executable: it is filled through [`RemoteProcess::memory`].
     ///
     /// # Errors
     /// As [`Scratch::map`].
     pub fn map_code(
-        target: &Target,
+        target: &RemoteProcess,
         thread: &mut Tracee,
         length: u64,
         keeper: &mut dyn Keeper,
-    ) -> Result<Scratch, Error> {
+    ) -> Result<Scratch, RemoteError> {
         Scratch::map_with(target, thread, length, true, keeper)
     }
 
     fn map_with(
-        target: &Target,
+        target: &RemoteProcess,
         thread: &mut Tracee,
         length: u64,
         execute: bool,
         keeper: &mut dyn Keeper,
-    ) -> Result<Scratch, Error> {
+    ) -> Result<Scratch, RemoteError> {
         let page = page_size();
         let length = length.next_multiple_of(page);
         let range = free_range(&target.mappings()?, length, page);
-        let range = range.ok_or(Error::Unsupported("its address space is full"))?;
+        let range = range.ok_or(RemoteError::Unsupported("its address space is full"))?;
         let by = thread.returning();
         let undo = Undo { pid: target.pid(), start_ticks: target.start_ticks(), range, by };
         keeper.note(&undo);
         if let Err(error) = thread.map_at(range.start..range.end, execute) {
             keeper.strike(&undo);
-            return Err(Error::system("it cannot map memory")(error));
+            return Err(RemoteError::system("it cannot map memory")(error));
         }
         let scratch = Scratch { undo };
         // A child that another thread forks meanwhile has no use for it.
@@ -238,7 +252,7 @@ impl Scratch {
             Ok(()) => Ok(scratch),
             Err(error) => {
                 scratch.unmap(thread, keeper)?;
-                Err(Error::system("it cannot map memory")(error))
+                Err(RemoteError::system("it cannot map memory")(error))
             }
         }
     }
@@ -251,11 +265,15 @@ impl Scratch {
     /// Unmaps it.
     ///
     /// # Errors
-    /// [`Error::System`] where the kernel refuses; where the process is gone, so is the mapping.
-    pub fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) -> Result<(), Error> {
+    /// [`RemoteError::System`] where the kernel refuses; where the process is gone, so is the
+    /// mapping.
+    pub fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) -> Result<(), RemoteError> {
         let range = self.undo.range;
-        match thread.unmap(range.start..range.end).map_err(Error::system("cannot unmap memory")) {
-            Ok(()) | Err(Error::Gone) => {
+        match thread
+            .unmap(range.start..range.end)
+            .map_err(RemoteError::system("cannot unmap memory"))
+        {
+            Ok(()) | Err(RemoteError::Gone) => {
                 keeper.strike(&self.undo);
                 Ok(())
             }
@@ -275,15 +293,17 @@ mod tests {
     use super::*;
 
     /// A process that ends with the test, also where that fails.
-    struct Child(std::process::Child);
+    struct ScratchChild(std::process::Child);
 
-    impl Child {
+    impl ScratchChild {
         /// Starts it, and waits until its C library is loaded.
-        fn start(command: &mut Command) -> (Child, Target) {
-            let child = Child(command.spawn().unwrap());
+        fn start(command: &mut Command) -> (ScratchChild, RemoteProcess) {
+            let child = ScratchChild(command.spawn().unwrap());
             let ready = (0..1000).find_map(|_| {
                 sleep(Duration::from_millis(2));
-                Target::open(child.0.id(), None).ok().filter(|target| target.any_thread().is_ok())
+                RemoteProcess::open(child.0.id(), None)
+                    .ok()
+                    .filter(|target| target.any_thread().is_ok())
             });
             (child, ready.expect("it can make calls"))
         }
@@ -303,15 +323,16 @@ mod tests {
         }
     }
 
-    impl Drop for Child {
+    impl Drop for ScratchChild {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 
-    /// Has a thread map memory when it goes on, and notes that, up to the moment when this process is killed.
-    fn left_behind(target: &Target, is_masked: bool) -> Undo {
+    /// Has a thread map memory when it goes on, and notes that, up to the moment when this process
+    /// is killed.
+    fn left_behind(target: &RemoteProcess, is_masked: bool) -> Undo {
         let length = 16 * page_size();
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
         on_tracer_thread(|| {
@@ -340,13 +361,13 @@ mod tests {
         if cfg!(not(target_arch = "x86_64")) {
             return;
         }
-        let (sleeper, target) = Child::start(Command::new("sleep").arg("60"));
+        let (sleeper, target) = ScratchChild::start(Command::new("sleep").arg("60"));
         // A process that a signal has stopped does not go on to the call when its tracer dies.
         sleeper.signal("STOP");
         sleeper.wait_for("T");
         let undo = left_behind(&target, true);
         let error = undo.carry_out(Duration::from_millis(100)).unwrap_err();
-        assert!(matches!(error, Error::NotStopped(_)), "{error}");
+        assert!(matches!(error, RemoteError::NotStopped(_)), "{error}");
         sleeper.signal("CONT");
         assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
         assert!(!undo.is_mapped(&target).unwrap());
@@ -373,7 +394,7 @@ mod tests {
         if !built.is_ok_and(|status| status.success()) {
             return skip(&Lack::Tool("cc"));
         }
-        let (child, target) = Child::start(&mut Command::new(&program));
+        let (child, target) = ScratchChild::start(&mut Command::new(&program));
         child.wait_for("S");
         child.signal("STOP");
         child.wait_for("T");

@@ -1,21 +1,25 @@
-//! A tracer that keeps from a process the SIGTRAPs of debug exceptions whose reason a hypervisor has lost.
+//! A tracer that keeps from a process the SIGTRAPs of debug exceptions whose reason a hypervisor
+//! has lost.
 //!
-//! A breakpoint register makes the CPU raise a debug exception, and register DR6 says which breakpoint it was. A hypervisor may lose what DR6
-//! says: KVM before Linux 6.14 does if it is entered again between the exception and the reading. Linux then takes the exception for one of the
-//! instruction `int1` and sends SIGTRAP (`TRAP_BRKPT`), which ends a program that does not handle it. On one virtual machine with busy CPUs that
-//! happened once in about two million exceptions.
+//! A breakpoint register makes the CPU raise a debug exception, and register DR6 says which
+//! breakpoint it was. A hypervisor may lose what DR6 says: KVM before Linux 6.14 does if it is
+//! entered again between the exception and the reading. Linux then takes the exception for one of
+//! the instruction `int1` and sends SIGTRAP (`TRAP_BRKPT`), which ends a program that does not
+//! handle it. On one virtual machine with busy CPUs that happened once in about two million
+//! exceptions.
 //!
-//! The tracer seizes all threads of the process and stops none of them. A thread stops when it is about to receive a signal, and as it makes a
-//! thread or a process, and goes on at once: with the signal, unless it is such a SIGTRAP. If the tracer is killed, threads are untraced.
+//! The tracer seizes all threads of the process and stops none of them. A thread stops when it is
+//! about to receive a signal, and as it makes a thread or a process, and goes on at once: with the
+//! signal, unless it is such a SIGTRAP. If the tracer is killed, threads are untraced.
 
 use std::io;
 
 use pagewise_sys::ptrace::{self, TRAP_BRKPT, Tid};
 use pagewise_sys::remote::read_each;
-use pagewise_sys::trace::wait::{self, Change};
+use pagewise_sys::trace::wait::{self, ThreadChange};
 
-use crate::Error;
-use crate::process::{MAX_ROUNDS, Target};
+use crate::RemoteError;
+use crate::process::{MAX_ROUNDS, RemoteProcess};
 
 /// Threads and processes that a thread makes are traced too: breakpoints are inherited.
 const OPTIONS: i32 =
@@ -23,16 +27,17 @@ const OPTIONS: i32 =
 
 /// A process that this thread traces.
 #[derive(Debug)]
-pub struct Shield {
+pub struct TracingShield {
     pid: u32,
 }
 
-impl Shield {
+impl TracingShield {
     /// Seizes all threads of a process.
     ///
     /// # Errors
-    /// [`Error::Gone`], [`Error::NotPermitted`]: some other tracer may have it. None is traced then, once this thread ends.
-    pub fn seize(target: &Target) -> Result<Shield, Error> {
+    /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`]: some other tracer may have it. None is
+    /// traced then, once this thread ends.
+    pub fn seize(target: &RemoteProcess) -> Result<TracingShield, RemoteError> {
         let mut seized = Vec::new();
         for _ in 0..MAX_ROUNDS {
             if !target.seize_more(&mut seized, OPTIONS)? {
@@ -40,8 +45,8 @@ impl Shield {
             }
         }
         match seized.is_empty() {
-            true => Err(Error::Gone),
-            false => Ok(Shield { pid: target.pid() }),
+            true => Err(RemoteError::Gone),
+            false => Ok(TracingShield { pid: target.pid() }),
         }
     }
 
@@ -60,21 +65,23 @@ impl Shield {
         }
     }
 
-    fn go_on(&self, tid: Tid, change: Change) {
+    fn go_on(&self, tid: Tid, change: ThreadChange) {
         match change {
-            Change::Ended(_) => {}
-            Change::Signal(libc::SIGTRAP) if self.is_lost_breakpoint(tid) => ptrace::resume(tid, 0),
-            Change::Signal(signal) => ptrace::resume(tid, signal),
-            Change::GroupStop => {
+            ThreadChange::Ended(_) => {}
+            ThreadChange::Signal(libc::SIGTRAP) if self.is_lost_breakpoint(tid) => {
+                ptrace::resume(tid, 0)
+            }
+            ThreadChange::Signal(signal) => ptrace::resume(tid, signal),
+            ThreadChange::GroupStop => {
                 // Its stop would be seen again for ever.
-                let _ = wait::take(tid);
+                let _ = wait::take_change(tid);
                 ptrace::listen(tid);
             }
             _ => ptrace::resume(tid, 0),
         }
     }
 
-    /// Whether a SIGTRAP is of a debug exception without a reason, and of no instruction `int1`.
+    /// True if a SIGTRAP is of a debug exception without a reason, and of no instruction `int1`.
     fn is_lost_breakpoint(&self, tid: Tid) -> bool {
         const INT1: u8 = 0xf1;
         let Some(info) = ptrace::signal_info(tid).filter(|info| info.code == TRAP_BRKPT) else {

@@ -1,9 +1,11 @@
 //! A stopped thread of another process, and remote calls by it.
 //!
-//! The thread is seized (`PTRACE_SEIZE`) and stopped. Before its registers are changed, its own registers, signal mask and vector
-//! registers are written to its memory as the frame of a signal handler ([`Tracee::save_at`]). A remote call is then one change of
-//! registers (`PTRACE_SETREGS`): the thread executes `syscall; ret` of its C library, with a stack pointer under which the address
-//! of the library's `rt_sigreturn` lies. So the thread finds back to its own registers by itself, whenever its tracer dies:
+//! The thread is seized (`PTRACE_SEIZE`) and stopped. Before its registers are changed, its own
+//! registers, signal mask and vector registers are written to its memory as the frame of a signal
+//! handler ([`Tracee::save_at`]). A remote call is then one change of registers (`PTRACE_SETREGS`):
+//! the thread executes `syscall; ret` of its C library, with a stack pointer under which the
+//! address of the library's `rt_sigreturn` lies. So the thread finds back to its own registers by
+//! itself, whenever its tracer dies:
 //!
 //! ```text
 //!  state of the thread                    if the tracer dies in it
@@ -14,8 +16,8 @@
 //!  own registers, own mask                nothing more happens
 //! ```
 //!
-//! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time to wait goes on with what was left
-//! of that time. Without a tracer such a call begins anew.
+//! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time
+//! to wait goes on with what was left of that time. Without a tracer such a call begins anew.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,58 +27,60 @@ use std::time::{Duration, Instant};
 
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::ptrace::{self, Tid};
-use pagewise_sys::trace::wait::{self, Change};
+use pagewise_sys::trace::wait::{self, ThreadChange};
 
 use crate::arch::{self, Registers, layout};
-use crate::code::Code;
+use crate::code::CodeAddresses;
 use crate::memory::TargetMemory;
 use crate::scratch::Returning;
 
 /// The bit of the signal by which glibc has all threads change their user and group IDs.
 const SIGSETXID: u64 = 1 << (33 - 1);
-/// How long a system call of ours may take until its thread is left to itself.
+/// Time limit of a remote system call, after which its thread is left alone.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
-/// How long a stopped thread may take from one stop to the next.
+/// Time limit between two stops of a stopped thread.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 /// Waiting threads are polled without a sleep for this time: most stop within microseconds.
 const POLL: Duration = Duration::from_micros(200);
-/// The longest time that a function may run until its thread is left to itself; of a process that a signal has stopped meanwhile, whose other
-/// threads may hold a lock that the function needs.
+/// The longest time that a function may run until its thread is left to itself; of a process that a
+/// signal has stopped meanwhile, whose other threads may hold a lock that the function needs.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
-/// Where a stopped thread is.
+/// Position of a stopped thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct StopPoint {
     /// The instruction that comes next.
     pub instruction: u64,
     /// The stack pointer.
     pub stack: u64,
-    /// ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15: the order in which samples carry registers.
+    /// ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15: the order in which samples carry
+    /// registers.
     pub registers: [u64; 17],
     /// The thread's own data (`fs`).
     pub thread_data: u64,
     /// The system call that the thread is in, and its first argument.
     pub call: Option<(u64, u64)>,
-    /// The value that a function returned, see [`Function::code`].
+    /// The value that a function returned, see [`RemoteFunction::code`].
     pub(crate) returned: u64,
 }
 
 /// A function for a thread to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Function {
+pub struct RemoteFunction {
     /// Its address.
     pub address: u64,
-    /// The address of [`Function::code`].
+    /// The address of [`RemoteFunction::code`].
     pub code: u64,
     /// The end of the stack that it may use.
     pub stack: u64,
 }
 
-impl Function {
-    /// Code that calls the function and then `getpid`, by which the tracer notices the function's end. Without a tracer the thread
-    /// goes on to `rt_sigreturn` with the context saved at `context`: `call *%rax; mov %rax, %rdi; mov $39, %eax; syscall; movabs
-    /// $context, %rsp; mov $15, %eax; syscall`.
+impl RemoteFunction {
+    /// Code that calls the function and then `getpid`, by which the tracer notices the function's
+    /// end. Without a tracer the thread goes on to `rt_sigreturn` with the context saved at
+    /// `context`: `call *%rax; mov %rax, %rdi; mov $39, %eax; syscall; movabs $context, %rsp; mov
+    /// $15, %eax; syscall`.
     pub fn code(context: u64) -> Vec<u8> {
         let call = [0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05];
         let restore = [0xb8, 15, 0, 0, 0, 0x0f, 0x05, 0xf4];
@@ -87,31 +91,33 @@ impl Function {
     const END: u64 = 12;
 }
 
-/// How far a thread is from its own registers.
+/// Progress of a thread away from its own registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum BorrowPhase {
     /// It has its own registers.
     Own,
     /// It has registers of ours and has not run with them.
     Prepared,
     /// It has run with registers of ours.
     Ran,
-    /// It runs and was not seen to stop: it restores itself, and is detached when the tracing thread ends.
+    /// It runs and was not seen to stop: it restores itself, and is detached when the tracing
+    /// thread ends.
     Left,
 }
 
 /// A stopped thread of another process. It runs on when the value is dropped.
 ///
-/// It belongs to the thread that stopped it: ptrace answers no other. When that thread ends, the kernel detaches what is left.
+/// It belongs to the thread that stopped it: ptrace answers no other. When that thread ends, the
+/// kernel detaches what is left.
 #[derive(Debug)]
 pub struct Tracee {
     tid: Tid,
     registers: Registers,
     /// The thread's signal mask, once it was read.
     blocked: Option<u64>,
-    code: Code,
+    code: CodeAddresses,
     since: Instant,
-    phase: Phase,
+    phase: BorrowPhase,
     /// The stack pointer of remote calls: the lowest address of the chain of saved contexts.
     chain: Option<u64>,
     /// The same on the thread's own stack, once a context was saved there.
@@ -119,7 +125,7 @@ pub struct Tracee {
     is_masked: bool,
     /// The thread's vector registers, once they were read.
     vectors: Option<Vec<u8>>,
-    /// Whether a function may have changed them.
+    /// True if a function may have changed them.
     vectors_changed: bool,
     _on_this_thread: PhantomData<*const ()>,
 }
@@ -129,14 +135,14 @@ impl Tracee {
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed.
-    pub(crate) fn of(tid: Tid, code: Code, since: Instant) -> io::Result<Tracee> {
+    pub(crate) fn seize(tid: Tid, code: CodeAddresses, since: Instant) -> io::Result<Tracee> {
         Ok(Tracee {
             tid,
-            registers: Registers::of(tid)?,
+            registers: Registers::read_from(tid)?,
             blocked: None,
             code,
             since,
-            phase: Phase::Own,
+            phase: BorrowPhase::Own,
             chain: None,
             own_chain: None,
             is_masked: false,
@@ -159,8 +165,8 @@ impl Tracee {
         self.tid.unsigned_abs()
     }
 
-    /// Where it was stopped.
-    pub fn place(&self) -> Place {
+    /// Position at which it was stopped.
+    pub fn place(&self) -> StopPoint {
         self.registers.place()
     }
 
@@ -179,8 +185,8 @@ impl Tracee {
         Ok(self.vectors.as_deref().unwrap_or_default())
     }
 
-    /// Writes the thread's saved context to its process's memory at `at`, a multiple of 64, which must be writable from 64 bytes below on.
-    /// Remote calls return by it from now on.
+    /// Writes the thread's saved context to its process's memory at `at`, a multiple of 64, which
+    /// must be writable from 64 bytes below on. Remote calls return by it from now on.
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed, others where the memory cannot be written.
@@ -197,14 +203,15 @@ impl Tracee {
         Ok(())
     }
 
-    /// Remote calls return by the context on the thread's own stack from now on, as they have to when memory is unmapped in which
-    /// another one lies. False where there is none, or where the thread was left to itself.
+    /// Makes remote calls return by the context on the thread's own stack from now on, as is
+    /// necessary when the memory of another one is unmapped. Returns false if it has none, or if
+    /// the thread was left alone.
     pub fn use_own_stack(&mut self) -> bool {
         self.chain = self.own_chain;
-        self.chain.is_some() && self.phase != Phase::Left
+        self.chain.is_some() && self.phase != BorrowPhase::Left
     }
 
-    /// How calls return to the context on the thread's own stack, once there is one.
+    /// Return path of calls to the context on the thread's own stack, if there is one.
     pub(crate) fn returning(&self) -> Option<Returning> {
         let restore = self.code.restore;
         self.own_chain.map(|chain| Returning { thread: self.thread(), chain, restore })
@@ -225,8 +232,9 @@ impl Tracee {
         memory.write(at - 8, &bytes)
     }
 
-    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, from `at` - 512 on, a second one by which the thread makes
-    /// a system call before it restores its own registers.
+    /// Writes a saved context at `at` as [`Tracee::save_at`] does, and below it, from `at` - 512
+    /// on, a second one by which the thread makes a system call before it restores its own
+    /// registers.
     ///
     /// # Errors
     /// As [`Tracee::save_at`].
@@ -247,7 +255,8 @@ impl Tracee {
         Ok(())
     }
 
-    /// Has the thread make one system call if its tracer dies, and return to its own registers then.
+    /// Has the thread make one system call if its tracer dies, and return to its own registers
+    /// then.
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed; `InvalidInput` where no context was saved.
@@ -256,13 +265,14 @@ impl Tracee {
         number: libc::c_long,
         arguments: [u64; 6],
     ) -> io::Result<()> {
-        let chain = self.chain.filter(|_| self.phase != Phase::Left);
+        let chain = self.chain.filter(|_| self.phase != BorrowPhase::Left);
         let chain = chain.ok_or(io::ErrorKind::InvalidInput)?;
         self.commit(number, arguments, chain)?;
         self.mask()
     }
 
-    /// The step from which on the thread makes the call by itself. Its signals are not blocked yet: their handlers run before.
+    /// The step from which on the thread makes the call by itself. Its signals are not blocked yet:
+    /// their handlers run before.
     pub(crate) fn commit(
         &mut self,
         number: libc::c_long,
@@ -270,8 +280,8 @@ impl Tracee {
         chain: u64,
     ) -> io::Result<()> {
         self.registers.for_call(self.code.syscall, number, arguments, chain).write(self.tid)?;
-        if self.phase == Phase::Own {
-            self.phase = Phase::Prepared;
+        if self.phase == BorrowPhase::Own {
+            self.phase = BorrowPhase::Prepared;
         }
         Ok(())
     }
@@ -288,11 +298,12 @@ impl Tracee {
     /// Makes one system call.
     ///
     /// # Errors
-    /// The call's; `ESRCH` where the thread was killed; `InvalidInput` where no context was saved; `TimedOut` where the call
-    /// takes longer than two seconds: the thread is then left to end the call by itself.
+    /// The call's; `ESRCH` where the thread was killed; `InvalidInput` where no context was saved;
+    /// `TimedOut` where the call takes longer than two seconds: the thread is then left to end the
+    /// call by itself.
     pub fn call(&mut self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<u64> {
         self.prepare_call(number, arguments)?;
-        self.phase = Phase::Ran;
+        self.phase = BorrowPhase::Ran;
         let deadline = Instant::now() + CALL_LIMIT;
         for _ in 0..2 {
             if let Err(error) = self.run_to_syscall_stop(deadline) {
@@ -302,7 +313,7 @@ impl Tracee {
                 return Err(error);
             }
         }
-        Registers::of(self.tid)?.result()
+        Registers::read_from(self.tid)?.result()
     }
 
     /// `madvise`.
@@ -324,7 +335,8 @@ impl Tracee {
         self.call(libc::SYS_prctl, [option, 1, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Maps memory at an address where nothing is: private, anonymous, readable, and writable or executable.
+    /// Maps memory at an address where nothing is: private, anonymous, readable, and writable or
+    /// executable.
     ///
     /// # Errors
     /// As `mmap`, so `EEXIST` where something is there, and [`Tracee::call`].
@@ -363,33 +375,36 @@ impl Tracee {
         self.call(libc::SYS_munmap, [range.start, length, 0, 0, 0, 0]).map(drop)
     }
 
-    /// Has the thread run a function; the value that it returns. [`Function::code`] must be at `function.code`, with this thread's context
-    /// saved where the code expects it. All registers are then as they were. Other threads run on meanwhile, and so does
-    /// `idle`, again and again.
+    /// Has the thread run a function; the value that it returns. [`RemoteFunction::code`] must be
+    /// at `function.code`, with this thread's context saved where the code expects it. All
+    /// registers are then as they were. Other threads run on meanwhile, and so does `idle`, again
+    /// and again.
     ///
-    /// The function must be one that may be called where the thread was stopped: it takes no lock that the thread holds.
+    /// The function must be one that may be called where the thread was stopped: it takes no lock
+    /// that the thread holds.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `TimedOut` where it does not return within
-    /// ten seconds, or one where the process was stopped by a signal: the thread is then left to finish it, and returns to its own
-    /// registers by itself.
+    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `TimedOut`
+    /// where it does not return within ten seconds, or one where the process was stopped by a
+    /// signal: the thread is then left to finish it, and returns to its own registers by itself.
     pub fn run(
         &mut self,
-        function: &Function,
+        function: &RemoteFunction,
         arguments: [u64; 3],
         idle: &mut dyn FnMut(),
     ) -> io::Result<u64> {
-        if self.chain.is_none() || self.phase == Phase::Left {
+        if self.chain.is_none() || self.phase == BorrowPhase::Left {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.vectors()?;
         self.registers.for_function(function, arguments).write(self.tid)?;
         self.vectors_changed = true;
-        self.phase = Phase::Ran;
+        self.phase = BorrowPhase::Ran;
         self.mask()?;
-        // A thread that calls `setuid` and its kin holds a lock of the C library, for which the loader waits, until each thread has received this.
+        // A thread that calls `setuid` or a similar function holds a lock of the C library, which
+        // the loader needs, until each thread has received this signal.
         arch::set_signal_mask(self.tid, !SIGSETXID)?;
-        let end = function.code + Function::END;
+        let end = function.code + RemoteFunction::END;
         let mut deadline = Instant::now() + FUNCTION_LIMIT;
         let (mut signal, mut ends) = (0, 0);
         loop {
@@ -405,16 +420,18 @@ impl Tracee {
                 change => change?,
             };
             signal = match change {
-                Change::Syscall => {
-                    ends += u8::from(Registers::of(self.tid)?.place().instruction == end);
+                ThreadChange::Syscall => {
+                    ends += u8::from(Registers::read_from(self.tid)?.place().instruction == end);
                     0
                 }
                 // A fault of the function: signals that others send are blocked.
-                Change::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
+                ThreadChange::Signal(
+                    libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE,
+                ) => {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
-                Change::Signal(signal) => signal,
-                Change::GroupStop => {
+                ThreadChange::Signal(signal) => signal,
+                ThreadChange::GroupStop => {
                     deadline = deadline.min(Instant::now() + STOPPED_LIMIT);
                     0
                 }
@@ -422,7 +439,7 @@ impl Tracee {
             };
             if ends == 2 {
                 arch::set_signal_mask(self.tid, u64::MAX)?;
-                return Ok(Registers::of(self.tid)?.place().returned);
+                return Ok(Registers::read_from(self.tid)?.place().returned);
             }
         }
     }
@@ -432,9 +449,10 @@ impl Tracee {
         loop {
             ptrace::resume_to_syscall(self.tid, signal);
             signal = match next(self.tid, deadline, &mut rest)? {
-                Change::Syscall => return Ok(()),
-                // A stop signal, which cannot be blocked: the process stops as a whole when we are done.
-                Change::Signal(signal) => signal,
+                ThreadChange::Syscall => return Ok(()),
+                // A stop signal, which cannot be blocked: the process stops as a whole when we are
+                // done.
+                ThreadChange::Signal(signal) => signal,
                 _ => 0,
             };
         }
@@ -442,11 +460,11 @@ impl Tracee {
 
     /// Lets a thread that does not stop in time end by itself what it was made to do.
     fn leave(&mut self) {
-        self.phase = Phase::Left;
+        self.phase = BorrowPhase::Left;
         ptrace::interrupt(self.tid);
         loop {
             match next(self.tid, Instant::now() + STOP_LIMIT, &mut rest) {
-                Ok(Change::Signal(signal)) => ptrace::resume(self.tid, signal),
+                Ok(ThreadChange::Signal(signal)) => ptrace::resume(self.tid, signal),
                 // It is stopped somewhere on its way, and goes on from there.
                 Ok(_) => return self.detach(),
                 // It stops later, and is detached when this thread ends.
@@ -455,7 +473,8 @@ impl Tracee {
         }
     }
 
-    /// Lets the thread run on with its own registers and mask. Returns the time that it was stopped for.
+    /// Lets the thread run on with its own registers and mask. Returns the time that it was stopped
+    /// for.
     pub fn release(mut self) -> Duration {
         self.restore();
         self.since.elapsed()
@@ -463,22 +482,22 @@ impl Tracee {
 
     /// Leaves the thread stopped, with its own registers.
     pub(crate) fn keep_stopped(mut self) {
-        self.phase = Phase::Left;
+        self.phase = BorrowPhase::Left;
     }
 
     /// Lets the thread run on with the registers that it has: it restores its own by itself.
     pub(crate) fn abandon(mut self) {
-        self.phase = Phase::Left;
+        self.phase = BorrowPhase::Left;
         self.detach();
     }
 
     fn restore(&mut self) {
-        let phase = std::mem::replace(&mut self.phase, Phase::Left);
+        let phase = std::mem::replace(&mut self.phase, BorrowPhase::Left);
         match phase {
-            Phase::Left => return,
-            Phase::Own => {}
-            Phase::Prepared => self.restore_registers(),
-            Phase::Ran => {
+            BorrowPhase::Left => return,
+            BorrowPhase::Own => {}
+            BorrowPhase::Prepared => self.restore_registers(),
+            BorrowPhase::Ran => {
                 if let Err(error) = self.back_to_a_plain_stop() {
                     if error.kind() != io::ErrorKind::TimedOut {
                         self.detach();
@@ -498,7 +517,8 @@ impl Tracee {
         }
     }
 
-    /// Restores the signal mask first: with registers of ours the thread can find back at any point, without them it cannot.
+    /// Restores the signal mask first: with registers of ours the thread can find back at any
+    /// point, without them it cannot.
     fn restore_registers(&mut self) {
         // These fail only where the thread was killed.
         if let Some(vectors) = self.vectors.take().filter(|_| self.vectors_changed) {
@@ -510,15 +530,15 @@ impl Tracee {
         let _ = self.registers.write(self.tid);
     }
 
-    /// From the end of a system call into the kind of stop that the thread was in at first: from there the kernel
-    /// restarts the call that the first stop had interrupted.
+    /// From the end of a system call into the kind of stop that the thread was in at first: from
+    /// there the kernel restarts the call that the first stop had interrupted.
     fn back_to_a_plain_stop(&self) -> io::Result<()> {
         ptrace::interrupt(self.tid);
         let mut signal = 0;
         loop {
             ptrace::resume(self.tid, signal);
             signal = match next(self.tid, Instant::now() + STOP_LIMIT, &mut rest)? {
-                Change::Signal(signal) => signal,
+                ThreadChange::Signal(signal) => signal,
                 _ => return Ok(()),
             };
         }
@@ -535,8 +555,8 @@ impl Drop for Tracee {
 }
 
 thread_local! {
-    /// Tracees of this thread that were killed while they were stopped: a thread of the target that executes another program waits for
-    /// their ends to be taken.
+    /// Tracees of this thread that were killed while they were stopped: a thread of the target that
+    /// executes another program waits for their ends to be taken.
     static DYING: RefCell<Vec<Tid>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -553,7 +573,7 @@ pub(crate) fn next(
     tid: Tid,
     deadline: Instant,
     idle: &mut dyn FnMut(Duration),
-) -> io::Result<Change> {
+) -> io::Result<ThreadChange> {
     let begin = Instant::now();
     loop {
         match look(tid)? {
@@ -572,11 +592,11 @@ pub(crate) fn rest(waited: Duration) {
     }
 }
 
-/// What is new of a tracee, if anything; `ESRCH` where it has ended or is another thread now.
-fn look(tid: Tid) -> io::Result<Option<Change>> {
+/// New event of a tracee, if there is one; `ESRCH` if it has ended or is another thread now.
+fn look(tid: Tid) -> io::Result<Option<ThreadChange>> {
     take_ends();
     match wait::look(tid) {
-        Ok(Some(Change::Ended(_))) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+        Ok(Some(ThreadChange::Ended(_))) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
             Err(io::Error::from_raw_os_error(libc::ESRCH))
         }

@@ -1,10 +1,11 @@
-//! Architectures for which nobody has written down how registers carry a system call: every attempt answers `Unsupported`.
+//! Architectures without remote calls: the register layout is not implemented, every call returns
+//! `Unsupported`.
 
 use std::io;
 
 use pagewise_sys::ptrace::Tid;
 
-use crate::thread::{Function, Place};
+use crate::thread::{RemoteFunction, StopPoint};
 
 pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[];
 pub(crate) const RESTORE: [&[u8]; 2] = [&[], &[]];
@@ -16,7 +17,7 @@ pub(crate) mod layout {
     pub(crate) const HEAD: u64 = 0;
 }
 
-/// Registers of no machine.
+/// Placeholder for registers on architectures without remote calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registers;
 
@@ -25,7 +26,7 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 impl Registers {
-    pub(crate) fn of(_: Tid) -> io::Result<Registers> {
+    pub(crate) fn read_from(_: Tid) -> io::Result<Registers> {
         unsupported()
     }
 
@@ -41,8 +42,8 @@ impl Registers {
         *self
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    pub(crate) fn place(&self) -> StopPoint {
+        StopPoint {
             instruction: 0,
             stack: 0,
             registers: [0; 17],
@@ -52,7 +53,7 @@ impl Registers {
         }
     }
 
-    pub(crate) fn for_function(&self, _: &Function, _: [u64; 3]) -> Registers {
+    pub(crate) fn for_function(&self, _: &RemoteFunction, _: [u64; 3]) -> Registers {
         *self
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use pagewise_sys::ptrace::{self, Tid};
 use pagewise_sys::{cpuid, remote};
 
-use crate::thread::{Function, Place};
+use crate::thread::{RemoteFunction, StopPoint};
 
 pub(crate) use pagewise_sys::ptrace::{
     extended_state, set_extended_state, set_signal_mask, signal_mask,
@@ -20,7 +20,8 @@ const SYSCALL_LENGTH: u64 = 2;
 
 /// `syscall; ret`.
 pub(crate) const SYSCALL_AND_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, as C libraries have it behind signal handlers.
+/// `mov $15, %rax; syscall` and `mov $15, %eax; syscall`: `rt_sigreturn`, as C libraries have it
+/// behind signal handlers.
 pub(crate) const RESTORE: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
@@ -39,7 +40,8 @@ pub(crate) mod layout {
     pub(crate) const VECTORS: u64 = 320;
     /// Addresses of saved contexts are multiples of this.
     pub(crate) const ALIGNMENT: u64 = 64;
-    /// Bytes of everything but the vector registers: the return address and its padding, the context.
+    /// Bytes of everything but the vector registers: the return address and its padding, the
+    /// context.
     pub(crate) const HEAD: u64 = ALIGNMENT + VECTORS;
 }
 
@@ -48,7 +50,7 @@ pub(crate) mod layout {
 pub(crate) struct Registers(libc::user_regs_struct);
 
 impl Registers {
-    pub(crate) fn of(tid: Tid) -> io::Result<Registers> {
+    pub(crate) fn read_from(tid: Tid) -> io::Result<Registers> {
         ptrace::registers(tid).map(Registers)
     }
 
@@ -56,7 +58,8 @@ impl Registers {
         ptrace::set_registers(tid, &self.0)
     }
 
-    /// False where the thread is inside a restartable sequence: once it is elsewhere the kernel would not abort the sequence.
+    /// False where the thread is inside a restartable sequence: once it is elsewhere the kernel
+    /// would not abort the sequence.
     ///
     /// # Errors
     /// `Unsupported` where the thread runs 32-bit code.
@@ -67,11 +70,12 @@ impl Registers {
         Ok(!ptrace::rseq(tid).is_some_and(|rseq| self.is_inside(tid, rseq).unwrap_or(false)))
     }
 
-    /// Whether the thread is between the first and the last instruction of the sequence that its `struct rseq` names.
+    /// True if the thread is between the first and the last instruction of the sequence that its
+    /// `struct rseq` names.
     fn is_inside(&self, tid: Tid, rseq: u64) -> Option<bool> {
-        /// Of `rseq_cs` in `struct rseq`.
+        /// Offset of `rseq_cs` in `struct rseq`.
         const SEQUENCE: u64 = 8;
-        /// Of `start_ip` and `post_commit_offset` in `struct rseq_cs`.
+        /// Offsets of `start_ip` and `post_commit_offset` in `struct rseq_cs`.
         const START: u64 = 8;
         const LENGTH: u64 = 16;
         let word = |address: u64| {
@@ -87,7 +91,8 @@ impl Registers {
         Some(self.0.rip.wrapping_sub(start) < length)
     }
 
-    /// These registers, about to make a system call at `instruction`, and to return from it by what `stack` points to.
+    /// These registers, about to make a system call at `instruction`, and to return from it by what
+    /// `stack` points to.
     pub(crate) fn for_call(
         &self,
         instruction: u64,
@@ -112,15 +117,15 @@ impl Registers {
         })
     }
 
-    /// Where the thread is.
-    pub(crate) fn place(&self) -> Place {
+    /// Position of the thread.
+    pub(crate) fn place(&self) -> StopPoint {
         let of = &self.0;
         let registers = [
             of.rax, of.rbx, of.rcx, of.rdx, of.rsi, of.rdi, of.rbp, of.rsp, of.rip, of.r8, of.r9,
             of.r10, of.r11, of.r12, of.r13, of.r14, of.r15,
         ];
         let call = (of.orig_rax.cast_signed() >= 0).then_some((of.orig_rax, of.rdi));
-        Place {
+        StopPoint {
             instruction: of.rip,
             stack: of.rsp,
             registers,
@@ -131,7 +136,7 @@ impl Registers {
     }
 
     /// These registers, about to call a function.
-    pub(crate) fn for_function(&self, function: &Function, arguments: [u64; 3]) -> Registers {
+    pub(crate) fn for_function(&self, function: &RemoteFunction, arguments: [u64; 3]) -> Registers {
         let [rdi, rsi, rdx] = arguments;
         /// Direction flag and trap flag clear, as functions expect them.
         const FLAGS: u64 = 0x202;
@@ -150,14 +155,17 @@ impl Registers {
         })
     }
 
-    /// `struct ucontext` of the kernel for these registers and a signal mask, with the vector registers at `vectors`.
+    /// `struct ucontext` of the kernel for these registers and a signal mask, with the vector
+    /// registers at `vectors`.
     ///
-    /// A system call that was interrupted begins anew with the arguments it had, as after a signal without handler. Only a time
-    /// to wait that was given as a duration begins anew, too. `continued` is the result of [`Registers::continued`].
+    /// A system call that was interrupted begins anew with the arguments it had, as after a signal
+    /// without handler. Only a time to wait that was given as a duration begins anew, too.
+    /// `continued` is the result of [`Registers::continued`].
     pub(crate) fn context(&self, blocked: u64, vectors: u64, continued: Option<i64>) -> Vec<u8> {
         /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS` of `<asm/ucontext.h>`.
         const ALL_IS_THERE: u64 = 7;
-        /// Flags that are valid for no signal stack: the kernel ignores them, and the thread keeps its own.
+        /// Flags that are valid for no signal stack: the kernel ignores them, and the thread keeps
+        /// its own.
         const NO_STACK: u64 = 7;
         let of = &self.0;
         let (mut rax, mut rip) = (of.rax, of.rip);
@@ -185,7 +193,8 @@ impl Registers {
             [ALL_IS_THERE, 0, 0, NO_STACK, 0].as_slice(),
             &[of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15, of.rdi, of.rsi],
             &[of.rbp, of.rbx, of.rdx, rax, of.rcx, of.rsp, rip, of.eflags, segments],
-            // The last fault: error, number, mask and address; then the vector registers, and eight reserved words.
+            // The last fault: error, number, mask and address; then the vector registers, and eight
+            // reserved words.
             &[0, 0, 0, 0, vectors],
             &[0; 8],
             &[blocked],
@@ -193,9 +202,10 @@ impl Registers {
         words.into_iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// The number of the system call that `restart_syscall` continues, if the thread is in it or about to make it: one with a time to
-    /// wait, which a return from a signal frame ends. No register has the number, so it is read from the program's code: `read` returns
-    /// the bytes at an address, fewer where memory ends.
+    /// The number of the system call that `restart_syscall` continues, if the thread is in it or
+    /// about to make it: one with a time to wait, which a return from a signal frame ends. No
+    /// register has the number, so it is read from the program's code: `read` returns the bytes at
+    /// an address, fewer where memory ends.
     pub(crate) fn continued(&self, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
         let next = match self.0.rax {
             RESTART => self.0.rip.wrapping_add(SYSCALL_LENGTH),
@@ -217,15 +227,18 @@ impl Registers {
     }
 }
 
-/// Bytes of code before a system call, or before a return address, that are searched for the call's number.
+/// Bytes of code before a system call, or before a return address, that are searched for the call's
+/// number.
 const CODE_BEFORE: usize = 64;
-/// The opcodes of `mov $NUMBER, %eax`, which precedes `syscall`, and of `mov $NUMBER, %edi`, which precedes a call of libc's `syscall()`.
+/// The opcodes of `mov $NUMBER, %eax`, which precedes `syscall`, and of `mov $NUMBER, %edi`, which
+/// precedes a call of libc's `syscall()`.
 const MOV_EAX: u8 = 0xb8;
 const MOV_EDI: u8 = 0xbf;
 /// `mov 8(%rsp), %r9; syscall`: the function `syscall()` of glibc, which has pushed nothing.
 const CALL_BY_NUMBER: &[u8] = &[0x4c, 0x8b, 0x4c, 0x24, 0x08, 0x0f, 0x05];
 
-/// The number of a system call with a time to wait that is made before the address `next`, with the stack at `stack`.
+/// The number of a system call with a time to wait that is made before the address `next`, with the
+/// stack at `stack`.
 fn number_before(next: u64, stack: u64, read: &dyn Fn(u64, usize) -> Vec<u8>) -> Option<i64> {
     let before = |end: u64| read(end.saturating_sub(CODE_BEFORE as u64), CODE_BEFORE);
     let code = before(next);
@@ -248,11 +261,13 @@ fn number_in(code: &[u8], mov: u8) -> Option<i64> {
 
 /// Vector registers as PTRACE_GETREGSET gives them, made into what `rt_sigreturn` takes.
 ///
-/// Only the components in use are kept: the others have their initial values after the restore as before, and the kernel refuses
-/// an image that is longer than the thread may have (the AMX component, for which a thread must ask).
+/// Only the components in use are kept: the others have their initial values after the restore as
+/// before, and the kernel refuses an image that is longer than the thread may have (the AMX
+/// component, for which a thread must ask).
 ///
 /// # Errors
-/// `InvalidData` where the image is too short or this CPU does not tell where its components lie.
+/// `InvalidData` if the image is too short or this CPU does not report the offsets of its
+/// components.
 pub(crate) fn vector_image(mut state: Vec<u8>) -> io::Result<Vec<u8>> {
     /// `struct _fpx_sw_bytes` in the first part: two magic words, sizes, and the components saved.
     const SOFTWARE: usize = 464;

@@ -1,4 +1,5 @@
-//! Zero pages dropped by the process itself, while each of its threads is stopped and nothing else can write to them.
+//! Zero pages dropped by the process itself, while each of its threads is stopped and nothing else
+//! can write to them.
 
 use std::io;
 use std::ops::Range;
@@ -12,14 +13,15 @@ use pagewise_sys::remote::read;
 use pagewise_sys::system::shares_memory;
 
 use crate::hold::why;
-use crate::{Conditions, Error, INTERRUPTED, Outcome, Target};
+use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairError, RepairTarget};
 
-/// How many huge pages are read and treated while the process is stopped.
+/// Number of huge pages that are read and changed in one stop of the process.
 const BLOCKS: usize = 4;
 /// Room in the scratch mapping for threads that begin meanwhile.
 const MORE_THREADS: usize = 64;
 
-/// Files by which a device or the kernel can write to a process's memory while its threads are stopped.
+/// Files by which a device or the kernel can write to a process's memory while its threads are
+/// stopped.
 const WRITERS: [&[u8]; 5] = [
     b"anon_inode:[io_uring]",
     b"anon_inode:[userfaultfd]",
@@ -30,13 +32,13 @@ const WRITERS: [&[u8]; 5] = [
 
 /// Drops what is zero in each block.
 pub(crate) fn drop_zeros(
-    target: &Target,
+    target: &RepairTarget,
     blocks: &[AddrRange],
-    conditions: &mut Conditions<'_>,
-    outcome: &mut Outcome,
-) -> Result<(), Error> {
-    is_alone(target).map_err(Error::Refused)?;
-    let refused = |error: remote::Error| Error::Refused(why(&error));
+    conditions: &mut RepairConditions<'_>,
+    outcome: &mut RangeOutcome,
+) -> Result<(), RepairError> {
+    is_alone(target).map_err(RepairError::Refused)?;
+    let refused = |error: remote::RemoteError| RepairError::Refused(why(&error));
     let remote = target.remote().map_err(refused)?;
     remote.permits_calls().map_err(refused)?;
     let page = target.page_size().bytes();
@@ -62,7 +64,7 @@ pub(crate) fn drop_zeros(
             Ok(Some((results, is_left, alone.end())))
         });
         // On a busy machine another time may do.
-        if let Err(error @ remote::Error::PauseTooLong { .. }) = &done {
+        if let Err(error @ remote::RemoteError::PauseTooLong { .. }) = &done {
             some.iter().for_each(|_| outcome.fail(error));
             continue;
         }
@@ -76,8 +78,9 @@ pub(crate) fn drop_zeros(
                 }
                 outcome.stopped_for(pause);
                 if is_left {
-                    // Its threads use the mapping until the last call is done: the keeper unmaps it then.
-                    return Err(Error::Refused(Absent::NotSupported(LEFT.into())));
+                    // Its threads use the mapping until the last call is done: the keeper unmaps it
+                    // then.
+                    return Err(RepairError::Refused(Absent::NotSupported(LEFT.into())));
                 }
             }
             Ok(None) => some.iter().for_each(|_| outcome.fail("its threads became more meanwhile")),
@@ -89,9 +92,9 @@ pub(crate) fn drop_zeros(
     }
     if let Some(scratch) = scratch {
         let unmapped = on_tracer_thread(|| unmap(&remote, scratch, conditions.keeper));
-        // Where the process has ended meanwhile there is nothing to unmap.
+        // If the process has ended, its memory is unmapped already.
         result = result.and(match unmapped {
-            Ok(()) | Err(remote::Error::Gone) => Ok(()),
+            Ok(()) | Err(remote::RemoteError::Gone) => Ok(()),
             Err(error) => Err(refused(error)),
         });
     }
@@ -100,14 +103,14 @@ pub(crate) fn drop_zeros(
 
 /// Why nothing more is done.
 const LEFT: &str =
-    "one of its system calls takes longer than two seconds: it is left to end by itself";
+    "one of its system calls has not ended within two seconds; pagewise let it go on";
 
-/// A scratch mapping for the threads that there are, made if there is none or if it is too small.
+/// A scratch mapping for the present threads; created if it is missing or too small.
 fn with_room<'a>(
-    target: &remote::Target,
+    target: &remote::RemoteProcess,
     scratch: &'a mut Option<Scratch>,
     keeper: &mut dyn Keeper,
-) -> Result<&'a Scratch, remote::Error> {
+) -> Result<&'a Scratch, remote::RemoteError> {
     let mut thread = target.any_thread()?;
     let size = Alone::scratch_size(&mut thread, target.threads()?.len() + 1)?;
     if let Some(small) = scratch.take_if(|scratch| scratch.range().len().0 < size) {
@@ -118,21 +121,26 @@ fn with_room<'a>(
         *scratch = Some(Scratch::map(target, &mut thread, size, keeper)?);
     }
     thread.release();
-    scratch.as_ref().ok_or(remote::Error::Gone)
+    scratch.as_ref().ok_or(remote::RemoteError::Gone)
 }
 
 fn unmap(
-    target: &remote::Target,
+    target: &remote::RemoteProcess,
     scratch: Scratch,
     keeper: &mut dyn Keeper,
-) -> Result<(), remote::Error> {
+) -> Result<(), remote::RemoteError> {
     let mut thread = target.any_thread()?;
     let unmapped = scratch.unmap(&mut thread, keeper);
     thread.release();
     unmapped
 }
 
-fn drop_in(target: &Target, alone: &mut Alone<'_>, block: AddrRange, page: u64) -> io::Result<()> {
+fn drop_in(
+    target: &RepairTarget,
+    alone: &mut Alone<'_>,
+    block: AddrRange,
+    page: u64,
+) -> io::Result<()> {
     let length = usize::try_from(block.len().0).unwrap_or(0);
     let mut bytes = vec![0; length];
     let range = block.start..block.end;
@@ -158,8 +166,8 @@ fn zero_runs(bytes: &[u8], page: u64) -> Vec<Range<u64>> {
     runs
 }
 
-/// Whether nobody but its own threads can write to its memory.
-fn is_alone(target: &Target) -> Reading<()> {
+/// `Ok` if only its own threads can write to its memory.
+fn is_alone(target: &RepairTarget) -> Reading<()> {
     let refuse = |why: String| Err(Absent::NotSupported(why.into()));
     let mappings = target.mappings().map_err(|_| Absent::Vanished)?;
     let names = mappings.iter().map(|mapping| mapping.name.as_bytes().to_vec());
@@ -175,10 +183,10 @@ fn is_alone(target: &Target) -> Reading<()> {
     for other in pagewise_proc::ProcRoot::live().pids().map_err(|_| Absent::Vanished)? {
         match shares_memory(target.pid().0, other.0) {
             Ok(true) if other != target.pid() => {
-                return refuse(format!("process {other} shares its memory"));
+                return refuse(format!("process {other} shares its address space"));
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-                return refuse("this kernel cannot tell who shares its memory (kcmp)".into());
+                return refuse("this kernel lacks kcmp, so the processes that share its address space are unknown".into());
             }
             _ => {}
         }

@@ -7,36 +7,41 @@ use pagewise_model::Absent;
 /// Why a plan was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RepairError {
     /// The process could not be read.
     #[error(transparent)]
-    Proc(#[from] pagewise_proc::Error),
+    Proc(#[from] pagewise_proc::ProcError),
     /// It cannot be done here, or not safely.
     #[error("refused: {0}")]
     Refused(Absent),
     /// The kernel refused.
     #[error("{what}")]
     System {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-impl Error {
-    /// What the reader can do about it.
+impl RepairError {
+    /// Advice for the reader.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Error::Proc(error) => error.hint(),
-            Error::System { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-                Some("it takes CAP_SYS_NICE, and the right to trace the process: try sudo".into())
+            RepairError::Proc(error) => error.hint(),
+            RepairError::System { source, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                Some(
+                    "pagewise needs CAP_SYS_NICE and the right to trace the process: try sudo"
+                        .into(),
+                )
             }
-            Error::Refused(_) | Error::System { .. } => None,
+            RepairError::Refused(_) | RepairError::System { .. } => None,
         }
     }
 
-    pub(crate) fn system(what: &'static str, source: io::Error) -> Error {
-        Error::System { what, source }
+    pub(crate) fn system(what: &'static str, source: io::Error) -> RepairError {
+        RepairError::System { what, source }
     }
 }

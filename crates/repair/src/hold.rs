@@ -4,17 +4,18 @@ use pagewise_model::{Absent, AddrRange, Reading};
 use pagewise_remote::{self as remote, on_tracer_thread};
 use pagewise_sys::madvise::Advice;
 
-use crate::{Conditions, INTERRUPTED, Outcome, Target};
+use crate::{INTERRUPTED, RangeOutcome, RepairConditions, RepairTarget};
 
-/// How many calls a thread makes before it runs on for a moment.
+/// Number of calls of a thread before it continues for a short time.
 const CALLS: usize = 8;
 
-/// Forbids huge pages in each range, by a thread of the process that is stopped for as long as some calls take.
+/// Forbids huge pages in each range, by a thread of the process that is stopped for as long as some
+/// calls take.
 pub(crate) fn forbid_huge_pages(
-    target: &Target,
+    target: &RepairTarget,
     ranges: &[AddrRange],
-    conditions: &Conditions<'_>,
-    outcome: &mut Outcome,
+    conditions: &RepairConditions<'_>,
+    outcome: &mut RangeOutcome,
 ) -> Reading<()> {
     if ranges.is_empty() {
         return Ok(());
@@ -39,12 +40,12 @@ pub(crate) fn forbid_huge_pages(
 }
 
 /// Why no remote call was made.
-pub(crate) fn why(error: &remote::Error) -> Absent {
+pub(crate) fn why(error: &remote::RemoteError) -> Absent {
     match error {
-        remote::Error::NotPermitted => Absent::NotPermitted(
+        remote::RemoteError::NotPermitted => Absent::NotPermitted(
             "the right to trace it (CAP_SYS_PTRACE, ptrace_scope), and no other tracer".into(),
         ),
-        remote::Error::Gone => Absent::Vanished,
+        remote::RemoteError::Gone => Absent::Vanished,
         other => Absent::NotSupported(other.to_string().into()),
     }
 }

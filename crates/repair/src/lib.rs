@@ -1,8 +1,8 @@
-//! The one crate that changes a running process, and only where its user said so: a [`Plan`] is carried out, and what
-//! came of it is told as a [`Repair`].
+//! The one crate that changes a running process, and only on its user's request: a [`FixPlan`] is
+//! carried out, and its result is a [`Repair`].
 //!
-//! Nothing a process has written is lost, whatever goes wrong: pages are only split, moved to swap, or dropped where
-//! they are proven zero while nobody can write to them.
+//! No written data of a process is lost, even on errors: pages are only split, moved to swap, or
+//! dropped if they are proven zero while no thread can write to them.
 #![forbid(unsafe_code)]
 
 mod drop_zeros;
@@ -16,24 +16,24 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pagewise_model::AddrRange;
-use pagewise_model::thp::{Action, Method, Plan, Repair};
+use pagewise_model::thp::{Action, FixMethod, FixPlan, Repair};
 use pagewise_sys::madvise::Advice;
 
-pub use error::Error;
+pub use error::RepairError;
 pub use pagewise_remote::{Keeper, Undo};
-pub use target::Target;
+pub use target::RepairTarget;
 
 /// Under which conditions a plan is carried out.
-pub struct Conditions<'a> {
+pub struct RepairConditions<'a> {
     /// The longest time for which all threads may be stopped at once.
     pub max_pause: Duration,
     /// Notes what has to be undone if this process is killed.
     pub keeper: &'a mut (dyn Keeper + Send),
-    /// Whether to end early: asked between changes.
+    /// Returns true to end early: called between changes.
     pub is_interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
-impl fmt::Debug for Conditions<'_> {
+impl fmt::Debug for RepairConditions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conditions").field("max_pause", &self.max_pause).finish_non_exhaustive()
     }
@@ -42,22 +42,23 @@ impl fmt::Debug for Conditions<'_> {
 /// Why the rest of a plan was not carried out.
 const INTERRUPTED: &str = "a signal asked pagewise to end";
 
-/// How many ranges are advised in one system call: it holds the process's mmap lock, for reading.
+/// Number of ranges that are advised in one system call: it holds the process's mmap lock for
+/// reading.
 const BATCH: usize = 16;
 
 /// Why a page that was split, as far as the kernel says, is huge.
 const STILL_HUGE: &str = "it is shared with another process, pinned, or was made huge again at once (--hold forbids that)";
 
-/// What became of the ranges of a plan.
+/// Result for the ranges of a plan.
 #[derive(Debug, Default)]
-struct Outcome {
+struct RangeOutcome {
     done: u64,
     failed: u64,
     why: Option<String>,
     longest_stop: Duration,
 }
 
-impl Outcome {
+impl RangeOutcome {
     fn fail(&mut self, why: impl ToString) {
         self.failed += 1;
         self.why.get_or_insert_with(|| why.to_string());
@@ -68,21 +69,22 @@ impl Outcome {
     }
 }
 
-/// Carries out a plan. `method` says how zero pages are given back: see [`self_test::choose`].
+/// Carries out a plan. `method` releases zero pages: see [`self_test::choose`].
 ///
 /// Some ranges can fail and others be done: the process changes meanwhile.
 ///
 /// # Errors
-/// [`Error::Proc`] where the process is gone or may not be read; [`Error::Refused`] where it cannot be done safely.
+/// [`RepairError::Proc`] where the process is gone or may not be read; [`RepairError::Refused`]
+/// where it cannot be done safely.
 pub fn carry_out(
-    target: &Target,
-    plan: &Plan,
-    method: Method,
-    conditions: &mut Conditions<'_>,
-) -> Result<Repair, Error> {
+    target: &RepairTarget,
+    plan: &FixPlan,
+    method: FixMethod,
+    conditions: &mut RepairConditions<'_>,
+) -> Result<Repair, RepairError> {
     let rss_before = target.resident()?;
     let begin = Instant::now();
-    let mut outcome = Outcome::default();
+    let mut outcome = RangeOutcome::default();
     let held = hold::forbid_huge_pages(target, &plan.hold, conditions, &mut outcome);
     match plan.action {
         Action::Shrink => shrink(target, &plan.ranges, method, conditions, &mut outcome)?,
@@ -109,14 +111,14 @@ pub fn carry_out(
 }
 
 fn shrink(
-    target: &Target,
+    target: &RepairTarget,
     blocks: &[AddrRange],
-    method: Method,
-    conditions: &mut Conditions<'_>,
-    outcome: &mut Outcome,
-) -> Result<(), Error> {
+    method: FixMethod,
+    conditions: &mut RepairConditions<'_>,
+    outcome: &mut RangeOutcome,
+) -> Result<(), RepairError> {
     match method {
-        Method::Split => {
+        FixMethod::Split => {
             let page = target.page_size().bytes();
             let firsts: Vec<Range<u64>> =
                 blocks.iter().map(|block| block.start..block.start.saturating_add(page)).collect();
@@ -129,19 +131,20 @@ fn shrink(
             }
             Ok(())
         }
-        Method::Drop => drop_zeros::drop_zeros(target, blocks, conditions, outcome),
-        Method::Swap => advise(target, &ranges(blocks), Advice::PageOut, conditions, outcome),
+        FixMethod::Drop => drop_zeros::drop_zeros(target, blocks, conditions, outcome),
+        FixMethod::Swap => advise(target, &ranges(blocks), Advice::PageOut, conditions, outcome),
     }
 }
 
-/// Gives advice on each range from outside; ranges that cannot be served are counted and passed over.
+/// Gives advice on each range from outside; ranges that cannot be served are counted and passed
+/// over.
 fn advise(
-    target: &Target,
+    target: &RepairTarget,
     mut ranges: &[Range<u64>],
     advice: Advice,
-    conditions: &Conditions<'_>,
-    outcome: &mut Outcome,
-) -> Result<(), Error> {
+    conditions: &RepairConditions<'_>,
+    outcome: &mut RangeOutcome,
+) -> Result<(), RepairError> {
     while !ranges.is_empty() {
         if (conditions.is_interrupted)() {
             ranges.iter().for_each(|_| outcome.fail(INTERRUPTED));
@@ -151,7 +154,7 @@ fn advise(
         let mut left = match target.process().advise(batch, advice) {
             Ok(bytes) => bytes,
             Err(error) if target.is_gone() => {
-                return Err(Error::system("the process is gone", error));
+                return Err(RepairError::system("the process is gone", error));
             }
             Err(error) => {
                 outcome.fail(error);

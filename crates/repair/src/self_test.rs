@@ -4,53 +4,56 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-use pagewise_model::thp::{Action, Method, Plan};
+use pagewise_model::thp::{Action, FixMethod, FixPlan};
 use pagewise_model::{Absent, AddrRange, Bytes, Pid, Reading};
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::region::Region;
+use pagewise_sys::region::AlignedRegion;
 
-use crate::{Conditions, Target, carry_out};
+use crate::{RepairConditions, RepairTarget, carry_out};
 
-/// How many huge pages the subject has.
+/// Number of huge pages of the subject.
 const BLOCKS: usize = 2;
 /// The longest pause of a process of our own.
 const PAUSE: Duration = Duration::from_secs(1);
-/// What it writes into the first byte of each, and into nothing else.
+/// Value of the first byte of each; all other bytes are 0.
 const MARK: u8 = 0x5a;
 
-/// The gentlest method of `methods` that works, tried on processes that `subject` starts: they must call
-/// [`be_the_subject`].
+/// The gentlest method of `methods` that works, tried on processes that `subject` starts: they must
+/// call [`be_the_subject`].
 ///
 /// Absent where none does, or where no huge page can be had to try on.
-pub fn choose(methods: &[Method], subject: &dyn Fn() -> io::Result<Command>) -> Reading<Method> {
+pub fn choose(
+    methods: &[FixMethod],
+    subject: &dyn Fn() -> io::Result<Command>,
+) -> Reading<FixMethod> {
     let mut reasons = Vec::new();
     for &method in methods {
-        match Subject::start(subject).and_then(|subject| subject.try_out(method)) {
+        match SelfTestProcess::start(subject).and_then(|subject| subject.try_out(method)) {
             Ok(()) => return Ok(method),
             Err(why) => reasons.push(format!("{}: {why}", method.key())),
         }
     }
     Err(Absent::NotSupported(
-        format!("no way of giving zero pages back works here ({})", reasons.join("; ")).into(),
+        format!("no method of releasing zero pages works here ({})", reasons.join("; ")).into(),
     ))
 }
 
 /// A process of ours with huge pages that are zero but for one byte each.
-struct Subject {
+struct SelfTestProcess {
     child: Child,
     stdin: Option<ChildStdin>,
     blocks: Vec<AddrRange>,
 }
 
-impl Subject {
-    fn start(subject: &dyn Fn() -> io::Result<Command>) -> Result<Subject, String> {
+impl SelfTestProcess {
+    fn start(subject: &dyn Fn() -> io::Result<Command>) -> Result<SelfTestProcess, String> {
         let mut command = subject().map_err(|e| e.to_string())?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|e| e.to_string())?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("it was piped");
-        let mut subject = Subject { child, stdin, blocks: Vec::new() };
+        let mut subject = SelfTestProcess { child, stdin, blocks: Vec::new() };
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).map_err(|e| e.to_string())?;
         let mut numbers = line.split_whitespace().map_while(|word| word.parse::<u64>().ok());
@@ -62,21 +65,21 @@ impl Subject {
         Ok(subject)
     }
 
-    fn try_out(mut self, method: Method) -> Result<(), String> {
+    fn try_out(mut self, method: FixMethod) -> Result<(), String> {
         let pid = Pid(self.child.id());
         let target = self.target(pid).map_err(|e| e.to_string())?;
         let whole = target.still_huge(&self.blocks).map_err(|e| e.to_string())?;
         if whole < BLOCKS as u64 {
             return Err("no huge page can be had to try it on".into());
         }
-        let plan = Plan {
+        let plan = FixPlan {
             action: Action::Shrink,
             ranges: self.blocks.clone(),
             hold: Vec::new(),
             change: Ok(Bytes::ZERO),
             spared: Bytes::ZERO,
         };
-        let mut conditions = Conditions {
+        let mut conditions = RepairConditions {
             max_pause: PAUSE,
             // The subject ends with us.
             keeper: &mut (),
@@ -96,13 +99,13 @@ impl Subject {
         }
     }
 
-    fn target(&self, pid: Pid) -> Result<Target, crate::Error> {
+    fn target(&self, pid: Pid) -> Result<RepairTarget, crate::RepairError> {
         let stat = stat::parse(&ProcRoot::live().read(pid, "stat")?)?;
-        Target::open(pid, stat.start_ticks)
+        RepairTarget::open(pid, stat.start_ticks)
     }
 }
 
-impl Drop for Subject {
+impl Drop for SelfTestProcess {
     fn drop(&mut self) {
         // Both fail only where it has ended.
         let _ = self.child.kill();
@@ -110,8 +113,8 @@ impl Drop for Subject {
     }
 }
 
-/// Is the process to try on: makes huge pages of `huge_size` bytes, says where on `output`, and when `input` ends,
-/// whether they still hold what they held.
+/// Is the process to try on: makes huge pages of `huge_size` bytes, says where on `output`, and
+/// when `input` ends, whether they still hold what they held.
 ///
 /// # Errors
 /// That memory or a pipe could not be had.
@@ -120,8 +123,9 @@ pub fn be_the_subject(
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<bool> {
-    let mut region = Region::map(BLOCKS * huge_size, huge_size)?;
-    // Either makes them huge: the first where the settings allow it, the second on kernels since 6.1.
+    let mut region = AlignedRegion::map(BLOCKS * huge_size, huge_size)?;
+    // Either makes them huge: the first where the settings allow it, the second on kernels since
+    // 6.1.
     let _ = region.advise(Advice::HugePage);
     for block in region.bytes().chunks_exact_mut(huge_size) {
         block[0] = MARK;

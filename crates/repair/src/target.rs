@@ -6,43 +6,44 @@ use pagewise_model::{AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::pages::{self, Pace};
 use pagewise_proc::{ProcRoot, huge, maps, stat};
 use pagewise_remote as remote;
-use pagewise_sys::madvise::Process;
+use pagewise_sys::madvise::PidfdProcess;
 use pagewise_sys::system;
 
-use crate::Error;
+use crate::RepairError;
 
 /// A running process, held by its pidfd: its id is not given to another meanwhile.
 #[derive(Debug)]
-pub struct Target {
+pub struct RepairTarget {
     root: ProcRoot,
     pid: Pid,
     start_ticks: u64,
-    process: Process,
+    process: PidfdProcess,
     page_size: PageSize,
 }
 
-impl Target {
-    /// Takes hold of the process `pid` that started at `start_ticks`, the `starttime` of `/proc/<pid>/stat`.
+impl RepairTarget {
+    /// Takes hold of the process `pid` that started at `start_ticks`, the `starttime` of
+    /// `/proc/<pid>/stat`.
     ///
     /// # Errors
-    /// [`pagewise_proc::Error::NoSuchProcess`] where it is gone, or another one has its id now.
-    pub fn open(pid: Pid, start_ticks: u64) -> Result<Target, Error> {
+    /// [`pagewise_proc::ProcError::NoSuchProcess`] where it is gone, or another one has its id now.
+    pub fn open(pid: Pid, start_ticks: u64) -> Result<RepairTarget, RepairError> {
         let root = ProcRoot::live();
-        let process =
-            Process::open(pid.0).map_err(|e| Error::system("cannot take hold of it", e))?;
+        let process = PidfdProcess::open(pid.0)
+            .map_err(|e| RepairError::system("cannot open it by its PID", e))?;
         let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
         let now = stat::parse(&root.read(pid, "stat")?)?;
         if now.start_ticks != start_ticks || now.has_ended() {
-            return Err(pagewise_proc::Error::NoSuchProcess { pid }.into());
+            return Err(pagewise_proc::ProcError::NoSuchProcess { pid }.into());
         }
-        Ok(Target { root, pid, start_ticks, process, page_size })
+        Ok(RepairTarget { root, pid, start_ticks, process, page_size })
     }
 
     pub(crate) const fn pid(&self) -> Pid {
         self.pid
     }
 
-    pub(crate) const fn process(&self) -> &Process {
+    pub(crate) const fn process(&self) -> &PidfdProcess {
         &self.process
     }
 
@@ -56,32 +57,32 @@ impl Target {
     }
 
     /// A file of it, as text.
-    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, RepairError> {
         Ok(self.root.read(self.pid, name)?)
     }
 
-    pub(crate) fn mappings(&self) -> Result<Vec<Mapping>, Error> {
+    pub(crate) fn mappings(&self) -> Result<Vec<Mapping>, RepairError> {
         Ok(maps::parse(&self.read("maps")?).mappings)
     }
 
-    /// What it has resident, counted page by page: `statm` may lag behind.
+    /// Its resident memory, counted by page: `statm` may lag behind.
     ///
     /// # Errors
     /// As reading its pages.
-    pub fn resident(&self) -> Result<Bytes, Error> {
+    pub fn resident(&self) -> Result<Bytes, RepairError> {
         let mut mappings = self.mappings()?;
         let (root, pid) = (&self.root, self.pid);
         let walk = pages::read(root, pid, &mut mappings, self.page_size, &Pace::POLITE)?;
-        let total = walk.total.map_err(Error::Refused)?;
+        let total = walk.total.map_err(RepairError::Refused)?;
         Ok(total.breakdown.resident())
     }
 
-    /// How many of the blocks are still mapped by a huge entry.
-    pub(crate) fn still_huge(&self, blocks: &[AddrRange]) -> Result<u64, Error> {
+    /// Number of blocks that are still mapped by a huge entry.
+    pub(crate) fn still_huge(&self, blocks: &[AddrRange]) -> Result<u64, RepairError> {
         Ok(huge::count(&self.root, self.pid, self.page_size, blocks)?)
     }
 
-    /// Where its files link to: what it has open.
+    /// Targets of its open file descriptors.
     pub(crate) fn open_files(&self) -> Vec<Vec<u8>> {
         use std::os::unix::ffi::OsStringExt;
         let links = fs::read_dir(self.root.file(self.pid, "fd")).into_iter().flatten();
@@ -90,7 +91,7 @@ impl Target {
     }
 
     /// The process, for remote calls.
-    pub(crate) fn remote(&self) -> Result<remote::Target, remote::Error> {
-        remote::Target::open(self.pid.0, Some(self.start_ticks))
+    pub(crate) fn remote(&self) -> Result<remote::RemoteProcess, remote::RemoteError> {
+        remote::RemoteProcess::open(self.pid.0, Some(self.start_ticks))
     }
 }

@@ -1,4 +1,5 @@
-//! How many accesses a second the simulators make: L1D, dTLB and STLB of an i7-6800K, on one CPU, against the goals.
+//! Accesses per second of the simulators: L1D, dTLB and STLB of an i7-6800K, on one CPU, against
+//! the goals.
 //!
 //! `cargo bench -p pagewise-sim --bench rate`
 
@@ -6,18 +7,18 @@
 
 use std::hint::black_box;
 
-use pagewise_sim::geometry::{CacheShapes, I7_6800K, PageSize};
-use pagewise_sim::workload::{MemAccess, Order, Sink, Uniform};
-use pagewise_sim::{Levels, Policy, Split};
+use pagewise_sim::geometry::{CacheShapes, I7_6800K, TlbPageSize};
+use pagewise_sim::workload::{AccessSink, Order, Uniform, WindowWalk};
+use pagewise_sim::{Levels, ReadWriteCounts, RecencyPolicy};
 use rustix::time::{ClockId, clock_gettime};
 
 const ROUNDS: usize = 9;
 const ACCESSES: u64 = 1 << 25;
 
-type Stream = fn(Sink<'_>);
+type PlayStream = fn(AccessSink<'_>);
 
-/// What is played, and the least that is wanted of it, in M accesses/s with LRU.
-const STREAMS: &[(&str, Stream, f64)] = &[
+/// Streams, and their goals in M accesses/s with LRU.
+const STREAMS: &[(&str, PlayStream, f64)] = &[
     ("mem-access, random", |sink| mem_access(Order::Random { seed: 1 }).play(sink), 400.0),
     ("mem-access, sequential", |sink| mem_access(Order::Sequential).play(sink), 400.0),
     ("uniform random", |sink| uniform().play(sink), 60.0),
@@ -26,12 +27,12 @@ const STREAMS: &[(&str, Stream, f64)] = &[
 fn main() {
     println!("\nL1D, dTLB and STLB ({ROUNDS} interleaved rounds), M accesses/s");
     print!("{:<24}", "");
-    Policy::ALL.iter().for_each(|policy| print!("{:>11}", policy.name()));
+    RecencyPolicy::ALL.iter().for_each(|policy| print!("{:>11}", policy.name()));
     println!("{:>8}  LRU alone", "goal");
     for (name, stream, goal) in STREAMS {
-        let mut rates = Policy::ALL.map(|_| Vec::new());
+        let mut rates = RecencyPolicy::ALL.map(|_| Vec::new());
         for _ in 0..ROUNDS {
-            for (policy, rates) in Policy::ALL.iter().zip(&mut rates) {
+            for (policy, rates) in RecencyPolicy::ALL.iter().zip(&mut rates) {
                 rates.push(rate(*policy, *stream));
             }
         }
@@ -42,8 +43,8 @@ fn main() {
     }
 }
 
-const fn mem_access(order: Order) -> MemAccess {
-    MemAccess { rounds: ACCESSES / (512 * 16), ..MemAccess::original(order) }
+const fn mem_access(order: Order) -> WindowWalk {
+    WindowWalk { rounds: ACCESSES / (512 * 16), ..WindowWalk::original(order) }
 }
 
 const fn uniform() -> Uniform {
@@ -51,18 +52,18 @@ const fn uniform() -> Uniform {
 }
 
 /// In M accesses/s.
-fn rate(policy: Policy, stream: Stream) -> f64 {
+fn rate(policy: RecencyPolicy, stream: PlayStream) -> f64 {
     let first_only = CacheShapes { l2: None, ..I7_6800K.caches };
     let mut caches = Levels::caches(&first_only, policy).expect("a CPU that exists");
-    let shape = I7_6800K.tlb(PageSize::Base).expect("it has one");
+    let shape = I7_6800K.tlb(TlbPageSize::Base).expect("it has one");
     let mut tlb = Levels::tlb(&shape, policy).expect("a CPU that exists");
     if let Some(model) = I7_6800K.next_page {
         tlb = tlb.prefetching(model);
     }
     let begin = cpu_seconds();
-    let mut accesses = Split::default();
+    let mut accesses = ReadWriteCounts::default();
     stream(&mut |block| {
-        accesses += Split::of(block);
+        accesses += ReadWriteCounts::count_block(block);
         caches.play(block);
         tlb.play(block);
     });
@@ -71,7 +72,7 @@ fn rate(policy: Policy, stream: Stream) -> f64 {
     rate
 }
 
-/// Of this thread: what others do on the machine does not count.
+/// CPU time of this thread: other programs on the machine do not count.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

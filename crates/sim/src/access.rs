@@ -1,30 +1,31 @@
-//! What simulators are fed with, and how they count it.
+//! Input of simulators, and its counts.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
 /// One access to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    /// Of its first byte.
+pub struct MemoryAccess {
+    /// Address of the first byte.
     pub(crate) address: u64,
     /// Bytes after the first.
     pub(crate) beyond: u16,
     pub(crate) write: bool,
 }
 
-/// Half of all numbers, and more than any CPU has addresses: those of the kernel stay apart from those of programs.
+/// Half of all numbers, and more than any CPU has addresses: those of the kernel stay apart from
+/// those of programs.
 const ADDRESSES: u64 = u64::MAX >> 1;
 
-impl Access {
-    /// A read of so many bytes. One that writes them back is a read: that is when it misses.
-    pub const fn read(address: u64, size: u16) -> Access {
-        Access { address: address & ADDRESSES, beyond: size.saturating_sub(1), write: false }
+impl MemoryAccess {
+    /// A read. A read-modify-write counts as a read: that is when it misses.
+    pub const fn read(address: u64, size: u16) -> MemoryAccess {
+        MemoryAccess { address: address & ADDRESSES, beyond: size.saturating_sub(1), write: false }
     }
 
-    /// A write of so many bytes.
-    pub const fn write(address: u64, size: u16) -> Access {
-        Access { write: true, ..Access::read(address, size) }
+    /// A write.
+    pub const fn write(address: u64, size: u16) -> MemoryAccess {
+        MemoryAccess { write: true, ..MemoryAccess::read(address, size) }
     }
 
     /// The first and the last of the blocks of 2^`shift` bytes that it lies in.
@@ -35,18 +36,18 @@ impl Access {
 
 /// Counts of reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Split {
-    /// Of accesses that read.
+pub struct ReadWriteCounts {
+    /// Number of reads.
     pub reads: u64,
-    /// Of accesses that write.
+    /// Number of writes.
     pub writes: u64,
 }
 
-impl Split {
-    /// How many of each these are.
-    pub fn of(block: &[Access]) -> Split {
+impl ReadWriteCounts {
+    /// Counts of reads and writes.
+    pub fn count_block(block: &[MemoryAccess]) -> ReadWriteCounts {
         let writes: u64 = block.iter().map(|access| u64::from(access.write)).sum();
-        Split { reads: block.len() as u64 - writes, writes }
+        ReadWriteCounts { reads: block.len() as u64 - writes, writes }
     }
 
     /// Both.
@@ -54,32 +55,32 @@ impl Split {
         self.reads.saturating_add(self.writes)
     }
 
-    pub(crate) fn one(write: bool) -> Split {
-        Split { reads: u64::from(!write), writes: u64::from(write) }
+    pub(crate) fn one(write: bool) -> ReadWriteCounts {
+        ReadWriteCounts { reads: u64::from(!write), writes: u64::from(write) }
     }
 
     #[inline(always)]
     pub(crate) fn add(&mut self, write: bool) {
-        *self += Split::one(write);
+        *self += ReadWriteCounts::one(write);
     }
 }
 
-impl Add for Split {
-    type Output = Split;
+impl Add for ReadWriteCounts {
+    type Output = ReadWriteCounts;
 
-    fn add(self, other: Split) -> Split {
-        Split { reads: self.reads + other.reads, writes: self.writes + other.writes }
+    fn add(self, other: ReadWriteCounts) -> ReadWriteCounts {
+        ReadWriteCounts { reads: self.reads + other.reads, writes: self.writes + other.writes }
     }
 }
 
-impl AddAssign for Split {
-    fn add_assign(&mut self, other: Split) {
+impl AddAssign for ReadWriteCounts {
+    fn add_assign(&mut self, other: ReadWriteCounts) {
         *self = *self + other;
     }
 }
 
-impl Sum for Split {
-    fn sum<I: Iterator<Item = Split>>(splits: I) -> Split {
-        splits.fold(Split::default(), |sum, split| sum + split)
+impl Sum for ReadWriteCounts {
+    fn sum<I: Iterator<Item = ReadWriteCounts>>(splits: I) -> ReadWriteCounts {
+        splits.fold(ReadWriteCounts::default(), |sum, split| sum + split)
     }
 }

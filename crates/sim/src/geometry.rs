@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::Policy;
-use crate::prefetch::NextPage;
-use crate::table::Level;
+use crate::RecencyPolicy;
+use crate::prefetch::NextPagePrefetcher;
+use crate::table::LookupLevel;
 
 /// Why something cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl std::error::Error for Unfit {}
 pub struct CacheShape {
     /// In bytes.
     pub size: u64,
-    /// How many lines of a set it holds.
+    /// Number of lines of a set.
     pub ways: usize,
     /// Bytes in a line.
     pub line: u64,
@@ -40,10 +40,10 @@ pub struct CacheShapes {
 
 /// A level of TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TlbLevel {
-    /// How many pages it holds.
+pub struct TlbShapeLevel {
+    /// Number of entries.
     pub entries: usize,
-    /// How many of a set; as many as `entries` where any page may lie anywhere.
+    /// Associativity; equal to `entries` for a fully associative TLB.
     pub ways: usize,
 }
 
@@ -53,14 +53,14 @@ pub struct TlbShape {
     /// Bytes in a page, a power of two.
     pub page: u64,
     /// The first level.
-    pub first: TlbLevel,
+    pub first: TlbShapeLevel,
     /// The second, as it is for pages of this size alone; `None` where it does not hold them.
-    pub second: Option<TlbLevel>,
+    pub second: Option<TlbShapeLevel>,
 }
 
 /// A size of page of x86-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageSize {
+pub enum TlbPageSize {
     /// 4 KiB.
     Base,
     /// 2 MiB.
@@ -69,54 +69,55 @@ pub enum PageSize {
     Giant,
 }
 
-impl PageSize {
+impl TlbPageSize {
     /// All, the smallest first.
-    pub const ALL: [PageSize; 3] = [PageSize::Base, PageSize::Huge, PageSize::Giant];
+    pub const ALL: [TlbPageSize; 3] = [TlbPageSize::Base, TlbPageSize::Huge, TlbPageSize::Giant];
 
     /// In bytes.
     pub const fn bytes(self) -> u64 {
         match self {
-            PageSize::Base => 4 << 10,
-            PageSize::Huge => 2 << 20,
-            PageSize::Giant => 1 << 30,
+            TlbPageSize::Base => 4 << 10,
+            TlbPageSize::Huge => 2 << 20,
+            TlbPageSize::Giant => 1 << 30,
         }
     }
 }
 
 /// A CPU: what of it is simulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cpu<'a> {
-    /// What it is called.
+pub struct CpuShape<'a> {
+    /// Name.
     pub name: &'a str,
     /// Its caches.
     pub caches: CacheShapes,
     /// Its TLBs, one a size of page.
     pub tlbs: &'a [TlbShape],
-    /// What is assumed of its page walker for base pages; `None` where nothing is known.
-    pub next_page: Option<NextPage>,
+    /// Assumed prefetcher of its page walker for base pages; `None` if unknown.
+    pub next_page: Option<NextPagePrefetcher>,
 }
 
-impl Cpu<'_> {
+impl CpuShape<'_> {
     /// The TLB for pages of this size.
     ///
     /// # Errors
-    /// Where it has none that is known.
-    pub fn tlb(&self, page: PageSize) -> Result<TlbShape, Unfit> {
+    /// Returns an error if its TLB is unknown.
+    pub fn tlb(&self, page: TlbPageSize) -> Result<TlbShape, Unfit> {
         let found = self.tlbs.iter().find(|shape| shape.page == page.bytes());
-        found.copied().ok_or(Unfit("the CPU is not known to have a TLB for pages of this size"))
+        found.copied().ok_or(Unfit("the TLB for pages of this size is unknown for this CPU"))
     }
 }
 
-const fn level(entries: usize, ways: usize) -> TlbLevel {
-    TlbLevel { entries, ways }
+const fn level(entries: usize, ways: usize) -> TlbShapeLevel {
+    TlbShapeLevel { entries, ways }
 }
 
-/// Broadwell-E. The TLBs of 4 KiB pages and the caches as its vendor's tables have them, those of larger pages as the optimization
-/// manual has them for its family.
+/// Broadwell-E. The TLBs of 4 KiB pages and the caches as its vendor's tables have them, those of
+/// larger pages as the optimization manual has them for its family.
 ///
-/// The prefetcher is fitted to page walks that were counted on one ([`crate::workload::MemAccess`]): the share to those of
-/// sequential windows, the steps to reads of random windows.
-pub const I7_6800K: Cpu<'static> = Cpu {
+/// The prefetcher is fitted to page walks that were counted on one
+/// ([`crate::workload::WindowWalk`]): the share to those of sequential windows, the steps to reads
+/// of random windows.
+pub const I7_6800K: CpuShape<'static> = CpuShape {
     name: "i7-6800K",
     caches: CacheShapes {
         l1d: CacheShape { size: 32 << 10, ways: 8, line: 64 },
@@ -124,49 +125,62 @@ pub const I7_6800K: Cpu<'static> = Cpu {
     },
     tlbs: &[
         TlbShape {
-            page: PageSize::Base.bytes(),
+            page: TlbPageSize::Base.bytes(),
             first: level(64, 4),
             second: Some(level(1536, 6)),
         },
         TlbShape {
-            page: PageSize::Huge.bytes(),
+            page: TlbPageSize::Huge.bytes(),
             first: level(32, 4),
             second: Some(level(1536, 6)),
         },
-        TlbShape { page: PageSize::Giant.bytes(), first: level(4, 4), second: Some(level(16, 4)) },
+        TlbShape {
+            page: TlbPageSize::Giant.bytes(),
+            first: level(4, 4),
+            second: Some(level(16, 4)),
+        },
     ],
-    next_page: Some(NextPage { after: 3, share: 0.84 }),
+    next_page: Some(NextPagePrefetcher { after: 3, share: 0.84 }),
 };
 
 impl CacheShape {
-    pub(crate) fn table(&self, policy: Policy) -> Result<Box<dyn Level>, Unfit> {
+    pub(crate) fn table(&self, policy: RecencyPolicy) -> Result<Box<dyn LookupLevel>, Unfit> {
         let lines = usize::try_from(self.size.checked_div(self.line).unwrap_or(0));
         table(lines.unwrap_or(usize::MAX), self.ways, self.line, policy)
     }
 }
 
-impl TlbLevel {
-    pub(crate) fn table(&self, policy: Policy, page: u64) -> Result<Box<dyn Level>, Unfit> {
+impl TlbShapeLevel {
+    pub(crate) fn table(
+        &self,
+        policy: RecencyPolicy,
+        page: u64,
+    ) -> Result<Box<dyn LookupLevel>, Unfit> {
         table(self.entries, self.ways, page, policy)
     }
 }
 
-/// No cache has more entries; what would have more is a mistake, and would take much memory to simulate.
-const MOST_ENTRIES: usize = 1 << 24;
+/// No cache has more entries; a larger number is an error, and would need much memory to simulate.
+const MAX_TLB_ENTRIES: usize = 1 << 24;
 
 /// Fully associative TLBs have some hundred.
-const MOST_WAYS: usize = 128;
+const MAX_WAYS: usize = 128;
 
 /// An access is smaller than a line and a page.
-const LEAST_BLOCK: u64 = 16;
+const MIN_BLOCK_BYTES: u64 = 16;
 
-/// A table of so many blocks of so many bytes.
-fn table(entries: usize, ways: usize, block: u64, policy: Policy) -> Result<Box<dyn Level>, Unfit> {
+/// A table with this number of blocks of this size.
+fn table(
+    entries: usize,
+    ways: usize,
+    block: u64,
+    policy: RecencyPolicy,
+) -> Result<Box<dyn LookupLevel>, Unfit> {
     let fits = |fit: bool, why| if fit { Ok(()) } else { Err(Unfit(why)) };
     fits(block.is_power_of_two(), "lines and pages must be a power of two bytes")?;
-    fits(block >= LEAST_BLOCK, "lines and pages must be 16 bytes or more")?;
-    fits((1..=MOST_WAYS).contains(&ways), "a set must have 1 to 128 ways")?;
-    fits((1..=MOST_ENTRIES).contains(&entries), "a level must have 1 to 16 M entries")?;
+    fits(block >= MIN_BLOCK_BYTES, "lines and pages must be 16 bytes or more")?;
+    fits((1..=MAX_WAYS).contains(&ways), "a set must have 1 to 128 ways")?;
+    fits((1..=MAX_TLB_ENTRIES).contains(&entries), "a level must have 1 to 16 M entries")?;
     fits(entries.is_multiple_of(ways), "the entries must be a multiple of the ways")?;
     Ok(policy.table(entries / ways, ways, block.ilog2()))
 }

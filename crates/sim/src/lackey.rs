@@ -8,11 +8,11 @@
 //! ==123== Lackey, ..   words for people
 //! ```
 
-use crate::Access;
+use crate::MemoryAccess;
 
-/// What lines were about, so far.
+/// Counts of the lines so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lines {
+pub struct LackeyCounts {
     /// Instructions.
     pub instructions: u64,
     /// Accesses to memory.
@@ -23,24 +23,24 @@ pub struct Lines {
 
 /// Reads a trace that comes in pieces, which may end within a line.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct LackeyReader {
     /// The beginning of a line whose end has not come.
     rest: Vec<u8>,
-    /// Whether the rest of a line that was too long is to be left out.
+    /// True if the rest of a line that was too long is to be left out.
     skipping: bool,
-    lines: Lines,
-    accesses: Vec<Access>,
+    lines: LackeyCounts,
+    accesses: Vec<MemoryAccess>,
 }
 
-/// Lines are shorter; what is not is no trace, and is not kept.
-const LONGEST: usize = 256;
+/// Maximum length of a line; longer ones are not part of a trace, and are not stored.
+const MAX_LINE_BYTES: usize = 256;
 
 /// No access of a program is larger: that of the instruction that saves all registers is some KiB.
 const LARGEST: u64 = 16 << 10;
 
-impl Reader {
+impl LackeyReader {
     /// The accesses of the lines that end in this piece.
-    pub fn read(&mut self, piece: &[u8]) -> &[Access] {
+    pub fn read(&mut self, piece: &[u8]) -> &[MemoryAccess] {
         self.accesses.clear();
         let mut lines = piece.split(|byte| *byte == b'\n');
         let last = lines.next_back().unwrap_or_default();
@@ -52,7 +52,7 @@ impl Reader {
     }
 
     /// The access of a last line that no newline ended.
-    pub fn finish(&mut self) -> &[Access] {
+    pub fn finish(&mut self) -> &[MemoryAccess] {
         self.accesses.clear();
         if !self.rest.is_empty() || self.skipping {
             self.end_of_line(b"");
@@ -60,8 +60,8 @@ impl Reader {
         &self.accesses
     }
 
-    /// What the lines were about.
-    pub fn lines(&self) -> Lines {
+    /// Counts of the lines.
+    pub fn lines(&self) -> LackeyCounts {
         self.lines
     }
 
@@ -80,7 +80,7 @@ impl Reader {
     }
 
     fn keep(&mut self, part: &[u8]) {
-        self.skipping |= self.rest.len() + part.len() > LONGEST;
+        self.skipping |= self.rest.len() + part.len() > MAX_LINE_BYTES;
         if self.skipping {
             self.rest.clear();
         } else {
@@ -95,8 +95,8 @@ impl Reader {
                 self.lines.instructions += 1;
                 return;
             }
-            b" L " | b" M " => place(rest).map(|(address, size)| Access::read(address, size)),
-            b" S " => place(rest).map(|(address, size)| Access::write(address, size)),
+            b" L " | b" M " => place(rest).map(|(address, size)| MemoryAccess::read(address, size)),
+            b" S " => place(rest).map(|(address, size)| MemoryAccess::write(address, size)),
             _ => None,
         };
         match access {
@@ -118,7 +118,7 @@ fn place(text: &[u8]) -> Option<(u64, u16)> {
     Some((number(&text[..comma], 16)?, size))
 }
 
-/// Whether a line is of valgrind to people: `==pid==` and `--pid--`; or is empty.
+/// True if a line is of valgrind to people: `==pid==` and `--pid--`; or is empty.
 fn is_words(line: &[u8]) -> bool {
     line.is_empty() || line.starts_with(b"==") || line.starts_with(b"--")
 }
@@ -131,8 +131,8 @@ mod tests {
 
     const TRACE: &[u8] = b"==7== Lackey, an example\nI  0401ab70,3\n S 1fff000d78,8\n\n L 04025000,4\n M 10,1\nnonsense\n L xy,8\n L 10,99999\n S 20,2";
 
-    fn all(pieces: &[&[u8]]) -> (Vec<Access>, Lines) {
-        let mut reader = Reader::default();
+    fn all(pieces: &[&[u8]]) -> (Vec<MemoryAccess>, LackeyCounts) {
+        let mut reader = LackeyReader::default();
         let mut accesses = Vec::new();
         pieces.iter().for_each(|piece| accesses.extend_from_slice(reader.read(piece)));
         accesses.extend_from_slice(reader.finish());
@@ -140,24 +140,27 @@ mod tests {
     }
 
     #[test]
-    fn loads_stores_and_both_are_accesses_and_what_is_no_trace_is_counted() {
+    fn loads_and_stores_are_accesses_and_other_lines_are_counted() {
         let expected = [
-            Access::write(0x1f_ff00_0d78, 8),
-            Access::read(0x402_5000, 4),
-            Access::read(0x10, 1),
-            Access::write(0x20, 2),
+            MemoryAccess::write(0x1f_ff00_0d78, 8),
+            MemoryAccess::read(0x402_5000, 4),
+            MemoryAccess::read(0x10, 1),
+            MemoryAccess::write(0x20, 2),
         ];
-        let lines = Lines { instructions: 1, accesses: 4, unknown: 3 };
+        let lines = LackeyCounts { instructions: 1, accesses: 4, unknown: 3 };
         assert_eq!(all(&[TRACE]), (expected.to_vec(), lines));
     }
 
     #[test]
     fn a_line_without_end_is_not_kept() {
-        let mut reader = Reader::default();
+        let mut reader = LackeyReader::default();
         (0..100).for_each(|_| assert!(reader.read(&[b'a'; 1000]).is_empty()));
-        assert!(reader.rest.capacity() <= 2 * LONGEST);
-        assert_eq!(reader.read(b"\n L 10,8\n"), [Access::read(0x10, 8)]);
-        assert_eq!(reader.lines(), Lines { accesses: 1, unknown: 1, ..Lines::default() });
+        assert!(reader.rest.capacity() <= 2 * MAX_LINE_BYTES);
+        assert_eq!(reader.read(b"\n L 10,8\n"), [MemoryAccess::read(0x10, 8)]);
+        assert_eq!(
+            reader.lines(),
+            LackeyCounts { accesses: 1, unknown: 1, ..LackeyCounts::default() }
+        );
     }
 
     proptest! {

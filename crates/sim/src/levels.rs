@@ -1,24 +1,26 @@
 //! Two levels, of caches or of TLBs: what misses the first asks the second.
 //!
-//! The model of caches: writes allocate a line as reads do, and what is written back is not followed. Neither level
-//! prefetches, neither empties the other, and nothing else runs on the CPU: no kernel, no page walks, no instructions.
+//! The model of caches: writes allocate a line as reads do, and what is written back is not
+//! followed. Neither level prefetches, neither empties the other, and nothing else runs on the CPU:
+//! no kernel, no page walks, no instructions.
 //!
-//! The model of TLBs: all memory is in pages of one size. What misses both levels costs a page walk, and is in both
-//! afterwards. Walks are not timed and leave the caches alone. The access that comes first in the program's order walks,
-//! although a CPU that reorders may let a load overtake a store.
+//! The model of TLBs: all memory is in pages of one size. A miss in both levels costs a page walk,
+//! and fills both. Walks take no time and do not touch the caches. The first access in program
+//! order walks, although a CPU with out-of-order execution may let a load overtake a store.
 
 use crate::geometry::{CacheShapes, TlbShape, Unfit};
-use crate::prefetch::{NextPage, Prefetcher};
-use crate::table::{Level, Request};
-use crate::{Access, Policy, Split};
+use crate::prefetch::{NextPagePrefetcher, Prefetcher};
+use crate::table::{LookupLevel, MissRequest};
+use crate::{MemoryAccess, ReadWriteCounts, RecencyPolicy};
 
-/// What was counted.
+/// Counts of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct LevelCounts {
     /// Accesses that missed the first level. One that lies in several lines or pages counts once.
-    pub first: Split,
-    /// Lines or pages that no level held, by the access that asked: what memory or the page walker has to give.
-    pub last: Split,
+    pub first: ReadWriteCounts,
+    /// Lines or pages that no level held, by the access that asked: what memory or the page walker
+    /// has to give.
+    pub last: ReadWriteCounts,
     /// Pages put into the second level before they were asked for.
     pub prefetched: u64,
 }
@@ -26,63 +28,63 @@ pub struct Counts {
 /// Levels of cache or of TLB, empty at first.
 #[derive(Debug)]
 pub struct Levels {
-    first: Box<dyn Level>,
-    second: Option<Box<dyn Level>>,
+    first: Box<dyn LookupLevel>,
+    second: Option<Box<dyn LookupLevel>>,
     prefetcher: Option<Prefetcher>,
-    counts: Counts,
-    /// What the first level missed of a block of accesses.
-    missed: Vec<Request>,
+    counts: LevelCounts,
+    /// Misses of the first level in a block of accesses.
+    missed: Vec<MissRequest>,
 }
 
 impl Levels {
     /// Caches of data.
     ///
     /// # Errors
-    /// Of shapes that cannot be simulated.
-    pub fn caches(shapes: &CacheShapes, policy: Policy) -> Result<Levels, Unfit> {
+    /// Returns an error for shapes that cannot be simulated.
+    pub fn caches(shapes: &CacheShapes, policy: RecencyPolicy) -> Result<Levels, Unfit> {
         let first = shapes.l1d.table(policy)?;
-        Ok(Levels::of(first, shapes.l2.map(|shape| shape.table(policy)).transpose()?))
+        Ok(Levels::new(first, shapes.l2.map(|shape| shape.table(policy)).transpose()?))
     }
 
     /// A TLB of data without a prefetcher.
     ///
     /// # Errors
-    /// Of shapes that cannot be simulated.
-    pub fn tlb(shape: &TlbShape, policy: Policy) -> Result<Levels, Unfit> {
+    /// Returns an error for shapes that cannot be simulated.
+    pub fn tlb(shape: &TlbShape, policy: RecencyPolicy) -> Result<Levels, Unfit> {
         let first = shape.first.table(policy, shape.page)?;
         let second = shape.second.map(|level| level.table(policy, shape.page)).transpose()?;
-        Ok(Levels::of(first, second))
+        Ok(Levels::new(first, second))
     }
 
-    fn of(first: Box<dyn Level>, second: Option<Box<dyn Level>>) -> Levels {
-        let counts = Counts::default();
+    fn new(first: Box<dyn LookupLevel>, second: Option<Box<dyn LookupLevel>>) -> Levels {
+        let counts = LevelCounts::default();
         Levels { first, second, prefetcher: None, counts, missed: Vec::new() }
     }
 
     /// The same with a prefetcher into the second level.
     #[must_use]
-    pub fn prefetching(self, model: NextPage) -> Levels {
+    pub fn prefetching(self, model: NextPagePrefetcher) -> Levels {
         Levels { prefetcher: Some(Prefetcher::new(model)), ..self }
     }
 
     /// Makes these accesses, one after the other.
-    pub fn play(&mut self, block: &[Access]) {
+    pub fn play(&mut self, block: &[MemoryAccess]) {
         self.missed.clear();
         self.counts.first += self.first.filter(block, &mut self.missed);
         self.counts.last += match &mut self.second {
             Some(second) => second.ask(&self.missed, self.prefetcher.as_mut()),
-            None => self.missed.iter().map(|request| Split::one(request.write)).sum(),
+            None => self.missed.iter().map(|request| ReadWriteCounts::one(request.write)).sum(),
         };
     }
 
-    /// Whether there is a second level.
+    /// True if there is a second level.
     pub fn has_second(&self) -> bool {
         self.second.is_some()
     }
 
-    /// What was counted so far.
-    pub fn counts(&self) -> Counts {
+    /// Counts so far.
+    pub fn counts(&self) -> LevelCounts {
         let prefetched = self.prefetcher.as_ref().map_or(0, |prefetcher| prefetcher.made);
-        Counts { prefetched, ..self.counts }
+        LevelCounts { prefetched, ..self.counts }
     }
 }

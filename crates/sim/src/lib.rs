@@ -1,14 +1,15 @@
 //! Simulators: caches, TLBs and the kernel's page replacement, fed with accesses to memory.
 //!
-//! Pure: no I/O, no clock, and chance only from seeds, so that the same accesses give the same counts. What comes out is
-//! *simulated*: a model of some hardware, as good as its assumptions, which [`Levels`] states.
+//! Pure: no I/O, no clock, and randomness from seeds only, so that the same accesses give the same
+//! counts. Results are *simulated*: a model of some hardware, as good as its assumptions, which
+//! [`Levels`] documents.
 //!
 //! ```
-//! use pagewise_sim::geometry::{I7_6800K, PageSize};
-//! use pagewise_sim::{Levels, Policy, workload};
+//! use pagewise_sim::geometry::{I7_6800K, TlbPageSize};
+//! use pagewise_sim::{Levels, RecencyPolicy, workload};
 //!
-//! let mut caches = Levels::caches(&I7_6800K.caches, Policy::Lru)?;
-//! let mut tlb = Levels::tlb(&I7_6800K.tlb(PageSize::Base)?, Policy::Lru)?;
+//! let mut caches = Levels::caches(&I7_6800K.caches, RecencyPolicy::Lru)?;
+//! let mut tlb = Levels::tlb(&I7_6800K.tlb(TlbPageSize::Base)?, RecencyPolicy::Lru)?;
 //! workload::Uniform { bytes: 1 << 20, accesses: 10_000, seed: 1 }.play(&mut |block| {
 //!     caches.play(block);
 //!     tlb.play(block);
@@ -30,8 +31,8 @@ pub mod replacement;
 mod table;
 pub mod workload;
 
-pub use access::{Access, Split};
+pub use access::{MemoryAccess, ReadWriteCounts};
 pub use geometry::Unfit;
-pub use levels::{Counts, Levels};
-pub use prefetch::NextPage;
-pub use recency::Policy;
+pub use levels::{LevelCounts, Levels};
+pub use prefetch::NextPagePrefetcher;
+pub use recency::RecencyPolicy;

@@ -1,13 +1,13 @@
 //! The page walker's prefetcher: an assumption, to be stated with every result.
 //!
-//! CPUs have one, and their makers say little of it. This one looks at what misses the first level of TLB. After enough
-//! misses of pages each of which follows the one before, it puts the next page into the second level in time, or, where
-//! it has not the luck that its share says, not at all.
+//! CPUs have one, and their makers say little of it. This one looks at what misses the first level
+//! of TLB. After enough misses of pages each of which follows the one before, it puts the next page
+//! into the second level in time, or, where it has not the luck that its share says, not at all.
 
-/// How good it is.
+/// Parameters and state of the prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NextPage {
-    /// How many misses one page further it takes before it foresees the next; with 0 it always does.
+pub struct NextPagePrefetcher {
+    /// Number of misses on consecutive pages before it prefetches the next; with 0 it always does.
     pub after: u32,
     /// The share of its prefetches that are in time, from 0 to 1.
     pub share: f64,
@@ -16,13 +16,13 @@ pub struct NextPage {
 /// One at work.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
-    model: NextPage,
+    model: NextPagePrefetcher,
     /// The page that missed last.
     missed: u64,
-    /// How many misses before it were each one page less.
+    /// Number of preceding misses, each one page before the next.
     steps: u32,
     chance: fastrand::Rng,
-    /// How many pages it put in.
+    /// Number of prefetched pages.
     pub(crate) made: u64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Prefetcher {
 const NONE: u64 = u64::MAX - 1;
 
 impl Prefetcher {
-    pub(crate) fn new(model: NextPage) -> Prefetcher {
+    pub(crate) fn new(model: NextPagePrefetcher) -> Prefetcher {
         let chance = fastrand::Rng::with_seed(0);
         Prefetcher { model, missed: NONE, steps: 0, chance, made: 0 }
     }

@@ -2,79 +2,89 @@
 
 use std::fmt::Debug;
 
-use crate::table::{LANES, Level, ONES, Table, lowest, zero_bytes};
+use crate::table::{LANES, LookupLevel, ONES, SetTable, lowest, zero_bytes};
 
 /// A replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum RecencyPolicy {
     /// The way that was used longest ago.
     Lru,
-    /// A binary tree over the ways: each node points to the half that was not used last, and the victim is where they
-    /// lead. Where the ways are no power of two, nodes with no way on their right lead left.
+    /// A binary tree over the ways: each node points to the half that was not used last, and the
+    /// victim is at the end of this path. If the number of ways is not a power of two, nodes
+    /// without a way on their right lead left.
     TreePlru,
     /// The way that was filled longest ago.
     Fifo,
     /// Any way; the same seed gives the same ways.
     Random {
-        /// Of the generator.
+        /// Seed of the generator.
         seed: u64,
     },
 }
 
-impl Policy {
+impl RecencyPolicy {
     /// All of them.
-    pub const ALL: [Policy; 4] =
-        [Policy::Lru, Policy::TreePlru, Policy::Fifo, Policy::Random { seed: 0 }];
+    pub const ALL: [RecencyPolicy; 4] = [
+        RecencyPolicy::Lru,
+        RecencyPolicy::TreePlru,
+        RecencyPolicy::Fifo,
+        RecencyPolicy::Random { seed: 0 },
+    ];
 
-    /// What it is called.
+    /// Name of the policy.
     pub const fn name(self) -> &'static str {
         match self {
-            Policy::Lru => "LRU",
-            Policy::TreePlru => "tree-PLRU",
-            Policy::Fifo => "FIFO",
-            Policy::Random { .. } => "random",
+            RecencyPolicy::Lru => "LRU",
+            RecencyPolicy::TreePlru => "tree-PLRU",
+            RecencyPolicy::Fifo => "FIFO",
+            RecencyPolicy::Random { .. } => "random",
         }
     }
 
     /// An empty table of this policy, of blocks of 2^`shift` bytes.
-    pub(crate) fn table(self, sets: usize, ways: usize, shift: u32) -> Box<dyn Level> {
-        let filled = Filled { ways };
+    pub(crate) fn table(self, sets: usize, ways: usize, shift: u32) -> Box<dyn LookupLevel> {
+        let filled = FilledFirst { ways };
         match self {
-            Policy::Lru if ways <= LANES => {
-                Box::new(Table::<_, 1>::new(sets, shift, Matrix { all: u8::MAX >> (LANES - ways) }))
+            RecencyPolicy::Lru if ways <= LANES => Box::new(SetTable::<_, 1>::new(
+                sets,
+                shift,
+                Matrix { all: u8::MAX >> (LANES - ways) },
+            )),
+            RecencyPolicy::Lru if ways <= 2 * LANES => {
+                Box::new(SetTable::<_, 2>::new(sets, shift, Stamps { ways, now: 0 }))
             }
-            Policy::Lru if ways <= 2 * LANES => {
-                Box::new(Table::<_, 2>::new(sets, shift, Stamps { ways, now: 0 }))
+            RecencyPolicy::Lru => {
+                Box::new(SetTable::<_, 16>::new(sets, shift, Stamps { ways, now: 0 }))
             }
-            Policy::Lru => Box::new(Table::<_, 16>::new(sets, shift, Stamps { ways, now: 0 })),
-            Policy::TreePlru => boxed(sets, ways, shift, Tree::new(ways)),
-            Policy::Fifo => boxed(sets, ways, shift, Fifo { ways }),
-            Policy::Random { seed } => {
+            RecencyPolicy::TreePlru => boxed(sets, ways, shift, TreePlru::new(ways)),
+            RecencyPolicy::Fifo => boxed(sets, ways, shift, FifoOrder { ways }),
+            RecencyPolicy::Random { seed } => {
                 let generator = fastrand::Rng::with_seed(seed);
-                boxed(sets, ways, shift, Chance { filled, generator })
+                boxed(sets, ways, shift, RandomOrder { filled, generator })
             }
         }
     }
 }
 
 /// A table of as many groups as it takes: of those numbers for which there is code.
-fn boxed<R>(sets: usize, ways: usize, shift: u32, recency: R) -> Box<dyn Level>
+fn boxed<R>(sets: usize, ways: usize, shift: u32, recency: R) -> Box<dyn LookupLevel>
 where
     R: Recency<1> + Recency<2> + Recency<16> + 'static,
 {
     match ways.div_ceil(LANES) {
-        ..=1 => Box::new(Table::<R, 1>::new(sets, shift, recency)),
-        2 => Box::new(Table::<R, 2>::new(sets, shift, recency)),
-        _ => Box::new(Table::<R, 16>::new(sets, shift, recency)),
+        ..=1 => Box::new(SetTable::<R, 1>::new(sets, shift, recency)),
+        2 => Box::new(SetTable::<R, 2>::new(sets, shift, recency)),
+        _ => Box::new(SetTable::<R, 16>::new(sets, shift, recency)),
     }
 }
 
-/// What a policy remembers of a set of up to 8 ways a group. Ways that hold nothing are filled first, from the first on.
+/// State of a policy for a set of up to 8 ways per group. Empty ways are filled first, from the
+/// first on.
 pub(crate) trait Recency<const GROUPS: usize>: Debug + Send {
-    /// What it remembers of one set.
+    /// State for one set.
     type Order: Copy + Debug + Send;
 
-    /// Of an empty set.
+    /// State of an empty set.
     fn at_first(&self) -> Self::Order;
 
     /// A way was used that held what was looked for.
@@ -101,7 +111,8 @@ impl Recency<1> for Matrix {
     type Order = u64;
 
     fn at_first(&self) -> u64 {
-        // Way 0 is the oldest, so that it is filled first; lanes that are no ways are younger than all.
+        // Way 0 is the oldest, so that it is filled first; lanes that are not ways are younger than
+        // all.
         let row = |way: usize| if self.all >> way == 0 { u8::MAX } else { (1 << way) - 1 };
         u64::from_le_bytes(std::array::from_fn(row))
     }
@@ -150,11 +161,11 @@ impl<const GROUPS: usize> Recency<GROUPS> for Stamps {
 
 /// FIFO: the way to fill next.
 #[derive(Debug)]
-pub(crate) struct Fifo {
+pub(crate) struct FifoOrder {
     ways: usize,
 }
 
-impl<const GROUPS: usize> Recency<GROUPS> for Fifo {
+impl<const GROUPS: usize> Recency<GROUPS> for FifoOrder {
     type Order = usize;
 
     fn at_first(&self) -> usize {
@@ -174,11 +185,11 @@ impl<const GROUPS: usize> Recency<GROUPS> for Fifo {
 
 /// Fills ways that hold nothing, for policies that would not do so first by themselves.
 #[derive(Debug)]
-struct Filled {
+struct FilledFirst {
     ways: usize,
 }
 
-impl Filled {
+impl FilledFirst {
     /// The first way that holds nothing, which is filled now.
     #[inline(always)]
     fn next(&self, filled: &mut usize) -> Option<usize> {
@@ -192,12 +203,12 @@ impl Filled {
 
 /// Random replacement; remembers how many ways are in use.
 #[derive(Debug)]
-pub(crate) struct Chance {
-    filled: Filled,
+pub(crate) struct RandomOrder {
+    filled: FilledFirst,
     generator: fastrand::Rng,
 }
 
-impl<const GROUPS: usize> Recency<GROUPS> for Chance {
+impl<const GROUPS: usize> Recency<GROUPS> for RandomOrder {
     type Order = usize;
 
     fn at_first(&self) -> usize {
@@ -216,23 +227,23 @@ impl<const GROUPS: usize> Recency<GROUPS> for Chance {
 
 /// Tree-PLRU.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct TreePlru {
     /// For each way the nodes above it, and those of them that point right to point away from it.
     above: Box<[(u128, u128)]>,
-    filled: Filled,
+    filled: FilledFirst,
     leaves: usize,
 }
 
-/// A bit a node, 1 where it points right; and how many ways are in use. Node 1 is the root, node n has children 2n and
-/// 2n + 1, and leaves are ways.
+/// A bit a node, 1 where it points right; and how many ways are in use. Node 1 is the root, node n
+/// has children 2n and 2n + 1, and leaves are ways.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Nodes {
+pub(crate) struct PlruBits {
     right: u128,
     filled: usize,
 }
 
-impl Tree {
-    fn new(ways: usize) -> Tree {
+impl TreePlru {
+    fn new(ways: usize) -> TreePlru {
         let leaves = ways.next_power_of_two();
         let above = |way: usize| {
             let path = std::iter::successors(Some(way + leaves), |node| Some(node / 2));
@@ -242,12 +253,12 @@ impl Tree {
                 (nodes | parent, if node.is_multiple_of(2) { right | parent } else { right })
             })
         };
-        Tree { above: (0..ways).map(above).collect(), filled: Filled { ways }, leaves }
+        TreePlru { above: (0..ways).map(above).collect(), filled: FilledFirst { ways }, leaves }
     }
 
     /// Follows the nodes of a set from the root.
     #[inline(always)]
-    fn pointed_at(&self, nodes: Nodes) -> usize {
+    fn pointed_at(&self, nodes: PlruBits) -> usize {
         let (mut node, mut first, mut span) = (1, 0, self.leaves / 2);
         while span > 0 {
             let right = nodes.right >> node & 1 == 1 && first + span < self.filled.ways;
@@ -259,26 +270,26 @@ impl Tree {
     }
 
     #[inline(always)]
-    fn point_away(&self, nodes: &mut Nodes, way: usize) {
+    fn point_away(&self, nodes: &mut PlruBits, way: usize) {
         let (above, right) = self.above[way];
         nodes.right = nodes.right & !above | right;
     }
 }
 
-impl<const GROUPS: usize> Recency<GROUPS> for Tree {
-    type Order = Nodes;
+impl<const GROUPS: usize> Recency<GROUPS> for TreePlru {
+    type Order = PlruBits;
 
-    fn at_first(&self) -> Nodes {
-        Nodes { right: 0, filled: 0 }
+    fn at_first(&self) -> PlruBits {
+        PlruBits { right: 0, filled: 0 }
     }
 
     #[inline(always)]
-    fn used(&mut self, nodes: &mut Nodes, way: usize) {
+    fn used(&mut self, nodes: &mut PlruBits, way: usize) {
         self.point_away(nodes, way);
     }
 
     #[inline(always)]
-    fn make_room(&mut self, nodes: &mut Nodes) -> usize {
+    fn make_room(&mut self, nodes: &mut PlruBits) -> usize {
         let empty = self.filled.next(&mut nodes.filled);
         let way = empty.unwrap_or_else(|| self.pointed_at(*nodes));
         self.point_away(nodes, way);

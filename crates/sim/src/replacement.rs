@@ -1,8 +1,10 @@
-//! The kernel's page replacement, over the pages of a stream of accesses: which faults come of too little memory.
+//! The kernel's page replacement, over the pages of a stream of accesses: which faults come of too
+//! little memory.
 //!
-//! The model: one process has so many frames and nothing else wants them. A page is reclaimed when a frame is needed and
-//! none is free; one that was written since it was read in has to be written first. No read-ahead, no free frames kept in
-//! reserve, and the CPU's accessed bits are looked at when a frame is needed, never in between.
+//! The model: one process has a fixed number of frames for itself. A page is reclaimed when a frame
+//! is needed and none is free; a page written since it was read in has to be written back first. No
+//! read-ahead, no reserve of free frames, and the CPU's accessed bits are examined only when a
+//! frame is needed.
 
 mod clock;
 mod generations;
@@ -13,140 +15,146 @@ mod two_lists;
 use std::collections::HashMap;
 use std::fmt::Debug;
 
-use crate::{Access, Split, Unfit};
+use crate::{MemoryAccess, ReadWriteCounts, Unfit};
 
 /// Which page makes room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replacement {
+pub enum PageReplacement {
     /// The page that was used longest ago: what a kernel cannot know, and what others come near.
     Lru,
-    /// Clock, or second chance: pages in a ring; a hand goes round, takes a page that was not used since it last came
-    /// by, and forgives one that was.
+    /// Clock, or second chance: pages in a ring; a hand goes round, takes a page that was not used
+    /// since it last came by, and forgives one that was.
     Clock,
-    /// Linux's active and inactive lists. A page of the inactive list that was used stays there once and is activated
-    /// when that is seen again; the active list gives back to the inactive one what makes it the longer of the two.
+    /// Linux's active and inactive lists. A page of the inactive list that was used stays there
+    /// once and is activated at the next use; the active list returns pages to the inactive one
+    /// when it is the longer of the two.
     TwoLists,
     /// The same with a change: a page that should be activated is reclaimed like any other.
     ActivateReclaimed,
-    /// Generations, after Linux's MGLRU: what was used gets into the youngest, the oldest is reclaimed.
+    /// Generations, after Linux's MGLRU: what was used gets into the youngest, the oldest is
+    /// reclaimed.
     Generations,
 }
 
-impl Replacement {
+impl PageReplacement {
     /// All of them.
-    pub const ALL: [Replacement; 5] = [
-        Replacement::Lru,
-        Replacement::Clock,
-        Replacement::TwoLists,
-        Replacement::ActivateReclaimed,
-        Replacement::Generations,
+    pub const ALL: [PageReplacement; 5] = [
+        PageReplacement::Lru,
+        PageReplacement::Clock,
+        PageReplacement::TwoLists,
+        PageReplacement::ActivateReclaimed,
+        PageReplacement::Generations,
     ];
 
-    /// What it is called.
+    /// Name of the policy.
     pub const fn name(self) -> &'static str {
         match self {
-            Replacement::Lru => "LRU",
-            Replacement::Clock => "clock",
-            Replacement::TwoLists => "active/inactive",
-            Replacement::ActivateReclaimed => "activate reclaimed",
-            Replacement::Generations => "generations",
+            PageReplacement::Lru => "LRU",
+            PageReplacement::Clock => "clock",
+            PageReplacement::TwoLists => "active/inactive",
+            PageReplacement::ActivateReclaimed => "activate reclaimed",
+            PageReplacement::Generations => "generations",
         }
     }
 
     fn begin(self) -> Box<dyn Reclaim> {
         match self {
-            Replacement::Lru => Box::new(lru::Lru::new()),
-            Replacement::Clock => Box::new(clock::Clock::new()),
-            Replacement::TwoLists => Box::new(two_lists::TwoLists::new(true)),
-            Replacement::ActivateReclaimed => Box::new(two_lists::TwoLists::new(false)),
-            Replacement::Generations => Box::new(generations::Generations::new()),
+            PageReplacement::Lru => Box::new(lru::Lru::new()),
+            PageReplacement::Clock => Box::new(clock::Clock::new()),
+            PageReplacement::TwoLists => Box::new(two_lists::TwoLists::new(true)),
+            PageReplacement::ActivateReclaimed => Box::new(two_lists::TwoLists::new(false)),
+            PageReplacement::Generations => Box::new(generations::Generations::new()),
         }
     }
 }
 
 /// A number of a frame, from 0.
-type Frame = usize;
+type FrameNumber = usize;
 
-/// What chooses frames.
+/// Choice of frames to reclaim.
 trait Reclaim: Debug + Send {
     /// The page in this frame is used.
-    fn used(&mut self, frame: Frame);
+    fn used(&mut self, frame: FrameNumber);
 
     /// A page was read into this frame, and is used. Frames come into use in their order.
-    fn filled(&mut self, frame: Frame);
+    fn filled(&mut self, frame: FrameNumber);
 
     /// Takes out the frame whose page is to be reclaimed. All frames are filled.
-    fn reclaim(&mut self) -> Frame;
+    fn reclaim(&mut self) -> FrameNumber;
 }
 
-/// What is noted of a frame, which may have come into use just now.
-fn at<T: Default>(notes: &mut Vec<T>, frame: Frame) -> &mut T {
+/// Data of a frame, which may be used for the first time.
+fn at<T: Default>(notes: &mut Vec<T>, frame: FrameNumber) -> &mut T {
     if frame == notes.len() {
         notes.push(T::default());
     }
     &mut notes[frame]
 }
 
-/// What was counted.
+/// Counts of the simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ReplacementCounts {
     /// Pages used for the first time: minor faults where they are anonymous.
     pub first: u64,
     /// Faults on pages that were reclaimed: major faults.
-    pub back: Split,
+    pub back: ReadWriteCounts,
     /// Pages reclaimed that had to be written first.
     pub written: u64,
 }
 
 /// Memory of a few frames.
 #[derive(Debug)]
-pub struct Memory {
+pub struct SimulatedMemory {
     /// The frame of each page that was ever used; `None` where it was reclaimed.
-    places: HashMap<u64, Option<Frame>>,
-    frames: Vec<Held>,
+    places: HashMap<u64, Option<FrameNumber>>,
+    frames: Vec<FrameContent>,
     limit: usize,
     reclaim: Box<dyn Reclaim>,
     page_shift: u32,
     /// The page that was used last and its frame.
-    last: Option<(u64, Frame)>,
-    counts: Counts,
+    last: Option<(u64, FrameNumber)>,
+    counts: ReplacementCounts,
 }
 
-/// What a frame holds.
+/// Content of a frame.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct FrameContent {
     page: u64,
     dirty: bool,
 }
 
-/// More frames than any machine has are a mistake.
-const MOST_FRAMES: usize = 1 << 28;
+/// No machine has more frames: a larger number is an error.
+const MAX_FRAMES: usize = 1 << 28;
 
-impl Memory {
-    /// Empty memory of so many frames, of pages of so many bytes.
+impl SimulatedMemory {
+    /// Empty memory with this number of frames, for this page size.
     ///
     /// # Errors
-    /// Of no frames, or too many, and of pages that are no power of two.
-    pub fn new(frames: usize, page: u64, replacement: Replacement) -> Result<Memory, Unfit> {
+    /// Returns an error for 0 or too many frames, and for a page size that is not a power of two.
+    pub fn new(
+        frames: usize,
+        page: u64,
+        replacement: PageReplacement,
+    ) -> Result<SimulatedMemory, Unfit> {
         if !page.is_power_of_two() {
             return Err(Unfit("pages must be a power of two bytes"));
         }
-        if !(1..=MOST_FRAMES).contains(&frames) {
+        if !(1..=MAX_FRAMES).contains(&frames) {
             return Err(Unfit("memory must have 1 to 256 M pages"));
         }
-        Ok(Memory {
+        Ok(SimulatedMemory {
             places: HashMap::new(),
             frames: Vec::new(),
             limit: frames,
             reclaim: replacement.begin(),
             page_shift: page.ilog2(),
             last: None,
-            counts: Counts::default(),
+            counts: ReplacementCounts::default(),
         })
     }
 
     /// Makes these accesses, one after the other.
-    pub fn play(&mut self, block: &[Access]) {
+    pub fn play(&mut self, block: &[MemoryAccess]) {
         for access in block {
             let (first, last) = access.blocks(self.page_shift);
             for page in first..=last {
@@ -160,13 +168,13 @@ impl Memory {
         }
     }
 
-    /// What was counted so far.
-    pub fn counts(&self) -> Counts {
+    /// Counts so far.
+    pub fn counts(&self) -> ReplacementCounts {
         self.counts
     }
 
     /// The frame of a page, which is there afterwards.
-    fn touch(&mut self, page: u64, write: bool) -> Frame {
+    fn touch(&mut self, page: u64, write: bool) -> FrameNumber {
         match self.places.get(&page) {
             Some(Some(frame)) => {
                 self.reclaim.used(*frame);
@@ -182,8 +190,8 @@ impl Memory {
     }
 
     /// A frame that holds nothing but this page, clean.
-    fn make_room(&mut self, page: u64) -> Frame {
-        let held = Held { page, dirty: false };
+    fn make_room(&mut self, page: u64) -> FrameNumber {
+        let held = FrameContent { page, dirty: false };
         if self.frames.len() < self.limit {
             self.frames.push(held);
             return self.frames.len() - 1;

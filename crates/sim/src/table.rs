@@ -8,17 +8,18 @@
 //!   order                                                      what the policy remembers
 //! ```
 //!
-//! Three things make it fast. One subtraction compares eight signatures. Before that the way is tried that was right the
-//! last time: neighbours are put in by turns, so they lie in the same way of neighbouring sets. And code is made for each
-//! policy and number of groups by itself, called once for many accesses.
+//! Three properties make it fast. One subtraction compares eight signatures. Before that, the way
+//! of the last hit is tried: adjacent blocks are inserted in turn, so they are in the same way of
+//! adjacent sets. And the code is specialized for each policy and number of groups, and called once
+//! for many accesses.
 
 use std::fmt::Debug;
 
 use crate::prefetch::Prefetcher;
 use crate::recency::Recency;
-use crate::{Access, Split};
+use crate::{MemoryAccess, ReadWriteCounts};
 
-/// What a way holds before anything is in it: no address lies in this block.
+/// Content of an empty way: no address is in this block.
 const EMPTY: u64 = u64::MAX;
 
 /// Ways in a group: bytes in a word.
@@ -29,24 +30,33 @@ pub(crate) const ONES: u64 = u64::from_ne_bytes([1; LANES]);
 
 /// A block that a level did not hold, for the next one to be asked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct MissRequest {
     pub(crate) block: u64,
-    /// Whether by an access that writes.
+    /// True if by an access that writes.
     pub(crate) write: bool,
 }
 
 /// A table of any policy.
-pub(crate) trait Level: Debug + Send {
-    /// Makes accesses; says how many found a block missing. The blocks that were go to `missed`, in their order.
-    fn filter(&mut self, accesses: &[Access], missed: &mut Vec<Request>) -> Split;
+pub(crate) trait LookupLevel: Debug + Send {
+    /// Makes accesses; says how many found a block missing. The blocks that were go to `missed`, in
+    /// their order.
+    fn filter(
+        &mut self,
+        accesses: &[MemoryAccess],
+        missed: &mut Vec<MissRequest>,
+    ) -> ReadWriteCounts;
 
     /// Asks for blocks; says how many were missing. A prefetcher looks on and puts more in.
-    fn ask(&mut self, requests: &[Request], prefetcher: Option<&mut Prefetcher>) -> Split;
+    fn ask(
+        &mut self,
+        requests: &[MissRequest],
+        prefetcher: Option<&mut Prefetcher>,
+    ) -> ReadWriteCounts;
 }
 
 /// A set of a table.
 #[derive(Clone, Copy, Debug)]
-struct Set<O, const GROUPS: usize> {
+struct TableSet<O, const GROUPS: usize> {
     signatures: [u64; GROUPS],
     blocks: [[u64; LANES]; GROUPS],
     order: O,
@@ -54,8 +64,8 @@ struct Set<O, const GROUPS: usize> {
 
 /// A table of sets of up to 8 ways a group.
 #[derive(Debug)]
-pub(crate) struct Table<R: Recency<GROUPS>, const GROUPS: usize> {
-    sets: Box<[Set<R::Order, GROUPS>]>,
+pub(crate) struct SetTable<R: Recency<GROUPS>, const GROUPS: usize> {
+    sets: Box<[TableSet<R::Order, GROUPS>]>,
     recency: R,
     /// A block is 2^shift bytes.
     shift: u32,
@@ -65,15 +75,15 @@ pub(crate) struct Table<R: Recency<GROUPS>, const GROUPS: usize> {
     likely: usize,
 }
 
-impl<R: Recency<GROUPS>, const GROUPS: usize> Table<R, GROUPS> {
+impl<R: Recency<GROUPS>, const GROUPS: usize> SetTable<R, GROUPS> {
     /// An empty table. `sets` is not 0.
-    pub(crate) fn new(sets: usize, shift: u32, recency: R) -> Table<R, GROUPS> {
-        let set = Set {
+    pub(crate) fn new(sets: usize, shift: u32, recency: R) -> SetTable<R, GROUPS> {
+        let set = TableSet {
             signatures: [0; GROUPS],
             blocks: [[EMPTY; LANES]; GROUPS],
             order: recency.at_first(),
         };
-        Table { sets: vec![set; sets].into(), recency, shift, last: EMPTY, likely: 0 }
+        SetTable { sets: vec![set; sets].into(), recency, shift, last: EMPTY, likely: 0 }
     }
 
     /// Uses a block: whether it was there. It is there afterwards.
@@ -109,21 +119,25 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> Table<R, GROUPS> {
 
     /// An access that lies in several blocks: it misses once if any of them is missing.
     #[cold]
-    fn across(&mut self, access: Access, missed: &mut Vec<Request>) -> bool {
+    fn across(&mut self, access: MemoryAccess, missed: &mut Vec<MissRequest>) -> bool {
         let (first, last) = access.blocks(self.shift);
         let before = missed.len();
         for block in first..=last {
             if !self.touch(block) {
-                missed.push(Request { block, write: access.write });
+                missed.push(MissRequest { block, write: access.write });
             }
         }
         missed.len() > before
     }
 }
 
-impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
-    fn filter(&mut self, accesses: &[Access], missed: &mut Vec<Request>) -> Split {
-        let mut count = Split::default();
+impl<R: Recency<GROUPS>, const GROUPS: usize> LookupLevel for SetTable<R, GROUPS> {
+    fn filter(
+        &mut self,
+        accesses: &[MemoryAccess],
+        missed: &mut Vec<MissRequest>,
+    ) -> ReadWriteCounts {
+        let mut count = ReadWriteCounts::default();
         let bytes = 1_u64 << self.shift;
         // A copy that the compiler can keep in a register.
         let mut last = self.last;
@@ -141,7 +155,7 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
             }
             last = block;
             if !self.touch(block) {
-                missed.push(Request { block, write: access.write });
+                missed.push(MissRequest { block, write: access.write });
                 count.add(access.write);
             }
         }
@@ -149,8 +163,12 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
         count
     }
 
-    fn ask(&mut self, requests: &[Request], mut prefetcher: Option<&mut Prefetcher>) -> Split {
-        let mut count = Split::default();
+    fn ask(
+        &mut self,
+        requests: &[MissRequest],
+        mut prefetcher: Option<&mut Prefetcher>,
+    ) -> ReadWriteCounts {
+        let mut count = ReadWriteCounts::default();
         for request in requests {
             if !self.touch(request.block) {
                 count.add(request.write);
@@ -164,8 +182,9 @@ impl<R: Recency<GROUPS>, const GROUPS: usize> Level for Table<R, GROUPS> {
     }
 }
 
-/// The set that a block belongs to: its low bits, or the remainder where the number of sets is no power of two, as in AMD's
-/// TLBs of 3072 entries. Makers do not document by which bits such a TLB finds a set; the remainder spreads neighbours as evenly.
+/// Set of a block: its low bits, or the remainder if the number of sets is not a power of two, as
+/// in AMD's TLBs of 3072 entries. Vendors do not document the bits that select a set of such a TLB;
+/// the remainder spreads adjacent blocks as evenly.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the number of sets")]
 fn set_of<S>(sets: &mut [S], block: u64) -> &mut S {
@@ -178,7 +197,7 @@ fn set_of<S>(sets: &mut [S], block: u64) -> &mut S {
     &mut sets[number]
 }
 
-impl<O, const GROUPS: usize> Set<O, GROUPS> {
+impl<O, const GROUPS: usize> TableSet<O, GROUPS> {
     #[inline(always)]
     fn find(&self, block: u64) -> Option<usize> {
         let sought = ONES * signature(block);

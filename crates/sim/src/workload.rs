@@ -1,38 +1,39 @@
 //! Streams of accesses that programs of this kind make, in blocks.
 
-use crate::Access;
+use crate::MemoryAccess;
 
-/// What each block of a stream goes to.
-pub type Sink<'a> = &'a mut dyn FnMut(&[Access]);
+/// Destination of each block of a stream.
+pub type AccessSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Accesses in a block: enough that a call does not count, few enough to stay in the first level of the real cache.
+/// Accesses in a block: enough that a call does not count, few enough to stay in the first level of
+/// the real cache.
 const BLOCK: usize = 512;
 
-/// Where windows lie.
+/// Order of windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Anywhere, at a line; uniform.
     Random {
-        /// Of the generator.
+        /// Seed of the generator.
         seed: u64,
     },
     /// One after the other, and from the beginning again.
     Sequential,
 }
 
-/// Windows of a large region, each passed over some times, touching every line: every 8th, the first among them, with a
-/// write, the others with a read.
+/// Windows of a large region, each passed over some times, touching every line: every 8th, the
+/// first among them, with a write, the others with a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemAccess {
+pub struct WindowWalk {
     /// The region's size; the original has 1 GiB.
     pub bytes: u64,
-    /// How many windows; 2^20.
+    /// Number of windows; 2^20.
     pub rounds: u64,
     /// Lines in a window; 512 of 64 bytes.
     pub window: u64,
     /// Passes over each window; 16.
     pub passes: u64,
-    /// Where they lie.
+    /// Order of the windows.
     pub order: Order,
 }
 
@@ -42,27 +43,28 @@ const LINE: u64 = 64;
 /// Bytes of an access.
 const WORD: u16 = 8;
 
-/// One access of so many writes.
+/// One in this number of accesses writes.
 const WRITE_EVERY: u64 = 8;
 
-/// Where regions begin: page-aligned for every size of page, as no program's memory begins at 0. One that does not fit behind goes on at 0.
+/// Start of regions: page-aligned for every page size, since a program's memory never begins at 0.
+/// A region that does not fit after it continues at 0.
 const REGION: u64 = 1 << 40;
 
-impl MemAccess {
+impl WindowWalk {
     /// At its original size.
-    pub const fn original(order: Order) -> MemAccess {
-        MemAccess { bytes: 1 << 30, rounds: 1 << 20, window: 512, passes: 16, order }
+    pub const fn original(order: Order) -> WindowWalk {
+        WindowWalk { bytes: 1 << 30, rounds: 1 << 20, window: 512, passes: 16, order }
     }
 
     /// Makes the stream, a pass a block. A region smaller than a window is one.
-    pub fn play(&self, sink: Sink<'_>) {
+    pub fn play(&self, sink: AccessSink<'_>) {
         let lines = (self.bytes / LINE).max(1);
         let window = self.window.clamp(1, lines);
         let mut chance = fastrand::Rng::with_seed(match self.order {
             Order::Random { seed } => seed,
             Order::Sequential => 0,
         });
-        let mut pass = vec![Access::default(); usize::try_from(window).unwrap_or(0)];
+        let mut pass = vec![MemoryAccess::default(); usize::try_from(window).unwrap_or(0)];
         for round in 0..self.rounds {
             let first = match self.order {
                 Order::Random { .. } => chance.u64(..(lines - window).max(1)),
@@ -71,8 +73,8 @@ impl MemAccess {
             for (access, number) in pass.iter_mut().zip(0_u64..) {
                 let address = REGION.wrapping_add((first + number) * LINE);
                 *access = match number % WRITE_EVERY {
-                    0 => Access::write(address, WORD),
-                    _ => Access::read(address, WORD),
+                    0 => MemoryAccess::write(address, WORD),
+                    _ => MemoryAccess::read(address, WORD),
                 };
             }
             (0..self.passes).for_each(|_| sink(&pass));
@@ -82,18 +84,18 @@ impl MemAccess {
 
 /// A write to each line of a region, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub struct SequentialFill {
     /// The region's size.
     pub bytes: u64,
 }
 
-impl Fill {
+impl SequentialFill {
     /// Makes the stream.
-    pub fn play(&self, sink: Sink<'_>) {
+    pub fn play(&self, sink: AccessSink<'_>) {
         let mut lines = 0..self.bytes / LINE;
         let count = lines.end;
         let next = || REGION.wrapping_add(lines.next().unwrap_or(0) * LINE);
-        in_blocks(count, Access::write, next, sink);
+        in_blocks(count, MemoryAccess::write, next, sink);
     }
 }
 
@@ -102,45 +104,45 @@ impl Fill {
 pub struct Uniform {
     /// The region's size.
     pub bytes: u64,
-    /// How many reads.
+    /// Number of reads.
     pub accesses: u64,
-    /// Of the generator.
+    /// Seed of the generator.
     pub seed: u64,
 }
 
 impl Uniform {
     /// Makes the stream.
-    pub fn play(&self, sink: Sink<'_>) {
+    pub fn play(&self, sink: AccessSink<'_>) {
         let words = (self.bytes / u64::from(WORD)).max(1);
         let mut chance = fastrand::Rng::with_seed(self.seed);
         let place = || REGION.wrapping_add(chance.u64(..words) * u64::from(WORD));
-        in_blocks(self.accesses, Access::read, place, sink);
+        in_blocks(self.accesses, MemoryAccess::read, place, sink);
     }
 }
 
-/// A pointer chase: reads of one word in each line (or each `stride`) of a region, in an order that has no pattern, in
-/// which each comes once before any comes again.
+/// A pointer chase: reads of one word in each line (or each `stride`) of a region, in an order that
+/// has no pattern, in which each comes once before any comes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chase {
+pub struct PointerChase {
     /// The region's size.
     pub bytes: u64,
     /// Bytes from one place to the next; a line, or a page to measure the TLB alone.
     pub stride: u64,
-    /// How many reads.
+    /// Number of reads.
     pub accesses: u64,
-    /// Of the generator.
+    /// Seed of the generator.
     pub seed: u64,
 }
 
-impl Chase {
+impl PointerChase {
     /// Makes the stream. Takes no memory, however large the region.
-    pub fn play(&self, sink: Sink<'_>) {
+    pub fn play(&self, sink: AccessSink<'_>) {
         let stride = self.stride.max(1);
         let order = Shuffle::new((self.bytes / stride).max(1), self.seed);
         let mut numbers = (0..order.count).cycle();
         let at = |number| REGION.wrapping_add(order.at(number) * stride);
         let place = || numbers.next().map_or(REGION, at);
-        in_blocks(self.accesses, Access::read, place, sink);
+        in_blocks(self.accesses, MemoryAccess::read, place, sink);
     }
 }
 
@@ -148,7 +150,7 @@ impl Chase {
 #[derive(Clone, Copy, Debug)]
 struct Shuffle {
     count: u64,
-    /// Numbers of so many bits are mixed: the fewest that hold `count`.
+    /// Number of mixed bits: the smallest number that can represent `count`.
     bits: u32,
     factors: [u64; 3],
 }
@@ -161,7 +163,8 @@ impl Shuffle {
         Shuffle { count, bits, factors: std::array::from_fn(|_| chance.u64(..) | 1) }
     }
 
-    /// Where a number goes. One that is mixed to none of ours is mixed on until it is, as in a walk along its cycle.
+    /// Result for a number. A result outside of the range is mixed again until it is inside: a walk
+    /// along the permutation's cycle.
     fn at(&self, number: u64) -> u64 {
         let mut place = self.mixed(number);
         while place >= self.count {
@@ -170,7 +173,7 @@ impl Shuffle {
         place
     }
 
-    /// Each step can be undone: so this is one of the orders of all numbers of so many bits.
+    /// Each step can be inverted: so this is a permutation of all numbers with this number of bits.
     fn mixed(&self, number: u64) -> u64 {
         let mask = u64::MAX >> (u64::BITS - self.bits);
         self.factors.iter().fold(number, |number, factor| {
@@ -180,14 +183,14 @@ impl Shuffle {
     }
 }
 
-/// Reads of words at so many places.
+/// Reads of words at this number of addresses.
 fn in_blocks(
     accesses: u64,
-    kind: fn(u64, u16) -> Access,
+    kind: fn(u64, u16) -> MemoryAccess,
     mut place: impl FnMut() -> u64,
-    sink: Sink<'_>,
+    sink: AccessSink<'_>,
 ) {
-    let mut block = [Access::default(); BLOCK];
+    let mut block = [MemoryAccess::default(); BLOCK];
     let mut left = accesses;
     while left > 0 {
         let some = usize::try_from(left).unwrap_or(BLOCK).min(BLOCK);
@@ -203,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    fn addresses(play: impl Fn(Sink<'_>)) -> Vec<u64> {
+    fn addresses(play: impl Fn(AccessSink<'_>)) -> Vec<u64> {
         let mut addresses = Vec::new();
         play(&mut |block| addresses.extend(block.iter().map(|access| access.address - REGION)));
         addresses
@@ -211,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_fill_writes_each_line_once_in_order() {
-        let addresses = addresses(|sink| Fill { bytes: 100_000 }.play(sink));
+        let addresses = addresses(|sink| SequentialFill { bytes: 100_000 }.play(sink));
         assert!(addresses.into_iter().eq((0..100_000 / 64).map(|line| line * 64)));
     }
 
@@ -222,7 +225,7 @@ mod tests {
             stride in 1..300_u64,
             seed in any::<u64>(),
         ) {
-            let chase = Chase { bytes: places * stride, stride, accesses: 2 * places, seed };
+            let chase = PointerChase { bytes: places * stride, stride, accesses: 2 * places, seed };
             let all = addresses(|sink| chase.play(sink));
             let (first, again) = all.split_at(all.len() / 2);
             prop_assert_eq!(first, again);
@@ -238,7 +241,7 @@ mod tests {
             random in any::<bool>(),
         ) {
             let order = if random { Order::Random { seed: 1 } } else { Order::Sequential };
-            let work = MemAccess { bytes, rounds: 20, window, passes: 2, order };
+            let work = WindowWalk { bytes, rounds: 20, window, passes: 2, order };
             let all = addresses(|sink| work.play(sink));
             prop_assert!(all.iter().all(|address| *address < bytes.max(LINE)));
         }
@@ -246,7 +249,7 @@ mod tests {
 
     #[test]
     fn neighbours_in_a_chase_are_seldom_neighbours_in_memory() {
-        let chase = Chase { bytes: 1 << 20, stride: 1, accesses: 1 << 20, seed: 7 };
+        let chase = PointerChase { bytes: 1 << 20, stride: 1, accesses: 1 << 20, seed: 7 };
         let all = addresses(|sink| chase.play(sink));
         let near = all.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1000).count();
         // A pair of any two places is so near twice in 1049 times.

@@ -1,4 +1,5 @@
-//! The workload `mem-access` at its full size on an i7-6800K, against what was counted on a real one with Linux 5.4.
+//! The workload `mem-access` at its full size on an i7-6800K, against what was counted on a real
+//! one with Linux 5.4.
 //!
 //! | page walks of | source | here | |
 //! |---|---|---|---|
@@ -10,14 +11,15 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 #![expect(clippy::print_stdout, reason = "the distance is worth reading")]
 
-use pagewise_sim::geometry::{I7_6800K, PageSize};
-use pagewise_sim::workload::{MemAccess, Order};
-use pagewise_sim::{Counts, Levels, Policy};
+use pagewise_sim::geometry::{I7_6800K, TlbPageSize};
+use pagewise_sim::workload::{Order, WindowWalk};
+use pagewise_sim::{LevelCounts, Levels, RecencyPolicy};
 
 const RANDOM: Order = Order::Random { seed: 1 };
 
-fn tlb(work: MemAccess, prefetches: bool) -> Counts {
-    let mut tlb = Levels::tlb(&I7_6800K.tlb(PageSize::Base).unwrap(), Policy::Lru).unwrap();
+fn tlb(work: WindowWalk, prefetches: bool) -> LevelCounts {
+    let mut tlb =
+        Levels::tlb(&I7_6800K.tlb(TlbPageSize::Base).unwrap(), RecencyPolicy::Lru).unwrap();
     if prefetches {
         tlb = tlb.prefetching(I7_6800K.next_page.unwrap());
     }
@@ -26,8 +28,8 @@ fn tlb(work: MemAccess, prefetches: bool) -> Counts {
 }
 
 /// A window is 9 pages at most: later passes miss nothing in the TLB, which the test below shows.
-fn one_pass(order: Order) -> MemAccess {
-    MemAccess { passes: 1, ..MemAccess::original(order) }
+fn one_pass(order: Order) -> WindowWalk {
+    WindowWalk { passes: 1, ..WindowWalk::original(order) }
 }
 
 #[track_caller]
@@ -58,11 +60,11 @@ fn without_a_prefetcher_there_are_twice_as_many_or_more() {
 #[test]
 fn only_the_first_pass_over_a_window_misses() {
     for order in [RANDOM, Order::Sequential] {
-        let work = MemAccess { rounds: 2_000, ..MemAccess::original(order) };
-        let once = MemAccess { passes: 1, ..work };
+        let work = WindowWalk { rounds: 2_000, ..WindowWalk::original(order) };
+        let once = WindowWalk { passes: 1, ..work };
         assert_eq!(tlb(work, true), tlb(once, true));
-        let misses = |work: MemAccess| {
-            let mut caches = Levels::caches(&I7_6800K.caches, Policy::Lru).unwrap();
+        let misses = |work: WindowWalk| {
+            let mut caches = Levels::caches(&I7_6800K.caches, RecencyPolicy::Lru).unwrap();
             work.play(&mut |block| caches.play(block));
             caches.counts().first.total()
         };

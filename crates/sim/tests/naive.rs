@@ -2,37 +2,42 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
-use pagewise_sim::geometry::{CacheShape, CacheShapes, I7_6800K, PageSize, TlbLevel, TlbShape};
-use pagewise_sim::{Access, Counts, Levels, NextPage, Policy, Split};
+use pagewise_sim::geometry::{
+    CacheShape, CacheShapes, I7_6800K, TlbPageSize, TlbShape, TlbShapeLevel,
+};
+use pagewise_sim::{
+    LevelCounts, Levels, MemoryAccess, NextPagePrefetcher, ReadWriteCounts, RecencyPolicy,
+};
 use proptest::prelude::*;
 
 /// A set: its blocks, and what its policy knows of them.
 #[derive(Clone, Debug, Default)]
-struct Set {
+struct NaiveSet {
     /// By way.
     blocks: Vec<u64>,
     /// Ways, the one to replace first in front: LRU and FIFO.
     queue: Vec<usize>,
-    /// For each half, quarter, .. that a way lies in, by its first way and its size: whether it was used last. Tree-PLRU.
+    /// For each half, quarter, .. that a way lies in, by its first way and its size: whether it was
+    /// used last. Tree-PLRU.
     used: Vec<(usize, usize)>,
 }
 
 #[derive(Debug)]
-struct Table {
-    sets: Vec<Set>,
+struct NaiveTable {
+    sets: Vec<NaiveSet>,
     ways: usize,
-    policy: Policy,
+    policy: RecencyPolicy,
     chance: fastrand::Rng,
 }
 
-impl Table {
-    fn new(entries: usize, ways: usize, policy: Policy) -> Table {
-        let seed = if let Policy::Random { seed } = policy { seed } else { 0 };
+impl NaiveTable {
+    fn new(entries: usize, ways: usize, policy: RecencyPolicy) -> NaiveTable {
+        let seed = if let RecencyPolicy::Random { seed } = policy { seed } else { 0 };
         let chance = fastrand::Rng::with_seed(seed);
-        Table { sets: vec![Set::default(); entries / ways], ways, policy, chance }
+        NaiveTable { sets: vec![NaiveSet::default(); entries / ways], ways, policy, chance }
     }
 
-    /// Whether a block was there.
+    /// True if a block was there.
     fn touch(&mut self, block: u64) -> bool {
         let sets = self.sets.len() as u64;
         let set = &mut self.sets[usize::try_from(block % sets).unwrap()];
@@ -45,15 +50,17 @@ impl Table {
             }
             None => {
                 let way = match self.policy {
-                    Policy::Lru | Policy::Fifo => set.queue[0],
-                    Policy::TreePlru => least_recent_half(&set.used, 0, self.ways, self.ways),
-                    Policy::Random { .. } => self.chance.usize(..self.ways),
+                    RecencyPolicy::Lru | RecencyPolicy::Fifo => set.queue[0],
+                    RecencyPolicy::TreePlru => {
+                        least_recent_half(&set.used, 0, self.ways, self.ways)
+                    }
+                    RecencyPolicy::Random { .. } => self.chance.usize(..self.ways),
                 };
                 set.blocks[way] = block;
                 way
             }
         };
-        if found.is_none() || self.policy == Policy::Lru {
+        if found.is_none() || self.policy == RecencyPolicy::Lru {
             set.queue.retain(|queued| *queued != way);
             set.queue.push(way);
         }
@@ -62,7 +69,8 @@ impl Table {
     }
 }
 
-/// In halves that were used last the victim is not, as long as the other half has a way; first halves come first.
+/// In halves that were used last the victim is not, as long as the other half has a way; first
+/// halves come first.
 fn least_recent_half(used: &[(usize, usize)], first: usize, size: usize, ways: usize) -> usize {
     let size = size.next_power_of_two();
     if size == 1 {
@@ -90,19 +98,20 @@ fn mark_used(used: &mut Vec<(usize, usize)>, way: usize, ways: usize) {
 
 /// Two levels.
 #[derive(Debug)]
-struct Naive {
-    first: Table,
-    second: Option<Table>,
+struct NaiveLevels {
+    first: NaiveTable,
+    second: Option<NaiveTable>,
     block: u64,
     foresees: Option<u32>,
     missed: Option<u64>,
     steps: u32,
-    counts: Counts,
+    counts: LevelCounts,
 }
 
-impl Naive {
+impl NaiveLevels {
     fn play(&mut self, address: u64, size: u64, write: bool) {
-        let add = |split: &mut Split| if write { split.writes += 1 } else { split.reads += 1 };
+        let add =
+            |split: &mut ReadWriteCounts| if write { split.writes += 1 } else { split.reads += 1 };
         let last = (address + size.max(1) - 1) / self.block;
         let mut missed = false;
         for block in address / self.block..=last {
@@ -136,12 +145,12 @@ impl Naive {
     }
 }
 
-fn policy() -> impl Strategy<Value = Policy> {
+fn policy() -> impl Strategy<Value = RecencyPolicy> {
     prop_oneof![
-        Just(Policy::Lru),
-        Just(Policy::TreePlru),
-        Just(Policy::Fifo),
-        any::<u64>().prop_map(|seed| Policy::Random { seed }),
+        Just(RecencyPolicy::Lru),
+        Just(RecencyPolicy::TreePlru),
+        Just(RecencyPolicy::Fifo),
+        any::<u64>().prop_map(|seed| RecencyPolicy::Random { seed }),
     ]
 }
 
@@ -163,8 +172,8 @@ fn accesses() -> impl Strategy<Value = Vec<(u64, u16, bool)>> {
     prop::collection::vec((address, 0..100_u16, any::<bool>()), 1..1500)
 }
 
-fn access(address: u64, size: u16, write: bool) -> Access {
-    if write { Access::write(address, size) } else { Access::read(address, size) }
+fn access(address: u64, size: u16, write: bool) -> MemoryAccess {
+    if write { MemoryAccess::write(address, size) } else { MemoryAccess::read(address, size) }
 }
 
 proptest! {
@@ -182,15 +191,15 @@ proptest! {
         let shape = |(entries, ways)| CacheShape { size: entries as u64 * line, ways, line };
         let shapes = CacheShapes { l1d: shape(first), l2: second.map(shape) };
         let mut levels = Levels::caches(&shapes, policy).unwrap();
-        let table = |(entries, ways)| Table::new(entries, ways, policy);
-        let mut naive = Naive {
+        let table = |(entries, ways)| NaiveTable::new(entries, ways, policy);
+        let mut naive = NaiveLevels {
             first: table(first),
             second: second.map(table),
             block: line,
             foresees: None,
             missed: None,
             steps: 0,
-            counts: Counts::default(),
+            counts: LevelCounts::default(),
         };
         for (address, size, write) in accesses {
             levels.play(&[access(address, size, write)]);
@@ -207,22 +216,22 @@ proptest! {
         after in 0..4_u32,
         accesses in accesses(),
     ) {
-        let level = |(entries, ways)| TlbLevel { entries, ways };
+        let level = |(entries, ways)| TlbShapeLevel { entries, ways };
         let shape = TlbShape { page: 256, first: level(first), second: Some(level(second)) };
-        let model = NextPage { after, share: 1.0 };
+        let model = NextPagePrefetcher { after, share: 1.0 };
         let mut levels = Levels::tlb(&shape, policy).unwrap().prefetching(model);
-        let table = |(entries, ways)| Table::new(entries, ways, policy);
-        let mut naive = Naive {
+        let table = |(entries, ways)| NaiveTable::new(entries, ways, policy);
+        let mut naive = NaiveLevels {
             first: table(first),
             second: Some(table(second)),
             block: 256,
             foresees: Some(after),
             missed: None,
             steps: 0,
-            counts: Counts::default(),
+            counts: LevelCounts::default(),
         };
         // All at once: the levels are gone through one after the other.
-        let block: Vec<Access> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
+        let block: Vec<MemoryAccess> = accesses.iter().map(|a| access(a.0, a.1, a.2)).collect();
         levels.play(&block);
         accesses.iter().for_each(|(address, size, write)| naive.play(*address, (*size).into(), *write));
         prop_assert_eq!(levels.counts(), naive.counts);
@@ -230,8 +239,8 @@ proptest! {
 
     #[test]
     fn any_address_is_an_address(address in any::<u64>(), size in any::<u16>(), write in any::<bool>()) {
-        for page in PageSize::ALL {
-            let mut tlb = Levels::tlb(&I7_6800K.tlb(page).unwrap(), Policy::Lru).unwrap();
+        for page in TlbPageSize::ALL {
+            let mut tlb = Levels::tlb(&I7_6800K.tlb(page).unwrap(), RecencyPolicy::Lru).unwrap();
             tlb.play(&[access(address, size, write), access(u64::MAX, u16::MAX, write)]);
             prop_assert!(tlb.counts().first.total() > 0);
         }
@@ -240,10 +249,11 @@ proptest! {
 
 #[test]
 fn the_share_of_prefetches_in_time_is_what_was_asked_for() {
-    let shape = I7_6800K.tlb(PageSize::Base).unwrap();
-    let model = NextPage { after: 0, share: 0.25 };
-    let mut tlb = Levels::tlb(&shape, Policy::Lru).unwrap().prefetching(model);
-    let pages: Vec<Access> = (0..100_000).map(|page| Access::read(page * 4096, 1)).collect();
+    let shape = I7_6800K.tlb(TlbPageSize::Base).unwrap();
+    let model = NextPagePrefetcher { after: 0, share: 0.25 };
+    let mut tlb = Levels::tlb(&shape, RecencyPolicy::Lru).unwrap().prefetching(model);
+    let pages: Vec<MemoryAccess> =
+        (0..100_000).map(|page| MemoryAccess::read(page * 4096, 1)).collect();
     tlb.play(&pages);
     let walks = tlb.counts().last.total();
     assert!((74_000..76_000).contains(&walks), "{walks}");
@@ -252,20 +262,20 @@ fn the_share_of_prefetches_in_time_is_what_was_asked_for() {
 
 /// As `cpuid` describes EPYC CPUs: 3072 entries in sets of 24, 12 or 8, and in 192 sets of 16.
 #[test]
-fn a_tlb_whose_number_of_sets_is_no_power_of_two_counts_what_a_plain_one_does() {
+fn a_tlb_with_any_number_of_sets_counts_like_a_plain_model() {
     for ways in [8, 12, 16, 24] {
-        let second = TlbLevel { entries: 3072, ways };
-        let first = TlbLevel { entries: 72, ways: 72 };
+        let second = TlbShapeLevel { entries: 3072, ways };
+        let first = TlbShapeLevel { entries: 72, ways: 72 };
         let shape = TlbShape { page: 4096, first, second: Some(second) };
-        let mut levels = Levels::tlb(&shape, Policy::Lru).unwrap();
-        let mut naive = Naive {
-            first: Table::new(72, 72, Policy::Lru),
-            second: Some(Table::new(3072, ways, Policy::Lru)),
+        let mut levels = Levels::tlb(&shape, RecencyPolicy::Lru).unwrap();
+        let mut naive = NaiveLevels {
+            first: NaiveTable::new(72, 72, RecencyPolicy::Lru),
+            second: Some(NaiveTable::new(3072, ways, RecencyPolicy::Lru)),
             block: 4096,
             foresees: None,
             missed: None,
             steps: 0,
-            counts: Counts::default(),
+            counts: LevelCounts::default(),
         };
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..40_000 {
@@ -276,7 +286,7 @@ fn a_tlb_whose_number_of_sets_is_no_power_of_two_counts_what_a_plain_one_does() 
         assert_eq!(levels.counts(), naive.counts, "{ways} ways");
         let walks = levels.counts().last.total();
         assert!((3500..20_000).contains(&walks), "{ways} ways: {walks}");
-        // What fits stays, wherever it begins: each set has as many of neighbouring pages as any other.
+        // A region that fits stays, whatever its start: each set has the same number of its pages.
         let fits: Vec<_> = (0..3072).map(|page| access((page + 12_345) << 12, 8, false)).collect();
         levels.play(&fits);
         let before = levels.counts().last.total();
@@ -298,9 +308,9 @@ fn a_shape_that_no_hardware_has_is_refused_with_a_reason() {
         (CacheShape { size: u64::MAX, ..good }, "16 M entries"),
         (CacheShape { ways: 7, ..good }, "multiple of the ways"),
     ];
-    assert!(Levels::caches(&CacheShapes { l1d: good, l2: Some(good) }, Policy::Lru).is_ok());
+    assert!(Levels::caches(&CacheShapes { l1d: good, l2: Some(good) }, RecencyPolicy::Lru).is_ok());
     for (l1d, why) in bad {
-        let error = Levels::caches(&CacheShapes { l1d, l2: None }, Policy::Lru).unwrap_err();
+        let error = Levels::caches(&CacheShapes { l1d, l2: None }, RecencyPolicy::Lru).unwrap_err();
         assert!(error.to_string().contains(why), "{l1d:?}: {error}");
     }
 }

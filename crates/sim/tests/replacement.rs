@@ -1,19 +1,20 @@
-//! Page replacement against plain second implementations, against what must hold for all, and against what is known.
+//! Page replacement against plain second implementations, against what must hold for all, and
+//! against what is known.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
 use std::collections::VecDeque;
 
-use pagewise_sim::replacement::{Counts, Memory, Replacement};
+use pagewise_sim::replacement::{PageReplacement, ReplacementCounts, SimulatedMemory};
 use pagewise_sim::workload::Uniform;
-use pagewise_sim::{Access, Split};
+use pagewise_sim::{MemoryAccess, ReadWriteCounts};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
 
 /// A page in memory, as the plain ones have it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Page {
+struct NaivePage {
     number: u64,
     accessed: bool,
     referenced: bool,
@@ -21,20 +22,20 @@ struct Page {
 
 /// Lists of pages, the next to go last; what each means is up to the policy.
 #[derive(Debug, Default)]
-struct Naive {
-    lists: [VecDeque<Page>; 2],
+struct NaiveMemory {
+    lists: [VecDeque<NaivePage>; 2],
 }
 
-impl Naive {
-    fn find(&mut self, number: u64) -> Option<&mut Page> {
+impl NaiveMemory {
+    fn find(&mut self, number: u64) -> Option<&mut NaivePage> {
         self.lists.iter_mut().flatten().find(|page| page.number == number)
     }
 
-    /// Whether a page was there. It is there afterwards.
-    fn touch(&mut self, policy: Replacement, frames: usize, number: u64) -> bool {
+    /// True if a page was there. It is there afterwards.
+    fn touch(&mut self, policy: PageReplacement, frames: usize, number: u64) -> bool {
         if let Some(page) = self.find(number) {
             page.accessed = true;
-            if policy == Replacement::Lru {
+            if policy == PageReplacement::Lru {
                 let at = self.lists[0].iter().position(|page| page.number == number).unwrap();
                 let page = self.lists[0].remove(at).unwrap();
                 self.lists[0].push_front(page);
@@ -44,24 +45,24 @@ impl Naive {
         if self.lists.iter().map(VecDeque::len).sum::<usize>() == frames {
             self.reclaim(policy);
         }
-        let page = Page { number, accessed: true, referenced: false };
+        let page = NaivePage { number, accessed: true, referenced: false };
         self.lists[0].push_front(page);
         false
     }
 
-    fn reclaim(&mut self, policy: Replacement) {
+    fn reclaim(&mut self, policy: PageReplacement) {
         match policy {
-            Replacement::Lru => drop(self.lists[0].pop_back()),
-            Replacement::Clock => loop {
+            PageReplacement::Lru => drop(self.lists[0].pop_back()),
+            PageReplacement::Clock => loop {
                 let page = self.lists[0].pop_back().unwrap();
                 if !page.accessed {
                     return;
                 }
-                self.lists[0].push_front(Page { accessed: false, ..page });
+                self.lists[0].push_front(NaivePage { accessed: false, ..page });
             },
-            Replacement::TwoLists => self.reclaim_of_two(true),
-            Replacement::ActivateReclaimed => self.reclaim_of_two(false),
-            Replacement::Generations => unreachable!("held to other tests"),
+            PageReplacement::TwoLists => self.reclaim_of_two(true),
+            PageReplacement::ActivateReclaimed => self.reclaim_of_two(false),
+            PageReplacement::Generations => unreachable!("held to other tests"),
         }
     }
 
@@ -69,10 +70,10 @@ impl Naive {
         loop {
             while self.lists[0].len() < self.lists[1].len() {
                 let page = self.lists[1].pop_back().unwrap();
-                self.lists[0].push_front(Page { accessed: false, ..page });
+                self.lists[0].push_front(NaivePage { accessed: false, ..page });
             }
             let page = self.lists[0].pop_back().unwrap();
-            let next = Page { accessed: false, referenced: true, ..page };
+            let next = NaivePage { accessed: false, referenced: true, ..page };
             match (page.accessed, page.referenced) {
                 (true, false) => self.lists[0].push_front(next),
                 (true, true) if activates => self.lists[1].push_front(next),
@@ -102,13 +103,14 @@ fn least_faults(pages: &[u64], frames: usize) -> u64 {
     faults
 }
 
-fn play(memory: &mut Memory, pages: &[u64]) -> u64 {
-    let block: Vec<Access> = pages.iter().map(|page| Access::read(page * PAGE, 8)).collect();
+fn play(memory: &mut SimulatedMemory, pages: &[u64]) -> u64 {
+    let block: Vec<MemoryAccess> =
+        pages.iter().map(|page| MemoryAccess::read(page * PAGE, 8)).collect();
     memory.play(&block);
     faults(memory.counts())
 }
 
-fn faults(counts: Counts) -> u64 {
+fn faults(counts: ReplacementCounts) -> u64 {
     counts.first + counts.back.total()
 }
 
@@ -120,9 +122,9 @@ proptest! {
         frames in 1..30_usize,
         pages in prop::collection::vec(0..40_u64, 1..800),
     ) {
-        for policy in Replacement::ALL.into_iter().filter(|p| *p != Replacement::Generations) {
-            let mut memory = Memory::new(frames, PAGE, policy).unwrap();
-            let mut naive = Naive::default();
+        for policy in PageReplacement::ALL.into_iter().filter(|p| *p != PageReplacement::Generations) {
+            let mut memory = SimulatedMemory::new(frames, PAGE, policy).unwrap();
+            let mut naive = NaiveMemory::default();
             let mut expected = 0;
             let mut last = None;
             for page in &pages {
@@ -145,8 +147,8 @@ proptest! {
         let mut different = pages.clone();
         different.sort_unstable();
         different.dedup();
-        for policy in Replacement::ALL {
-            let mut memory = Memory::new(frames, PAGE, policy).unwrap();
+        for policy in PageReplacement::ALL {
+            let mut memory = SimulatedMemory::new(frames, PAGE, policy).unwrap();
             let faults = play(&mut memory, &pages);
             prop_assert!(faults >= least, "{:?}: {} < {}", policy, faults, least);
             prop_assert_eq!(memory.counts().first, different.len() as u64);
@@ -159,8 +161,8 @@ proptest! {
 fn uniform_use_faults_as_often_as_the_share_that_has_no_room() {
     let stream = Uniform { bytes: 400 << 20, accesses: 400_000, seed: 1 };
     let pages = (400_u64 << 20) / PAGE;
-    for policy in Replacement::ALL {
-        let mut memory = Memory::new(256 << 8, PAGE, policy).unwrap();
+    for policy in PageReplacement::ALL {
+        let mut memory = SimulatedMemory::new(256 << 8, PAGE, policy).unwrap();
         // First until every page was used at least once or nearly so, then counted.
         stream.play(&mut |block| memory.play(block));
         let before = memory.counts();
@@ -175,7 +177,7 @@ fn uniform_use_faults_as_often_as_the_share_that_has_no_room() {
 #[test]
 fn a_loop_larger_than_memory_defeats_lru() {
     let rounds: Vec<u64> = (0..20).flat_map(|_| 0..110).collect();
-    let mut memory = Memory::new(100, PAGE, Replacement::Lru).unwrap();
+    let mut memory = SimulatedMemory::new(100, PAGE, PageReplacement::Lru).unwrap();
     assert_eq!(play(&mut memory, &rounds), 20 * 110);
 }
 
@@ -184,10 +186,10 @@ fn a_stream_does_not_push_out_what_is_used_but_with_the_change_to_activate() {
     // Ten pages that are used all the time, and ten thousand of which each is used once.
     let pages: Vec<u64> = (0..10_000).flat_map(|n| [n % 10, 100 + n]).collect();
     let back = |policy| {
-        let mut memory = Memory::new(40, PAGE, policy).unwrap();
+        let mut memory = SimulatedMemory::new(40, PAGE, policy).unwrap();
         play(&mut memory, &pages) - 10_010
     };
-    let backs = Replacement::ALL.map(back);
+    let backs = PageReplacement::ALL.map(back);
     let [lru, clock, two_lists, changed, generations] = backs;
     assert_eq!(lru, 0);
     assert!(clock < 1_000 && two_lists < 100 && generations < 100, "{backs:?}");
@@ -196,20 +198,20 @@ fn a_stream_does_not_push_out_what_is_used_but_with_the_change_to_activate() {
 
 #[test]
 fn only_pages_that_were_written_are_written_back_and_once() {
-    let mut memory = Memory::new(1, PAGE, Replacement::Lru).unwrap();
+    let mut memory = SimulatedMemory::new(1, PAGE, PageReplacement::Lru).unwrap();
     memory.play(&[
-        Access::write(0, 8),
-        Access::read(PAGE, 8),
-        Access::read(0, 8),
-        Access::write(PAGE - 4, 8),
+        MemoryAccess::write(0, 8),
+        MemoryAccess::read(PAGE, 8),
+        MemoryAccess::read(0, 8),
+        MemoryAccess::write(PAGE - 4, 8),
     ]);
-    let back = Split { reads: 1, writes: 1 };
-    assert_eq!(memory.counts(), Counts { first: 2, back, written: 2 });
+    let back = ReadWriteCounts { reads: 1, writes: 1 };
+    assert_eq!(memory.counts(), ReplacementCounts { first: 2, back, written: 2 });
 }
 
 #[test]
 fn memory_without_frames_is_refused() {
-    assert!(Memory::new(0, PAGE, Replacement::Lru).is_err());
-    assert!(Memory::new(usize::MAX, PAGE, Replacement::Lru).is_err());
-    assert!(Memory::new(1, 1000, Replacement::Lru).is_err());
+    assert!(SimulatedMemory::new(0, PAGE, PageReplacement::Lru).is_err());
+    assert!(SimulatedMemory::new(usize::MAX, PAGE, PageReplacement::Lru).is_err());
+    assert!(SimulatedMemory::new(1, 1000, PageReplacement::Lru).is_err());
 }

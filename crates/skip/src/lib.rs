@@ -1,8 +1,9 @@
 //! Tests that this machine cannot run name what is missing, and the machine must confirm it.
 //!
-//! A skipped test passes as far as libtest knows. So each skip is printed, and appended to the file that `PAGEWISE_SKIPS` names;
-//! `cargo xtask ci` counts the lines and prints them. A skip whose reason does not hold on this machine fails the test: the program under test
-//! cannot talk a test out of its work.
+//! A skipped test passes as far as libtest knows. So each skip is printed, and appended to the file
+//! that `PAGEWISE_SKIPS` names; `cargo xtask ci` counts the lines and prints them. A skip whose
+//! reason does not hold on this machine fails the test: the program under test cannot talk a test
+//! out of its work.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "tests print why they are skipped")]
 
@@ -14,16 +15,18 @@ use std::thread;
 
 use rustix::thread::CapabilitySet;
 
-/// What a test needs that is missing.
+/// Requirement of a test that is missing.
 #[derive(Debug)]
 pub enum Lack<'a> {
-    /// A program in `PATH`, or a file if the name has a slash, that a package installs. Fails the test if `PAGEWISE_REQUIRE_TOOLS` is 1.
+    /// A program in `PATH`, or a file if the name has a slash, that a package installs. Fails the
+    /// test if `PAGEWISE_REQUIRE_TOOLS` is 1.
     Tool(&'a str),
-    /// An ability that some builds or configurations of an installed tool have. Fails the test if `PAGEWISE_REQUIRE_TOOLS` is 1.
+    /// An ability that some builds or configurations of an installed tool have. Fails the test if
+    /// `PAGEWISE_REQUIRE_TOOLS` is 1.
     Ability {
         /// The tool.
         of: &'a str,
-        /// What it cannot do, or what it printed.
+        /// Missing ability, or output.
         what: &'a str,
     },
     /// User ID 0 with `CAP_SYS_ADMIN`, which root lacks in most containers.
@@ -45,7 +48,7 @@ pub enum Lack<'a> {
     },
     /// A property of this machine that the test itself read from the kernel.
     Machine(&'a str),
-    /// What other work on this machine did meanwhile.
+    /// Disturbance by other work on this machine.
     Chance(&'a str),
 }
 
@@ -95,7 +98,7 @@ impl Display for Lack<'_> {
 /// Records that the test which calls this ends without having tested anything.
 ///
 /// # Panics
-/// Where the machine does not confirm the reason.
+/// Panics if the machine does not confirm the reason.
 pub fn skip(lack: &Lack<'_>) {
     note("test", lack);
 }
@@ -103,12 +106,12 @@ pub fn skip(lack: &Lack<'_>) {
 /// Records that the test which calls this leaves out one of its cases.
 ///
 /// # Panics
-/// Where the machine does not confirm the reason.
+/// Panics if the machine does not confirm the reason.
 pub fn skip_part(lack: &Lack<'_>) {
     note("part", lack);
 }
 
-/// Whether the user is root, with `CAP_SYS_ADMIN`; records a skipped test if not.
+/// True if the user is root, with `CAP_SYS_ADMIN`; records a skipped test if not.
 pub fn is_root() -> bool {
     let is_root = has_all_rights();
     if !is_root {
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_does_not_hold_is_no_reason() {
+    fn a_wrong_reason_is_refused() {
         assert!(!holds(&Lack::Tool("sh")));
         assert!(!holds(&Lack::Tool("/bin/sh")));
         assert!(!holds(&Lack::Cpus(1)));

@@ -1,11 +1,12 @@
 //! 95 % intervals of a median and of a ratio of medians, by the bootstrap.
 //!
-//! Both are percentile intervals, with the tails of the median's expanded (Hesterberg, "What teachers
-//! should know about the bootstrap", 2015). The resampled median of few values takes few values
-//! itself, and the plain interval of normal samples held the true median in 88 % for n = 7 and 92 %
-//! for n = 15; with its ends where a t interval would end it holds in 95 % or more. A ratio of two
-//! medians takes many more values, and its plain interval is right: it calls two samples of the same
-//! different in 5 % of cases for n = 10; expanded it would miss differences, at 1.5 %.
+//! Both are percentile intervals, with the tails of the median's expanded (Hesterberg, "What
+//! teachers should know about the bootstrap", 2015). The resampled median of few values takes few
+//! values itself, and the plain interval of normal samples held the true median in 88 % for n = 7
+//! and 92 % for n = 15; with its ends where a t interval would end it holds in 95 % or more. A
+//! ratio of two medians takes many more values, and its plain interval is right: it calls two
+//! samples of the same different in 5 % of cases for n = 10; expanded it would miss differences, at
+//! 1.5 %.
 //!
 //! BCa and the studentised bootstrap divide by a spread that is 0 where values are tied, as counts
 //! are; a smoothed bootstrap ends where no value was seen. `tests/calibration.rs` counts how often
@@ -21,7 +22,7 @@ use crate::summary::{median_of_sorted, sorted};
 const FEWEST: usize = 5;
 
 const RESAMPLES: usize = 10_000;
-/// Of many values fewer resamples are taken, to draw this many values in all,
+/// For many values the number of resamples is reduced, to draw this many values in total,
 const DRAWS: usize = 10_000_000;
 /// but at least these, which leave some twenty beyond each end.
 const FEWEST_RESAMPLES: usize = 1_000;
@@ -32,7 +33,7 @@ const TAIL: f64 = 0.025;
 /// Any fixed number: the same values give the same interval.
 const SEED: u64 = 0x7061_6765;
 
-/// Where the truth lies, with 95 % confidence.
+/// 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// The lower end.
@@ -41,23 +42,24 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// How two medians compare.
+/// Comparison of two medians.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// The median of the first over the median of the second.
     pub median: f64,
-    /// Where the true ratio lies; an interval without 1 tells the two apart.
+    /// 95 % confidence interval of the ratio; an interval without 1 shows a difference.
     pub interval: Option<Interval>,
 }
 
 /// The 95 % interval of the median of what `values` are a sample of; `None` for fewer than five.
 ///
-/// Holds the true median in 95 to 99 % (94 % for five values), more often where values are tied. Assumes that the values do not depend on each other: see [`crate::drift`].
+/// Holds the true median in 95 to 99 % (94 % for five values), more often where values are tied.
+/// Assumes that the values do not depend on each other: see [`crate::drift`].
 ///
 /// # Complexity
 /// O(n) a resample: 10,000 resamples up to 1,000 values, 1,000 from 10,000 values on.
 pub fn median_interval(values: &[f64]) -> Option<Interval> {
-    let mut side = Side::of(values)?;
+    let mut side = ResampledSide::from_values(values)?;
     let n = values.len();
     interval(n, expanded_tail(n), |rng| {
         side.forget();
@@ -66,16 +68,18 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     })
 }
 
-/// How the median of `a` compares with that of `b`, from rounds of which each measured both.
+/// Comparison of the median of `a` with that of `b`, from rounds of which each measured both.
 ///
-/// The round `(a[i], b[i])` is drawn as one, so a machine that slows down for both of them widens
-/// no interval. Where the lengths differ there are no rounds, and each is resampled for itself.
+/// The round `(a[i], b[i])` is drawn as a pair, so a machine that slows down for both of them does
+/// not widen the interval. If the lengths differ, the values are not paired, and each side is
+/// resampled separately.
 ///
-/// `None` where a value is negative or not finite, or the median of `b` is 0. There is no interval
-/// for fewer than five values on either side, nor where `b` is so often 0 that its upper end is infinite.
+/// `None` if a value is negative or not finite, or if the median of `b` is 0. The interval is
+/// absent for fewer than five values on either side, and if `b` is 0 so often that its upper end is
+/// infinite.
 ///
-/// Two samples of the same are told apart in 3 to 5 % of cases, in 6 or 7 % below ten rounds, and
-/// hardly ever where values are tied.
+/// Two samples of the same distribution are called different in 3 to 5 % of cases, in 6 or 7 %
+/// below ten rounds, and almost never for tied values.
 ///
 /// ```
 /// let ratio = pagewise_stats::ratio_of_medians(&[2.0, 2.1, 2.0], &[1.0, 1.0, 1.1]).unwrap();
@@ -86,7 +90,7 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
 /// # Complexity
 /// O(n) a resample, of which there are as many as for [`median_interval`].
 pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
-    let (mut a, mut b) = (Side::of(a)?, Side::of(b)?);
+    let (mut a, mut b) = (ResampledSide::from_values(a)?, ResampledSide::from_values(b)?);
     if a.sorted[0] < 0.0 || b.sorted[0] < 0.0 {
         return None;
     }
@@ -108,14 +112,14 @@ pub fn ratio_of_medians(a: &[f64], b: &[f64]) -> Option<Ratio> {
         if n != m {
             (0..m).for_each(|_| b.draw(rng.usize(..m)));
         }
-        // Nothing against nothing is no difference.
+        // 0 against 0 counts as equal.
         if a.median() == b.median() { 1.0 } else { a.median() / b.median() }
     });
     Some(Ratio { median: above / below, interval })
 }
 
-/// The interval of a statistic of `n` values, of which `resampled` draws one; `tail` of the draws lie
-/// beyond each end.
+/// The interval of a statistic of `n` values, of which `resampled` draws one; `tail` of the draws
+/// lie beyond each end.
 fn interval(n: usize, tail: f64, mut resampled: impl FnMut(&mut Rng) -> f64) -> Option<Interval> {
     if n < FEWEST {
         return None;
@@ -143,21 +147,21 @@ fn expanded_tail(n: usize) -> f64 {
 /// The values of one side, and how often a resample has drawn each.
 ///
 /// Counting by rank finds the median of a resample by one walk, without sorting it.
-struct Side {
+struct ResampledSide {
     sorted: Vec<f64>,
     /// The place of each value in `sorted`.
     rank: Vec<usize>,
     drawn: Vec<usize>,
 }
 
-impl Side {
-    fn of(values: &[f64]) -> Option<Side> {
+impl ResampledSide {
+    fn from_values(values: &[f64]) -> Option<ResampledSide> {
         let sorted = sorted(values)?;
         let mut order: Vec<usize> = (0..values.len()).collect();
         order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
         let mut rank = vec![0; values.len()];
         order.iter().enumerate().for_each(|(place, &index)| rank[index] = place);
-        Some(Side { drawn: vec![0; values.len()], sorted, rank })
+        Some(ResampledSide { drawn: vec![0; values.len()], sorted, rank })
     }
 
     fn forget(&mut self) {
@@ -176,8 +180,8 @@ impl Side {
         self.sorted[lower].midpoint(self.sorted[upper])
     }
 
-    /// Where in `sorted` the draw number `number` in order of size is, from 0, looking from `place`
-    /// on, before which `passed` were drawn; and how many were drawn before it.
+    /// Index in `sorted` of draw `number` in order of size, from 0, searching from `place` on,
+    /// before which `passed` values were drawn; and the number of values drawn before it.
     fn place_of(&self, number: usize, mut place: usize, mut passed: usize) -> (usize, usize) {
         while passed + self.drawn[place] <= number {
             passed += self.drawn[place];
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_never_vary_are_told_apart_by_one() {
+    fn constant_counts_that_differ_by_one_are_different() {
         let ratio = ratio_of_medians(&[102.0; 6], &[100.0; 6]).unwrap();
         assert_eq!(ratio.interval, Some(Interval { low: 1.02, high: 1.02 }));
     }
@@ -222,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn values_below_zero_and_values_that_are_none_have_no_ratio() {
+    fn negative_and_missing_values_have_no_ratio() {
         for broken in [-1.0, f64::NAN, f64::INFINITY] {
             let values = [1.0, 2.0, 3.0, 4.0, broken];
             assert!(ratio_of_medians(&values, &FIVE).is_none(), "{broken}");

@@ -36,12 +36,12 @@ fn erfc_by_fraction(x: f64) -> f64 {
     (-x * x).exp() / PI.sqrt() / denominator
 }
 
-/// The level, in standard deviations, that the highest value of a stationary normal process is above with this chance, where it goes on
-/// for so many correlation lengths: `r(t) = 1 - |t| + ..` as of sums whose parts come and go one by one. For 0 lengths it is
-/// the quantile of one value.
+/// Level, in standard deviations, that the maximum of a stationary normal process exceeds with this
+/// probability over a number of correlation lengths: `r(t) = 1 - |t| + ..`, as for sums whose parts
+/// are replaced one by one. For 0 lengths it is the quantile of one value.
 ///
-/// The chance is that of one value, and of an up-crossing of a cluster, whose rate is `z phi(z)` (Pickands, with H = 1). It is good for
-/// small chances, and never below the quantile.
+/// The chance is that of one value, and of an up-crossing of a cluster, whose rate is `z phi(z)`
+/// (Pickands, with H = 1). It is good for small chances, and never below the quantile.
 pub fn highest_of(lengths: f64, chance: f64) -> f64 {
     let density = |z: f64| (-z * z / 2.0).exp() / (2.0 * PI).sqrt();
     let above = |z: f64| upper_tail(z) + lengths.max(0.0) * z * density(z);
@@ -74,7 +74,8 @@ mod tests {
         assert!((found - expected).abs() <= relative * expected, "{found} is not {expected}");
     }
 
-    /// `python3 -c 'from scipy.stats import norm; print([(z, norm.sf(z)) for z in (0, .1, 1, 1.96, 2.8, 2.9, 5, 9)])'`
+    /// `python3 -c 'from scipy.stats import norm; print([(z, norm.sf(z)) for z in (0, .1, 1, 1.96,
+    /// 2.8, 2.9, 5, 9)])'`
     #[test]
     fn tails_are_those_of_scipy() {
         for (z, expected) in [
@@ -97,7 +98,8 @@ mod tests {
         assert_eq!(upper_tail(f64::INFINITY), 0.0);
     }
 
-    /// `python3 -c 'from scipy.stats import t; print([(n, t.ppf(.975, n)) for n in (4, 5, 9, 19, 99)])'`
+    /// `python3 -c 'from scipy.stats import t; print([(n, t.ppf(.975, n)) for n in (4, 5, 9, 19,
+    /// 99)])'`
     #[test]
     fn quantiles_of_t_are_those_of_scipy() {
         for (freedom, expected, relative) in [
@@ -117,7 +119,8 @@ mod tests {
         assert!(highest_of(f64::INFINITY, 0.025) <= 40.0);
     }
 
-    /// Sums of the last 1000 of a stream of numbers, and how often the highest of them in so many times as many is above the level.
+    /// Sums of the last 1000 of a stream of numbers, and the share of runs in which their maximum
+    /// over a multiple of this length exceeds the level.
     #[test]
     fn the_highest_of_a_process_is_above_its_level_as_often_as_said() {
         const LENGTH: usize = 1000;

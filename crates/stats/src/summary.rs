@@ -1,29 +1,33 @@
-//! What is typical of some values, how far they spread, and which stand out.
+//! Typical value of some values, their spread, and outliers.
 
 /// The modified z-score above which a value stands out (Iglewicz and Hoaglin, 1993).
 const OUTLYING: f64 = 3.5;
 
-/// What makes the MAD of normal values their standard deviation: 1 / 0.6745.
+/// Factor from the MAD of normal values to their standard deviation: 1 / 0.6745.
 const MAD_TO_SD: f64 = 1.482_602_218_505_602;
 
-/// What makes the mean absolute deviation of normal values their standard deviation: sqrt(pi / 2).
+/// Factor from the mean absolute deviation of normal values to their standard deviation: sqrt(pi /
+/// 2).
 const MEAN_DEVIATION_TO_SD: f64 = 1.253_314_137_315_5;
 
-/// Values that mostly agree to the last digit do not stand out by less than this share of the median.
+/// Values that mostly agree to the last digit do not stand out by less than this share of the
+/// median.
 const NEGLIGIBLE: f64 = 0.01;
 
-/// What is typical of some values, and how far they spread. In the unit of the values.
+/// Typical value of some values, and their spread, in the unit of the values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// How many values there are.
+    /// Number of values.
     pub n: usize,
     /// The middle one, or the mean of the middle two.
     pub median: f64,
-    /// The median of the distances to the median. Unscaled: 0.67 standard deviations where values are normal.
+    /// The median of the distances to the median. Unscaled: 0.67 standard deviations where values
+    /// are normal.
     pub mad: f64,
     /// The sum divided by `n`. One disturbed run moves it; the median stays.
     pub mean: f64,
-    /// The standard deviation, with `n - 1` below; `None` for one value, which says nothing about spread.
+    /// The standard deviation, with `n - 1` below; `None` for one value, which says nothing about
+    /// spread.
     pub sd: Option<f64>,
     /// The smallest.
     pub min: f64,
@@ -32,11 +36,11 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises `values`; `None` where there are none, or one is not finite.
+    /// Summarizes `values`; `None` for an empty slice, or if one is not finite.
     ///
     /// # Complexity
     /// O(n log n).
-    pub fn of(values: &[f64]) -> Option<Summary> {
+    pub fn from_values(values: &[f64]) -> Option<Summary> {
         let sorted = sorted(values)?;
         let n = sorted.len();
         // Added up in order of size, so that the order of the runs changes no digit.
@@ -56,7 +60,8 @@ impl Summary {
     }
 }
 
-/// Several curves as one: each point is the median over those that have as many. The first says how many, and where.
+/// Several curves as one: each point is the median over those that have as many. The first says how
+/// many, and where.
 ///
 /// ```
 /// let runs = [[(1.0, 5.0), (2.0, 9.0)], [(1.0, 7.0), (2.0, 8.0)], [(1.0, 6.0), (2.0, 1.0)]];
@@ -67,7 +72,7 @@ pub fn median_curve(curves: &[&[(f64, f64)]]) -> Vec<(f64, f64)> {
     let median = |place: usize| {
         let heights: Vec<f64> =
             curves.iter().filter_map(|points| Some(points.get(place)?.1)).collect();
-        Some(Summary::of(&heights)?.median)
+        Some(Summary::from_values(&heights)?.median)
     };
     let first = curves.first().copied().unwrap_or_default();
     let points = first.iter().enumerate();
@@ -76,10 +81,10 @@ pub fn median_curve(curves: &[&[(f64, f64)]]) -> Vec<(f64, f64)> {
 
 /// Which values stand out from the rest, by index: those whose modified z-score is above 3.5.
 ///
-/// The score is the distance to the median over the scaled MAD. Where more than half of the values
-/// are equal the MAD is 0 and everything else would stand out, so there the mean absolute deviation
-/// takes its place, and what is within 1 % of the median never stands out. Fewer than three values
-/// have none that stand out, nor have values of which one is not finite.
+/// The score is the distance to the median divided by the scaled MAD. If more than half of the
+/// values are equal, the MAD is 0 and every other value would be an outlier, so the mean absolute
+/// deviation replaces it, and a value within 1 % of the median is never an outlier. Fewer than
+/// three values have no outliers, nor have values of which one is not finite.
 ///
 /// ```
 /// assert_eq!(pagewise_stats::outliers(&[10.0, 10.1, 9.9, 10.2, 17.0]), [4]);
@@ -98,14 +103,14 @@ pub fn outliers(values: &[f64]) -> Vec<usize> {
     outlying.map(|(index, _)| index).collect()
 }
 
-/// How far from the median a value must be to stand out, where most values are the median.
+/// Distance from the median from which on a value is an outlier, if most values are the median.
 fn least_outlying_of_equals(sorted: &[f64], median: f64) -> f64 {
     let deviations: f64 = sorted.iter().map(|value| (value - median).abs()).sum();
     let spread = MEAN_DEVIATION_TO_SD * deviations / sorted.len() as f64;
     (OUTLYING * spread).max(NEGLIGIBLE * median.abs())
 }
 
-/// The values in order of size; `None` where there are none, or one is not finite.
+/// The values in order of size; `None` for an empty slice, or if one is not finite.
 pub(crate) fn sorted(values: &[f64]) -> Option<Vec<f64>> {
     if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
         return None;
@@ -133,20 +138,20 @@ mod tests {
 
     #[test]
     fn no_value_and_no_number_have_no_summary() {
-        assert!(Summary::of(&[]).is_none());
-        assert!(Summary::of(&[1.0, f64::NAN]).is_none());
-        assert!(Summary::of(&[1.0, f64::NEG_INFINITY]).is_none());
+        assert!(Summary::from_values(&[]).is_none());
+        assert!(Summary::from_values(&[1.0, f64::NAN]).is_none());
+        assert!(Summary::from_values(&[1.0, f64::NEG_INFINITY]).is_none());
     }
 
     #[test]
     fn one_value_has_no_standard_deviation() {
-        assert_eq!(Summary::of(&[7.0]).unwrap().sd, None);
-        assert_eq!(Summary::of(&[7.0, 7.0]).unwrap().sd, Some(0.0));
+        assert_eq!(Summary::from_values(&[7.0]).unwrap().sd, None);
+        assert_eq!(Summary::from_values(&[7.0, 7.0]).unwrap().sd, Some(0.0));
     }
 
     #[test]
     fn one_disturbed_run_moves_the_mean_but_not_the_median() {
-        let summary = Summary::of(&[1.0, 1.0, 1.0, 1.0, 101.0]).unwrap();
+        let summary = Summary::from_values(&[1.0, 1.0, 1.0, 1.0, 101.0]).unwrap();
         assert_eq!((summary.median, summary.mean), (1.0, 21.0));
     }
 

@@ -1,43 +1,45 @@
-//! Whether values drift over the rounds in which they were measured.
+//! Drift of values over the rounds in which they were measured.
 
 use crate::normal::upper_tail;
 use crate::summary::{median_of_sorted, sorted};
 
-/// No trend is told from fewer: not even six in perfect order are rarer than one in 360.
+/// Fewer values show no trend: not even six in perfect order are rarer than one in 360.
 const FEWEST: usize = 6;
 
 /// Every pair is compared, so of a longer series the medians of this many stretches are.
-const LONGEST: usize = 500;
+const MAX_SERIES: usize = 500;
 
 /// A trend over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drift {
-    /// Kendall's tau-b against the round: 1 where each value is above the one before, -1 below, 0 for none.
+pub struct TrendDrift {
+    /// Kendall's tau-b against the round: 1 where each value is above the one before, -1 below, 0
+    /// for none.
     pub tau: f64,
-    /// How likely values without a trend are to look as ordered as these: the Mann-Kendall test, two-sided.
+    /// Probability that values without a trend look as ordered as these: the Mann-Kendall test,
+    /// two-sided.
     pub p: f64,
-    /// How far the values go from the first round to the last, by the Theil-Sen line, as a share of
-    /// their median: 0.1 is 10 % up. Of the mean where the median is 0.
+    /// Change of the values from the first round to the last, by the Theil-Sen line, as a share of
+    /// their median: 0.1 is 10 % up. If the median is 0, a share of the mean.
     pub change: f64,
 }
 
-/// Looks for a trend in values given in the order in which they were measured; `None` for fewer than
-/// six, and where one is not finite.
+/// Looks for a trend in values given in the order in which they were measured; `None` for fewer
+/// than six, and where one is not finite.
 ///
-/// Mann-Kendall with the corrections for ties and for continuity: it asks for a direction, not for a
-/// straight line, and an outlier counts no more than any other value. `p` takes S for normal, which
-/// is cautious for few values: 0.0085 where six are in perfect order, 0.0028 exactly.
+/// Mann-Kendall with the corrections for ties and for continuity: it asks for a direction, not for
+/// a straight line, and an outlier counts no more than any other value. `p` takes S for normal,
+/// which is cautious for few values: 0.0085 where six are in perfect order, 0.0028 exactly.
 ///
 /// # Complexity
 /// O(n^2) up to 500 values; from there on O(n log n), on the medians of 500 stretches.
-pub fn drift(values: &[f64]) -> Option<Drift> {
+pub fn drift(values: &[f64]) -> Option<TrendDrift> {
     if values.len() < FEWEST {
         return None;
     }
     let all = sorted(values)?;
     let series = shortened(values);
-    let pairs = Pairs::of(&series);
-    Some(Drift {
+    let pairs = Pairs::count_pairs(&series);
+    Some(TrendDrift {
         tau: pairs.tau(),
         p: pairs.p(),
         change: relative(slope(&series) * (series.len() - 1) as f64, &all),
@@ -46,10 +48,10 @@ pub fn drift(values: &[f64]) -> Option<Drift> {
 
 /// `values`, or the medians of `LONGEST` stretches of it.
 fn shortened(values: &[f64]) -> Vec<f64> {
-    if values.len() <= LONGEST {
+    if values.len() <= MAX_SERIES {
         return values.to_vec();
     }
-    let ends = (0..=LONGEST).map(|stretch| stretch * values.len() / LONGEST);
+    let ends = (0..=MAX_SERIES).map(|stretch| stretch * values.len() / MAX_SERIES);
     let ends: Vec<usize> = ends.collect();
     let stretches = ends.windows(2).filter_map(|ends| sorted(&values[ends[0]..ends[1]]));
     stretches.map(|stretch| median_of_sorted(&stretch)).collect()
@@ -62,17 +64,17 @@ fn relative(change: f64, sorted: &[f64]) -> f64 {
     share(median_of_sorted(sorted)).or_else(|| share(mean)).unwrap_or(0.0)
 }
 
-/// How the pairs of a series are ordered.
+/// Order of the pairs of a series.
 struct Pairs {
     n: f64,
     /// Pairs in order less pairs out of order: Kendall's S.
     s: f64,
-    /// How many values are equal, of each value that occurs.
+    /// Number of equal values, for each value that occurs.
     ties: Vec<f64>,
 }
 
 impl Pairs {
-    fn of(series: &[f64]) -> Pairs {
+    fn count_pairs(series: &[f64]) -> Pairs {
         let signs = series.iter().enumerate().flat_map(|(at, earlier)| {
             series[at + 1..].iter().map(move |later| sign(*earlier, *later))
         });
@@ -82,7 +84,8 @@ impl Pairs {
         Pairs { n: series.len() as f64, s: signs.sum(), ties: ties.collect() }
     }
 
-    /// S over what it would be if every pair of unequal values were in order; 0 where all are equal.
+    /// S over what it would be if every pair of unequal values were in order; 0 where all are
+    /// equal.
     fn tau(&self) -> f64 {
         let all = self.n * (self.n - 1.0) / 2.0;
         let tied: f64 = self.ties.iter().map(|t| t * (t - 1.0) / 2.0).sum();
@@ -92,7 +95,7 @@ impl Pairs {
     fn p(&self) -> f64 {
         let part = |n: f64| n * (n - 1.0) * (2.0 * n + 5.0);
         let variance = (part(self.n) - self.ties.iter().map(|&t| part(t)).sum::<f64>()) / 18.0;
-        // S moves by 2 where there are no ties: half a step is taken off, down to no trend.
+        // S changes by 2 without ties: half a step is subtracted, down to no trend.
         let beyond = (self.s.abs() - 1.0).max(0.0);
         if beyond == 0.0 { 1.0 } else { 2.0 * upper_tail(beyond / variance.sqrt()) }
     }
@@ -137,12 +140,12 @@ mod tests {
 
     #[test]
     fn values_that_never_vary_have_no_trend() {
-        assert_eq!(drift(&[4.0; 8]), Some(Drift { tau: 0.0, p: 1.0, change: 0.0 }));
-        assert_eq!(drift(&[0.0; 8]), Some(Drift { tau: 0.0, p: 1.0, change: 0.0 }));
+        assert_eq!(drift(&[4.0; 8]), Some(TrendDrift { tau: 0.0, p: 1.0, change: 0.0 }));
+        assert_eq!(drift(&[0.0; 8]), Some(TrendDrift { tau: 0.0, p: 1.0, change: 0.0 }));
     }
 
     #[test]
-    fn one_slow_first_run_is_no_trend() {
+    fn one_slow_first_run_is_not_a_trend() {
         let found = drift(&[900.0, 100.0, 102.0, 99.0, 101.0, 100.5, 99.5, 100.2]).unwrap();
         assert!(found.p > 0.2, "{found:?}");
         assert!(found.change.abs() < 0.05, "{found:?}");

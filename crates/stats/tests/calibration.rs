@@ -1,21 +1,22 @@
-//! How often the intervals hold what they promise: on samples of known distributions, with a fixed seed.
+//! Coverage of the intervals: on samples of known distributions, with a fixed seed.
 
 use fastrand::Rng;
 use pagewise_stats::{drift, median_interval, ratio_of_medians};
 
 /// A kind of values: its name, its true median, and how one is drawn.
-struct Kind {
+struct ValueSource {
     name: &'static str,
     median: f64,
     draw: fn(&mut Rng) -> f64,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind { name: "normal", median: 100.0, draw: |rng| 100.0 + 5.0 * normal(rng) },
-    Kind { name: "lognormal", median: 1.0, draw: |rng| normal(rng).exp() },
-    Kind { name: "tied", median: 12.0, draw: |rng| f64::from(rng.u8(10..15)) },
-    // Seven in ten of one kind, three of a slower: the median is where the first has 5/7 of its values.
-    Kind { name: "two modes", median: 101.132, draw: two_modes },
+const KINDS: [ValueSource; 4] = [
+    ValueSource { name: "normal", median: 100.0, draw: |rng| 100.0 + 5.0 * normal(rng) },
+    ValueSource { name: "lognormal", median: 1.0, draw: |rng| normal(rng).exp() },
+    ValueSource { name: "tied", median: 12.0, draw: |rng| f64::from(rng.u8(10..15)) },
+    // Seven in ten of one kind, three of a slower: the median is where the first has 5/7 of its
+    // values.
+    ValueSource { name: "two modes", median: 101.132, draw: two_modes },
 ];
 
 const SIZES: [usize; 5] = [5, 7, 10, 20, 50];
@@ -33,7 +34,7 @@ fn two_modes(rng: &mut Rng) -> f64 {
     2.0 * normal(rng) + if rng.f64() < 0.7 { 100.0 } else { 120.0 }
 }
 
-fn sample(kind: &Kind, n: usize, rng: &mut Rng) -> Vec<f64> {
+fn sample(kind: &ValueSource, n: usize, rng: &mut Rng) -> Vec<f64> {
     (0..n).map(|_| (kind.draw)(rng)).collect()
 }
 
@@ -52,7 +53,8 @@ fn intervals_hold_the_true_median_at_least_as_often_as_they_say() {
                 (interval.low..=interval.high).contains(&kind.median)
             });
             println!("{:<10} n = {n:>2}: {:.1} %", kind.name, held * 100.0);
-            // From the smallest to the largest, five values hold it in 93.75 %: no interval can do better.
+            // From the smallest to the largest, five values hold it in 93.75 %: no interval can do
+            // better.
             let least = if n == 5 { 0.925 } else { 0.93 };
             assert!(held >= least, "{} n = {n}: {held}", kind.name);
         }
@@ -61,7 +63,8 @@ fn intervals_hold_the_true_median_at_least_as_often_as_they_say() {
 
 #[test]
 fn intervals_are_not_so_wide_that_they_say_nothing() {
-    // The interval of a mean of normal values is 2 x 1.96 sd / sqrt(n), that of a median 1.25 times as wide.
+    // The interval of a mean of normal values is 2 x 1.96 sd / sqrt(n), that of a median 1.25 times
+    // as wide.
     let mut rng = Rng::with_seed(2);
     for (n, widest) in [(10, 2.0), (20, 1.7), (50, 1.5)] {
         let of_mean = 2.0 * 1.96 * 5.0 / (n as f64).sqrt();

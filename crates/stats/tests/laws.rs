@@ -1,4 +1,4 @@
-//! What must hold for any values.
+//! Properties that hold for any values.
 
 use pagewise_stats::{Summary, drift, median_interval, outliers, ratio_of_medians};
 use proptest::collection::vec;
@@ -25,12 +25,12 @@ proptest! {
     fn the_order_of_the_values_does_not_matter_to_a_summary(
         (values, shuffled) in values(1).prop_flat_map(|v| (Just(v.clone()), Just(v).prop_shuffle())),
     ) {
-        prop_assert_eq!(Summary::of(&values), Summary::of(&shuffled));
+        prop_assert_eq!(Summary::from_values(&values), Summary::from_values(&shuffled));
     }
 
     #[test]
     fn a_summary_scales_with_the_unit(values in values(1), factor in power_of_two()) {
-        let (one, other) = (Summary::of(&values).unwrap(), Summary::of(&scaled(&values, factor)).unwrap());
+        let (one, other) = (Summary::from_values(&values).unwrap(), Summary::from_values(&scaled(&values, factor)).unwrap());
         prop_assert_eq!(one.median * factor, other.median);
         prop_assert_eq!(one.mad * factor, other.mad);
         prop_assert_eq!(one.mean * factor, other.mean);
@@ -38,8 +38,8 @@ proptest! {
     }
 
     #[test]
-    fn what_is_typical_lies_between_the_smallest_and_the_largest(values in values(1)) {
-        let summary = Summary::of(&values).unwrap();
+    fn the_typical_value_is_between_the_smallest_and_the_largest(values in values(1)) {
+        let summary = Summary::from_values(&values).unwrap();
         prop_assert!(summary.min <= summary.median && summary.median <= summary.max);
         prop_assert!(summary.min <= summary.mean && summary.mean <= summary.max);
         prop_assert!(summary.mad >= 0.0 && summary.mad <= summary.max - summary.min);
@@ -48,7 +48,7 @@ proptest! {
     #[test]
     fn the_interval_of_a_median_holds_the_median_and_scales(values in values(5), factor in power_of_two()) {
         let interval = median_interval(&values).unwrap();
-        let median = Summary::of(&values).unwrap().median;
+        let median = Summary::from_values(&values).unwrap().median;
         prop_assert!(interval.low <= median && median <= interval.high);
         let scaled = median_interval(&scaled(&values, factor)).unwrap();
         prop_assert_eq!((interval.low * factor, interval.high * factor), (scaled.low, scaled.high));
@@ -79,7 +79,7 @@ proptest! {
 
     #[test]
     fn no_values_whatever_stop_a_function(values in vec(any::<f64>(), 0..12), others in vec(any::<f64>(), 0..12)) {
-        Summary::of(&values);
+        Summary::from_values(&values);
         outliers(&values);
         drift(&values);
         median_interval(&values);

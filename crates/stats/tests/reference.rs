@@ -1,22 +1,23 @@
-//! The figures of numpy, scipy and pymannkendall for the same values: reference.tsv, made by reference.py.
+//! The figures of numpy, scipy and pymannkendall for the same values: reference.tsv, made by
+//! reference.py.
 
 use pagewise_stats::{Interval, Summary, drift, median_interval, outliers, ratio_of_medians};
 
 const REFERENCE: &str = include_str!("reference.tsv");
 
-struct Case {
+struct ReferenceCase {
     values: Vec<f64>,
     others: Vec<f64>,
     figures: Vec<f64>,
 }
 
 /// The cases of a kind: kind, values, other values and figures, apart by tabs.
-fn cases(kind: &str) -> Vec<Case> {
+fn cases(kind: &str) -> Vec<ReferenceCase> {
     let numbers = |text: &str| text.split_whitespace().map(number).collect();
     let fields = REFERENCE.lines().map(|line| line.split('\t').collect::<Vec<_>>());
-    let cases: Vec<Case> = fields
+    let cases: Vec<ReferenceCase> = fields
         .filter(|fields| fields[0] == kind)
-        .map(|fields| Case {
+        .map(|fields| ReferenceCase {
             values: numbers(fields[1]),
             others: numbers(fields[2]),
             figures: numbers(fields[3]),
@@ -31,7 +32,7 @@ fn number(text: &str) -> f64 {
 }
 
 #[track_caller]
-fn close(found: &[f64], case: &Case, tolerance: f64) {
+fn close(found: &[f64], case: &ReferenceCase, tolerance: f64) {
     assert_eq!(found.len(), case.figures.len());
     for (found, expected) in found.iter().zip(&case.figures) {
         let near = (found - expected).abs() <= tolerance * expected.abs().max(1e-3);
@@ -42,12 +43,12 @@ fn close(found: &[f64], case: &Case, tolerance: f64) {
 #[test]
 fn summaries_are_those_of_numpy() {
     for case in cases("summary") {
-        let found = Summary::of(&case.values).unwrap();
+        let found = Summary::from_values(&case.values).unwrap();
         // Python prints nan where one value has no standard deviation.
         assert_eq!(found.sd.is_none(), case.figures[3].is_nan());
         let sd = found.sd.unwrap_or(0.0);
         let expected = case.figures.iter().map(|f| if f.is_nan() { 0.0 } else { *f }).collect();
-        let case = Case { figures: expected, ..case };
+        let case = ReferenceCase { figures: expected, ..case };
         close(&[found.median, found.mad, found.mean, sd, found.min, found.max], &case, 1e-12);
     }
 }
@@ -68,7 +69,8 @@ fn trends_are_those_of_kendall_mann_and_theil() {
     }
 }
 
-/// 10,000 draws of ours against 400,000 of scipy's: an end is off by a step at most, and mostly not at all.
+/// 10,000 draws of ours against 400,000 of scipy's: an end is off by a step at most, and mostly not
+/// at all.
 #[test]
 fn intervals_of_the_median_are_those_of_scipy() {
     for case in cases("interval") {

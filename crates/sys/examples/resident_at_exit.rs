@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use pagewise_sys::system::page_size;
-use pagewise_sys::trace::{Ending, Stopped, Traced};
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -31,8 +31,8 @@ fn main() -> ExitCode {
         other => eprintln!("not seen at exit: {other:?}"),
     }
     match command.finish() {
-        Ok(Ending::Exited(status)) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
-        Ok(Ending::Killed { signal, .. }) => {
+        Ok(TraceEnding::Exited(status)) => ExitCode::from(u8::try_from(status).unwrap_or(1)),
+        Ok(TraceEnding::Killed { signal, .. }) => {
             ExitCode::from(u8::try_from(128 + signal).unwrap_or(1))
         }
         Err(error) => {

@@ -1,20 +1,21 @@
-//! `bpf`: small programs that the kernel runs when an event happens. One copies some bytes of memory into the event's ring: what an
-//! instruction left in memory, before the next one can change it. Another writes a sample for each uprobe, so that one uprobe
-//! serves all CPUs and many are removed at once.
+//! `bpf`: small programs that the kernel runs when an event happens. One copies some bytes of
+//! memory into the event's ring: what an instruction left in memory, before the next one can change
+//! it. Another writes a sample for each uprobe, so that one uprobe serves all CPUs and many are
+//! removed at once.
 
 use std::ffi::{CStr, c_char, c_long};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::perf_event::Counter;
+use crate::perf_event::PerfCounter;
 
-/// So many bytes can be copied: as many as four breakpoints watch.
-pub const MOST: usize = 4 * 8;
+/// Maximum number of copied bytes: the bytes that four breakpoints watch.
+pub const MAX_COPIED_BYTES: usize = 4 * 8;
 /// The same as the program counts it, downwards from the stack's end.
 const ROOM: i32 = -4 * 8;
 
-/// The two that the program uses are given to programs under the GPL only; as part of this project it is under both
-/// of the project's licences, and here under this one too.
+/// The two that the program uses are given to programs under the GPL only; as part of this project
+/// it is under both of the project's licences, and here under this one too.
 const LICENSE: &CStr = c"Dual MIT/GPL";
 
 /// `enum bpf_cmd`.
@@ -34,7 +35,7 @@ const WORD: u32 = 4;
 /// `_IOW('$', 8, __u32)`.
 const IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 
-/// What of `union bpf_attr` makes a map.
+/// Fields of `union bpf_attr` that create a map.
 #[repr(C)]
 struct MapCreate {
     map_type: u32,
@@ -43,7 +44,7 @@ struct MapCreate {
     max_entries: u32,
 }
 
-/// What of it changes an element of one.
+/// Fields that update an element of a map.
 #[repr(C)]
 struct MapUpdate<'a> {
     map: u32,
@@ -53,7 +54,7 @@ struct MapUpdate<'a> {
     flags: u64,
 }
 
-/// What of it loads a program.
+/// Fields that load a program.
 #[repr(C)]
 struct ProgLoad {
     kind: u32,
@@ -87,8 +88,8 @@ struct MultiLink {
     pad: u32,
 }
 
-/// A program that copies some bytes of whichever process an event happens in, and where it writes them: that is forgotten
-/// when this is dropped.
+/// A program that copies some bytes of whichever process an event happens in, and where it writes
+/// them: that is forgotten when this is dropped.
 #[derive(Debug)]
 pub struct Copies {
     program: OwnedFd,
@@ -96,47 +97,51 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Of so many bytes, at most [`MOST`], from an address on; for CPUs with lower numbers than `cpus`.
+    /// Copies `length` bytes, at most [`MAX_COPIED_BYTES`], from an address on; for CPUs with
+    /// numbers below `cpus`.
     ///
     /// # Errors
-    /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for more bytes.
-    pub fn of(address: u64, length: usize, cpus: u32) -> io::Result<Copies> {
-        let size = i32::try_from(length).ok().filter(|_| (1..=MOST).contains(&length));
+    /// `EPERM` without CAP_BPF and CAP_PERFMON, `ENOSYS`, `EINVAL` before Linux 5.5 and for more
+    /// bytes.
+    pub fn for_address(address: u64, length: usize, cpus: u32) -> io::Result<Copies> {
+        let size = i32::try_from(length).ok().filter(|_| (1..=MAX_COPIED_BYTES).contains(&length));
         let size = size.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         let outputs = outputs(cpus)?;
         let program = load(PERF_EVENT, 0, &program(address, size, outputs.as_raw_fd()))?;
         Ok(Copies { program, outputs })
     }
 
-    /// Has what is copied on a CPU written by this event, which is [`Event::OUTPUT`](crate::perf_event::Event::OUTPUT) of
-    /// all that runs there.
+    /// Has what is copied on a CPU written by this event, which is
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of all that runs there.
     ///
     /// # Errors
     /// Those of `bpf`.
-    pub fn write_to(&self, cpu: u32, output: &Counter) -> io::Result<()> {
+    pub fn write_to(&self, cpu: u32, output: &PerfCounter) -> io::Result<()> {
         set_output(&self.outputs, cpu, output)
     }
 
-    /// Runs the program at each event of a sampled counter and of those that inherit from it, before its sample.
+    /// Runs the program at each event of a sampled counter and of those that inherit from it,
+    /// before its sample.
     ///
     /// # Errors
     /// Those of `ioctl`.
-    pub fn run_at(&self, counter: &Counter) -> io::Result<()> {
+    pub fn run_at(&self, counter: &PerfCounter) -> io::Result<()> {
         let program = self.program.as_raw_fd().unsigned_abs();
         counter.control(IOC_SET_BPF, program.into())
     }
 }
 
-/// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping it removes the uprobes.
+/// A program that writes one sample for each uprobe hit, on the CPU of the hit. Dropping it removes
+/// the uprobes.
 #[derive(Debug)]
 pub struct UprobeSamples {
     program: OwnedFd,
     outputs: OwnedFd,
     links: Vec<OwnedFd>,
-    events: Vec<Counter>,
+    events: Vec<PerfCounter>,
 }
 
-/// How the kernel attaches the program of [`UprobeSamples`].
+/// Method of attaching the program of [`UprobeSamples`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// All instructions of a file in one link: Linux 6.6.
@@ -160,20 +165,23 @@ impl UprobeSamples {
         Ok(UprobeSamples { program, outputs, links: Vec::new(), events: Vec::new() })
     }
 
-    /// Sets the event that writes the samples of a CPU: an [`Event::OUTPUT`](crate::perf_event::Event::OUTPUT) of all that runs
-    /// there. The samples contain the user registers and stack if that event asks for them.
+    /// Sets the event that writes the samples of a CPU: an
+    /// [`PerfEvent::OUTPUT`](crate::perf_event::PerfEvent::OUTPUT) of all that runs there. The
+    /// samples contain the user registers and stack if that event asks for them.
     ///
     /// # Errors
     /// Those of `bpf`.
-    pub fn write_to(&self, cpu: u32, output: &Counter) -> io::Result<()> {
+    pub fn write_to(&self, cpu: u32, output: &PerfCounter) -> io::Result<()> {
         set_output(&self.outputs, cpu, output)
     }
 
-    /// Places uprobes at these offsets of a file, or at the return of the functions that begin there: in one process (Linux 6.10; before, only
-    /// its first thread runs the program), or in every process that executes the file.
+    /// Places uprobes at these offsets of a file, or at the return of the functions that begin
+    /// there: in one process (Linux 6.10; before, only its first thread runs the program), or in
+    /// every process that executes the file.
     ///
     /// # Errors
-    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file; `ESRCH` if there is no such process.
+    /// `EINVAL` before Linux 6.6; `EBADF`, `ENOENT` if the path does not lead to a file; `ESRCH` if
+    /// the process does not exist.
     pub fn link(
         &mut self,
         path: &CStr,
@@ -205,7 +213,7 @@ impl UprobeSamples {
     ///
     /// # Errors
     /// Those of `ioctl`.
-    pub fn run_at(&mut self, uprobe: Counter) -> io::Result<()> {
+    pub fn run_at(&mut self, uprobe: PerfCounter) -> io::Result<()> {
         uprobe.control(IOC_SET_BPF, self.program.as_raw_fd().unsigned_abs().into())?;
         self.events.push(uprobe);
         Ok(())
@@ -224,7 +232,7 @@ fn outputs(cpus: u32) -> io::Result<OwnedFd> {
     unsafe { bpf(MAP_CREATE, &map) }
 }
 
-fn set_output(outputs: &OwnedFd, cpu: u32, output: &Counter) -> io::Result<()> {
+fn set_output(outputs: &OwnedFd, cpu: u32, output: &PerfCounter) -> io::Result<()> {
     let value = output.as_fd().as_raw_fd().unsigned_abs();
     let map = outputs.as_raw_fd().unsigned_abs();
     let update = MapUpdate { map, pad: 0, key: &cpu, value: &value, flags: 0 };
@@ -247,11 +255,13 @@ fn load(kind: u32, attach_type: u32, code: &[u64]) -> io::Result<OwnedFd> {
         interface: 0,
         attach_type,
     };
-    // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel copies.
+    // SAFETY: `instructions` points to `count` words and `license` to a string, which the kernel
+    // copies.
     unsafe { bpf(PROG_LOAD, &load) }
 }
 
-/// Registers of the machine: arguments in 1 to 5, results in 0, those from 6 on outlive calls, 10 is the stack's end.
+/// Registers of the machine: arguments in 1 to 5, results in 0, those from 6 on outlive calls, 10
+/// is the stack's end.
 const STACK: u8 = 10;
 
 /// An instruction: what it does, to which register, with which, how far it jumps, a number.
@@ -266,7 +276,7 @@ const fn registers(to: u8, from: u8) -> u8 {
     if cfg!(target_endian = "little") { to | from << 4 } else { to << 4 | from }
 }
 
-/// What an instruction does.
+/// Codes of instructions.
 mod code {
     pub(super) const MOVE: u8 = 0xbf;
     pub(super) const NUMBER: u8 = 0xb7;
@@ -283,7 +293,8 @@ mod code {
     pub(super) const STORE: u8 = 0x7a;
 }
 
-/// `bpf_perf_event_output(context, outputs, this CPU, stack, 8); 0`: the bytes are none of the sample's unless the event wants `raw`.
+/// `bpf_perf_event_output(context, outputs, this CPU, stack, 8); 0`: the bytes are not part of the
+/// sample unless the event wants `raw`.
 fn sample_program(outputs: RawFd) -> Vec<u64> {
     use code::{ADD, CALL, EXIT, LONG_NUMBER, MAP, MOVE, NUMBER, OUTPUT, SHORT_NUMBER, STORE};
     const WORD: i32 = 8;
@@ -303,7 +314,8 @@ fn sample_program(outputs: RawFd) -> Vec<u64> {
     ]
 }
 
-/// `if bpf_probe_read_user(stack, length, address) == 0 { bpf_perf_event_output(context, outputs, this CPU, stack, length) }; 1`
+/// `if bpf_probe_read_user(stack, length, address) == 0 { bpf_perf_event_output(context, outputs,
+/// this CPU, stack, length) }; 1`
 fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
     use code::{
         ADD, CALL, EXIT, LONG_NUMBER, MAP, MOVE, NUMBER, OUTPUT, READ_USER, SHORT_NUMBER,
@@ -351,10 +363,10 @@ unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
 }
 
 /// # Safety
-/// What the attributes point to must be what the command takes.
+/// The targets of the pointers in the attributes must have the types that the command expects.
 unsafe fn raw_bpf<T>(command: c_long, attributes: &T) -> io::Result<RawFd> {
-    // SAFETY: the call reads as many bytes as its last argument says from the struct, which has as many; the caller vouches for
-    // what that points to.
+    // SAFETY: the call reads as many bytes as its last argument says from the struct, which has as
+    // many; the caller vouches for what that points to.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
     match RawFd::try_from(result) {
@@ -379,8 +391,8 @@ mod tests {
 
     #[test]
     fn more_than_has_room_is_refused() {
-        for length in [0, MOST + 1, usize::MAX] {
-            assert!(Copies::of(0x1000, length, 1).is_err());
+        for length in [0, MAX_COPIED_BYTES + 1, usize::MAX] {
+            assert!(Copies::for_address(0x1000, length, 1).is_err());
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::io;
 
-/// Writes back and drops the cache lines that hold `items`, from every level and in every CPU. `line` is the size of a
-/// line in bytes.
+/// Writes back and drops the cache lines that hold `items`, from every level and in every CPU.
+/// `line` is the size of a line in bytes.
 ///
 /// # Errors
 /// `Unsupported` on other CPUs than x86; `InvalidInput` for a line of no bytes.
@@ -22,7 +22,8 @@ fn flush_lines<T>(items: &[T], line: usize) -> io::Result<()> {
     let bytes = size_of_val(items);
     // The last byte too: the slice may end within a line that no step falls into.
     for byte in (0..bytes).step_by(line).chain(bytes.checked_sub(1)) {
-        // SAFETY: every x86-64 has the instruction, the address lies in what we borrow, and no value changes.
+        // SAFETY: every x86-64 has the instruction, the address lies in what we borrow, and no
+        // value changes.
         unsafe { _mm_clflush(start.wrapping_add(byte)) };
     }
     // SAFETY: every x86-64 has the instruction; it waits until the lines are gone.
@@ -44,7 +45,7 @@ mod tests {
 
     const LINE: usize = 64;
 
-    /// How long it takes to read each line once, one after another.
+    /// Time to read each line once, one after another.
     fn time_to_read(bytes: &[u8]) -> Duration {
         let begin = Instant::now();
         let mut at = 0;
@@ -57,7 +58,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn what_was_flushed_takes_longer_to_read_than_what_is_in_the_cache() {
+    fn flushed_lines_are_slower_to_read_than_cached_ones() {
         let bytes = vec![0; 16 << 10];
         let fastest = |mut prepare: Box<dyn FnMut()>| {
             let times = (0..50).map(|_| {
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_lines_of_nothing_are_no_trap() {
+    fn empty_input_and_empty_lines_are_handled() {
         assert_eq!(flush::<u8>(&[], LINE).is_ok(), cfg!(target_arch = "x86_64"));
         assert_eq!(flush(&[1], 0).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

@@ -1,37 +1,38 @@
-//! Pointer chases: places in memory that hold each other's addresses in a ring. The next address is known only when the last
-//! one has come, so that a step takes as long as memory takes to answer.
+//! Pointer chases: places in memory that hold each other's addresses in a ring. The next address is
+//! known only when the last one has come, so that a step takes as long as memory takes to answer.
 
 use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::region::Region;
+use crate::region::AlignedRegion;
 
 /// A place: it holds the address of the next.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-struct Place(NonNull<Place>);
+struct RingPlace(NonNull<RingPlace>);
 
 /// A ring of places in a region.
 #[derive(Debug)]
-pub struct Chase<'r> {
+pub struct RingChase<'r> {
     /// It and all that it leads to were linked.
-    at: NonNull<Place>,
-    region: PhantomData<&'r mut Region>,
+    at: NonNull<RingPlace>,
+    region: PhantomData<&'r mut AlignedRegion>,
 }
 
-impl<'r> Chase<'r> {
+impl<'r> RingChase<'r> {
     /// Bytes of a place: so far are places apart at least.
-    pub const PLACE: usize = size_of::<Place>();
+    pub const PLACE: usize = size_of::<RingPlace>();
 
-    /// Links places, by their offsets, in this order; from the last it goes on to the first. `None` where there is none.
+    /// Links the given offsets in this order; the last is linked to the first. `None` for an empty
+    /// list.
     ///
     /// # Panics
-    /// Where one lies beyond the region, or not at a multiple of [`Chase::PLACE`].
-    pub fn link(region: &'r mut Region, places: &[usize]) -> Option<Chase<'r>> {
+    /// Panics if an offset is outside of the region, or not a multiple of [`RingChase::PLACE`].
+    pub fn link(region: &'r mut AlignedRegion, places: &[usize]) -> Option<RingChase<'r>> {
         let bytes = region.bytes();
         let length = bytes.len();
-        let start = NonNull::from(bytes).cast::<Place>();
+        let start = NonNull::from(bytes).cast::<RingPlace>();
         let place = |offset: usize| {
             assert!(
                 offset.is_multiple_of(Self::PLACE)
@@ -44,13 +45,14 @@ impl<'r> Chase<'r> {
         let first = place(*places.first()?);
         let next = places[1..].iter().chain(&places[..1]);
         for (at, next) in places.iter().zip(next) {
-            // SAFETY: the place lies in the region, which is mapped, aligned to pages, and borrowed for us alone.
-            unsafe { place(*at).write(Place(place(*next))) };
+            // SAFETY: the place lies in the region, which is mapped, aligned to pages, and borrowed
+            // for us alone.
+            unsafe { place(*at).write(RingPlace(place(*next))) };
         }
-        Some(Chase { at: first, region: PhantomData })
+        Some(RingChase { at: first, region: PhantomData })
     }
 
-    /// Goes on by so many steps, rounded up to a multiple of 8.
+    /// Follows `steps` links, rounded up to a multiple of 8.
     #[inline(never)]
     pub fn walk(&mut self, steps: usize) {
         let mut at = self.at;
@@ -61,10 +63,10 @@ impl<'r> Chase<'r> {
     }
 }
 
-/// `at` comes from [`Chase::link`].
+/// `at` comes from [`RingChase::link`].
 #[inline(always)]
-fn follow(at: NonNull<Place>) -> NonNull<Place> {
-    // SAFETY: every place that a linked place leads to was linked, and nobody else writes to the region.
+fn follow(at: NonNull<RingPlace>) -> NonNull<RingPlace> {
+    // SAFETY: every target of a link was linked, and no other code writes to the region.
     unsafe { at.read() }.0
 }
 
@@ -74,23 +76,23 @@ mod tests {
 
     #[test]
     fn a_chase_goes_round_and_round() {
-        let mut region = Region::map(1 << 12, 1 << 12).unwrap();
+        let mut region = AlignedRegion::map(1 << 12, 1 << 12).unwrap();
         let start = usize::try_from(region.start()).unwrap();
         let places = [0, 512, 64, 4088];
-        let mut chase = Chase::link(&mut region, &places).unwrap();
+        let mut chase = RingChase::link(&mut region, &places).unwrap();
         assert_eq!(follow(chase.at).addr().get() - start, 512);
         assert_eq!(follow(follow(follow(chase.at))).addr().get() - start, 4088);
         chase.walk(1);
         assert_eq!(chase.at.addr().get(), start, "eight steps are two rounds");
-        assert!(Chase::link(&mut region, &[]).is_none());
+        assert!(RingChase::link(&mut region, &[]).is_none());
     }
 
     #[test]
     fn places_beyond_the_region_and_between_places_are_refused() {
         for offset in [1 << 12, 4092, usize::MAX & !7] {
             let linked = std::panic::catch_unwind(|| {
-                let mut region = Region::map(1 << 12, 1 << 12).unwrap();
-                Chase::link(&mut region, &[0, offset]).is_some()
+                let mut region = AlignedRegion::map(1 << 12, 1 << 12).unwrap();
+                RingChase::link(&mut region, &[0, offset]).is_some()
             });
             assert!(linked.is_err(), "{offset}");
         }

@@ -1,14 +1,14 @@
 //! The `cpuid` instruction of x86: what the CPU, or the hypervisor on its behalf, says of itself.
 
-/// The registers EAX, EBX, ECX and EDX that a leaf answers with; `None` for a leaf that the CPU does not have, and on
-/// other CPUs than x86.
+/// The registers EAX, EBX, ECX and EDX that a leaf answers with; `None` for a leaf that the CPU
+/// does not have, and on other CPUs than x86.
 pub fn leaf(leaf: u32, subleaf: u32) -> Option<[u32; 4]> {
     // The first leaf of each range says which is its last.
     let [last, ..] = ask(leaf & RANGE, 0)?;
     (leaf <= last).then(|| ask(leaf, subleaf)).flatten()
 }
 
-/// Whether a hypervisor runs this machine: it says so by a bit that no CPU sets.
+/// True if a hypervisor runs this machine: it says so by a bit that no CPU sets.
 pub fn is_virtual() -> bool {
     leaf(1, 0).is_some_and(|[_, _, features, _]| features & 1 << 31 != 0)
 }

@@ -7,18 +7,19 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 
 /// A child. It is waited for when dropped.
 #[derive(Debug)]
-pub struct Child(libc::pid_t);
+pub struct ForkedChild(libc::pid_t);
 
-/// Forks; the child runs `body` and ends with what it returns, 101 where it panics. It is killed when this process ends.
+/// Forks; the child runs `body` and ends with what it returns, 101 where it panics. It is killed
+/// when this process ends.
 ///
 /// # Errors
-/// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the child for ever.
-/// `EAGAIN`, `ENOMEM`.
-pub fn fork(body: impl FnOnce() -> u8) -> io::Result<Child> {
+/// `EBUSY` where this process has other threads: a lock that one of them holds would be held in the
+/// child for ever. `EAGAIN`, `ENOMEM`.
+pub fn fork(body: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
-    // SAFETY: there is no other thread, so the child may do all that this process may.
+    // SAFETY: this is the only thread, so the child may do all that this process may.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
@@ -27,11 +28,11 @@ pub fn fork(body: impl FnOnce() -> u8) -> io::Result<Child> {
             // SAFETY: ends this process; handlers of its parent's and buffers are left alone.
             unsafe { libc::_exit(status.into()) }
         }
-        pid => Ok(Child(pid)),
+        pid => Ok(ForkedChild(pid)),
     }
 }
 
-impl Child {
+impl ForkedChild {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.0.unsigned_abs()
@@ -39,7 +40,8 @@ impl Child {
 
     /// Kills it.
     pub fn kill(&self) {
-        // It has not been waited for, so that the id is still its own; where it has ended, there is nothing to kill.
+        // It has not been waited for, so that the id is still its own; where it has ended, there is
+        // nothing to kill.
         let _ = Pid::from_raw(self.0).map(|pid| kill_process(pid, Signal::KILL));
     }
 
@@ -54,7 +56,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for ForkedChild {
     fn drop(&mut self) {
         let _ = wait(self.0);
     }

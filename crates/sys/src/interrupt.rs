@@ -1,5 +1,5 @@
-//! Ctrl-C while a command runs: it is for the command, and we want to know of it. So do those who have something to put back
-//! before they end, whoever asks them to.
+//! Ctrl-C while a command runs: it is for the command, and we want to know of it. So do those who
+//! have something to put back before they end, whoever asks them to.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -7,35 +7,36 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// What the keyboard sends.
+/// Signals from the keyboard.
 const KEYS: [c_int; 2] = [libc::SIGINT, libc::SIGQUIT];
-/// What else asks a process to end.
+/// Other signals that ask a process to end.
 const OTHERS: [c_int; 2] = [libc::SIGTERM, libc::SIGHUP];
 
 /// The signal that came last; 0 before any.
 static CAME: AtomicI32 = AtomicI32::new(0);
 
-/// While it lives, SIGINT and SIGQUIT do not end this process but are noted. Those that are ignored stay so.
+/// While it lives, SIGINT and SIGQUIT do not end this process but are noted. Those that are ignored
+/// stay so.
 ///
-/// Programs that are started meanwhile have the usual handlers: `exec` does not hand on ours. One value at a time: the
-/// note is of the whole process.
+/// Programs that are started meanwhile have the usual handlers: `exec` does not hand on ours. One
+/// value at a time: the note is of the whole process.
 #[derive(Debug)]
-pub struct Interrupts {
+pub struct NotedInterrupts {
     before: Vec<(c_int, libc::sighandler_t)>,
 }
 
-impl Interrupts {
+impl NotedInterrupts {
     /// Begins to note them.
-    pub fn note() -> Interrupts {
-        Interrupts::note_each(&KEYS)
+    pub fn note() -> NotedInterrupts {
+        NotedInterrupts::note_each(&KEYS)
     }
 
     /// Notes SIGTERM and SIGHUP as well.
-    pub fn note_all() -> Interrupts {
-        Interrupts::note_each(&[KEYS, OTHERS].concat())
+    pub fn note_all() -> NotedInterrupts {
+        NotedInterrupts::note_each(&[KEYS, OTHERS].concat())
     }
 
-    fn note_each(signals: &[c_int]) -> Interrupts {
+    fn note_each(signals: &[c_int]) -> NotedInterrupts {
         CAME.store(0, Ordering::Relaxed);
         let handler: extern "C" fn(c_int) = on_signal;
         let mut before = Vec::new();
@@ -45,10 +46,10 @@ impl Interrupts {
                 set_action(signal, handler as libc::sighandler_t);
             }
         }
-        Interrupts { before }
+        NotedInterrupts { before }
     }
 
-    /// Whether one came.
+    /// True if one came.
     pub fn came(&self) -> bool {
         self.signal().is_some()
     }
@@ -59,7 +60,7 @@ impl Interrupts {
     }
 }
 
-impl Drop for Interrupts {
+impl Drop for NotedInterrupts {
     fn drop(&mut self) {
         for (signal, action) in &self.before {
             set_action(*signal, *action);
@@ -80,11 +81,12 @@ const DEFERRED: [c_int; 7] = [
 
 /// Which of [`DEFERRED`] came while a [`Deferred`] lived, a bit each.
 static LATER: AtomicI32 = AtomicI32::new(0);
-/// How many values of [`Deferred`] live, and what they changed.
+/// Number of live values of [`Deferred`], and the signals that they changed.
 static DEFERS: Mutex<(usize, Vec<c_int>)> = Mutex::new((0, Vec::new()));
 
-/// While it lives, signals that would end or stop this process wait: they do so afterwards. Signals that are ignored or
-/// have a handler of their own stay as they are. SIGKILL and SIGSTOP cannot wait.
+/// While it lives, signals that would end or stop this process wait: they do so afterwards. Signals
+/// that are ignored or have a handler of their own stay as they are. SIGKILL and SIGSTOP cannot
+/// wait.
 #[derive(Debug)]
 pub struct Deferred(());
 
@@ -128,8 +130,8 @@ impl Drop for Deferred {
     }
 }
 
-/// From now on this process ignores the signals that end or stop a process by default and that people and supervisors send, and
-/// SIGPIPE. SIGKILL and SIGSTOP cannot be ignored.
+/// From now on this process ignores the signals that end or stop a process by default and that
+/// people and supervisors send, and SIGPIPE. SIGKILL and SIGSTOP cannot be ignored.
 pub fn ignore_requests_to_end() {
     for signal in DEFERRED.into_iter().chain([libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2]) {
         set_action(signal, libc::SIG_IGN);
@@ -160,6 +162,7 @@ fn action(signal: c_int) -> libc::sighandler_t {
 
 fn set_action(signal: c_int, handler: libc::sighandler_t) {
     let new = libc::sigaction { sa_sigaction: handler, sa_flags: libc::SA_RESTART, ..no_action() };
-    // SAFETY: the handler is `SIG_DFL`, one that was installed before, or ours, which only stores to an atomic.
+    // SAFETY: the handler is `SIG_DFL`, one that was installed before, or ours, which only stores
+    // to an atomic.
     unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
 }

@@ -1,7 +1,8 @@
 //! Running a command again and again under a small process of its own, with what each run cost.
 //!
-//! The kernel gives a new program the peak RSS of the process that it replaces, so a command started by a large program
-//! seems to be as large. [`Launcher::start`] forks a process that holds little and does nothing but start the command:
+//! The kernel gives a new program the peak RSS of the process that it replaces, so a command
+//! started by a large program seems to be as large. [`Launcher::start`] forks a process that holds
+//! little and does nothing but start the command:
 //!
 //! ```text
 //! we ── start ──► launcher ── launch ──► child, held ── exec ──► command
@@ -22,12 +23,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::thread::CpuSet;
 
-use crate::trace::Ending;
-use crate::trace::start::Image;
+use crate::trace::TraceEnding;
+use crate::trace::start::ExecImage;
 
-/// What the kernel counted for a process and those of its children that it waited for.
+/// Kernel counts for a process and those of its children that it waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct KernelUsage {
     /// CPU time in user mode.
     pub user: Duration,
     /// CPU time in the kernel.
@@ -48,18 +49,19 @@ pub struct Usage {
     pub involuntary_switches: u64,
 }
 
-impl Usage {
-    /// Of the calling thread alone (`RUSAGE_THREAD`); the peak RSS is that of its process.
-    pub fn of_this_thread() -> Usage {
-        Usage::of(&Usage::read(libc::RUSAGE_THREAD))
+impl KernelUsage {
+    /// Counts of the calling thread alone (`RUSAGE_THREAD`); the peak RSS is that of its process.
+    pub fn of_this_thread() -> KernelUsage {
+        KernelUsage::from_rusage(&KernelUsage::read(libc::RUSAGE_THREAD))
     }
 
-    /// Of the calling process: all its threads, those that ended too (`RUSAGE_SELF`).
-    pub fn of_this_process() -> Usage {
-        Usage::of(&Usage::read(libc::RUSAGE_SELF))
+    /// Counts of the calling process: all its threads, ended ones included (`RUSAGE_SELF`).
+    pub fn of_this_process() -> KernelUsage {
+        KernelUsage::from_rusage(&KernelUsage::read(libc::RUSAGE_SELF))
     }
 
-    /// Of the calling thread, or of the calling process and all its threads, as `who` says: a `RUSAGE_*`.
+    /// Counts of the calling thread, or of the calling process and all its threads; `who` is a
+    /// `RUSAGE_*`.
     fn read(who: c_int) -> libc::rusage {
         let mut usage = zeroed();
         // SAFETY: the call writes one `rusage` to its last argument, which points to one.
@@ -67,14 +69,14 @@ impl Usage {
         usage
     }
 
-    fn of(usage: &libc::rusage) -> Usage {
+    fn from_rusage(usage: &libc::rusage) -> KernelUsage {
         let count = |n: libc::c_long| u64::try_from(n).unwrap_or(0);
         let time = |t: libc::timeval| {
             let micros = u64::try_from(t.tv_usec).unwrap_or(0);
             Duration::from_secs(u64::try_from(t.tv_sec).unwrap_or(0))
                 + Duration::from_micros(micros)
         };
-        Usage {
+        KernelUsage {
             user: time(usage.ru_utime),
             system: time(usage.ru_stime),
             max_rss: count(usage.ru_maxrss).saturating_mul(1 << 10),
@@ -87,10 +89,10 @@ impl Usage {
         }
     }
 
-    /// What was added since `before`; the peak stays what it is.
+    /// Increase since `before`; the peak is unchanged.
     #[must_use]
-    pub fn since(self, before: Usage) -> Usage {
-        Usage {
+    pub fn since(self, before: KernelUsage) -> KernelUsage {
+        KernelUsage {
             user: self.user.saturating_sub(before.user),
             system: self.system.saturating_sub(before.system),
             max_rss: self.max_rss,
@@ -106,20 +108,21 @@ impl Usage {
     }
 }
 
-/// How one run went.
+/// Result of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// How the command ended.
-    pub ending: Ending,
+pub struct RunOutcome {
+    /// Ending of the command.
+    pub ending: TraceEnding,
     /// From before `exec` until its end was known.
     pub wall: Duration,
-    /// What it used since `exec`.
-    pub usage: Usage,
-    /// The peak RSS of the process that became the command: [`Usage::max_rss`] cannot be lower.
+    /// Resources used since `exec`.
+    pub usage: KernelUsage,
+    /// The peak RSS of the process that became the command: [`KernelUsage::max_rss`] cannot be
+    /// lower.
     pub floor: u64,
 }
 
-/// What the launcher and its child write, in memory that they share with us.
+/// Memory shared with the launcher and its child, written by them.
 #[repr(C)]
 struct Board {
     pid: libc::pid_t,
@@ -132,17 +135,18 @@ struct Board {
     after: libc::rusage,
 }
 
-/// What the launcher is told and tells us: that there shall be, and is, a child; that it has ended.
+/// Messages to and from the launcher: start a child, child started, child ended.
 const LAUNCH: u8 = b'L';
 const ENDED: u8 = b'E';
-/// What the child is told: to execute, or to end.
+/// Messages to the child: execute, or end.
 const EXECUTE: u8 = b'X';
 const LEAVE: u8 = b'Q';
 
 /// Two ends of a channel; the second is the other process's.
 type Channel = (UnixStream, UnixStream);
 
-/// A process that starts a command whenever it is told to. Dropping it ends it; a command that runs is not waited for.
+/// A process that starts a command on request. Dropping it ends it; a running command is not waited
+/// for.
 #[derive(Debug)]
 pub struct Launcher {
     pid: libc::pid_t,
@@ -152,13 +156,14 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With `cpu`, the command runs on
-    /// that CPU alone. Best done early: what this process holds by then is the floor of every peak RSS.
-    /// A Ctrl-C ends the launcher as well, unless [`crate::interrupt`] notes it.
+    /// Forks the launcher for a command. A name without a slash is searched for in `PATH`. With
+    /// `cpu`, the command runs on that CPU alone. Best done early: what this process holds by then
+    /// is the floor of every peak RSS. A Ctrl-C ends the launcher as well, unless
+    /// [`crate::interrupt`] notes it.
     ///
     /// # Errors
-    /// `ENOENT` where there is no such program, `EACCES` where it cannot be executed: what a shell answers with exit code
-    /// 127 and 126. `EINVAL` for a CPU that there is not.
+    /// `ENOENT` if the program does not exist, `EACCES` if it cannot be executed: a shell reports
+    /// these as exit codes 127 and 126. `EINVAL` for a CPU that does not exist.
     pub fn start(
         program: &OsStr,
         arguments: &[OsString],
@@ -167,7 +172,8 @@ impl Launcher {
         Launcher::start_with(program, arguments, cpu, &[])
     }
 
-    /// As [`Launcher::start`]; the command has these variables in its environment, beside ours or in their place.
+    /// As [`Launcher::start`]; the command has these variables in its environment, beside ours or
+    /// in their place.
     ///
     /// # Errors
     /// As there.
@@ -177,20 +183,20 @@ impl Launcher {
         cpu: Option<u32>,
         variables: &[(OsString, OsString)],
     ) -> io::Result<Launcher> {
-        let image = Image::find(program, arguments)?;
+        let image = ExecImage::find(program, arguments)?;
         let environment = environment(variables)?;
         let envp: Vec<_> =
             environment.iter().map(|word| word.as_ptr()).chain([ptr::null()]).collect();
         let board = map_board()?;
         let (channel, child): (Channel, Channel) = (UnixStream::pair()?, UnixStream::pair()?);
         let argv = image.argv();
-        // SAFETY: the child calls only async-signal-safe functions until it exits, so locks that other threads hold now
-        // do not matter.
+        // SAFETY: the child calls only async-signal-safe functions until it exits, so locks that
+        // other threads hold now do not matter.
         let pid = match unsafe { libc::fork() } {
             -1 => return Err(io::Error::last_os_error()),
             0 => {
                 let ours = [channel.0.as_raw_fd(), child.0.as_raw_fd()];
-                let place = Place {
+                let place = LauncherData {
                     channel: channel.1.as_raw_fd(),
                     child: child.1.as_raw_fd(),
                     board: board.as_ptr(),
@@ -214,16 +220,18 @@ impl Launcher {
         Ok(rustix::thread::sched_setaffinity(pid, &set)?)
     }
 
-    /// Makes a process for the command, hands its id to `prepare` while it is held, and lets it execute: counters that
-    /// are opened on it with `enable_on_exec` count the command from its first instruction, and its children with
-    /// `inherit`. Where `prepare` fails, the command is not executed.
+    /// Creates a process for the command, passes its id to `prepare` while it is held, and lets it
+    /// execute: counters that are opened on it with `enable_on_exec` count the command from its
+    /// first instruction, and its children with `inherit`. If `prepare` fails, the command is not
+    /// executed.
     ///
     /// # Errors
-    /// Those of `prepare`; `EAGAIN` and others of `fork`; `UnexpectedEof` where the launcher was killed.
+    /// Those of `prepare`; `EAGAIN` and others of `fork`; `UnexpectedEof` where the launcher was
+    /// killed.
     pub fn launch<E: From<io::Error>>(
         &mut self,
         prepare: impl FnOnce(u32) -> Result<(), E>,
-    ) -> Result<Running<'_>, E> {
+    ) -> Result<RunningCommand<'_>, E> {
         self.channel.write_all(&[LAUNCH])?;
         if self.hear()? != LAUNCH {
             return Err(io::Error::from_raw_os_error(self.board().errno).into());
@@ -235,7 +243,7 @@ impl Launcher {
             self.hear()?;
             return Err(error);
         }
-        Ok(Running { pid, launcher: self })
+        Ok(RunningCommand { pid, launcher: self })
     }
 
     fn hear(&mut self) -> io::Result<u8> {
@@ -247,13 +255,16 @@ impl Launcher {
     fn child_id(&self) -> libc::pid_t {
         // SAFETY: the board is mapped while `self` lives.
         let pid = unsafe { &raw const (*self.board.as_ptr()).pid };
-        // SAFETY: the launcher wrote it before it told us that there is a child, and does not before it is told again.
+        // SAFETY: the launcher wrote it before it reported a child, and does not write it again
+        // before the next request.
         unsafe { pid.read_volatile() }
     }
 
-    /// What is on the board after an end. Both sides use it only in turns: each hears of the other's writing through the channel.
+    /// Content of the board after an end. The two sides never use it at the same time: each message
+    /// on the channel passes it on.
     fn board(&self) -> Board {
-        // SAFETY: the memory is mapped while `self` lives and holds a struct of numbers, all zero at first.
+        // SAFETY: the memory is mapped while `self` lives and holds a struct of numbers, all zero
+        // at first.
         unsafe { self.board.as_ptr().read_volatile() }
     }
 }
@@ -261,7 +272,8 @@ impl Launcher {
 impl Drop for Launcher {
     fn drop(&mut self) {
         let _ = self.channel.shutdown(std::net::Shutdown::Both);
-        // SAFETY: this ends a child of ours that has not been waited for, so the id is still its own.
+        // SAFETY: this ends a child of ours that has not been waited for, so the id is still its
+        // own.
         unsafe { libc::kill(self.pid, libc::SIGKILL) };
         // SAFETY: a null status is not written.
         unsafe { libc::waitpid(self.pid, ptr::null_mut(), 0) };
@@ -272,13 +284,14 @@ impl Drop for Launcher {
 
 /// A command that was started.
 #[derive(Debug)]
-pub struct Running<'a> {
+pub struct RunningCommand<'a> {
     pid: u32,
     launcher: &'a mut Launcher,
 }
 
-impl Running<'_> {
-    /// The process id of the command. Before its `exec`, for some microseconds, it is still a copy of the launcher.
+impl RunningCommand<'_> {
+    /// The process id of the command. Before its `exec`, for some microseconds, it is still a copy
+    /// of the launcher.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -286,20 +299,21 @@ impl Running<'_> {
     /// Waits for its end until the deadline; `None` where it runs on.
     ///
     /// # Errors
-    /// What `exec` answered, where it could not be executed; `UnexpectedEof` where the launcher was killed.
-    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<Option<Outcome>> {
+    /// Returns the error of `exec` if the command could not be executed; `UnexpectedEof` if the
+    /// launcher was killed.
+    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<Option<RunOutcome>> {
         self.wait_or(deadline, None)
     }
 
     /// The same; also `None` as soon as there is something to read from `other`.
     ///
     /// # Errors
-    /// As of [`Running::wait`].
+    /// As of [`RunningCommand::wait`].
     pub fn wait_or(
         &mut self,
         deadline: Option<Instant>,
         other: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Option<Outcome>> {
+    ) -> io::Result<Option<RunOutcome>> {
         if !self.has_news(deadline, other)? {
             return Ok(None);
         }
@@ -308,16 +322,17 @@ impl Running<'_> {
         if board.errno != 0 {
             return Err(io::Error::from_raw_os_error(board.errno));
         }
-        let before = Usage::of(&board.before);
-        Ok(Some(Outcome {
+        let before = KernelUsage::from_rusage(&board.before);
+        Ok(Some(RunOutcome {
             ending: ending(board.status),
             wall: time(board.ended).saturating_sub(time(board.begun)),
-            usage: Usage::of(&board.after).since(before),
+            usage: KernelUsage::from_rusage(&board.after).since(before),
             floor: before.max_rss,
         }))
     }
 
-    /// Sleeps until the launcher has something to say; `false` where the deadline passed, a signal came or `other` can be read.
+    /// Sleeps until the launcher has something to say; `false` where the deadline passed, a signal
+    /// came or `other` can be read.
     fn has_news(
         &self,
         deadline: Option<Instant>,
@@ -336,11 +351,11 @@ impl Running<'_> {
     }
 }
 
-fn ending(status: c_int) -> Ending {
+fn ending(status: c_int) -> TraceEnding {
     if libc::WIFSIGNALED(status) {
-        Ending::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
+        TraceEnding::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
     } else {
-        Ending::Exited(libc::WEXITSTATUS(status))
+        TraceEnding::Exited(libc::WEXITSTATUS(status))
     }
 }
 
@@ -379,7 +394,8 @@ fn now() -> libc::timespec {
     now
 }
 
-/// Our environment with some variables more, or with other values, as words of the form `NAME=value`.
+/// Our environment with some variables more, or with other values, as words of the form
+/// `NAME=value`.
 fn environment(variables: &[(OsString, OsString)]) -> io::Result<Vec<CString>> {
     let is_new = |name: &OsString| variables.iter().any(|(new, _)| new == name);
     let kept = std::env::vars_os().filter(|(name, _)| !is_new(name));
@@ -391,24 +407,26 @@ fn environment(variables: &[(OsString, OsString)]) -> io::Result<Vec<CString>> {
 }
 
 /// A command's arguments and its environment, each with the null pointer behind.
-type Words<'a> = (&'a [*const c_char], &'a [*const c_char]);
+type ExecArguments<'a> = (&'a [*const c_char], &'a [*const c_char]);
 
-/// What the launcher has of ours.
+/// Inherited data of the launcher.
 #[derive(Clone, Copy)]
-struct Place {
+struct LauncherData {
     channel: RawFd,
     child: RawFd,
     board: *mut Board,
 }
 
-/// The launcher's part, until our end of the channel is closed. No allocation, no lock, no unwinding, here and in the
-/// child: another thread of the parent may have been inside any of these when it forked.
-fn serve(path: &CString, words: Words<'_>, ours: [RawFd; 2], place: Place) -> ! {
+/// The launcher's part, until our end of the channel is closed. No allocation, no lock, no
+/// unwinding, here and in the child: another thread of the parent may have been inside any of these
+/// when it forked.
+fn serve(path: &CString, words: ExecArguments<'_>, ours: [RawFd; 2], place: LauncherData) -> ! {
     for fd in ours {
-        // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's death.
+        // SAFETY: the parent's ends are not used here; closing them lets us notice the parent's
+        // death.
         unsafe { libc::close(fd) };
     }
-    let Place { channel, child, board } = place;
+    let LauncherData { channel, child, board } = place;
     while read_word(channel).is_some() {
         // SAFETY: the board is mapped and ours until we write to the channel.
         unsafe { (*board).errno = 0 };
@@ -422,12 +440,12 @@ fn serve(path: &CString, words: Words<'_>, ours: [RawFd; 2], place: Place) -> ! 
         }
         if pid == -1 {
             let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
-            // SAFETY: as above.
+            // SAFETY: the board is mapped, and only this process writes this member.
             unsafe { (*board).errno = errno };
             say(channel, ENDED);
             continue;
         }
-        // SAFETY: as above; the child does not write this member.
+        // SAFETY: the board is mapped, and the child does not write this member.
         unsafe { (*board).pid = pid };
         say(channel, LAUNCH);
         wait_for(pid, board);
@@ -447,29 +465,31 @@ fn wait_for(pid: libc::pid_t, board: *mut Board) {
         }
     }
     let now = now();
-    // SAFETY: the board is mapped, and nobody else writes this member.
+    // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).ended = now };
-    // SAFETY: as above.
+    // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).status = status };
-    // SAFETY: as above.
+    // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).after = usage };
 }
 
 /// The child's part: returns only where the command cannot be executed.
-fn execute(path: &CString, (argv, envp): Words<'_>, board: *mut Board) {
-    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect to be started so.
+fn execute(path: &CString, (argv, envp): ExecArguments<'_>, board: *mut Board) {
+    // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not expect
+    // to be started so.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    let usage = Usage::read(libc::RUSAGE_SELF);
-    // SAFETY: the board is mapped, and nobody else writes this member.
+    let usage = KernelUsage::read(libc::RUSAGE_SELF);
+    // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).before = usage };
     let now = now();
-    // SAFETY: as above.
+    // SAFETY: the board is mapped, and only this process writes this member.
     unsafe { (*board).begun = now };
-    // SAFETY: `path` and the words of `argv` and `envp` end with NUL, both themselves with a null pointer. A path with a
-    // slash makes `execvpe` search nothing; it hands a file without a header to the shell.
+    // SAFETY: `path` and the words of `argv` and `envp` end with NUL, both themselves with a null
+    // pointer. A path with a slash makes `execvpe` search nothing; it hands a file without a header
+    // to the shell.
     unsafe { libc::execvpe(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOEXEC);
-    // SAFETY: as above; the launcher's parent reads it after our end.
+    // SAFETY: the board is mapped; the launcher's parent reads it after the end of this process.
     unsafe { (*board).errno = errno };
 }
 
@@ -491,6 +511,6 @@ fn read_word(channel: RawFd) -> Option<u8> {
 }
 
 fn say(channel: RawFd, word: u8) {
-    // SAFETY: `word` is one readable byte. Where nobody listens any more, the next read says so.
+    // SAFETY: `word` is one readable byte. If the other end is closed, the next read reports it.
     unsafe { libc::send(channel, (&raw const word).cast(), 1, libc::MSG_NOSIGNAL) };
 }

@@ -1,7 +1,8 @@
 //! Copies of the read-only pages of this process's shared libraries.
 //!
-//! The kernel divides a page of a file among the processes that map it (`Pss`). If this process maps the same C library, a small process
-//! that is its only other user reads half of its true `Pss`. A private copy of a page is not shared.
+//! The kernel divides a page of a file among the processes that map it (`Pss`). If this process
+//! maps the same C library, a small process that is its only other user reads half of its true
+//! `Pss`. A private copy of a page is not shared.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -19,23 +20,26 @@ fn address(number: u64) -> usize {
 
 /// A read-only segment of a library, in whole pages.
 #[derive(Clone, Debug)]
-struct Segment {
+struct ReadOnlySegment {
     pages: Range<usize>,
     executable: bool,
 }
 
-/// Replaces the read-only pages of all shared libraries by copies of them, the first time that it is called. Returns whether
-/// this process maps none of the libraries' own pages any more, but those that can be written.
+/// Replaces the read-only pages of all shared libraries by copies of them, the first time that it
+/// is called. Returns whether this process maps none of the libraries' own pages any more, but
+/// those that can be written.
 ///
-/// The mappings keep their names and what may be done with them. Copying takes about 1 us and 4 KiB a page.
+/// The mappings keep their names and what may be done with them. Copying takes about 1 us and 4 KiB
+/// a page.
 pub fn copy_libraries() -> bool {
     static COPIED: OnceLock<bool> = OnceLock::new();
     *COPIED.get_or_init(|| segments().iter().filter(|segment| !segment.copy()).count() == 0)
 }
 
-fn segments() -> Vec<Segment> {
+fn segments() -> Vec<ReadOnlySegment> {
     let mut segments = Vec::new();
-    // SAFETY: the callback takes the pointer for what it is, a vector that outlives the call and that nothing else uses.
+    // SAFETY: the callback takes the pointer for what it is, a vector that outlives the call and
+    // that nothing else uses.
     unsafe { libc::dl_iterate_phdr(Some(of_library), (&raw mut segments).cast()) };
     segments
 }
@@ -52,7 +56,7 @@ unsafe extern "C" fn of_library(
     // SAFETY: the caller promises that it is the loader's.
     let info = unsafe { &*info };
     // SAFETY: the caller promises what it is, and that nothing else uses it.
-    let found = unsafe { &mut *found.cast::<Vec<Segment>>() };
+    let found = unsafe { &mut *found.cast::<Vec<ReadOnlySegment>>() };
     // SAFETY: the loader's names end with a zero. That of the program is empty.
     let is_program = info.dlpi_name.is_null() || unsafe { *info.dlpi_name } == 0;
     // SAFETY: asks for a value and passes no pointer.
@@ -60,7 +64,8 @@ unsafe extern "C" fn of_library(
     if is_program || info.dlpi_phdr.is_null() || info.dlpi_addr == kernels {
         return 0;
     }
-    // SAFETY: the loader has so many headers there, and keeps them as long as the library is loaded.
+    // SAFETY: the loader stores this number of headers there, and keeps them while the library is
+    // loaded.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     for header in headers {
         if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
@@ -69,13 +74,13 @@ unsafe extern "C" fn of_library(
         let start = address(info.dlpi_addr + header.p_vaddr);
         let end = address(info.dlpi_addr + header.p_vaddr + header.p_filesz);
         let pages = start & !(page_size() - 1)..end.next_multiple_of(page_size());
-        found.push(Segment { pages, executable: header.p_flags & libc::PF_X != 0 });
+        found.push(ReadOnlySegment { pages, executable: header.p_flags & libc::PF_X != 0 });
     }
     0
 }
 
-impl Segment {
-    /// Whether its pages are copies now. SELinux and `PR_SET_MDWE` forbid it for code.
+impl ReadOnlySegment {
+    /// True if its pages are copies now. SELinux and `PR_SET_MDWE` forbid it for code.
     fn copy(&self) -> bool {
         let usual =
             libc::PROT_READ | if self.executable { libc::PROT_EXEC } else { libc::PROT_NONE };
@@ -86,8 +91,9 @@ impl Segment {
             let byte = std::ptr::with_exposed_provenance_mut::<u8>(page);
             // SAFETY: the loader mapped the page, and it can be read.
             let value = unsafe { byte.read_volatile() };
-            // SAFETY: the mapping is private and can be written until the call below. Nothing else writes to a read-only
-            // segment, so the byte stays what it is for whoever reads or runs it meanwhile.
+            // SAFETY: the mapping is private and can be written until the call below. Nothing else
+            // writes to a read-only segment, so the byte stays what it is for whoever reads or runs
+            // it meanwhile.
             unsafe { byte.write_volatile(value) };
         }
         self.protect(usual)
@@ -106,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    /// What is resident of these segments, and what of that are copies, in KiB.
-    fn resident(segments: &[Segment]) -> (u64, u64) {
+    /// Resident size of these segments, and the private copies among it, in KiB.
+    fn resident(segments: &[ReadOnlySegment]) -> (u64, u64) {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this process has one");
         let (mut sums, mut counts) = ((0, 0), false);
         for line in smaps.lines() {
@@ -128,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_mapped_no_more() {
+    fn copied_libraries_are_not_mapped_from_files_any_more() {
         let segments = segments();
         if segments.is_empty() {
             return skip(&Lack::Machine("the test program is linked statically"));
@@ -137,7 +143,7 @@ mod tests {
         if !copy_libraries() {
             return skip(&Lack::Machine("code pages may not be made writable"));
         }
-        // What was written before, as by relocations, is in both.
+        // Pages written before, for example by relocations, are in both.
         let after = resident(&segments);
         assert!(after.0 > 0 && after.0 - after.1 == 0, "{before:?} to {after:?}");
         assert!(before.0 - before.1 > 0, "{before:?}");

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// What to tell the kernel of a range. The numbers are those of every architecture of ours.
+/// Advice on a range. The numbers are those of every supported architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Advice {
@@ -24,7 +24,8 @@ pub enum Advice {
     WillNeed = libc::MADV_WILLNEED,
     /// May be merged with pages alike (KSM).
     Mergeable = libc::MADV_MERGEABLE,
-    /// May be freed when memory is short; keeps its bytes until then, or until it is written (Linux 4.5).
+    /// May be freed when memory is short; keeps its bytes until then, or until it is written (Linux
+    /// 4.5).
     Free = libc::MADV_FREE,
     /// Fill page tables as reading would: a file is read (Linux 5.14).
     PopulateRead = 22,
@@ -39,11 +40,11 @@ pub enum Advice {
 }
 
 /// The most ranges that one call takes (`UIO_MAXIOV`).
-pub const MOST_RANGES: usize = 1024;
+pub const MAX_RANGES: usize = 1024;
 
 /// A process that keeps its identity while this lives: its id is not given to another meanwhile.
 #[derive(Debug)]
-pub struct Process(OwnedFd);
+pub struct PidfdProcess(OwnedFd);
 
 /// Calls `madvise` of the C library for no memory at all: what the call itself takes.
 pub fn nothing() {
@@ -51,23 +52,24 @@ pub fn nothing() {
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_NORMAL) };
 }
 
-impl Process {
+impl PidfdProcess {
     /// Takes hold of a process.
     ///
     /// # Errors
     /// `ESRCH` where it is gone, `ENOSYS` before Linux 5.3.
-    pub fn open(pid: u32) -> io::Result<Process> {
+    pub fn open(pid: u32) -> io::Result<PidfdProcess> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
-        Ok(Process(pidfd_open(pid, PidfdFlags::empty())?))
+        Ok(PidfdProcess(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Gives advice on up to [`MOST_RANGES`] ranges. Returns how many bytes were advised: the kernel goes on to the
-    /// next range only after success, so it stops at the first it cannot serve.
+    /// Gives advice on up to [`MAX_RANGES`] ranges. Returns how many bytes were advised: the kernel
+    /// goes on to the next range only after success, so it stops at the first it cannot serve.
     ///
     /// # Errors
-    /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without CAP_SYS_NICE or the
-    /// right to trace it, `ESRCH` where it is gone; others where the first range cannot be served.
+    /// `EINVAL` for advice that the kernel does not take for another process, `EPERM` without
+    /// CAP_SYS_NICE or the right to trace it, `ESRCH` where it is gone; others where the first
+    /// range cannot be served.
     pub fn advise(&self, ranges: &[Range<u64>], advice: Advice) -> io::Result<u64> {
         let pieces: Vec<libc::iovec> = ranges
             .iter()
@@ -76,8 +78,9 @@ impl Process {
                 iov_len: size(range.end.saturating_sub(range.start)),
             })
             .collect();
-        // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those of the other
-        // process, of which the advices that lose data are refused unless it is ourselves.
+        // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those
+        // of the other process, of which the advices that lose data are refused unless it is
+        // ourselves.
         let advised = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -96,10 +99,10 @@ fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Gives advice on memory of our own that nobody else knows of.
+/// Gives advice on memory of our own that no other code uses.
 pub(crate) fn advise_own(bytes: &mut [u8], advice: Advice) -> io::Result<()> {
-    // SAFETY: the range is borrowed mutably, so no one else looks at it; every advice leaves it mapped and its bytes
-    // valid numbers.
+    // SAFETY: the range is borrowed mutably, so no one else looks at it; every advice leaves it
+    // mapped and its bytes valid numbers.
     let done = unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), advice as i32) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -109,9 +112,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_lose_data_of_others_is_refused() {
+    fn a_change_that_loses_data_of_other_processes_is_refused() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let process = Process::open(child.id()).unwrap();
+        let process = PidfdProcess::open(child.id()).unwrap();
         let range = 0x1000..0x2000;
         for advice in [Advice::DontNeed, Advice::HugePage, Advice::NoHugePage] {
             let error = process.advise(std::slice::from_ref(&range), advice).unwrap_err();
@@ -123,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_is_an_error() {
-        assert_eq!(Process::open(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        assert_eq!(Process::open(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert_eq!(PidfdProcess::open(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        assert_eq!(PidfdProcess::open(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

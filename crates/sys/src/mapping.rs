@@ -1,5 +1,6 @@
-//! Mappings of any kind for experiments: private or shared, anonymous or of a file, populated or not. Their bytes may be
-//! shared with other threads and processes, so that each access is an atomic one of a byte.
+//! Mappings of any kind for experiments: private or shared, anonymous or of a file, populated or
+//! not. Their bytes may be shared with other threads and processes, so that each access is an
+//! atomic one of a byte.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +12,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::madvise::Advice;
 
-/// What to map.
+/// Parameters of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'f> {
+pub struct MapRequest<'f> {
     /// Bytes; a multiple of the page size.
     pub length: usize,
     /// `MAP_SHARED` rather than `MAP_PRIVATE`.
@@ -24,25 +25,25 @@ pub struct Wanted<'f> {
     pub populate: bool,
     /// `MAP_NORESERVE`: not counted against the commit limit.
     pub no_reserve: bool,
-    /// Nothing may be done with it before [`Mapping::protect`].
+    /// Nothing may be done with it before [`OwnedMapping::protect`].
     pub no_access: bool,
 }
 
 /// A mapping. It is unmapped when dropped.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct OwnedMapping {
     start: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: its bytes are touched by atomic operations only, by whichever thread.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Send for OwnedMapping {}
+// SAFETY: all accesses to the mapping through a shared reference are atomic.
+unsafe impl Sync for OwnedMapping {}
 
-/// What may be done with pages.
+/// Access rights of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum PageAccess {
     /// Nothing.
     None,
     /// Reading.
@@ -51,22 +52,23 @@ pub enum Access {
     Write,
 }
 
-impl Access {
+impl PageAccess {
     const fn flags(self) -> i32 {
         match self {
-            Access::None => libc::PROT_NONE,
-            Access::Read => libc::PROT_READ,
-            Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+            PageAccess::None => libc::PROT_NONE,
+            PageAccess::Read => libc::PROT_READ,
+            PageAccess::Write => libc::PROT_READ | libc::PROT_WRITE,
         }
     }
 }
 
-impl Mapping {
+impl OwnedMapping {
     /// Maps it.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes, `ENOMEM` where the commit limit or address space has no room, others as `mmap` gives them.
-    pub fn map(wanted: &Wanted<'_>) -> io::Result<Mapping> {
+    /// `EINVAL` for no bytes, `ENOMEM` where the commit limit or address space has no room, others
+    /// as `mmap` gives them.
+    pub fn map(wanted: &MapRequest<'_>) -> io::Result<OwnedMapping> {
         let flags = [
             (true, if wanted.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE }),
             (wanted.file.is_none(), libc::MAP_ANONYMOUS),
@@ -75,7 +77,7 @@ impl Mapping {
         ];
         let flags = flags.iter().filter(|flag| flag.0).fold(0, |all, flag| all | flag.1);
         let file = wanted.file.map_or(-1, AsRawFd::as_raw_fd);
-        let access = if wanted.no_access { Access::None } else { Access::Write };
+        let access = if wanted.no_access { PageAccess::None } else { PageAccess::Write };
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let start =
             unsafe { libc::mmap(ptr::null_mut(), wanted.length, access.flags(), flags, file, 0) };
@@ -83,15 +85,15 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).expect("the kernel maps nothing at 0");
-        Ok(Mapping { start, length: wanted.length })
+        Ok(OwnedMapping { start, length: wanted.length })
     }
 
-    /// Maps a new System V segment. It has no name and is marked for removal at once, so that nothing is left when the last
-    /// process that has it ends.
+    /// Maps a new System V segment. It has no name and is marked for removal at once, so that
+    /// nothing is left when the last process that has it ends.
     ///
     /// # Errors
     /// `EINVAL` for no bytes or more than `kernel.shmmax`, `ENOSPC`, `ENOMEM`.
-    pub fn system_v(length: usize) -> io::Result<Mapping> {
+    pub fn system_v(length: usize) -> io::Result<OwnedMapping> {
         // SAFETY: makes a segment, and touches no memory of ours.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, length, libc::IPC_CREAT | 0o600) };
         if id < 0 {
@@ -101,20 +103,21 @@ impl Mapping {
         let start = unsafe { libc::shmat(id, ptr::null(), 0) };
         let attached =
             if start.addr() == usize::MAX { Err(io::Error::last_os_error()) } else { Ok(()) };
-        // SAFETY: removal takes no argument; what is attached stays until it is detached, which `munmap` does too.
+        // SAFETY: removal takes no argument; what is attached stays until it is detached, which
+        // `munmap` does too.
         unsafe { libc::shmctl(id, libc::IPC_RMID, ptr::null_mut()) };
         attached?;
         let start = NonNull::new(start.cast()).expect("the kernel attaches nothing at 0");
-        Ok(Mapping { start, length })
+        Ok(OwnedMapping { start, length })
     }
 
     /// All of it as words, without what is left at its end.
     ///
     /// Bytes and words may not be written at the same time in the same place.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub fn as_words(&self) -> &[AtomicU64] {
         let words = self.length / size_of::<AtomicU64>();
-        // SAFETY: a mapping begins at a page, so that words are aligned; all accesses to it are atomic, and it stays for as
-        // long as it is borrowed.
+        // SAFETY: a mapping begins at a page, so that words are aligned; all accesses to it are
+        // atomic, and it stays for as long as it is borrowed.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), words) }
     }
 
@@ -132,14 +135,14 @@ impl Mapping {
     /// A byte of it.
     ///
     /// # Panics
-    /// Where it lies beyond the end.
+    /// Panics if the offset is beyond the end.
     #[inline(always)]
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.length, "{at} is beyond the mapping");
         // SAFETY: it lies in the mapping, by the line above.
         let byte = unsafe { self.start.add(at) };
-        // SAFETY: a byte is aligned, and all accesses to the mapping are atomic. Where nothing may be read or written, the
-        // kernel ends the process.
+        // SAFETY: a byte is aligned, and all accesses to the mapping are atomic. Without the access
+        // right, the kernel ends the process.
         unsafe { AtomicU8::from_ptr(byte.as_ptr()) }
     }
 
@@ -165,16 +168,16 @@ impl Mapping {
         range.step_by(step).map(|at| u64::from(self.read(at))).sum()
     }
 
-    /// Fills all of it, as `memset` does. `&mut`, since nobody else may look meanwhile.
+    /// Fills all of it, like `memset`. `&mut`, since no other code may read it at the same time.
     pub fn fill(&mut self, byte: u8) {
-        // SAFETY: the bytes are mapped, and nobody else of this process touches them.
+        // SAFETY: the bytes are mapped, and no other code of this process accesses them.
         unsafe { self.start.write_bytes(byte, self.length) };
     }
 
     /// Fills a part, as `memset` does.
     ///
     /// # Panics
-    /// Where it ends beyond the mapping.
+    /// Panics if the part ends beyond the mapping.
     pub fn fill_part(&mut self, part: Range<usize>, byte: u8) {
         assert!(
             part.start <= part.end && part.end <= self.length,
@@ -182,18 +185,19 @@ impl Mapping {
         );
         // SAFETY: the part begins in the mapping or at its end, by the line above.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends in the mapping, by the same line, and nobody else of this process touches it.
+        // SAFETY: the part ends inside the mapping, as this line checks; no other code of this
+        // process accesses it.
         unsafe { start.write_bytes(byte, part.len()) };
     }
 
-    /// Tells the kernel something about a part.
+    /// Gives the kernel advice on a part.
     ///
     /// # Errors
     /// As `madvise` gives them.
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the part is ours; whatever the advice, its bytes stay mapped and are numbers, which atomic loads may find
-        // changed.
+        // SAFETY: the part is ours; whatever the advice, its bytes stay mapped and are numbers,
+        // which atomic loads may find changed.
         let done = unsafe { libc::madvise(start.cast(), length, advice as i32) };
         answer(done)
     }
@@ -202,9 +206,10 @@ impl Mapping {
     ///
     /// # Errors
     /// As `mprotect` gives them.
-    pub fn protect(&self, range: Range<usize>, access: Access) -> io::Result<()> {
+    pub fn protect(&self, range: Range<usize>, access: PageAccess) -> io::Result<()> {
         let (start, length) = self.part(&range)?;
-        // SAFETY: the part is ours; who then touches what may not be touched is ended by the kernel.
+        // SAFETY: the part is ours; who then touches what may not be touched is ended by the
+        // kernel.
         let done = unsafe { libc::mprotect(start.cast(), length, access.flags()) };
         answer(done)
     }
@@ -240,7 +245,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for OwnedMapping {
     fn drop(&mut self) {
         // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
@@ -264,8 +269,9 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(page() as u64).unwrap();
         let map = |shared| {
-            let wanted = Wanted { length: page(), shared, file: Some(&file), ..Wanted::default() };
-            Mapping::map(&wanted).unwrap()
+            let wanted =
+                MapRequest { length: page(), shared, file: Some(&file), ..MapRequest::default() };
+            OwnedMapping::map(&wanted).unwrap()
         };
         let (one, two, private) = (map(true), map(true), map(false));
         private.write(0, 9);
@@ -276,36 +282,36 @@ mod tests {
 
     #[test]
     fn words_are_made_of_bytes_in_memory_of_any_kind() {
-        let system_v = Mapping::system_v(page()).unwrap();
-        let anonymous = Wanted { length: page(), shared: true, ..Wanted::default() };
-        for mapping in [system_v, Mapping::map(&anonymous).unwrap()] {
+        let system_v = OwnedMapping::system_v(page()).unwrap();
+        let anonymous = MapRequest { length: page(), shared: true, ..MapRequest::default() };
+        for mapping in [system_v, OwnedMapping::map(&anonymous).unwrap()] {
             mapping.write(9, 1);
             assert_eq!(
-                mapping.words()[1].load(Relaxed),
+                mapping.as_words()[1].load(Relaxed),
                 u64::from_ne_bytes([0, 1, 0, 0, 0, 0, 0, 0])
             );
-            assert_eq!(mapping.words().len(), page() / 8);
+            assert_eq!(mapping.as_words().len(), page() / 8);
         }
-        assert!(Mapping::system_v(0).is_err());
+        assert!(OwnedMapping::system_v(0).is_err());
     }
 
     #[test]
     fn dropped_pages_are_zero_and_parts_beyond_the_end_are_errors() {
-        let wanted = Wanted { length: 2 * page(), ..Wanted::default() };
-        let mapping = Mapping::map(&wanted).unwrap();
+        let wanted = MapRequest { length: 2 * page(), ..MapRequest::default() };
+        let mapping = OwnedMapping::map(&wanted).unwrap();
         mapping.touch(0..mapping.len(), page());
         assert_eq!(mapping.look(0..mapping.len(), page()), 2);
         mapping.advise(0..page(), Advice::DontNeed).unwrap();
         assert_eq!(mapping.look(0..mapping.len(), page()), 1);
-        mapping.protect(0..page(), Access::Read).unwrap();
+        mapping.protect(0..page(), PageAccess::Read).unwrap();
         assert_eq!(mapping.read(0), 0);
         assert!(mapping.advise(0..3 * page(), Advice::DontNeed).is_err());
-        let mut mapping = Mapping::map(&wanted).unwrap();
+        let mut mapping = OwnedMapping::map(&wanted).unwrap();
         mapping.fill_part(page()..2 * page(), 1);
         assert_eq!(
             (mapping.look(0..page(), 1), mapping.look(page()..2 * page(), 1)),
             (0, page() as u64)
         );
-        assert!(Mapping::map(&Wanted::default()).is_err());
+        assert!(OwnedMapping::map(&MapRequest::default()).is_err());
     }
 }

@@ -1,8 +1,9 @@
 //! Files of results: complete, or as they were before.
 //!
-//! A regular file is replaced in one step by a new one that was written beside it without a name, so that a full disk, a
-//! signal or a kill leaves the old file as it was and no half of a new one. Devices, FIFOs and open descriptors
-//! (`/dev/stdout`) are written as they are. A link is followed, and the file that it leads to is replaced.
+//! A regular file is replaced in one step by a new one that was written beside it without a name,
+//! so that a full disk, a signal or a kill leaves the old file as it was and no half of a new one.
+//! Devices, FIFOs and open descriptors (`/dev/stdout`) are written as they are. A link is followed,
+//! and the file that it leads to is replaced.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Seek, Write};
@@ -14,11 +15,11 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, accessat, linkat};
 use rustix::io::Errno;
 use tempfile::TempPath;
 
-/// Who may read a file.
+/// Users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. It is on disk before it takes
-    /// the place of another.
+pub enum FileReaders {
+    /// Its owner alone (0600), since it holds addresses or contents of a process's memory. It is on
+    /// disk before it takes the place of another.
     Owner,
     /// As the umask says; a file that is replaced keeps its mode and owner.
     Umask,
@@ -27,17 +28,17 @@ pub enum Access {
 /// Large enough that a page of 65,000 rows takes few system calls.
 const BUFFER: usize = 256 << 10;
 
-/// Writes a file. Where that fails, what was there before is unchanged, unless it is no regular file or its folder takes
-/// no new one.
+/// Writes a file. On failure the previous content is unchanged, unless the target is not a regular
+/// file or its folder cannot hold a new one.
 ///
 /// # Errors
-/// Of `draw`, and of writing.
+/// Returns the error of `draw`, or of writing.
 pub fn write(
     path: &Path,
-    access: Access,
+    access: FileReaders,
     draw: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let target = match Destination::of(path)? {
+    let target = match Destination::for_path(path)? {
         Destination::Stream(file) => return buffered(&file, draw),
         Destination::File(target) => target,
     };
@@ -54,7 +55,7 @@ pub fn write(
         Err(error) => return Err(error),
     };
     buffered(new.file(), draw)?;
-    if access == Access::Owner {
+    if access == FileReaders::Owner {
         new.file().sync_all()?;
     }
     match new.replace(&target) {
@@ -76,7 +77,7 @@ fn buffered(file: &File, draw: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     let mut out = BufWriter::with_capacity(BUFFER, file);
     let drawn = draw(&mut out).and_then(|()| out.flush());
     if drawn.is_err() {
-        // What is left in the buffer is not tried again.
+        // The rest of the buffer is not written again.
         let _ = out.into_parts();
     }
     drawn
@@ -90,21 +91,21 @@ fn existing(path: &Path) -> io::Result<Option<Metadata>> {
     }
 }
 
-/// Whether a folder takes no new file from us.
+/// True if a folder takes no new file from us.
 fn is_refused(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS))
 }
 
-/// What a path leads to.
+/// Target of a path.
 enum Destination {
     /// A regular file that is replaced, or a name where nothing is yet.
     File(PathBuf),
-    /// What is written as it is.
+    /// Written in place.
     Stream(File),
 }
 
 impl Destination {
-    fn of(path: &Path) -> io::Result<Destination> {
+    fn for_path(path: &Path) -> io::Result<Destination> {
         let Some(target) = followed(path)? else {
             // As a shell does, also where the descriptor is that of a file.
             return Ok(Destination::Stream(emptied(path)?));
@@ -122,8 +123,8 @@ impl Destination {
     }
 }
 
-/// Where a path leads that may be a link; none where a link is one of `/proc`, which leads to an open file whatever it
-/// is called.
+/// Target of a path that may be a link; `None` for a link in `/proc`, which leads to an open file
+/// whatever its name.
 fn followed(path: &Path) -> io::Result<Option<PathBuf>> {
     /// As many as the kernel follows.
     const MAX_LINKS: usize = 40;
@@ -166,14 +167,14 @@ enum NewFile {
     Named(File, TempPath),
 }
 
-/// What names of files begin with that are there for a moment.
+/// Prefix of the names of temporary files.
 const PREFIX: &str = ".pagewise-";
 
 impl NewFile {
-    fn beside(target: &Path, access: Access, old: Option<&Metadata>) -> io::Result<NewFile> {
+    fn beside(target: &Path, access: FileReaders, old: Option<&Metadata>) -> io::Result<NewFile> {
         let mode = match access {
-            Access::Owner => 0o600,
-            Access::Umask => 0o666,
+            FileReaders::Owner => 0o600,
+            FileReaders::Umask => 0o666,
         };
         let folder = folder_of(target);
         let new = match unnamed(folder, mode)? {
@@ -185,7 +186,7 @@ impl NewFile {
                 NewFile::Named(file, name)
             }
         };
-        if let (Access::Umask, Some(old)) = (access, old) {
+        if let (FileReaders::Umask, Some(old)) = (access, old) {
             // Only root may give files away: otherwise it becomes ours.
             let _ = fchown(new.file(), Some(old.uid()), Some(old.gid()));
             new.file().set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
@@ -205,7 +206,7 @@ impl NewFile {
             NewFile::Unnamed(file) => Ok(named(file, target)?.persist(target)?),
             NewFile::Named(_, name) => {
                 fs::rename(&name, target)?;
-                // There is no such name any more.
+                // The name does not exist any more.
                 name.disable_cleanup(true);
                 Ok(())
             }
@@ -213,7 +214,7 @@ impl NewFile {
     }
 }
 
-/// A file without a name in a folder; none where there is no such thing.
+/// A file without a name in a folder; `None` if the file system does not support it.
 fn unnamed(folder: &Path, mode: u32) -> io::Result<Option<File>> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::from_raw_mode(mode)) {
@@ -237,17 +238,18 @@ fn named(file: &File, target: &Path) -> io::Result<TempPath> {
     Ok(made.into_temp_path())
 }
 
-/// A file that is written over time, such as a recording: readable at any time up to where it is cut off.
+/// A file that is written over time, such as a recording: readable at any time up to where it is
+/// cut off.
 ///
-/// Where nothing has its name yet it has it from the beginning. A regular file of that name stays until this one is
-/// complete; up to then it is called `NAME.part`.
+/// Without an existing file the new file has its final name from the start. An existing regular
+/// file stays until the new one is complete; until then the new one has the name `NAME.part`.
 #[derive(Debug)]
 pub struct Growing {
     /// As it was asked for.
     name: PathBuf,
-    /// Where it is now; none where it is a device, a FIFO or an open descriptor.
+    /// Present path; `None` for a device, a FIFO or an open descriptor.
     at: Option<PathBuf>,
-    /// Whose place it takes when it is complete.
+    /// File that it replaces when it is complete.
     replaces: Option<PathBuf>,
 }
 
@@ -255,10 +257,10 @@ impl Growing {
     /// Makes a file that its owner alone can read. A link is followed.
     ///
     /// # Errors
-    /// Of making it.
+    /// Returns the error of creating the file.
     pub fn create(path: &Path) -> io::Result<(Growing, File)> {
         let name = path.to_owned();
-        let target = match Destination::of(path)? {
+        let target = match Destination::for_path(path)? {
             Destination::Stream(file) => {
                 return Ok((Growing { name, at: None, replaces: None }, file));
             }
@@ -275,24 +277,26 @@ impl Growing {
         }
     }
 
-    /// Makes a file that its owner alone can read at a name that nothing has, no link either: `PATH`, `PATH.2` and so on.
+    /// Makes a file that its owner alone can read at a name that nothing has, no link either:
+    /// `PATH`, `PATH.2` and so on.
     ///
     /// # Errors
-    /// Of making it.
+    /// Returns the error of creating the file.
     pub fn create_new(path: &Path) -> io::Result<(Growing, File)> {
         let (at, file) = private_at_free_name(path)?;
         Ok((Growing { name: at.clone(), at: Some(at), replaces: None }, file))
     }
 
-    /// Where it is now.
+    /// Present path.
     pub fn path(&self) -> &Path {
         self.at.as_ref().unwrap_or(&self.name)
     }
 
-    /// It is complete: it is put on disk, and takes the place that it was made for. Where it is from now on.
+    /// Completes the file: it is flushed to disk, and replaces the file that it was created for.
+    /// Returns its final path.
     ///
     /// # Errors
-    /// Of these.
+    /// Returns the error of these calls.
     pub fn complete(self, file: &File) -> io::Result<PathBuf> {
         on_disk(file)?;
         if let (Some(at), Some(target)) = (&self.at, &self.replaces) {
@@ -301,14 +305,15 @@ impl Growing {
         Ok(self.name)
     }
 
-    /// It is complete, and goes to a name that nothing has instead of its own: `PATH`, `PATH.2` and so on.
+    /// It is complete, and goes to a name that nothing has instead of its own: `PATH`, `PATH.2` and
+    /// so on.
     ///
     /// # Errors
-    /// Of making or renaming a file.
+    /// Returns the error of creating or renaming a file.
     pub fn complete_at(self, file: &File, path: &Path) -> io::Result<PathBuf> {
         on_disk(file)?;
         let Some(at) = self.at else { return Ok(self.name) };
-        // The name is taken first: it is no other's then, and a rename does not follow links.
+        // The name is created first, so that it is ours: a rename does not follow links.
         let (to, _) = private_at_free_name(path)?;
         fs::rename(at, &to)?;
         Ok(to)
@@ -336,7 +341,7 @@ fn private(path: &Path) -> io::Result<File> {
 }
 
 fn private_at_free_name(path: &Path) -> io::Result<(PathBuf, File)> {
-    /// Names that are tried: somebody may have put files there.
+    /// Maximum number of names that are tried: other users may have created files there.
     const MAX_NAMES: u32 = 10_000;
     let mut free = path.to_owned();
     let mut number = 1;
@@ -365,7 +370,7 @@ mod tests {
         fs::metadata(path).unwrap().mode() & 0o777
     }
 
-    fn put(path: &Path, access: Access, text: &str) {
+    fn put(path: &Path, access: FileReaders, text: &str) {
         write(path, access, |out| out.write_all(text.as_bytes())).unwrap();
     }
 
@@ -378,11 +383,11 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_the_file_as_it_was_and_nothing_beside_it() {
+    fn a_failed_write_leaves_the_file_unchanged_and_no_other_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report");
-        put(&path, Access::Umask, "good");
-        for access in [Access::Owner, Access::Umask] {
+        put(&path, FileReaders::Umask, "good");
+        for access in [FileReaders::Owner, FileReaders::Umask] {
             let failed = write(&path, access, |out| {
                 out.write_all(&[b'x'; 1 << 20])?;
                 Err(Errno::NOSPC.into())
@@ -399,9 +404,9 @@ mod tests {
         let path = folder.path().join("report");
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o604)).unwrap();
-        put(&path, Access::Umask, "new");
+        put(&path, FileReaders::Umask, "new");
         assert_eq!((fs::read(&path).unwrap(), mode(&path)), (b"new".to_vec(), 0o604));
-        put(&path, Access::Owner, "new");
+        put(&path, FileReaders::Owner, "new");
         assert_eq!(mode(&path), 0o600);
         let (growing, _) = Growing::create(&folder.path().join("recording")).unwrap();
         assert_eq!(mode(growing.path()), 0o600);
@@ -413,8 +418,8 @@ mod tests {
         let (inner, link) = (folder.path().join("inner"), folder.path().join("link"));
         fs::create_dir(&inner).unwrap();
         symlink("inner/file", &link).unwrap();
-        put(&link, Access::Umask, "first");
-        put(&link, Access::Owner, "second");
+        put(&link, FileReaders::Umask, "first");
+        put(&link, FileReaders::Owner, "second");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(inner.join("file")).unwrap(), b"second");
         assert_eq!([names(folder.path()), names(&inner)], [vec!["inner", "link"], vec!["file"]]);
@@ -429,7 +434,7 @@ mod tests {
         if rustix::mount::mount_bind(&other, &path).is_err() {
             return skip(&Lack::Machine("the user may not mount a file"));
         }
-        put(&path, Access::Umask, "new");
+        put(&path, FileReaders::Umask, "new");
         let written = fs::read(&other).unwrap();
         rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
         assert_eq!(written, b"new");
@@ -442,17 +447,17 @@ mod tests {
         let circle = folder.path().join("circle");
         symlink("circle", &circle).unwrap();
         for path in [circle.as_path(), folder.path(), Path::new("/"), Path::new("")] {
-            assert!(write(path, Access::Umask, |_| Ok(())).is_err(), "{}", path.display());
+            assert!(write(path, FileReaders::Umask, |_| Ok(())).is_err(), "{}", path.display());
         }
     }
 
     #[test]
     fn devices_and_open_files_are_written_as_they_are() {
-        put(Path::new("/dev/null"), Access::Owner, "nothing");
-        let full = write(Path::new("/dev/full"), Access::Umask, |out| out.write_all(b"x"));
+        put(Path::new("/dev/null"), FileReaders::Owner, "nothing");
+        let full = write(Path::new("/dev/full"), FileReaders::Umask, |out| out.write_all(b"x"));
         assert_eq!(full.unwrap_err().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
         let file = tempfile::tempfile().unwrap();
-        put(&path_of(&file), Access::Umask, "through a descriptor");
+        put(&path_of(&file), FileReaders::Umask, "through a descriptor");
         assert_eq!(fs::read(path_of(&file)).unwrap(), b"through a descriptor");
     }
 
@@ -489,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_is_gone_but_no_device_is() {
+    fn a_discarded_file_is_removed_unless_it_is_a_device() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r.pwh");
         Growing::create(&path).unwrap().0.discard();

@@ -32,7 +32,7 @@ impl Categories {
     /// A guard region (`MADV_GUARD_INSTALL`); older kernels refuse to be asked for it.
     pub const GUARD: Categories = Categories(1 << 8);
 
-    /// Whether every property of `other` is in `self`.
+    /// True if every property of `other` is in `self`.
     pub const fn contains(self, other: Categories) -> bool {
         self.0 & other.0 == other.0
     }
@@ -47,21 +47,21 @@ impl BitOr for Categories {
 
 /// Which pages to look for and what to say of them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Request {
+pub struct ScanRequest {
     /// A page must have all of these.
     pub all_of: Categories,
     /// And one of these, where any are named.
     pub any_of: Categories,
-    /// The properties to report of a page that matches; runs that differ in them are told apart.
+    /// The properties to report of a page that matches; runs that differ in them are separate.
     pub report: Categories,
-    /// Stop after so many pages; 0 is no limit.
+    /// Stop after this number of pages; 0 for no limit.
     pub max_pages: u64,
 }
 
 /// A run of matching pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Region {
+pub struct ScanRegion {
     /// The first address.
     pub start: u64,
     /// One past the last address.
@@ -70,12 +70,12 @@ pub struct Region {
     pub categories: Categories,
 }
 
-/// What one scan found.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// How many regions were filled in.
+    /// Number of regions that were filled in.
     pub regions: usize,
-    /// Where the walk ended: below the end of the range where the regions or `max_pages` ran out.
+    /// End of the walk: below the end of the range if the regions or `max_pages` were used up.
     pub walk_end: u64,
 }
 
@@ -97,7 +97,7 @@ struct ScanArgument {
     return_mask: u64,
 }
 
-const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<Region>() == 24);
+const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<ScanRegion>() == 24);
 
 /// Walks `range` of the process whose `/proc/<pid>/pagemap` is open, and fills in the runs of
 /// pages that match. The walk holds the process's mmap lock.
@@ -111,8 +111,8 @@ const _: () = assert!(size_of::<ScanArgument>() == 96 && size_of::<Region>() == 
 pub fn scan(
     pagemap: &File,
     range: Range<u64>,
-    request: &Request,
-    regions: &mut [Region],
+    request: &ScanRequest,
+    regions: &mut [ScanRegion],
 ) -> io::Result<Scan> {
     let mut argument = ScanArgument {
         size: size_of::<ScanArgument>() as u64,

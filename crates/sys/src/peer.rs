@@ -1,4 +1,4 @@
-//! Who has connected to a Unix socket (`SO_PEERCRED`).
+//! Credentials of the peer of a Unix socket (`SO_PEERCRED`).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,8 +15,8 @@ pub struct Peer {
 /// Asks the kernel who has connected.
 ///
 /// # Errors
-/// `ENOTSOCK` where it is no socket.
-pub fn of(stream: impl AsFd) -> io::Result<Peer> {
+/// `ENOTSOCK` if it is not a socket.
+pub fn peer_of(stream: impl AsFd) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("it is small");
     let (socket, option) = (stream.as_fd().as_raw_fd(), libc::SO_PEERCRED);
@@ -41,6 +41,6 @@ mod tests {
     fn a_pair_of_sockets_is_connected_by_this_process() {
         let (stream, _other) = UnixStream::pair().unwrap();
         let us = Peer { pid: Some(std::process::id()), uid: rustix::process::geteuid().as_raw() };
-        assert_eq!(of(&stream).unwrap(), us);
+        assert_eq!(peer_of(&stream).unwrap(), us);
     }
 }

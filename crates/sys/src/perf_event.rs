@@ -6,35 +6,35 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `PERF_TYPE_*` of `linux/perf_event.h`; other numbers name a PMU, as its `type` in sysfs says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kind(pub u32);
+pub struct PerfType(pub u32);
 
-impl Kind {
+impl PerfType {
     /// A generic event of the CPU: `config` is a `PERF_COUNT_HW_*`.
-    pub const HARDWARE: Kind = Kind(0);
+    pub const HARDWARE: PerfType = PerfType(0);
     /// Counted by the kernel: `config` is a `PERF_COUNT_SW_*`.
-    pub const SOFTWARE: Kind = Kind(1);
+    pub const SOFTWARE: PerfType = PerfType(1);
     /// A tracepoint: `config` is its `id` in tracefs.
-    pub const TRACEPOINT: Kind = Kind(2);
+    pub const TRACEPOINT: PerfType = PerfType(2);
     /// A generic event of a cache: `config` is cache | operation << 8 | result << 16.
-    pub const CACHE: Kind = Kind(3);
+    pub const CACHE: PerfType = PerfType(3);
     /// An event of the CPU by its own number: `config` is what the CPU's manual says.
-    pub const RAW: Kind = Kind(4);
-    /// An access to some bytes of memory: see [`Event::access`].
-    pub const BREAKPOINT: Kind = Kind(5);
+    pub const RAW: PerfType = PerfType(4);
+    /// An access to some bytes of memory: see [`PerfEvent::access`].
+    pub const BREAKPOINT: PerfType = PerfType(5);
 }
 
-/// What is counted.
+/// Event to count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Event {
-    /// Who counts it.
-    pub kind: Kind,
+pub struct PerfEvent {
+    /// Type of the event.
+    pub kind: PerfType,
     /// Which event.
     pub config: u64,
     /// More of it, for a PMU that needs more.
     pub config1: u64,
     /// Still more.
     pub config2: u64,
-    /// Of a breakpoint, which accesses: `HW_BREAKPOINT_*` of `linux/hw_breakpoint.h`.
+    /// For a breakpoint, the kinds of accesses: `HW_BREAKPOINT_*` of `linux/hw_breakpoint.h`.
     pub accesses: u32,
 }
 
@@ -45,40 +45,47 @@ mod access {
     pub(super) const EXECUTE: u32 = 4;
 }
 
-impl Event {
+impl PerfEvent {
     /// `PERF_COUNT_SW_BPF_OUTPUT`: that a program of ours in the kernel has written something.
-    pub const OUTPUT: Event = Event::new(Kind::SOFTWARE, 10);
+    pub const OUTPUT: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 10);
 
     /// An event that `config` alone names.
-    pub const fn new(kind: Kind, config: u64) -> Event {
-        Event { kind, config, config1: 0, config2: 0, accesses: 0 }
+    pub const fn new(kind: PerfType, config: u64) -> PerfEvent {
+        PerfEvent { kind, config, config1: 0, config2: 0, accesses: 0 }
     }
 
     /// A write to any of 1, 2, 4 or 8 aligned bytes, or a read as well.
-    pub const fn access(address: u64, length: u64, reads: bool) -> Event {
+    pub const fn access(address: u64, length: u64, reads: bool) -> PerfEvent {
         let accesses = if reads { access::READ | access::WRITE } else { access::WRITE };
-        Event { kind: Kind::BREAKPOINT, config: 0, config1: address, config2: length, accesses }
+        PerfEvent {
+            kind: PerfType::BREAKPOINT,
+            config: 0,
+            config1: address,
+            config2: length,
+            accesses,
+        }
     }
 
-    /// That an instruction of a file is about to be executed, wherever it is mapped: a uprobe. `kind` is the PMU `uprobe`, as
-    /// its `type` in sysfs says; the path lives as long as the process does, since the event names it by its address.
-    pub fn instruction(kind: Kind, path: &'static CStr, offset: u64) -> Event {
+    /// That an instruction of a file is about to be executed, wherever it is mapped: a uprobe.
+    /// `kind` is the PMU `uprobe`, as its `type` in sysfs says; the path lives as long as the
+    /// process does, since the event names it by its address.
+    pub fn instruction(kind: PerfType, path: &'static CStr, offset: u64) -> PerfEvent {
         let config1 = path.as_ptr().addr() as u64;
-        Event { kind, config: 0, config1, config2: offset, accesses: 0 }
+        PerfEvent { kind, config: 0, config1, config2: offset, accesses: 0 }
     }
 
     /// That an instruction is about to be executed.
-    pub const fn arrival(address: u64) -> Event {
-        // What the kernel wants as the length of an instruction.
+    pub const fn arrival(address: u64) -> PerfEvent {
+        // Length of an instruction that the kernel expects.
         let config2 = size_of::<std::ffi::c_long>() as u64;
-        let (kind, accesses) = (Kind::BREAKPOINT, access::EXECUTE);
-        Event { kind, config: 0, config1: address, config2, accesses }
+        let (kind, accesses) = (PerfType::BREAKPOINT, access::EXECUTE);
+        PerfEvent { kind, config: 0, config1: address, config2, accesses }
     }
 }
 
-/// Whose events are counted, wherever it runs.
+/// Process, thread or CPU whose events are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum PerfScope {
     /// Those of the thread that opens the counter.
     ThisThread,
     /// Those of this thread.
@@ -94,7 +101,7 @@ pub enum Whose {
     Cpu(u32),
 }
 
-impl Whose {
+impl PerfScope {
     /// The two numbers that say so to the kernel.
     fn numbers(self) -> io::Result<(libc::pid_t, c_int)> {
         const ANY: c_int = -1;
@@ -102,10 +109,10 @@ impl Whose {
             c_int::try_from(number).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
         };
         Ok(match self {
-            Whose::ThisThread => (0, ANY),
-            Whose::Thread(thread) => (number(thread)?, ANY),
-            Whose::ThreadOn { thread, cpu } => (number(thread)?, number(cpu)?),
-            Whose::Cpu(cpu) => (ANY, number(cpu)?),
+            PerfScope::ThisThread => (0, ANY),
+            PerfScope::Thread(thread) => (number(thread)?, ANY),
+            PerfScope::ThreadOn { thread, cpu } => (number(thread)?, number(cpu)?),
+            PerfScope::Cpu(cpu) => (ANY, number(cpu)?),
         })
     }
 }
@@ -115,7 +122,8 @@ impl Whose {
 pub struct Mode {
     /// New threads and children of the counted thread count too, and theirs.
     pub inherit: bool,
-    /// Does not count before [`Counter::enable`], or before an `exec` where `enable_on_exec` says so.
+    /// Does not count before [`PerfCounter::enable`], or before an `exec` where `enable_on_exec`
+    /// says so.
     pub disabled: bool,
     /// Starts at the next `exec` of the counted thread; for an inherited counter of the child's.
     pub enable_on_exec: bool,
@@ -128,7 +136,7 @@ pub struct Mode {
 /// `perf_event_attr` of `linux/perf_event.h`, as large as it was in Linux 4.1.
 #[repr(C)]
 #[derive(Default)]
-pub(crate) struct Attributes {
+pub(crate) struct PerfEventAttr {
     kind: u32,
     size: u32,
     config: u64,
@@ -150,9 +158,9 @@ pub(crate) struct Attributes {
     reserved: u16,
 }
 
-impl Attributes {
+impl PerfEventAttr {
     /// Those of an event, when and where it is to be counted.
-    pub(crate) fn new(event: Event, mode: Mode) -> Attributes {
+    pub(crate) fn new(event: PerfEvent, mode: Mode) -> PerfEventAttr {
         let bits = [
             (mode.disabled, flag::DISABLED),
             (mode.inherit, flag::INHERIT),
@@ -160,7 +168,7 @@ impl Attributes {
             (mode.exclude_user, flag::EXCLUDE_USER),
             (mode.enable_on_exec, flag::ENABLE_ON_EXEC),
         ];
-        Attributes {
+        PerfEventAttr {
             kind: event.kind.0,
             size: ATTRIBUTES_SIZE,
             config: event.config,
@@ -168,14 +176,14 @@ impl Attributes {
             config1: event.config1,
             config2: event.config2,
             flags: bits.iter().filter(|(set, _)| *set).fold(0, |flags, (_, bit)| flags | bit),
-            ..Attributes::default()
+            ..PerfEventAttr::default()
         }
     }
 }
 
 /// `PERF_ATTR_SIZE_VER5`.
 const ATTRIBUTES_SIZE: u32 = 112;
-const _: () = assert!(size_of::<Attributes>() == ATTRIBUTES_SIZE as usize);
+const _: () = assert!(size_of::<PerfEventAttr>() == ATTRIBUTES_SIZE as usize);
 
 /// The bits of `flags`, from the first.
 mod flag {
@@ -209,10 +217,10 @@ const IOC_SET_FILTER: libc::Ioctl = 0x4008_2406;
 /// Makes an ioctl of a leader one of its whole group.
 const IOC_FLAG_GROUP: c_ulong = 1;
 
-/// What a counter says.
+/// Value of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// How many, while it ran.
+pub struct PerfCount {
+    /// Count while it ran.
     pub value: u64,
     /// For how many nanoseconds it should have counted.
     pub enabled: u64,
@@ -222,80 +230,82 @@ pub struct Counted {
 
 /// An open counter. Closing it is dropping it; of a group, the leader last.
 #[derive(Debug)]
-pub struct Counter {
+pub struct PerfCounter {
     fd: OwnedFd,
     group: bool,
 }
 
-impl Counter {
-    /// Opens a counter that is read alone, in the group of `leader` or as a leader. A group is counted together or not
-    /// at all.
+impl PerfCounter {
+    /// Opens a counter that is read alone, in the group of `leader` or as a leader. A group is
+    /// counted together or not at all.
     ///
     /// # Errors
-    /// `ENOENT`, `EOPNOTSUPP`, `ENODEV`: nobody here counts that; `EACCES`, `EPERM`: not for us; `EINVAL`: not so;
-    /// `EMFILE`; `ENOSYS`: the kernel has no such call; `ESRCH`.
+    /// `ENOENT`, `EOPNOTSUPP`, `ENODEV`: the event does not exist here; `EACCES`, `EPERM`: not
+    /// permitted; `EINVAL`: invalid parameters; `EMFILE`; `ENOSYS`: the kernel lacks the call;
+    /// `ESRCH`.
     pub fn open(
-        event: Event,
-        whose: Whose,
+        event: PerfEvent,
+        whose: PerfScope,
         mode: Mode,
-        leader: Option<&Counter>,
-    ) -> io::Result<Counter> {
-        Counter::open_as(event, whose, mode, leader, false)
+        leader: Option<&PerfCounter>,
+    ) -> io::Result<PerfCounter> {
+        PerfCounter::open_as(event, whose, mode, leader, false)
     }
 
-    /// Opens the leader of a group that is read in one call with [`Counter::read_group`]. Its members are opened so
-    /// too, with it as their leader.
+    /// Opens the leader of a group that is read in one call with [`PerfCounter::read_group`]. Its
+    /// members are opened so too, with it as their leader.
     ///
     /// # Errors
-    /// As [`Counter::open`]; `EINVAL` together with `inherit` before Linux 4.3.
+    /// As [`PerfCounter::open`]; `EINVAL` together with `inherit` before Linux 4.3.
     pub fn open_in_group(
-        event: Event,
-        whose: Whose,
+        event: PerfEvent,
+        whose: PerfScope,
         mode: Mode,
-        leader: Option<&Counter>,
-    ) -> io::Result<Counter> {
-        Counter::open_as(event, whose, mode, leader, true)
+        leader: Option<&PerfCounter>,
+    ) -> io::Result<PerfCounter> {
+        PerfCounter::open_as(event, whose, mode, leader, true)
     }
 
     fn open_as(
-        event: Event,
-        whose: Whose,
+        event: PerfEvent,
+        whose: PerfScope,
         mode: Mode,
-        leader: Option<&Counter>,
+        leader: Option<&PerfCounter>,
         group: bool,
-    ) -> io::Result<Counter> {
-        let attributes = Attributes {
+    ) -> io::Result<PerfCounter> {
+        let attributes = PerfEventAttr {
             read_format: FORMAT_TOTAL_TIME_ENABLED
                 | FORMAT_TOTAL_TIME_RUNNING
                 | if group { FORMAT_GROUP } else { 0 },
-            ..Attributes::new(event, mode)
+            ..PerfEventAttr::new(event, mode)
         };
-        Counter::open_with(&attributes, whose, leader, group)
+        PerfCounter::open_with(&attributes, whose, leader, group)
     }
 
-    /// Has a process get a SIGTRAP whose code is `TRAP_PERF` (since Linux 5.13) in each thread that is about to execute an
-    /// instruction: in this one and in those that it makes. It ends with the counter, also where we are killed, and with
-    /// an `exec`.
+    /// Has a process get a SIGTRAP whose code is `TRAP_PERF` (since Linux 5.13) in each thread that
+    /// is about to execute an instruction: in this one and in those that it makes. It ends with the
+    /// counter, also where we are killed, and with an `exec`.
     ///
     /// # Errors
-    /// As [`Counter::open`]; `EINVAL` before 5.13.
-    pub fn trap_at(thread: u32, address: u64) -> io::Result<Counter> {
+    /// As [`PerfCounter::open`]; `EINVAL` before 5.13.
+    pub fn trap_at(thread: u32, address: u64) -> io::Result<PerfCounter> {
         let mode = Mode { inherit: true, exclude_kernel: true, ..Mode::default() };
-        let mut attributes = Attributes::new(Event::arrival(address), mode);
+        let mut attributes = PerfEventAttr::new(PerfEvent::arrival(address), mode);
         attributes.sample_period = 1;
         attributes.flags |= flag::INHERIT_THREAD | flag::REMOVE_ON_EXEC | flag::SIGTRAP;
-        Counter::open_with(&attributes, Whose::Thread(thread), None, false)
+        PerfCounter::open_with(&attributes, PerfScope::Thread(thread), None, false)
     }
 
     pub(crate) fn open_with(
-        attributes: &Attributes,
-        whose: Whose,
-        leader: Option<&Counter>,
+        attributes: &PerfEventAttr,
+        whose: PerfScope,
+        leader: Option<&PerfCounter>,
         group: bool,
-    ) -> io::Result<Counter> {
+    ) -> io::Result<PerfCounter> {
         let (thread, cpu) = whose.numbers()?;
         let leader = leader.map_or(-1, |leader| leader.fd.as_raw_fd());
-        // SAFETY: the call reads as many bytes as `size` says from its first argument, which is a struct of that size.
+        // SAFETY: the call reads as many bytes as `size` says from its first argument, which is a
+        // struct of that size.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_perf_event_open,
@@ -311,39 +321,40 @@ impl Counter {
         };
         // SAFETY: the kernel has just made this descriptor for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Counter { fd, group })
+        Ok(PerfCounter { fd, group })
     }
 
     /// Reads a counter that was opened alone, with what its inherited ones counted.
     ///
     /// # Errors
     /// Those of `read`; `UnexpectedEof` for a pinned counter that could not run.
-    pub fn read(&self) -> io::Result<Counted> {
+    pub fn read(&self) -> io::Result<PerfCount> {
         let mut words = [0; 3];
         self.read_words(&mut words)?;
         let [value, enabled, running] = words;
-        Ok(Counted { value, enabled, running })
+        Ok(PerfCount { value, enabled, running })
     }
 
     /// Reads a whole group from its leader in one call: the values in the order of opening.
     ///
     /// # Errors
-    /// Those of `read`; `InvalidData` where the group has not as many members as `values`, or was opened alone.
-    pub fn read_group(&self, values: &mut [u64]) -> io::Result<Times> {
+    /// Those of `read`; `InvalidData` where the group has not as many members as `values`, or was
+    /// opened alone.
+    pub fn read_group(&self, values: &mut [u64]) -> io::Result<GroupTimes> {
         /// A group of more does not fit any CPU.
-        const MOST: usize = 16;
+        const MAX_GROUP: usize = 16;
         const HEAD: usize = 3;
-        if !self.group || values.len() > MOST {
+        if !self.group || values.len() > MAX_GROUP {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let mut words = [0; HEAD + MOST];
+        let mut words = [0; HEAD + MAX_GROUP];
         let words = &mut words[..HEAD + values.len()];
         self.read_words(words)?;
         if words[0] != values.len() as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         values.copy_from_slice(&words[HEAD..]);
-        Ok(Times { enabled: words[1], running: words[2] })
+        Ok(GroupTimes { enabled: words[1], running: words[2] })
     }
 
     fn read_words(&self, words: &mut [u64]) -> io::Result<()> {
@@ -367,13 +378,14 @@ impl Counter {
         self.control(IOC_ENABLE, 0)
     }
 
-    /// Stops counting; of a group's leader, the whole group: no member counts while the leader does not.
+    /// Stops counting; of a group's leader, the whole group: no member counts while the leader does
+    /// not.
     ///
     /// # Errors
     /// Those of `ioctl`.
     pub fn disable(&self) -> io::Result<()> {
-        // Not with PERF_IOC_FLAG_GROUP, which switches the members too: Linux 6.18 does not switch page faults on again
-        // in a group that the task clock leads.
+        // Not with PERF_IOC_FLAG_GROUP, which switches the members too: Linux 6.18 does not switch
+        // page faults on again in a group that the task clock leads.
         self.control(IOC_DISABLE, 0)
     }
 
@@ -396,7 +408,7 @@ impl Counter {
     /// Counts only where a field of the tracepoint has a value: `reason == 4`.
     ///
     /// # Errors
-    /// `EINVAL` for an expression that the kernel does not understand, or an event that is no tracepoint.
+    /// `EINVAL` for an expression that the kernel rejects, or an event that is not a tracepoint.
     pub fn set_filter(&self, expression: &CStr) -> io::Result<()> {
         // SAFETY: the request reads a string that ends with NUL from its argument, which is one.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), IOC_SET_FILTER, expression.as_ptr()) } {
@@ -406,18 +418,18 @@ impl Counter {
     }
 }
 
-impl AsFd for Counter {
+impl AsFd for PerfCounter {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// How long a group should have counted, and did, in nanoseconds.
+/// Time for which a group was enabled, and for which it ran, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Times {
-    /// As [`Counted::enabled`].
+pub struct GroupTimes {
+    /// As [`PerfCount::enabled`].
     pub enabled: u64,
-    /// As [`Counted::running`].
+    /// As [`PerfCount::running`].
     pub running: u64,
 }
 
@@ -426,7 +438,7 @@ mod tests {
     use super::*;
 
     /// `PERF_COUNT_SW_PAGE_FAULTS_MIN`.
-    const MINOR_FAULTS: Event = Event::new(Kind::SOFTWARE, 5);
+    const MINOR_FAULTS: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 5);
     const OFF: Mode = Mode {
         inherit: false,
         disabled: true,
@@ -437,7 +449,7 @@ mod tests {
 
     fn touch(pages: usize) {
         let page = usize::try_from(crate::system::page_size()).unwrap();
-        let mut region = crate::region::Region::map(pages * page, page).unwrap();
+        let mut region = crate::region::AlignedRegion::map(pages * page, page).unwrap();
         region.advise(crate::madvise::Advice::NoHugePage).unwrap();
         for byte in region.bytes().iter_mut().step_by(page) {
             *byte = 1;
@@ -446,7 +458,7 @@ mod tests {
 
     #[test]
     fn faults_are_counted_while_it_is_on() {
-        let counter = Counter::open(MINOR_FAULTS, Whose::ThisThread, OFF, None).unwrap();
+        let counter = PerfCounter::open(MINOR_FAULTS, PerfScope::ThisThread, OFF, None).unwrap();
         touch(10);
         assert_eq!(counter.read().unwrap().value, 0);
         counter.enable().unwrap();
@@ -464,11 +476,13 @@ mod tests {
         /// `PERF_COUNT_SW_TASK_CLOCK`, `PERF_COUNT_SW_PAGE_FAULTS`.
         const KINDS: [u64; 2] = [1, 2];
         for leading in KINDS {
-            let event = Event::new(Kind::SOFTWARE, leading);
-            let leader = Counter::open_in_group(event, Whose::ThisThread, OFF, None).unwrap();
+            let event = PerfEvent::new(PerfType::SOFTWARE, leading);
+            let leader =
+                PerfCounter::open_in_group(event, PerfScope::ThisThread, OFF, None).unwrap();
             let on = Mode { disabled: false, ..OFF };
             let _member =
-                Counter::open_in_group(MINOR_FAULTS, Whose::ThisThread, on, Some(&leader)).unwrap();
+                PerfCounter::open_in_group(MINOR_FAULTS, PerfScope::ThisThread, on, Some(&leader))
+                    .unwrap();
             touch(50);
             for round in 1..=3 {
                 leader.enable().unwrap();
@@ -490,11 +504,16 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_counts_is_an_error() {
-        for event in [Event::new(Kind(u32::MAX), 0), Event::new(Kind::SOFTWARE, 1 << 40)] {
-            assert!(Counter::open(event, Whose::ThisThread, OFF, None).is_err(), "{event:?}");
+    fn an_uncounted_event_is_an_error() {
+        for event in
+            [PerfEvent::new(PerfType(u32::MAX), 0), PerfEvent::new(PerfType::SOFTWARE, 1 << 40)]
+        {
+            assert!(
+                PerfCounter::open(event, PerfScope::ThisThread, OFF, None).is_err(),
+                "{event:?}"
+            );
         }
-        let gone = Counter::open(MINOR_FAULTS, Whose::Thread(u32::MAX), OFF, None);
+        let gone = PerfCounter::open(MINOR_FAULTS, PerfScope::Thread(u32::MAX), OFF, None);
         assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

@@ -1,4 +1,5 @@
-//! The page that the kernel shares with who counts, by which a counter of the CPU is read without a system call.
+//! The page that the kernel shares with who counts, by which a counter of the CPU is read without a
+//! system call.
 //!
 //! ```text
 //! struct perf_event_mmap_page   0 version   4 compat_version   8 lock   12 index   16 offset
@@ -6,8 +7,9 @@
 //!                              48 pmc_width   50 time_shift   52 time_mult   56 time_offset
 //! ```
 //!
-//! `lock` changes whenever the kernel writes, which it does on the CPU and in the thread that reads, in an interrupt or
-//! while another thread runs: what was read between two equal values of it belongs together.
+//! `lock` changes whenever the kernel writes, which it does on the CPU and in the thread that
+//! reads, in an interrupt or while another thread runs: what was read between two equal values of
+//! it belongs together.
 
 use std::io;
 use std::mem::offset_of;
@@ -17,12 +19,13 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::perf_event::{Counted, Counter};
+use crate::perf_event::{PerfCount, PerfCounter};
 
-/// The head of `perf_event_mmap_page` of `linux/perf_event.h`. Atomics, since the kernel writes while we read.
+/// The head of `perf_event_mmap_page` of `linux/perf_event.h`. Atomics, since the kernel writes
+/// while we read.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Head {
+struct PerfPageHead {
     version: u32,
     compat_version: u32,
     lock: AtomicU32,
@@ -37,53 +40,58 @@ struct Head {
     time_offset: AtomicU64,
 }
 
-const _: () = assert!(offset_of!(Head, capabilities) == 40 && offset_of!(Head, time_offset) == 56);
+const _: () = assert!(
+    offset_of!(PerfPageHead, capabilities) == 40 && offset_of!(PerfPageHead, time_offset) == 56
+);
 
-/// Bits of `capabilities`: that `rdpmc` may be used, and that the times can be brought up to now by the time stamp
-/// counter.
+/// Bits of `capabilities`: that `rdpmc` may be used, and that the times can be brought up to now by
+/// the time stamp counter.
 const CAP_USER_RDPMC: u64 = 1 << 2;
 const CAP_USER_TIME: u64 = 1 << 3;
 
 /// The page of a counter.
 #[derive(Debug)]
-pub struct Page {
-    head: NonNull<Head>,
+pub struct PerfPage {
+    head: NonNull<PerfPageHead>,
     length: usize,
 }
 
-impl Page {
-    /// Maps the page of a counter of the calling thread. It outlives the counter, and then stands still.
+impl PerfPage {
+    /// Maps the page of a counter of the calling thread. It outlives the counter, and then stands
+    /// still.
     ///
     /// A child made by `fork` does not have it.
     ///
     /// # Errors
-    /// `EINVAL` for a counter that new threads inherit; `EPERM` beyond `kernel.perf_event_mlock_kb`; `ENOMEM`.
-    pub fn of(counter: &Counter) -> io::Result<Page> {
+    /// `EINVAL` for a counter that new threads inherit; `EPERM` beyond
+    /// `kernel.perf_event_mlock_kb`; `ENOMEM`.
+    pub fn map_counter(counter: &PerfCounter) -> io::Result<PerfPage> {
         let length = rustix::param::page_size();
         let (fd, shared) = (counter.as_fd(), MapFlags::SHARED);
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let start = unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, shared, fd, 0) }?;
-        let head = NonNull::new(start.cast::<Head>()).expect("the kernel maps nothing at 0");
-        Ok(Page { head, length })
+        let head =
+            NonNull::new(start.cast::<PerfPageHead>()).expect("the kernel maps nothing at 0");
+        Ok(PerfPage { head, length })
     }
 
-    /// Reads the counter in user mode, with its times as of now. `None` where the kernel must be asked: for what it counts
-    /// itself, where `rdpmc` is not allowed, on other CPUs than x86.
+    /// Reads the counter in user mode, with its times as of now. `None` where the kernel must be
+    /// asked: for what it counts itself, where `rdpmc` is not allowed, on other CPUs than x86.
     ///
     /// Only the thread that the counter counts may ask.
     #[inline]
-    pub fn read(&self) -> Option<Counted> {
-        // SAFETY: the page is mapped for reading until `self` is dropped, the kernel fills it from its start, and all
-        // that changes is atomic.
+    pub fn read(&self) -> Option<PerfCount> {
+        // SAFETY: the page is mapped for reading until `self` is dropped, the kernel fills it from
+        // its start, and all that changes is atomic.
         let head = unsafe { self.head.as_ref() };
-        // SAFETY: `read` passes on only what the page says while it says that `rdpmc` is allowed, which holds as long as
-        // it is mapped.
+        // SAFETY: `read` passes on only what the page says while it says that `rdpmc` is allowed,
+        // which holds as long as it is mapped.
         let pmc = |number| unsafe { instructions::pmc(number) };
         read(head, pmc, instructions::time_stamp)
     }
 }
 
-impl Drop for Page {
+impl Drop for PerfPage {
     fn drop(&mut self) {
         // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
         // It cannot fail: the range is one mapping.
@@ -91,9 +99,13 @@ impl Drop for Page {
     }
 }
 
-/// Reads a page until nobody wrote meanwhile. `pmc` reads a counter of the CPU by its number.
+/// Reads a page until no write happened in between. `pmc` reads a counter of the CPU by its number.
 #[inline]
-fn read(head: &Head, pmc: impl Fn(u32) -> u64, time_stamp: impl Fn() -> u64) -> Option<Counted> {
+fn read(
+    head: &PerfPageHead,
+    pmc: impl Fn(u32) -> u64,
+    time_stamp: impl Fn() -> u64,
+) -> Option<PerfCount> {
     loop {
         let lock = head.lock.load(Ordering::Acquire);
         let counted = read_once(head, &pmc, &time_stamp);
@@ -106,10 +118,10 @@ fn read(head: &Head, pmc: impl Fn(u32) -> u64, time_stamp: impl Fn() -> u64) -> 
 
 #[inline]
 fn read_once(
-    head: &Head,
+    head: &PerfPageHead,
     pmc: impl Fn(u32) -> u64,
     time_stamp: impl Fn() -> u64,
-) -> Option<Counted> {
+) -> Option<PerfCount> {
     const NEEDED: u64 = CAP_USER_RDPMC | CAP_USER_TIME;
     if head.capabilities.load(Ordering::Relaxed) & NEEDED != NEEDED || !instructions::EXIST {
         return None;
@@ -124,7 +136,7 @@ fn read_once(
         value = value.wrapping_add(sign_extended(pmc(number), width));
         running = running.wrapping_add(since);
     }
-    Some(Counted { value: value.cast_unsigned(), enabled, running })
+    Some(PerfCount { value: value.cast_unsigned(), enabled, running })
 }
 
 /// A counter of `width` bits starts below 0, so that it overflows when the kernel wants to know.
@@ -134,7 +146,7 @@ fn sign_extended(value: u64, width: u32) -> i64 {
 }
 
 /// The nanoseconds from when the kernel wrote the times until the time stamp `cycles`.
-fn nanoseconds(head: &Head, cycles: u64) -> u64 {
+fn nanoseconds(head: &PerfPageHead, cycles: u64) -> u64 {
     let shift = u32::from(head.time_shift.load(Ordering::Relaxed)).min(63);
     let mult = u64::from(head.time_mult.load(Ordering::Relaxed));
     // In two parts, so that the product does not overflow.
@@ -154,7 +166,8 @@ mod instructions {
     #[inline]
     pub(super) unsafe fn pmc(number: u32) -> u64 {
         let (low, high): (u32, u32);
-        // SAFETY: allowed, says the caller; it changes registers only.
+        // SAFETY: the caller guarantees that the instruction is permitted; it changes registers
+        // only.
         unsafe {
             std::arch::asm!("rdpmc", in("ecx") number, out("eax") low, out("edx") high,
                 options(nostack, nomem, preserves_flags));
@@ -188,12 +201,12 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::perf_event::{Event, Kind, Mode, Whose};
+    use crate::perf_event::{Mode, PerfEvent, PerfScope, PerfType};
 
-    /// A page of a counter of 48 bits that runs on CPU counter 2, written at 1,000 ns when the time stamp was 4,000:
-    /// half a nanosecond a cycle.
-    fn running() -> Head {
-        Head {
+    /// A page of a counter of 48 bits that runs on CPU counter 2, written at 1,000 ns when the time
+    /// stamp was 4,000: half a nanosecond a cycle.
+    fn running() -> PerfPageHead {
+        PerfPageHead {
             lock: 6.into(),
             index: 3.into(),
             offset: (1_i64 << 47).into(),
@@ -204,7 +217,7 @@ mod tests {
             time_shift: 10.into(),
             time_mult: 512.into(),
             time_offset: 0_u64.wrapping_sub(2_000).into(),
-            ..Head::default()
+            ..PerfPageHead::default()
         }
     }
 
@@ -218,20 +231,20 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn a_running_counter_is_offset_plus_what_the_cpu_has_and_its_times_go_on() {
         let found = read(&running(), after_77, || 4_000 + 3_000).unwrap();
-        assert_eq!(found, Counted { value: 77, enabled: 2_500, running: 2_400 });
+        assert_eq!(found, PerfCount { value: 77, enabled: 2_500, running: 2_400 });
     }
 
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn a_counter_that_waits_for_its_turn_is_what_it_was_and_only_time_enabled_goes_on() {
-        let head = Head { index: 0.into(), offset: 55.into(), ..running() };
+        let head = PerfPageHead { index: 0.into(), offset: 55.into(), ..running() };
         let found = read(&head, |_| panic!("it is on no CPU"), || 7_000).unwrap();
-        assert_eq!(found, Counted { value: 55, enabled: 2_500, running: 900 });
+        assert_eq!(found, PerfCount { value: 55, enabled: 2_500, running: 900 });
     }
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn what_was_written_while_it_was_read_is_read_again() {
+    fn a_page_written_during_the_reading_is_read_again() {
         let head = running();
         let reads = Cell::new(0);
         let pmc = |_| {
@@ -249,7 +262,7 @@ mod tests {
     #[test]
     fn without_either_capability_the_kernel_must_be_asked() {
         for capabilities in [0, CAP_USER_RDPMC, CAP_USER_TIME] {
-            let head = Head { capabilities: capabilities.into(), ..running() };
+            let head = PerfPageHead { capabilities: capabilities.into(), ..running() };
             assert_eq!(read(&head, |_| panic!("rdpmc would fault"), || 0), None);
         }
     }
@@ -266,7 +279,7 @@ mod tests {
     #[test]
     fn no_page_whatever_stops_the_reader() {
         for width in [0, 1, 63, 64, 65, u16::MAX] {
-            let head = Head {
+            let head = PerfPageHead {
                 pmc_width: width.into(),
                 time_shift: width.into(),
                 time_mult: u32::MAX.into(),
@@ -287,9 +300,9 @@ mod tests {
             exclude_kernel: true,
             exclude_user: false,
         };
-        let faults = Event::new(Kind::SOFTWARE, 2);
-        let counter = Counter::open(faults, Whose::ThisThread, off, None).unwrap();
-        let page = Page::of(&counter).unwrap();
+        let faults = PerfEvent::new(PerfType::SOFTWARE, 2);
+        let counter = PerfCounter::open(faults, PerfScope::ThisThread, off, None).unwrap();
+        let page = PerfPage::map_counter(&counter).unwrap();
         assert_eq!(page.read(), None);
     }
 }

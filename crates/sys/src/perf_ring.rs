@@ -1,4 +1,5 @@
-//! Samples of `perf_event_open`: each event with where it happened, in a ring that the kernel writes and we read.
+//! Samples of `perf_event_open`: each event with where it happened, in a ring that the kernel
+//! writes and we read.
 
 use std::io;
 use std::mem::offset_of;
@@ -9,17 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::perf_event::{
-    Attributes, Counter, Event, FORMAT_TOTAL_TIME_ENABLED, FORMAT_TOTAL_TIME_RUNNING, Mode, Whose,
+    FORMAT_TOTAL_TIME_ENABLED, FORMAT_TOTAL_TIME_RUNNING, Mode, PerfCounter, PerfEvent,
+    PerfEventAttr, PerfScope,
 };
 
-/// What a sample says besides its event's [`id`], where the program was, which thread, when, and on which CPU.
+/// Contents of a sample in addition to its event's [`id`], the address of the program, the thread,
+/// the time, and the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carries {
     /// The address of a page fault or an access.
     pub address: bool,
-    /// Callers in user mode by their frame pointers, at most so many.
+    /// Maximum number of callers in user mode, found by frame pointers.
     pub callers: u16,
-    /// Before them, where there are any, callers in the kernel: all together at most so many.
+    /// True to store callers in the kernel before them; the maximum is for all together.
     pub kernel: bool,
     /// The fields of a tracepoint.
     pub raw: bool,
@@ -27,24 +30,24 @@ pub struct Carries {
     pub registers: u64,
     /// Registers where it happened, be it in the kernel, in the same way.
     pub registers_there: u64,
-    /// So many bytes from the stack pointer on, a multiple of 8.
+    /// Number of bytes from the stack pointer on, a multiple of 8.
     pub stack: u32,
 }
 
 /// Which samples are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// Of which event.
-    pub event: Event,
-    /// Of which of them: each first of so many. 0: none, they are only counted.
+    /// Event to sample.
+    pub event: PerfEvent,
+    /// Sampling period: one in N is sampled. 0: none, they are only counted.
     pub every: u64,
-    /// What they say.
+    /// Contents of the samples.
     pub carries: Carries,
-    /// When and where; with `inherit` only for a [`Whose::ThreadOn`] can a ring be had.
+    /// When and where; with `inherit` only for a [`PerfScope::ThreadOn`] can a ring be had.
     pub mode: Mode,
-    /// Whether there are records of new mappings, programs, threads and their ends, too.
+    /// True if there are records of new mappings, programs, threads and their ends, too.
     pub tasks: bool,
-    /// Who waits for a ring is woken when so many bytes are in it.
+    /// A waiting thread is woken when this number of bytes is in the ring.
     pub wake_at: u32,
 }
 
@@ -93,11 +96,12 @@ const IOC_SET_OUTPUT: libc::Ioctl = 0x2405;
 // A number of 32 bits, which is signed where the C library is musl.
 const IOC_ID: libc::Ioctl = libc::_IOR::<u64>(0x24, 7);
 
-/// Opens an event that is sampled. [`Counter::read`] says how many there were, sampled or not. Times are of `CLOCK_MONOTONIC`.
+/// Opens an event that is sampled. [`PerfCounter::read`] says how many there were, sampled or not.
+/// Times are of `CLOCK_MONOTONIC`.
 ///
 /// # Errors
-/// As [`Counter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
-pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
+/// As [`PerfCounter::open`]; `EMFILE`; `ENOSPC` for more breakpoints than the CPU has.
+pub fn open(sampling: &Sampling, whose: PerfScope) -> io::Result<PerfCounter> {
     let Sampling { event, every, carries, mode, tasks, wake_at } = *sampling;
     let fields = [
         (carries.address, field::ADDR),
@@ -108,7 +112,7 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
         (carries.registers_there > 0, field::REGS_INTR),
     ];
     let always = field::IP | field::TID | field::TIME | field::CPU | field::IDENTIFIER;
-    let mut attributes = Attributes::new(event, mode);
+    let mut attributes = PerfEventAttr::new(event, mode);
     attributes.sample_period = every;
     attributes.read_format = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING;
     attributes.sample_type =
@@ -124,14 +128,14 @@ pub fn open(sampling: &Sampling, whose: Whose) -> io::Result<Counter> {
     attributes.sample_regs_interrupted = carries.registers_there;
     attributes.sample_stack_user = carries.stack;
     attributes.sample_max_stack = carries.callers;
-    Counter::open_with(&attributes, whose, None, false)
+    PerfCounter::open_with(&attributes, whose, None, false)
 }
 
-/// What the records of an event are known by.
+/// Identifier of the records of an event.
 ///
 /// # Errors
 /// Those of `ioctl`.
-pub fn id(counter: &Counter) -> io::Result<u64> {
+pub fn id(counter: &PerfCounter) -> io::Result<u64> {
     let mut id = 0_u64;
     // SAFETY: the request writes a number to its argument, which is one.
     match unsafe { libc::ioctl(counter.as_fd().as_raw_fd(), IOC_ID, &raw mut id) } {
@@ -144,23 +148,23 @@ pub fn id(counter: &Counter) -> io::Result<u64> {
 ///
 /// # Errors
 /// `EINVAL` for another CPU or clock.
-pub fn redirect(counter: &Counter, to: &Counter) -> io::Result<()> {
+pub fn redirect(counter: &PerfCounter, to: &PerfCounter) -> io::Result<()> {
     let fd = to.as_fd().as_raw_fd();
     counter.control(IOC_SET_OUTPUT, fd.unsigned_abs().into())
 }
 
 /// A record's first word: what it is (`PERF_RECORD_*`), and of which mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// What it is.
+pub struct PerfRecordHeader {
+    /// Type of the record.
     pub kind: u32,
     /// Bits that depend on what it is.
     pub misc: u16,
 }
 
-/// What of `perf_event_mmap_page` says where the ring is written and read.
+/// Positions in `perf_event_mmap_page` at which the ring is written and read.
 #[repr(C)]
-struct Head {
+struct PerfRingHead {
     page: [u64; 128],
     data_head: AtomicU64,
     data_tail: AtomicU64,
@@ -168,14 +172,14 @@ struct Head {
     data_size: u64,
 }
 
-const _: () = assert!(offset_of!(Head, data_head) == 1024);
+const _: () = assert!(offset_of!(PerfRingHead, data_head) == 1024);
 
 /// A ring, mapped. Unmapping it is dropping it.
 #[derive(Debug)]
-pub struct Ring {
-    head: NonNull<Head>,
+pub struct PerfRing {
+    head: NonNull<PerfRingHead>,
     length: usize,
-    /// Of what the kernel writes: where from the start, and how many bytes, a power of 2.
+    /// Data area of the ring: offset from the start, and size in bytes, a power of 2.
     offset: usize,
     size: usize,
     /// A record that goes over the end.
@@ -183,53 +187,55 @@ pub struct Ring {
 }
 
 // SAFETY: the mapping belongs to the value alone; the kernel writes to it, whichever thread reads.
-unsafe impl Send for Ring {}
+unsafe impl Send for PerfRing {}
 
-impl Ring {
+impl PerfRing {
     /// Maps the ring of an event, of `size` bytes rounded up to pages in a power of 2.
     ///
     /// # Errors
-    /// `EPERM` beyond `kernel.perf_event_mlock_kb` and what the user may lock; `EINVAL` for an event that is inherited and
-    /// of no CPU; `ENOMEM`.
-    pub fn of(counter: &Counter, size: usize) -> io::Result<Ring> {
+    /// `EPERM` beyond `kernel.perf_event_mlock_kb` and what the user may lock; `EINVAL` for an
+    /// event that is inherited and of no CPU; `ENOMEM`.
+    pub fn map_counter(counter: &PerfCounter, size: usize) -> io::Result<PerfRing> {
         let page = rustix::param::page_size();
         let size = size.next_multiple_of(page).next_power_of_two();
         let (length, access) = (page + size, ProtFlags::READ | ProtFlags::WRITE);
         let fd = counter.as_fd();
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let start = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, fd, 0) }?;
-        let head = NonNull::new(start.cast::<Head>()).expect("the kernel maps nothing at 0");
+        let head =
+            NonNull::new(start.cast::<PerfRingHead>()).expect("the kernel maps nothing at 0");
         // SAFETY: the kernel has filled in the page, and these two do not change.
-        let Head { data_offset, data_size, .. } = unsafe { head.as_ref() };
+        let PerfRingHead { data_offset, data_size, .. } = unsafe { head.as_ref() };
         let told = |bytes: u64, usual| match usize::try_from(bytes) {
             Ok(bytes @ 1..) => bytes,
-            // Before Linux 4.1 neither is told.
+            // Before Linux 4.1 neither is reported.
             _ => usual,
         };
         let (offset, size) = (told(*data_offset, page), told(*data_size, size));
-        Ok(Ring { head, length, offset, size, joined: Vec::new() })
+        Ok(PerfRing { head, length, offset, size, joined: Vec::new() })
     }
 
-    /// How many bytes the kernel can write before the first of them must have been read.
+    /// Number of bytes that the kernel can write before the first of them must have been read.
     pub fn capacity(&self) -> usize {
         self.size
     }
 
-    /// Hands on each record that there is, in the order in which they were written: what follows the first word. Returns
-    /// how many bytes there were.
-    pub fn drain(&mut self, each: &mut dyn FnMut(Header, &[u8])) -> usize {
+    /// Hands on each record that there is, in the order in which they were written: what follows
+    /// the first word. Returns how many bytes there were.
+    pub fn drain(&mut self, each: &mut dyn FnMut(PerfRecordHeader, &[u8])) -> usize {
         self.drain_within(usize::MAX, each).0
     }
 
-    /// [`Ring::drain`] that ends with the record that reaches `at_most` bytes. Returns how many bytes it read, and whether the
-    /// ring held more when it began.
+    /// [`PerfRing::drain`] that ends with the record that reaches `at_most` bytes. Returns how many
+    /// bytes it read, and whether the ring held more when it began.
     pub fn drain_within(
         &mut self,
         at_most: usize,
-        each: &mut dyn FnMut(Header, &[u8]),
+        each: &mut dyn FnMut(PerfRecordHeader, &[u8]),
     ) -> (usize, bool) {
         const WORD: usize = size_of::<u64>();
-        // SAFETY: the page is mapped until `self` is dropped, and what is read of it changes as an atomic only.
+        // SAFETY: the page is mapped until `self` is dropped, and what is read of it changes as an
+        // atomic only.
         let head = unsafe { self.head.as_ref() };
         let end = head.data_head.load(Ordering::Acquire);
         let begin = head.data_tail.load(Ordering::Relaxed);
@@ -239,11 +245,13 @@ impl Ring {
             let mut word = [0; WORD];
             self.copy(at, &mut word);
             let [a, b, c, d, e, f, g, h] = word;
-            let header =
-                Header { kind: u32::from_ne_bytes([a, b, c, d]), misc: u16::from_ne_bytes([e, f]) };
+            let header = PerfRecordHeader {
+                kind: u32::from_ne_bytes([a, b, c, d]),
+                misc: u16::from_ne_bytes([e, f]),
+            };
             let size = u64::from(u16::from_ne_bytes([g, h]));
             if size < WORD as u64 || size > end.wrapping_sub(at) {
-                // Nobody writes that; what is behind cannot be told apart.
+                // The kernel never writes this; the following records cannot be delimited.
                 at = end;
                 break;
             }
@@ -275,7 +283,7 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for PerfRing {
     fn drop(&mut self) {
         // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
         // It cannot fail: the range is one mapping.
@@ -288,13 +296,13 @@ mod tests {
     use pagewise_skip::{Lack, skip};
 
     use super::*;
-    use crate::perf_event::Kind;
+    use crate::perf_event::PerfType;
 
     /// `PERF_COUNT_SW_PAGE_FAULTS`, `PERF_RECORD_SAMPLE`.
-    const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
+    const FAULTS: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 2);
     const SAMPLE: u32 = 9;
 
-    fn words(record: &[u8]) -> Vec<u64> {
+    fn record_words(record: &[u8]) -> Vec<u64> {
         let word = |bytes: &[u8]| u64::from_ne_bytes(bytes.try_into().unwrap());
         record.chunks_exact(8).map(word).collect()
     }
@@ -309,16 +317,16 @@ mod tests {
             tasks: false,
             wake_at: 1,
         };
-        let counter = match open(&sampling, Whose::ThisThread) {
+        let counter = match open(&sampling, PerfScope::ThisThread) {
             Ok(counter) => counter,
             Err(error) => return skip(&Lack::Refused { call: "perf_event_open", error: &error }),
         };
         let id = id(&counter).unwrap();
         let page = usize::try_from(crate::system::page_size()).unwrap();
-        let mut ring = Ring::of(&counter, page).unwrap();
+        let mut ring = PerfRing::map_counter(&counter, page).unwrap();
         let mut pages = 0;
         for _ in 0..10 {
-            let mut region = crate::region::Region::map(32 * page, page).unwrap();
+            let mut region = crate::region::AlignedRegion::map(32 * page, page).unwrap();
             region.advise(crate::madvise::Advice::NoHugePage).unwrap();
             let bytes = region.bytes();
             let start = bytes.as_ptr().addr() as u64;
@@ -327,7 +335,7 @@ mod tests {
             ring.drain(&mut |header, record| {
                 assert_eq!(header.kind, SAMPLE);
                 // Identifier, place, thread, time, address, CPU.
-                let words = words(record);
+                let words = record_words(record);
                 assert_eq!((words[0], words.len()), (id, 6));
                 found.push(words[4]);
             });

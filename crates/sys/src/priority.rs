@@ -1,7 +1,8 @@
 //! Short pieces of work that threads of normal priority do not preempt.
 //!
-//! A thread that is preempted inside a system call keeps the locks that it holds there. On a busy machine it waits for its next turn
-//! for tens of milliseconds, and so does the program whose `mmap` lock it holds.
+//! A thread that is preempted inside a system call keeps the locks that it holds there. On a busy
+//! machine it waits for its next turn for tens of milliseconds, and so does the program whose
+//! `mmap` lock it holds.
 
 use std::io;
 use std::marker::PhantomData;
@@ -9,7 +10,8 @@ use std::marker::PhantomData;
 /// The lowest real-time priority: any other real-time thread goes first.
 const LOWEST: libc::c_int = 1;
 
-/// Permission of this thread to run at real-time priority, for which it needs `CAP_SYS_NICE` or an `RLIMIT_RTPRIO`.
+/// Permission of this thread to run at real-time priority, for which it needs `CAP_SYS_NICE` or an
+/// `RLIMIT_RTPRIO`.
 #[derive(Debug)]
 pub struct Priority {
     /// The policy belongs to a thread, so the value must stay on it.
@@ -30,7 +32,8 @@ impl Priority {
         Some(priority)
     }
 
-    /// Does a short piece of work at real-time priority. Where that is refused by now, at the priority of before.
+    /// Runs a short piece of work at real-time priority; if that is refused, at the previous
+    /// priority.
     pub fn raised<T>(&self, work: impl FnOnce() -> T) -> T {
         /// Lowers the priority, also if the work panics.
         struct Lower<'a>(&'a Priority);

@@ -1,10 +1,11 @@
-//! What the running kernel can do and lets us do: each interface is tried once, on ourselves.
+//! Abilities of the running kernel and permissions of this process: each interface is tried once,
+//! on this process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::pagemap_scan::{self, Categories, Region, Request};
-use crate::region::Region as Memory;
+use crate::pagemap_scan::{self, Categories, ScanRegion, ScanRequest};
+use crate::region::AlignedRegion as Memory;
 use crate::system::page_size;
 
 /// The page interfaces that work here.
@@ -36,26 +37,32 @@ fn page_of(here: &u8) -> u64 {
 fn can_scan(pagemap: &File) -> bool {
     let on_stack = 0;
     let start = page_of(&on_stack);
-    let request =
-        Request { any_of: Categories::PRESENT, report: Categories::PRESENT, ..Request::default() };
-    pagemap_scan::scan(pagemap, start..start + page_size(), &request, &mut [Region::default()])
+    let request = ScanRequest {
+        any_of: Categories::PRESENT,
+        report: Categories::PRESENT,
+        ..ScanRequest::default()
+    };
+    pagemap_scan::scan(pagemap, start..start + page_size(), &request, &mut [ScanRegion::default()])
         .is_ok()
 }
 
-/// Whether a scan tells guard regions (`MADV_GUARD_INSTALL`) from what is in swap.
+/// True if a scan distinguishes guard regions (`MADV_GUARD_INSTALL`) from swapped pages.
 pub fn scans_guards() -> bool {
     let on_stack = 0;
     let start = page_of(&on_stack);
-    let request =
-        Request { any_of: Categories::PRESENT, report: Categories::GUARD, ..Request::default() };
+    let request = ScanRequest {
+        any_of: Categories::PRESENT,
+        report: Categories::GUARD,
+        ..ScanRequest::default()
+    };
     File::open("/proc/self/pagemap").is_ok_and(|pagemap| {
         let page = start..start + page_size();
-        pagemap_scan::scan(&pagemap, page, &request, &mut [Region::default()]).is_ok()
+        pagemap_scan::scan(&pagemap, page, &request, &mut [ScanRegion::default()]).is_ok()
     })
 }
 
-/// Whether the kernel tracks which pages were written since `clear_refs`: tried on a page of our own, since kernels
-/// without it (`CONFIG_MEM_SOFT_DIRTY`) accept every request about it.
+/// True if the kernel tracks which pages were written since `clear_refs`: tried on a page of our
+/// own, since kernels without it (`CONFIG_MEM_SOFT_DIRTY`) accept every request about it.
 pub fn tracks_soft_dirty() -> bool {
     /// Bit 55 of a word of `pagemap`.
     const SOFT_DIRTY: u64 = 1 << 55;

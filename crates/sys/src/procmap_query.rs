@@ -9,19 +9,20 @@ use rustix::ioctl::opcode;
 
 /// A mapping, as the kernel describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct QueriedMapping {
     /// The first address.
     pub start: u64,
     /// One past the last address.
     pub end: u64,
-    /// The size of the pages that it asks of the kernel: larger than the base page only for hugetlb.
+    /// The size of the pages that it asks of the kernel: larger than the base page only for
+    /// hugetlb.
     pub page_size: u64,
 }
 
 /// `struct procmap_query` of `linux/fs.h`.
 #[repr(C)]
 #[derive(Default)]
-struct Query {
+struct ProcmapQuery {
     size: u64,
     flags: u64,
     address: u64,
@@ -39,20 +40,21 @@ struct Query {
     build_id_addr: u64,
 }
 
-const _: () = assert!(size_of::<Query>() == 104);
+const _: () = assert!(size_of::<ProcmapQuery>() == 104);
 
 /// The mapping that holds `address` in the process whose `/proc/<pid>/maps` is open, or `None`
 /// where nothing is mapped there.
 ///
 /// # Errors
 /// `ENOTTY` before Linux 6.11; `ESRCH` where the process is gone.
-pub fn at(maps: &File, address: u64) -> io::Result<Option<Found>> {
-    let mut query = Query { size: size_of::<Query>() as u64, address, ..Query::default() };
-    let opcode = opcode::read_write::<Query>(b'f', 17);
+pub fn at(maps: &File, address: u64) -> io::Result<Option<QueriedMapping>> {
+    let mut query =
+        ProcmapQuery { size: size_of::<ProcmapQuery>() as u64, address, ..ProcmapQuery::default() };
+    let opcode = opcode::read_write::<ProcmapQuery>(b'f', 17);
     // SAFETY: `query` is the struct this opcode names and states its own size; both buffer
     // sizes in it are 0, so the kernel writes nothing outside it.
     match unsafe { libc::ioctl(maps.as_raw_fd(), opcode as _, &raw mut query) } {
-        0 => Ok(Some(Found {
+        0 => Ok(Some(QueriedMapping {
             start: query.vma_start,
             end: query.vma_end,
             page_size: query.vma_page_size,

@@ -16,28 +16,28 @@ pub type Tid = libc::pid_t;
 
 /// A request number, which glibc takes as unsigned and musl as signed.
 #[cfg(target_env = "musl")]
-type Request = libc::c_int;
+type PtraceRequest = libc::c_int;
 #[cfg(not(target_env = "musl"))]
-type Request = libc::c_uint;
+type PtraceRequest = libc::c_uint;
 
 /// `PTRACE_GETSIGMASK` (Linux 3.11).
 #[cfg(target_arch = "x86_64")]
-const PTRACE_GETSIGMASK: Request = 0x420a;
+const PTRACE_GETSIGMASK: PtraceRequest = 0x420a;
 /// `PTRACE_SETSIGMASK` (Linux 3.11).
 #[cfg(target_arch = "x86_64")]
-const PTRACE_SETSIGMASK: Request = 0x420b;
+const PTRACE_SETSIGMASK: PtraceRequest = 0x420b;
 /// `PTRACE_GET_RSEQ_CONFIGURATION` (Linux 5.13).
 #[cfg(target_arch = "x86_64")]
-const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
+const PTRACE_GET_RSEQ_CONFIGURATION: PtraceRequest = 0x420f;
 /// `PTRACE_GET_SYSCALL_INFO` (Linux 5.3).
-const GET_SYSCALL_INFO: Request = 0x420e;
+const GET_SYSCALL_INFO: PtraceRequest = 0x420e;
 /// `PTRACE_SYSCALL_INFO_ENTRY`, `_EXIT` and `_SECCOMP`.
 const ENTRY: u8 = 1;
 const EXIT: u8 = 2;
 const SECCOMP: u8 = 3;
 
-/// `struct ptrace_syscall_info` of `linux/ptrace.h`. What follows the head depends on `op`: the number and the six
-/// arguments of a call that begins, the value and the error flag of one that ends.
+/// `struct ptrace_syscall_info` of `linux/ptrace.h`. The part after the head depends on `op`: the
+/// number and the six arguments at the entry of a call, the value and the error flag at its exit.
 #[repr(C)]
 #[derive(Default)]
 struct SyscallInfo {
@@ -49,24 +49,24 @@ struct SyscallInfo {
     words: [u64; 8],
 }
 
-/// How much of it is there of any stop.
+/// Size of the part that every stop has.
 const SYSCALL_INFO_HEAD: usize = 24;
 
-/// Where in a system call a stopped thread is.
+/// Position of a stopped thread in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SyscallStop {
     /// In none: at a signal, at an event.
     Outside,
     /// Before it.
     Entry {
         /// Its number.
         number: u64,
-        /// What was passed.
+        /// Arguments.
         arguments: [u64; 6],
     },
     /// After it.
     Exit {
-        /// What it returns, or the error number as the kernel returns it: negative.
+        /// Return value, or the error number as the kernel returns it: negative.
         value: i64,
         /// Which of both.
         is_error: bool,
@@ -75,20 +75,21 @@ pub enum Place {
 
 /// A stopped thread, as `PTRACE_GET_SYSCALL_INFO` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At {
+pub struct StoppedThread {
     /// `AUDIT_ARCH_*`: by which convention it makes the call.
     pub architecture: u32,
     /// The address of the instruction that comes next.
     pub instruction: u64,
-    /// Where in the call.
-    pub place: Place,
+    /// Position in the call.
+    pub place: SyscallStop,
 }
 
 /// Becomes the tracer of a running thread, without stopping it. `options` are `PTRACE_O_*`.
 ///
-/// A process that executes a program waits until its other threads have ended, and those that are traced have ended only once their tracer has
-/// waited for them. The kernel keeps a tracer waiting that seizes one more of its threads meanwhile. So while a call takes long, another thread
-/// of ours waits for threads that were seized before.
+/// A process that executes a program waits until its other threads have ended, and those that are
+/// traced have ended only once their tracer has waited for them. The kernel keeps a tracer waiting
+/// that seizes one more of its threads meanwhile. So while a call takes long, another thread of
+/// ours waits for threads that were seized before.
 ///
 /// # Errors
 /// `EPERM` where a security module, a container or Yama forbids tracing.
@@ -112,8 +113,8 @@ pub fn resume(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_CONT, tid, signal);
 }
 
-/// Lets a stopped thread run to its next system call, or to the end of the one it is in; delivers `signal` to it
-/// unless that is 0.
+/// Lets a stopped thread run to its next system call, or to the end of the one it is in; delivers
+/// `signal` to it unless that is 0.
 pub fn resume_to_syscall(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_SYSCALL, tid, signal);
 }
@@ -123,8 +124,8 @@ pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);
 }
 
-/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. False where the thread refuses since it was
-/// killed: its end is to be waited for.
+/// Lets a stopped thread run on untraced, and delivers `signal` to it unless that is 0. False where
+/// the thread refuses since it was killed: its end is to be waited for.
 pub fn detach(tid: Tid, signal: i32) -> bool {
     let is_done = plain(libc::PTRACE_DETACH, tid, signal).is_ok();
     if is_done {
@@ -135,13 +136,14 @@ pub fn detach(tid: Tid, signal: i32) -> bool {
 
 /// The time for which stopping all threads pauses a process, estimated by their number.
 pub fn expected_pause(threads: usize) -> Duration {
-    /// Stopping a thread, reading its registers and detaching from it: 16 us were measured with 5,000 sleeping threads on two CPUs
-    /// (Linux 6.18).
+    /// Stopping a thread, reading its registers and detaching from it: 16 us were measured with
+    /// 5,000 sleeping threads on two CPUs (Linux 6.18).
     const TIME_PER_THREAD: Duration = Duration::from_micros(20);
     TIME_PER_THREAD.saturating_mul(u32::try_from(threads).unwrap_or(u32::MAX))
 }
 
-/// The message of the event that a thread stopped at: the new thread of a clone, the status of an exit.
+/// The message of the event that a thread stopped at: the new thread of a clone, the status of an
+/// exit.
 pub fn message(tid: Tid) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
     // SAFETY: this request writes one `unsigned long` to its last argument, which points to one.
@@ -156,7 +158,7 @@ pub fn message(tid: Tid) -> io::Result<u64> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(message) }
 }
 
-/// What a signal says that a thread is about to receive.
+/// Data of a signal that a thread is about to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignalInfo {
     /// `si_code`: why it was sent.
@@ -165,10 +167,12 @@ pub struct SignalInfo {
     pub address: u64,
 }
 
-/// Why a SIGTRAP was sent: at an instruction `int1`, or for a debug exception of which the CPU did not say why it came.
+/// Why a SIGTRAP was sent: at an instruction `int1`, or for a debug exception of which the CPU did
+/// not say why it came.
 pub const TRAP_BRKPT: c_int = 1;
 
-/// What the signal says that a stopped thread is about to receive; `None` where the thread is not at a signal.
+/// Data of the signal that a stopped thread is about to receive; `None` if the thread is not at a
+/// signal.
 pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let no_data = ptr::null_mut::<libc::c_void>();
@@ -181,15 +185,16 @@ pub fn signal_info(tid: Tid) -> Option<SignalInfo> {
     (done != -1).then(|| SignalInfo { code: info.si_code, address: address.addr() as u64 })
 }
 
-/// Whether a thread that stopped at a SIGTRAP got it from a counter: [`crate::perf_event::Counter::trap_at`].
+/// True if a thread that stopped at a SIGTRAP got it from a counter:
+/// [`crate::perf_event::PerfCounter::trap_at`].
 pub fn is_from_counter(tid: Tid) -> bool {
     /// `TRAP_PERF` of `asm-generic/siginfo.h`.
     const TRAP_PERF: c_int = 6;
     signal_info(tid).is_some_and(|info| info.code == TRAP_PERF)
 }
 
-/// Where a stopped thread is, in a system call or outside of one; `None` before Linux 5.3.
-pub fn at(tid: Tid) -> Option<At> {
+/// Position of a stopped thread, in a system call or outside of one; `None` before Linux 5.3.
+pub fn at(tid: Tid) -> Option<StoppedThread> {
     let mut info = SyscallInfo::default();
     // SAFETY: this request writes at most as many bytes as its third argument says to its last,
     // which points to a plain struct of that size.
@@ -203,12 +208,14 @@ pub fn at(tid: Tid) -> Option<At> {
         ENTRY | SECCOMP => {
             let mut arguments = [0; 6];
             arguments.copy_from_slice(&info.words[1..7]);
-            Place::Entry { number: first, arguments }
+            SyscallStop::Entry { number: first, arguments }
         }
-        EXIT => Place::Exit { value: first.cast_signed(), is_error: second.to_ne_bytes()[0] != 0 },
-        _ => Place::Outside,
+        EXIT => {
+            SyscallStop::Exit { value: first.cast_signed(), is_error: second.to_ne_bytes()[0] != 0 }
+        }
+        _ => SyscallStop::Outside,
     };
-    Some(At { architecture: info.arch, instruction: info.instruction_pointer, place })
+    Some(StoppedThread { architecture: info.arch, instruction: info.instruction_pointer, place })
 }
 
 /// The `AUDIT_ARCH_*` by which a stopped thread makes system calls; `None` before Linux 5.3.
@@ -216,11 +223,11 @@ pub fn architecture(tid: Tid) -> Option<u32> {
     at(tid).map(|at| at.architecture)
 }
 
-/// Stops a stopped thread with a SIGTRAP when it is about to execute the instruction at `address`, by a debug
-/// register: its code stays as it is.
+/// Stops a stopped thread with a SIGTRAP when it is about to execute the instruction at `address`,
+/// by a debug register: its code stays as it is.
 ///
 /// # Errors
-/// Where the machine has no such register to give, or `address` is not the thread's.
+/// Returns an error if the machine has no free register, or if `address` is not one of the thread.
 #[cfg(target_arch = "x86_64")]
 pub fn break_at(tid: Tid, address: u64) -> io::Result<()> {
     /// Local enable of register 0; its other bits say "execution", "one byte".
@@ -229,7 +236,7 @@ pub fn break_at(tid: Tid, address: u64) -> io::Result<()> {
     poke_debug_register(tid, 7, ENABLE)
 }
 
-/// As there is no such request here.
+/// The request does not exist on this architecture.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn break_at(_tid: Tid, _address: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
@@ -246,16 +253,19 @@ pub fn break_nowhere(tid: Tid) {
 #[cfg(target_arch = "x86_64")]
 fn poke_debug_register(tid: Tid, register: usize, value: u64) -> io::Result<()> {
     let offset = std::mem::offset_of!(libc::user, u_debugreg) + register * size_of::<u64>();
-    // SAFETY: this request takes an offset into the kernel's `struct user` and a number, and touches no memory of ours.
+    // SAFETY: this request takes an offset into the kernel's `struct user` and a number, and
+    // touches no memory of ours.
     let done = unsafe { libc::ptrace(libc::PTRACE_POKEUSER, tid, offset, value) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while it is in one.
+/// The signals that a stopped thread has blocked; those of before `sigsuspend` and its kind while
+/// it is in one.
 #[cfg(target_arch = "x86_64")]
 pub fn signal_mask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0_u64;
-    // SAFETY: this request writes as many bytes as its third argument says to its last, which points to so many.
+    // SAFETY: this request writes as many bytes as its third argument says to its last, which
+    // points to a buffer of that size.
     let done = unsafe {
         libc::ptrace(
             PTRACE_GETSIGMASK,
@@ -270,7 +280,8 @@ pub fn signal_mask(tid: Tid) -> io::Result<u64> {
 /// Changes which signals a stopped thread has blocked. SIGKILL and SIGSTOP stay open.
 #[cfg(target_arch = "x86_64")]
 pub fn set_signal_mask(tid: Tid, mask: u64) -> io::Result<()> {
-    // SAFETY: this request reads as many bytes as its third argument says from its last, which points to so many.
+    // SAFETY: this request reads as many bytes as its third argument says from its last, which
+    // points to a buffer of that size.
     let done = unsafe {
         libc::ptrace(
             PTRACE_SETSIGMASK,
@@ -317,7 +328,7 @@ pub fn set_registers(tid: Tid, registers: &libc::user_regs_struct) -> io::Result
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What a stopped thread has in its vector and floating-point registers, as `XSAVE` writes it.
+/// Vector and floating-point registers of a stopped thread, in the format of `XSAVE`.
 #[cfg(target_arch = "x86_64")]
 pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
     /// Larger than any: that of AMX is some 11 KiB.
@@ -326,7 +337,8 @@ pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
     static LENGTH: AtomicUsize = AtomicUsize::new(LARGEST);
     let mut state = vec![0_u8; LENGTH.load(Ordering::Relaxed)];
     let mut piece = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
-    // SAFETY: this request writes into the piece that its last argument names, no more than that is long.
+    // SAFETY: this request writes into the piece that its last argument names, no more than that is
+    // long.
     let done = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
     if done == -1 {
         return Err(io::Error::last_os_error());
@@ -342,7 +354,8 @@ pub fn extended_state(tid: Tid) -> io::Result<Vec<u8>> {
 pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
     let mut piece =
         libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
-    // SAFETY: this request reads from the piece that its last argument names, no more than that is long.
+    // SAFETY: this request reads from the piece that its last argument names, no more than that is
+    // long.
     let done = unsafe { libc::ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut piece) };
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -351,7 +364,7 @@ pub fn set_extended_state(tid: Tid, state: &[u8]) -> io::Result<()> {
 #[cfg(target_arch = "x86_64")]
 const NT_X86_XSTATE: usize = 0x202;
 
-/// Where a stopped thread's `struct rseq` is; `None` where it has none, and before Linux 5.13.
+/// Address of a stopped thread's `struct rseq`; `None` if it has none, and before Linux 5.13.
 #[cfg(target_arch = "x86_64")]
 pub fn rseq(tid: Tid) -> Option<u64> {
     /// `struct ptrace_rseq_configuration` of `linux/ptrace.h`.
@@ -365,8 +378,8 @@ pub fn rseq(tid: Tid) -> Option<u64> {
         pad: u32,
     }
     let mut found = Configuration::default();
-    // SAFETY: this request writes at most as many bytes as its third argument says to its last, which points to a
-    // plain struct of that size.
+    // SAFETY: this request writes at most as many bytes as its third argument says to its last,
+    // which points to a plain struct of that size.
     let size = unsafe {
         libc::ptrace(
             PTRACE_GET_RSEQ_CONFIGURATION,
@@ -380,7 +393,7 @@ pub fn rseq(tid: Tid) -> Option<u64> {
 }
 
 /// A request that takes a number and touches no memory of ours.
-fn plain(request: Request, tid: Tid, data: c_int) -> io::Result<()> {
+fn plain(request: PtraceRequest, tid: Tid, data: c_int) -> io::Result<()> {
     // The kernel takes `data` as an unsigned long; all of ours are small and not negative.
     let data = ptr::without_provenance_mut::<libc::c_void>(data.unsigned_abs() as usize);
     // SAFETY: the requests made above read and write only the kernel's state of `tid`.

@@ -8,19 +8,19 @@ use crate::madvise::{Advice, advise_own};
 
 /// A private anonymous mapping that starts at a multiple of its alignment and is zero at first.
 #[derive(Debug)]
-pub struct Region {
+pub struct AlignedRegion {
     mapping: NonNull<u8>,
     mapped: usize,
     offset: usize,
     length: usize,
 }
 
-impl Region {
+impl AlignedRegion {
     /// Maps `length` bytes. The mapping is larger than that, for the alignment.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes or an alignment that is no power of two, `ENOMEM`.
-    pub fn map(length: usize, alignment: usize) -> io::Result<Region> {
+    /// `EINVAL` for no bytes or an alignment that is not a power of two, `ENOMEM`.
+    pub fn map(length: usize, alignment: usize) -> io::Result<AlignedRegion> {
         let mapped = length.checked_add(alignment).filter(|_| length > 0);
         let Some(mapped) = mapped.filter(|_| alignment.is_power_of_two()) else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -41,7 +41,7 @@ impl Region {
         }
         let mapping = NonNull::new(start.cast::<u8>()).expect("the kernel maps nothing at 0");
         let offset = mapping.addr().get().wrapping_neg() & (alignment - 1);
-        Ok(Region { mapping, mapped, offset, length })
+        Ok(AlignedRegion { mapping, mapped, offset, length })
     }
 
     /// The first address.
@@ -53,12 +53,12 @@ impl Region {
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
         let start = unsafe { self.mapping.add(self.offset) };
-        // SAFETY: the bytes are mapped for reading and writing until `self` is dropped, are numbers at all times, and
-        // nobody else has a pointer to them.
+        // SAFETY: the bytes are mapped for reading and writing until `self` is dropped, any bytes
+        // are valid, and no other pointer to them exists.
         unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.length) }
     }
 
-    /// Tells the kernel something about all of it.
+    /// Gives the kernel advice on all of it.
     ///
     /// # Errors
     /// `EINVAL` for advice that the kernel does not know; others as `madvise` gives them.
@@ -67,7 +67,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for AlignedRegion {
     fn drop(&mut self) {
         // SAFETY: this is what was mapped, and nothing borrowed from it can outlive `self`.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), self.mapped) };
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_region_is_aligned_and_zero_and_takes_advice() {
-        let mut region = Region::map(3 << 12, 1 << 21).unwrap();
+        let mut region = AlignedRegion::map(3 << 12, 1 << 21).unwrap();
         assert_eq!(region.start() % (1 << 21), 0);
         assert_eq!(region.bytes().len(), 3 << 12);
         assert!(region.bytes().iter().all(|&byte| byte == 0));
@@ -90,9 +90,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_is_an_error() {
+    fn an_impossible_mapping_is_an_error() {
         for (length, alignment) in [(0, 1), (1, 3), (usize::MAX, 1 << 12)] {
-            assert!(Region::map(length, alignment).is_err(), "{length} {alignment}");
+            assert!(AlignedRegion::map(length, alignment).is_err(), "{length} {alignment}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 
 /// The most pieces the kernel takes in one call (`UIO_MAXIOV`).
-const MOST: usize = 1024;
+const MAX_PIECES: usize = 1024;
 
 /// The `N` bytes at each of `addresses` in the process, or `None` where they are not all readable.
 ///
@@ -15,7 +15,7 @@ const MOST: usize = 1024;
 pub fn read_each<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<[u8; N]>>> {
     let mut read = Vec::with_capacity(addresses.len());
     while let Some(rest) = addresses.get(read.len()..).filter(|rest| !rest.is_empty()) {
-        let batch = &rest[..rest.len().min(MOST)];
+        let batch = &rest[..rest.len().min(MAX_PIECES)];
         let whole = read_batch(pid, batch)?;
         let stopped_early = whole.len() < batch.len();
         read.extend(whole.into_iter().map(Some));
@@ -39,13 +39,14 @@ fn read_batch<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<[u8
     Ok(bytes)
 }
 
-/// Reads `ranges`, no more than 1024 of them, one after the other into `buffer`. Returns how many bytes
-/// that was: fewer than asked for where the buffer is too small or a page cannot be read.
+/// Reads `ranges`, no more than 1024 of them, one after the other into `buffer`. Returns how many
+/// bytes that was: fewer than asked for where the buffer is too small or a page cannot be read.
 ///
 /// Reading an untouched page makes the kernel map it, so ask only for pages known to be present.
 ///
 /// # Errors
-/// `EPERM` where we may not trace the process, `ESRCH` where it is gone, `EINVAL` for too many ranges.
+/// `EPERM` where we may not trace the process, `ESRCH` where it is gone, `EINVAL` for too many
+/// ranges.
 pub fn read(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
     let length = |range: &Range<u64>| usize::try_from(range.end.saturating_sub(range.start));
     let remote: Vec<libc::iovec> = ranges
@@ -58,7 +59,7 @@ pub fn read(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<us
     read_pieces(pid, &remote, buffer)
 }
 
-/// How many bytes could be read before a piece that could not; 0 where that is the first.
+/// Number of bytes that were read before a piece that cannot be read; 0 if that is the first.
 fn read_pieces(pid: u32, remote: &[libc::iovec], buffer: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
@@ -113,9 +114,9 @@ mod tests {
     #[test]
     fn more_pieces_than_one_call_takes_are_read() {
         let word = [9_u8; 4];
-        let addresses = vec![(&raw const word).addr() as u64; 2 * MOST + 1];
+        let addresses = vec![(&raw const word).addr() as u64; 2 * MAX_PIECES + 1];
         let read = read_each::<4>(std::process::id(), &addresses).unwrap();
-        assert_eq!(read, vec![Some(word); 2 * MOST + 1]);
+        assert_eq!(read, vec![Some(word); 2 * MAX_PIECES + 1]);
     }
 
     #[test]

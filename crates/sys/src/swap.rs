@@ -15,20 +15,23 @@ const MAGIC: &[u8] = b"SWAPSPACE2";
 /// Writes the header of swap into a file that is there, and has the kernel swap to it.
 ///
 /// # Errors
-/// `EINVAL` for a file with holes or of less than ten pages, `EPERM`, and others as `swapon` gives them.
+/// `EINVAL` for a file with holes or of less than ten pages, `EPERM`, and others as `swapon` gives
+/// them.
 pub fn on(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).read(true).open(path)?;
     let page = page_size();
     let pages = file.metadata()?.len() / page;
     let last = u32::try_from(pages.saturating_sub(1)).unwrap_or(u32::MAX);
-    // `union swap_header`: 1024 bytes for boot blocks, then version, last page and number of bad pages.
+    // `union swap_header`: 1024 bytes for boot blocks, then version, last page and number of bad
+    // pages.
     let mut header = vec![0; usize::try_from(page).unwrap_or(0)];
     for (at, word) in [(1024, 1), (1028, last), (1032, 0)] {
         header[at..at + 4].copy_from_slice(&u32::to_ne_bytes(word));
     }
     let magic = header.len() - MAGIC.len();
     header[magic..].copy_from_slice(MAGIC);
-    // The kernel reads it from the page cache, and has the file's blocks on the disk before it goes on.
+    // The kernel reads it from the page cache, and has the file's blocks on the disk before it goes
+    // on.
     file.write_all_at(&header, 0)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with NUL.
@@ -39,7 +42,8 @@ pub fn on(path: &Path) -> io::Result<()> {
 /// Has the kernel swap to a file no more: what lies there is read back.
 ///
 /// # Errors
-/// `EINVAL` where it is no swap, `ENOENT`, `EPERM`, `ENOMEM` where there is no room for what lies there.
+/// `EINVAL` if it is not a swap area, `ENOENT`, `EPERM`, `ENOMEM` if memory cannot hold its
+/// content.
 pub fn off(path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path ends with NUL.

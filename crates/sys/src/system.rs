@@ -38,12 +38,12 @@ pub fn since_boot() -> Duration {
     Duration::try_from(now).unwrap_or_default()
 }
 
-/// Whether we hold a capability now.
+/// True if we hold a capability now.
 pub fn has_capability(capability: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
 }
 
-/// Whether two processes use the same memory, as `vfork` and `clone(CLONE_VM)` make it.
+/// True if two processes use the same memory, as `vfork` and `clone(CLONE_VM)` make it.
 ///
 /// # Errors
 /// `Unsupported` where the kernel has no `kcmp`; `EPERM` where we may not trace both; `ESRCH`.
@@ -62,7 +62,8 @@ pub fn shares_memory(one: u32, other: u32) -> std::io::Result<bool> {
     }
 }
 
-/// Has programs that this process starts from now on lie at the same addresses each time (`ADDR_NO_RANDOMIZE`).
+/// Has programs that this process starts from now on lie at the same addresses each time
+/// (`ADDR_NO_RANDOMIZE`).
 ///
 /// # Errors
 /// `EPERM` where a container's rules refuse it.
@@ -72,21 +73,21 @@ pub fn do_not_randomize() -> std::io::Result<()> {
     // SAFETY: the call takes and returns flags.
     let now = unsafe { libc::personality(ASK) };
     let flags = libc::c_ulong::from(now.cast_unsigned()) | libc::ADDR_NO_RANDOMIZE as libc::c_ulong;
-    // SAFETY: as above; where this program lies is decided already.
+    // SAFETY: the call uses numbers only; the addresses of this program are fixed already.
     match unsafe { libc::personality(flags) } {
         -1 => Err(std::io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// How many bytes of swap the machine uses now, for whomever.
+/// Bytes of swap in use on the machine.
 pub fn swap_in_use() -> u64 {
     let info = rustix::system::sysinfo();
     let units = info.totalswap.saturating_sub(info.freeswap);
     u64::try_from(u128::from(units) * u128::from(info.mem_unit)).unwrap_or(u64::MAX)
 }
 
-/// Lets us open as many files as we may at all: the soft limit becomes the hard one. Whether that is more.
+/// Raises the soft limit of open files to the hard one. Returns true if it was lower.
 pub fn open_more_files() -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     if limit.current == limit.maximum {

@@ -1,10 +1,11 @@
-//! `PR_SET_THP_DISABLE`: whether a process gets transparent huge pages. Kept across `fork` and `exec`.
+//! `PR_SET_THP_DISABLE`: whether a process gets transparent huge pages. Kept across `fork` and
+//! `exec`.
 
 use std::io;
 
 /// Which transparent huge pages a process may get, of those that the system's settings allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Allowed {
+pub enum AllowedHugePages {
     /// None.
     None,
     /// Only where it asks for them with `MADV_HUGEPAGE` or `MADV_COLLAPSE` (Linux 6.18).
@@ -20,29 +21,30 @@ const EXCEPT_ADVISED: libc::c_ulong = 1 << 1;
 ///
 /// # Errors
 /// `EINVAL` where the kernel does not know of that choice.
-pub fn allow(allowed: Allowed) -> io::Result<()> {
+pub fn allow(allowed: AllowedHugePages) -> io::Result<()> {
     let (disable, flags): (libc::c_ulong, libc::c_ulong) = match allowed {
-        Allowed::None => (1, 0),
-        Allowed::Advised => (1, EXCEPT_ADVISED),
-        Allowed::All => (0, 0),
+        AllowedHugePages::None => (1, 0),
+        AllowedHugePages::Advised => (1, EXCEPT_ADVISED),
+        AllowedHugePages::All => (0, 0),
     };
     const UNUSED: libc::c_ulong = 0;
-    // SAFETY: this option takes numbers only and changes how the kernel maps memory, not what is in it.
+    // SAFETY: this option takes numbers only and changes how the kernel maps memory, not what is in
+    // it.
     let done = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, disable, flags, UNUSED, UNUSED) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What is set for this process.
+/// Setting of this process.
 ///
 /// # Errors
 /// None on any kernel since 3.15.
-pub fn allowed() -> io::Result<Allowed> {
+pub fn allowed() -> io::Result<AllowedHugePages> {
     const UNUSED: libc::c_ulong = 0;
     // SAFETY: this option takes no argument and changes nothing.
     match unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, UNUSED, UNUSED, UNUSED, UNUSED) } {
-        0 => Ok(Allowed::All),
-        1 => Ok(Allowed::None),
-        3 => Ok(Allowed::Advised),
+        0 => Ok(AllowedHugePages::All),
+        1 => Ok(AllowedHugePages::None),
+        3 => Ok(AllowedHugePages::Advised),
         _ => Err(io::Error::last_os_error()),
     }
 }

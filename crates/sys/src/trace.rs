@@ -2,7 +2,8 @@
 //!
 //! The command is seized (`PTRACE_SEIZE`), so its signals, group stops and exit status are as
 //! without us, and system calls are not stopped: only a new thread, an `exec`, a signal and an exit
-//! cost it a round trip to us. Its child processes run untraced. [`calls`] follows them too, and stops at system calls.
+//! cost it a round trip to us. Its child processes run untraced. [`calls`] follows them too, and
+//! stops at system calls.
 
 pub mod calls;
 mod filter;
@@ -18,8 +19,8 @@ use std::io;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use start::{Image, NotExecuted};
-use wait::Change;
+use start::{ExecImage, NotExecuted};
+use wait::ThreadChange;
 
 use crate::ptrace::{self, Tid};
 
@@ -28,11 +29,11 @@ use crate::ptrace::{self, Tid};
 const OPTIONS: i32 =
     libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC;
 
-/// How long we wait for every thread to stop. One that takes longer waits inside the kernel (for
-/// a disk, or in vfork for its child) and runs no code of its own.
+/// Time limit for every thread to stop. One that needs longer waits inside the kernel (for a disk,
+/// or in vfork for its child) and runs no code of its own.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Where the system call that ends a whole process has which number, by `AUDIT_ARCH_*` of `linux/audit.h`.
+/// Number of the system call that ends a whole process, by `AUDIT_ARCH_*` of `linux/audit.h`.
 const EXIT_GROUP: [(u32, u32); 5] = [
     (0xc000_003e, 231), // x86-64
     (0x4000_0003, 252), // i386
@@ -41,16 +42,16 @@ const EXIT_GROUP: [(u32, u32); 5] = [
     (0xc000_00f3, 94),  // riscv64
 ];
 
-/// How a process ended.
+/// Ending of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum TraceEnding {
     /// It exited with this status.
     Exited(i32),
     /// A signal killed it.
     Killed {
         /// The signal.
         signal: i32,
-        /// Whether the kernel wrote a core dump.
+        /// True if the kernel wrote a core dump.
         core: bool,
     },
 }
@@ -62,17 +63,20 @@ pub enum Stopped {
     AtExit,
     /// Every thread is stopped.
     AtTime,
-    /// It executes another program, and [`Traced::stop_on_the_way`] was wanted: the one thread that it has is stopped.
+    /// It executes another program, and [`Traced::stop_on_the_way`] was wanted: the one thread that
+    /// it has is stopped.
     Executed,
-    /// A counter had a thread get a SIGTRAP, which stops here instead, and [`Traced::stop_on_the_way`] was wanted.
+    /// A counter had a thread get a SIGTRAP, which stops here instead, and
+    /// [`Traced::stop_on_the_way`] was wanted.
     Trapped,
     /// The deadline passed and it runs on.
     TimeIsUp,
     /// It is gone: there is nothing left to read.
-    Ended(Ending),
+    Ended(TraceEnding),
 }
 
-/// Why a command runs without being traced, so that it can be read neither at its exit nor at a time.
+/// Why a command runs without being traced, so that it can be read neither at its exit nor at a
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Untraced {
     /// It is set-user-ID, set-group-ID or has file capabilities. The kernel would run it without
@@ -86,7 +90,7 @@ impl fmt::Display for Untraced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Untraced::GainsPrivilege => f.write_str(
-                "it gains privileges that tracing without CAP_SYS_PTRACE would take away",
+                "it gains privileges at exec, which the kernel denies to a program traced without CAP_SYS_PTRACE",
             ),
             Untraced::Refused(errno) => {
                 write!(f, "tracing was refused: {}", io::Error::from_raw_os_error(*errno))
@@ -95,15 +99,15 @@ impl fmt::Display for Untraced {
     }
 }
 
-/// Where a thread of the command is.
+/// State of a thread of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum LaunchPhase {
     /// Running, for all we know.
     Running,
     /// In a group stop, which a SIGCONT ends.
     Listening,
     /// Stopped by us.
-    Held(Resume),
+    Held(HeldResume),
     /// In its last stop.
     Exiting(Departure),
     /// Past its last stop; it runs no more code of its own.
@@ -112,16 +116,16 @@ enum Phase {
     Stranger,
 }
 
-/// How a held thread goes on.
+/// Way in which a held thread continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Resume {
-    /// Where it was.
+enum HeldResume {
+    /// From its position.
     Continue,
     /// Back into its group stop.
     Listen,
 }
 
-/// What a thread that ends takes along.
+/// Consequence of a thread's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
     /// The whole process: `exit_group`, or a fatal signal.
@@ -139,24 +143,24 @@ enum Departure {
 /// gains privileges in a later `exec` does not get them (see [`Untraced::GainsPrivilege`]).
 ///
 /// ```
-/// use pagewise_sys::trace::{Ending, Stopped, Traced};
+/// use pagewise_sys::trace::{TraceEnding, Stopped, Traced};
 /// let mut command = Traced::spawn("sh".as_ref(), &["-c".into(), "exit 3".into()])?;
 /// if command.run(None)? == Stopped::AtExit {
 ///     let maps = std::fs::read(format!("/proc/{}/maps", command.task()))?;
 ///     assert!(!maps.is_empty());
 /// }
-/// assert_eq!(command.finish()?, Ending::Exited(3));
+/// assert_eq!(command.finish()?, TraceEnding::Exited(3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Traced {
     pid: Tid,
-    threads: BTreeMap<Tid, Phase>,
+    threads: BTreeMap<Tid, LaunchPhase>,
     executes: bool,
     /// Why it is to stop on its way, if it is; and why it did.
     on_the_way: Option<Option<Stopped>>,
-    ending: Option<Ending>,
+    ending: Option<TraceEnding>,
     untraced: Option<Untraced>,
-    signals: signals::Held,
+    signals: signals::HeldSignals,
     _on_this_thread: PhantomData<*const ()>,
 }
 
@@ -171,7 +175,8 @@ impl fmt::Debug for Traced {
     }
 }
 
-/// The file that a command would execute, as `execvp` looks for it. `None` where there is none.
+/// The file that a command would execute, by the search rules of `execvp`. `None` if no file is
+/// found.
 pub fn path_of(program: &OsStr) -> Option<std::path::PathBuf> {
     start::find(program).ok()
 }
@@ -181,10 +186,10 @@ impl Traced {
     /// searched for in `PATH`.
     ///
     /// # Errors
-    /// `ENOENT` where there is no such program, `EACCES` and others where it cannot be executed: what
-    /// a shell answers with exit code 127 and 126.
+    /// `ENOENT` if the program does not exist, `EACCES` and others if it cannot be executed: a
+    /// shell reports these as exit codes 127 and 126.
     pub fn spawn(program: &OsStr, arguments: &[OsString]) -> io::Result<Traced> {
-        let image = Image::find(program, arguments)?;
+        let image = ExecImage::find(program, arguments)?;
         let gains_privilege = image.gains_privilege_untraced();
         let mut newborn = image.fork(None)?;
         wait::begin();
@@ -195,7 +200,7 @@ impl Traced {
             on_the_way: None,
             ending: None,
             untraced: gains_privilege.then_some(Untraced::GainsPrivilege),
-            signals: signals::Held::hold(),
+            signals: signals::HeldSignals::hold(),
             _on_this_thread: PhantomData,
         };
         traced.seize();
@@ -218,7 +223,8 @@ impl Traced {
     /// The task to read in `/proc`: the process, or one of its threads where the main thread has
     /// ended before the others and `/proc/<pid>` shows no memory any more.
     pub fn task(&self) -> u32 {
-        let is_there = |phase: &Phase| !matches!(phase, Phase::Leaving | Phase::Stranger);
+        let is_there =
+            |phase: &LaunchPhase| !matches!(phase, LaunchPhase::Leaving | LaunchPhase::Stranger);
         let left = self.threads.get(&self.pid).is_some_and(|phase| !is_there(phase));
         let other = self.threads.iter().find(|(_, phase)| left && is_there(phase));
         other.map_or(self.pid, |(&tid, _)| tid).unsigned_abs()
@@ -229,8 +235,10 @@ impl Traced {
         self.untraced
     }
 
-    /// Has [`Traced::run`] come back also where the command executes another program, and where a thread is at an
-    /// instruction of [`Counter::trap_at`](crate::perf_event::Counter::trap_at): that thread is stopped, others run.
+    /// Has [`Traced::run`] come back also where the command executes another program, and where a
+    /// thread is at an instruction of
+    /// [`PerfCounter::trap_at`](crate::perf_event::PerfCounter::trap_at): that thread is stopped,
+    /// others run.
     pub fn stop_on_the_way(&mut self) {
         self.on_the_way = Some(None);
     }
@@ -288,35 +296,39 @@ impl Traced {
     pub fn thaw(&mut self) {
         for (&tid, phase) in &mut self.threads {
             *phase = match *phase {
-                Phase::Held(Resume::Continue) => {
+                LaunchPhase::Held(HeldResume::Continue) => {
                     ptrace::resume(tid, 0);
-                    Phase::Running
+                    LaunchPhase::Running
                 }
-                Phase::Held(Resume::Listen) => {
+                LaunchPhase::Held(HeldResume::Listen) => {
                     ptrace::listen(tid);
-                    Phase::Listening
+                    LaunchPhase::Listening
                 }
-                Phase::Exiting(_) => {
+                LaunchPhase::Exiting(_) => {
                     ptrace::resume(tid, 0);
-                    Phase::Leaving
+                    LaunchPhase::Leaving
                 }
-                Phase::Running | Phase::Listening | Phase::Leaving | Phase::Stranger => continue,
+                LaunchPhase::Running
+                | LaunchPhase::Listening
+                | LaunchPhase::Leaving
+                | LaunchPhase::Stranger => continue,
             };
         }
     }
 
     /// Lets the command run on by itself: it is not stopped again, not even at its exit.
     pub fn let_go(&mut self) {
-        // From here on stop signals reach us too; one that the command ignored must not be among them.
+        // From here on stop signals reach us too; one that the command ignored must not be among
+        // them.
         self.signals.forget();
         for (tid, phase) in std::mem::take(&mut self.threads) {
             match phase {
-                Phase::Held(_) | Phase::Exiting(_) => drop(ptrace::detach(tid, 0)),
-                Phase::Running | Phase::Listening => {
+                LaunchPhase::Held(_) | LaunchPhase::Exiting(_) => drop(ptrace::detach(tid, 0)),
+                LaunchPhase::Running | LaunchPhase::Listening => {
                     ptrace::interrupt(tid);
-                    self.threads.insert(tid, Phase::Stranger);
+                    self.threads.insert(tid, LaunchPhase::Stranger);
                 }
-                Phase::Leaving | Phase::Stranger => {
+                LaunchPhase::Leaving | LaunchPhase::Stranger => {
                     self.threads.insert(tid, phase);
                 }
             }
@@ -327,7 +339,7 @@ impl Traced {
     ///
     /// # Errors
     /// Those of `waitpid`; `ECHILD` where someone else took the command's end.
-    pub fn finish(mut self) -> io::Result<Ending> {
+    pub fn finish(mut self) -> io::Result<TraceEnding> {
         self.let_go();
         loop {
             let mark = wait::mark();
@@ -345,7 +357,7 @@ impl Traced {
         }
         match ptrace::seize(self.pid, OPTIONS) {
             Ok(()) => {
-                self.threads.insert(self.pid, Phase::Running);
+                self.threads.insert(self.pid, LaunchPhase::Running);
             }
             Err(error) => {
                 self.untraced = Some(Untraced::Refused(error.raw_os_error().unwrap_or(0)));
@@ -371,23 +383,26 @@ impl Traced {
     /// Sleeps until there may be news; `false` where the deadline passed. A Ctrl-Z that the
     /// command obeyed, or that we do not see it obey, stops us here too.
     fn sleep(&mut self, mark: u32, deadline: Option<Instant>) -> bool {
-        let stopped = self.threads.values().any(|phase| *phase == Phase::Listening);
+        let stopped = self.threads.values().any(|phase| *phase == LaunchPhase::Listening);
         self.signals.let_stops_pass(stopped || !self.is_traced());
         wait::sleep(mark, deadline)
     }
 
     fn is_traced(&self) -> bool {
-        self.threads.values().any(|phase| *phase != Phase::Stranger)
+        self.threads.values().any(|phase| *phase != LaunchPhase::Stranger)
     }
 
-    /// Whether the process ends once the threads in their last stop go on.
+    /// True if the process ends once the threads in their last stop go on.
     fn is_ending(&self) -> bool {
-        let has = |wanted: fn(Phase) -> bool| self.threads.values().any(|phase| wanted(*phase));
-        has(|phase| phase == Phase::Exiting(Departure::Process))
-            || (has(|phase| phase == Phase::Exiting(Departure::Thread)) && !has(Phase::is_live))
+        let has =
+            |wanted: fn(LaunchPhase) -> bool| self.threads.values().any(|phase| wanted(*phase));
+        has(|phase| phase == LaunchPhase::Exiting(Departure::Process))
+            || (has(|phase| phase == LaunchPhase::Exiting(Departure::Thread))
+                && !has(LaunchPhase::is_live))
     }
 
-    /// Notes everything that has happened; moves nobody on but strangers and those that are about to receive a signal.
+    /// Records all events; resumes only foreign threads and those that are about to receive a
+    /// signal.
     fn take_changes(&mut self) -> io::Result<()> {
         while self.ending.is_none()
             && let Some((tid, change)) = self.next_change()?
@@ -397,13 +412,13 @@ impl Traced {
         Ok(())
     }
 
-    fn next_change(&self) -> io::Result<Option<(Tid, Change)>> {
+    fn next_change(&self) -> io::Result<Option<(Tid, ThreadChange)>> {
         let Some(first) = wait::peek()? else { return Ok(None) };
         if first == self.pid || self.threads.contains_key(&first) {
             return Ok(self.change_of(first)?.map(|change| (first, change)));
         }
-        // Another child of this thread, or a new thread that its maker has not yet told us of,
-        // stands before ours.
+        // Another child of this thread, or a new thread whose clone event has not arrived yet,
+        // comes before ours.
         for &tid in std::iter::once(&self.pid).chain(self.threads.keys()) {
             if let Some(change) = self.change_of(tid)? {
                 return Ok(Some((tid, change)));
@@ -412,22 +427,25 @@ impl Traced {
         Ok(None)
     }
 
-    /// What is new of one thread. It is taken, so that others are seen, unless it is a signal to be delivered: once that was
-    /// taken, the kernel would drop the signal if we were killed.
-    fn change_of(&self, tid: Tid) -> io::Result<Option<Change>> {
+    /// New event of one thread. It is consumed, so that those of others become visible, except for
+    /// a signal to be delivered: the kernel would drop a consumed signal if this process were
+    /// killed.
+    fn change_of(&self, tid: Tid) -> io::Result<Option<ThreadChange>> {
         match wait::look_if_ours(tid)? {
-            Some(Change::Signal(signal)) if !self.is_trapped(tid, Change::Signal(signal)) => {
-                Ok(Some(Change::Signal(signal)))
+            Some(ThreadChange::Signal(signal))
+                if !self.is_trapped(tid, ThreadChange::Signal(signal)) =>
+            {
+                Ok(Some(ThreadChange::Signal(signal)))
             }
             // These are taken already.
-            Some(change @ (Change::Ended(_) | Change::Execed)) => Ok(Some(change)),
-            Some(_) => wait::take(tid),
+            Some(change @ (ThreadChange::Ended(_) | ThreadChange::Execed)) => Ok(Some(change)),
+            Some(_) => wait::take_change(tid),
             None => Ok(None),
         }
     }
 
-    fn note(&mut self, tid: Tid, change: Change) {
-        if let Change::Ended(ending) = change {
+    fn note(&mut self, tid: Tid, change: ThreadChange) {
+        if let ThreadChange::Ended(ending) = change {
             self.threads.remove(&tid);
             if tid == self.pid {
                 self.threads.clear();
@@ -435,63 +453,66 @@ impl Traced {
             }
             return;
         }
-        if self.threads.get(&tid) == Some(&Phase::Stranger) {
+        if self.threads.get(&tid) == Some(&LaunchPhase::Stranger) {
             self.threads.remove(&tid);
             let signal = match change {
-                Change::Signal(_) if self.is_trapped(tid, change) => 0,
-                Change::Signal(signal) => signal,
+                ThreadChange::Signal(_) if self.is_trapped(tid, change) => 0,
+                ThreadChange::Signal(signal) => signal,
                 _ => 0,
             };
             ptrace::detach(tid, signal);
             return;
         }
         let phase = match change {
-            Change::Signal(_) if self.is_trapped(tid, change) => {
+            ThreadChange::Signal(_) if self.is_trapped(tid, change) => {
                 self.on_the_way = Some(Some(Stopped::Trapped));
-                Phase::Held(Resume::Continue)
+                LaunchPhase::Held(HeldResume::Continue)
             }
-            Change::Signal(signal) => {
+            ThreadChange::Signal(signal) => {
                 // If it was interrupted, it stops once more when it has the signal.
                 ptrace::resume(tid, signal);
-                Phase::Running
+                LaunchPhase::Running
             }
-            Change::GroupStop => Phase::Held(Resume::Listen),
-            Change::Cloned => {
+            ThreadChange::GroupStop => LaunchPhase::Held(HeldResume::Listen),
+            ThreadChange::Cloned => {
                 self.meet(tid);
-                Phase::Held(Resume::Continue)
+                LaunchPhase::Held(HeldResume::Continue)
             }
-            Change::Execed => {
-                // The other threads are gone, and the one that executes has taken the main thread's id.
+            ThreadChange::Execed => {
+                // The other threads are gone, and the one that executes has taken the main thread's
+                // id.
                 self.threads.clear();
                 self.executes = true;
                 self.on_the_way = self.on_the_way.map(|_| Some(Stopped::Executed));
-                Phase::Held(Resume::Continue)
+                LaunchPhase::Held(HeldResume::Continue)
             }
-            Change::Exiting => Phase::Exiting(self.departure(tid)),
-            Change::Trap | Change::Syscall | Change::Filtered | Change::Ended(_) => {
-                Phase::Held(Resume::Continue)
-            }
+            ThreadChange::Exiting => LaunchPhase::Exiting(self.departure(tid)),
+            ThreadChange::Trap
+            | ThreadChange::Syscall
+            | ThreadChange::Filtered
+            | ThreadChange::Ended(_) => LaunchPhase::Held(HeldResume::Continue),
         };
         self.threads.insert(tid, phase);
     }
 
-    /// Whether a counter made a thread stop, for us alone to see.
-    fn is_trapped(&self, tid: Tid, change: Change) -> bool {
+    /// True if a counter made a thread stop, for us alone to see.
+    fn is_trapped(&self, tid: Tid, change: ThreadChange) -> bool {
         self.on_the_way.is_some()
-            && matches!(change, Change::Signal(libc::SIGTRAP))
+            && matches!(change, ThreadChange::Signal(libc::SIGTRAP))
             && ptrace::is_from_counter(tid)
     }
 
-    /// Takes in what `maker` cloned: a thread of the command, or a process that is none of ours.
+    /// Records the clone of `maker`: a thread of the command, or a foreign process.
     fn meet(&mut self, maker: Tid) {
         let Some(tid) = ptrace::message(maker).ok().and_then(|tid| Tid::try_from(tid).ok()) else {
             return;
         };
         let is_thread = fs::exists(format!("/proc/{}/task/{tid}", self.pid)).unwrap_or(true);
-        self.threads.insert(tid, if is_thread { Phase::Running } else { Phase::Stranger });
+        self.threads
+            .insert(tid, if is_thread { LaunchPhase::Running } else { LaunchPhase::Stranger });
     }
 
-    /// What a thread in its last stop takes along.
+    /// Consequence of the end of a thread in its last stop.
     fn departure(&self, tid: Tid) -> Departure {
         let killed = ptrace::message(tid).is_ok_and(|status| status & 0x7f != 0);
         if killed || self.is_in_exit_group(tid) { Departure::Process } else { Departure::Thread }
@@ -509,7 +530,7 @@ impl Traced {
 }
 
 impl Drop for Traced {
-    /// Leaves nobody stopped.
+    /// Leaves no thread stopped.
     fn drop(&mut self) {
         if self.is_traced() {
             let _ = self.freeze();
@@ -518,14 +539,14 @@ impl Drop for Traced {
     }
 }
 
-impl Phase {
-    /// Whether it may still run code of the program.
+impl LaunchPhase {
+    /// True if it may still run code of the program.
     fn is_live(self) -> bool {
-        self.is_free() || matches!(self, Phase::Held(_))
+        self.is_free() || matches!(self, LaunchPhase::Held(_))
     }
 
-    /// Whether it runs unless something stops it.
+    /// True if it runs unless something stops it.
     fn is_free(self) -> bool {
-        matches!(self, Phase::Running | Phase::Listening)
+        matches!(self, LaunchPhase::Running | LaunchPhase::Listening)
     }
 }

@@ -1,4 +1,5 @@
-//! tracefs: where the kernel says which tracepoints it has. Found where it is mounted, else opened without being mounted.
+//! tracefs: where the kernel says which tracepoints it has. Found where it is mounted, else opened
+//! without being mounted.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,7 +8,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags, openat, statfs};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
-/// Where it is mounted, if it is.
+/// Usual mount points.
 const PLACES: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// `TRACEFS_MAGIC` of `linux/magic.h`.
@@ -20,8 +21,8 @@ pub struct TraceFs {
 }
 
 impl TraceFs {
-    /// Opens it. Where it is not mounted, a file system of our own is made that nobody else sees and that is gone with
-    /// the value: the machine stays as it is.
+    /// Opens it. If tracefs is not mounted, a detached mount is created that is visible to this
+    /// process only and vanishes with the value: the machine is unchanged.
     ///
     /// # Errors
     /// `EACCES` or `EPERM` where we may not; `ENODEV` where the kernel has none.
@@ -38,7 +39,7 @@ impl TraceFs {
     /// All of a file: `events/tlb/tlb_flush/id`.
     ///
     /// # Errors
-    /// `ENOENT`: there is none; `EACCES`.
+    /// `ENOENT` if the file does not exist; `EACCES`.
     pub fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         let file = openat(&self.folder, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut text = Vec::new();
@@ -49,7 +50,7 @@ impl TraceFs {
     /// The names in a folder: `events/tlb`.
     ///
     /// # Errors
-    /// `ENOENT`: there is none; `EACCES`.
+    /// `ENOENT` if the folder does not exist; `EACCES`.
     pub fn list(&self, path: &str) -> io::Result<Vec<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(&self.folder, path, flags, Mode::empty())?;

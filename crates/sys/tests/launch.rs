@@ -1,21 +1,22 @@
-//! Commands started by a launcher: how they end, what they cost, and that nobody else's memory is counted.
+//! Commands started by a launcher: their endings and costs, and that memory of other processes is
+//! not counted.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, skip};
-use pagewise_sys::launch::{Launcher, Outcome};
-use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
-use pagewise_sys::region::Region;
-use pagewise_sys::trace::Ending;
+use pagewise_sys::launch::{Launcher, RunOutcome};
+use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
+use pagewise_sys::region::AlignedRegion;
+use pagewise_sys::trace::TraceEnding;
 
 fn start(program: &str, words: &[&str], cpu: Option<u32>) -> io::Result<Launcher> {
     let words: Vec<OsString> = words.iter().map(Into::into).collect();
     Launcher::start(OsStr::new(program), &words, cpu)
 }
 
-fn run(launcher: &mut Launcher) -> io::Result<Outcome> {
+fn run(launcher: &mut Launcher) -> io::Result<RunOutcome> {
     Ok(launcher
         .launch(|_| Ok::<_, io::Error>(()))?
         .wait(None)?
@@ -28,10 +29,12 @@ fn shell(script: &str) -> Launcher {
 
 #[test]
 fn each_run_ends_in_its_own_way() {
-    let killed = |signal| Ending::Killed { signal, core: false };
-    for (script, ending) in
-        [("exit 0", Ending::Exited(0)), ("exit 3", Ending::Exited(3)), ("kill -9 $$", killed(9))]
-    {
+    let killed = |signal| TraceEnding::Killed { signal, core: false };
+    for (script, ending) in [
+        ("exit 0", TraceEnding::Exited(0)),
+        ("exit 3", TraceEnding::Exited(3)),
+        ("kill -9 $$", killed(9)),
+    ] {
         let mut launcher = shell(script);
         for _ in 0..3 {
             assert_eq!(run(&mut launcher).unwrap().ending, ending, "{script}");
@@ -40,7 +43,7 @@ fn each_run_ends_in_its_own_way() {
 }
 
 #[test]
-fn what_cannot_be_executed_says_why() {
+fn a_program_that_cannot_be_executed_has_an_error() {
     let kind = |program| match start(program, &[], None) {
         Ok(mut launcher) => run(&mut launcher).unwrap_err().kind(),
         Err(error) => error.kind(),
@@ -54,7 +57,7 @@ fn what_cannot_be_executed_says_why() {
 fn a_large_parent_does_not_make_the_command_large() {
     let before = run(&mut start("true", &[], None).unwrap()).unwrap();
     let mut launcher = start("true", &[], None).unwrap();
-    let mut large = Region::map(256 << 20, 1 << 21).unwrap();
+    let mut large = AlignedRegion::map(256 << 20, 1 << 21).unwrap();
     large.bytes().fill(1);
     let outcome = run(&mut launcher).unwrap();
     assert!(outcome.usage.max_rss < 16 << 20, "{outcome:?}");
@@ -85,14 +88,14 @@ fn a_deadline_passes_and_the_command_runs_on() {
     assert_eq!(std::fs::read_to_string(task).unwrap(), "sleep\n");
     let outcome = running.wait(None).unwrap().unwrap();
     assert!(outcome.wall >= Duration::from_millis(200), "{outcome:?}");
-    assert_eq!(outcome.ending, Ending::Exited(0));
+    assert_eq!(outcome.ending, TraceEnding::Exited(0));
 }
 
 #[test]
 fn a_pinned_command_stays_on_its_cpu() {
     let script = "grep -q '^Cpus_allowed_list:\t0$' /proc/self/status";
     let mut launcher = start("sh", &["-c", script], Some(0)).unwrap();
-    assert_eq!(run(&mut launcher).unwrap().ending, Ending::Exited(0));
+    assert_eq!(run(&mut launcher).unwrap().ending, TraceEnding::Exited(0));
     for none in [1023, u32::MAX] {
         assert_eq!(start("true", &[], Some(none)).unwrap_err().raw_os_error(), Some(22));
     }
@@ -107,7 +110,7 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
         exclude_kernel: false,
         exclude_user: false,
     };
-    let faults = Event::new(Kind::SOFTWARE, 2);
+    let faults = PerfEvent::new(PerfType::SOFTWARE, 2);
     // dd reads into memory that it never touched.
     let scripts = ["true", "dd if=/dev/zero of=/dev/null bs=16M count=1 2>/dev/null"];
     let mut counts = Vec::new();
@@ -116,7 +119,7 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
         for _ in 0..3 {
             let mut counter = None;
             let prepare = |pid| {
-                counter = Some(Counter::open(faults, Whose::Thread(pid), mode, None)?);
+                counter = Some(PerfCounter::open(faults, PerfScope::Thread(pid), mode, None)?);
                 Ok::<_, io::Error>(())
             };
             let mut running = match launcher.launch(prepare) {
@@ -127,7 +130,8 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
             };
             let usage = running.wait(None).unwrap().unwrap().usage;
             let counted = counter.unwrap().read().unwrap();
-            // What `exec` itself faults in, for the words of the command, is in the one and not in the other.
+            // Page faults of `exec` itself, for the arguments of the command, are in only one of
+            // the two.
             let all = usage.minor_faults + usage.major_faults;
             assert!(counted.value <= all && all <= counted.value + 20, "{counted:?} {usage:?}");
             assert!(counted.enabled > 0, "{counted:?}");
@@ -138,14 +142,14 @@ fn counters_opened_on_the_held_child_count_the_command_and_its_children() {
 }
 
 #[test]
-fn what_fails_before_the_command_keeps_it_from_running() {
+fn a_failed_preparation_prevents_the_command() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ran");
     let mut launcher = start("touch", &[file.to_str().unwrap()], None).unwrap();
     let refused = launcher.launch(|_| Err(io::Error::from(io::ErrorKind::Unsupported)));
     assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::Unsupported);
     assert!(!file.exists());
-    assert_eq!(run(&mut launcher).unwrap().ending, Ending::Exited(0));
+    assert_eq!(run(&mut launcher).unwrap().ending, TraceEnding::Exited(0));
     assert!(file.exists());
 }
 
@@ -154,5 +158,5 @@ fn the_command_has_no_file_of_ours() {
     let script = "exit $(ls /proc/self/fd | wc -l)";
     let plainly = std::process::Command::new("sh").args(["-c", script]).status().unwrap();
     let mut launcher = shell(script);
-    assert_eq!(run(&mut launcher).unwrap().ending, Ending::Exited(plainly.code().unwrap()));
+    assert_eq!(run(&mut launcher).unwrap().ending, TraceEnding::Exited(plainly.code().unwrap()));
 }

@@ -1,18 +1,21 @@
-//! Who called: by frame pointers, which the kernel follows, or by unwind tables, which we do.
+//! Callers of a function: found by frame pointers, which the kernel follows, or by unwind tables,
+//! which this module follows.
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_sys::perf_ring::Carries;
 
-use crate::record::Sample;
+use crate::record::PerfSample;
 use crate::spaces::Spaces;
 use crate::unwind::Unwinder;
 
-/// How callers are found.
+/// Method of finding callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Callers {
-    /// By frame pointers, at most so many: cheap, and wrong for code that is built without.
+    /// By frame pointers, at most this number: cheap, and wrong for code that is built without
+    /// them.
     FramePointers(u16),
-    /// By unwind tables, in so many bytes of the stack, at most 65528: these the kernel copies for each event.
+    /// By unwind tables, in this number of stack bytes (at most 65528), which the kernel copies for
+    /// each event.
     Tables(u16),
 }
 
@@ -25,16 +28,17 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// Finds them in one of two ways. Where tables are not understood, on machines other than x86-64, by frame pointers.
-    /// It keeps tables in a part of the memory limit.
+    /// Returns a finder for one of the two methods. Without support for unwind tables, on machines
+    /// other than x86-64, frame pointers are used. The tables are kept in a part of the memory
+    /// limit.
     pub fn new(callers: Callers, limit: MemoryLimit) -> Finder {
-        const MOST: u16 = 127;
+        const MAX_FRAMES: u16 = 127;
         let is_understood = Unwinder::carries(8).registers != 0;
-        let callers = if is_understood { callers } else { Callers::FramePointers(MOST) };
+        let callers = if is_understood { callers } else { Callers::FramePointers(MAX_FRAMES) };
         Finder { callers, unwinder: Unwinder::within(limit.bytes() / 4), found: Vec::new() }
     }
 
-    /// What samples must carry for that.
+    /// Contents that samples must have for this method.
     pub fn carries(&self) -> Carries {
         match self.callers {
             Callers::FramePointers(callers) => Carries { callers, ..Carries::default() },
@@ -42,8 +46,9 @@ impl Finder {
         }
     }
 
-    /// Where the program was, then the return addresses of its callers: what [`crate::Stacks::number`] takes.
-    pub fn find(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
+    /// Address of the program, then the return addresses of its callers: the input of
+    /// [`crate::RecordedStacks::number`].
+    pub fn find(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         if let Callers::Tables(_) = self.callers {
             return self.unwinder.unwind(spaces, sample);
         }
@@ -52,7 +57,8 @@ impl Finder {
         &self.found
     }
 
-    /// How many stacks are known not to be whole. What frame pointers leave out is not known.
+    /// Number of stacks that are known to be incomplete; `None` for frame pointers, whose gaps are
+    /// unknown.
     pub fn cut(&self) -> Option<u64> {
         match self.callers {
             Callers::FramePointers(_) => None,

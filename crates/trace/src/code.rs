@@ -1,20 +1,20 @@
-//! The code of functions, from the files that it is mapped from. A file is opened when it is first met, best while its
-//! process is there.
+//! The code of functions, from the files that it is mapped from. A file is opened when it is first
+//! met, best while its process is there.
 
 use std::rc::Rc;
 
-use crate::files::{Files, Opened};
+use crate::files::{CodeFiles, OpenCodeFile};
 use crate::spaces::Spaces;
 
 /// Files with code.
 #[derive(Debug, Default)]
 pub(crate) struct Codes {
-    files: Files,
+    files: CodeFiles,
 }
 
 impl Codes {
-    /// From the start of the function that an address is in up to the address: nothing at its start. `None` where no symbol
-    /// covers it, or its file is gone.
+    /// From the start of the function that an address is in up to the address: nothing at its
+    /// start. `None` where no symbol covers it, or its file is gone.
     pub(crate) fn of_function(
         &mut self,
         spaces: &Spaces,
@@ -22,15 +22,15 @@ impl Codes {
         address: u64,
     ) -> Option<Vec<u8>> {
         /// Functions are shorter.
-        const LONGEST: u64 = 1 << 20;
+        const MAX_FUNCTION_BYTES: u64 = 1 << 20;
         let (file, offset) = self.file(spaces, pid, address)?;
         let length = |at: u64| Some(offset - at + file.since_start(at)?);
         // Behind the last instruction of a function no symbol covers the place.
         let length = length(offset).or_else(|| length(offset.checked_sub(1)?))?;
-        if length > LONGEST { None } else { self.before(spaces, pid, address, length) }
+        if length > MAX_FUNCTION_BYTES { None } else { self.before(spaces, pid, address, length) }
     }
 
-    /// So many bytes before an address.
+    /// Bytes before an address.
     pub(crate) fn before(
         &mut self,
         spaces: &Spaces,
@@ -43,7 +43,7 @@ impl Codes {
     }
 
     /// The file that an address is in, and where.
-    fn file(&mut self, spaces: &Spaces, pid: u32, address: u64) -> Option<(Rc<Opened>, u64)> {
+    fn file(&mut self, spaces: &Spaces, pid: u32, address: u64) -> Option<(Rc<OpenCodeFile>, u64)> {
         let region = spaces.find(pid, address).filter(|region| region.is_file())?;
         let file = self.files.get(pid, &region.name, region.id())?;
         Some((file, address - region.start + region.offset))

@@ -1,35 +1,37 @@
-//! Headers of ELF files that programs have mapped: where segments, unwind tables and the build ID are.
+//! Headers of ELF files that programs have mapped: where segments, unwind tables and the build ID
+//! are.
 //!
-//! Any file can be mapped, so nothing here trusts what it reads, and no more is read than is asked for.
+//! Any file can be mapped, so nothing here trusts what it reads, and no more is read than is asked
+//! for.
 
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// What can be read.
+/// Source of the bytes of a file.
 #[derive(Debug)]
-pub(crate) enum Bytes {
+pub(crate) enum ElfBytes {
     /// A file.
     File(File),
-    /// What is in memory.
+    /// Bytes in memory.
     Memory(Vec<u8>),
 }
 
-impl Bytes {
-    /// So many bytes from an offset on, or as many as there are.
+impl ElfBytes {
+    /// Returns at most `at_most` bytes from an offset on; fewer at the end.
     pub(crate) fn read(&self, offset: u64, at_most: u64) -> Option<Vec<u8>> {
         let whole = match self {
-            Bytes::File(file) => file.metadata().ok()?.len(),
-            Bytes::Memory(bytes) => bytes.len() as u64,
+            ElfBytes::File(file) => file.metadata().ok()?.len(),
+            ElfBytes::Memory(bytes) => bytes.len() as u64,
         };
         let length = usize::try_from(whole.checked_sub(offset)?.min(at_most)).ok()?;
         match self {
-            Bytes::File(file) => {
+            ElfBytes::File(file) => {
                 let mut bytes = vec![0; length];
                 file.read_exact_at(&mut bytes, offset).ok()?;
                 Some(bytes)
             }
-            Bytes::Memory(bytes) => {
+            ElfBytes::Memory(bytes) => {
                 let start = usize::try_from(offset).ok()?;
                 bytes.get(start..start.checked_add(length)?).map(<[u8]>::to_vec)
             }
@@ -39,7 +41,7 @@ impl Bytes {
 
 /// A part of a file that is loaded, `PT_LOAD`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct ElfSegment {
     pub(crate) offset: u64,
     pub(crate) address: u64,
     pub(crate) length: u64,
@@ -48,13 +50,13 @@ pub(crate) struct Segment {
 
 /// All loaded parts of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Segments(pub(crate) Vec<Segment>);
+pub(crate) struct Segments(pub(crate) Vec<ElfSegment>);
 
 impl Segments {
-    /// The address, as the file has it, of the byte at an offset. A page of the file can be in two segments: code is in the
-    /// one that can be executed.
+    /// The address, as the file has it, of the byte at an offset. A page of the file can be in two
+    /// segments: code is in the one that can be executed.
     pub(crate) fn address(&self, offset: u64) -> Option<u64> {
-        let has = |it: &&Segment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
+        let has = |it: &&ElfSegment| offset.checked_sub(it.offset).is_some_and(|at| at < it.length);
         let code = self.0.iter().filter(|it| it.execute).find(has);
         let segment = code.or_else(|| self.0.iter().find(has))?;
         segment.address.checked_add(offset - segment.offset)
@@ -73,15 +75,15 @@ impl Segments {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Headers {
     pub(crate) segments: Segments,
-    /// Where the index of unwind tables is in memory, `PT_GNU_EH_FRAME`.
+    /// Address range of the index of unwind tables, `PT_GNU_EH_FRAME`.
     pub(crate) unwind_index: Option<Range<u64>>,
-    /// What the linker made of all of the file; also in a file of debugging information.
+    /// Checksum that the linker stored; the file of debugging information has the same.
     pub(crate) build_id: Option<Vec<u8>>,
 }
 
 /// More program headers than this no file has.
 const HEADERS: u64 = 512;
-/// A longer note is no build ID.
+/// A longer note is not a build ID.
 const NOTES: u64 = 1 << 16;
 
 /// `p_type`, and a flag.
@@ -110,8 +112,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Headers {
-    /// Of a little-endian file of 64 bits. `None` for any other.
-    pub(crate) fn of(bytes: &Bytes) -> Option<Headers> {
+    /// Headers of a little-endian 64-bit file. `None` for any other file.
+    pub(crate) fn parse(bytes: &ElfBytes) -> Option<Headers> {
         const MAGIC: &[u8] = b"\x7fELF\x02\x01";
         const FILE_HEADER: u64 = 64;
         const HEADER: usize = 56;
@@ -128,7 +130,7 @@ impl Headers {
             let (in_file, in_memory) = (u64_at(header, 32)?, u64_at(header, 40)?);
             match kind {
                 // A file of debugging information has none of the bytes, but has the addresses.
-                segment::LOAD => headers.segments.0.push(Segment {
+                segment::LOAD => headers.segments.0.push(ElfSegment {
                     offset,
                     address,
                     length: in_file,
@@ -151,14 +153,14 @@ impl Headers {
 
 /// A section of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Section {
+pub(crate) struct ElfSection {
     pub(crate) address: u64,
     pub(crate) offset: u64,
     pub(crate) size: u64,
 }
 
 /// The section of a name.
-pub(crate) fn section(bytes: &Bytes, name: &[u8]) -> Option<Section> {
+pub(crate) fn section(bytes: &ElfBytes, name: &[u8]) -> Option<ElfSection> {
     const FILE_HEADER: u64 = 64;
     const HEADER: usize = 64;
     /// More sections than this no file has, nor names longer together.
@@ -179,14 +181,15 @@ pub(crate) fn section(bytes: &Bytes, name: &[u8]) -> Option<Section> {
         rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
     };
     let found = table.chunks_exact(HEADER).find(is_it)?;
-    Some(Section {
+    Some(ElfSection {
         address: u64_at(found, 16)?,
         offset: u64_at(found, 24)?,
         size: u64_at(found, 32)?,
     })
 }
 
-/// The description of the note `NT_GNU_BUILD_ID` in bytes that hold notes, with the byte order of the file.
+/// The description of the note `NT_GNU_BUILD_ID` in bytes that hold notes, with the byte order of
+/// the file.
 pub(crate) fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Option<Vec<u8>> {
     const BUILD_ID: u32 = 3;
     let padded = |length: u32| usize::try_from(length).ok()?.checked_next_multiple_of(4);
@@ -219,7 +222,7 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let readelf = std::process::Command::new("readelf").arg("-Wl").arg(&path).output();
         let Ok(output) = readelf else { return skip(&Lack::Tool("readelf")) };
-        let headers = Headers::of(&Bytes::File(File::open(path).unwrap())).unwrap();
+        let headers = Headers::parse(&ElfBytes::File(File::open(path).unwrap())).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
         let mut seen = 0;
@@ -262,7 +265,7 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.truncate(cut);
-            if let Some(headers) = Headers::of(&Bytes::Memory(bytes)) {
+            if let Some(headers) = Headers::parse(&ElfBytes::Memory(bytes)) {
                 let _ = (headers.segments.address(0x1234), headers.segments.offset(u64::MAX));
             }
         }

@@ -5,13 +5,13 @@ use std::io;
 /// Why nothing could be traced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum TraceError {
     /// An event may not be watched, or not here.
     #[error("cannot watch {what}: {error}")]
     NotWatched {
         /// The event.
         what: String,
-        /// What the kernel answered.
+        /// Error of the kernel.
         error: io::Error,
     },
     /// Tracepoints may not be watched at all.
@@ -19,7 +19,7 @@ pub enum Error {
     NotPermitted {
         /// The one that is needed.
         tracepoint: String,
-        /// What the kernel answered.
+        /// Error of the kernel.
         error: io::Error,
     },
     /// The kernel has no such event.
@@ -29,61 +29,61 @@ pub enum Error {
         what: String,
     },
     /// The process is gone.
-    #[error("there is no process {pid}")]
+    #[error("process {pid} does not exist")]
     Gone {
         /// Its number.
         pid: u32,
     },
-    /// What was asked for cannot be, whatever the system allows.
+    /// The request is impossible, regardless of the system's settings.
     #[error("{why}")]
     Unfit {
         /// Why.
         why: String,
-        /// What could be asked for.
+        /// Possible requests.
         hint: String,
     },
     /// Anything else that the system refuses.
     #[error("{doing}: {error}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         doing: String,
-        /// What the kernel answered.
+        /// Error of the kernel.
         error: io::Error,
     },
 }
 
-impl Error {
-    /// Whether rights are missing, and nothing else.
+impl TraceError {
+    /// True if rights are missing, and nothing else.
     pub fn is_denied(&self) -> bool {
         match self {
-            Error::NotPermitted { .. } => true,
-            Error::NotWatched { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
+            TraceError::NotPermitted { .. } => true,
+            TraceError::NotWatched { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
             _ => false,
         }
     }
 
-    /// What the user may do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<String> {
-        if let Error::Unfit { hint, .. } = self {
+        if let TraceError::Unfit { hint, .. } = self {
             return Some(hint.clone()).filter(|hint| !hint.is_empty());
         }
-        if let Error::NotPermitted { .. } = self {
+        if let TraceError::NotPermitted { .. } = self {
             return Some(
-                "root may (sudo), and so may who has CAP_PERFMON and may read tracefs: the kernel tells of other CPUs to nobody else"
+                "it needs root (sudo), or CAP_PERFMON and the right to read tracefs: the kernel shows other CPUs' events only to these"
                     .to_owned(),
             );
         }
-        let (Error::NotWatched { error, .. } | Error::System { error, .. }) = self else {
+        let (TraceError::NotWatched { error, .. } | TraceError::System { error, .. }) = self else {
             return None;
         };
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => Some(
-                "root may, and so may who has CAP_PERFMON; others as far as kernel.perf_event_paranoid lets them"
+                "it needs root or CAP_PERFMON; kernel.perf_event_paranoid limits other users"
                     .to_owned(),
             ),
-            Some(libc::EMFILE) => {
-                Some("each thread takes a file for each CPU: raise `ulimit -n`".to_owned())
-            }
+            Some(libc::EMFILE) => Some(
+                "each thread needs a file descriptor for each CPU: raise `ulimit -n`".to_owned(),
+            ),
             Some(libc::ENOSPC) => Some("a CPU has four breakpoints".to_owned()),
             _ => None,
         }

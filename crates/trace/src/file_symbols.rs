@@ -1,4 +1,5 @@
-//! Functions and lines of files that are known by path and build ID: of a program that ended long ago.
+//! Functions and lines of files that are known by path and build ID: of a program that ended long
+//! ago.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -11,27 +12,28 @@ use pagewise_model::traced::Frame;
 use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 
 use crate::files::{self, DEBUG};
-use crate::links::{Links, Place};
-use crate::symbolizer::{Layout, Module as Opened, Source};
+use crate::links::{DebugFilePath, DebugLinks};
+use crate::symbolizer::{FileLayout, FileSource, SymbolModule as Opened};
 use crate::symbols;
 
 /// A file as it was when the program ran.
 #[derive(Clone, Copy, Debug)]
-pub struct Module<'a> {
+pub struct MappedModule<'a> {
     /// Its path.
     pub path: &'a [u8],
     /// Its build ID; empty where it has none.
     pub build_id: &'a [u8],
-    /// When it ran, in nanoseconds since 1970: a file without a build ID that was changed since is another.
+    /// When it ran, in nanoseconds since 1970: a file without a build ID that was changed since is
+    /// another.
     pub ran_ns: u64,
 }
 
-/// Why a file tells nothing.
+/// Reason why a file has no symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unusable {
     /// It is not there, or cannot be read, and no debugging information of its build is installed.
     Missing,
-    /// What is there is another build.
+    /// The file is another build.
     OtherBuild,
     /// It was changed since.
     Changed,
@@ -53,7 +55,7 @@ const MAX_MEMORY: u64 = 160 << 20;
 /// Looks up places in files.
 #[derive(Debug)]
 pub struct FileSymbols {
-    links: Links,
+    links: DebugLinks,
 }
 
 impl Default for FileSymbols {
@@ -65,16 +67,17 @@ impl Default for FileSymbols {
 impl FileSymbols {
     /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> FileSymbols {
-        FileSymbols { links: Links::new(folders) }
+        FileSymbols { links: DebugLinks::new(folders) }
     }
 
-    /// The frames of addresses, as the file has them (`p_vaddr`): of each the innermost inlined function first. Of return
-    /// addresses, hand in those of the calls before them. Where nothing is found, a frame has no function.
+    /// The frames of addresses in the file (`p_vaddr`): for each the innermost inlined function
+    /// first. For return addresses pass the addresses of the calls before them. A frame without
+    /// symbols has no function.
     ///
     /// Files are read, so they are asked for all their addresses at once.
     pub fn frames(
         &mut self,
-        module: &Module<'_>,
+        module: &MappedModule<'_>,
         addresses: &[u64],
     ) -> (Vec<Vec<Frame>>, Option<Unusable>) {
         let unknown = |address: u64| Frame {
@@ -102,8 +105,8 @@ impl FileSymbols {
         (frames, unusable)
     }
 
-    /// What to ask, the best first: debugging information by build ID or link, then the file.
-    fn modules(&self, module: &Module<'_>) -> Result<Vec<Opened>, Unusable> {
+    /// Sources of symbols, best first: debugging information by build ID or link, then the file.
+    fn modules(&self, module: &MappedModule<'_>) -> Result<Vec<Opened>, Unusable> {
         let path = Path::new(OsStr::from_bytes(module.path));
         let id = Some(module.build_id).filter(|id| !id.is_empty());
         let own = TargetRoot::own().map_err(|_| Unusable::Missing)?;
@@ -123,8 +126,8 @@ impl FileSymbols {
     ) -> Result<Vec<Opened>, Unusable> {
         let file = own.open(path, MAX_ELF_BYTES).map_err(|_| Unusable::Missing)?;
         let changed = file.metadata().map_err(|_| Unusable::Missing)?;
-        let source = Source::from(file);
-        let layout = Layout::of(&source).ok_or(Unusable::OtherBuild)?;
+        let source = FileSource::from(file);
+        let layout = FileLayout::parse(&source).ok_or(Unusable::OtherBuild)?;
         match id {
             Some(_) if layout.build_id.as_deref() != id => return Err(Unusable::OtherBuild),
             Some(_) => {}
@@ -135,7 +138,7 @@ impl FileSymbols {
                 }
             }
         }
-        let places = [Place { root: own, folder: path.parent().map(Path::to_owned) }];
+        let places = [DebugFilePath { root: own, folder: path.parent().map(Path::to_owned) }];
         Ok(self.links.modules(source, layout, &places))
     }
 }

@@ -13,34 +13,35 @@ use pagewise_proc::target_file::{self, FileId, TargetRoot};
 use pagewise_proc::{ProcRoot, maps};
 
 use crate::jit;
-use crate::links::{Links, Place};
-use crate::symbolizer::{Call, Layout, Module, Source};
+use crate::links::{DebugFilePath, DebugLinks};
+use crate::symbolizer::{FileLayout, FileSource, FoundCall, SymbolModule};
 
-/// Where distributions install debugging information.
+/// Folder in which distributions install debugging information.
 pub(crate) const DEBUG: &str = "/usr/lib/debug";
 
-/// Files that are kept open: with their debug files, most of the 1024 descriptors that a process may have where nobody said
-/// otherwise.
+/// Maximum number of open files: with their debug files they use most of the default limit of 1024
+/// descriptors.
 const MAX_OPEN: usize = 256;
 /// Processes whose root is kept open, for the maps of their just-in-time compilers.
 const MAX_ROOTS: usize = 64;
 
 /// A file of code, held open: it may be deleted, and its process end.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    /// What tells of it, the best first. The last one is the file.
-    modules: Vec<Module>,
+pub(crate) struct OpenCodeFile {
+    /// Sources of its symbols, best first. The last one is the file.
+    modules: Vec<SymbolModule>,
 }
 
-impl Opened {
-    /// The functions at an offset of the file, the innermost inlined one first. Empty where none is known.
-    pub(crate) fn calls(&self, offset: u64) -> Vec<Call> {
+impl OpenCodeFile {
+    /// The functions at an offset of the file, the innermost inlined one first. Empty where none is
+    /// known.
+    pub(crate) fn calls(&self, offset: u64) -> Vec<FoundCall> {
         let address = self.modules.last().and_then(|file| file.layout.segments.address(offset));
         let Some(address) = address else { return Vec::new() };
         calls(&self.modules, address)
     }
 
-    /// Where the function begins that is at an offset: so many bytes before.
+    /// Distance of an offset from the start of its function.
     pub(crate) fn since_start(&self, offset: u64) -> Option<u64> {
         let address = self.modules.last()?.layout.segments.address(offset)?;
         let start = self.modules.iter().find_map(|it| it.symbol(address))?.0;
@@ -53,57 +54,58 @@ impl Opened {
         (bytes.len() as u64 == length).then_some(bytes)
     }
 
-    /// Whether something could not be read of it or a debug file of it, since that was written to after it was opened.
+    /// True if something could not be read of it or a debug file of it, since that was written to
+    /// after it was opened.
     pub(crate) fn has_changed(&self) -> bool {
         self.modules.iter().any(|module| module.source.has_changed())
     }
 
     /// Bytes of memory, about, that were made of it.
     pub(crate) fn weight(&self) -> u64 {
-        self.modules.iter().map(Module::weight).sum()
+        self.modules.iter().map(SymbolModule::weight).sum()
     }
 
     /// Drops these.
     pub(crate) fn forget(&self) {
-        self.modules.iter().for_each(Module::forget);
+        self.modules.iter().for_each(SymbolModule::forget);
     }
 }
 
 /// The functions at an address, by the first that knows any.
-pub(crate) fn calls(modules: &[Module], address: u64) -> Vec<Call> {
+pub(crate) fn calls(modules: &[SymbolModule], address: u64) -> Vec<FoundCall> {
     let mut found = modules.iter().map(|module| module.calls(address));
     found.find(|calls| !calls.is_empty()).unwrap_or_default()
 }
 
 /// Files of code, each opened when it is first asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
-    opened: HashMap<(Name, FileId), Rc<Opened>>,
-    /// What could not be opened, and through which process.
+pub(crate) struct CodeFiles {
+    opened: HashMap<(Name, FileId), Rc<OpenCodeFile>>,
+    /// Files that could not be opened, and the process through which they were tried.
     refused: HashSet<(u32, Name, FileId)>,
-    jits: HashMap<u32, Option<Rc<jit::Origin>>>,
-    links: Links,
+    jits: HashMap<u32, Option<Rc<jit::JitOrigin>>>,
+    links: DebugLinks,
 }
 
-impl Default for Files {
-    fn default() -> Files {
-        Files::with_debug_folders(&[PathBuf::from(DEBUG)])
+impl Default for CodeFiles {
+    fn default() -> CodeFiles {
+        CodeFiles::with_debug_folders(&[PathBuf::from(DEBUG)])
     }
 }
 
-impl Files {
+impl CodeFiles {
     /// With debugging information in folders that are laid out as `/usr/lib/debug` is.
-    pub(crate) fn with_debug_folders(folders: &[PathBuf]) -> Files {
-        Files {
+    pub(crate) fn with_debug_folders(folders: &[PathBuf]) -> CodeFiles {
+        CodeFiles {
             opened: HashMap::new(),
             refused: HashSet::new(),
             jits: HashMap::new(),
-            links: Links::new(folders),
+            links: DebugLinks::new(folders),
         }
     }
 
     /// A file that a process has mapped. `None` where it cannot be opened, now or before.
-    pub(crate) fn get(&mut self, pid: u32, module: &Name, id: FileId) -> Option<Rc<Opened>> {
+    pub(crate) fn get(&mut self, pid: u32, module: &Name, id: FileId) -> Option<Rc<OpenCodeFile>> {
         let key = (module.clone(), id);
         if let Some(opened) = self.opened.get(&key) {
             return Some(Rc::clone(opened));
@@ -119,19 +121,20 @@ impl Files {
         Some(Rc::clone(self.opened.entry(key).or_insert(Rc::new(opened))))
     }
 
-    /// Opens a file, as [`Files::get`] does, while a recording goes on, which needs to open files, too.
+    /// Opens a file, as [`CodeFiles::get`] does, while a recording goes on, which needs to open
+    /// files, too.
     pub(crate) fn keep(&mut self, pid: u32, module: &Name, id: FileId) {
         if self.opened.len() < MAX_OPEN {
             let _ = self.get(pid, module, id);
         }
     }
 
-    /// Where the map of a process's just-in-time compiler is.
-    pub(crate) fn jit(&mut self, pid: u32) -> Option<Rc<jit::Origin>> {
+    /// Location of the map of a process's just-in-time compiler.
+    pub(crate) fn jit(&mut self, pid: u32) -> Option<Rc<jit::JitOrigin>> {
         if self.jits.len() >= MAX_ROOTS && !self.jits.contains_key(&pid) {
-            return jit::Origin::of(pid).map(Rc::new);
+            return jit::JitOrigin::of_process(pid).map(Rc::new);
         }
-        self.jits.entry(pid).or_insert_with(|| jit::Origin::of(pid).map(Rc::new)).clone()
+        self.jits.entry(pid).or_insert_with(|| jit::JitOrigin::of_process(pid).map(Rc::new)).clone()
     }
 
     /// Keeps that while the process is there.
@@ -142,35 +145,36 @@ impl Files {
     }
 
     /// All that are open, and their names.
-    pub(crate) fn all(&self) -> impl Iterator<Item = (&Name, &Opened)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Name, &OpenCodeFile)> {
         self.opened.iter().map(|((name, _), opened)| (name, &**opened))
     }
 
-    fn open(&self, pid: u32, module: &Name, id: FileId) -> Option<Opened> {
-        let source = Source::from(open(pid, module, id)?);
-        let layout = Layout::of(&source)?;
+    fn open(&self, pid: u32, module: &Name, id: FileId) -> Option<OpenCodeFile> {
+        let source = FileSource::from(open(pid, module, id)?);
+        let layout = FileLayout::parse(&source)?;
         let folder = Path::new(OsStr::from_bytes(module.as_bytes())).parent().map(Path::to_owned);
-        let theirs = TargetRoot::of(&ProcRoot::live(), Pid(pid)).ok();
+        let theirs = TargetRoot::of_process(&ProcRoot::live(), Pid(pid)).ok();
         let own = TargetRoot::own().ok();
         let mut places = Vec::new();
-        places.extend(theirs.as_ref().map(|root| Place { root, folder: folder.clone() }));
+        places.extend(theirs.as_ref().map(|root| DebugFilePath { root, folder: folder.clone() }));
         // Beside a file of the same name in our own root is another program's debug file.
         let folder = folder.filter(|_| theirs.is_none());
-        places.extend(own.as_ref().map(|root| Place { root, folder }));
-        Some(Opened { modules: self.links.modules(source, layout, &places) })
+        places.extend(own.as_ref().map(|root| DebugFilePath { root, folder }));
+        Some(OpenCodeFile { modules: self.links.modules(source, layout, &places) })
     }
 }
 
-/// Opens a file that a process has mapped: by its name in the process's root or in ours, if device and inode are the same; as the
-/// process's program; through its mapping, whatever its name is; by its name, as far as the file system leaves the device open
-/// ([`target_file`]). `None` where none of them is that file.
+/// Opens a file that a process has mapped: by its name in the process's root or in ours, if device
+/// and inode are the same; as the process's program; through its mapping, whatever its name is; by
+/// its name, as far as the file system leaves the device open ([`target_file`]). `None` where none
+/// of them is that file.
 pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(module.as_bytes()));
     if !path.is_absolute() {
         return None;
     }
     let (root, pid) = (ProcRoot::live(), Pid(pid));
-    let roots = [TargetRoot::of(&root, pid).ok(), TargetRoot::own().ok()];
+    let roots = [TargetRoot::of_process(&root, pid).ok(), TargetRoot::own().ok()];
     let mut roots = roots.iter().flatten();
     let exact = roots.clone().find_map(|root| root.open_exact(path, id).ok());
     exact
@@ -179,10 +183,10 @@ pub(crate) fn open(pid: u32, module: &Name, id: FileId) -> Option<File> {
         .or_else(|| roots.find_map(|root| root.open_mapped(path, id, false).ok()))
 }
 
-/// Where a file is mapped now.
+/// Address range at which a file is mapped now.
 fn mapped(root: &ProcRoot, pid: Pid, id: FileId) -> Option<AddrRange> {
     let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-    mappings.iter().find(|mapping| FileId::of(mapping) == id).map(|mapping| mapping.range)
+    mappings.iter().find(|mapping| FileId::of_mapping(mapping) == id).map(|mapping| mapping.range)
 }
 
 /// The bytes of our own vDSO: the kernel maps the same one into all programs of 64 bits.
@@ -200,5 +204,5 @@ pub(crate) fn vdso() -> Option<Vec<u8>> {
     (read == bytes.len()).then_some(bytes)
 }
 
-/// What the kernel calls its own code in programs.
+/// The kernel's name of its own code in programs.
 pub(crate) const VDSO: &[u8] = b"[vdso]";

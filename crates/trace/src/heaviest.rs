@@ -1,7 +1,9 @@
-//! Sums that are kept apart in bounded memory: those that are smallest become part of one, and the total stays exact.
+//! Sums that are kept apart in bounded memory: those that are smallest become part of one, and the
+//! total stays exact.
 //!
-//! Whenever there are too many, the smaller half goes. What comes again begins anew, so that a sum can miss what it had when it
-//! went: in all, no more than the largest of each time. What is larger than that cannot be missing.
+//! Whenever the limit is exceeded, the smaller half is discarded. A key that returns begins at 0,
+//! so a sum can lack the amount it had when it was discarded: in total at most the sum of the
+//! largest amount discarded each time. A key with a larger sum cannot be missing.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,14 +12,18 @@ use std::hash::Hash;
 #[derive(Debug)]
 pub(crate) struct Heaviest<K> {
     kept: HashMap<K, u64>,
-    /// How many do not stay, and the largest of them.
+    /// Number of discarded keys, and the largest of them.
     pub(crate) folded: u64,
     pub(crate) largest: u64,
 }
 
 impl<K: Copy + Eq + Hash + Ord> Heaviest<K> {
-    /// Of some sums, where each takes some room, those that stay in so much.
-    pub(crate) fn of(sums: HashMap<K, u64>, room: usize, takes: impl Fn(K) -> usize) -> Self {
+    /// Returns the sums that are kept within the limit, where each sum occupies a given size.
+    pub(crate) fn from_sums(
+        sums: HashMap<K, u64>,
+        room: usize,
+        takes: impl Fn(K) -> usize,
+    ) -> Self {
         let mut order: Vec<(K, u64)> = sums.into_iter().collect();
         order.sort_unstable_by_key(|(key, sum)| (std::cmp::Reverse(*sum), *key));
         let (mut kept, mut left) = (HashMap::new(), room);
@@ -36,7 +42,7 @@ impl<K: Copy + Eq + Hash + Ord> Heaviest<K> {
         Heaviest { kept, folded, largest }
     }
 
-    /// Whether a sum stays.
+    /// True if a sum stays.
     pub(crate) fn has(&self, key: K) -> bool {
         self.kept.contains_key(&key)
     }
@@ -61,19 +67,19 @@ mod tests {
     proptest! {
         /// Against exact sums of the same values.
         #[test]
-        fn no_sum_misses_more_than_is_told(
+        fn no_sum_misses_more_than_its_error(
             values in prop::collection::vec((0_u32..60, 1_u64..9), 0..600),
         ) {
-            const MOST: usize = 8;
+            const MAX_KEPT: usize = 8;
             let (mut kept, mut other, mut error) = (HashMap::<u32, u64>::new(), 0, 0);
             for (key, value) in &values {
                 *kept.entry(*key).or_default() += value;
-                if kept.len() > MOST {
-                    let heaviest = Heaviest::of(kept.clone(), MOST / 2, |_| 1);
+                if kept.len() > MAX_KEPT {
+                    let heaviest = Heaviest::from_sums(kept.clone(), MAX_KEPT / 2, |_| 1);
                     error += heaviest.largest;
                     let before: u64 = kept.values().sum();
                     kept.retain(|key, _| heaviest.has(*key));
-                    prop_assert_eq!(kept.len(), MOST / 2);
+                    prop_assert_eq!(kept.len(), MAX_KEPT / 2);
                     other += before - kept.values().sum::<u64>();
                 }
             }

@@ -1,8 +1,9 @@
-//! What a just-in-time compiler says of its code: `/tmp/perf-<pid>.map`, in the process's own root and under the number that the
-//! process has there. A file of the same name in another root is of another process.
+//! Symbols of a just-in-time compiler: `/tmp/perf-<pid>.map`, in the process's own root and under
+//! the PID that the process has there. A file of the same name in another root belongs to another
+//! process.
 //!
-//! Anyone may write to `/tmp`: the map is read only where the process's user owns it and its name is no link. It may grow while it
-//! is read; what was read up to the limits counts.
+//! Every user may write to `/tmp`: the map is read only if the process's user owns it and its name
+//! is not a link. It may grow while it is read; the part read up to the limits is used.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -19,57 +20,57 @@ const MAX_NAMES: usize = 40 << 20;
 /// Bytes of a line; longer lines are cut.
 const MAX_LINE: u64 = 4 << 10;
 
-/// Where a process's map is. The root is held, since the process may end first.
+/// Location of a process's map. The root is kept open, since the process may end first.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct JitOrigin {
     root: TargetRoot,
     path: PathBuf,
     owners: Vec<u32>,
 }
 
-impl Origin {
-    /// Of a process that is there. `None` where it is not.
-    pub(crate) fn of(pid: u32) -> Option<Origin> {
+impl JitOrigin {
+    /// Location for a running process. `None` if it does not exist.
+    pub(crate) fn of_process(pid: u32) -> Option<JitOrigin> {
         let live = ProcRoot::live();
-        let root = TargetRoot::of(&live, Pid(pid)).ok()?;
+        let root = TargetRoot::of_process(&live, Pid(pid)).ok()?;
         let status = live.read(Pid(pid), "status").ok()?;
         let status = String::from_utf8_lossy(&status);
         let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         // The number in the innermost namespace is the last one.
         let inner: u32 = line("NSpid:")?.split_whitespace().next_back()?.parse().ok()?;
         let owners = line("Uid:")?.split_whitespace().filter_map(|id| id.parse().ok()).collect();
-        Some(Origin { root, path: format!("/tmp/perf-{inner}.map").into(), owners })
+        Some(JitOrigin { root, path: format!("/tmp/perf-{inner}.map").into(), owners })
     }
 
     /// The map as it is now.
-    pub(crate) fn read(&self) -> Option<Map> {
+    pub(crate) fn read(&self) -> Option<JitMap> {
         let file = self.root.open_owned(&self.path, &self.owners, MAX_BYTES).ok()?;
-        Some(Map::parse(BufReader::new(file.take(MAX_BYTES))))
+        Some(JitMap::parse(BufReader::new(file.take(MAX_BYTES))))
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct JitFunction {
     start: u64,
     end: u64,
-    /// Where its name is.
+    /// Offset of its name.
     name: u32,
     length: u32,
 }
 
 /// Functions by address.
 #[derive(Debug, Default)]
-pub(crate) struct Map {
+pub(crate) struct JitMap {
     /// By start.
-    functions: Vec<Function>,
+    functions: Vec<JitFunction>,
     names: Vec<u8>,
 }
 
-impl Map {
-    /// Lines of a start, a size, both hexadecimal, and a name. What is no such line is left out; of two functions at one
-    /// place the later is the one that is there.
-    fn parse(mut text: impl BufRead) -> Map {
-        let mut map = Map::default();
+impl JitMap {
+    /// Parses lines of a start, a size (both hexadecimal), and a name. Other lines are ignored; of
+    /// two functions at one address the later is valid.
+    fn parse(mut text: impl BufRead) -> JitMap {
+        let mut map = JitMap::default();
         let mut line = Vec::new();
         while map.functions.len() < MAX_FUNCTIONS && map.names.len() < MAX_NAMES {
             line.clear();
@@ -99,21 +100,21 @@ impl Map {
         let name = u32::try_from(self.names.len()).ok()?;
         self.names.extend_from_slice(text);
         let length = u32::try_from(text.len()).ok()?;
-        self.functions.push(Function { start, end, name, length });
+        self.functions.push(JitFunction { start, end, name, length });
         Some(())
     }
 
     /// The function that an address is in.
     pub(crate) fn find(&self, address: u64) -> Option<String> {
         let behind = self.functions.partition_point(|it| it.start <= address);
-        let Function { end, name, length, .. } = *self.functions.get(behind.checked_sub(1)?)?;
+        let JitFunction { end, name, length, .. } = *self.functions.get(behind.checked_sub(1)?)?;
         let name = self.names.get(name as usize..)?.get(..length as usize)?;
         (address < end).then(|| String::from_utf8_lossy(name).into_owned())
     }
 
     /// Bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.functions.len() * size_of::<Function>() + self.names.len()) as u64
+        (self.functions.len() * size_of::<JitFunction>() + self.names.len()) as u64
     }
 }
 
@@ -121,8 +122,8 @@ impl Map {
 mod tests {
     use super::*;
 
-    fn map(text: &[u8]) -> Map {
-        Map::parse(text)
+    fn map(text: &[u8]) -> JitMap {
+        JitMap::parse(text)
     }
 
     #[test]
@@ -155,7 +156,7 @@ mod tests {
                 Ok(length)
             }
         }
-        let map = Map::parse(BufReader::new(Endless(0)));
+        let map = JitMap::parse(BufReader::new(Endless(0)));
         assert!(map.functions.len() <= MAX_FUNCTIONS);
         assert!(map.bytes() <= 80 << 20, "{}", map.bytes());
     }

@@ -6,23 +6,23 @@ use pagewise_model::{Absent, Reading};
 
 /// Functions by address.
 #[derive(Debug, Default)]
-pub struct Functions {
-    /// Where each begins, and where in `names` its name lies, by address.
+pub struct KernelFunctions {
+    /// Start of each function, and the range of its name in `names`, by address.
     starts: Vec<(u64, usize, usize)>,
     names: String,
 }
 
-impl Functions {
-    /// What the kernel tells.
+impl KernelFunctions {
+    /// Functions of the running kernel.
     ///
     /// # Errors
     /// [`Absent`] where it has no such file or hides the addresses.
-    pub fn read() -> Reading<Functions> {
+    pub fn read() -> Reading<KernelFunctions> {
         let text = std::fs::read("/proc/kallsyms").map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Absent::NotSupported("there is no /proc/kallsyms".into()),
+            io::ErrorKind::NotFound => Absent::NotSupported("/proc/kallsyms does not exist".into()),
             _ => Absent::NotPermitted("root".into()),
         })?;
-        let functions = Functions::parse(&text);
+        let functions = KernelFunctions::parse(&text);
         if functions.starts.is_empty() {
             let needs = "CAP_SYSLOG, and kernel.kptr_restrict below 2";
             return Err(Absent::NotPermitted(needs.into()));
@@ -30,10 +30,10 @@ impl Functions {
         Ok(functions)
     }
 
-    /// Lines of an address, a letter for the kind, a name, and the module in brackets where there is one. What is no function
-    /// and what has no address is left out.
-    fn parse(text: &[u8]) -> Functions {
-        let mut functions = Functions::default();
+    /// Parses lines of an address, a letter for the kind, a name, and the module in brackets if
+    /// there is one. Symbols that are not functions or lack an address are ignored.
+    fn parse(text: &[u8]) -> KernelFunctions {
+        let mut functions = KernelFunctions::default();
         for line in text.split(|byte| *byte == b'\n') {
             let Ok(line) = std::str::from_utf8(line) else { continue };
             let mut words = line.split_ascii_whitespace();
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn an_address_is_in_the_last_function_before_it() {
         let text = b"ffffffff81000020 T second\nffffffff81000010 t first\nffffffff81000018 d data\nbroken\n";
-        let functions = Functions::parse(text);
+        let functions = KernelFunctions::parse(text);
         assert_eq!(functions.find(0xffff_ffff_8100_0010), Some("first"));
         assert_eq!(functions.find(0xffff_ffff_8100_001f), Some("first"));
         assert_eq!(functions.find(0xffff_ffff_8100_0020), Some("second"));
@@ -77,6 +77,6 @@ mod tests {
 
     #[test]
     fn hidden_addresses_are_none() {
-        assert!(Functions::parse(b"0000000000000000 T first\n").starts.is_empty());
+        assert!(KernelFunctions::parse(b"0000000000000000 T first\n").starts.is_empty());
     }
 }

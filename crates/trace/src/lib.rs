@@ -1,7 +1,8 @@
 //! Kernel events of running programs: where in the program they happened, and in which memory.
 //!
-//! A [`Session`] has the kernel write samples into rings, and hands them on in order of time as [`Record`]s. [`Spaces`] knows
-//! which mapping an address was in, [`Stacks`] gives each call stack a number, and [`Symbols`] tells its functions and lines.
+//! A [`TraceSession`] makes the kernel write samples into rings, and passes them on in order of
+//! time as [`PerfRecord`]s. [`Spaces`] finds the mapping of an address, [`RecordedStacks`] gives
+//! each call stack a number, and [`Symbols`] its functions and lines.
 #![forbid(unsafe_code)]
 
 mod callers;
@@ -20,22 +21,22 @@ mod session;
 pub mod shootdowns;
 mod spaces;
 mod stacks;
-mod store;
 mod symbolizer;
 mod symbols;
 pub mod tracepoint;
 mod unwind;
 mod watch;
+mod x86_store;
 
 pub use callers::{Callers, Finder};
-pub use error::Error;
-pub use file_symbols::{FileSymbols, Module, Unusable};
-pub use kernel::Functions;
-pub use record::{Access, Carried, Mapped, Record, Sample};
-pub use session::{Session, Target, Uprobes, Wanted};
-pub use spaces::{Region, Spaces};
-pub use stacks::{StackId, Stacks};
-pub use symbols::{Place, Symbols};
-pub use tracepoint::{Field, Tracepoint};
+pub use error::TraceError;
+pub use file_symbols::{FileSymbols, MappedModule, Unusable};
+pub use kernel::KernelFunctions;
+pub use record::{Carried, MmapAccess, MmapRecord, PerfRecord, PerfSample};
+pub use session::{SessionEvent, TraceSession, TraceTarget, Uprobes};
+pub use spaces::{SpaceRegion, Spaces};
+pub use stacks::{RecordedStacks, StackId};
+pub use symbols::{CodePlace, Symbols};
+pub use tracepoint::{Tracepoint, TracepointField};
 pub use unwind::Unwinder;
-pub use watch::{Hits, Watch};
+pub use watch::{Hits, MemoryWatch};

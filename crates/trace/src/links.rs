@@ -1,9 +1,12 @@
-//! Separate debug files: by build ID, by `.gnu_debuglink`, and what several of them share, by `.gnu_debugaltlink`.
+//! Separate debug files: by build ID, by `.gnu_debuglink`, and what several of them share, by
+//! `.gnu_debugaltlink`.
 //!
-//! Names in a file are chosen by whoever made it. They are looked up only where debug files are: beside the file, in `.debug`
-//! beside it, and in the folders of debug files; in the root of the process first, where the file is its, and never by a name with
-//! folders in it (`.gnu_debuglink`). What is found is used only if its build ID or CRC is the one in the file, and it is opened
-//! by [`pagewise_proc::target_file`]: a FIFO, a device, or a file that is too large is not there. `.debug_sup` is not followed.
+//! The names in a file are chosen by its author and not trusted. They are looked up only where
+//! debug files are: beside the file, in `.debug` beside it, and in the folders of debug files; in
+//! the root of the process first if the file is from there, and never by a name with folders in it
+//! (`.gnu_debuglink`). A candidate is used only if its build ID or CRC is the one in the file, and
+//! it is opened by [`pagewise_proc::target_file`]: a FIFO, a device, or a file that is too large
+//! counts as missing. `.debug_sup` is not followed.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -15,7 +18,7 @@ use std::rc::Rc;
 
 use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 
-use crate::symbolizer::{Layout, Module, Source};
+use crate::symbolizer::{FileLayout, FileSource, SymbolModule};
 
 /// No larger file is read from end to end for its CRC, and no more of all files.
 const MAX_CRC_BYTES: u64 = 512 << 20;
@@ -23,9 +26,9 @@ const MAX_CRC_BYTES_OF_ALL: u64 = 2 << 30;
 /// Bytes that are read at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Where a file is, or may be.
+/// Possible location of a debug file.
 #[derive(Clone, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct DebugFilePath<'a> {
     /// The root that names are looked up in.
     pub(crate) root: &'a TargetRoot,
     /// The folder that the file is in.
@@ -34,38 +37,39 @@ pub(crate) struct Place<'a> {
 
 /// Finds debug files.
 #[derive(Clone, Debug)]
-pub(crate) struct Links {
+pub(crate) struct DebugLinks {
     folders: Vec<PathBuf>,
-    /// What may still be read for CRCs.
+    /// Number of bytes that may still be read for CRCs.
     left: Cell<u64>,
 }
 
 /// A file that was found, and the folders that it may link from.
-struct Found {
-    source: Rc<Source>,
-    layout: Layout,
+struct FoundDebugFile {
+    source: Rc<FileSource>,
+    layout: FileLayout,
     folders: Vec<PathBuf>,
 }
 
-impl Links {
+impl DebugLinks {
     /// With folders that are laid out as `/usr/lib/debug` is.
-    pub(crate) fn new(folders: &[PathBuf]) -> Links {
-        Links { folders: folders.to_vec(), left: Cell::new(MAX_CRC_BYTES_OF_ALL) }
+    pub(crate) fn new(folders: &[PathBuf]) -> DebugLinks {
+        DebugLinks { folders: folders.to_vec(), left: Cell::new(MAX_CRC_BYTES_OF_ALL) }
     }
 
-    /// What to ask about a file: its debug file, then the file itself, each with what it shares with others.
+    /// Sources of symbols of a file: its debug file, then the file itself, each with its
+    /// supplementary file.
     pub(crate) fn modules(
         &self,
-        source: Source,
-        layout: Layout,
-        places: &[Place<'_>],
-    ) -> Vec<Module> {
+        source: FileSource,
+        layout: FileLayout,
+        places: &[DebugFilePath<'_>],
+    ) -> Vec<SymbolModule> {
         let mut modules = Vec::new();
         if let Some((found, root)) = self.debug_file(&layout, places) {
-            let own: Vec<Place<'_>> = found
+            let own: Vec<DebugFilePath<'_>> = found
                 .folders
                 .iter()
-                .map(|folder| Place { root, folder: Some(folder.clone()) })
+                .map(|folder| DebugFilePath { root, folder: Some(folder.clone()) })
                 .collect();
             modules.push(self.module(found.source, found.layout, &own));
         }
@@ -73,28 +77,34 @@ impl Links {
         modules
     }
 
-    /// The debug file of a build that is not here itself: what has the same build ID is of the same build.
-    pub(crate) fn of_build(&self, id: &[u8], root: &TargetRoot) -> Option<Module> {
-        let places = [Place { root, folder: None }];
+    /// The debug file of a build that is not here itself: what has the same build ID is of the same
+    /// build.
+    pub(crate) fn of_build(&self, id: &[u8], root: &TargetRoot) -> Option<SymbolModule> {
+        let places = [DebugFilePath { root, folder: None }];
         let (found, root) = self.by_build_id(id, &places)?;
-        let own: Vec<Place<'_>> = found
+        let own: Vec<DebugFilePath<'_>> = found
             .folders
             .iter()
-            .map(|folder| Place { root, folder: Some(folder.clone()) })
+            .map(|folder| DebugFilePath { root, folder: Some(folder.clone()) })
             .collect();
         Some(self.module(found.source, found.layout, &own))
     }
 
-    fn module(&self, source: Rc<Source>, layout: Layout, places: &[Place<'_>]) -> Module {
+    fn module(
+        &self,
+        source: Rc<FileSource>,
+        layout: FileLayout,
+        places: &[DebugFilePath<'_>],
+    ) -> SymbolModule {
         let shared = if layout.has_dwarf() { self.shared(&layout, places) } else { None };
-        Module::new(source, layout, shared)
+        SymbolModule::new(source, layout, shared)
     }
 
     fn debug_file<'a>(
         &self,
-        layout: &Layout,
-        places: &[Place<'a>],
-    ) -> Option<(Found, &'a TargetRoot)> {
+        layout: &FileLayout,
+        places: &[DebugFilePath<'a>],
+    ) -> Option<(FoundDebugFile, &'a TargetRoot)> {
         let by_id = layout.build_id.as_ref().and_then(|id| self.by_build_id(id, places));
         by_id.or_else(|| {
             let (name, crc) = layout.debug_link.as_ref().filter(|_| !layout.has_dwarf())?;
@@ -120,20 +130,28 @@ impl Links {
         })
     }
 
-    fn by_build_id<'a>(&self, id: &[u8], places: &[Place<'a>]) -> Option<(Found, &'a TargetRoot)> {
+    fn by_build_id<'a>(
+        &self,
+        id: &[u8],
+        places: &[DebugFilePath<'a>],
+    ) -> Option<(FoundDebugFile, &'a TargetRoot)> {
         let (first, rest) = id.split_first().filter(|(_, rest)| !rest.is_empty())?;
         let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!(".build-id/{first:02x}/{rest}.debug");
         places.iter().find_map(|place| {
             let paths = self.folders.iter().map(|folder| folder.join(&name));
             let mut found = paths.filter_map(|path| open(place.root, &path));
-            let is_it = |found: &Found| found.layout.build_id.as_deref() == Some(id);
+            let is_it = |found: &FoundDebugFile| found.layout.build_id.as_deref() == Some(id);
             found.find(is_it).map(|found| (found, place.root))
         })
     }
 
-    /// What a file shares with others, by `.gnu_debugaltlink`.
-    fn shared(&self, layout: &Layout, places: &[Place<'_>]) -> Option<(Rc<Source>, Layout)> {
+    /// Supplementary file of a file, from `.gnu_debugaltlink`.
+    fn shared(
+        &self,
+        layout: &FileLayout,
+        places: &[DebugFilePath<'_>],
+    ) -> Option<(Rc<FileSource>, FileLayout)> {
         let (path, id) = layout.alt_link.as_ref()?;
         let path = Path::new(OsStr::from_bytes(path));
         let found = self.by_build_id(id, places).map(|(found, _)| found).or_else(|| {
@@ -148,7 +166,7 @@ impl Links {
     }
 
     /// The CRC of a whole file; none of one that is too large.
-    fn crc(&self, source: &Source) -> Option<u32> {
+    fn crc(&self, source: &FileSource) -> Option<u32> {
         let size = source.size();
         let left = self.left.get().checked_sub(size).filter(|_| size <= MAX_CRC_BYTES)?;
         self.left.set(left);
@@ -163,13 +181,14 @@ impl Links {
     }
 }
 
-fn open(root: &TargetRoot, path: &Path) -> Option<Found> {
+fn open(root: &TargetRoot, path: &Path) -> Option<FoundDebugFile> {
     let file = root.open(path, MAX_ELF_BYTES).ok()?;
-    // Names of debug files are often links: a relative path in one starts from where the file really is.
+    // Names of debug files are often links: a relative path in one starts from where the file
+    // really is.
     let real = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok();
     let folders = [real.as_deref(), Some(path)].into_iter().flatten();
     let folders = folders.filter_map(|path| Some(path.parent()?.to_owned())).collect();
-    let source = Rc::new(Source::from(file));
-    let layout = Layout::of(&source)?;
-    Some(Found { source, layout, folders })
+    let source = Rc::new(FileSource::from(file));
+    let layout = FileLayout::parse(&source)?;
+    Some(FoundDebugFile { source, layout, folders })
 }

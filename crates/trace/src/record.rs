@@ -1,14 +1,14 @@
-//! What the kernel writes into a ring: `PERF_RECORD_*` of `linux/perf_event.h`, from bytes.
+//! Records of the perf ring buffers: `PERF_RECORD_*` of `linux/perf_event.h`, parsed from bytes.
 
-use pagewise_sys::perf_ring::{Carries, Header};
+use pagewise_sys::perf_ring::{Carries, PerfRecordHeader};
 
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record<'a> {
+pub enum PerfRecord<'a> {
     /// An event that was asked for.
-    Sample(Sample<'a>),
+    Sample(PerfSample<'a>),
     /// A new mapping.
-    Mapped(Mapped<'a>),
+    Mapped(MmapRecord<'a>),
     /// A thread has another name; with `exec`, its process another program.
     Named {
         /// Its process.
@@ -17,7 +17,7 @@ pub enum Record<'a> {
         tid: u32,
         /// The name.
         name: &'a [u8],
-        /// Whether it is a new program.
+        /// True if it is a new program.
         exec: bool,
     },
     /// A new thread or process.
@@ -36,27 +36,27 @@ pub enum Record<'a> {
         /// The thread.
         tid: u32,
     },
-    /// So many events are missing.
+    /// Number of missing events.
     Lost(u64),
     /// Anything else.
     Other,
 }
 
-/// What samples of an event carry: its place among those that were wanted.
+/// Contents of the samples of an event, and its index in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// Which of the events.
     pub which: usize,
-    /// What its samples say.
+    /// Contents of its samples.
     pub carries: Carries,
 }
 
 /// An event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample<'a> {
+pub struct PerfSample<'a> {
     /// Which of those that were wanted.
     pub which: usize,
-    /// Where the program was, or the kernel.
+    /// Address of the program, or of the kernel.
     pub ip: u64,
     /// The process.
     pub pid: u32,
@@ -72,35 +72,35 @@ pub struct Sample<'a> {
     /// The fields of a tracepoint, where samples carry them.
     pub raw: &'a [u8],
     registers: &'a [u8],
-    /// What was on the stack, from the stack pointer on.
+    /// Stack contents from the stack pointer on.
     pub stack: &'a [u8],
     registers_there: &'a [u8],
 }
 
 /// A new mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mapped<'a> {
+pub struct MmapRecord<'a> {
     /// The process.
     pub pid: u32,
-    /// Where it begins.
+    /// First address.
     pub start: u64,
-    /// How long it is.
+    /// Length.
     pub length: u64,
-    /// Where in the file it begins.
+    /// Offset in the file at which the mapping begins.
     pub offset: u64,
-    /// Of the file's device, the major and minor number.
+    /// Major and minor number of the file's device.
     pub device: (u32, u32),
-    /// The file's inode; 0 where there is none.
+    /// The file's inode; 0 if the mapping has no file.
     pub inode: u64,
-    /// How it may be used, and whether it is shared.
-    pub access: Access,
+    /// Access rights, and private or shared.
+    pub access: MmapAccess,
     /// The file's path, or what else it is: `//anon`, `[heap]`, `[stack]`.
     pub name: &'a [u8],
 }
 
-/// How a mapping may be used.
+/// Access rights of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct MmapAccess {
     /// `PROT_WRITE`.
     pub write: bool,
     /// `PROT_EXEC`.
@@ -123,12 +123,12 @@ mod kind {
 /// No record is of this kind.
 pub(crate) const NOTHING: u32 = 0;
 
-pub(crate) fn is_sample(header: Header) -> bool {
+pub(crate) fn is_sample(header: PerfRecordHeader) -> bool {
     header.kind == kind::SAMPLE
 }
 
-/// Whether it says that records before it are missing.
-pub(crate) fn is_loss(header: Header) -> bool {
+/// True if it says that records before it are missing.
+pub(crate) fn is_loss(header: PerfRecordHeader) -> bool {
     matches!(header.kind, kind::LOST | kind::LOST_SAMPLES)
 }
 
@@ -144,30 +144,31 @@ mod context {
     pub(super) const FIRST: u64 = 4095_u64.wrapping_neg();
 }
 
-/// What ends records that are no samples: thread, time, CPU, identifier.
+/// Trailer of records that are not samples: thread, time, CPU, identifier.
 const TRAILER: usize = 4 * 8;
 
 /// Bytes that are read from the front.
-struct Cursor<'a>(&'a [u8]);
+struct RecordCursor<'a>(&'a [u8]);
 
-impl<'a> Cursor<'a> {
-    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
+impl<'a> RecordCursor<'a> {
+    fn take_bytes(&mut self, bytes: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(bytes)?;
         self.0 = rest;
         Some(taken)
     }
 
     fn u64(&mut self) -> Option<u64> {
-        self.take(8)?.try_into().ok().map(u64::from_ne_bytes)
+        self.take_bytes(8)?.try_into().ok().map(u64::from_ne_bytes)
     }
 
     fn u32(&mut self) -> Option<u32> {
-        self.take(4)?.try_into().ok().map(u32::from_ne_bytes)
+        self.take_bytes(4)?.try_into().ok().map(u32::from_ne_bytes)
     }
 }
 
-/// When a record was written, and which event's it is: where in its bytes that stands does not depend on the event.
-pub(crate) fn stamp(header: Header, bytes: &[u8]) -> Option<(u64, u64)> {
+/// When a record was written, and which event's it is: where in its bytes that stands does not
+/// depend on the event.
+pub(crate) fn stamp(header: PerfRecordHeader, bytes: &[u8]) -> Option<(u64, u64)> {
     let word =
         |at: usize| bytes.get(at..)?.first_chunk::<8>().map(|bytes| u64::from_ne_bytes(*bytes));
     if header.kind == kind::SAMPLE {
@@ -178,47 +179,54 @@ pub(crate) fn stamp(header: Header, bytes: &[u8]) -> Option<(u64, u64)> {
 }
 
 /// Reads a record. `None` where it is too short for what it should say.
-pub(crate) fn parse<'a>(header: Header, bytes: &'a [u8], event: Carried) -> Option<Record<'a>> {
+pub(crate) fn parse<'a>(
+    header: PerfRecordHeader,
+    bytes: &'a [u8],
+    event: Carried,
+) -> Option<PerfRecord<'a>> {
     if header.kind == kind::SAMPLE {
-        return sample(bytes, event).map(Record::Sample);
+        return sample(bytes, event).map(PerfRecord::Sample);
     }
-    let mut body = Cursor(bytes.get(..bytes.len().checked_sub(TRAILER)?)?);
+    let mut body = RecordCursor(bytes.get(..bytes.len().checked_sub(TRAILER)?)?);
     Some(match header.kind {
-        kind::LOST => Record::Lost(body.u64().and_then(|_| body.u64())?),
-        kind::LOST_SAMPLES => Record::Lost(body.u64()?),
+        kind::LOST => PerfRecord::Lost(body.u64().and_then(|_| body.u64())?),
+        kind::LOST_SAMPLES => PerfRecord::Lost(body.u64()?),
         kind::COMM => {
             let (pid, tid) = (body.u32()?, body.u32()?);
             let exec = header.misc & MISC_COMM_EXEC != 0;
-            Record::Named { pid, tid, name: string(body.0), exec }
+            PerfRecord::Named { pid, tid, name: string(body.0), exec }
         }
         kind::FORK | kind::EXIT => {
             let (pid, parent, tid) = (body.u32()?, body.u32()?, body.u32()?);
             match header.kind {
-                kind::FORK => Record::Forked { pid, parent, tid },
-                _ => Record::Ended { pid, tid },
+                kind::FORK => PerfRecord::Forked { pid, parent, tid },
+                _ => PerfRecord::Ended { pid, tid },
             }
         }
-        kind::MMAP2 => Record::Mapped(mapped(header, body)?),
-        _ => Record::Other,
+        kind::MMAP2 => PerfRecord::Mapped(mapped(header, body)?),
+        _ => PerfRecord::Other,
     })
 }
 
-fn mapped<'a>(header: Header, mut body: Cursor<'a>) -> Option<Mapped<'a>> {
+fn mapped<'a>(header: PerfRecordHeader, mut body: RecordCursor<'a>) -> Option<MmapRecord<'a>> {
     const WRITE: u32 = 2;
     const EXECUTE: u32 = 4;
     const SHARED: u32 = 1;
     let (pid, _tid) = (body.u32()?, body.u32()?);
     let (start, length, offset) = (body.u64()?, body.u64()?, body.u64()?);
-    let mut file = Cursor(body.take(24)?);
+    let mut file = RecordCursor(body.take_bytes(24)?);
     let (device, inode) = match header.misc & MISC_MMAP_BUILD_ID {
         0 => ((file.u32()?, file.u32()?), file.u64()?),
         _ => ((0, 0), 0),
     };
     let (prot, flags) = (body.u32()?, body.u32()?);
     let has = |bits: u32, bit| bits & bit != 0;
-    let access =
-        Access { write: has(prot, WRITE), execute: has(prot, EXECUTE), shared: has(flags, SHARED) };
-    Some(Mapped { pid, start, length, offset, device, inode, access, name: string(body.0) })
+    let access = MmapAccess {
+        write: has(prot, WRITE),
+        execute: has(prot, EXECUTE),
+        shared: has(flags, SHARED),
+    };
+    Some(MmapRecord { pid, start, length, offset, device, inode, access, name: string(body.0) })
 }
 
 /// A string that is filled up with NUL.
@@ -226,60 +234,62 @@ fn string(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<Sample<'a>> {
-    let mut cursor = Cursor(bytes);
+fn sample<'a>(bytes: &'a [u8], event: Carried) -> Option<PerfSample<'a>> {
+    let mut cursor = RecordCursor(bytes);
     let Carries { address, callers, raw, registers, registers_there, stack, .. } = event.carries;
     let _identifier = cursor.u64()?;
     let ip = cursor.u64()?;
     let (pid, tid) = (cursor.u32()?, cursor.u32()?);
     let time = cursor.u64()?;
-    let mut sample = Sample { which: event.which, ip, pid, tid, time, ..Sample::default() };
+    let mut sample = PerfSample { which: event.which, ip, pid, tid, time, ..PerfSample::default() };
     if address {
         sample.address = cursor.u64()?;
     }
     (sample.cpu, _) = (cursor.u32()?, cursor.u32()?);
     if callers > 0 {
         let count = usize::try_from(cursor.u64()?).ok()?;
-        sample.callers = cursor.take(count.checked_mul(8)?)?;
+        sample.callers = cursor.take_bytes(count.checked_mul(8)?)?;
     }
     if raw {
         let size = usize::try_from(cursor.u32()?).ok()?;
-        sample.raw = cursor.take(size)?;
+        sample.raw = cursor.take_bytes(size)?;
     }
     if registers > 0 {
         // No registers where there was no user mode to have any.
         let count = if cursor.u64()? == 0 { 0 } else { registers.count_ones() as usize };
-        sample.registers = cursor.take(count * 8)?;
+        sample.registers = cursor.take_bytes(count * 8)?;
     }
     if stack > 0 {
         let size = usize::try_from(cursor.u64()?).ok()?;
-        let whole = cursor.take(size)?;
+        let whole = cursor.take_bytes(size)?;
         let used = if size == 0 { 0 } else { usize::try_from(cursor.u64()?).ok()? };
         sample.stack = whole.get(..used.min(size))?;
     }
     if registers_there > 0 {
         let count = if cursor.u64()? == 0 { 0 } else { registers_there.count_ones() as usize };
-        sample.registers_there = cursor.take(count * 8)?;
+        sample.registers_there = cursor.take_bytes(count * 8)?;
     }
     Some(sample)
 }
 
-fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
-impl Sample<'_> {
-    /// Where the program was, then the return addresses of its callers. Empty where samples do not carry them.
+impl PerfSample<'_> {
+    /// Address of the program, then the return addresses of its callers. Empty if samples do not
+    /// contain them.
     pub fn callers(&self) -> impl Iterator<Item = u64> + '_ {
         self.callers_in(context::USER)
     }
 
-    /// Where the kernel was, then the return addresses of its callers. Empty where samples do not carry them.
+    /// Address in the kernel, then the return addresses of its callers. Empty if samples do not
+    /// contain them.
     pub fn kernel_callers(&self) -> impl Iterator<Item = u64> + '_ {
         self.callers_in(context::KERNEL)
     }
 
-    /// Whether it happened in the kernel.
+    /// True if it happened in the kernel.
     pub fn is_in_kernel(&self) -> bool {
         /// From here on addresses are the kernel's.
         const KERNEL: u64 = 1 << 63;
@@ -288,7 +298,7 @@ impl Sample<'_> {
 
     fn callers_in(&self, wanted: u64) -> impl Iterator<Item = u64> + '_ {
         let mut now = context::USER;
-        words(self.callers).filter(move |&word| {
+        words_of(self.callers).filter(move |&word| {
             if word >= context::FIRST {
                 now = word;
             }
@@ -296,14 +306,15 @@ impl Sample<'_> {
         })
     }
 
-    /// The registers that were asked for, in the order of their numbers. Empty where the thread has no user mode.
+    /// The registers that were asked for, in the order of their numbers. Empty where the thread has
+    /// no user mode.
     pub fn registers(&self) -> impl Iterator<Item = u64> + '_ {
-        words(self.registers)
+        words_of(self.registers)
     }
 
     /// Those of where it happened, which may be in the kernel.
     pub fn registers_there(&self) -> impl Iterator<Item = u64> + '_ {
-        words(self.registers_there)
+        words_of(self.registers_there)
     }
 }
 
@@ -337,10 +348,12 @@ mod tests {
         text.extend(bytes(&[2, 10, 30]));
         text.extend(bytes(&[16, 1, 2, 8]));
         text.extend(bytes(&[2, 20]));
-        let header = Header { kind: kind::SAMPLE, misc: 0 };
+        let header = PerfRecordHeader { kind: kind::SAMPLE, misc: 0 };
         assert_eq!(stamp(header, &text), Some((99, 77)));
         let event = Carried { which: 6, carries: ALL };
-        let Some(Record::Sample(sample)) = parse(header, &text, event) else { panic!("no sample") };
+        let Some(PerfRecord::Sample(sample)) = parse(header, &text, event) else {
+            panic!("no sample")
+        };
         assert_eq!((sample.which, sample.ip, sample.pid, sample.tid), (6, 0x1000, 4, 5));
         assert_eq!((sample.time, sample.cpu, sample.address), (99, 3, 0xabc));
         assert!(sample.callers().eq([0x1000, 0x2000]));
@@ -359,20 +372,20 @@ mod tests {
         text.extend([5_u32, 1].into_iter().flat_map(u32::to_ne_bytes));
         text.extend(*b"/bin/a\0\0");
         text.extend(bytes(&[8 << 32 | 7, 99, 0, 77]));
-        let header = Header { kind: kind::MMAP2, misc: 0 };
+        let header = PerfRecordHeader { kind: kind::MMAP2, misc: 0 };
         assert_eq!(stamp(header, &text), Some((99, 77)));
         let event = Carried { which: 0, carries: ALL };
-        let expected = Mapped {
+        let expected = MmapRecord {
             pid: 7,
             start: 0x1000,
             length: 0x2000,
             offset: 0x3000,
             device: (1, 2),
             inode: 42,
-            access: Access { write: false, execute: true, shared: true },
+            access: MmapAccess { write: false, execute: true, shared: true },
             name: b"/bin/a",
         };
-        assert_eq!(parse(header, &text, event), Some(Record::Mapped(expected)));
+        assert_eq!(parse(header, &text, event), Some(PerfRecord::Mapped(expected)));
     }
 
     proptest! {
@@ -382,10 +395,10 @@ mod tests {
             misc: u16,
             bytes: Vec<u8>,
         ) {
-            let header = Header { kind, misc };
+            let header = PerfRecordHeader { kind, misc };
             let _ = stamp(header, &bytes);
             let event = Carried { which: 0, carries: ALL };
-            if let Some(Record::Sample(sample)) = parse(header, &bytes, event) {
+            if let Some(PerfRecord::Sample(sample)) = parse(header, &bytes, event) {
                 let _ = (sample.callers().count(), sample.registers().count());
             }
         }

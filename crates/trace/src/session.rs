@@ -7,21 +7,22 @@ use std::io;
 use std::time::Duration;
 
 use pagewise_sys::bpf::{Attachment, Copies, UprobeSamples};
-use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
-use pagewise_sys::perf_ring::{self, Carries, Header, Ring, Sampling};
+use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
+use pagewise_sys::perf_ring::{self, Carries, PerfRecordHeader, PerfRing, Sampling};
 use pagewise_sys::system;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::Error;
-use crate::record::{self, Carried, Record};
+use crate::TraceError;
+use crate::record::{self, Carried, PerfRecord};
 
-/// Whose events.
+/// Processes whose events are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum TraceTarget {
     /// Those of a process that runs, of each of its threads, and of all that they make from now on.
     Process(u32),
-    /// Those of a process that has not begun yet, and of all that it makes: from its next `exec` on.
+    /// Those of a process that has not begun yet, and of all that it makes: from its next `exec`
+    /// on.
     Command(u32),
     /// Those of all that run.
     Machine,
@@ -29,11 +30,11 @@ pub enum Target {
 
 /// An event that is wanted.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// What it is called, where it is said that it cannot be had.
+pub struct SessionEvent {
+    /// Name of the event for messages about its absence.
     pub name: String,
-    /// How it is sampled; the first of all is, others may be counted only. `mode` is set to what the target needs, but for
-    /// `exclude_kernel` and `exclude_user`.
+    /// Sampling of the event; the first of all is sampled, others may be counted only. `mode` is
+    /// set for the target, except for `exclude_kernel` and `exclude_user`.
     pub sampling: Sampling,
 }
 
@@ -43,20 +44,22 @@ pub struct Uprobes<'u> {
     /// The name of the functions in errors.
     pub name: &'u str,
     /// The type of the PMU `uprobe`.
-    pub kind: Kind,
+    pub kind: PerfType,
     /// A path to the file. The kernel reads the path from our memory.
     pub path: &'static CStr,
     /// The offsets of the instructions in the file.
     pub offsets: &'u [u64],
-    /// Whether the uprobes report the return of the functions that begin at `offsets`, not the instructions.
+    /// True if the uprobes report the return of the functions that begin at `offsets`, not the
+    /// instructions.
     pub at_return: bool,
-    /// The process that they are wanted of: where the kernel can, they are placed in it alone, and else in every process that executes the file.
+    /// The process that they are wanted of: where the kernel can, they are placed in it alone, and
+    /// else in every process that executes the file.
     pub pid: Option<u32>,
     /// The fields of each sample.
     pub carries: Carries,
 }
 
-/// Whether a link of uprobes can be of one process: since Linux 6.10; before, it was of one thread.
+/// True if a link of uprobes can be of one process: since Linux 6.10; before, it was of one thread.
 fn links_choose_processes() -> bool {
     let release = system::kernel_release();
     let release = String::from_utf8_lossy(&release);
@@ -66,51 +69,53 @@ fn links_choose_processes() -> bool {
 
 /// A record that was read and not handed on. There are many of them: each takes 32 bytes.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct WaitingRecord {
     time: u64,
     /// Its place among those of the same time.
     number: u32,
-    header: Header,
+    header: PerfRecordHeader,
     /// Which of `Session::carried`.
     event: u16,
     /// Which ring it was in.
     ring: u16,
-    /// Which of `Session::arenas` holds its bytes, from where on, and how many: the kernel's records are below 64 KiB.
+    /// Which of `Session::arenas` holds its bytes, from where on, and how many: the kernel's
+    /// records are below 64 KiB.
     arena: bool,
     length: u16,
     start: u32,
 }
 
-const _: () = assert!(size_of::<Waiting>() == 32);
+const _: () = assert!(size_of::<WaitingRecord>() == 32);
 
 /// A ring, and how far it was read.
 #[derive(Debug)]
-struct Read {
-    ring: Ring,
+struct RingReader {
+    ring: PerfRing,
     /// All of its records up to this time have been read.
     until: u64,
     /// It held more when it was read last.
     has_more: bool,
 }
 
-/// Bytes of records that are read at a time, of all rings together: what is read and not handed on yet is at most twice this.
+/// Bytes of records that are read at a time, of all rings together: what is read and not handed on
+/// yet is at most twice this.
 const BATCH: usize = 8 << 20;
-/// At least so many of each ring.
-const LEAST: usize = 256 << 10;
+/// Minimum number of bytes that is read from each ring.
+const MIN_BATCH: usize = 256 << 10;
 /// Records of one ring may be out of order by the time that an interrupt takes.
 const DISORDER: u64 = 1_000_000;
 
 /// The time of a copy whose sample has not been read yet.
 const NOT_YET: u64 = u64::MAX;
 
-impl Waiting {
-    /// Where its bytes are in its arena.
+impl WaitingRecord {
+    /// Range of its bytes in the arena.
     fn range(&self) -> std::ops::Range<usize> {
         let start = self.start as usize;
         start..start + usize::from(self.length)
     }
 
-    /// What comes behind a copy: its sample, or anything where that was lost.
+    /// Handles the record after a copy: its sample, or any record if the sample was lost.
     fn settle(&mut self, time: u64, is_its_sample: bool) {
         self.time = time;
         if !is_its_sample {
@@ -121,26 +126,28 @@ impl Waiting {
 
 /// Events that the kernel writes into rings, one a CPU. Dropping it ends that.
 #[derive(Debug)]
-pub struct Session {
-    rings: Vec<Read>,
+pub struct TraceSession {
+    rings: Vec<RingReader>,
     /// The first of each CPU, whose rings they are, then the others.
-    counters: Vec<Counter>,
-    /// What is only counted: which event, on which CPU.
-    counted: Vec<(usize, u32, Counter)>,
+    counters: Vec<PerfCounter>,
+    /// Events that are only counted: index of the event, CPU, counter.
+    counted: Vec<(usize, u32, PerfCounter)>,
     /// Events of all that runs: what programs in the kernel write, and what cannot be inherited.
-    others: Vec<Counter>,
+    others: Vec<PerfCounter>,
     copies: Option<Copies>,
     uprobes: Vec<UprobeSamples>,
     /// Which event they are.
     copied: Option<usize>,
     events: HashMap<u64, u16>,
     carried: Vec<Carried>,
-    /// Bytes of records that wait: those of the last batch, and, when that was handed on, room for the next.
+    /// Bytes of records that wait: those of the last batch, and, when that was handed on, room for
+    /// the next.
     arenas: [Vec<u8>; 2],
     /// Which arena the next batch goes into.
     next: bool,
-    waiting: Vec<Waiting>,
-    /// Where events are of all that runs and only some of it is wanted: the process, and those that it made since.
+    waiting: Vec<WaitingRecord>,
+    /// The process and its descendants, if events are of the whole machine but only these are
+    /// wanted.
     family: Option<HashSet<u32>>,
     /// Records up to this time have all been read.
     horizon: u64,
@@ -150,28 +157,33 @@ pub struct Session {
 }
 
 impl Uprobes<'_> {
-    fn event(&self, offset: u64) -> Event {
-        let event = Event::instruction(self.kind, self.path, offset);
+    fn event(&self, offset: u64) -> PerfEvent {
+        let event = PerfEvent::instruction(self.kind, self.path, offset);
         // Bit 0: at the return of the function.
-        Event { config: self.at_return.into(), ..event }
+        PerfEvent { config: self.at_return.into(), ..event }
     }
 }
 
 /// Each event, with these fields.
-fn sampling(event: Event, carries: Carries) -> Sampling {
+fn sampling(event: PerfEvent, carries: Carries) -> Sampling {
     let mode = Mode::default();
     Sampling { event, every: 1, carries, mode, tasks: false, wake_at: 1 << 16 }
 }
 
-impl Session {
-    /// Opens events, each in a ring of so many bytes a CPU. Nothing is counted before [`Session::enable`], or the command's
-    /// `exec`.
+impl TraceSession {
+    /// Opens events, with a ring of the given size on each CPU. Counting starts with
+    /// [`TraceSession::enable`], or with the command's `exec`.
     ///
     /// # Errors
-    /// [`Error::NotWatched`] for what may not be watched or is not there; [`Error::Gone`]; [`Error::System`].
-    pub fn open(target: Target, wanted: &[Wanted], ring: usize) -> Result<Session, Error> {
+    /// [`TraceError::NotWatched`] for what may not be watched or is not there;
+    /// [`TraceError::Gone`]; [`TraceError::System`].
+    pub fn open(
+        target: TraceTarget,
+        wanted: &[SessionEvent],
+        ring: usize,
+    ) -> Result<TraceSession, TraceError> {
         let cpus = cpus()?;
-        let mut session = Session {
+        let mut session = TraceSession {
             rings: Vec::new(),
             counters: Vec::new(),
             counted: Vec::new(),
@@ -194,9 +206,9 @@ impl Session {
         loop {
             // Threads that were made meanwhile by one that was not opened yet are in none of those.
             let new: Vec<Option<u32>> = match target {
-                Target::Machine => vec![None],
-                Target::Command(pid) => vec![Some(pid)],
-                Target::Process(pid) => threads(pid)?.into_iter().map(Some).collect(),
+                TraceTarget::Machine => vec![None],
+                TraceTarget::Command(pid) => vec![Some(pid)],
+                TraceTarget::Process(pid) => threads(pid)?.into_iter().map(Some).collect(),
             };
             let new: Vec<Option<u32>> = new.into_iter().filter(|it| !known.contains(it)).collect();
             if new.is_empty() {
@@ -208,32 +220,39 @@ impl Session {
             }
         }
         match (target, session.rings.is_empty()) {
-            (Target::Process(pid) | Target::Command(pid), true) => Err(Error::Gone { pid }),
+            (TraceTarget::Process(pid) | TraceTarget::Command(pid), true) => {
+                Err(TraceError::Gone { pid })
+            }
             _ => Ok(session),
         }
     }
 
-    /// [`Session::open`]; where a process has more threads than we may open events of, those of all that runs are opened, and
-    /// those of the process and of what it makes are picked out as they are read. That takes what [`Target::Machine`] takes.
+    /// [`TraceSession::open`]; where a process has more threads than we may open events of, those
+    /// of all that runs are opened, and those of the process and of what it makes are picked out as
+    /// they are read. That takes what [`TraceTarget::Machine`] takes.
     ///
     /// # Errors
-    /// As [`Session::open`].
-    pub fn open_any(target: Target, wanted: &[Wanted], ring: usize) -> Result<Session, Error> {
-        let opened = Session::open(target, wanted, ring);
-        let Target::Process(pid) = target else { return opened };
-        let is_too_many = |opened: &Result<Session, Error>| {
-            let Err(Error::NotWatched { error, .. }) = opened else { return false };
+    /// As [`TraceSession::open`].
+    pub fn open_any(
+        target: TraceTarget,
+        wanted: &[SessionEvent],
+        ring: usize,
+    ) -> Result<TraceSession, TraceError> {
+        let opened = TraceSession::open(target, wanted, ring);
+        let TraceTarget::Process(pid) = target else { return opened };
+        let is_too_many = |opened: &Result<TraceSession, TraceError>| {
+            let Err(TraceError::NotWatched { error, .. }) = opened else { return false };
             matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
         };
         let opened = match opened {
             opened if !is_too_many(&opened) => return opened,
-            _ if system::open_more_files() => Session::open(target, wanted, ring),
+            _ if system::open_more_files() => TraceSession::open(target, wanted, ring),
             opened => opened,
         };
         if !is_too_many(&opened) {
             return opened;
         }
-        match Session::open(Target::Machine, wanted, ring) {
+        match TraceSession::open(TraceTarget::Machine, wanted, ring) {
             Ok(mut session) => {
                 session.family = Some(HashSet::from([pid]));
                 Ok(session)
@@ -242,30 +261,31 @@ impl Session {
         }
     }
 
-    /// Whether counts are of all that runs where only a process was wanted; what is handed on is the process's alone.
+    /// True if counts are of all that runs where only a process was wanted; what is handed on is
+    /// the process's alone.
     pub fn counts_others(&self) -> bool {
         self.family.is_some()
     }
 
     fn open_thread(
         &mut self,
-        target: Target,
+        target: TraceTarget,
         thread: Option<u32>,
-        wanted: &[Wanted],
+        wanted: &[SessionEvent],
         cpus: &[u32],
         ring: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<(), TraceError> {
         for (at, cpu) in cpus.iter().copied().enumerate() {
             let whose = match thread {
-                Some(thread) => Whose::ThreadOn { thread, cpu },
-                None => Whose::Cpu(cpu),
+                Some(thread) => PerfScope::ThreadOn { thread, cpu },
+                None => PerfScope::Cpu(cpu),
             };
-            for (which, Wanted { name, sampling }) in wanted.iter().enumerate() {
+            for (which, SessionEvent { name, sampling }) in wanted.iter().enumerate() {
                 let mut sampling = *sampling;
                 sampling.mode.disabled = true;
-                sampling.mode.inherit = target != Target::Machine;
-                sampling.mode.enable_on_exec = matches!(target, Target::Command(_));
-                let failed = |error| Error::NotWatched { what: name.clone(), error };
+                sampling.mode.inherit = target != TraceTarget::Machine;
+                sampling.mode.enable_on_exec = matches!(target, TraceTarget::Command(_));
+                let failed = |error| TraceError::NotWatched { what: name.clone(), error };
                 let counter = match perf_ring::open(&sampling, whose) {
                     // A thread that ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
@@ -278,8 +298,8 @@ impl Session {
                 let id = perf_ring::id(&counter).map_err(failed)?;
                 self.know(id, Carried { which, carries: sampling.carries });
                 if self.rings.len() == at {
-                    let ring = Ring::of(&counter, ring).map_err(failed)?;
-                    self.rings.push(Read { ring, until: 0, has_more: false });
+                    let ring = PerfRing::map_counter(&counter, ring).map_err(failed)?;
+                    self.rings.push(RingReader { ring, until: 0, has_more: false });
                     self.counters.insert(at, counter);
                 } else {
                     perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
@@ -299,24 +319,24 @@ impl Session {
         self.events.insert(id, u16::try_from(at).expect("a session has few kinds of events"));
     }
 
-    /// Whether a counter is of one of the events that were wanted.
-    fn is_of(&self, counter: &Counter, which: usize) -> bool {
+    /// True if a counter is of one of the events that were wanted.
+    fn is_of(&self, counter: &PerfCounter, which: usize) -> bool {
         let event = perf_ring::id(counter).ok().and_then(|id| self.events.get(&id));
         event.is_some_and(|event| self.carried[usize::from(*event)].which == which)
     }
 
-    /// Has some bytes of memory copied at each sample, just before it, on the same CPU: as samples of an event with the
-    /// number `which`, which have them as `raw`.
+    /// Has some bytes of memory copied at each sample, just before it, on the same CPU: as samples
+    /// of an event with the number `which`, which have them as `raw`.
     ///
     /// # Errors
-    /// What the kernel answers: this takes CAP_BPF, and Linux 5.5.
+    /// Returns the error of the kernel: this needs CAP_BPF, and Linux 5.5.
     pub fn copy(&mut self, which: usize, address: u64, length: usize) -> io::Result<()> {
         let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
         let highest = cpus.iter().copied().max().unwrap_or(0);
-        let copies = Copies::of(address, length, highest.saturating_add(1))?;
+        let copies = Copies::for_address(address, length, highest.saturating_add(1))?;
         let carries = Carries { raw: true, ..Carries::default() };
         let sampling = Sampling {
-            event: Event::OUTPUT,
+            event: PerfEvent::OUTPUT,
             every: 1,
             carries,
             mode: Mode::default(),
@@ -325,7 +345,7 @@ impl Session {
         };
         let mut outputs = Vec::new();
         for (cpu, ring) in cpus.into_iter().zip(&self.counters[..self.rings.len()]) {
-            let output = perf_ring::open(&sampling, Whose::Cpu(cpu))?;
+            let output = perf_ring::open(&sampling, PerfScope::Cpu(cpu))?;
             perf_ring::redirect(&output, ring)?;
             copies.write_to(cpu, &output)?;
             outputs.push((perf_ring::id(&output)?, output));
@@ -341,13 +361,14 @@ impl Session {
 
     /// Places uprobes whose samples have the number `which`. They count at once.
     ///
-    /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for each event, and those of all
-    /// processes one after another. So all uprobes of a call are one link (Linux 6.6, CAP_BPF), or one event for each offset
-    /// (CAP_BPF), and only without CAP_BPF one event for each offset on each CPU.
+    /// To remove a uprobe event, the kernel waits for several RCU grace periods: about 0.1 s for
+    /// each event, and those of all processes one after another. So all uprobes of a call are one
+    /// link (Linux 6.6, CAP_BPF), or one event for each offset (CAP_BPF), and only without CAP_BPF
+    /// one event for each offset on each CPU.
     ///
     /// # Errors
-    /// [`Error::NotWatched`]
-    pub fn add_uprobes(&mut self, which: usize, uprobes: &Uprobes<'_>) -> Result<(), Error> {
+    /// [`TraceError::NotWatched`]
+    pub fn add_uprobes(&mut self, which: usize, uprobes: &Uprobes<'_>) -> Result<(), TraceError> {
         let attached = [Attachment::Link, Attachment::Events]
             .into_iter()
             .any(|attachment| self.attach(attachment, which, uprobes).is_ok());
@@ -359,12 +380,12 @@ impl Session {
         &mut self,
         which: usize,
         uprobes: &Uprobes<'_>,
-    ) -> Result<(), Error> {
-        let failed = |error| Error::NotWatched { what: uprobes.name.to_owned(), error };
+    ) -> Result<(), TraceError> {
+        let failed = |error| TraceError::NotWatched { what: uprobes.name.to_owned(), error };
         for &offset in uprobes.offsets {
             let sampling = sampling(uprobes.event(offset), uprobes.carries);
             for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
-                let counter = perf_ring::open(&sampling, Whose::Cpu(cpu)).map_err(failed)?;
+                let counter = perf_ring::open(&sampling, PerfScope::Cpu(cpu)).map_err(failed)?;
                 perf_ring::redirect(&counter, &self.counters[at]).map_err(failed)?;
                 let id = perf_ring::id(&counter).map_err(failed)?;
                 self.know(id, Carried { which, carries: uprobes.carries });
@@ -384,10 +405,10 @@ impl Session {
         let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
         let highest = cpus.iter().copied().max().unwrap_or(0);
         let mut samples = UprobeSamples::load(attachment, highest.saturating_add(1))?;
-        let output = sampling(Event::OUTPUT, uprobes.carries);
+        let output = sampling(PerfEvent::OUTPUT, uprobes.carries);
         let mut outputs = Vec::new();
         for (&cpu, ring) in cpus.iter().zip(&self.counters[..self.rings.len()]) {
-            let output = perf_ring::open(&output, Whose::Cpu(cpu))?;
+            let output = perf_ring::open(&output, PerfScope::Cpu(cpu))?;
             perf_ring::redirect(&output, ring)?;
             samples.write_to(cpu, &output)?;
             outputs.push((perf_ring::id(&output)?, output));
@@ -405,7 +426,7 @@ impl Session {
                         every: 0,
                         ..sampling(uprobes.event(offset), Carries::default())
                     };
-                    samples.run_at(perf_ring::open(&event, Whose::Cpu(cpu))?)?;
+                    samples.run_at(perf_ring::open(&event, PerfScope::Cpu(cpu))?)?;
                 }
             }
         }
@@ -420,33 +441,33 @@ impl Session {
     /// Begins to count.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn enable(&self) -> Result<(), Error> {
-        self.each(Counter::enable)
+    /// [`TraceError::System`]
+    pub fn enable(&self) -> Result<(), TraceError> {
+        self.each(PerfCounter::enable)
     }
 
-    /// Has the kernel count nothing more. What was counted can still be read.
+    /// Stops counting. The counts can still be read.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn disable(&self) -> Result<(), Error> {
-        self.each(Counter::disable)
+    /// [`TraceError::System`]
+    pub fn disable(&self) -> Result<(), TraceError> {
+        self.each(PerfCounter::disable)
     }
 
-    fn each(&self, what: fn(&Counter) -> io::Result<()>) -> Result<(), Error> {
+    fn each(&self, what: fn(&PerfCounter) -> io::Result<()>) -> Result<(), TraceError> {
         let counted = self.counted.iter().map(|(.., counter)| counter);
         let done = self.counters.iter().chain(counted).try_for_each(what);
-        done.map_err(|error| Error::System { doing: "cannot switch events".to_owned(), error })
+        done.map_err(|error| TraceError::System { doing: "cannot switch events".to_owned(), error })
     }
 
     /// Has events that name a tracepoint count only where an expression holds: `reason == 1`.
     ///
     /// # Errors
-    /// [`Error::System`] for an expression that the kernel does not understand.
-    pub fn filter(&self, which: usize, expression: &std::ffi::CStr) -> Result<(), Error> {
+    /// [`TraceError::System`] for an expression that the kernel does not understand.
+    pub fn filter(&self, which: usize, expression: &std::ffi::CStr) -> Result<(), TraceError> {
         for counter in &self.counters {
             if self.is_of(counter, which) {
-                counter.set_filter(expression).map_err(|error| Error::System {
+                counter.set_filter(expression).map_err(|error| TraceError::System {
                     doing: "cannot choose among events".to_owned(),
                     error,
                 })?;
@@ -455,14 +476,14 @@ impl Session {
         Ok(())
     }
 
-    /// How often an event came that is only counted (`every` is 0): on which CPU, how often.
+    /// Counts of an event that is only counted (`every` is 0), by CPU.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn counted(&self, which: usize) -> Result<Vec<(u32, u64)>, Error> {
+    /// [`TraceError::System`]
+    pub fn counted(&self, which: usize) -> Result<Vec<(u32, u64)>, TraceError> {
         let mut sums: Vec<(u32, u64)> = Vec::new();
         for (_, cpu, counter) in self.counted.iter().filter(|(event, ..)| *event == which) {
-            let count = counter.read().map_err(|error| Error::System {
+            let count = counter.read().map_err(|error| TraceError::System {
                 doing: "cannot read a count".to_owned(),
                 error,
             })?;
@@ -487,15 +508,16 @@ impl Session {
         }
     }
 
-    /// Reads the rings, and hands on, in order of time, what happened before they were read the last time: all of that is
-    /// there by now.
-    pub fn drain(&mut self, each: &mut dyn FnMut(Record<'_>)) {
+    /// Reads the rings, and hands on, in order of time, what happened before they were read the
+    /// last time: all of that is there by now.
+    pub fn drain(&mut self, each: &mut dyn FnMut(PerfRecord<'_>)) {
         self.drain_until(now(), each);
     }
 
-    /// [`Session::drain`] that hands on nothing that happened after a time.
-    pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(Record<'_>)) {
-        // No longer than it takes to read what the rings can hold: who calls has other things to do.
+    /// [`TraceSession::drain`] that hands on nothing that happened after a time.
+    pub fn drain_until(&mut self, time: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
+        // No longer than it takes to read what the rings can hold: who calls has other things to
+        // do.
         self.drain_within(self.capacity(), time, each);
     }
 
@@ -504,8 +526,9 @@ impl Session {
         self.handed_on
     }
 
-    /// Reads and hands on batches until the rings are empty, all was read that happened up to a time, or so many bytes were.
-    fn drain_within(&mut self, mut left: usize, until: u64, each: &mut dyn FnMut(Record<'_>)) {
+    /// Reads and passes on batches until the rings are empty, all events up to a time were read, or
+    /// the byte limit is reached.
+    fn drain_within(&mut self, mut left: usize, until: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
         loop {
             let horizon = self.horizon.min(until);
             let (bytes, has_more) = self.read();
@@ -523,21 +546,22 @@ impl Session {
     }
 
     /// Ends it, and hands on all that is left.
-    pub fn finish(&mut self, each: &mut dyn FnMut(Record<'_>)) {
-        // Who cannot be stopped is not heard any more.
+    pub fn finish(&mut self, each: &mut dyn FnMut(PerfRecord<'_>)) {
+        // If stopping fails, further events are discarded.
         let _ = self.disable();
         self.drain_within(self.capacity().saturating_mul(2), u64::MAX, each);
-        // What was in flight when a ring was read last.
+        // Reads events that were in flight at the last reading.
         self.read();
         self.hand_on(u64::MAX, each);
     }
 
-    /// How many events the kernel could not write, for want of room in a ring, and how many records could not be read.
+    /// Number of events that did not fit into a ring, and of records that could not be read.
     pub fn lost(&self) -> u64 {
         self.lost + self.torn
     }
 
-    /// How many of an event there were, sampled or not, as the kernel counted; `None` where it cannot be asked, or counts others too.
+    /// Total count of an event, sampled or not, from the kernel; `None` if it cannot be read, or
+    /// includes other processes.
     pub fn total(&self, which: usize) -> Option<u64> {
         if self.counts_others() {
             return None;
@@ -546,12 +570,13 @@ impl Session {
         counters.map(|counter| Some(counter.read().ok()?.value)).sum()
     }
 
-    /// Reads a batch. While a ring holds more than that, of the rings that were read least far: the records of a ring that ran
-    /// ahead would have to wait. Returns how many bytes it was, and whether a ring holds more.
+    /// Reads a batch. While a ring holds more than that, of the rings that were read least far: the
+    /// records of a ring that ran ahead would have to wait. Returns how many bytes it was, and
+    /// whether a ring holds more.
     fn read(&mut self) -> (usize, bool) {
         let now = now();
-        let at_most = (BATCH / self.rings.len().max(1)).max(LEAST);
-        let Session { rings, events, carried, arenas, next, waiting, torn, copied, .. } = self;
+        let at_most = (BATCH / self.rings.len().max(1)).max(MIN_BATCH);
+        let TraceSession { rings, events, carried, arenas, next, waiting, torn, copied, .. } = self;
         let arena = &mut arenas[usize::from(*next)];
         let behind = rings.iter().map(|read| read.until).min().unwrap_or(now);
         let has_backlog = rings.iter().any(|read| read.has_more);
@@ -560,8 +585,9 @@ impl Session {
             if has_backlog && read.until > behind {
                 continue;
             }
-            // Of a copy the sample comes next, as old as it or older: the kernel may have noted its time before.
-            let is_due = |it: &Waiting| it.ring == at && it.time == NOT_YET;
+            // The sample follows its copy and is as old or older: the kernel may have taken its
+            // time before.
+            let is_due = |it: &WaitingRecord| it.ring == at && it.time == NOT_YET;
             let mut due = waiting.iter().position(is_due);
             let mut last = read.until;
             let (bytes, is_left) = read.ring.drain_within(at_most, &mut |header, bytes| {
@@ -588,7 +614,16 @@ impl Session {
                 let number = u32::try_from(waiting.len()).expect("a batch is below 4 GiB");
                 arena.extend_from_slice(bytes);
                 let (arena, ring) = (*next, at);
-                waiting.push(Waiting { time, number, header, event, ring, arena, length, start });
+                waiting.push(WaitingRecord {
+                    time,
+                    number,
+                    header,
+                    event,
+                    ring,
+                    arena,
+                    length,
+                    start,
+                });
             });
             read.until = if is_left { last.saturating_sub(DISORDER).max(read.until) } else { now };
             read.has_more = is_left;
@@ -600,20 +635,21 @@ impl Session {
         (bytes_read, has_more)
     }
 
-    fn hand_on(&mut self, until: u64, each: &mut dyn FnMut(Record<'_>)) {
+    fn hand_on(&mut self, until: u64, each: &mut dyn FnMut(PerfRecord<'_>)) {
         self.handed_on = self.handed_on.max(until);
-        let Session { arenas, next, carried, waiting, family, lost, torn, .. } = self;
+        let TraceSession { arenas, next, carried, waiting, family, lost, torn, .. } = self;
         let due = waiting.partition_point(|it| it.time <= until);
         for it in waiting.drain(..due) {
             let bytes = &arenas[usize::from(it.arena)][it.range()];
             match record::parse(it.header, bytes, carried[usize::from(it.event)]) {
-                Some(Record::Lost(events)) => *lost += events,
+                Some(PerfRecord::Lost(events)) => *lost += events,
                 Some(record) if family.as_mut().is_none_or(|it| is_of(it, &record)) => each(record),
                 Some(_) => {}
                 None => *torn += 1,
             }
         }
-        // Of the batch before the last little is left: it goes behind the last, and its arena takes the next batch.
+        // Only a rest is left of the batch before the last: it is placed after the last batch, and
+        // its arena receives the next batch.
         let [first, second] = arenas;
         let (last, before) = if *next { (second, first) } else { (first, second) };
         for (number, it) in (0_u32..).zip(waiting.iter_mut()) {
@@ -630,20 +666,20 @@ impl Session {
     }
 }
 
-/// Whether a record is of some processes; those that they make are of them, too.
-fn is_of(family: &mut HashSet<u32>, record: &Record<'_>) -> bool {
+/// True if a record is of some processes; those that they make are of them, too.
+fn is_of(family: &mut HashSet<u32>, record: &PerfRecord<'_>) -> bool {
     match *record {
-        Record::Sample(sample) => family.contains(&sample.pid),
-        Record::Mapped(mapped) => family.contains(&mapped.pid),
-        Record::Named { pid, .. } | Record::Ended { pid, .. } => family.contains(&pid),
-        Record::Forked { pid, parent, .. } => {
+        PerfRecord::Sample(sample) => family.contains(&sample.pid),
+        PerfRecord::Mapped(mapped) => family.contains(&mapped.pid),
+        PerfRecord::Named { pid, .. } | PerfRecord::Ended { pid, .. } => family.contains(&pid),
+        PerfRecord::Forked { pid, parent, .. } => {
             let is_made_by_one = family.contains(&parent);
             if is_made_by_one {
                 family.insert(pid);
             }
             is_made_by_one
         }
-        Record::Lost(_) | Record::Other => true,
+        PerfRecord::Lost(_) | PerfRecord::Other => true,
     }
 }
 
@@ -655,16 +691,16 @@ pub(crate) fn now() -> u64 {
 }
 
 /// The threads of a process.
-fn threads(pid: u32) -> Result<Vec<u32>, Error> {
-    let folder = fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| Error::Gone { pid })?;
+fn threads(pid: u32) -> Result<Vec<u32>, TraceError> {
+    let folder = fs::read_dir(format!("/proc/{pid}/task")).map_err(|_| TraceError::Gone { pid })?;
     let names = folder.flatten().map(|entry| entry.file_name());
     Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
 /// The CPUs that are switched on.
-fn cpus() -> Result<Vec<u32>, Error> {
+fn cpus() -> Result<Vec<u32>, TraceError> {
     const ONLINE: &str = "/sys/devices/system/cpu/online";
-    let failed = |error| Error::System { doing: format!("cannot read {ONLINE}"), error };
+    let failed = |error| TraceError::System { doing: format!("cannot read {ONLINE}"), error };
     let text = fs::read_to_string(ONLINE).map_err(failed)?;
     Ok(ranges(text.trim()))
 }
@@ -681,22 +717,22 @@ fn ranges(text: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sample;
+    use crate::PerfSample;
 
     #[test]
-    fn of_all_that_runs_a_process_and_what_it_makes_are_told_apart() {
+    fn a_process_and_its_children_are_separated_from_other_processes() {
         let mut family = HashSet::from([7]);
         let sample = |pid| {
-            let mut sample = Sample::default();
+            let mut sample = PerfSample::default();
             sample.pid = pid;
-            Record::Sample(sample)
+            PerfRecord::Sample(sample)
         };
-        let forked = |pid, parent| Record::Forked { pid, parent, tid: pid };
-        let mut of = |record: Record<'_>| is_of(&mut family, &record);
+        let forked = |pid, parent| PerfRecord::Forked { pid, parent, tid: pid };
+        let mut of = |record: PerfRecord<'_>| is_of(&mut family, &record);
         assert!(of(sample(7)) && !of(sample(8)));
         assert!(of(forked(8, 7)) && of(sample(8)) && of(forked(9, 8)) && of(sample(9)));
         assert!(!of(forked(11, 10)) && !of(sample(11)));
-        assert!(of(Record::Ended { pid: 8, tid: 88 }) && of(Record::Lost(1)));
+        assert!(of(PerfRecord::Ended { pid: 8, tid: 88 }) && of(PerfRecord::Lost(1)));
     }
 
     #[test]

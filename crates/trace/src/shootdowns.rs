@@ -1,5 +1,5 @@
-//! TLB flushes as they come, added up: `tlb:tlb_flush` with the kernel functions that asked for it, the interrupts that carry the
-//! order to other CPUs, and the system calls around.
+//! TLB flushes as they come, added up: `tlb:tlb_flush` with the kernel functions that asked for it,
+//! the interrupts that carry the order to other CPUs, and the system calls around.
 //!
 //! ```text
 //! the thread that asks          sys_enter ─ tlb_flush "remote IPI send" ─ csd_queue_cpu … (waits) ─ sys_exit
@@ -19,10 +19,11 @@ use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::bounds::{Folded, MemoryLimit};
-use pagewise_model::calls::Ending;
-use pagewise_model::histogram::Histogram;
+use pagewise_model::calls::CallEnding;
+use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::shootdowns::{
-    self, Call, Caller, Cpu, Process, REMOTE, REMOTE_SEND, Reason, Recording, Site, Thread,
+    self, FlushCaller, FlushCpu, FlushProcess, FlushSite, FlushThread, REMOTE, REMOTE_SEND, Reason,
+    ShootdownRecording, SystemCall,
 };
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid, Reading};
@@ -31,20 +32,24 @@ use pagewise_sys::perf_ring::Carries;
 use pagewise_sys::tracefs::TraceFs;
 
 use crate::heaviest;
-use crate::kernel::Functions;
-use crate::record::{Record, Sample};
+use crate::kernel::KernelFunctions;
+use crate::record::{PerfRecord, PerfSample};
 use crate::spaces::REGION;
 use crate::symbols::bytes_of;
-use crate::tracepoint::{Field, Tracepoint};
-use crate::{Callers, Error, Finder, Session, Spaces, StackId, Stacks, Target, Wanted};
+use crate::tracepoint::{Tracepoint, TracepointField};
+use crate::{
+    Callers, Finder, RecordedStacks, SessionEvent, Spaces, StackId, TraceError, TraceSession,
+    TraceTarget,
+};
 
-/// The most bytes of a ring: what some hundred thousand flushes fill before we read again. And the least.
+/// The most bytes of a ring: what some hundred thousand flushes fill before we read again. And the
+/// least.
 const RING: usize = 8 << 20;
-const LEAST: usize = 1 << 17;
+const MIN_RING: usize = 1 << 17;
 /// The part of the memory limit that all rings take together, and the bytes of names at the end.
 const RINGS: u64 = 4;
 const NAMES: u64 = 8;
-/// Kinds of advice that are told apart: the kernel knows some thirty.
+/// Number of distinguished kinds of advice: the kernel has some thirty.
 const ADVICE: u64 = 256;
 /// The tracepoint of flushes.
 const FLUSH: &str = "tlb:tlb_flush";
@@ -53,9 +58,9 @@ const LOWEST: u64 = 1 << 16;
 /// All pages: `TLB_FLUSH_ALL`.
 const ALL_PAGES: u64 = u64::MAX;
 
-/// What a sample is of.
+/// Meaning of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum FlushRole {
     /// A flush whose cause runs on this CPU.
     Cause,
     /// Any other flush.
@@ -77,47 +82,47 @@ enum Role {
 
 /// Fields that are read.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fields {
-    reason: Option<Field>,
-    pages: Option<Field>,
-    enter_id: Option<Field>,
-    enter_args: Option<Field>,
-    exit_id: Option<Field>,
-    queue_cpu: Option<Field>,
-    queue_csd: Option<Field>,
-    done_csd: Option<Field>,
+struct FlushFields {
+    reason: Option<TracepointField>,
+    pages: Option<TracepointField>,
+    enter_id: Option<TracepointField>,
+    enter_args: Option<TracepointField>,
+    exit_id: Option<TracepointField>,
+    queue_cpu: Option<TracepointField>,
+    queue_csd: Option<TracepointField>,
+    done_csd: Option<TracepointField>,
 }
 
-pub use around::Around;
+pub use around::CallTimers;
 
 /// Records flushes.
 #[derive(Debug)]
-pub struct Recorder {
-    /// None where nothing may be watched: then only what the machine counts is told.
-    session: Option<Session>,
-    target: Target,
-    roles: Vec<Role>,
+pub struct FlushRecorder {
+    /// `None` if tracing is not permitted: then only the machine's counters are reported.
+    session: Option<TraceSession>,
+    target: TraceTarget,
+    roles: Vec<FlushRole>,
     tracepoints: Vec<String>,
     missing: Vec<(String, Absent)>,
-    /// What is only counted and sends interrupts.
+    /// Events that send interrupts and are only counted.
     sent: Vec<(usize, String)>,
-    around: Reading<shootdowns::Around>,
-    before: machine::Counts,
+    around: Reading<shootdowns::TimedCallsMeans>,
+    before: machine::FlushCounts,
     began: Instant,
     began_ns: Option<u64>,
     so_far: SoFar,
 }
 
 /// The tracepoints that there are.
-struct Catalogue<'t> {
+struct FlushTracepoints<'t> {
     tracefs: &'t TraceFs,
-    wanted: Vec<Wanted>,
-    roles: Vec<Role>,
+    wanted: Vec<SessionEvent>,
+    roles: Vec<FlushRole>,
     tracepoints: Vec<String>,
     missing: Vec<(String, Absent)>,
 }
 
-impl Catalogue<'_> {
+impl FlushTracepoints<'_> {
     fn find(&mut self, name: &str) -> Option<Tracepoint> {
         match Tracepoint::find(self.tracefs, name) {
             Ok(tracepoint) => {
@@ -131,42 +136,44 @@ impl Catalogue<'_> {
         }
     }
 
-    fn add(&mut self, role: Role, wanted: Wanted) {
+    fn add(&mut self, role: FlushRole, wanted: SessionEvent) {
         self.roles.push(role);
         self.wanted.push(wanted);
     }
 }
 
-impl Recorder {
-    /// Opens all tracepoints that there are; call stacks are found as `callers` says, and calls timed in the program as `around`
-    /// does. Nothing is recorded before
-    /// [`Recorder::enable`], or the command's `exec`.
+impl FlushRecorder {
+    /// Opens all tracepoints that there are; call stacks are found as `callers` says, and calls
+    /// timed in the program as `around` does. Nothing is recorded before [`FlushRecorder::enable`],
+    /// or the command's `exec`.
     ///
-    /// Where the kernel does not tell of flushes, or not us, only what the machine counts is recorded, and why. Of a process that
-    /// runs already these counts say nothing.
+    /// Opens the session. If the kernel provides no flush events to this user, only the machine's
+    /// counters are recorded, with the reason. For a process that runs already these counters are
+    /// not usable.
     ///
     /// # Errors
-    /// [`Error::NotWatched`]; [`Error::NotPermitted`] for a process that runs already; [`Error::Gone`].
+    /// [`TraceError::NotWatched`]; [`TraceError::NotPermitted`] for a process that runs already;
+    /// [`TraceError::Gone`].
     pub fn open(
-        target: Target,
+        target: TraceTarget,
         callers: Callers,
-        around: Around,
+        around: CallTimers,
         limit: MemoryLimit,
-    ) -> Result<Recorder, Error> {
-        match Recorder::watching(target, callers, around, limit) {
-            Err(Error::NotPermitted { .. }) if !matches!(target, Target::Process(_)) => {
+    ) -> Result<FlushRecorder, TraceError> {
+        match FlushRecorder::watching(target, callers, around, limit) {
+            Err(TraceError::NotPermitted { .. }) if !matches!(target, TraceTarget::Process(_)) => {
                 let needs = "root, or CAP_PERFMON and leave to read tracefs";
-                Ok(Recorder::of_machine(target, limit, &Absent::NotPermitted(needs.into())))
+                Ok(FlushRecorder::of_machine(target, limit, &Absent::NotPermitted(needs.into())))
             }
-            Err(Error::NoSuchEvent { .. }) => {
-                Ok(Recorder::of_machine(target, limit, &Absent::NotInThisKernel("".into())))
+            Err(TraceError::NoSuchEvent { .. }) => {
+                Ok(FlushRecorder::of_machine(target, limit, &Absent::NotInThisKernel("".into())))
             }
             recorder => recorder,
         }
     }
 
     /// One that watches nothing, and why.
-    fn of_machine(target: Target, limit: MemoryLimit, why: &Absent) -> Recorder {
+    fn of_machine(target: TraceTarget, limit: MemoryLimit, why: &Absent) -> FlushRecorder {
         const TOLD: [&str; 5] = [
             FLUSH,
             "raw_syscalls:sys_enter",
@@ -175,7 +182,7 @@ impl Recorder {
             "csd:csd_function_exit",
         ];
         let finder = Finder::new(Callers::FramePointers(1), limit);
-        Recorder {
+        FlushRecorder {
             session: None,
             target,
             roles: Vec::new(),
@@ -183,26 +190,26 @@ impl Recorder {
             missing: TOLD.map(|name| (name.to_owned(), why.clone())).to_vec(),
             sent: Vec::new(),
             around: Err(why.clone()),
-            before: machine::Counts::now(),
+            before: machine::FlushCounts::now(),
             began: Instant::now(),
             began_ns: None,
-            so_far: SoFar::new(Fields::default(), &[], finder, limit),
+            so_far: SoFar::new(FlushFields::default(), &[], finder, limit),
         }
     }
 
     fn watching(
-        target: Target,
+        target: TraceTarget,
         callers: Callers,
-        around: Around,
+        around: CallTimers,
         limit: MemoryLimit,
-    ) -> Result<Recorder, Error> {
-        let refused = |error| Error::NotPermitted { tracepoint: FLUSH.to_owned(), error };
+    ) -> Result<FlushRecorder, TraceError> {
+        let refused = |error| TraceError::NotPermitted { tracepoint: FLUSH.to_owned(), error };
         let tracefs = TraceFs::open().map_err(refused)?;
         let flush = Tracepoint::find(&tracefs, FLUSH).map_err(|absent| match absent {
             Absent::NotPermitted(_) => refused(io::Error::from_raw_os_error(libc::EACCES)),
-            _ => Error::NoSuchEvent { what: format!("tracepoint {FLUSH}") },
+            _ => TraceError::NoSuchEvent { what: format!("tracepoint {FLUSH}") },
         })?;
-        let mut catalogue = Catalogue {
+        let mut catalogue = FlushTracepoints {
             tracefs: &tracefs,
             wanted: Vec::new(),
             roles: Vec::new(),
@@ -211,36 +218,36 @@ impl Recorder {
         };
         let finder = Finder::new(callers, limit);
         let fields = choose(&mut catalogue, &flush, &finder);
-        let Catalogue { wanted, mut roles, tracepoints, missing, .. } = catalogue;
+        let FlushTracepoints { wanted, mut roles, tracepoints, missing, .. } = catalogue;
         let mut session =
-            Session::open_any(target, &wanted, ring(limit)).map_err(|error| match error {
-                Error::NotWatched { error, .. } if is_refused(&error) => refused(error),
+            TraceSession::open_any(target, &wanted, ring(limit)).map_err(|error| match error {
+                TraceError::NotWatched { error, .. } if is_refused(&error) => refused(error),
                 error => error,
             })?;
         for (which, role) in roles.iter().enumerate() {
             let expression = match role {
-                Role::Cause => causes(&flush, true),
-                Role::Effect => causes(&flush, false),
-                Role::Enter | Role::Exit => Some(calls::filter()),
-                Role::Called
-                | Role::Returned
-                | Role::Queue
-                | Role::Done
-                | Role::Interrupt
-                | Role::Sent => None,
+                FlushRole::Cause => causes(&flush, true),
+                FlushRole::Effect => causes(&flush, false),
+                FlushRole::Enter | FlushRole::Exit => Some(calls::filter()),
+                FlushRole::Called
+                | FlushRole::Returned
+                | FlushRole::Queue
+                | FlushRole::Done
+                | FlushRole::Interrupt
+                | FlushRole::Sent => None,
             };
             if let Some(expression) = expression.and_then(|text| CString::new(text).ok()) {
                 session.filter(which, &expression)?;
             }
         }
         let around = around.open(target, &mut session, &wanted, &mut roles);
-        let is_sent = |(which, wanted): (usize, &Wanted)| {
-            (roles[which] == Role::Sent).then(|| (which, wanted.name.clone()))
+        let is_sent = |(which, wanted): (usize, &SessionEvent)| {
+            (roles[which] == FlushRole::Sent).then(|| (which, wanted.name.clone()))
         };
         let sent = wanted.iter().enumerate().filter_map(is_sent).collect();
-        let mut so_far = SoFar::new(fields, flush.words(), finder, limit);
+        let mut so_far = SoFar::new(fields, flush.symbolic_names(), finder, limit);
         so_far.meet(target);
-        Ok(Recorder {
+        Ok(FlushRecorder {
             session: Some(session),
             target,
             roles,
@@ -248,7 +255,7 @@ impl Recorder {
             missing,
             sent,
             around,
-            before: machine::Counts::now(),
+            before: machine::FlushCounts::now(),
             began: Instant::now(),
             began_ns: None,
             so_far,
@@ -258,15 +265,15 @@ impl Recorder {
     /// Begins.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn enable(&mut self) -> Result<(), Error> {
+    /// [`TraceError::System`]
+    pub fn enable(&mut self) -> Result<(), TraceError> {
         self.begin();
-        self.session.as_ref().map_or(Ok(()), Session::enable)
+        self.session.as_ref().map_or(Ok(()), TraceSession::enable)
     }
 
     /// Notes the time of the beginning, where an `exec` enables it.
     pub fn begin(&mut self) {
-        self.before = machine::Counts::now();
+        self.before = machine::FlushCounts::now();
         self.began = Instant::now();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).ok();
         self.began_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
@@ -274,7 +281,7 @@ impl Recorder {
 
     /// Waits for events, at most so long, and takes them in.
     pub fn turn(&mut self, at_most: Duration) {
-        let Recorder { session, roles, so_far, .. } = self;
+        let FlushRecorder { session, roles, so_far, .. } = self;
         let Some(session) = session else { return std::thread::sleep(at_most) };
         session.wait(at_most);
         session.drain(&mut |record| so_far.note(roles, &record));
@@ -283,42 +290,47 @@ impl Recorder {
     /// Ends it. Names of functions are looked up now.
     ///
     /// # Errors
-    /// [`Error::System`]
-    pub fn finish(self, command: Vec<Name>, ending: Option<Ending>) -> Result<Recording, Error> {
-        let Recorder { mut session, roles, mut so_far, .. } = self;
+    /// [`TraceError::System`]
+    pub fn finish(
+        self,
+        command: Vec<Name>,
+        ending: Option<CallEnding>,
+    ) -> Result<ShootdownRecording, TraceError> {
+        let FlushRecorder { mut session, roles, mut so_far, .. } = self;
         let took = self.began.elapsed();
         if let Some(session) = &mut session {
             session.finish(&mut |record| so_far.note(&roles, &record));
         }
-        let grown = machine::Counts::now().since(&self.before);
-        // What is only counted cannot be told apart.
+        let grown = machine::FlushCounts::now().since(&self.before);
+        // Events that are only counted cannot be attributed to the target.
         let its_own = session.as_ref().filter(|session| !session.counts_others());
         let mut sent = Vec::new();
         for ((which, name), session) in self.sent.iter().zip(its_own.into_iter().cycle()) {
             let by_cpu = session.counted(*which)?;
             sent.push((name.clone(), by_cpu.iter().map(|(_, count)| count).sum()));
         }
-        let counted = |wanted, session: &Session| -> Result<Reading<Vec<(u32, u64)>>, Error> {
-            let mut sums = Vec::new();
-            let mut found = false;
-            for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == wanted) {
-                found = true;
-                sums.extend(session.counted(which)?);
-            }
-            let missing = self.missing.first().map(|(_, absent)| absent.clone());
-            let absent = || missing.unwrap_or(Absent::NotInThisKernel("".into()));
-            Ok(if found { Ok(sums) } else { Err(absent()) })
-        };
+        let counted =
+            |wanted, session: &TraceSession| -> Result<Reading<Vec<(u32, u64)>>, TraceError> {
+                let mut sums = Vec::new();
+                let mut found = false;
+                for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == wanted) {
+                    found = true;
+                    sums.extend(session.counted(which)?);
+                }
+                let missing = self.missing.first().map(|(_, absent)| absent.clone());
+                let absent = || missing.unwrap_or(Absent::NotInThisKernel("".into()));
+                Ok(if found { Ok(sums) } else { Err(absent()) })
+            };
         let interrupts = match (&session, its_own) {
-            (_, Some(session)) => counted(Role::Interrupt, session)?,
+            (_, Some(session)) => counted(FlushRole::Interrupt, session)?,
             (Some(_), None) => Err(Absent::NotCollected(
                 "a higher `ulimit -n`: the process has more threads than events may be opened of"
                     .into(),
             )),
             (None, None) => Err(self.missing.first().map_or(Absent::Vanished, |it| it.1.clone())),
         };
-        let has = |wanted: Role| roles.contains(&wanted);
-        let foreign = if has(Role::Done) && has(Role::Queue) {
+        let has = |wanted: FlushRole| roles.contains(&wanted);
+        let foreign = if has(FlushRole::Done) && has(FlushRole::Queue) {
             Ok(so_far.foreign)
         } else {
             Err(match &session {
@@ -327,15 +339,15 @@ impl Recorder {
             })
         };
         let pid = match self.target {
-            Target::Machine => None,
-            Target::Process(pid) | Target::Command(pid) => Some(Pid(pid)),
+            TraceTarget::Machine => None,
+            TraceTarget::Process(pid) | TraceTarget::Command(pid) => Some(Pid(pid)),
         };
         let cut = so_far.finder.cut();
-        let lost = session.as_ref().map_or(0, Session::lost);
+        let lost = session.as_ref().map_or(0, TraceSession::lost);
         // The rings leave their memory to what looks up functions.
         drop(session);
         let told = so_far.told();
-        Ok(Recording {
+        Ok(ShootdownRecording {
             pid,
             command,
             began_ns: self.began_ns,
@@ -369,7 +381,7 @@ impl Recorder {
 /// Bytes of each CPU's ring.
 fn ring(limit: MemoryLimit) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    1 << (limit.part(RINGS) / cpus).clamp(LEAST, RING).ilog2()
+    1 << (limit.part(RINGS) / cpus).clamp(MIN_RING, RING).ilog2()
 }
 
 fn is_refused(error: &io::Error) -> bool {
@@ -377,42 +389,49 @@ fn is_refused(error: &io::Error) -> bool {
 }
 
 /// Which events are wanted; the one that owns the rings comes first.
-fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint, finder: &Finder) -> Fields {
-    /// `kernel.perf_event_max_stack`, where nobody changed it.
+fn choose(
+    catalogue: &mut FlushTracepoints<'_>,
+    flush: &Tracepoint,
+    finder: &Finder,
+) -> FlushFields {
+    /// Default of `kernel.perf_event_max_stack`.
     const DEEPEST: u16 = 127;
-    let mut fields =
-        Fields { reason: flush.field("reason"), pages: flush.field("pages"), ..Fields::default() };
+    let mut fields = FlushFields {
+        reason: flush.field("reason"),
+        pages: flush.field("pages"),
+        ..FlushFields::default()
+    };
     let stacks = Carries { callers: DEEPEST, kernel: true, ..finder.carries() };
-    catalogue.add(Role::Cause, flush.sampled(stacks, true));
+    catalogue.add(FlushRole::Cause, flush.sampled(stacks, true));
     if causes(flush, false).is_some() {
-        catalogue.add(Role::Effect, flush.sampled(Carries::default(), false));
+        catalogue.add(FlushRole::Effect, flush.sampled(Carries::default(), false));
     }
     if let Some(enter) = catalogue.find("raw_syscalls:sys_enter") {
         (fields.enter_id, fields.enter_args) = (enter.field("id"), enter.field("args"));
         let mut carries = finder.carries();
         if finder.cut().is_none() {
-            // Of a function of the C library, frame pointers do not tell the caller.
+            // Frame pointers skip the caller of a function of the C library.
             carries.stack = returns::LOOKED_AT;
         }
-        catalogue.add(Role::Enter, enter.sampled(carries, false));
+        catalogue.add(FlushRole::Enter, enter.sampled(carries, false));
     }
     if let Some(exit) = catalogue.find("raw_syscalls:sys_exit") {
         fields.exit_id = exit.field("id");
-        catalogue.add(Role::Exit, exit.sampled(Carries::default(), false));
+        catalogue.add(FlushRole::Exit, exit.sampled(Carries::default(), false));
     }
     if let Some(queue) = catalogue.find("csd:csd_queue_cpu") {
         (fields.queue_cpu, fields.queue_csd) = (queue.field("cpu"), queue.field("csd"));
-        catalogue.add(Role::Queue, queue.sampled(Carries::default(), false));
+        catalogue.add(FlushRole::Queue, queue.sampled(Carries::default(), false));
     }
     if let Some(done) = catalogue.find("csd:csd_function_exit") {
         fields.done_csd = done.field("csd");
-        catalogue.add(Role::Done, done.sampled(Carries::default(), false));
+        catalogue.add(FlushRole::Done, done.sampled(Carries::default(), false));
     }
     let counted = [
-        (Role::Interrupt, "irq_vectors:call_function_entry"),
-        (Role::Interrupt, "irq_vectors:call_function_single_entry"),
-        (Role::Sent, "ipi:ipi_send_cpumask"),
-        (Role::Sent, "ipi:ipi_send_cpu"),
+        (FlushRole::Interrupt, "irq_vectors:call_function_entry"),
+        (FlushRole::Interrupt, "irq_vectors:call_function_single_entry"),
+        (FlushRole::Sent, "ipi:ipi_send_cpumask"),
+        (FlushRole::Sent, "ipi:ipi_send_cpu"),
     ];
     for (role, name) in counted {
         if let Some(tracepoint) = catalogue.find(name) {
@@ -422,14 +441,14 @@ fn choose(catalogue: &mut Catalogue<'_>, flush: &Tracepoint, finder: &Finder) ->
     fields
 }
 
-/// Which flushes have their cause where they happen, or which have not, as a filter of the tracepoint. `None` where the kernel
-/// has no words for reasons: then all of them may.
+/// Which flushes have their cause where they happen, or which have not, as a filter of the
+/// tracepoint. `None` where the kernel has no words for reasons: then all of them may.
 fn causes(flush: &Tracepoint, wanted: bool) -> Option<String> {
     let is_cause = |word: &str| {
         let word = word.to_ascii_lowercase();
         word == REMOTE_SEND || word.starts_with("local")
     };
-    let reasons = flush.words().iter().filter(|(_, word)| is_cause(word) == wanted);
+    let reasons = flush.symbolic_names().iter().filter(|(_, word)| is_cause(word) == wanted);
     let tests: Vec<String> = reasons.map(|(number, _)| format!("reason == {number}")).collect();
     (!tests.is_empty()).then(|| tests.join(" || "))
 }
@@ -438,7 +457,7 @@ fn cpus(
     seen: &HashMap<u32, (u64, u64)>,
     interrupts: &Reading<Vec<(u32, u64)>>,
     machine: &Reading<Vec<(u32, u64)>>,
-) -> Vec<Cpu> {
+) -> Vec<FlushCpu> {
     let of = |reading: &Reading<Vec<(u32, u64)>>| {
         reading.iter().flatten().map(|(cpu, _)| *cpu).collect::<Vec<u32>>()
     };
@@ -453,7 +472,7 @@ fn cpus(
     };
     let cpu = |cpu: u32| {
         let (sent, received) = seen.get(&cpu).copied().unwrap_or_default();
-        Cpu { cpu, sent, received, interrupts: at(interrupts, cpu), machine: at(machine, cpu) }
+        FlushCpu { cpu, sent, received, interrupts: at(interrupts, cpu), machine: at(machine, cpu) }
     };
     numbers.into_iter().map(cpu).collect()
 }
@@ -486,15 +505,15 @@ impl<K: Eq + Hash + Clone, V> Numbered<K, V> {
 /// A thread, and what it is doing.
 #[derive(Debug)]
 struct Doing {
-    seen: Thread,
+    seen: FlushThread,
     has_ended: bool,
-    call: Option<Open>,
+    call: Option<OpenSystemCall>,
     sending: Option<Sending>,
 }
 
 /// A function that was called and has not returned.
 #[derive(Clone, Copy, Debug)]
-struct Called {
+struct CalledFunction {
     since: u64,
     /// The system call that it made, and whether that had other CPUs flush.
     made: Option<(usize, bool)>,
@@ -502,7 +521,7 @@ struct Called {
 
 /// A system call that has not ended.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenSystemCall {
     since: u64,
     number: u64,
     call: usize,
@@ -523,26 +542,26 @@ struct Sending {
     done: u64,
 }
 
-/// What is known so far.
+/// State of the recording.
 #[derive(Debug)]
 struct SoFar {
-    fields: Fields,
-    words: HashMap<i64, (String, Kind)>,
+    fields: FlushFields,
+    words: HashMap<i64, (String, FlushReason)>,
     spaces: Spaces,
-    stacks: Stacks,
+    stacks: RecordedStacks,
     finder: Finder,
     by_tables: bool,
     returns: returns::Returns,
     chains: Numbered<Vec<u64>, Vec<u64>>,
     /// The chain that is looked for.
     chain: Vec<u64>,
-    calls: Numbered<(u64, Option<u64>), Call>,
-    processes: Numbered<u32, Process>,
+    calls: Numbered<(u64, Option<u64>), SystemCall>,
+    processes: Numbered<u32, FlushProcess>,
     threads: HashMap<u32, Doing>,
     /// Functions that threads are in, those of others too.
-    called: HashMap<u32, Called>,
-    sites: Numbered<(usize, usize, Option<usize>, StackId), Site>,
-    callers: Numbered<(usize, usize, StackId), Caller>,
+    called: HashMap<u32, CalledFunction>,
+    sites: Numbered<(usize, usize, Option<usize>, StackId), FlushSite>,
+    callers: Numbered<(usize, usize, StackId), FlushCaller>,
     reasons: Numbered<i64, Reason>,
     /// Sent from here, received here.
     cpus: HashMap<u32, (u64, u64)>,
@@ -550,19 +569,19 @@ struct SoFar {
     queued: HashMap<(u64, u32), (u32, u64)>,
     /// CPUs that flush for another just now.
     flushing: HashMap<u32, bool>,
-    waits: Histogram,
-    reaches: Histogram,
+    waits: TimeHistogram,
+    reaches: TimeHistogram,
     unseen: u64,
     foreign: u64,
     limit: MemoryLimit,
-    limits: fold::Limits,
+    limits: fold::FlushLimits,
     folded: Folded,
-    other_threads: Option<Thread>,
+    other_threads: Option<FlushThread>,
 }
 
-/// What a reason means for us.
+/// Meaning of a flush reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FlushReason {
     Send,
     Received,
     Local,
@@ -570,13 +589,18 @@ enum Kind {
 }
 
 impl SoFar {
-    fn new(fields: Fields, words: &[(i64, String)], finder: Finder, limit: MemoryLimit) -> SoFar {
+    fn new(
+        fields: FlushFields,
+        words: &[(i64, String)],
+        finder: Finder,
+        limit: MemoryLimit,
+    ) -> SoFar {
         let word = |(number, word): &(i64, String)| {
             let kind = match word.to_ascii_lowercase().as_str() {
-                REMOTE_SEND => Kind::Send,
-                REMOTE => Kind::Received,
-                local if local.starts_with("local") => Kind::Local,
-                _ => Kind::Other,
+                REMOTE_SEND => FlushReason::Send,
+                REMOTE => FlushReason::Received,
+                local if local.starts_with("local") => FlushReason::Local,
+                _ => FlushReason::Other,
             };
             (*number, (word.clone(), kind))
         };
@@ -584,7 +608,7 @@ impl SoFar {
             fields,
             words: words.iter().map(word).collect(),
             spaces: Spaces::within(limit.part(16 * REGION)),
-            stacks: Stacks::within(limit.part(5)),
+            stacks: RecordedStacks::within(limit.part(5)),
             by_tables: finder.cut().is_some(),
             finder,
             returns: returns::Returns::default(),
@@ -600,24 +624,24 @@ impl SoFar {
             cpus: HashMap::new(),
             queued: HashMap::new(),
             flushing: HashMap::new(),
-            waits: Histogram::default(),
-            reaches: Histogram::default(),
+            waits: TimeHistogram::default(),
+            reaches: TimeHistogram::default(),
             unseen: 0,
             foreign: 0,
             limit,
-            limits: fold::Limits::of(limit),
+            limits: fold::FlushLimits::for_memory(limit),
             folded: Folded { memory_limit: limit.bytes(), ..Folded::default() },
             other_threads: None,
         }
     }
 
     /// Takes in the mappings of those who run already.
-    fn meet(&mut self, target: Target) {
+    fn meet(&mut self, target: TraceTarget) {
         let root = ProcRoot::live();
         match target {
-            Target::Process(pid) => self.spaces.read(&root, pid),
-            Target::Command(_) => {}
-            Target::Machine => {
+            TraceTarget::Process(pid) => self.spaces.read(&root, pid),
+            TraceTarget::Command(_) => {}
+            TraceTarget::Machine => {
                 for pid in root.pids().unwrap_or_default() {
                     self.spaces.read(&root, pid.0);
                 }
@@ -625,26 +649,26 @@ impl SoFar {
         }
     }
 
-    fn note(&mut self, roles: &[Role], record: &Record<'_>) {
+    fn note(&mut self, roles: &[FlushRole], record: &PerfRecord<'_>) {
         self.spaces.note(record);
         match *record {
-            Record::Sample(sample) => {
+            PerfRecord::Sample(sample) => {
                 let Some(role) = roles.get(sample.which) else { return };
                 match role {
-                    Role::Cause | Role::Effect => self.flush(&sample),
-                    Role::Enter => self.enter(&sample),
-                    Role::Exit => self.exit(&sample),
-                    Role::Queue => self.queue(&sample),
-                    Role::Done => self.done(&sample),
-                    Role::Called => {
-                        let called = Called { since: sample.time, made: None };
+                    FlushRole::Cause | FlushRole::Effect => self.flush(&sample),
+                    FlushRole::Enter => self.enter(&sample),
+                    FlushRole::Exit => self.exit(&sample),
+                    FlushRole::Queue => self.queue(&sample),
+                    FlushRole::Done => self.done(&sample),
+                    FlushRole::Called => {
+                        let called = CalledFunction { since: sample.time, made: None };
                         self.called.insert(sample.tid, called);
                     }
-                    Role::Returned => self.returned(&sample),
-                    Role::Interrupt | Role::Sent => {}
+                    FlushRole::Returned => self.returned(&sample),
+                    FlushRole::Interrupt | FlushRole::Sent => {}
                 }
             }
-            Record::Named { pid, tid, name, .. } => {
+            PerfRecord::Named { pid, tid, name, .. } => {
                 if let Some(doing) = self.threads.get_mut(&tid) {
                     doing.seen.name = Name::new(name);
                 }
@@ -652,7 +676,7 @@ impl SoFar {
                     self.processes.values[number].name = Name::new(name);
                 }
             }
-            Record::Ended { tid, .. } => {
+            PerfRecord::Ended { tid, .. } => {
                 self.called.remove(&tid);
                 self.close(tid);
                 if let Some(doing) = self.threads.get_mut(&tid) {
@@ -666,29 +690,36 @@ impl SoFar {
     }
 
     fn process(&mut self, pid: u32) -> usize {
-        self.processes.number(&pid, || Process { pid, name: name_of(pid, pid), received: 0 })
+        self.processes.number(&pid, || FlushProcess { pid, name: name_of(pid, pid), received: 0 })
     }
 
-    fn thread(&mut self, sample: &Sample<'_>) -> &mut Doing {
-        let Sample { pid, tid, .. } = *sample;
+    fn thread(&mut self, sample: &PerfSample<'_>) -> &mut Doing {
+        let PerfSample { pid, tid, .. } = *sample;
         let process = self.process(pid);
         self.threads.entry(tid).or_insert_with(|| Doing {
-            seen: Thread { process, tid, name: name_of(pid, tid), sends: 0, ipis: 0, received: 0 },
+            seen: FlushThread {
+                process,
+                tid,
+                name: name_of(pid, tid),
+                sends: 0,
+                ipis: 0,
+                received: 0,
+            },
             has_ended: false,
             call: None,
             sending: None,
         })
     }
 
-    fn flush(&mut self, sample: &Sample<'_>) {
-        let read = |field: Option<Field>| field.and_then(|field| field.read(sample.raw));
+    fn flush(&mut self, sample: &PerfSample<'_>) {
+        let read = |field: Option<TracepointField>| field.and_then(|field| field.read(sample.raw));
         let (Some(reason), Some(pages)) = (read(self.fields.reason), read(self.fields.pages))
         else {
             return;
         };
         let reason = reason.cast_signed();
         let known = self.words.get(&reason);
-        let kind = known.map_or(Kind::Other, |(_, kind)| *kind);
+        let kind = known.map_or(FlushReason::Other, |(_, kind)| *kind);
         let word = || known.map_or_else(|| reason.to_string(), |(word, _)| word.clone());
         let number =
             self.reasons.number(&reason, || Reason { reason: word(), ..Reason::default() });
@@ -700,8 +731,8 @@ impl SoFar {
             sum.pages = sum.pages.saturating_add(pages);
         }
         match kind {
-            Kind::Send | Kind::Local => self.cause(sample, kind, pages),
-            Kind::Received => {
+            FlushReason::Send | FlushReason::Local => self.cause(sample, kind, pages),
+            FlushReason::Received => {
                 self.cpus.entry(sample.cpu).or_default().1 += 1;
                 self.flushing.insert(sample.cpu, true);
                 let thread = self.thread(sample);
@@ -709,12 +740,12 @@ impl SoFar {
                 let process = thread.seen.process;
                 self.processes.values[process].received += 1;
             }
-            Kind::Other => {}
+            FlushReason::Other => {}
         }
     }
 
-    fn cause(&mut self, sample: &Sample<'_>, kind: Kind, pages: u64) {
-        if kind == Kind::Send {
+    fn cause(&mut self, sample: &PerfSample<'_>, kind: FlushReason, pages: u64) {
+        if kind == FlushReason::Send {
             self.close(sample.tid);
         }
         let thread = self.thread(sample);
@@ -731,7 +762,7 @@ impl SoFar {
         self.chain.extend(sample.kernel_callers());
         let chain = self.chains.number(&self.chain, || self.chain.clone());
         let call = open.map(|open| open.call);
-        let site = self.sites.number(&(process, chain, call, stack), || Site {
+        let site = self.sites.number(&(process, chain, call, stack), || FlushSite {
             process,
             chain,
             call,
@@ -745,7 +776,7 @@ impl SoFar {
             waited: 0,
         });
         let sum = &mut self.sites.values[site];
-        if kind == Kind::Local {
+        if kind == FlushReason::Local {
             sum.local += 1;
             return;
         }
@@ -764,26 +795,29 @@ impl SoFar {
         }
     }
 
-    fn enter(&mut self, sample: &Sample<'_>) {
-        let Fields { enter_id: Some(id), enter_args: Some(args), .. } = self.fields else { return };
+    fn enter(&mut self, sample: &PerfSample<'_>) {
+        let FlushFields { enter_id: Some(id), enter_args: Some(args), .. } = self.fields else {
+            return;
+        };
         let Some(number) = id.read(sample.raw) else { return };
         let Some(name) = calls::name(number) else { return };
         self.close(sample.tid);
         let advice = calls::advice(name).and_then(|at| args.read_word(at, sample.raw));
         let advice = advice.filter(|advice| *advice < ADVICE);
-        let call = self.calls.number(&(number, advice), || Call {
+        let call = self.calls.number(&(number, advice), || SystemCall {
             name: name.to_owned(),
             advice,
-            ..Call::default()
+            ..SystemCall::default()
         });
         let stack = self.stack_of_call(sample);
         let since = sample.time;
-        self.thread(sample).call = Some(Open { since, number, call, stack, sends: 0, ipis: 0 });
+        self.thread(sample).call =
+            Some(OpenSystemCall { since, number, call, stack, sends: 0, ipis: 0 });
     }
 
-    /// Where a system call was made, with the caller of the function of the C library that made it.
-    fn stack_of_call(&mut self, sample: &Sample<'_>) -> StackId {
-        let Sample { pid, stack, .. } = *sample;
+    /// Call stack of a system call, including the caller of the C library's function that made it.
+    fn stack_of_call(&mut self, sample: &PerfSample<'_>) -> StackId {
+        let PerfSample { pid, stack, .. } = *sample;
         let found = self.finder.find(&self.spaces, sample).iter().copied();
         let mut callers = found.take_while(|address| *address >= LOWEST).peekable();
         let first = callers.next();
@@ -796,7 +830,7 @@ impl SoFar {
         self.stacks.number(&self.spaces, pid, all)
     }
 
-    fn exit(&mut self, sample: &Sample<'_>) {
+    fn exit(&mut self, sample: &PerfSample<'_>) {
         let Some(number) = self.fields.exit_id.and_then(|field| field.read(sample.raw)) else {
             return;
         };
@@ -806,14 +840,14 @@ impl SoFar {
         let process = thread.seen.process;
         let Some(open) = thread.call.take().filter(|open| open.number == number) else { return };
         let took = sample.time.saturating_sub(open.since);
-        // An order that no CPU had to be interrupted for is no wait.
+        // A request that interrupted no CPU has no wait.
         let shoots = if has_queue { open.ipis > 0 } else { open.sends > 0 };
         if let Some(called) = self.called.get_mut(&sample.tid) {
             called.made = Some((open.call, shoots));
         }
         let call = &mut self.calls.values[open.call];
         if shoots { &mut call.shooting } else { &mut call.quiet }.note(took);
-        let caller = self.callers.number(&(process, open.call, open.stack), || Caller {
+        let caller = self.callers.number(&(process, open.call, open.stack), || FlushCaller {
             process,
             call: open.call,
             stack: open.stack.index(),
@@ -833,16 +867,18 @@ impl SoFar {
     }
 
     /// A function returns: its time is that of the call that it made, if it made one.
-    fn returned(&mut self, sample: &Sample<'_>) {
-        let Some(Called { since, made }) = self.called.remove(&sample.tid) else { return };
+    fn returned(&mut self, sample: &PerfSample<'_>) {
+        let Some(CalledFunction { since, made }) = self.called.remove(&sample.tid) else { return };
         let Some((call, shoots)) = made else { return };
         let call = &mut self.calls.values[call];
         let times = if shoots { &mut call.around_shooting } else { &mut call.around_quiet };
         times.note(sample.time.saturating_sub(since));
     }
 
-    fn queue(&mut self, sample: &Sample<'_>) {
-        let Fields { queue_cpu: Some(cpu), queue_csd: Some(csd), .. } = self.fields else { return };
+    fn queue(&mut self, sample: &PerfSample<'_>) {
+        let FlushFields { queue_cpu: Some(cpu), queue_csd: Some(csd), .. } = self.fields else {
+            return;
+        };
         let (Some(cpu), Some(csd)) = (cpu.read(sample.raw), csd.read(sample.raw)) else { return };
         let thread = self.thread(sample);
         // Functions are queued for other ends, too.
@@ -863,11 +899,11 @@ impl SoFar {
         }
     }
 
-    fn done(&mut self, sample: &Sample<'_>) {
+    fn done(&mut self, sample: &PerfSample<'_>) {
         let Some(csd) = self.fields.done_csd.and_then(|field| field.read(sample.raw)) else {
             return;
         };
-        // What a CPU calls itself while it waits for others has no place in a queue.
+        // The value 0 is not an entry of a queue.
         if csd == 0 {
             return;
         }
@@ -898,7 +934,7 @@ impl SoFar {
         self.sites.values[sending.site].waited += waited;
     }
 
-    fn told(mut self) -> Told {
+    fn told(mut self) -> FlushTables {
         let threads: Vec<u32> = self.threads.keys().copied().collect();
         threads.into_iter().for_each(|tid| self.close(tid));
         let (stacks, stack_of) = self.symbolized();
@@ -906,19 +942,19 @@ impl SoFar {
         self.sites.values.iter_mut().for_each(|site| site.stack = number(site.stack));
         self.callers.values.iter_mut().for_each(|caller| caller.stack = number(caller.stack));
         self.folded.forgotten_mappings = self.spaces.forgotten();
-        let functions = Functions::read();
-        let name = |functions: &Functions, address: u64| {
+        let functions = KernelFunctions::read();
+        let name = |functions: &KernelFunctions, address: u64| {
             functions.find(address).map_or_else(|| format!("{address:#x}"), str::to_owned)
         };
         let chains = functions.map(|functions| {
             let chains = self.chains.values.iter();
             chains.map(|chain| chain.iter().map(|at| name(&functions, *at)).collect()).collect()
         });
-        let mut threads: Vec<Thread> = self.threads.into_values().map(|it| it.seen).collect();
+        let mut threads: Vec<FlushThread> = self.threads.into_values().map(|it| it.seen).collect();
         threads.retain(|thread| thread.sends > 0 || thread.received > 0);
         threads.sort_by_key(|thread| thread.tid);
         threads.extend(self.other_threads);
-        Told {
+        FlushTables {
             stacks,
             chains,
             calls: self.calls.values,
@@ -935,8 +971,8 @@ impl SoFar {
         }
     }
 
-    /// The call stacks that are used, and which of them each number is. Those of which most is counted come first: once names take
-    /// too much memory, the others are one.
+    /// The call stacks that are used, and which of them each number is. Those of which most is
+    /// counted come first: once names take too much memory, the others are one.
     fn symbolized(&mut self) -> (Vec<Vec<Frame>>, HashMap<usize, usize>) {
         let sites = self.sites.values.iter().map(|it| (it.stack, it.sends + it.local));
         let callers = self.callers.values.iter().map(|it| (it.stack, it.calls));
@@ -973,19 +1009,19 @@ impl SoFar {
     }
 }
 
-/// What becomes a part of a recording as it is.
-struct Told {
+/// Tables that become a part of the recording unchanged.
+struct FlushTables {
     stacks: Vec<Vec<Frame>>,
     chains: Reading<Vec<Vec<String>>>,
-    calls: Vec<Call>,
-    processes: Vec<Process>,
-    threads: Vec<Thread>,
-    sites: Vec<Site>,
-    callers: Vec<Caller>,
+    calls: Vec<SystemCall>,
+    processes: Vec<FlushProcess>,
+    threads: Vec<FlushThread>,
+    sites: Vec<FlushSite>,
+    callers: Vec<FlushCaller>,
     reasons: Vec<Reason>,
     cpus: HashMap<u32, (u64, u64)>,
-    waits: Histogram,
-    reaches: Histogram,
+    waits: TimeHistogram,
+    reaches: TimeHistogram,
     unseen: u64,
     folded: Folded,
 }

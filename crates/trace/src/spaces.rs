@@ -1,7 +1,7 @@
 //! Which mapping an address of a process was in, as mappings come.
 //!
-//! The kernel tells new mappings only. What is unmapped stays here until something else is mapped there: nothing happens at
-//! such addresses meanwhile.
+//! The kernel reports new mappings only. An unmapped range stays here until another mapping
+//! replaces it: no event occurs at such addresses in between.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
@@ -11,33 +11,33 @@ use pagewise_model::{Name, Pid};
 use pagewise_proc::target_file::FileId;
 use pagewise_proc::{ProcRoot, maps, mountinfo};
 
-use crate::record::{Mapped, Record};
+use crate::record::{MmapRecord, PerfRecord};
 
 /// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct SpaceRegion {
     /// Its first address.
     pub start: u64,
     /// The address behind it.
     pub end: u64,
-    /// Where in the file it begins.
+    /// Offset in the file at which the mapping begins.
     pub offset: u64,
-    /// The file's inode; 0 where there is none.
+    /// The file's inode; 0 if the mapping has no file.
     pub inode: u64,
     /// The device of the file's file system.
     pub device: Device,
     /// The file's path, or what else it is: `[heap]`, `[stack]`; empty for anonymous memory.
     pub name: Name,
-    /// Whether it is shared.
+    /// True if it is shared.
     pub shared: bool,
-    /// Whether there may be code in it.
+    /// True if there may be code in it.
     pub execute: bool,
-    /// Whether its file lives on tmpfs.
+    /// True if its file lives on tmpfs.
     pub on_tmpfs: bool,
 }
 
-impl Region {
-    /// Whether it is of a file.
+impl SpaceRegion {
+    /// True if it is of a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0
     }
@@ -50,26 +50,27 @@ impl Region {
 
 /// A process's.
 #[derive(Clone, Debug, Default)]
-struct Space {
+struct ProcessSpace {
     /// Which program's: processes of `fork` have their parent's until they start another.
     program: u32,
     /// The same as the parent's until one of them maps something.
-    regions: Rc<BTreeMap<u64, Region>>,
+    regions: Rc<BTreeMap<u64, SpaceRegion>>,
     /// Its first thread has ended: others may go on for a while.
     has_ended: bool,
 }
 
 /// The mappings of all processes that are watched.
 ///
-/// Their memory is bounded: once there are too many mappings, those of processes that have ended are forgotten, then the largest
-/// process's are read again, and if that has too many itself, those of no code are forgotten.
+/// Their memory is bounded: once there are too many mappings, those of processes that have ended
+/// are forgotten, then the largest process's are read again, and if that has too many itself, those
+/// of no code are forgotten.
 #[derive(Clone, Debug)]
 pub struct Spaces {
-    spaces: BTreeMap<u32, Space>,
+    spaces: BTreeMap<u32, ProcessSpace>,
     programs: u32,
     /// The devices of file systems in memory.
     tmpfs: BTreeSet<Device>,
-    /// How many mappings there may be, and how many came since they were counted.
+    /// Maximum number of mappings, and number of new ones since the last count.
     most: usize,
     added: usize,
     forgotten: u64,
@@ -87,7 +88,7 @@ impl Default for Spaces {
 }
 
 impl Spaces {
-    /// Knows at most so many mappings.
+    /// Keeps at most `most` mappings.
     pub(crate) fn within(most: usize) -> Spaces {
         Spaces {
             spaces: BTreeMap::new(),
@@ -99,7 +100,7 @@ impl Spaces {
         }
     }
 
-    /// How often a process had too many mappings, so that some were forgotten.
+    /// Number of times a process exceeded the limit, so that mappings were discarded.
     pub(crate) fn forgotten(&self) -> u64 {
         self.forgotten
     }
@@ -114,7 +115,7 @@ impl Spaces {
     /// Takes in the mappings of a process as they are now.
     pub fn read(&mut self, root: &ProcRoot, pid: u32) {
         let Ok(text) = root.read(Pid(pid), "maps") else { return };
-        let regions = maps::parse(&text).mappings.into_iter().map(|mapping| Region {
+        let regions = maps::parse(&text).mappings.into_iter().map(|mapping| SpaceRegion {
             start: mapping.range.start,
             end: mapping.range.end,
             offset: mapping.offset,
@@ -125,34 +126,35 @@ impl Spaces {
             execute: mapping.prot.exec,
             on_tmpfs: self.tmpfs.contains(&mapping.device),
         });
-        let regions: BTreeMap<u64, Region> = regions.map(|it| (it.start, it)).collect();
+        let regions: BTreeMap<u64, SpaceRegion> = regions.map(|it| (it.start, it)).collect();
         self.added += regions.len();
         let program = self.next_program();
-        self.spaces.insert(pid, Space { program, regions: Rc::new(regions), has_ended: false });
+        self.spaces
+            .insert(pid, ProcessSpace { program, regions: Rc::new(regions), has_ended: false });
     }
 
     /// Takes in what a record says.
-    pub fn note(&mut self, record: &Record<'_>) {
+    pub fn note(&mut self, record: &PerfRecord<'_>) {
         match *record {
-            Record::Mapped(mapped) => {
+            PerfRecord::Mapped(mapped) => {
                 self.map(&mapped);
                 if self.added > self.most / 8 {
                     self.make_room();
                 }
             }
-            Record::Named { pid, exec: true, .. } => {
+            PerfRecord::Named { pid, exec: true, .. } => {
                 let program = self.next_program();
-                self.spaces.insert(pid, Space { program, ..Space::default() });
+                self.spaces.insert(pid, ProcessSpace { program, ..ProcessSpace::default() });
             }
-            Record::Forked { pid, parent, .. } if pid != parent => {
+            PerfRecord::Forked { pid, parent, .. } if pid != parent => {
                 let space = self.spaces.get(&parent).cloned().unwrap_or_default();
-                self.spaces.insert(pid, Space { has_ended: false, ..space });
+                self.spaces.insert(pid, ProcessSpace { has_ended: false, ..space });
                 self.added += 1;
                 if self.added > self.most / 8 {
                     self.make_room();
                 }
             }
-            Record::Ended { pid, tid } if pid == tid => {
+            PerfRecord::Ended { pid, tid } if pid == tid => {
                 if let Some(space) = self.spaces.get_mut(&pid) {
                     space.has_ended = true;
                 }
@@ -172,7 +174,7 @@ impl Spaces {
                 return;
             };
             if reread.insert(pid) {
-                // What was unmapped is not known until something else is mapped there.
+                // An unmapped range is only known once another mapping replaces it.
                 self.read(&ProcRoot::live(), pid);
                 if let Some(space) = self.spaces.get_mut(&pid) {
                     space.program = before.program;
@@ -182,14 +184,14 @@ impl Spaces {
             self.forgotten += 1;
             let Some(space) = self.spaces.get_mut(&pid) else { return };
             let code = before.regions.iter().filter(|(_, region)| region.execute);
-            let code: BTreeMap<u64, Region> = code.map(|(at, it)| (*at, it.clone())).collect();
+            let code: BTreeMap<u64, SpaceRegion> = code.map(|(at, it)| (*at, it.clone())).collect();
             let is_less = code.len() <= before.regions.len() / 2;
             space.regions = Rc::new(if is_less { code } else { BTreeMap::new() });
         }
         self.added = 0;
     }
 
-    /// How many mappings are kept: those that processes have together count once.
+    /// Number of stored mappings: those that processes share count once.
     fn count(&self) -> usize {
         let mut counted = HashSet::new();
         let each = self.spaces.values().map(|space| &space.regions);
@@ -202,12 +204,12 @@ impl Spaces {
         self.programs
     }
 
-    fn map(&mut self, mapped: &Mapped<'_>) {
+    fn map(&mut self, mapped: &MmapRecord<'_>) {
         let Some(end) = mapped.start.checked_add(mapped.length) else { return };
         // The kernel has a name for everything here; in `maps` anonymous memory has none.
         let name = if mapped.name == b"//anon" { b"" } else { mapped.name };
         let device = Device { major: mapped.device.0, minor: mapped.device.1 };
-        let region = Region {
+        let region = SpaceRegion {
             start: mapped.start,
             end,
             offset: mapped.offset,
@@ -225,8 +227,8 @@ impl Spaces {
         regions.insert(mapped.start, region);
     }
 
-    /// Takes in that `mremap` made of a mapping, from `old` on, one at `new` with another length. `stays` where the old one is
-    /// not unmapped.
+    /// Takes in that `mremap` made of a mapping, from `old` on, one at `new` with another length.
+    /// `stays` where the old one is not unmapped.
     pub(crate) fn moved(
         &mut self,
         pid: u32,
@@ -244,7 +246,7 @@ impl Spaces {
             return;
         };
         let offset = region.offset.wrapping_add(old - region.start);
-        let made = Region { start: new, end, offset, ..region.clone() };
+        let made = SpaceRegion { start: new, end, offset, ..region.clone() };
         self.added += if Rc::strong_count(&space.regions) > 1 { space.regions.len() } else { 1 };
         let regions = Rc::make_mut(&mut space.regions);
         if !stays {
@@ -256,8 +258,8 @@ impl Spaces {
         }
     }
 
-    /// Takes in mappings of a process that no record told of: `mremap` is silent where it makes one longer or moves it. What
-    /// is known of other addresses stays.
+    /// Reads mappings of a process that no record reported: `mremap` causes no record when it
+    /// extends or moves a mapping. Known mappings at other addresses stay.
     pub fn fill(&mut self, root: &ProcRoot, pid: u32) {
         let Some(known) = self.spaces.remove(&pid) else { return self.read(root, pid) };
         self.read(root, pid);
@@ -271,19 +273,20 @@ impl Spaces {
     }
 
     /// The mapping that an address is in.
-    pub fn find(&self, pid: u32, address: u64) -> Option<&Region> {
+    pub fn find(&self, pid: u32, address: u64) -> Option<&SpaceRegion> {
         let (_, region) = self.spaces.get(&pid)?.regions.range(..=address).next_back()?;
         (address < region.end).then_some(region)
     }
 
-    /// The number of the program that a process runs: another after `exec`, the same in a child until then.
+    /// The number of the program that a process runs: another after `exec`, the same in a child
+    /// until then.
     pub fn program(&self, pid: u32) -> u32 {
         self.spaces.get(&pid).map_or(0, |space| space.program)
     }
 }
 
 /// Leaves nothing from `start` up to `end`.
-fn cut(regions: &mut BTreeMap<u64, Region>, start: u64, end: u64) {
+fn cut(regions: &mut BTreeMap<u64, SpaceRegion>, start: u64, end: u64) {
     while let Some((&first, region)) = regions.range(..end).next_back() {
         if region.end <= start {
             break;
@@ -292,10 +295,10 @@ fn cut(regions: &mut BTreeMap<u64, Region>, start: u64, end: u64) {
         regions.remove(&first);
         if region.end > end {
             let offset = region.offset + (end - first);
-            regions.insert(end, Region { start: end, offset, ..region.clone() });
+            regions.insert(end, SpaceRegion { start: end, offset, ..region.clone() });
         }
         if first < start {
-            regions.insert(first, Region { end: start, ..region });
+            regions.insert(first, SpaceRegion { end: start, ..region });
             break;
         }
     }
@@ -307,8 +310,8 @@ mod tests {
 
     use super::*;
 
-    fn mapped(start: u64, length: u64, inode: u64) -> Record<'static> {
-        Record::Mapped(Mapped { pid: 7, start, length, inode, ..Mapped::default() })
+    fn mapped(start: u64, length: u64, inode: u64) -> PerfRecord<'static> {
+        PerfRecord::Mapped(MmapRecord { pid: 7, start, length, inode, ..MmapRecord::default() })
     }
 
     proptest! {
@@ -332,14 +335,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_or_grows_keeps_its_file_and_its_place_in_it() {
+    fn a_moved_or_extended_mapping_keeps_its_file_and_offset() {
         let mut spaces = Spaces::default();
         let at = |spaces: &Spaces, address| {
             spaces.find(7, address).map(|it| (it.inode, it.offset + address - it.start))
         };
         spaces.note(&mapped(0x1000, 0x3000, 5));
         spaces.note(&mapped(0x9000, 0x1000, 6));
-        // It grows where it is, up to the next; then its second page is moved away, longer, over the other.
+        // It grows where it is, up to the next; then its second page is moved away, longer, over
+        // the other.
         spaces.moved(7, 0x1000, 0x3000, 0x1000, 0x5000, false);
         assert_eq!(at(&spaces, 0x5fff), Some((5, 0x4fff)));
         spaces.moved(7, 0x2000, 0x1000, 0x8000, 0x3000, false);
@@ -362,30 +366,35 @@ mod tests {
 
     #[test]
     fn mappings_are_forgotten_with_their_process_and_never_become_too_many() {
-        const MOST: usize = 1000;
-        let mut spaces = Spaces::within(MOST);
+        const MAX_REGIONS: usize = 1000;
+        let mut spaces = Spaces::within(MAX_REGIONS);
         (0..100).for_each(|at| spaces.note(&mapped(at * 10, 10, at + 1)));
         for pid in (100..10_000).step_by(2) {
             for (child, parent) in [(pid, 7), (pid + 1, pid)] {
-                spaces.note(&Record::Forked { pid: child, parent, tid: child });
+                spaces.note(&PerfRecord::Forked { pid: child, parent, tid: child });
             }
             assert_eq!(spaces.find(pid + 1, 5).map(|it| it.inode), Some(1));
-            let new = Mapped { pid, start: 7, length: 1, inode: 9, ..Mapped::default() };
-            spaces.note(&Record::Mapped(new));
+            let new = MmapRecord { pid, start: 7, length: 1, inode: 9, ..MmapRecord::default() };
+            spaces.note(&PerfRecord::Mapped(new));
             assert_eq!(spaces.find(pid, 7).map(|it| it.inode), Some(9));
             assert_eq!(spaces.find(pid + 1, 7).map(|it| it.inode), Some(1));
             for pid in [pid, pid + 1] {
-                spaces.note(&Record::Ended { pid, tid: pid });
+                spaces.note(&PerfRecord::Ended { pid, tid: pid });
             }
-            assert!(spaces.count() <= 2 * MOST, "{}", spaces.count());
+            assert!(spaces.count() <= 2 * MAX_REGIONS, "{}", spaces.count());
         }
         assert_eq!((spaces.find(7, 995).map(|it| it.inode), spaces.forgotten()), (Some(100), 0));
-        // Of one that maps ever more; no process has this number.
+        // A process that maps ever more; no real process has this PID.
         let pid = u32::MAX;
-        for at in 0..10 * MOST as u64 {
+        for at in 0..10 * MAX_REGIONS as u64 {
             let start = at * 10;
-            spaces.note(&Record::Mapped(Mapped { pid, start, length: 10, ..Mapped::default() }));
-            assert!(spaces.count() <= 2 * MOST, "{}", spaces.count());
+            spaces.note(&PerfRecord::Mapped(MmapRecord {
+                pid,
+                start,
+                length: 10,
+                ..MmapRecord::default()
+            }));
+            assert!(spaces.count() <= 2 * MAX_REGIONS, "{}", spaces.count());
         }
         assert!(spaces.forgotten() > 0);
         assert_eq!(spaces.find(7, 995).map(|it| it.inode), Some(100), "others keep theirs");
@@ -395,10 +404,10 @@ mod tests {
     fn a_child_has_its_parents_mappings_until_it_starts_another_program() {
         let mut spaces = Spaces::default();
         spaces.note(&mapped(0, 10, 1));
-        spaces.note(&Record::Forked { pid: 8, parent: 7, tid: 8 });
+        spaces.note(&PerfRecord::Forked { pid: 8, parent: 7, tid: 8 });
         assert_eq!(spaces.find(8, 5).unwrap().inode, 1);
         assert_eq!(spaces.program(8), spaces.program(7));
-        spaces.note(&Record::Named { pid: 8, tid: 8, name: b"new", exec: true });
+        spaces.note(&PerfRecord::Named { pid: 8, tid: 8, name: b"new", exec: true });
         assert_eq!(spaces.find(8, 5), None);
         assert_ne!(spaces.program(8), spaces.program(7));
         assert_eq!(spaces.find(7, 5).unwrap().inode, 1);

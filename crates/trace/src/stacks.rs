@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
-use crate::files::Files;
+use crate::files::CodeFiles;
 use crate::spaces::Spaces;
-use crate::symbols::{Place, Symbols};
+use crate::symbols::{CodePlace, Symbols};
 
-/// The number of a call stack: they count from 0. One that is not kept any more may pass its number on to another.
+/// The number of a call stack: they count from 0. One that is not kept any more may pass its number
+/// on to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(pub u32);
 
@@ -27,7 +28,7 @@ const USUAL: usize = 64 << 20;
 
 /// The places of a stack, the same as another's where they are kept at the same addresses.
 #[derive(Clone, Debug)]
-struct Kept(Rc<[Rc<Place>]>);
+struct Kept(Rc<[Rc<CodePlace>]>);
 
 impl Kept {
     fn addresses(&self) -> impl Iterator<Item = usize> + '_ {
@@ -50,50 +51,51 @@ impl Hash for Kept {
 }
 
 /// The call stacks that were met. One is resolved to places in files, which are opened, when it is
-/// first met: later its process may be gone.
-/// The same places have the same number in each process, so that memory does not grow with how many processes there are.
+/// first met: later its process may be gone. The same places have the same number in each process,
+/// so that memory does not grow with how many processes there are.
 ///
-/// Their memory is bounded: once [`Stacks::is_full`] says so, whoever counts by stack leaves some to `retain`.
-/// Where nobody does, new stacks are [`StackId::OTHER`] from a little later on.
+/// Their memory is bounded: once [`RecordedStacks::is_full`] returns true, the caller chooses the
+/// stacks to keep with `retain`. Otherwise new stacks soon become [`StackId::OTHER`].
 #[derive(Debug)]
-pub struct Stacks {
+pub struct RecordedStacks {
     /// By the program and addresses.
     numbers: HashMap<Box<[u64]>, StackId>,
-    /// The bytes of these, at most so many: most of them are of programs that have ended, or of stacks that come once.
+    /// Maximum number of bytes of these: most stacks are of programs that have ended, or occur
+    /// once.
     number_bytes: usize,
     most_number_bytes: usize,
-    known: HashMap<Place, Rc<Place>>,
+    known: HashMap<CodePlace, Rc<CodePlace>>,
     alike: HashMap<Kept, StackId>,
     /// By number; what is not kept is empty, and in `free`.
-    places: Vec<Rc<[Rc<Place>]>>,
+    places: Vec<Rc<[Rc<CodePlace>]>>,
     free: Vec<StackId>,
     /// Bytes of stacks and places, and how many there may be.
     bytes: usize,
     most_bytes: usize,
     /// Those of the places.
-    files: Files,
+    files: CodeFiles,
     /// The program, and then addresses: the one that is looked for.
     key: Vec<u64>,
 }
 
-impl Default for Stacks {
-    fn default() -> Stacks {
-        Stacks::within(USUAL)
+impl Default for RecordedStacks {
+    fn default() -> RecordedStacks {
+        RecordedStacks::within(USUAL)
     }
 }
 
 /// About what a stack takes: its places, counts beside them, an entry in each of two tables.
-fn bytes_of(stack: &[Rc<Place>]) -> usize {
+fn bytes_of(stack: &[Rc<CodePlace>]) -> usize {
     size_of_val(stack) + 96
 }
 
 /// About what a place takes, with its entry in a table.
-const PLACE: usize = 2 * size_of::<Place>() + 48;
+const PLACE: usize = 2 * size_of::<CodePlace>() + 48;
 
-impl Stacks {
-    /// Stacks in so many bytes.
-    pub fn within(bytes: usize) -> Stacks {
-        Stacks {
+impl RecordedStacks {
+    /// Creates a table of the given size in bytes.
+    pub fn within(bytes: usize) -> RecordedStacks {
+        RecordedStacks {
             numbers: HashMap::new(),
             number_bytes: 0,
             most_number_bytes: bytes / 4,
@@ -103,7 +105,7 @@ impl Stacks {
             free: Vec::new(),
             bytes: 0,
             most_bytes: bytes / 2,
-            files: Files::default(),
+            files: CodeFiles::default(),
             key: Vec::new(),
         }
     }
@@ -121,7 +123,7 @@ impl Stacks {
         if let Some(number) = self.numbers.get(self.key.as_slice()) {
             return *number;
         }
-        // Who leaves none to be forgotten has no room for another.
+        // A caller that discards no stacks gets no further ones.
         if self.bytes > self.most_bytes + self.most_bytes / 4 {
             return StackId::OTHER;
         }
@@ -136,25 +138,25 @@ impl Stacks {
         number
     }
 
-    /// Whether they take as much memory as they may.
+    /// True if they take as much memory as they may.
     pub fn is_full(&self) -> bool {
         self.bytes > self.most_bytes
     }
 
-    /// The bytes of a stack among those that [`Stacks::room`] counts.
+    /// The bytes of a stack among those that [`RecordedStacks::room`] counts.
     pub(crate) fn bytes_of(&self, id: StackId) -> usize {
         self.places.get(id.index()).map_or(0, |stack| bytes_of(stack))
     }
 
-    /// How many bytes stacks may take before they are full.
+    /// Number of bytes that stacks may occupy before the table is full.
     pub(crate) fn room(&self) -> usize {
         self.most_bytes
     }
 
     /// Forgets all but some. The numbers of those that are forgotten are given to others.
     pub(crate) fn retain(&mut self, is_kept: impl Fn(StackId) -> bool) {
-        let nothing: Rc<[Rc<Place>]> = Rc::new([]);
-        let Stacks { numbers, number_bytes, known, alike, places, free, bytes, .. } = self;
+        let nothing: Rc<[Rc<CodePlace>]> = Rc::new([]);
+        let RecordedStacks { numbers, number_bytes, known, alike, places, free, bytes, .. } = self;
         *numbers = HashMap::new();
         *number_bytes = 0;
         alike.retain(|stack, id| {
@@ -173,8 +175,9 @@ impl Stacks {
 
     /// The number of the stack in `key`, by places.
     fn resolve(&mut self, spaces: &Spaces, pid: u32) -> StackId {
-        let Stacks { known, alike, places, free, files, key, bytes, .. } = self;
-        // Code without frame pointers leaves anything where they should be: what is no code ends the stack.
+        let RecordedStacks { known, alike, places, free, files, key, bytes, .. } = self;
+        // Code without frame pointers leaves arbitrary values in their place: an address outside of
+        // code ends the stack.
         let is_code = |address: &u64| spaces.find(pid, *address).is_some_and(|it| it.execute);
         let addresses = &key[1..];
         let calls = match addresses.first().is_some_and(is_code) {
@@ -183,7 +186,7 @@ impl Stacks {
         };
         let addresses = &addresses[..calls.unwrap_or(addresses.len())];
         let place = |(address, depth): (&u64, usize)| {
-            let place = Place::of(spaces, pid, *address, depth > 0);
+            let place = CodePlace::locate(spaces, pid, *address, depth > 0);
             let key = place.key();
             if let Some(known) = known.get(&key) {
                 return Rc::clone(known);
@@ -194,7 +197,7 @@ impl Stacks {
             known.insert(key, Rc::clone(&place));
             place
         };
-        let stack: Rc<[Rc<Place>]> = addresses.iter().zip(0_usize..).map(place).collect();
+        let stack: Rc<[Rc<CodePlace>]> = addresses.iter().zip(0_usize..).map(place).collect();
         *alike.entry(Kept(stack)).or_insert_with_key(|Kept(stack)| {
             *bytes += bytes_of(stack);
             if let Some(id) = free.pop() {
@@ -206,13 +209,13 @@ impl Stacks {
         })
     }
 
-    /// What looks up the places, in files that were opened when they were first met.
+    /// Symbol lookup for the addresses, in files that were opened when they first occurred.
     pub fn symbols(&self) -> Symbols {
         Symbols::with(self.files.clone())
     }
 
     /// The places of all, by number; none of those that are not kept.
-    pub fn places(&self) -> &[Rc<[Rc<Place>]>] {
+    pub fn places(&self) -> &[Rc<[Rc<CodePlace>]>] {
         &self.places
     }
 }
@@ -220,26 +223,33 @@ impl Stacks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Mapped};
+    use crate::{MmapAccess, MmapRecord};
 
     #[test]
     fn a_stack_has_one_number_in_all_programs_that_have_it_in_the_same_places() {
-        let (mut stacks, mut spaces) = (Stacks::default(), Spaces::default());
+        let (mut stacks, mut spaces) = (RecordedStacks::default(), Spaces::default());
         let a = stacks.number(&spaces, 7, [1, 2, 3].into_iter());
         let b = stacks.number(&spaces, 7, [1, 2].into_iter());
         assert_eq!(stacks.number(&spaces, 7, [1, 2, 3].into_iter()), a);
         assert_ne!(a, b);
-        spaces.note(&crate::Record::Named { pid: 7, tid: 7, name: b"", exec: true });
+        spaces.note(&crate::PerfRecord::Named { pid: 7, tid: 7, name: b"", exec: true });
         assert_eq!(stacks.number(&spaces, 7, [1, 2].into_iter()), b, "of no file, in one process");
-        spaces.note(&crate::Record::Named { pid: 8, tid: 8, name: b"", exec: true });
+        spaces.note(&crate::PerfRecord::Named { pid: 8, tid: 8, name: b"", exec: true });
         assert_ne!(stacks.number(&spaces, 8, [1, 2].into_iter()), b, "of no file, in another");
         assert_eq!(stacks.places().len(), 3);
         let mapped = |pid, start| {
-            let access = Access { execute: true, ..Access::default() };
+            let access = MmapAccess { execute: true, ..MmapAccess::default() };
             let name = b"/a";
-            let mapped =
-                Mapped { pid, start, length: 100, inode: 5, name, access, ..Mapped::default() };
-            crate::Record::Mapped(mapped)
+            let mapped = MmapRecord {
+                pid,
+                start,
+                length: 100,
+                inode: 5,
+                name,
+                access,
+                ..MmapRecord::default()
+            };
+            crate::PerfRecord::Mapped(mapped)
         };
         spaces.note(&mapped(7, 1000));
         spaces.note(&mapped(8, 2000));
@@ -252,7 +262,7 @@ mod tests {
     #[test]
     fn stacks_that_are_forgotten_leave_their_memory_and_numbers_to_others() {
         const ROOM: usize = 1 << 20;
-        let (mut stacks, spaces) = (Stacks::within(ROOM), Spaces::default());
+        let (mut stacks, spaces) = (RecordedStacks::within(ROOM), Spaces::default());
         let hot = stacks.number(&spaces, 7, 1..40);
         let mut kept = 1;
         for number in 0..100_000 {
@@ -275,8 +285,8 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_is_forgotten_new_stacks_are_others() {
-        let (mut stacks, spaces) = (Stacks::within(1 << 16), Spaces::default());
+    fn without_retention_new_stacks_become_other_stacks() {
+        let (mut stacks, spaces) = (RecordedStacks::within(1 << 16), Spaces::default());
         let first = stacks.number(&spaces, 7, [1].into_iter());
         let last = (2..10_000).map(|at| stacks.number(&spaces, 7, [at].into_iter())).last();
         assert_eq!(last, Some(StackId::OTHER));

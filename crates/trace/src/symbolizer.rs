@@ -11,10 +11,11 @@
 //! | compressed sections | decompressed up to [`MAX_DECOMPRESSED`] |
 //! | millions of units or symbols | refused above the limits in [`dwarf`] and [`table`] |
 //!
-//! A child process that maps the file and may die was the other choice. It would be no faster, it could not be had in a program
-//! with threads that uses this crate as a library, and would still interpret bytes that change under it.
+//! A child process that maps the file and may die was the other choice. It would be no faster, it
+//! could not be had in a program with threads that uses this crate as a library, and would still
+//! interpret bytes that change under it.
 //!
-//! What is missing in DWARF is looked up in the symbol tables.
+//! Functions without DWARF information are looked up in the symbol tables.
 
 mod dwarf;
 mod layout;
@@ -29,10 +30,10 @@ use std::rc::Rc;
 
 use gimli::{Dwarf, SectionId};
 
-use dwarf::Info;
-pub(crate) use layout::Layout;
-use reader::{Pieces, Reader};
-use table::Table;
+use dwarf::DebugInfo;
+pub(crate) use layout::FileLayout;
+use reader::{PieceReader, PieceSource};
+use table::SymbolTable;
 
 /// Bytes of decompressed sections of a file.
 const MAX_DECOMPRESSED: u64 = 256 << 20;
@@ -42,17 +43,17 @@ const TO_LOOK_UP: u64 = 64 << 20;
 /// Bytes that are interpreted of a file, all together. Those of a browser's whole run are fewer.
 const MAX_INTERPRETED: u64 = 2 << 30;
 
-/// What a file is read from.
+/// Source of a file's bytes.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum FileSource {
     /// A file.
     File(Original),
     /// Memory.
     Memory(Vec<u8>),
 }
 
-/// A file as it was when it was opened. Nothing is read of it once it was changed: no name is better than a wrong one, and code
-/// that reads a table twice may rely on reading the same.
+/// A file as it was when it was opened. Nothing is read of it once it was changed: no name is
+/// better than a wrong one, and code that reads a table twice may rely on reading the same.
 #[derive(Debug)]
 pub(crate) struct Original {
     file: File,
@@ -65,15 +66,16 @@ fn state(file: &File) -> (u64, i64, i64) {
     file.metadata().map_or((0, 0, 0), |it| (it.len(), it.mtime(), it.mtime_nsec()))
 }
 
-impl From<File> for Source {
-    fn from(file: File) -> Source {
+impl From<File> for FileSource {
+    fn from(file: File) -> FileSource {
         let state = state(&file);
-        Source::File(Original { file, state, changed: Cell::new(false) })
+        FileSource::File(Original { file, state, changed: Cell::new(false) })
     }
 }
 
 impl Original {
-    /// Reads as many bytes as there are. How many; `None` where it cannot be read, or is no longer what it was.
+    /// Reads available bytes and returns their number; `None` if the file cannot be read or has
+    /// changed.
     fn read(&self, offset: u64, to: &mut [u8]) -> Option<usize> {
         let mut filled = 0;
         while filled < to.len() {
@@ -91,12 +93,13 @@ impl Original {
     }
 }
 
-impl Source {
-    /// Bytes from an offset on, as many as there are, at least one. `None` where there is none or it cannot be read.
+impl FileSource {
+    /// Returns available bytes from an offset on, at least one. `None` at the end, or if the file
+    /// cannot be read.
     fn read_into(&self, offset: u64, to: &mut [u8]) -> Option<usize> {
         let count = match self {
-            Source::File(original) => original.read(offset, to)?,
-            Source::Memory(bytes) => {
+            FileSource::File(original) => original.read(offset, to)?,
+            FileSource::Memory(bytes) => {
                 let rest = bytes.get(usize::try_from(offset).ok()?..)?;
                 let count = rest.len().min(to.len());
                 to[..count].copy_from_slice(&rest[..count]);
@@ -119,20 +122,20 @@ impl Source {
     /// Bytes in all.
     pub(crate) fn size(&self) -> u64 {
         match self {
-            Source::File(original) => original.state.0,
-            Source::Memory(bytes) => bytes.len() as u64,
+            FileSource::File(original) => original.state.0,
+            FileSource::Memory(bytes) => bytes.len() as u64,
         }
     }
 
-    /// Whether something could not be read of it, since it was written to after it was opened.
+    /// True if something could not be read of it, since it was written to after it was opened.
     pub(crate) fn has_changed(&self) -> bool {
-        matches!(self, Source::File(original) if original.changed.get())
+        matches!(self, FileSource::File(original) if original.changed.get())
     }
 }
 
 /// A function that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct FoundCall {
     /// Its name as the file has it.
     pub(crate) name: Option<String>,
     /// The path and number of the line.
@@ -141,44 +144,44 @@ pub(crate) struct Call {
 
 /// A file, and the one that has what several debug files share.
 #[derive(Debug)]
-pub(crate) struct Module {
-    pub(crate) source: Rc<Source>,
-    pub(crate) layout: Layout,
-    shared: Option<(Rc<Source>, Layout)>,
-    tables: RefCell<Option<[Option<Table>; 2]>>,
-    lines: RefCell<Lines>,
+pub(crate) struct SymbolModule {
+    pub(crate) source: Rc<FileSource>,
+    pub(crate) layout: FileLayout,
+    shared: Option<(Rc<FileSource>, FileLayout)>,
+    tables: RefCell<Option<[Option<SymbolTable>; 2]>>,
+    lines: RefCell<LineTable>,
     interpreted: Cell<u64>,
 }
 
-/// What was made of the debugging information.
+/// State of the debugging information.
 #[derive(Default)]
-enum Lines {
+enum LineTable {
     #[default]
     Unread,
     /// With pieces of the file, and of the shared one, and the bytes of decompressed sections.
-    Read(Box<Info>, Vec<Rc<Pieces>>, u64),
-    /// There is none, or it cannot be read.
+    Read(Box<DebugInfo>, Vec<Rc<PieceSource>>, u64),
+    /// Missing, or unreadable.
     Unusable,
 }
 
-impl std::fmt::Debug for Lines {
+impl std::fmt::Debug for LineTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Lines::Unread => "Unread",
-            Lines::Read(..) => "Read",
-            Lines::Unusable => "Unusable",
+            LineTable::Unread => "Unread",
+            LineTable::Read(..) => "Read",
+            LineTable::Unusable => "Unusable",
         })
     }
 }
 
-impl Module {
-    /// Of a file with its layout. The other one is where `.gnu_debugaltlink` leads.
+impl SymbolModule {
+    /// Reads a file with its layout. `other` is the target of `.gnu_debugaltlink`.
     pub(crate) fn new(
-        source: Rc<Source>,
-        layout: Layout,
-        shared: Option<(Rc<Source>, Layout)>,
-    ) -> Module {
-        Module {
+        source: Rc<FileSource>,
+        layout: FileLayout,
+        shared: Option<(Rc<FileSource>, FileLayout)>,
+    ) -> SymbolModule {
+        SymbolModule {
             source,
             layout,
             shared,
@@ -188,13 +191,14 @@ impl Module {
         }
     }
 
-    /// The functions at an address as the file has it (`p_vaddr`), the innermost inlined one first. Empty where none is known.
-    pub(crate) fn calls(&self, address: u64) -> Vec<Call> {
+    /// The functions at an address as the file has it (`p_vaddr`), the innermost inlined one first.
+    /// Empty where none is known.
+    pub(crate) fn calls(&self, address: u64) -> Vec<FoundCall> {
         let mut calls = self.line_calls(address).unwrap_or_default();
         let Some(outermost) = calls.last_mut() else {
             let symbol = self.symbol(address);
             return symbol
-                .map(|(_, name)| Call { name: Some(name), line: None })
+                .map(|(_, name)| FoundCall { name: Some(name), line: None })
                 .into_iter()
                 .collect();
         };
@@ -212,7 +216,7 @@ impl Module {
         let mut tables = self.tables.borrow_mut();
         let tables = tables.get_or_insert_with(|| {
             [table::SYMBOLS, table::DYNAMIC_SYMBOLS]
-                .map(|kind| Table::read(&self.source, &self.layout, kind))
+                .map(|kind| SymbolTable::read(&self.source, &self.layout, kind))
         });
         tables.iter().flatten().find_map(|table| table.find(&self.source, address))
     }
@@ -220,13 +224,13 @@ impl Module {
     /// Bytes of memory that it takes, about.
     pub(crate) fn weight(&self) -> u64 {
         let tables = self.tables.borrow();
-        let tables: u64 = tables.iter().flatten().flatten().map(Table::bytes).sum();
+        let tables: u64 = tables.iter().flatten().flatten().map(SymbolTable::bytes).sum();
         tables
             + match &*self.lines.borrow() {
-                Lines::Read(info, pieces, decompressed) => {
+                LineTable::Read(info, pieces, decompressed) => {
                     decompressed + info.bytes() + pieces.iter().map(|it| it.bytes()).sum::<u64>()
                 }
-                Lines::Unread | Lines::Unusable => 0,
+                LineTable::Unread | LineTable::Unusable => 0,
             }
     }
 
@@ -234,21 +238,21 @@ impl Module {
     pub(crate) fn forget(&self) {
         self.tables.take();
         let mut lines = self.lines.borrow_mut();
-        if matches!(*lines, Lines::Read(..)) {
-            *lines = Lines::Unread;
+        if matches!(*lines, LineTable::Read(..)) {
+            *lines = LineTable::Unread;
         }
     }
 
-    fn line_calls(&self, address: u64) -> Option<Vec<Call>> {
+    fn line_calls(&self, address: u64) -> Option<Vec<FoundCall>> {
         let mut lines = self.lines.borrow_mut();
-        if matches!(*lines, Lines::Unread) {
-            *lines = self.open().unwrap_or(Lines::Unusable);
+        if matches!(*lines, LineTable::Unread) {
+            *lines = self.open().unwrap_or(LineTable::Unusable);
         }
-        let Lines::Read(info, pieces, _) = &mut *lines else { return None };
+        let LineTable::Read(info, pieces, _) = &mut *lines else { return None };
         if self.interpreted.get() > MAX_INTERPRETED {
             return None;
         }
-        let used = |pieces: &[Rc<Pieces>]| pieces.iter().map(|it| it.fuel.used()).sum::<u64>();
+        let used = |pieces: &[Rc<PieceSource>]| pieces.iter().map(|it| it.fuel.used()).sum::<u64>();
         let before = used(pieces);
         pieces.iter().for_each(|it| it.fuel.fill(TO_LOOK_UP));
         let calls = info.calls(address);
@@ -256,33 +260,33 @@ impl Module {
         calls.ok()
     }
 
-    fn open(&self) -> Option<Lines> {
+    fn open(&self) -> Option<LineTable> {
         if !self.layout.has_dwarf() || self.interpreted.get() > MAX_INTERPRETED {
             return None;
         }
         let mut decompressed = 0;
-        let pieces = Rc::new(Pieces::new(Rc::clone(&self.source)));
+        let pieces = Rc::new(PieceSource::new(Rc::clone(&self.source)));
         let mut dwarf = load(&self.source, &self.layout, &pieces, &mut decompressed)?;
         let mut all = vec![pieces];
         if let Some((source, layout)) = &self.shared {
-            let pieces = Rc::new(Pieces::new(Rc::clone(source)));
+            let pieces = Rc::new(PieceSource::new(Rc::clone(source)));
             dwarf.set_sup(load(source, layout, &pieces, &mut decompressed)?);
             all.push(pieces);
         }
-        let info = Info::of(dwarf).ok()?;
+        let info = DebugInfo::parse(dwarf).ok()?;
         let used: u64 = all.iter().map(|it| it.fuel.used()).sum();
         self.interpreted.set(self.interpreted.get() + used);
-        Some(Lines::Read(Box::new(info), all, decompressed))
+        Some(LineTable::Read(Box::new(info), all, decompressed))
     }
 }
 
 /// The sections of a file that functions and lines are in.
 fn load(
-    source: &Source,
-    layout: &Layout,
-    pieces: &Rc<Pieces>,
+    source: &FileSource,
+    layout: &FileLayout,
+    pieces: &Rc<PieceSource>,
     decompressed: &mut u64,
-) -> Option<Dwarf<Reader>> {
+) -> Option<Dwarf<PieceReader>> {
     const NEEDED: [SectionId; 10] = [
         SectionId::DebugAbbrev,
         SectionId::DebugAddr,
@@ -299,19 +303,19 @@ fn load(
     let mut section = |id: SectionId| {
         let found = layout.find(id.name().as_bytes()).filter(|_| NEEDED.contains(&id));
         let Some(section) = found else {
-            return Some(Reader::of_memory(pieces, layout.endian, Vec::new()));
+            return Some(PieceReader::of_memory(pieces, layout.endian, Vec::new()));
         };
         if !section.is_compressed() {
-            return Some(Reader::of_file(pieces, layout.endian, section.offset, section.size));
+            return Some(PieceReader::of_file(pieces, layout.endian, section.offset, section.size));
         }
         let bytes = layout.decompressed(source, section, MAX_DECOMPRESSED - *decompressed)?;
         *decompressed += bytes.len() as u64;
-        Some(Reader::of_memory(pieces, layout.endian, bytes))
+        Some(PieceReader::of_memory(pieces, layout.endian, bytes))
     };
     Dwarf::load(|id| section(id).ok_or(())).ok()
 }
 
-/// What a section has once it is decompressed, if that are no more bytes.
+/// Decompresses a section, up to a maximum number of bytes.
 fn inflate(bytes: &[u8], length: u64, at_most: u64) -> Option<Vec<u8>> {
     if length > at_most {
         return None;

@@ -7,7 +7,8 @@
 //! | `[vdso]` | our own: all programs of 64 bits have the same |
 //! | just-in-time compilers | `/tmp/perf-<pid>.map`, where they write it; jitdump is not read |
 //!
-//! Once the process is gone so is its view of the file system: [`Symbols::keep`] opens what will be asked for.
+//! Once the process is gone so is its view of the file system: [`Symbols::keep`] opens what will be
+//! asked for.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -15,14 +16,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use pagewise_model::mapping::Device;
-use pagewise_model::traced::{Frame, Line};
+use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Name};
 use pagewise_proc::target_file::FileId;
 
-use crate::files::{self, Files, VDSO};
+use crate::files::{self, CodeFiles, VDSO};
 use crate::jit;
 use crate::spaces::Spaces;
-use crate::symbolizer::{Call, Layout, Module, Source};
+use crate::symbolizer::{FileLayout, FileSource, FoundCall, SymbolModule};
 
 /// Bytes of memory, about, that are made of files before those that are not used are dropped.
 const MAX_MEMORY: u64 = 160 << 20;
@@ -31,27 +32,27 @@ const MAX_JIT_MEMORY: u64 = 64 << 20;
 /// Look-ups after which memory is counted.
 const COUNTED_EVERY: u32 = 64;
 
-/// Where something happened, in words that outlive the process.
+/// Location in code, in words that outlive the process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct CodePlace {
     /// The process.
     pid: u32,
     /// The file that is mapped there; empty for memory of no file.
     module: Name,
-    /// The file's inode; 0 where there is none.
+    /// The file's inode; 0 if the mapping has no file.
     inode: u64,
     /// The file's device.
     device: Device,
-    /// Where in the file or the vDSO, else the address.
+    /// Offset in the file or the vDSO, else the address.
     offset: u64,
-    /// Whether it is where a call returns to, behind the call.
+    /// True if it is where a call returns to, behind the call.
     returns: bool,
 }
 
-impl Place {
-    /// Of an address of a process now.
-    pub(crate) fn of(spaces: &Spaces, pid: u32, address: u64, returns: bool) -> Place {
-        let unknown = Place {
+impl CodePlace {
+    /// Location of an address of a process now.
+    pub(crate) fn locate(spaces: &Spaces, pid: u32, address: u64, returns: bool) -> CodePlace {
+        let unknown = CodePlace {
             pid,
             module: Name::default(),
             inode: 0,
@@ -60,7 +61,8 @@ impl Place {
             returns,
         };
         let Some(region) = spaces.find(pid, address) else { return unknown };
-        // What a compiler writes to shared memory is of no file that anyone wrote: it is known by its address.
+        // Code that a compiler writes to shared memory belongs to no file: it is identified by its
+        // address.
         let is_made = region.name.as_bytes().starts_with(b"/memfd:");
         let inode = if is_made { 0 } else { region.inode };
         let offset = match region.name.as_bytes() {
@@ -69,12 +71,12 @@ impl Place {
             _ => address,
         };
         let device = if inode == 0 { Device::default() } else { region.device };
-        Place { module: region.name.clone(), inode, device, offset, ..unknown }
+        CodePlace { module: region.name.clone(), inode, device, offset, ..unknown }
     }
 
     /// The same for all processes of a file; memory of no file is each process's own.
-    pub(crate) fn key(&self) -> Place {
-        Place { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
+    pub(crate) fn key(&self) -> CodePlace {
+        CodePlace { pid: if self.inode == 0 { self.pid } else { 0 }, ..self.clone() }
     }
 
     /// Which file it is in, if it is in one.
@@ -83,7 +85,7 @@ impl Place {
     }
 
     /// Has opened what will be asked about it.
-    pub(crate) fn keep(&self, files: &mut Files) {
+    pub(crate) fn keep(&self, files: &mut CodeFiles) {
         match self.inode {
             0 if self.module.as_bytes() == VDSO => {}
             0 => files.keep_jit(self.pid),
@@ -102,7 +104,7 @@ impl Place {
         }
     }
 
-    /// Where the instruction is: a call is before where it returns to.
+    /// Address of the instruction: for a return address, inside the call before it.
     fn instruction(&self) -> u64 {
         self.offset.saturating_sub(self.returns.into())
     }
@@ -111,42 +113,42 @@ impl Place {
 /// Finds functions and lines, with their inlined callees. Each place is looked up once.
 #[derive(Debug)]
 pub struct Symbols {
-    files: Files,
-    known: HashMap<Place, Rc<[Frame]>>,
-    jits: HashMap<u32, jit::Map>,
-    vdso: Option<Option<Module>>,
+    files: CodeFiles,
+    known: HashMap<CodePlace, Rc<[Frame]>>,
+    jits: HashMap<u32, jit::JitMap>,
+    vdso: Option<Option<SymbolModule>>,
     looked_up: u32,
 }
 
 impl Default for Symbols {
     fn default() -> Symbols {
-        Symbols::with(Files::default())
+        Symbols::with(CodeFiles::default())
     }
 }
 
 impl Symbols {
     /// With debugging information in other folders, each laid out as `/usr/lib/debug` is.
     pub fn with_debug_folders(folders: &[PathBuf]) -> Symbols {
-        Symbols::with(Files::with_debug_folders(folders))
+        Symbols::with(CodeFiles::with_debug_folders(folders))
     }
 
     /// With files that are open already.
-    pub(crate) fn with(files: Files) -> Symbols {
+    pub(crate) fn with(files: CodeFiles) -> Symbols {
         let (known, jits) = (HashMap::new(), HashMap::new());
         Symbols { files, known, jits, vdso: None, looked_up: 0 }
     }
 
-    /// Opens the files of places, so that they can be looked up when their process is gone. Of files that are open already,
-    /// it costs a look into a table.
-    pub fn keep(&mut self, places: &[impl Borrow<Place>]) {
+    /// Opens the files of locations, so that they can be looked up after their process has ended.
+    /// For files that are already open, the cost is one table look-up.
+    pub fn keep(&mut self, places: &[impl Borrow<CodePlace>]) {
         places.iter().for_each(|place| place.borrow().keep(&mut self.files));
     }
 
     /// The frames of a place: the innermost inlined function first.
-    pub fn frames(&mut self, place: &Place) -> Rc<[Frame]> {
+    pub fn frames(&mut self, place: &CodePlace) -> Rc<[Frame]> {
         // A place in a file is the same in each process.
         let pid = if place.inode == 0 { place.pid } else { 0 };
-        let key = Place { pid, ..place.clone() };
+        let key = CodePlace { pid, ..place.clone() };
         if let Some(known) = self.known.get(&key) {
             return Rc::clone(known);
         }
@@ -155,7 +157,7 @@ impl Symbols {
         frames
     }
 
-    fn look_up(&mut self, place: &Place) -> Vec<Frame> {
+    fn look_up(&mut self, place: &CodePlace) -> Vec<Frame> {
         let unknown = place.unresolved();
         let calls = match place.inode {
             0 if place.module.as_bytes() == VDSO => self.in_vdso(place),
@@ -165,7 +167,7 @@ impl Symbols {
         frames(calls, &unknown)
     }
 
-    fn in_file(&mut self, place: &Place) -> Vec<Call> {
+    fn in_file(&mut self, place: &CodePlace) -> Vec<FoundCall> {
         let Some(opened) = self.files.get(place.pid, &place.module, place.file()) else {
             return Vec::new();
         };
@@ -180,31 +182,32 @@ impl Symbols {
         calls
     }
 
-    fn in_jit(&mut self, place: &Place) -> Vec<Call> {
+    fn in_jit(&mut self, place: &CodePlace) -> Vec<FoundCall> {
         if !self.jits.contains_key(&place.pid) {
             let map = self.files.jit(place.pid).and_then(|it| it.read()).unwrap_or_default();
-            let others: u64 = self.jits.values().map(jit::Map::bytes).sum();
+            let others: u64 = self.jits.values().map(jit::JitMap::bytes).sum();
             if others + map.bytes() > MAX_JIT_MEMORY {
                 self.jits.clear();
             }
             self.jits.insert(place.pid, map);
         }
         let name = self.jits.get(&place.pid).and_then(|map| map.find(place.instruction()));
-        name.map(|name| Call { name: Some(name), line: None }).into_iter().collect()
+        name.map(|name| FoundCall { name: Some(name), line: None }).into_iter().collect()
     }
 
-    fn in_vdso(&mut self, place: &Place) -> Vec<Call> {
+    fn in_vdso(&mut self, place: &CodePlace) -> Vec<FoundCall> {
         let read = || {
-            let source = Rc::new(Source::Memory(files::vdso()?));
-            let layout = Layout::of(&source)?;
-            Some(Module::new(source, layout, None))
+            let source = Rc::new(FileSource::Memory(files::vdso()?));
+            let layout = FileLayout::parse(&source)?;
+            Some(SymbolModule::new(source, layout, None))
         };
         let module = self.vdso.get_or_insert_with(read).as_ref();
         let address = module.and_then(|it| it.layout.segments.address(place.instruction()));
         module.zip(address).map(|(module, address)| module.calls(address)).unwrap_or_default()
     }
 
-    /// Why functions are unknown that would be known: files that were written to after they were opened.
+    /// Why functions are unknown that would be known: files that were written to after they were
+    /// opened.
     pub fn lacks(&self) -> Vec<Absent> {
         let changed = self.files.all().filter(|(_, opened)| opened.has_changed());
         let mut names: Vec<&Name> = changed.map(|(name, _)| name).collect();
@@ -219,12 +222,12 @@ impl Symbols {
     }
 }
 
-/// What was found as frames; where nothing was, the one that is unknown.
-pub(crate) fn frames(calls: Vec<Call>, unknown: &Frame) -> Vec<Frame> {
+/// Converts the result to frames; an empty result becomes the unknown frame.
+pub(crate) fn frames(calls: Vec<FoundCall>, unknown: &Frame) -> Vec<Frame> {
     let Some(last) = calls.len().checked_sub(1) else { return vec![unknown.clone()] };
     let frames = calls.into_iter().enumerate().map(|(depth, call)| Frame {
         function: call.name.map(|name| demangled(&name)),
-        line: call.line.map(|(file, number)| Line { file, number }),
+        line: call.line.map(|(file, number)| SourcePosition { file, number }),
         inlined: depth < last,
         ..unknown.clone()
     });
@@ -238,7 +241,8 @@ pub(crate) fn bytes_of(frame: &Frame) -> usize {
     size_of::<Frame>() + function + file + 32
 }
 
-/// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a type.
+/// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a
+/// type.
 fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");
@@ -292,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mangled_is_demangled_and_nothing_else() {
+    fn only_mangled_names_are_demangled() {
         let names = [
             ("t", "t"),
             ("main", "main"),

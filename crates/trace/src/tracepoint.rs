@@ -1,13 +1,14 @@
-//! Tracepoints as this kernel has them: their numbers, where their fields lie, and the words for values.
+//! Tracepoints as this kernel has them: their numbers, where their fields lie, and the words for
+//! values.
 
 use std::io;
 
 use pagewise_model::{Absent, Reading};
-use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_sys::tracefs::TraceFs;
 
-use crate::{Error, Wanted};
+use crate::{SessionEvent, TraceError};
 
 /// A tracepoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,20 +16,21 @@ pub struct Tracepoint {
     /// Its name: `tlb:tlb_flush`.
     pub name: String,
     id: u64,
-    fields: Vec<(String, Field)>,
+    fields: Vec<(String, TracepointField)>,
     words: Vec<(i64, String)>,
 }
 
-/// Where a field lies in what a sample carries.
+/// Position of a field in the data of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
+pub struct TracepointField {
     offset: usize,
     size: usize,
     signed: bool,
 }
 
-impl Field {
-    /// The number there; the first of several. Sign-extended where it has a sign. `None` where the sample is too short.
+impl TracepointField {
+    /// The number there; the first of several. Sign-extended where it has a sign. `None` where the
+    /// sample is too short.
     pub fn read(self, raw: &[u8]) -> Option<u64> {
         let bytes = raw.get(self.offset..self.offset.checked_add(self.size.min(8))?)?;
         let signed = self.signed;
@@ -47,7 +49,9 @@ impl Field {
     /// A number of a field that is an array of words.
     pub fn read_word(self, at: usize, raw: &[u8]) -> Option<u64> {
         let offset = self.offset.checked_add(at.checked_mul(8)?)?;
-        (at * 8 < self.size).then(|| Field { offset, size: 8, signed: false }.read(raw)).flatten()
+        (at * 8 < self.size)
+            .then(|| TracepointField { offset, size: 8, signed: false }.read(raw))
+            .flatten()
     }
 }
 
@@ -73,71 +77,71 @@ impl Tracepoint {
     /// The same, for who cannot do without.
     ///
     /// # Errors
-    /// [`Error::NoSuchEvent`]; [`Error::NotWatched`] where tracefs may not be read.
-    pub fn find_or_fail(tracefs: &TraceFs, name: &str) -> Result<Tracepoint, Error> {
+    /// [`TraceError::NoSuchEvent`]; [`TraceError::NotWatched`] where tracefs may not be read.
+    pub fn find_or_fail(tracefs: &TraceFs, name: &str) -> Result<Tracepoint, TraceError> {
         Tracepoint::find(tracefs, name).map_err(|absent| match absent {
-            Absent::NotPermitted(_) => Error::NotWatched {
+            Absent::NotPermitted(_) => TraceError::NotWatched {
                 what: name.to_owned(),
                 error: io::Error::from_raw_os_error(libc::EACCES),
             },
-            _ => Error::NoSuchEvent { what: name.to_owned() },
+            _ => TraceError::NoSuchEvent { what: name.to_owned() },
         })
     }
 
-    /// What to open.
-    pub fn event(&self) -> Event {
-        Event::new(Kind::TRACEPOINT, self.id)
+    /// Event to open.
+    pub fn event(&self) -> PerfEvent {
+        PerfEvent::new(PerfType::TRACEPOINT, self.id)
     }
 
     fn parse(name: &str, id: u64, format: &str) -> Tracepoint {
         let fields = format.lines().filter_map(field).collect();
         let print = format.lines().find(|line| line.starts_with("print fmt:")).unwrap_or("");
-        Tracepoint { name: name.to_owned(), id, fields, words: words(print) }
+        Tracepoint { name: name.to_owned(), id, fields, words: parse_symbolic_names(print) }
     }
 
     /// A field.
-    pub fn field(&self, name: &str) -> Option<Field> {
+    pub fn field(&self, name: &str) -> Option<TracepointField> {
         self.fields.iter().find(|(known, _)| known == name).map(|(_, field)| *field)
     }
 
     /// The kernel's words for the values of the field that has words.
-    pub fn words(&self) -> &[(i64, String)] {
+    pub fn symbolic_names(&self) -> &[(i64, String)] {
         &self.words
     }
 
     /// Every event of it, with its fields.
-    pub fn sampled(&self, carries: Carries, tasks: bool) -> Wanted {
+    pub fn sampled(&self, carries: Carries, tasks: bool) -> SessionEvent {
         self.wanted(1, Carries { raw: true, ..carries }, tasks)
     }
 
-    /// How often it comes, and no more.
-    pub fn counted(&self) -> Wanted {
+    /// A session event that is only counted.
+    pub fn counted(&self) -> SessionEvent {
         self.wanted(0, Carries::default(), false)
     }
 
-    fn wanted(&self, every: u64, carries: Carries, tasks: bool) -> Wanted {
+    fn wanted(&self, every: u64, carries: Carries, tasks: bool) -> SessionEvent {
         /// Bytes: some hundred events.
         const WAKE_AT: u32 = 1 << 16;
         let event = self.event();
         let sampling =
             Sampling { event, every, carries, mode: Mode::default(), tasks, wake_at: WAKE_AT };
-        Wanted { name: self.name.clone(), sampling }
+        SessionEvent { name: self.name.clone(), sampling }
     }
 }
 
 /// `field:int reason;`, and then offset, size and whether it has a sign.
-fn field(line: &str) -> Option<(String, Field)> {
+fn field(line: &str) -> Option<(String, TracepointField)> {
     let mut parts = line.trim().split(';').map(str::trim);
     let declared = parts.next()?.strip_prefix("field:")?;
     let name = declared.split('[').next()?.split([' ', '*']).next_back()?;
     let mut number = |key: &str| parts.next()?.strip_prefix(key)?.parse::<usize>().ok();
     let (offset, size) = (number("offset:")?, number("size:")?);
     let signed = number("signed:")? > 0;
-    Some((name.to_owned(), Field { offset, size, signed }))
+    Some((name.to_owned(), TracepointField { offset, size, signed }))
 }
 
 /// `{ 0, "flush on task switch" }` and others, in the line that says how to print an event.
-fn words(print: &str) -> Vec<(i64, String)> {
+fn parse_symbolic_names(print: &str) -> Vec<(i64, String)> {
     let word = |part: &str| {
         let (number, rest) = part.split_once(',')?;
         let number = number.trim();
@@ -176,7 +180,7 @@ mod tests {
         assert_eq!(tracepoint.field("pages").unwrap().read(&raw[..20]), None);
         assert!(tracepoint.field("missing").is_none());
         let words = [(0, "flush on task switch".to_owned()), (1, "remote shootdown".to_owned())];
-        assert_eq!(tracepoint.words(), words);
+        assert_eq!(tracepoint.symbolic_names(), words);
     }
 
     proptest! {
@@ -186,7 +190,7 @@ mod tests {
             for (_, field) in Tracepoint::parse("a:b", 1, &line).fields {
                 let _ = (field.read(&raw), field.read_word(size, &raw));
             }
-            let _ = words(&format!("{{{format}"));
+            let _ = parse_symbolic_names(&format!("{{{format}"));
         }
     }
 }

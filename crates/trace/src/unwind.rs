@@ -1,17 +1,19 @@
-//! Call stacks of programs that keep no frame pointers: by the unwind tables of their files, from registers and a copy of
-//! the stack.
+//! Call stacks of programs that keep no frame pointers: by the unwind tables of their files, from
+//! registers and a copy of the stack.
 //!
-//! Tables are what compilers write for exceptions (`.eh_frame`, DWARF call frame information), and all of x86-64 has them.
-//! Code that has none, which a just-in-time compiler made, is left by its frame pointer.
+//! Tables are what compilers write for exceptions (`.eh_frame`, DWARF call frame information), and
+//! all of x86-64 has them. Code that has none, which a just-in-time compiler made, is left by its
+//! frame pointer.
 //!
-//! **What it cannot tell.** The kernel copies so many bytes of the stack as were asked for: callers behind that are missing.
-//! So are all of code of 32 bits, and of machines other than x86-64.
+//! **Limits.** The kernel copies the requested number of stack bytes: callers beyond them are
+//! missing. So are all callers of 32-bit code, and on machines other than x86-64.
 //!
-//! **What it costs.** About 50 ns a frame, 0.45 µs for a stack of ten (Linux 6.18 in a virtual machine of 2 CPUs, `cargo test
-//! --release -p pagewise-trace --test unwind -- --ignored --nocapture`), besides the copy that the kernel makes.
+//! **What it costs.** About 50 ns a frame, 0.45 µs for a stack of ten (Linux 6.18 in a virtual
+//! machine of 2 CPUs, `cargo test --release -p pagewise-trace --test unwind -- --ignored
+//! --nocapture`), besides the copy that the kernel makes.
 //!
-//! A program chooses its tables and its stack. Each caller must lie higher on the stack, what tables compute is bounded, and
-//! what they lead to must be mapped: so each stack ends.
+//! A program chooses its tables and its stack. Each caller must lie higher on the stack, what
+//! tables compute is bounded, and what they lead to must be mapped: so each stack ends.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,14 +27,15 @@ use pagewise_model::Name;
 use pagewise_proc::target_file::FileId;
 use pagewise_sys::perf_ring::Carries;
 
-use crate::elf::{self, Bytes, Headers, u32_at};
+use crate::elf::{self, ElfBytes, Headers, u32_at};
 use crate::files::{self, VDSO};
-use crate::record::Sample;
-use crate::spaces::{Region, Spaces};
+use crate::record::PerfSample;
+use crate::spaces::{SpaceRegion, Spaces};
 
 /// No stack is followed further.
 const DEPTH: usize = 256;
-/// Tables of one file that are kept, and of all where nothing else is said: what is not read is as if it were not there.
+/// Tables of one file that are kept, and of all where nothing else is said: what is not read is as
+/// if it were not there.
 const LARGEST: u64 = 64 << 20;
 const TOGETHER: u64 = 64 << 20;
 /// Files that are remembered, by inode and name, with tables or without.
@@ -48,8 +51,8 @@ const STACK_POINTER: usize = 7;
 const FRAME_POINTER: usize = 6;
 const INSTRUCTION: usize = 16;
 
-/// Which register of DWARF each is that a sample carries: ax, bx, cx, dx, si, di, bp, sp, ip and r8 to r15, as
-/// `asm/perf_regs.h` has them, 0 to 8 and 16 to 23.
+/// Which register of DWARF each is that a sample carries: ax, bx, cx, dx, si, di, bp, sp, ip and r8
+/// to r15, as `asm/perf_regs.h` has them, 0 to 8 and 16 to 23.
 #[cfg(target_arch = "x86_64")]
 mod carried {
     pub(super) const MASK: u64 = 0xff_01ff;
@@ -64,48 +67,51 @@ mod carried {
     pub(super) const NUMBERS: &[usize] = &[];
 }
 
-/// The registers of a frame. Unknown where a table says that they are lost, or what they were saved in is not known.
-type Registers = [Option<u64>; REGISTERS];
+/// The registers of a frame. Unknown where a table says that they are lost, or what they were saved
+/// in is not known.
+type FrameRegisters = [Option<u64>; REGISTERS];
 
 /// A copy of the stack.
 #[derive(Clone, Copy, Debug)]
-struct Stack<'a> {
+struct StackCopy<'a> {
     start: u64,
     bytes: &'a [u8],
 }
 
-impl Stack<'_> {
+impl StackCopy<'_> {
     fn word(&self, address: u64) -> Option<u64> {
         let at = usize::try_from(address.checked_sub(self.start)?).ok()?;
         self.bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
     }
 }
 
-/// How the registers of a caller are found from a place on.
+/// Rules that compute the registers of the caller at an address.
 #[derive(Debug)]
-struct Row {
+struct CallerRules {
     frame: CfaRule<usize>,
     rules: Vec<(usize, RegisterRule<usize>)>,
     encoding: Encoding,
-    /// Whether it is what the kernel has signal handlers return to: its caller was interrupted and has called nothing.
+    /// True if it is what the kernel has signal handlers return to: its caller was interrupted and
+    /// has called nothing.
     signal: bool,
 }
 
 /// The first function of a thread was reached.
 struct Outermost;
 
-/// Who called.
-struct Caller {
-    registers: Registers,
-    /// Whether it was interrupted and called nothing.
+/// A caller.
+struct FoundCaller {
+    registers: FrameRegisters,
+    /// True if it was interrupted and called nothing.
     signal: bool,
 }
 
 /// The tables of a file.
 #[derive(Debug, Default)]
-struct Module {
+struct UnwindModule {
     headers: Headers,
-    /// The index: its address, and its entries, each the start of a function and where its table is, from the index on.
+    /// The index: its address, and its entries, each the start of a function and where its table
+    /// is, from the index on.
     index: u64,
     entries: Vec<u8>,
     tables: Vec<u8>,
@@ -118,33 +124,34 @@ struct Module {
 pub struct Unwinder {
     /// Those of each name.
     by_file: BTreeMap<FileId, Vec<(Name, Option<usize>)>>,
-    /// How many there are.
+    /// Number of files.
     files: usize,
-    modules: Vec<Module>,
+    modules: Vec<UnwindModule>,
     /// Bytes of tables that may still be read.
     left: u64,
-    rows: Rows,
+    rows: KnownRows,
     context: Context,
     found: Vec<u64>,
     cut: u64,
 }
 
-/// What the tables say of a place; none where they say nothing.
+/// Row of the tables for an address; `None` if the tables do not cover it.
 #[derive(Clone, Debug)]
-struct Known {
+struct KnownRow {
     /// A module, and an address in it.
     of: (usize, u64),
-    row: Option<Rc<Row>>,
+    row: Option<Rc<CallerRules>>,
 }
 
-/// What is known, each where its place puts it: of two for one entry the later is there. So who chooses addresses can make it
-/// slow, but not large, and never slower than without it.
+/// Cache of rows, indexed by address: of two rows for one entry the later is kept. A target that
+/// chooses addresses can slow it down, but not enlarge it, and never make it slower than without
+/// the cache.
 #[derive(Debug, Default)]
-struct Rows(Vec<Option<Known>>);
+struct KnownRows(Vec<Option<KnownRow>>);
 
-impl Rows {
+impl KnownRows {
     /// The entry of a place, which may be another's.
-    fn at(&mut self, module: usize, address: u64) -> &mut Option<Known> {
+    fn at(&mut self, module: usize, address: u64) -> &mut Option<KnownRow> {
         /// 2^64 by the golden ratio: neighbours come far apart.
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
         if self.0.is_empty() {
@@ -166,34 +173,34 @@ impl Default for Unwinder {
 }
 
 impl Unwinder {
-    /// One that keeps so many bytes of tables.
+    /// An unwinder that keeps this number of bytes of tables.
     pub fn within(bytes: u64) -> Unwinder {
         Unwinder {
             by_file: BTreeMap::new(),
             files: 0,
             modules: Vec::new(),
             left: bytes,
-            rows: Rows::default(),
+            rows: KnownRows::default(),
             context: Context::default(),
             found: Vec::new(),
             cut: 0,
         }
     }
 
-    /// What samples must carry, with so many bytes of the stack, at most 65528. Carries nothing on machines whose tables are
-    /// not understood here.
+    /// Contents that samples must have, with this number of stack bytes (at most 65528). Empty on
+    /// machines without support for unwind tables.
     pub fn carries(stack: u16) -> Carries {
         let stack = if carried::MASK == 0 { 0 } else { u32::from(stack) & !7 };
         Carries { registers: carried::MASK, stack, ..Carries::default() }
     }
 
-    /// Where the program was in a sample, then the return addresses of its callers. Empty where the thread has no user mode
-    /// or samples carry no registers.
+    /// Address of the program in a sample, then the return addresses of its callers. Empty if the
+    /// thread has no user mode or samples contain no registers.
     ///
     /// # Complexity
-    /// A search for the mapping and a look into a table of rules for each caller. A place that is met first has a search in
-    /// the index of its file, and a file its tables read.
-    pub fn unwind(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
+    /// A search for the mapping and a look into a table of rules for each caller. A place that is
+    /// met first has a search in the index of its file, and a file its tables read.
+    pub fn unwind(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         self.found.clear();
         if let Some(registers) = registers(sample) {
             let whole = self.follow(spaces, sample.pid, registers, sample.stack);
@@ -202,9 +209,10 @@ impl Unwinder {
         &self.found
     }
 
-    /// The return addresses of the callers of a function at whose first instruction a sample was taken: its own tables, which
-    /// a library may lack, are not needed. Empty where samples carry no registers.
-    pub fn unwind_callers(&mut self, spaces: &Spaces, sample: &Sample<'_>) -> &[u64] {
+    /// The return addresses of the callers of a function at whose first instruction a sample was
+    /// taken: its own tables, which a library may lack, are not needed. Empty where samples carry
+    /// no registers.
+    pub fn unwind_callers(&mut self, spaces: &Spaces, sample: &PerfSample<'_>) -> &[u64] {
         const WORD: u64 = 8;
         self.found.clear();
         let back = sample.stack.first_chunk().map(|word| u64::from_le_bytes(*word));
@@ -222,8 +230,8 @@ impl Unwinder {
         &self.found
     }
 
-    /// Where a stopped thread was, then the return addresses of its callers, from its registers in the order in which samples
-    /// carry them. `None` where the stack cannot be followed to where the thread began.
+    /// Address of a stopped thread, then the return addresses of its callers, from its registers in
+    /// the order of samples. `None` if the stack cannot be followed to the start of the thread.
     pub fn unwind_stopped(
         &mut self,
         spaces: &Spaces,
@@ -240,8 +248,8 @@ impl Unwinder {
         Some(&self.found)
     }
 
-    /// Of the file that is mapped at an address: what to take off addresses to have the file's own, and its build ID. `None`
-    /// where it has no unwind tables.
+    /// The file that is mapped at an address: the difference between addresses and the file's own,
+    /// and its build ID. `None` if it has no unwind tables.
     pub fn file_at(
         &mut self,
         spaces: &Spaces,
@@ -255,12 +263,14 @@ impl Unwinder {
         Some((address.wrapping_sub(own), headers.build_id.as_deref()))
     }
 
-    /// How many stacks were not followed to where their thread began: the copy of the stack ended, or a file is not there.
+    /// Number of stacks that were not followed to the start of their thread: the stack copy ended,
+    /// or a file is missing.
     pub fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// Whether nobody calls the code that returns at an address, as the tables of its file say: a thread begins there.
+    /// True if the code that returns at an address has no caller according to the tables of its
+    /// file: a thread begins there.
     pub fn is_outermost(&mut self, spaces: &Spaces, pid: u32, address: u64) -> bool {
         let place = address.saturating_sub(1);
         let Some(region) = spaces.find(pid, place) else { return false };
@@ -272,18 +282,18 @@ impl Unwinder {
         &mut self,
         spaces: &Spaces,
         pid: u32,
-        mut registers: Registers,
+        mut registers: FrameRegisters,
         stack: &[u8],
     ) -> Option<Outermost> {
         let (start, first) = (registers[STACK_POINTER]?, registers[INSTRUCTION]?);
-        let stack = Stack { start, bytes: stack };
+        let stack = StackCopy { start, bytes: stack };
         self.found.push(first);
         let (mut place, mut region) = (first, spaces.find(pid, first)?);
         while self.found.len() < DEPTH {
             let Some(caller) = self.caller(pid, region, place, &registers, stack)? else {
                 return Some(Outermost);
             };
-            let Caller { registers: next, signal } = caller;
+            let FoundCaller { registers: next, signal } = caller;
             // A call is before where it returns to; what was interrupted is where it is.
             place = next[INSTRUCTION]?.checked_sub((!signal).into())?;
             region = spaces.find(pid, place)?;
@@ -297,32 +307,37 @@ impl Unwinder {
         None
     }
 
-    /// Who called, if anyone did. `None` where that cannot be told.
+    /// The caller, if there is one. `None` if it cannot be determined.
     fn caller(
         &mut self,
         pid: u32,
-        region: &Region,
+        region: &SpaceRegion,
         place: u64,
-        registers: &Registers,
-        stack: Stack<'_>,
-    ) -> Option<Option<Caller>> {
+        registers: &FrameRegisters,
+        stack: StackCopy<'_>,
+    ) -> Option<Option<FoundCaller>> {
         let row = self.row(pid, region, place);
         match row {
             Some((_, row)) if row.is_outermost() => Some(None),
             Some((module, row)) => {
                 let registers = row.caller(&self.modules[module], registers, stack)?;
-                Some(Some(Caller { registers, signal: row.signal }))
+                Some(Some(FoundCaller { registers, signal: row.signal }))
             }
             None if registers[FRAME_POINTER] == Some(0) => Some(None),
             None => {
                 let registers = by_frame_pointer(registers, stack)?;
-                Some(Some(Caller { registers, signal: false }))
+                Some(Some(FoundCaller { registers, signal: false }))
             }
         }
     }
 
-    /// What the tables say of a place, and whose they are.
-    fn row(&mut self, pid: u32, region: &Region, place: u64) -> Option<(usize, Rc<Row>)> {
+    /// Row of the tables for an address, and the file of the tables.
+    fn row(
+        &mut self,
+        pid: u32,
+        region: &SpaceRegion,
+        place: u64,
+    ) -> Option<(usize, Rc<CallerRules>)> {
         let module = self.module(pid, region)?;
         let offset = region.offset.checked_add(place - region.start)?;
         let address = self.modules[module].headers.segments.address(offset)?;
@@ -331,12 +346,12 @@ impl Unwinder {
             return known.row.clone().map(|row| (module, row));
         }
         let row = self.modules[module].row(address, &mut self.context).map(Rc::new);
-        *known = Some(Known { of: (module, address), row: row.clone() });
+        *known = Some(KnownRow { of: (module, address), row: row.clone() });
         row.map(|row| (module, row))
     }
 
     /// The number of a mapping's file, which is read when it is first met.
-    fn module(&mut self, pid: u32, region: &Region) -> Option<usize> {
+    fn module(&mut self, pid: u32, region: &SpaceRegion) -> Option<usize> {
         if region.inode == 0 && region.name.as_bytes() != VDSO {
             return None;
         }
@@ -349,10 +364,10 @@ impl Unwinder {
         }
         self.files += 1;
         let bytes = match region.inode {
-            0 => files::vdso().map(Bytes::Memory),
-            _ => files::open(pid, &region.name, region.id()).map(Bytes::File),
+            0 => files::vdso().map(ElfBytes::Memory),
+            _ => files::open(pid, &region.name, region.id()).map(ElfBytes::File),
         };
-        let module = bytes.and_then(|bytes| Module::read(&bytes, self.left));
+        let module = bytes.and_then(|bytes| UnwindModule::read(&bytes, self.left));
         let module = module.map(|module| {
             self.left -= (module.entries.len() + module.tables.len()) as u64;
             self.modules.push(module);
@@ -364,7 +379,7 @@ impl Unwinder {
 }
 
 /// The registers that a sample carries.
-fn registers(sample: &Sample<'_>) -> Option<Registers> {
+fn registers(sample: &PerfSample<'_>) -> Option<FrameRegisters> {
     let mut registers = [None; REGISTERS];
     let mut values = sample.registers();
     for number in carried::NUMBERS {
@@ -373,8 +388,9 @@ fn registers(sample: &Sample<'_>) -> Option<Registers> {
     registers[STACK_POINTER].map(|_| registers)
 }
 
-/// The caller of a function that begins by pushing the frame pointer, as code without tables is made.
-fn by_frame_pointer(registers: &Registers, stack: Stack<'_>) -> Option<Registers> {
+/// The caller of a function that begins by pushing the frame pointer, as code without tables is
+/// made.
+fn by_frame_pointer(registers: &FrameRegisters, stack: StackCopy<'_>) -> Option<FrameRegisters> {
     const WORD: u64 = 8;
     let frame = registers[FRAME_POINTER].filter(|frame| frame % WORD == 0)?;
     let mut caller = *registers;
@@ -384,20 +400,20 @@ fn by_frame_pointer(registers: &Registers, stack: Stack<'_>) -> Option<Registers
     Some(caller)
 }
 
-type Slice<'a> = EndianSlice<'a, LittleEndian>;
+type TableSlice<'a> = EndianSlice<'a, LittleEndian>;
 
-impl Module {
-    /// The tables of a file, at most so many bytes.
-    fn read(bytes: &Bytes, at_most: u64) -> Option<Module> {
-        /// Version 1; from here on in four bytes; a count of four bytes; entries of two offsets of four bytes from the index
-        /// on. No linker writes another.
+impl UnwindModule {
+    /// Reads the tables of a file, at most `at_most` bytes.
+    fn read(bytes: &ElfBytes, at_most: u64) -> Option<UnwindModule> {
+        /// Version 1; from here on in four bytes; a count of four bytes; entries of two offsets of
+        /// four bytes from the index on. No linker writes another.
         const LAYOUT: &[u8] = &[1, 0x1b, 0x03, 0x3b];
         const ENTRIES: usize = 12;
-        let headers = Headers::of(bytes)?;
+        let headers = Headers::parse(bytes)?;
         let Some(Range { start: index, end }) = headers.unwind_index.clone() else {
-            return Module::without_index(headers, bytes, at_most);
+            return UnwindModule::without_index(headers, bytes, at_most);
         };
-        // What does not fit is not read.
+        // Tables that exceed the limit are not read.
         let fits = |length: u64, before: usize| {
             let length = length.min(LARGEST);
             (length.saturating_add(before as u64) <= at_most).then_some(length)
@@ -414,11 +430,12 @@ impl Module {
         let count = usize::try_from(u32_at(&entries, 8)?).ok()?;
         let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();
         let entries: Vec<u8> = entries.collect();
-        Some(Module { headers, index, entries, tables, address })
+        Some(UnwindModule { headers, index, entries, tables, address })
     }
 
-    /// As linkers leave programs that are linked statically: the tables are there, and an index is made of them.
-    fn without_index(headers: Headers, bytes: &Bytes, at_most: u64) -> Option<Module> {
+    /// As linkers leave programs that are linked statically: the tables are there, and an index is
+    /// made of them.
+    fn without_index(headers: Headers, bytes: &ElfBytes, at_most: u64) -> Option<UnwindModule> {
         let section = elf::section(bytes, b".eh_frame")?;
         let length = Some(section.size.min(LARGEST)).filter(|length| *length <= at_most)?;
         let tables = bytes.read(section.offset, length)?;
@@ -439,11 +456,11 @@ impl Module {
         let entries = found.iter().flat_map(|(start, at)| [start.to_le_bytes(), at.to_le_bytes()]);
         let entries = entries.flatten().collect();
         let (index, address) = (section.address, section.address);
-        fits.then_some(Module { headers, index, entries, tables, address })
+        fits.then_some(UnwindModule { headers, index, entries, tables, address })
     }
 
-    /// What the tables say of an address.
-    fn row(&self, address: u64, context: &mut Context) -> Option<Row> {
+    /// Row of the tables for an address.
+    fn row(&self, address: u64, context: &mut Context) -> Option<CallerRules> {
         let section = self.section();
         let bases = BaseAddresses::default().set_eh_frame(self.address);
         let table = gimli::EhFrameOffset(self.table(address)?);
@@ -453,7 +470,7 @@ impl Module {
             let number = usize::from(register.0);
             (number < REGISTERS).then_some((number, rule.clone()))
         });
-        Some(Row {
+        Some(CallerRules {
             frame: row.cfa().clone(),
             rules: rules.collect(),
             encoding: table.cie().encoding(),
@@ -461,13 +478,13 @@ impl Module {
         })
     }
 
-    fn section(&self) -> EhFrame<Slice<'_>> {
+    fn section(&self) -> EhFrame<TableSlice<'_>> {
         let mut section = EhFrame::new(&self.tables, LittleEndian);
         section.set_address_size(8);
         section
     }
 
-    /// Where among the tables that of the function is which begins last before an address.
+    /// Index of the function's table: the one that begins last before an address.
     fn table(&self, address: u64) -> Option<usize> {
         let (entries, _) = self.entries.as_chunks::<8>();
         let place = |at: usize, field: usize| {
@@ -488,15 +505,20 @@ impl Module {
     }
 }
 
-impl Row {
-    /// Whether tables say that there is no caller: where it returns to is nowhere.
+impl CallerRules {
+    /// True if the function has no caller according to the tables: the return address is undefined.
     fn is_outermost(&self) -> bool {
         let known = self.rules.iter().find(|(number, _)| *number == INSTRUCTION);
         known.is_none_or(|(_, rule)| *rule == RegisterRule::Undefined)
     }
 
     /// The registers of the caller, from those of the callee.
-    fn caller(&self, module: &Module, callee: &Registers, stack: Stack<'_>) -> Option<Registers> {
+    fn caller(
+        &self,
+        module: &UnwindModule,
+        callee: &FrameRegisters,
+        stack: StackCopy<'_>,
+    ) -> Option<FrameRegisters> {
         let compute = |expression: &UnwindExpression<usize>, first| {
             compute(module, expression, self.encoding, callee, stack, first)
         };
@@ -506,7 +528,7 @@ impl Row {
             }
             CfaRule::Expression(expression) => compute(expression, None)?,
         };
-        // What a function does not save it does not change, or it is lost and nobody asks.
+        // A register that a function does not save is unchanged, or undefined and never needed.
         let mut caller = *callee;
         caller[STACK_POINTER] = Some(frame);
         caller[INSTRUCTION] = None;
@@ -530,17 +552,17 @@ impl Row {
     }
 }
 
-fn get(registers: &Registers, register: Register) -> Option<u64> {
+fn get(registers: &FrameRegisters, register: Register) -> Option<u64> {
     registers.get(usize::from(register.0)).copied().flatten()
 }
 
-/// What an expression of a table comes to.
+/// Value of an expression of a table.
 fn compute(
-    module: &Module,
+    module: &UnwindModule,
     expression: &UnwindExpression<usize>,
     encoding: Encoding,
-    registers: &Registers,
-    stack: Stack<'_>,
+    registers: &FrameRegisters,
+    stack: StackCopy<'_>,
     first: Option<u64>,
 ) -> Option<u64> {
     let mut evaluation = expression.get(&module.section()).ok()?.evaluation(encoding);
@@ -576,28 +598,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::record::{Mapped, Record};
+    use crate::record::{MmapRecord, PerfRecord};
 
     const START: u64 = 0x5555_0000_0000;
 
     /// The test itself, mapped as one piece.
-    fn own() -> (Spaces, Bytes) {
+    fn own() -> (Spaces, ElfBytes) {
         let path = std::env::current_exe().unwrap();
         let file = File::open(&path).unwrap();
         let metadata = file.metadata().unwrap();
         let id = FileId::of_metadata(&metadata);
-        let mapped = Mapped {
+        let mapped = MmapRecord {
             pid: std::process::id(),
             start: START,
             length: metadata.len(),
             inode: id.inode,
             device: (id.device.major, id.device.minor),
             name: path.to_str().unwrap().as_bytes(),
-            ..Mapped::default()
+            ..MmapRecord::default()
         };
         let mut spaces = Spaces::default();
-        spaces.note(&Record::Mapped(mapped));
-        (spaces, Bytes::File(file))
+        spaces.note(&PerfRecord::Mapped(mapped));
+        (spaces, ElfBytes::File(file))
     }
 
     /// Addresses, of which many are in the file, and many on the stack.
@@ -613,7 +635,7 @@ mod tests {
 
     const STACK: u64 = 0x7fff_0000_0000;
 
-    fn registers() -> impl Strategy<Value = Registers> {
+    fn registers() -> impl Strategy<Value = FrameRegisters> {
         let other = prop::collection::vec(prop::option::weighted(0.9, word()), REGISTERS);
         (other, prop_oneof![Just(STACK), word()]).prop_map(|(other, stack)| {
             let mut registers = [None; REGISTERS];
@@ -649,13 +671,13 @@ mod tests {
             cut in prop::option::of(any::<prop::sample::Index>()),
         ) {
             let (_, bytes) = own();
-            let mut module = Module::read(&bytes, TOGETHER).unwrap();
+            let mut module = UnwindModule::read(&bytes, TOGETHER).unwrap();
             let addresses: Vec<u64> = places.iter().map(|place| {
                 let (entries, _) = module.entries.as_chunks::<8>();
                 let entry = place.get(entries);
                 module.index.wrapping_add_signed(u32_at(entry, 0).unwrap().cast_signed().into())
             }).collect();
-            // Where the tables of these functions are, and not somewhere among megabytes.
+            // Changes bytes of the tables of these functions, not somewhere among megabytes.
             for (at, byte) in changes {
                 let near = module.table(*at.get(&addresses)).unwrap();
                 let near = (near + usize::from(byte) % 40).min(module.tables.len() - 1);
@@ -664,7 +686,7 @@ mod tests {
             if let Some(cut) = cut {
                 module.tables.truncate(cut.index(module.tables.len()));
             }
-            let stack = Stack { start: STACK, bytes: &[7; 600] };
+            let stack = StackCopy { start: STACK, bytes: &[7; 600] };
             let mut context = Context::default();
             for address in addresses {
                 if let Some(row) = module.row(address + 3, &mut context) {
@@ -677,10 +699,10 @@ mod tests {
     #[test]
     fn an_expression_that_goes_round_for_ever_comes_to_nothing() {
         // DW_OP_skip, back to itself.
-        let module = Module { tables: vec![0x2f, 0xfd, 0xff], ..Module::default() };
+        let module = UnwindModule { tables: vec![0x2f, 0xfd, 0xff], ..UnwindModule::default() };
         let expression = UnwindExpression { offset: 0, length: 3 };
         let encoding = Encoding { format: gimli::Format::Dwarf32, version: 4, address_size: 8 };
-        let stack = Stack { start: 0, bytes: &[] };
+        let stack = StackCopy { start: 0, bytes: &[] };
         let result = compute(&module, &expression, encoding, &[None; REGISTERS], stack, None);
         assert_eq!(result, None);
     }
@@ -688,11 +710,11 @@ mod tests {
     #[test]
     fn code_without_tables_is_left_by_its_frame_pointer() {
         let mut spaces = Spaces::default();
-        spaces.note(&Record::Mapped(Mapped {
+        spaces.note(&PerfRecord::Mapped(MmapRecord {
             pid: 1,
             start: 0x1000,
             length: 0x1000,
-            ..Mapped::default()
+            ..MmapRecord::default()
         }));
         let words = [0, STACK + 24, 0x1200, 0, 0, 0x1300];
         let stack: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
@@ -703,7 +725,7 @@ mod tests {
         let mut unwinder = Unwinder::default();
         assert!(unwinder.follow(&spaces, 1, registers, &stack).is_none(), "who called is nowhere");
         assert_eq!(unwinder.found, [0x1100, 0x1200]);
-        let stack = Stack { start: STACK, bytes: &stack };
+        let stack = StackCopy { start: STACK, bytes: &stack };
         registers[FRAME_POINTER] = Some(0);
         let region = spaces.find(1, 0x1100).unwrap();
         assert!(matches!(unwinder.caller(1, region, 0x1100, &registers, stack), Some(None)));

@@ -1,9 +1,10 @@
-//! Accesses to some bytes of a process: a breakpoint of the CPU on each of its threads tells of them, and it is never stopped.
+//! Accesses to some bytes of a process: a breakpoint of the CPU on each of its threads reports
+//! them, and the process is never stopped.
 //!
-//! The kernel does not say what was written. The instruction that did so is behind us, with its registers: most stores can
-//! be computed from them, whatever became of the memory since. For others a program of ours in the kernel copies the memory as
-//! it tells of the access, where that is allowed. Else the memory is read, and what was read is an access's own where it was
-//! after the access and before the next:
+//! The kernel does not report the written value. The instruction has completed, and its registers
+//! are known: most stores can be computed from them, even if the memory has changed since. For the
+//! others a BPF program copies the memory at the event, if that is permitted. Else the memory is
+//! read, and the value belongs to an access if it was read after it and before the next:
 //!
 //! ```text
 //!   hit        hit              hit    hit
@@ -19,37 +20,40 @@ use std::time::Duration;
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::traced::Frame;
-use pagewise_model::watched::{Access, Hit, InKernel, Known};
+use pagewise_model::watched::{Hit, InKernel, ValueOrigin, WatchAccess};
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
-use pagewise_sys::perf_event::{Event, Mode};
+use pagewise_sys::perf_event::{Mode, PerfEvent};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_sys::remote;
 
 use crate::code::Codes;
-use crate::kernel::Functions;
+use crate::kernel::KernelFunctions;
 use crate::session::now;
 use crate::spaces::REGION;
-use crate::store::{COUNTER, Code, Effect, FLAGS, Registers, ends_with_call};
+use crate::x86_store::{COUNTER, CodeBefore, FLAGS, KnownRegisters, StoreEffect, ends_with_call};
 use crate::{
-    Error, Record, Sample, Session, Spaces, StackId, Stacks, Symbols, Target, Unwinder, Wanted,
+    PerfRecord, PerfSample, RecordedStacks, SessionEvent, Spaces, StackId, Symbols, TraceError,
+    TraceSession, TraceTarget, Unwinder,
 };
 
-/// How many breakpoints a CPU has.
+/// Number of breakpoints of a CPU.
 const SLOTS: usize = 4;
 /// From an access until the kernel has noted its time, at most. Here some 10 µs.
 const MARGIN: u64 = 100_000;
-/// Of one access to bytes of two breakpoints the kernel tells twice, within this time.
+/// For one access to bytes of two breakpoints the kernel reports two events, within this time.
 const TOGETHER: u64 = 1_000_000;
-/// Deeper callers are not told.
+/// Deeper callers are not recorded.
 const CALLERS: u16 = 64;
-/// So much of the stack comes with an access: callers that keep no frame pointers are found there, and what is watched if
-/// it is there too.
+/// Number of stack bytes that come with an access: they contain the callers of code without frame
+/// pointers, and the watched bytes if these are on the stack.
 const STACK: u16 = 4 << 10;
-/// The part of the memory limit that all rings take together where that is allowed, and the bytes of one where it is not.
+/// The part of the memory limit that all rings take together where that is allowed, and the bytes
+/// of one where it is not.
 const RINGS: u64 = 4;
 const SMALL: usize = 128 << 10;
-/// The parts that call stacks and their frames take, and the bytes of a frame with all that becomes of it in a report.
+/// The parts that call stacks and their frames take, and the bytes of a frame with all that becomes
+/// of it in a report.
 const STACKS: u64 = 16;
 const FRAMES: u64 = 4;
 const FRAME: usize = 1 << 10;
@@ -58,19 +62,19 @@ const ADDRESSES: usize = 1 << 14;
 
 /// An access, and what is not known of it yet.
 #[derive(Debug)]
-struct Pending {
+struct PendingAccess {
     time: u64,
-    /// When the kernel told of it for the last time.
+    /// Time of its last event.
     until: u64,
     pid: u32,
     tid: u32,
     ip: u64,
-    /// Of a copy by the kernel, how much was still to be copied then.
+    /// For a copy by the kernel: number of bytes that were still to be copied.
     left: Option<u64>,
     /// Which of the breakpoints, a bit each.
     which: u32,
-    registers: Option<Registers>,
-    effect: Option<Effect>,
+    registers: Option<KnownRegisters>,
+    effect: Option<StoreEffect>,
     /// The bytes as the kernel copied them with the stack, which is the access's own CPU's doing.
     copied: Option<Vec<u8>>,
     /// The bytes as our program in the kernel found them, some microseconds after the access.
@@ -81,9 +85,9 @@ struct Pending {
     thread: Name,
 }
 
-/// What memory held, somewhen in between.
+/// Content of memory that was read between two accesses.
 #[derive(Debug)]
-struct Held {
+struct ContentBefore {
     from: u64,
     to: u64,
     bytes: Vec<u8>,
@@ -91,23 +95,24 @@ struct Held {
 
 /// The instruction before an address, read once.
 #[derive(Debug)]
-struct Before {
-    code: Code,
+struct InstructionBefore {
+    code: CodeBefore,
     text: Option<Rc<str>>,
-    /// Whether the address is where a function begins.
+    /// True if the address is where a function begins.
     begins: bool,
     /// The instruction at the address, where it is one that repeats itself.
-    repeats: Option<(Code, Option<Rc<str>>)>,
+    repeats: Option<(CodeBefore, Option<Rc<str>>)>,
 }
 
-/// What becomes known besides the accesses.
+/// Results besides the accesses.
 #[derive(Debug, Default)]
 pub struct Hits {
     /// Accesses of children to their own copies of the memory.
     pub in_copies: u64,
-    /// How often something else was in memory than the last access had left.
+    /// Number of times the memory differed from the value that the last access had left.
     pub unseen: u64,
-    /// Accesses whose call stack is not kept, for want of memory: their stack is [`StackId::OTHER`].
+    /// Accesses whose call stack is not kept, for want of memory: their stack is
+    /// [`StackId::OTHER`].
     pub other_stacks: u64,
     /// The process executes another program: its memory is gone.
     pub executed: bool,
@@ -115,23 +120,23 @@ pub struct Hits {
 
 /// Some bytes that are watched. Dropping it ends that.
 #[derive(Debug)]
-pub struct Watch {
-    session: Session,
+pub struct MemoryWatch {
+    session: TraceSession,
     kernel: Reading<()>,
     first: Reading<Vec<u8>>,
     observer: Observer,
 }
 
-/// What takes in records and makes accesses of them.
+/// Converts records to accesses.
 #[derive(Debug)]
 struct Observer {
     spaces: Spaces,
-    stacks: Stacks,
+    stacks: RecordedStacks,
     unwinder: Unwinder,
     code: Codes,
     symbols: Symbols,
     frames: Vec<Vec<Frame>>,
-    /// Bytes that frames of more call stacks may take, of which there are so many already.
+    /// Capacity in bytes for frames of call stacks, and the bytes already used.
     room: usize,
     numbered: usize,
     pid: u32,
@@ -144,16 +149,16 @@ struct Observer {
     copied: HashMap<u32, Vec<u8>>,
     began: u64,
     last: Option<Vec<u8>>,
-    /// What the last access had left, where something else was found since.
+    /// Value that the last access had left, if the memory differed since.
     surprise: Option<Vec<u8>>,
-    pending: VecDeque<Pending>,
-    held: VecDeque<Held>,
-    codes: HashMap<(u32, u64), Rc<Before>>,
+    pending: VecDeque<PendingAccess>,
+    held: VecDeque<ContentBefore>,
+    codes: HashMap<(u32, u64), Rc<InstructionBefore>>,
     returns: HashMap<(u32, u64), Option<Option<u64>>>,
     names: HashMap<u32, Name>,
     strangers: HashSet<u32>,
-    functions: Option<Functions>,
-    /// Whether values of late had to be read.
+    functions: Option<KernelFunctions>,
+    /// True if values of late had to be read.
     needs_reading: bool,
     told: Hits,
 }
@@ -161,9 +166,9 @@ struct Observer {
 /// The aligned pieces of 1, 2, 4 or 8 bytes that breakpoints can watch.
 ///
 /// # Errors
-/// [`Error::Unfit`] for more than four, and for a number that is not aligned.
-fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, Error> {
-    let unfit = |why: String, hint: String| Err(Error::Unfit { why, hint });
+/// [`TraceError::Unfit`] for more than four, and for a number that is not aligned.
+fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, TraceError> {
+    let unfit = |why: String, hint: String| Err(TraceError::Unfit { why, hint });
     if length == 0 {
         return unfit("no bytes are to be watched".into(), "say how many".into());
     }
@@ -186,18 +191,20 @@ fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, Error> {
     }
     if pieces.len() > SLOTS {
         return unfit(
-            format!("{length} bytes at {start:#x} take more than the {SLOTS} breakpoints of a CPU"),
+            format!("{length} bytes at {start:#x} need more than the {SLOTS} breakpoints of a CPU"),
             "each watches 1, 2, 4 or 8 aligned bytes: at most 32 from a multiple of 8 on".into(),
         );
     }
     Ok(pieces)
 }
 
-impl Watch {
-    /// Begins to watch some bytes of a process, of which it must be known which mappings it has; `reads` as well as writes.
+impl MemoryWatch {
+    /// Begins to watch some bytes of a process, of which it must be known which mappings it has;
+    /// `reads` as well as writes.
     ///
     /// # Errors
-    /// [`Error::Unfit`] for bytes that cannot be watched together, and those of [`Session::open`].
+    /// [`TraceError::Unfit`] for bytes that cannot be watched together, and those of
+    /// [`TraceSession::open`].
     pub fn open(
         root: &ProcRoot,
         pid: u32,
@@ -205,14 +212,14 @@ impl Watch {
         length: u64,
         reads: bool,
         limit: MemoryLimit,
-    ) -> Result<Watch, Error> {
+    ) -> Result<MemoryWatch, TraceError> {
         let pieces = pieces(start, length)?;
         let carries = Carries { callers: CALLERS, ..Unwinder::carries(STACK) };
-        let wanted = |exclude_kernel: bool| -> Vec<Wanted> {
-            let each = pieces.iter().enumerate().map(|(at, &(start, length))| Wanted {
+        let wanted = |exclude_kernel: bool| -> Vec<SessionEvent> {
+            let each = pieces.iter().enumerate().map(|(at, &(start, length))| SessionEvent {
                 name: format!("{length} bytes at {start:#x}"),
                 sampling: Sampling {
-                    event: Event::access(start, length, reads),
+                    event: PerfEvent::access(start, length, reads),
                     every: 1,
                     carries: Carries {
                         kernel: !exclude_kernel,
@@ -228,15 +235,16 @@ impl Watch {
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let large = 1 << (limit.part(RINGS) / cpus).max(1 << 20).ilog2();
-        let target = Target::Process(pid);
+        let target = TraceTarget::Process(pid);
         let (mut kernel, mut size) = (Ok(()), large);
         let mut session = loop {
-            match Session::open(target, &wanted(kernel.is_err()), size) {
-                Err(Error::NotWatched { error, .. })
+            match TraceSession::open(target, &wanted(kernel.is_err()), size) {
+                Err(TraceError::NotWatched { error, .. })
                     if error.kind() == io::ErrorKind::PermissionDenied
                         && (kernel.is_ok() || size == large) =>
                 {
-                    // Without privileges the kernel's own accesses are not told, and rings are small.
+                    // Without privileges the kernel's own accesses are not reported, and rings are
+                    // small.
                     if kernel.is_ok() {
                         kernel = Err(Absent::NotPermitted("root or CAP_PERFMON".into()));
                     } else {
@@ -250,7 +258,7 @@ impl Watch {
         spaces.read(root, pid);
         let shared = spaces.find(pid, start).is_some_and(|region| region.shared);
         let length = usize::try_from(length).expect("a few bytes");
-        // Where that may not be, values follow from the code, or are read later.
+        // If copying is not permitted, values follow from the code, or are read later.
         let copies = session.copy(pieces.len(), start, length).is_ok();
         let began = now();
         session.enable()?;
@@ -260,25 +268,25 @@ impl Watch {
         observer.last = first.as_ref().ok().cloned();
         (observer.spaces, observer.shared, observer.began) = (spaces, shared, began);
         observer.copies = copies.then_some(pieces.len());
-        Ok(Watch { session, kernel, first, observer })
+        Ok(MemoryWatch { session, kernel, first, observer })
     }
 
-    /// Whether accesses by the kernel are told, and why not.
+    /// `Ok` if accesses by the kernel are recorded; else the reason.
     pub fn kernel(&self) -> &Reading<()> {
         &self.kernel
     }
 
-    /// What was there at first.
+    /// Content of the bytes at the start.
     pub fn first(&self) -> &Reading<Vec<u8>> {
         &self.first
     }
 
-    /// What is known besides.
+    /// Results so far.
     pub fn told(&self) -> &Hits {
         &self.observer.told
     }
 
-    /// How many accesses the kernel could not tell of.
+    /// Number of accesses that did not fit into the kernel's buffers.
     pub fn lost(&self) -> u64 {
         self.session.lost()
     }
@@ -288,17 +296,18 @@ impl Watch {
         now().saturating_sub(self.observer.began)
     }
 
-    /// The frames of call stacks by number, as far as they can be told now.
+    /// The frames of call stacks by number, as far as they are known now.
     pub fn frames(&mut self) -> &[Vec<Frame>] {
         self.observer.resolve();
         &self.observer.frames
     }
 
-    /// Waits for accesses, at most so long, and hands on those of which all is known that will be, in order of time.
+    /// Waits for accesses, at most so long, and hands on those of which all is known that will be,
+    /// in order of time.
     pub fn step(&mut self, at_most: Duration, each: &mut dyn FnMut(Hit)) {
         /// While values follow from the code, nothing is gained by looking at each access at once.
         const REST: Duration = Duration::from_millis(2);
-        let Watch { session, observer, .. } = self;
+        let MemoryWatch { session, observer, .. } = self;
         if !observer.needs_reading {
             std::thread::sleep(REST.min(at_most));
         }
@@ -311,8 +320,8 @@ impl Watch {
 
     /// Ends it, and hands on what is left.
     pub fn finish(&mut self, each: &mut dyn FnMut(Hit)) {
-        let Watch { session, observer, .. } = self;
-        // Who cannot be stopped is not heard any more.
+        let MemoryWatch { session, observer, .. } = self;
+        // If stopping fails, further events are discarded.
         let _ = session.disable();
         observer.hold();
         session.finish(&mut |record| observer.note(&record));
@@ -325,7 +334,7 @@ impl Observer {
     fn new(pid: u32, start: u64, length: usize, reads: bool, limit: MemoryLimit) -> Observer {
         Observer {
             spaces: Spaces::default(),
-            stacks: Stacks::within(limit.part(STACKS)),
+            stacks: RecordedStacks::within(limit.part(STACKS)),
             unwinder: Unwinder::within(limit.bytes() / 4),
             code: Codes::default(),
             symbols: Symbols::default(),
@@ -354,7 +363,8 @@ impl Observer {
         }
     }
 
-    /// Finds the functions of new call stacks, best while the process is there: its files may be nobody else's.
+    /// Finds the functions of new call stacks, preferably while the process runs: its files may
+    /// belong to it alone.
     fn resolve(&mut self) {
         let Observer { stacks, symbols, frames, .. } = self;
         for places in stacks.places().iter().skip(frames.len()) {
@@ -368,23 +378,25 @@ impl Observer {
     fn hold(&mut self) {
         let from = now();
         if let Ok(bytes) = read(self.pid, self.start, self.length) {
-            self.held.push_back(Held { from, to: now(), bytes });
+            self.held.push_back(ContentBefore { from, to: now(), bytes });
         }
     }
 
-    fn note(&mut self, record: &Record<'_>) {
+    fn note(&mut self, record: &PerfRecord<'_>) {
         self.spaces.note(record);
         match *record {
-            Record::Sample(sample) => self.hit(&sample),
-            Record::Named { pid, exec: true, .. } if pid == self.pid => self.told.executed = true,
-            Record::Named { pid, exec: true, .. } => {
+            PerfRecord::Sample(sample) => self.hit(&sample),
+            PerfRecord::Named { pid, exec: true, .. } if pid == self.pid => {
+                self.told.executed = true
+            }
+            PerfRecord::Named { pid, exec: true, .. } => {
                 self.strangers.insert(pid);
             }
-            Record::Named { tid, name, .. } => {
+            PerfRecord::Named { tid, name, .. } => {
                 self.names.insert(tid, Name::new(name));
             }
             // Whoever has the number next may have another name.
-            Record::Ended { tid, .. } => {
+            PerfRecord::Ended { tid, .. } => {
                 self.names.remove(&tid);
             }
             _ => {}
@@ -392,7 +404,7 @@ impl Observer {
     }
 
     /// Takes in an access.
-    fn hit(&mut self, sample: &Sample<'_>) {
+    fn hit(&mut self, sample: &PerfSample<'_>) {
         if self.told.executed || self.strangers.contains(&sample.pid) {
             return;
         }
@@ -410,7 +422,8 @@ impl Observer {
         // The last of those that were asked for; in the kernel they are its own.
         let flags =
             sample.registers_there().last().filter(|_| FLAGS != 0 && !sample.is_in_kernel());
-        let registers = Registers::of(sample.registers()).map(|it| it.with_flags(flags));
+        let registers =
+            KnownRegisters::from_sample(sample.registers()).map(|it| it.with_flags(flags));
         if self.is_known(sample, registers, found.as_deref()) {
             return;
         }
@@ -440,7 +453,8 @@ impl Observer {
                 addresses.remove(0);
             }
         }
-        // What an access is told behind of ends one byte before, as calls do before where they return to.
+        // The address reported for an access is after the instruction: like a return address, it is
+        // decremented by one byte.
         if let Some(first) = addresses.first_mut().filter(|_| !goes_on) {
             *first = first.saturating_sub(1);
         }
@@ -455,9 +469,9 @@ impl Observer {
             self.numbered = stack.index() + 1;
             self.room = self.room.saturating_sub(places.len() * FRAME);
         }
-        let Sample { time, pid, tid, ip, which, .. } = *sample;
+        let PerfSample { time, pid, tid, ip, which, .. } = *sample;
         let (which, thread) = (1 << which, self.thread(pid, tid));
-        self.pending.push_back(Pending {
+        self.pending.push_back(PendingAccess {
             time,
             until: time,
             pid,
@@ -476,12 +490,12 @@ impl Observer {
         });
     }
 
-    /// Whether it is an access that was told of before: by another breakpoint, the same in all but that; or a copy by the
-    /// kernel that goes on, which counts down what is left.
+    /// True if the access was reported before: by another breakpoint with otherwise equal data; or
+    /// as the continuation of a copy by the kernel, whose remaining count decreases.
     fn is_known(
         &mut self,
-        sample: &Sample<'_>,
-        registers: Option<Registers>,
+        sample: &PerfSample<'_>,
+        registers: Option<KnownRegisters>,
         found: Option<&[u8]>,
     ) -> bool {
         let bit = 1 << sample.which;
@@ -489,7 +503,7 @@ impl Observer {
         let recent = self.pending.iter_mut().rev();
         let mut recent = recent.take_while(|it| sample.time - it.until < TOGETHER);
         let Some(it) = recent.find(|it| it.tid == sample.tid) else { return false };
-        // Of a copy the last piece is told of behind the instruction, the others at it.
+        // The last piece of a copy is reported after the instruction, the others at it.
         let goes_on = left.zip(it.left).is_some_and(|(left, before)| left < before);
         let is_twin = it.ip == sample.ip && left == it.left && it.which & bit == 0;
         if it.registers != registers || !(is_twin || goes_on) {
@@ -497,15 +511,15 @@ impl Observer {
         }
         it.which |= bit;
         (it.until, it.left) = (sample.time, left);
-        // What was there at first is not what it left.
+        // The initial content is not a copied value.
         it.copied = None;
         it.found = found.map(<[u8]>::to_vec);
         true
     }
 
-    /// Where the program was, and what it returns to: by unwind tables as far as the stack came along, from there on by frame
-    /// pointers.
-    fn callers(&mut self, sample: &Sample<'_>, stack_pointer: u64) -> Vec<u64> {
+    /// Address of the program and its return addresses: by unwind tables as far as the stack copy
+    /// reaches, from there on by frame pointers.
+    fn callers(&mut self, sample: &PerfSample<'_>, stack_pointer: u64) -> Vec<u64> {
         let Observer { unwinder, spaces, .. } = self;
         let mut callers = unwinder.unwind(spaces, sample).to_vec();
         if callers.len() < 2 {
@@ -516,9 +530,10 @@ impl Observer {
         callers
     }
 
-    /// Where the program was, and what it returns to: also from a function that has no frame of its own, which the chain
-    /// of frames leaves out. What no call can return to ends them: code without frame pointers has other things there.
-    fn by_frames(&mut self, sample: &Sample<'_>, stack_pointer: u64) -> Vec<u64> {
+    /// Address of the program and its return addresses, including the caller of a function without
+    /// a frame, which the chain of frame pointers skips. An address that is not a return address
+    /// ends the stack: code without frame pointers leaves other values there.
+    fn by_frames(&mut self, sample: &PerfSample<'_>, stack_pointer: u64) -> Vec<u64> {
         let mut addresses = sample.callers();
         let Some(first) = addresses.next() else { return Vec::new() };
         let (pid, rest) = (sample.pid, addresses.collect::<Vec<u64>>());
@@ -543,10 +558,10 @@ impl Observer {
         callers
     }
 
-    /// Whether a call may return there.
+    /// True if a call may return there.
     fn is_returned_to(&mut self, pid: u32, address: u64) -> bool {
         /// No call is longer.
-        const LONGEST: u64 = 7;
+        const MAX_CALL_BYTES: u64 = 7;
         let key = (self.spaces.program(pid), address);
         let Observer { spaces, code, returns, .. } = self;
         if returns.len() > ADDRESSES {
@@ -556,27 +571,28 @@ impl Observer {
             .entry(key)
             .or_insert_with(|| {
                 let region = spaces.find(pid, address)?;
-                // Of code in no file nothing is known.
+                // Code in no file has no symbols.
                 if !region.is_file() {
                     return region.name.as_bytes().is_empty().then_some(None);
                 }
-                ends_with_call(&code.before(spaces, pid, address, LONGEST)?, address)
+                ends_with_call(&code.before(spaces, pid, address, MAX_CALL_BYTES)?, address)
             })
             .is_some()
     }
 
     /// The code before an address.
-    fn before(&mut self, pid: u32, address: u64) -> Rc<Before> {
+    fn before(&mut self, pid: u32, address: u64) -> Rc<InstructionBefore> {
         let key = (self.spaces.program(pid), address);
         if let Some(known) = self.codes.get(&key) {
             return Rc::clone(known);
         }
         let bytes = self.code.of_function(&self.spaces, pid, address);
         let begins = bytes.as_ref().is_some_and(Vec::is_empty);
-        let code = bytes.map_or_else(Code::default, |bytes| Code::read(&bytes, address));
+        let code =
+            bytes.map_or_else(CodeBefore::default, |bytes| CodeBefore::read(&bytes, address));
         let text = code.text().map(Rc::from);
         let repeats = self.repeating(pid, address);
-        let before = Rc::new(Before { code, text, begins, repeats });
+        let before = Rc::new(InstructionBefore { code, text, begins, repeats });
         if self.codes.len() > ADDRESSES {
             self.codes.clear();
         }
@@ -584,18 +600,19 @@ impl Observer {
         before
     }
 
-    fn repeating(&mut self, pid: u32, address: u64) -> Option<(Code, Option<Rc<str>>)> {
+    fn repeating(&mut self, pid: u32, address: u64) -> Option<(CodeBefore, Option<Rc<str>>)> {
         /// Prefixes and all: `rep movsq` has 3 bytes, with a size of addresses 4.
-        const LONGEST: u64 = 4;
-        let end = address.checked_add(LONGEST)?;
-        let bytes = self.code.before(&self.spaces, pid, end, LONGEST)?;
-        let code = Code::repeating(&bytes, address)?;
+        const MAX_INSTRUCTION_BYTES: u64 = 4;
+        let end = address.checked_add(MAX_INSTRUCTION_BYTES)?;
+        let bytes = self.code.before(&self.spaces, pid, end, MAX_INSTRUCTION_BYTES)?;
+        let code = CodeBefore::repeating(&bytes, address)?;
         let text = code.text().map(Rc::from);
         Some((code, text))
     }
 
-    fn in_kernel(&mut self, sample: &Sample<'_>) -> InKernel {
-        let functions = self.functions.get_or_insert_with(|| Functions::read().unwrap_or_default());
+    fn in_kernel(&mut self, sample: &PerfSample<'_>) -> InKernel {
+        let functions =
+            self.functions.get_or_insert_with(|| KernelFunctions::read().unwrap_or_default());
         let mut names = sample.kernel_callers().filter_map(|address| functions.find(address));
         InKernel {
             function: functions.find(sample.ip).map(str::to_owned),
@@ -603,24 +620,25 @@ impl Observer {
         }
     }
 
-    /// Hands on the accesses whose values are known, or will not be: all, or those after which records were handed on
-    /// until some time.
+    /// Hands on the accesses whose values are known, or will not be: all, or those after which
+    /// records were handed on until some time.
     fn settle(&mut self, handed_on: Option<u64>, each: &mut dyn FnMut(Hit)) {
         while let Some(front) = self.pending.front() {
             let (time, next) = (front.until, self.pending.get(1).map(|it| it.time));
             let behind = next.or(handed_on).unwrap_or(u64::MAX);
-            // Another breakpoint may still tell of the same.
+            // Another breakpoint may still report the same access.
             if handed_on.is_some_and(|until| time + TOGETHER > until) {
                 break;
             }
             let margin = if next.is_some() { MARGIN } else { 0 };
-            let fits = |held: &&Held| held.from > time && held.to.saturating_add(margin) < behind;
+            let fits =
+                |held: &&ContentBefore| held.from > time && held.to.saturating_add(margin) < behind;
             let first = self.held.iter().find(fits).map(|held| held.bytes.clone());
             let last = self.held.iter().rev().find(fits).map(|held| held.bytes.clone());
             if next.is_none() && handed_on.is_some() && first.is_none() {
                 break;
             }
-            // What another thread left at the same time may be what was found.
+            // The value found may be one that another thread stored at the same time.
             let mut soon = self.pending.iter().take_while(|it| it.time < time + MARGIN);
             let is_alone = soon.all(|it| it.tid == front.tid);
             let Some(mut pending) = self.pending.pop_front() else { break };
@@ -629,9 +647,9 @@ impl Observer {
             self.held.retain(|held| held.from > time);
             each(hit);
         }
-        // What is older than any access that can still come.
+        // Accesses older than any that can still arrive.
         if let (Some(until), true) = (handed_on, self.pending.is_empty()) {
-            let is_old = |held: &Held| held.to.saturating_add(MARGIN) < until;
+            let is_old = |held: &ContentBefore| held.to.saturating_add(MARGIN) < until;
             while self.held.front().is_some_and(is_old)
                 && let Some(held) = self.held.pop_front()
             {
@@ -649,9 +667,9 @@ impl Observer {
         self.last = Some(bytes);
     }
 
-    /// What the last access left, where an access after it stores what was found in memory: there was one change, that was
-    /// seen before the kernel had told of it.
-    fn explain(&mut self, effect: Option<Effect>) {
+    /// Corrects the value that the last access left, if a later access stores the value that was
+    /// found in memory: it was a single change, which was read before the kernel reported it.
+    fn explain(&mut self, effect: Option<StoreEffect>) {
         let Some(before) = self.surprise.take() else { return };
         let (start, length) = (self.start, self.length);
         let after = effect.and_then(|effect| effect.after(start, Some(before.as_slice()), length));
@@ -662,38 +680,38 @@ impl Observer {
     }
 
     /// An access with its values, where memory held `first` after it and `last` before the next.
-    fn make(&mut self, it: Pending, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
-        self.explain(it.effect.filter(|effect| effect.access != Access::Read));
+    fn make(&mut self, it: PendingAccess, first: Option<Vec<u8>>, last: Option<Vec<u8>>) -> Hit {
+        self.explain(it.effect.filter(|effect| effect.access != WatchAccess::Read));
         let mut old = self.last.take();
         let access = match (it.effect, self.reads) {
             (Some(effect), _) => effect.access,
-            (None, false) => Access::Write,
-            (None, true) => Access::Either,
+            (None, false) => WatchAccess::Write,
+            (None, true) => WatchAccess::Either,
         };
         let after = it.effect.and_then(|it| it.after(self.start, old.as_deref(), self.length));
         let (value, known) = match (access, after, it.copied, first) {
-            (Access::Read, loaded, ..) => {
-                (loaded.map(|it| it.0).or_else(|| old.clone()).or(it.found), Known::Unchanged)
+            (WatchAccess::Read, loaded, ..) => {
+                (loaded.map(|it| it.0).or_else(|| old.clone()).or(it.found), ValueOrigin::Unchanged)
             }
-            (_, Some((value, false)), ..) => (Some(value), Known::Stored),
-            (_, _, Some(value), _) => (Some(value), Known::Copied),
-            (_, Some((value, true)), ..) => (Some(value), Known::Computed),
+            (_, Some((value, false)), ..) => (Some(value), ValueOrigin::Stored),
+            (_, _, Some(value), _) => (Some(value), ValueOrigin::Copied),
+            (_, Some((value, true)), ..) => (Some(value), ValueOrigin::Computed),
             (_, None, None, first) => match (it.found, first) {
-                (Some(value), _) => (Some(value), Known::Copied),
-                (None, Some(value)) => (Some(value), Known::Read),
-                (None, None) => (None, Known::Not),
+                (Some(value), _) => (Some(value), ValueOrigin::Copied),
+                (None, Some(value)) => (Some(value), ValueOrigin::Read),
+                (None, None) => (None, ValueOrigin::Not),
             },
         };
-        if access == Access::Read {
+        if access == WatchAccess::Read {
             old.clone_from(&value);
         }
-        self.needs_reading = matches!(known, Known::Read | Known::Not);
+        self.needs_reading = matches!(known, ValueOrigin::Read | ValueOrigin::Not);
         self.last.clone_from(&value);
         if let Some(last) = last {
             self.see(last);
         }
         let unknown = || Absent::Ambiguous("a look at the memory before the next access".into());
-        let known = if value.is_none() { Known::Not } else { known };
+        let known = if value.is_none() { ValueOrigin::Not } else { known };
         Hit {
             time_ns: it.time.saturating_sub(self.began),
             pid: Pid(it.pid),
@@ -716,7 +734,7 @@ impl Observer {
         }
         // A new thread has its maker's name at first.
         let name = name(pid, tid).or_else(|| self.names.get(&pid).cloned()).unwrap_or_default();
-        // Who told that some have ended may have been lost.
+        // The events of the ends of some processes may be lost.
         if self.names.len() > ADDRESSES {
             self.names.clear();
         }
@@ -732,8 +750,8 @@ fn system_call(function: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| function.strip_prefix(prefix))
 }
 
-/// Of an access by the kernel, how much it has still to copy, if it copies.
-fn left(sample: &Sample<'_>) -> Option<u64> {
+/// For an access by the kernel: number of bytes still to copy, if the access is a copy.
+fn left(sample: &PerfSample<'_>) -> Option<u64> {
     sample.registers_there().next().filter(|_| sample.is_in_kernel())
 }
 
@@ -743,7 +761,7 @@ fn name(pid: u32, tid: u32) -> Option<Name> {
     Some(Name::new(name.strip_suffix(b"\n").unwrap_or(&name)))
 }
 
-/// What some bytes of a process hold.
+/// Content of some bytes of a process.
 fn read(pid: u32, start: u64, length: usize) -> Reading<Vec<u8>> {
     let mut bytes = vec![0; length];
     let end = start.saturating_add(length as u64);
@@ -758,7 +776,7 @@ fn read(pid: u32, start: u64, length: usize) -> Reading<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Change;
+    use crate::x86_store::StoreChange;
 
     const MS: u64 = 1_000_000;
 
@@ -768,9 +786,9 @@ mod tests {
     }
 
     /// An access at some millisecond, of which the value is known or not.
-    fn access(at: u64, stores: Option<u8>) -> Pending {
-        let change = stores.map(|value| (0x1000, 1, Change::Set(value.into())));
-        Pending {
+    fn access(at: u64, stores: Option<u8>) -> PendingAccess {
+        let change = stores.map(|value| (0x1000, 1, StoreChange::Set(value.into())));
+        PendingAccess {
             time: at * MS,
             until: at * MS,
             pid: 7,
@@ -779,7 +797,8 @@ mod tests {
             left: None,
             which: 1,
             registers: None,
-            effect: change.map(|change| Effect { access: Access::Write, change: Some(change) }),
+            effect: change
+                .map(|change| StoreEffect { access: WatchAccess::Write, change: Some(change) }),
             copied: None,
             found: None,
             instruction: None,
@@ -789,18 +808,22 @@ mod tests {
         }
     }
 
-    impl Pending {
-        fn at(self, time: u64) -> Pending {
-            Pending { time, until: time, ..self }
+    impl PendingAccess {
+        fn at(self, time: u64) -> PendingAccess {
+            PendingAccess { time, until: time, ..self }
         }
     }
 
-    fn held(at: u64, value: u8) -> Held {
-        Held { from: at * MS, to: at * MS, bytes: vec![value] }
+    fn held(at: u64, value: u8) -> ContentBefore {
+        ContentBefore { from: at * MS, to: at * MS, bytes: vec![value] }
     }
 
-    /// What is told of accesses and looks: old and new value of each, where they are known, and how often something was unseen.
-    fn told(accesses: Vec<Pending>, looks: Vec<Held>) -> (Vec<[Option<u8>; 2]>, u64) {
+    /// Reported accesses and reads: old and new value of each if known, and the number of unseen
+    /// changes.
+    fn told(
+        accesses: Vec<PendingAccess>,
+        looks: Vec<ContentBefore>,
+    ) -> (Vec<[Option<u8>; 2]>, u64) {
         let mut observer = observer();
         observer.pending.extend(accesses);
         observer.held.extend(looks);
@@ -813,7 +836,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_of_the_access_before_and_of_no_other() {
+    fn a_value_read_belongs_to_the_access_before_only() {
         let accesses = vec![access(10, None), access(20, None), access(30, None)];
         let looks = vec![held(5, 1), held(25, 7), held(35, 8)];
         let expected = vec![[Some(1), None], [None, Some(7)], [Some(7), Some(8)]];
@@ -821,33 +844,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_told_whatever_was_read() {
+    fn a_stored_value_is_reported_whatever_was_read() {
         let accesses = vec![access(10, Some(5)), access(20, Some(6))];
         let expected = vec![[Some(1), Some(5)], [Some(5), Some(6)]];
         assert_eq!(told(accesses, vec![]), (expected.clone(), 0));
-        // A store may be seen before the kernel tells of it.
+        // A store may be seen before its event.
         let accesses = vec![access(10, Some(5)), access(20, Some(6))];
         assert_eq!(told(accesses, vec![held(15, 6)]), (expected, 0));
     }
 
     #[test]
-    fn what_was_found_at_once_is_told_unless_another_thread_was_there_too() {
+    fn a_value_found_at_once_is_reported_unless_another_thread_was_there() {
         let found = |at: u64, tid, value| {
-            Pending { found: Some(vec![value]), tid, ..access(0, None) }.at(at)
+            PendingAccess { found: Some(vec![value]), tid, ..access(0, None) }.at(at)
         };
-        // Of one thread the next access is made when the one before has been told of.
+        // A thread makes the next access after the one before was reported.
         let expected = vec![[Some(1), Some(5)], [Some(5), Some(6)]];
         assert_eq!(told(vec![found(MS, 7, 5), found(MS + 10_000, 7, 6)], vec![]), (expected, 0));
         let accesses = vec![found(MS, 7, 5), found(MS + 10_000, 8, 6), found(9 * MS, 7, 7)];
         let expected = vec![[Some(1), None], [None, Some(6)], [Some(6), Some(7)]];
         assert_eq!(told(accesses, vec![]), (expected, 0));
-        // What the instruction says is its own.
-        let stored = Pending { found: Some(vec![9]), ..access(1, Some(5)) };
+        // The value stored by the instruction is its own.
+        let stored = PendingAccess { found: Some(vec![9]), ..access(1, Some(5)) };
         assert_eq!(told(vec![stored], vec![]), (vec![[Some(1), Some(5)]], 0));
     }
 
     #[test]
-    fn what_nobody_stored_and_is_there_was_written_unseen() {
+    fn a_value_that_no_access_stored_counts_as_unseen() {
         let accesses = vec![access(10, Some(5)), access(20, Some(6))];
         let expected = vec![[Some(1), Some(5)], [Some(9), Some(6)]];
         assert_eq!(told(accesses, vec![held(15, 9)]), (expected, 1));
@@ -856,7 +879,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_aligned_takes_few_breakpoints_and_what_is_not_is_refused() {
+    fn aligned_ranges_need_few_breakpoints_and_others_are_refused() {
         assert_eq!(pieces(0x1000, 8).unwrap(), [(0x1000, 8)]);
         assert_eq!(pieces(0x1001, 1).unwrap(), [(0x1001, 1)]);
         assert_eq!(pieces(0x1000, 32).unwrap().len(), 4);

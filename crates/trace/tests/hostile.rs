@@ -1,5 +1,5 @@
-//! Files that are named by a program to harm whoever looks up its functions: nothing but regular files of its own is opened, and
-//! nothing waits.
+//! Files that are named by a program to harm whoever looks up its functions: nothing but regular
+//! files of its own is opened, and nothing waits.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 #![cfg(target_arch = "x86_64")]
 
@@ -13,23 +13,25 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use common::{Running, build, functions};
+use common::{LineProgram, build, functions};
 use pagewise_skip::{Lack, skip, skip_part};
-use pagewise_trace::{Access, Mapped, Place, Record, Spaces, Stacks, Symbols};
+use pagewise_trace::{
+    CodePlace, MmapAccess, MmapRecord, PerfRecord, RecordedStacks, Spaces, Symbols,
+};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{CWD, FileType, Mode};
 
-/// What opens a file within this time has not waited for anybody.
+/// A file that is opened within this time was not blocked.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Counts what is opened; finding a file by `O_PATH` is not.
-struct Opened(OwnedFd);
+struct HostileOpens(OwnedFd);
 
-impl Opened {
-    fn watch(path: &Path) -> Opened {
+impl HostileOpens {
+    fn watch(path: &Path) -> HostileOpens {
         let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
         inotify::add_watch(&watch, path, WatchFlags::OPEN).unwrap();
-        Opened(watch)
+        HostileOpens(watch)
     }
 
     fn any(&self) -> bool {
@@ -42,22 +44,22 @@ fn fifo(path: &Path) {
     assert!(fs::metadata(path).unwrap().file_type().is_fifo());
 }
 
-/// A place at an offset of a file, as a record of a mapping of all of the file tells it.
-fn place_at(program: &Path, device: (u32, u32), at: u64) -> (Vec<Rc<Place>>, Stacks) {
+/// A location at an offset of a file, as a mapping record of the whole file gives it.
+fn place_at(program: &Path, device: (u32, u32), at: u64) -> (Vec<Rc<CodePlace>>, RecordedStacks) {
     const START: u64 = 0x5555_0000_0000;
     let file = fs::metadata(program).unwrap();
-    let mapped = Mapped {
+    let mapped = MmapRecord {
         pid: std::process::id(),
         start: START,
         length: 1 << 30,
         inode: file.ino(),
         device,
         name: program.to_str().unwrap().as_bytes(),
-        access: Access { execute: true, ..Access::default() },
-        ..Mapped::default()
+        access: MmapAccess { execute: true, ..MmapAccess::default() },
+        ..MmapRecord::default()
     };
-    let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
-    spaces.note(&Record::Mapped(mapped));
+    let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());
+    spaces.note(&PerfRecord::Mapped(mapped));
     let number = stacks.number(&spaces, mapped.pid, [START + at].into_iter());
     (stacks.places()[number.index()].to_vec(), stacks)
 }
@@ -77,7 +79,7 @@ fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
     Some(())
 }
 
-/// Where in a program that is built without `-pie` a function is. `None`, with a word, where readelf is not installed.
+/// Offset of a function in a program built without `-pie`. `None`, with a message, without readelf.
 fn offset_of(program: &Path, function: &str) -> Option<u64> {
     let Ok(output) = Command::new("readelf").args(["-W", "-s"]).arg(program).output() else {
         skip(&Lack::Tool("readelf"));
@@ -90,7 +92,8 @@ fn offset_of(program: &Path, function: &str) -> Option<u64> {
     Some(address - 0x40_0000)
 }
 
-/// A stripped program with a link to debugging information, where the function `fifth` was in it, and where the link leads.
+/// A stripped program with a link to debugging information, where the function `fifth` was in it,
+/// and where the link leads.
 fn linked(folder: &Path) -> Option<(PathBuf, u64, PathBuf)> {
     let program = build(folder, "chain.c", &["-no-pie", "-Wl,--build-id=none"])?;
     let debug = folder.join("chain.debug");
@@ -101,7 +104,7 @@ fn linked(folder: &Path) -> Option<(PathBuf, u64, PathBuf)> {
     Some((program, at, debug))
 }
 
-fn name_of(places: &[Rc<Place>]) -> String {
+fn name_of(places: &[Rc<CodePlace>]) -> String {
     let began = Instant::now();
     let found = functions(&mut Symbols::with_debug_folders(&[]), places).remove(0);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
@@ -118,14 +121,14 @@ fn a_debug_link_leads_to_the_debug_file_and_to_nothing_that_is_not_a_regular_fil
     fs::rename(&debug, &kept).unwrap();
 
     fifo(&debug);
-    let opened = Opened::watch(&debug);
+    let opened = HostileOpens::watch(&debug);
     let (places, _stacks) = place_at(&program, device(&program), at);
     assert_eq!(name_of(&places), "?");
     assert!(!opened.any(), "a FIFO was opened");
     fs::remove_file(&debug).unwrap();
 
     symlink("/dev/zero", &debug).unwrap();
-    let opened = Opened::watch(Path::new("/dev/zero"));
+    let opened = HostileOpens::watch(Path::new("/dev/zero"));
     let (places, _stacks) = place_at(&program, device(&program), at);
     assert_eq!(name_of(&places), "?");
     assert!(!opened.any(), "a device was opened");
@@ -134,7 +137,7 @@ fn a_debug_link_leads_to_the_debug_file_and_to_nothing_that_is_not_a_regular_fil
     File::create(&debug).unwrap().set_len(300 << 30).unwrap();
     let (places, _stacks) = place_at(&program, device(&program), at);
     assert_eq!(name_of(&places), "?");
-    // One that is not too large is no file of the kind, and has another CRC.
+    // A file within the limit that is not a debug file, and has another CRC.
     File::create(&debug).unwrap().set_len(400 << 20).unwrap();
     let (places, _stacks) = place_at(&program, device(&program), at);
     assert_eq!(name_of(&places), "?");
@@ -173,7 +176,7 @@ fn a_debug_link_has_no_folders_in_it() {
     fs::write(&section, [name, crc].concat()).unwrap();
     let update = format!("--update-section=.gnu_debuglink={}", section.display());
     let Some(()) = tool("objcopy", &[&update], &[&inside]) else { return };
-    let opened = Opened::watch(&debug);
+    let opened = HostileOpens::watch(&debug);
     let (places, _stacks) = place_at(&inside, device(&inside), at);
     assert_eq!(name_of(&places), "?");
     assert!(!opened.any());
@@ -190,7 +193,7 @@ fn a_link_to_what_is_shared_is_opened_only_where_it_is_a_regular_file() {
     fs::write(&section, [target.to_str().unwrap().as_bytes(), b"\0", &id].concat()).unwrap();
     let add = format!("--add-section=.gnu_debugaltlink={}", section.display());
     let Some(()) = tool("objcopy", &[&add], &[&program]) else { return };
-    let opened = Opened::watch(&target);
+    let opened = HostileOpens::watch(&target);
     let Some(at) = offset_of(&program, "fifth") else { return };
     let (places, _stacks) = place_at(&program, device(&program), at);
     assert_eq!(name_of(&places), "fifth", "what is in the file itself is known");
@@ -232,18 +235,19 @@ fn a_file_that_is_truncated_while_it_is_read_has_unknown_functions_and_ends_noth
     assert!(lacks.len() == 1 && lacks[0].contains("chain"), "{lacks:?}");
 }
 
-/// The name that the map of a process's just-in-time compiler has for an address, while the process is there.
+/// The name that the map of a process's just-in-time compiler has for an address, while the process
+/// is there.
 fn jit_name(pid: u32) -> String {
-    let mapped = Mapped {
+    let mapped = MmapRecord {
         pid,
         start: 0x1000,
         length: 0x1000,
         name: b"//anon",
-        access: Access { execute: true, ..Access::default() },
-        ..Mapped::default()
+        access: MmapAccess { execute: true, ..MmapAccess::default() },
+        ..MmapRecord::default()
     };
-    let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
-    spaces.note(&Record::Mapped(mapped));
+    let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());
+    spaces.note(&PerfRecord::Mapped(mapped));
     let number = stacks.number(&spaces, pid, [0x1800].into_iter());
     name_of(&stacks.places()[number.index()])
 }
@@ -251,7 +255,7 @@ fn jit_name(pid: u32) -> String {
 #[test]
 fn a_map_of_a_just_in_time_compiler_is_a_regular_file_of_its_user() {
     let sleeper = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
-    let mut sleeper = Ended(sleeper);
+    let mut sleeper = HostileProgram(sleeper);
     let map = PathBuf::from(format!("/tmp/perf-{}.map", sleeper.0.id()));
     let check = |what: &str| (what.to_owned(), jit_name(sleeper.0.id()));
     let mut seen = Vec::new();
@@ -261,14 +265,14 @@ fn a_map_of_a_just_in_time_compiler_is_a_regular_file_of_its_user() {
     seen.push(check("a file"));
     remove();
     fifo(&map);
-    let opened = Opened::watch(&map);
+    let opened = HostileOpens::watch(&map);
     seen.push(check("a FIFO"));
     let fifo_opened = opened.any();
     remove();
     let other = tempfile::NamedTempFile::new().unwrap();
     fs::write(other.path(), "1000 1000 of a link\n").unwrap();
     symlink(other.path(), &map).unwrap();
-    let opened = Opened::watch(other.path());
+    let opened = HostileOpens::watch(other.path());
     seen.push(check("a link"));
     let link_opened = opened.any();
     remove();
@@ -292,9 +296,9 @@ fn a_map_of_a_just_in_time_compiler_is_a_regular_file_of_its_user() {
 }
 
 /// Ends with the test.
-struct Ended(std::process::Child);
+struct HostileProgram(std::process::Child);
 
-impl Drop for Ended {
+impl Drop for HostileProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -325,7 +329,7 @@ fn a_process_in_a_container_has_its_own_map_and_never_the_hosts() {
         script,
         "sh",
     ]);
-    let mut running = Running::start(command.arg(&inside));
+    let mut running = LineProgram::start(command.arg(&inside));
     let inner: u32 = running.hear().trim().parse().unwrap();
     let children = format!("/proc/{0}/task/{0}/children", running.pid);
     let children = fs::read_to_string(children).unwrap();

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
-use pagewise_sys::region::Region;
-use pagewise_trace::{Record, Session, Spaces, StackId, Stacks, Symbols, Target, Wanted};
+use pagewise_sys::region::AlignedRegion;
+use pagewise_trace::{
+    PerfRecord, RecordedStacks, SessionEvent, Spaces, StackId, Symbols, TraceSession, TraceTarget,
+};
 
 /// `PERF_COUNT_SW_PAGE_FAULTS`.
-const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
+const FAULTS: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 2);
 const PAGES: usize = 5000;
 /// One test at a time: each records the faults of all.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -28,37 +30,37 @@ fn touches_each_page(bytes: &mut [u8], page: usize) {
     }
 }
 
-fn faults() -> Wanted {
+fn faults() -> SessionEvent {
     let carries = Carries { address: true, callers: 32, ..Carries::default() };
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
     let sampling =
         Sampling { event: FAULTS, every: 1, carries, mode, tasks: true, wake_at: 1 << 16 };
-    Wanted { name: "page faults".into(), sampling }
+    SessionEvent { name: "page faults".into(), sampling }
 }
 
 #[test]
 fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping() {
     let _alone = ALONE.lock();
     let pid = std::process::id();
-    let mut session = match Session::open(Target::Process(pid), &[faults()], 1 << 20) {
+    let mut session = match TraceSession::open(TraceTarget::Process(pid), &[faults()], 1 << 20) {
         Ok(session) => session,
         Err(_) => return common::skip_without_events(),
     };
-    let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
+    let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());
     spaces.read(&ProcRoot::live(), pid);
     session.enable().unwrap();
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap();
     // One thread that is there already would need a hold; one that is new is inherited.
     let child = std::thread::spawn(move || {
-        let mut region = Region::map(PAGES * page, page).unwrap();
+        let mut region = AlignedRegion::map(PAGES * page, page).unwrap();
         region.advise(Advice::NoHugePage).unwrap();
         touches_each_page(region.bytes(), page);
         region.bytes().as_ptr().addr() as u64
     });
     let (mut last, mut found) = (0, BTreeMap::new());
-    let mut take = |record: Record<'_>| {
+    let mut take = |record: PerfRecord<'_>| {
         spaces.note(&record);
-        let Record::Sample(sample) = record else { return };
+        let PerfRecord::Sample(sample) = record else { return };
         assert!(sample.time >= last, "out of order");
         last = sample.time;
         let region =
@@ -82,7 +84,7 @@ fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping()
             name.contains("touches_each_page") && line.file.ends_with("session.rs")
         })
     };
-    // The kernel tells of a mapping that it has merged with its neighbours.
+    // The kernel reports a mapping that it has merged with its neighbors.
     let ours = found.iter().filter(|((stack, region), _)| {
         region.is_some_and(|(first, end, is_file)| (first..end).contains(&start) && !is_file)
             && is_ours(*stack)
@@ -91,7 +93,7 @@ fn each_fault_of_each_thread_comes_once_in_order_with_its_function_and_mapping()
 }
 
 #[test]
-fn what_fills_rings_beyond_one_batch_comes_whole_and_in_order() {
+fn events_of_several_batches_arrive_complete_and_in_order() {
     const THREADS: usize = 4;
     const EACH: usize = 30_000;
     let _alone = ALONE.lock();
@@ -99,7 +101,7 @@ fn what_fills_rings_beyond_one_batch_comes_whole_and_in_order() {
     // Some 300 bytes a fault: more than is read of a ring at a time, and less than it holds.
     let mut wanted = faults();
     wanted.sampling.carries = Carries { stack: 160, ..wanted.sampling.carries };
-    let mut session = match Session::open(Target::Process(pid), &[wanted], 64 << 20) {
+    let mut session = match TraceSession::open(TraceTarget::Process(pid), &[wanted], 64 << 20) {
         Ok(session) => session,
         Err(_) => return common::skip_without_events(),
     };
@@ -108,7 +110,7 @@ fn what_fills_rings_beyond_one_batch_comes_whole_and_in_order() {
     let threads: Vec<_> = (0..THREADS)
         .map(|_| {
             std::thread::spawn(move || {
-                let mut region = Region::map(EACH * page, page).unwrap();
+                let mut region = AlignedRegion::map(EACH * page, page).unwrap();
                 region.advise(Advice::NoHugePage).unwrap();
                 touches_each_page(region.bytes(), page);
                 let start = region.bytes().as_ptr().addr() as u64;
@@ -118,8 +120,8 @@ fn what_fills_rings_beyond_one_batch_comes_whole_and_in_order() {
         .collect();
     let ranges: Vec<_> = threads.into_iter().map(|it| it.join().unwrap()).collect();
     let (mut last, mut found) = (0, 0);
-    let mut take = |record: Record<'_>| {
-        let Record::Sample(sample) = record else { return };
+    let mut take = |record: PerfRecord<'_>| {
+        let PerfRecord::Sample(sample) = record else { return };
         assert!(sample.time >= last, "out of order");
         last = sample.time;
         // Memory that one thread has left another may have been given: it may fault there, too.

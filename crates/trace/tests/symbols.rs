@@ -11,22 +11,27 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-use common::{Running, build, faults, functions};
+use common::{LineProgram, build, faults, functions};
 use pagewise_proc::ProcRoot;
 use pagewise_skip::{Lack, skip};
-use pagewise_trace::{Mapped, Place, Record, Spaces, StackId, Stacks, Symbols, Unwinder};
+use pagewise_trace::{
+    CodePlace, MmapRecord, PerfRecord, RecordedStacks, Spaces, StackId, Symbols, Unwinder,
+};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
 const PAGES: usize = 50;
 
 /// The stack of most faults of a program, while `symbols` keeps the files of all.
-fn stack(running: &mut Running, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>> {
+fn stack(running: &mut LineProgram, symbols: &mut Symbols) -> Option<Vec<Rc<CodePlace>>> {
     stacks(running, symbols).map(|(places, _)| places)
 }
 
 /// And what has kept them by itself.
-fn stacks(running: &mut Running, symbols: &mut Symbols) -> Option<(Vec<Rc<Place>>, Stacks)> {
-    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+fn stacks(
+    running: &mut LineProgram,
+    symbols: &mut Symbols,
+) -> Option<(Vec<Rc<CodePlace>>, RecordedStacks)> {
+    let (mut stacks, mut unwinder) = (RecordedStacks::default(), Unwinder::default());
     let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
     let done = faults(running, Unwinder::carries(4096), &mut |spaces, sample| {
         let addresses = unwinder.unwind(spaces, sample).iter().copied();
@@ -39,8 +44,8 @@ fn stacks(running: &mut Running, symbols: &mut Symbols) -> Option<(Vec<Rc<Place>
     done.then(|| (stacks.places()[stack.index()].to_vec(), stacks))
 }
 
-fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<Place>>> {
-    stack(&mut Running::start(command.arg(PAGES.to_string())), symbols)
+fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<CodePlace>>> {
+    stack(&mut LineProgram::start(command.arg(PAGES.to_string())), symbols)
 }
 
 /// Runs a tool that takes programs apart. `None`, with a word, where it is not installed.
@@ -64,7 +69,7 @@ fn build_id(program: &Path) -> Option<String> {
     Some(line.unwrap_or_else(|| panic!("{text}")).to_owned())
 }
 
-fn lines(symbols: &mut Symbols, places: &[Rc<Place>]) -> Vec<Option<u32>> {
+fn lines(symbols: &mut Symbols, places: &[Rc<CodePlace>]) -> Vec<Option<u32>> {
     let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
     frames.map(|frame| frame.line.map(|line| line.number)).collect()
 }
@@ -87,7 +92,7 @@ fn a_stripped_program_has_the_functions_of_its_debugging_information_by_build_id
     without.keep(&places);
     assert!(!functions(&mut without, &places).contains(&"fifth".to_owned()));
 
-    // Of another build, under the name of this one.
+    // Another build under the name of this one.
     let Some(other) = build(folder.path(), "jit.c", &["-Wl,--build-id"]) else { return };
     fs::copy(other, &debug).unwrap();
     let mut wrong = Symbols::with_debug_folders(&[folder.path().to_owned()]);
@@ -110,7 +115,8 @@ fn a_stripped_program_has_the_functions_of_the_file_that_it_links_to() {
     let Some(places) = chain(&mut Command::new(&program), &mut symbols) else { return };
     assert_eq!(functions(&mut symbols, &places)[..7], CHAIN);
 
-    // What is there is no longer what was linked to: its symbols are none, and nothing fails.
+    // The file has been replaced since it was linked: its symbols are not used, and no look-up
+    // fails.
     fs::write(&debug, b"something else").unwrap();
     let mut symbols = Symbols::with_debug_folders(&[folder.path().join("elsewhere")]);
     let Some(places) = chain(&mut Command::new(&program), &mut symbols) else { return };
@@ -121,7 +127,7 @@ fn a_stripped_program_has_the_functions_of_the_file_that_it_links_to() {
 fn a_program_that_was_deleted_has_its_functions_while_it_runs() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "chain.c", &[]) else { return };
-    let mut running = Running::start(Command::new(&program).arg(PAGES.to_string()));
+    let mut running = LineProgram::start(Command::new(&program).arg(PAGES.to_string()));
     // It has begun when it waits for us; what is at its path now is another file.
     fs::remove_file(&program).unwrap();
     fs::write(&program, b"another").unwrap();
@@ -143,7 +149,8 @@ fn a_library_that_was_deleted_has_its_functions_while_it_is_mapped() {
     let library = folder.path().join("libchain.so");
     fs::rename(built, &library).unwrap();
     let Some(program) = build(folder.path(), "calls.c", &["-ldl"]) else { return };
-    let mut running = Running::start(Command::new(program).arg(&library).arg(PAGES.to_string()));
+    let mut running =
+        LineProgram::start(Command::new(program).arg(&library).arg(PAGES.to_string()));
     running.hear();
     fs::remove_file(&library).unwrap();
     let mut symbols = Symbols::default();
@@ -172,7 +179,7 @@ fn a_program_in_another_mount_namespace_has_its_own_functions() {
     if !probe.is_ok_and(|status| status.success()) {
         return skip(&Lack::Machine("the user may not make namespaces"));
     }
-    let mut running = Running::start(unshare.arg(&hidden).arg(&program).arg(PAGES.to_string()));
+    let mut running = LineProgram::start(unshare.arg(&hidden).arg(&program).arg(PAGES.to_string()));
     // Nothing is to be recorded of the shell.
     running.tell();
     running.hear();
@@ -190,7 +197,7 @@ fn a_program_in_another_mount_namespace_has_its_own_functions() {
 fn code_made_at_run_time_has_the_names_that_its_compiler_wrote() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "jit.c", &[]) else { return };
-    let mut running = Running::start(Command::new(program).arg(PAGES.to_string()));
+    let mut running = LineProgram::start(Command::new(program).arg(PAGES.to_string()));
     running.tell();
     running.hear();
     let map = PathBuf::from(format!("/tmp/perf-{}.map", running.pid));
@@ -221,7 +228,7 @@ fn the_kernels_own_code_in_programs_has_its_functions() {
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (mut spaces, mut stacks, mut symbols) =
-        (Spaces::default(), Stacks::default(), Symbols::default());
+        (Spaces::default(), RecordedStacks::default(), Symbols::default());
     spaces.read(&ProcRoot::live(), pid);
     let mut of_address: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for line in text.lines().filter(|line| line.contains(" FUNC ")) {
@@ -243,7 +250,8 @@ fn device(path: &Path) -> (u32, u32) {
     (rustix::fs::major(device), rustix::fs::minor(device))
 }
 
-/// Programs choose what they map: a file with damage has other functions, or none, and does no harm.
+/// Programs choose what they map: a file with damage has other functions, or none, and does no
+/// harm.
 #[test]
 fn damaged_files_are_read_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -268,17 +276,17 @@ fn damaged_files_are_read_or_refused() {
         // Another file each time: the last one is still known.
         let path = path.with_extension(round.to_string());
         fs::write(&path, &bytes).unwrap();
-        let (mut spaces, mut stacks) = (Spaces::default(), Stacks::default());
-        let mapped = Mapped {
+        let (mut spaces, mut stacks) = (Spaces::default(), RecordedStacks::default());
+        let mapped = MmapRecord {
             pid: std::process::id(),
             start: 0x10000,
             length: whole.len() as u64,
             inode: fs::metadata(&path).unwrap().ino(),
             device: device(&path),
             name: path.to_str().unwrap().as_bytes(),
-            ..Mapped::default()
+            ..MmapRecord::default()
         };
-        spaces.note(&Record::Mapped(mapped));
+        spaces.note(&PerfRecord::Mapped(mapped));
         let addresses = (0..whole.len() as u64).step_by(97).map(|at| 0x10000 + at);
         let stack = stacks.number(&spaces, mapped.pid, addresses);
         let mut symbols = Symbols::default();

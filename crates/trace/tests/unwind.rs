@@ -9,32 +9,33 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{Running, build, events, faults, functions};
+use common::{LineProgram, build, events, faults, functions};
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_skip::{Lack, skip};
-use pagewise_sys::perf_event::{Event, Kind};
+use pagewise_sys::perf_event::{PerfEvent, PerfType};
 use pagewise_sys::perf_ring::Carries;
-use pagewise_trace::{Callers, Finder, StackId, Stacks, Symbols, Unwinder};
+use pagewise_trace::{Callers, Finder, RecordedStacks, StackId, Symbols, Unwinder};
 
 const CHAIN: [&str; 7] = ["sixth", "fifth", "fourth", "third", "second", "first", "main"];
 const PAGES: usize = 300;
 
-/// How often each list of functions was met: by tables, and by frame pointers.
-type Counts = BTreeMap<Vec<String>, usize>;
+/// Number of occurrences of each list of functions: by tables, and by frame pointers.
+type StackCounts = BTreeMap<Vec<String>, usize>;
 
-fn record(flags: &[&str]) -> Option<(Counts, Counts)> {
+fn record(flags: &[&str]) -> Option<(StackCounts, StackCounts)> {
     let (tables, pointers, cut) = record_with(flags, 8192)?;
     assert_eq!(cut, 0, "{tables:#?}");
     Some((tables, pointers))
 }
 
-/// With so many bytes of the stack. Says how many stacks were cut, too.
-fn record_with(flags: &[&str], stack: u16) -> Option<(Counts, Counts, u64)> {
+/// Records with the given number of stack bytes. Also returns the number of incomplete stacks.
+fn record_with(flags: &[&str], stack: u16) -> Option<(StackCounts, StackCounts, u64)> {
     let folder = tempfile::tempdir().unwrap();
     let program = build(folder.path(), "chain.c", flags)?;
-    // The loader's frames are as long as the search path for libraries that cargo sets: they would not fit into the copy.
-    let mut running = Running::start(Command::new(program).arg(PAGES.to_string()).env_clear());
-    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    // The loader's frames are as long as the search path for libraries that cargo sets: they would
+    // not fit into the copy.
+    let mut running = LineProgram::start(Command::new(program).arg(PAGES.to_string()).env_clear());
+    let (mut stacks, mut unwinder) = (RecordedStacks::default(), Unwinder::default());
     let mut counts: [BTreeMap<StackId, usize>; 2] = Default::default();
     let mut pointers = Finder::new(Callers::FramePointers(64), MemoryLimit::DEFAULT);
     let carries = Carries { callers: pointers.carries().callers, ..Unwinder::carries(stack) };
@@ -48,7 +49,7 @@ fn record_with(flags: &[&str], stack: u16) -> Option<(Counts, Counts, u64)> {
     });
     let mut symbols = Symbols::default();
     let [tables, pointers] = counts.map(|counts| {
-        let mut by_names = Counts::new();
+        let mut by_names = StackCounts::new();
         for (stack, count) in counts {
             let names = functions(&mut symbols, &stacks.places()[stack.index()]);
             *by_names.entry(names).or_default() += count;
@@ -58,14 +59,14 @@ fn record_with(flags: &[&str], stack: u16) -> Option<(Counts, Counts, u64)> {
     done.then_some((tables, pointers, unwinder.cut()))
 }
 
-/// How many are of stacks that begin with the whole chain.
-fn whole(counts: &Counts) -> usize {
+/// Number of stacks that begin with the whole chain.
+fn whole(counts: &StackCounts) -> usize {
     let whole = counts.iter().filter(|(names, _)| names.starts_with(&CHAIN.map(str::to_owned)));
     whole.map(|(_, count)| count).sum()
 }
 
 #[test]
-fn tables_name_all_callers_where_there_are_no_frame_pointers() {
+fn unwind_tables_name_all_callers_without_frame_pointers() {
     let Some((tables, pointers)) = record(&["-fomit-frame-pointer"]) else { return };
     assert_eq!(whole(&tables), PAGES, "{tables:#?}");
     assert_eq!(whole(&pointers), 0, "{pointers:#?}");
@@ -86,7 +87,7 @@ fn tables_and_frame_pointers_agree_where_there_are_both() {
     let Some((tables, pointers)) = record(&["-fno-omit-frame-pointer"]) else { return };
     assert_eq!(whole(&tables), PAGES, "{tables:#?}");
     // A function that calls none need not push the pointer, so its caller is left out.
-    let count = |counts: &Counts| -> usize {
+    let count = |counts: &StackCounts| -> usize {
         let has =
             |names: &Vec<String>| CHAIN[2..].iter().all(|name| names.iter().any(|it| it == name));
         counts.iter().filter(|(names, _)| has(names)).map(|(_, count)| count).sum()
@@ -94,15 +95,16 @@ fn tables_and_frame_pointers_agree_where_there_are_both() {
     assert_eq!((count(&tables), count(&pointers)), (PAGES, PAGES), "{pointers:#?}");
 }
 
-/// What was interrupted has called nothing: it is where it is, and not behind a call.
+/// The interrupted function has made no call: its address is exact, not a return address.
 #[test]
-fn who_was_interrupted_by_a_signal_is_the_caller_of_its_handler() {
+fn the_interrupted_function_is_the_caller_of_a_signal_handler() {
     let folder = tempfile::tempdir().unwrap();
     let flags = ["-fomit-frame-pointer"];
     let Some(program) = build(folder.path(), "handler.c", &flags) else { return };
-    // The loader's frames are as long as the search path for libraries that cargo sets: they would not fit into the copy.
-    let mut running = Running::start(Command::new(program).arg(PAGES.to_string()).env_clear());
-    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    // The loader's frames are as long as the search path for libraries that cargo sets: they would
+    // not fit into the copy.
+    let mut running = LineProgram::start(Command::new(program).arg(PAGES.to_string()).env_clear());
+    let (mut stacks, mut unwinder) = (RecordedStacks::default(), Unwinder::default());
     let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
     let done = faults(&mut running, Unwinder::carries(8192), &mut |spaces, sample| {
         let addresses = unwinder.unwind(spaces, sample).iter().copied();
@@ -121,13 +123,13 @@ fn who_was_interrupted_by_a_signal_is_the_caller_of_its_handler() {
 
 /// The kernel's code in programs has no frame pointers and is in no file.
 #[test]
-fn who_asks_for_the_time_is_told_from_within_the_vdso() {
+fn the_time_is_answered_by_the_vdso() {
     /// `PERF_COUNT_SW_CPU_CLOCK`, in nanoseconds.
-    const CLOCK: Event = Event::new(Kind::SOFTWARE, 0);
+    const CLOCK: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 0);
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "clock.c", &["-fomit-frame-pointer"]) else { return };
-    let mut running = Running::start(&mut Command::new(program));
-    let (mut stacks, mut unwinder) = (Stacks::default(), Unwinder::default());
+    let mut running = LineProgram::start(&mut Command::new(program));
+    let (mut stacks, mut unwinder) = (RecordedStacks::default(), Unwinder::default());
     let mut counts: BTreeMap<StackId, usize> = BTreeMap::new();
     let carries = Unwinder::carries(4096);
     let done = events(&mut running, CLOCK, 500_000, carries, &mut |spaces, sample| {
@@ -186,7 +188,7 @@ fn perf_finds_the_same_callers() {
         let names = block.lines().filter_map(|line| line.split_whitespace().nth(1));
         names.map(|name| name.split('+').next().unwrap_or(name).to_owned()).collect()
     };
-    let mut theirs = Counts::new();
+    let mut theirs = StackCounts::new();
     for block in text.split("\n\n").map(stack).filter(|stack| !stack.is_empty()) {
         *theirs.entry(block).or_default() += 1;
     }
@@ -195,7 +197,7 @@ fn perf_finds_the_same_callers() {
     }
     let Some((ours, _)) = record(&["-fomit-frame-pointer"]) else { return };
     assert_eq!(whole(&theirs), whole(&ours), "{theirs:#?}");
-    let longest = |counts: &Counts| {
+    let longest = |counts: &StackCounts| {
         let counts =
             counts.iter().filter(|(names, _)| names.first().is_some_and(|it| it == "sixth"));
         counts.max_by_key(|(_, count)| **count).map(|(names, _)| names.clone()).unwrap()
@@ -208,13 +210,14 @@ fn perf_finds_the_same_callers() {
     }
 }
 
-/// What it costs: `cargo test --release -p pagewise-trace --test unwind -- --ignored --nocapture`.
+/// Measures the cost: `cargo test --release -p pagewise-trace --test unwind -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "it measures"]
 fn cost_of_a_frame() {
     let folder = tempfile::tempdir().unwrap();
     let Some(program) = build(folder.path(), "chain.c", &["-fomit-frame-pointer"]) else { return };
-    let mut running = Running::start(Command::new(program).arg("2000"));
+    let mut running = LineProgram::start(Command::new(program).arg("2000"));
     let mut unwinder = Unwinder::default();
     let mut costs: Vec<(u128, usize)> = Vec::new();
     faults(&mut running, Unwinder::carries(1024), &mut |spaces, sample| {

@@ -1,14 +1,14 @@
 //! One cell of a table, borrowed: no copy of a name for each look at it.
 
-use pagewise_model::report::{Audience, Cells, Column, Value};
+use pagewise_model::report::{Audience, CellValue, ColumnCells, TableColumn};
 use pagewise_model::{Absent, Name};
 
 /// A cell in one of the forms that tables draw in their own way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Cell<'a> {
+pub(crate) enum CellForm<'a> {
     /// Bytes.
     Bytes(u64),
-    /// How many.
+    /// A count.
     Count(u64),
     /// An address, in hex with no prefix, as in `/proc/<pid>/maps`.
     Address(u64),
@@ -19,67 +19,67 @@ pub(crate) enum Cell<'a> {
     /// Why there is nothing.
     Absent(&'a Absent),
     /// Any other value.
-    Other(&'a Value),
+    Other(&'a CellValue),
 }
 
-impl<'a> Cell<'a> {
+impl<'a> CellForm<'a> {
     /// The cell of a row. A column that is too short has empty cells.
-    pub(crate) fn of(column: &'a Column, row: usize) -> Cell<'a> {
-        column.gap(row).map_or_else(|| Cell::present(&column.cells, row), Cell::Absent)
+    pub(crate) fn at(column: &'a TableColumn, row: usize) -> CellForm<'a> {
+        column.gap(row).map_or_else(|| CellForm::present(&column.cells, row), CellForm::Absent)
     }
 
     /// The cell of a row that has no gap.
     #[inline]
-    pub(crate) fn present(cells: &'a Cells, row: usize) -> Cell<'a> {
+    pub(crate) fn present(cells: &'a ColumnCells, row: usize) -> CellForm<'a> {
         let cell = match cells {
-            Cells::Bytes(v) => v.get(row).copied().map(Cell::Bytes),
-            Cells::Counts(v) => v.get(row).copied().map(Cell::Count),
-            Cells::Addresses(v) => v.get(row).copied().map(Cell::Address),
-            Cells::Names(v) => v.get(row).map(Cell::Name),
-            Cells::Labels(v) => v.get(row).map(|label| Cell::Label(label)),
-            Cells::Values(v) => v.get(row).map(Cell::from),
+            ColumnCells::Bytes(v) => v.get(row).copied().map(CellForm::Bytes),
+            ColumnCells::Counts(v) => v.get(row).copied().map(CellForm::Count),
+            ColumnCells::Addresses(v) => v.get(row).copied().map(CellForm::Address),
+            ColumnCells::Names(v) => v.get(row).map(CellForm::Name),
+            ColumnCells::Labels(v) => v.get(row).map(|label| CellForm::Label(label)),
+            ColumnCells::Values(v) => v.get(row).map(CellForm::from),
         };
-        cell.unwrap_or(Cell::Other(&Value::None))
+        cell.unwrap_or(CellForm::Other(&CellValue::None))
     }
 }
 
-impl<'a> From<&'a Value> for Cell<'a> {
-    fn from(value: &'a Value) -> Cell<'a> {
+impl<'a> From<&'a CellValue> for CellForm<'a> {
+    fn from(value: &'a CellValue) -> CellForm<'a> {
         match value {
-            Value::Bytes(n) => Cell::Bytes(*n),
-            Value::Count(n) => Cell::Count(*n),
-            Value::Address(n) => Cell::Address(*n),
-            Value::Name(name) => Cell::Name(name),
-            Value::Text(text) => Cell::Label(text),
-            Value::Absent(absent) => Cell::Absent(absent),
-            other => Cell::Other(other),
+            CellValue::Bytes(n) => CellForm::Bytes(*n),
+            CellValue::Count(n) => CellForm::Count(*n),
+            CellValue::Address(n) => CellForm::Address(*n),
+            CellValue::Name(name) => CellForm::Name(name),
+            CellValue::Text(text) => CellForm::Label(text),
+            CellValue::Absent(absent) => CellForm::Absent(absent),
+            other => CellForm::Other(other),
         }
     }
 }
 
-/// Whether a column holds words, which are drawn from the left and may be cut.
-pub(crate) fn holds_words(column: &Column) -> bool {
+/// True if a column holds words, which are drawn from the left and may be cut.
+pub(crate) fn holds_words(column: &TableColumn) -> bool {
     match &column.cells {
-        Cells::Bytes(_) | Cells::Counts(_) | Cells::Addresses(_) => false,
-        Cells::Names(_) | Cells::Labels(_) => true,
-        Cells::Values(values) => values.iter().any(is_words),
+        ColumnCells::Bytes(_) | ColumnCells::Counts(_) | ColumnCells::Addresses(_) => false,
+        ColumnCells::Names(_) | ColumnCells::Labels(_) => true,
+        ColumnCells::Values(values) => values.iter().any(is_words),
     }
 }
 
-fn is_words(value: &Value) -> bool {
+fn is_words(value: &CellValue) -> bool {
     matches!(
         value,
-        Value::Text(_)
-            | Value::Name(_)
-            | Value::List(_)
-            | Value::Record(_)
-            | Value::Flag(_)
-            | Value::Bar(_)
-            | Value::Picture(_)
+        CellValue::Text(_)
+            | CellValue::Name(_)
+            | CellValue::List(_)
+            | CellValue::Record(_)
+            | CellValue::Flag(_)
+            | CellValue::Bar(_)
+            | CellValue::Picture(_)
     )
 }
 
-/// Whether people see it; `long` is whether they asked for everything.
+/// True if people see it; `long` is whether they asked for everything.
 pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     match audience {
         Audience::Everyone | Audience::People => true,
@@ -88,7 +88,7 @@ pub(crate) fn for_people(audience: Audience, long: bool) -> bool {
     }
 }
 
-/// Whether programs see it.
+/// True if programs see it.
 pub(crate) fn for_programs(audience: Audience) -> bool {
     audience != Audience::People
 }

@@ -2,23 +2,23 @@
 
 use std::io::{self, Write};
 
-use pagewise_model::report::{Column, Table, Value};
+use pagewise_model::report::{CellValue, ReportTable, TableColumn};
 
-use crate::cells::{Cell, for_programs};
+use crate::cells::{CellForm, for_programs};
 use crate::json;
 
-/// Writes the columns of a table that programs see, their keys first. Numbers are as in JSON: bytes, seconds. A missing
-/// value is an empty field.
+/// Writes the columns of a table that programs see, their keys first. Numbers are as in JSON:
+/// bytes, seconds. A missing value is an empty field.
 ///
 /// ```
-/// use pagewise_model::report::{Cells, Column, Table};
+/// use pagewise_model::report::{ColumnCells, TableColumn, ReportTable};
 /// use pagewise_view::csv::write;
 ///
 /// let columns = vec![
-///     Column::new("name", "", Cells::Names(vec!["a,\"b\"".into()])),
-///     Column::new("size", "Size", Cells::Bytes(vec![4096])),
+///     TableColumn::new("name", "", ColumnCells::Names(vec!["a,\"b\"".into()])),
+///     TableColumn::new("size", "Size", ColumnCells::Bytes(vec![4096])),
 /// ];
-/// let table = Table {
+/// let table = ReportTable {
 ///     key: "".into(),
 ///     title: "".into(),
 ///     audience: Default::default(),
@@ -33,13 +33,13 @@ use crate::json;
 /// ```
 ///
 /// # Errors
-/// What `out` returns.
-pub fn write(table: &Table, out: &mut dyn Write) -> io::Result<()> {
-    let columns: Vec<&Column> =
+/// Returns the error of `out`.
+pub fn write(table: &ReportTable, out: &mut dyn Write) -> io::Result<()> {
+    let columns: Vec<&TableColumn> =
         table.columns.iter().filter(|column| for_programs(column.audience)).collect();
     line(out, columns.iter().map(|column| column.key.to_string()))?;
     for row in 0..table.rows() {
-        line(out, columns.iter().map(|column| field(Cell::of(column, row))))?;
+        line(out, columns.iter().map(|column| field(CellForm::at(column, row))))?;
     }
     Ok(())
 }
@@ -49,14 +49,14 @@ fn line(out: &mut dyn Write, fields: impl Iterator<Item = String>) -> io::Result
     write!(out, "{}\r\n", fields.join(","))
 }
 
-fn field(cell: Cell<'_>) -> String {
+fn field(cell: CellForm<'_>) -> String {
     match cell {
-        Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => n.to_string(),
-        Cell::Name(name) => name.escaped().into_owned(),
-        Cell::Label(text) => text.to_owned(),
-        Cell::Absent(_) | Cell::Other(Value::None) => String::new(),
-        Cell::Other(Value::Text(text) | Value::Picture(text)) => text.to_string(),
-        Cell::Other(value) => json::of(value),
+        CellForm::Bytes(n) | CellForm::Count(n) | CellForm::Address(n) => n.to_string(),
+        CellForm::Name(name) => name.escaped().into_owned(),
+        CellForm::Label(text) => text.to_owned(),
+        CellForm::Absent(_) | CellForm::Other(CellValue::None) => String::new(),
+        CellForm::Other(CellValue::Text(text) | CellValue::Picture(text)) => text.to_string(),
+        CellForm::Other(value) => json::value_text(value),
     }
 }
 

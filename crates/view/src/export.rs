@@ -1,5 +1,5 @@
-//! Profiles and heaps in the formats of other tools. [`collapsed`], [`flamegraph`], [`pprof`] and [`perfetto`] take the same
-//! [`Profile`], and give the same counts.
+//! Profiles and heaps in the formats of other tools. [`collapsed`], [`flamegraph`], [`pprof`] and
+//! [`perfetto`] take the same [`StackProfile`], and give the same counts.
 //!
 //! | format | opened by | merges | keeps |
 //! |---|---|---|---|
@@ -8,7 +8,8 @@
 //! | [`pprof`] | `go tool pprof`, pprof.me, Perfetto since the end of 2025, as a flame graph | nothing | all |
 //! | [`perfetto`] | Perfetto of any version, `chrome://tracing`, on a track for each thread | places on one line | all but offsets |
 //!
-//! Of a recording of a heap, [`collapsed`] and [`flamegraph`] show one number of each call stack. These keep more of it:
+//! For a heap recording, [`collapsed`] and [`flamegraph`] show one number of each call stack. These
+//! formats keep more of it:
 //!
 //! | format | opened by | keeps |
 //! |---|---|---|
@@ -32,12 +33,12 @@ use std::io::{self, Write};
 use flate2::{Compression, GzBuilder};
 use pagewise_model::Name;
 use pagewise_model::name::escape;
-use pagewise_model::traced::{Counted, Frame, Profile};
+use pagewise_model::traced::{Frame, StackCount, StackProfile};
 
 use crate::json::push_string;
 
-/// What a profile counts, refused where no reader could add it up: their numbers end at 2^63.
-fn checked(profile: &Profile) -> io::Result<()> {
+/// Checks the counts of a profile: sums of readers end at 2^63.
+fn checked(profile: &StackProfile) -> io::Result<()> {
     addable(profile.samples.iter().map(|counted| counted.count))?;
     addable(profile.samples.iter().filter_map(|counted| counted.took_ns))
 }
@@ -55,7 +56,7 @@ fn addable(mut numbers: impl Iterator<Item = u64>) -> io::Result<()> {
 }
 
 /// The frames of what was counted, the innermost first. None where the profile has no such stack.
-fn frames<'p>(profile: &'p Profile, counted: &Counted) -> &'p [Frame] {
+fn frames<'p>(profile: &'p StackProfile, counted: &StackCount) -> &'p [Frame] {
     let stack = usize::try_from(counted.stack).ok().and_then(|at| profile.stacks.get(at));
     stack.map_or(&[], Vec::as_slice)
 }
@@ -78,7 +79,7 @@ fn string(text: &str) -> Vec<u8> {
 /// No characters, as Unicode has it, and not allowed in XML.
 const NONE: [char; 2] = ['\u{fffe}', '\u{ffff}'];
 
-/// What a frame is called: the function, else the file that it is in.
+/// Name of a frame: the function, else its file.
 fn called(function: Option<&str>, module: Option<&Name>) -> String {
     match (function, module) {
         (Some(function), _) if !function.is_empty() => plain(function.as_bytes()).into_owned(),
@@ -87,10 +88,11 @@ fn called(function: Option<&str>, module: Option<&Name>) -> String {
     }
 }
 
-/// Packs what is written by gzip, as readers of [`heaptrack`] expect of files whose names end in `.gz`.
+/// Packs what is written by gzip, as readers of [`heaptrack`] expect of files whose names end in
+/// `.gz`.
 ///
 /// # Errors
-/// What `write` and `out` return.
+/// Returns the error of `write` and `out`.
 pub fn packed<T>(
     out: &mut dyn Write,
     write: impl FnOnce(&mut dyn Write) -> io::Result<T>,

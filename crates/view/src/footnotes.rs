@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagewise_model::Absent;
-use pagewise_model::report::{Cells, Column, Fact, Gaps, Value};
+use pagewise_model::report::{CellValue, ColumnCells, Fact, Gaps, TableColumn};
 
 use crate::words::clean;
 
@@ -25,7 +25,7 @@ impl<'a> Footnotes<'a> {
 
     /// The reasons in some columns and in a table's total.
     pub(crate) fn of_columns(
-        columns: impl IntoIterator<Item = (&'a Column, Option<&'a Value>)>,
+        columns: impl IntoIterator<Item = (&'a TableColumn, Option<&'a CellValue>)>,
     ) -> Footnotes<'a> {
         let mut notes = Footnotes::default();
         for (column, total) in columns {
@@ -35,22 +35,24 @@ impl<'a> Footnotes<'a> {
         notes
     }
 
-    fn add_column(&mut self, column: &'a Column) {
+    fn add_column(&mut self, column: &'a TableColumn) {
         match &column.gaps {
             Gaps::None => {}
             Gaps::All(absent) => self.add(absent),
             Gaps::Some(rows) => rows.values().for_each(|absent| self.add(absent)),
         }
-        if let Cells::Values(values) = &column.cells {
+        if let ColumnCells::Values(values) = &column.cells {
             values.iter().for_each(|value| self.add_value(value));
         }
     }
 
-    fn add_value(&mut self, value: &'a Value) {
+    fn add_value(&mut self, value: &'a CellValue) {
         match value {
-            Value::Absent(absent) => self.add(absent),
-            Value::List(values) => values.iter().for_each(|value| self.add_value(value)),
-            Value::Record(members) => members.iter().for_each(|(_, value)| self.add_value(value)),
+            CellValue::Absent(absent) => self.add(absent),
+            CellValue::List(values) => values.iter().for_each(|value| self.add_value(value)),
+            CellValue::Record(members) => {
+                members.iter().for_each(|(_, value)| self.add_value(value))
+            }
             _ => {}
         }
     }

@@ -1,6 +1,6 @@
-//! HTML: one page that needs nothing else. Tables and the address map are there without
-//! JavaScript; with it tables can be sorted and filtered and the map can be zoomed, and a heap can be looked into at any
-//! moment.
+//! HTML: one page that needs nothing else. Tables and the address map are there without JavaScript;
+//! with it tables can be sorted and filtered and the map can be zoomed, and a heap can be looked
+//! into at any moment.
 
 mod address_map;
 mod chart;
@@ -9,10 +9,11 @@ mod table;
 
 use std::io::{self, Write};
 
-use pagewise_model::heap::Recording;
-use pagewise_model::lab::{Claim, Verdict};
+use pagewise_model::heap::HeapRecording;
+use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 use pagewise_model::report::{
-    Audience, Block, Fact, Facts, Finding, Findings, Paragraph, Report, Shape, Value,
+    Audience, CellValue, Fact, FactsShape, Finding, Findings, NamedFacts, Paragraph, Report,
+    ReportBlock,
 };
 
 use crate::cells::for_people;
@@ -32,25 +33,30 @@ const JS: &str = include_str!("html/page.js");
 /// All that [`Audience::Long`] adds is in the page, behind a switch.
 ///
 /// # Errors
-/// What `out` returns.
+/// Returns the error of `out`.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     write_page(report, None, out)
 }
 
-/// Writes the report of a heap, with the recording in it: a time line on which to pick a moment, and its call stacks.
+/// Writes the report of a heap, with the recording in it: a time line on which to pick a moment,
+/// and its call stacks.
 ///
 /// # Errors
-/// What `out` returns.
-pub fn write_heap(report: &Report, recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`.
+pub fn write_heap(
+    report: &Report,
+    recording: &HeapRecording,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     write_page(report, Some(recording), out)
 }
 
 fn write_page(
     report: &Report,
-    recording: Option<&Recording>,
+    recording: Option<&HeapRecording>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut page = Page { out, html: String::new(), parts: 0 };
+    let mut page = HtmlPage { out, html: String::new(), parts: 0 };
     let title = escaped(&WORDING.sentence(&report.title));
     page.html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     page.html.push_str(&format!(
@@ -64,8 +70,8 @@ fn write_page(
     page.contents(&report.blocks);
     let mut waiting = recording;
     for block in &report.blocks {
-        // What can be looked into stands for the chart, which is there where no script runs.
-        if let Block::Chart(chart) = block
+        // The interactive part replaces the chart, which is for browsers without scripts.
+        if let ReportBlock::Chart(chart) = block
             && let Some(recording) = waiting.take()
         {
             page.heap(recording, Some(chart))?;
@@ -91,20 +97,23 @@ const MORE: &str = "<label class=\"more\"><input type=\"checkbox\" id=\"more\"> 
 /// Values in words, missing ones with their reason.
 const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, notes: None };
 
-/// Whether something in the report is only for those who ask.
+/// True if something in the report is only for those who ask.
 fn has_more(report: &Report) -> bool {
     let is_long = |audience: Audience| audience == Audience::Long;
     report.blocks.iter().any(|block| match block {
-        Block::Facts(facts) => {
+        ReportBlock::Facts(facts) => {
             is_long(facts.audience)
                 || facts.facts.iter().any(|f| is_long(f.audience) || !f.meaning.is_empty())
         }
-        Block::Table(table) => {
+        ReportBlock::Table(table) => {
             is_long(table.audience) || table.columns.iter().any(|c| is_long(c.audience))
         }
-        Block::Text(text) => is_long(text.audience),
-        Block::Findings(_) | Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => false,
-        Block::Claims(_) | Block::Part(_) => false,
+        ReportBlock::Text(text) => is_long(text.audience),
+        ReportBlock::Findings(_)
+        | ReportBlock::AddressMap(_)
+        | ReportBlock::Chart(_)
+        | ReportBlock::Bars(_) => false,
+        ReportBlock::Claims(_) | ReportBlock::Part(_) => false,
     })
 }
 
@@ -134,32 +143,32 @@ fn class(audience: Audience) -> &'static str {
     if audience == Audience::Long { " class=\"long\"" } else { "" }
 }
 
-struct Page<'p> {
+struct HtmlPage<'p> {
     out: &'p mut dyn Write,
     html: String,
-    /// How many parts have begun.
+    /// Number of parts that have begun.
     parts: usize,
 }
 
-impl Page<'_> {
+impl HtmlPage<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.out.write_all(self.html.as_bytes())?;
         self.html.clear();
         Ok(())
     }
 
-    fn block(&mut self, block: &Block) -> io::Result<()> {
+    fn block(&mut self, block: &ReportBlock) -> io::Result<()> {
         match block {
-            Block::Facts(facts) if for_people(facts.audience, true) => self.facts(facts),
-            Block::Table(table) if for_people(table.audience, true) => self.table(table)?,
-            Block::Findings(findings) => self.findings(findings),
-            Block::AddressMap(map) => self.address_map(map),
-            Block::Chart(chart) => self.chart(chart),
-            Block::Bars(bars) => self.bars(bars),
-            Block::Claims(list) => self.claims(list),
-            Block::Part(title) => self.part(title),
-            Block::Text(text) if for_people(text.audience, true) => self.paragraph(text),
-            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+            ReportBlock::Facts(facts) if for_people(facts.audience, true) => self.facts(facts),
+            ReportBlock::Table(table) if for_people(table.audience, true) => self.table(table)?,
+            ReportBlock::Findings(findings) => self.findings(findings),
+            ReportBlock::AddressMap(map) => self.address_map(map),
+            ReportBlock::Chart(chart) => self.chart(chart),
+            ReportBlock::Bars(bars) => self.bars(bars),
+            ReportBlock::Claims(list) => self.claims(list),
+            ReportBlock::Part(title) => self.part(title),
+            ReportBlock::Text(text) if for_people(text.audience, true) => self.paragraph(text),
+            ReportBlock::Facts(_) | ReportBlock::Table(_) | ReportBlock::Text(_) => {}
         }
         Ok(())
     }
@@ -178,10 +187,12 @@ impl Page<'_> {
     }
 
     /// Links to the parts, where there are several.
-    fn contents(&mut self, blocks: &[Block]) {
+    fn contents(&mut self, blocks: &[ReportBlock]) {
         let parts: Vec<&str> = blocks
             .iter()
-            .filter_map(|block| if let Block::Part(title) = block { Some(&**title) } else { None })
+            .filter_map(
+                |block| if let ReportBlock::Part(title) = block { Some(&**title) } else { None },
+            )
             .collect();
         if parts.len() < 2 {
             return;
@@ -201,17 +212,17 @@ impl Page<'_> {
     }
 
     /// The verdict first, then what was said, and below what it stands on.
-    fn claims(&mut self, claims: &[Claim]) {
+    fn claims(&mut self, claims: &[ExperimentClaim]) {
         self.section("Claims", Audience::Everyone);
         for claim in claims {
             let tone = match claim.verdict {
-                Verdict::Agrees => "agrees",
-                Verdict::CannotTell => "cannot-tell",
-                Verdict::Disagrees => "disagrees",
+                ClaimVerdict::Agrees => "agrees",
+                ClaimVerdict::CannotTell => "cannot-tell",
+                ClaimVerdict::Disagrees => "disagrees",
             };
             self.html.push_str(&format!(
                 "<article class=\"finding {tone}\">\n<h3><span class=\"severity\">{}</span> {}</h3>\n<dl class=\"list\">\n",
-                claim.verdict.words(),
+                claim.verdict.describe(),
                 escaped(&claim.text)
             ));
             for (name, words) in claim.details() {
@@ -223,13 +234,13 @@ impl Page<'_> {
         self.end_section();
     }
 
-    fn facts(&mut self, facts: &Facts) {
+    fn facts(&mut self, facts: &NamedFacts) {
         let shown = || facts.facts.iter().filter(|fact| for_people(fact.audience, true));
         let notes = Footnotes::of_facts(shown());
         let shape = match facts.shape {
-            Shape::Line => "line",
-            Shape::Columns => "columns",
-            Shape::List => "list",
+            FactsShape::Line => "line",
+            FactsShape::Columns => "columns",
+            FactsShape::List => "list",
         };
         self.section(&facts.title, facts.audience);
         self.fact_list(shape, shown(), &notes);
@@ -264,15 +275,15 @@ impl Page<'_> {
     }
 
     /// A value; the exact size and the reason for a missing one are shown on hover.
-    fn value(&mut self, value: &Value, notes: &Footnotes<'_>) {
+    fn value(&mut self, value: &CellValue, notes: &Footnotes<'_>) {
         let words = escaped(&Wording { notes: Some(notes), ..WORDING }.value(value));
         match value {
-            Value::Bytes(n) if *n >= 1024 => {
+            CellValue::Bytes(n) if *n >= 1024 => {
                 let mut exact = String::new();
                 number::push(&mut exact, |field| number::decimal(field, *n));
                 self.html.push_str(&format!("<span title=\"{exact} bytes\">{words}</span>"));
             }
-            Value::Absent(absent) => {
+            CellValue::Absent(absent) => {
                 let why = escaped(&absent.to_string());
                 self.html.push_str(&format!("<abbr title=\"{why}\">{words}</abbr>"));
             }
@@ -328,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_embedded_cannot_end_its_element() {
+    fn embedded_data_cannot_end_its_element() {
         for script in [JS, heap::JS] {
             assert!(!script.to_lowercase().contains("</script") && !script.contains("<!--"));
         }

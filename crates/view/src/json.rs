@@ -7,10 +7,12 @@ use std::io::{self, Write};
 use std::rc::Rc;
 
 use pagewise_model::name::{escape, is_plain};
-use pagewise_model::report::{Block, Column, Fact, Finding, Label, Report, Table, Value};
+use pagewise_model::report::{
+    CellValue, Fact, Finding, Label, Report, ReportBlock, ReportTable, TableColumn,
+};
 use pagewise_model::{Absent, Name};
 
-use crate::cells::{Cell, for_programs};
+use crate::cells::{CellForm, for_programs};
 use crate::number;
 use crate::text::inline;
 
@@ -20,27 +22,27 @@ use crate::text::inline;
 ///   of objects where its rows have keys; blocks whose keys share a start share an object.
 /// - A value that is missing is `{"absent": "why"}`; one that has nothing to say is `null`.
 /// - A name is its text; where it is not UTF-8, the bytes that are not are `\xNN`.
-/// - Where two members would have one key, the later one is written.
+/// - If two members have one key, the later one is written.
 ///
 /// ```
-/// use pagewise_model::report::{Fact, Facts, Report, Shape, Value, Block};
+/// use pagewise_model::report::{Fact, NamedFacts, Report, FactsShape, CellValue, ReportBlock};
 /// use pagewise_view::json::write;
 ///
 /// let rss = Fact {
 ///     key: "rss".into(),
 ///     label: "RSS".into(),
-///     value: Value::Bytes(4096),
+///     value: CellValue::Bytes(4096),
 ///     meaning: "".into(),
 ///     audience: Default::default(),
 /// };
-/// let facts = Facts {
+/// let facts = NamedFacts {
 ///     key: "totals".into(),
 ///     title: "".into(),
 ///     audience: Default::default(),
-///     shape: Shape::Line,
+///     shape: FactsShape::Line,
 ///     facts: vec![rss],
 /// };
-/// let report = Report { schema: "example/1", title: vec![], blocks: vec![Block::Facts(facts)] };
+/// let report = Report { schema: "example/1", title: vec![], blocks: vec![ReportBlock::Facts(facts)] };
 /// let mut out = Vec::new();
 /// write(&report, &mut out).unwrap();
 /// let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
@@ -48,53 +50,59 @@ use crate::text::inline;
 /// ```
 ///
 /// # Errors
-/// What `out` returns.
+/// Returns the error of `out`.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let mut writer = Writer { out, buffer: Vec::new(), depth: 0 };
+    let mut writer = JsonWriter { out, buffer: Vec::new(), depth: 0 };
     writer.object(&tree(report))?;
     writer.buffer.push(b'\n');
     writer.out.write_all(&writer.buffer)
 }
 
 /// One value as JSON.
-pub(crate) fn of(value: &Value) -> String {
+pub(crate) fn value_text(value: &CellValue) -> String {
     let mut nowhere = io::sink();
-    let mut writer = Writer { out: &mut nowhere, buffer: Vec::new(), depth: 0 };
+    let mut writer = JsonWriter { out: &mut nowhere, buffer: Vec::new(), depth: 0 };
     writer.value(value);
     String::from_utf8_lossy(&writer.buffer).into_owned()
 }
 
 /// The members of an object, in order of first appearance.
-type Members<'r> = Vec<(&'r str, Node<'r>)>;
+type Members<'r> = Vec<(&'r str, JsonNode<'r>)>;
 
-/// What a key leads to.
-enum Node<'r> {
+/// Value of a key.
+enum JsonNode<'r> {
     Object(Members<'r>),
     Text(&'r str),
-    Value(&'r Value),
-    Table(&'r Table),
-    Row(Rc<Columns<'r>>, usize),
+    Value(&'r CellValue),
+    Table(&'r ReportTable),
+    Row(Rc<JsonColumns<'r>>, usize),
     Findings(Vec<&'r Finding>),
 }
 
 /// The report by its keys. Tables stay as they are.
 fn tree(report: &Report) -> Members<'_> {
-    let mut root: Members<'_> = vec![("schema", Node::Text(report.schema))];
+    let mut root: Members<'_> = vec![("schema", JsonNode::Text(report.schema))];
     for block in &report.blocks {
         match block {
-            Block::Facts(facts) if for_programs(facts.audience) => {
+            ReportBlock::Facts(facts) if for_programs(facts.audience) => {
                 add_facts(object_at(&mut root, &facts.key), &facts.facts);
             }
-            Block::Table(table) if for_programs(table.audience) => add_table(&mut root, table),
-            Block::Findings(findings) => {
+            ReportBlock::Table(table) if for_programs(table.audience) => {
+                add_table(&mut root, table)
+            }
+            ReportBlock::Findings(findings) => {
                 match root.iter_mut().find(|(key, _)| *key == "findings") {
-                    Some((_, Node::Findings(so_far))) => so_far.extend(&findings.list),
-                    _ => set(&mut root, "findings", Node::Findings(findings.list.iter().collect())),
+                    Some((_, JsonNode::Findings(so_far))) => so_far.extend(&findings.list),
+                    _ => set(
+                        &mut root,
+                        "findings",
+                        JsonNode::Findings(findings.list.iter().collect()),
+                    ),
                 }
             }
-            Block::Facts(_) | Block::Table(_) => {}
-            Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => {}
-            Block::Claims(_) | Block::Text(_) | Block::Part(_) => {}
+            ReportBlock::Facts(_) | ReportBlock::Table(_) => {}
+            ReportBlock::AddressMap(_) | ReportBlock::Chart(_) | ReportBlock::Bars(_) => {}
+            ReportBlock::Claims(_) | ReportBlock::Text(_) | ReportBlock::Part(_) => {}
         }
     }
     root
@@ -102,21 +110,22 @@ fn tree(report: &Report) -> Members<'_> {
 
 fn add_facts<'r>(object: &mut Members<'r>, facts: &'r [Fact]) {
     for fact in facts.iter().filter(|fact| for_programs(fact.audience)) {
-        set(object, &fact.key, Node::Value(&fact.value));
+        set(object, &fact.key, JsonNode::Value(&fact.value));
     }
 }
 
-/// Adds a table: an array at its key, or where its rows have keys each as a member of the object there.
-fn add_table<'r>(root: &mut Members<'r>, table: &'r Table) {
+/// Adds a table: an array at its key, or where its rows have keys each as a member of the object
+/// there.
+fn add_table<'r>(root: &mut Members<'r>, table: &'r ReportTable) {
     if let Some(keys) = &table.row_keys {
         let object = object_at(root, &table.key);
-        let columns = Rc::new(Columns::of(table));
+        let columns = Rc::new(JsonColumns::of_table(table));
         for (key, row) in keys.iter().zip(0..table.rows()) {
-            set(object, key, Node::Row(Rc::clone(&columns), row));
+            set(object, key, JsonNode::Row(Rc::clone(&columns), row));
         }
     } else {
         let (path, key) = table.key.rsplit_once('.').unwrap_or(("", &table.key));
-        set(object_at(root, path), key, Node::Table(table));
+        set(object_at(root, path), key, JsonNode::Table(table));
     }
 }
 
@@ -124,58 +133,58 @@ fn add_table<'r>(root: &mut Members<'r>, table: &'r Table) {
 fn object_at<'t, 'r>(mut object: &'t mut Members<'r>, path: &'r str) -> &'t mut Members<'r> {
     for key in path.split('.').filter(|key| !key.is_empty()) {
         let at = object.iter().position(|(have, _)| *have == key).unwrap_or_else(|| {
-            object.push((key, Node::Object(Vec::new())));
+            object.push((key, JsonNode::Object(Vec::new())));
             object.len() - 1
         });
         let node = &mut object[at].1;
-        if !matches!(node, Node::Object(_)) {
-            *node = Node::Object(Vec::new());
+        if !matches!(node, JsonNode::Object(_)) {
+            *node = JsonNode::Object(Vec::new());
         }
-        let Node::Object(members) = node else { unreachable!("it was made one above") };
+        let JsonNode::Object(members) = node else { unreachable!("it was made one above") };
         object = members;
     }
     object
 }
 
 /// Sets a member, in the place of an earlier one with the same key.
-fn set<'r>(object: &mut Members<'r>, key: &'r str, node: Node<'r>) {
+fn set<'r>(object: &mut Members<'r>, key: &'r str, node: JsonNode<'r>) {
     match object.iter_mut().find(|(have, _)| *have == key) {
         Some((_, have)) => *have = node,
         None => object.push((key, node)),
     }
 }
 
-/// So many bytes are collected before the writer gets them.
+/// Number of bytes that are collected before they are written.
 const CHUNK: usize = 1 << 16;
 
-struct Writer<'w> {
+struct JsonWriter<'w> {
     out: &'w mut dyn Write,
     buffer: Vec<u8>,
     depth: usize,
 }
 
-impl Writer<'_> {
+impl JsonWriter<'_> {
     /// Writes an object with one member a line.
-    fn object(&mut self, members: &[(&str, Node<'_>)]) -> io::Result<()> {
+    fn object(&mut self, members: &[(&str, JsonNode<'_>)]) -> io::Result<()> {
         self.lines(b"{}", members, |writer, (key, node)| {
             writer.key(key);
             writer.node(node)
         })
     }
 
-    fn node(&mut self, node: &Node<'_>) -> io::Result<()> {
+    fn node(&mut self, node: &JsonNode<'_>) -> io::Result<()> {
         match node {
-            Node::Object(members) => return self.object(members),
-            Node::Table(table) => return self.table(table),
-            Node::Findings(list) => {
+            JsonNode::Object(members) => return self.object(members),
+            JsonNode::Table(table) => return self.table(table),
+            JsonNode::Findings(list) => {
                 return self.lines(b"[]", list, |writer, finding| {
                     writer.finding(finding);
                     Ok(())
                 });
             }
-            Node::Row(columns, row) => self.row(columns, *row),
-            Node::Text(text) => self.string(text),
-            Node::Value(value) => self.value(value),
+            JsonNode::Row(columns, row) => self.row(columns, *row),
+            JsonNode::Text(text) => self.string(text),
+            JsonNode::Value(value) => self.value(value),
         }
         Ok(())
     }
@@ -216,8 +225,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn table(&mut self, table: &Table) -> io::Result<()> {
-        let columns = Columns::of(table);
+    fn table(&mut self, table: &ReportTable) -> io::Result<()> {
+        let columns = JsonColumns::of_table(table);
         self.lines(b"[]", 0..table.rows(), |writer, row| {
             writer.row(&columns, row);
             Ok(())
@@ -225,11 +234,11 @@ impl Writer<'_> {
     }
 
     /// Writes a row as an object on one line.
-    fn row(&mut self, columns: &Columns<'_>, row: usize) {
+    fn row(&mut self, columns: &JsonColumns<'_>, row: usize) {
         self.buffer.push(b'{');
         for (key, column) in &columns.0 {
             self.buffer.extend_from_slice(key);
-            self.cell(Cell::of(column, row));
+            self.cell(CellForm::at(column, row));
         }
         self.buffer.push(b'}');
     }
@@ -250,7 +259,7 @@ impl Writer<'_> {
         self.buffer.extend_from_slice(b", ");
         self.key("next_step");
         match inline(&finding.next_step).as_str() {
-            "" => self.value(&Value::None),
+            "" => self.value(&CellValue::None),
             step => self.string(step),
         }
         self.buffer.push(b'}');
@@ -265,7 +274,7 @@ impl Writer<'_> {
                 self.buffer.extend_from_slice(b", ");
             }
             self.key(key);
-            if let Node::Value(value) = node {
+            if let JsonNode::Value(value) = node {
                 self.value(value);
             }
         }
@@ -277,59 +286,62 @@ impl Writer<'_> {
         self.buffer.extend_from_slice(b": ");
     }
 
-    fn cell(&mut self, cell: Cell<'_>) {
+    fn cell(&mut self, cell: CellForm<'_>) {
         match cell {
-            Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => self.number(n),
-            Cell::Name(name) => self.name(name),
-            Cell::Label(text) => self.string(text),
-            Cell::Absent(absent) => self.absent(absent),
-            Cell::Other(value) => self.value(value),
+            CellForm::Bytes(n) | CellForm::Count(n) | CellForm::Address(n) => self.number(n),
+            CellForm::Name(name) => self.name(name),
+            CellForm::Label(text) => self.string(text),
+            CellForm::Absent(absent) => self.absent(absent),
+            CellForm::Other(value) => self.value(value),
         }
     }
 
-    fn value(&mut self, value: &Value) {
+    fn value(&mut self, value: &CellValue) {
         match value {
-            Value::None => self.buffer.extend_from_slice(b"null"),
-            Value::Bytes(n) | Value::Count(n) | Value::Address(n) | Value::Nanos(n) => {
+            CellValue::None => self.buffer.extend_from_slice(b"null"),
+            CellValue::Bytes(n)
+            | CellValue::Count(n)
+            | CellValue::Address(n)
+            | CellValue::Nanos(n) => {
                 self.number(*n);
             }
-            Value::Seconds(ns) => {
+            CellValue::Seconds(ns) => {
                 let (whole, rest) = (ns / 1_000_000_000, ns % 1_000_000_000);
                 self.buffer.extend_from_slice(format!("{whole}.{rest:09}").as_bytes());
             }
-            Value::Change(n) => {
+            CellValue::Change(n) => {
                 if *n < 0 {
                     self.buffer.push(b'-');
                 }
                 self.number(n.unsigned_abs());
             }
-            Value::Number(number)
+            CellValue::Number(number)
                 if number.is_finite() && number.fract() == 0.0 && number.abs() < 1e15 =>
             {
                 self.buffer.extend_from_slice(format!("{number:.0}").as_bytes());
             }
-            Value::Share(number)
-            | Value::Rate(number)
-            | Value::Number(number)
-            | Value::Bar(number)
+            CellValue::Share(number)
+            | CellValue::Rate(number)
+            | CellValue::Number(number)
+            | CellValue::Bar(number)
                 if number.is_finite() =>
             {
                 // `Debug` writes 1e-300 with an exponent, `Display` with 300 zeros.
                 self.buffer.extend_from_slice(format!("{number:?}").as_bytes());
             }
-            Value::Share(_) | Value::Rate(_) | Value::Number(_) | Value::Bar(_) => {
+            CellValue::Share(_) | CellValue::Rate(_) | CellValue::Number(_) | CellValue::Bar(_) => {
                 self.buffer.extend_from_slice(b"null")
             }
-            Value::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
-            Value::Text(text) | Value::Picture(text) => self.string(text),
-            Value::Name(name) => self.name(name),
-            Value::List(values) => self.list(values),
-            Value::Record(members) => self.record(members),
-            Value::Absent(absent) => self.absent(absent),
+            CellValue::Flag(flag) => self.buffer.extend_from_slice(flag.to_string().as_bytes()),
+            CellValue::Text(text) | CellValue::Picture(text) => self.string(text),
+            CellValue::Name(name) => self.name(name),
+            CellValue::List(values) => self.list(values),
+            CellValue::Record(members) => self.record(members),
+            CellValue::Absent(absent) => self.absent(absent),
         }
     }
 
-    fn list(&mut self, values: &[Value]) {
+    fn list(&mut self, values: &[CellValue]) {
         self.buffer.push(b'[');
         for (at, value) in values.iter().enumerate() {
             if at > 0 {
@@ -340,8 +352,8 @@ impl Writer<'_> {
         self.buffer.push(b']');
     }
 
-    /// Writes an object on one line. Of members with one key the last counts.
-    fn record(&mut self, members: &[(Label, Value)]) {
+    /// Writes an object on one line. The last of several members with equal keys counts.
+    fn record(&mut self, members: &[(Label, CellValue)]) {
         self.buffer.push(b'{');
         let mut place = 0;
         for (at, (key, value)) in members.iter().enumerate() {
@@ -368,7 +380,7 @@ impl Writer<'_> {
         self.buffer.extend_from_slice(&field[number::ROOM - length..]);
     }
 
-    /// A name as its text, or escaped where it is none.
+    /// A name as its text, or escaped if it is not text.
     fn name(&mut self, name: &Name) {
         match std::str::from_utf8(name.as_bytes()) {
             Ok(text) => self.string(text),
@@ -412,22 +424,22 @@ fn push_escape(out: &mut Vec<u8>, c: char) {
 
 /// The columns for programs, each with what stands before its cells: a comma where it is not the
 /// first, and its key.
-struct Columns<'r>(Vec<(Vec<u8>, &'r Column)>);
+struct JsonColumns<'r>(Vec<(Vec<u8>, &'r TableColumn)>);
 
-impl<'r> Columns<'r> {
-    fn of(table: &'r Table) -> Columns<'r> {
-        let mut columns: Vec<&Column> = Vec::new();
+impl<'r> JsonColumns<'r> {
+    fn of_table(table: &'r ReportTable) -> JsonColumns<'r> {
+        let mut columns: Vec<&TableColumn> = Vec::new();
         for column in table.columns.iter().filter(|column| for_programs(column.audience)) {
             match columns.iter_mut().find(|have| have.key == column.key) {
                 Some(have) => *have = column,
                 None => columns.push(column),
             }
         }
-        Columns(columns.into_iter().enumerate().map(|(at, c)| (lead(at, &c.key), c)).collect())
+        JsonColumns(columns.into_iter().enumerate().map(|(at, c)| (lead(at, &c.key), c)).collect())
     }
 }
 
-/// What stands before the value of the member at a place.
+/// Text before the value of the member at an index.
 fn lead(place: usize, key: &str) -> Vec<u8> {
     let mut lead = if place > 0 { b", ".to_vec() } else { Vec::new() };
     push_string(&mut lead, key);

@@ -1,10 +1,12 @@
-//! Markdown, as `GitHub` and its kin draw it: tables are tables, pictures are the terminal's.
+//! Markdown in the dialect of `GitHub`: tables are tables, pictures are the terminal's.
 
 use std::io::{self, Write};
 
 use pagewise_model::Report;
-use pagewise_model::lab::Claim;
-use pagewise_model::report::{Block, Facts, Findings, Paragraph, Table, Value};
+use pagewise_model::lab::ExperimentClaim;
+use pagewise_model::report::{
+    CellValue, Findings, NamedFacts, Paragraph, ReportBlock, ReportTable,
+};
 
 use crate::cells::for_people;
 use crate::number::Units;
@@ -17,23 +19,31 @@ const WORDING: Wording<'static> = Wording { units: Units::Human, bare: false, no
 /// Writes a report.
 ///
 /// # Errors
-/// What `out` returns.
+/// Returns the error of `out`.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "# {}", escaped(&WORDING.sentence(&report.title)))?;
     let mut level = "##";
     for block in &report.blocks {
         match block {
-            Block::Part(title) => {
+            ReportBlock::Part(title) => {
                 heading("##", title, out)?;
                 level = "###";
             }
-            Block::Claims(list) => claims(level, list, out)?,
-            Block::Facts(facts) if for_people(facts.audience, false) => list(level, facts, out)?,
-            Block::Table(rows) if for_people(rows.audience, false) => table(level, rows, out)?,
-            Block::Findings(found) => findings(level, found, out)?,
-            Block::Text(text) if for_people(text.audience, false) => paragraph(level, text, out)?,
-            Block::AddressMap(_) | Block::Chart(_) | Block::Bars(_) => picture(block, out)?,
-            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+            ReportBlock::Claims(list) => claims(level, list, out)?,
+            ReportBlock::Facts(facts) if for_people(facts.audience, false) => {
+                list(level, facts, out)?
+            }
+            ReportBlock::Table(rows) if for_people(rows.audience, false) => {
+                table(level, rows, out)?
+            }
+            ReportBlock::Findings(found) => findings(level, found, out)?,
+            ReportBlock::Text(text) if for_people(text.audience, false) => {
+                paragraph(level, text, out)?
+            }
+            ReportBlock::AddressMap(_) | ReportBlock::Chart(_) | ReportBlock::Bars(_) => {
+                picture(block, out)?
+            }
+            ReportBlock::Facts(_) | ReportBlock::Table(_) | ReportBlock::Text(_) => {}
         }
     }
     Ok(())
@@ -55,26 +65,26 @@ fn heading(level: &str, title: &str, out: &mut dyn Write) -> io::Result<()> {
     if title.is_empty() { writeln!(out) } else { writeln!(out, "\n{level} {}\n", escaped(title)) }
 }
 
-fn list(level: &str, facts: &Facts, out: &mut dyn Write) -> io::Result<()> {
+fn list(level: &str, facts: &NamedFacts, out: &mut dyn Write) -> io::Result<()> {
     heading(level, &facts.title, out)?;
     for fact in facts.facts.iter().filter(|fact| for_people(fact.audience, false)) {
-        writeln!(out, "- {}: {}", escaped(&fact.label), words(&fact.value))?;
+        writeln!(out, "- {}: {}", escaped(&fact.label), cell_text(&fact.value))?;
     }
     Ok(())
 }
 
-fn words(value: &Value) -> String {
+fn cell_text(value: &CellValue) -> String {
     escaped(&WORDING.value(value))
 }
 
-fn table(level: &str, table: &Table, out: &mut dyn Write) -> io::Result<()> {
+fn table(level: &str, table: &ReportTable, out: &mut dyn Write) -> io::Result<()> {
     heading(level, &table.title, out)?;
     let columns = || table.columns.iter().filter(|column| for_people(column.audience, false));
     let row = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
     writeln!(out, "{}", row(columns().map(|column| escaped(&column.label)).collect()))?;
     writeln!(out, "{}", row(columns().map(|_| "---".to_owned()).collect()))?;
     for at in 0..table.rows() {
-        writeln!(out, "{}", row(columns().map(|column| words(&column.value(at))).collect()))?;
+        writeln!(out, "{}", row(columns().map(|column| cell_text(&column.value(at))).collect()))?;
     }
     if !table.note.is_empty() {
         writeln!(out, "\n{}", escaped(&table.note))?;
@@ -98,10 +108,10 @@ fn findings(level: &str, findings: &Findings, out: &mut dyn Write) -> io::Result
     Ok(())
 }
 
-fn claims(level: &str, claims: &[Claim], out: &mut dyn Write) -> io::Result<()> {
+fn claims(level: &str, claims: &[ExperimentClaim], out: &mut dyn Write) -> io::Result<()> {
     heading(level, "Claims", out)?;
     for claim in claims {
-        writeln!(out, "- **{}**: {}", claim.verdict.words(), escaped(&claim.text))?;
+        writeln!(out, "- **{}**: {}", claim.verdict.describe(), escaped(&claim.text))?;
         for (name, words) in claim.details() {
             writeln!(out, "  - {name}: {}", escaped(words))?;
         }
@@ -115,7 +125,7 @@ fn paragraph(level: &str, text: &Paragraph, out: &mut dyn Write) -> io::Result<(
 }
 
 /// As a terminal shows it, in a block of code.
-fn picture(block: &Block, out: &mut dyn Write) -> io::Result<()> {
+fn picture(block: &ReportBlock, out: &mut dyn Write) -> io::Result<()> {
     let (schema, title) = ("", Vec::new());
     let alone = Report { schema, title, blocks: vec![block.clone()] };
     writeln!(out, "\n```text")?;

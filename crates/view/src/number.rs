@@ -3,7 +3,7 @@
 //! Writing from the right needs no length beforehand and no allocation, which is what keeps a
 //! table of two million cells fast.
 
-/// How sizes are written.
+/// Format of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Units {
     /// Three or four characters: `512`, `4.0K`, `781M`, `16.0T`, in powers of 1024.
@@ -16,7 +16,7 @@ pub enum Units {
 }
 
 impl Units {
-    /// What a number of these is called; `None` where it carries its own letter.
+    /// Name of the unit; `None` if numbers have their own suffix.
     pub(crate) const fn name(self) -> Option<&'static str> {
         match self {
             Units::Human => None,
@@ -44,7 +44,7 @@ const PAIRS: [[u8; 2]; 100] = {
 /// Writes `n` in decimal at the end of `field` and says how many bytes that took.
 ///
 /// # Panics
-/// Where `field` is too short; [`ROOM`] bytes are always enough.
+/// Panics if `field` is too short; [`ROOM`] bytes are always enough.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a remainder by 100 fits any integer")]
 pub(crate) fn decimal(field: &mut [u8], mut n: u64) -> usize {
@@ -64,7 +64,7 @@ pub(crate) fn decimal(field: &mut [u8], mut n: u64) -> usize {
     field.len() - at
 }
 
-/// How many bytes [`decimal`] takes.
+/// Number of bytes that [`decimal`] writes.
 pub(crate) fn decimal_width(n: u64) -> usize {
     n.checked_ilog10().unwrap_or(0) as usize + 1
 }
@@ -83,7 +83,7 @@ pub(crate) fn hex(field: &mut [u8], mut n: u64) -> usize {
     }
 }
 
-/// How many bytes [`hex`] takes.
+/// Number of bytes that [`hex`] writes.
 pub(crate) fn hex_width(n: u64) -> usize {
     n.checked_ilog2().unwrap_or(0) as usize / 4 + 1
 }
@@ -98,7 +98,7 @@ pub(crate) fn size(field: &mut [u8], bytes: u64, units: Units) -> usize {
     }
 }
 
-/// How many bytes [`size`] takes.
+/// Number of bytes that [`size`] writes.
 pub(crate) fn size_width(bytes: u64, units: Units) -> usize {
     match units {
         Units::Human => human(&mut [0; ROOM], bytes),
@@ -154,7 +154,7 @@ fn with_tenth(field: &mut [u8], tenths: u64, power: usize) -> usize {
     3 + decimal(&mut field[..end - 2], tenths / 10)
 }
 
-/// What `write` puts at the end of a field, as text.
+/// Appends the text that `write` puts at the end of a field.
 pub(crate) fn push(out: &mut String, write: impl FnOnce(&mut [u8]) -> usize) {
     let mut field = [b' '; ROOM];
     let length = write(&mut field);
@@ -190,7 +190,8 @@ pub(crate) fn push_rate(out: &mut String, rate: f64) {
     });
 }
 
-/// Pushes a number with four digits that count, whole ones all and in threes: `0.01234`, `12.34`, `1,234`, `1,010,665,367`.
+/// Pushes a number with four digits that count, whole ones all and in threes: `0.01234`, `12.34`,
+/// `1,234`, `1,010,665,367`.
 pub(crate) fn push_number(out: &mut String, number: f64) {
     if !number.is_finite() {
         out.push('?');
@@ -233,7 +234,7 @@ fn push_in_threes(out: &mut String, text: &str) {
     }
 }
 
-/// How many columns a full bar takes.
+/// Width of a full bar in columns.
 const BAR: u32 = 16;
 
 /// From one to seven eighths of a column.
@@ -272,7 +273,8 @@ const SPANS: &[Span] = &[
     Span { ns: 1000, name: "µs", rest: None },
 ];
 
-/// Pushes a duration, rounded to four digits that count: `850 ns`, `1.234 ms`, `12.34 s`, `3 min 20 s`, `4 d 2 h`.
+/// Pushes a duration, rounded to four digits that count: `850 ns`, `1.234 ms`, `12.34 s`,
+/// `3 min 20 s`, `4 d 2 h`.
 pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     use std::fmt::Write;
     let span =
@@ -301,7 +303,7 @@ pub(crate) fn push_nanos(out: &mut String, ns: u64) {
     out.push_str(name);
 }
 
-/// How many times `unit` goes into `ns`, rounded half up.
+/// `ns` divided by `unit`, rounded half up.
 fn rounded(ns: u64, unit: u64) -> u64 {
     ns / unit + u64::from(ns % unit >= unit.div_ceil(2))
 }

@@ -14,7 +14,7 @@ pub(crate) struct Palette {
 
 impl Palette {
     /// The palette of a map.
-    pub(crate) fn of(map: &AddressMap) -> Palette {
+    pub(crate) fn for_map(map: &AddressMap) -> Palette {
         let mut spans: HashMap<&'static str, u64> = HashMap::new();
         for cell in map.clusters.iter().flat_map(|cluster| &cluster.cells) {
             let span = spans.entry(cell.pool).or_default();

@@ -11,23 +11,24 @@ mod table;
 use std::io::{self, Write};
 
 use pagewise_model::Bytes;
-use pagewise_model::report::{Block, Paragraph, Report, Value};
+use pagewise_model::report::{CellValue, Paragraph, Report, ReportBlock};
 
 use crate::cells::for_people;
 pub use crate::number::Units;
 use crate::words::{Wording, clean};
-use page::{Ink, Page};
+use page::{Ink, TextPage};
 
-/// How text is drawn.
+/// Style of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     /// No line is wider than this many columns. Below 20 it counts as 20; `usize::MAX` never wraps.
     pub width: usize,
-    /// Whether to use bold, dim and colours. Nothing is said by them alone.
+    /// True to use bold, dim and colors. They never carry information alone.
     pub color: bool,
-    /// Facts one a line with what they mean, only cells of tables cut, and what is for those who ask.
+    /// Facts one a line with what they mean, only cells of tables cut, and what is for those who
+    /// ask.
     pub long: bool,
-    /// How sizes are written.
+    /// Format of sizes.
     pub units: Units,
 }
 
@@ -40,41 +41,41 @@ impl Default for Style {
 /// Writes a report.
 ///
 /// ```
-/// use pagewise_model::report::{Block, Paragraph, Report, Value};
+/// use pagewise_model::report::{ReportBlock, Paragraph, Report, CellValue};
 /// use pagewise_view::text::{Style, write};
 ///
-/// let pieces = vec![Value::text("It uses "), Value::Bytes(4096), Value::text(".")];
+/// let pieces = vec![CellValue::text("It uses "), CellValue::Bytes(4096), CellValue::text(".")];
 /// let text = Paragraph { title: "Memory".into(), pieces, audience: Default::default() };
-/// let title = vec![Value::Name("cat\x1b[2J".into())];
-/// let report = Report { schema: "example/1", title, blocks: vec![Block::Text(text)] };
+/// let title = vec![CellValue::Name("cat\x1b[2J".into())];
+/// let report = Report { schema: "example/1", title, blocks: vec![ReportBlock::Text(text)] };
 /// let mut out = Vec::new();
 /// write(&report, &Style::default(), &mut out).unwrap();
 /// assert_eq!(out, b"cat\\x1b[2J\n\nMemory\n  It uses 4.0K.\n");
 /// ```
 ///
 /// # Errors
-/// What `out` returns.
+/// Returns the error of `out`.
 pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<()> {
-    let mut page = Page::new(style, out);
+    let mut page = TextPage::new(style, out);
     title(&mut page, &report.title);
     for block in &report.blocks {
         match block {
-            Block::Facts(facts) if for_people(facts.audience, style.long) => {
+            ReportBlock::Facts(facts) if for_people(facts.audience, style.long) => {
                 facts::draw(&mut page, facts);
             }
-            Block::Table(table) if for_people(table.audience, style.long) => {
+            ReportBlock::Table(table) if for_people(table.audience, style.long) => {
                 table::draw(&mut page, table)?;
             }
-            Block::Findings(findings) => findings::draw(&mut page, findings),
-            Block::AddressMap(map) => address_map::draw(&mut page, map),
-            Block::Chart(chart) => chart::draw(&mut page, chart),
-            Block::Bars(bars) => chart::draw_bars(&mut page, bars),
-            Block::Claims(list) => claims::draw(&mut page, list),
-            Block::Part(title) => part(&mut page, title),
-            Block::Text(text) if for_people(text.audience, style.long) => {
+            ReportBlock::Findings(findings) => findings::draw(&mut page, findings),
+            ReportBlock::AddressMap(map) => address_map::draw(&mut page, map),
+            ReportBlock::Chart(chart) => chart::draw(&mut page, chart),
+            ReportBlock::Bars(bars) => chart::draw_bars(&mut page, bars),
+            ReportBlock::Claims(list) => claims::draw(&mut page, list),
+            ReportBlock::Part(title) => part(&mut page, title),
+            ReportBlock::Text(text) if for_people(text.audience, style.long) => {
                 paragraph(&mut page, text);
             }
-            Block::Facts(_) | Block::Table(_) | Block::Text(_) => {}
+            ReportBlock::Facts(_) | ReportBlock::Table(_) | ReportBlock::Text(_) => {}
         }
         page.flush()?;
     }
@@ -83,21 +84,22 @@ pub fn write(report: &Report, style: &Style, out: &mut dyn Write) -> io::Result<
 
 /// A size for people, as the tables show it: `4.0K`.
 pub fn human(size: Bytes) -> String {
-    inline(&[Value::Bytes(size.0)])
+    inline(&[CellValue::Bytes(size.0)])
 }
 
-/// Pieces of a sentence as one line of clean text of any width: what a finding claims, an error's hint.
-pub fn inline(pieces: &[Value]) -> String {
+/// Pieces of a sentence as one line of clean text of any width: what a finding claims, an error's
+/// hint.
+pub fn inline(pieces: &[CellValue]) -> String {
     Wording { units: Units::Human, bare: false, notes: None }.sentence(pieces)
 }
 
-fn title(page: &mut Page<'_>, pieces: &[Value]) {
+fn title(page: &mut TextPage<'_>, pieces: &[CellValue]) {
     let text = page.wording().sentence(pieces);
     if text.is_empty() {
         return;
     }
     if page.style.long {
-        page.words(Ink::Bold, &text, 0);
+        page.write_words(Ink::Bold, &text, 0);
     } else {
         page.ink_cut(Ink::Bold, &text);
     }
@@ -105,17 +107,17 @@ fn title(page: &mut Page<'_>, pieces: &[Value]) {
 }
 
 /// The title of a part, with a line below it.
-fn part(page: &mut Page<'_>, title: &str) {
+fn part(page: &mut TextPage<'_>, title: &str) {
     page.heading("");
     page.newline();
-    page.words(Ink::Bold, &clean(title.as_bytes()), 0);
+    page.write_words(Ink::Bold, &clean(title.as_bytes()), 0);
     page.newline();
     page.rule();
 }
 
-fn paragraph(page: &mut Page<'_>, text: &Paragraph) {
+fn paragraph(page: &mut TextPage<'_>, text: &Paragraph) {
     let sentence = page.wording().sentence(&text.pieces);
     page.heading(&text.title);
-    page.words(Ink::Plain, &sentence, 0);
+    page.write_words(Ink::Plain, &sentence, 0);
     page.newline();
 }

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 
 use pagewise_model::name::escape;
-use pagewise_model::report::{Label, Value};
+use pagewise_model::report::{CellValue, Label};
 use unicode_width::UnicodeWidthChar;
 
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 
-/// Text that cannot steer a terminal. What is printable ASCII, as nearly all is, is only looked at.
+/// Text without terminal escape sequences. Printable ASCII, the usual case, is only scanned.
 pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(text) {
         Ok(text) if is_printable_ascii(text.as_bytes()) => Cow::Borrowed(text),
@@ -17,13 +17,13 @@ pub(crate) fn clean(text: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Whether every byte is a printable ASCII character.
+/// True if every byte is a printable ASCII character.
 pub(crate) fn is_printable_ascii(text: &[u8]) -> bool {
     // `all` would stop at the first byte that is not, which keeps it from looking at 16 at a time.
     text.iter().fold(true, |so_far, b| so_far & (0x20..0x7f).contains(b))
 }
 
-/// How many columns a terminal gives the text, at most.
+/// Maximum number of columns of the text in a terminal.
 pub(crate) fn width(text: &str) -> usize {
     if text.is_ascii() { text.len() } else { text.chars().map(char_width).sum() }
 }
@@ -66,43 +66,45 @@ fn tail(text: &str, room: usize) -> &str {
     start.map_or(text, |(at, c)| &text[at + c.len_utf8()..])
 }
 
-/// How values become words.
+/// Conversion of values to words.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wording<'a> {
-    /// How sizes are written.
+    /// Format of sizes.
     pub(crate) units: Units,
-    /// Whether sizes stand in a column, where a unit beside each would be noise.
+    /// True if sizes stand in a column, where a unit beside each would be noise.
     pub(crate) bare: bool,
-    /// What stands for a missing value; `None` writes the reason itself.
+    /// Footnotes for missing values; `None` writes the reason itself.
     pub(crate) notes: Option<&'a Footnotes<'a>>,
 }
 
 impl Wording<'_> {
     /// Pushes one value.
-    pub(crate) fn push(self, out: &mut String, value: &Value) {
+    pub(crate) fn push(self, out: &mut String, value: &CellValue) {
         match value {
-            Value::None => {}
-            Value::Bytes(n) => self.push_size(out, *n),
-            Value::Change(n) => {
+            CellValue::None => {}
+            CellValue::Bytes(n) => self.push_size(out, *n),
+            CellValue::Change(n) => {
                 number::push_sign(out, *n, self.units);
                 self.push_size(out, n.unsigned_abs());
             }
-            Value::Count(n) => number::push(out, |field| number::decimal(field, *n)),
-            Value::Address(n) => {
+            CellValue::Count(n) => number::push(out, |field| number::decimal(field, *n)),
+            CellValue::Address(n) => {
                 out.push_str("0x");
                 number::push(out, |field| number::hex(field, *n));
             }
-            Value::Share(share) => number::push_share(out, *share),
-            Value::Rate(rate) => number::push_rate(out, *rate),
-            Value::Number(number) => number::push_number(out, *number),
-            Value::Bar(share) => number::push_bar(out, *share),
-            Value::Nanos(ns) | Value::Seconds(ns) => number::push_nanos(out, *ns),
-            Value::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
-            Value::Text(text) | Value::Picture(text) => out.push_str(&clean(text.as_bytes())),
-            Value::Name(name) => out.push_str(&clean(name.as_bytes())),
-            Value::List(values) => self.push_list(out, values),
-            Value::Record(members) => self.push_record(out, members),
-            Value::Absent(absent) => match self.notes {
+            CellValue::Share(share) => number::push_share(out, *share),
+            CellValue::Rate(rate) => number::push_rate(out, *rate),
+            CellValue::Number(number) => number::push_number(out, *number),
+            CellValue::Bar(share) => number::push_bar(out, *share),
+            CellValue::Nanos(ns) | CellValue::Seconds(ns) => number::push_nanos(out, *ns),
+            CellValue::Flag(flag) => out.push_str(if *flag { "yes" } else { "no" }),
+            CellValue::Text(text) | CellValue::Picture(text) => {
+                out.push_str(&clean(text.as_bytes()))
+            }
+            CellValue::Name(name) => out.push_str(&clean(name.as_bytes())),
+            CellValue::List(values) => self.push_list(out, values),
+            CellValue::Record(members) => self.push_record(out, members),
+            CellValue::Absent(absent) => match self.notes {
                 Some(notes) => out.push_str(notes.mark(absent)),
                 None => out.push_str(&clean(format!("unknown ({absent})").as_bytes())),
             },
@@ -121,7 +123,7 @@ impl Wording<'_> {
         }
     }
 
-    fn push_list(self, out: &mut String, values: &[Value]) {
+    fn push_list(self, out: &mut String, values: &[CellValue]) {
         for (at, value) in values.iter().enumerate() {
             if at > 0 {
                 out.push(' ');
@@ -130,7 +132,7 @@ impl Wording<'_> {
         }
     }
 
-    fn push_record(self, out: &mut String, members: &[(Label, Value)]) {
+    fn push_record(self, out: &mut String, members: &[(Label, CellValue)]) {
         for (at, (name, value)) in members.iter().enumerate() {
             if at > 0 {
                 out.push_str(", ");
@@ -142,14 +144,14 @@ impl Wording<'_> {
     }
 
     /// The value as words.
-    pub(crate) fn value(self, value: &Value) -> String {
+    pub(crate) fn value(self, value: &CellValue) -> String {
         let mut out = String::new();
         self.push(&mut out, value);
         out
     }
 
     /// A sentence from its pieces, with nothing between them.
-    pub(crate) fn sentence(self, pieces: &[Value]) -> String {
+    pub(crate) fn sentence(self, pieces: &[CellValue]) -> String {
         let mut out = String::new();
         for piece in pieces {
             self.push(&mut out, piece);

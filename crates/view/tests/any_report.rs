@@ -1,4 +1,5 @@
-//! Any report at all: a view neither panics nor lets through what could steer a terminal or a browser.
+//! Any report at all: a view neither panics nor lets through what could steer a terminal or a
+//! browser.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod common;
@@ -51,17 +52,17 @@ fn without_colours(text: &str) -> String {
     plain.lines().map(|line| format!("{}\n", line.trim_end_matches(' '))).collect()
 }
 
-/// What a program should find in the JSON, worked out another way: as a tree.
+/// Expected JSON, computed in another way: as a tree.
 fn expected(report: &Report) -> Json {
     let mut root = Map::new();
     root.insert("schema".into(), json!(report.schema));
     for block in &report.blocks {
         match block {
-            Block::Facts(facts) if facts.audience != Audience::People => {
+            ReportBlock::Facts(facts) if facts.audience != Audience::People => {
                 let keys: Vec<&str> = facts.key.split('.').collect();
                 descend(&mut root, &keys).extend(facts_object(&facts.facts));
             }
-            Block::Table(table) if table.audience != Audience::People => {
+            ReportBlock::Table(table) if table.audience != Audience::People => {
                 let keys: Vec<&str> = table.key.split('.').collect();
                 let (key, path) = keys.split_last().unwrap();
                 if let Some(row_keys) = &table.row_keys {
@@ -71,7 +72,7 @@ fn expected(report: &Report) -> Json {
                     descend(&mut root, path).insert((*key).to_owned(), table_rows(table).collect());
                 }
             }
-            Block::Findings(findings) => {
+            ReportBlock::Findings(findings) => {
                 let list = findings.list.iter().map(|f| {
                     let step = text::inline(&f.next_step);
                     json!({"id": f.id, "severity": f.severity.key(), "claim": text::inline(&f.claim),
@@ -109,7 +110,7 @@ fn facts_object(facts: &[Fact]) -> Map<String, Json> {
         .collect()
 }
 
-fn table_rows(table: &Table) -> impl Iterator<Item = Json> {
+fn table_rows(table: &ReportTable) -> impl Iterator<Item = Json> {
     (0..table.columns.first().map_or(0, |c| c.cells.len())).map(|row| {
         let columns = table.columns.iter().filter(|c| c.audience != Audience::People);
         let cells: Map<String, Json> = columns
@@ -122,32 +123,37 @@ fn table_rows(table: &Table) -> impl Iterator<Item = Json> {
     })
 }
 
-fn value(value_: &Value) -> Json {
+fn value(value_: &CellValue) -> Json {
     match value_ {
-        Value::None => Json::Null,
-        Value::Bytes(n) | Value::Count(n) | Value::Address(n) | Value::Nanos(n) => json!(n),
-        Value::Change(n) => json!(n),
-        Value::Seconds(ns) => {
+        CellValue::None => Json::Null,
+        CellValue::Bytes(n) | CellValue::Count(n) | CellValue::Address(n) | CellValue::Nanos(n) => {
+            json!(n)
+        }
+        CellValue::Change(n) => json!(n),
+        CellValue::Seconds(ns) => {
             let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
             serde_json::from_str(&text).unwrap()
         }
-        Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => {
+        CellValue::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => {
             serde_json::from_str(&format!("{number:.0}")).unwrap()
         }
-        Value::Share(number) | Value::Rate(number) | Value::Number(number) | Value::Bar(number) => {
+        CellValue::Share(number)
+        | CellValue::Rate(number)
+        | CellValue::Number(number)
+        | CellValue::Bar(number) => {
             json!(number)
         }
-        Value::Flag(flag) => json!(flag),
-        Value::Text(text) | Value::Picture(text) => json!(text),
-        Value::Name(name) => match std::str::from_utf8(name.as_bytes()) {
+        CellValue::Flag(flag) => json!(flag),
+        CellValue::Text(text) | CellValue::Picture(text) => json!(text),
+        CellValue::Name(name) => match std::str::from_utf8(name.as_bytes()) {
             Ok(text) => json!(text),
             Err(_) => json!(name.escaped()),
         },
-        Value::List(values) => values.iter().map(value).collect(),
-        Value::Record(members) => {
+        CellValue::List(values) => values.iter().map(value).collect(),
+        CellValue::Record(members) => {
             members.iter().map(|(key, member)| (key.to_string(), value(member))).collect()
         }
-        Value::Absent(absent) => json!({"absent": absent.to_string()}),
+        CellValue::Absent(absent) => json!({"absent": absent.to_string()}),
     }
 }
 
@@ -156,7 +162,8 @@ fn same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => {
             let (x, y) = (a.as_f64().unwrap(), b.as_f64().unwrap());
-            // The reader of numbers may be off by the last digit, of which the least numbers have no other.
+            // The reader of numbers may be off by the last digit, of which the least numbers have
+            // no other.
             let last_digit = (x.abs() * 2.0 * f64::EPSILON).max(f64::from_bits(4));
             a == b || (a.is_f64() || b.is_f64()) && (x - y).abs() <= last_digit
         }
@@ -275,7 +282,7 @@ fn balanced(mut html: &str) -> Result<(), String> {
     if open.is_empty() { Ok(()) } else { Err(format!("{open:?} stay open")) }
 }
 
-/// Where the tag ends: the first `>` outside of quotes.
+/// End of the tag: the first `>` outside of quotes.
 fn tag_end(html: &str) -> Option<usize> {
     let mut quoted = false;
     html.bytes().position(|b| {
@@ -317,9 +324,11 @@ fn a_page_loads_nothing_from_elsewhere() {
 #[test]
 fn a_missing_value_is_never_drawn_as_nothing_or_zero() {
     let gaps = BTreeMap::from([(1, pagewise_model::Absent::Vanished)]);
-    let column =
-        Column { gaps: Gaps::Some(gaps), ..Column::new("rss", "RSS", Cells::Bytes(vec![7, 0])) };
-    let table = Table {
+    let column = TableColumn {
+        gaps: Gaps::Some(gaps),
+        ..TableColumn::new("rss", "RSS", ColumnCells::Bytes(vec![7, 0]))
+    };
+    let table = ReportTable {
         key: "t".into(),
         title: "".into(),
         audience: Audience::Everyone,
@@ -328,8 +337,11 @@ fn a_missing_value_is_never_drawn_as_nothing_or_zero() {
         total: None,
         note: "".into(),
     };
-    let report =
-        Report { schema: "pagewise.test/1", title: vec![], blocks: vec![Block::Table(table)] };
+    let report = Report {
+        schema: "pagewise.test/1",
+        title: vec![],
+        blocks: vec![ReportBlock::Table(table)],
+    };
     assert_eq!(
         as_text(&report, &Style::default()),
         "RSS\n  7\n  ?\n? vanished while it was read\n"
@@ -353,22 +365,25 @@ fn the_rows_of_a_long_table_stand_in_order_with_their_gaps() {
     let is_missing = |row: usize| row % 3 == 1 || row / 600 == 4;
     let missing = (0..ROWS).filter(|&row| is_missing(row));
     let gaps = missing.map(|row| (row, pagewise_model::Absent::Vanished)).collect();
-    let cells = Cells::Bytes((0..ROWS as u64).map(|row| row << 10).collect());
+    let cells = ColumnCells::Bytes((0..ROWS as u64).map(|row| row << 10).collect());
     let names = (0..ROWS).map(|row| format!("name {row}").as_str().into()).collect();
-    let table = Table {
+    let table = ReportTable {
         key: "t".into(),
         title: "".into(),
         audience: Audience::Everyone,
         columns: vec![
-            Column { gaps: Gaps::Some(gaps), ..Column::new("rss", "RSS", cells) },
-            Column::new("name", "Name", Cells::Names(names)),
+            TableColumn { gaps: Gaps::Some(gaps), ..TableColumn::new("rss", "RSS", cells) },
+            TableColumn::new("name", "Name", ColumnCells::Names(names)),
         ],
         row_keys: None,
         total: None,
         note: "".into(),
     };
-    let report =
-        Report { schema: "pagewise.test/1", title: vec![], blocks: vec![Block::Table(table)] };
+    let report = Report {
+        schema: "pagewise.test/1",
+        title: vec![],
+        blocks: vec![ReportBlock::Table(table)],
+    };
     let text = as_text(&report, &Style { units: Units::KiB, ..Style::default() });
     let expected = (0..ROWS).map(|row| {
         let size = if is_missing(row) { "?".to_owned() } else { row.to_string() };
@@ -382,8 +397,8 @@ fn the_rows_of_a_long_table_stand_in_order_with_their_gaps() {
     assert_eq!(lines.len(), header + 1 + ROWS + 1, "and the footnote");
 
     // The output fails in the middle: the error is returned, and nothing waits for ever.
-    struct Full(usize);
-    impl std::io::Write for Full {
+    struct FullWriter(usize);
+    impl std::io::Write for FullWriter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
             Ok(bytes.len())
@@ -393,6 +408,6 @@ fn the_rows_of_a_long_table_stand_in_order_with_their_gaps() {
         }
     }
     let style = Style { units: Units::KiB, ..Style::default() };
-    let error = pagewise_view::text::write(&report, &style, &mut Full(20_000)).unwrap_err();
+    let error = pagewise_view::text::write(&report, &style, &mut FullWriter(20_000)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
 }

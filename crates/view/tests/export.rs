@@ -8,20 +8,21 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use pagewise_model::name::escape;
-use pagewise_model::traced::{Counted, Frame, Line, Profile};
+use pagewise_model::traced::{Frame, SourcePosition, StackCount, StackProfile};
 use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, flamegraph, perfetto, pprof};
 use proptest::prelude::*;
 use prost::Message;
 
 fn frame(function: &str, offset: u64, line: u32, inlined: bool) -> Frame {
-    let line = Line { file: "/src/grow.c".into(), number: line };
+    let line = SourcePosition { file: "/src/grow.c".into(), number: line };
     let function = Some(function.to_owned());
     Frame { function, module: Some("/usr/bin/grow".into()), offset, line: Some(line), inlined }
 }
 
-/// Two threads, of which one is where nothing has a name; an inlined function; a label; one duration that is not known.
-fn sample() -> Profile {
+/// Two threads, of which one is where nothing has a name; an inlined function; a label; one
+/// duration that is not known.
+fn sample() -> StackProfile {
     let touch = [frame("touch", 0x1100, 7, true), frame("fill", 0x1100, 12, false)];
     let nameless = |offset| Frame {
         function: None,
@@ -31,14 +32,14 @@ fn sample() -> Profile {
         inlined: false,
     };
     let main = frame("main", 0x1200, 30, false);
-    let counted = |stack, count, took_ns, tid, kind: &str| Counted {
+    let counted = |stack, count, took_ns, tid, kind: &str| StackCount {
         stack,
         count,
         took_ns,
         thread: Some((70, tid)),
         labels: vec![("kind".to_owned(), kind.to_owned())],
     };
-    Profile {
+    StackProfile {
         what: "page faults".into(),
         began_ns: Some(1_700_000_000_000_000_000),
         took_ns: 2_000_000_000,
@@ -66,7 +67,7 @@ fn text(write: impl Fn(&mut dyn Write) -> std::io::Result<()>) -> String {
     String::from_utf8(bytes(write)).unwrap()
 }
 
-fn svg(profile: &Profile) -> String {
+fn svg(profile: &StackProfile) -> String {
     text(|out| flamegraph::write(profile, "pagewise faults", out))
 }
 
@@ -76,11 +77,11 @@ fn document(svg: &str) -> roxmltree::Document<'_> {
     roxmltree::Document::parse_with_options(svg, options).unwrap()
 }
 
-fn protobuf(profile: &Profile) -> profile::Profile {
+fn protobuf(profile: &StackProfile) -> profile::ProtoProfile {
     let gzip = bytes(|out| pprof::write(profile, out));
     let mut plain = Vec::new();
     flate2::read::GzDecoder::new(&gzip[..]).read_to_end(&mut plain).unwrap();
-    profile::Profile::decode(&plain[..]).unwrap()
+    profile::ProtoProfile::decode(&plain[..]).unwrap()
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn a_flame_graph_shows_each_function_with_its_count() {
 }
 
 #[test]
-fn what_pprof_reads_back_is_what_was_there() {
+fn pprof_reads_the_recorded_values() {
     same_in_protobuf(&sample());
     let read = protobuf(&sample());
     let string = |at: i64| read.string_table[usize::try_from(at).unwrap()].as_str();
@@ -120,7 +121,7 @@ fn what_pprof_reads_back_is_what_was_there() {
 
 #[test]
 fn a_profile_of_nothing_is_one_in_every_format() {
-    let nothing = Profile { what: "page <faults>".into(), ..Profile::default() };
+    let nothing = StackProfile { what: "page <faults>".into(), ..StackProfile::default() };
     assert_eq!(text(|out| collapsed::write(&nothing, out)), "");
     let svg = svg(&nothing);
     let document = document(&svg);
@@ -184,8 +185,9 @@ fn go_tool_pprof_counts_the_same() {
     assert!(traces.contains("main") && !traces.contains("fill"), "{traces}");
 }
 
-/// Everything that was in a profile is in the messages of pprof, word for word but for what cannot be printed.
-fn same_in_protobuf(profile: &Profile) {
+/// Everything that was in a profile is in the messages of pprof, word for word but for what cannot
+/// be printed.
+fn same_in_protobuf(profile: &StackProfile) {
     let read = protobuf(profile);
     let string = |at: i64| read.string_table[usize::try_from(at).unwrap()].clone();
     let shown = |text: &str| escape(text.as_bytes()).replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}");
@@ -292,7 +294,7 @@ prop_compose! {
             function,
             module: module.map(|bytes| pagewise_model::Name::new(bytes.as_slice())),
             offset,
-            line: line.map(|(file, number)| Line { file, number }),
+            line: line.map(|(file, number)| SourcePosition { file, number }),
             inlined,
         }
     }
@@ -305,8 +307,8 @@ prop_compose! {
         took_ns in prop::option::of(0_u64..1 << 50),
         thread in prop::option::of((0_u32..3, 0_u32..3)),
         labels in prop::collection::vec((names(), names()), 0..3),
-    ) -> Counted {
-        Counted { stack, count, took_ns, thread, labels }
+    ) -> StackCount {
+        StackCount { stack, count, took_ns, thread, labels }
     }
 }
 
@@ -317,13 +319,13 @@ prop_compose! {
         took_ns: u64,
         stacks in prop::collection::vec(prop::collection::vec(any_frame(), 0..5), 0..6),
         samples in prop::collection::vec(any_counted(), 0..8),
-    ) -> Profile {
-        Profile { what, began_ns, took_ns, stacks, samples }
+    ) -> StackProfile {
+        StackProfile { what, began_ns, took_ns, stacks, samples }
     }
 }
 
 /// The sum of the counts.
-fn total(profile: &Profile) -> u64 {
+fn total(profile: &StackProfile) -> u64 {
     profile.samples.iter().map(|counted| counted.count).sum()
 }
 
@@ -359,7 +361,8 @@ proptest! {
         let text = text(|out| collapsed::write(&profile, out));
         prop_assume!(!text.is_empty());
         let mut options = inferno::flamegraph::Options::default();
-        // It sorts lines and then refuses its own order where a name holds what sorts before a space or `;`.
+        // It sorts lines and then refuses its own order where a name holds what sorts before a
+        // space or `;`.
         options.flame_chart = true;
         let mut svg = Vec::new();
         inferno::flamegraph::from_lines(&mut options, text.lines(), &mut svg).unwrap();

@@ -1,4 +1,5 @@
-//! Recordings of heaps in the formats of other tools, read by these tools where they are installed, and by plain readers.
+//! Recordings of heaps in the formats of other tools, read by these tools where they are installed,
+//! and by plain readers.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 #[allow(clippy::cast_possible_truncation, reason = "numbers of a test")]
@@ -12,13 +13,13 @@ use std::io::{Read, Write};
 use std::process::Command;
 
 use pagewise_model::Report;
-use pagewise_model::heap::{Of, Recording};
+use pagewise_model::heap::{HeapRecording, Of};
 use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, counters, flamegraph, heaptrack, massif, pprof};
 use pagewise_view::html;
 use proptest::prelude::*;
 use prost::Message;
-use simulated::{Step, Told, run, steps, told};
+use simulated::{AllocationStep, CountedStack, run, steps, told};
 
 fn bytes(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Vec<u8> {
     let mut out = Vec::new();
@@ -30,7 +31,7 @@ fn text(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> String {
     String::from_utf8(bytes(write)).unwrap()
 }
 
-/// What a tool prints of a file; none, with a word, where it is not installed.
+/// Output of a tool for a file; `None`, with a message, if it is not installed.
 fn tool(name: &str, args: &[&str], file: &std::path::Path) -> Option<String> {
     let mut command = Command::new(name);
     let Ok(output) = command.args(args).arg(file).env("LC_ALL", "C").output() else {
@@ -94,7 +95,8 @@ fn ms_print_shows_the_peak_and_its_tree() {
     }
 }
 
-/// What branches of a massif tree hold together is what their parent holds, and no line has a comment in it.
+/// Checks that the branches of a massif tree sum to their parent, and that no line has a comment in
+/// it.
 fn adds_up(text: &str) {
     let mut lines = text.lines().filter(|line| !line.starts_with('#')).peekable();
     let mut heap = 0;
@@ -122,14 +124,14 @@ fn branch<'a>(lines: &mut impl Iterator<Item = &'a str>, depth: usize) -> u64 {
 }
 
 /// The plainest reader of heaptrack's format: what each call stack did, and the highest sum.
-fn read(text: &str) -> (BTreeMap<String, Told>, u64) {
-    let mut reader = Reader::default();
+fn read(text: &str) -> (BTreeMap<String, CountedStack>, u64) {
+    let mut reader = PprofReader::default();
     // As heaptrack does, once for the peak and once for who was live then.
     reader.pass(text, u64::MAX);
     let (peak, at) = (reader.peak, reader.peak_at);
-    let mut reader = Reader::default();
+    let mut reader = PprofReader::default();
     reader.pass(text, at);
-    let mut told: BTreeMap<String, Told> = BTreeMap::new();
+    let mut told: BTreeMap<String, CountedStack> = BTreeMap::new();
     for (trace, it) in reader.told {
         let told = told.entry(reader.stacks[trace].clone()).or_default();
         told.allocations += it.allocations;
@@ -142,12 +144,12 @@ fn read(text: &str) -> (BTreeMap<String, Told>, u64) {
 }
 
 #[derive(Default)]
-struct Reader {
+struct PprofReader {
     strings: Vec<String>,
     places: Vec<String>,
     stacks: Vec<String>,
     kinds: Vec<(u64, usize)>,
-    told: BTreeMap<usize, Told>,
+    told: BTreeMap<usize, CountedStack>,
     live: i64,
     peak: i64,
     peak_at: u64,
@@ -155,7 +157,7 @@ struct Reader {
     counted: usize,
 }
 
-impl Reader {
+impl PprofReader {
     fn pass(&mut self, text: &str, peak_at: u64) {
         self.stacks.push(String::new());
         for (number, line) in (0..).zip(text.lines()) {
@@ -228,14 +230,14 @@ fn heaptrack_print_finds_the_same_of_each_call_stack() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("heaptrack.chance");
     let written = |out: &mut dyn Write| {
-        let written = heaptrack::write(&recording, heaptrack::MOST, out)?;
+        let written = heaptrack::write(&recording, heaptrack::MAX_ALLOCATIONS, out)?;
         assert_eq!((written.each, written.not_temporary), (1, 0));
         Ok(())
     };
     std::fs::write(&path, bytes(written)).unwrap();
     let told = told(&recording);
-    type Number = fn(&Told) -> u64;
-    let numbers: [(&str, Number); 4] = [
+    type PprofNumber = fn(&CountedStack) -> u64;
+    let numbers: [(&str, PprofNumber); 4] = [
         ("allocations", |told| told.allocations),
         ("temporary", |told| told.temporary),
         ("leaked", |told| told.leaked),
@@ -267,7 +269,7 @@ fn heaptrack_print_finds_the_same_of_each_call_stack() {
         assert_eq!(read, expected, "{name}");
     }
     let totals = tool("heaptrack_print", &["-f"], &path).unwrap();
-    let total = |of: fn(&Told) -> u64| told.values().map(of).sum::<u64>();
+    let total = |of: fn(&CountedStack) -> u64| told.values().map(of).sum::<u64>();
     let line = format!("calls to allocation functions: {} ", total(|told| told.allocations));
     assert!(totals.contains(&line), "{totals}");
     let line = format!("temporary memory allocations: {} ", total(|told| told.temporary));
@@ -279,7 +281,7 @@ fn heaptrack_print_finds_the_same_of_each_call_stack() {
 #[test]
 fn the_time_line_of_heaptrack_is_that_of_the_moments() {
     let recording = run(&steps(4000, 7), 40);
-    let text = text(|out| heaptrack::write(&recording, heaptrack::MOST, out).map(drop));
+    let text = text(|out| heaptrack::write(&recording, heaptrack::MAX_ALLOCATIONS, out).map(drop));
     let mut kinds = Vec::new();
     let (mut now, mut live) = (0, 0_i64);
     let mut levels: BTreeMap<u64, i64> = BTreeMap::new();
@@ -305,7 +307,7 @@ fn the_time_line_of_heaptrack_is_that_of_the_moments() {
 }
 
 #[test]
-fn of_too_many_allocations_each_stands_for_several() {
+fn above_the_limit_each_allocation_stands_for_several() {
     let recording = run(&steps(4000, 7), 40);
     let mut each = 0;
     let text = text(|out| {
@@ -330,7 +332,7 @@ fn pprof_has_the_values_of_gos_heap_profiles() {
     let gzip = bytes(|out| pprof::write_heap(&recording, out));
     let mut plain = Vec::new();
     flate2::read::GzDecoder::new(&gzip[..]).read_to_end(&mut plain).unwrap();
-    let read = profile::Profile::decode(&plain[..]).unwrap();
+    let read = profile::ProtoProfile::decode(&plain[..]).unwrap();
     let string = |at: i64| read.string_table[usize::try_from(at).unwrap()].as_str();
     let types: Vec<_> =
         read.sample_type.iter().map(|it| (string(it.r#type), string(it.unit))).collect();
@@ -375,7 +377,7 @@ fn collapsed_stacks_are_of_what_was_asked_for() {
     let recording = run(&steps(3000, 3), 50);
     let told = told(&recording);
     for (of, number) in [
-        (Of::Peak, (|told| told.peak) as fn(&Told) -> u64),
+        (Of::Peak, (|told| told.peak) as fn(&CountedStack) -> u64),
         (Of::Leaked, |told| told.leaked),
         (Of::Allocations, |told| told.allocations),
         (Of::Temporary, |told| told.temporary),
@@ -411,12 +413,14 @@ fn counters_have_no_event_where_nothing_is_known() {
 /// By hand: `cargo test --release -p pagewise-view --test heap -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes a while, and prints how long"]
-fn how_long_it_takes_for_as_many_stacks_as_a_compiler_has() {
+fn time_for_the_number_of_stacks_of_a_compiler() {
     let recording = simulated::large(120_000, 40, 1000);
     type Writes<'r> = &'r dyn Fn(&mut dyn Write) -> std::io::Result<()>;
     let formats: [(&str, Writes<'_>); 6] = [
         ("massif", &|out| massif::write(&recording, 1.0, out)),
-        ("heaptrack", &|out| heaptrack::write(&recording, heaptrack::MOST, out).map(drop)),
+        ("heaptrack", &|out| {
+            heaptrack::write(&recording, heaptrack::MAX_ALLOCATIONS, out).map(drop)
+        }),
         ("pprof", &|out| pprof::write_heap(&recording, out)),
         ("collapsed", &|out| collapsed::write_heap(&recording, Of::Peak, out)),
         ("flamegraph", &|out| flamegraph::write_heap(&recording, Of::Peak, "", out)),
@@ -431,12 +435,12 @@ fn how_long_it_takes_for_as_many_stacks_as_a_compiler_has() {
     }
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+fn any_step() -> impl Strategy<Value = AllocationStep> {
     prop_oneof![
         (0..2_u8, any::<u8>(), prop_oneof![Just(0_u16), 1..40_u16, any::<u16>()])
-            .prop_map(|(thread, stack, bytes)| Step::Allocate { thread, stack, bytes }),
+            .prop_map(|(thread, stack, bytes)| AllocationStep::Allocate { thread, stack, bytes }),
         (0..2_u8, prop_oneof![Just(u16::MAX), any::<u16>()])
-            .prop_map(|(thread, which)| Step::Free { thread, which }),
+            .prop_map(|(thread, which)| AllocationStep::Free { thread, which }),
     ]
 }
 
@@ -451,7 +455,7 @@ proptest! {
         let recording = run(&steps, every);
         let mut lost = 0;
         let stream = text(|out| {
-            lost = heaptrack::write(&recording, heaptrack::MOST, out)?.not_temporary;
+            lost = heaptrack::write(&recording, heaptrack::MAX_ALLOCATIONS, out)?.not_temporary;
             Ok(())
         });
         let (read, peak) = read(&stream);
@@ -478,7 +482,7 @@ proptest! {
         small: bool,
         times in prop::collection::vec(any::<u64>(), 3),
     ) {
-        let mut recording: Recording = run(&steps, 5);
+        let mut recording: HeapRecording = run(&steps, 5);
         let cut = |at: usize| if small { amounts[at] % 1000 } else { amounts[at] };
         recording.sites[0].stack = stack;
         recording.sites[1].at_peak.bytes = cut(0);
@@ -496,7 +500,7 @@ proptest! {
             moment.live.bytes = cut(7);
             moment.allocated.blocks = cut(8);
             let tree = moment.tree.get_or_insert_default();
-            tree.sites.push((stack % 9, pagewise_model::heap::Amount { bytes: cut(9), blocks: 1 }));
+            tree.sites.push((stack % 9, pagewise_model::heap::HeapAmount { bytes: cut(9), blocks: 1 }));
             tree.others.bytes = cut(10);
         }
         let out = &mut Vec::new();

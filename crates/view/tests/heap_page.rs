@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use pagewise_model::heap::Recording;
-use pagewise_model::report::Value;
-use pagewise_model::traced::Line;
+use pagewise_model::heap::HeapRecording;
+use pagewise_model::report::CellValue;
+use pagewise_model::traced::SourcePosition;
 use pagewise_model::{Name, Report};
 use pagewise_skip::{Lack, skip};
 use pagewise_view::html;
 use simulated::{run, steps};
 
-fn page(recording: &Recording) -> String {
-    let title = vec![Value::text("Heap of "), Value::Name(recording.command[0].clone())];
+fn page(recording: &HeapRecording) -> String {
+    let title = vec![CellValue::text("Heap of "), CellValue::Name(recording.command[0].clone())];
     let report = Report { schema: "pagewise.heap/1", title, blocks: Vec::new() };
     let mut out = Vec::new();
     html::write_heap(&report, recording, &mut out).unwrap();
@@ -31,7 +31,7 @@ fn kept(name: &str, page: &str) -> PathBuf {
     path
 }
 
-/// What is in the page when its script has run; none, with a word, where there is no browser.
+/// Content of the page after its script has run; `None`, with a message, without a browser.
 fn shown(path: &std::path::Path, hash: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}{hash}", path.display());
@@ -112,7 +112,7 @@ fn a_moment_is_shown_with_its_call_stacks() {
     assert!(cells == 1 && dom.contains("aria-label=\"main: "), "no flame graph");
 }
 
-/// What a reader does, as a script: its words end in an element of their own.
+/// Actions of a reader, as a script: its words end in an element of their own.
 const ACTS: &str = r##"<script>
 const says = [];
 const key = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
@@ -173,7 +173,7 @@ fn names_that_end_scripts_are_only_names() {
     recording.frames[0].function = Some(evil.to_owned());
     recording.frames[2].function = Some("\u{1b}[2J\u{202e}\0\u{2028}".to_owned());
     recording.frames[1].module = Some(Name::new(b"/tmp/\xff<b>\n"));
-    recording.frames[3].line = Some(Line { file: evil.to_owned(), number: 3 });
+    recording.frames[3].line = Some(SourcePosition { file: evil.to_owned(), number: 3 });
     recording.command[0] = Name::new(evil.as_bytes());
     let page = page(&recording);
     assert_eq!(page.matches("</script>").count(), 3, "one of the data, two of scripts");

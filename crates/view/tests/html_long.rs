@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use pagewise_model::report::{
-    AddressMap, Audience, Block, Cells, Cluster, Column, Gaps, MapCell, Table, Value,
+    AddressMap, Audience, CellValue, Cluster, ColumnCells, Gaps, MapCell, ReportBlock, ReportTable,
+    TableColumn,
 };
 use pagewise_model::{Absent, AddrRange, Name, Report};
 use pagewise_skip::{Lack, skip};
@@ -28,24 +29,26 @@ fn report() -> Report {
         row => Name::new(format!("/usr/lib/lib{}.so", row % 300).as_bytes()),
     });
     let gaps = BTreeMap::from([(3, Absent::NotPermitted("root".into()))]);
-    let sizes = Column::new("rss", "RSS", Cells::Bytes((0..ROWS).map(size).collect()));
-    let table = Table {
+    let sizes = TableColumn::new("rss", "RSS", ColumnCells::Bytes((0..ROWS).map(size).collect()));
+    let table = ReportTable {
         key: "mappings".into(),
         title: "Mappings".into(),
         audience: Audience::Everyone,
         columns: vec![
-            Column::new(
+            TableColumn::new(
                 "start",
                 "start",
-                Cells::Addresses((0..ROWS).map(|row| BASE + row * STEP).collect()),
+                ColumnCells::Addresses((0..ROWS).map(|row| BASE + row * STEP).collect()),
             ),
-            Column { gaps: Gaps::Some(gaps), ..sizes },
-            Column::new(
+            TableColumn { gaps: Gaps::Some(gaps), ..sizes },
+            TableColumn::new(
                 "share",
                 "share",
-                Cells::Values((0..ROWS).map(|row| Value::Share((row % 7) as f64 / 10.0)).collect()),
+                ColumnCells::Values(
+                    (0..ROWS).map(|row| CellValue::Share((row % 7) as f64 / 10.0)).collect(),
+                ),
             ),
-            Column::new("name", "name", Cells::Names(names.collect())),
+            TableColumn::new("name", "name", ColumnCells::Names(names.collect())),
         ],
         row_keys: None,
         total: None,
@@ -54,7 +57,7 @@ fn report() -> Report {
     let cell = |row: u64| MapCell {
         range: AddrRange { start: BASE + row * STEP, end: BASE + row * STEP + 4096 },
         pool: if row.is_multiple_of(2) { "stacks" } else { "guards" },
-        label: vec![Value::text("a mapping")],
+        label: vec![CellValue::text("a mapping")],
         filled: Ok(0.5),
         facts: Vec::new(),
     };
@@ -65,8 +68,8 @@ fn report() -> Report {
     let map = AddressMap { title: "Address map".into(), clusters: vec![cluster] };
     Report {
         schema: "pagewise.explain/1",
-        title: vec![Value::text("long")],
-        blocks: vec![Block::Table(table), Block::AddressMap(map)],
+        title: vec![CellValue::text("long")],
+        blocks: vec![ReportBlock::Table(table), ReportBlock::AddressMap(map)],
     }
 }
 
@@ -126,7 +129,7 @@ fn every_cell_of_a_long_table_is_in_its_data() {
     assert_eq!(page.matches("</script>").count(), 2, "no name ends the data");
 }
 
-/// What a reader does, as a script: its words end in an element of their own.
+/// Actions of a reader, as a script: its words end in an element of their own.
 const ACTS: &str = r#"<script>
 const says = [];
 const body = document.querySelector("tbody");

@@ -1,5 +1,5 @@
-//! How long a large table takes. Ignored, since a loaded machine decides it:
-//! `cargo test --release -p pagewise-view --test speed -- --ignored --nocapture`.
+//! Time for a large table. Ignored, since it depends on the machine's load: `cargo test --release
+//! -p pagewise-view --test speed -- --ignored --nocapture`.
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod common;
@@ -12,9 +12,9 @@ use pagewise_view::text::{Style, Units};
 use pagewise_view::{html, json, text};
 
 /// Counts what it gets.
-struct Sink(usize);
+struct CountingSink(usize);
 
-impl Write for Sink {
+impl Write for CountingSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0 += bytes.len();
         Ok(bytes.len())
@@ -26,11 +26,11 @@ impl Write for Sink {
 }
 
 /// The median and the best of 21 runs, and the bytes of one.
-fn time(draw: impl Fn(&mut Sink)) -> ([Duration; 2], usize) {
+fn time(draw: impl Fn(&mut CountingSink)) -> ([Duration; 2], usize) {
     let mut runs = Vec::new();
     let mut bytes = 0;
     for _ in 0..21 {
-        let mut sink = Sink(0);
+        let mut sink = CountingSink(0);
         let start = Instant::now();
         draw(&mut sink);
         runs.push(start.elapsed());

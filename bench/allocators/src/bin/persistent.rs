@@ -1,8 +1,10 @@
-//! Persistent heaps, random replace: free a block, take one of another size, store its pointer where the other's was.
+//! Persistent heaps, random replace: free a block, take one of another size, store its pointer
+//! where the other's was.
 //!
-//! `cargo run --release --features c --bin persistent [FOLDER]`: the heaps lie in FOLDER, or in /dev/shm. What a flush costs
-//! is the folder's disk, so the race against a loss of power says little in /dev/shm. Boost.Interprocess and PMDK take part
-//! with the feature `c` where they are installed.
+//! `cargo run --release --features c --bin persistent [FOLDER]`: the heaps are in FOLDER, or in
+//! /dev/shm. The cost of a flush is that of the folder's disk, so the comparison under
+//! power-failure safety means little in /dev/shm. Boost.Interprocess and PMDK are included with the
+//! feature `c` if they are installed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CString;
@@ -11,11 +13,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use pagewise_alloc::persistent::{Durability, Options, Persistent, Rel};
-use pagewise_alloc::{Allocator, Block, Source, Tlsf};
-use pagewise_bench_allocators::{Runner, black_box, race};
+use pagewise_alloc::persistent::{Durability, Persistent, PersistentOptions, Rel};
+use pagewise_alloc::{DisciplinedAllocator, Source, SourceBlock, Tlsf};
+use pagewise_bench_allocators::{BenchRunner, black_box, race};
 
-/// What is promised where the process may be killed and caches hold all blocks: 80 ns, where glibc takes 38.
+/// Goal with safety against kills, if caches hold all blocks: 80 ns, where glibc needs 38.
 const GOAL: f64 = 2.1;
 /// Replacements in a round.
 const UNITS: usize = 500_000;
@@ -23,9 +25,9 @@ const UNITS: usize = 500_000;
 const FLUSHED: usize = 50;
 /// Live blocks where each replacement waits for a disk.
 const FEW: usize = 100;
-/// Rounds of each race.
+/// Rounds of each benchmark.
 const ROUNDS: usize = 9;
-/// How many blocks are live: what the caches hold, and what they do not.
+/// Number of live blocks: one that fits into caches, and one that does not.
 const LIVE: [usize; 2] = [10_000, 1_000_000];
 
 /// Sizes and slots from one generator, the same for all.
@@ -42,20 +44,20 @@ impl Dice {
 }
 
 /// Something whose blocks can be replaced.
-trait Replace {
+trait ReplaceBlock {
     fn replace(&mut self, slot: usize, size: usize);
 }
 
-/// A competitor, filled, that replaces so many of its `live` blocks in a round.
+/// A heap, filled, that replaces a number of its `live` blocks in a round.
 fn runner(
     name: &str,
     live: usize,
     units: usize,
-    mut subject: impl Replace + 'static,
-) -> Runner<'static> {
+    mut subject: impl ReplaceBlock + 'static,
+) -> BenchRunner<'static> {
     (0..live).for_each(|slot| subject.replace(slot, 16 + slot % 497));
     let mut dice = Dice(0x9e37_79b9);
-    Runner::new(name, units, move || {
+    BenchRunner::new(name, units, move || {
         for _ in 0..units {
             let (slot, size) = dice.roll();
             subject.replace(slot % live, size);
@@ -68,9 +70,9 @@ fn layout(size: usize) -> Layout {
 }
 
 /// A general allocator: nothing of it is in a file.
-struct Malloc(Vec<(*mut u64, usize)>);
+struct VolatileMalloc(Vec<(*mut u64, usize)>);
 
-impl Replace for Malloc {
+impl ReplaceBlock for VolatileMalloc {
     fn replace(&mut self, slot: usize, size: usize) {
         let (old, was) = self.0[slot];
         if !old.is_null() {
@@ -86,22 +88,22 @@ impl Replace for Malloc {
 }
 
 /// A file that is mapped and forgets its name: it is gone with the process.
-struct Mapped {
+struct UnlinkedMapping {
     file: File,
 }
 
-impl Mapped {
-    fn new(folder: &Path) -> Mapped {
+impl UnlinkedMapping {
+    fn new(folder: &Path) -> UnlinkedMapping {
         let path = path(folder);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
         fs::remove_file(path).expect("it was just made");
-        Mapped { file: file.expect("the folder can be written") }
+        UnlinkedMapping { file: file.expect("the folder can be written") }
     }
 }
 
 // SAFETY: every block is a new part at the end of the file, mapped for its taker alone.
-unsafe impl Source for Mapped {
-    fn take(&self, layout: Layout) -> Option<Block> {
+unsafe impl Source for UnlinkedMapping {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let size = layout.size().next_multiple_of(1 << 16);
         let end = self.file.metadata().ok()?.len();
         self.file.set_len(end + size as u64).ok()?;
@@ -110,28 +112,29 @@ unsafe impl Source for Mapped {
         let start =
             unsafe { libc::mmap(ptr::null_mut(), size, prot, libc::MAP_SHARED, fd, end as i64) };
         let start = NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED)?;
-        Some(Block { start, size, zeroed: true })
+        Some(SourceBlock { start, size, zeroed: true })
     }
 
-    unsafe fn give_back(&self, block: Block) {
-        // SAFETY: it was mapped above, and nobody uses it any more.
+    unsafe fn give_back(&self, block: SourceBlock) {
+        // SAFETY: it was mapped above, and is not used any more.
         unsafe { libc::munmap(block.start.as_ptr().cast(), block.size) };
     }
 }
 
 /// A plain allocator on a mapped file: what is safe against nothing.
-struct Plain {
-    pool: Tlsf<Mapped>,
+struct PlainFileAllocator {
+    pool: Tlsf<UnlinkedMapping>,
     slots: Vec<Option<(NonNull<u8>, usize)>>,
 }
 
-impl Replace for Plain {
+impl ReplaceBlock for PlainFileAllocator {
     fn replace(&mut self, slot: usize, size: usize) {
         if let Some((old, was)) = self.slots[slot] {
             // SAFETY: it came from there with that size, and was not freed.
-            unsafe { Allocator::free(&mut self.pool, old, layout(was)) };
+            unsafe { DisciplinedAllocator::free(&mut self.pool, old, layout(was)) };
         }
-        let new = Allocator::allocate(&mut self.pool, layout(size)).expect("the disk has room");
+        let new = DisciplinedAllocator::allocate(&mut self.pool, layout(size))
+            .expect("the disk has room");
         // SAFETY: the block has 16 bytes at least.
         unsafe { new.cast::<u64>().write(slot as u64) };
         self.slots[slot] = Some((new, size));
@@ -139,16 +142,16 @@ impl Replace for Plain {
 }
 
 /// Ours.
-struct Heap {
+struct PagewiseHeap {
     heap: Persistent,
     slots: Rel<Rel<u64>>,
 }
 
-impl Heap {
-    fn new(folder: &Path, live: usize, durability: Durability) -> Heap {
+impl PagewiseHeap {
+    fn new(folder: &Path, live: usize, durability: Durability) -> PagewiseHeap {
         let path = path(folder);
         let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
-        let options = Options { durability, ..Options::default() };
+        let options = PersistentOptions { durability, ..PersistentOptions::default() };
         // SAFETY: the file is ours alone.
         let mut heap = unsafe { Persistent::open(&name, &options) }.expect("a new heap");
         fs::remove_file(path).expect("it was just made");
@@ -158,14 +161,14 @@ impl Heap {
         tx.fill(slots, live).expect("as large").fill(Rel::NULL);
         tx.set_root("slots", slots).expect("the first root");
         tx.commit().expect("no flush, or a disk that works");
-        Heap { heap, slots }
+        PagewiseHeap { heap, slots }
     }
 
     fn try_replace(
         &mut self,
         slot: usize,
         size: usize,
-    ) -> Result<(), pagewise_alloc::persistent::Error> {
+    ) -> Result<(), pagewise_alloc::persistent::PersistentError> {
         let place = Rel::from_offset(self.slots.offset() + slot as u64 * 8);
         let mut tx = self.heap.begin();
         let old = *tx.get::<Rel<u64>>(place)?;
@@ -179,18 +182,18 @@ impl Heap {
     }
 }
 
-impl Replace for Heap {
+impl ReplaceBlock for PagewiseHeap {
     fn replace(&mut self, slot: usize, size: usize) {
         self.try_replace(slot, size).expect("the heap has room");
     }
 }
 
-/// A name that nobody else has.
+/// A unique name.
 fn path(folder: &Path) -> PathBuf {
     folder.join(format!("pagewise-race-{}.heap", std::process::id()))
 }
 
-/// A heap of another library, which is no crate.
+/// A heap of a C or C++ library.
 #[cfg(any(boost, pmemobj))]
 mod foreign {
     use std::ffi::{CString, c_char, c_void};
@@ -204,7 +207,7 @@ mod foreign {
     type Delete = unsafe extern "C" fn(*mut c_void);
 
     /// A library's functions.
-    pub struct Library {
+    pub struct HeapLibrary {
         new: New,
         replace: Act,
         delete: Delete,
@@ -217,7 +220,8 @@ mod foreign {
                 fn $replace(heap: *mut c_void, slot: usize, size: usize);
                 fn $delete(heap: *mut c_void);
             }
-            pub const $name: Library = Library { new: $new, replace: $replace, delete: $delete };
+            pub const $name: HeapLibrary =
+                HeapLibrary { new: $new, replace: $replace, delete: $delete };
         };
     }
 
@@ -228,29 +232,29 @@ mod foreign {
 
     /// A heap of a library.
     pub struct Heap {
-        library: Library,
+        library: HeapLibrary,
         heap: *mut c_void,
     }
 
-    impl Heap {
-        pub fn new(library: Library, folder: &Path, live: usize) -> Heap {
+    impl PagewiseHeap {
+        pub fn new(library: HeapLibrary, folder: &Path, live: usize) -> PagewiseHeap {
             let path = path(folder);
             let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
             // SAFETY: the name is a string; the size is ample.
             let heap = unsafe { (library.new)(name.as_ptr(), (64 << 20) + live * 1200, live) };
             fs::remove_file(path).expect("it was just made");
-            Heap { library, heap }
+            PagewiseHeap { library, heap }
         }
     }
 
-    impl Replace for Heap {
+    impl ReplaceBlock for PagewiseHeap {
         fn replace(&mut self, slot: usize, size: usize) {
             // SAFETY: the heap is open, and was made for more slots.
             unsafe { (self.library.replace)(self.heap, slot, size) };
         }
     }
 
-    impl Drop for Heap {
+    impl Drop for PagewiseHeap {
         fn drop(&mut self) {
             // SAFETY: the heap is open, and used no more.
             unsafe { (self.library.delete)(self.heap) };
@@ -258,7 +262,7 @@ mod foreign {
     }
 }
 
-/// Peers that do not take part, and why.
+/// Compared heaps that are missing, and the reason.
 fn left_out() {
     println!("left out: Metall: its headers are no package of this system");
     #[cfg(not(boost))]
@@ -268,11 +272,14 @@ fn left_out() {
 }
 
 fn process_crash(folder: &Path, live: usize) {
-    let plain = Plain { pool: Tlsf::new(Mapped::new(folder)), slots: vec![None; live] };
-    let ours = Heap::new(folder, live, Durability::Process);
+    let plain = PlainFileAllocator {
+        pool: Tlsf::new(UnlinkedMapping::new(folder)),
+        slots: vec![None; live],
+    };
+    let ours = PagewiseHeap::new(folder, live, Durability::Process);
     let runners = vec![
         runner("floor: Tlsf on a mapped file, unsafe", live, UNITS, plain),
-        runner("glibc, in no file", live, UNITS, Malloc(vec![(ptr::null_mut(), 0); live])),
+        runner("glibc, in no file", live, UNITS, VolatileMalloc(vec![(ptr::null_mut(), 0); live])),
         #[cfg(boost)]
         runner(
             "Boost.Interprocess, unsafe",
@@ -294,11 +301,11 @@ fn process_crash(folder: &Path, live: usize) {
 }
 
 fn power_loss(folder: &Path) {
-    let ours = Heap::new(folder, FEW, Durability::Power);
+    let ours = PagewiseHeap::new(folder, FEW, Durability::Power);
     let runners = vec![
         runner("pagewise", FEW, FLUSHED, ours),
         #[cfg(pmemobj)]
-        Runner::timed("PMDK", || in_another_process(folder)),
+        BenchRunner::timed("PMDK", || in_another_process(folder)),
     ];
     let title = format!("random replace, {FEW} live, safe against a loss of power");
     race(&title, ROUNDS, runners);
@@ -314,14 +321,14 @@ fn in_another_process(folder: &Path) -> f64 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("it prints a number")
 }
 
-/// What `in_another_process` waits for.
+/// Child side of `in_another_process`.
 #[cfg(pmemobj)]
 fn flushed_by_pmdk(folder: &Path) {
     let heap = foreign::Heap::new(foreign::PMEMOBJ, folder, FEW);
     println!("{}", runner("PMDK", FEW, FLUSHED, heap).round());
 }
 
-/// Starts again where PMDK would not flush as the first race wants it.
+/// Restarts itself if PMDK would not flush as the first benchmark requires.
 #[cfg(pmemobj)]
 fn with_pmdk_safe_against_kills() {
     use std::os::unix::process::CommandExt;

@@ -1,29 +1,29 @@
-//! The same races of stacks in C: `cargo run --release --features c --bin stack_c`.
+//! The same benchmarks of stacks in C: `cargo run --release --features c --bin stack_c`.
 
 use pagewise as _;
-use pagewise_bench_allocators::{Runner, black_box, race};
+use pagewise_bench_allocators::{BenchRunner, black_box, race};
 
 const NODES: usize = 20_000_000;
 const DEPTH: usize = 32;
 const REQUESTS: usize = 4;
-/// How often frames are pushed and popped in a round.
+/// Number of pushed and popped frames in a round.
 const TIMES: usize = 4000;
 
-type Level = [usize; REQUESTS];
+type CFrameSizes = [usize; REQUESTS];
 
 // `c/stack.c`.
 unsafe extern "C" {
     fn race_floor_list(memory: *mut u8, nodes: usize);
-    fn race_floor_frames(memory: *mut u8, levels: *const Level, depth: usize, times: usize);
+    fn race_floor_frames(memory: *mut u8, levels: *const CFrameSizes, depth: usize, times: usize);
     safe fn race_ours_list(nodes: usize);
-    fn race_ours_frames(levels: *const Level, depth: usize, times: usize);
-    fn race_t_frames(levels: *const Level, depth: usize, times: usize);
+    fn race_ours_frames(levels: *const CFrameSizes, depth: usize, times: usize);
+    fn race_t_frames(levels: *const CFrameSizes, depth: usize, times: usize);
     safe fn race_obstack_list(nodes: usize);
-    fn race_obstack_frames(levels: *const Level, depth: usize, times: usize);
+    fn race_obstack_frames(levels: *const CFrameSizes, depth: usize, times: usize);
 }
 
 /// Sizes from 8 to 128 bytes that look random, in whole words.
-fn levels() -> [Level; DEPTH] {
+fn levels() -> [CFrameSizes; DEPTH] {
     let mut seed = 1_u64;
     [[(); REQUESTS]; DEPTH].map(|level| {
         level.map(|()| {
@@ -38,11 +38,11 @@ fn lists() {
     let memory = memory.as_mut_ptr().cast();
     let runners = vec![
         // SAFETY: the memory has room for all nodes.
-        Runner::new("floor: nobody looks for room", NODES, || unsafe {
+        BenchRunner::new("floor: nobody looks for room", NODES, || unsafe {
             race_floor_list(memory, NODES)
         }),
-        Runner::new("pagewise", NODES, || race_ours_list(NODES)),
-        Runner::new("obstack", NODES, || race_obstack_list(NODES)),
+        BenchRunner::new("pagewise", NODES, || race_ours_list(NODES)),
+        BenchRunner::new("obstack", NODES, || race_obstack_list(NODES)),
     ];
     let results =
         race("list of 20M nodes of 8 bytes in C: allocating a node, and popping", 9, runners);
@@ -57,14 +57,16 @@ fn frames() {
     let units = TIMES * DEPTH * REQUESTS;
     // SAFETY: there are as many levels, and the memory has room for what they ask for.
     let runners = vec![
-        Runner::new("floor: nobody looks for room", units, || unsafe {
+        BenchRunner::new("floor: nobody looks for room", units, || unsafe {
             race_floor_frames(memory, levels, DEPTH, TIMES);
         }),
-        Runner::new("pagewise, pw_scope", units, || unsafe {
+        BenchRunner::new("pagewise, pw_scope", units, || unsafe {
             race_ours_frames(levels, DEPTH, TIMES)
         }),
-        Runner::new("pagewise, t_scope", units, || unsafe { race_t_frames(levels, DEPTH, TIMES) }),
-        Runner::new("obstack", units, || unsafe { race_obstack_frames(levels, DEPTH, TIMES) }),
+        BenchRunner::new("pagewise, t_scope", units, || unsafe {
+            race_t_frames(levels, DEPTH, TIMES)
+        }),
+        BenchRunner::new("obstack", units, || unsafe { race_obstack_frames(levels, DEPTH, TIMES) }),
     ];
     let title = "frames in frames in C, 32 deep, 4 requests of 8 to 128 bytes each: a request";
     let results = race(title, 31, runners);

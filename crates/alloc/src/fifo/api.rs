@@ -32,19 +32,20 @@ impl<S: Source> Fifo<S> {
     /// As for [`Fifo::reallocate`].
     unsafe fn reshape(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         if new.align() <= old.align() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller passes a block of this pool with this layout.
             return unsafe { self.reallocate(block, old, new.size()) };
         }
         let moved = Fifo::allocate(self, new)?;
         // SAFETY: both are as large as their layouts say, and do not overlap.
         unsafe { carry_over((block, old), (moved, new)) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.free(block, old) };
         Some(moved)
     }
 }
 
-// SAFETY: blocks stay where they are until they are freed, also when the pool moves; what is freed has its layout.
+// SAFETY: blocks stay where they are until they are freed, also when the pool moves; what is freed
+// has its layout.
 unsafe impl<S: Source> Allocator for &Fifo<S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         slice(Fifo::allocate(self, layout), layout)
@@ -55,7 +56,7 @@ unsafe impl<S: Source> Allocator for &Fifo<S> {
     }
 
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.free(block, layout) };
     }
 

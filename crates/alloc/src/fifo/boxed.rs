@@ -5,14 +5,16 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-/// A value that lives in a [`Fifo`](super::Fifo), and may outlive it: then the pool's memory goes with its last value.
+/// A value that lives in a [`Fifo`](super::Fifo), and may outlive it: then the pool's memory goes
+/// with its last value.
 pub struct Boxed<T> {
     value: NonNull<T>,
 }
 
 impl<T> Boxed<T> {
     /// # Safety
-    /// `block` is a block for a `T` of a pool whose source lives as long as there are references to it, and is now ours.
+    /// `block` is a block for a `T` of a pool whose source lives as long as there are references to
+    /// it, and is now ours.
     pub(super) unsafe fn new(block: NonNull<T>, value: T) -> Boxed<T> {
         // SAFETY: the block is of the type's layout.
         unsafe { block.write(value) };
@@ -31,16 +33,17 @@ impl<T> Deref for Boxed<T> {
 
 impl<T> DerefMut for Boxed<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and nobody else has a reference.
+        // SAFETY: the value is initialized, and `&mut self` is the only reference.
         unsafe { self.value.as_mut() }
     }
 }
 
 impl<T> Drop for Boxed<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody sees the value any more.
+        // SAFETY: the value is not accessed any more.
         unsafe { self.value.drop_in_place() };
-        // SAFETY: the block came from a pool of this thread, since a box cannot go to another, with this size.
+        // SAFETY: the block came from a pool of this thread, since a box cannot go to another, with
+        // this size.
         unsafe { super::free(self.value.cast(), Layout::new::<T>()) };
     }
 }

@@ -1,4 +1,5 @@
-//! A page of a FIFO pool: what is known of it stands at its start, found from any block in it by masking its address.
+//! A page of a FIFO pool: what is known of it stands at its start, found from any block in it by
+//! masking its address.
 //!
 //! ```text
 //!  multiple of 64 KiB
@@ -9,25 +10,25 @@
 //!   0 to 15 cache lines by the page's address: headers of many pages would else fall into one set of the cache
 //! ```
 //!
-//! What holds at any time:
+//! Invariants:
 //! - Each byte of the `CAPACITY` is either counted as live or lies in exactly one hole.
-//! - A hole is either the one noted in the header, which grows as blocks are freed in order of age, or marked, a bit for
-//!   each 8 bytes. Noted and marked holes do not overlap.
+//! - A hole is either the one noted in the header, which grows as blocks are freed in order of age,
+//!   or marked, a bit for each 8 bytes. Noted and marked holes do not overlap.
 //! - A block of its own, larger than a page, has the same header, and neither holes nor marks.
 
 use core::cell::Cell;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
-use super::pool::Hot;
-use crate::{Block, watch};
+use super::pool::FifoHot;
+use crate::{SourceBlock, watch};
 
 /// The size and alignment of a page in bytes.
 pub(super) const PAGE: usize = 1 << 16;
-/// What sizes and addresses of blocks are multiples of, in bytes.
+/// Alignment and granularity of blocks in bytes.
 pub(super) const GRAIN: usize = 8;
-/// What a page holds, in bytes, wherever its header lies.
-pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<Page>();
+/// Capacity of a page in bytes, for any position of its header.
+pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<FifoPage>();
 
 const LINE: usize = 64;
 const COLOURS: usize = 16;
@@ -42,63 +43,67 @@ pub(super) const fn rounded(size: usize) -> usize {
 /// The header of a page. C knows its first three fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Page {
-    /// Where the noted hole ends, an address; 0 in a block of its own, where no block begins.
+pub(super) struct FifoPage {
+    /// End address of the recorded hole; 0 for a page with a single large block, in which no other
+    /// block begins.
     hole_end: Cell<usize>,
-    /// Where the noted hole would end if it grew by all that is alive, an address. A block of its own begins there.
+    /// End address that the recorded hole would have if all live bytes were freed. A single large
+    /// block begins here.
     empty_at: Cell<usize>,
-    pub(super) pool: NonNull<Hot>,
-    pub(super) next: Cell<Option<PageRef>>,
-    pub(super) previous: Cell<Option<PageRef>>,
+    pub(super) pool: NonNull<FifoHot>,
+    pub(super) next: Cell<Option<FifoPageRef>>,
+    pub(super) previous: Cell<Option<FifoPageRef>>,
     block_start: NonNull<u8>,
     block_size: usize,
-    /// Where the noted hole begins, in grains.
+    /// Start of the recorded hole, in grains.
     hole_start: Cell<u16>,
     /// From which grain on marked holes may still be handed out; `GRAINS` where none are.
     scanned: Cell<u16>,
     /// Grains that statistics know as handed out, and not as returned.
     told: Cell<u16>,
-    /// Whether what was never handed out here is 0.
+    /// True if what was never handed out here is 0.
     pub(super) zeroed: Cell<bool>,
-    /// Whether it is no page, but a block larger than one.
+    /// True for a single block larger than a page.
     pub(super) alone: bool,
     marks: [Cell<u64>; GRAINS / 64],
 }
 
-const _: () = assert!(size_of::<Page>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
-const _: () = assert!(core::mem::offset_of!(Page, marks) == LINE);
+const _: () = assert!(size_of::<FifoPage>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
+const _: () = assert!(core::mem::offset_of!(FifoPage, marks) == LINE);
 // As `struct pw_fifo_page_` has them.
-const _: () = assert!(core::mem::offset_of!(Page, empty_at) == 8);
-const _: () = assert!(core::mem::offset_of!(Page, pool) == 16);
+const _: () = assert!(core::mem::offset_of!(FifoPage, empty_at) == 8);
+const _: () = assert!(core::mem::offset_of!(FifoPage, pool) == 16);
 const _: () = assert!(CAPACITY == 62 << 10);
 
 /// A page that its pool holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PageRef(NonNull<Page>);
+pub(super) struct FifoPageRef(NonNull<FifoPage>);
 
-impl Deref for PageRef {
-    type Target = Page;
+impl Deref for FifoPageRef {
+    type Target = FifoPage;
 
     #[inline(always)]
-    fn deref(&self) -> &Page {
-        // SAFETY: the header was written when the page was made, and a pool drops all references with the page.
+    fn deref(&self) -> &FifoPage {
+        // SAFETY: the header was written when the page was made, and a pool drops all references
+        // with the page.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl PageRef {
+impl FifoPageRef {
     /// Writes the header for a block of the source whose data begin at most a page before `data`.
     ///
     /// # Safety
-    /// `block` is ours, and holds a page that ends no earlier than `data`, at the multiple of `PAGE` before it.
+    /// `block` is ours, and holds a page that ends no earlier than `data`, at the multiple of
+    /// `PAGE` before it.
     pub(super) unsafe fn create(
-        block: Block,
+        block: SourceBlock,
         data: NonNull<u8>,
-        pool: NonNull<Hot>,
+        pool: NonNull<FifoHot>,
         alone: bool,
-    ) -> PageRef {
+    ) -> FifoPageRef {
         let page = header_of(block.start.with_addr(data.addr()));
-        let header = Page {
+        let header = FifoPage {
             hole_end: Cell::new(0),
             empty_at: Cell::new(0),
             pool,
@@ -113,10 +118,11 @@ impl PageRef {
             alone,
             marks: [const { Cell::new(0) }; GRAINS / 64],
         };
-        watch::ours(page.cast(), size_of::<Page>());
-        // SAFETY: the header lies in the block, as the caller promises, at a multiple of its alignment.
+        watch::ours(page.cast(), size_of::<FifoPage>());
+        // SAFETY: the header lies in the block, as the caller promises, at a multiple of its
+        // alignment.
         unsafe { page.write(header) };
-        let page = PageRef(page);
+        let page = FifoPageRef(page);
         if alone {
             page.empty_at.set(data.addr().get());
         } else {
@@ -130,13 +136,13 @@ impl PageRef {
     /// # Safety
     /// `block` is a live block of a FIFO pool, as it was handed out.
     #[inline(always)]
-    pub(super) unsafe fn of(block: NonNull<u8>) -> PageRef {
-        PageRef(header_of(block))
+    pub(super) unsafe fn containing(block: NonNull<u8>) -> FifoPageRef {
+        FifoPageRef(header_of(block))
     }
 
-    /// Where its blocks begin.
+    /// Address of the first block.
     pub(super) fn data(self) -> usize {
-        self.0.addr().get() + size_of::<Page>()
+        self.0.addr().get() + size_of::<FifoPage>()
     }
 
     /// An address in the page, to be used.
@@ -145,8 +151,8 @@ impl PageRef {
     }
 
     /// The header, for as long as the pool holds the page.
-    pub(super) fn header<'a>(self) -> &'a Page {
-        // SAFETY: as for `deref`; callers keep it no longer than they could keep the page.
+    pub(super) fn header<'a>(self) -> &'a FifoPage {
+        // SAFETY: the header lives as long as its page; callers do not keep the reference longer.
         unsafe { self.0.as_ref() }
     }
 
@@ -155,7 +161,8 @@ impl PageRef {
         self.empty_at.get() - self.hole_end.get()
     }
 
-    /// Lets the noted hole grow over a block of `last + 1` bytes, if it ends where the block begins, and others are alive.
+    /// Lets the noted hole grow over a block of `last + 1` bytes, if it ends where the block
+    /// begins, and others are alive.
     #[inline(always)]
     pub(super) fn extend_hole(self, block: NonNull<u8>, last: usize) -> bool {
         let start = block.addr().get();
@@ -179,12 +186,13 @@ impl PageRef {
         now <= was
     }
 
-    /// For statistics: so many bytes more were handed out here.
+    /// For statistics: adds bytes that were allocated here.
     pub(super) fn handed_out(self, bytes: usize) {
         self.told.set(self.told.get() + short(bytes / GRAIN));
     }
 
-    /// For statistics: so many bytes came back at most; says how many of them were handed out.
+    /// For statistics: subtracts freed bytes, at most `most`; returns the number of them that were
+    /// allocated.
     pub(super) fn came_back(self, most: usize) -> usize {
         let bytes = most.min(usize::from(self.told.get()) * GRAIN);
         self.told.set(self.told.get() - short(bytes / GRAIN));
@@ -196,14 +204,14 @@ impl PageRef {
         self.empty_at.set(self.hole_end.get());
     }
 
-    /// How many bytes a block of its own has.
+    /// Size of a single large block in bytes.
     pub(super) fn own_size(self) -> usize {
         self.block_start.addr().get() + self.block_size - self.empty_at.get()
     }
 
-    /// What the source gave.
-    pub(super) fn block(self) -> Block {
-        Block { start: self.block_start, size: self.block_size, zeroed: false }
+    /// Block that the source provided.
+    pub(super) fn block(self) -> SourceBlock {
+        SourceBlock { start: self.block_start, size: self.block_size, zeroed: false }
     }
 
     /// Forgets everything that was handed out: as new, but no longer zeroed.
@@ -237,7 +245,7 @@ impl PageRef {
         None
     }
 
-    /// Has [`PageRef::take_hole`] look at all holes that there are by now.
+    /// Has [`FifoPageRef::take_hole`] look at all holes that there are by now.
     pub(super) fn look_again(self) {
         self.note(self.data()..self.data(), self.live());
         self.scanned.set(0);
@@ -257,7 +265,8 @@ impl PageRef {
         }
     }
 
-    /// As [`PageRef::retire`] for what was never handed out: the noted hole goes on growing elsewhere.
+    /// As [`FifoPageRef::retire`] for what was never handed out: the noted hole goes on growing
+    /// elsewhere.
     pub(super) fn retire_rest(self, rest: Range<usize>) {
         self.empty_at.set(self.empty_at.get() - rest.len());
         self.mark(self.grains(&rest), true);
@@ -269,7 +278,7 @@ impl PageRef {
         marked as usize * GRAIN + self.hole_end.get() - self.hole_start()
     }
 
-    /// Whether some of a range lies in a hole.
+    /// True if some of a range lies in a hole.
     pub(super) fn is_hole(self, range: &Range<usize>) -> bool {
         let mut found = range.start < self.hole_end.get() && range.end > self.hole_start();
         each_word(self.grains(range), |word, bits| found |= self.marks[word].get() & bits != 0);
@@ -288,7 +297,7 @@ impl PageRef {
         self.address(self.hole_start.get().into())
     }
 
-    /// Marks the noted hole, and notes another beside so many live bytes.
+    /// Marks the recorded hole, and records another one of `live` bytes.
     fn note(self, hole: Range<usize>, live: usize) {
         self.mark(self.grains(&(self.hole_start()..self.hole_end.get())), true);
         self.hole_start.set(self.grain(hole.start));
@@ -348,12 +357,13 @@ fn each_word(range: Range<usize>, mut each: impl FnMut(usize, u64)) {
     }
 }
 
-/// Where the header of a block's page lies. A block that begins where a page ends belongs to the page before.
+/// Address of the header of a block's page. A block that begins at the end of a page belongs to the
+/// page before.
 #[inline(always)]
-fn header_of(block: NonNull<u8>) -> NonNull<Page> {
+fn header_of(block: NonNull<u8>) -> NonNull<FifoPage> {
     let base = (block.addr().get() - 1) & !(PAGE - 1);
     let header = base + ((base / PAGE) % COLOURS) * LINE;
-    let header = block.as_ptr().with_addr(header).cast::<Page>();
+    let header = block.as_ptr().with_addr(header).cast::<FifoPage>();
     // SAFETY: no page begins at address 0, where nothing is mapped.
     unsafe { NonNull::new_unchecked(header) }
 }

@@ -1,11 +1,13 @@
-//! What a FIFO pool does with pages that are empty or nearly so. A benchmark can have it the old way, to show the gain.
+//! Policies of a FIFO pool for pages that are empty or nearly empty. A benchmark can select the old
+//! policies, to measure the gain.
 
 use super::page::{CAPACITY, PAGE};
 
-/// Which of a pool's policies are in force: all, unless a benchmark chooses, for which it needs the feature `ablation`.
+/// Which of a pool's policies are in force: all, unless a benchmark chooses, for which it needs the
+/// feature `ablation`.
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
-pub struct Policy {
+pub struct FifoPolicy {
     /// Keeps one empty page.
     pub spare: bool,
     /// Goes over to a page that becomes empty, if the current one has less than an eighth left.
@@ -17,16 +19,16 @@ pub struct Policy {
 }
 
 /// All of them.
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy { spare: true, replace: true, holes: true, shelf: true }
+impl Default for FifoPolicy {
+    fn default() -> FifoPolicy {
+        FifoPolicy { spare: true, replace: true, holes: true, shelf: true }
     }
 }
 
-impl Policy {
+impl FifoPolicy {
     /// Known when it is compiled, but for benchmarks.
-    fn chosen(self) -> Policy {
-        if cfg!(feature = "ablation") { self } else { Policy::default() }
+    fn chosen(self) -> FifoPolicy {
+        if cfg!(feature = "ablation") { self } else { FifoPolicy::default() }
     }
 
     pub(super) fn keeps_spare(self) -> bool {

@@ -1,10 +1,13 @@
-//! What a FIFO pool knows of its pages, and what it does when the page in use is full or another becomes empty.
+//! Page management of a FIFO pool, and the slow paths for a full current page and for an empty
+//! page.
 //!
-//! What holds between calls:
-//! - What lies between `next` and `end` is counted as live in the current page, so that handing it out touches no page.
-//! - A page is current, or the spare, which is empty, or in the queue, where something is alive in it.
-//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocating looks there first. Blocks
-//!   on the shelf count as live.
+//! Invariants between calls:
+//! - Memory between `next` and `end` is counted as live in the current page, so that handing it
+//!   out touches no page.
+//! - A page is current, or the spare, which is empty, or in the queue, where something is alive in
+//!   it.
+//! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocating
+//!   looks there first. Blocks on the shelf count as live.
 //! - A pool that was closed has no current and no spare page. It goes with its last page.
 
 use core::alloc::Layout;
@@ -13,53 +16,53 @@ use core::mem::offset_of;
 use core::ops::Range;
 use core::ptr::NonNull;
 
-use super::guard::{self, Guard};
-use super::page::{CAPACITY, GRAIN, PAGE, PageRef, rounded};
-use super::policy::{Policy, SPARSE};
-use super::queue::Queue;
-use super::shelf::Shelf;
-use crate::{Block, Source, watch};
+use super::canary::{self, FifoCanary};
+use super::page::{CAPACITY, FifoPageRef, GRAIN, PAGE, rounded};
+use super::policy::{FifoPolicy, SPARSE};
+use super::queue::PageQueue;
+use super::shelf::OpenShelf;
+use crate::{Source, SourceBlock, watch};
 
-/// How many pages are looked at for holes at most, before a new one is taken.
+/// Maximum number of pages that are searched for holes before a new page is allocated.
 const LOOKED_AT: usize = 8;
 
-/// What each call touches: one cache line, of which C knows the first three fields.
+/// Fields that each call uses: one cache line. The C API knows the first three.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Hot {
-    /// Where the next block begins; 0 where there is no room.
+pub(super) struct FifoHot {
+    /// Address of the next block; 0 without free space.
     next: Cell<*mut u8>,
-    /// Where the room ends.
+    /// End of the free space.
     end: Cell<usize>,
     /// Not 0 where the room is known to be zeroed.
     zeroed: Cell<usize>,
-    /// Where freed blocks wait while they are freed in no order.
-    pub(super) shelf: Cell<Option<Shelf>>,
-    current: Cell<Option<PageRef>>,
-    /// What slow paths call that do not know the source's type.
-    call: unsafe fn(NonNull<Hot>, Event),
-    /// Whether there are guards around blocks.
+    /// Freed blocks that wait for reuse while frees come in no order.
+    pub(super) shelf: Cell<Option<OpenShelf>>,
+    current: Cell<Option<FifoPageRef>>,
+    /// Callback for slow paths that do not know the source's type.
+    call: unsafe fn(NonNull<FifoHot>, FifoEvent),
+    /// True if there are guards around blocks.
     guarded: Cell<bool>,
-    /// Where the room ends that there is, whatever `end` says.
+    /// End of the free space, whatever `end` contains.
     limit: Cell<usize>,
 }
 
-const _: () = assert!(size_of::<Hot>() == 64);
+const _: () = assert!(size_of::<FifoHot>() == 64);
 // As `struct pw_fifo` has them.
-const _: () = assert!(offset_of!(Hot, end) == 8 && offset_of!(Hot, zeroed) == 16);
+const _: () = assert!(offset_of!(FifoHot, end) == 8 && offset_of!(FifoHot, zeroed) == 16);
 
-/// What happens where the source's type is not known.
+/// Event handled by the callback.
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum FifoEvent {
     /// The last block of a page was freed: nothing is counted as live there any more.
-    Emptied(PageRef),
+    Emptied(FifoPageRef),
     /// Nothing should wait on the shelf any more.
     Drained,
     /// A block of this size is freed that has a guard.
     Freed(NonNull<u8>, usize),
 }
 
-impl Hot {
+impl FifoHot {
     /// Bytes that can be handed out without a further look.
     #[inline(always)]
     pub(super) fn room(&self) -> usize {
@@ -87,7 +90,7 @@ impl Hot {
         self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
     }
 
-    /// Whether a block of this size that begins here is the last that was handed out.
+    /// True if a block of this size that begins here is the last that was handed out.
     #[inline(always)]
     pub(super) fn is_last(&self, block: NonNull<u8>, size: usize) -> bool {
         self.next.get().addr() == block.addr().get().wrapping_add(size)
@@ -119,30 +122,34 @@ impl Hot {
 /// A pool, in a block of its own source.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Pool<S> {
-    pub(super) hot: Hot,
-    queue: Queue,
-    spare: Cell<Option<PageRef>>,
-    shelf_memory: Cell<Option<Block>>,
-    /// Where the room began that is being handed out.
+pub(super) struct FifoCore<S> {
+    pub(super) hot: FifoHot,
+    queue: PageQueue,
+    spare: Cell<Option<FifoPageRef>>,
+    shelf_memory: Cell<Option<SourceBlock>>,
+    /// Start of the free space in use.
     room_start: Cell<usize>,
-    /// For statistics: bytes that were handed out and came back since they were told.
+    /// For statistics: bytes that were allocated and freed since the last report.
     handed_out: Cell<usize>,
     came_back: Cell<usize>,
     pages: Cell<usize>,
     held: Cell<usize>,
     closed: Cell<bool>,
-    policy: Policy,
-    block: Block,
-    watch: watch::Pool,
+    policy: FifoPolicy,
+    block: SourceBlock,
+    watch: watch::WatchedPool,
     source: S,
 }
 
-impl<S: Source> Pool<S> {
+impl<S: Source> FifoCore<S> {
     /// A pool without pages; `None` where the source has no memory for it.
-    pub(super) fn create(source: S, guarded: bool, policy: Policy) -> Option<NonNull<Pool<S>>> {
-        let block = source.take(Layout::new::<Pool<S>>())?;
-        let hot = Hot {
+    pub(super) fn create(
+        source: S,
+        guarded: bool,
+        policy: FifoPolicy,
+    ) -> Option<NonNull<FifoCore<S>>> {
+        let block = source.take(Layout::new::<FifoCore<S>>())?;
+        let hot = FifoHot {
             next: Cell::new(core::ptr::null_mut()),
             end: Cell::new(0),
             limit: Cell::new(0),
@@ -151,13 +158,13 @@ impl<S: Source> Pool<S> {
             current: Cell::new(None),
             call: |hot, event| {
                 // SAFETY: a pool begins with its hot part, and lives as long as it has pages.
-                unsafe { Pool::<S>::hear(hot.cast(), event) }
+                unsafe { FifoCore::<S>::hear(hot.cast(), event) }
             },
             guarded: Cell::new(guarded || watch::checked()),
         };
-        let pool = Pool {
+        let pool = FifoCore {
             hot,
-            queue: Queue::default(),
+            queue: PageQueue::default(),
             spare: Cell::new(None),
             shelf_memory: Cell::new(None),
             room_start: Cell::new(0),
@@ -171,13 +178,13 @@ impl<S: Source> Pool<S> {
             watch: watch::created("fifo"),
             source,
         };
-        let start = block.start.cast::<Pool<S>>();
+        let start = block.start.cast::<FifoCore<S>>();
         // SAFETY: the block is ours, and as large and aligned as a pool.
         unsafe { start.write(pool) };
         Some(start)
     }
 
-    /// Guards a pool that has no page yet. Whether it is guarded.
+    /// Adds canaries to a pool that has no page yet. Returns true if the pool has them.
     pub(super) fn guard(&self) -> bool {
         if self.pages.get() == 0 {
             self.hot.guarded.set(true);
@@ -198,7 +205,7 @@ impl<S: Source> Pool<S> {
     #[inline(never)]
     pub(super) fn allocate(
         &self,
-        this: NonNull<Hot>,
+        this: NonNull<FifoHot>,
         size: usize,
         align: usize,
     ) -> Option<NonNull<u8>> {
@@ -217,22 +224,22 @@ impl<S: Source> Pool<S> {
     /// The same with a guard before the block, and an edge behind.
     fn allocate_guarded(
         &self,
-        this: NonNull<Hot>,
+        this: NonNull<FifoHot>,
         size: usize,
         align: usize,
     ) -> Option<NonNull<u8>> {
         let _quiet = watch::quiet();
-        let (before, whole) = guard::around(size, align);
+        let (before, whole) = canary::around(size, align);
         let (block, region, whole) = if fits_page(whole, align) {
             let region = self.allocate_in_page(this, whole, align)?;
             // SAFETY: the region is larger.
             (unsafe { region.add(before) }, region, whole)
         } else {
-            let block = self.own_block(this, whole - before, align, size_of::<Guard>())?;
+            let block = self.own_block(this, whole - before, align, size_of::<FifoCanary>())?;
             (block, block, whole - before)
         };
         // SAFETY: that is how the region was made.
-        unsafe { Guard::place(block, size, region, whole) };
+        unsafe { FifoCanary::place(block, size, region, whole) };
         watch::allocated(&self.watch, block, size);
         watch::counted(&self.watch, size);
         Some(block)
@@ -244,8 +251,8 @@ impl<S: Source> Pool<S> {
     /// It is a live block of this pool.
     unsafe fn free_guarded(&self, block: NonNull<u8>, size: usize) {
         let _quiet = watch::quiet();
-        // SAFETY: as the caller promises.
-        let (region, whole) = unsafe { Guard::take(block, size) };
+        // SAFETY: the caller passes a block with a canary.
+        let (region, whole) = unsafe { FifoCanary::release_guarded(block, size) };
         watch::freed(&self.watch, block, size);
         watch::uncounted(&self.watch, size);
         // SAFETY: the region is what was handed out for the block.
@@ -254,7 +261,7 @@ impl<S: Source> Pool<S> {
 
     fn allocate_in_page(
         &self,
-        this: NonNull<Hot>,
+        this: NonNull<FifoHot>,
         size: usize,
         align: usize,
     ) -> Option<NonNull<u8>> {
@@ -269,11 +276,11 @@ impl<S: Source> Pool<S> {
         Some(block)
     }
 
-    /// Whether a block that was handed out just now is known to be zeroed.
+    /// True if a block that was handed out just now is known to be zeroed.
     pub(super) fn is_zeroed(&self, block: NonNull<u8>) -> bool {
         let is_fresh = !self.hot.guarded.get() && self.hot.shelf.get().is_none();
         // SAFETY: it was handed out just now.
-        is_fresh && unsafe { PageRef::of(block) }.zeroed.get()
+        is_fresh && unsafe { FifoPageRef::containing(block) }.zeroed.get()
     }
 
     /// Bytes up to the next multiple of `align`.
@@ -293,7 +300,7 @@ impl<S: Source> Pool<S> {
     /// A block that does not fit into a page, with `guard` bytes before it.
     fn own_block(
         &self,
-        this: NonNull<Hot>,
+        this: NonNull<FifoHot>,
         size: usize,
         align: usize,
         guard: usize,
@@ -305,14 +312,15 @@ impl<S: Source> Pool<S> {
         let block = self.take_page(layout)?;
         // SAFETY: the block has `before` bytes, and then the data.
         let start = unsafe { block.start.add(before) };
-        // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a header.
-        let page = unsafe { PageRef::create(block, start, this, true) };
+        // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a
+        // header.
+        let page = unsafe { FifoPageRef::create(block, start, this, true) };
         self.handed_out.set(self.handed_out.get() + page.own_size());
         Some(start)
     }
 
     /// Makes room for `need` bytes, at most `CAPACITY`, in the current page or another.
-    fn refill(&self, this: NonNull<Hot>, need: usize) -> Option<()> {
+    fn refill(&self, this: NonNull<FifoHot>, need: usize) -> Option<()> {
         self.leave();
         self.tell(need);
         let (page, room) = (self.known_room(need))
@@ -324,14 +332,14 @@ impl<S: Source> Pool<S> {
     }
 
     /// Room that costs no memory.
-    fn known_room(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
+    fn known_room(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         (self.rest_of_current(need))
             .or_else(|| self.empty_page())
             .or_else(|| self.hole_of(self.sparse_page()?, need))
     }
 
     /// The same, once the blocks on the shelf are holes.
-    fn known_room_without_shelf(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
+    fn known_room_without_shelf(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         self.hot.shelf.get()?;
         self.clear_shelf();
         self.leave();
@@ -343,25 +351,26 @@ impl<S: Source> Pool<S> {
         if self.hot.guarded.get() || !self.policy.has_shelf() {
             return;
         }
-        let block = self.shelf_memory.get().or_else(|| self.take(Shelf::LAYOUT));
+        let block = self.shelf_memory.get().or_else(|| self.take(OpenShelf::LAYOUT));
         self.shelf_memory.set(block);
-        // SAFETY: the block is for the shelf, of which there is no other.
-        let shelf = block.map(|block| unsafe { Shelf::create(block, self.pages.get()) });
+        // SAFETY: the block is for the shelf, and only one shelf exists.
+        let shelf = block.map(|block| unsafe { OpenShelf::create(block, self.pages.get()) });
         self.hot.shelf.set(shelf);
     }
 
     /// Has all blocks on the shelf become holes, and closes it.
     fn clear_shelf(&self) {
         let shelf = self.hot.shelf.take();
-        while let Some((block, size)) = shelf.and_then(Shelf::take_any) {
-            // SAFETY: what lies on the shelf counts as live, and nobody uses it.
+        while let Some((block, size)) = shelf.and_then(OpenShelf::take_any) {
+            // SAFETY: blocks on the shelf count as live, and are not in use.
             unsafe { free_now(block, size) };
         }
         self.hot.show_room();
     }
 
-    /// All of the current page if nothing is alive in it, or a further hole if holes are being filled there.
-    fn rest_of_current(&self, need: usize) -> Option<(PageRef, Range<usize>)> {
+    /// All of the current page if nothing is alive in it, or a further hole if holes are being
+    /// filled there.
+    fn rest_of_current(&self, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         let page = self.hot.current.get()?;
         if page.live() == 0 {
             self.note_came_back(page, PAGE);
@@ -374,7 +383,7 @@ impl<S: Source> Pool<S> {
     }
 
     /// Hands out from here from now on.
-    fn enter(&self, page: PageRef, room: Range<usize>) {
+    fn enter(&self, page: FifoPageRef, room: Range<usize>) {
         let left = self.hot.current.replace(Some(page));
         left.filter(|left| *left != page).inspect(|left| self.put(*left));
         self.hot.next.set(page.at(room.start));
@@ -406,38 +415,41 @@ impl<S: Source> Pool<S> {
         }
     }
 
-    /// Notes that so many bytes of a page came back, if they were handed out.
-    fn note_came_back(&self, page: PageRef, bytes: usize) {
+    /// Records freed bytes of a page, if they were allocated.
+    fn note_came_back(&self, page: FifoPageRef, bytes: usize) {
         self.came_back.set(self.came_back.get() + page.came_back(bytes));
     }
 
-    /// Tells statistics, where a request of `size` bytes finds no room.
+    /// Reports statistics, when a request of `size` bytes does not fit.
     fn tell(&self, size: usize) {
         let (handed_out, returned) = (self.handed_out.take(), self.came_back.take());
-        let served = self.hot.shelf.get().map_or(0, Shelf::take_served);
+        let served = self.hot.shelf.get().map_or(0, OpenShelf::take_served);
         let requested = handed_out + served;
         let (requests, returned) = (requested / size, returned + served);
-        // Where there are guards, each call counts.
+        // With canaries, each call is counted.
         if !self.hot.guarded.get() {
-            watch::progress(&self.watch, watch::Progress { requests, requested, returned, size });
+            watch::progress(
+                &self.watch,
+                watch::PoolProgress { requests, requested, returned, size },
+            );
         }
     }
 
-    fn empty_page(&self) -> Option<(PageRef, Range<usize>)> {
+    fn empty_page(&self) -> Option<(FifoPageRef, Range<usize>)> {
         self.spare.take().map(|page| (page, page.take_all()))
     }
 
-    fn new_page(&self, this: NonNull<Hot>) -> Option<(PageRef, Range<usize>)> {
+    fn new_page(&self, this: NonNull<FifoHot>) -> Option<(FifoPageRef, Range<usize>)> {
         let block = self.take_page(Layout::from_size_align(PAGE, PAGE).ok()?)?;
         // SAFETY: one byte into a block of a page is inside it.
         let inside = unsafe { block.start.add(1) };
         // SAFETY: the block is a page.
-        let page = unsafe { PageRef::create(block, inside, this, false) };
+        let page = unsafe { FifoPageRef::create(block, inside, this, false) };
         Some((page, page.take_all()))
     }
 
     /// A hole of a page of the queue, which leaves the queue.
-    fn hole_of(&self, page: PageRef, need: usize) -> Option<(PageRef, Range<usize>)> {
+    fn hole_of(&self, page: FifoPageRef, need: usize) -> Option<(FifoPageRef, Range<usize>)> {
         page.look_again();
         let hole = page.take_hole(need)?;
         self.note_came_back(page, hole.len());
@@ -445,11 +457,12 @@ impl<S: Source> Pool<S> {
         Some((page, hole))
     }
 
-    /// A page of the queue whose holes are worth filling. Where blocks die in order of age, only the oldest page is partly
-    /// dead, and best left alone; two that are say that blocks die in no order.
-    fn sparse_page(&self) -> Option<PageRef> {
+    /// A page of the queue whose holes are worth filling. If blocks are freed in order of age, only
+    /// the oldest page is partly free, and should stay so; two such pages show that frees come in
+    /// no order.
+    fn sparse_page(&self) -> Option<FifoPageRef> {
         let mut next = self.queue.first().filter(|_| self.policy.fills_holes());
-        let mut found: Option<PageRef> = None;
+        let mut found: Option<FifoPageRef> = None;
         for _ in 0..LOOKED_AT {
             let page = next?;
             next = page.next.get();
@@ -471,22 +484,22 @@ impl<S: Source> Pool<S> {
     /// # Safety
     /// The event is one of this pool.
     #[cold]
-    unsafe fn hear(this: NonNull<Pool<S>>, event: Event) {
+    unsafe fn hear(this: NonNull<FifoCore<S>>, event: FifoEvent) {
         // SAFETY: a pool lives as long as it has pages.
         let pool = unsafe { this.as_ref() };
         match event {
-            // SAFETY: as the caller promises.
-            Event::Freed(block, size) => return unsafe { pool.free_guarded(block, size) },
-            Event::Drained => return pool.clear_shelf(),
-            Event::Emptied(page) => pool.take_back(page),
+            // SAFETY: the caller passes a live block of this pool.
+            FifoEvent::Freed(block, size) => return unsafe { pool.free_guarded(block, size) },
+            FifoEvent::Drained => return pool.clear_shelf(),
+            FifoEvent::Emptied(page) => pool.take_back(page),
         }
         if pool.closed.get() && pool.pages.get() == 0 {
             // SAFETY: it was closed, and this was its last page.
-            unsafe { Pool::destroy(this) };
+            unsafe { FifoCore::destroy(this) };
         }
     }
 
-    fn take_back(&self, page: PageRef) {
+    fn take_back(&self, page: FifoPageRef) {
         if page.alone {
             self.came_back.set(self.came_back.get() + page.own_size());
             return self.release(page);
@@ -511,12 +524,12 @@ impl<S: Source> Pool<S> {
     }
 
     /// Puts a page where it belongs that was current.
-    fn put(&self, page: PageRef) {
+    fn put(&self, page: FifoPageRef) {
         if page.live() == 0 { self.keep(page) } else { self.queue.push(page) }
     }
 
     /// Keeps an empty page as the spare, or gives it back.
-    fn keep(&self, page: PageRef) {
+    fn keep(&self, page: FifoPageRef) {
         if self.spare.get().is_some() || self.closed.get() || !self.policy.keeps_spare() {
             return self.release(page);
         }
@@ -524,37 +537,37 @@ impl<S: Source> Pool<S> {
         self.spare.set(Some(page));
     }
 
-    fn take_page(&self, layout: Layout) -> Option<Block> {
+    fn take_page(&self, layout: Layout) -> Option<SourceBlock> {
         let block = self.take(layout)?;
         self.pages.set(self.pages.get() + 1);
         Some(block)
     }
 
-    fn take(&self, layout: Layout) -> Option<Block> {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let block = self.source.take(layout)?;
         self.held.set(self.held.get() + block.size);
         watch::taken(&self.watch, block);
         Some(block)
     }
 
-    fn give_back(&self, block: Block) {
+    fn give_back(&self, block: SourceBlock) {
         self.held.set(self.held.get() - block.size);
         watch::given_back(&self.watch, block);
-        // SAFETY: callers pass blocks that came from there, and that nobody uses any more.
+        // SAFETY: callers pass blocks of this source that are not in use any more.
         unsafe { self.source.give_back(block) };
     }
 
     /// Gives a page back that is nowhere any more.
-    fn release(&self, page: PageRef) {
+    fn release(&self, page: FifoPageRef) {
         self.pages.set(self.pages.get() - 1);
         self.give_back(page.block());
     }
 
-    /// Gives back what is empty, and the rest when it becomes so.
+    /// Releases the empty pages, and the others once they are empty.
     ///
     /// # Safety
-    /// Nobody allocates from the pool any more.
-    pub(super) unsafe fn close(this: NonNull<Pool<S>>) {
+    /// No allocation from the pool follows.
+    pub(super) unsafe fn close(this: NonNull<FifoCore<S>>) {
         // SAFETY: a pool lives until it was closed.
         let pool = unsafe { this.as_ref() };
         pool.clear_shelf();
@@ -564,16 +577,16 @@ impl<S: Source> Pool<S> {
         pool.spare.take().inspect(|page| pool.release(*page));
         pool.hot.current.take().inspect(|page| pool.put(*page));
         if pool.pages.get() == 0 {
-            // SAFETY: it has no page, and nobody allocates from it.
-            unsafe { Pool::destroy(this) };
+            // SAFETY: it has no page, and no allocation from it follows.
+            unsafe { FifoCore::destroy(this) };
         }
     }
 
     /// # Safety
-    /// Nobody uses the pool any more.
-    unsafe fn destroy(this: NonNull<Pool<S>>) {
+    /// The pool is not used any more.
+    unsafe fn destroy(this: NonNull<FifoCore<S>>) {
         // SAFETY: the pool is read for the last time, and forgotten.
-        let Pool { source, block, watch, .. } = unsafe { this.read() };
+        let FifoCore { source, block, watch, .. } = unsafe { this.read() };
         watch::destroyed(&watch);
         // SAFETY: the block came from there, and the pool was all that lay in it.
         unsafe { source.give_back(block) };
@@ -607,11 +620,11 @@ impl<S: Source> Pool<S> {
 /// # Safety
 /// They are a live block of this pool, which is not used any more.
 #[inline(never)]
-pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
+pub(super) unsafe fn free_slow(pool: NonNull<FifoHot>, block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has blocks.
     let shelf = unsafe { pool.as_ref() }.shelf.get();
     if !shelf.is_some_and(|shelf| shelf.put(block, rounded(size))) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a live block of this pool.
         unsafe { free_slower(pool, block, size) }
     }
 }
@@ -621,33 +634,33 @@ pub(super) unsafe fn free_slow(pool: NonNull<Hot>, block: NonNull<u8>, size: usi
 /// # Safety
 /// As for [`free_slow`].
 #[inline(never)]
-unsafe fn free_slower(pool: NonNull<Hot>, block: NonNull<u8>, size: usize) {
+unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has blocks.
     let hot = unsafe { pool.as_ref() };
     if hot.guarded.get() {
-        // SAFETY: as the caller promises.
-        return unsafe { (hot.call)(pool, Event::Freed(block, size)) };
+        // SAFETY: the caller passes a live block of this pool.
+        return unsafe { (hot.call)(pool, FifoEvent::Freed(block, size)) };
     }
-    if hot.shelf.get().is_some_and(Shelf::is_over) {
+    if hot.shelf.get().is_some_and(OpenShelf::is_over) {
         // SAFETY: a pool begins with what is hot.
-        unsafe { (hot.call)(pool, Event::Drained) };
+        unsafe { (hot.call)(pool, FifoEvent::Drained) };
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a live block of this size.
     unsafe { free_now(block, rounded(size)) }
 }
 
-/// Whether a page has room for a block, at whatever place.
+/// True if a page has room for a block, at whatever place.
 fn fits_page(size: usize, align: usize) -> bool {
     size.saturating_add(align - GRAIN) <= CAPACITY
 }
 
-/// Notes that so many bytes are dead, a multiple of `GRAIN`.
+/// Records freed bytes, a multiple of `GRAIN`.
 ///
 /// # Safety
 /// They are a live block of a pool, with its guard, which is not used any more.
 unsafe fn free_now(block: NonNull<u8>, size: usize) {
-    // SAFETY: a live block, says the caller.
-    let page = unsafe { PageRef::of(block) };
+    // SAFETY: the caller passes a live block.
+    let page = unsafe { FifoPageRef::containing(block) };
     if !page.alone {
         if page.live() > size {
             let start = block.addr().get();
@@ -659,5 +672,5 @@ unsafe fn free_now(block: NonNull<u8>, size: usize) {
     // SAFETY: a pool lives as long as it has pages.
     let call = unsafe { page.pool.as_ref() }.call;
     // SAFETY: the pool made the page, and this was its last block.
-    unsafe { call(page.pool, Event::Emptied(page)) };
+    unsafe { call(page.pool, FifoEvent::Emptied(page)) };
 }

@@ -1,27 +1,28 @@
-//! The pages of a pool that are neither current nor spare, in the order in which they were last filled.
+//! The pages of a pool that are neither current nor spare, in the order in which they were last
+//! filled.
 
 use core::cell::Cell;
 use core::iter::successors;
 
-use super::page::PageRef;
+use super::page::FifoPageRef;
 
 /// A list through the headers of its pages, each in it once.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
-    first: Cell<Option<PageRef>>,
-    last: Cell<Option<PageRef>>,
+pub(super) struct PageQueue {
+    first: Cell<Option<FifoPageRef>>,
+    last: Cell<Option<FifoPageRef>>,
 }
 
-impl Queue {
-    pub(super) fn first(&self) -> Option<PageRef> {
+impl PageQueue {
+    pub(super) fn first(&self) -> Option<FifoPageRef> {
         self.first.get()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = PageRef> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = FifoPageRef> {
         successors(self.first(), |page| page.next.get())
     }
 
-    pub(super) fn push(&self, page: PageRef) {
+    pub(super) fn push(&self, page: FifoPageRef) {
         let last = self.last.replace(Some(page));
         page.previous.set(last);
         page.next.set(None);
@@ -29,17 +30,17 @@ impl Queue {
     }
 
     /// Takes a page out that is in it.
-    pub(super) fn remove(&self, page: PageRef) {
+    pub(super) fn remove(&self, page: FifoPageRef) {
         let (previous, next) = (page.previous.take(), page.next.take());
         self.next_of(previous).set(next);
         self.previous_of(next).set(previous);
     }
 
-    fn next_of(&self, page: Option<PageRef>) -> &Cell<Option<PageRef>> {
+    fn next_of(&self, page: Option<FifoPageRef>) -> &Cell<Option<FifoPageRef>> {
         page.map_or(&self.first, |page| &page.header().next)
     }
 
-    fn previous_of(&self, page: Option<PageRef>) -> &Cell<Option<PageRef>> {
+    fn previous_of(&self, page: Option<FifoPageRef>) -> &Cell<Option<FifoPageRef>> {
         page.map_or(&self.last, |page| &page.header().previous)
     }
 }

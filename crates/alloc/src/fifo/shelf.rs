@@ -1,4 +1,5 @@
-//! Freed blocks that wait for requests of the same size, for as long as blocks are freed in no order.
+//! Freed blocks that wait for requests of the same size, for as long as blocks are freed in no
+//! order.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -6,33 +7,35 @@ use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use super::page::{GRAIN, PAGE};
-use crate::Block;
+use crate::SourceBlock;
 
 /// The largest block that is put here, in bytes.
 const LARGEST: usize = 512;
 const SIZES: usize = LARGEST / GRAIN;
-/// How many blocks of a size there is room for.
+/// Maximum number of waiting blocks of a size.
 const DEPTH: usize = 64;
-/// Of how many pages there must be for each block of a size that waits: what waits is then an eighth of the pool at most.
+/// Number of pages per waiting block of a size: waiting blocks are then an eighth of the pool at
+/// most.
 const PAGES_FOR_ONE: usize = LARGEST / 2 * SIZES * 8 / PAGE;
-/// After so many frees without a request the pool is about to empty, and nothing waits any more.
+/// After this number of frees without an allocation the pool is probably being emptied, and waiting
+/// ends.
 const PATIENCE: u8 = 32;
 
 const _: () = assert!(PAGES_FOR_ONE == 2);
 
-/// A shelf that is open, in memory of its own. What lies here counts as live, and is not touched.
+/// An open shelf, in memory of its own. Blocks on it count as live, and are not touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shelf(NonNull<Shelves>);
+pub(super) struct OpenShelf(NonNull<Shelves>);
 
 #[repr(C)]
 struct Shelves {
-    counts: Counts,
+    counts: ShelfCounts,
     /// Blocks by size, the last that came on top.
     blocks: [[Cell<MaybeUninit<NonNull<u8>>>; DEPTH]; SIZES],
 }
 
-struct Counts {
-    /// How many blocks of a size wait at most.
+struct ShelfCounts {
+    /// Maximum number of waiting blocks of a size.
     most: u8,
     /// Frees since the last request.
     frees: Cell<u8>,
@@ -41,29 +44,29 @@ struct Counts {
     served: Cell<usize>,
 }
 
-impl Shelf {
+impl OpenShelf {
     /// The memory that a shelf needs.
     pub(super) const LAYOUT: Layout = Layout::new::<Shelves>();
 
-    /// An empty shelf for a pool of so many pages.
+    /// An empty shelf for a pool of this number of pages.
     ///
     /// # Safety
     /// `block` is ours, and of the layout.
-    pub(super) unsafe fn create(block: Block, pages: usize) -> Shelf {
+    pub(super) unsafe fn create(block: SourceBlock, pages: usize) -> OpenShelf {
         #[expect(clippy::cast_possible_truncation, reason = "it is at most `DEPTH`")]
         let most = (pages / PAGES_FOR_ONE).clamp(1, DEPTH) as u8;
         let waiting = [const { Cell::new(0) }; SIZES];
         let shelves = block.start.cast::<Shelves>();
         // SAFETY: the block is as large, and begins with the counts; the rest need not be written.
         unsafe {
-            shelves.cast().write(Counts {
+            shelves.cast().write(ShelfCounts {
                 most,
                 frees: Cell::new(0),
                 waiting,
                 served: Cell::new(0),
             })
         };
-        Shelf(shelves)
+        OpenShelf(shelves)
     }
 
     #[inline(always)]
@@ -92,7 +95,7 @@ impl Shelf {
         true
     }
 
-    /// Counts a block that could not wait. Whether nothing should wait any more.
+    /// Counts a block that could not wait. Returns true if waiting should end.
     pub(super) fn is_over(self) -> bool {
         let frees = &self.shelves().counts.frees;
         let is_over = frees.get() == PATIENCE;
@@ -102,7 +105,7 @@ impl Shelf {
 
     /// Takes the block of this size that came last.
     #[inline(always)]
-    pub(super) fn take(self, size: usize) -> Option<NonNull<u8>> {
+    pub(super) fn pop_block(self, size: usize) -> Option<NonNull<u8>> {
         let Shelves { counts, blocks } = self.shelves();
         counts.frees.set(0);
         let index = size / GRAIN - 1;
@@ -124,7 +127,7 @@ impl Shelf {
     pub(super) fn take_any(self) -> Option<(NonNull<u8>, usize)> {
         let index = self.shelves().counts.waiting.iter().position(|waiting| waiting.get() > 0)?;
         let size = (index + 1) * GRAIN;
-        Some((self.take(size)?, size))
+        Some((self.pop_block(size)?, size))
     }
 
     fn holds(self, block: NonNull<u8>, size: usize) -> bool {

@@ -1,4 +1,5 @@
-//! Pages as the allocator of collections: for a few that are large. What is small costs a page.
+//! Pages as the allocator of collections: for few and large ones. A small collection occupies a
+//! page.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -16,7 +17,7 @@ unsafe impl<S: Source> Allocator for &Pages<S> {
     }
 
     unsafe fn deallocate(&self, run: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a run of this pool with this layout.
         unsafe { self.free(run, layout.size()) };
     }
 }

@@ -1,4 +1,5 @@
-//! Runs at hand: of each usual length, some that came back and that their thread takes again, without the lock.
+//! Cache of a thread: for each common length, some freed runs that the thread allocates again
+//! without the lock.
 //!
 //! ```text
 //!  Slots   owner front          one for each thread, found by its thread pointer
@@ -6,8 +7,9 @@
 //!                       │ 1 page │ 2 pages │ 3 pages │ .. │ 240 │ 256 pages      KEPT of each, the last in is the first out
 //! ```
 //!
-//! - A slot belongs to the thread whose pointer it holds. No two threads that live have the same; who gets that of one that
-//!   has ended, gets its slot as well. So only its thread touches a front, and needs no locked instruction.
+//! - A slot belongs to the thread whose pointer it holds. No two threads that live have the same;
+//!   who gets that of one that has ended, gets its slot as well. So only its thread touches a
+//!   front, and needs no locked instruction.
 //! - For the heap, and for what a pool says of itself, these runs are handed out.
 
 use core::cell::Cell;
@@ -17,15 +19,15 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 /// Runs of each length that are kept.
 const KEPT: usize = 24;
 
-/// The longest run that is kept at hand, in pages: 1 MiB.
-pub(super) const LONGEST: u32 = 256;
+/// The longest run that is cached, in pages: 1 MiB.
+pub(super) const MAX_CACHED_PAGES: u32 = 256;
 
 /// Lengths in a power of two from which on runs are rounded up.
 const STEPS: u32 = 16;
 
-const CLASSES: usize = class(LONGEST) + 1;
+const CLASSES: usize = class(MAX_CACHED_PAGES) + 1;
 
-/// How far a length is rounded, as a power of two.
+/// Rounding of a length, as a power of two.
 #[inline(always)]
 const fn shift(pages: u32) -> u32 {
     (pages | STEPS).ilog2() - STEPS.ilog2()
@@ -38,51 +40,52 @@ const fn class(pages: u32) -> usize {
     (shift * STEPS + (pages >> shift)) as usize
 }
 
-/// How long a run for so many pages is: a sixteenth longer at most, and exact below 32 pages and above LONGEST.
+/// Length of a run for a number of pages: at most a sixteenth longer, and exact below 32 pages and
+/// above LONGEST.
 #[inline(always)]
 pub(super) const fn rounded(pages: u32) -> u32 {
-    if pages > LONGEST {
+    if pages > MAX_CACHED_PAGES {
         return pages;
     }
     let low = (1 << shift(pages)) - 1;
     (pages + low) & !low
 }
 
-/// What happened in a front since it was told the last time: in pages, but for the number of runs.
+/// Events of a cache since its last report: in pages, except for the number of runs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PublishedCounts {
     pub(super) runs: usize,
     pub(super) taken: usize,
     pub(super) freed: usize,
 }
 
-/// The runs at hand of one thread.
+/// The cached runs of one thread.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct ThreadRunCache {
     counts: [Cell<u8>; CLASSES],
     runs: [[Cell<Option<NonNull<u8>>>; KEPT]; CLASSES],
-    /// Pages at hand. The only thing that other threads read.
+    /// Cached pages. The only field that other threads read.
     pages: AtomicUsize,
-    /// How many there may be.
+    /// Maximum number of cached pages.
     most: Cell<usize>,
     last: Cell<Option<(NonNull<u8>, u32)>>,
-    told: Cell<Told>,
+    told: Cell<PublishedCounts>,
 }
 
-impl Front {
-    /// With nothing at hand.
-    pub(super) const fn new() -> Front {
-        Front {
+impl ThreadRunCache {
+    /// An empty cache.
+    pub(super) const fn new() -> ThreadRunCache {
+        ThreadRunCache {
             counts: [const { Cell::new(0) }; CLASSES],
             runs: [const { [const { Cell::new(None) }; KEPT] }; CLASSES],
             pages: AtomicUsize::new(0),
             most: Cell::new(0),
             last: Cell::new(None),
-            told: Cell::new(Told { runs: 0, taken: 0, freed: 0 }),
+            told: Cell::new(PublishedCounts { runs: 0, taken: 0, freed: 0 }),
         }
     }
 
-    /// A run of a rounded length, if one is at hand.
+    /// A cached run of a rounded length.
     #[inline(always)]
     pub(super) fn pop(&self, pages: u32) -> Option<NonNull<u8>> {
         let class = class(pages);
@@ -91,8 +94,8 @@ impl Front {
         let run = self.runs[class].get(usize::from(last))?.get()?;
         count.set(last);
         self.pages.store(self.pages() - pages as usize, Ordering::Relaxed);
-        let Told { runs, taken, freed } = self.told.get();
-        self.told.set(Told { runs: runs + 1, taken: taken + pages as usize, freed });
+        let PublishedCounts { runs, taken, freed } = self.told.get();
+        self.told.set(PublishedCounts { runs: runs + 1, taken: taken + pages as usize, freed });
         Some(run)
     }
 
@@ -111,11 +114,11 @@ impl Front {
         self.pages.store(at_hand, Ordering::Relaxed);
         self.last.set(Some((run, pages)));
         let told = self.told.get();
-        self.told.set(Told { freed: told.freed + pages as usize, ..told });
+        self.told.set(PublishedCounts { freed: told.freed + pages as usize, ..told });
         true
     }
 
-    /// Gives up one of the longest runs at hand.
+    /// Removes one of the longest cached runs.
     pub(super) fn give_up(&self) -> Option<(NonNull<u8>, u32)> {
         let class = self.counts.iter().rposition(|count| count.get() > 0)?;
         let last = self.counts[class].get() - 1;
@@ -130,24 +133,24 @@ impl Front {
         self.last.get()
     }
 
-    /// Says how many pages may be at hand.
+    /// Sets the maximum number of cached pages.
     pub(super) fn allow(&self, most: usize) {
         self.most.set(most);
     }
 
-    /// Whether more pages are at hand than may be.
+    /// True if the cache exceeds its limit.
     pub(super) fn has_too_many(&self) -> bool {
         self.pages() > self.most.get()
     }
 
-    /// How many pages are at hand.
+    /// Number of cached pages.
     #[inline(always)]
     pub(super) fn pages(&self) -> usize {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// What happened since the last time.
-    pub(super) fn told(&self) -> Told {
+    /// Events since the last report.
+    pub(super) fn told(&self) -> PublishedCounts {
         self.told.take()
     }
 }
@@ -163,7 +166,7 @@ const fn length(class: usize) -> u32 {
     (class - shift * STEPS) << shift
 }
 
-/// As many threads as can have runs at hand.
+/// Maximum number of threads with a cache.
 const SLOTS: usize = 64;
 /// Slots in which a thread looks for its own.
 const LOOKED_AT: usize = 4;
@@ -171,30 +174,30 @@ const LOOKED_AT: usize = 4;
 /// The fronts of all threads.
 #[derive(Debug)]
 pub(super) struct Fronts {
-    slots: [Slot; SLOTS],
+    slots: [CacheSlot; SLOTS],
 }
 
 #[derive(Debug)]
-struct Slot {
-    /// The thread; 0 is none.
+struct CacheSlot {
+    /// The thread; 0 for a free entry.
     owner: AtomicUsize,
-    front: AtomicPtr<Front>,
+    front: AtomicPtr<ThreadRunCache>,
 }
 
-impl Slot {
-    const fn nobodys() -> Slot {
-        Slot { owner: AtomicUsize::new(0), front: AtomicPtr::new(ptr::null_mut()) }
+impl CacheSlot {
+    const fn nobodys() -> CacheSlot {
+        CacheSlot { owner: AtomicUsize::new(0), front: AtomicPtr::new(ptr::null_mut()) }
     }
 }
 
 impl Fronts {
     pub(super) const fn new() -> Fronts {
-        Fronts { slots: [const { Slot::nobodys() }; SLOTS] }
+        Fronts { slots: [const { CacheSlot::nobodys() }; SLOTS] }
     }
 
     /// The slots in which a thread may be.
     #[inline(always)]
-    fn of(&self, thread: usize) -> impl Iterator<Item = &Slot> {
+    fn slots_of_thread(&self, thread: usize) -> impl Iterator<Item = &CacheSlot> {
         // Thread pointers differ in their middle bits.
         let first = (thread >> 6).wrapping_mul(usize::MAX / 11) >> (usize::BITS - SLOTS.ilog2());
         (first..first + LOOKED_AT).map(|slot| &self.slots[slot % SLOTS])
@@ -202,30 +205,30 @@ impl Fronts {
 
     /// The front of this thread.
     #[inline(always)]
-    pub(super) fn mine(&self) -> Option<&Front> {
+    pub(super) fn mine(&self) -> Option<&ThreadRunCache> {
         let thread = thread()?;
-        let mut slots = self.of(thread);
+        let mut slots = self.slots_of_thread(thread);
         let slot = slots.find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
         // SAFETY: a slot that has an owner has a front, which lives until this thread gives it up.
         unsafe { slot.front.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// Whether this thread may have a front. One at a time asks, and claims.
+    /// True if this thread may have a front. One at a time asks, and claims.
     pub(super) fn vacancy(&self) -> bool {
         self.vacant().is_some()
     }
 
-    fn vacant(&self) -> Option<&Slot> {
-        self.of(thread()?).find(|slot| slot.owner.load(Ordering::Relaxed) == 0)
+    fn vacant(&self) -> Option<&CacheSlot> {
+        self.slots_of_thread(thread()?).find(|slot| slot.owner.load(Ordering::Relaxed) == 0)
     }
 
     /// Has this thread own a front, where there is a vacancy.
     ///
     /// # Safety
-    /// `front` is memory for one that is nobody else's until [`Fronts::leave`].
-    pub(super) unsafe fn claim(&self, front: NonNull<Front>) {
+    /// `front` is memory for a cache that no other code uses until [`Fronts::leave`].
+    pub(super) unsafe fn claim(&self, front: NonNull<ThreadRunCache>) {
         // SAFETY: the caller passes memory for it.
-        unsafe { front.write(Front::new()) };
+        unsafe { front.write(ThreadRunCache::new()) };
         if let (Some(slot), Some(thread)) = (self.vacant(), thread()) {
             slot.front.store(front.as_ptr(), Ordering::Relaxed);
             slot.owner.store(thread, Ordering::Release);
@@ -233,27 +236,33 @@ impl Fronts {
     }
 
     /// Has this thread own no front any more. Its memory is returned.
-    pub(super) fn leave(&self) -> Option<NonNull<Front>> {
+    pub(super) fn leave(&self) -> Option<NonNull<ThreadRunCache>> {
         let thread = thread()?;
-        let slot = self.of(thread).find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
+        let slot = self
+            .slots_of_thread(thread)
+            .find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
         slot.owner.store(0, Ordering::Relaxed);
         NonNull::new(slot.front.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 
-    /// All fronts that are owned. Only what other threads may read may be read of them, and only where none leaves meanwhile.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Front> {
+    /// All fronts that are owned. Only what other threads may read may be read of them, and only
+    /// where none leaves meanwhile.
+    pub(super) fn all(&self) -> impl Iterator<Item = &ThreadRunCache> {
         let owned = self.slots.iter().filter(|slot| slot.owner.load(Ordering::Acquire) != 0);
-        // SAFETY: a slot that has an owner has a front, and the caller sees to it that none is given up.
+        // SAFETY: a slot that has an owner has a front, and the caller sees to it that none is
+        // given up.
         owned.filter_map(|slot| unsafe { slot.front.load(Ordering::Relaxed).as_ref() })
     }
 }
 
-/// What no other thread that lives has: the address of its control block. `None` where it cannot be told in an instruction.
+/// Value that no other live thread has: the address of its control block. `None` if no single
+/// instruction returns it.
 #[cfg(all(feature = "os", target_os = "linux", target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn thread() -> Option<usize> {
     let thread: usize;
-    // SAFETY: the first word of the control block holds its address, as the ABI of thread-local storage says.
+    // SAFETY: the first word of the control block holds its address, as the ABI of thread-local
+    // storage says.
     unsafe {
         core::arch::asm!("mov {}, fs:[0]", out(reg) thread, options(pure, readonly, nostack, preserves_flags));
     }
@@ -287,18 +296,18 @@ mod tests {
 
     #[test]
     fn lengths_are_rounded_up_by_a_sixteenth_at_most_and_no_further() {
-        for pages in 1..=LONGEST {
+        for pages in 1..=MAX_CACHED_PAGES {
             let run = rounded(pages);
             assert!(run >= pages && run - pages <= pages / STEPS, "{pages}");
             assert_eq!((rounded(run), length(class(run))), (run, run));
             assert!(pages >= 2 * STEPS || run == pages);
         }
-        assert_eq!((rounded(257), class(LONGEST)), (257, CLASSES - 1));
+        assert_eq!((rounded(257), class(MAX_CACHED_PAGES)), (257, CLASSES - 1));
     }
 
     #[test]
     fn a_front_keeps_what_it_may_and_gives_it_up() {
-        let front = Front::new();
+        let front = ThreadRunCache::new();
         let run = NonNull::<u64>::dangling().cast();
         assert!(!front.push(run, 4));
         front.allow(12);

@@ -1,23 +1,26 @@
-//! The heap behind the lock: runs are cut from regions, and merged with their free neighbours when they come back.
+//! The heap behind the lock: runs are cut from regions, and merged with their free neighbours when
+//! they come back.
 //!
-//! Free runs are of two kinds, which do not merge with each other. *Idle* ones were used, and may be backed by memory: they
-//! are handed out first. *Clean* ones are not: the source has taken the memory, or never gave it.
+//! Free runs are of two kinds, which do not merge with each other. *Idle* ones were used, and may
+//! be backed by memory: they are handed out first. *Clean* ones are not: the source has taken the
+//! memory, or never gave it.
 //!
-//! How much of the idle runs is backed the heap does not know, since nobody tells it who touches what. It looks: of what came
-//! back, one window of pages in [`EVERY`] is asked after. From that it estimates.
+//! The heap does not know which part of the idle runs is backed, since touches are not reported to
+//! it. It samples: for one window of freed pages in [`EVERY`] it queries the source, and it
+//! estimates the total from these.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use super::PAGE;
-use super::page::State;
-use super::policy::Policy;
-use super::region::{self, Regions};
-use super::runs::{Run, Runs};
-use crate::source::{Block, Source};
+use super::page::RunPageState;
+use super::policy::PagesPolicy;
+use super::region::{self, PageRegions};
+use super::runs::{FreeRun, FreeRuns};
+use crate::source::{Source, SourceBlock};
 use crate::watch;
 
-/// Idle pages that are always kept, here and at hand each: 1 MiB.
+/// Idle pages that are always kept, in the heap and in caches each: 1 MiB.
 const KEPT: usize = (1 << 20) / PAGE;
 /// Backed idle pages that are kept if nothing else is said, for 100 that are handed out.
 const PERCENT: usize = 6;
@@ -36,7 +39,7 @@ const AHEAD: usize = 64 << 20;
 /// The smallest and the largest region ahead of need, where memory costs at once.
 const PAID: core::ops::RangeInclusive<usize> = 1 << 18..=1 << 24;
 
-/// What is handed out.
+/// An allocated run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) start: NonNull<u8>,
@@ -45,32 +48,32 @@ pub(super) struct Taken {
 
 /// Regions and their free runs.
 #[derive(Debug)]
-pub(super) struct Heap<S: Source> {
-    idle: Runs,
-    clean: Runs,
-    regions: Regions,
+pub(super) struct PageHeap<S: Source> {
+    idle: FreeRuns,
+    clean: FreeRuns,
+    regions: PageRegions,
     /// Pages that are handed out.
     live: usize,
-    /// How many pages come back before the next look.
+    /// Number of pages to be freed before the next sample.
     unseen: usize,
-    /// Backed idle pages that are kept for 100 that are handed out: half of them here, half at hand.
+    /// Backed idle pages that are kept for 100 allocated pages: half of them here, half in caches.
     percent: usize,
-    /// How many of ALL idle pages are backed, as far as is known.
+    /// Estimated number of ALL idle pages that are backed.
     backed: usize,
-    policy: Policy,
-    pub(super) watch: watch::Pool,
+    policy: PagesPolicy,
+    pub(super) watch: watch::WatchedPool,
     source: S,
 }
 
 // SAFETY: its pointers lead to memory that the source gave to this heap alone.
-unsafe impl<S: Source + Send> Send for Heap<S> {}
+unsafe impl<S: Source + Send> Send for PageHeap<S> {}
 
-impl<S: Source> Heap<S> {
-    pub(super) const fn new(source: S, policy: Policy) -> Heap<S> {
-        Heap {
-            idle: Runs::new(State::Idle),
-            clean: Runs::new(State::Clean),
-            regions: Regions::EMPTY,
+impl<S: Source> PageHeap<S> {
+    pub(super) const fn new(source: S, policy: PagesPolicy) -> PageHeap<S> {
+        PageHeap {
+            idle: FreeRuns::new(RunPageState::Idle),
+            clean: FreeRuns::new(RunPageState::Clean),
+            regions: PageRegions::EMPTY,
             live: 0,
             unseen: EVERY,
             percent: PERCENT,
@@ -102,7 +105,7 @@ impl<S: Source> Heap<S> {
 
     /// A run of this length, of what there is or of more.
     #[inline]
-    pub(super) fn take(&mut self, pages: u32) -> Option<Taken> {
+    pub(super) fn allocate_run(&mut self, pages: u32) -> Option<Taken> {
         match self.take_free(pages) {
             None => self.take_more(pages),
             taken => taken,
@@ -112,25 +115,25 @@ impl<S: Source> Heap<S> {
     /// A run of what there is: idle ones first, since clean ones need memory.
     #[inline]
     fn take_free(&mut self, pages: u32) -> Option<Taken> {
-        if let Some(run) = self.idle.take(pages) {
-            return self.hand_out(run, pages, State::Idle);
+        if let Some(run) = self.idle.remove_run(pages) {
+            return self.hand_out(run, pages, RunPageState::Idle);
         }
-        let run = self.clean.take(pages)?;
-        self.hand_out(run, pages, State::Clean)
+        let run = self.clean.remove_run(pages)?;
+        self.hand_out(run, pages, RunPageState::Clean)
     }
 
     /// Hands out the first pages of a run that was taken out of its list. The rest stays free.
     #[inline]
-    fn hand_out(&mut self, run: Run, pages: u32, state: State) -> Option<Taken> {
+    fn hand_out(&mut self, run: FreeRun, pages: u32, state: RunPageState) -> Option<Taken> {
         self.cut(run, pages, state);
         self.live += pages as usize;
-        let start = self.regions.of(run.0.region.get())?.address(run.0);
-        Some(Taken { start, zeroed: state == State::Clean })
+        let start = self.regions.region_at(run.0.region.get())?.address(run.0);
+        Some(Taken { start, zeroed: state == RunPageState::Clean })
     }
 
-    /// Has what a run has beyond so many pages stay free.
+    /// Frees the pages of a run beyond the given number.
     #[inline]
-    fn cut(&mut self, (first, whole): Run, pages: u32, state: State) {
+    fn cut(&mut self, (first, whole): FreeRun, pages: u32, state: RunPageState) {
         if whole > pages {
             let rest = first.add(pages);
             rest.region.set(first.region.get());
@@ -138,8 +141,8 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    fn runs(&mut self, state: State) -> &mut Runs {
-        if state == State::Clean { &mut self.clean } else { &mut self.idle }
+    fn runs(&mut self, state: RunPageState) -> &mut FreeRuns {
+        if state == RunPageState::Clean { &mut self.clean } else { &mut self.idle }
     }
 
     /// A run that needs a new region, or idle runs and clean ones to become one.
@@ -157,11 +160,11 @@ impl<S: Source> Heap<S> {
     /// Takes pages back, of one run or of a part of it.
     ///
     /// # Panics
-    /// Where they are no pages of this heap.
+    /// Panics if they are not pages of this heap.
     #[inline]
     pub(super) fn put(&mut self, start: NonNull<u8>, pages: u32) {
         let Some((index, first)) = self.regions.find(start, pages) else {
-            panic!("{start:p} is no run of {pages} pages of this pool");
+            panic!("{start:p} is not a run of {pages} pages of this pool");
         };
         first.region.set(index);
         merge(&mut self.idle, (first, pages));
@@ -174,21 +177,21 @@ impl<S: Source> Heap<S> {
     /// In debug builds: notes that the user of this pool has pages, or had them.
     ///
     /// # Panics
-    /// Where that was noted before, or they are no pages of this heap.
+    /// Panics if they have this state already, or if they are not pages of this heap.
     pub(super) fn mark(&mut self, start: NonNull<u8>, pages: u32, handed_out: bool) {
         let found = self.regions.find(start, pages);
         let (_, first) =
-            found.unwrap_or_else(|| panic!("{start:p} is no run of {pages} pages of this pool"));
+            found.unwrap_or_else(|| panic!("{start:p} is not a run of {pages} pages of this pool"));
         for page in 0..pages {
             let before = first.add(page).handed_out.replace(handed_out);
             assert!(
                 before != handed_out,
-                "of {pages} pages from {start:p} some are free: freed before, or never handed out"
+                "some of the {pages} pages from {start:p} are free: freed before, or never allocated"
             );
         }
     }
 
-    /// How many backed pages are kept in either place.
+    /// Maximum number of backed pages that are kept in either place.
     const fn kept(&self) -> usize {
         let part = self.live / 200 * self.percent;
         if part > KEPT { part } else { KEPT }
@@ -199,12 +202,12 @@ impl<S: Source> Heap<S> {
         self.percent = percent;
     }
 
-    /// How many pages may be at hand without the lock, of all threads.
+    /// Maximum number of pages in the caches of all threads.
     pub(super) fn at_hand(&self) -> usize {
         (self.kept() * ALL / self.backed.max(1)).min(self.live)
     }
 
-    /// Whether threads keep runs at hand: where there is so much that the pages for that do not count.
+    /// True if threads have caches: if the pool is so large that the cached pages are a small part.
     pub(super) const fn has_fronts(&self) -> bool {
         self.policy.at_hand && self.live >= KEPT
     }
@@ -214,7 +217,7 @@ impl<S: Source> Heap<S> {
         let Some((_, first)) = self.regions.find(start, pages) else { return false };
         let behind = first.add(pages);
         let state = behind.state.get();
-        if state == State::Used || behind.pages.get() < more {
+        if state == RunPageState::Used || behind.pages.get() < more {
             return false;
         }
         let Some(run) = self.runs(state).take_at(behind) else { return false };
@@ -234,8 +237,8 @@ impl<S: Source> Heap<S> {
         backed > self.kept()
     }
 
-    /// Asks how much of a run that came back is backed. A guess that is too low costs memory, so that it rises at once and
-    /// falls by and by.
+    /// Asks how much of a run that came back is backed. A guess that is too low costs memory, so
+    /// that it rises at once and falls by and by.
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
         self.unseen = EVERY;
@@ -267,7 +270,8 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    /// Cleans all idle runs; `false` where there is none, or the source does not take memory alone.
+    /// Returns the memory of all idle runs; `false` without idle runs, or if the source cannot
+    /// discard memory.
     pub(super) fn clean_all(&mut self) -> bool {
         let some = self.clean_longest();
         while self.clean_longest() {}
@@ -282,15 +286,15 @@ impl<S: Source> Heap<S> {
             return false;
         }
         let Some(run) = self.idle.take_longest() else { return false };
-        let Some(region) = self.regions.of(run.0.region.get()) else { return false };
-        // SAFETY: the pages are the heap's, and nobody uses them.
+        let Some(region) = self.regions.region_at(run.0.region.get()) else { return false };
+        // SAFETY: the pages belong to the heap, and are not in use.
         let clean = unsafe { self.source.discard(region.address(run.0), run.1 as usize * PAGE) };
         merge(if clean { &mut self.clean } else { &mut self.idle }, run);
         clean
     }
 
-    /// Takes a region from the source that has a run of this length. Where memory costs nothing before it is used, the region
-    /// is as large as all before.
+    /// Obtains a region from the source that has a run of this length. If memory costs nothing
+    /// until it is used, the region is as large as all earlier ones together.
     fn grow(&mut self, pages: u32) -> bool {
         // A class may be 1/32 of the length wide, and only the next one is looked at.
         let least = pages.checked_add(pages / 16).and_then(region::layout);
@@ -311,7 +315,7 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    /// How large a region should be, whatever is asked for.
+    /// Preferred size of a region, whatever the request.
     fn ahead(&self) -> usize {
         let free = self.source.ahead(PAGE) / PAGE * PAGE;
         if free > 0 {
@@ -320,13 +324,14 @@ impl<S: Source> Heap<S> {
         (self.held() / 4).next_multiple_of(PAGE).clamp(*PAID.start(), *PAID.end())
     }
 
-    fn add(&mut self, given: Block) -> bool {
+    fn add(&mut self, given: SourceBlock) -> bool {
         watch::taken(&self.watch, given);
         watch::ours(given.start, region::head_of(given));
-        // SAFETY: the source gave it to this heap alone, as it was asked: aligned, and large enough.
+        // SAFETY: the source gave it to this heap alone, as it was asked: aligned, and large
+        // enough.
         let Some(region) = (unsafe { self.regions.add(given) }) else { return false };
         let clean = given.zeroed && self.source.discards();
-        let state = if clean { State::Clean } else { State::Idle };
+        let state = if clean { RunPageState::Clean } else { RunPageState::Idle };
         self.runs(state).insert(region.whole());
         true
     }
@@ -336,7 +341,7 @@ impl<S: Source> Heap<S> {
         self.clean_all();
         while let Some(region) = self.regions.remove(|region| {
             let (first, pages) = region.whole();
-            first.state.get() != State::Used && first.pages.get() == pages
+            first.state.get() != RunPageState::Used && first.pages.get() == pages
         }) {
             let run = region.whole();
             self.runs(run.0.state.get()).remove(run);
@@ -344,16 +349,16 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    fn give_back(&mut self, block: Block) {
+    fn give_back(&mut self, block: SourceBlock) {
         watch::given_back(&self.watch, block);
-        // SAFETY: the source gave this block, and nobody uses a page of it.
+        // SAFETY: the source provided this block, and no page of it is in use.
         unsafe { self.source.give_back(block) };
     }
 
     /// Walks all regions and lists.
     ///
     /// # Panics
-    /// Where something does not hold.
+    /// Panics if an invariant is violated.
     pub(super) fn check(&self) {
         self.idle.check();
         self.clean.check();
@@ -361,17 +366,20 @@ impl<S: Source> Heap<S> {
         for region in self.regions.iter() {
             let (first, pages) = region.whole();
             let mut at = 0;
-            let mut before = State::Used;
+            let mut before = RunPageState::Used;
             while at < pages {
                 let page = first.add(at);
                 let state = page.state.get();
-                assert!(state == State::Used || state != before, "two free runs are neighbours");
-                let length = if state == State::Used { 1 } else { page.pages.get() };
+                assert!(
+                    state == RunPageState::Used || state != before,
+                    "two free runs are neighbours"
+                );
+                let length = if state == RunPageState::Used { 1 } else { page.pages.get() };
                 assert!(length > 0 && length <= pages - at, "a run leaves its region");
                 let inside = (1..length - length.min(1))
-                    .all(|inside| page.add(inside).state.get() == State::Used);
+                    .all(|inside| page.add(inside).state.get() == RunPageState::Used);
                 assert!(inside, "a run has an end inside");
-                free += if state == State::Used { 0 } else { length as usize };
+                free += if state == RunPageState::Used { 0 } else { length as usize };
                 (at, before) = (at + length, state);
             }
             all += pages as usize;
@@ -381,7 +389,7 @@ impl<S: Source> Heap<S> {
     }
 }
 
-impl<S: Source> Drop for Heap<S> {
+impl<S: Source> Drop for PageHeap<S> {
     fn drop(&mut self) {
         while let Some(region) = self.regions.remove(|_| true) {
             self.give_back(region.block());
@@ -392,7 +400,7 @@ impl<S: Source> Drop for Heap<S> {
 
 /// Enters a run that came back, and makes one of it and its free neighbours of the same state.
 #[inline]
-fn merge(runs: &mut Runs, (mut first, mut pages): Run) {
+fn merge(runs: &mut FreeRuns, (mut first, mut pages): FreeRun) {
     if let Some((before, more)) = runs.take_before(first) {
         (first, pages) = (before, pages + more);
     }

@@ -7,21 +7,23 @@
 //!                                               pages
 //! ```
 //!
-//! - Only the first and the last page of a free run have a state other than [`State::Used`]; all between them, all that is
-//!   handed out, and the two edges have that. So a neighbour's state says whether a free run ends, or begins, there.
+//! - Only the first and the last page of a free run have a state other than [`RunPageState::Used`];
+//!   all between them, all that is handed out, and the two edges have that. So a neighbour's state
+//!   says whether a free run ends, or begins, there.
 //! - The first and the last know the length of their run, the first its neighbours in a list.
 //! - A descriptor of zeros is one of a used page.
 //!
-//! A [`PageRef`] is only made of a place where there is a descriptor, so that its methods may read and write it.
+//! A [`PageDescriptorRef`] is only made of a place where there is a descriptor, so that its methods
+//! may read and write it.
 
 use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// What a page is, if it is the first or the last of its run.
+/// State of a page that is the first or last of its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(super) enum RunPageState {
     /// Handed out, or between two others.
     Used = 0,
     /// Free, and maybe backed by memory.
@@ -33,26 +35,26 @@ pub(super) enum State {
 /// One page.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Page {
-    pub(super) next: Cell<Option<PageRef>>,
-    pub(super) previous: Cell<Option<PageRef>>,
-    /// Of the run.
+pub(super) struct PageDescriptor {
+    pub(super) next: Cell<Option<PageDescriptorRef>>,
+    pub(super) previous: Cell<Option<PageDescriptorRef>>,
+    /// Length of the run.
     pub(super) pages: Cell<u32>,
-    pub(super) state: Cell<State>,
+    pub(super) state: Cell<RunPageState>,
     /// The index of its region.
     pub(super) region: Cell<u8>,
     /// In debug builds, whether its user has it.
     pub(super) handed_out: Cell<bool>,
 }
 
-impl Page {
+impl PageDescriptor {
     /// A page that is not free.
-    pub(super) const fn used() -> Page {
-        Page {
+    pub(super) const fn used() -> PageDescriptor {
+        PageDescriptor {
             next: Cell::new(None),
             previous: Cell::new(None),
             pages: Cell::new(0),
-            state: Cell::new(State::Used),
+            state: Cell::new(RunPageState::Used),
             region: Cell::new(0),
             handed_out: Cell::new(false),
         }
@@ -62,42 +64,42 @@ impl Page {
 /// The descriptor of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub(super) struct PageRef(NonNull<Page>);
+pub(super) struct PageDescriptorRef(NonNull<PageDescriptor>);
 
-impl PageRef {
+impl PageDescriptorRef {
     /// # Safety
-    /// There is a descriptor for as long as anyone has this, and others before and behind it as far as callers go: to the
-    /// edges of its region. One thread at a time uses them.
-    pub(super) const unsafe fn at(page: NonNull<Page>) -> PageRef {
-        PageRef(page)
+    /// There is a descriptor for as long as anyone has this, and others before and behind it as far
+    /// as callers go: to the edges of its region. One thread at a time uses them.
+    pub(super) const unsafe fn at(page: NonNull<PageDescriptor>) -> PageDescriptorRef {
+        PageDescriptorRef(page)
     }
 
-    /// The page so many further.
+    /// The page `pages` further.
     #[inline(always)]
-    pub(super) fn add(self, pages: u32) -> PageRef {
+    pub(super) fn add(self, pages: u32) -> PageDescriptorRef {
         // SAFETY: callers go no further than to the edge of the region.
-        PageRef(unsafe { self.0.add(pages as usize) })
+        PageDescriptorRef(unsafe { self.0.add(pages as usize) })
     }
 
-    /// The page so many before.
+    /// The page `pages` before.
     #[inline(always)]
-    pub(super) fn sub(self, pages: u32) -> PageRef {
-        // SAFETY: as for `add`.
-        PageRef(unsafe { self.0.sub(pages as usize) })
+    pub(super) fn sub(self, pages: u32) -> PageDescriptorRef {
+        // SAFETY: the descriptor is of the same region, as the caller of `sub` ensures.
+        PageDescriptorRef(unsafe { self.0.sub(pages as usize) })
     }
 
-    /// How many pages this one lies behind another of its region.
+    /// Distance in pages from another page of its region.
     #[inline(always)]
-    pub(super) fn behind(self, first: PageRef) -> usize {
-        (self.0.addr().get() - first.0.addr().get()) / size_of::<Page>()
+    pub(super) fn behind(self, first: PageDescriptorRef) -> usize {
+        (self.0.addr().get() - first.0.addr().get()) / size_of::<PageDescriptor>()
     }
 }
 
-impl Deref for PageRef {
-    type Target = Page;
+impl Deref for PageDescriptorRef {
+    type Target = PageDescriptor;
 
     #[inline(always)]
-    fn deref(&self) -> &Page {
+    fn deref(&self) -> &PageDescriptor {
         // SAFETY: there is a descriptor, of which all that changes is in cells.
         unsafe { self.0.as_ref() }
     }

@@ -1,39 +1,40 @@
-//! Free runs of one state, by length: a class is found, and a run in it, in a fixed number of steps.
+//! Free runs of one state, by length: a class is found, and a run in it, in a fixed number of
+//! steps.
 
-use super::page::{PageRef, State};
-use crate::classes::{self, Classes, EXACT, ROW};
+use super::page::{PageDescriptorRef, RunPageState};
+use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 
 /// Longer runs there are not: descriptors count in 32 bits.
-pub(super) const LONGEST: u32 = u32::MAX;
+pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
-const LEVELS: usize = classes::levels(LONGEST as usize + 1);
+const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);
 
 /// A free run: its first page, and how many there are.
-pub(super) type Run = (PageRef, u32);
+pub(super) type FreeRun = (PageDescriptorRef, u32);
 
 /// Free runs of one state.
 #[derive(Debug)]
-pub(super) struct Runs {
-    state: State,
-    /// Of all runs.
+pub(super) struct FreeRuns {
+    state: RunPageState,
+    /// Total number of pages in all runs.
     pages: usize,
-    classes: Classes<LEVELS>,
-    heads: [[Option<PageRef>; ROW]; LEVELS],
+    classes: SizeClassBitmap<LEVELS>,
+    heads: [[Option<PageDescriptorRef>; ROW]; LEVELS],
 }
 
-impl Runs {
-    pub(super) const fn new(state: State) -> Runs {
-        Runs { state, pages: 0, classes: Classes::EMPTY, heads: [[None; ROW]; LEVELS] }
+impl FreeRuns {
+    pub(super) const fn new(state: RunPageState) -> FreeRuns {
+        FreeRuns { state, pages: 0, classes: SizeClassBitmap::EMPTY, heads: [[None; ROW]; LEVELS] }
     }
 
-    /// How many pages are in it.
+    /// Number of pages in it.
     pub(super) const fn pages(&self) -> usize {
         self.pages
     }
 
     /// Enters a run, which has no free neighbour of this state.
     #[inline(always)]
-    pub(super) fn insert(&mut self, (first, pages): Run) {
+    pub(super) fn insert(&mut self, (first, pages): FreeRun) {
         let class = classes::class(pages as usize);
         let next = self.heads[class / ROW][class % ROW].replace(first);
         match next {
@@ -51,7 +52,7 @@ impl Runs {
 
     /// Takes a run out, wherever it is in its list.
     #[inline(always)]
-    pub(super) fn remove(&mut self, (first, pages): Run) {
+    pub(super) fn remove(&mut self, (first, pages): FreeRun) {
         let (next, previous) = (first.next.get(), first.previous.get());
         if let Some(next) = next {
             next.previous.set(previous);
@@ -60,23 +61,23 @@ impl Runs {
             Some(previous) => previous.next.set(next),
             None => self.set_head(classes::class(pages as usize), next),
         }
-        first.state.set(State::Used);
-        first.add(pages - 1).state.set(State::Used);
+        first.state.set(RunPageState::Used);
+        first.add(pages - 1).state.set(RunPageState::Used);
         self.pages -= pages as usize;
     }
 
     #[inline(always)]
-    fn set_head(&mut self, class: usize, head: Option<PageRef>) {
+    fn set_head(&mut self, class: usize, head: Option<PageDescriptorRef>) {
         self.heads[class / ROW][class % ROW] = head;
         if head.is_none() {
             self.classes.clear(class);
         }
     }
 
-    /// Takes out a run of at least so many pages: of exactly as many below EXACT, if there is one; else of the next wider
-    /// class, so that no list is searched.
+    /// Removes a run of at least this number of pages: below EXACT an exact one, if available; else
+    /// one of the next wider class, so that no list is searched.
     #[inline(always)]
-    pub(super) fn take(&mut self, pages: u32) -> Option<Run> {
+    pub(super) fn remove_run(&mut self, pages: u32) -> Option<FreeRun> {
         let class = self.classes.first_from(classes::class_above(pages as usize))?;
         let first = self.heads[class / ROW][class % ROW]?;
         let run = (first, first.pages.get());
@@ -85,7 +86,7 @@ impl Runs {
     }
 
     /// Takes out one of the longest.
-    pub(super) fn take_longest(&mut self) -> Option<Run> {
+    pub(super) fn take_longest(&mut self) -> Option<FreeRun> {
         let class = self.classes.last()?;
         let first = self.heads[class / ROW][class % ROW]?;
         let run = (first, first.pages.get());
@@ -95,7 +96,7 @@ impl Runs {
 
     /// The run that ends just before a page, or that begins with it, taken out.
     #[inline(always)]
-    pub(super) fn take_before(&mut self, page: PageRef) -> Option<Run> {
+    pub(super) fn take_before(&mut self, page: PageDescriptorRef) -> Option<FreeRun> {
         let last = page.sub(1);
         if last.state.get() != self.state {
             return None;
@@ -107,7 +108,7 @@ impl Runs {
 
     /// The run that begins with a page, taken out.
     #[inline(always)]
-    pub(super) fn take_at(&mut self, page: PageRef) -> Option<Run> {
+    pub(super) fn take_at(&mut self, page: PageDescriptorRef) -> Option<FreeRun> {
         if page.state.get() != self.state {
             return None;
         }
@@ -119,7 +120,7 @@ impl Runs {
     /// Walks all lists.
     ///
     /// # Panics
-    /// Where a list, its bits or the class of a run are wrong.
+    /// Panics if a list, its bits or the class of a run are wrong.
     pub(super) fn check(&self) {
         self.classes.check(|class| self.heads[class / ROW][class % ROW].is_some());
         let mut found = 0;

@@ -7,17 +7,17 @@ use super::format::{CHUNK, NAME, ROOT_COUNT, VERSION};
 /// Why a call failed; the heap is as it was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Error {
+pub enum PersistentError {
     /// The system would not.
     Os {
-        /// What it was asked.
+        /// System call.
         call: &'static str,
-        /// What it said, as in `errno.h`.
+        /// Error number, as in `errno.h`.
         errno: i32,
     },
     /// Another has the heap open.
     Busy,
-    /// The file is no heap.
+    /// The file is not a heap.
     Foreign,
     /// The file's format is not known to this version.
     Newer {
@@ -33,9 +33,9 @@ pub enum Error {
     },
     /// The file was damaged, or not written by this library.
     Corrupt {
-        /// What is wrong.
+        /// Description of the problem.
         what: &'static str,
-        /// Where in the file.
+        /// Offset in the file.
         place: u64,
     },
     /// No memory for what is not kept in the file.
@@ -60,37 +60,47 @@ pub enum Error {
     Options,
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for PersistentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Os { call, errno } => write!(f, "{call} failed with errno {errno}"),
-            Error::Busy => f.write_str("the heap is open elsewhere: close it there, or wait"),
-            Error::Foreign => f.write_str("the file is not a persistent heap"),
-            Error::Newer { version } => {
-                write!(f, "the heap has format {version}, this library knows {}", VERSION)
+            PersistentError::Os { call, errno } => write!(f, "{call} failed with errno {errno}"),
+            PersistentError::Busy => {
+                f.write_str("the heap is open elsewhere: close it there, or wait")
             }
-            Error::CutOff { expected, found } => {
+            PersistentError::Foreign => f.write_str("the file is not a persistent heap"),
+            PersistentError::Newer { version } => {
+                write!(f, "the heap has format {version}, this library supports format {}", VERSION)
+            }
+            PersistentError::CutOff { expected, found } => {
                 write!(f, "the heap is cut off: it has {found} bytes of {expected}")
             }
-            Error::Corrupt { what, place } => {
+            PersistentError::Corrupt { what, place } => {
                 write!(f, "the heap is damaged at byte {place}: {what} is not what was written")
             }
-            Error::OutOfMemory => f.write_str("no memory for the index of the heap"),
-            Error::Full => f.write_str("the heap is as large as it may get"),
-            Error::LogFull => f.write_str("the transaction is larger than the heap's log"),
-            Error::NotABlock => f.write_str("no block of the heap starts there"),
-            Error::Named => f.write_str("the block has a name: take it away first"),
-            Error::OutOfRange => {
+            PersistentError::OutOfMemory => f.write_str("no memory for the index of the heap"),
+            PersistentError::Full => f.write_str("the heap is as large as it may get"),
+            PersistentError::LogFull => {
+                f.write_str("the transaction is larger than the heap's log")
+            }
+            PersistentError::NotABlock => f.write_str("no block of the heap starts there"),
+            PersistentError::Named => f.write_str("the block has a name: remove the name first"),
+            PersistentError::OutOfRange => {
                 f.write_str("that is not in the heap, or not aligned for its type")
             }
-            Error::Alignment => write!(f, "blocks can be aligned to {CHUNK} bytes at most"),
-            Error::Name => write!(f, "the name of a root has 1 to {NAME} bytes and no NUL"),
-            Error::TooManyRoots => {
+            PersistentError::Alignment => {
+                write!(f, "blocks can be aligned to {CHUNK} bytes at most")
+            }
+            PersistentError::Name => {
+                write!(f, "the name of a root has 1 to {NAME} bytes and no NUL")
+            }
+            PersistentError::TooManyRoots => {
                 write!(f, "the heap has {ROOT_COUNT} roots, and may have no more")
             }
-            Error::Options => f.write_str("the capacity or the size of the log is 0 or too large"),
+            PersistentError::Options => {
+                f.write_str("the capacity or the size of the log is 0 or too large")
+            }
         }
     }
 }
 
-impl core::error::Error for Error {}
+impl core::error::Error for PersistentError {}

@@ -3,38 +3,41 @@
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 
-use super::Error;
-use super::format::Fixed;
+use super::PersistentError;
+use super::format::FixedHeader;
 
 /// The longest path of a folder, as PATH_MAX, with its NUL.
 const PATH: usize = libc::PATH_MAX as usize;
 
 /// Does something with the folder of a file.
-fn in_folder<T>(path: &CStr, act: impl FnOnce(&CStr) -> Result<T, Error>) -> Result<T, Error> {
+fn in_folder<T>(
+    path: &CStr,
+    act: impl FnOnce(&CStr) -> Result<T, PersistentError>,
+) -> Result<T, PersistentError> {
     let bytes = path.to_bytes();
     let folder = bytes.iter().rposition(|byte| *byte == b'/').map(|slash| &bytes[..=slash]);
     let mut name = [0; PATH];
     let room = name.get_mut(..folder.map_or(1, <[u8]>::len));
-    let too_long = Error::Os { call: "open", errno: libc::ENAMETOOLONG };
+    let too_long = PersistentError::Os { call: "open", errno: libc::ENAMETOOLONG };
     room.ok_or(too_long)?.copy_from_slice(folder.unwrap_or(b"."));
     act(CStr::from_bytes_until_nul(&name).map_err(|_| too_long)?)
 }
 
 /// An open file that is closed, and with it unlocked, when dropped.
 #[derive(Debug)]
-pub(super) struct File(libc::c_int);
+pub(super) struct LockedFile(libc::c_int);
 
-impl File {
+impl LockedFile {
     /// Opens a file for reading and writing.
-    pub(super) fn open(path: &CStr, flags: libc::c_int) -> Result<File, Error> {
+    pub(super) fn open(path: &CStr, flags: libc::c_int) -> Result<LockedFile, PersistentError> {
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: the path is a string, and the mode is what O_CREAT and O_TMPFILE read.
         let fd = unsafe { libc::open(path.as_ptr(), flags, 0o666) };
-        if fd < 0 { Err(Error::last("open")) } else { Ok(File(fd)) }
+        if fd < 0 { Err(PersistentError::last("open")) } else { Ok(LockedFile(fd)) }
     }
 
     /// Keeps others out until it is closed.
-    pub(super) fn lock(&self, wait: bool) -> Result<(), Error> {
+    pub(super) fn lock(&self, wait: bool) -> Result<(), PersistentError> {
         let flags = libc::LOCK_EX | if wait { 0 } else { libc::LOCK_NB };
         loop {
             // SAFETY: the call takes numbers.
@@ -43,84 +46,84 @@ impl File {
             }
             match errno() {
                 libc::EINTR => {}
-                libc::EWOULDBLOCK => return Err(Error::Busy),
-                errno => return Err(Error::Os { call: "flock", errno }),
+                libc::EWOULDBLOCK => return Err(PersistentError::Busy),
+                errno => return Err(PersistentError::Os { call: "flock", errno }),
             }
         }
     }
 
-    /// The file's size in bytes; an error where it is no plain file.
-    pub(super) fn size(&self) -> Result<usize, Error> {
+    /// The file's size in bytes; an error if it is not a regular file.
+    pub(super) fn size(&self) -> Result<usize, PersistentError> {
         // SAFETY: a stat of zeros is one.
         let mut stat: libc::stat = unsafe { core::mem::zeroed() };
         // SAFETY: `stat` is written by the call and lives longer.
         if unsafe { libc::fstat(self.0, &raw mut stat) } != 0 {
-            return Err(Error::last("fstat"));
+            return Err(PersistentError::last("fstat"));
         }
         if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-            return Err(Error::Foreign);
+            return Err(PersistentError::Foreign);
         }
         Ok(usize::try_from(stat.st_size).unwrap_or(0))
     }
 
     /// Gives a range of the file its blocks, so that no store to it finds the disk full.
-    pub(super) fn allocate(&self, from: usize, to: usize) -> Result<(), Error> {
+    pub(super) fn allocate(&self, from: usize, to: usize) -> Result<(), PersistentError> {
         let call = "posix_fallocate";
         #[cfg(test)]
         super::replay::refuse(call)?;
         let offset = |at: usize| {
-            libc::off_t::try_from(at).map_err(|_| Error::Os { call, errno: libc::EFBIG })
+            libc::off_t::try_from(at).map_err(|_| PersistentError::Os { call, errno: libc::EFBIG })
         };
         let (start, len) = (offset(from)?, offset(to.saturating_sub(from))?);
         if to > longest() {
-            return Err(Error::Os { call, errno: libc::EFBIG });
+            return Err(PersistentError::Os { call, errno: libc::EFBIG });
         }
         loop {
             // SAFETY: the call takes numbers.
             match unsafe { libc::posix_fallocate(self.0, start, len) } {
                 0 => return Ok(()),
                 libc::EINTR => {}
-                errno => return Err(Error::Os { call, errno }),
+                errno => return Err(PersistentError::Os { call, errno }),
             }
         }
     }
 
     /// Makes a file without a name in the folder where `path` will be.
-    pub(super) fn open_nameless_beside(path: &CStr) -> Result<File, Error> {
-        in_folder(path, |folder| File::open(folder, libc::O_TMPFILE))
+    pub(super) fn open_nameless_beside(path: &CStr) -> Result<LockedFile, PersistentError> {
+        in_folder(path, |folder| LockedFile::open(folder, libc::O_TMPFILE))
     }
 
     /// Makes the file longer without giving it blocks.
-    pub(super) fn lengthen(&self, size: usize) -> Result<(), Error> {
+    pub(super) fn lengthen(&self, size: usize) -> Result<(), PersistentError> {
         let size = libc::off_t::try_from(size)
-            .map_err(|_| Error::Os { call: "ftruncate", errno: libc::EFBIG })?;
+            .map_err(|_| PersistentError::Os { call: "ftruncate", errno: libc::EFBIG })?;
         if i64::try_from(longest()).is_ok_and(|longest| size > longest) {
-            return Err(Error::Os { call: "ftruncate", errno: libc::EFBIG });
+            return Err(PersistentError::Os { call: "ftruncate", errno: libc::EFBIG });
         }
         // SAFETY: the call takes numbers.
         if unsafe { libc::ftruncate(self.0, size) } == 0 {
             Ok(())
         } else {
-            Err(Error::last("ftruncate"))
+            Err(PersistentError::last("ftruncate"))
         }
     }
 
-    /// The first bytes of a heap; `None` where the file has not so many.
-    pub(super) fn fixed(&self) -> Result<Option<Fixed>, Error> {
-        let mut fixed = MaybeUninit::<Fixed>::zeroed();
-        let size = size_of::<Fixed>();
-        // SAFETY: so many bytes may be written there.
+    /// The first bytes of a heap; `None` if the file is shorter.
+    pub(super) fn fixed(&self) -> Result<Option<FixedHeader>, PersistentError> {
+        let mut fixed = MaybeUninit::<FixedHeader>::zeroed();
+        let size = size_of::<FixedHeader>();
+        // SAFETY: the buffer has this length and is writable.
         let read = unsafe { libc::pread(self.0, fixed.as_mut_ptr().cast(), size, 0) };
         // SAFETY: any bytes are numbers, and those that were not read are 0.
         let fixed = unsafe { fixed.assume_init() };
         match usize::try_from(read) {
             Ok(read) => Ok((read == size).then_some(fixed)),
-            Err(_) => Err(Error::last("pread")),
+            Err(_) => Err(PersistentError::last("pread")),
         }
     }
 
     /// Gives a file without a name one; fails where there is such a name.
-    pub(super) fn link(&self, path: &CStr) -> Result<(), Error> {
+    pub(super) fn link(&self, path: &CStr) -> Result<(), PersistentError> {
         let mut name = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
         let digits = name.get_mut(14..24).into_iter().flatten();
         let (mut left, mut divisor) = (self.0, 1_000_000_000);
@@ -135,22 +138,26 @@ impl File {
         // SAFETY: both are strings that end in NUL.
         let linked =
             unsafe { libc::linkat(here, name.as_ptr().cast(), here, path.as_ptr(), follow) };
-        if linked == 0 { Ok(()) } else { Err(Error::last("linkat")) }
+        if linked == 0 { Ok(()) } else { Err(PersistentError::last("linkat")) }
     }
 
     /// Waits until what was written would survive a loss of power.
-    pub(super) fn sync(&self) -> Result<(), Error> {
+    pub(super) fn sync(&self) -> Result<(), PersistentError> {
         // SAFETY: the call takes a number.
-        if unsafe { libc::fsync(self.0) } == 0 { Ok(()) } else { Err(Error::last("fsync")) }
+        if unsafe { libc::fsync(self.0) } == 0 {
+            Ok(())
+        } else {
+            Err(PersistentError::last("fsync"))
+        }
     }
 
     /// Waits until the name of a file would.
-    pub(super) fn sync_name(path: &CStr) -> Result<(), Error> {
+    pub(super) fn sync_name(path: &CStr) -> Result<(), PersistentError> {
         in_folder(path, |folder| {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             // SAFETY: the path is a string.
             let fd = unsafe { libc::open(folder.as_ptr(), flags) };
-            if fd < 0 { Err(Error::last("open")) } else { File(fd).sync() }
+            if fd < 0 { Err(PersistentError::last("open")) } else { LockedFile(fd).sync() }
         })
     }
 
@@ -166,14 +173,14 @@ impl File {
     }
 }
 
-impl Drop for File {
+impl Drop for LockedFile {
     fn drop(&mut self) {
         // SAFETY: the descriptor is ours, and used no more.
         unsafe { libc::close(self.0) };
     }
 }
 
-/// How long a file may get: asked first, because who goes beyond it is sent SIGXFSZ, which kills.
+/// Maximum size of a file: checked first, because a process that exceeds it is killed by SIGXFSZ.
 fn longest() -> usize {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the limit may be written.
@@ -188,8 +195,8 @@ fn errno() -> i32 {
     unsafe { *place }
 }
 
-impl Error {
-    pub(super) fn last(call: &'static str) -> Error {
-        Error::Os { call, errno: errno() }
+impl PersistentError {
+    pub(super) fn last(call: &'static str) -> PersistentError {
+        PersistentError::Os { call, errno: errno() }
     }
 }

@@ -1,4 +1,4 @@
-//! What lies where in the file, and the words that carry a check of themselves. Reads and writes nothing.
+//! Layout of the file, and the encoding of words with a checksum. Reads and writes nothing.
 //!
 //! ```text
 //!        0  fixed part: magic, version, chunk size, capacity, size of a log, check. Never changes
@@ -10,46 +10,48 @@
 //!           chunks of 16 KiB: the blocks. The file grows here
 //! ```
 //!
-//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are little-endian,
-//! as those of the machine; the file is mapped as a whole, which takes addresses of 64 bits.
+//! Each part starts at a multiple of 64 KiB, which every page size in use divides. All numbers are
+//! little-endian, as those of the machine; the file is mapped as a whole, which takes addresses of
+//! 64 bits.
 
 use core::mem::offset_of;
 
-/// What blocks are cut from: a chunk is free, or holds blocks of one size, or belongs to a run of chunks that is one block.
+/// Unit of allocation: a chunk is free, or contains blocks of one size, or belongs to a run of
+/// chunks that is one block.
 pub(super) const CHUNK: usize = 1 << 14;
-/// What parts of the file are aligned to.
+/// Alignment of the parts of the file.
 pub(super) const AREA: usize = 1 << 16;
 /// The first bytes of every heap.
 pub(super) const MAGIC: [u8; 8] = *b"pwheap\r\n";
-/// The newest format that is understood; there is no older one.
+/// The only supported format.
 pub(super) const VERSION: u32 = 1;
-/// Where the number of the open transaction is.
+/// Offset of the number of the open transaction.
 pub(super) const GENERATION: usize = 4 << 10;
-/// Where the number of chunks that the file has is.
+/// Offset of the number of chunks in the file.
 pub(super) const CHUNKS: usize = GENERATION + 8;
-/// Where the hash over what describes the heap is; 0 while it is open.
+/// Offset of the hash over the description of the heap; 0 while it is open.
 pub(super) const SEAL: usize = GENERATION + 16;
-/// Where the roots are.
+/// Offset of the roots.
 pub(super) const ROOTS: usize = 1 << 13;
-/// How many roots there may be.
+/// Maximum number of roots.
 pub(super) const ROOT_COUNT: usize = 64;
 /// The longest name of a root in bytes.
 pub(super) const NAME: usize = 40;
-/// Where the logs are.
+/// Offset of the logs.
 pub(super) const LOG: usize = AREA;
 /// The bytes of a chunk's bitmap.
 pub(super) const BITMAP: usize = 64;
 /// The most chunks that a heap may have: 256 GiB.
-pub(super) const MOST_CHUNKS: usize = 1 << 24;
+pub(super) const MAX_CHUNKS: usize = 1 << 24;
 /// The most bytes that each log may have: 2 GiB.
-pub(super) const MOST_LOG: usize = 1 << 31;
+pub(super) const MAX_LOG_BYTES: usize = 1 << 31;
 
-const _: () = assert!(ROOTS + ROOT_COUNT * size_of::<Root>() <= LOG);
+const _: () = assert!(ROOTS + ROOT_COUNT * size_of::<NamedRoot>() <= LOG);
 
 /// The part that never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fixed {
+pub(super) struct FixedHeader {
     pub(super) magic: [u8; 8],
     pub(super) version: u32,
     pub(super) chunk: u32,
@@ -58,32 +60,32 @@ pub(super) struct Fixed {
     pub(super) check: u64,
 }
 
-const _: () = assert!(size_of::<Fixed>() == 40 && offset_of!(Fixed, check) == 32);
+const _: () = assert!(size_of::<FixedHeader>() == 40 && offset_of!(FixedHeader, check) == 32);
 
-impl Fixed {
-    pub(super) fn new(shape: Shape) -> Fixed {
+impl FixedHeader {
+    pub(super) fn new(shape: HeapShape) -> FixedHeader {
         let (capacity, log) = (shape.capacity as u64, shape.log as u64);
         let chunk = 1 << CHUNK.trailing_zeros();
-        let fixed = Fixed { magic: MAGIC, version: VERSION, chunk, capacity, log, check: 0 };
-        Fixed { check: fixed.hash(), ..fixed }
+        let fixed = FixedHeader { magic: MAGIC, version: VERSION, chunk, capacity, log, check: 0 };
+        FixedHeader { check: fixed.hash(), ..fixed }
     }
 
     /// As the file has it.
-    pub(super) fn words(&self) -> [u64; 5] {
+    pub(super) fn as_words(&self) -> [u64; 5] {
         let sizes = u64::from(self.chunk) << 32 | u64::from(self.version);
         [u64::from_le_bytes(self.magic), sizes, self.capacity, self.log, self.check]
     }
 
-    /// Of everything but the check.
+    /// Hash of everything but the checksum.
     pub(super) fn hash(&self) -> u64 {
-        self.words()[..4].iter().fold(1, |hash, word| mix(hash, *word))
+        self.as_words()[..4].iter().fold(1, |hash, word| mix(hash, *word))
     }
 }
 
 /// A name of a block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Root {
+pub(super) struct NamedRoot {
     /// Ends at the first NUL; an empty name is a place for another root.
     pub(super) name: [u8; NAME],
     pub(super) offset: u64,
@@ -92,32 +94,32 @@ pub(super) struct Root {
     pub(super) check: u64,
 }
 
-const _: () = assert!(size_of::<Root>() == 64 && offset_of!(Root, offset) == 40);
+const _: () = assert!(size_of::<NamedRoot>() == 64 && offset_of!(NamedRoot, offset) == 40);
 
-impl Root {
-    pub(super) const NONE: Root = Root { name: [0; NAME], offset: 0, tag: 0, check: 0 };
+impl NamedRoot {
+    pub(super) const NONE: NamedRoot = NamedRoot { name: [0; NAME], offset: 0, tag: 0, check: 0 };
 
-    pub(super) fn new(name: [u8; NAME], offset: u64) -> Root {
-        let root = Root { name, offset, ..Root::NONE };
-        Root { check: root.hash(), ..root }
+    pub(super) fn new(name: [u8; NAME], offset: u64) -> NamedRoot {
+        let root = NamedRoot { name, offset, ..NamedRoot::NONE };
+        NamedRoot { check: root.hash(), ..root }
     }
 
-    pub(super) fn from_words(words: [u64; 8]) -> Root {
+    pub(super) fn from_words(words: [u64; 8]) -> NamedRoot {
         let mut name = [0; NAME];
         for (bytes, word) in name.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
-        Root { name, offset: words[5], tag: words[6], check: words[7] }
+        NamedRoot { name, offset: words[5], tag: words[6], check: words[7] }
     }
 
-    pub(super) fn words(&self) -> [u64; 8] {
+    pub(super) fn as_words(&self) -> [u64; 8] {
         let [a, b, c, d, e] = words_of(&self.name);
         [a, b, c, d, e, self.offset, self.tag, self.check]
     }
 
-    /// Of everything but the check.
+    /// Hash of everything but the checksum.
     pub(super) fn hash(&self) -> u64 {
-        self.words()[..7].iter().fold(2, |hash, word| mix(hash, *word))
+        self.as_words()[..7].iter().fold(2, |hash, word| mix(hash, *word))
     }
 }
 
@@ -130,9 +132,9 @@ pub(super) fn words_of(name: &[u8; NAME]) -> [u64; NAME / 8] {
     words
 }
 
-/// How large the parts of a heap are, and where they lie.
+/// Sizes and offsets of the parts of a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct HeapShape {
     /// The most chunks that it may have.
     pub(super) capacity: usize,
     /// The bytes of each log: a multiple of `AREA`.
@@ -141,55 +143,56 @@ pub(super) struct Shape {
     data: usize,
 }
 
-impl Shape {
-    /// Of a heap of so many chunks at most, whose logs have this size; `None` where that is no heap.
-    pub(super) fn new(capacity: usize, log: usize) -> Option<Shape> {
-        let fits = (1..=MOST_CHUNKS).contains(&capacity) && (AREA..=MOST_LOG).contains(&log);
+impl HeapShape {
+    /// Shape of a heap with a maximum number of chunks and logs of this size; `None` for impossible
+    /// values.
+    pub(super) fn new(capacity: usize, log: usize) -> Option<HeapShape> {
+        let fits = (1..=MAX_CHUNKS).contains(&capacity) && (AREA..=MAX_LOG_BYTES).contains(&log);
         if !fits || !log.is_multiple_of(AREA) {
             return None;
         }
         let bitmaps = LOG + 2 * log + (capacity * 8).next_multiple_of(AREA);
         let data = bitmaps + (capacity * BITMAP).next_multiple_of(AREA);
-        Some(Shape { capacity, log, bitmaps, data })
+        Some(HeapShape { capacity, log, bitmaps, data })
     }
 
-    /// Where the table is.
+    /// Offset of the table.
     #[inline]
     pub(super) fn table(self) -> usize {
         LOG + 2 * self.log
     }
 
-    /// Where the bitmaps are.
+    /// Offset of the bitmaps.
     #[inline]
     pub(super) fn bitmaps(self) -> usize {
         self.bitmaps
     }
 
-    /// Where chunks are.
+    /// Offset of the chunks.
     #[inline]
     pub(super) fn data(self) -> usize {
         self.data
     }
 
-    /// How long the file is with this many chunks.
+    /// Length of the file with this number of chunks.
     #[inline]
     pub(super) fn with(self, chunks: usize) -> usize {
         self.data() + chunks * CHUNK
     }
 
-    /// Where a chunk's word is.
+    /// Offset of a chunk's word.
     #[inline]
     pub(super) fn entry(self, chunk: usize) -> usize {
         self.table() + chunk * 8
     }
 
-    /// Where a chunk's bitmap is.
+    /// Offset of a chunk's bitmap.
     #[inline]
     pub(super) fn bitmap(self, chunk: usize) -> usize {
         self.bitmaps() + chunk * BITMAP
     }
 
-    /// Where a chunk is.
+    /// Offset of a chunk.
     #[inline]
     pub(super) fn chunk(self, chunk: usize) -> usize {
         self.data() + chunk * CHUNK
@@ -199,21 +202,22 @@ impl Shape {
 /// The bits of a checked word that hold its value; those above hold the check.
 pub(super) const VALUE: u64 = (1 << 52) - 1;
 
-/// A word that says in its upper 12 bits whether the lower 52 are what was written to this place: stored at once, it is
-/// never half written.
+/// A word that says in its upper 12 bits whether the lower 52 are what was written to this place:
+/// stored at once, it is never half written.
 #[inline]
 pub(super) fn checked(place: usize, value: u64) -> u64 {
     let value = value & VALUE;
     value | mix(place as u64, value) & !VALUE
 }
 
-/// The generation so many after another: they come round after 2^52, when no log has one of the first any more.
+/// The generation `by` after another: numbers repeat after 2^52, when no log contains an entry of
+/// the first any more.
 #[inline]
 pub(super) fn next(generation: u64, by: u64) -> u64 {
     generation.wrapping_add(by) & VALUE
 }
 
-/// What a checked word says, where it is one.
+/// Value of a word, if its checksum is right.
 pub(super) fn value(place: usize, word: u64) -> Option<u64> {
     (checked(place, word) == word).then_some(word & VALUE)
 }
@@ -228,9 +232,9 @@ pub(super) fn mix(hash: u64, word: u64) -> u64 {
     low ^ high.rotate_left(29)
 }
 
-/// What the table says of a chunk.
+/// State of a chunk in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ChunkState {
     /// Free, or the inside of a run.
     Free,
     /// Holds blocks of a class.
@@ -239,31 +243,32 @@ pub(super) enum State {
     Run(usize),
 }
 
-impl State {
+impl ChunkState {
     /// As the table has it at a place in the file: 0 is free, as in a new file.
     pub(super) fn word(self, place: usize) -> u64 {
         match self {
-            State::Free => 0,
-            State::Slab(class) => checked(place, class as u64 + 1),
-            State::Run(chunks) => checked(place, (chunks as u64) << 8),
+            ChunkState::Free => 0,
+            ChunkState::Slab(class) => checked(place, class as u64 + 1),
+            ChunkState::Run(chunks) => checked(place, (chunks as u64) << 8),
         }
     }
 
-    /// What a word of the table says, where it may be one.
-    pub(super) fn read(place: usize, word: u64) -> Option<State> {
+    /// State in a word of the table, if it is a possible one.
+    pub(super) fn read(place: usize, word: u64) -> Option<ChunkState> {
         if word == 0 {
-            return Some(State::Free);
+            return Some(ChunkState::Free);
         }
         let value = usize::try_from(value(place, word)?).ok()?;
         match (value & 0xff, value >> 8) {
-            (0, chunks) if chunks > 0 => Some(State::Run(chunks)),
-            (class, 0) if (1..=CLASSES).contains(&class) => Some(State::Slab(class - 1)),
+            (0, chunks) if chunks > 0 => Some(ChunkState::Run(chunks)),
+            (class, 0) if (1..=CLASSES).contains(&class) => Some(ChunkState::Slab(class - 1)),
             _ => None,
         }
     }
 }
 
-/// The sizes of blocks that share a chunk: steps of an eighth to a quarter, then what divides a chunk by 7 to 2.
+/// The sizes of blocks that share a chunk: steps of an eighth to a quarter, then what divides a
+/// chunk by 7 to 2.
 pub(super) const SIZES: [u16; CLASSES] = [
     32,
     48,
@@ -295,14 +300,14 @@ pub(super) const SIZES: [u16; CLASSES] = [
     5456,
     8192,
 ];
-/// How many sizes there are.
+/// Number of size classes.
 pub(super) const CLASSES: usize = 29;
 /// The largest block that shares a chunk.
 pub(super) const SHARED: usize = SIZES[CLASSES - 1] as usize;
 
-/// What is worked out of a size once.
+/// Precomputed values of a size class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Class {
+pub(super) struct ChunkClass {
     /// The bytes of a block.
     pub(super) size: usize,
     /// The blocks of a chunk.
@@ -315,7 +320,7 @@ pub(super) struct Class {
     inverse: usize,
 }
 
-impl Class {
+impl ChunkClass {
     /// Which block of a chunk starts at an offset in it.
     #[inline]
     pub(super) fn slot(&self, offset: usize) -> Option<usize> {
@@ -330,8 +335,8 @@ impl Class {
 }
 
 /// A row for each size.
-pub(super) static TABLE: [Class; CLASSES] = {
-    let none = Class { size: 0, slots: 0, words: 0, beyond: 0, inverse: 0 };
+pub(super) static TABLE: [ChunkClass; CLASSES] = {
+    let none = ChunkClass { size: 0, slots: 0, words: 0, beyond: 0, inverse: 0 };
     let mut table = [none; CLASSES];
     let mut class = 0;
     while class < CLASSES {
@@ -339,7 +344,7 @@ pub(super) static TABLE: [Class; CLASSES] = {
         let slots = CHUNK / size;
         let beyond = if slots.is_multiple_of(64) { 0 } else { !0 << (slots % 64) };
         let inverse = (1usize << 24).div_ceil(size);
-        table[class] = Class { size, slots, words: slots.div_ceil(64), beyond, inverse };
+        table[class] = ChunkClass { size, slots, words: slots.div_ceil(64), beyond, inverse };
         class += 1;
     }
     table
@@ -371,7 +376,7 @@ pub(super) fn class_of(size: usize, align: usize) -> Option<usize> {
     (class..CLASSES).find(|class| TABLE[*class].size.is_multiple_of(align))
 }
 
-/// How many bytes a block has that was made for a size and an alignment; none where there can be no such block.
+/// Size in bytes of a block for a size and an alignment; `None` if no block can be that large.
 pub(super) fn rounded(size: usize, align: usize) -> Option<usize> {
     match class_of(size, align) {
         Some(class) => Some(TABLE[class].size),
@@ -425,20 +430,23 @@ mod tests {
 
     #[test]
     fn states_survive_their_words_and_others_are_refused() {
-        let states =
-            (0..CLASSES).map(State::Slab).chain([State::Free, State::Run(1), State::Run(1 << 24)]);
+        let states = (0..CLASSES).map(ChunkState::Slab).chain([
+            ChunkState::Free,
+            ChunkState::Run(1),
+            ChunkState::Run(1 << 24),
+        ]);
         for state in states {
-            assert_eq!(State::read(64, state.word(64)), Some(state));
+            assert_eq!(ChunkState::read(64, state.word(64)), Some(state));
         }
         for odd in [0xff, 1 << 8 | 1, CLASSES as u64 + 1] {
-            assert_eq!(State::read(64, checked(64, odd)), None);
+            assert_eq!(ChunkState::read(64, checked(64, odd)), None);
         }
     }
 
     #[test]
     fn the_description_has_the_places_and_the_classes_that_there_are() {
         let text = include_str!("../../../../docs/persistent.md");
-        let row = |name: &str, number: fn(&Class) -> usize, classes: &[Class]| {
+        let row = |name: &str, number: fn(&ChunkClass) -> usize, classes: &[ChunkClass]| {
             let numbers = classes.iter().map(|class| std::format!(" {} |", number(class)));
             std::format!("| {name} |{}\n", numbers.collect::<std::string::String>())
         };

@@ -1,5 +1,5 @@
-//! Files that nobody wrote: cut, flipped, made up, with right checks and wrong ones. Opening says what is wrong, or the heap
-//! can be used; nothing panics, and nothing hangs.
+//! Fuzzed files: cut, flipped, invented, with right checksums and wrong ones. Opening reports the
+//! problem, or the heap is usable; nothing panics or hangs.
 
 extern crate std;
 
@@ -11,18 +11,18 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::format::{
-    CHUNK, CHUNKS, CLASSES, Fixed, GENERATION, MOST_CHUNKS, MOST_LOG, NAME, ROOT_COUNT, ROOTS,
-    Root, SEAL, Shape, State, VERSION, checked,
+    CHUNK, CHUNKS, CLASSES, ChunkState, FixedHeader, GENERATION, HeapShape, MAX_CHUNKS,
+    MAX_LOG_BYTES, NAME, NamedRoot, ROOT_COUNT, ROOTS, SEAL, VERSION, checked,
 };
-use super::log::Kind;
-use super::replay::{Memory, SMALL, empty};
-use super::{Error, Persistent, Rel};
+use super::log::LogEntryKind;
+use super::replay::{MemoryFile, SMALL, empty};
+use super::{Persistent, PersistentError, Rel};
 
-const ROOT: usize = size_of::<Root>();
+const ROOT: usize = size_of::<NamedRoot>();
 
 /// A heap with blocks of many sizes, runs, and roots.
 fn filled() -> Persistent {
-    let memory = Memory::new(&empty(&SMALL));
+    let memory = MemoryFile::new(&empty(&SMALL));
     let mut heap = memory.open(&SMALL).unwrap();
     let mut tx = heap.begin();
     let mut blocks = Vec::new();
@@ -53,8 +53,8 @@ fn image(mut heap: Persistent) -> Vec<u8> {
 }
 
 /// Opens a file and, where it is taken for a heap, uses it in every way.
-fn open(image: &[u8]) -> Result<(), Error> {
-    let memory = Memory::new(image);
+fn open(image: &[u8]) -> Result<(), PersistentError> {
+    let memory = MemoryFile::new(image);
     let mut heap = memory.open(&SMALL)?;
     heap.check()?;
     for place in (0..image.len() as u64 + 100).step_by(1000) {
@@ -86,16 +86,16 @@ fn open(image: &[u8]) -> Result<(), Error> {
     memory.open(&SMALL).map(|_| ())
 }
 
-/// What the seal is over.
+/// Ranges that the seal covers.
 fn described(heap: &Persistent) -> Vec<Range<usize>> {
     let (shape, chunks) = (heap.shape, heap.index.chunks());
     let mut ranges = vec![
-        0..size_of::<Fixed>(),
+        0..size_of::<FixedHeader>(),
         GENERATION..SEAL + 8,
         ROOTS..ROOTS + ROOT_COUNT * ROOT,
         shape.table()..shape.entry(chunks),
     ];
-    let is_slab = |chunk: &usize| matches!(heap.state(*chunk), Ok(State::Slab(_)));
+    let is_slab = |chunk: &usize| matches!(heap.state(*chunk), Ok(ChunkState::Slab(_)));
     let slabs = (0..chunks).filter(is_slab);
     ranges.extend(slabs.map(|chunk| shape.bitmap(chunk)..shape.bitmap(chunk + 1)));
     ranges
@@ -132,15 +132,16 @@ fn a_flipped_bit_of_what_describes_a_closed_heap_is_an_error() {
 fn a_file_that_was_cut_is_said_to_be_shorter_than_it_should() {
     let image = closed();
     let whole = image.len() as u64;
-    proptest!(config(100), |(len in size_of::<Fixed>()..image.len())| {
+    proptest!(config(100), |(len in size_of::<FixedHeader>()..image.len())| {
         match open(&image[..len]) {
-            Err(Error::CutOff { expected, found }) => {
+            Err(PersistentError::CutOff { expected, found }) => {
                 prop_assert!(found == len as u64 && found < expected && expected <= whole);
             }
             other => prop_assert!(false, "{other:?}"),
         }
     });
-    (0..size_of::<Fixed>()).for_each(|len| assert_eq!(open(&image[..len]), Err(Error::Foreign)));
+    (0..size_of::<FixedHeader>())
+        .for_each(|len| assert_eq!(open(&image[..len]), Err(PersistentError::Foreign)));
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn any_bytes_of_a_heap_may_be_damaged_and_nothing_panics() {
 #[test]
 fn a_file_of_any_bytes_is_foreign() {
     proptest!(config(100), |(bytes in prop::collection::vec(any::<u8>(), 0..300))| {
-        prop_assert_eq!(open(&bytes), Err(Error::Foreign));
+        prop_assert_eq!(open(&bytes), Err(PersistentError::Foreign));
     });
     let magic = super::format::MAGIC;
     proptest!(config(100), |(bytes in prop::collection::vec(any::<u8>(), 32..100_000))| {
@@ -170,7 +171,7 @@ fn a_file_of_any_bytes_is_foreign() {
 fn a_format_of_the_future_is_said_to_be_newer_and_not_to_be_damaged() {
     let mut image = closed();
     image[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
-    assert_eq!(open(&image), Err(Error::Newer { version: VERSION + 1 }));
+    assert_eq!(open(&image), Err(PersistentError::Newer { version: VERSION + 1 }));
 }
 
 /// A lie with a right check.
@@ -212,9 +213,9 @@ impl Lie {
         match self {
             Lie::State { chunk, kind, length } => {
                 let state = match kind {
-                    0 => State::Free,
-                    kind if kind <= CLASSES => State::Slab(kind - 1),
-                    _ => State::Run(length),
+                    0 => ChunkState::Free,
+                    kind if kind <= CLASSES => ChunkState::Slab(kind - 1),
+                    _ => ChunkState::Run(length),
                 };
                 let place = shape.entry(chunk);
                 heap.mapping.store(place, state.word(place));
@@ -223,16 +224,17 @@ impl Lie {
                 let mut name = [0; NAME];
                 name[..3].copy_from_slice(b"lie");
                 name[3] = u8::try_from(at).unwrap() + 1;
-                for (word, value) in Root::new(name, offset).words().into_iter().enumerate() {
+                for (word, value) in NamedRoot::new(name, offset).as_words().into_iter().enumerate()
+                {
                     heap.mapping.store(ROOTS + at * ROOT + word * 8, value);
                 }
             }
             Lie::Bits { place, bits } => heap.mapping.store(place & !7, bits),
             Lie::Log { kind, place, len } => {
-                let kind = [Kind::Bytes, Kind::Free, Kind::Take][kind - 1];
-                let len = if kind == Kind::Bytes { len & !7 } else { 0 };
+                let kind = [LogEntryKind::Bytes, LogEntryKind::Free, LogEntryKind::Take][kind - 1];
+                let len = if kind == LogEntryKind::Bytes { len & !7 } else { 0 };
                 let place = (place & !7).min(shape.with(heap.index.chunks()) - len);
-                // Where the log is full there are lies enough.
+                // A full log has enough false entries.
                 let _ = heap.note(kind, place, len);
             }
             Lie::Commit => {
@@ -256,15 +258,15 @@ fn a_file_may_lie_with_right_checks_and_nothing_panics() {
 
 #[test]
 fn the_largest_heap_there_may_be_is_opened_at_once() {
-    let shape = Shape::new(MOST_CHUNKS, MOST_LOG).unwrap();
+    let shape = HeapShape::new(MAX_CHUNKS, MAX_LOG_BYTES).unwrap();
     let head = [
         (GENERATION, checked(GENERATION, 1)),
         (CHUNKS, checked(CHUNKS, 1000)),
-        (shape.entry(0), State::Run(1000).word(shape.entry(0))),
+        (shape.entry(0), ChunkState::Run(1000).word(shape.entry(0))),
     ];
-    let fixed = Fixed::new(shape).words().into_iter().enumerate();
+    let fixed = FixedHeader::new(shape).as_words().into_iter().enumerate();
     let memory =
-        Memory::sparse(shape.with(1000), fixed.map(|(at, word)| (at * 8, word)).chain(head));
+        MemoryFile::sparse(shape.with(1000), fixed.map(|(at, word)| (at * 8, word)).chain(head));
     let mut heap = memory.open(&SMALL).unwrap();
     assert_eq!(heap.check().unwrap().bytes, 1000 * CHUNK);
     let mut tx = heap.begin();

@@ -6,23 +6,23 @@
 //! +-------+----------------+-------------------+-----------+
 //! ```
 //!
-//! Invariants: an entry is valid where its check is that of its bytes, its position and its transaction's generation; so
-//! the log ends at the first that is not, and a new generation empties it. `previous` is where the entry before starts.
-//! Generations use two logs in turn: the last
+//! Invariants: an entry is valid where its check is that of its bytes, its position and its
+//! transaction's generation; so the log ends at the first that is not, and a new generation empties
+//! it. `previous` is where the entry before starts. Generations use two logs in turn: the last
 //! committed one stays whole while the next one runs.
 
-use super::format::{AREA, LOG, Shape, mix};
-use super::index::Found;
-use super::mapping::{Mapping, barrier};
+use super::format::{AREA, HeapShape, LOG, mix};
+use super::index::BlockLookup;
+use super::mapping::{HeapFileMapping, barrier};
 
 /// The bytes before the old ones.
 const HEADER: usize = 24;
-/// Where the kind is in the word of the place.
+/// Position of the kind in the word of the offset.
 const KIND: u32 = 56;
 
-/// What an entry is for.
+/// Purpose of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LogEntryKind {
     /// The bytes that were at a place: copied back unless the transaction is committed.
     Bytes = 1,
     /// A block that is freed once the transaction is committed.
@@ -33,19 +33,19 @@ pub(super) enum Kind {
 
 /// An entry of the log.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) kind: Kind,
+pub(super) struct LogEntry {
+    pub(super) kind: LogEntryKind,
     /// Which place of the file it is about.
     pub(super) place: usize,
     pub(super) len: usize,
-    /// Where it is in the file.
+    /// Offset in the file.
     at: usize,
     previous: usize,
 }
 
-impl Entry {
+impl LogEntry {
     /// Copies the old bytes back, the first last.
-    pub(super) fn undo(&self, mapping: &mut Mapping) {
+    pub(super) fn undo(&self, mapping: &mut HeapFileMapping) {
         for offset in (0..self.len).step_by(8) {
             let old = mapping.load(self.at + HEADER + offset);
             mapping.store(self.place + offset, old);
@@ -53,28 +53,28 @@ impl Entry {
     }
 
     /// The first word of the old bytes.
-    pub(super) fn old(&self, mapping: &Mapping) -> u64 {
+    pub(super) fn old(&self, mapping: &HeapFileMapping) -> u64 {
         mapping.load(self.at + HEADER)
     }
 }
 
-/// Who writes more than so many bytes is asked for a pause, each time.
+/// A writer is asked for a pause after each of this number of bytes.
 const PAUSE: usize = 4 << 10;
 
 const _: () = assert!(PAUSE <= AREA);
 
-/// How many frees of a transaction are known without reading its log again.
+/// Number of frees of a transaction that are known without reading its log again.
 const FEW: usize = 4;
 
 /// The log of the open transaction, and what it frees.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Log {
-    /// Where it is in the file.
+    /// Offset in the file.
     start: usize,
     end: usize,
-    /// Where the next pause is: `end` at the latest.
+    /// Position of the next pause: `end` at the latest.
     pause: usize,
-    /// Where the next entry goes, and where the last one is from the start.
+    /// Position of the next entry, and distance of the last one from the start.
     next: usize,
     last: usize,
     frees: usize,
@@ -85,7 +85,7 @@ pub(super) struct Log {
 impl Log {
     /// That of a generation, in which nothing is.
     #[inline]
-    pub(super) fn new(shape: Shape, generation: u64) -> Log {
+    pub(super) fn new(shape: HeapShape, generation: u64) -> Log {
         let start = start(shape, generation);
         let (end, pause) = (start + shape.log, start + PAUSE);
         Log { start, end, pause, next: start, last: 0, frees: 0, first_frees: [0; FEW] }
@@ -93,20 +93,20 @@ impl Log {
 
     /// Makes it that of another generation.
     #[inline]
-    pub(super) fn begin(&mut self, shape: Shape, generation: u64) {
+    pub(super) fn begin(&mut self, shape: HeapShape, generation: u64) {
         self.start = start(shape, generation);
         self.end = self.start + shape.log;
         self.pause = self.start + PAUSE;
         (self.next, self.last, self.frees) = (self.start, 0, 0);
     }
 
-    /// Whether the transaction has done nothing yet.
+    /// True if the transaction has done nothing yet.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.next == self.start
     }
 
-    /// After a refusal for want of a pause: whether there is room for an entry with so many bytes.
+    /// After a refusal for a pause: returns true if an entry of this length fits.
     pub(super) fn go_on(&mut self, len: usize) -> bool {
         let need = HEADER + len;
         let has_room = need <= self.end - self.next;
@@ -116,14 +116,15 @@ impl Log {
         has_room
     }
 
-    /// Writes down what is about to change. Places and lengths are multiples of 8. Where the length is known to the
-    /// compiler, it is some instructions. `false` where it is time for a pause, or the log is full.
+    /// Logs data that is about to change. Offsets and lengths are multiples of 8. With a length
+    /// known at compile time this takes a few instructions. Returns `false` if a pause is due, or
+    /// if the log is full.
     #[inline(always)]
     pub(super) fn append(
         &mut self,
-        mapping: &mut Mapping,
+        mapping: &mut HeapFileMapping,
         generation: u64,
-        kind: Kind,
+        kind: LogEntryKind,
         (place, len): (usize, usize),
     ) -> bool {
         let (at, position) = (self.next, self.next - self.start);
@@ -147,14 +148,14 @@ impl Log {
 
     /// Takes in which block it was that the last entry frees.
     #[inline]
-    pub(super) fn remember(&mut self, found: Found) {
+    pub(super) fn remember(&mut self, found: BlockLookup) {
         if let Some(free) = self.first_frees.get_mut(self.frees) {
             *free = found.pack();
         }
         self.frees += 1;
     }
 
-    /// How many blocks are to be freed, where they are so few that all are known.
+    /// Number of blocks to free, if it is small enough that all are known.
     #[inline]
     pub(super) fn few_frees(&self) -> Option<usize> {
         (self.frees <= FEW).then_some(self.frees)
@@ -162,14 +163,14 @@ impl Log {
 
     /// One of the few.
     #[inline]
-    pub(super) fn free(&self, at: usize) -> Found {
-        Found::unpack(self.first_frees[at])
+    pub(super) fn free(&self, at: usize) -> BlockLookup {
+        BlockLookup::unpack(self.first_frees[at])
     }
 }
 
-/// Where the log of a generation starts.
+/// Offset of the log of a generation.
 #[inline]
-fn start(shape: Shape, generation: u64) -> usize {
+fn start(shape: HeapShape, generation: u64) -> usize {
     LOG + if generation.is_multiple_of(2) { 0 } else { shape.log }
 }
 
@@ -180,7 +181,12 @@ fn begin(generation: u64, position: usize, what: u64, sizes: u64) -> u64 {
 }
 
 /// The entry at a position of a generation's log, where there is a valid one.
-fn read(mapping: &Mapping, shape: Shape, generation: u64, position: usize) -> Option<Entry> {
+fn read(
+    mapping: &HeapFileMapping,
+    shape: HeapShape,
+    generation: u64,
+    position: usize,
+) -> Option<LogEntry> {
     let room = shape.log.checked_sub(position)?.checked_sub(HEADER)?;
     let at = start(shape, generation) + position;
     let (what, sizes) = (mapping.load(at + 8), mapping.load(at + 16));
@@ -191,32 +197,32 @@ fn read(mapping: &Mapping, shape: Shape, generation: u64, position: usize) -> Op
     let words = (0..len).step_by(8).map(|offset| mapping.load(at + HEADER + offset));
     let hash = words.fold(begin(generation, position, what, sizes), mix);
     let kind = match what >> KIND {
-        1 => Kind::Bytes,
-        2 => Kind::Free,
-        3 => Kind::Take,
+        1 => LogEntryKind::Bytes,
+        2 => LogEntryKind::Free,
+        3 => LogEntryKind::Take,
         _ => return None,
     };
     let place = usize::try_from(what & ((1 << KIND) - 1)).ok()?;
     let previous = usize::try_from(sizes >> 32).ok()?;
-    (mapping.load(at) == hash).then_some(Entry { kind, place, len, at, previous })
+    (mapping.load(at) == hash).then_some(LogEntry { kind, place, len, at, previous })
 }
 
 /// The entries of a generation's log, the first first.
-pub(super) fn forward(shape: Shape, generation: u64) -> Forward {
+pub(super) fn forward(shape: HeapShape, generation: u64) -> Forward {
     Forward { shape, generation, position: 0, last: 0 }
 }
 
 /// A place in a log, from which its entries are read on.
 #[derive(Debug)]
 pub(super) struct Forward {
-    shape: Shape,
+    shape: HeapShape,
     generation: u64,
     position: usize,
     last: usize,
 }
 
 impl Forward {
-    pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
+    pub(super) fn next(&mut self, mapping: &HeapFileMapping) -> Option<LogEntry> {
         let entry = read(mapping, self.shape, self.generation, self.position)?;
         // A hostile file could lead who reads back in circles, or a long way.
         if entry.previous != self.last {
@@ -229,7 +235,7 @@ impl Forward {
 }
 
 /// The entries of a generation's log, the last first.
-pub(super) fn backward(mapping: &Mapping, shape: Shape, generation: u64) -> Backward {
+pub(super) fn backward(mapping: &HeapFileMapping, shape: HeapShape, generation: u64) -> Backward {
     let mut entries = forward(shape, generation);
     while entries.next(mapping).is_some() {}
     let position = (entries.position > 0).then_some(entries.last);
@@ -239,13 +245,13 @@ pub(super) fn backward(mapping: &Mapping, shape: Shape, generation: u64) -> Back
 /// A place in a log, from which its entries are read back.
 #[derive(Debug)]
 pub(super) struct Backward {
-    shape: Shape,
+    shape: HeapShape,
     generation: u64,
     position: Option<usize>,
 }
 
 impl Backward {
-    pub(super) fn next(&mut self, mapping: &Mapping) -> Option<Entry> {
+    pub(super) fn next(&mut self, mapping: &HeapFileMapping) -> Option<LogEntry> {
         let position = self.position?;
         let entry = read(mapping, self.shape, self.generation, position)?;
         self.position = (position > 0).then_some(entry.previous);

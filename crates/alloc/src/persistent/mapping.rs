@@ -1,13 +1,15 @@
-//! The file in memory: every load, store and flush of the heap's own goes through here, checked to lie in the mapping.
+//! The file in memory: every load, store and flush of the heap's own goes through here, checked to
+//! lie in the mapping.
 //!
-//! Invariants: `base` is aligned to a chunk; `len` bytes from there map the file from its start, shared, until the
-//! mapping is dropped; pages behind the file's end are mapped as well and touched only once the file has grown there.
+//! Invariants: `base` is aligned to a chunk; `len` bytes from there map the file from its start,
+//! shared, until the mapping is dropped; pages behind the file's end are mapped as well and touched
+//! only once the file has grown there.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::Error;
-use super::file::File;
+use super::PersistentError;
+use super::file::LockedFile;
 use super::format::{AREA, CHUNK};
 
 /// Address space: what is mapped there goes with it.
@@ -18,28 +20,28 @@ struct Reserved {
 }
 
 impl Reserved {
-    /// For so many bytes from a multiple of [`CHUNK`].
-    fn new(len: usize) -> Result<Reserved, Error> {
+    /// Reserves this number of bytes from a multiple of [`CHUNK`].
+    fn new(len: usize) -> Result<Reserved, PersistentError> {
         let len = len + CHUNK;
         let quiet = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_NONE, quiet, -1, 0) };
         match NonNull::new(start.cast()).filter(|_| start != libc::MAP_FAILED) {
             Some(start) => Ok(Reserved { start, len }),
-            None => Err(Error::last("mmap")),
+            None => Err(PersistentError::last("mmap")),
         }
     }
 
     /// Maps a file there, shared. Returns the address of its first byte.
-    fn map(&self, file: &File, len: usize) -> Result<NonNull<u8>, Error> {
+    fn map(&self, file: &LockedFile, len: usize) -> Result<NonNull<u8>, PersistentError> {
         // SAFETY: an aligned address is less than a chunk away, and a chunk more was reserved.
         let base = unsafe { self.start.add(self.start.align_offset(CHUNK)) };
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        // SAFETY: the range lies in what was reserved, which nobody else knows of.
+        // SAFETY: the range is inside the reservation, which no other code uses.
         let found = unsafe { libc::mmap(base.as_ptr().cast(), len, prot, flags, file.number(), 0) };
         if found == libc::MAP_FAILED {
-            return Err(Error::last("mmap"));
+            return Err(PersistentError::last("mmap"));
         }
         // Two processes must not change the heap: a child that does is sent SIGSEGV.
         // SAFETY: the advice concerns children alone, and these pages.
@@ -60,35 +62,41 @@ fn process() -> libc::pid_t {
 
 /// The file, mapped.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(super) struct HeapFileMapping {
     pub(super) base: NonNull<u8>,
     len: usize,
-    /// Where the last word is.
+    /// Offset of the last word.
     last: usize,
     reserved: Reserved,
     /// The process that made it. In a child of fork nothing is there.
     owner: libc::pid_t,
-    pub(super) file: File,
+    pub(super) file: LockedFile,
     /// Every store and flush, in order, for tests that replay them.
     #[cfg(test)]
     pub(super) tape: Option<super::replay::Tape>,
 }
 
-impl Mapping {
-    /// Maps a file for as long as it may ever get; where there is not so much address space, for less, but not less than
-    /// it `has`.
-    pub(super) fn new(file: File, has: usize, longest: usize) -> Result<Mapping, Error> {
+impl HeapFileMapping {
+    /// Maps a file with its maximum length; if the address space is too small, with less, but not
+    /// less than it `has`.
+    pub(super) fn new(
+        file: LockedFile,
+        has: usize,
+        longest: usize,
+    ) -> Result<HeapFileMapping, PersistentError> {
         let mut len = longest.max(has);
         let reserved = loop {
             match Reserved::new(len) {
-                Err(Error::Os { errno: libc::ENOMEM | libc::EINVAL, .. }) if len > has => {
+                Err(PersistentError::Os { errno: libc::ENOMEM | libc::EINVAL, .. })
+                    if len > has =>
+                {
                     len = has + (len - has) / 2 / AREA * AREA;
                 }
                 reserved => break reserved?,
             }
         };
         let base = reserved.map(&file, len).inspect_err(|_| reserved.unmap())?;
-        Ok(Mapping {
+        Ok(HeapFileMapping {
             base,
             len,
             last: len - 8,
@@ -100,12 +108,12 @@ impl Mapping {
         })
     }
 
-    /// Whether this is the process that made it.
+    /// True if this is the process that made it.
     pub(super) fn is_ours(&self) -> bool {
         self.owner == process()
     }
 
-    /// How many bytes of the file are mapped, whether it has them yet or not.
+    /// Number of mapped bytes of the file, including bytes beyond its present end.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -122,7 +130,7 @@ impl Mapping {
     #[inline]
     fn word(&self, offset: usize) -> NonNull<u64> {
         assert!(offset <= self.last, "outside of the heap");
-        // SAFETY: the last word that is mapped is no earlier, as was just checked.
+        // SAFETY: the last mapped word is not earlier, as was just checked.
         unsafe { self.base.add(offset) }.cast()
     }
 
@@ -130,16 +138,18 @@ impl Mapping {
     #[inline]
     pub(super) fn load(&self, offset: usize) -> u64 {
         let place = self.word(offset);
-        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of
+        // the file.
         unsafe { place.read() }
     }
 
-    /// Stores a word at a multiple of 8: all of it or, for who kills us, nothing; and after every store before it that
-    /// came through here or lies before a [`barrier`].
+    /// Stores a word at a multiple of 8: all of it or, for who kills us, nothing; and after every
+    /// store before it that came through here or lies before a [`barrier`].
     #[inline]
     pub(super) fn store(&mut self, offset: usize, word: u64) {
         let place = self.word(offset);
-        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        // SAFETY: `word` checked that it is mapped; callers pass multiples of 8 before the end of
+        // the file.
         unsafe { place.write_volatile(word) };
         #[cfg(test)]
         self.record(offset, word);
@@ -149,14 +159,15 @@ impl Mapping {
     #[inline]
     pub(super) fn store_all<const N: usize>(&mut self, offset: usize, words: [u64; N]) {
         let place = self.at(offset, N * 8).cast::<[u64; N]>();
-        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the file.
+        // SAFETY: `at` checked that it is mapped; callers pass multiples of 8 before the end of the
+        // file.
         unsafe { place.write_volatile(words) };
         #[cfg(test)]
         words.into_iter().zip(0..).for_each(|(word, at)| self.record(offset + at * 8, word));
     }
 
     /// Waits until a range, from a multiple of the page size, would survive a loss of power.
-    pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), Error> {
+    pub(super) fn sync(&mut self, from: usize, to: usize) -> Result<(), PersistentError> {
         let place = self.at(from, to - from);
         // memcheck holds that what is flushed must be memory that may be touched.
         let _quiet = crate::watch::quiet();
@@ -165,18 +176,18 @@ impl Mapping {
         let failed = unsafe { libc::msync(place.as_ptr().cast(), to - from, libc::MS_SYNC) } != 0;
         #[cfg(test)]
         self.record_sync(from, to);
-        if failed { Err(Error::last("msync")) } else { Ok(()) }
+        if failed { Err(PersistentError::last("msync")) } else { Ok(()) }
     }
 }
 
-/// Keeps the compiler from moving stores to blocks across it. A processor may: whoever is killed has stored all that
-/// came before, and nothing of what comes after.
+/// Keeps the compiler from moving stores to blocks across it. A processor may: whoever is killed
+/// has stored all that came before, and nothing of what comes after.
 #[inline]
 pub(super) fn barrier() {
     compiler_fence(Ordering::SeqCst);
 }
 
-impl Drop for Mapping {
+impl Drop for HeapFileMapping {
     fn drop(&mut self) {
         // In a child others may have got the addresses by now.
         if self.is_ours() {
@@ -187,6 +198,6 @@ impl Drop for Mapping {
 }
 
 // SAFETY: the mapping belongs to its owner alone, on whatever thread.
-unsafe impl Send for Mapping {}
+unsafe impl Send for HeapFileMapping {}
 // SAFETY: through a shared reference it is only read.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for HeapFileMapping {}

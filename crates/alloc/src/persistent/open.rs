@@ -1,62 +1,67 @@
-//! Opening and closing: nothing in a file is believed until it was checked, and nothing is written to a file before it is
-//! known to be a heap.
+//! Opening and closing: nothing in a file is believed until it was checked, and nothing is written
+//! to a file before it is known to be a heap.
 
 use core::ffi::CStr;
 
-use super::file::File;
+use super::file::LockedFile;
 use super::format::{
-    AREA, BITMAP, CHUNK, CHUNKS, Fixed, GENERATION, MAGIC, ROOT_COUNT, ROOTS, Root, SEAL, Shape,
-    State, TABLE, VALUE, VERSION, checked, mix, next, value,
+    AREA, BITMAP, CHUNK, CHUNKS, ChunkState, FixedHeader, GENERATION, HeapShape, MAGIC, NamedRoot,
+    ROOT_COUNT, ROOTS, SEAL, TABLE, VALUE, VERSION, checked, mix, next, value,
 };
-use super::index::Index;
-use super::log::{self, Entry, Kind};
-use super::mapping::Mapping;
-use super::watched::{self, Watched};
-use super::{Durability, Error, Options, Persistent};
+use super::index::ChunkIndex;
+use super::log::{self, LogEntry, LogEntryKind};
+use super::mapping::HeapFileMapping;
+use super::watched::{self, WatchedHeap};
+use super::{Durability, Persistent, PersistentError, PersistentOptions};
 
 /// The bytes that a new heap's blocks may take, unless it is said otherwise.
 const CAPACITY: usize = 1 << 36;
 
-impl Shape {
-    fn of(options: &Options) -> Result<Shape, Error> {
+impl HeapShape {
+    fn from_options(options: &PersistentOptions) -> Result<HeapShape, PersistentError> {
         let capacity = options.capacity.unwrap_or(CAPACITY).div_ceil(CHUNK);
-        let log = options.log.max(1).checked_next_multiple_of(AREA).ok_or(Error::Options)?;
-        Shape::new(capacity, log).ok_or(Error::Options)
+        let log =
+            options.log.max(1).checked_next_multiple_of(AREA).ok_or(PersistentError::Options)?;
+        HeapShape::new(capacity, log).ok_or(PersistentError::Options)
     }
 
-    /// Of a file of this size that begins so.
-    fn read(first: Option<&Fixed>, size: usize) -> Result<Shape, Error> {
-        let fixed = first.filter(|fixed| fixed.magic == MAGIC).ok_or(Error::Foreign)?;
+    /// Opens a file of this size with this header.
+    fn read(first: Option<&FixedHeader>, size: usize) -> Result<HeapShape, PersistentError> {
+        let fixed = first.filter(|fixed| fixed.magic == MAGIC).ok_or(PersistentError::Foreign)?;
         if fixed.version != VERSION {
-            return Err(Error::Newer { version: fixed.version });
+            return Err(PersistentError::Newer { version: fixed.version });
         }
-        let corrupt = Error::Corrupt { what: "the fixed part", place: 0 };
+        let corrupt = PersistentError::Corrupt { what: "the fixed part", place: 0 };
         if fixed.check != fixed.hash() || fixed.chunk as usize != CHUNK {
             return Err(corrupt);
         }
         let sizes = usize::try_from(fixed.capacity).ok().zip(usize::try_from(fixed.log).ok());
-        let shape = sizes.and_then(|(capacity, log)| Shape::new(capacity, log)).ok_or(corrupt)?;
+        let shape =
+            sizes.and_then(|(capacity, log)| HeapShape::new(capacity, log)).ok_or(corrupt)?;
         shape.check_size(0, size)?;
         Ok(shape)
     }
 
-    fn check_size(self, chunks: usize, size: usize) -> Result<(), Error> {
+    fn check_size(self, chunks: usize, size: usize) -> Result<(), PersistentError> {
         let expected = self.with(chunks);
-        let cut = Error::CutOff { expected: expected as u64, found: size as u64 };
+        let cut = PersistentError::CutOff { expected: expected as u64, found: size as u64 };
         if size < expected { Err(cut) } else { Ok(()) }
     }
 }
 
 /// Opens a heap, or makes one.
-pub(super) fn open(path: &CStr, options: &Options) -> Result<Persistent, Error> {
-    let found = File::open(path, libc::O_NONBLOCK);
-    let missing = Error::Os { call: "open", errno: libc::ENOENT };
+pub(super) fn open(
+    path: &CStr,
+    options: &PersistentOptions,
+) -> Result<Persistent, PersistentError> {
+    let found = LockedFile::open(path, libc::O_NONBLOCK);
+    let missing = PersistentError::Os { call: "open", errno: libc::ENOENT };
     match found {
         Ok(file) => adopt(file, options),
         Err(error) if error == missing && options.create => match create(path, options) {
             // Another was faster.
-            Err(Error::Os { call: "linkat", errno: libc::EEXIST }) => {
-                adopt(File::open(path, libc::O_NONBLOCK)?, options)
+            Err(PersistentError::Os { call: "linkat", errno: libc::EEXIST }) => {
+                adopt(LockedFile::open(path, libc::O_NONBLOCK)?, options)
             }
             made => made,
         },
@@ -64,16 +69,17 @@ pub(super) fn open(path: &CStr, options: &Options) -> Result<Persistent, Error> 
     }
 }
 
-/// Makes a heap in a file without a name, which gets it when all is there: no kill leaves half of a heap.
-fn create(path: &CStr, options: &Options) -> Result<Persistent, Error> {
-    let shape = Shape::of(options)?;
-    let file = File::open_nameless_beside(path)?;
+/// Makes a heap in a file without a name, which gets it when all is there: no kill leaves half of a
+/// heap.
+fn create(path: &CStr, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
+    let shape = HeapShape::from_options(options)?;
+    let file = LockedFile::open_nameless_beside(path)?;
     file.lock(false)?;
     file.allocate(0, shape.table())?;
     file.lengthen(shape.data())?;
-    let mut mapping = Mapping::new(file, shape.data(), shape.with(shape.capacity))?;
-    let fixed = Fixed::new(shape);
-    for (at, word) in fixed.words().into_iter().enumerate() {
+    let mut mapping = HeapFileMapping::new(file, shape.data(), shape.with(shape.capacity))?;
+    let fixed = FixedHeader::new(shape);
+    for (at, word) in fixed.as_words().into_iter().enumerate() {
         mapping.store(at * 8, word);
     }
     mapping.store(GENERATION, checked(GENERATION, 2));
@@ -83,33 +89,43 @@ fn create(path: &CStr, options: &Options) -> Result<Persistent, Error> {
     }
     mapping.file.link(path)?;
     if options.durability == Durability::Power {
-        File::sync_name(path)?;
+        LockedFile::sync_name(path)?;
     }
     ready(mapping, shape, options)
 }
 
 /// Opens a file that there is.
-pub(super) fn adopt(file: File, options: &Options) -> Result<Persistent, Error> {
+pub(super) fn adopt(
+    file: LockedFile,
+    options: &PersistentOptions,
+) -> Result<Persistent, PersistentError> {
     let size = file.size()?;
     file.lock(options.wait)?;
     // It may have grown meanwhile.
     let size = size.max(file.size()?);
-    let shape = Shape::read(file.fixed()?.as_ref(), size)?;
+    let shape = HeapShape::read(file.fixed()?.as_ref(), size)?;
     let longest = shape.with(shape.capacity);
-    let mapping = Mapping::new(file, size.next_multiple_of(AREA).min(longest), longest)?;
+    let mapping = HeapFileMapping::new(file, size.next_multiple_of(AREA).min(longest), longest)?;
     ready(mapping, shape, options)
 }
 
-fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent, Error> {
-    let index = Index::new(shape).ok_or(Error::OutOfMemory)?;
+fn ready(
+    mapping: HeapFileMapping,
+    shape: HeapShape,
+    options: &PersistentOptions,
+) -> Result<Persistent, PersistentError> {
+    let index = ChunkIndex::new(shape).ok_or(PersistentError::OutOfMemory)?;
     let generation = word(&mapping, GENERATION, "the generation")?;
     let chunks =
         usize::try_from(word(&mapping, CHUNKS, "the number of chunks")?).unwrap_or(usize::MAX);
     if chunks > shape.capacity {
-        return Err(Error::Corrupt { what: "the number of chunks", place: CHUNKS as u64 });
+        return Err(PersistentError::Corrupt {
+            what: "the number of chunks",
+            place: CHUNKS as u64,
+        });
     }
     shape.check_size(chunks, mapping.file.size()?)?;
-    let watched = Watched::new(watched::first(mapping.base, shape));
+    let watched = WatchedHeap::new(watched::first(mapping.base, shape));
     let careful = options.durability == Durability::Power || watched.closely();
     let mut heap = Persistent {
         watched,
@@ -124,7 +140,7 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
     };
     let seal = heap.mapping.load(SEAL);
     if seal != 0 && seal != heap.hash(chunks) {
-        return Err(Error::Corrupt { what: "the seal", place: SEAL as u64 });
+        return Err(PersistentError::Corrupt { what: "the seal", place: SEAL as u64 });
     }
     if seal == 0 {
         heap.recover(chunks)?;
@@ -137,14 +153,19 @@ fn ready(mapping: Mapping, shape: Shape, options: &Options) -> Result<Persistent
     Ok(heap)
 }
 
-/// What a checked word says.
-fn word(mapping: &Mapping, place: usize, what: &'static str) -> Result<u64, Error> {
-    value(place, mapping.load(place)).ok_or(Error::Corrupt { what, place: place as u64 })
+/// Value of a word with a checksum.
+fn word(
+    mapping: &HeapFileMapping,
+    place: usize,
+    what: &'static str,
+) -> Result<u64, PersistentError> {
+    value(place, mapping.load(place)).ok_or(PersistentError::Corrupt { what, place: place as u64 })
 }
 
 impl Persistent {
-    /// After a kill: undoes the transaction that was open, and frees again what the one before it freed.
-    fn recover(&mut self, chunks: usize) -> Result<(), Error> {
+    /// After a kill: undoes the transaction that was open, and frees again what the one before it
+    /// freed.
+    fn recover(&mut self, chunks: usize) -> Result<(), PersistentError> {
         let (shape, generation) = (self.shape, self.generation);
         let mut entries = log::forward(shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
@@ -153,22 +174,24 @@ impl Persistent {
         let mut entries = log::backward(&self.mapping, shape, generation);
         while let Some(entry) = entries.next(&self.mapping) {
             match entry.kind {
-                Kind::Bytes => entry.undo(&mut self.mapping),
-                Kind::Take => self.free_again(entry.place, chunks),
-                Kind::Free => {}
+                LogEntryKind::Bytes => entry.undo(&mut self.mapping),
+                LogEntryKind::Take => self.free_again(entry.place, chunks),
+                LogEntryKind::Free => {}
             }
         }
         let mut entries = log::forward(shape, next(generation, VALUE));
         while let Some(entry) = entries.next(&self.mapping) {
-            if entry.kind == Kind::Free {
+            if entry.kind == LogEntryKind::Free {
                 self.free_again(entry.place, chunks);
             }
         }
-        // Also where there was nothing to undo: an entry behind a gap must not become valid with the next transaction.
+        // Also where there was nothing to undo: an entry behind a gap must not become valid with
+        // the next transaction.
         self.forget(chunks)
     }
 
-    /// Frees a block, unless it is free. Whether it was ever a block is not known, nor harmful: its log is valid.
+    /// Frees a block, unless it is free. It may never have been a block, which is harmless: its log
+    /// is valid.
     fn free_again(&mut self, place: usize, chunks: usize) {
         let Some(offset) = place.checked_sub(self.shape.data()) else { return };
         let (chunk, inside) = (offset / CHUNK, offset % CHUNK);
@@ -176,8 +199,8 @@ impl Persistent {
             return;
         }
         match self.state(chunk) {
-            Ok(State::Run(_)) if inside == 0 => self.mapping.store(self.shape.entry(chunk), 0),
-            Ok(State::Slab(class)) => {
+            Ok(ChunkState::Run(_)) if inside == 0 => self.mapping.store(self.shape.entry(chunk), 0),
+            Ok(ChunkState::Slab(class)) => {
                 if let Some(slot) = TABLE[class].slot(inside) {
                     let word = self.shape.bitmap(chunk) + slot / 64 * 8;
                     let bits = self.mapping.load(word);
@@ -194,7 +217,8 @@ impl Persistent {
         let table = (0..chunks).map(|chunk| self.shape.entry(chunk));
         let head = [GENERATION, CHUNKS].into_iter();
         let hash = head.chain(roots).chain(table).fold(3, |hash, place| self.mix(hash, place));
-        let slabs = (0..chunks).filter(|chunk| matches!(self.state(*chunk), Ok(State::Slab(_))));
+        let slabs =
+            (0..chunks).filter(|chunk| matches!(self.state(*chunk), Ok(ChunkState::Slab(_))));
         let words = slabs.flat_map(|chunk| (0..BITMAP / 8).map(move |word| (chunk, word * 8)));
         words.fold(hash, |hash, (chunk, word)| self.mix(hash, self.shape.bitmap(chunk) + word)) | 1
     }
@@ -203,7 +227,7 @@ impl Persistent {
         mix(hash, self.mapping.load(place))
     }
 
-    fn unseal(&mut self) -> Result<(), Error> {
+    fn unseal(&mut self) -> Result<(), PersistentError> {
         self.mapping.store(SEAL, 0);
         self.opened = true;
         match self.durability {
@@ -213,7 +237,7 @@ impl Persistent {
     }
 
     /// Undoes what is open, and seals the heap so that the next opener can check all of it.
-    pub(super) fn seal(&mut self) -> Result<(), Error> {
+    pub(super) fn seal(&mut self) -> Result<(), PersistentError> {
         if !core::mem::take(&mut self.opened) || !self.mapping.is_ours() {
             return Ok(());
         }
@@ -227,7 +251,7 @@ impl Persistent {
         if power { self.mapping.sync(0, self.shape.table()) } else { Ok(()) }
     }
 
-    pub(super) fn check_roots(&self) -> Result<(), Error> {
+    pub(super) fn check_roots(&self) -> Result<(), PersistentError> {
         for at in 0..ROOT_COUNT {
             let root = self.root_at(at);
             let named = root.name[0] != 0;
@@ -237,19 +261,19 @@ impl Persistent {
                 let alone = (0..at).all(|other| self.root_at(other).name != root.name);
                 whole && alone && self.taken(place).is_some()
             };
-            if named && !known() || !named && root != Root::NONE {
-                let place = (ROOTS + at * size_of::<Root>()) as u64;
-                return Err(Error::Corrupt { what: "a root", place });
+            if named && !known() || !named && root != NamedRoot::NONE {
+                let place = (ROOTS + at * size_of::<NamedRoot>()) as u64;
+                return Err(PersistentError::Corrupt { what: "a root", place });
             }
         }
         Ok(())
     }
 
     /// Takes in which blocks have names.
-    fn survey_roots(&mut self) -> Result<(), Error> {
+    fn survey_roots(&mut self) -> Result<(), PersistentError> {
         for at in 0..ROOT_COUNT {
             let root = self.root_at(at);
-            if root != Root::NONE {
+            if root != NamedRoot::NONE {
                 self.mark_named(usize::try_from(root.offset).unwrap_or(0))?;
             }
         }
@@ -257,22 +281,22 @@ impl Persistent {
     }
 
     /// A root, as the file has it.
-    pub(super) fn root_at(&self, at: usize) -> Root {
-        let place = ROOTS + at * size_of::<Root>();
-        Root::from_words(core::array::from_fn(|word| self.mapping.load(place + word * 8)))
+    pub(super) fn root_at(&self, at: usize) -> NamedRoot {
+        let place = ROOTS + at * size_of::<NamedRoot>();
+        NamedRoot::from_words(core::array::from_fn(|word| self.mapping.load(place + word * 8)))
     }
 }
 
-/// Whether a transaction can have changed that range.
-fn check_entry(entry: &Entry, shape: Shape, chunks: usize) -> Result<(), Error> {
+/// True if a transaction can have changed that range.
+fn check_entry(entry: &LogEntry, shape: HeapShape, chunks: usize) -> Result<(), PersistentError> {
     let ranges = [
-        ROOTS..ROOTS + ROOT_COUNT * size_of::<Root>(),
+        ROOTS..ROOTS + ROOT_COUNT * size_of::<NamedRoot>(),
         shape.table()..shape.entry(chunks),
         shape.data()..shape.with(chunks),
     ];
     let end = entry.place.saturating_add(entry.len);
     let inside = ranges.iter().any(|range| range.contains(&entry.place) && end <= range.end);
-    let fits = entry.kind != Kind::Bytes || inside && entry.place.is_multiple_of(8);
+    let fits = entry.kind != LogEntryKind::Bytes || inside && entry.place.is_multiple_of(8);
     let place = entry.place as u64;
-    if fits { Ok(()) } else { Err(Error::Corrupt { what: "the log", place }) }
+    if fits { Ok(()) } else { Err(PersistentError::Corrupt { what: "the log", place }) }
 }

@@ -1,29 +1,31 @@
-//! What may lie in a heap, and pointers that may: to places of the file, not to addresses.
+//! Types of values in a heap, and pointers that are offsets in the file, not addresses.
 
 use core::fmt;
 use core::marker::PhantomData;
 
-/// What may lie in a heap: any bytes are a value of it, and it points to nothing outside.
+/// Type of values in a heap: any bytes are a valid value, and it has no pointers to the outside.
 ///
 /// # Safety
-/// Any bit pattern is a value, there is no padding, and no reference, pointer or lifetime is inside.
-pub unsafe trait Plain: Copy + 'static {}
+/// Any bit pattern is a value, the type has no padding, and no reference, pointer or lifetime is
+/// inside.
+pub unsafe trait PlainData: Copy + 'static {}
 
 macro_rules! plain {
     ($($type:ty)*) => { $(
         // SAFETY: a number, of which any bits are one.
-        unsafe impl Plain for $type {}
+        unsafe impl PlainData for $type {}
     )* };
 }
 
 plain!(u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64);
 
 // SAFETY: an array has its items and nothing between.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: PlainData, const N: usize> PlainData for [T; N] {}
 // SAFETY: a number of 64 bits; what it leads to is checked whenever it is followed.
-unsafe impl<T: 'static> Plain for Rel<T> {}
+unsafe impl<T: 'static> PlainData for Rel<T> {}
 
-/// A pointer to a `T` in a heap: how far it is from the start of the file, so that it may lie in the heap itself. 0 is null.
+/// A pointer to a `T` in a heap: how far it is from the start of the file, so that it may lie in
+/// the heap itself. 0 is null.
 #[repr(transparent)]
 pub struct Rel<T> {
     offset: u64,
@@ -34,17 +36,17 @@ impl<T> Rel<T> {
     /// Points to nothing.
     pub const NULL: Rel<T> = Rel { offset: 0, _to: PhantomData };
 
-    /// To a place of the file. What is there is checked when it is followed.
+    /// Pointer to an offset in the file. The target is checked when the pointer is followed.
     pub const fn from_offset(offset: u64) -> Rel<T> {
         Rel { offset, _to: PhantomData }
     }
 
-    /// How far it is from the start of the file.
+    /// Distance from the start of the file.
     pub const fn offset(self) -> u64 {
         self.offset
     }
 
-    /// Whether it points to nothing.
+    /// True if it points to nothing.
     pub const fn is_null(self) -> bool {
         self.offset == 0
     }

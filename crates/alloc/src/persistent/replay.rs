@@ -1,5 +1,5 @@
-//! Tests that know every store: a heap's stores and flushes are recorded, and the heap is opened from what the file held
-//! after each of them, and after those that a loss of power may have left.
+//! Tests that know every store: a heap's stores and flushes are recorded, and the heap is opened
+//! from what the file held after each of them, and after those that a loss of power may have left.
 
 extern crate std;
 
@@ -9,36 +9,36 @@ use std::os::unix::fs::FileExt;
 use std::vec::Vec;
 use std::{format, fs, vec};
 
-use super::file::File;
-use super::log::Kind;
-use super::mapping::Mapping;
+use super::file::LockedFile;
+use super::log::LogEntryKind;
+use super::mapping::HeapFileMapping;
 use super::open::adopt;
-use super::{Durability, Error, Options, Persistent, Rel, Tx, Usage};
+use super::{Durability, Persistent, PersistentError, PersistentOptions, PersistentUsage, Rel, Tx};
 
 /// A store or a flush.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Event {
+pub(super) enum StoreEvent {
     Store { place: usize, word: u64 },
     Sync { from: usize, to: usize },
 }
 
 /// All of them, in order.
-pub(super) type Tape = Vec<Event>;
+pub(super) type Tape = Vec<StoreEvent>;
 
-impl Mapping {
+impl HeapFileMapping {
     pub(super) fn record(&mut self, place: usize, word: u64) {
-        self.tape.iter_mut().for_each(|tape| tape.push(Event::Store { place, word }));
+        self.tape.iter_mut().for_each(|tape| tape.push(StoreEvent::Store { place, word }));
     }
 
     pub(super) fn record_sync(&mut self, from: usize, to: usize) {
-        self.tape.iter_mut().for_each(|tape| tape.push(Event::Sync { from, to }));
+        self.tape.iter_mut().for_each(|tape| tape.push(StoreEvent::Sync { from, to }));
     }
 }
 
 std::thread_local! {
-    /// Whether mappings record from their start.
+    /// True if mappings record from their start.
     static RECORD: Cell<bool> = const { Cell::new(false) };
-    /// How often the disk still has room.
+    /// Number of times that the disk still accepts data.
     static ALLOWED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -48,8 +48,8 @@ pub(super) fn new_tape() -> Option<Tape> {
 }
 
 /// Fails where the disk is to be full.
-pub(super) fn refuse(call: &'static str) -> Result<(), Error> {
-    let full = Error::Os { call, errno: libc::ENOSPC };
+pub(super) fn refuse(call: &'static str) -> Result<(), PersistentError> {
+    let full = PersistentError::Os { call, errno: libc::ENOSPC };
     ALLOWED.get().map_or(Ok(()), |left| {
         ALLOWED.set(Some(left.checked_sub(1).ok_or(full)?));
         Ok(())
@@ -57,15 +57,15 @@ pub(super) fn refuse(call: &'static str) -> Result<(), Error> {
 }
 
 /// A file in memory, under a path that opens it.
-pub(super) struct Memory {
+pub(super) struct MemoryFile {
     file: fs::File,
     path: CString,
 }
 
-impl Memory {
-    /// Of this length, with holes but for some words.
-    pub(super) fn sparse(len: usize, words: impl Iterator<Item = (usize, u64)>) -> Memory {
-        let memory = Memory::new(&[]);
+impl MemoryFile {
+    /// A file of this length, with holes except for some words.
+    pub(super) fn sparse(len: usize, words: impl Iterator<Item = (usize, u64)>) -> MemoryFile {
+        let memory = MemoryFile::new(&[]);
         memory.file.set_len(len as u64).unwrap();
         words.for_each(|(place, word)| {
             memory.file.write_all_at(&word.to_le_bytes(), place as u64).unwrap();
@@ -73,16 +73,16 @@ impl Memory {
         memory
     }
 
-    pub(super) fn new(image: &[u8]) -> Memory {
+    pub(super) fn new(image: &[u8]) -> MemoryFile {
         use std::os::fd::{AsRawFd, FromRawFd};
         // SAFETY: the name is a string.
         let fd = unsafe { libc::memfd_create(c"heap".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(fd >= 0);
-        // SAFETY: it was just opened, and nobody else knows of it.
+        // SAFETY: the descriptor was just opened and is not owned elsewhere.
         let file = unsafe { fs::File::from_raw_fd(fd) };
         file.write_all_at(image, 0).unwrap();
         let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-        Memory { file, path }
+        MemoryFile { file, path }
     }
 
     pub(super) fn read(&self) -> Vec<u8> {
@@ -92,15 +92,16 @@ impl Memory {
         image
     }
 
-    pub(super) fn open(&self, options: &Options) -> Result<Persistent, Error> {
-        adopt(File::open(&self.path, 0)?, options)
+    pub(super) fn open(&self, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
+        adopt(LockedFile::open(&self.path, 0)?, options)
     }
 }
 
-pub(super) const SMALL: Options = Options { capacity: Some(1 << 20), log: 1, ..Options::DEFAULT };
+pub(super) const SMALL: PersistentOptions =
+    PersistentOptions { capacity: Some(1 << 20), log: 1, ..PersistentOptions::DEFAULT };
 
 /// A new heap's file.
-pub(super) fn empty(options: &Options) -> Vec<u8> {
+pub(super) fn empty(options: &PersistentOptions) -> Vec<u8> {
     let name = format!(
         "/tmp/pagewise-replay-{}-{:?}.heap",
         std::process::id(),
@@ -121,13 +122,18 @@ fn set(tx: &mut Tx<'_>, block: Rel<u64>, index: usize, word: u64) {
     tx.heap.mapping.store(place, word);
 }
 
-fn change(tx: &mut Tx<'_>, block: Rel<u64>, index: usize, word: u64) -> Result<(), Error> {
-    tx.heap.note(Kind::Bytes, block.place() + index * 8, 8)?;
+fn change(
+    tx: &mut Tx<'_>,
+    block: Rel<u64>,
+    index: usize,
+    word: u64,
+) -> Result<(), PersistentError> {
+    tx.heap.note(LogEntryKind::Bytes, block.place() + index * 8, 8)?;
     set(tx, block, index, word);
     Ok(())
 }
 
-/// What a heap must hold after so many transactions: worked out without a heap.
+/// Expected content of a heap after a number of transactions, computed without a heap.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     done: u64,
@@ -142,7 +148,7 @@ fn random(seed: u64) -> u64 {
 }
 
 impl Model {
-    /// What the next transaction does: a slot gets a block of another size, or loses it.
+    /// Effect of the next transaction: a slot gets a block of another size, or loses it.
     fn step(&mut self) -> (usize, usize) {
         self.done += 1;
         let dice = random(self.done);
@@ -190,7 +196,7 @@ fn attempt<'h>(mut tx: Tx<'h>, ledger: Rel<u64>, model: &mut Model) -> Tx<'h> {
     }
     let mut new = Rel::NULL;
     if size > 0 {
-        new = Rel::from_offset(tx.heap.take(size, 8).unwrap() as u64);
+        new = Rel::from_offset(tx.heap.allocate_place(size, 8).unwrap() as u64);
         (0..size / 8).step_by(31).for_each(|index| set(&mut tx, new, index, model.slots[slot].1));
     }
     change(&mut tx, ledger, 1 + slot, new.offset()).unwrap();
@@ -198,9 +204,9 @@ fn attempt<'h>(mut tx: Tx<'h>, ledger: Rel<u64>, model: &mut Model) -> Tx<'h> {
     tx
 }
 
-/// Whether a heap holds what the model says, and nothing else.
+/// Panics unless a heap has exactly the content of the model.
 fn agrees(heap: &Persistent, model: &Model) {
-    let Usage { blocks, .. } = heap.check().unwrap();
+    let PersistentUsage { blocks, .. } = heap.check().unwrap();
     let ledger = heap.slice(ledger(heap).unwrap(), 1 + SLOTS).unwrap();
     assert_eq!(ledger[0], model.done);
     for ((size, word), block) in model.slots.iter().zip(&ledger[1..]) {
@@ -215,7 +221,8 @@ fn agrees(heap: &Persistent, model: &Model) {
     assert_eq!(blocks, model.usage(), "after {}", model.done);
 }
 
-/// A heap that was used, the file as it was before, its tape, and the models with the position of the tape behind each.
+/// A heap that was used, the file as it was before, its tape, and the models with the position of
+/// the tape behind each.
 struct Story {
     before: Vec<u8>,
     tape: Tape,
@@ -224,13 +231,13 @@ struct Story {
 
 impl Story {
     fn new(durability: Durability, steps: usize) -> Story {
-        let options = Options { durability, ..SMALL };
-        let memory = Memory::new(&empty(&options));
+        let options = PersistentOptions { durability, ..SMALL };
+        let memory = MemoryFile::new(&empty(&options));
         let mut heap = memory.open(&options).unwrap();
         start(&mut heap);
-        // Give it all its chunks: growing makes the file longer, which is no store.
+        // Allocates all its chunks: growth extends the file, which is not a store.
         let tx = heap.begin();
-        tx.heap.take(60 << 14, 8).unwrap();
+        tx.heap.allocate_place(60 << 14, 8).unwrap();
         tx.abort().unwrap();
         let before = memory.read();
         heap.mapping.tape = Some(Tape::new());
@@ -245,9 +252,10 @@ impl Story {
         Story { before, tape, models }
     }
 
-    /// A heap of this file has what was committed before so many events, or what was being committed then.
-    fn reopens(&self, image: &[u8], options: &Options, events: usize) -> Tape {
-        let memory = Memory::new(image);
+    /// Checks that a heap with this file contains the transactions committed before a number of
+    /// events, or also the one that was being committed.
+    fn reopens(&self, image: &[u8], options: &PersistentOptions, events: usize) -> Tape {
+        let memory = MemoryFile::new(image);
         let mut heap =
             memory.open(options).unwrap_or_else(|error| panic!("after {events}: {error}"));
         let recovery = heap.mapping.tape.take().unwrap_or_default();
@@ -265,8 +273,8 @@ impl Story {
     }
 }
 
-fn apply(image: &mut [u8], event: Event) {
-    if let Event::Store { place, word } = event {
+fn apply(image: &mut [u8], event: StoreEvent) {
+    if let StoreEvent::Store { place, word } = event {
         image[place..place + 8].copy_from_slice(&word.to_le_bytes());
     }
 }
@@ -304,18 +312,19 @@ fn a_recovery_may_be_killed_after_every_prefix_of_its_own_stores() {
     assert!(killed > 200, "{killed}");
 }
 
-/// What a disk may hold when the power fails: what was flushed, and of what was stored since any part.
+/// Possible contents of a disk after a power failure: the flushed data, and any part of the data
+/// stored since.
 struct Disk {
     flushed: Vec<u8>,
-    pending: Vec<Event>,
+    pending: Vec<StoreEvent>,
 }
 
 impl Disk {
-    fn see(&mut self, event: Event) {
-        let Event::Sync { from, to } = event else { return self.pending.push(event) };
+    fn see(&mut self, event: StoreEvent) {
+        let StoreEvent::Sync { from, to } = event else { return self.pending.push(event) };
         let (flushed, pending) = self.pending.iter().partition(|event| match event {
-            Event::Store { place, .. } => (from..to).contains(place),
-            Event::Sync { .. } => true,
+            StoreEvent::Store { place, .. } => (from..to).contains(place),
+            StoreEvent::Sync { .. } => true,
         });
         self.pending = pending;
         Vec::into_iter(flushed).for_each(|event| apply(&mut self.flushed, event));
@@ -325,7 +334,7 @@ impl Disk {
     fn with(&self, kept: impl Fn(usize, usize) -> bool) -> Vec<u8> {
         let mut image = self.flushed.clone();
         for (number, event) in self.pending.iter().enumerate() {
-            if let Event::Store { place, .. } = event
+            if let StoreEvent::Store { place, .. } = event
                 && kept(number, *place)
             {
                 apply(&mut image, *event);
@@ -338,7 +347,7 @@ impl Disk {
 #[test]
 fn after_a_loss_of_power_a_heap_opens_with_what_was_committed_whatever_of_the_last_stores_was_written()
  {
-    let options = Options { durability: Durability::Power, ..SMALL };
+    let options = PersistentOptions { durability: Durability::Power, ..SMALL };
     let story = Story::new(Durability::Power, 24);
     let mut disk = Disk { flushed: story.before.clone(), pending: Vec::new() };
     for (events, event) in story.tape.iter().enumerate() {
@@ -359,7 +368,7 @@ fn after_a_loss_of_power_a_heap_opens_with_what_was_committed_whatever_of_the_la
 #[test]
 fn a_commit_is_flushed_before_it_returns_and_only_where_power_may_fail() {
     let syncs = |story: &Story| {
-        let is_sync = |event: &&Event| matches!(event, Event::Sync { .. });
+        let is_sync = |event: &&StoreEvent| matches!(event, StoreEvent::Sync { .. });
         story.tape.iter().filter(is_sync).count()
     };
     assert_eq!(syncs(&Story::new(Durability::Process, 10)), 0);
@@ -368,21 +377,24 @@ fn a_commit_is_flushed_before_it_returns_and_only_where_power_may_fail() {
 
 #[test]
 fn a_full_disk_fails_the_transaction_and_nothing_else() {
-    let memory = Memory::new(&empty(&SMALL));
+    let memory = MemoryFile::new(&empty(&SMALL));
     let mut heap = memory.open(&SMALL).unwrap();
     start(&mut heap);
     let mut model = Model::default();
     for allowed in 0.. {
         ALLOWED.set(Some(allowed));
         let tx = heap.begin();
-        let taken = (0..8).try_for_each(|_| tx.heap.take(100_000, 8).map(|_| ()));
+        let taken = (0..8).try_for_each(|_| tx.heap.allocate_place(100_000, 8).map(|_| ()));
         drop(tx);
         ALLOWED.set(None);
         agrees(&heap, &model);
         if taken.is_ok() {
             break;
         }
-        assert_eq!(taken, Err(Error::Os { call: "posix_fallocate", errno: libc::ENOSPC }));
+        assert_eq!(
+            taken,
+            Err(PersistentError::Os { call: "posix_fallocate", errno: libc::ENOSPC })
+        );
         step(&mut heap, &mut model);
     }
     drop(heap);

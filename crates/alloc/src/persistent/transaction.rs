@@ -1,13 +1,13 @@
-//! What a user does in a transaction. What becomes of it in the file is in `space`.
+//! Interface of a transaction for users. Its effect in the file is in `space`.
 
 use core::alloc::Layout;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-use super::format::{self, NAME, ROOTS, Root};
-use super::log::Kind;
-use super::{Error, Persistent, Plain, Rel, root_name};
-use crate::{Allocator, Discipline};
+use super::format::{self, NAME, NamedRoot, ROOTS};
+use super::log::LogEntryKind;
+use super::{Persistent, PersistentError, PlainData, Rel, root_name};
+use crate::{Discipline, DisciplinedAllocator};
 
 /// A transaction: all that it does becomes part of the heap when it is committed, or never.
 #[derive(Debug)]
@@ -24,18 +24,19 @@ impl Deref for Tx<'_> {
 }
 
 impl Tx<'_> {
-    /// Takes a block. What is in it is left over from whoever had it before, and is not in the log: change it freely
-    /// while this transaction lasts.
+    /// Allocates a block. Its contents are left over from an earlier block, and are not logged:
+    /// change them freely during this transaction.
     ///
     /// # Errors
-    /// [`Error::Full`], [`Error::LogFull`], [`Error::Alignment`]; the system's word where the file cannot grow.
+    /// [`PersistentError::Full`], [`PersistentError::LogFull`], [`PersistentError::Alignment`]; the
+    /// system's word where the file cannot grow.
     #[inline]
-    pub fn alloc(&mut self, layout: Layout) -> Result<Rel<u8>, Error> {
+    pub fn alloc(&mut self, layout: Layout) -> Result<Rel<u8>, PersistentError> {
         let (size, align) = (layout.size(), layout.align());
         let place = if self.heap.watched.closely() {
             self.heap.take_apart(size, align)?
         } else {
-            self.heap.take(size, align)?
+            self.heap.allocate_place(size, align)?
         };
         Ok(Rel::from_offset(place as u64))
     }
@@ -45,7 +46,7 @@ impl Tx<'_> {
     /// # Errors
     /// As [`Tx::alloc`].
     #[inline]
-    pub fn make<T: Plain>(&mut self, value: T) -> Result<Rel<T>, Error> {
+    pub fn make<T: PlainData>(&mut self, value: T) -> Result<Rel<T>, PersistentError> {
         let pointer = self.alloc(Layout::new::<T>())?.cast::<T>();
         self.put(pointer, value)?;
         Ok(pointer)
@@ -54,24 +55,30 @@ impl Tx<'_> {
     /// Frees a block once the transaction is committed; until then it can be read.
     ///
     /// # Errors
-    /// [`Error::NotABlock`] where no block that is taken starts there; [`Error::Named`]; [`Error::LogFull`].
+    /// [`PersistentError::NotABlock`] where no block that is taken starts there;
+    /// [`PersistentError::Named`]; [`PersistentError::LogFull`].
     #[inline]
-    pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), Error> {
-        let found = self.heap.taken(pointer.place()).ok_or(Error::NotABlock)?;
+    pub fn free<T>(&mut self, pointer: Rel<T>) -> Result<(), PersistentError> {
+        let found = self.heap.taken(pointer.place()).ok_or(PersistentError::NotABlock)?;
         if self.heap.index.may_be_named(found) && self.heap.has_name(pointer.offset()) {
-            return Err(Error::Named);
+            return Err(PersistentError::Named);
         }
-        self.heap.note(Kind::Free, pointer.place(), 0)?;
+        self.heap.note(LogEntryKind::Free, pointer.place(), 0)?;
         self.heap.log.remember(found);
         Ok(())
     }
 
-    /// Gives a block another size and its old contents as far as they fit. Returns where it is now: in its place, where that
-    /// has the size that is right, or in a new one, and then the old is freed once the transaction is committed.
+    /// Gives a block another size and its old contents as far as they fit. Returns where it is now:
+    /// in its place, where that has the size that is right, or in a new one, and then the old is
+    /// freed once the transaction is committed.
     ///
     /// # Errors
     /// As [`Tx::alloc`] and [`Tx::free`]; the block is as it was then.
-    pub fn resize<T>(&mut self, pointer: Rel<T>, layout: Layout) -> Result<Rel<T>, Error> {
+    pub fn resize<T>(
+        &mut self,
+        pointer: Rel<T>,
+        layout: Layout,
+    ) -> Result<Rel<T>, PersistentError> {
         let has = self.size(pointer)?;
         let is_right = format::rounded(layout.size(), layout.align()) == Some(has);
         let is_aligned = pointer.place().is_multiple_of(layout.align());
@@ -87,16 +94,17 @@ impl Tx<'_> {
         }
     }
 
-    /// What a pointer leads to, to be changed: its old contents come back unless the transaction is committed.
+    /// Target of a pointer, to be changed: its old contents are restored unless the transaction is
+    /// committed.
     ///
     /// # Errors
-    /// As [`Persistent::get`]; [`Error::LogFull`].
+    /// As [`Persistent::get`]; [`PersistentError::LogFull`].
     #[inline]
-    pub fn change<T: Plain>(&mut self, pointer: Rel<T>) -> Result<&mut T, Error> {
+    pub fn change<T: PlainData>(&mut self, pointer: Rel<T>) -> Result<&mut T, PersistentError> {
         let mut place = self.heap.resolve(pointer, 1)?;
         self.keep::<T>(pointer.place())?;
-        // SAFETY: `resolve` checked that a `T` has room there and is aligned; any bytes are one; nobody else has a
-        // reference into the heap while the transaction is borrowed.
+        // SAFETY: `resolve` checked that a `T` fits there and is aligned; any bytes are a valid
+        // `T`; no other reference into the heap exists while the transaction is borrowed.
         Ok(unsafe { place.as_mut() })
     }
 
@@ -104,14 +112,15 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// As [`Tx::change`].
-    pub fn change_slice<T: Plain>(
+    pub fn change_slice<T: PlainData>(
         &mut self,
         pointer: Rel<T>,
         count: usize,
-    ) -> Result<&mut [T], Error> {
+    ) -> Result<&mut [T], PersistentError> {
         let place = self.heap.resolve(pointer, count)?;
         self.keep_bytes(pointer.place(), size_of::<T>() * count)?;
-        // SAFETY: as in `change`, of `count` values.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
+        // bytes are valid, and the transaction is borrowed.
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
@@ -119,59 +128,67 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// As [`Persistent::get`].
-    pub fn fill<T: Plain>(&mut self, pointer: Rel<T>, count: usize) -> Result<&mut [T], Error> {
+    pub fn fill<T: PlainData>(
+        &mut self,
+        pointer: Rel<T>,
+        count: usize,
+    ) -> Result<&mut [T], PersistentError> {
         let place = self.heap.resolve(pointer, count)?;
-        // SAFETY: as in `change`, of `count` values.
+        // SAFETY: `resolve` checked that `count` values of a `T` fit there and are aligned; any
+        // bytes are valid, and the transaction is borrowed.
         Ok(unsafe { core::slice::from_raw_parts_mut(place.as_ptr(), count) })
     }
 
     /// Stores a value in a block that this transaction took.
     #[inline]
-    fn put<T: Plain>(&mut self, pointer: Rel<T>, value: T) -> Result<(), Error> {
+    fn put<T: PlainData>(&mut self, pointer: Rel<T>, value: T) -> Result<(), PersistentError> {
         let place = self.heap.resolve(pointer, 1)?;
         // SAFETY: `resolve` checked that a `T` has room there and is aligned.
         unsafe { place.write(value) };
         Ok(())
     }
 
-    /// Writes down what a value is, rounded to words: blocks are made of words, so it stays in its block.
+    /// Writes down what a value is, rounded to words: blocks are made of words, so it stays in its
+    /// block.
     #[inline]
-    fn keep<T>(&mut self, place: usize) -> Result<(), Error> {
+    fn keep<T>(&mut self, place: usize) -> Result<(), PersistentError> {
         let is_words = size_of::<T>().is_multiple_of(8) && align_of::<T>().is_multiple_of(8);
         if is_words && size_of::<T>() > 0 {
-            return self.heap.note(Kind::Bytes, place, size_of::<T>());
+            return self.heap.note(LogEntryKind::Bytes, place, size_of::<T>());
         }
         self.keep_bytes(place, size_of::<T>())
     }
 
-    fn keep_bytes(&mut self, place: usize, size: usize) -> Result<(), Error> {
+    fn keep_bytes(&mut self, place: usize, size: usize) -> Result<(), PersistentError> {
         let start = place & !7;
         let len = (place + size).next_multiple_of(8) - start;
-        if size == 0 { Ok(()) } else { self.heap.note(Kind::Bytes, start, len) }
+        if size == 0 { Ok(()) } else { self.heap.note(LogEntryKind::Bytes, start, len) }
     }
 
-    /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`] takes the name away.
+    /// Gives a block a name, under which it is found when the heap is opened again. [`Rel::NULL`]
+    /// takes the name away.
     ///
     /// # Errors
-    /// [`Error::NotABlock`], [`Error::Name`], [`Error::TooManyRoots`], [`Error::LogFull`].
-    pub fn set_root<T>(&mut self, name: &str, pointer: Rel<T>) -> Result<(), Error> {
+    /// [`PersistentError::NotABlock`], [`PersistentError::Name`],
+    /// [`PersistentError::TooManyRoots`], [`PersistentError::LogFull`].
+    pub fn set_root<T>(&mut self, name: &str, pointer: Rel<T>) -> Result<(), PersistentError> {
         let name = root_name(name)?;
-        let mut root = Root::NONE;
+        let mut root = NamedRoot::NONE;
         if !pointer.is_null() {
-            root = Root::new(name, pointer.offset());
+            root = NamedRoot::new(name, pointer.offset());
             self.heap.mark_named(pointer.place())?;
             if self.heap.is_freed(pointer.place()) {
-                return Err(Error::NotABlock);
+                return Err(PersistentError::NotABlock);
             }
         }
         let at = match self.heap.find_root(&name) {
             None if pointer.is_null() => return Ok(()),
-            None => self.heap.find_root(&[0; NAME]).ok_or(Error::TooManyRoots)?,
+            None => self.heap.find_root(&[0; NAME]).ok_or(PersistentError::TooManyRoots)?,
             Some(at) => at,
         };
-        let place = ROOTS + at * size_of::<Root>();
-        self.heap.note(Kind::Bytes, place, size_of::<Root>())?;
-        for (word, value) in root.words().into_iter().enumerate() {
+        let place = ROOTS + at * size_of::<NamedRoot>();
+        self.heap.note(LogEntryKind::Bytes, place, size_of::<NamedRoot>())?;
+        for (word, value) in root.as_words().into_iter().enumerate() {
             self.heap.mapping.store(place + word * 8, value);
         }
         Ok(())
@@ -180,15 +197,15 @@ impl Tx<'_> {
     /// Makes all that was done part of the heap, at one instruction.
     ///
     /// # Errors
-    /// With [`Power`](super::Durability::Power), what the system says: whether the transaction survives a
-    /// loss of power is not known then.
+    /// With [`Power`](super::Durability::Power), what the system says: whether the transaction
+    /// survives a loss of power is not known then.
     #[inline]
-    pub fn commit(self) -> Result<(), Error> {
+    pub fn commit(self) -> Result<(), PersistentError> {
         self.heap.finish()
     }
 
-    /// Leaves it open without a value that stands for it, for callers in other languages: [`Persistent::resume`] takes it up,
-    /// [`Persistent::begin`] and closing the heap undo it.
+    /// Leaves it open without a value that stands for it, for callers in other languages:
+    /// [`Persistent::resume`] takes it up, [`Persistent::begin`] and closing the heap undo it.
     #[inline]
     pub fn pause(self) {
         core::mem::forget(self);
@@ -197,9 +214,9 @@ impl Tx<'_> {
     /// Undoes all that was done, as dropping it does, and says whether that went well.
     ///
     /// # Errors
-    /// With [`Power`](super::Durability::Power), what the system says; it is tried again by the next transaction
-    /// and when next opened.
-    pub fn abort(self) -> Result<(), Error> {
+    /// With [`Power`](super::Durability::Power), what the system says; it is tried again by the
+    /// next transaction and when next opened.
+    pub fn abort(self) -> Result<(), PersistentError> {
         self.heap.undo()
     }
 }
@@ -211,9 +228,10 @@ impl Drop for Tx<'_> {
     }
 }
 
-// SAFETY: blocks are taken of chunks that are free, or of bits that are clear, so they do not overlap; they are as aligned
-// as their class; and the file stays where it is mapped while it is open.
-unsafe impl Allocator for Persistent {
+// SAFETY: blocks are taken of chunks that are free, or of bits that are clear, so they do not
+// overlap; they are as aligned as their class; and the file stays where it is mapped while it is
+// open.
+unsafe impl DisciplinedAllocator for Persistent {
     const NAME: &'static str = "persistent";
     const FREES: Discipline = Discipline::Any;
 
@@ -228,7 +246,8 @@ unsafe impl Allocator for Persistent {
     unsafe fn free(&mut self, block: NonNull<u8>, _layout: Layout) {
         let offset = block.addr().get() - self.base().addr().get();
         let mut tx = self.begin();
-        // What is no block is refused, and what is one is freed by this log, which was empty.
+        // An address that is not a block is refused, and a block is freed by this log, which was
+        // empty.
         let freed = tx.free(Rel::<u8>::from_offset(offset as u64)).and_then(|()| tx.commit());
         debug_assert_eq!(freed, Ok(()), "a block that is not of this heap was freed");
     }

@@ -1,30 +1,32 @@
-//! What a heap tells those who watch memory: each block, where they check accesses, and counts.
+//! Reports of a heap to memory checkers and observers: each block, if accesses are checked, and
+//! counts.
 //!
-//! Blocks keep no note of the size they were asked for, so counts are of the sizes that blocks have, and a block that was there
-//! when the heap was opened can be touched as a whole.
+//! Blocks keep no note of the size they were asked for, so counts are of the sizes that blocks
+//! have, and a block that was there when the heap was opened can be touched as a whole.
 
 use core::ptr::NonNull;
 
-use super::format::{CHUNK, CLASSES, Shape, State, TABLE};
-use super::index::Found;
-use super::{Error, Persistent};
-use crate::source::Block;
-use crate::watch::{self, Progress};
+use super::format::{CHUNK, CLASSES, ChunkState, HeapShape, TABLE};
+use super::index::BlockLookup;
+use super::{Persistent, PersistentError};
+use crate::source::SourceBlock;
+use crate::watch::{self, PoolProgress};
 
-/// How many transactions are untold at most, large ones apart.
+/// Maximum number of unreported transactions, large ones excepted.
 const UNTOLD: u64 = 512;
 
 /// A heap, as its watchers know it.
 #[derive(Debug)]
-pub(super) struct Watched {
-    pool: watch::Pool,
-    /// What was counted of blocks that share chunks.
-    pub(super) classes: watch::Classes<CLASSES>,
-    /// Counts are told when the generation has none of these bits: an eighth of all transactions are untold at most.
+pub(super) struct WatchedHeap {
+    pool: watch::WatchedPool,
+    /// Counts of blocks in shared chunks.
+    pub(super) classes: watch::ClassCounts<CLASSES>,
+    /// Counts are reported when the generation has none of these bits: at most an eighth of all
+    /// transactions is unreported.
     between: u64,
-    /// How many transactions there were when they were told last.
+    /// Number of transactions at the last report.
     turns: u64,
-    /// Whether accesses are checked.
+    /// True if accesses are checked.
     closely: bool,
     /// From where on and up to where watchers know what lies in the file.
     first: NonNull<u8>,
@@ -32,17 +34,17 @@ pub(super) struct Watched {
 }
 
 // SAFETY: what it points to belongs to the mapping beside it.
-unsafe impl Send for Watched {}
-// SAFETY: through a shared reference nothing is told of the pool.
-unsafe impl Sync for Watched {}
+unsafe impl Send for WatchedHeap {}
+// SAFETY: a shared reference reports nothing about the pool.
+unsafe impl Sync for WatchedHeap {}
 
-impl Watched {
-    /// Of a file that is mapped here, in which watchers know nothing yet.
-    pub(super) fn new(first: NonNull<u8>) -> Watched {
+impl WatchedHeap {
+    /// For a file that was just mapped: checkers know nothing about it yet.
+    pub(super) fn new(first: NonNull<u8>) -> WatchedHeap {
         let pool = watch::created("persistent");
-        Watched {
+        WatchedHeap {
             pool,
-            classes: watch::Classes::default(),
+            classes: watch::ClassCounts::default(),
             between: 0,
             turns: 0,
             closely: watch::checked(),
@@ -66,13 +68,13 @@ impl Watched {
         self.closely.then(watch::quiet)
     }
 
-    /// Whether counts are told at the end of the transaction that made this the generation.
+    /// True if counts are reported at the end of the transaction with this generation.
     #[inline]
     pub(super) fn is_turn(&self, generation: u64) -> bool {
         cfg!(feature = "stats") && generation & self.between == 0
     }
 
-    /// Tells what was counted, and when to do so next.
+    /// Reports the counts, and sets the time of the next report.
     #[cold]
     pub(super) fn take_turn(&mut self) {
         self.tell();
@@ -80,7 +82,7 @@ impl Watched {
         self.between = (self.turns / 8).clamp(1, UNTOLD).next_power_of_two() - 1;
     }
 
-    /// Tells what was counted.
+    /// Reports the counts.
     #[cold]
     pub(super) fn tell(&self) {
         self.classes.tell(&self.pool, |class| TABLE[class].size);
@@ -89,25 +91,25 @@ impl Watched {
     /// Counts a run that is taken, or is free again.
     pub(super) fn count_run(&self, requested: usize, returned: usize) {
         let (requests, size) = ((requested > 0).into(), requested.max(returned));
-        watch::progress(&self.pool, Progress { requests, requested, returned, size });
+        watch::progress(&self.pool, PoolProgress { requests, requested, returned, size });
     }
 
-    /// The file has so many bytes of chunks now.
+    /// Records the new size of the chunks in the file.
     fn grow(&mut self, len: usize) {
         if len > self.len {
             // SAFETY: all of it is mapped.
             let start = unsafe { self.first.add(self.len) };
-            let block = Block { start, size: len - self.len, zeroed: false };
+            let block = SourceBlock { start, size: len - self.len, zeroed: false };
             watch::taken(&self.pool, block);
             self.len = len;
         }
     }
 }
 
-impl Drop for Watched {
+impl Drop for WatchedHeap {
     fn drop(&mut self) {
         if self.len > 0 {
-            let block = Block { start: self.first, size: self.len, zeroed: false };
+            let block = SourceBlock { start: self.first, size: self.len, zeroed: false };
             watch::given_back(&self.pool, block);
         }
         watch::destroyed(&self.pool);
@@ -115,18 +117,18 @@ impl Drop for Watched {
 }
 
 impl Persistent {
-    /// Tells of all that is there when a heap is opened.
-    pub(super) fn introduce(&mut self) -> Result<(), Error> {
+    /// Reports all blocks when a heap is opened.
+    pub(super) fn introduce(&mut self) -> Result<(), PersistentError> {
         self.tell_growth();
         let mut chunk = 0;
         while chunk < self.index.chunks() {
             chunk += match self.state(chunk)? {
-                State::Free => 1,
-                State::Slab(class) => {
+                ChunkState::Free => 1,
+                ChunkState::Slab(class) => {
                     self.introduce_slab(chunk, class);
                     1
                 }
-                State::Run(chunks) => {
+                ChunkState::Run(chunks) => {
                     self.introduce_blocks(1, chunks * CHUNK);
                     self.introduce_block(self.shape.chunk(chunk), chunks * CHUNK);
                     chunks
@@ -153,10 +155,13 @@ impl Persistent {
 
     fn introduce_blocks(&mut self, requests: usize, size: usize) {
         let requested = requests * size;
-        watch::progress(&self.watched.pool, Progress { requests, requested, returned: 0, size });
+        watch::progress(
+            &self.watched.pool,
+            PoolProgress { requests, requested, returned: 0, size },
+        );
     }
 
-    /// Tells how long the file is now.
+    /// Reports the new length of the file.
     pub(super) fn tell_growth(&mut self) {
         self.watched.grow(self.index.chunks() * CHUNK);
     }
@@ -174,29 +179,33 @@ impl Persistent {
         unsafe { self.mapping.base.add(place) }
     }
 
-    /// Takes a block with bytes behind it that nobody may touch.
+    /// Allocates a block with a red zone after it.
     #[cold]
-    pub(super) fn take_apart(&mut self, size: usize, align: usize) -> Result<usize, Error> {
-        let place = self.take(size.saturating_add(watch::GAP), align)?;
+    pub(super) fn take_apart(
+        &mut self,
+        size: usize,
+        align: usize,
+    ) -> Result<usize, PersistentError> {
+        let place = self.allocate_place(size.saturating_add(watch::GAP), align)?;
         watch::allocated(&self.watched.pool, self.address(place), size);
         Ok(place)
     }
 
-    /// Tells those who check accesses that a block is free again.
+    /// Reports to memory checkers that a block is free again.
     #[cold]
-    pub(super) fn tell_freed(&self, found: Found) {
+    pub(super) fn tell_freed(&self, found: BlockLookup) {
         let place = match found {
-            Found::Slot { chunk, class, slot } => {
+            BlockLookup::Slot { chunk, class, slot } => {
                 self.shape.chunk(chunk) + slot * TABLE[class].size
             }
-            Found::Run { chunk, .. } => self.shape.chunk(chunk),
+            BlockLookup::Run { chunk, .. } => self.shape.chunk(chunk),
         };
         watch::freed(&self.watched.pool, self.address(place), found.size());
     }
 }
 
-/// Where watchers begin to look.
-pub(super) fn first(base: NonNull<u8>, shape: Shape) -> NonNull<u8> {
+/// First address that checkers observe.
+pub(super) fn first(base: NonNull<u8>, shape: HeapShape) -> NonNull<u8> {
     // SAFETY: the chunks are mapped behind what describes them.
     unsafe { base.add(shape.data()) }
 }

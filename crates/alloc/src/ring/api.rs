@@ -1,4 +1,5 @@
-//! Open frames as allocators of collections, which end before the frame is sealed; what they leak stays in it.
+//! Open frames as allocators of collections, which end before the frame is sealed; what they leak
+//! stays in it.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -18,38 +19,39 @@ use core::ptr::NonNull;
 
 use allocator_api2::alloc::{AllocError, Allocator};
 
-use super::Open;
+use super::OpenRingFrame;
 use crate::collections::{carry_over, resize_by, slice};
 use crate::source::Source;
 
-impl<S: Source + Send + 'static> Open<'_, S> {
+impl<S: Source + Send + 'static> OpenRingFrame<'_, S> {
     /// Gives a block another size, and another alignment where that is asked for.
     ///
     /// # Safety
-    /// As for [`Open::resize`].
+    /// As for [`OpenRingFrame::resize`].
     unsafe fn reshape(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         if new.align() <= old.align() {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller passes a block of this frame with this layout.
             return unsafe { self.resize(block, old, new) };
         }
-        let moved = Open::allocate(self, new)?;
+        let moved = OpenRingFrame::allocate(self, new)?;
         // SAFETY: both are as large as their layouts say, and do not overlap.
         unsafe { carry_over((block, old), (moved, new)) };
         Some(moved)
     }
 }
 
-// SAFETY: blocks stay where they are until the frame is released, which the borrow of it outlives while it is open.
-unsafe impl<S: Source + Send + 'static> Allocator for &Open<'_, S> {
+// SAFETY: blocks stay where they are until the frame is released, which the borrow of it outlives
+// while it is open.
+unsafe impl<S: Source + Send + 'static> Allocator for &OpenRingFrame<'_, S> {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        slice(Open::allocate(self, layout), layout)
+        slice(OpenRingFrame::allocate(self, layout), layout)
     }
 
     fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        slice(Open::allocate_zeroed(self, layout), layout)
+        slice(OpenRingFrame::allocate_zeroed(self, layout), layout)
     }
 
-    /// What is in a frame goes with the frame.
+    /// Contents of a frame are released with the frame.
     unsafe fn deallocate(&self, _block: NonNull<u8>, _layout: Layout) {}
 
     resize_by!(|pool, block, old, new| pool.reshape(block, old, new));

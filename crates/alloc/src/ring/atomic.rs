@@ -1,4 +1,5 @@
-//! Atomic numbers and pointers: those of `core`, or those of loom, which tries every order in which threads may run.
+//! Atomic numbers and pointers: those of `core`, or those of loom, which tries every order in which
+//! threads may run.
 
 #[cfg(not(all(loom, test)))]
 pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -6,29 +7,29 @@ pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 #[cfg(all(loom, test))]
 pub(super) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// For loom: nobody reads what another writes at the same time. Nothing in programs.
+/// For loom: detects concurrent reads and writes. Without effect in programs.
 #[derive(Debug)]
-pub(super) struct Touched {
+pub(super) struct TouchCheck {
     #[cfg(all(loom, test))]
     cell: loom::cell::UnsafeCell<()>,
 }
 
-impl Touched {
-    pub(super) fn new() -> Touched {
-        Touched {
+impl TouchCheck {
+    pub(super) fn new() -> TouchCheck {
+        TouchCheck {
             #[cfg(all(loom, test))]
             cell: loom::cell::UnsafeCell::new(()),
         }
     }
 
-    /// Somebody reads what this stands for.
+    /// Records a read.
     #[inline(always)]
     pub(super) fn read(&self) {
         #[cfg(all(loom, test))]
         self.cell.with(|_| ());
     }
 
-    /// Somebody writes what this stands for.
+    /// Records a write.
     #[inline(always)]
     pub(super) fn write(&self) {
         #[cfg(all(loom, test))]

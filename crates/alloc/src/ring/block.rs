@@ -7,57 +7,59 @@
 //!  ^ LINE   ^ LINE                ^ LINE                   ^ LINE
 //! ```
 //!
-//! Frames that begin or end in a block use it. While the ring may still put frames there, `users` is [`MANY`] less those
-//! that were released; the ring knows how many there were, and sets it right when it leaves the block. So the ring touches
-//! the counter once a block, not once a frame, and nobody who releases waits for it.
+//! Frames that begin or end in a block use it. While the ring may still put frames there, `users`
+//! is [`MANY`] minus the number of released frames; the ring knows the number of frames, and
+//! corrects the counter when it leaves the block. So the ring touches the counter once per block,
+//! not once per frame, and threads that release frames do not wait for it.
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use super::atomic::{AtomicUsize, Ordering, Touched};
-use super::shared::Shared;
-use crate::source::Block;
+use super::atomic::{AtomicUsize, Ordering, TouchCheck};
+use super::shared::RingShared;
+use crate::source::SourceBlock;
 
 /// More than there are frames in a block.
 const MANY: usize = 1 << (usize::BITS - 2);
 
-/// What a processor moves between its cores as one, in bytes.
+/// Size of a cache line in bytes.
 pub(super) const LINE: usize = 64;
 
-/// What a block begins with.
+/// Header of a block.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Header {
-    /// How many frames use it, and [`MANY`] while there may come more.
+pub(super) struct RingBlockHeader {
+    /// Number of frames that use it, plus [`MANY`] while further ones may follow.
     users: AtomicUsize,
     /// The ring's part that all threads see.
-    pub(super) shared: NonNull<Shared>,
+    pub(super) shared: NonNull<RingShared>,
     /// The next in the list where it is: of its frame, of free blocks, of those that came back.
-    pub(super) next: Cell<*mut Header>,
+    pub(super) next: Cell<*mut RingBlockHeader>,
     /// The block of the same frame before it.
-    pub(super) previous: Cell<*mut Header>,
-    /// How many bytes frames have here, once the ring has left it.
+    pub(super) previous: Cell<*mut RingBlockHeader>,
+    /// Number of bytes in frames here, once the ring has left it.
     pub(super) filled: Cell<usize>,
     /// The block's size in bytes; it begins here.
     size: usize,
     /// So that no byte here is left to chance.
     reserved: [usize; 2],
-    contents: Touched,
+    contents: TouchCheck,
 }
 
 #[cfg(not(all(loom, test)))]
-const _: () = assert!(size_of::<Header>() == LINE);
+const _: () = assert!(size_of::<RingBlockHeader>() == LINE);
 
 /// A block that its ring holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockRef(NonNull<Header>);
+pub(super) struct BlockRef(NonNull<RingBlockHeader>);
 
 impl core::ops::Deref for BlockRef {
-    type Target = Header;
+    type Target = RingBlockHeader;
 
     #[inline(always)]
-    fn deref(&self) -> &Header {
-        // SAFETY: the header was written with the block, which stays until it is given back, when no reference is left.
+    fn deref(&self) -> &RingBlockHeader {
+        // SAFETY: the header was written with the block, which stays until it is released, when no
+        // reference is left.
         unsafe { self.0.as_ref() }
     }
 }
@@ -67,8 +69,8 @@ impl BlockRef {
     ///
     /// # Safety
     /// The block is ours, aligned to a `LINE`, and larger than a header.
-    pub(super) unsafe fn create(block: Block, shared: NonNull<Shared>) -> BlockRef {
-        let header = Header {
+    pub(super) unsafe fn create(block: SourceBlock, shared: NonNull<RingShared>) -> BlockRef {
+        let header = RingBlockHeader {
             users: AtomicUsize::new(0),
             shared,
             next: Cell::new(ptr::null_mut()),
@@ -76,54 +78,54 @@ impl BlockRef {
             filled: Cell::new(0),
             size: block.size,
             reserved: [0; 2],
-            contents: Touched::new(),
+            contents: TouchCheck::new(),
         };
-        let place = block.start.cast::<Header>();
-        // SAFETY: as the caller promises.
+        let place = block.start.cast::<RingBlockHeader>();
+        // SAFETY: the caller passes memory for a header.
         unsafe { place.write(header) };
         BlockRef(place)
     }
 
     /// The block of this header.
     #[inline(always)]
-    pub(super) const fn of(header: NonNull<Header>) -> BlockRef {
+    pub(super) const fn from_header(header: NonNull<RingBlockHeader>) -> BlockRef {
         BlockRef(header)
     }
 
     /// The same; none for NULL.
-    pub(super) fn new(header: *mut Header) -> Option<BlockRef> {
+    pub(super) fn new(header: *mut RingBlockHeader) -> Option<BlockRef> {
         NonNull::new(header).map(BlockRef)
     }
 
     #[inline(always)]
-    pub(super) const fn header(self) -> NonNull<Header> {
+    pub(super) const fn header(self) -> NonNull<RingBlockHeader> {
         self.0
     }
 
     /// The header, for as long as the ring holds the block.
-    pub(super) fn header_ref<'a>(self) -> &'a Header {
-        // SAFETY: as for `deref`; callers keep it no longer than they could keep the block.
+    pub(super) fn header_ref<'a>(self) -> &'a RingBlockHeader {
+        // SAFETY: the header lives as long as its block; callers do not keep the reference longer.
         unsafe { self.0.as_ref() }
     }
 
     #[inline(always)]
-    pub(super) fn as_ptr(self) -> *mut Header {
+    pub(super) fn as_ptr(self) -> *mut RingBlockHeader {
         self.0.as_ptr()
     }
 
-    /// Where frames begin.
+    /// Address of the first frame.
     pub(super) fn begin(self) -> *mut u8 {
         self.0.as_ptr().wrapping_add(1).cast()
     }
 
-    /// Where it ends.
+    /// End address.
     pub(super) fn end(self) -> usize {
         self.0.addr().get() + self.size
     }
 
-    /// What the source gave.
-    pub(super) fn block(self) -> Block {
-        Block { start: self.0.cast(), size: self.size, zeroed: false }
+    /// Block that the source provided.
+    pub(super) fn block(self) -> SourceBlock {
+        SourceBlock { start: self.0.cast(), size: self.size, zeroed: false }
     }
 
     /// The ring begins to put frames here.
@@ -134,8 +136,9 @@ impl BlockRef {
         self.users.store(MANY, Ordering::Relaxed);
     }
 
-    /// The ring puts no more frames here, and says how many there were that begin or end here. Whether all were released:
-    /// then the block is the ring's again, else that of whoever releases the last.
+    /// Called when the ring puts no more frames here, with the number of frames that begin or end
+    /// here. Returns true if all were released: then the ring owns the block, else the thread that
+    /// releases the last frame does.
     pub(super) fn leave(self, frames: usize) -> bool {
         let rest = MANY - frames;
         self.users.fetch_sub(rest, Ordering::AcqRel) == rest
@@ -146,14 +149,15 @@ impl BlockRef {
         self.users.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A frame that began or ended here was released. Whether it was the last: then the block is the caller's.
+    /// Called when a frame that began or ended here was released. Returns true if it was the last:
+    /// then the caller owns the block.
     #[inline(always)]
     pub(super) fn give_up(self) -> bool {
         self.contents.read();
         self.users.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// How many of the frames here were released, while the ring puts others here.
+    /// Number of released frames here, while the ring puts further ones here.
     pub(super) fn released(self) -> usize {
         MANY.wrapping_sub(self.users.load(Ordering::Relaxed))
     }

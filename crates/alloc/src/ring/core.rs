@@ -1,72 +1,77 @@
-//! The part of a ring that belongs to who allocates: the open frame, the block it is in, and the free ones.
+//! The part of a ring that belongs to who allocates: the open frame, the block it is in, and the
+//! free ones.
 //!
-//! What holds between calls:
-//! - `next` and `limit` lie in `block`, `next < limit`; all are NULL or 0 while there is no block. Bytes from `next` on are free.
-//! - `end` is `limit` while a frame is open and the ring is not guarded, else 0, so that every call takes the slow path.
-//! - Frames that were sealed in `block`, or that began there and went on in others, are counted in `frames`.
-//! - A block is current, or free, or of the open frame, or of sealed frames, the last of which sends it to `shared`.
+//! Invariants between calls:
+//! - `next` and `limit` are in `block`, `next < limit`; all are NULL or 0 without a block. Bytes
+//!   from `next` on are free.
+//! - `end` is `limit` while a frame is open and the ring is not guarded, else 0, so that every call
+//!   takes the slow path.
+//! - Frames that were sealed in `block`, or that began there and went on in others, are counted in
+//!   `frames`.
+//! - A block is current, or free, or of the open frame, or of sealed frames, the last of which
+//!   sends it to `shared`.
 
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
-use super::block::{BlockRef, Header, LINE};
-use super::guard;
-use super::policy::Policy;
-use super::sealed::{Record, Sealed};
-use super::shared::Shared;
-use crate::source::{Block, Source};
+use super::block::{BlockRef, LINE, RingBlockHeader};
+use super::canary;
+use super::policy::RingPolicy;
+use super::sealed::{FrameRecord, Sealed};
+use super::shared::RingShared;
+use crate::source::{Source, SourceBlock};
 use crate::watch;
 
 /// The smallest block, and the largest that is taken without need, in bytes.
 const SMALLEST: usize = if cfg!(all(loom, test)) { 512 } else { 1 << 16 };
 const LARGEST: usize = 1 << 20;
-/// How many free blocks are looked at for one that is large enough.
+/// Maximum number of free blocks that are searched for one that is large enough.
 const LOOKED_AT: usize = 8;
 
-/// What each call touches. C knows the first two fields, as `struct pw_ring` has them.
+/// Fields that each call uses. The C API knows the first two, as in `struct pw_ring`.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Hot {
+pub(super) struct RingHot {
     /// The first free byte.
     next: Cell<*mut u8>,
     /// Below which an allocation must end.
     end: Cell<usize>,
-    /// Where the open frame begins; NULL where none is open.
+    /// Start of the open frame; NULL if none is open.
     start: Cell<*mut u8>,
     /// Its record, where it has one.
-    record: Cell<*mut Record>,
-    block: Cell<*mut Header>,
+    record: Cell<*mut FrameRecord>,
+    block: Cell<*mut RingBlockHeader>,
     limit: Cell<usize>,
     frames: Cell<usize>,
 }
 
-const _: () = assert!(size_of::<Hot>() == LINE && offset_of!(Hot, end) == 8);
+const _: () = assert!(size_of::<RingHot>() == LINE && offset_of!(RingHot, end) == 8);
 
 /// A ring, in a block of its own source.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Core<S> {
-    hot: Hot,
-    shared: Shared,
-    free: Cell<*mut Header>,
-    /// How often blocks come back to `shared` in all.
+    hot: RingHot,
+    shared: RingShared,
+    free: Cell<*mut RingBlockHeader>,
+    /// Total number of blocks to be returned to `shared`.
     sent: Cell<usize>,
     held: Cell<usize>,
-    /// Bytes that came back since statistics were told.
+    /// Bytes that were freed since the last report of statistics.
     returned: Cell<usize>,
     guarded: Cell<bool>,
-    policy: Policy,
-    own: Block,
+    policy: RingPolicy,
+    own: SourceBlock,
     source: S,
 }
 
 impl<S: Source> Core<S> {
     /// A ring without blocks; `None` where the source has no memory for it.
-    pub(super) fn create(source: S, guarded: bool, policy: Policy) -> Option<NonNull<Core<S>>> {
+    pub(super) fn create(source: S, guarded: bool, policy: RingPolicy) -> Option<NonNull<Core<S>>> {
         let own = source.take(Layout::new::<Core<S>>())?;
-        let hot = Hot {
+        let hot = RingHot {
             next: Cell::new(ptr::null_mut()),
             end: Cell::new(0),
             start: Cell::new(ptr::null_mut()),
@@ -76,12 +81,13 @@ impl<S: Source> Core<S> {
             frames: Cell::new(0),
         };
         let destroy = |ring: NonNull<u8>| {
-            // SAFETY: it is a ring of this source; nobody uses it, says the caller.
+            // SAFETY: it is a ring of this source; the caller guarantees that it is not used any
+            // more.
             unsafe { Core::<S>::destroy(ring.cast()) };
         };
         let core = Core {
             hot,
-            shared: Shared::new(own.start, destroy),
+            shared: RingShared::new(own.start, destroy),
             free: Cell::new(ptr::null_mut()),
             sent: Cell::new(0),
             held: Cell::new(own.size),
@@ -97,7 +103,7 @@ impl<S: Source> Core<S> {
         Some(place)
     }
 
-    /// Opens a frame; none was open. `None` where there is no memory.
+    /// Opens a frame; none was open. `None` without memory.
     #[inline]
     pub(super) fn open(&self) -> Option<()> {
         debug_assert!(!self.is_open(), "one frame is open at a time");
@@ -155,8 +161,8 @@ impl<S: Source> Core<S> {
         }
     }
 
-    /// Where the next allocation begins. No overflow: memory ends below 2^63, and a layout is smaller, also when it is
-    /// rounded up to its alignment.
+    /// Address of the next allocation. No overflow: memory ends below 2^63, and a layout is
+    /// smaller, also when it is rounded up to its alignment.
     #[inline(always)]
     fn bump(&self, layout: Layout) -> Option<NonNull<u8>> {
         let next = self.hot.next.get();
@@ -186,7 +192,7 @@ impl<S: Source> Core<S> {
     /// Goes on in a block with room for this.
     fn extend(&self, layout: Layout) -> Option<()> {
         let need = layout.size().checked_add(layout.align())?;
-        let block = self.block_for(need.checked_add(size_of::<Record>() + LINE)?)?;
+        let block = self.block_for(need.checked_add(size_of::<FrameRecord>() + LINE)?)?;
         let left = BlockRef::new(self.hot.block.get())?;
         self.tell(self.filled() / layout.size().max(1), layout.size());
         left.filled.set(self.filled());
@@ -209,17 +215,18 @@ impl<S: Source> Core<S> {
     }
 
     /// The record of the open frame, where it has one.
-    fn record(&self) -> Option<&Record> {
+    fn record(&self) -> Option<&FrameRecord> {
         // SAFETY: the record is ours while the frame is open, and callers use it at once.
         unsafe { self.hot.record.get().as_ref() }
     }
 
     /// Writes a record for the open frame to `next`, where there is room.
-    fn place_record(&self, first: NonNull<Header>) {
-        let record = self.hot.next.get().cast::<Record>();
-        // SAFETY: blocks and frames begin at lines of the cache, and there is room, says the caller.
+    fn place_record(&self, first: NonNull<RingBlockHeader>) {
+        let record = self.hot.next.get().cast::<FrameRecord>();
+        // SAFETY: the caller guarantees that there is space; blocks and frames begin at cache
+        // lines.
         unsafe {
-            record.write(Record {
+            record.write(FrameRecord {
                 first,
                 last: Cell::new(first),
                 guards: Cell::new(ptr::null_mut()),
@@ -240,7 +247,7 @@ impl<S: Source> Core<S> {
         if self.policy.counts_late() {
             hot.frames.set(hot.frames.get() + 1);
         } else {
-            BlockRef::of(block).add_user();
+            BlockRef::from_header(block).add_user();
         }
         match NonNull::new(hot.record.get()) {
             None => Sealed::short(block),
@@ -249,12 +256,13 @@ impl<S: Source> Core<S> {
     }
 
     #[cold]
-    fn seal_long(&self, record: NonNull<Record>, last: NonNull<Header>) -> Sealed {
+    fn seal_long(&self, record: NonNull<FrameRecord>, last: NonNull<RingBlockHeader>) -> Sealed {
         let _quiet = watch::quiet();
         if let Some(frame) = self.record() {
             frame.last.set(last);
-            if frame.first != last && BlockRef::of(frame.first).next.get() != last.as_ptr() {
-                // What is between comes back at once.
+            if frame.first != last && BlockRef::from_header(frame.first).next.get() != last.as_ptr()
+            {
+                // The blocks in between are returned at once.
                 self.sent.set(self.sent.get() + 1);
             }
         }
@@ -287,11 +295,12 @@ impl<S: Source> Core<S> {
     /// Memory with a guard behind it.
     fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
         let _quiet = watch::quiet();
-        let (whole, at) = guard::with_guard(layout)?;
+        let (whole, at) = canary::with_guard(layout)?;
         let start = self.place(whole)?;
         let record = self.record()?;
         // SAFETY: the place is for all that.
-        let guard = unsafe { guard::place(start.as_ptr(), layout.size(), at, record.guards.get()) };
+        let guard =
+            unsafe { canary::place(start.as_ptr(), layout.size(), at, record.guards.get()) };
         record.guards.set(guard);
         watch::allocated(&self.shared.watch, start, layout.size());
         Some(start)
@@ -317,12 +326,12 @@ impl<S: Source> Core<S> {
         let _quiet = watch::quiet();
         let Some(block) = NonNull::new(self.hot.block.get()) else { return };
         self.place_record(block);
-        if let Some((whole, at)) = guard::with_guard(Layout::new::<()>())
+        if let Some((whole, at)) = canary::with_guard(Layout::new::<()>())
             && let Some(start) = self.place(whole)
             && let Some(record) = self.record()
         {
             // SAFETY: the place is for all that.
-            let guard = unsafe { guard::place(start.as_ptr(), 0, at, ptr::null_mut()) };
+            let guard = unsafe { canary::place(start.as_ptr(), 0, at, ptr::null_mut()) };
             record.guards.set(guard);
         }
     }
@@ -385,9 +394,9 @@ impl<S: Source> Core<S> {
         None
     }
 
-    /// Has all blocks be free that came back. Whether any did.
+    /// Marks all returned blocks as free. Returns true if there were any.
     fn take_returned(&self) -> bool {
-        let mut next = self.shared.take();
+        let mut next = self.shared.pop_released();
         let any = next.is_some();
         while let Some(block) = next {
             next = BlockRef::new(block.next.get());
@@ -403,15 +412,15 @@ impl<S: Source> Core<S> {
         let block = self.source.take(Layout::from_size_align(size, LINE).ok()?)?;
         self.held.set(self.held.get() + block.size);
         watch::taken(&self.shared.watch, block);
-        watch::ours(block.start, size_of::<Header>());
+        watch::ours(block.start, size_of::<RingBlockHeader>());
         // SAFETY: the block is ours, aligned and as large.
         Some(unsafe { BlockRef::create(block, NonNull::from(&self.shared)) })
     }
 
-    /// Tells statistics what happened in the block that is left.
+    /// Reports the statistics of the block that the ring leaves.
     fn tell(&self, requests: usize, size: usize) {
         let (requested, returned) = (self.filled(), self.returned.take());
-        let progress = watch::Progress { requests, requested, returned, size };
+        let progress = watch::PoolProgress { requests, requested, returned, size };
         watch::progress(&self.shared.watch, progress);
     }
 
@@ -428,11 +437,11 @@ impl<S: Source> Core<S> {
         let block = block.block();
         self.held.set(self.held.get() - block.size);
         watch::given_back(&self.shared.watch, block);
-        // SAFETY: it came from there, and nobody uses it.
+        // SAFETY: it is from this source, and is not in use.
         unsafe { self.source.give_back(block) };
     }
 
-    /// Guards a ring that has no block yet. Whether it is guarded.
+    /// Adds canaries to a ring that has no block yet. Returns true if the ring has them.
     pub(super) fn guard(&self) -> bool {
         if self.held.get() == self.own.size {
             self.guarded.set(true);
@@ -451,7 +460,7 @@ impl<S: Source> Core<S> {
     /// The ring is used no more; what is sealed stays until it is released.
     ///
     /// # Safety
-    /// Nobody uses it but to release frames.
+    /// It is used only to release frames from now on.
     pub(super) unsafe fn close(this: NonNull<Core<S>>) {
         // SAFETY: a ring lives until it is closed.
         let core = unsafe { this.as_ref() };
@@ -461,7 +470,7 @@ impl<S: Source> Core<S> {
         core.leave();
         core.trim();
         if core.shared.close(core.sent.get()) {
-            // SAFETY: all came back, and nobody else uses it.
+            // SAFETY: all blocks were returned, and no other code uses it.
             unsafe { Core::destroy(this) };
         }
     }
@@ -469,7 +478,7 @@ impl<S: Source> Core<S> {
     /// # Safety
     /// The ring was closed, and all its blocks came back.
     unsafe fn destroy(this: NonNull<Core<S>>) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a live ring that no other thread uses.
         unsafe { this.as_ref() }.trim();
         // SAFETY: it is read for the last time.
         let Core { source, own, shared, .. } = unsafe { this.read() };
@@ -504,6 +513,6 @@ impl<S: Source> Core<S> {
         assert!(free <= self.held.get(), "more is free than is held");
         let _quiet = watch::quiet();
         let guards = self.record().map_or(ptr::null_mut(), |record| record.guards.get());
-        assert!(guard::all_intact(guards), "a guard was written over");
+        assert!(canary::all_intact(guards), "a guard was written over");
     }
 }

@@ -6,30 +6,31 @@ use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-use super::block::{BlockRef, Header};
-use super::guard::{self, Guard};
-use super::shared::Shared;
+use super::block::{BlockRef, RingBlockHeader};
+use super::canary::{self, RingCanary};
+use super::shared::RingShared;
 use crate::watch;
 
-/// What is known of a frame of several blocks, or of one that is guarded; lies in the frame.
+/// Data of a frame with several blocks, or with canaries; stored in the frame.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct FrameRecord {
     /// The block where it begins.
-    pub(super) first: NonNull<Header>,
+    pub(super) first: NonNull<RingBlockHeader>,
     /// The block where it ends, once it is sealed.
-    pub(super) last: Cell<NonNull<Header>>,
+    pub(super) last: Cell<NonNull<RingBlockHeader>>,
     /// The guard of what was allocated last in a ring that is guarded; NULL in others.
-    pub(super) guards: Cell<*mut Guard>,
+    pub(super) guards: Cell<*mut RingCanary>,
 }
 
 /// Set in the address of a record, but not of a block.
 const RECORD: usize = 1;
 
-const _: () = assert!(align_of::<Record>() > RECORD && align_of::<Header>() > RECORD);
+const _: () = assert!(align_of::<FrameRecord>() > RECORD && align_of::<RingBlockHeader>() > RECORD);
 
-/// A frame whose memory changes no more for the ring's sake, until this is dropped: which releases it, on any thread, in
-/// any order, in the same few instructions whatever is in it, and without waiting for others.
+/// A frame whose memory changes no more for the ring's sake, until this is dropped: which releases
+/// it, on any thread, in any order, in the same few instructions whatever is in it, and without
+/// waiting for others.
 ///
 /// It may outlive its ring, whose memory then goes with the last frame.
 pub struct Sealed {
@@ -45,16 +46,17 @@ unsafe impl Sync for Sealed {}
 impl Sealed {
     /// A frame in one block.
     #[inline(always)]
-    pub(super) const fn short(block: NonNull<Header>) -> Sealed {
+    pub(super) const fn short(block: NonNull<RingBlockHeader>) -> Sealed {
         Sealed { place: block.cast() }
     }
 
     /// A frame with a record.
-    pub(super) fn long(record: NonNull<Record>) -> Sealed {
+    pub(super) fn long(record: NonNull<FrameRecord>) -> Sealed {
         Sealed { place: record.cast().map_addr(|address| address | RECORD) }
     }
 
-    /// The frame as a word that is not 0, for those who hand it on without its type. It is not released.
+    /// The frame as a word that is not 0, for those who hand it on without its type. It is not
+    /// released.
     #[inline]
     pub fn into_raw(self) -> NonNull<u8> {
         ManuallyDrop::new(self).place
@@ -75,46 +77,46 @@ impl Drop for Sealed {
     fn drop(&mut self) {
         if self.place.addr().get() & RECORD == 0 {
             // SAFETY: the frame is in this block, and released once, since this is its only handle.
-            unsafe { give_up(BlockRef::of(self.place.cast())) };
+            unsafe { give_up(BlockRef::from_header(self.place.cast())) };
         } else {
-            let record = self.place.as_ptr().wrapping_sub(RECORD).cast::<Record>();
-            // SAFETY: as above, of its record.
+            let record = self.place.as_ptr().wrapping_sub(RECORD).cast::<FrameRecord>();
+            // SAFETY: the record is of this frame, which is sealed and not used any more.
             unsafe { release_long(record) };
         }
     }
 }
 
-/// Uses a block no more, and sends it back if nobody does.
+/// Ends the use of a block, and returns it if it was the last use.
 ///
 /// # Safety
-/// A frame that begins or ends there is released, and nobody uses it any more.
+/// A frame that begins or ends there is released, and is not used any more.
 #[inline]
 unsafe fn give_up(block: BlockRef) {
     let shared = block.shared;
     if block.give_up() {
-        // SAFETY: the block is ours, and the ring was told that it comes back.
-        unsafe { Shared::put(shared, block, block) };
+        // SAFETY: the block is ours, and the ring counted it as returning.
+        unsafe { RingShared::put(shared, block, block) };
     }
 }
 
 /// Releases a frame with a record.
 ///
 /// # Safety
-/// It is sealed, and nobody uses it any more.
+/// It is sealed, and is not used any more.
 #[cold]
-unsafe fn release_long(record: *mut Record) {
+unsafe fn release_long(record: *mut FrameRecord) {
     let _quiet = watch::quiet();
     // SAFETY: a frame stays until it is released.
-    let Record { first, last, guards } = unsafe { record.read() };
-    let (first, last) = (BlockRef::of(first), BlockRef::of(last.get()));
-    guard::released(first, guards.get());
+    let FrameRecord { first, last, guards } = unsafe { record.read() };
+    let (first, last) = (BlockRef::from_header(first), BlockRef::from_header(last.get()));
+    canary::released(first, guards.get());
     if first != last {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a sealed frame that is not used any more.
         unsafe { give_up_inner(first, last) };
-        // SAFETY: as the caller promises: the frame ends there.
+        // SAFETY: the caller passes a released frame, which ends there.
         unsafe { give_up(last) };
     }
-    // SAFETY: as the caller promises: the frame begins there.
+    // SAFETY: the caller passes a released frame, which begins there.
     unsafe { give_up(first) };
 }
 
@@ -127,8 +129,8 @@ unsafe fn give_up_inner(first: BlockRef, last: BlockRef) {
     if let (Some(from), Some(to)) = inner
         && from != last
     {
-        // SAFETY: nobody else was in these blocks, and the ring was told that they come back.
-        unsafe { Shared::put(first.shared, from, to) };
+        // SAFETY: no other frame was in these blocks, and the ring counted them as returning.
+        unsafe { RingShared::put(first.shared, from, to) };
     }
 }
 
@@ -138,7 +140,8 @@ impl fmt::Debug for Sealed {
     }
 }
 
-/// A value in a frame of its own, with all that was allocated for it. Dropping it releases the frame, on any thread.
+/// A value in a frame of its own, with all that was allocated for it. Dropping it releases the
+/// frame, on any thread.
 ///
 /// No destructor is run: what has one does not go into a frame.
 pub struct Message<T: ?Sized> {
@@ -148,12 +151,12 @@ pub struct Message<T: ?Sized> {
 
 // SAFETY: the value is this one's alone, and the frame may be released anywhere.
 unsafe impl<T: ?Sized + Send> Send for Message<T> {}
-// SAFETY: as above; a shared reference gives shared references to the value.
+// SAFETY: a shared reference gives only shared references to the value.
 unsafe impl<T: ?Sized + Sync> Sync for Message<T> {}
 
 impl<T: ?Sized> Message<T> {
     /// # Safety
-    /// The value lies in the frame, or lives for ever, and nobody else has a reference to it.
+    /// The value is in the frame, or lives for ever, and no other reference to it exists.
     pub(super) const unsafe fn new(value: NonNull<T>, frame: Sealed) -> Message<T> {
         Message { value, frame }
     }
@@ -172,7 +175,7 @@ impl<T: ?Sized> Deref for Message<T> {
 impl<T: ?Sized> DerefMut for Message<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and nobody else has a reference.
+        // SAFETY: the value is initialized, and `&mut self` is the only reference.
         unsafe { self.value.as_mut() }
     }
 }

@@ -1,12 +1,14 @@
-//! What those share who allocate in a ring and who release its frames: the blocks that came back.
+//! State shared by the allocating thread of a ring and the threads that release its frames: the
+//! returned blocks.
 //!
-//! Whoever releases the last frame of a block puts it here, and the ring takes all at once: so no block is compared with
-//! one that went and came again. When the ring is dropped while there are frames, the last that is released takes all down.
+//! Whoever releases the last frame of a block puts it here, and the ring takes all at once: so no
+//! block is compared with one that went and came again. When the ring is dropped while there are
+//! frames, the last that is released takes all down.
 
 use core::ptr::{self, NonNull};
 
-use super::atomic::{AtomicPtr, AtomicUsize, Ordering, Touched};
-use super::block::{BlockRef, Header};
+use super::atomic::{AtomicPtr, AtomicUsize, Ordering, TouchCheck};
+use super::block::{BlockRef, RingBlockHeader};
 use crate::watch;
 
 /// More than blocks ever come back.
@@ -15,38 +17,39 @@ const MANY: usize = 1 << (usize::BITS - 2);
 /// A line of its own: the ring seldom looks here.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RingShared {
     /// The block, or the list of them, that came back last.
-    returned: AtomicPtr<Header>,
-    /// How often blocks will come back, and [`MANY`] while the ring may send out more.
+    returned: AtomicPtr<RingBlockHeader>,
+    /// Number of block returns to come, plus [`MANY`] while the ring may send more.
     expected: AtomicUsize,
-    /// The ring, and what takes it down once nobody uses it any more.
+    /// The ring, and the function that destroys it after its last use.
     ring: NonNull<u8>,
     destroy: unsafe fn(NonNull<u8>),
     /// The ring itself, and this part of it, for loom.
-    owned: Touched,
-    used: Touched,
-    pub(super) watch: watch::Pool,
+    owned: TouchCheck,
+    used: TouchCheck,
+    pub(super) watch: watch::WatchedPool,
 }
 
-impl Shared {
-    pub(super) fn new(ring: NonNull<u8>, destroy: unsafe fn(NonNull<u8>)) -> Shared {
-        Shared {
+impl RingShared {
+    pub(super) fn new(ring: NonNull<u8>, destroy: unsafe fn(NonNull<u8>)) -> RingShared {
+        RingShared {
             returned: AtomicPtr::new(ptr::null_mut()),
             expected: AtomicUsize::new(MANY),
             ring,
             destroy,
-            owned: Touched::new(),
-            used: Touched::new(),
+            owned: TouchCheck::new(),
+            used: TouchCheck::new(),
             watch: watch::created("ring"),
         }
     }
 
-    /// Puts blocks here that are linked from `first` to `last`, and takes the ring down if nobody waits for more.
+    /// Adds blocks that are linked from `first` to `last`, and destroys the ring if no more are
+    /// expected.
     ///
     /// # Safety
     /// The blocks are the caller's, and of this ring, which counts this as once.
-    pub(super) unsafe fn put(this: NonNull<Shared>, first: BlockRef, last: BlockRef) {
+    pub(super) unsafe fn put(this: NonNull<RingShared>, first: BlockRef, last: BlockRef) {
         // SAFETY: a ring stays at least while blocks are to come back.
         let shared = unsafe { this.as_ref() };
         let mut head = shared.returned.load(Ordering::Relaxed);
@@ -73,11 +76,12 @@ impl Shared {
     }
 
     /// Takes what came back: the first of a list.
-    pub(super) fn take(&self) -> Option<BlockRef> {
+    pub(super) fn pop_released(&self) -> Option<BlockRef> {
         BlockRef::new(self.returned.swap(ptr::null_mut(), Ordering::Acquire))
     }
 
-    /// The ring sends out no more, and says how often blocks come back in all. Whether all did.
+    /// Called when the ring sends no more blocks, with the total number of returns. Returns true if
+    /// all blocks were returned.
     pub(super) fn close(&self, times: usize) -> bool {
         self.owned.write();
         let rest = MANY - times;
@@ -88,7 +92,7 @@ impl Shared {
         all
     }
 
-    /// For loom: nobody else is here.
+    /// For loom: no other thread is here.
     fn taken_down(&self) {
         self.owned.write();
         self.used.write();

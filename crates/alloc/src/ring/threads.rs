@@ -1,7 +1,9 @@
-//! Every order in which threads may fill, release and reuse: `RUSTFLAGS="--cfg loom" cargo test -p pagewise-alloc --lib ring`.
+//! Every order in which threads may fill, release and reuse: `RUSTFLAGS="--cfg loom" cargo test -p
+//! pagewise-alloc --lib ring`.
 //!
-//! Blocks are of 512 bytes here, so that two frames of 200 fill one. What no order may show: a block that is used again
-//! before all who read it have released it (`Touched`), or one that does not come back to the source.
+//! Blocks have 512 bytes here, so that two frames of 200 fill one. Errors that no order may show: a
+//! block that is used again before all readers have released it (`Touched`), or a block that is not
+//! returned to the source.
 
 extern crate std;
 
@@ -14,22 +16,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use super::{Ring, Sealed};
-use crate::source::{Block, Source};
+use crate::source::{Source, SourceBlock};
 
 /// A source that counts what is out.
 #[derive(Clone, Default)]
-struct Heap(Arc<AtomicUsize>);
+struct CountingSource(Arc<AtomicUsize>);
 
 // SAFETY: the memory is the global allocator's, and stays until it comes back.
-unsafe impl Source for Heap {
-    fn take(&self, layout: Layout) -> Option<Block> {
+unsafe impl Source for CountingSource {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.0.fetch_add(1, Ordering::Relaxed);
         // SAFETY: no layout here is empty.
         let start = NonNull::new(unsafe { alloc(layout) })?;
-        Some(Block { start, size: layout.size(), zeroed: false })
+        Some(SourceBlock { start, size: layout.size(), zeroed: false })
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         self.0.fetch_sub(1, Ordering::Relaxed);
         let layout = Layout::from_size_align(block.size, 64).expect("it was one");
         // SAFETY: it came from there; all layouts here are aligned to 64.
@@ -37,8 +39,8 @@ unsafe impl Source for Heap {
     }
 }
 
-/// A frame of so many blocks of 150 bytes.
-fn frame(ring: &mut Ring<Heap>, blocks: usize) -> Sealed {
+/// A frame of this number of blocks of 150 bytes.
+fn frame(ring: &mut Ring<CountingSource>, blocks: usize) -> Sealed {
     let frame = ring.open().expect("there is memory");
     for _ in 0..blocks {
         frame.alloc([7_u8; 150]);
@@ -46,12 +48,13 @@ fn frame(ring: &mut Ring<Heap>, blocks: usize) -> Sealed {
     frame.seal()
 }
 
-/// Runs `body` in every order in which a thread is interrupted up to two times, with a source to which all must come back.
-fn model(body: impl Fn(Ring<Heap>) + Sync + Send + 'static) {
+/// Runs `body` in every order in which a thread is interrupted up to two times, with a source to
+/// which all must come back.
+fn model(body: impl Fn(Ring<CountingSource>) + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(move || {
-        let heap = Heap::default();
+        let heap = CountingSource::default();
         body(Ring::unguarded(heap.clone()).expect("there is memory"));
         assert_eq!(heap.0.load(Ordering::Relaxed), 0, "a block did not come back");
     });

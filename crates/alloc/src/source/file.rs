@@ -5,55 +5,56 @@ use core::ffi::{CStr, c_int};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::mapped::{Refused, Step};
-use super::{Block, Source, page_size, unmap};
+use super::mapped::{MapRefused, MapStep};
+use super::{Source, SourceBlock, page_size, unmap};
 
-/// Mappings of a file without a name, which goes with the source. Space of the file system is reserved for all that is taken,
-/// so that no write to it can fail.
+/// Mappings of a file without a name, which goes with the source. Space of the file system is
+/// reserved for all that is taken, so that no write to it can fail.
 #[derive(Debug)]
-pub struct File {
+pub struct UnnamedFile {
     descriptor: c_int,
-    /// Where the next block begins. What comes back is given to the file system, and leaves a hole.
+    /// Offset of the next block. Released memory is returned to the file system, and
+    /// leaves a hole.
     end: AtomicU64,
 }
 
-impl File {
-    /// A file in this folder. On a file system in memory, such as tmpfs, it is no more than memory.
+impl UnnamedFile {
+    /// A file in this folder. On a file system in memory, such as tmpfs, it is plain memory.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn unnamed(folder: &CStr) -> Result<File, Refused> {
+    /// Returns the reason if the file cannot be created.
+    pub fn unnamed(folder: &CStr) -> Result<UnnamedFile, MapRefused> {
         let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: the name ends with NUL.
         let descriptor = unsafe { libc::open(folder.as_ptr(), flags, 0o600) };
         if descriptor == -1 {
-            return Err(Refused::now(Step::Open));
+            return Err(MapRefused::now(MapStep::Open));
         }
-        let file = File { descriptor, end: AtomicU64::new(0) };
+        let file = UnnamedFile { descriptor, end: AtomicU64::new(0) };
         let block = file.map(Layout::new::<u8>())?;
         file.unmap(block);
         Ok(file)
     }
 
-    fn map(&self, layout: Layout) -> Result<Block, Refused> {
+    fn map(&self, layout: Layout) -> Result<SourceBlock, MapRefused> {
         let page = page_size();
         let size = layout.size().max(1).next_multiple_of(page);
         let offset = self.end.fetch_add(size as u64, Ordering::Relaxed);
         let (offset, length) = (offset.cast_signed(), (size as u64).cast_signed());
         // SAFETY: the descriptor is ours.
         if unsafe { libc::fallocate(self.descriptor, 0, offset, length) } == -1 {
-            return Err(Refused::now(Step::Reserve));
+            return Err(MapRefused::now(MapStep::Reserve));
         }
         // Addresses first, of which those that are aligned get the file.
         let place = super::map_aligned(layout, page, libc::MAP_NORESERVE);
-        let place = place.ok_or_else(|| Refused::now(Step::Map))?;
+        let place = place.ok_or_else(|| MapRefused::now(MapStep::Map))?;
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let wanted = place.start.as_ptr().cast();
-        // SAFETY: what lies there is a mapping of our own, just as large, that nobody has seen.
+        // SAFETY: the range is a mapping of our own, just as large, that no other code knows.
         let start = unsafe { libc::mmap(wanted, size, access, kind, self.descriptor, offset) };
         if ptr::eq(start, libc::MAP_FAILED) {
-            let refused = Refused::now(Step::Map);
+            let refused = MapRefused::now(MapStep::Map);
             unmap(place.start, place.size);
             return Err(refused);
         }
@@ -61,20 +62,21 @@ impl File {
     }
 
     /// Gives the file system its space back, too.
-    fn unmap(&self, block: Block) {
-        // SAFETY: the block is a mapping of this file, and nobody uses it any more.
+    fn unmap(&self, block: SourceBlock) {
+        // SAFETY: the block is a mapping of this file, and is not used any more.
         unsafe { libc::madvise(block.start.as_ptr().cast(), block.size, libc::MADV_REMOVE) };
         unmap(block.start, block.size);
     }
 }
 
-// SAFETY: each block is another part of the file, zero as new space is, and stays mapped until it comes back.
-unsafe impl Source for File {
-    fn take(&self, layout: Layout) -> Option<Block> {
+// SAFETY: each block is another part of the file, zero as new space is, and stays mapped until it
+// comes back.
+unsafe impl Source for UnnamedFile {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         self.map(layout).ok()
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         self.unmap(block);
     }
 
@@ -83,9 +85,10 @@ unsafe impl Source for File {
     }
 }
 
-impl Drop for File {
+impl Drop for UnnamedFile {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is ours, and nobody uses it any more; mappings keep the file as long as they need it.
+        // SAFETY: the descriptor is ours, and is not used any more; mappings keep the file as long
+        // as they need it.
         unsafe { libc::close(self.descriptor) };
     }
 }

@@ -13,31 +13,31 @@
 //! assert_eq!(sum, 5050);
 //! ```
 //!
-//! What a collection gives back is free at once where it was the last allocation, else with its frame. A collection borrows
-//! the scope, which can then open no other inside, unless it is one of the thread's stack: there a collection that grows
-//! while another frame is open inside panics.
+//! Memory that a collection frees is reusable at once if it was the last allocation, else with its
+//! frame. A collection borrows the scope, which can then open no other inside, unless it is one of
+//! the thread's stack: there a collection that grows while another frame is open inside panics.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use allocator_api2::alloc::{AllocError, Allocator};
 
-use super::{Policy, Scope, Stack};
+use super::{Scope, Stack, StackPolicy};
 use crate::collections::{resize_by, slice};
 use crate::source::Source;
 
 /// Makes what has `allocate`, `resize` and `free_last` an allocator.
 macro_rules! allocator {
     ($($pool:ty),*) => {$(
-        // SAFETY: memory stays until the frame is popped, or the stack ends, which the borrow of it outlives; resizing and
-        // freeing obey what they say.
-        unsafe impl<S: Source, P: Policy> Allocator for &$pool {
+        // SAFETY: memory stays until the frame is popped, or the stack ends, which the borrow of it
+        // outlives; resizing and freeing obey what they say.
+        unsafe impl<S: Source, P: StackPolicy> Allocator for &$pool {
             fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
                 slice((**self).allocate(layout), layout)
             }
 
             unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-                // SAFETY: the caller promises the same.
+                // SAFETY: the caller passes a block of this scope with this layout.
                 unsafe { self.free_last(block, layout) };
             }
 
@@ -49,7 +49,7 @@ macro_rules! allocator {
                 old: Layout,
                 new: Layout,
             ) -> Result<NonNull<[u8]>, AllocError> {
-                // SAFETY: the caller promises the same.
+                // SAFETY: the caller passes a block of this scope with this layout.
                 let grown = unsafe { self.grow(block, old, new) }?;
                 let more = grown.cast::<u8>().as_ptr().wrapping_add(old.size());
                 // SAFETY: the block is as large as `new`, which is not smaller than `old`.

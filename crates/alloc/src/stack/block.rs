@@ -7,57 +7,60 @@
 //!  ^ block         ^ begin                        ^ end: no allocation reaches it
 //! ```
 //!
-//! Blocks in use are in the order of their use, from the first to the current one, and never leave it: marks point to
-//! them. Free ones may change their order: one that is chosen is moved to the current one.
+//! Blocks in use are in the order of their use, from the first to the current one, and never leave
+//! it: marks point to them. Free ones may change their order: one that is chosen is moved to the
+//! current one.
 
 use core::alloc::Layout;
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 
-use super::guard::report;
+use super::canary::report;
 use super::policy::{FOLLOWED, PART, REQUESTS, SMALLEST};
-use super::{Mark, Policy, Stack};
-use crate::source::{Block, Source};
-use crate::watch::{self, Progress};
+use super::{Mark, Stack, StackPolicy};
+use crate::source::{Source, SourceBlock};
+use crate::watch::{self, PoolProgress};
 
-/// What every block and its end are aligned to: one that asks for no more alignment than this begins at or before `end`.
+/// Alignment of every block and its end: an allocation with at most this alignment begins at or
+/// before `end`.
 pub(super) const ALIGN: usize = 16;
 
-/// What a block begins with.
+/// Header of a block.
 #[repr(C, align(16))]
 #[derive(Debug)]
-pub(super) struct Header {
-    next: Cell<Option<NonNull<Header>>>,
+pub(super) struct StackBlockHeader {
+    next: Cell<Option<NonNull<StackBlockHeader>>>,
     begin: Cell<NonNull<u8>>,
     end: NonNull<u8>,
-    /// What the source gave.
+    /// Block that the source provided.
     place: NonNull<u8>,
     size: usize,
     /// Bytes that were live when the stack entered this block.
     before: Cell<usize>,
 }
 
-impl Header {
+impl StackBlockHeader {
     /// Makes a block of the list: nothing is in it.
-    fn new(block: Block) -> NonNull<Header> {
-        let header = block.start.cast::<Header>();
+    fn new(block: SourceBlock) -> NonNull<StackBlockHeader> {
+        let header = block.start.cast::<StackBlockHeader>();
         // SAFETY: every block that is asked for has room for a header.
         let begin = unsafe { header.add(1) }.cast();
         // SAFETY: at most the size of the block.
         let end = unsafe { block.start.add(block.size & !(ALIGN - 1)) };
         let (next, begin, before) = (Cell::new(None), Cell::new(begin), Cell::new(0));
         let (place, size) = (block.start, block.size);
-        // SAFETY: as above; the block is aligned, since that was asked for, too.
-        unsafe { header.write(Header { next, begin, end, place, size, before }) };
+        // SAFETY: the block is large enough for a header, and has its alignment, which was
+        // requested.
+        unsafe { header.write(StackBlockHeader { next, begin, end, place, size, before }) };
         header
     }
 
-    /// Where it is, as a pointer to the whole block.
-    pub(super) fn place(&self) -> NonNull<Header> {
+    /// Address as a pointer to the whole block.
+    pub(super) fn place(&self) -> NonNull<StackBlockHeader> {
         self.place.cast()
     }
 
-    /// Where its first allocation would begin.
+    /// Address of its first allocation.
     pub(super) fn begin(&self) -> *mut u8 {
         self.begin.get().as_ptr()
     }
@@ -81,50 +84,50 @@ impl Header {
         start.wrapping_add(layout.size()) < self.end().addr()
     }
 
-    /// Whether a stack can be there with its `next` and `end`.
+    /// True if a stack can be there with its `next` and `end`.
     pub(super) fn holds(&self, next: *mut u8, end: *mut u8) -> bool {
         self.begin() <= next && next <= end && end <= self.end() && next < self.end()
     }
 
     /// The block behind this one.
-    pub(super) fn next(&self) -> Option<&Header> {
+    pub(super) fn next(&self) -> Option<&StackBlockHeader> {
         // SAFETY: a block in the list has a header, and stays until it leaves the list.
         self.next.get().map(|next| unsafe { next.as_ref() })
     }
 
     /// Takes the next block out of the list.
-    pub(super) fn take_next(&self) -> Option<NonNull<Header>> {
+    pub(super) fn take_next(&self) -> Option<NonNull<StackBlockHeader>> {
         let taken = self.next.get()?;
         self.next.set(self.next()?.next.get());
         Some(taken)
     }
 
     /// Puts a block into the list behind this one.
-    fn insert(&self, block: NonNull<Header>) -> &Header {
-        // SAFETY: it has a header, and nobody else knows it.
+    fn insert(&self, block: NonNull<StackBlockHeader>) -> &StackBlockHeader {
+        // SAFETY: it has a header, and no other code knows it.
         let inserted = unsafe { block.as_ref() };
         inserted.next.set(self.next.replace(Some(block)));
         inserted
     }
 }
 
-/// What fast paths do not touch.
+/// Fields that fast paths do not use.
 #[repr(align(16))]
 #[derive(Debug)]
 pub(super) struct Cold {
-    first: NonNull<Header>,
+    first: NonNull<StackBlockHeader>,
     requests: Requests,
     /// Bytes that the stack has of its source now, and that it ever took.
     pub(super) held: Cell<usize>,
     pub(super) taken: Cell<u64>,
-    /// Bytes that were live when watchers were told the last time.
+    /// Live bytes at the last report.
     told: Cell<usize>,
-    pub(super) pool: watch::Pool,
+    pub(super) pool: watch::WatchedPool,
 }
 
 impl Cold {
     /// Those of a stack whose first block this is.
-    fn new(first: Block) -> Cold {
+    fn new(first: SourceBlock) -> Cold {
         Cold {
             first: first.start.cast(),
             requests: Requests::default(),
@@ -136,18 +139,19 @@ impl Cold {
     }
 
     /// Counts a block that was taken, and gives it a header.
-    fn adopt(&self, block: Block) -> NonNull<Header> {
+    fn adopt(&self, block: SourceBlock) -> NonNull<StackBlockHeader> {
         self.held.set(self.held.get() + block.size);
         self.taken.set(self.taken.get() + block.size as u64);
         watch::taken(&self.pool, block);
-        watch::ours(block.start, size_of::<Header>());
-        Header::new(block)
+        watch::ours(block.start, size_of::<StackBlockHeader>());
+        StackBlockHeader::new(block)
     }
 }
 
-/// How large requests are. Counting each would slow the fast path down, and is not needed: who meets the end of a block
-/// stands for all that it was filled with. A request does so with a chance that grows with its size, of which dividing the
-/// block by it makes up, and the mean is that of all.
+/// Sizes of requests. Counting each would slow the fast path down, and is not needed: the request
+/// that crosses the end of a block represents all requests in it. The probability that a request
+/// does so grows with its size; dividing the block by the size compensates this, and the mean is
+/// that of all requests.
 #[derive(Debug, Default)]
 struct Requests {
     sum: Cell<u64>,
@@ -173,14 +177,14 @@ impl Requests {
     }
 }
 
-impl<S: Source, P: Policy> Stack<S, P> {
+impl<S: Source, P: StackPolicy> Stack<S, P> {
     pub(super) fn cold(&self) -> Option<&Cold> {
         // SAFETY: NULL, or written with the first block, which stays until the stack is destroyed.
         unsafe { self.cold.get().as_ref() }
     }
 
     /// The block that the stack is in.
-    pub(super) fn current(&self) -> Option<&Header> {
+    pub(super) fn current(&self) -> Option<&StackBlockHeader> {
         let cold = self.cold()?;
         let current = match self.is_guarded() {
             true => self.last_guard().map_or(cold.first, |guard| guard.block),
@@ -191,14 +195,15 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// The list, from the first block to the last.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &Header> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &StackBlockHeader> {
         // SAFETY: the first block has a header, and stays until the stack is destroyed.
         let first = self.cold().map(|cold| unsafe { cold.first.as_ref() });
         core::iter::successors(first, |block| block.next())
     }
 
-    /// Goes on in a block behind the current one into which `layout` fits: a free one, or a new one.
-    pub(super) fn enter_block_for(&self, layout: Layout) -> Option<&Header> {
+    /// Goes on in a block behind the current one into which `layout` fits: a free one, or a new
+    /// one.
+    pub(super) fn enter_block_for(&self, layout: Layout) -> Option<&StackBlockHeader> {
         let block = match self.current() {
             None => self.first_block(layout)?,
             Some(current) => {
@@ -216,10 +221,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
         Some(block)
     }
 
-    /// Has a block come next into which `layout` fits, unless the rest of the current one is as large.
+    /// Has a block come next into which `layout` fits, unless the rest of the current one is as
+    /// large.
     pub(super) fn make_room(&self, layout: Layout) -> bool {
         let Some(current) = self.current() else {
-            // Where there are guards, a stack is in its first block by its first guard.
+            // With canaries, the stack's fields are in its first block by its first canary.
             let first = self.first_block(layout);
             first.filter(|_| !self.is_guarded()).inspect(|first| self.enter(first));
             return first.is_some();
@@ -233,8 +239,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
         found.inspect(|block| _ = current.insert(*block)).is_some()
     }
 
-    /// Tells watchers how many bytes are live, in requests of about this size, and returns it. Those that came and went
-    /// since the last time are not seen, unless the stack is guarded: then each is counted, and this is nothing.
+    /// Reports the live bytes, in requests of about this size, and returns them. Bytes allocated
+    /// and freed since the last report are not seen, unless the stack has canaries: then each
+    /// request is counted, and this does nothing.
     fn tell(&self, size: usize) -> usize {
         let (Some(cold), Some(current)) = (self.cold(), self.current()) else { return 0 };
         if self.is_guarded() {
@@ -244,11 +251,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let told = cold.told.replace(live);
         let (requested, returned) = (live.saturating_sub(told), told.saturating_sub(live));
         let requests = requested / size.max(1);
-        watch::progress(&cold.pool, Progress { requests, requested, returned, size });
+        watch::progress(&cold.pool, PoolProgress { requests, requested, returned, size });
         live
     }
 
-    fn enter(&self, block: &Header) {
+    fn enter(&self, block: &StackBlockHeader) {
         self.next.set(block.begin());
         self.end.set(block.end());
         self.block.set(block.place().as_ptr());
@@ -256,7 +263,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// Takes the first free block that is large enough out of the list.
-    fn free_block_for(&self, layout: Layout, current: &Header) -> Option<NonNull<Header>> {
+    fn free_block_for(
+        &self,
+        layout: Layout,
+        current: &StackBlockHeader,
+    ) -> Option<NonNull<StackBlockHeader>> {
         let mut before = current;
         loop {
             match before.next()? {
@@ -270,14 +281,14 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// A new block with room for `layout`.
-    fn new_block(&self, layout: Layout) -> Option<NonNull<Header>> {
+    fn new_block(&self, layout: Layout) -> Option<NonNull<StackBlockHeader>> {
         let cold = self.cold()?;
-        Some(cold.adopt(self.take(layout, 0)?))
+        Some(cold.adopt(self.allocate_block(layout, 0)?))
     }
 
     /// Takes memory of the source, with room for `layout`, and for `more` before it.
-    fn take(&self, layout: Layout, more: usize) -> Option<Block> {
-        let overhead = size_of::<Header>() + more + layout.align() + 2 * ALIGN;
+    fn allocate_block(&self, layout: Layout, more: usize) -> Option<SourceBlock> {
+        let overhead = size_of::<StackBlockHeader>() + more + layout.align() + 2 * ALIGN;
         let needed = layout.size().checked_add(overhead)?;
         let room = self.mean().saturating_mul(REQUESTS).saturating_add(overhead);
         let usual = if P::SIZED { room.max(self.held() / PART) } else { 0 };
@@ -294,25 +305,25 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// The block that all begins with, and the cold parts in it.
-    fn first_block(&self, layout: Layout) -> Option<&Header> {
-        let block = self.take(layout, size_of::<Cold>())?;
+    fn first_block(&self, layout: Layout) -> Option<&StackBlockHeader> {
+        let block = self.allocate_block(layout, size_of::<Cold>())?;
         P::begins();
         let cold = Cold::new(block);
         let header = cold.adopt(block);
-        // SAFETY: it was written, and nobody else knows the block.
+        // SAFETY: it was written, and no other code knows the block.
         let header = unsafe { header.as_ref() };
         let place = header.begin.get().cast::<Cold>();
         watch::ours(place.cast(), size_of::<Cold>());
         // SAFETY: room for it was asked for; where a header ends there is its alignment.
         unsafe { place.write(cold) };
-        // SAFETY: as above.
+        // SAFETY: the header is inside the block, so the address after it is inside or at its end.
         header.begin.set(unsafe { place.add(1) }.cast());
         self.cold.set(place.as_ptr());
         Some(header)
     }
 
     /// Gives the source a block that is out of the list.
-    pub(super) fn give_back(&self, block: NonNull<Header>) {
+    pub(super) fn give_back(&self, block: NonNull<StackBlockHeader>) {
         if let Some(cold) = self.cold() {
             let size = self.give_back_of(block, &cold.pool);
             cold.held.set(cold.held.get() - size);
@@ -320,12 +331,13 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// As above, and returns its size.
-    fn give_back_of(&self, block: NonNull<Header>, pool: &watch::Pool) -> usize {
+    fn give_back_of(&self, block: NonNull<StackBlockHeader>, pool: &watch::WatchedPool) -> usize {
         // SAFETY: a block that was in the list has a header.
         let header = unsafe { block.as_ref() };
-        let given = Block { start: header.place, size: header.size, zeroed: false };
+        let given = SourceBlock { start: header.place, size: header.size, zeroed: false };
         watch::given_back(pool, given);
-        // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or the stack ends.
+        // SAFETY: it came from there; it is out of the list and no mark is in it: it was free, or
+        // the stack ends.
         unsafe { self.source.give_back(given) };
         given.size
     }
@@ -338,7 +350,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         }
         let size = self.mean();
         self.tell(size);
-        // SAFETY: NULL, or a block that was the current one when the mark was made, and is not free since.
+        // SAFETY: NULL, or a block that was the current one when the mark was made, and is not free
+        // since.
         match unsafe { mark.block.as_ref() } {
             None => self.blocks().take(1).for_each(|first| self.enter(first)),
             Some(marked) => self.leave_for(marked, mark.next),
@@ -346,8 +359,9 @@ impl<S: Source, P: Policy> Stack<S, P> {
         self.tell(size);
     }
 
-    /// Goes back to a block from one behind it; or to the next where there is little left to go back to.
-    fn leave_for(&self, marked: &Header, next: *mut u8) {
+    /// Goes back to a block from one behind it; or to the next where there is little left to go
+    /// back to.
+    fn leave_for(&self, marked: &StackBlockHeader, next: *mut u8) {
         let room = marked.end().addr() - next.addr();
         match marked.next() {
             Some(behind) if P::FOLLOW && room < marked.capacity() / FOLLOWED => self.enter(behind),
@@ -364,12 +378,13 @@ impl<S: Source, P: Policy> Stack<S, P> {
         let intact = self.all_intact();
         // SAFETY: not NULL, so written with the first block, which is still there.
         let first = unsafe { cold.as_ref() }.first;
-        // SAFETY: as above.
+        // SAFETY: the first block has a header, which is initialized.
         let header = unsafe { first.as_ref() };
         while let Some(block) = header.take_next() {
             self.give_back(block);
         }
-        // SAFETY: as above; nobody has a copy, since the stack forgets it here, and what it lies in.
+        // SAFETY: it is initialized; no copy exists, since the stack forgets it here, together with
+        // its memory.
         let pool = unsafe { cold.read() }.pool;
         self.cold.set(ptr::null_mut());
         self.next.set(ptr::null_mut());
@@ -385,7 +400,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
 mod tests {
     use super::*;
 
-    /// Fills blocks of 64 KiB with requests as they come, and notes those that do not fit, as a stack does.
+    /// Fills blocks of 64 KiB with requests as they come, and notes those that do not fit, as a
+    /// stack does.
     fn noted(sizes: impl Iterator<Item = usize>) -> usize {
         let (requests, mut left) = (Requests::default(), SMALLEST);
         for size in sizes {

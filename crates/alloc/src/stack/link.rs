@@ -1,4 +1,5 @@
-//! Frames that are linked: those of C, and the scopes of a thread's stack. Each knows the one around it.
+//! Frames that are linked: those of C, and the scopes of a thread's stack. Each knows the one
+//! around it.
 //!
 //! ```text
 //!   stack.frame ──> ┌──────┬───────┬───────┐ ──> ┌──────┬───────┬───────┐ ──> NULL
@@ -6,43 +7,44 @@
 //!                   └──────┴───────┴───────┘     └──────┴───────┴───────┘
 //! ```
 //!
-//! A pointer to a frame is odd where the stack is not in the block of that frame's mark any more. Who pops a frame compares
-//! once: where the pointer is that of the frame, the frame is the innermost, and to set `next` back is all there is to do.
+//! A pointer to a frame is odd if the stack has left the block of that frame's mark. Popping a
+//! frame needs one comparison: if the pointer is that of the frame, the frame is the innermost, and
+//! setting `next` back is all the work.
 
 use core::ptr;
 
-use super::{Mark, Policy, Stack};
+use super::{Mark, Stack, StackPolicy};
 use crate::source::Source;
 
 /// A frame that is linked to the one around it: `pw_frame` in C.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Link {
+pub struct FrameLink {
     pub(super) mark: Mark,
-    pub(super) outer: *const Link,
+    pub(super) outer: *const FrameLink,
 }
 
-/// What makes a pointer to a frame odd.
+/// Bit that makes a pointer to a frame odd.
 const ELSEWHERE: usize = 1;
 
-impl<S: Source, P: Policy> Stack<S, P> {
-    /// The innermost frame, NULL where there is none.
+impl<S: Source, P: StackPolicy> Stack<S, P> {
+    /// The innermost frame, NULL if no frame is open.
     #[inline(always)]
-    pub(super) fn innermost(&self) -> *const Link {
+    pub(super) fn innermost(&self) -> *const FrameLink {
         self.frame.get().map_addr(|address| address & !ELSEWHERE)
     }
 
     /// Pops a frame that was pushed on this stack.
     ///
     /// # Safety
-    /// Nobody uses what was allocated since.
+    /// Allocations since then are not used any more.
     #[inline(always)]
-    pub(super) unsafe fn pop(&self, link: &Link) {
+    pub(super) unsafe fn pop(&self, link: &FrameLink) {
         if ptr::eq(self.frame.get(), link) {
             self.frame.set(link.outer);
             self.next.set(link.mark.next);
         } else {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees that the frame's allocations are not used any more.
             unsafe { self.pop_slow(link) };
         }
     }
@@ -53,16 +55,17 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// As above.
     ///
     /// # Panics
-    /// Where it is not the innermost.
+    /// Panics if it is not the innermost frame.
     #[cold]
     #[inline(never)]
-    pub unsafe fn pop_slow(&self, link: &Link) {
+    pub unsafe fn pop_slow(&self, link: &FrameLink) {
         assert!(
             ptr::eq(self.innermost(), link),
             "stack: a frame is popped that is not the innermost"
         );
         self.frame.set(link.outer);
-        // SAFETY: the mark was made when the frame was pushed, and is not older than any that is left.
+        // SAFETY: the mark was made when the frame was pushed, and is not older than any that is
+        // left.
         unsafe { self.rewind(link.mark) };
     }
 

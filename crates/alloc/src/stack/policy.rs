@@ -1,16 +1,18 @@
-//! How a stack chooses its blocks. One way is best, and the others are here to show by how much.
+//! Policies for choosing blocks in a stack. One is the best; the others exist to measure the
+//! difference.
 
 use core::alloc::Layout;
 
-/// How a stack chooses blocks and places allocations. [`Usual`] is for use; nobody else makes any, since stacks rely on what
-/// is here.
-pub trait Policy: sealed::Sealed + core::fmt::Debug + 'static {
-    /// Blocks are at least 64 times as large as the mean request, and a 128th part of what the stack has, not 64 KiB only.
+/// Choice of blocks and placement of allocations. [`Usual`] is for use; the trait is sealed, since
+/// stacks rely on its implementations.
+pub trait StackPolicy: sealed::SealedPolicy + core::fmt::Debug + 'static {
+    /// Blocks are at least 64 times as large as the mean request, and a 128th part of what the
+    /// stack has, not 64 KiB only.
     const SIZED: bool = true;
-    /// Looking for a block that is large enough gives back those on the way that are not.
+    /// The search for a large enough block releases the smaller ones on its way.
     const GREEDY: bool = false;
-    /// A frame whose block was nearly full when an inner frame left it goes on in the next, lest each inner frame that
-    /// follows cross over again.
+    /// A frame whose block was nearly full when an inner frame left it goes on in the next, lest
+    /// each inner frame that follows cross over again.
     const FOLLOW: bool = true;
     /// The last allocation changes its size where it is.
     const IN_PLACE: bool = true;
@@ -20,7 +22,7 @@ pub trait Policy: sealed::Sealed + core::fmt::Debug + 'static {
     /// A stack gets its first memory.
     fn begins() {}
 
-    /// What is taken for an allocation.
+    /// Layout that is reserved for an allocation.
     #[inline(always)]
     fn shape(layout: Layout) -> Layout {
         layout
@@ -28,38 +30,40 @@ pub trait Policy: sealed::Sealed + core::fmt::Debug + 'static {
 }
 
 mod sealed {
-    /// What only this file is.
-    pub trait Sealed {}
+    /// Seals the trait.
+    pub trait SealedPolicy {}
 }
 
 /// The size that blocks have at least.
 pub(super) const SMALLEST: usize = 64 << 10;
 
-/// A block is this part of what the stack has, at least: large stacks have few blocks, and little in the last.
+/// A block is this part of what the stack has, at least: large stacks have few blocks, and little
+/// in the last.
 pub(super) const PART: usize = 128;
 
-/// How many requests of mean size a block has room for, at least.
+/// Minimum number of requests of mean size that a block holds.
 pub(super) const REQUESTS: usize = 64;
 
-/// A frame follows an inner one into the next block where less than this part of its own is left. Otherwise an inner frame
-/// that crosses over has filled as much.
+/// A frame follows an inner one into the next block where less than this part of its own is left.
+/// Otherwise an inner frame that crosses over has filled as much.
 pub(super) const FOLLOWED: usize = 8;
 
 /// The policy of every stack that asks for no other.
 #[derive(Clone, Copy, Debug)]
 pub struct Usual;
 
-impl sealed::Sealed for Usual {}
+impl sealed::SealedPolicy for Usual {}
 
-impl Policy for Usual {}
+impl StackPolicy for Usual {}
 
-/// As [`Usual`], where the compiler does not know which scope is the innermost: the stack of a thread, and those of C.
+/// As [`Usual`], where the compiler does not know which scope is the innermost: the stack of a
+/// thread, and those of C.
 #[derive(Clone, Copy, Debug)]
-pub struct Linked;
+pub struct LinkedPolicy;
 
-impl sealed::Sealed for Linked {}
+impl sealed::SealedPolicy for LinkedPolicy {}
 
-impl Policy for Linked {
+impl StackPolicy for LinkedPolicy {
     const LINKED: bool = true;
 
     #[cfg(feature = "thread")]
@@ -68,19 +72,19 @@ impl Policy for Linked {
     }
 }
 
-/// What stacks did before, to show by how much it is worse.
+/// Earlier policies, to measure the difference.
 #[cfg(any(test, feature = "ablation"))]
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 pub(super) mod old {
-    use super::{Layout, Policy, sealed::Sealed};
+    use super::{Layout, StackPolicy, sealed::SealedPolicy};
 
-    /// Gives back the blocks that it walks over.
+    /// Releases the blocks that the search passes over.
     #[derive(Clone, Copy, Debug)]
     pub struct Greedy;
 
-    impl Sealed for Greedy {}
+    impl SealedPolicy for Greedy {}
 
-    impl Policy for Greedy {
+    impl StackPolicy for Greedy {
         const GREEDY: bool = true;
     }
 
@@ -88,9 +92,9 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct SmallBlocks;
 
-    impl Sealed for SmallBlocks {}
+    impl SealedPolicy for SmallBlocks {}
 
-    impl Policy for SmallBlocks {
+    impl StackPolicy for SmallBlocks {
         const SIZED: bool = false;
     }
 
@@ -98,9 +102,9 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct NoFollow;
 
-    impl Sealed for NoFollow {}
+    impl SealedPolicy for NoFollow {}
 
-    impl Policy for NoFollow {
+    impl StackPolicy for NoFollow {
         const FOLLOW: bool = false;
     }
 
@@ -108,9 +112,9 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct NotInPlace;
 
-    impl Sealed for NotInPlace {}
+    impl SealedPolicy for NotInPlace {}
 
-    impl Policy for NotInPlace {
+    impl StackPolicy for NotInPlace {
         const IN_PLACE: bool = false;
     }
 
@@ -118,9 +122,9 @@ pub(super) mod old {
     #[derive(Clone, Copy, Debug)]
     pub struct Rounded;
 
-    impl Sealed for Rounded {}
+    impl SealedPolicy for Rounded {}
 
-    impl Policy for Rounded {
+    impl StackPolicy for Rounded {
         #[inline(always)]
         fn shape(layout: Layout) -> Layout {
             let align = layout.align().max(16);
@@ -141,13 +145,13 @@ mod tests {
         Layout::from_size_align(size, 8).unwrap()
     }
 
-    fn stack<P: Policy>() -> Stack<Os, P> {
+    fn stack<P: StackPolicy>() -> Stack<Os, P> {
         Stack::with_policy(Os, false)
     }
 
-    /// Bytes taken of the system, in MiB, while inner frames fill many blocks and the outer one asks for blocks that are
-    /// larger than those, and larger each time.
-    fn worst_case<P: Policy>(rounds: usize) -> f64 {
+    /// Bytes taken of the system, in MiB, while inner frames fill many blocks and the outer one
+    /// asks for blocks that are larger than those, and larger each time.
+    fn worst_case<P: StackPolicy>(rounds: usize) -> f64 {
         let mut stack = stack::<P>();
         stack.scope(|outer| {
             for round in 0..rounds {
@@ -168,8 +172,8 @@ mod tests {
         assert!((30.0..45.0).contains(&greedy), "{greedy} MiB");
     }
 
-    /// How many blocks requests of a size lie in, of 10,000.
-    fn blocks<P: Policy>(size: usize) -> usize {
+    /// Number of blocks for 10,000 requests of a size.
+    fn blocks<P: StackPolicy>(size: usize) -> usize {
         let stack = stack::<P>();
         (0..10_000).for_each(|_| _ = stack.allocate(layout(size)).unwrap());
         stack.blocks().count()
@@ -182,8 +186,8 @@ mod tests {
         assert_eq!(blocks::<Usual>(100), blocks::<SmallBlocks>(100));
     }
 
-    /// How many of 100 frames cross the end of a block, the first of which begins just before it.
-    fn crossings<P: Policy>() -> usize {
+    /// Number of 100 frames that cross the end of a block, if the first begins just before it.
+    fn crossings<P: StackPolicy>() -> usize {
         let stack = stack::<P>();
         stack.allocate(layout(8)).unwrap();
         while stack.end.get().addr() - stack.next.get().addr() > 100 {
@@ -193,7 +197,7 @@ mod tests {
             let mark = stack.mark();
             stack.allocate(layout(200)).unwrap();
             let crossed = stack.mark().block != mark.block;
-            // SAFETY: the mark is of this frame, and nobody uses what was allocated in it.
+            // SAFETY: the mark belongs to this frame, whose allocations are not used any more.
             unsafe { stack.rewind(mark) };
             crossed
         };
@@ -205,16 +209,16 @@ mod tests {
         assert_eq!((crossings::<Usual>(), crossings::<NoFollow>()), (1, 100));
     }
 
-    /// Whether an allocation that grows stays where it is.
-    fn stays<P: Policy>() -> bool {
+    /// True if an allocation that grows stays where it is.
+    fn stays<P: StackPolicy>() -> bool {
         let stack = stack::<P>();
         let block = stack.allocate(layout(16)).unwrap();
-        // SAFETY: the block came from there with this layout, and nobody uses it.
+        // SAFETY: the block was allocated there with this layout, and is not used any more.
         unsafe { stack.resize(block, layout(16), layout(32)) }.unwrap() == block
     }
 
     #[test]
-    fn what_was_done_before_can_be_shown() {
+    fn earlier_policies_can_be_measured() {
         assert!(stays::<Usual>() && !stays::<NotInPlace>());
         let held = [blocks::<Usual>(8), blocks::<Rounded>(8)];
         assert!(held[1] > held[0], "{held:?}");

@@ -1,4 +1,4 @@
-//! Scopes: frames that the compiler pops, and whose memory it lets nobody use after that.
+//! Scopes: frames that the compiler pops, and whose memory cannot be used afterwards.
 
 use core::alloc::Layout;
 use core::fmt;
@@ -8,13 +8,14 @@ use core::ops::{Deref, DerefMut};
 use core::ptr::{self, NonNull};
 use core::slice;
 
-use super::{Link, Mark, Policy, Stack, Usual};
+use super::{FrameLink, Mark, Stack, StackPolicy, Usual};
 use crate::source::Source;
 use crate::values;
 
-/// A frame for allocating in, and for pushing others on: until it is popped what was allocated stays, for `'s`.
+/// A frame for allocating in, and for pushing others on: until it is popped what was allocated
+/// stays, for `'s`.
 ///
-/// What was popped cannot be used:
+/// Popped memory cannot be used:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
@@ -36,17 +37,17 @@ use crate::values;
 /// Stack::new(Os).scope(|scope| std::thread::scope(|threads| _ = threads.spawn(|| scope.alloc(7))));
 /// ```
 ///
-/// Popping takes the same time whatever is in the frame, so it runs no destructor. What has one does not compile here, but
-/// as [`Scope::owned`]:
+/// Popping takes the same time for any content, so it runs no destructor. A type with a destructor
+/// does not compile here, but as [`Scope::owned`]:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::{Stack, source::Os};
 /// Stack::new(Os).scope(|scope| _ = scope.alloc(String::from("lost")));
 /// ```
-pub struct Scope<'s, S: Source, P: Policy = Usual> {
+pub struct Scope<'s, S: Source, P: StackPolicy = Usual> {
     stack: &'s Stack<S, P>,
-    /// Its frame, which is linked where [`Policy::LINKED`].
-    link: *const Link,
+    /// Its frame, which is linked where [`StackPolicy::LINKED`].
+    link: *const FrameLink,
     /// No scope stands for another: what was allocated in it would live too long.
     only: PhantomData<fn(&'s ()) -> &'s ()>,
 }
@@ -62,12 +63,12 @@ pub struct Scope<'s, S: Source, P: Policy = Usual> {
 /// assert_eq!(*one + *two, 3);
 /// ```
 #[derive(Debug)]
-pub struct Frame<'f, S: Source, P: Policy = Usual> {
+pub struct StackFrame<'f, S: Source, P: StackPolicy = Usual> {
     stack: &'f Stack<S, P>,
     mark: Mark,
 }
 
-impl<S: Source, P: Policy> Stack<S, P> {
+impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// Pushes a frame, runs `body` with it, and pops it, also when `body` panics.
     #[inline]
     pub fn scope<R>(&mut self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
@@ -76,16 +77,16 @@ impl<S: Source, P: Policy> Stack<S, P> {
 
     /// Pushes a frame.
     #[inline]
-    pub fn frame(&mut self) -> Frame<'_, S, P> {
+    pub fn frame(&mut self) -> StackFrame<'_, S, P> {
         const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
-        Frame { mark: self.mark(), stack: self }
+        StackFrame { mark: self.mark(), stack: self }
     }
 
     /// Callers are the innermost scope, or begin where no scope is known to the compiler.
     #[inline(always)]
     pub(super) fn enter_scope<R>(&self, body: impl for<'s> FnOnce(&mut Scope<'s, S, P>) -> R) -> R {
         let outer = if P::LINKED { self.frame.get() } else { ptr::null() };
-        let open = Open { stack: self, link: Link { mark: self.mark(), outer } };
+        let open = OpenStackFrame { stack: self, link: FrameLink { mark: self.mark(), outer } };
         let link = if P::LINKED { &raw const open.link } else { ptr::null() };
         if P::LINKED {
             self.frame.set(link);
@@ -95,33 +96,35 @@ impl<S: Source, P: Policy> Stack<S, P> {
 }
 
 /// A frame that is open: it does not move.
-struct Open<'f, S: Source, P: Policy> {
+struct OpenStackFrame<'f, S: Source, P: StackPolicy> {
     stack: &'f Stack<S, P>,
-    link: Link,
+    link: FrameLink,
 }
 
-impl<S: Source, P: Policy> Drop for Open<'_, S, P> {
+impl<S: Source, P: StackPolicy> Drop for OpenStackFrame<'_, S, P> {
     #[inline(always)]
     fn drop(&mut self) {
         if P::LINKED {
             // SAFETY: what was allocated since the frame was pushed lives no longer than the scope.
             unsafe { self.stack.pop(&self.link) };
         } else {
-            // SAFETY: as above; the mark was made when the frame was pushed.
+            // SAFETY: the mark was made when the frame was pushed, and the borrow of the scope has
+            // ended.
             unsafe { self.stack.rewind(self.link.mark) };
         }
     }
 }
 
-impl<S: Source, P: Policy> Drop for Frame<'_, S, P> {
+impl<S: Source, P: StackPolicy> Drop for StackFrame<'_, S, P> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives as long as a borrow of this.
+        // SAFETY: the mark was made when the frame was pushed; what was allocated since lives as
+        // long as a borrow of this.
         unsafe { self.stack.rewind(self.mark) };
     }
 }
 
-impl<S: Source, P: Policy> Frame<'_, S, P> {
+impl<S: Source, P: StackPolicy> StackFrame<'_, S, P> {
     /// The frame, for allocating in.
     #[inline]
     pub fn scope(&mut self) -> Scope<'_, S, P> {
@@ -129,13 +132,13 @@ impl<S: Source, P: Policy> Frame<'_, S, P> {
     }
 }
 
-impl<S: Source, P: Policy> fmt::Debug for Scope<'_, S, P> {
+impl<S: Source, P: StackPolicy> fmt::Debug for Scope<'_, S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scope").field("mark", &self.stack.mark()).finish_non_exhaustive()
     }
 }
 
-impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
+impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// Pushes a frame inside this one, runs `body` with it, and pops it.
     #[inline]
     pub fn scope<R>(&mut self, body: impl for<'n> FnOnce(&mut Scope<'n, S, P>) -> R) -> R {
@@ -145,15 +148,15 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
 
     /// Pushes a frame inside this one.
     #[inline]
-    pub fn frame(&mut self) -> Frame<'_, S, P> {
+    pub fn frame(&mut self) -> StackFrame<'_, S, P> {
         const { assert!(!P::LINKED, "a frame that moves cannot be linked") };
-        Frame { stack: self.stack, mark: self.stack.mark() }
+        StackFrame { stack: self.stack, mark: self.stack.mark() }
     }
 
     /// Memory until the frame is popped; `None` where the source has no more.
     ///
     /// # Panics
-    /// Where the scope is of a thread's stack, and a frame inside it is open.
+    /// Panics if the scope is of a thread's stack, and a frame inside it is open.
     #[inline]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         self.assert_innermost();
@@ -163,7 +166,8 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     /// Gives a block another size, see [`Stack::resize`].
     ///
     /// # Safety
-    /// The block was allocated in this scope or one around it, with `layout`; nobody uses it but by what this returns.
+    /// The block was allocated in this scope or one around it, with `layout`; it is used through
+    /// the returned pointer only from now on.
     #[inline]
     pub unsafe fn resize(
         &self,
@@ -172,17 +176,19 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         new: Layout,
     ) -> Option<NonNull<u8>> {
         self.assert_innermost();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller passes a block of this scope with this layout.
         unsafe { self.stack.resize(block, layout, new) }
     }
 
     /// Takes the last allocation back, see [`Stack::free_last`].
     ///
     /// # Safety
-    /// The block was allocated in this scope or one around it, with `layout`; nobody uses it any more.
+    /// The block was allocated in this scope or one around it, with `layout`, and is not used any
+    /// more.
     #[inline]
     pub unsafe fn free_last(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller passes a block of this scope with this layout, which is not used any
+        // more.
         unsafe { self.stack.free_last(block, layout) }
     }
 
@@ -193,7 +199,7 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         Some(self.stack.allocate_array(layout)?.cast())
     }
 
-    /// Whether no frame is open inside this one, as far as that is not the compiler's to know.
+    /// True if no frame is open inside this one, as far as that is not the compiler's to know.
     #[inline(always)]
     pub(super) fn is_innermost(&self) -> bool {
         // Twice, since that the stack has left the frame's block is rare.
@@ -207,19 +213,20 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         assert!(self.is_innermost(), "stack: a scope is used while another is open inside");
     }
 
-    /// Moves a value into the frame; `None` where there is no memory.
+    /// Moves a value into the frame; `None` without memory.
     #[inline]
     pub fn try_alloc<T>(&self, value: T) -> Option<&'s mut T> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let place = self.place::<T>(Layout::new::<T>())?;
-        // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
+        // SAFETY: the memory has the layout of a `T`, stays valid until the frame is popped, and is
+        // not used by other code.
         Some(unsafe { values::put(place, value) })
     }
 
     /// Moves a value into the frame.
     ///
     /// # Panics
-    /// Where there is no memory, as [`Scope::allocate`] does, and so do the calls below.
+    /// Panics if memory is exhausted, and like [`Scope::allocate`], as do the functions below.
     #[inline]
     pub fn alloc<T>(&self, value: T) -> &'s mut T {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
@@ -229,7 +236,8 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     #[inline]
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
         let place = self.place::<T>(Layout::new::<T>()).unwrap_or_else(|| no_memory());
-        // SAFETY: the memory is for a `T`, until the frame is popped, and for nobody else.
+        // SAFETY: the memory has the layout of a `T`, stays valid until the frame is popped, and is
+        // not used by other code.
         Owned(unsafe { values::put(place, value) })
     }
 
@@ -240,7 +248,8 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
         let layout = Layout::array::<T>(len).ok();
         let start = layout.and_then(|layout| self.place::<T>(layout));
         let start = start.unwrap_or_else(|| no_memory());
-        // SAFETY: the memory is for `len` of them, until the frame is popped, and for nobody else.
+        // SAFETY: the memory has the layout of `len` values, stays valid until the frame is popped,
+        // and is not used by other code.
         unsafe { values::make(start, len, value) }
     }
 
@@ -248,13 +257,14 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
     #[inline]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
-        // SAFETY: the memory is new, for as many, until the frame is popped, and for nobody else.
+        // SAFETY: the memory is new, has the right layout, stays valid until the frame is popped,
+        // and is not used by other code.
         unsafe { values::copy(start, values) }
     }
 
-    /// What `format!` would give.
+    /// Output of `format!`, in the frame.
     pub fn alloc_fmt(&self, text: fmt::Arguments<'_>) -> &'s mut str {
-        let mut written = Written { scope: self, text: self.alloc_slice(&[]) };
+        let mut written = GrowingText { scope: self, text: self.alloc_slice(&[]) };
         fmt::Write::write_fmt(&mut written, text).unwrap_or_else(|_| no_memory());
         // SAFETY: it was put together of what is UTF-8.
         unsafe { core::str::from_utf8_unchecked_mut(written.text) }
@@ -270,12 +280,12 @@ impl<'s, S: Source, P: Policy> Scope<'s, S, P> {
 }
 
 /// A text that grows, in place while it is the last allocation.
-struct Written<'t, 's, S: Source, P: Policy> {
+struct GrowingText<'t, 's, S: Source, P: StackPolicy> {
     scope: &'t Scope<'s, S, P>,
     text: &'s mut [u8],
 }
 
-impl<S: Source, P: Policy> fmt::Write for Written<'_, '_, S, P> {
+impl<S: Source, P: StackPolicy> fmt::Write for GrowingText<'_, '_, S, P> {
     fn write_str(&mut self, more: &str) -> fmt::Result {
         let old = self.text.len();
         let size = old.checked_add(more.len()).ok_or(fmt::Error)?;
@@ -298,8 +308,8 @@ fn no_memory() -> ! {
     panic!("stack: the source has no more memory")
 }
 
-/// A value in a frame with its destructor, which runs when this is dropped: before the frame is popped, since it cannot
-/// outlive it. Its memory stays until then.
+/// A value in a frame with its destructor, which runs when this is dropped: before the frame is
+/// popped, since it cannot outlive it. Its memory stays until then.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owned<'s, T: ?Sized>(&'s mut T);
 
@@ -308,7 +318,7 @@ impl<'s, T> Owned<'s, T> {
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
         let value = &raw const *this.0;
-        // SAFETY: it was written when this was made, and nobody drops or uses it any more.
+        // SAFETY: it was written at construction, and is not dropped or used any more.
         unsafe { value.read() }
     }
 

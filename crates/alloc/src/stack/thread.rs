@@ -1,6 +1,8 @@
-//! The stack of each thread: for what a function needs until it returns, and for what it hands to its caller.
+//! The stack of each thread: for what a function needs until it returns, and for what it hands to
+//! its caller.
 //!
-//! By convention a function that allocates in its caller's frame is called `t_..` and takes the scope:
+//! By convention a function that allocates in its caller's frame is called `t_..` and takes the
+//! scope:
 //!
 //! ```
 //! use pagewise_alloc::{TScope, t_scope};
@@ -13,8 +15,9 @@
 //! assert_eq!(length, 11);
 //! ```
 //!
-//! C functions of the thread use the same stack, by `t_scope;` and `pw_t_new` of `pagewise/stack.h`: frames of both may be in
-//! each other. Who pops another frame than the innermost is found when that happens, and it is a panic.
+//! C functions of the thread use the same stack, by `t_scope;` and `pw_t_new` of
+//! `pagewise/stack.h`: frames of both may be nested. Popping another frame than the innermost is
+//! detected at once, and panics.
 
 extern crate std;
 
@@ -22,39 +25,40 @@ use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 use std::thread_local;
 
-use super::{Linked, Scope, Stack};
-use crate::source::Memory;
+use super::{LinkedPolicy, Scope, Stack};
+use crate::source::SystemOrBuffer;
 
 /// A stack of a thread, or of C.
-pub type LinkedStack = Stack<Memory, Linked>;
+pub type LinkedStack = Stack<SystemOrBuffer, LinkedPolicy>;
 
 /// A frame of the thread's stack.
 ///
-/// It is for the innermost frame only: where a function further in has pushed another, to use this one is a panic, since what
-/// it handed out would be popped too early.
+/// It is for the innermost frame only: where a function further in has pushed another, to use this
+/// one is a panic, since what it handed out would be popped too early.
 ///
 /// ```should_panic
 /// # use pagewise_alloc::t_scope;
 /// t_scope(|outer| t_scope(|_| _ = outer.alloc(7)));
 /// ```
-pub type TScope<'s> = Scope<'s, Memory, Linked>;
+pub type TScope<'s> = Scope<'s, SystemOrBuffer, LinkedPolicy>;
 
 thread_local! {
     /// It needs no destructor, so that using it does not ask each time whether one is registered.
     static STACK: ManuallyDrop<LinkedStack> = const {
-        ManuallyDrop::new(Stack::with_policy(Memory::system(), cfg!(debug_assertions)))
+        ManuallyDrop::new(Stack::with_policy(SystemOrBuffer::system(), cfg!(debug_assertions)))
     };
 
-    static END: End = const { End };
+    static END: ThreadStackEnd = const { ThreadStackEnd };
 }
 
 /// Ends the stack with its thread.
 #[derive(Debug)]
-struct End;
+struct ThreadStackEnd;
 
-impl Drop for End {
+impl Drop for ThreadStackEnd {
     fn drop(&mut self) {
-        // Who ends a thread from within a frame may still use it, in destructors of other variables of the thread.
+        // Destructors of other thread-local variables may still use the stack of a thread that ends
+        // inside a frame.
         STACK.with(|stack| {
             if stack.frame.get().is_null() {
                 stack.destroy();
@@ -72,7 +76,7 @@ impl Drop for End {
 /// assert_eq!(sum, 499_500);
 /// ```
 ///
-/// What was popped cannot be used:
+/// Popped memory cannot be used:
 ///
 /// ```compile_fail
 /// # use pagewise_alloc::t_scope;
@@ -80,24 +84,25 @@ impl Drop for End {
 /// ```
 ///
 /// # Panics
-/// Where a frame was pushed inside, by C, that was not popped.
+/// Panics if C code pushed a frame inside and did not pop it.
 #[inline]
 pub fn t_scope<R>(body: impl for<'s> FnOnce(&mut TScope<'s>) -> R) -> R {
     STACK.with(|stack| in_register(stack).enter_scope(body))
 }
 
-/// The same reference, for compilers another: they keep it in a register, instead of reaching each field by an offset in the
-/// thread's memory. Processors find what was stored last at once where store and load are relative to the same register.
+/// The same reference, for compilers another: they keep it in a register, instead of reaching each
+/// field by an offset in the thread's memory. Processors find what was stored last at once where
+/// store and load are relative to the same register.
 #[inline(always)]
 fn in_register<T>(reference: &T) -> &T {
     #[allow(unused_mut, reason = "elsewhere nothing is done to it")]
     let mut address: *const T = reference;
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-    // SAFETY: it is no instruction, so the address is what it was.
+    // SAFETY: the assembly is empty, so the address is unchanged.
     unsafe {
         core::arch::asm!("/* {0} */", inout(reg) address, options(pure, readonly, nostack, preserves_flags));
     }
-    // SAFETY: as above, and it is borrowed for as long.
+    // SAFETY: the address is still that of `reference`, which is borrowed for as long.
     unsafe { &*address }
 }
 
@@ -106,8 +111,8 @@ pub fn t_stack() -> NonNull<LinkedStack> {
     STACK.with(|stack| NonNull::from(&**stack))
 }
 
-/// Has the thread's stack end with it, from the first memory of any such stack of the thread on. What destructors of the
-/// thread take that run later is left to the process.
+/// Registers the destruction of the thread's stacks at thread exit, when the first of them gets
+/// memory. Memory that later destructors of the thread allocate is freed with the process.
 #[cold]
 pub(super) fn end_with_thread() {
     let _ = END.try_with(|_| ());

@@ -1,4 +1,5 @@
-//! A TLSF behind a lock as the allocator of collections, which share it, and which any thread may use.
+//! A TLSF behind a lock as the allocator of collections, which share it, and which any thread may
+//! use.
 //!
 //! ```
 //! use allocator_api2::vec::Vec;
@@ -31,13 +32,14 @@ unsafe fn resize<S: Source, const N: usize>(
 ) -> Option<NonNull<u8>> {
     if block.addr().get().is_multiple_of(new.align()) {
         let old = Layout::from_size_align(old.size(), new.align()).ok()?;
-        // SAFETY: the caller promises the same; the block is aligned as `new` is.
+        // SAFETY: the caller passes a block of this pool with this layout; the block is aligned as
+        // `new` is.
         return unsafe { pool.reallocate(block, old, new.size()) };
     }
     let moved = pool.allocate(new)?;
     // SAFETY: both blocks are as long as their layouts say, and apart.
     unsafe { carry_over((block, old), (moved, new)) };
-    // SAFETY: the caller promises the same.
+    // SAFETY: the caller passes a block of this pool with this layout.
     unsafe { pool.free(block, old) };
     Some(moved)
 }
@@ -49,7 +51,7 @@ unsafe impl<S: Source + Send, const N: usize> Allocator for &LockedTlsf<S, N> {
     }
 
     unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         self.with(|pool| unsafe { pool.free(block, layout) });
     }
 

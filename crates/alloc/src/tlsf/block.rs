@@ -14,24 +14,26 @@
 //! ```
 //!
 //! - Payloads are aligned to GRANULE; words lie just before them.
-//! - `AFTER_FREE` is set where the block before is free, and only there is `start` to be found before the word.
-//! - `SPARE` is set in a block in use that is a GRANULE larger than was asked for, since as little cannot be a block: so what
-//!   was asked for can be told without its user.
-//! - No two free blocks are neighbours. The first block of a region has no block before; its last is a word of size 0 in
-//!   use, so that nothing asks for a neighbour beyond.
+//! - `AFTER_FREE` is set where the block before is free, and only there is `start` to be found
+//!   before the word.
+//! - `SPARE` is set in a block in use that is a GRANULE larger than requested, since such a small
+//!   rest cannot be a block: so the requested size is known without the user.
+//! - No two free blocks are neighbours. The first block of a region has no block before; its last
+//!   is a word of size 0 in use, so that nothing asks for a neighbour beyond.
 //!
-//! A [`Block`] is only made of a place where there is one, so that its methods may read and write its word.
+//! A [`TlsfBlock`] is only made of a place where there is one, so that its methods may read and
+//! write its word.
 
 use core::ptr::NonNull;
 
 /// Bytes of a word.
 pub(super) const WORD: usize = size_of::<usize>();
 
-/// What sizes of blocks are multiples of, and payloads are aligned to.
+/// Granularity of block sizes, and alignment of payloads.
 pub const GRANULE: usize = 2 * WORD;
 
 /// The smallest block: what a free one needs.
-pub(super) const LEAST: usize = 4 * WORD;
+pub(super) const MIN_BLOCK: usize = 4 * WORD;
 
 /// The largest block and a GRANULE: 1 TiB where addresses have 64 bits.
 pub(super) const LIMIT: usize = 1 << if WORD == 8 { 40 } else { 30 };
@@ -41,16 +43,16 @@ const FREE: usize = 1;
 const AFTER_FREE: usize = 2;
 const SPARE: usize = 4;
 
-/// What freed memory is filled with in debug builds.
+/// Fill byte of freed memory in debug builds.
 pub(super) const POISON: u8 = 0xdd;
 
-/// The size of a block for this many bytes of payload; `None` where there is no such block.
+/// The size of a block for this number of payload bytes; `None` if no block can be that large.
 pub(super) const fn size_for(payload: usize) -> Option<usize> {
-    if payload >= LIMIT - LEAST {
+    if payload >= LIMIT - MIN_BLOCK {
         return None;
     }
     let size = (payload + WORD + GRANULE - 1) & !(GRANULE - 1);
-    Some(if size < LEAST { LEAST } else { size })
+    Some(if size < MIN_BLOCK { MIN_BLOCK } else { size })
 }
 
 /// The bit of a block that is larger than what was asked for.
@@ -62,23 +64,24 @@ const fn spare(size: usize, asked: usize) -> usize {
 /// A block of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub(super) struct Block(NonNull<usize>);
+pub(super) struct TlsfBlock(NonNull<usize>);
 
 /// Neighbours in the list of a class.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Links {
-    pub(super) next: Option<Block>,
-    pub(super) previous: Option<Block>,
+pub(super) struct FreeLinks {
+    pub(super) next: Option<TlsfBlock>,
+    pub(super) previous: Option<TlsfBlock>,
 }
 
-impl Block {
+impl TlsfBlock {
     /// The block of which the word is to be, or is, at a place.
     ///
     /// # Safety
-    /// `word` is in a region, just before a multiple of GRANULE, and from there to the next block the region's own.
-    pub(super) const unsafe fn at(word: NonNull<usize>) -> Block {
-        Block(word)
+    /// `word` is in a region, just before a multiple of GRANULE, and from there to the next block
+    /// the region's own.
+    pub(super) const unsafe fn at(word: NonNull<usize>) -> TlsfBlock {
+        TlsfBlock(word)
     }
 
     /// The block of a payload.
@@ -86,24 +89,25 @@ impl Block {
     /// # Safety
     /// `payload` is the payload of a block.
     #[inline]
-    pub(super) const unsafe fn of(payload: NonNull<u8>) -> Block {
+    pub(super) const unsafe fn from_payload(payload: NonNull<u8>) -> TlsfBlock {
         // SAFETY: the word of a block lies before its payload.
-        Block(unsafe { payload.cast::<usize>().sub(1) })
+        TlsfBlock(unsafe { payload.cast::<usize>().sub(1) })
     }
 
-    /// What the user gets.
+    /// Memory of the user.
     #[inline]
     pub(super) const fn payload(self) -> NonNull<u8> {
-        // SAFETY: a block has at least LEAST bytes; behind the word of size 0, which has no payload, nobody asks for one.
+        // SAFETY: a block has at least LEAST bytes; the word of size 0 at the end has no payload
+        // and is never asked for one.
         unsafe { self.0.add(1) }.cast()
     }
 
-    /// Where its word is.
+    /// Address of its header word.
     pub(super) fn addr(self) -> usize {
         self.0.addr().get()
     }
 
-    /// How many bytes the user may use.
+    /// Usable size in bytes.
     #[inline]
     pub(super) fn capacity(self) -> usize {
         self.size() - WORD
@@ -128,7 +132,7 @@ impl Block {
         unsafe { self.0.write(word | self.tag()) }
     }
 
-    /// In debug builds a word knows its place, so that what is no block is seen not to be one.
+    /// In debug builds a header word contains its address, so that a wrong address is detected.
     #[inline]
     fn tag(self) -> usize {
         if cfg!(debug_assertions) && WORD == 8 {
@@ -138,7 +142,7 @@ impl Block {
         }
     }
 
-    /// Whether the word can be one of a block: in release builds there is no tag that could tell.
+    /// True if the word can be a header: release builds have no tag to decide it.
     pub(super) fn is_genuine(self) -> bool {
         let word = self.word();
         word & !(LIMIT - 1) == self.tag()
@@ -163,28 +167,31 @@ impl Block {
 
     /// The block behind this one.
     #[inline]
-    pub(super) fn next(self) -> Block {
+    pub(super) fn next(self) -> TlsfBlock {
         self.split_at(self.size())
     }
 
-    /// The block that starts, or is to start, so many bytes behind this one, no further than the next.
+    /// The block that starts, or will start, `size` bytes after this one, at most at the next one.
     #[inline]
-    pub(super) fn split_at(self, size: usize) -> Block {
-        // SAFETY: callers pass no more than the size of this block, and behind it there is another, if only the last.
-        Block(unsafe { self.0.byte_add(size) })
+    pub(super) fn split_at(self, size: usize) -> TlsfBlock {
+        // SAFETY: callers pass no more than the size of this block, and behind it there is another,
+        // if only the last.
+        TlsfBlock(unsafe { self.0.byte_add(size) })
     }
 
     /// The free block before this one.
     #[inline]
-    pub(super) fn before(self) -> Block {
+    pub(super) fn before(self) -> TlsfBlock {
         debug_assert!(self.is_after_free());
-        // SAFETY: the block before is at least LEAST bytes long, so that its end is before this word.
+        // SAFETY: the block before is at least LEAST bytes long, so that its end is before this
+        // word.
         let start = unsafe { self.0.sub(1) };
         // SAFETY: where the block before is free, it has written where it starts at its end.
-        unsafe { start.cast::<Block>().read() }
+        unsafe { start.cast::<TlsfBlock>().read() }
     }
 
-    /// Makes it a block in use, behind a block in use, of a size that is what was asked for, or a GRANULE more.
+    /// Makes it a block in use, behind a block in use, of a size that is what was asked for, or a
+    /// GRANULE more.
     #[inline]
     pub(super) fn set_used(self, size: usize, asked: usize) {
         self.set_word(size | spare(size, asked));
@@ -196,14 +203,15 @@ impl Block {
         self.set_word(size | spare(size, asked) | self.word() & AFTER_FREE);
     }
 
-    /// Makes it a free block of a size, behind a block in use. The next block is told by [`Block::set_after_free`].
+    /// Makes it a free block of a size, after a block in use. [`TlsfBlock::set_after_free`] updates
+    /// the next block.
     #[inline]
     pub(super) fn set_free(self, size: usize) {
         self.set_word(size | FREE);
         // SAFETY: the last word of this block, which ends where the next starts.
         let end = unsafe { self.split_at(size).0.sub(1) };
-        // SAFETY: as above: nobody else uses the end of a free block.
-        unsafe { end.cast::<Block>().write(self) };
+        // SAFETY: the end of a free block is not used by other code.
+        unsafe { end.cast::<TlsfBlock>().write(self) };
     }
 
     #[inline]
@@ -218,43 +226,45 @@ impl Block {
 
     /// Its neighbours in the list of its class.
     #[inline]
-    pub(super) fn links(self) -> Links {
+    pub(super) fn links(self) -> FreeLinks {
         // SAFETY: only asked of free blocks in a list, which hold their links behind the word.
-        unsafe { self.payload().cast::<Links>().read() }
+        unsafe { self.payload().cast::<FreeLinks>().read() }
     }
 
     #[inline]
-    pub(super) fn set_links(self, links: Links) {
+    pub(super) fn set_links(self, links: FreeLinks) {
         // SAFETY: only done to free blocks, which have room for links and no other use for it.
-        unsafe { self.payload().cast::<Links>().write(links) };
+        unsafe { self.payload().cast::<FreeLinks>().write(links) };
     }
 
     #[inline]
-    pub(super) fn set_next_in_list(self, next: Option<Block>) {
-        // SAFETY: as for `set_links`; `next` is the first of them.
-        unsafe { self.payload().cast::<Option<Block>>().write(next) };
+    pub(super) fn set_next_in_list(self, next: Option<TlsfBlock>) {
+        // SAFETY: a free block has at least four words; `next` is the first of its payload.
+        unsafe { self.payload().cast::<Option<TlsfBlock>>().write(next) };
     }
 
     #[inline]
-    pub(super) fn set_previous_in_list(self, previous: Option<Block>) {
-        // SAFETY: as for `set_links`: a free block has at least four words.
-        let place = unsafe { self.payload().cast::<Option<Block>>().add(1) };
+    pub(super) fn set_previous_in_list(self, previous: Option<TlsfBlock>) {
+        // SAFETY: a free block has at least four words.
+        let place = unsafe { self.payload().cast::<Option<TlsfBlock>>().add(1) };
         // SAFETY: `previous` is the second of the links.
         unsafe { place.write(previous) };
     }
 
-    /// How many bytes its user asked for, where somebody checks accesses: it is noted in the last word, behind them.
+    /// Requested size, if accesses are checked: it is stored in the last word, after the payload.
     pub(super) fn asked(self) -> usize {
-        // SAFETY: the last word of this block, which is longer than what was asked for by a word and more.
+        // SAFETY: the last word of this block, which is longer than what was asked for by a word
+        // and more.
         let place = unsafe { self.next().0.sub(1) };
         // SAFETY: it was written when the block was handed out.
         unsafe { place.read() }
     }
 
     pub(super) fn set_asked(self, size: usize) {
-        // SAFETY: as for `asked`.
+        // SAFETY: the last word is inside this block, which is longer than the requested size by
+        // more than a word.
         let place = unsafe { self.next().0.sub(1) };
-        // SAFETY: as above; it is not the user's.
+        // SAFETY: the last word is inside the block, after the requested size.
         unsafe { place.write(size) };
     }
 

@@ -1,4 +1,4 @@
-//! Blocks at hand: some freed blocks of each small size, not yet merged with their neighbours.
+//! Deferred frees: some freed blocks of each small size class, not yet merged with their neighbors.
 //!
 //! ```text
 //!  counts  3 0 8 ..       one a size of block: LEAST, LEAST + GRANULE, ..; all CLOSED where every call is to be seen. The
@@ -13,70 +13,72 @@
 
 use core::ptr::NonNull;
 
-use super::block::{Block, GRANULE, LEAST, POISON, WORD, size_for};
-use super::heap::{Heap, poison};
+use super::block::{GRANULE, MIN_BLOCK, POISON, TlsfBlock, WORD, size_for};
+use super::heap::{TlsfHeap, poison};
 use crate::source::Source;
 
-/// Sizes of blocks that are kept at hand: up to 528 bytes, for 520 of payload, where addresses have 64 bits.
+/// Size classes with a cache: blocks up to 528 bytes, for 520 bytes of payload, on 64-bit machines.
 pub const CLASSES: usize = 32;
 
-/// As many at hand as are neither blocks nor room for one.
+/// Count that stands for a closed class: no blocks, and no capacity.
 const CLOSED: u8 = u8::MAX;
 
-/// A block that was taken, in a count; below it is how many are at hand.
+/// Unit of allocated blocks in a count; the bits below it are the number of cached blocks.
 const TAKEN: u32 = 1 << 8;
 
-/// Slow paths in which statistics are told of together at most.
+/// Maximum number of slow paths between two reports of statistics.
 const TOLD: u32 = 16;
 
 /// Up to N freed blocks of each small size. C programs see what is before `leaving` as `pw_tlsf`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Front<const N: usize> {
+pub(super) struct DeferredFrees<const N: usize> {
     counts: [u32; CLASSES],
     blocks: [[Option<NonNull<u8>>; N]; CLASSES],
-    leaving: [Option<Block>; 2],
-    /// For statistics: blocks of the heap that were asked for since they were told of the last time, and their bytes.
+    leaving: [Option<TlsfBlock>; 2],
+    /// For statistics: blocks of the heap that were requested since the last report, and their
+    /// bytes.
     requests: usize,
     requested: usize,
-    /// Slow paths until it is time to tell, and how many there were the last time: the fewer, the younger the pool.
+    /// Slow paths until the next report, and their number at the last one: the younger the pool,
+    /// the fewer.
     untold: u32,
     interval: u32,
 }
 
 #[cfg(target_pointer_width = "64")]
 const _: () = {
-    assert!(core::mem::offset_of!(Front<32>, blocks) == 128);
-    assert!(core::mem::offset_of!(Front<32>, leaving) == 8320);
+    assert!(core::mem::offset_of!(DeferredFrees<32>, blocks) == 128);
+    assert!(core::mem::offset_of!(DeferredFrees<32>, leaving) == 8320);
 };
 
 // SAFETY: its pointers lead to memory that its pool alone has.
-unsafe impl<const N: usize> Send for Front<N> {}
+unsafe impl<const N: usize> Send for DeferredFrees<N> {}
 
 /// The class of the block for a payload; CLASSES or more where it is too large.
 #[inline]
 const fn class(payload: usize) -> usize {
-    let payload = if payload < LEAST - WORD { LEAST - WORD } else { payload };
+    let payload = if payload < MIN_BLOCK - WORD { MIN_BLOCK - WORD } else { payload };
     (payload - WORD - 1) / GRANULE
 }
 
 /// Bytes that can be used of a block of a class.
 #[inline]
 const fn capacity(class: usize) -> usize {
-    LEAST - WORD + class * GRANULE
+    MIN_BLOCK - WORD + class * GRANULE
 }
 
-/// How many blocks of a class are at hand.
+/// Number of cached blocks of a class.
 #[inline]
 const fn at_hand(count: u32) -> u8 {
     count.to_le_bytes()[0]
 }
 
-impl<const N: usize> Front<N> {
-    /// Nothing at hand.
-    pub(super) const EMPTY: Front<N> = {
+impl<const N: usize> DeferredFrees<N> {
+    /// An empty cache.
+    pub(super) const EMPTY: DeferredFrees<N> = {
         assert!(N < CLOSED as usize);
-        Front {
+        DeferredFrees {
             counts: [0; CLASSES],
             blocks: [[None; N]; CLASSES],
             leaving: [None; 2],
@@ -87,7 +89,7 @@ impl<const N: usize> Front<N> {
         }
     };
 
-    /// Keeps nothing at hand, so that every call comes to a slow path. Nothing was at hand before.
+    /// Closes the cache, so that every call takes a slow path. It was empty before.
     pub(super) fn close(&mut self) {
         self.counts = [CLOSED.into(); CLASSES];
     }
@@ -96,7 +98,7 @@ impl<const N: usize> Front<N> {
         at_hand(self.counts[0]) == CLOSED
     }
 
-    /// A block for this many bytes, if one is at hand.
+    /// A cached block for this number of bytes.
     #[inline]
     pub(super) fn pop(&mut self, payload: usize) -> Option<NonNull<u8>> {
         self.pop_class(class(payload), TAKEN)
@@ -107,7 +109,7 @@ impl<const N: usize> Front<N> {
         let count = *self.counts.get(class)?;
         let last = at_hand(count).wrapping_sub(1);
         let block = *self.blocks[class].get(usize::from(last))?;
-        // There is one at hand, so that the lower byte does not borrow.
+        // The cache is not empty, so the lower byte does not borrow.
         self.counts[class] = count.wrapping_add(taken).wrapping_sub(1);
         block
     }
@@ -124,7 +126,7 @@ impl<const N: usize> Front<N> {
         true
     }
 
-    /// For statistics: somebody asked for a block of the heap, of which so many bytes can be used.
+    /// For statistics: counts an allocation from the heap with this usable size.
     #[inline]
     pub(super) const fn count(&mut self, capacity: usize) {
         if cfg!(feature = "stats") {
@@ -133,9 +135,9 @@ impl<const N: usize> Front<N> {
         }
     }
 
-    /// Tells statistics what was asked for since the last time, where it is time. In slow paths.
+    /// Reports the requests since the last report, if it is due. In slow paths.
     #[inline]
-    pub(super) fn tell<S: Source>(&mut self, heap: &mut Heap<S>, size: usize) {
+    pub(super) fn tell<S: Source>(&mut self, heap: &mut TlsfHeap<S>, size: usize) {
         if cfg!(feature = "stats") {
             match self.untold.checked_sub(1) {
                 Some(untold) => self.untold = untold,
@@ -144,9 +146,9 @@ impl<const N: usize> Front<N> {
         }
     }
 
-    /// As [`Front::tell`], at once.
+    /// As [`DeferredFrees::tell`], at once.
     #[cold]
-    pub(super) fn tell_now<S: Source>(&mut self, heap: &mut Heap<S>, size: usize) {
+    pub(super) fn tell_now<S: Source>(&mut self, heap: &mut TlsfHeap<S>, size: usize) {
         self.interval = (self.interval + 1).min(TOLD);
         self.untold = self.interval;
         let (mut requests, mut requested) = (self.requests, self.requested);
@@ -160,28 +162,29 @@ impl<const N: usize> Front<N> {
         heap.tell(requests, requested, self.bytes(), size);
     }
 
-    /// How many blocks of each class are at hand.
+    /// Number of cached blocks of each class.
     fn at_hand(&self) -> impl Iterator<Item = (usize, usize)> {
         let counts = self.counts.iter().map(|count| usize::from(at_hand(*count)));
         counts.enumerate().filter(|_| !self.is_closed())
     }
 
-    /// Bytes of the blocks at hand.
+    /// Bytes of the cached blocks.
     fn bytes(&self) -> usize {
         let counted: usize = self.at_hand().map(|(class, count)| capacity(class) * count).sum();
         counted + self.leaving.iter().flatten().map(|block| block.capacity()).sum::<usize>()
     }
 
-    /// Has a block leave, and merges the one that left before the last. By then its word and its neighbours are near: nobody
-    /// waited for them. Blocks that are not small are merged at once, and all are where none are kept at hand.
+    /// Adds a block to the queue of leaving blocks, and merges the one that was added before the
+    /// last. By then its header and its neighbors are in the CPU cache, without a stall. Blocks
+    /// that are not small are merged at once, and so are all blocks without a cache.
     pub(super) fn leave<S: Source>(
         &mut self,
-        heap: &mut Heap<S>,
+        heap: &mut TlsfHeap<S>,
         block: NonNull<u8>,
         payload: usize,
     ) {
         // SAFETY: the caller frees a block of the heap.
-        let block = unsafe { Block::of(block) };
+        let block = unsafe { TlsfBlock::from_payload(block) };
         let Some(size) = size_for(payload).filter(|_| N > 0 && class(payload) < CLASSES) else {
             return heap.put(block);
         };
@@ -197,22 +200,24 @@ impl<const N: usize> Front<N> {
         }
     }
 
-    /// Gives one block back to the heap; `false` where none is at hand.
-    pub(super) fn give_back<S: Source>(&mut self, heap: &mut Heap<S>) -> bool {
+    /// Returns one block to the heap; `false` if the cache is empty.
+    pub(super) fn give_back<S: Source>(&mut self, heap: &mut TlsfHeap<S>) -> bool {
         let leaving = self.leaving.iter_mut().find_map(Option::take);
-        // SAFETY: what is at hand is a block of the heap.
-        let at_hand =
-            || self.pop_class(self.some_class(), 0).map(|block| unsafe { Block::of(block) });
+        let at_hand = || {
+            let block = self.pop_class(self.some_class(), 0)?;
+            // SAFETY: every deferred free is of a block of the heap.
+            Some(unsafe { TlsfBlock::from_payload(block) })
+        };
         let block = leaving.or_else(at_hand);
         block.inspect(|block| heap.put(*block)).is_some()
     }
 
-    /// A class of which blocks are at hand; CLASSES where none are.
+    /// A class with cached blocks; CLASSES without one.
     fn some_class(&self) -> usize {
         self.counts.iter().rposition(|count| at_hand(*count) > 0).unwrap_or(CLASSES)
     }
 
-    /// Forgets all blocks at hand.
+    /// Forgets all cached blocks.
     pub(super) fn reset(&mut self) {
         if !self.is_closed() {
             self.counts = [0; CLASSES];
@@ -220,14 +225,14 @@ impl<const N: usize> Front<N> {
         self.leaving = [None; 2];
     }
 
-    /// How many blocks are at hand.
+    /// Number of cached blocks.
     pub(super) fn len(&self) -> usize {
         let counted: usize = self.at_hand().map(|(_, count)| count).sum();
         counted + self.leaving.iter().flatten().count()
     }
 
-    /// Whether this block is at hand.
-    pub(super) fn holds(&self, block: Block) -> bool {
+    /// True if this block is cached.
+    pub(super) fn holds(&self, block: TlsfBlock) -> bool {
         let class = class(block.capacity());
         let payload = Some(block.payload());
         let rows = [class, class.wrapping_sub(1)].into_iter().filter_map(|class| self.row(class));
@@ -239,12 +244,12 @@ impl<const N: usize> Front<N> {
     }
 }
 
-/// Where a pool is guarded: whether nobody has written to a freed block.
+/// With checks: panics if a freed block was overwritten.
 #[inline]
-pub(super) fn check_poison<S: Source>(heap: &Heap<S>, payload: NonNull<u8>) {
+pub(super) fn check_poison<S: Source>(heap: &TlsfHeap<S>, payload: NonNull<u8>) {
     if heap.is_guarded() {
-        // SAFETY: what is at hand is a block of the heap.
-        let block = unsafe { Block::of(payload) };
+        // SAFETY: a cached block is a block of the heap.
+        let block = unsafe { TlsfBlock::from_payload(payload) };
         // SAFETY: a payload is as long as its block says; it was filled when it was freed.
         let bytes = unsafe { core::slice::from_raw_parts(payload.as_ptr(), block.capacity()) };
         assert!(
@@ -254,11 +259,11 @@ pub(super) fn check_poison<S: Source>(heap: &Heap<S>, payload: NonNull<u8>) {
     }
 }
 
-/// Where a pool is guarded: whether a block may be freed, and with this layout. Fills it then.
+/// With checks: panics unless a block may be freed with this layout; then fills it.
 #[inline]
 pub(super) fn check_free<S: Source, const N: usize>(
-    front: &Front<N>,
-    heap: &Heap<S>,
+    front: &DeferredFrees<N>,
+    heap: &TlsfHeap<S>,
     payload: NonNull<u8>,
     size: usize,
 ) {
@@ -267,7 +272,7 @@ pub(super) fn check_free<S: Source, const N: usize>(
         assert!(!front.holds(block), "{payload:p} was freed before");
         let spare = size_for(size).and_then(|size| block.size().checked_sub(size));
         assert!(
-            spare.is_some_and(|spare| spare < LEAST),
+            spare.is_some_and(|spare| spare < MIN_BLOCK),
             "{payload:p} was not allocated with {size} bytes"
         );
         poison(block);

@@ -7,58 +7,60 @@
 //!               └─> the region before it
 //! ```
 //!
-//! Free neighbours are one block at all times. Nothing here takes longer for a larger heap, save what says so.
+//! Free neighbours are one block at all times. Nothing here takes longer for a larger heap, save
+//! what says so.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use super::block::{Block, GRANULE, LEAST, LIMIT, POISON, WORD};
-use super::lists::Lists;
+use super::block::{GRANULE, LIMIT, MIN_BLOCK, POISON, TlsfBlock, WORD};
+use super::lists::FreeLists;
 use crate::source::{self, Source};
-use crate::watch::{self, Progress};
+use crate::watch::{self, PoolProgress};
 
 /// The smallest region that is asked for, and how far regions grow with the heap.
 const REGION: core::ops::RangeInclusive<usize> = 1 << 16..=1 << 24;
 
-/// The start of a region: what the source gave, and the region that it gave before. Three words, so that the first
-/// payload, a word further, is aligned.
+/// The start of a region: what the source gave, and the region that it gave before. Three words, so
+/// that the first payload, a word further, is aligned.
 #[derive(Debug)]
 #[repr(C)]
-struct Region {
-    before: Option<NonNull<Region>>,
+struct TlsfRegion {
+    before: Option<NonNull<TlsfRegion>>,
     size: usize,
     /// 0 or 1, in a word: no byte of a region is left to chance.
     zeroed: usize,
 }
 
-/// What a region needs beside its blocks.
-const AROUND: usize = size_of::<Region>() + WORD;
+/// Overhead of a region beside its blocks.
+const AROUND: usize = size_of::<TlsfRegion>() + WORD;
 
-const _: () = assert!(size_of::<Region>() == 3 * WORD && AROUND.is_multiple_of(GRANULE));
+const _: () = assert!(size_of::<TlsfRegion>() == 3 * WORD && AROUND.is_multiple_of(GRANULE));
 
 /// Regions and their free blocks.
 #[derive(Debug)]
-pub(super) struct Heap<S: Source> {
-    lists: Lists,
-    regions: Option<NonNull<Region>>,
+pub(super) struct TlsfHeap<S: Source> {
+    lists: FreeLists,
+    regions: Option<NonNull<TlsfRegion>>,
     held: usize,
-    /// Bytes of blocks in use without their words, for statistics; and how many of these are told of.
+    /// Bytes of blocks in use without their headers, for statistics; and the part of them that was
+    /// reported.
     used: usize,
     told: usize,
     guarded: bool,
-    pub(super) watch: watch::Pool,
+    pub(super) watch: watch::WatchedPool,
     source: S,
 }
 
 // SAFETY: its pointers lead to memory that the source gave to this heap alone.
-unsafe impl<S: Source + Send> Send for Heap<S> {}
+unsafe impl<S: Source + Send> Send for TlsfHeap<S> {}
 
-impl<S: Source> Heap<S> {
+impl<S: Source> TlsfHeap<S> {
     /// A heap that holds nothing yet.
-    pub(super) const fn new(source: S, guarded: bool) -> Heap<S> {
+    pub(super) const fn new(source: S, guarded: bool) -> TlsfHeap<S> {
         let watch = watch::created("tlsf");
-        Heap {
-            lists: Lists::EMPTY,
+        TlsfHeap {
+            lists: FreeLists::EMPTY,
             regions: None,
             held: 0,
             used: 0,
@@ -69,13 +71,13 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    /// Whether misuse is looked for.
+    /// True if misuse is looked for.
     #[inline]
     pub(super) const fn is_guarded(&self) -> bool {
         cfg!(debug_assertions) && self.guarded
     }
 
-    /// Where its memory comes from.
+    /// Source of the memory.
     pub(super) const fn source(&self) -> &S {
         &self.source
     }
@@ -87,20 +89,21 @@ impl<S: Source> Heap<S> {
 
     /// A block in use of this size or 16 bytes more, if there is a free one.
     #[inline]
-    pub(super) fn take(&mut self, size: usize) -> Option<Block> {
-        let block = self.lists.take(size)?;
+    pub(super) fn remove_free(&mut self, size: usize) -> Option<TlsfBlock> {
+        let block = self.lists.remove_fitting(size)?;
         self.use_up(block, block.size(), size);
         Some(block)
     }
 
-    /// As [`Heap::take`], with the payload aligned to more than GRANULE.
-    pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Option<Block> {
-        // The payload moves by less than `align`, and by LEAST more where what it leaves would be too small for a block.
-        let room = size.checked_add(align)?.checked_add(LEAST).filter(|room| *room < LIMIT)?;
-        let block = self.lists.take(room)?;
+    /// As [`TlsfHeap::remove_free`], with the payload aligned to more than GRANULE.
+    pub(super) fn take_aligned(&mut self, size: usize, align: usize) -> Option<TlsfBlock> {
+        // The payload moves by less than `align`, and by LEAST more where what it leaves would be
+        // too small for a block.
+        let room = size.checked_add(align)?.checked_add(MIN_BLOCK).filter(|room| *room < LIMIT)?;
+        let block = self.lists.remove_fitting(room)?;
         let whole = block.size();
         let mut skipped = block.payload().align_offset(align);
-        if skipped != 0 && skipped < LEAST {
+        if skipped != 0 && skipped < MIN_BLOCK {
             skipped += align;
         }
         if skipped == 0 {
@@ -115,10 +118,11 @@ impl<S: Source> Heap<S> {
         Some(aligned)
     }
 
-    /// Makes a block in use of one that is in no list and `whole` bytes long. What is over becomes a free block.
+    /// Marks a block as used that is in no list and `whole` bytes long. The rest becomes a free
+    /// block.
     #[inline]
-    fn use_up(&mut self, block: Block, whole: usize, size: usize) {
-        if whole - size < LEAST {
+    fn use_up(&mut self, block: TlsfBlock, whole: usize, size: usize) {
+        if whole - size < MIN_BLOCK {
             block.set_used(whole, size);
             block.next().set_after_used();
             self.count(whole, 0);
@@ -131,7 +135,7 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    /// For statistics: a block in use has a size that had another; 0 is none.
+    /// For statistics: records the new size of a block in use; 0 for none.
     #[inline]
     const fn count(&mut self, size: usize, before: usize) {
         if cfg!(feature = "stats") {
@@ -140,19 +144,20 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    /// Tells statistics of requests, while `at_hand` bytes are in use for nobody. What came back is what is missing then.
+    /// Reports requests to the statistics, while `at_hand` bytes are cached. The freed bytes are
+    /// the difference.
     #[cold]
     pub(super) fn tell(&mut self, requests: usize, requested: usize, at_hand: usize, size: usize) {
         let live = self.used.saturating_sub(at_hand);
         let most = self.told.saturating_add(requested).max(live);
         let (requested, returned) = (most - self.told, most - live);
         self.told = live;
-        watch::progress(&self.watch, Progress { requests, requested, returned, size });
+        watch::progress(&self.watch, PoolProgress { requests, requested, returned, size });
     }
 
     /// Takes a block in use back, and makes one of it and its free neighbours.
     #[inline]
-    pub(super) fn put(&mut self, block: Block) {
+    pub(super) fn put(&mut self, block: TlsfBlock) {
         let (mut start, mut size) = (block, block.size());
         self.count(0, size);
         let next = block.next();
@@ -172,11 +177,11 @@ impl<S: Source> Heap<S> {
     }
 
     /// Gives a block in use another size where it is, if that can be.
-    pub(super) fn resize(&mut self, block: Block, size: usize) -> bool {
+    pub(super) fn resize(&mut self, block: TlsfBlock, size: usize) -> bool {
         let next = block.next();
         let mut whole = block.size();
         let before = whole;
-        if (size..size + LEAST).contains(&whole) {
+        if (size..size + MIN_BLOCK).contains(&whole) {
             block.resize(whole, size);
             return true;
         }
@@ -189,7 +194,7 @@ impl<S: Source> Heap<S> {
         if next.is_free() {
             self.lists.remove(next, next.size());
         }
-        if whole - size < LEAST {
+        if whole - size < MIN_BLOCK {
             block.resize(whole, size);
             block.next().set_after_used();
             self.count(whole, before);
@@ -204,10 +209,10 @@ impl<S: Source> Heap<S> {
         true
     }
 
-    /// Takes a region from the source in which a block of this size and alignment can be had. The larger the heap, the
-    /// larger the region, as far as the source has one.
+    /// Takes a region from the source in which a block of this size and alignment can be had. The
+    /// larger the heap, the larger the region, as far as the source has one.
     pub(super) fn grow(&mut self, size: usize, align: usize) -> bool {
-        let aligned = if align > GRANULE { align + LEAST } else { 0 };
+        let aligned = if align > GRANULE { align + MIN_BLOCK } else { 0 };
         // A class may be 1/32 of the size wide, and only the next one is looked at.
         let Some(least) = size.checked_add(aligned).filter(|least| *least < LIMIT / 2) else {
             return false;
@@ -227,11 +232,13 @@ impl<S: Source> Heap<S> {
     }
 
     /// Makes a region of what the source gave, with one free block.
-    fn add(&mut self, given: source::Block) {
+    fn add(&mut self, given: source::SourceBlock) {
         watch::taken(&self.watch, given);
-        let region = given.start.cast::<Region>();
-        let head = Region { before: self.regions, size: given.size, zeroed: given.zeroed.into() };
-        // SAFETY: it was asked for with the alignment of a region and room for one, and is the heap's alone.
+        let region = given.start.cast::<TlsfRegion>();
+        let head =
+            TlsfRegion { before: self.regions, size: given.size, zeroed: given.zeroed.into() };
+        // SAFETY: it was asked for with the alignment of a region and room for one, and is the
+        // heap's alone.
         unsafe { region.write(head) };
         self.regions = Some(region);
         self.held += given.size;
@@ -239,7 +246,7 @@ impl<S: Source> Heap<S> {
     }
 
     /// Makes one free block of a whole region.
-    fn clear(&mut self, region: NonNull<Region>, size: usize) {
+    fn clear(&mut self, region: NonNull<TlsfRegion>, size: usize) {
         let (block, size) = (first_block(region), (size & !(GRANULE - 1)).min(LIMIT) - AROUND);
         block.set_free(size);
         block.next().set_used(0, 0);
@@ -247,7 +254,8 @@ impl<S: Source> Heap<S> {
         self.lists.insert(block, size);
     }
 
-    /// Makes all memory free. Takes time for each region, and for each block where somebody checks accesses.
+    /// Frees all memory. The time is proportional to the number of regions, and of blocks if
+    /// accesses are checked.
     pub(super) fn reset(&mut self) {
         self.used = 0;
         self.tell(0, 0, 0, 0);
@@ -256,7 +264,7 @@ impl<S: Source> Heap<S> {
                 watch::freed(&self.watch, block.payload(), block.asked());
             });
         }
-        self.lists = Lists::EMPTY;
+        self.lists = FreeLists::EMPTY;
         for region in self.regions() {
             // SAFETY: the heads of regions are written when they are added.
             let size = unsafe { region.as_ref() }.size;
@@ -279,49 +287,50 @@ impl<S: Source> Heap<S> {
         }
     }
 
-    fn keep(&mut self, mut region: NonNull<Region>) {
-        // SAFETY: the heads of regions are written when they are added, and only the heap knows them.
+    fn keep(&mut self, mut region: NonNull<TlsfRegion>) {
+        // SAFETY: the heads of regions are written when they are added, and only the heap knows
+        // them.
         unsafe { region.as_mut() }.before = self.regions;
         self.regions = Some(region);
     }
 
-    fn give_back(&mut self, region: NonNull<Region>) {
+    fn give_back(&mut self, region: NonNull<TlsfRegion>) {
         // SAFETY: the heads of regions are written when they are added.
-        let Region { size, zeroed, .. } = *unsafe { region.as_ref() };
+        let TlsfRegion { size, zeroed, .. } = *unsafe { region.as_ref() };
         self.held -= size;
-        let given = source::Block { start: region.cast(), size, zeroed: zeroed != 0 };
+        let given = source::SourceBlock { start: region.cast(), size, zeroed: zeroed != 0 };
         watch::given_back(&self.watch, given);
         // SAFETY: the source gave this region, and no block of it is in use or in a list.
         unsafe { self.source.give_back(given) };
     }
 
-    fn regions(&self) -> Regions {
-        Regions(self.regions)
+    fn regions(&self) -> TlsfRegions {
+        TlsfRegions(self.regions)
     }
 
     /// All blocks, of each region from front to back.
-    fn blocks(&self) -> impl Iterator<Item = Block> {
+    fn blocks(&self) -> impl Iterator<Item = TlsfBlock> {
         self.regions().flat_map(|region| {
-            let next = |block: &Block| Some(block.next()).filter(|next| next.size() > 0);
+            let next = |block: &TlsfBlock| Some(block.next()).filter(|next| next.size() > 0);
             core::iter::successors(Some(first_block(region)), next)
         })
     }
 
-    /// The block of a payload, where it is the payload of a block in use of this heap, as far as can be told in debug
-    /// builds. Takes time for each region.
+    /// The block of a payload, if debug builds recognize it as a block in use of this heap. The
+    /// time is proportional to the number of regions.
     ///
     /// # Panics
-    /// Where it is not.
-    pub(super) fn find(&self, payload: NonNull<u8>) -> Block {
+    /// Panics if it is not a block.
+    pub(super) fn find(&self, payload: NonNull<u8>) -> TlsfBlock {
         let word = payload.as_ptr().wrapping_sub(WORD).cast::<usize>();
         let inside = self.regions().any(|region| blocks_of(region).contains(&word.addr()));
         let aligned = payload.addr().get().is_multiple_of(GRANULE);
-        assert!(inside && aligned, "{payload:p} is no block of this pool");
+        assert!(inside && aligned, "{payload:p} is not a block of this pool");
         // SAFETY: it is inside of a region, whose bytes may all be read.
-        let block = unsafe { Block::of(payload) };
+        let block = unsafe { TlsfBlock::from_payload(payload) };
         assert!(
-            block.is_genuine() && block.size() >= LEAST,
-            "{payload:p} is no block of this pool"
+            block.is_genuine() && block.size() >= MIN_BLOCK,
+            "{payload:p} is not a block of this pool"
         );
         assert!(!block.is_free(), "{payload:p} was freed before");
         block
@@ -330,12 +339,12 @@ impl<S: Source> Heap<S> {
     /// Walks all regions and lists. `at_hand` says whether the front has a block.
     ///
     /// # Panics
-    /// Where something does not hold.
-    pub(super) fn check(&self, mut at_hand: impl FnMut(Block) -> bool) -> usize {
+    /// Panics if an invariant is violated.
+    pub(super) fn check(&self, mut at_hand: impl FnMut(TlsfBlock) -> bool) -> usize {
         let (mut free, mut kept, mut held) = (0, 0, 0);
         for region in self.regions() {
             let mut block = first_block(region);
-            let mut before: Option<Block> = None;
+            let mut before: Option<TlsfBlock> = None;
             while block.size() > 0 {
                 let behind_free = before.filter(|before| before.is_free());
                 assert!(block.is_genuine(), "a word was overwritten");
@@ -366,7 +375,7 @@ impl<S: Source> Heap<S> {
     }
 }
 
-impl<S: Source> Drop for Heap<S> {
+impl<S: Source> Drop for TlsfHeap<S> {
     fn drop(&mut self) {
         let _quiet = watch::quiet();
         self.regions().for_each(|region| self.give_back(region));
@@ -378,39 +387,42 @@ fn region(size: usize) -> Option<Layout> {
     Layout::from_size_align(size, GRANULE).ok()
 }
 
-fn first_block(region: NonNull<Region>) -> Block {
+fn first_block(region: NonNull<TlsfRegion>) -> TlsfBlock {
     // SAFETY: a region is larger than its head.
     let word = unsafe { region.add(1) }.cast();
-    // SAFETY: behind the three words of the head comes the word of the first block, before a multiple of GRANULE.
-    unsafe { Block::at(word) }
+    // SAFETY: behind the three words of the head comes the word of the first block, before a
+    // multiple of GRANULE.
+    unsafe { TlsfBlock::at(word) }
 }
 
 /// The addresses from the word of the first block to the last word, of size 0.
-fn blocks_of(region: NonNull<Region>) -> core::ops::Range<usize> {
+fn blocks_of(region: NonNull<TlsfRegion>) -> core::ops::Range<usize> {
     let start = region.addr().get();
     // SAFETY: the heads of regions are written when they are added.
     let size = unsafe { region.as_ref() }.size;
     let size = (size & !(GRANULE - 1)).min(LIMIT);
-    start + size_of::<Region>()..start + size - WORD
+    start + size_of::<TlsfRegion>()..start + size - WORD
 }
 
-/// Regions, the last first. The next is read before one is handed out, so that it may be given back.
+/// Regions, the last first. The next is read before one is returned, so that the caller may release
+/// it.
 #[derive(Debug)]
-struct Regions(Option<NonNull<Region>>);
+struct TlsfRegions(Option<NonNull<TlsfRegion>>);
 
-impl Iterator for Regions {
-    type Item = NonNull<Region>;
+impl Iterator for TlsfRegions {
+    type Item = NonNull<TlsfRegion>;
 
-    fn next(&mut self) -> Option<NonNull<Region>> {
+    fn next(&mut self) -> Option<NonNull<TlsfRegion>> {
         let region = self.0?;
-        // SAFETY: the heads of regions are written when they are added, and this one was not given back yet.
+        // SAFETY: the header of a region is written when it is added, and this region was not
+        // released yet.
         self.0 = unsafe { region.as_ref() }.before;
         Some(region)
     }
 }
 
 /// Fills freed memory.
-pub(super) fn poison(block: Block) {
+pub(super) fn poison(block: TlsfBlock) {
     // SAFETY: the payload of a block that its user has given up.
     unsafe { block.payload().write_bytes(POISON, block.capacity()) };
 }

@@ -5,16 +5,16 @@
 //!  heads[1][2] ─> block <─> block <─> block
 //! ```
 
-use super::block::{Block, GRANULE, LIMIT, Links};
-use crate::classes::{self, Classes, EXACT, ROW};
+use super::block::{FreeLinks, GRANULE, LIMIT, TlsfBlock};
+use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 
 const LEVELS: usize = classes::levels(LIMIT / GRANULE);
 
 /// The lists of free blocks.
 #[derive(Clone, Debug)]
-pub(super) struct Lists {
-    classes: Classes<LEVELS>,
-    heads: [[Option<Block>; ROW]; LEVELS],
+pub(super) struct FreeLists {
+    classes: SizeClassBitmap<LEVELS>,
+    heads: [[Option<TlsfBlock>; ROW]; LEVELS],
 }
 
 /// The class of a size of a block.
@@ -23,15 +23,16 @@ const fn class(size: usize) -> usize {
     classes::class(size / GRANULE)
 }
 
-impl Lists {
-    pub(super) const EMPTY: Lists = Lists { classes: Classes::EMPTY, heads: [[None; ROW]; LEVELS] };
+impl FreeLists {
+    pub(super) const EMPTY: FreeLists =
+        FreeLists { classes: SizeClassBitmap::EMPTY, heads: [[None; ROW]; LEVELS] };
 
     /// Enters a free block.
     #[inline]
-    pub(super) fn insert(&mut self, block: Block, size: usize) {
+    pub(super) fn insert(&mut self, block: TlsfBlock, size: usize) {
         let class = class(size);
         let next = self.heads[class / ROW][class % ROW].replace(block);
-        block.set_links(Links { next, previous: None });
+        block.set_links(FreeLinks { next, previous: None });
         match next {
             Some(next) => next.set_previous_in_list(Some(block)),
             None => self.classes.set(class),
@@ -40,8 +41,8 @@ impl Lists {
 
     /// Takes a block out, wherever it is in its list.
     #[inline]
-    pub(super) fn remove(&mut self, block: Block, size: usize) {
-        let Links { next, previous } = block.links();
+    pub(super) fn remove(&mut self, block: TlsfBlock, size: usize) {
+        let FreeLinks { next, previous } = block.links();
         if let Some(next) = next {
             next.set_previous_in_list(previous);
         }
@@ -51,10 +52,10 @@ impl Lists {
         }
     }
 
-    /// Takes out a block of at least this size: of the exact size below EXACT granules, else of the next wider class, so
-    /// that no list is searched.
+    /// Takes out a block of at least this size: of the exact size below EXACT granules, else of the
+    /// next wider class, so that no list is searched.
     #[inline]
-    pub(super) fn take(&mut self, size: usize) -> Option<Block> {
+    pub(super) fn remove_fitting(&mut self, size: usize) -> Option<TlsfBlock> {
         let class = self.classes.first_from(classes::class_above(size / GRANULE))?;
         let block = self.heads[class / ROW][class % ROW]?;
         let next = block.links().next;
@@ -66,10 +67,11 @@ impl Lists {
     }
 
     #[inline]
-    fn set_head(&mut self, class: usize, head: Option<Block>) {
+    fn set_head(&mut self, class: usize, head: Option<TlsfBlock>) {
         self.heads[class / ROW][class % ROW] = head;
         let Some(head) = head else { return self.classes.clear(class) };
-        // It is the next of its class to be taken; then there shall be no waiting for it, nor for the block behind.
+        // It is the next of its class to be taken; then there shall be no waiting for it, nor for
+        // the block behind.
         if class < EXACT {
             head.split_at(class * GRANULE).prefetch();
         }
@@ -79,7 +81,7 @@ impl Lists {
     /// Walks all lists.
     ///
     /// # Panics
-    /// Where a list, its bits or the class of a block are wrong.
+    /// Panics if a list, its bits or the class of a block are wrong.
     pub(super) fn check(&self, blocks: usize) {
         self.classes.check(|class| self.heads[class / ROW][class % ROW].is_some());
         let mut found = 0;

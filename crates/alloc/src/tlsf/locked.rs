@@ -7,7 +7,8 @@ use super::Tlsf;
 use crate::lock::Locked;
 use crate::source::Source;
 
-/// A [`Tlsf`] that any thread may use, one at a time. Those that wait spin, and yield where there is a system.
+/// A [`Tlsf`] that any thread may use, one at a time. Those that wait spin, and yield where there
+/// is a system.
 ///
 /// ```
 /// use pagewise_alloc::{LockedTlsf, source::Os};
@@ -30,7 +31,8 @@ impl<S: Source, const N: usize> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::new(source)) }
     }
 
-    /// Uses the pool. What is done there must not allocate from this pool otherwise: the lock is taken.
+    /// Runs `body` with the pool. `body` must not allocate from this pool in another way: the lock
+    /// is held.
     #[inline]
     pub fn with<T>(&self, body: impl FnOnce(&mut Tlsf<S, N>) -> T) -> T {
         self.pool.with(body)
@@ -41,8 +43,8 @@ fn or_null(block: Option<NonNull<u8>>) -> *mut u8 {
     block.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-// SAFETY: blocks have the size and alignment that was asked for and do not overlap; with the lock held nothing panics in
-// release builds, and in debug builds only where a block was misused.
+// SAFETY: blocks have the size and alignment that was asked for and do not overlap; with the lock
+// held nothing panics in release builds, and in debug builds only where a block was misused.
 unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -53,14 +55,14 @@ unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         // SAFETY: the caller passes a block of this allocator, which is not null.
         let block = unsafe { NonNull::new_unchecked(block) };
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         self.with(|pool| unsafe { pool.free(block, layout) });
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller passes a block of this allocator, which is not null.
         let block = unsafe { NonNull::new_unchecked(block) };
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller passes a block of this pool with this layout.
         or_null(self.with(|pool| unsafe { pool.reallocate(block, layout, size) }))
     }
 }

@@ -1,13 +1,15 @@
-//! Those who check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of heaps, which counts each block.
+//! Those who check each access: valgrind's memcheck, and AddressSanitizer; and the recorder of
+//! heaps, which counts each block.
 //!
-//! valgrind is asked by a sequence of instructions that do nothing on a processor and that it knows when it translates
-//! them. AddressSanitizer is there where its runtime is: its two functions for custom allocators are looked up by name,
-//! so that a library that was built without it serves programs that were built with it.
+//! valgrind is asked by a sequence of instructions that do nothing on a processor and that it knows
+//! when it translates them. AddressSanitizer is there where its runtime is: its two functions for
+//! custom allocators are looked up by name, so that a library that was built without it serves
+//! programs that were built with it.
 
 use core::cell::Cell;
 use core::ptr::NonNull;
 
-use crate::source::Block;
+use crate::source::SourceBlock;
 
 #[cfg(feature = "os")]
 mod asan;
@@ -16,10 +18,11 @@ mod recorder;
 #[cfg(feature = "os")]
 mod valgrind;
 
-/// Bytes that a pool leaves free behind each block where it is [`checked`], so that who writes beyond is seen.
+/// Bytes that a pool leaves free behind each block where it is [`checked`], so that who writes
+/// beyond is seen.
 pub const GAP: usize = 16;
 
-/// Whether somebody checks accesses in this process: then every call must come to a slow path.
+/// True if a checker observes accesses in this process: then every call must take a slow path.
 #[cfg(feature = "os")]
 pub fn checked() -> bool {
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -42,13 +45,13 @@ pub fn checked() -> bool {
     }
 }
 
-/// Nobody is known without a system.
+/// Without an operating system no checker is known.
 #[cfg(not(feature = "os"))]
 pub const fn checked() -> bool {
     false
 }
 
-/// While this lives, the thread may touch memory that nobody may.
+/// While this value lives, the thread may access inaccessible memory.
 #[derive(Debug)]
 pub struct Quiet(bool);
 
@@ -71,7 +74,7 @@ impl Drop for Quiet {
     }
 }
 
-/// Defines a function that tells all, where anyone is there.
+/// Defines a function that reports to all checkers that are present.
 macro_rules! tell {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*);)*) => {
         $($(#[$doc])*
@@ -89,8 +92,8 @@ macro_rules! tell {
 }
 
 tell! {
-    taken(pool: &Cell<usize>, block: Block);
-    given_back(block: Block);
+    taken(pool: &Cell<usize>, block: SourceBlock);
+    given_back(block: SourceBlock);
     destroyed(pool: &Cell<usize>);
     allocated(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
     resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize);

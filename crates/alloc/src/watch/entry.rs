@@ -1,21 +1,23 @@
 //! The counters of one pool, as they lie in memory for those who read them from outside.
 //!
-//! One thread at a time counts, the one that uses the pool: each counter is read and written without a locked
-//! instruction. A reader in another process sees each whole, and all of about the same moment.
+//! One thread at a time counts, the one that uses the pool: each counter is read and written
+//! without a locked instruction. A reader in another process sees each whole, and all of about the
+//! same moment.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::Progress;
-use crate::source::Block;
+use super::PoolProgress;
+use crate::source::SourceBlock;
 
-/// Sizes are told apart by their power of two: up to 1 byte, 2, 4, .. and the last for all larger ones.
+/// Sizes are counted by their power of two: up to 1 byte, 2, 4, .. and the last for all larger
+/// ones.
 pub const SIZES: usize = 24;
 /// Points of the series.
 pub const SAMPLES: usize = 64;
-/// How many ranges of addresses are told apart.
+/// Number of separate address ranges.
 const RANGES: usize = 128;
 
-/// What an entry is.
+/// States of an entry.
 mod state {
     pub(super) const FREE: u32 = 0;
     pub(super) const LIVE: u32 = 1;
@@ -26,7 +28,7 @@ mod state {
 /// One pool. All zero is an entry that was never used.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub struct Entry {
+pub struct PoolEntry {
     state: AtomicU32,
     /// Grows each time the entry gets another pool.
     serial: AtomicU32,
@@ -42,7 +44,7 @@ pub struct Entry {
     /// Bytes of the source now, and at most.
     held: AtomicU64,
     peak_held: AtomicU64,
-    /// Blocks that were taken of the source, and given back.
+    /// Blocks that were obtained from the source, and returned to it.
     blocks_taken: AtomicU64,
     blocks_returned: AtomicU64,
     slow_paths: AtomicU64,
@@ -55,15 +57,15 @@ pub struct Entry {
     /// Blocks that found no room among the ranges.
     ranges_lost: AtomicU64,
     reserved: [u64; 20],
-    samples: [Sample; SAMPLES],
-    /// Where its blocks lie, neighbours in one; empty ones mean nothing.
-    ranges: [Range; RANGES],
+    samples: [SeriesSample; SAMPLES],
+    /// Address ranges of its blocks, adjacent ones merged; empty entries are unused.
+    ranges: [AddressRange; RANGES],
 }
 
 /// Addresses from `start` up to `end`.
 #[repr(C)]
 #[derive(Debug)]
-struct Range {
+struct AddressRange {
     start: AtomicU64,
     end: AtomicU64,
 }
@@ -71,7 +73,7 @@ struct Range {
 /// A point of the series.
 #[repr(C)]
 #[derive(Debug)]
-struct Sample {
+struct SeriesSample {
     requests: AtomicU64,
     live: AtomicU64,
     held: AtomicU64,
@@ -79,7 +81,8 @@ struct Sample {
 
 /// Requested bytes between the first samples.
 const FIRST_INTERVAL: u64 = 1024;
-/// Requested bytes between two sizes that are noted, at most; fewer while an eighth of all are fewer.
+/// Requested bytes between two sizes that are noted, at most; fewer while an eighth of all are
+/// fewer.
 const SIZE_INTERVAL: u64 = 32 << 10;
 
 /// Adds without a locked instruction: there is one writer.
@@ -96,13 +99,13 @@ fn raise(most: &AtomicU64, now: u64) {
     }
 }
 
-/// Which of the sizes that are told apart.
+/// Index of the size class.
 const fn class(size: usize) -> usize {
     let power = usize::BITS - size.saturating_sub(1).leading_zeros();
     if power as usize >= SIZES { SIZES - 1 } else { power as usize }
 }
 
-impl Entry {
+impl PoolEntry {
     /// Makes it the entry of a new pool; `false` where it is another's.
     pub(super) fn claim(&self, kind: &str) -> bool {
         let was = self.state.load(Relaxed);
@@ -148,11 +151,11 @@ impl Entry {
     }
 
     #[cold]
-    pub(super) fn taken(&self, block: Block) {
+    pub(super) fn taken(&self, block: SourceBlock) {
         add(&self.blocks_taken, 1);
         raise(&self.peak_held, add(&self.held, block.size as u64));
         let (start, end) = ends(block);
-        let next_to = |range: &&Range| range.end() == start || range.start() == end;
+        let next_to = |range: &&AddressRange| range.end() == start || range.start() == end;
         if let Some(range) = self.ranges.iter().find(|range| !range.is_empty() && next_to(range)) {
             range.set(range.start().min(start), range.end().max(end));
         } else {
@@ -161,11 +164,11 @@ impl Entry {
     }
 
     #[cold]
-    pub(super) fn given_back(&self, block: Block) {
+    pub(super) fn given_back(&self, block: SourceBlock) {
         add(&self.blocks_returned, 1);
         add(&self.held, (block.size as u64).wrapping_neg());
         let (start, end) = ends(block);
-        let around = |range: &&Range| range.start() <= start && end <= range.end();
+        let around = |range: &&AddressRange| range.start() <= start && end <= range.end();
         if let Some(range) = self.ranges.iter().find(around) {
             let after = range.end();
             range.set(range.start(), start);
@@ -189,7 +192,7 @@ impl Entry {
     }
 
     #[cold]
-    pub(super) fn progress(&self, progress: Progress) {
+    pub(super) fn progress(&self, progress: PoolProgress) {
         self.sized(progress.size, progress.requests as u64);
         self.moved(progress);
     }
@@ -200,7 +203,7 @@ impl Entry {
     }
 
     /// Counts all but sizes.
-    pub(super) fn moved(&self, progress: Progress) {
+    pub(super) fn moved(&self, progress: PoolProgress) {
         add(&self.requests, progress.requests as u64);
         // The most was out before anything came back.
         let requested = add(&self.requested, progress.requested as u64);
@@ -208,14 +211,16 @@ impl Entry {
         add(&self.returned, progress.returned as u64);
     }
 
-    /// How many bytes may be asked for, or come back, before a pool tells: an eighth of all, up to [`SIZE_INTERVAL`].
+    /// Number of bytes that may be allocated, or freed, before a pool reports: an eighth of all, up
+    /// to [`SIZE_INTERVAL`].
     pub(super) fn span(&self) -> usize {
         let all = self.requested.load(Relaxed);
         usize::try_from((all / 8).min(SIZE_INTERVAL)).unwrap_or(0)
     }
 
-    /// Counts what a pool tells: bytes asked for and come back, and the size of a request that stands for all: it is met
-    /// with a chance that grows with its size, of which dividing by the size makes up. 0 where there is none.
+    /// Adds a report of a pool: allocated and freed bytes, and the size of a sampled request. A
+    /// request is sampled with a probability proportional to its size, which dividing by the size
+    /// compensates. 0 without a request.
     pub(super) fn told(&self, asked: u64, returned: u64, size: usize) {
         let mean = self.requested.load(Relaxed).checked_div(self.requests.load(Relaxed));
         let size = if size > 0 { size as u64 } else { mean.unwrap_or(1).max(1) };
@@ -240,7 +245,8 @@ impl Entry {
         }
     }
 
-    /// Adds a point to the series. When it is full, every second one goes, and those to come are twice as far apart.
+    /// Adds a point to the series. When it is full, every second one goes, and those to come are
+    /// twice as far apart.
     fn sample(&self, requested: u64, live: u64) {
         let mut used = usize::try_from(self.samples_used.load(Relaxed)).unwrap_or(0).min(SAMPLES);
         if used == SAMPLES {
@@ -257,12 +263,12 @@ impl Entry {
     }
 }
 
-fn ends(block: Block) -> (u64, u64) {
+fn ends(block: SourceBlock) -> (u64, u64) {
     let start = block.start.addr().get();
     (start as u64, (start + block.size) as u64)
 }
 
-impl Range {
+impl AddressRange {
     fn start(&self) -> u64 {
         self.start.load(Relaxed)
     }
@@ -281,7 +287,7 @@ impl Range {
     }
 }
 
-impl Sample {
+impl SeriesSample {
     fn get(&self) -> [u64; 3] {
         [&self.requests, &self.live, &self.held].map(|number| number.load(Relaxed))
     }

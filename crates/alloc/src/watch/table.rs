@@ -1,8 +1,9 @@
-//! Where the counters of all pools of a process lie, to be found from outside.
+//! Counters of all pools of a process, to be found from outside.
 //!
-//! A private mapping of a file in memory that is called [`NAME`]: `/proc/<pid>/maps` shows it as `/memfd:pagewise-pools
-//! (deleted)`, stripped and static programs included, and a child of `fork` has its own. Who may trace the process reads
-//! it with `process_vm_readv`, without the process's doing.
+//! A private mapping of a file in memory with the name [`NAME`]: `/proc/<pid>/maps` shows it as
+//! `/memfd:pagewise-pools (deleted)`, in stripped and static programs too, and a child of `fork`
+//! has its own. A process with the right to trace reads it with `process_vm_readv`; the target does
+//! nothing.
 //!
 //! ```text
 //!   0        64               64 + 4 KiB           64 + 8 KiB
@@ -13,21 +14,21 @@ use core::ffi::CStr;
 use core::mem::size_of;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use super::Entry;
+use super::PoolEntry;
 
-/// What the kernel calls the mapping.
+/// Name of the mapping in the kernel.
 const NAME: &CStr = c"pagewise-pools";
 
 /// The first word: `PWPOOLS` and the version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
 
-/// As many pools as are told apart; more are only counted.
+/// Maximum number of pools with an entry; further ones are only counted.
 const ENTRIES: u32 = 1024;
 
 /// All pools of a process.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Table {
+pub struct PoolTable {
     magic: AtomicU64,
     entry_size: AtomicU32,
     entries: AtomicU32,
@@ -36,19 +37,19 @@ pub struct Table {
     /// Pools that found no entry.
     lost: AtomicU32,
     reserved: [u64; 5],
-    entry: [Entry; ENTRIES as usize],
+    entry: [PoolEntry; ENTRIES as usize],
 }
 
-/// What [`Table::entry_size`] says.
+/// Value of [`PoolTable::entry_size`].
 const ENTRY_SIZE: u32 = 4 << 10;
-const _: () = assert!(size_of::<Entry>() == ENTRY_SIZE as usize);
-const _: () = assert!(core::mem::offset_of!(Table, entry) == 64);
+const _: () = assert!(size_of::<PoolEntry>() == ENTRY_SIZE as usize);
+const _: () = assert!(core::mem::offset_of!(PoolTable, entry) == 64);
 
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
+static TABLE: AtomicPtr<PoolTable> = AtomicPtr::new(core::ptr::null_mut());
 
-/// An entry for a new pool; `None` where there is none left, or no memory for them.
+/// An entry for a new pool; `None` if all are in use, or without memory for them.
 #[cold]
-pub(super) fn enter(kind: &str) -> Option<&'static Entry> {
+pub(super) fn enter(kind: &str) -> Option<&'static PoolEntry> {
     let table = table()?;
     let entry = table.entry.iter().enumerate().find(|(_, entry)| entry.claim(kind));
     let Some((at, entry)) = entry else {
@@ -60,16 +61,17 @@ pub(super) fn enter(kind: &str) -> Option<&'static Entry> {
     Some(entry)
 }
 
-fn table() -> Option<&'static Table> {
+fn table() -> Option<&'static PoolTable> {
     let made = TABLE.load(Ordering::Acquire);
     // SAFETY: what is stored there is a table that stays mapped for good.
     unsafe { made.as_ref() }.or_else(make)
 }
 
 /// Makes the table; of two threads that do, one wins, and the other's stays unused.
-fn make() -> Option<&'static Table> {
+fn make() -> Option<&'static PoolTable> {
     let new = map()?;
-    // SAFETY: the mapping is as large as a table, aligned to pages, and zero: a table without pools.
+    // SAFETY: the mapping is as large as a table, aligned to pages, and zero: a table without
+    // pools.
     let table = unsafe { &*new };
     table.entry_size.store(ENTRY_SIZE, Ordering::Relaxed);
     table.entries.store(ENTRIES, Ordering::Relaxed);
@@ -77,21 +79,21 @@ fn make() -> Option<&'static Table> {
     match TABLE.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(table),
         Err(first) => {
-            // SAFETY: nobody else has seen this mapping.
-            unsafe { libc::munmap(new.cast(), size_of::<Table>()) };
+            // SAFETY: no other code has the address of this mapping.
+            unsafe { libc::munmap(new.cast(), size_of::<PoolTable>()) };
             // SAFETY: what is stored there is a table that stays mapped for good.
             unsafe { first.as_ref() }
         }
     }
 }
 
-fn map() -> Option<*mut Table> {
+fn map() -> Option<*mut PoolTable> {
     // SAFETY: the name ends with NUL.
     let file = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
     if file == -1 {
         return None;
     }
-    let size = size_of::<Table>();
+    let size = size_of::<PoolTable>();
     let length = libc::off_t::try_from(size).unwrap_or(0);
     // SAFETY: the call takes numbers.
     let sized = unsafe { libc::ftruncate(file, length) } == 0;

@@ -1,15 +1,15 @@
-//! The simplest pool: each block is one of the source's. What the suite is tried on.
+//! The simplest pool: each block is a block of the source. The suite itself is tested with it.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-use pagewise_alloc::{Allocator, Block, Discipline, Source};
+use pagewise_alloc::{Discipline, DisciplinedAllocator, Source, SourceBlock};
 
 #[derive(Debug)]
 pub(crate) struct Direct<S: Source> {
     source: S,
-    blocks: BTreeMap<NonNull<u8>, Block>,
+    blocks: BTreeMap<NonNull<u8>, SourceBlock>,
 }
 
 impl<S: Source> Direct<S> {
@@ -19,12 +19,12 @@ impl<S: Source> Direct<S> {
 }
 
 // SAFETY: blocks are the source's, which gives each to one taker.
-unsafe impl<S: Source> Allocator for Direct<S> {
+unsafe impl<S: Source> DisciplinedAllocator for Direct<S> {
     const NAME: &'static str = "direct";
     const FREES: Discipline = Discipline::Any;
 
     fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
-        // Blocks are told apart by their address.
+        // Blocks are identified by their address.
         let own = Layout::from_size_align(layout.size().max(1), layout.align()).ok()?;
         let block = self.source.take(own)?;
         self.blocks.insert(block.start, block);

@@ -5,22 +5,22 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
 use pagewise_alloc::ring::Sealed;
-use pagewise_alloc::{Allocator, Discipline, Ring, Source};
+use pagewise_alloc::{Discipline, DisciplinedAllocator, Ring, Source};
 
 #[derive(Debug)]
-pub(crate) struct Frames<S: Source + Send + 'static> {
+pub(crate) struct RingFrames<S: Source + Send + 'static> {
     ring: Ring<S>,
     frames: BTreeMap<NonNull<u8>, Sealed>,
 }
 
-impl<S: Source + Send + 'static> Frames<S> {
-    pub(crate) fn new(ring: Ring<S>) -> Frames<S> {
-        Frames { ring, frames: BTreeMap::new() }
+impl<S: Source + Send + 'static> RingFrames<S> {
+    pub(crate) fn new(ring: Ring<S>) -> RingFrames<S> {
+        RingFrames { ring, frames: BTreeMap::new() }
     }
 }
 
 // SAFETY: blocks of a frame are aligned and apart, and stay until it is released.
-unsafe impl<S: Source + Send + 'static> Allocator for Frames<S> {
+unsafe impl<S: Source + Send + 'static> DisciplinedAllocator for RingFrames<S> {
     const NAME: &'static str = "ring";
     const FREES: Discipline = Discipline::Any;
 

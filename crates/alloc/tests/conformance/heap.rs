@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pagewise_alloc::{Block, Source};
+use pagewise_alloc::{Source, SourceBlock};
 
 const RUBBISH: u8 = 0xa5;
 /// By how much some blocks are larger than what was asked for.
@@ -12,29 +12,29 @@ const MORE: usize = 48;
 
 /// Memory of the test's own allocator. Clones are one heap.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heap(Arc<Mutex<Given>>);
+pub(crate) struct TestHeap(Arc<Mutex<TestHeapBlocks>>);
 
 #[derive(Debug, Default)]
-struct Given {
+struct TestHeapBlocks {
     blocks: Vec<(usize, usize, Layout)>,
     taken: usize,
 }
 
-impl Heap {
-    /// A test that failed elsewhere is told of there.
-    fn given(&self) -> MutexGuard<'_, Given> {
+impl TestHeap {
+    /// A test that failed elsewhere is reported there.
+    fn given(&self) -> MutexGuard<'_, TestHeapBlocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many blocks did not come back.
+    /// Number of blocks that were not freed.
     pub(crate) fn missing(&self) -> usize {
         self.given().blocks.len()
     }
 }
 
 // SAFETY: the memory is the global allocator's, filled as is said, and stays until it comes back.
-unsafe impl Source for Heap {
-    fn take(&self, layout: Layout) -> Option<Block> {
+unsafe impl Source for TestHeap {
+    fn take(&self, layout: Layout) -> Option<SourceBlock> {
         let mut given = self.given();
         given.taken += 1;
         let more = if given.taken.is_multiple_of(3) { MORE } else { 0 };
@@ -46,10 +46,10 @@ unsafe impl Source for Heap {
         // SAFETY: the allocator gave that many bytes.
         unsafe { start.write_bytes(if zeroed { 0 } else { RUBBISH }, size) };
         given.blocks.push((start.addr().get(), size, own));
-        Some(Block { start, size, zeroed })
+        Some(SourceBlock { start, size, zeroed })
     }
 
-    unsafe fn give_back(&self, block: Block) {
+    unsafe fn give_back(&self, block: SourceBlock) {
         let mut given = self.given();
         let at = given
             .blocks

@@ -1,8 +1,8 @@
-//! What every pool must do, whatever its discipline: one suite for all.
+//! Requirements on every pool, for each discipline: one suite for all.
 //!
-//! A program of random steps, legal for the pool, runs on it and on a mirror that knows what must lie where. Adding a pool
-//! is a line in [`for_each_allocator`]: its name, and how to make one that takes its blocks from `memory`; `None` where
-//! there is too little for a first.
+//! A program of random steps, legal for the pool, runs on it and on a mirror that knows what must
+//! lie where. Adding a pool is a line in [`for_each_allocator`]: its name, and how to make one that
+//! takes its blocks from `memory`; `None` where there is too little for a first.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -18,16 +18,16 @@ use std::ffi::CString;
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pagewise_alloc::persistent::{Options, Persistent};
-use pagewise_alloc::source::{FailAfter, Fixed};
-use pagewise_alloc::{Allocator, Fifo, Pages, Ring, Stack, Tlsf};
+use pagewise_alloc::persistent::{Persistent, PersistentOptions};
+use pagewise_alloc::source::{FailAfter, FixedBuffer};
+use pagewise_alloc::{DisciplinedAllocator, Fifo, Pages, Ring, Stack, Tlsf};
 
 use direct::Direct;
-use frames::Frames;
-use heap::Heap;
+use frames::RingFrames;
+use heap::TestHeap;
 
-/// Where a pool under test gets its blocks.
-type Memory = FailAfter<Heap>;
+/// Source of a pool under test.
+type TestMemory = FailAfter<TestHeap>;
 
 macro_rules! for_each_allocator {
     ($($name:ident: |$memory:ident| $new:expr;)*) => {
@@ -35,11 +35,11 @@ macro_rules! for_each_allocator {
             $(mod $name {
                 use crate::*;
 
-                fn new($memory: Memory) -> Option<impl Allocator> {
+                fn new($memory: TestMemory) -> Option<impl DisciplinedAllocator> {
                     $new
                 }
 
-                fn new_in_buffer($memory: Fixed<'static>) -> Option<impl Allocator> {
+                fn new_in_buffer($memory: FixedBuffer<'static>) -> Option<impl DisciplinedAllocator> {
                     $new
                 }
 
@@ -69,8 +69,8 @@ fn persistent() -> Option<Persistent> {
     let path = std::env::temp_dir();
     let path = path.join(format!("pagewise-conformance-{}-{number}.heap", std::process::id()));
     let name = CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: nobody else knows of the file.
-    let heap = unsafe { Persistent::open(&name, &Options::DEFAULT) };
+    // SAFETY: no other code has the file open.
+    let heap = unsafe { Persistent::open(&name, &PersistentOptions::DEFAULT) };
     fs::remove_file(path).unwrap();
     heap.ok()
 }
@@ -84,8 +84,8 @@ for_each_allocator! {
     pages: |memory| Some(Pages::new(memory));
     // Its memory is the file's, and what a full disk does is for its own tests.
     persistent: |_memory| persistent();
-    ring: |memory| Ring::unguarded(memory).map(Frames::new);
-    ring_with_guards: |memory| Ring::guarded(memory).map(Frames::new);
+    ring: |memory| Ring::unguarded(memory).map(RingFrames::new);
+    ring_with_guards: |memory| Ring::guarded(memory).map(RingFrames::new);
     tlsf: |memory| Some(Tlsf::<_>::new(memory));
     tlsf_with_nothing_at_hand: |memory| Some(Tlsf::<_, 0>::new(memory));
 }

@@ -4,22 +4,23 @@ use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-use pagewise_alloc::Allocator;
+use pagewise_alloc::DisciplinedAllocator;
 
-use crate::program::{Step, which};
+use crate::program::{ProgramStep, which};
 
 /// A block that was handed out.
 #[derive(Clone, Copy, Debug)]
-struct Live {
+struct MirroredBlock {
     start: NonNull<u8>,
     layout: Layout,
     seed: u8,
 }
 
-/// As long as a prime, so that nothing lies at the same place of it as what is a power of two further on.
+/// As long as a prime, so that nothing lies at the same place of it as what is a power of two
+/// further on.
 const PERIOD: usize = 251;
 
-/// What is written into blocks, from `seed` on: any `PERIOD` bytes of it.
+/// Pattern written into blocks, from `seed` on: any `PERIOD` bytes of it.
 const PATTERN: [u8; 2 * PERIOD] = {
     let mut pattern = [0; 2 * PERIOD];
     let mut at = 1;
@@ -30,7 +31,7 @@ const PATTERN: [u8; 2 * PERIOD] = {
     pattern
 };
 
-impl Live {
+impl MirroredBlock {
     fn pattern(&self) -> &'static [u8] {
         &PATTERN[usize::from(self.seed)..][..PERIOD]
     }
@@ -62,27 +63,27 @@ impl Live {
 
 /// A pool, and its live blocks, the oldest first.
 #[derive(Debug)]
-pub(crate) struct Mirror<A: Allocator> {
+pub(crate) struct Mirror<A: DisciplinedAllocator> {
     pool: A,
-    live: Vec<Live>,
-    /// Where the live blocks that are not empty begin, and where they end.
+    live: Vec<MirroredBlock>,
+    /// Start and end of the live blocks that are not empty.
     ranges: BTreeMap<usize, usize>,
     seed: u8,
     refused: usize,
 }
 
-impl<A: Allocator> Mirror<A> {
+impl<A: DisciplinedAllocator> Mirror<A> {
     pub(crate) fn new(pool: A) -> Mirror<A> {
         pool.check();
         Mirror { pool, live: Vec::new(), ranges: BTreeMap::new(), seed: 0, refused: 0 }
     }
 
-    /// How often the pool had no memory.
+    /// Number of times the pool was out of memory.
     pub(crate) fn refused(&self) -> usize {
         self.refused
     }
 
-    pub(crate) fn run(&mut self, program: &[Step]) {
+    pub(crate) fn run(&mut self, program: &[ProgramStep]) {
         for step in program {
             self.step(step);
             self.pool.check();
@@ -90,12 +91,12 @@ impl<A: Allocator> Mirror<A> {
         self.live.iter().for_each(|live| live.assert_intact(usize::MAX));
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &ProgramStep) {
         match step {
-            Step::Allocate(layout) => self.allocate(*layout),
+            ProgramStep::Allocate(layout) => self.allocate(*layout),
             _ if self.live.is_empty() => {}
-            Step::Free(index) => self.free(which(A::FREES, index, self.live.len())),
-            Step::Resize(index, size) => {
+            ProgramStep::Free(index) => self.free(which(A::FREES, index, self.live.len())),
+            ProgramStep::Resize(index, size) => {
                 self.resize(which(A::FREES, index, self.live.len()), *size);
             }
         }
@@ -107,7 +108,7 @@ impl<A: Allocator> Mirror<A> {
             return;
         };
         self.seed = (self.seed + 1) % 251;
-        let live = Live { start, layout, seed: self.seed };
+        let live = MirroredBlock { start, layout, seed: self.seed };
         self.enter(&live);
         if A::ZEROED {
             live.assert_zero();
@@ -134,7 +135,7 @@ impl<A: Allocator> Mirror<A> {
             return;
         };
         self.leave(&old);
-        let new = Live { start, layout, seed: old.seed };
+        let new = MirroredBlock { start, layout, seed: old.seed };
         self.enter(&new);
         new.assert_intact(old.layout.size());
         new.write();
@@ -142,7 +143,7 @@ impl<A: Allocator> Mirror<A> {
     }
 
     /// Another block is live: it is aligned and overlaps none.
-    fn enter(&mut self, live: &Live) {
+    fn enter(&mut self, live: &MirroredBlock) {
         let start = live.start.addr().get();
         assert!(start.is_multiple_of(live.layout.align()), "a block is not aligned: {live:?}");
         if live.layout.size() == 0 {
@@ -154,7 +155,7 @@ impl<A: Allocator> Mirror<A> {
         self.ranges.insert(start, end);
     }
 
-    fn leave(&mut self, live: &Live) {
+    fn leave(&mut self, live: &MirroredBlock) {
         if live.layout.size() > 0 {
             self.ranges.remove(&live.start.addr().get());
         }

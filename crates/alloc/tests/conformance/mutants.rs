@@ -3,12 +3,12 @@
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-use pagewise_alloc::{Allocator, Discipline};
+use pagewise_alloc::{Discipline, DisciplinedAllocator};
 
 use crate::direct::Direct;
-use crate::{Memory, suite};
+use crate::{TestMemory, suite};
 
-/// What is wrong with a pool.
+/// Defect of a pool.
 const OVERLAPS: u8 = 0;
 const MISALIGNED: u8 = 1;
 const FORGETS: u8 = 2;
@@ -17,16 +17,17 @@ const REFUSES: u8 = 4;
 
 #[derive(Debug)]
 struct Wrong<const HOW: u8> {
-    pool: Direct<Memory>,
+    pool: Direct<TestMemory>,
     last: Option<(NonNull<u8>, Layout)>,
 }
 
-fn wrong<const HOW: u8>(memory: Memory) -> Option<Wrong<HOW>> {
+fn wrong<const HOW: u8>(memory: TestMemory) -> Option<Wrong<HOW>> {
     Some(Wrong { pool: Direct::new(memory), last: None })
 }
 
-// SAFETY: none: what it promises is what the suite must find broken. Each block lies in memory that is its own pool's.
-unsafe impl<const HOW: u8> Allocator for Wrong<HOW> {
+// SAFETY: none: what it promises is what the suite must find broken. Each block lies in memory that
+// is its own pool's.
+unsafe impl<const HOW: u8> DisciplinedAllocator for Wrong<HOW> {
     const NAME: &'static str = "wrong";
     const FREES: Discipline = Discipline::Any;
     const ZEROED: bool = HOW == NOT_ZERO;
@@ -54,7 +55,7 @@ unsafe impl<const HOW: u8> Allocator for Wrong<HOW> {
 
     unsafe fn free(&mut self, start: NonNull<u8>, layout: Layout) {
         self.last = None;
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.pool.free(start, layout) };
     }
 
@@ -67,11 +68,11 @@ unsafe impl<const HOW: u8> Allocator for Wrong<HOW> {
         self.last = None;
         if HOW == FORGETS {
             let moved = self.pool.allocate(new)?;
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller passes a block of this pool with this layout.
             unsafe { self.pool.free(start, layout) };
             return Some(moved);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.pool.resize(start, layout, new) }
     }
 
@@ -82,7 +83,7 @@ unsafe impl<const HOW: u8> Allocator for Wrong<HOW> {
 
 #[test]
 #[should_panic(expected = "blocks overlap")]
-fn a_pool_that_hands_out_the_same_bytes_twice_is_found() {
+fn a_pool_that_allocates_the_same_bytes_twice_is_found() {
     suite::runs_any_program(wrong::<OVERLAPS>);
 }
 

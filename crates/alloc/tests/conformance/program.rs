@@ -1,4 +1,5 @@
-//! Random programs: steps that mean something for any pool, since they name blocks by their place among the live.
+//! Random programs: steps that mean something for any pool, since they name blocks by their place
+//! among the live.
 
 use std::alloc::Layout;
 
@@ -6,9 +7,9 @@ use pagewise_alloc::Discipline;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// What to do next. Steps about a block do nothing while there is none.
+/// Next step of a program. Steps on a block do nothing if no block is live.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum ProgramStep {
     Allocate(Layout),
     Free(Index),
     Resize(Index, usize),
@@ -17,18 +18,18 @@ pub(crate) enum Step {
 const STEPS: usize = if cfg!(miri) { 24 } else { 160 };
 const LARGE: usize = if cfg!(miri) { 3000 } else { 100_000 };
 
-/// Programs of up to so many steps, in which more is allocated than freed.
-pub(crate) fn programs() -> impl Strategy<Value = Vec<Step>> {
+/// Programs with a maximum number of steps, in which more is allocated than freed.
+pub(crate) fn programs() -> impl Strategy<Value = Vec<ProgramStep>> {
     prop::collection::vec(step(), 1..STEPS)
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ProgramStep> {
     prop_oneof![
         6 => (size(), align()).prop_map(|(size, align)| {
-            Step::Allocate(Layout::from_size_align(size, align).unwrap())
+            ProgramStep::Allocate(Layout::from_size_align(size, align).unwrap())
         }),
-        4 => any::<Index>().prop_map(Step::Free),
-        2 => (any::<Index>(), size()).prop_map(|(which, size)| Step::Resize(which, size)),
+        4 => any::<Index>().prop_map(ProgramStep::Free),
+        2 => (any::<Index>(), size()).prop_map(|(which, size)| ProgramStep::Resize(which, size)),
     ]
 }
 

@@ -2,21 +2,21 @@
 
 use std::mem::MaybeUninit;
 
-use pagewise_alloc::Allocator;
-use pagewise_alloc::source::{FailAfter, Fixed};
+use pagewise_alloc::DisciplinedAllocator;
+use pagewise_alloc::source::{FailAfter, FixedBuffer};
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::Memory;
-use crate::heap::Heap;
+use crate::TestMemory;
+use crate::heap::TestHeap;
 use crate::mirror::Mirror;
-use crate::program::{Step, programs};
+use crate::program::{ProgramStep, programs};
 
 const PROGRAMS: u32 = if cfg!(miri) { 3 } else { 128 };
 /// Fewer, since each runs once for every block that it takes.
 const FAILING_PROGRAMS: u32 = if cfg!(miri) { 1 } else { 16 };
 
 /// Runs a test on random programs, and prints the shortest on which it panics.
-fn on_programs(cases: u32, test: impl Fn(&[Step])) {
+fn on_programs(cases: u32, test: impl Fn(&[ProgramStep])) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let run = TestRunner::new(config).run(&programs(), |program| {
         test(&program);
@@ -25,10 +25,14 @@ fn on_programs(cases: u32, test: impl Fn(&[Step])) {
     run.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Runs a program on a new pool that gets no more than so many blocks, and says whether it ever was without memory. With
-/// every other program it ends while blocks are live, unless it would wait for them.
-fn is_refused<A: Allocator>(pool: fn(Memory) -> Option<A>, program: &[Step], most: usize) -> bool {
-    let heap = Heap::default();
+/// Runs a program on a new pool with a limited number of blocks; returns true if it was ever out of
+/// memory. Every other program ends with live blocks, unless the pool would wait for them.
+fn is_refused<A: DisciplinedAllocator>(
+    pool: fn(TestMemory) -> Option<A>,
+    program: &[ProgramStep],
+    most: usize,
+) -> bool {
+    let heap = TestHeap::default();
     let pool = pool(FailAfter::new(heap.clone(), most));
     let refused = pool.is_none_or(|pool| {
         let mut mirror = Mirror::new(pool);
@@ -42,17 +46,17 @@ fn is_refused<A: Allocator>(pool: fn(Memory) -> Option<A>, program: &[Step], mos
     refused
 }
 
-pub(crate) fn runs_any_program<A: Allocator>(pool: fn(Memory) -> Option<A>) {
+pub(crate) fn runs_any_program<A: DisciplinedAllocator>(pool: fn(TestMemory) -> Option<A>) {
     on_programs(PROGRAMS, |program| {
         let refused = is_refused(pool, program, usize::MAX);
         assert!(!refused, "{} had no memory where there was", A::NAME);
     });
 }
 
-pub(crate) fn survives_running_out<A: Allocator>(pool: fn(Memory) -> Option<A>) {
+pub(crate) fn survives_running_out<A: DisciplinedAllocator>(pool: fn(TestMemory) -> Option<A>) {
     on_programs(FAILING_PROGRAMS, |program| {
-        // A pool may take a block for itself and one ahead of its need (a ring's frame begins in one, which may be too small
-        // for what comes), but not go on asking for ever.
+        // A pool may take a block for itself and one ahead of its need (a ring's frame begins in
+        // one, which may be too small for what comes), but not go on asking for ever.
         let enough = (0..=program.len() + 2).find(|most| !is_refused(pool, program, *most));
         assert!(enough.is_some(), "{} takes more than a block for a step", A::NAME);
     });
@@ -63,13 +67,16 @@ const BUFFER: usize = if cfg!(miri) { 1 << 20 } else { 4 << 20 };
 const AROUND: usize = 1 << 10;
 const UNTOUCHED: u8 = 0x3c;
 
-pub(crate) fn lives_in_a_buffer<A: Allocator>(pool: fn(Fixed<'static>) -> Option<A>) {
+pub(crate) fn lives_in_a_buffer<A: DisciplinedAllocator>(
+    pool: fn(FixedBuffer<'static>) -> Option<A>,
+) {
     on_programs(FAILING_PROGRAMS, |program| {
         let whole = vec![MaybeUninit::new(UNTOUCHED); BUFFER + 2 * AROUND].into_boxed_slice();
         let whole = Box::into_raw(whole);
         // SAFETY: it was a box just now, and is one again only when the pool has ended.
         let memory = unsafe { &mut *whole };
-        let pool = pool(Fixed::new(&mut memory[AROUND..][..BUFFER])).expect("a buffer as large");
+        let pool =
+            pool(FixedBuffer::new(&mut memory[AROUND..][..BUFFER])).expect("a buffer as large");
         let mut mirror = Mirror::new(pool);
         mirror.run(program);
         mirror.free_all();

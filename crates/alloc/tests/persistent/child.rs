@@ -1,20 +1,20 @@
-//! A child of fork that works on a heap until it is killed, and what it tells meanwhile. It takes no memory from `malloc`,
-//! whose locks another thread may have held when it was forked.
+//! A child of fork that works on a heap until it is killed, and reports its progress. It allocates
+//! nothing from `malloc`, whose locks another thread may have held at the fork.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that parent and child see.
-pub(crate) struct Shared(NonNull<AtomicU64>);
+pub(crate) struct SharedNumber(NonNull<AtomicU64>);
 
-impl Shared {
-    pub(crate) fn new() -> Shared {
+impl SharedNumber {
+    pub(crate) fn new() -> SharedNumber {
         let (prot, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let place = unsafe { libc::mmap(std::ptr::null_mut(), 8, prot, flags, -1, 0) };
         assert_ne!(place, libc::MAP_FAILED);
-        Shared(NonNull::new(place.cast()).unwrap())
+        SharedNumber(NonNull::new(place.cast()).unwrap())
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -26,12 +26,13 @@ impl Shared {
     }
 
     fn number(&self) -> &AtomicU64 {
-        // SAFETY: it was mapped with this size, is unmapped only when dropped, and zero is a number.
+        // SAFETY: it was mapped with this size, is unmapped only when dropped, and zero is a
+        // number.
         unsafe { self.0.as_ref() }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedNumber {
     fn drop(&mut self) {
         // SAFETY: it was mapped with this size.
         unsafe { libc::munmap(self.0.as_ptr().cast(), 8) };
@@ -39,11 +40,11 @@ impl Drop for Shared {
 }
 
 /// A child; killed and waited for when dropped.
-pub(crate) struct Child(libc::pid_t);
+pub(crate) struct HeapChild(libc::pid_t);
 
-impl Child {
+impl HeapChild {
     /// Runs `work` in a child, which ends with what it returns, or by a signal after a minute.
-    pub(crate) fn run(work: impl FnOnce() -> i32) -> Child {
+    pub(crate) fn run(work: impl FnOnce() -> i32) -> HeapChild {
         // SAFETY: the child takes no memory and no lock before it ends.
         match unsafe { libc::fork() } {
             -1 => panic!("fork failed"),
@@ -54,7 +55,7 @@ impl Child {
                 // SAFETY: ends the process at once.
                 unsafe { libc::_exit(status) }
             }
-            pid => Child(pid),
+            pid => HeapChild(pid),
         }
     }
 
@@ -72,7 +73,7 @@ impl Child {
         std::mem::forget(self);
     }
 
-    /// How it changed.
+    /// Wait status.
     pub(crate) fn wait(&self) -> i32 {
         let mut status = 0;
         // SAFETY: the status may be written.
@@ -82,7 +83,7 @@ impl Child {
     }
 }
 
-impl Drop for Child {
+impl Drop for HeapChild {
     fn drop(&mut self) {
         // SAFETY: the child was not waited for to its end, or it would have been forgotten.
         unsafe { libc::kill(self.0, libc::SIGKILL) };

@@ -1,23 +1,24 @@
-//! A process that is stopped behind every instruction of its transactions: from what the file holds there, the heap opens
-//! with what was committed and nothing else. Here the compiler could show that it moves stores.
+//! A process that is stopped behind every instruction of its transactions: from what the file holds
+//! there, the heap opens with what was committed and nothing else. Here the compiler could show
+//! that it moves stores.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 
-use pagewise_alloc::persistent::Error;
+use pagewise_alloc::persistent::PersistentError;
 
-use crate::child::{Child, Shared};
-use crate::ledger::{Expected, Ledger};
-use crate::{Place, SMALL};
+use crate::child::{HeapChild, SharedNumber};
+use crate::ledger::{Expected, HeapLedger};
+use crate::{HeapPath, SMALL};
 
-/// How many steps are watched.
+/// Number of observed steps.
 const STEPS: u64 = 2;
 /// The words of a block: few, since each is some instructions.
-const MOST: usize = 3;
+const MAX_WORDS: usize = 3;
 
-fn work(place: &Place, committed: &Shared) -> Result<(), Error> {
-    let mut ledger = Ledger::new(place.open(&SMALL)?, MOST)?;
-    // SAFETY: the parent traces us, says this, and is told of every stop.
+fn work(place: &HeapPath, committed: &SharedNumber) -> Result<(), PersistentError> {
+    let mut ledger = HeapLedger::new(place.open(&SMALL)?, MAX_WORDS)?;
+    // SAFETY: the call uses numbers only; the parent waits for each stop.
     unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
     stop();
     for _ in 0..STEPS {
@@ -34,20 +35,20 @@ fn stop() {
 }
 
 /// A file, to be read while the child is stopped.
-struct Mapped {
+struct SteppedFile {
     start: *const u8,
     len: usize,
 }
 
-impl Mapped {
-    fn new(place: &Place) -> Mapped {
+impl SteppedFile {
+    fn new(place: &HeapPath) -> SteppedFile {
         let file = File::open(&place.path).unwrap();
         let len = usize::try_from(file.metadata().unwrap().len()).unwrap();
         let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
         // SAFETY: a new mapping where the kernel likes touches no memory that there is.
         let start = unsafe { libc::mmap(null, len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        Mapped { start: start.cast(), len }
+        SteppedFile { start: start.cast(), len }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -56,7 +57,7 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for SteppedFile {
     fn drop(&mut self) {
         // SAFETY: it was mapped with this length, and references into it do not live on.
         unsafe { libc::munmap(self.start.cast_mut().cast(), self.len) };
@@ -64,7 +65,7 @@ impl Drop for Mapped {
 }
 
 /// Runs one instruction of a child that is stopped. Returns whether there are more.
-fn step(child: &Child) -> bool {
+fn step(child: &HeapChild) -> bool {
     // SAFETY: the child is ours, traced and stopped; the call touches no memory of ours.
     let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child.pid(), 0, 0) };
     assert_eq!(stepped, 0);
@@ -75,14 +76,14 @@ fn step(child: &Child) -> bool {
 
 #[test]
 fn behind_every_instruction_the_file_is_a_heap_with_what_was_committed_and_nothing_else() {
-    let (place, copy, committed) = (Place::new(), Place::new(), Shared::new());
-    let mut ledger = Ledger::new(place.open(&SMALL).unwrap(), MOST).unwrap();
+    let (place, copy, committed) = (HeapPath::new(), HeapPath::new(), SharedNumber::new());
+    let mut ledger = HeapLedger::new(place.open(&SMALL).unwrap(), MAX_WORDS).unwrap();
     (0..STEPS).for_each(|_| ledger.step().unwrap());
     committed.set(ledger.done());
     drop(ledger);
-    let child = Child::run(|| work(&place, &committed).map_or(1, |()| 0));
+    let child = HeapChild::run(|| work(&place, &committed).map_or(1, |()| 0));
     assert!(libc::WIFSTOPPED(child.wait()));
-    let (file, mut seen) = (Mapped::new(&place), Vec::new());
+    let (file, mut seen) = (SteppedFile::new(&place), Vec::new());
     let (mut images, mut instructions) = (0, 0);
     while step(&child) {
         instructions += 1;
@@ -92,7 +93,7 @@ fn behind_every_instruction_the_file_is_a_heap_with_what_was_committed_and_nothi
         seen = file.bytes().to_vec();
         fs::write(&copy.path, &seen).unwrap();
         images += 1;
-        let ledger = Ledger::new(copy.open(&SMALL).unwrap(), MOST).unwrap();
+        let ledger = HeapLedger::new(copy.open(&SMALL).unwrap(), MAX_WORDS).unwrap();
         let (done, said) = (ledger.done(), committed.get());
         assert!(done == said || done == said + 1, "{said} were committed, {done} are there");
         let mut expected = Expected::NEW;

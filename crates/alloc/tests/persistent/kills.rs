@@ -1,20 +1,21 @@
-//! A process that is killed at any moment, again and again: nothing that it said was committed is lost, and nothing else
-//! is there.
+//! A process that is killed at any moment, again and again: nothing that it said was committed is
+//! lost, and nothing else is there.
 
 use std::time::{Duration, Instant};
 
-use pagewise_alloc::persistent::{Durability, Options};
+use pagewise_alloc::persistent::{Durability, PersistentOptions};
 
-use crate::child::{Child, Shared};
-use crate::ledger::{Expected, Ledger};
-use crate::{Place, SMALL};
+use crate::child::{HeapChild, SharedNumber};
+use crate::ledger::{Expected, HeapLedger};
+use crate::{HeapPath, SMALL};
 
 /// The words of a block: some are runs of chunks.
-const MOST: usize = 6000;
+const MAX_WORDS: usize = 6000;
 
 /// Works until killed: as many steps as it said were done, or one more.
-fn work(place: &Place, options: &Options, committed: &Shared) -> i32 {
-    let Ok(mut ledger) = place.open(options).and_then(|heap| Ledger::new(heap, MOST)) else {
+fn work(place: &HeapPath, options: &PersistentOptions, committed: &SharedNumber) -> i32 {
+    let Ok(mut ledger) = place.open(options).and_then(|heap| HeapLedger::new(heap, MAX_WORDS))
+    else {
         return 1;
     };
     loop {
@@ -25,7 +26,7 @@ fn work(place: &Place, options: &Options, committed: &Shared) -> i32 {
     }
 }
 
-/// Waits without sleeping: a sleep is no shorter than a dozen steps.
+/// Waits without sleeping: a sleep would be as long as a dozen steps.
 fn spin(most: Duration, is_over: impl Fn() -> bool) {
     let begin = Instant::now();
     while begin.elapsed() < most && !is_over() {
@@ -33,9 +34,9 @@ fn spin(most: Duration, is_over: impl Fn() -> bool) {
     }
 }
 
-fn kill(times: u64, options: Options) {
-    let (place, committed) = (Place::new(), Shared::new());
-    let wait = Options { wait: true, ..options };
+fn kill(times: u64, options: PersistentOptions) {
+    let (place, committed) = (HeapPath::new(), SharedNumber::new());
+    let wait = PersistentOptions { wait: true, ..options };
     let mut expected = Expected::NEW;
     let mut dice = 0x9e37_79b9_u64;
     for _ in 0..times {
@@ -43,7 +44,7 @@ fn kill(times: u64, options: Options) {
         dice ^= dice >> 7;
         dice ^= dice << 17;
         let said = committed.get();
-        let child = Child::run(|| work(&place, &options, &committed));
+        let child = HeapChild::run(|| work(&place, &options, &committed));
         // Some while they open, most while they work, however long it is until they do.
         if !dice.is_multiple_of(4) {
             spin(Duration::from_secs(50), || committed.get() > said);
@@ -52,14 +53,14 @@ fn kill(times: u64, options: Options) {
         child.kill();
         // Now and then the next child is killed while it recovers what this one left.
         if dice >> 60 < 12 {
-            let ledger = Ledger::new(place.open(&wait).unwrap(), MOST).unwrap();
+            let ledger = HeapLedger::new(place.open(&wait).unwrap(), MAX_WORDS).unwrap();
             let (done, said) = (ledger.done(), committed.get());
             assert!(done == said || done == said + 1, "{said} were committed, {done} are there");
             expected.advance(done);
             ledger.check(&expected);
         }
     }
-    let ledger = Ledger::new(place.open(&wait).unwrap(), MOST).unwrap();
+    let ledger = HeapLedger::new(place.open(&wait).unwrap(), MAX_WORDS).unwrap();
     assert!(ledger.done() > times / 2, "{} steps were done", ledger.done());
 }
 
@@ -70,7 +71,7 @@ fn a_process_that_is_killed_fifty_times_loses_nothing_that_it_committed() {
 
 #[test]
 fn a_process_that_is_killed_between_flushes_loses_nothing_that_it_committed() {
-    kill(20, Options { durability: Durability::Power, ..SMALL });
+    kill(20, PersistentOptions { durability: Durability::Power, ..SMALL });
 }
 
 #[test]

@@ -1,25 +1,26 @@
-//! A heap whose every byte follows from how many transactions were committed: what is in it can be checked after a kill.
-//! Takes no memory but the heap's, since it also runs in children of fork.
+//! A heap whose every byte follows from how many transactions were committed: what is in it can be
+//! checked after a kill. Takes no memory but the heap's, since it also runs in children of fork.
 
-use pagewise_alloc::persistent::{Error, Persistent, Rel, Tx};
+use pagewise_alloc::persistent::{Persistent, PersistentError, Rel, Tx};
 
-/// How many blocks there may be beside the ledger.
+/// Maximum number of blocks beside the ledger.
 const SLOTS: usize = 48;
 /// The most that one transaction replaces.
-const MOST: u64 = 9;
+const MAX_REPLACED: u64 = 9;
 
-/// What lies in the heap under the name `ledger`.
-type Pages = [u64; 1 + SLOTS];
-/// How a block begins: by which step and slot it was made, how many words follow, and their sum.
-type Header = [u64; 3];
+/// Content of the heap under the name `ledger`.
+type LedgerPages = [u64; 1 + SLOTS];
+/// Header of a block: the step and slot that created it, the number of words that follow, and their
+/// sum.
+type LedgerHeader = [u64; 3];
 
 fn random(seed: u64, salt: u64) -> u64 {
     let mixed = (seed ^ salt.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ mixed >> 32
 }
 
-/// What a step does to a slot: how many words the new block has, `most` at most and 0 for none.
-fn words(step: u64, slot: usize, most: usize) -> usize {
+/// Effect of a step on a slot: number of words of the new block, at most `most`, and 0 for none.
+fn block_words(step: u64, slot: usize, most: usize) -> usize {
     let dice = random(step, slot as u64);
     let most = match dice % 16 {
         0 => return 0,
@@ -33,7 +34,7 @@ fn words(step: u64, slot: usize, most: usize) -> usize {
 /// Which slots a step replaces: now and then more than are remembered beside the log.
 fn slots(step: u64) -> impl Iterator<Item = usize> {
     let dice = random(step, 1 << 40);
-    let count = if dice.is_multiple_of(8) { MOST } else { 1 + dice % 3 };
+    let count = if dice.is_multiple_of(8) { MAX_REPLACED } else { 1 + dice % 3 };
     let first = usize::try_from(dice >> 32).unwrap_or(0);
     (0..usize::try_from(count).unwrap_or(1)).map(move |at| (first + at * 5) % SLOTS)
 }
@@ -43,15 +44,15 @@ fn sum(words: &[u64]) -> u64 {
 }
 
 /// A heap and its ledger.
-pub(crate) struct Ledger {
+pub(crate) struct HeapLedger {
     pub(crate) heap: Persistent,
-    pages: Rel<Pages>,
+    pages: Rel<LedgerPages>,
     most: usize,
 }
 
-impl Ledger {
+impl HeapLedger {
     /// Takes the ledger of a heap up, or begins it. Its blocks have `most` words at most.
-    pub(crate) fn new(mut heap: Persistent, most: usize) -> Result<Ledger, Error> {
+    pub(crate) fn new(mut heap: Persistent, most: usize) -> Result<HeapLedger, PersistentError> {
         let found = heap.root("ledger")?;
         let pages = match found {
             Some(pages) => pages,
@@ -63,16 +64,16 @@ impl Ledger {
                 pages
             }
         };
-        Ok(Ledger { heap, pages, most })
+        Ok(HeapLedger { heap, pages, most })
     }
 
-    /// How many steps were committed.
+    /// Number of committed steps.
     pub(crate) fn done(&self) -> u64 {
         self.heap.get(self.pages).map_or(0, |pages| pages[0])
     }
 
     /// Does the next step. Every fifth is begun and given up before.
-    pub(crate) fn step(&mut self) -> Result<(), Error> {
+    pub(crate) fn step(&mut self) -> Result<(), PersistentError> {
         let (pages, step, most) = (self.pages, self.done() + 1, self.most);
         if step.is_multiple_of(5) {
             write(self.heap.begin(), pages, step, most)?.abort()?;
@@ -80,14 +81,14 @@ impl Ledger {
         write(self.heap.begin(), pages, step, most)?.commit()
     }
 
-    /// Whether the heap holds what its steps have made, and nothing else.
+    /// Panics unless the heap has exactly the content that its steps created.
     pub(crate) fn check(&self, expected: &Expected) {
         let usage = self.heap.check().unwrap();
         let pages = self.heap.get(self.pages).unwrap();
         assert_eq!(pages[0], expected.done);
         let mut blocks = 1;
         for (slot, (page, step)) in pages[1..].iter().zip(expected.made).enumerate() {
-            let count = if step == 0 { 0 } else { words(step, slot, self.most) };
+            let count = if step == 0 { 0 } else { block_words(step, slot, self.most) };
             assert_eq!(*page == 0, count == 0, "slot {slot}");
             if count > 0 {
                 self.check_block(Rel::from_offset(*page), step, count);
@@ -98,7 +99,7 @@ impl Ledger {
     }
 
     fn check_block(&self, block: Rel<u64>, step: u64, count: usize) {
-        let size = (count + size_of::<Header>() / 8) * 8;
+        let size = (count + size_of::<LedgerHeader>() / 8) * 8;
         assert!(self.heap.block_size(block).unwrap() >= size);
         let block = self.heap.slice(block, size / 8).unwrap();
         let (header, content) = block.split_at(3);
@@ -107,15 +108,20 @@ impl Ledger {
     }
 }
 
-/// What a step does, up to its commit.
-fn write(mut tx: Tx<'_>, pages: Rel<Pages>, step: u64, most: usize) -> Result<Tx<'_>, Error> {
+/// The part of a step before its commit.
+fn write(
+    mut tx: Tx<'_>,
+    pages: Rel<LedgerPages>,
+    step: u64,
+    most: usize,
+) -> Result<Tx<'_>, PersistentError> {
     for slot in slots(step) {
         let page = Rel::from_offset(pages.offset() + 8 * (1 + slot as u64));
         let old = *tx.get::<Rel<u64>>(page)?;
         if !old.is_null() {
             tx.free(old)?;
         }
-        *tx.change(page)? = make(&mut tx, step, words(step, slot, most))?;
+        *tx.change(page)? = make(&mut tx, step, block_words(step, slot, most))?;
     }
     *tx.change(pages.cast::<u64>())? = step;
     let name = if step.is_multiple_of(2) { "even" } else { "odd" };
@@ -123,12 +129,12 @@ fn write(mut tx: Tx<'_>, pages: Rel<Pages>, step: u64, most: usize) -> Result<Tx
     Ok(tx)
 }
 
-fn make(tx: &mut Tx<'_>, step: u64, count: usize) -> Result<Rel<u64>, Error> {
+fn make(tx: &mut Tx<'_>, step: u64, count: usize) -> Result<Rel<u64>, PersistentError> {
     if count == 0 {
         return Ok(Rel::NULL);
     }
-    let size = count + size_of::<Header>() / 8;
-    let layout = std::alloc::Layout::array::<u64>(size).map_err(|_| Error::Full)?;
+    let size = count + size_of::<LedgerHeader>() / 8;
+    let layout = std::alloc::Layout::array::<u64>(size).map_err(|_| PersistentError::Full)?;
     let block = tx.alloc(layout)?.cast();
     let (header, content) = tx.fill(block, size)?.split_at_mut(3);
     content.iter_mut().zip(0..).for_each(|(word, at)| *word = random(step, at));
@@ -136,7 +142,7 @@ fn make(tx: &mut Tx<'_>, step: u64, count: usize) -> Result<Rel<u64>, Error> {
     Ok(block)
 }
 
-/// What a heap must hold, worked out without one.
+/// Expected content of a heap, computed without one.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     done: u64,
@@ -147,7 +153,7 @@ pub(crate) struct Expected {
 impl Expected {
     pub(crate) const NEW: Expected = Expected { done: 0, made: [0; SLOTS] };
 
-    /// After so many steps.
+    /// Advances to a number of steps.
     pub(crate) fn advance(&mut self, done: u64) {
         while self.done < done {
             self.done += 1;

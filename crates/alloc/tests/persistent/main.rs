@@ -1,4 +1,5 @@
-//! The persistent heap as its users meet it: what it says, what it keeps, and what a killed process leaves.
+//! The persistent heap as its users meet it: what it says, what it keeps, and what a killed process
+//! leaves.
 
 #![cfg(feature = "os")]
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
@@ -14,11 +15,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pagewise_alloc::persistent::{Error, Options, Persistent};
+use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions};
 
 /// A heap that is small, so that it is read in no time.
-const SMALL: Options = {
-    let mut options = Options::DEFAULT;
+const SMALL: PersistentOptions = {
+    let mut options = PersistentOptions::DEFAULT;
     options.capacity = Some(1 << 22);
     options.log = 1;
     options
@@ -26,14 +27,14 @@ const SMALL: Options = {
 
 /// A file for a heap, gone with the value.
 #[derive(Debug)]
-struct Place {
+struct HeapPath {
     path: PathBuf,
     name: CString,
 }
 
-impl Place {
-    /// In memory where there is a file system for it: what a disk takes is no part of any test.
-    fn new() -> Place {
+impl HeapPath {
+    /// In memory if a file system for it exists: disk times are not part of any test.
+    fn new() -> HeapPath {
         static PLACES: AtomicUsize = AtomicUsize::new(0);
         let number = PLACES.fetch_add(1, Ordering::Relaxed);
         let shared = Path::new("/dev/shm");
@@ -41,7 +42,7 @@ impl Place {
         let path = folder.join(format!("pagewise-test-{}-{number}.heap", std::process::id()));
         let _ = fs::remove_file(&path);
         let name = CString::new(path.to_str().unwrap()).unwrap();
-        Place { path, name }
+        HeapPath { path, name }
     }
 
     /// The folder, and the name in it.
@@ -54,18 +55,18 @@ impl Place {
         CStr::from_bytes_with_nul(&self.name.as_bytes_with_nul()[slash + 1..]).unwrap()
     }
 
-    fn open(&self, options: &Options) -> Result<Persistent, Error> {
+    fn open(&self, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
         open(&self.name, options)
     }
 }
 
-impl Drop for Place {
+impl Drop for HeapPath {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-fn open(name: &CStr, options: &Options) -> Result<Persistent, Error> {
+fn open(name: &CStr, options: &PersistentOptions) -> Result<Persistent, PersistentError> {
     // SAFETY: the files of these tests are changed by this library alone, while they are open.
     unsafe { Persistent::open(name, options) }
 }

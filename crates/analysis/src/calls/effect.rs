@@ -1,14 +1,16 @@
-//! What a call does to an address space, from its arguments and its result.
+//! Effect of a call on an address space, computed from its arguments and its result.
 
-use pagewise_model::calls::{About, Call, Image, Kind, MAP_ANONYMOUS, Recording};
+use pagewise_model::calls::{
+    CallDetail, CallRecording, MAP_ANONYMOUS, MemoryCall, MemoryCallKind, ProgramImage,
+};
 use pagewise_model::{AddrRange, Bytes, Name};
 
-use super::space::Space;
+use super::space::AddressSpace;
 use super::words::{MAP_FIXED, MAP_HUGETLB, MREMAP_DONTUNMAP, SHM_REMAP, huge_size};
 
-/// What a call did.
+/// Effect of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Effect {
+pub(super) struct CallEffect {
     /// The memory that it names; `None` where it names none or failed.
     pub(super) bytes: Option<u64>,
     /// By how much VIRT changed; `None` where that is not known.
@@ -24,7 +26,7 @@ pub(super) struct Rounding {
 }
 
 impl Rounding {
-    pub(super) fn of(recording: &Recording) -> Rounding {
+    pub(super) fn from_recording(recording: &CallRecording) -> Rounding {
         let page = recording.page_size.bytes();
         let huge = recording.huge_page.as_ref().map_or(page, |huge| huge.0);
         Rounding { page, huge }
@@ -51,8 +53,8 @@ impl Rounding {
 }
 
 /// The space that a program has at first.
-pub(super) fn space_of(image: &Image) -> Space {
-    let mut space = Space::default();
+pub(super) fn space_of(image: &ProgramImage) -> AddressSpace {
+    let mut space = AddressSpace::default();
     space.brk = image.brk.clone().ok();
     for mapped in image.mapped.as_deref().unwrap_or_default() {
         space.replace(mapped.range, &mapped.name);
@@ -61,47 +63,52 @@ pub(super) fn space_of(image: &Image) -> Space {
 }
 
 /// Does to a space what a call did that began at a time.
-pub(super) fn apply(call: &Call, time_ns: u64, space: &mut Space, rounding: Rounding) -> Effect {
+pub(super) fn apply(
+    call: &MemoryCall,
+    time_ns: u64,
+    space: &mut AddressSpace,
+    rounding: Rounding,
+) -> CallEffect {
     let Ok(result) = call.result else {
-        return Effect { bytes: None, change: Some(0) };
+        return CallEffect { bytes: None, change: Some(0) };
     };
     let before = space.size();
-    let moved = Moved { call, result, began_ns: time_ns, space, rounding };
+    let moved = SpaceChange { call, result, began_ns: time_ns, space, rounding };
     let (bytes, is_known) = moved.apply();
     let change = i128::from(space.size()) - i128::from(before);
     let change = i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX });
-    Effect { bytes, change: is_known.then_some(change) }
+    CallEffect { bytes, change: is_known.then_some(change) }
 }
 
 /// A call that succeeded, and the space that it changes.
-struct Moved<'a> {
-    call: &'a Call,
+struct SpaceChange<'a> {
+    call: &'a MemoryCall,
     result: u64,
     began_ns: u64,
-    space: &'a mut Space,
+    space: &'a mut AddressSpace,
     rounding: Rounding,
 }
 
-impl Moved<'_> {
+impl SpaceChange<'_> {
     /// Returns the bytes that the call names, and whether its effect is known.
     fn apply(mut self) -> (Option<u64>, bool) {
         let [first, second, third, ..] = self.call.arguments;
         let bytes = match self.call.kind {
-            Kind::Brk => return self.brk(first),
-            Kind::Mmap => self.mmap(second),
-            Kind::Munmap => {
+            MemoryCallKind::Brk => return self.brk(first),
+            MemoryCallKind::Mmap => self.mmap(second),
+            MemoryCallKind::Munmap => {
                 self.space.remove(self.rounding.range(first, second), self.began_ns);
                 Some(second)
             }
-            Kind::Mremap => self.mremap(first, second, third),
-            Kind::Shmat => self.shmat(third),
-            Kind::Shmdt => self.shmdt(),
-            Kind::MapShadowStack => {
+            MemoryCallKind::Mremap => self.mremap(first, second, third),
+            MemoryCallKind::Shmat => self.shmat(third),
+            MemoryCallKind::Shmdt => self.shmdt(),
+            MemoryCallKind::MapShadowStack => {
                 let range = self.rounding.range(self.result, second);
                 self.place(range, &Name::default());
                 Some(second)
             }
-            Kind::ProcessMadvise => Some(self.result),
+            MemoryCallKind::ProcessMadvise => Some(self.result),
             kind => names_a_size(kind).then_some(second),
         };
         (bytes, true)
@@ -111,7 +118,8 @@ impl Moved<'_> {
         self.space.place(range, name, self.call.done_ns);
     }
 
-    /// The break where it is now is what the call returns; it does not fail, but may leave the break as it was.
+    /// The break where it is now is what the call returns; it does not fail, but may leave the
+    /// break as it was.
     fn brk(&mut self, wanted: u64) -> (Option<u64>, bool) {
         let Some(before) = self.space.brk.replace(self.result) else {
             return (None, wanted == 0);
@@ -129,8 +137,8 @@ impl Moved<'_> {
         let flags = self.call.arguments[3];
         let range = self.rounding.mapped(self.result, length, flags);
         let name = match &self.call.about {
-            About::File(name) => name.clone(),
-            About::Nothing | About::Text(_) | About::Pieces(_) => Name::default(),
+            CallDetail::File(name) => name.clone(),
+            CallDetail::Nothing | CallDetail::Text(_) | CallDetail::Pieces(_) => Name::default(),
         };
         self.put(range, &name, flags & MAP_FIXED != 0);
         Some(length)
@@ -141,7 +149,7 @@ impl Moved<'_> {
         if is_fixed { self.space.replace(range, name) } else { self.place(range, name) }
     }
 
-    /// What was mapped is moved with its holes; what grows, grows at its end.
+    /// The mappings move with their holes; a mapping grows at its end.
     fn mremap(&mut self, old: u64, old_size: u64, new_size: u64) -> Option<u64> {
         let flags = self.call.arguments[3];
         let is_fixed = flags & super::words::MREMAP_FIXED != 0;
@@ -169,8 +177,8 @@ impl Moved<'_> {
 
     fn pieces(&self) -> &[AddrRange] {
         match &self.call.about {
-            About::Pieces(pieces) => pieces,
-            About::Nothing | About::File(_) | About::Text(_) => &[],
+            CallDetail::Pieces(pieces) => pieces,
+            CallDetail::Nothing | CallDetail::File(_) | CallDetail::Text(_) => &[],
         }
     }
 
@@ -195,21 +203,21 @@ fn size_of_all(pieces: &[AddrRange]) -> u64 {
     pieces.iter().map(|piece| piece.len()).sum::<Bytes>().0
 }
 
-/// Whether the second argument of a call is a size in bytes.
-fn names_a_size(kind: Kind) -> bool {
+/// True if the second argument of a call is a size in bytes.
+fn names_a_size(kind: MemoryCallKind) -> bool {
     matches!(
         kind,
-        Kind::Mprotect
-            | Kind::PkeyMprotect
-            | Kind::Madvise
-            | Kind::Msync
-            | Kind::Mlock
-            | Kind::Mlock2
-            | Kind::Munlock
-            | Kind::Mincore
-            | Kind::Mseal
-            | Kind::RemapFilePages
-            | Kind::Shmget
-            | Kind::Mbind
+        MemoryCallKind::Mprotect
+            | MemoryCallKind::PkeyMprotect
+            | MemoryCallKind::Madvise
+            | MemoryCallKind::Msync
+            | MemoryCallKind::Mlock
+            | MemoryCallKind::Mlock2
+            | MemoryCallKind::Munlock
+            | MemoryCallKind::Mincore
+            | MemoryCallKind::Mseal
+            | MemoryCallKind::RemapFilePages
+            | MemoryCallKind::Shmget
+            | MemoryCallKind::Mbind
     )
 }

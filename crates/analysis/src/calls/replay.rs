@@ -1,36 +1,40 @@
-//! A recording played again: each call with its effect, who made it, and in which phase of its program.
+//! A recording played again: each call with its effect, who made it, and in which phase of its
+//! program.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use pagewise_model::calls::{Call, Ending, Event, Image, Recording, What};
+use pagewise_model::calls::{
+    CallEnding, CallEvent, CallEventKind, CallRecording, MemoryCall, ProgramImage,
+};
 use pagewise_model::{Bytes, Name, Pid};
 
-use super::effect::{self, Effect, Rounding};
-use super::space::Space;
+use super::effect::{self, CallEffect, Rounding};
+use super::space::AddressSpace;
 
 /// A line of the time line.
 #[derive(Clone, Debug)]
-pub(super) struct Row<'r> {
-    pub(super) event: &'r Event,
-    pub(super) act: Act<'r>,
-    pub(super) phase: Phase,
-    /// The file that the code is in which made the call; empty for code in no file, and for the kernel.
+pub(super) struct TimelineRow<'r> {
+    pub(super) event: &'r CallEvent,
+    pub(super) act: TimelineAct<'r>,
+    pub(super) phase: LifePhase,
+    /// The file that the code is in which made the call; empty for code in no file, and for the
+    /// kernel.
     pub(super) by: Name,
-    pub(super) effect: Effect,
+    pub(super) effect: CallEffect,
 }
 
-/// What was done.
+/// Event of the time line.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Act<'r> {
-    Call(&'r Call),
-    Executed(&'r Image),
+pub(super) enum TimelineAct<'r> {
+    Call(&'r MemoryCall),
+    Executed(&'r ProgramImage),
 }
 
-/// Where in the life of a program.
+/// Phase in the life of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Phase {
+pub(super) enum LifePhase {
     /// The kernel maps the program.
     Exec,
     /// From there to the program's entry point: the dynamic linker, and what it calls.
@@ -39,43 +43,45 @@ pub(super) enum Phase {
     Program,
 }
 
-impl Phase {
+impl LifePhase {
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Phase::Exec => "exec",
-            Phase::StartUp => "start-up",
-            Phase::Program => "program",
+            LifePhase::Exec => "exec",
+            LifePhase::StartUp => "start-up",
+            LifePhase::Program => "program",
         }
     }
 }
 
 /// A process of a recording.
 #[derive(Clone, Debug)]
-pub(super) struct Process {
+pub(super) struct ReplayedProcess {
     pub(super) pid: Pid,
     pub(super) parent: Option<Pid>,
     /// The file of the program that it runs, or ran last.
     pub(super) program: Name,
-    /// Whether the calls of all its programs are recorded.
+    /// True if the calls of all its programs are recorded.
     pub(super) is_native: bool,
     pub(super) calls: u64,
     /// VIRT when it came to be; 0 of a command, which begins with its program.
     pub(super) virt_start: u64,
-    /// By how much programs and calls changed that: its own, and of others that use the same memory.
+    /// By how much programs and calls changed that: its own, and of others that use the same
+    /// memory.
     pub(super) virt_change: i64,
-    /// By how much something else did; `None` where the kernel did not tell VIRT at the end.
+    /// Amount by which other events changed it; `None` if the kernel did not provide VIRT at the
+    /// end.
     pub(super) virt_otherwise: Option<i64>,
     pub(super) virt_end: Option<Bytes>,
     /// `None` where it runs on.
-    pub(super) ending: Option<Ending>,
+    pub(super) ending: Option<CallEnding>,
 }
 
-/// What is known of a process while it lives.
+/// State of a live process.
 #[derive(Clone, Debug)]
-struct Live {
+struct LiveProcess {
     /// Its place among all processes.
     at: usize,
-    space: Rc<RefCell<Space>>,
+    space: Rc<RefCell<AddressSpace>>,
     has_begun: bool,
     begin_is_told: bool,
     interpreter: Option<Name>,
@@ -83,13 +89,13 @@ struct Live {
 
 /// All calls, and all processes.
 pub(super) struct Played<'r> {
-    pub(super) rows: Vec<Row<'r>>,
-    pub(super) processes: Vec<Process>,
+    pub(super) rows: Vec<TimelineRow<'r>>,
+    pub(super) processes: Vec<ReplayedProcess>,
 }
 
 /// Plays a recording.
-pub(super) fn play(recording: &Recording) -> Played<'_> {
-    let rounding = Rounding::of(recording);
+pub(super) fn play(recording: &CallRecording) -> Played<'_> {
+    let rounding = Rounding::from_recording(recording);
     let played = Played { rows: Vec::new(), processes: Vec::new() };
     let is_whole = recording.lost == 0;
     let mut player = Player { is_whole, rounding, live: HashMap::new(), played };
@@ -100,26 +106,26 @@ pub(super) fn play(recording: &Recording) -> Played<'_> {
 }
 
 struct Player<'r> {
-    /// Whether no call is missing.
+    /// True if no call is missing.
     is_whole: bool,
     rounding: Rounding,
-    live: HashMap<Pid, Live>,
+    live: HashMap<Pid, LiveProcess>,
     played: Played<'r>,
 }
 
 impl<'r> Player<'r> {
-    fn event(&mut self, event: &'r Event) {
+    fn event(&mut self, event: &'r CallEvent) {
         match &event.what {
-            What::Born { by, shares_memory } => self.born(event.pid, *by, *shares_memory),
-            What::Image(image) => self.image(event, image),
-            What::Begun => {
+            CallEventKind::Born { by, shares_memory } => self.born(event.pid, *by, *shares_memory),
+            CallEventKind::Image(image) => self.image(event, image),
+            CallEventKind::Begun => {
                 if let Some(live) = self.live.get_mut(&event.pid) {
                     live.has_begun = true;
                 }
             }
-            What::Call(call) => self.call(event, call),
-            What::Ended { ending, virt } => self.end(event.pid, Some(*ending), *virt),
-            What::Left { virt } => self.end(event.pid, None, *virt),
+            CallEventKind::Call(call) => self.call(event, call),
+            CallEventKind::Ended { ending, virt } => self.end(event.pid, Some(*ending), *virt),
+            CallEventKind::Left { virt } => self.end(event.pid, None, *virt),
         }
     }
 
@@ -131,18 +137,18 @@ impl<'r> Player<'r> {
             Rc::new(RefCell::new(parent.space.borrow().fork()))
         };
         let maker = &self.played.processes[parent.at];
-        let process = Process {
+        let process = ReplayedProcess {
             pid,
             parent: Some(by),
             virt_start: space.borrow().size(),
-            ..Process::new(pid, maker.program.clone())
+            ..ReplayedProcess::new(pid, maker.program.clone())
         };
-        self.live.insert(pid, Live { at: self.played.processes.len(), space, ..parent });
+        self.live.insert(pid, LiveProcess { at: self.played.processes.len(), space, ..parent });
         self.played.processes.push(process);
     }
 
-    /// A program is there. What is mapped then took the place of what was before, if that was ours to see.
-    fn image(&mut self, event: &'r Event, image: &'r Image) {
+    /// A program starts. Its initial mappings replaced those before, if the start was recorded.
+    fn image(&mut self, event: &'r CallEvent, image: &'r ProgramImage) {
         let program = image.exe.clone().unwrap_or_default();
         let space = effect::space_of(image);
         let now = space.size();
@@ -154,10 +160,10 @@ impl<'r> Player<'r> {
         };
         let at = known.map_or(self.played.processes.len(), |live| live.at);
         if known.is_none() {
-            let process = Process::new(event.pid, program.clone());
-            self.played.processes.push(Process { virt_start: before, ..process });
+            let process = ReplayedProcess::new(event.pid, program.clone());
+            self.played.processes.push(ReplayedProcess { virt_start: before, ..process });
         }
-        let live = Live {
+        let live = LiveProcess {
             at,
             space: Rc::new(RefCell::new(space)),
             has_begun: !image.executed || image.interpreter.is_none(),
@@ -171,30 +177,36 @@ impl<'r> Player<'r> {
         if image.executed {
             let change = difference(now, before);
             let is_known = image.mapped.is_ok();
-            self.played.rows.push(Row {
+            self.played.rows.push(TimelineRow {
                 event,
-                act: Act::Executed(image),
-                phase: Phase::Exec,
+                act: TimelineAct::Executed(image),
+                phase: LifePhase::Exec,
                 by: Name::default(),
-                effect: Effect { bytes: None, change: is_known.then_some(change) },
+                effect: CallEffect { bytes: None, change: is_known.then_some(change) },
             });
         }
     }
 
-    fn call(&mut self, event: &'r Event, call: &'r Call) {
+    fn call(&mut self, event: &'r CallEvent, call: &'r MemoryCall) {
         let Some(live) = self.live.get_mut(&event.pid) else { return };
         let mut space = live.space.borrow_mut();
         let by = space.name_at(call.caller).cloned().unwrap_or_default();
         // Without a word of it, the program begins with the first call that is not the linker's.
         live.has_begun |= !live.begin_is_told && live.interpreter.as_ref() != Some(&by);
-        let phase = if live.has_begun { Phase::Program } else { Phase::StartUp };
+        let phase = if live.has_begun { LifePhase::Program } else { LifePhase::StartUp };
         let effect = effect::apply(call, event.time_ns, &mut space, self.rounding);
         let process = &mut self.played.processes[live.at];
         process.calls += 1;
-        self.played.rows.push(Row { event, act: Act::Call(call), phase, by, effect });
+        self.played.rows.push(TimelineRow {
+            event,
+            act: TimelineAct::Call(call),
+            phase,
+            by,
+            effect,
+        });
     }
 
-    fn end(&mut self, pid: Pid, ending: Option<Ending>, virt: Option<Bytes>) {
+    fn end(&mut self, pid: Pid, ending: Option<CallEnding>, virt: Option<Bytes>) {
         let Some(live) = self.live.remove(&pid) else { return };
         let process = &mut self.played.processes[live.at];
         process.ending = ending;
@@ -207,9 +219,9 @@ impl<'r> Player<'r> {
     }
 }
 
-impl Process {
-    fn new(pid: Pid, program: Name) -> Process {
-        Process {
+impl ReplayedProcess {
+    fn new(pid: Pid, program: Name) -> ReplayedProcess {
+        ReplayedProcess {
             pid,
             parent: None,
             program,

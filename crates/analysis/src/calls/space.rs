@@ -1,43 +1,46 @@
-//! An address space as calls change it: what is mapped where, under which name, and how much that is.
+//! An address space as calls change it: what is mapped where, under which name, and how much that
+//! is.
 
 use std::collections::BTreeMap;
 
 use pagewise_model::{AddrRange, Bytes, Name};
 
-/// What is mapped. Every range is of whole pages; that is the caller's to see to.
+/// Mapped ranges. Every range consists of whole pages; the caller ensures this.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Space {
+pub(super) struct AddressSpace {
     /// By the first address; none overlaps another.
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, SpacePiece>,
     total: u64,
-    claims: Vec<Claim>,
+    claims: Vec<RangeClaim>,
     /// The program break, where it is known.
     pub(super) brk: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
-struct Piece {
+struct SpacePiece {
     end: u64,
     name: Name,
 }
 
-/// A range that the kernel gave away although by our books it was mapped: a call of another thread, which is not yet
-/// known to be done, has unmapped it before. When that call is, it must not take what was mapped there since.
+/// A range that the kernel gave away although by our books it was mapped: a call of another thread,
+/// which is not yet known to be done, has unmapped it before. When that call is, it must not take
+/// what was mapped there since.
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct RangeClaim {
     range: AddrRange,
     time_ns: u64,
 }
 
-impl Space {
-    /// The copy that `fork` makes. What others have unmapped already is not in it, and none of them comes along.
-    pub(super) fn fork(&self) -> Space {
+impl AddressSpace {
+    /// The copy that `fork` creates. Ranges that other threads have unmapped already are not in it;
+    /// only the forking thread exists in it.
+    pub(super) fn fork(&self) -> AddressSpace {
         let gone: Bytes = self.claims.iter().map(|claim| claim.range.len()).sum();
         let total = self.total.saturating_sub(gone.0);
-        Space { total, claims: Vec::new(), pieces: self.pieces.clone(), brk: self.brk }
+        AddressSpace { total, claims: Vec::new(), pieces: self.pieces.clone(), brk: self.brk }
     }
 
-    /// How many bytes are mapped: VIRT.
+    /// Number of mapped bytes: VIRT.
     pub(super) fn size(&self) -> u64 {
         self.total
     }
@@ -50,15 +53,15 @@ impl Space {
 
     /// Maps a range in the place of whatever is there.
     pub(super) fn replace(&mut self, range: AddrRange, name: &Name) {
-        self.take(range);
+        self.remove_range(range);
         self.insert(range, name.clone());
     }
 
-    /// Maps a range that the kernel has found free, at a time: see [`Claim`].
+    /// Maps a range that the kernel has found free, at a time: see [`RangeClaim`].
     pub(super) fn place(&mut self, range: AddrRange, name: &Name, time_ns: u64) {
-        for (range, _) in self.take(range) {
+        for (range, _) in self.remove_range(range) {
             self.total = self.total.saturating_add(range.len().0);
-            self.claims.push(Claim { range, time_ns });
+            self.claims.push(RangeClaim { range, time_ns });
         }
         self.insert(range, name.clone());
     }
@@ -67,7 +70,7 @@ impl Space {
     pub(super) fn remove(&mut self, range: AddrRange, began_ns: u64) -> Vec<(AddrRange, Name)> {
         let mut taken = Vec::new();
         for free in self.settle(range, began_ns) {
-            taken.extend(self.take(free));
+            taken.extend(self.remove_range(free));
         }
         taken
     }
@@ -83,8 +86,9 @@ impl Space {
         cut.collect()
     }
 
-    /// Settles the claims on a range that a call has unmapped, each address with the oldest claim that may be on this
-    /// call: one that was made before this call began is on another. Returns what is left of the range.
+    /// Settles the claims on a range that a call has unmapped, each address with the oldest claim
+    /// that may be on this call: one that was made before this call began is on another. Returns
+    /// what is left of the range.
     fn settle(&mut self, range: AddrRange, began_ns: u64) -> Vec<AddrRange> {
         let mut free = vec![range];
         let mut left = Vec::new();
@@ -97,7 +101,7 @@ impl Space {
                 }
                 free = without_each(free, claim.range);
             }
-            left.extend(unsettled.into_iter().map(|range| Claim { range, ..claim }));
+            left.extend(unsettled.into_iter().map(|range| RangeClaim { range, ..claim }));
         }
         self.claims = left;
         free
@@ -106,12 +110,12 @@ impl Space {
     fn insert(&mut self, range: AddrRange, name: Name) {
         if !range.is_empty() {
             self.total = self.total.saturating_add(range.len().0);
-            self.pieces.insert(range.start, Piece { end: range.end, name });
+            self.pieces.insert(range.start, SpacePiece { end: range.end, name });
         }
     }
 
     /// Takes out all that is in a range, cutting pieces at its ends.
-    fn take(&mut self, range: AddrRange) -> Vec<(AddrRange, Name)> {
+    fn remove_range(&mut self, range: AddrRange) -> Vec<(AddrRange, Name)> {
         let taken = self.pieces_in(range);
         for (part, name) in &taken {
             let Some((start, piece)) = self.remove_piece_at(part.start) else { continue };
@@ -123,13 +127,13 @@ impl Space {
         taken
     }
 
-    fn remove_piece_at(&mut self, address: u64) -> Option<(u64, Piece)> {
+    fn remove_piece_at(&mut self, address: u64) -> Option<(u64, SpacePiece)> {
         let (&start, _) = self.pieces.range(..=address).next_back()?;
         self.pieces.remove(&start).map(|piece| (start, piece))
     }
 }
 
-/// What is left of a range without a part of it.
+/// Rest of a range without a part of it.
 fn without(whole: AddrRange, part: AddrRange) -> impl Iterator<Item = AddrRange> {
     let before = AddrRange { start: whole.start, end: whole.end.min(part.start) };
     let after = AddrRange { start: whole.start.max(part.end), end: whole.end };
@@ -150,7 +154,7 @@ mod tests {
         AddrRange { start: start as u64, end: (start + len) as u64 }
     }
 
-    /// Pages from one on, so many: mapped under a name, or unmapped.
+    /// A start page, a number of pages, and a name to map them under or `None` to unmap them.
     fn act() -> impl Strategy<Value = (usize, usize, Option<u8>)> {
         (0..64_usize, 0..20_usize, any::<Option<u8>>())
     }
@@ -158,7 +162,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_space_agrees_with_an_array_of_pages(acts in proptest::collection::vec(act(), 0..60)) {
-            let mut space = Space::default();
+            let mut space = AddressSpace::default();
             let mut pages = [None; 100];
             for (at, len, name) in acts {
                 let there = pages[at..at + len].iter().flatten().count();
@@ -181,8 +185,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_away_before_its_unmapping_was_seen_stays_mapped() {
-        let mut space = Space::default();
+    fn an_address_reused_before_its_unmapping_was_seen_stays_mapped() {
+        let mut space = AddressSpace::default();
         space.replace(range(0, 10), &"old".into());
         // Another thread's munmap of 2..8, begun at 5, is done in the kernel but not yet seen.
         space.place(range(4, 3), &"new".into(), 7);
@@ -198,52 +202,61 @@ mod tests {
 
     /// A call of a thread: when it begins, is carried out, and is seen to be done.
     #[derive(Clone, Copy, Debug)]
-    struct Timed {
+    struct TimedCall {
         range: AddrRange,
         maps: bool,
         began: u64,
         seen: u64,
     }
 
-    /// What threads do that map pages, wherever the kernel finds them free, and unmap what they have been seen to
-    /// map. Each step has a time of its own, and one of `choices` says what it is.
-    fn threads(choices: &[(usize, bool)]) -> (Vec<Timed>, [bool; 8]) {
+    /// Threads that map pages at free addresses of the kernel's choice, and unmap ranges that they
+    /// saw mapped. Each step has its own time, and an entry of `choices` selects it.
+    fn threads(choices: &[(usize, bool)]) -> (Vec<TimedCall>, [bool; 8]) {
         #[derive(Clone, Copy)]
-        enum State {
+        enum ThreadCallState {
             Idle,
             Begun(u64, Option<AddrRange>),
-            Done(Timed),
+            Done(TimedCall),
         }
-        let mut states = [State::Idle; 4];
+        let mut states = [ThreadCallState::Idle; 4];
         let mut pages = [false; 8];
         let mut mapped: Vec<AddrRange> = Vec::new();
         let mut done = Vec::new();
         for (time, &(thread, maps)) in (0..).zip(choices) {
             states[thread] = match states[thread] {
-                State::Idle if maps || mapped.is_empty() => State::Begun(time, None),
-                State::Idle => State::Begun(time, Some(mapped.remove(0))),
-                State::Begun(began, Some(range)) => {
-                    pages[usize::try_from(range.start).unwrap()] = false;
-                    State::Done(Timed { range, maps: false, began, seen: 0 })
+                ThreadCallState::Idle if maps || mapped.is_empty() => {
+                    ThreadCallState::Begun(time, None)
                 }
-                State::Begun(began, None) => match pages.iter().position(|taken| !taken) {
-                    None => State::Idle,
-                    Some(free) => {
-                        pages[free] = true;
-                        State::Done(Timed { range: range(free, 1), maps: true, began, seen: 0 })
+                ThreadCallState::Idle => ThreadCallState::Begun(time, Some(mapped.remove(0))),
+                ThreadCallState::Begun(began, Some(range)) => {
+                    pages[usize::try_from(range.start).unwrap()] = false;
+                    ThreadCallState::Done(TimedCall { range, maps: false, began, seen: 0 })
+                }
+                ThreadCallState::Begun(began, None) => {
+                    match pages.iter().position(|taken| !taken) {
+                        None => ThreadCallState::Idle,
+                        Some(free) => {
+                            pages[free] = true;
+                            ThreadCallState::Done(TimedCall {
+                                range: range(free, 1),
+                                maps: true,
+                                began,
+                                seen: 0,
+                            })
+                        }
                     }
-                },
-                State::Done(call) => {
-                    done.push(Timed { seen: time, ..call });
+                }
+                ThreadCallState::Done(call) => {
+                    done.push(TimedCall { seen: time, ..call });
                     mapped.extend(call.maps.then_some(call.range));
-                    State::Idle
+                    ThreadCallState::Idle
                 }
             };
         }
         // Those under way are seen in the end.
         let rest = states.into_iter().filter_map(|state| match state {
-            State::Done(call) => Some(Timed { seen: u64::MAX, ..call }),
-            State::Idle | State::Begun(..) => None,
+            ThreadCallState::Done(call) => Some(TimedCall { seen: u64::MAX, ..call }),
+            ThreadCallState::Idle | ThreadCallState::Begun(..) => None,
         });
         done.extend(rest);
         (done, pages)
@@ -255,7 +268,7 @@ mod tests {
             choices in proptest::collection::vec((0..4_usize, any::<bool>()), 0..300)
         ) {
             let (calls, pages) = threads(&choices);
-            let mut space = Space::default();
+            let mut space = AddressSpace::default();
             for call in calls {
                 if call.maps {
                     space.place(call.range, &"".into(), call.seen);
@@ -272,7 +285,7 @@ mod tests {
 
     #[test]
     fn ranges_at_the_end_of_the_world_do_no_harm() {
-        let mut space = Space::default();
+        let mut space = AddressSpace::default();
         space.replace(AddrRange { start: 9, end: u64::MAX }, &"".into());
         space.remove(AddrRange { start: 20, end: 10 }, 0);
         space.place(AddrRange { start: 0, end: u64::MAX }, &"".into(), 0);

@@ -1,23 +1,24 @@
 //! Recordings made by hand, and recordings of anything.
 
 use pagewise_model::calls::{
-    About, Call, Ending, Event, Image, Kind, Mapped, Recording, Stops, What,
+    CallDetail, CallEnding, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall,
+    MemoryCallKind, NamedMapping, ProgramImage,
 };
-use pagewise_model::report::{Block, Table, Value};
+use pagewise_model::report::{CellValue, ReportBlock, ReportTable};
 use pagewise_model::{AddrRange, Bytes, PageSize, Pid};
 use proptest::prelude::*;
 
-use super::{Options, calls};
+use super::{CallOptions, calls};
 
 const PROGRAM: u64 = 0x10_0000;
 const LINKER: u64 = 0x20_0000;
 
-fn mapped(start: u64, name: &str) -> Mapped {
-    Mapped { range: AddrRange { start, end: start + 0x1_0000 }, name: name.into() }
+fn mapped(start: u64, name: &str) -> NamedMapping {
+    NamedMapping { range: AddrRange { start, end: start + 0x1_0000 }, name: name.into() }
 }
 
-fn image(begin_is_told: bool) -> What {
-    What::Image(Box::new(Image {
+fn image(begin_is_told: bool) -> CallEventKind {
+    CallEventKind::Image(Box::new(ProgramImage {
         executed: true,
         exe: Ok("/bin/program".into()),
         is_native: true,
@@ -29,29 +30,29 @@ fn image(begin_is_told: bool) -> What {
 }
 
 /// A call that maps 64 KiB, made from an address.
-fn map_from(caller: u64, at: u64) -> What {
-    What::Call(Call {
-        kind: Kind::Mmap,
+fn map_from(caller: u64, at: u64) -> CallEventKind {
+    CallEventKind::Call(MemoryCall {
+        kind: MemoryCallKind::Mmap,
         arguments: [0, 0x1_0000, 3, 0x22, u64::MAX, 0],
         result: Ok(at),
         done_ns: 0,
         took_ns: 1000,
         caller,
-        about: About::Nothing,
+        about: CallDetail::Nothing,
     })
 }
 
-fn recording(events: Vec<What>) -> Recording {
-    let event = |(at, what)| Event { time_ns: at, pid: Pid(7), tid: Pid(7), what };
-    Recording {
+fn recording(events: Vec<CallEventKind>) -> CallRecording {
+    let event = |(at, what)| CallEvent { time_ns: at, pid: Pid(7), tid: Pid(7), what };
+    CallRecording {
         pid: Pid(7),
         command: vec!["program".into()],
         page_size: PageSize::new(4096).unwrap(),
         huge_page: Ok(Bytes::mib(2)),
-        stops: Stops::MemoryCalls,
+        stops: CallStops::MemoryCalls,
         took_ns: 10,
         paused_ns: None,
-        ending: Some(Ending::Exited(0)),
+        ending: Some(CallEnding::Exited(0)),
         left: Vec::new(),
         events: (0..).zip(events).map(event).collect(),
         lost: 0,
@@ -59,91 +60,100 @@ fn recording(events: Vec<What>) -> Recording {
     }
 }
 
-fn table(recording: &Recording, key: &str) -> Table {
-    let report = calls(recording, &Options::default());
+fn table(recording: &CallRecording, key: &str) -> ReportTable {
+    let report = calls(recording, &CallOptions::default());
     let found = report.blocks.into_iter().find_map(|block| match block {
-        Block::Table(table) if table.key == key => Some(table),
+        ReportBlock::Table(table) if table.key == key => Some(table),
         _ => None,
     });
     found.unwrap()
 }
 
-fn cells(table: &Table, key: &str) -> Vec<Value> {
+fn cells(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|column| column.key == key).unwrap();
     (0..table.rows()).map(|row| column.value(row)).collect()
 }
 
-fn phases(events: Vec<What>) -> Vec<Value> {
+fn phases(events: Vec<CallEventKind>) -> Vec<CellValue> {
     cells(&table(&recording(events), "calls"), "phase")
 }
 
 #[test]
-fn a_program_begins_where_it_is_told_to_whoever_calls_before() {
+fn a_program_begins_at_its_entry_point_whichever_calls_come_before() {
     let events = vec![
         image(true),
         map_from(LINKER + 4, 0x40_0000),
         map_from(PROGRAM + 4, 0x50_0000),
-        What::Begun,
+        CallEventKind::Begun,
         map_from(LINKER + 4, 0x60_0000),
     ];
-    let words = ["exec", "start-up", "start-up", "program"].map(Value::text);
+    let words = ["exec", "start-up", "start-up", "program"].map(CellValue::text);
     assert_eq!(phases(events), words);
 }
 
 #[test]
-fn where_nobody_tells_a_program_begins_with_the_first_call_that_is_not_the_linkers() {
+fn without_an_entry_event_a_program_begins_with_its_first_own_call() {
     let events = vec![
         image(false),
         map_from(LINKER + 4, 0x40_0000),
         map_from(PROGRAM + 4, 0x50_0000),
         map_from(LINKER + 4, 0x60_0000),
     ];
-    let words = ["exec", "start-up", "program", "program"].map(Value::text);
+    let words = ["exec", "start-up", "program", "program"].map(CellValue::text);
     assert_eq!(phases(events), words);
 }
 
 #[test]
-fn what_the_calls_do_not_explain_is_said() {
-    let ended = |virt| What::Ended { ending: Ending::Exited(0), virt };
+fn changes_not_explained_by_calls_are_reported() {
+    let ended = |virt| CallEventKind::Ended { ending: CallEnding::Exited(0), virt };
     let otherwise = |virt| {
         let events = vec![image(true), map_from(LINKER, 0x40_0000), ended(virt)];
         cells(&table(&recording(events), "processes"), "virt_otherwise").remove(0)
     };
-    assert_eq!(otherwise(Some(Bytes::kib(192))), Value::Change(0));
-    assert_eq!(otherwise(Some(Bytes::kib(200))), Value::Change(8 << 10));
-    assert!(matches!(otherwise(None), Value::Absent(_)));
+    assert_eq!(otherwise(Some(Bytes::kib(192))), CellValue::Change(0));
+    assert_eq!(otherwise(Some(Bytes::kib(200))), CellValue::Change(8 << 10));
+    assert!(matches!(otherwise(None), CellValue::Absent(_)));
 }
 
 #[test]
 fn a_recording_that_is_not_whole_explains_nothing() {
-    let ended = What::Ended { ending: Ending::Killed(9), virt: Some(Bytes::mib(1)) };
-    let part = Recording { lost: 3, ..recording(vec![image(true), ended]) };
+    let ended = CallEventKind::Ended { ending: CallEnding::Killed(9), virt: Some(Bytes::mib(1)) };
+    let part = CallRecording { lost: 3, ..recording(vec![image(true), ended]) };
     let otherwise = cells(&table(&part, "processes"), "virt_otherwise").remove(0);
-    assert!(matches!(otherwise, Value::Absent(_)));
+    assert!(matches!(otherwise, CellValue::Absent(_)));
 }
 
-fn anything() -> impl Strategy<Value = What> {
+fn anything() -> impl Strategy<Value = CallEventKind> {
     let number = || prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), 0..0x100_0000_u64];
-    let kind = (0..Kind::ALL.len()).prop_map(|at| Kind::ALL[at]);
+    let kind = (0..MemoryCallKind::ALL.len()).prop_map(|at| MemoryCallKind::ALL[at]);
     let result = prop_oneof![number().prop_map(Ok), any::<i32>().prop_map(Err)];
     let pieces = proptest::collection::vec((number(), number()), 0..3).prop_map(|pieces| {
         let range = |(start, end)| AddrRange { start, end };
-        About::Pieces(pieces.into_iter().map(range).collect())
+        CallDetail::Pieces(pieces.into_iter().map(range).collect())
     });
-    let about = prop_oneof![Just(About::Nothing), Just(About::File("\u{1b}".into())), pieces];
+    let about =
+        prop_oneof![Just(CallDetail::Nothing), Just(CallDetail::File("\u{1b}".into())), pieces];
     let call = (kind, [number(), number(), number(), number(), number(), number()], result);
     let call = (call, about, number(), number()).prop_map(
         |((kind, arguments, result), about, done_ns, caller)| {
-            What::Call(Call { kind, arguments, result, done_ns, took_ns: done_ns, caller, about })
+            CallEventKind::Call(MemoryCall {
+                kind,
+                arguments,
+                result,
+                done_ns,
+                took_ns: done_ns,
+                caller,
+                about,
+            })
         },
     );
     prop_oneof![
         8 => call,
         1 => any::<bool>().prop_map(image),
         1 => (5..9_u32, any::<bool>())
-            .prop_map(|(by, shares_memory)| What::Born { by: Pid(by), shares_memory }),
-        1 => Just(What::Begun),
-        1 => Just(What::Ended { ending: Ending::Killed(9), virt: Some(Bytes(u64::MAX)) }),
+            .prop_map(|(by, shares_memory)| CallEventKind::Born { by: Pid(by), shares_memory }),
+        1 => Just(CallEventKind::Begun),
+        1 => Just(CallEventKind::Ended { ending: CallEnding::Killed(9), virt: Some(Bytes(u64::MAX)) }),
     ]
 }
 
@@ -155,7 +165,7 @@ proptest! {
         events in proptest::collection::vec((6..9_u32, any::<u64>(), anything()), 0..40)
     ) {
         let mut any = recording(Vec::new());
-        let event = |(pid, time_ns, what)| Event { time_ns, pid: Pid(pid), tid: Pid(pid), what };
+        let event = |(pid, time_ns, what)| CallEvent { time_ns, pid: Pid(pid), tid: Pid(pid), what };
         any.events = events.into_iter().map(event).collect();
         let rows = table(&any, "calls").rows();
         prop_assert!(rows <= any.events.len());

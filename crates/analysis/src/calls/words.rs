@@ -1,9 +1,10 @@
-//! Arguments of calls in words: flags, protections, advice, files. The numbers are those of x86-64 and aarch64.
+//! Arguments of calls in words: flags, protections, advice, files. The numbers are those of x86-64
+//! and aarch64.
 
 use std::fmt::Write;
 
 use pagewise_model::Name;
-use pagewise_model::calls::{About, Call, Kind};
+use pagewise_model::calls::{CallDetail, MemoryCall, MemoryCallKind};
 
 pub(super) const MAP_FIXED: u64 = 0x10;
 pub(super) const MAP_HUGETLB: u64 = 0x4_0000;
@@ -11,7 +12,7 @@ pub(super) const MREMAP_FIXED: u64 = 2;
 pub(super) const MREMAP_DONTUNMAP: u64 = 4;
 pub(super) const SHM_REMAP: u64 = 0o40_000;
 
-/// How one argument reads.
+/// Format of one argument.
 #[derive(Clone, Copy)]
 enum Arg {
     /// An address.
@@ -183,49 +184,51 @@ const MOVE: Arg =
     Arg::Flags(&[(1, "MPOL_MF_STRICT"), (2, "MPOL_MF_MOVE"), (4, "MPOL_MF_MOVE_ALL")]);
 const SHADOW_STACK: Arg = Arg::Flags(&[(1, "SHADOW_STACK_SET_TOKEN")]);
 
-/// How the arguments of a call read.
-const fn shape(kind: Kind) -> &'static [Arg] {
+/// Formats of the arguments of a call.
+const fn shape(kind: MemoryCallKind) -> &'static [Arg] {
     use Arg::{File, Hex, Int, Number, Pointer, PointerIf, Text};
     match kind {
-        Kind::Brk | Kind::Shmdt => &[Pointer],
-        Kind::Mmap => &[Pointer, Number, PROT, MAP, File, Hex],
-        Kind::Munmap | Kind::Mlock | Kind::Munlock => &[Pointer, Number],
-        Kind::Mremap => {
+        MemoryCallKind::Brk | MemoryCallKind::Shmdt => &[Pointer],
+        MemoryCallKind::Mmap => &[Pointer, Number, PROT, MAP, File, Hex],
+        MemoryCallKind::Munmap | MemoryCallKind::Mlock | MemoryCallKind::Munlock => {
+            &[Pointer, Number]
+        }
+        MemoryCallKind::Mremap => {
             &[Pointer, Number, Number, MREMAP, PointerIf(MREMAP_FIXED | MREMAP_DONTUNMAP)]
         }
-        Kind::Mprotect => &[Pointer, Number, PROT],
-        Kind::PkeyMprotect => &[Pointer, Number, PROT, Int],
-        Kind::Madvise => &[Pointer, Number, ADVICE],
-        Kind::ProcessMadvise => &[Int, Pointer, Number, ADVICE, Hex],
-        Kind::Msync => &[Pointer, Number, MSYNC],
-        Kind::Mlock2 => &[Pointer, Number, MLOCK],
-        Kind::Mlockall => &[MLOCKALL],
-        Kind::Munlockall => &[],
-        Kind::Mincore => &[Pointer, Number, Pointer],
-        Kind::Mseal => &[Pointer, Number, Hex],
-        Kind::RemapFilePages => &[Pointer, Number, PROT, Number, MAP],
-        Kind::Shmget => &[KEY, Number, SHMGET],
-        Kind::Shmat => &[Int, Pointer, SHMAT],
-        Kind::Shmctl => &[Int, SHMCTL, Pointer],
-        Kind::MemfdCreate => &[Text, MEMFD],
-        Kind::MemfdSecret | Kind::Userfaultfd => &[OPEN],
-        Kind::ArchPrctl => &[ARCH, Pointer],
-        Kind::SetMempolicy => &[POLICY, Pointer, Number],
-        Kind::Mbind => &[Pointer, Number, POLICY, Pointer, Number, MOVE],
-        Kind::MigratePages => &[Int, Number, Pointer, Pointer],
-        Kind::MovePages => &[Int, Number, Pointer, Pointer, Pointer, MOVE],
-        Kind::MapShadowStack => &[Pointer, Number, SHADOW_STACK],
+        MemoryCallKind::Mprotect => &[Pointer, Number, PROT],
+        MemoryCallKind::PkeyMprotect => &[Pointer, Number, PROT, Int],
+        MemoryCallKind::Madvise => &[Pointer, Number, ADVICE],
+        MemoryCallKind::ProcessMadvise => &[Int, Pointer, Number, ADVICE, Hex],
+        MemoryCallKind::Msync => &[Pointer, Number, MSYNC],
+        MemoryCallKind::Mlock2 => &[Pointer, Number, MLOCK],
+        MemoryCallKind::Mlockall => &[MLOCKALL],
+        MemoryCallKind::Munlockall => &[],
+        MemoryCallKind::Mincore => &[Pointer, Number, Pointer],
+        MemoryCallKind::Mseal => &[Pointer, Number, Hex],
+        MemoryCallKind::RemapFilePages => &[Pointer, Number, PROT, Number, MAP],
+        MemoryCallKind::Shmget => &[KEY, Number, SHMGET],
+        MemoryCallKind::Shmat => &[Int, Pointer, SHMAT],
+        MemoryCallKind::Shmctl => &[Int, SHMCTL, Pointer],
+        MemoryCallKind::MemfdCreate => &[Text, MEMFD],
+        MemoryCallKind::MemfdSecret | MemoryCallKind::Userfaultfd => &[OPEN],
+        MemoryCallKind::ArchPrctl => &[ARCH, Pointer],
+        MemoryCallKind::SetMempolicy => &[POLICY, Pointer, Number],
+        MemoryCallKind::Mbind => &[Pointer, Number, POLICY, Pointer, Number, MOVE],
+        MemoryCallKind::MigratePages => &[Int, Number, Pointer, Pointer],
+        MemoryCallKind::MovePages => &[Int, Number, Pointer, Pointer, Pointer, MOVE],
+        MemoryCallKind::MapShadowStack => &[Pointer, Number, SHADOW_STACK],
     }
 }
 
-/// Whether a call returns an address.
-pub(super) fn returns_an_address(kind: Kind) -> bool {
-    use Kind::{Brk, MapShadowStack, Mmap, Mremap, Shmat};
+/// True if a call returns an address.
+pub(super) fn returns_an_address(kind: MemoryCallKind) -> bool {
+    use MemoryCallKind::{Brk, MapShadowStack, Mmap, Mremap, Shmat};
     matches!(kind, Brk | Mmap | Mremap | Shmat | MapShadowStack)
 }
 
 /// The arguments of a call in words. A [`Name`], since a file's name may be among them.
-pub(super) fn arguments(call: &Call) -> Name {
+pub(super) fn arguments(call: &MemoryCall) -> Name {
     let mut words = Vec::new();
     let mut before = 0;
     for (&arg, &value) in shape(call.kind).iter().zip(&call.arguments) {
@@ -238,12 +241,12 @@ pub(super) fn arguments(call: &Call) -> Name {
             words.extend_from_slice(b", ");
         }
         match (arg, &call.about) {
-            (Arg::File, About::File(name)) => {
+            (Arg::File, CallDetail::File(name)) => {
                 words.extend_from_slice(format!("{}<", int(value)).as_bytes());
                 words.extend_from_slice(name.as_bytes());
                 words.push(b'>');
             }
-            (Arg::Text, About::Text(text)) => {
+            (Arg::Text, CallDetail::Text(text)) => {
                 words.push(b'"');
                 words.extend_from_slice(text.as_bytes());
                 words.push(b'"');
@@ -310,7 +313,8 @@ fn join(mut text: String) -> String {
     text
 }
 
-/// Where flags hold the size of huge pages, as a power of two (`MAP_HUGE_SHIFT`), and in how many bits.
+/// Position and width in bits of the huge page size in flags, stored as a power of two
+/// (`MAP_HUGE_SHIFT`).
 const HUGE_SHIFT: u32 = 26;
 const HUGE_MASK: u64 = 0x3f;
 
@@ -342,7 +346,8 @@ pub(super) fn error(number: i32) -> String {
     known.map_or_else(|| format!("error {number}"), |(_, name)| (*name).to_owned())
 }
 
-/// Those that memory calls are known to give, the kernel's own ones for calls that it restarts included.
+/// Those that memory calls are known to give, the kernel's own ones for calls that it restarts
+/// included.
 const ERRORS: &[(i32, &str)] = &[
     (1, "EPERM"),
     (2, "ENOENT"),
@@ -380,46 +385,54 @@ const ERRORS: &[(i32, &str)] = &[
 mod tests {
     use super::*;
 
-    fn call(kind: Kind, arguments: &[u64], about: About) -> Call {
+    fn call(kind: MemoryCallKind, arguments: &[u64], about: CallDetail) -> MemoryCall {
         let mut all = [0; 6];
         all[..arguments.len()].copy_from_slice(arguments);
-        Call { kind, arguments: all, result: Ok(0), done_ns: 0, took_ns: 0, caller: 0, about }
+        MemoryCall { kind, arguments: all, result: Ok(0), done_ns: 0, took_ns: 0, caller: 0, about }
     }
 
-    fn text(kind: Kind, values: &[u64]) -> String {
-        arguments(&call(kind, values, About::Nothing)).escaped().into_owned()
+    fn text(kind: MemoryCallKind, values: &[u64]) -> String {
+        arguments(&call(kind, values, CallDetail::Nothing)).escaped().into_owned()
     }
 
     #[test]
     fn arguments_read_as_in_the_source() {
         let minus_one = u64::from(u32::MAX);
         for (kind, values, words) in [
-            (Kind::Brk, &[0][..], "NULL"),
+            (MemoryCallKind::Brk, &[0][..], "NULL"),
             (
-                Kind::Mmap,
+                MemoryCallKind::Mmap,
                 &[0, 8192, 3, 0x22, minus_one, 0],
                 "NULL, 8192, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0",
             ),
             (
-                Kind::Mmap,
+                MemoryCallKind::Mmap,
                 &[0x10_0000, 1, 0, 0x3 | 0x10 | 1 << 22, 7, 0x2000],
                 "0x100000, 1, PROT_NONE, MAP_SHARED_VALIDATE|MAP_FIXED|0x400000, 7, 0x2000",
             ),
             (
-                Kind::Mmap,
+                MemoryCallKind::Mmap,
                 &[0, 1 << 21, 1, 0x4_0022 | 21 << 26, minus_one, 0],
                 "NULL, 2097152, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS|MAP_HUGETLB|MAP_HUGE_2MB, -1, 0",
             ),
-            (Kind::MemfdCreate, &[0, 5 | 30 << 26], "NULL, MFD_CLOEXEC|MFD_HUGETLB|MFD_HUGE_1GB"),
-            (Kind::Mremap, &[16, 1, 2, 1, 9], "0x10, 1, 2, MREMAP_MAYMOVE"),
-            (Kind::Mremap, &[16, 1, 2, 3, 9], "0x10, 1, 2, MREMAP_MAYMOVE|MREMAP_FIXED, 0x9"),
-            (Kind::Madvise, &[16, 1, 4], "0x10, 1, MADV_DONTNEED"),
-            (Kind::Madvise, &[16, 1, 77], "0x10, 1, 0x4d"),
-            (Kind::Shmget, &[0, 9, 0o1600], "IPC_PRIVATE, 9, IPC_CREAT|0o600"),
-            (Kind::Shmget, &[5, 9, 0o600], "0x5, 9, 0o600"),
-            (Kind::Msync, &[16, 1, 6], "0x10, 1, MS_INVALIDATE|MS_SYNC"),
-            (Kind::ArchPrctl, &[0x1002, 64], "ARCH_SET_FS, 0x40"),
-            (Kind::Munlockall, &[], ""),
+            (
+                MemoryCallKind::MemfdCreate,
+                &[0, 5 | 30 << 26],
+                "NULL, MFD_CLOEXEC|MFD_HUGETLB|MFD_HUGE_1GB",
+            ),
+            (MemoryCallKind::Mremap, &[16, 1, 2, 1, 9], "0x10, 1, 2, MREMAP_MAYMOVE"),
+            (
+                MemoryCallKind::Mremap,
+                &[16, 1, 2, 3, 9],
+                "0x10, 1, 2, MREMAP_MAYMOVE|MREMAP_FIXED, 0x9",
+            ),
+            (MemoryCallKind::Madvise, &[16, 1, 4], "0x10, 1, MADV_DONTNEED"),
+            (MemoryCallKind::Madvise, &[16, 1, 77], "0x10, 1, 0x4d"),
+            (MemoryCallKind::Shmget, &[0, 9, 0o1600], "IPC_PRIVATE, 9, IPC_CREAT|0o600"),
+            (MemoryCallKind::Shmget, &[5, 9, 0o600], "0x5, 9, 0o600"),
+            (MemoryCallKind::Msync, &[16, 1, 6], "0x10, 1, MS_INVALIDATE|MS_SYNC"),
+            (MemoryCallKind::ArchPrctl, &[0x1002, 64], "ARCH_SET_FS, 0x40"),
+            (MemoryCallKind::Munlockall, &[], ""),
         ] {
             assert_eq!(text(kind, values), words);
         }
@@ -427,18 +440,19 @@ mod tests {
 
     #[test]
     fn names_from_outside_stand_as_they_are_for_the_view_to_escape() {
-        let file = About::File(Name::new(b"/tmp/a\x1b[2J"));
-        let mapped = arguments(&call(Kind::Mmap, &[0, 1, 1, 2, 3, 0], file));
+        let file = CallDetail::File(Name::new(b"/tmp/a\x1b[2J"));
+        let mapped = arguments(&call(MemoryCallKind::Mmap, &[0, 1, 1, 2, 3, 0], file));
         assert_eq!(mapped.as_bytes(), b"NULL, 1, PROT_READ, MAP_PRIVATE, 3</tmp/a\x1b[2J>, 0");
-        let made = arguments(&call(Kind::MemfdCreate, &[16, 1], About::Text("x".into())));
+        let made =
+            arguments(&call(MemoryCallKind::MemfdCreate, &[16, 1], CallDetail::Text("x".into())));
         assert_eq!(made.as_bytes(), b"\"x\", MFD_CLOEXEC");
     }
 
     #[test]
     fn every_call_has_words_for_any_numbers() {
-        for &kind in Kind::ALL {
+        for &kind in MemoryCallKind::ALL {
             for value in [0, 1, u64::MAX] {
-                arguments(&call(kind, &[value; 6], About::Nothing));
+                arguments(&call(kind, &[value; 6], CallDetail::Nothing));
             }
         }
     }

@@ -1,32 +1,32 @@
 //! The table of checks: a row says where a setting is, who judges it, and why it matters.
 
-use pagewise_model::report::Value;
+use pagewise_model::report::CellValue;
 use pagewise_model::settings::{Capabilities, Pressure};
 use pagewise_model::{Absent, Bytes, Mapping, Name, Reading};
 
 use super::judge;
-use super::outcome::{Case, Judged, Subject};
+use super::outcome::{DoctorSubject, Judged, SettingCase};
 
 /// One row.
 pub(super) struct Check {
     /// A stable name.
     pub(super) id: &'static str,
-    /// What people call it.
+    /// Name for people.
     pub(super) label: &'static str,
-    /// Where its value is.
-    pub(super) source: Source,
-    /// How the value suits the profile.
-    pub(super) judge: fn(&Case<'_>) -> Judged,
+    /// Source of its value.
+    pub(super) source: SettingSource,
+    /// Function that judges the value for the profile.
+    pub(super) judge: fn(&SettingCase<'_>) -> Judged,
     /// Why it matters, whatever it is set to.
     pub(super) why: &'static str,
 }
 
-/// Where a value is.
-pub(super) enum Source {
+/// Source of a value.
+pub(super) enum SettingSource {
     /// In a file that holds nothing else: what restores it writes it back.
     File(&'static str),
     /// Somewhere else.
-    Of(fn(&Subject<'_>) -> Reading<Value>),
+    Of(fn(&DoctorSubject<'_>) -> Reading<CellValue>),
 }
 
 /// Reasons for which a value is missing.
@@ -45,8 +45,8 @@ impl WhyNot {
 /// The files that the table needs, by their path on a live system.
 pub fn files() -> Vec<&'static str> {
     let file = |check: &Check| match check.source {
-        Source::File(path) => Some(path),
-        Source::Of(_) => None,
+        SettingSource::File(path) => Some(path),
+        SettingSource::Of(_) => None,
     };
     CHECKS.iter().filter_map(file).collect()
 }
@@ -64,7 +64,7 @@ macro_rules! checks {
     };
 }
 
-use Source::{File, Of};
+use SettingSource::{File, Of};
 
 checks! {
     "thp_enabled" "transparent huge pages"
@@ -72,7 +72,7 @@ checks! {
         "Huge pages save TLB misses where memory is used densely and multiply it where it is used sparsely.";
     "thp_defrag" "huge pages: defrag"
         File("/sys/kernel/mm/transparent_hugepage/defrag"), thp_defrag,
-        "It says whether a page fault waits while the kernel moves pages to make a huge one.";
+        "It decides if a page fault waits while the kernel moves pages to make a huge page.";
     "thp_shmem_enabled" "huge pages: tmpfs"
         File("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), thp_shmem_enabled,
         "Shared memory in huge pages saves TLB misses; files smaller than one waste the rest.";
@@ -84,22 +84,22 @@ checks! {
         "So many pages of a range may be untouched and khugepaged still makes it one huge page, which is then all resident.";
     "khugepaged_defrag" "khugepaged: defrag"
         File("/sys/kernel/mm/transparent_hugepage/khugepaged/defrag"), khugepaged_defrag,
-        "khugepaged may move pages of running programs to make room for huge ones; they wait at their next touch.";
+        "khugepaged may move pages of running programs to make huge pages; a program waits at the next touch of such a page.";
     "khugepaged_scan_sleep_millisecs" "khugepaged: scan rest"
         File("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs"), scan_sleep,
         "Each collapse holds the memory map of its process and flushes TLBs.";
     "swap" "swap space"
         Of(swap), swap,
-        "A page in swap costs a disk read at its next touch; with no swap, memory that nobody touches stays in RAM.";
+        "A page in swap costs a disk read at its next touch; without swap, anonymous memory that is never touched stays in RAM.";
     "swap_used" "swap in use"
         Of(swap_used), swap_used,
-        "It says that memory was short once; what lies there comes back at a fault.";
+        "Swap in use shows that memory was short at some time; swapped pages are read back at a page fault.";
     "swappiness" "swappiness"
         File("/proc/sys/vm/swappiness"), swappiness,
         "The higher, the sooner anonymous memory is swapped rather than page cache dropped.";
     "zswap_enabled" "zswap"
         File("/sys/module/zswap/parameters/enabled"), zswap,
-        "Pages on their way to swap are kept compressed in RAM first, which costs CPU and saves the disk.";
+        "Pages to swap are first kept compressed in RAM, which costs CPU time and saves disk I/O.";
     "overcommit_memory" "overcommit"
         File("/proc/sys/vm/overcommit_memory"), overcommit,
         "It decides whether too large an allocation fails at once (2), only if absurd (0), or never (1), with the OOM killer later.";
@@ -108,25 +108,25 @@ checks! {
         "CommitLimit - Committed_AS: under strict overcommit malloc, fork and mmap fail when it is used up.";
     "numa_balancing" "NUMA balancing"
         File("/proc/sys/kernel/numa_balancing"), numa_balancing,
-        "The kernel unmaps pages now and then to see who touches them: faults and TLB shootdowns that no program asked for.";
+        "The kernel unmaps pages periodically to find out which node touches them: page faults and TLB shootdowns that no program caused.";
     "ksm_run" "KSM"
         File("/sys/kernel/mm/ksm/run"), ksm,
-        "Equal pages of programs that ask for it are merged; scanning takes CPU and a write to a merged page faults and copies.";
+        "Equal pages of programs that request it are merged; scanning costs CPU time, and a write to a merged page faults and copies.";
     "page_table_levels" "page-table levels"
         Of(page_table_levels), page_table_levels,
         "Each TLB miss walks them; a fifth is of use only above 128 TiB of address space.";
     "max_map_count" "max_map_count"
         File("/proc/sys/vm/max_map_count"), max_map_count,
-        "A process with so many mappings gets ENOMEM from mmap, munmap and mprotect, whatever memory is free.";
+        "Largest number of mappings of a process: above it, mmap, munmap and mprotect fail with ENOMEM, even if memory is free.";
     "zone_reclaim_mode" "zone reclaim"
         File("/proc/sys/vm/zone_reclaim_mode"), zone_reclaim,
-        "When set, an allocation reclaims from its own node before it takes free memory of another.";
+        "If set, an allocation reclaims memory of its own node before it uses free memory of another node.";
     "watermark_scale_factor" "watermark_scale_factor"
         File("/proc/sys/vm/watermark_scale_factor"), watermark_scale,
-        "How much earlier than programs kswapd begins to reclaim, in 1/10000 of memory; if too late, programs reclaim themselves.";
+        "Distance between the watermarks of kswapd, in 1/10000 of memory: if it is too small, programs have to reclaim themselves.";
     "min_free_kbytes" "min_free_kbytes"
         File("/proc/sys/vm/min_free_kbytes"), min_free,
-        "Memory that is kept free for interrupts and reclaim itself; nobody else can use it.";
+        "Memory that the kernel keeps free for interrupts and for reclaim itself; programs cannot use it.";
     "cgroup_limit" "cgroup: limit"
         Of(cgroup_limit), cgroup_limit,
         "Near its limit a cgroup reclaims in the programs that allocate, and then kills one.";
@@ -153,7 +153,7 @@ checks! {
         "Told by the flag lo of every mapping in smaps.";
     "malloc_environment" "malloc's environment"
         Of(malloc_environment), malloc_environment,
-        "As it was started; it says nothing of mallopt calls, nor of another malloc linked in.";
+        "From the environment at the start of the process: mallopt calls and other allocators are not considered.";
     "tlb_shootdowns" "TLB shootdowns"
         Of(tlb_shootdowns), tlb_shootdowns,
         "Unmapping or protecting memory of a program on several CPUs interrupts them all and waits: munmap, madvise, KSM, NUMA balancing, compaction.";
@@ -177,91 +177,91 @@ checks! {
         "Without it page frames are hidden: how often a page is mapped, and of what kind it is.";
     "cap_sys_nice" "CAP_SYS_NICE"
         Of(|s| capability(s, |ours| ours.nice)), capability_of_ours,
-        "Without it process_madvise on others is refused: `thp --fix` cannot work.";
+        "Without it the kernel refuses process_madvise on other processes: `thp --fix` cannot work.";
 }
 
 /// The row of one size of huge page.
 pub(super) const SIZE: Check = Check {
     id: "thp_enabled_size",
     label: "huge pages of one size",
-    source: Source::Of(|_| Err(WhyNot::not_asked())),
+    source: SettingSource::Of(|_| Err(WhyNot::not_asked())),
     judge: judge::thp_size,
-    why: "Of `inherit`, transparent_hugepage/enabled decides; a size that is never used costs nothing.",
+    why: "For `inherit`, transparent_hugepage/enabled decides; a size that is not in use costs nothing.",
 };
 
 fn sum(
-    areas: &Subject<'_>,
+    areas: &DoctorSubject<'_>,
     size: fn(&pagewise_model::settings::SwapArea) -> Bytes,
-) -> Reading<Value> {
+) -> Reading<CellValue> {
     let areas = areas.settings.swaps.as_ref().map_err(Clone::clone)?;
-    Ok(Value::Bytes(areas.iter().map(size).sum::<Bytes>().0))
+    Ok(CellValue::Bytes(areas.iter().map(size).sum::<Bytes>().0))
 }
 
-fn swap(subject: &Subject<'_>) -> Reading<Value> {
+fn swap(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     sum(subject, |area| area.size)
 }
 
-fn swap_used(subject: &Subject<'_>) -> Reading<Value> {
+fn swap_used(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     sum(subject, |area| area.used)
 }
 
-fn commit_headroom(subject: &Subject<'_>) -> Reading<Value> {
+fn commit_headroom(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let (limit, committed) =
         (subject.settings.commit_limit.clone()?, subject.settings.committed.clone()?);
     let headroom = i128::from(limit.0) - i128::from(committed.0);
     let least = if headroom < 0 { i64::MIN } else { i64::MAX };
-    Ok(Value::Change(i64::try_from(headroom).unwrap_or(least)))
+    Ok(CellValue::Change(i64::try_from(headroom).unwrap_or(least)))
 }
 
-fn page_table_levels(subject: &Subject<'_>) -> Reading<Value> {
+fn page_table_levels(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let five = subject.settings.five_levels.clone()?;
-    Ok(Value::Count(if five { 5 } else { 4 }))
+    Ok(CellValue::Count(if five { 5 } else { 4 }))
 }
 
-fn cgroup_limit(subject: &Subject<'_>) -> Reading<Value> {
+fn cgroup_limit(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let cgroup = subject.process()?.cgroup.as_ref().map_err(Clone::clone)?;
-    Ok(cgroup.limit.map_or(Value::text("none"), |limit| Value::Bytes(limit.0)))
+    Ok(cgroup.limit.map_or(CellValue::text("none"), |limit| CellValue::Bytes(limit.0)))
 }
 
-fn cgroup_used(subject: &Subject<'_>) -> Reading<Value> {
+fn cgroup_used(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let cgroup = subject.process()?.cgroup.as_ref().map_err(Clone::clone)?;
     let share = match cgroup.limit {
         Some(limit) => cgroup.usage.clone()?.fraction_of(limit),
         None => None,
     };
-    Ok(share.map_or(Value::text("no limit"), Value::Share))
+    Ok(share.map_or(CellValue::text("no limit"), CellValue::Share))
 }
 
-fn hundredths(value: u64) -> Value {
-    // Of a per cent; the kernel's are at most 10,000.
-    Value::Share(f64::from(u32::try_from(value).unwrap_or(u32::MAX)) / 10_000.0)
+fn hundredths(value: u64) -> CellValue {
+    // Share in percent; the kernel's values are at most 10,000.
+    CellValue::Share(f64::from(u32::try_from(value).unwrap_or(u32::MAX)) / 10_000.0)
 }
 
-fn pressure_some(subject: &Subject<'_>) -> Reading<Value> {
+fn pressure_some(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     subject.settings.pressure.clone().map(|Pressure { some, .. }| hundredths(some))
 }
 
-fn pressure_full(subject: &Subject<'_>) -> Reading<Value> {
+fn pressure_full(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     subject.settings.pressure.clone().map(|Pressure { full, .. }| hundredths(full))
 }
 
-fn cgroup_pressure(subject: &Subject<'_>) -> Reading<Value> {
+fn cgroup_pressure(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let cgroup = subject.process()?.cgroup.as_ref().map_err(Clone::clone)?;
     cgroup.pressure.clone().map(|Pressure { some, .. }| hundredths(some))
 }
 
-fn memlock_limit(subject: &Subject<'_>) -> Reading<Value> {
+fn memlock_limit(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let limits = subject.target()?.limits.clone()?;
-    Ok(limits.locked.soft.map_or(Value::text("unlimited"), Value::Bytes))
+    Ok(limits.locked.soft.map_or(CellValue::text("unlimited"), CellValue::Bytes))
 }
 
-fn locked(subject: &Subject<'_>) -> Reading<Value> {
+fn locked(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let status = subject.target()?.status.as_ref().map_err(Clone::clone)?;
-    Ok(Value::bytes(status.vm_lck.clone()))
+    Ok(CellValue::bytes(status.vm_lck.clone()))
 }
 
-/// Whether every mapping that can be is locked; only `smaps` tells.
-fn all_locked(subject: &Subject<'_>) -> Reading<Value> {
+/// True if every mapping that can be is locked; only `smaps` shows this.
+fn all_locked(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let mappings = subject.target()?.mappings.as_ref().map_err(Clone::clone)?;
     let locked = |mapping: &Mapping| -> Reading<bool> {
         let smaps = mapping.smaps.as_ref().map_err(Clone::clone)?;
@@ -269,30 +269,30 @@ fn all_locked(subject: &Subject<'_>) -> Reading<Value> {
         // The kernel's own mappings are never locked: they are I/O, PFN maps or not expandable.
         Ok(flags.has("lo") || flags.has("io") || flags.has("pf") || flags.has("de"))
     };
-    // [vsyscall] lies in the kernel's half and is no mapping of the process.
+    // [vsyscall] is in the kernel's half of the address space and not a mapping of the process.
     let own = mappings.iter().filter(|mapping| mapping.range.start >> 63 == 0);
     let all: Reading<Vec<bool>> = own.map(locked).collect();
-    Ok(Value::Flag(all?.into_iter().all(|locked| locked)))
+    Ok(CellValue::Flag(all?.into_iter().all(|locked| locked)))
 }
 
-fn malloc_environment(subject: &Subject<'_>) -> Reading<Value> {
+fn malloc_environment(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     subject.target()?;
     let variables = subject.process()?.environment.as_ref().map_err(Clone::clone)?;
     let pair = |name: &Name, value: &Name| {
-        Value::Name(Name::new(&[name.as_bytes(), b"=", value.as_bytes()].concat()))
+        CellValue::Name(Name::new(&[name.as_bytes(), b"=", value.as_bytes()].concat()))
     };
     match variables.as_slice() {
-        [] => Ok(Value::text("nothing set")),
-        some => Ok(Value::List(some.iter().map(|v| pair(&v.name, &v.value)).collect())),
+        [] => Ok(CellValue::text("nothing set")),
+        some => Ok(CellValue::List(some.iter().map(|v| pair(&v.name, &v.value)).collect())),
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a rate is shown with three digits")]
-fn tlb_shootdowns(subject: &Subject<'_>) -> Reading<Value> {
+fn tlb_shootdowns(subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     let shootdowns = subject.settings.shootdowns.clone()?;
-    Ok(Value::Rate(shootdowns.count as f64 * 1e9 / shootdowns.interval_ns.max(1) as f64))
+    Ok(CellValue::Rate(shootdowns.count as f64 * 1e9 / shootdowns.interval_ns.max(1) as f64))
 }
 
-fn capability(subject: &Subject<'_>, has: fn(&Capabilities) -> bool) -> Reading<Value> {
-    subject.settings.ours.as_ref().map(|ours| Value::Flag(has(ours))).map_err(Clone::clone)
+fn capability(subject: &DoctorSubject<'_>, has: fn(&Capabilities) -> bool) -> Reading<CellValue> {
+    subject.settings.ours.as_ref().map(|ours| CellValue::Flag(has(ours))).map_err(Clone::clone)
 }

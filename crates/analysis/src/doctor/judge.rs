@@ -1,10 +1,11 @@
-//! How each value suits the profile. One function a check; without a profile only what costs either way counts.
+//! Verdicts on each value for the profile. One function per check; without a profile only costs in
+//! any case count.
 
-use pagewise_model::report::Value;
+use pagewise_model::report::CellValue;
 use pagewise_model::settings::SwapArea;
 
-use super::Profile::{Density, Latency};
-use super::outcome::{Case, Judged, word};
+use super::WorkloadProfile::{Density, Latency};
+use super::outcome::{Judged, SettingCase, word};
 
 /// Below this share of its limit a cgroup has room.
 const CGROUP_FULL: f64 = 0.8;
@@ -19,11 +20,11 @@ const MAPS: u64 = 65_530;
 const MANY_THREADS: u64 = 16;
 
 /// Good to know, and never wrong.
-pub(super) fn informative(_: &Case<'_>) -> Judged {
+pub(super) fn informative(_: &SettingCase<'_>) -> Judged {
     Judged::ok()
 }
 
-pub(super) fn thp_enabled(case: &Case<'_>) -> Judged {
+pub(super) fn thp_enabled(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "always" if case.is_for(Density) => {
             Judged::warn("Every program gets them, asked or not, and sparse ones grow many times.").write("madvise")
@@ -39,13 +40,13 @@ pub(super) fn thp_enabled(case: &Case<'_>) -> Judged {
     }
 }
 
-/// Whether no program can get a huge page, so that it does not matter how they are made.
-fn is_without_thp(case: &Case<'_>) -> bool {
+/// True if no program can get a huge page, so that it does not matter how they are made.
+fn is_without_thp(case: &SettingCase<'_>) -> bool {
     let enabled = case.subject.settings.file("/sys/kernel/mm/transparent_hugepage/enabled");
     enabled.is_some_and(|enabled| *enabled == Ok("never".into()))
 }
 
-pub(super) fn thp_defrag(case: &Case<'_>) -> Judged {
+pub(super) fn thp_defrag(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         _ if is_without_thp(case) => Judged::ok(),
         "always" if !case.is_for(Density) => {
@@ -60,16 +61,17 @@ pub(super) fn thp_defrag(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn thp_shmem_enabled(case: &Case<'_>) -> Judged {
+pub(super) fn thp_shmem_enabled(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "always" | "force" => {
-            Judged::note("Files smaller than a huge page take a whole one.").write("within_size")
+            Judged::note("A file smaller than a huge page occupies a whole huge page.")
+                .write("within_size")
         }
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn thp_shrink_underused(case: &Case<'_>) -> Judged {
+pub(super) fn thp_shrink_underused(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "0" if !case.is_for(Latency) => {
             Judged::note("Sparse huge pages keep their zero pages.").write("1")
@@ -79,7 +81,7 @@ pub(super) fn thp_shrink_underused(case: &Case<'_>) -> Judged {
 }
 
 /// Half of a huge page or more may be made of nothing.
-pub(super) fn max_ptes_none(case: &Case<'_>) -> Judged {
+pub(super) fn max_ptes_none(case: &SettingCase<'_>) -> Judged {
     let settings = case.subject.settings;
     let Some((none, huge)) = case.number().zip(settings.huge_size.clone().ok()) else {
         return Judged::ok();
@@ -90,7 +92,7 @@ pub(super) fn max_ptes_none(case: &Case<'_>) -> Judged {
     let because = if all {
         "One touched page is enough, and splitting of underused huge pages is off at this value."
     } else {
-        "Half of a huge page or more may be memory that nobody used."
+        "Half of a huge page or more may be memory that was never used."
     };
     match none >= pages / 2 && !is_without_thp(case) {
         true if case.is_for(Density) => Judged::warn(because).write(eighth),
@@ -100,7 +102,7 @@ pub(super) fn max_ptes_none(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn khugepaged_defrag(case: &Case<'_>) -> Judged {
+pub(super) fn khugepaged_defrag(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "1" if case.is_for(Latency) => {
             Judged::note("It moves pages of programs while they run.").write("0")
@@ -109,14 +111,14 @@ pub(super) fn khugepaged_defrag(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn scan_sleep(case: &Case<'_>) -> Judged {
+pub(super) fn scan_sleep(case: &SettingCase<'_>) -> Judged {
     match case.number() {
         Some(0..1000) => Judged::note("khugepaged scans all but without rest.").write("10000"),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn thp_size(case: &Case<'_>) -> Judged {
+pub(super) fn thp_size(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "always" if case.is_for(Density) => {
             Judged::note("Programs get it unasked.").write("madvise")
@@ -125,17 +127,17 @@ pub(super) fn thp_size(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn swap(case: &Case<'_>) -> Judged {
+pub(super) fn swap(case: &SettingCase<'_>) -> Judged {
     let areas = case.subject.settings.swaps.as_deref().unwrap_or_default();
     match areas {
         [] if case.is_for(Density) => {
-            Judged::note("There is none: memory that nobody touches cannot leave RAM.")
+            Judged::note("No swap: anonymous memory that is never touched cannot leave RAM.")
         }
         [_, ..] if case.is_for(Latency) => {
             let off = areas.iter().map(|area| command("swapoff", area)).collect::<Option<Vec<_>>>();
             let on =
                 areas.iter().map(|area| command(&swapon(area), area)).collect::<Option<Vec<_>>>();
-            Judged::note("What is swapped out is read back from disk at a fault.")
+            Judged::note("Swapped pages are read back from disk at a page fault.")
                 .run(off.map(|all| all.join("; ")), on.map(|all| all.join("; ")))
         }
         _ => Judged::ok(),
@@ -151,30 +153,30 @@ fn command(command: &str, area: &SwapArea) -> Option<String> {
     word(area.path.as_bytes()).map(|path| format!("{command} {path}"))
 }
 
-pub(super) fn swap_used(case: &Case<'_>) -> Judged {
+pub(super) fn swap_used(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Bytes(1..) if !case.is_for(Density) => {
+        CellValue::Bytes(1..) if !case.is_for(Density) => {
             Judged::note("Its first touches will wait for the disk.")
         }
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn swappiness(case: &Case<'_>) -> Judged {
+pub(super) fn swappiness(case: &SettingCase<'_>) -> Judged {
     match (case.subject.has_swap(), case.number()) {
         (Ok(true), Some(11..)) if case.is_for(Latency) => {
             Judged::note("Anonymous memory goes to swap while page cache could be dropped.")
                 .write("1")
         }
-        (Ok(true), Some(0..60)) if case.is_for(Density) => {
-            Judged::note("Anonymous memory that nobody touches is kept at the cost of page cache.")
-                .write("60")
-        }
+        (Ok(true), Some(0..60)) if case.is_for(Density) => Judged::note(
+            "Anonymous memory that is never touched stays in RAM at the cost of page cache.",
+        )
+        .write("60"),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn zswap(case: &Case<'_>) -> Judged {
+pub(super) fn zswap(case: &SettingCase<'_>) -> Judged {
     match (case.subject.has_swap(), case.text()) {
         (Ok(true), "N" | "0") if case.is_for(Density) => {
             Judged::note("Swapped pages go to the disk uncompressed.").write("Y")
@@ -183,7 +185,7 @@ pub(super) fn zswap(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn overcommit(case: &Case<'_>) -> Judged {
+pub(super) fn overcommit(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "1" => Judged::note("Nothing is refused; when memory runs out, a process is killed.")
             .write("0"),
@@ -191,19 +193,19 @@ pub(super) fn overcommit(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn commit_headroom(case: &Case<'_>) -> Judged {
+pub(super) fn commit_headroom(case: &SettingCase<'_>) -> Judged {
     let is_strict = case.subject.number("/proc/sys/vm/overcommit_memory") == Some(2);
     let limit = case.subject.settings.commit_limit.as_ref().map_or(0, |limit| limit.0);
     let tenth = i64::try_from(limit / 10).unwrap_or(i64::MAX);
     match case.value {
-        Value::Change(headroom) if is_strict && *headroom < tenth => Judged::warn(
+        CellValue::Change(headroom) if is_strict && *headroom < tenth => Judged::warn(
             "Less than a tenth of what may be promised is left, and the limit is strict.",
         ),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn numa_balancing(case: &Case<'_>) -> Judged {
+pub(super) fn numa_balancing(case: &SettingCase<'_>) -> Judged {
     let one_node = case.subject.settings.nodes == Ok(1);
     match case.text() {
         "" | "0" => Judged::ok(),
@@ -214,7 +216,7 @@ pub(super) fn numa_balancing(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn ksm(case: &Case<'_>) -> Judged {
+pub(super) fn ksm(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "1" if case.is_for(Latency) => Judged::warn("It runs.").write("0"),
         "0" if case.is_for(Density) => Judged::note(
@@ -225,17 +227,18 @@ pub(super) fn ksm(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn page_table_levels(case: &Case<'_>) -> Judged {
+pub(super) fn page_table_levels(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Count(5) if case.is_for(Latency) => Judged::note("Walks are a level longer.").run(
-            Some("add no5lvl to the kernel's command line and reboot".into()),
-            Some("take no5lvl out of the kernel's command line and reboot".into()),
-        ),
+        CellValue::Count(5) if case.is_for(Latency) => Judged::note("Walks are a level longer.")
+            .run(
+                Some("add no5lvl to the kernel's command line and reboot".into()),
+                Some("remove no5lvl from the kernel command line and reboot".into()),
+            ),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn max_map_count(case: &Case<'_>) -> Judged {
+pub(super) fn max_map_count(case: &SettingCase<'_>) -> Judged {
     let Some(limit) = case.number() else { return Judged::ok() };
     let mappings = case.subject.target().and_then(|target| {
         target.mappings.as_ref().map(|mappings| mappings.len() as u64).map_err(Clone::clone)
@@ -255,17 +258,17 @@ pub(super) fn max_map_count(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn zone_reclaim(case: &Case<'_>) -> Judged {
+pub(super) fn zone_reclaim(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "" | "0" => Judged::ok(),
         _ if case.is_for(Latency) => {
-            Judged::warn("Allocations reclaim while other nodes have room.").write("0")
+            Judged::warn("Allocations reclaim while other nodes have free memory.").write("0")
         }
-        _ => Judged::note("Allocations reclaim while other nodes have room.").write("0"),
+        _ => Judged::note("Allocations reclaim while other nodes have free memory.").write("0"),
     }
 }
 
-pub(super) fn watermark_scale(case: &Case<'_>) -> Judged {
+pub(super) fn watermark_scale(case: &SettingCase<'_>) -> Judged {
     match case.number() {
         Some(0..50) if case.is_for(Latency) => {
             Judged::note("kswapd begins late: in a burst programs reclaim themselves.").write("100")
@@ -280,7 +283,7 @@ pub(super) fn watermark_scale(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn min_free(case: &Case<'_>) -> Judged {
+pub(super) fn min_free(case: &SettingCase<'_>) -> Judged {
     let total = case.subject.settings.mem_total.as_ref().map_or(0, |total| total.0 >> 10);
     match case.number() {
         _ if total == 0 => Judged::ok(),
@@ -296,17 +299,17 @@ pub(super) fn min_free(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn cgroup_limit(case: &Case<'_>) -> Judged {
+pub(super) fn cgroup_limit(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Text(_) if case.is_for(Density) => {
-            Judged::note("There is none: one program can take the memory of all.")
+        CellValue::Text(_) if case.is_for(Density) => {
+            Judged::note("No limit: one program can use all memory.")
         }
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn cgroup_used(case: &Case<'_>) -> Judged {
-    let Value::Share(used) = case.value else { return Judged::ok() };
+pub(super) fn cgroup_used(case: &SettingCase<'_>) -> Judged {
+    let CellValue::Share(used) = case.value else { return Judged::ok() };
     let (change, undo) = raise_limit(case);
     match *used {
         CGROUP_BURSTING.. => Judged::warn("It is all but used up.").run(change, undo),
@@ -316,7 +319,7 @@ pub(super) fn cgroup_used(case: &Case<'_>) -> Judged {
 }
 
 /// The commands that raise a cgroup's limit by half, and set it to what it is.
-fn raise_limit(case: &Case<'_>) -> (Option<String>, Option<String>) {
+fn raise_limit(case: &SettingCase<'_>) -> (Option<String>, Option<String>) {
     let cgroup = case.subject.process().ok().and_then(|process| process.cgroup.as_ref().ok());
     let limit =
         cgroup.and_then(|cgroup| Some((cgroup.limit?.0, word(cgroup.limit_file.as_bytes())?)));
@@ -325,31 +328,31 @@ fn raise_limit(case: &Case<'_>) -> (Option<String>, Option<String>) {
     (limit.map(raised), limit.map(write))
 }
 
-pub(super) fn pressure_some(case: &Case<'_>) -> Judged {
+pub(super) fn pressure_some(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Share(0.1..) => Judged::warn("Programs wait for memory."),
-        Value::Share(0.01..) => Judged::note("Programs wait for memory now and then."),
-        Value::Share(0.001..) if case.is_for(Latency) => {
+        CellValue::Share(0.1..) => Judged::warn("Programs wait for memory."),
+        CellValue::Share(0.01..) => Judged::note("Programs wait for memory now and then."),
+        CellValue::Share(0.001..) if case.is_for(Latency) => {
             Judged::note("Programs wait for memory now and then.")
         }
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn pressure_full(case: &Case<'_>) -> Judged {
+pub(super) fn pressure_full(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Share(0.01..) => Judged::warn("At times nothing runs for want of memory."),
+        CellValue::Share(0.01..) => Judged::warn("At times nothing runs for want of memory."),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn memlock_limit(case: &Case<'_>) -> Judged {
+pub(super) fn memlock_limit(case: &SettingCase<'_>) -> Judged {
     let limits = case.subject.target().ok().and_then(|target| {
         let limits = target.limits.as_ref().ok()?;
         Some((target.process.pid, limits.locked))
     });
     match (case.value, limits) {
-        (Value::Bytes(_), Some((pid, limit))) if case.is_for(Latency) => {
+        (CellValue::Bytes(_), Some((pid, limit))) if case.is_for(Latency) => {
             let word = |bound: Option<u64>| bound.map_or("unlimited".to_owned(), |n| n.to_string());
             let set = |bounds: String| Some(format!("prlimit --pid {pid} --memlock={bounds}"));
             Judged::note("mlockall may fail.").run(
@@ -361,15 +364,15 @@ pub(super) fn memlock_limit(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn locked(case: &Case<'_>) -> Judged {
+pub(super) fn locked(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Bytes(0) if case.is_for(Latency) => Judged::note("None is."),
+        CellValue::Bytes(0) if case.is_for(Latency) => Judged::note("None is."),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn malloc_environment(case: &Case<'_>) -> Judged {
-    let Value::Text(_) = case.value else { return Judged::ok() };
+pub(super) fn malloc_environment(case: &SettingCase<'_>) -> Judged {
+    let CellValue::Text(_) = case.value else { return Judged::ok() };
     let threads = case.subject.target().map_or(0, |target| target.process.threads);
     let started =
         |with: &str| (Some(format!("start it with {with}")), Some("start it without".into()));
@@ -391,16 +394,20 @@ pub(super) fn malloc_environment(case: &Case<'_>) -> Judged {
     Judged::ok()
 }
 
-pub(super) fn tlb_shootdowns(case: &Case<'_>) -> Judged {
+pub(super) fn tlb_shootdowns(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Rate(MANY_SHOOTDOWNS..) if case.is_for(Latency) => Judged::warn("There are many."),
-        Value::Rate(MANY_SHOOTDOWNS..) => Judged::note("There are many."),
-        Value::Rate(SHOOTDOWNS..) if case.is_for(Latency) => Judged::note("There are quite some."),
+        CellValue::Rate(MANY_SHOOTDOWNS..) if case.is_for(Latency) => {
+            Judged::warn("There are many.")
+        }
+        CellValue::Rate(MANY_SHOOTDOWNS..) => Judged::note("There are many."),
+        CellValue::Rate(SHOOTDOWNS..) if case.is_for(Latency) => {
+            Judged::note("There are quite some.")
+        }
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn perf_event_paranoid(case: &Case<'_>) -> Judged {
+pub(super) fn perf_event_paranoid(case: &SettingCase<'_>) -> Judged {
     let allowed = case.subject.settings.ours.as_ref().is_ok_and(|ours| ours.perfmon);
     match case.text().parse::<i64>() {
         Ok(2..) if !allowed => {
@@ -410,26 +417,26 @@ pub(super) fn perf_event_paranoid(case: &Case<'_>) -> Judged {
     }
 }
 
-pub(super) fn ptrace_scope(case: &Case<'_>) -> Judged {
+pub(super) fn ptrace_scope(case: &SettingCase<'_>) -> Judged {
     let allowed = case.subject.settings.ours.as_ref().is_ok_and(|ours| ours.ptrace);
     match case.text() {
         "" | "0" => Judged::ok(),
         "3" => Judged::note("Nobody may trace, and that lasts until the next boot."),
         _ if allowed => Judged::ok(),
-        _ => Judged::note("pagewise may not look into programs that it did not start.").write("0"),
+        _ => Judged::note("pagewise may not read processes that it did not start.").write("0"),
     }
 }
 
-pub(super) fn lockdown(case: &Case<'_>) -> Judged {
+pub(super) fn lockdown(case: &SettingCase<'_>) -> Judged {
     match case.text() {
         "integrity" | "confidentiality" => Judged::note("Only a boot without lockdown= ends it."),
         _ => Judged::ok(),
     }
 }
 
-pub(super) fn capability_of_ours(case: &Case<'_>) -> Judged {
+pub(super) fn capability_of_ours(case: &SettingCase<'_>) -> Judged {
     match case.value {
-        Value::Flag(false) => Judged::note("pagewise does not have it.")
+        CellValue::Flag(false) => Judged::note("pagewise does not have it.")
             .run(Some("run pagewise with sudo".into()), Some("run it without".into())),
         _ => Judged::ok(),
     }

@@ -1,21 +1,21 @@
 //! From a row of the table of checks to what is said of it.
 
-use pagewise_model::report::{Label, Value};
-use pagewise_model::settings::{ProcessSettings, Settings};
+use pagewise_model::report::{CellValue, Label};
+use pagewise_model::settings::{ProcessSettings, SystemSettings};
 use pagewise_model::{Name, Reading, Snapshot};
 
-use super::checks::{CHECKS, Check, SIZE, Source, WhyNot};
-use super::{Options, Profile, Verdict};
+use super::checks::{CHECKS, Check, SIZE, SettingSource, WhyNot};
+use super::{DoctorOptions, SettingVerdict, WorkloadProfile};
 
-/// What is judged, and for whom.
+/// Settings and profile to judge.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Subject<'a> {
-    pub(super) settings: &'a Settings,
-    pub(super) options: &'a Options<'a>,
+pub(super) struct DoctorSubject<'a> {
+    pub(super) settings: &'a SystemSettings,
+    pub(super) options: &'a DoctorOptions<'a>,
 }
 
-impl<'a> Subject<'a> {
-    pub(super) fn is_for(&self, profile: Profile) -> bool {
+impl<'a> DoctorSubject<'a> {
+    pub(super) fn is_for(&self, profile: WorkloadProfile) -> bool {
         self.options.profile == Some(profile)
     }
 
@@ -42,42 +42,42 @@ impl<'a> Subject<'a> {
 
 /// A value that could be read, and whose it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Case<'a> {
-    pub(super) subject: &'a Subject<'a>,
-    pub(super) value: &'a Value,
+pub(super) struct SettingCase<'a> {
+    pub(super) subject: &'a DoctorSubject<'a>,
+    pub(super) value: &'a CellValue,
 }
 
-impl Case<'_> {
-    /// The value as it stands in its file; empty where it is none of a file.
+impl SettingCase<'_> {
+    /// The value as its file shows it; empty if it is not from a file.
     pub(super) fn text(&self) -> &str {
         match self.value {
-            Value::Name(name) => std::str::from_utf8(name.as_bytes()).unwrap_or_default(),
+            CellValue::Name(name) => std::str::from_utf8(name.as_bytes()).unwrap_or_default(),
             _ => "",
         }
     }
 
-    /// The value as a number; `None` where it is none.
+    /// The value as a number; `None` if it is not a number.
     pub(super) fn number(&self) -> Option<u64> {
         self.text().parse().ok()
     }
 
-    pub(super) fn is_for(&self, profile: Profile) -> bool {
+    pub(super) fn is_for(&self, profile: WorkloadProfile) -> bool {
         self.subject.is_for(profile)
     }
 }
 
-/// What a judge says.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Judged {
-    verdict: Verdict,
-    /// What is wrong with the value found; empty where nothing is.
+    verdict: SettingVerdict,
+    /// Problem with the value; empty if it is fine.
     because: Label,
-    way: Way,
+    way: SettingChange,
 }
 
-/// How to get where the judge would have it.
+/// Change that leads to a fitting value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Way {
+enum SettingChange {
     /// No command does it.
     None,
     /// Write this into the check's file.
@@ -88,35 +88,36 @@ enum Way {
 
 impl Judged {
     pub(super) fn ok() -> Judged {
-        Judged { verdict: Verdict::Ok, because: "".into(), way: Way::None }
+        Judged { verdict: SettingVerdict::Ok, because: "".into(), way: SettingChange::None }
     }
 
     pub(super) fn note(because: impl Into<Label>) -> Judged {
-        Judged { verdict: Verdict::Note, because: because.into(), way: Way::None }
+        Judged { verdict: SettingVerdict::Note, because: because.into(), way: SettingChange::None }
     }
 
     pub(super) fn warn(because: impl Into<Label>) -> Judged {
-        Judged { verdict: Verdict::Warn, because: because.into(), way: Way::None }
+        Judged { verdict: SettingVerdict::Warn, because: because.into(), way: SettingChange::None }
     }
 
-    /// What should be in the check's file.
+    /// Recommends to write a value to the check's file.
     pub(super) fn write(self, value: impl Into<Label>) -> Judged {
-        Judged { way: Way::Write(value.into()), ..self }
+        Judged { way: SettingChange::Write(value.into()), ..self }
     }
 
-    /// The commands where the setting is in no file. One is `None` where a name in it cannot stand in a command.
+    /// The commands where the setting is in no file. One is `None` where a name in it cannot stand
+    /// in a command.
     pub(super) fn run(self, change: Option<String>, undo: Option<String>) -> Judged {
-        Judged { way: Way::Run { change, undo }, ..self }
+        Judged { way: SettingChange::Run { change, undo }, ..self }
     }
 }
 
-/// What is said of one setting.
+/// Outcome for one setting.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct SettingOutcome {
     pub(super) id: Label,
     pub(super) label: Label,
-    pub(super) value: Value,
-    pub(super) verdict: Verdict,
+    pub(super) value: CellValue,
+    pub(super) verdict: SettingVerdict,
     because: Label,
     pub(super) why: &'static str,
     /// Sets what is advised; where the verdict is ok, that is what is set now.
@@ -125,8 +126,8 @@ pub(super) struct Outcome {
     pub(super) undo: Option<String>,
 }
 
-impl Outcome {
-    /// What is wrong with the value, and why the setting matters.
+impl SettingOutcome {
+    /// Problem with the value, and the reason why the setting matters.
     pub(super) fn why(&self) -> String {
         match self.because.as_ref() {
             "" => self.why.to_owned(),
@@ -136,23 +137,24 @@ impl Outcome {
 }
 
 /// Every check, in the order of the table; sizes of huge pages after the last of the fixed ones.
-pub(super) fn outcomes(subject: &Subject<'_>) -> Vec<Outcome> {
-    let mut outcomes: Vec<Outcome> = CHECKS.iter().map(|check| one(check, subject)).collect();
+pub(super) fn outcomes(subject: &DoctorSubject<'_>) -> Vec<SettingOutcome> {
+    let mut outcomes: Vec<SettingOutcome> =
+        CHECKS.iter().map(|check| one(check, subject)).collect();
     outcomes.extend(sizes(subject));
     outcomes
 }
 
-fn one(check: &Check, subject: &Subject<'_>) -> Outcome {
+fn one(check: &Check, subject: &DoctorSubject<'_>) -> SettingOutcome {
     let (value, file) = match check.source {
-        Source::File(path) => (file_value(path, subject), Some(path)),
-        Source::Of(read) => (read(subject), None),
+        SettingSource::File(path) => (file_value(path, subject), Some(path)),
+        SettingSource::Of(read) => (read(subject), None),
     };
     outcome(check, check.id.into(), check.label.into(), value, file, subject)
 }
 
-fn file_value(path: &str, subject: &Subject<'_>) -> Reading<Value> {
+fn file_value(path: &str, subject: &DoctorSubject<'_>) -> Reading<CellValue> {
     match subject.settings.file(path) {
-        Some(value) => value.clone().map(Value::Name),
+        Some(value) => value.clone().map(CellValue::Name),
         None => Err(WhyNot::not_asked()),
     }
 }
@@ -161,38 +163,42 @@ fn outcome(
     check: &Check,
     id: Label,
     label: Label,
-    value: Reading<Value>,
+    value: Reading<CellValue>,
     file: Option<&str>,
-    subject: &Subject<'_>,
-) -> Outcome {
+    subject: &DoctorSubject<'_>,
+) -> SettingOutcome {
     let (value, judged) = match value {
         Ok(value) => {
-            let judged = (check.judge)(&Case { subject, value: &value });
+            let judged = (check.judge)(&SettingCase { subject, value: &value });
             (value, judged)
         }
         Err(absent) => {
-            let unknown = Judged { verdict: Verdict::Unknown, ..Judged::ok() };
-            (Value::Absent(absent), unknown)
+            let unknown = Judged { verdict: SettingVerdict::Unknown, ..Judged::ok() };
+            (CellValue::Absent(absent), unknown)
         }
     };
     let (change, undo) = commands(&judged.way, &value, file);
     let (verdict, because) = (judged.verdict, judged.because);
-    Outcome { id, label, value, verdict, because, why: check.why, change, undo }
+    SettingOutcome { id, label, value, verdict, because, why: check.why, change, undo }
 }
 
-fn commands(way: &Way, value: &Value, file: Option<&str>) -> (Option<String>, Option<String>) {
+fn commands(
+    way: &SettingChange,
+    value: &CellValue,
+    file: Option<&str>,
+) -> (Option<String>, Option<String>) {
     let undo = match (file, value) {
-        (Some(path), Value::Name(now)) => writes(path, now.as_bytes()),
+        (Some(path), CellValue::Name(now)) => writes(path, now.as_bytes()),
         _ => None,
     };
     match way {
-        Way::Run { change, undo } => (change.clone(), undo.clone()),
-        Way::Write(wanted) => {
+        SettingChange::Run { change, undo } => (change.clone(), undo.clone()),
+        SettingChange::Write(wanted) => {
             let change = file.and_then(|path| writes(path, wanted.as_bytes()));
             // A change that cannot be taken back is not advised.
             (change.filter(|_| undo.is_some()), undo)
         }
-        Way::None => (undo.clone(), undo),
+        SettingChange::None => (undo.clone(), undo),
     }
 }
 
@@ -218,7 +224,7 @@ pub(super) fn word(text: &[u8]) -> Option<&str> {
 }
 
 /// One outcome for each size of huge page.
-fn sizes(subject: &Subject<'_>) -> Vec<Outcome> {
+fn sizes(subject: &DoctorSubject<'_>) -> Vec<SettingOutcome> {
     let label = |kib: u64| format!("huge pages of {kib} KiB").into();
     match &subject.settings.sizes {
         Err(absent) => {
@@ -230,7 +236,7 @@ fn sizes(subject: &Subject<'_>) -> Vec<Outcome> {
             .map(|size| {
                 let kib = size.size.0 >> 10;
                 let file = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
-                let value = Ok(Value::Name(Name::new(size.enabled.as_bytes())));
+                let value = Ok(CellValue::Name(Name::new(size.enabled.as_bytes())));
                 let id = format!("thp_enabled_{kib}kB").into();
                 outcome(&SIZE, id, label(kib), value, Some(&file), subject)
             })

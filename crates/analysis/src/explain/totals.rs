@@ -1,16 +1,19 @@
 //! The columns of top, as top shows them, and those that answer better.
 
-use pagewise_model::process::{Statm, Status};
-use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
+use pagewise_model::process::{ProcessStatus, Statm};
+use pagewise_model::report::{Audience, CellValue, Fact, FactsShape, NamedFacts};
 use pagewise_model::{Absent, Bytes, Reading, Snapshot};
 
 use crate::swapped;
 
-use super::{Subject, fact, meaning};
+use super::{ExplainSubject, fact, meaning};
 
-pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>) -> Facts {
+pub(super) fn totals(
+    snapshot: &Snapshot,
+    subject: Result<&ExplainSubject<'_>, &Absent>,
+) -> NamedFacts {
     let statm = |of: fn(&Statm) -> Bytes| snapshot.statm.as_ref().map(of).map_err(Clone::clone);
-    let status = |of: fn(&Status) -> &Reading<Bytes>| {
+    let status = |of: fn(&ProcessStatus) -> &Reading<Bytes>| {
         snapshot.status.as_ref().map_err(Clone::clone).and_then(|s| of(s).clone())
     };
     let subject = subject.map_err(Clone::clone);
@@ -33,17 +36,17 @@ pub(super) fn totals(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>
         rare(bytes("locked", "locked", status(|s| &s.vm_lck))),
         rare(bytes("hugetlb", "hugetlb", status(|s| &s.hugetlb))),
     ];
-    Facts {
+    NamedFacts {
         key: "totals".into(),
         title: "Memory".into(),
         audience: Audience::Everyone,
-        shape: Shape::Columns,
+        shape: FactsShape::Columns,
         facts,
     }
 }
 
 fn bytes(key: &'static str, label: &'static str, reading: Reading<Bytes>) -> Fact {
-    fact(key, label, Value::bytes(reading), meaning(label))
+    fact(key, label, CellValue::bytes(reading), meaning(label))
 }
 
 /// `VmSwap`: shown where it is not what the mappings have in swap.
@@ -54,21 +57,21 @@ fn private_swap(snapshot: &Snapshot, swap: &Reading<Bytes>) -> Fact {
     Fact { audience, ..bytes("swap_private", "SWAP (private)", private) }
 }
 
-/// What most processes have none of: shown only where there is some, or on request.
+/// A fact that most processes lack: shown only if it is present, or on request.
 fn rare(fact: Fact) -> Fact {
     let audience = match fact.value {
-        Value::Bytes(1..) => Audience::Everyone,
+        CellValue::Bytes(1..) => Audience::Everyone,
         _ => Audience::Long,
     };
     Fact { audience, ..fact }
 }
 
-fn mem_share(snapshot: &Snapshot) -> Value {
+fn mem_share(snapshot: &Snapshot) -> CellValue {
     let statm = snapshot.statm.as_ref().map_err(Clone::clone);
     let share = statm.and_then(|statm| {
         let total = snapshot.machine.mem_total.clone()?;
         let none = || Absent::NotSupported("MemTotal is 0".into());
         statm.resident.fraction_of(total).ok_or_else(none)
     });
-    Value::of(share, Value::Share)
+    CellValue::from_reading(share, CellValue::Share)
 }

@@ -1,48 +1,56 @@
-//! Who the process is, and how its memory was seen.
+//! Identity of the process, and the method of the reading.
 
-use pagewise_model::machine::{Method, Moment};
+use pagewise_model::machine::{ProcessMoment, ReadMethod};
 use pagewise_model::process::Process;
-use pagewise_model::report::{Audience, Fact, Facts, Shape, Value};
+use pagewise_model::report::{Audience, CellValue, Fact, FactsShape, NamedFacts};
 use pagewise_model::{Absent, Name, Reading, Snapshot};
 
-use super::{Subject, fact};
+use super::{ExplainSubject, fact};
 
 /// The line that names the subject.
-pub(super) fn title(snapshot: &Snapshot) -> Vec<Value> {
+pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
     let when = match snapshot.provenance.moment {
-        Moment::Running => "",
-        Moment::AtExit => ", as it exited",
-        Moment::After(_) => ", some time after its start",
-        Moment::AtPeak(_) => ", near its peak",
+        ProcessMoment::Running => "",
+        ProcessMoment::AtExit => ", as it exited",
+        ProcessMoment::After(_) => ", some time after its start",
+        ProcessMoment::AtPeak(_) => ", near its peak",
     };
     title_of(&snapshot.process, &format!("where its memory is{when}"))
 }
 
 /// `NAME (PID): SUBJECT`.
-pub(crate) fn title_of(process: &Process, subject: &str) -> Vec<Value> {
-    vec![Value::Name(process.name.clone()), Value::text(format!(" ({}): {subject}", process.pid))]
+pub(crate) fn title_of(process: &Process, subject: &str) -> Vec<CellValue> {
+    vec![
+        CellValue::Name(process.name.clone()),
+        CellValue::text(format!(" ({}): {subject}", process.pid)),
+    ]
 }
 
-pub(crate) fn process(process: &Process) -> Facts {
+pub(crate) fn process(process: &Process) -> NamedFacts {
     let user = match &process.user {
-        Some(name) => Value::Name(name.clone()),
-        None => Value::text(format!("uid {}", process.uid)),
+        Some(name) => CellValue::Name(name.clone()),
+        None => CellValue::text(format!("uid {}", process.uid)),
     };
-    let command = Value::of(process.command.clone(), |words| {
-        Value::List(words.into_iter().map(Value::Name).collect())
+    let command = CellValue::from_reading(process.command.clone(), |words| {
+        CellValue::List(words.into_iter().map(CellValue::Name).collect())
     });
     let facts = vec![
-        fact("pid", "pid", Value::text(process.pid.to_string()), "").for_people(),
-        fact("pid", "pid", Value::Count(process.pid.0.into()), "").for_programs(),
-        fact("name", "name", Value::Name(process.name.clone()), "").for_programs(),
+        fact("pid", "pid", CellValue::text(process.pid.to_string()), "").for_people(),
+        fact("pid", "pid", CellValue::Count(process.pid.0.into()), "").for_programs(),
+        fact("name", "name", CellValue::Name(process.name.clone()), "").for_programs(),
         fact("command", "command", command, "").hidden_if(is_empty(&process.command)),
         fact("user", "user", user, ""),
-        fact("uid", "uid", Value::Count(process.uid.into()), "").for_programs(),
-        fact("parent", "parent", Value::Count(process.parent.0.into()), "").for_programs(),
-        fact("state", "state", Value::text(state(process.state)), ""),
-        fact("threads", "threads", Value::Count(process.threads), ""),
-        fact("uptime_ns", "up", Value::of(process.age_ns.clone(), Value::Nanos), "")
-            .hidden_if(process.age_ns.is_err()),
+        fact("uid", "uid", CellValue::Count(process.uid.into()), "").for_programs(),
+        fact("parent", "parent", CellValue::Count(process.parent.0.into()), "").for_programs(),
+        fact("state", "state", CellValue::text(state(process.state)), ""),
+        fact("threads", "threads", CellValue::Count(process.threads), ""),
+        fact(
+            "uptime_ns",
+            "up",
+            CellValue::from_reading(process.age_ns.clone(), CellValue::Nanos),
+            "",
+        )
+        .hidden_if(process.age_ns.is_err()),
         fact(
             "ns_pids",
             "pids",
@@ -54,9 +62,9 @@ pub(crate) fn process(process: &Process) -> Facts {
     line("process", facts)
 }
 
-fn ns_pids(process: &Process) -> Value {
+fn ns_pids(process: &Process) -> CellValue {
     let pids = process.ns_pids.iter();
-    Value::List(pids.map(|pid| Value::Count(pid.0.into())).collect())
+    CellValue::List(pids.map(|pid| CellValue::Count(pid.0.into())).collect())
 }
 
 fn is_empty(command: &Reading<Vec<Name>>) -> bool {
@@ -79,55 +87,58 @@ fn state(letter: char) -> String {
     word.to_owned()
 }
 
-pub(super) fn provenance(snapshot: &Snapshot, subject: Result<&Subject<'_>, &Absent>) -> Facts {
+pub(super) fn provenance(
+    snapshot: &Snapshot,
+    subject: Result<&ExplainSubject<'_>, &Absent>,
+) -> NamedFacts {
     let seen = &snapshot.provenance;
     let checked = subject.map_err(Clone::clone).map(|s| &s.invariants);
     let torn = checked.clone().and_then(|i| i.is_torn());
     let unchecked = torn.is_err();
     let counters = checked.clone().and_then(|i| i.torn.clone()).unwrap_or_default();
-    let counters: Vec<Value> = counters.iter().map(|c| Value::text(c.name())).collect();
+    let counters: Vec<CellValue> = counters.iter().map(|c| CellValue::text(c.name())).collect();
     let whole = counters.is_empty();
     let drifts = [
         drift("drift_virt", "VIRT off by", checked.clone().and_then(|i| i.drift.virt.clone())),
         drift("drift_res", "RES off by", checked.and_then(|i| i.drift.res.clone())),
     ];
     let mut facts = vec![
-        fact("kernel", "kernel", Value::Name(seen.kernel.clone()), ""),
-        fact("page_size", "page size", Value::Bytes(seen.page_size.bytes()), ""),
-        fact("method", "read", Value::text(seen.method.key()), method(seen.method)),
-        fact("privileges", "as", Value::text(privileges(snapshot)), ""),
-        fact("took_ns", "in", Value::Nanos(seen.took_ns), "How long the reading took."),
+        fact("kernel", "kernel", CellValue::Name(seen.kernel.clone()), ""),
+        fact("page_size", "page size", CellValue::Bytes(seen.page_size.bytes()), ""),
+        fact("method", "read", CellValue::text(seen.method.key()), method(seen.method)),
+        fact("privileges", "as", CellValue::text(privileges(snapshot)), ""),
+        fact("took_ns", "in", CellValue::Nanos(seen.took_ns), "Duration of the reading."),
         fact(
             "longest_hold_ns",
-            "held it at most",
-            Value::of(seen.longest_hold_ns.clone(), Value::Nanos),
+            "longest pause of the target",
+            CellValue::from_reading(seen.longest_hold_ns.clone(), CellValue::Nanos),
             "The longest system call that may have kept the process from mapping memory meanwhile.",
         )
         .hidden_if(seen.longest_hold_ns.is_err()),
         fact(
             "torn",
             "torn",
-            Value::of(torn, Value::Flag),
-            "Whether the parts are of different moments: sums over smaps differ from smaps_rollup, or VIRT from the mappings.",
+            CellValue::from_reading(torn, CellValue::Flag),
+            "True if the parts were read at different times: sums over smaps differ from smaps_rollup, or VIRT differs from the mappings.",
         )
         .hidden_if(unchecked),
-        fact("torn_counters", "in", Value::List(counters), "").hidden_if(whole),
+        fact("torn_counters", "in", CellValue::List(counters), "").hidden_if(whole),
     ];
     facts.extend(drifts);
     facts.push(moment(seen.moment));
     facts.push(
-        fact("root", "from", Value::Name(seen.root.clone()), "The tree that was read.")
+        fact("root", "from", CellValue::Name(seen.root.clone()), "The tree that was read.")
             .hidden_if(seen.root.as_bytes() == b"/proc"),
     );
     facts.extend(gaps(snapshot));
-    Facts { title: "Seen".into(), ..line("provenance", facts) }
+    NamedFacts { title: "Reading".into(), ..line("provenance", facts) }
 }
 
-const fn method(method: Method) -> &'static str {
+const fn method(method: ReadMethod) -> &'static str {
     match method {
-        Method::Full => "smaps, every counter.",
-        Method::Fast => "maps and page tables, at full speed.",
-        Method::Polite => {
+        ReadMethod::Full => "smaps, every counter.",
+        ReadMethod::Fast => "maps and page tables, at full speed.",
+        ReadMethod::Polite => {
             "maps and page tables, with rests so that the process is never held long."
         }
     }
@@ -140,37 +151,38 @@ fn privileges(snapshot: &Snapshot) -> String {
     user + frames
 }
 
-/// How far statm is from the mappings; people see it where it is off.
+/// Difference of statm from the mappings; shown to people if it is not 0.
 fn drift(key: &'static str, label: &'static str, drift: Reading<i64>) -> Fact {
     let hidden = !drift.as_ref().is_ok_and(|&bytes| bytes != 0);
     let meaning = "statm minus the sum over the mappings: kernels add RSS up late, so RES may be some pages off.";
-    fact(key, label, Value::of(drift, Value::Change), meaning).hidden_if(hidden)
+    fact(key, label, CellValue::from_reading(drift, CellValue::Change), meaning).hidden_if(hidden)
 }
 
-fn moment(moment: Moment) -> Fact {
+fn moment(moment: ProcessMoment) -> Fact {
     let (name, value) = match moment {
-        Moment::Running => ("running", Value::None),
-        Moment::AtExit => ("at exit", Value::None),
-        Moment::After(ns) => ("after", Value::Nanos(ns)),
-        Moment::AtPeak(peak) => ("near the peak RES", Value::Bytes(peak.0)),
+        ProcessMoment::Running => ("running", CellValue::None),
+        ProcessMoment::AtExit => ("at exit", CellValue::None),
+        ProcessMoment::After(ns) => ("after", CellValue::Nanos(ns)),
+        ProcessMoment::AtPeak(peak) => ("near the peak RES", CellValue::Bytes(peak.0)),
     };
     let pieces = match value {
-        Value::None => Value::text(name),
-        value => Value::List(vec![Value::text(name), value]),
+        CellValue::None => CellValue::text(name),
+        value => CellValue::List(vec![CellValue::text(name), value]),
     };
-    fact("moment", "moment", pieces, "").hidden_if(moment == Moment::Running)
+    fact("moment", "moment", pieces, "").hidden_if(moment == ProcessMoment::Running)
 }
 
-/// What could not be read: the number for people, each for programs and those who ask.
+/// Parts that could not be read: the number for people, each one for programs and on request.
 fn gaps(snapshot: &Snapshot) -> [Fact; 2] {
     let gaps = &snapshot.provenance.gaps;
     let each = gaps.iter().map(|gap| {
         let mut line = gap.what.as_bytes().to_vec();
         line.extend(format!(": {}", gap.why).bytes());
-        Value::Name(Name::new(&line))
+        CellValue::Name(Name::new(&line))
     });
-    let count = fact("unread", "parts not read", Value::Count(gaps.len() as u64), "");
-    let list = fact("gaps", "not read", Value::List(each.collect()), "What is missing, and why.");
+    let count = fact("unread", "parts not read", CellValue::Count(gaps.len() as u64), "");
+    let list =
+        fact("gaps", "not read", CellValue::List(each.collect()), "Missing parts, and the reason.");
     [
         count.hidden_if(gaps.is_empty()),
         Fact {
@@ -180,12 +192,12 @@ fn gaps(snapshot: &Snapshot) -> [Fact; 2] {
     ]
 }
 
-fn line(key: &'static str, facts: Vec<Fact>) -> Facts {
-    Facts {
+fn line(key: &'static str, facts: Vec<Fact>) -> NamedFacts {
+    NamedFacts {
         key: key.into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::Line,
+        shape: FactsShape::Line,
         facts,
     }
 }

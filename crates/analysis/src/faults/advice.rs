@@ -1,24 +1,25 @@
-//! What would avoid the faults: each rule looks for one thing, and speaks only where the numbers do.
+//! Advice to avoid faults: each rule tests for one cause, and reports it only if the numbers
+//! support it.
 
 use std::collections::HashMap;
 
-use pagewise_model::faults::{Kind, Recording};
-use pagewise_model::report::{Finding, Severity, Value};
+use pagewise_model::faults::{FaultKind, FaultRecording};
+use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Pid, Quadrant};
 
-use super::places::{Frames, Sum};
+use super::places::{FaultFrames, StackFaults};
 use super::{count, real};
 use crate::explain::fact;
 
 /// Fewer faults than this take no time that anyone notices.
 const MANY: u64 = 1000;
-/// So many that waited for I/O are seen by anyone.
+/// Faults with I/O from which on they are worth a finding.
 const MANY_MAJOR: u64 = 10;
-/// What is less than this share of all is not what to look at first.
+/// A smaller share of all is not the first cause to examine.
 const LARGE: f64 = 0.2;
 
 /// The findings, the gravest first.
-pub(super) fn all(recording: &Recording, frames: &Frames<'_>) -> Vec<Finding> {
+pub(super) fn all(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Vec<Finding> {
     let rules = [
         lost(recording),
         major(recording, frames),
@@ -34,81 +35,85 @@ pub(super) fn all(recording: &Recording, frames: &Frames<'_>) -> Vec<Finding> {
     findings
 }
 
-fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> Value {
-    Value::text(text)
+fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> CellValue {
+    CellValue::text(text)
 }
 
-fn lost(recording: &Recording) -> Option<Finding> {
+fn lost(recording: &FaultRecording) -> Option<Finding> {
     (recording.lost > 0).then(|| Finding {
         id: "lost-events",
         severity: Severity::Critical,
         claim: vec![
-            Value::Count(recording.lost),
-            text(" events are missing: every count here is too small."),
+            CellValue::Count(recording.lost),
+            text(" events are missing: every count in this report is too small."),
         ],
-        evidence: vec![fact("lost", "lost", Value::Count(recording.lost), "")],
-        next_step: vec![text("Record each of some faults only: --every 10.")],
+        evidence: vec![fact("lost", "lost", CellValue::Count(recording.lost), "")],
+        next_step: vec![text("Record one fault in N only: --every 10.")],
     })
 }
 
-/// How many of a kind, where they are many and a large part of all.
-fn many(recording: &Recording, kind: Kind) -> Option<u64> {
+/// Number of faults of a kind, if they are many and a large share of all.
+fn many(recording: &FaultRecording, kind: FaultKind) -> Option<u64> {
     let found = count(recording, |row, _| row.kind == kind);
     let is_large = real(found) >= real(recording.count()) * LARGE;
     (found >= MANY && is_large).then_some(found)
 }
 
-/// Where most of them are.
-fn most_in(frames: &Frames<'_>, counts: impl Fn(&Sum) -> u64) -> Vec<pagewise_model::report::Fact> {
+/// Function with most of them.
+fn most_in(
+    frames: &FaultFrames<'_>,
+    counts: impl Fn(&StackFaults) -> u64,
+) -> Vec<pagewise_model::report::Fact> {
     let most = frames.most(counts);
     let facts = most.map(|(function, count)| {
         [
-            fact("most_in", "most of them in", Value::Name(function), ""),
-            fact("faults_there", "that is", Value::Count(count), ""),
+            fact("most_in", "most of them in", CellValue::Name(function), ""),
+            fact("faults_there", "that is", CellValue::Count(count), ""),
         ]
     });
     facts.into_iter().flatten().collect()
 }
 
-fn first_touch(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
-    let found = many(recording, Kind::Anonymous)?;
+fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+    let found = many(recording, FaultKind::Anonymous)?;
     let memory = recording.page_size.pages(found);
     let mut evidence = vec![
-        fact("faults", "faults", Value::Count(found), ""),
-        fact("memory", "memory", Value::Bytes(memory.0), ""),
+        fact("faults", "faults", CellValue::Count(found), ""),
+        fact("memory", "memory", CellValue::Bytes(memory.0), ""),
     ];
-    evidence.extend(most_in(frames, |sum| sum.kinds[Kind::Anonymous.index()]));
+    evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Anonymous.index()]));
     let mut next_step = vec![text(
         "Touch it before time matters: MAP_POPULATE, MADV_POPULATE_WRITE, or calloc and touch; a container at its final size \
-         (reserve() alone touches nothing).",
+         (reserve() alone touches no memory).",
     )];
     if let Ok(Bytes(huge)) = recording.huge_page
         && memory.0 >= huge
         && huge > 0
     {
         next_step.push(text(" With huge pages (MADV_HUGEPAGE) about "));
-        next_step.push(Value::Count(memory.0.div_ceil(huge)));
+        next_step.push(CellValue::Count(memory.0.div_ceil(huge)));
         next_step.push(text(" faults would do, if the memory lies together."));
     }
     Some(Finding {
         id: "first-touch",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(found),
-            text(" faults are the first touch of memory of no file, a page at a time."),
+            CellValue::Count(found),
+            text(" faults are the first touch of anonymous memory, a page at a time."),
         ],
         evidence,
         next_step,
     })
 }
 
-/// Memory that was touched first more often than it has pages: given back, and taken again.
-fn again(recording: &Recording) -> Option<Finding> {
+/// Faults on memory that was touched first more often than it has pages: released, and touched
+/// again.
+fn again(recording: &FaultRecording) -> Option<Finding> {
     if recording.every > 1 {
         return None;
     }
     let mut sums: HashMap<(Pid, u32), u64> = HashMap::new();
-    for row in recording.rows.iter().filter(|row| row.kind == Kind::Anonymous) {
+    for row in recording.rows.iter().filter(|row| row.kind == FaultKind::Anonymous) {
         let pid = recording.threads.get(row.thread as usize)?.pid;
         *sums.entry((pid, row.mapping)).or_default() += row.count;
     }
@@ -124,10 +129,10 @@ fn again(recording: &Recording) -> Option<Finding> {
         severity: Severity::Warning,
         claim: vec![
             text("At least "),
-            Value::Count(found),
-            text(" faults took memory again that had been given back to the kernel."),
+            CellValue::Count(found),
+            text(" faults touched memory again that had been released to the kernel."),
         ],
-        evidence: vec![fact("faults", "faults", Value::Count(found), "")],
+        evidence: vec![fact("faults", "faults", CellValue::Count(found), "")],
         next_step: vec![text(
             "Keep it: mallopt(M_TRIM_THRESHOLD, -1) and mallopt(M_MMAP_MAX, 0), or in the environment \
              MALLOC_TRIM_THRESHOLD_=-1 and MALLOC_MMAP_MAX_=0; a pool of your own; no MADV_DONTNEED and no munmap on a path \
@@ -136,22 +141,22 @@ fn again(recording: &Recording) -> Option<Finding> {
     })
 }
 
-fn major(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
-    let found = count(recording, |row, _| row.kind == Kind::Major);
+fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+    let found = count(recording, |row, _| row.kind == FaultKind::Major);
     let swapped = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
         let of_no_file =
             matches!(quadrant, Some(Quadrant::PrivateAnonymous | Quadrant::SharedAnonymous));
-        row.kind == Kind::Major && of_no_file
+        row.kind == FaultKind::Major && of_no_file
     });
     if found < MANY_MAJOR {
         return None;
     }
     let mut evidence = vec![
-        fact("faults", "major faults", Value::Count(found), ""),
-        fact("of_no_file", "of them in memory of no file (swap)", Value::Count(swapped), ""),
+        fact("faults", "major faults", CellValue::Count(found), ""),
+        fact("of_no_file", "in anonymous memory (swap)", CellValue::Count(swapped), ""),
     ];
-    evidence.extend(most_in(frames, |sum| sum.kinds[Kind::Major.index()]));
+    evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Major.index()]));
     let next_step = if swapped * 2 > found {
         "Give the machine or the cgroup more memory, switch swap off, or lock what must stay: mlockall(MCL_CURRENT | MCL_FUTURE)."
     } else {
@@ -160,7 +165,7 @@ fn major(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
     Some(Finding {
         id: "major-faults",
         severity: Severity::Warning,
-        claim: vec![Value::Count(found), text(" faults waited for I/O.")],
+        claim: vec![CellValue::Count(found), text(" faults waited for I/O.")],
         evidence,
         next_step: vec![text(next_step)],
     })
@@ -175,7 +180,7 @@ const GROWING: [&str; 5] = [
     "finish_grow",
 ];
 
-fn growth(frames: &Frames<'_>) -> Option<Finding> {
+fn growth(frames: &FaultFrames<'_>) -> Option<Finding> {
     let grows = |stack: &[&pagewise_model::traced::Frame]| {
         let names = stack.iter().filter_map(|frame| frame.function.as_deref());
         names.into_iter().any(|name| GROWING.iter().any(|growing| name.contains(growing)))
@@ -186,55 +191,55 @@ fn growth(frames: &Frames<'_>) -> Option<Finding> {
         id: "growing-containers",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(found),
-            text(" faults came of containers that grew and were moved to new memory."),
+            CellValue::Count(found),
+            text(" faults came from containers that grew and moved to new memory."),
         ],
-        evidence: vec![fact("faults", "faults", Value::Count(found), "")],
+        evidence: vec![fact("faults", "faults", CellValue::Count(found), "")],
         next_step: vec![text(
             "Construct them at their final size: reserve() spares the moves, and only touching spares the faults.",
         )],
     })
 }
 
-fn copies(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
+fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
-        row.kind == Kind::CopyOnWrite && quadrant == Some(Quadrant::PrivateAnonymous)
+        row.kind == FaultKind::CopyOnWrite && quadrant == Some(Quadrant::PrivateAnonymous)
     });
     if found < MANY || real(found) < real(recording.count()) * LARGE {
         return None;
     }
     let mut evidence = vec![
-        fact("faults", "faults", Value::Count(found), ""),
-        fact("memory", "memory", Value::Bytes(recording.page_size.pages(found).0), ""),
+        fact("faults", "faults", CellValue::Count(found), ""),
+        fact("memory", "memory", CellValue::Bytes(recording.page_size.pages(found).0), ""),
     ];
-    evidence.extend(most_in(frames, |sum| sum.kinds[Kind::CopyOnWrite.index()]));
+    evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::CopyOnWrite.index()]));
     Some(Finding {
         id: "copies-on-write",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(found),
+            CellValue::Count(found),
             text(
-                " faults wrote a page of no file that was shared after fork, or read before it was written.",
+                " faults wrote an anonymous page that was shared after fork, or read before it was written.",
             ),
         ],
         evidence,
         next_step: vec![text(
-            "Where a child only starts another program, use posix_spawn or vfork; keep what it does not need from it with \
+            "If a child only starts another program, use posix_spawn or vfork; exclude memory that it does not need with \
              MADV_DONTFORK; write before you read.",
         )],
     })
 }
 
-fn zero(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
-    let found = many(recording, Kind::Zero)?;
-    let mut evidence = vec![fact("faults", "faults", Value::Count(found), "")];
-    evidence.extend(most_in(frames, |sum| sum.kinds[Kind::Zero.index()]));
+fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+    let found = many(recording, FaultKind::Zero)?;
+    let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
+    evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Zero.index()]));
     Some(Finding {
         id: "zero-page",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(found),
+            CellValue::Count(found),
             text(
                 " faults read memory that was never written: each page that is written later faults again.",
             ),
@@ -244,17 +249,17 @@ fn zero(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
     })
 }
 
-fn dirty(recording: &Recording, frames: &Frames<'_>) -> Option<Finding> {
-    let found = many(recording, Kind::WriteProtect)?;
-    let mut evidence = vec![fact("faults", "faults", Value::Count(found), "")];
-    evidence.extend(most_in(frames, |sum| sum.kinds[Kind::WriteProtect.index()]));
+fn dirty(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+    let found = many(recording, FaultKind::WriteProtect)?;
+    let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
+    evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::WriteProtect.index()]));
     Some(Finding {
         id: "dirty-tracking",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(found),
+            CellValue::Count(found),
             text(
-                " faults wrote a shared page that could only be read until then: the kernel notes so that it is dirty.",
+                " faults wrote a write-protected shared page: in this way the kernel records that the page is dirty.",
             ),
         ],
         evidence,

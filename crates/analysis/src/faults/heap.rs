@@ -4,32 +4,35 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use pagewise_model::Name;
-use pagewise_model::faults::{Allocation, Heap, Owner, Recording};
-use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Facts, Shape, Table, Value};
-use pagewise_model::traced::{Frame, Line};
+use pagewise_model::faults::{Allocation, FaultHeap, FaultRecording, Owner};
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, NamedFacts, ReportBlock, ReportTable,
+    TableColumn,
+};
+use pagewise_model::traced::{Frame, SourcePosition};
 
-use super::places::{Function, called, function};
-use super::{Options, share};
+use super::places::{FunctionKey, called, function};
+use super::{FaultOptions, share};
 use crate::blocks::{facts_of, first, for_programs, table};
 use crate::explain::fact;
 use crate::heap::frames::passes_on;
 
 /// `heap`, `allocations` and `allocation_stacks`; none where the heap was not recorded.
-pub(super) fn heap(recording: &Recording, options: &Options) -> Vec<Block> {
+pub(super) fn heap(recording: &FaultRecording, options: &FaultOptions) -> Vec<ReportBlock> {
     let Some(heap) = &recording.heap else { return Vec::new() };
     let mut by_line = by_line(recording, heap, options);
     if by_line.rows() == 0 {
         by_line.audience = Audience::Programs;
     }
     vec![
-        Block::Facts(sums(recording, heap)),
-        Block::Table(by_line),
-        Block::Table(by_stack(recording, heap)),
+        ReportBlock::Facts(sums(recording, heap)),
+        ReportBlock::Table(by_line),
+        ReportBlock::Table(by_stack(recording, heap)),
     ]
 }
 
-/// What a reader must know of it.
-pub(super) fn remarks(recording: &Recording, heap: &Heap) -> Vec<String> {
+/// Remarks that are needed to read the table.
+pub(super) fn remarks(recording: &FaultRecording, heap: &FaultHeap) -> Vec<String> {
     let mut remarks = vec![format!(
         "What is elsewhere is in no block of {} bytes or more (--heap=BYTES): in smaller ones, stacks, files, mappings of the \
          program's own, or where nothing is allocated.",
@@ -42,7 +45,7 @@ pub(super) fn remarks(recording: &Recording, heap: &Heap) -> Vec<String> {
     }
     if heap.lost > 0 {
         remarks.push(format!(
-            "{} times the recorder's log was full: what was live then is not known, and what is in it is elsewhere.",
+            "{} times the recorder's log was full: the live blocks of that time are unknown, and faults in them count as elsewhere.",
             heap.lost
         ));
     }
@@ -55,25 +58,26 @@ pub(super) fn remarks(recording: &Recording, heap: &Heap) -> Vec<String> {
     remarks
 }
 
-/// What a number of ours means: other recordings have some of the same names for other things.
+/// Meaning of a column: other recordings use some of the same names for other values.
 fn meaning(key: &str) -> &'static str {
     let mut named = pagewise_model::fields::named(key);
     named.find(|field| field.source == "faults").map_or("", |field| field.meaning)
 }
 
-fn described(columns: Vec<Column>) -> Vec<Column> {
-    let described = |column: Column| Column { meaning: meaning(&column.key).into(), ..column };
+fn described(columns: Vec<TableColumn>) -> Vec<TableColumn> {
+    let described =
+        |column: TableColumn| TableColumn { meaning: meaning(&column.key).into(), ..column };
     columns.into_iter().map(described).collect()
 }
 
-/// Whose the memory is, in sums.
-fn sums(recording: &Recording, heap: &Heap) -> Facts {
+/// Faults by owner of the memory, in sums.
+fn sums(recording: &FaultRecording, heap: &FaultHeap) -> NamedFacts {
     let sum = |fits: fn(Owner) -> bool| {
         let rows = recording.rows.iter().filter(|row| fits(row.owner));
         rows.map(|row| row.count).sum::<u64>()
     };
     let meant = |key, label, value| fact(key, label, value, meaning(key));
-    let count = |key, label, fits| meant(key, label, Value::Count(sum(fits)));
+    let count = |key, label, fits| meant(key, label, CellValue::Count(sum(fits)));
     let at_least = |fact: Fact, count: u64| fact.hidden_if(count == 0);
     let recorder = sum(|owner| owner == Owner::Recorder);
     let unrecorded = sum(|owner| owner == Owner::Unrecorded);
@@ -81,27 +85,28 @@ fn sums(recording: &Recording, heap: &Heap) -> Facts {
         count("in_blocks", "IN BLOCKS", |owner| matches!(owner, Owner::Block(_))),
         count("by_allocator", "by the allocator", |owner| matches!(owner, Owner::Allocator(_))),
         count("elsewhere", "elsewhere", |owner| owner == Owner::Elsewhere),
-        at_least(meant("by_recorder", "of the recorder", Value::Count(recorder)), recorder),
-        at_least(meant("unrecorded", "not recorded", Value::Count(unrecorded)), unrecorded),
-        meant("least_block", "blocks from", Value::Bytes(heap.least)),
-        at_least(meant("log_lost", "LOG LOST", Value::Count(heap.lost)), heap.lost),
-        meant("unrecorded_processes", "children", Value::Count(heap.refused)).for_programs(),
+        at_least(meant("by_recorder", "of the recorder", CellValue::Count(recorder)), recorder),
+        at_least(meant("unrecorded", "not recorded", CellValue::Count(unrecorded)), unrecorded),
+        meant("least_block", "blocks from", CellValue::Bytes(heap.least)),
+        at_least(meant("log_lost", "LOG LOST", CellValue::Count(heap.lost)), heap.lost),
+        meant("unrecorded_processes", "children", CellValue::Count(heap.refused)).for_programs(),
     ];
-    facts_of("heap", "Whose memory it was", Shape::Columns, facts)
+    facts_of("heap", "Faults by owner of the memory", FactsShape::Columns, facts)
 }
 
-/// Who touched, who allocated, and who called that: of call stacks what people look at.
+/// Function that touched, function that allocated, and its caller: the parts of call stacks that
+/// the table shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Between<'a> {
     /// None for the allocator itself.
-    touched: Option<Place<'a>>,
-    allocated: Option<Place<'a>>,
-    called_from: Option<Function<'a>>,
+    touched: Option<SourceLine<'a>>,
+    allocated: Option<SourceLine<'a>>,
+    called_from: Option<FunctionKey<'a>>,
 }
 
 /// Faults that are alike in that.
 #[derive(Clone, Copy, Debug)]
-struct Group<'a> {
+struct FaultGroup<'a> {
     between: Between<'a>,
     faults: u64,
     blocks: u64,
@@ -109,18 +114,18 @@ struct Group<'a> {
 }
 
 /// A part of what a program reads; none where it is not known.
-type Part = for<'a> fn(&Between<'a>) -> Option<Value>;
+type BlockPart = for<'a> fn(&Between<'a>) -> Option<CellValue>;
 
 /// A function, and a line of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Place<'a> {
-    function: Function<'a>,
-    line: Option<&'a Line>,
+struct SourceLine<'a> {
+    function: FunctionKey<'a>,
+    line: Option<&'a SourcePosition>,
 }
 
-impl<'a> Place<'a> {
-    fn of(frame: &'a Frame) -> Place<'a> {
-        Place { function: function(frame), line: frame.line.as_ref() }
+impl<'a> SourceLine<'a> {
+    fn from_frame(frame: &'a Frame) -> SourceLine<'a> {
+        SourceLine { function: function(frame), line: frame.line.as_ref() }
     }
 
     /// `fill (a.c:12)`: words from outside.
@@ -134,7 +139,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether a call is one of the C library and its kin: who called it is meant.
+/// True for a call in the C library or in a similar wrapper: its caller is shown instead.
 fn is_of_c(frame: &Frame) -> bool {
     const FILES: [&[u8]; 7] = [
         b"libc.so",
@@ -149,10 +154,10 @@ fn is_of_c(frame: &Frame) -> bool {
     FILES.iter().any(|file| base.starts_with(file))
 }
 
-/// Who touched it: the innermost call outside of the C library, if there is one.
-fn touched<'a>(mut frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<Place<'a>> {
+/// Code that touched it: the innermost call outside of the C library, if there is one.
+fn touched<'a>(mut frames: impl Iterator<Item = &'a Frame> + Clone) -> Option<SourceLine<'a>> {
     let own = frames.clone().find(|frame| !is_of_c(frame));
-    own.or_else(|| frames.next()).map(Place::of)
+    own.or_else(|| frames.next()).map(SourceLine::from_frame)
 }
 
 /// An allocation, and what faulted of it.
@@ -164,28 +169,28 @@ struct Faulted<'a> {
 }
 
 fn frames<'a>(
-    recording: &'a Recording,
+    recording: &'a FaultRecording,
     numbers: &'a [u32],
 ) -> impl Iterator<Item = &'a Frame> + Clone {
     numbers.iter().filter_map(|at| recording.frames.get(*at as usize))
 }
 
-/// Who allocated, leaving out the C library and what only passes the request on, and who called that.
+/// Function that allocated, without the C library and allocation wrappers, and its caller.
 fn allocated<'a>(
-    recording: &'a Recording,
+    recording: &'a FaultRecording,
     allocation: &'a Allocation<u32>,
-) -> (Option<Place<'a>>, Option<Function<'a>>) {
+) -> (Option<SourceLine<'a>>, Option<FunctionKey<'a>>) {
     let all: Vec<&Frame> = frames(recording, &allocation.frames).collect();
     let own = all.iter().position(|frame| !passes_on(frame) && !is_of_c(frame));
     let own = own.or_else(|| all.iter().position(|frame| !passes_on(frame))).unwrap_or(0);
-    let by = all.get(own).map(|frame| Place::of(frame));
-    // Who calls itself says nothing.
+    let by = all.get(own).map(|frame| SourceLine::from_frame(frame));
+    // A recursive caller adds no information.
     let callers = all.iter().skip(own + 1).map(|frame| function(frame));
     let from = callers.into_iter().find(|it| by.is_none_or(|by| by.function != *it));
     (by, from)
 }
 
-fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
+fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions) -> ReportTable {
     let mut groups: HashMap<Between<'_>, (u64, Vec<u32>)> = HashMap::new();
     for row in &recording.rows {
         let (number, by_program) = match row.owner {
@@ -201,7 +206,7 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
         group.0 += row.count;
         group.1.push(number);
     }
-    let mut rows: Vec<Group<'_>> = groups
+    let mut rows: Vec<FaultGroup<'_>> = groups
         .into_iter()
         .map(|(between, (faults, mut numbers))| {
             numbers.sort_unstable();
@@ -210,47 +215,61 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
                 let known = numbers.iter().filter_map(|at| heap.allocations.get(*at as usize));
                 known.map(of).fold(0, u64::saturating_add)
             };
-            Group { between, faults, blocks: sum(|it| it.blocks), bytes: sum(|it| it.bytes) }
+            FaultGroup { between, faults, blocks: sum(|it| it.blocks), bytes: sum(|it| it.bytes) }
         })
         .collect();
     rows.sort_by_key(|row| (Reverse(row.faults), row.between));
     let (shown, note) = first(&rows, options.limit, "--rows");
     let all = recording.count();
-    let each = |cell: &dyn Fn(&Group<'_>) -> Value| Cells::Values(shown.iter().map(cell).collect());
-    // Of what only the allocator touched no block is told of.
-    let known = |row: &Group<'_>, value| if row.blocks == 0 { Value::None } else { value };
-    let long = |column| Column { audience: Audience::Long, ..column };
-    let people =
-        |key, label, cells| Column { audience: Audience::People, ..Column::new(key, label, cells) };
+    let each = |cell: &dyn Fn(&FaultGroup<'_>) -> CellValue| {
+        ColumnCells::Values(shown.iter().map(cell).collect())
+    };
+    // The blocks of a row are unknown if only the allocator touched it.
+    let known = |row: &FaultGroup<'_>, value| if row.blocks == 0 { CellValue::None } else { value };
+    let long = |column| TableColumn { audience: Audience::Long, ..column };
+    let people = |key, label, cells| TableColumn {
+        audience: Audience::People,
+        ..TableColumn::new(key, label, cells)
+    };
     let mut columns = vec![
-        Column::new("faults", "FAULTS", each(&|row| Value::Count(row.faults))),
-        long(Column::new("share", "SHARE", each(&|row| share(row.faults, all)))),
+        TableColumn::new("faults", "FAULTS", each(&|row| CellValue::Count(row.faults))),
+        long(TableColumn::new("share", "SHARE", each(&|row| share(row.faults, all)))),
         people(
             "touched_at",
             "TOUCHED BY",
             each(&|row| {
                 row.between
                     .touched
-                    .map_or(Value::text("the allocator"), |it| Value::Name(it.name()))
+                    .map_or(CellValue::text("the allocator"), |it| CellValue::Name(it.name()))
             }),
         ),
         people("allocated_at", "ALLOCATED BY", each(&|row| place(row.between.allocated))),
-        Column::new(
+        TableColumn::new(
             "called_from",
             "CALLED FROM",
-            each(&|row| row.between.called_from.map_or(Value::None, |it| Value::Name(called(it)))),
+            each(&|row| {
+                row.between.called_from.map_or(CellValue::None, |it| CellValue::Name(called(it)))
+            }),
         ),
-        long(Column::new("blocks", "BLOCKS", each(&|row| known(row, Value::Count(row.blocks))))),
-        long(Column::new("bytes", "BYTES", each(&|row| known(row, Value::Bytes(row.bytes))))),
-        for_programs(Column::new(
+        long(TableColumn::new(
+            "blocks",
+            "BLOCKS",
+            each(&|row| known(row, CellValue::Count(row.blocks))),
+        )),
+        long(TableColumn::new(
+            "bytes",
+            "BYTES",
+            each(&|row| known(row, CellValue::Bytes(row.bytes))),
+        )),
+        for_programs(TableColumn::new(
             "touched_by",
             "",
             each(&|row| {
-                Value::text(if row.between.touched.is_some() { "program" } else { "allocator" })
+                CellValue::text(if row.between.touched.is_some() { "program" } else { "allocator" })
             }),
         )),
     ];
-    let parts: [(&'static str, Part); 6] = [
+    let parts: [(&'static str, BlockPart); 6] = [
         ("touched_function", |it| it.touched.and_then(function_of)),
         ("touched_file", |it| it.touched.and_then(file_of)),
         ("touched_line", |it| it.touched.and_then(line_of)),
@@ -259,29 +278,36 @@ fn by_line(recording: &Recording, heap: &Heap, options: &Options) -> Table {
         ("allocated_line", |it| it.allocated.and_then(line_of)),
     ];
     columns.extend(parts.map(|(key, part)| {
-        for_programs(Column::new(key, "", each(&|row| part(&row.between).unwrap_or(Value::None))))
+        for_programs(TableColumn::new(
+            key,
+            "",
+            each(&|row| part(&row.between).unwrap_or(CellValue::None)),
+        ))
     }));
-    Table { note, ..table("allocations", "By allocation", Audience::Everyone, described(columns)) }
+    ReportTable {
+        note,
+        ..table("allocations", "By allocation", Audience::Everyone, described(columns))
+    }
 }
 
-fn place(place: Option<Place<'_>>) -> Value {
-    place.map_or(Value::None, |place| Value::Name(place.name()))
+fn place(place: Option<SourceLine<'_>>) -> CellValue {
+    place.map_or(CellValue::None, |place| CellValue::Name(place.name()))
 }
 
-fn function_of(place: Place<'_>) -> Option<Value> {
-    place.function.0.map(|name| Value::Name(Name::new(name.as_bytes())))
+fn function_of(place: SourceLine<'_>) -> Option<CellValue> {
+    place.function.0.map(|name| CellValue::Name(Name::new(name.as_bytes())))
 }
 
-fn file_of(place: Place<'_>) -> Option<Value> {
-    place.line.map(|line| Value::Name(Name::new(line.file.as_bytes())))
+fn file_of(place: SourceLine<'_>) -> Option<CellValue> {
+    place.line.map(|line| CellValue::Name(Name::new(line.file.as_bytes())))
 }
 
-fn line_of(place: Place<'_>) -> Option<Value> {
-    place.line.map(|line| Value::Count(line.number.into()))
+fn line_of(place: SourceLine<'_>) -> Option<CellValue> {
+    place.line.map(|line| CellValue::Count(line.number.into()))
 }
 
 /// Each allocation with its whole call stack, for programs.
-fn by_stack(recording: &Recording, heap: &Heap) -> Table {
+fn by_stack(recording: &FaultRecording, heap: &FaultHeap) -> ReportTable {
     let none = |allocation| Faulted { allocation, faults: 0, by_allocator: 0 };
     let mut rows: Vec<Faulted<'_>> = heap.allocations.iter().map(none).collect();
     for row in &recording.rows {
@@ -294,29 +320,34 @@ fn by_stack(recording: &Recording, heap: &Heap) -> Table {
     }
     rows.retain(|row| row.faults > 0);
     rows.sort_by_key(|row| Reverse(row.faults));
-    let counts = |count: fn(&Faulted<'_>) -> u64| Cells::Counts(rows.iter().map(count).collect());
+    let counts =
+        |count: fn(&Faulted<'_>) -> u64| ColumnCells::Counts(rows.iter().map(count).collect());
     let words = |frame: &Frame| {
         let mut words = called(function(frame)).as_bytes().to_vec();
         if let Some(line) = &frame.line {
             words.extend_from_slice(format!(" ({}:{})", line.file, line.number).as_bytes());
         }
-        Value::Name(Name::new(&words))
+        CellValue::Name(Name::new(&words))
     };
     let calls = |row: &Faulted<'_>| {
-        Value::List(frames(recording, &row.allocation.frames).map(words).collect())
+        CellValue::List(frames(recording, &row.allocation.frames).map(words).collect())
     };
     let columns = vec![
-        Column::new("faults", "FAULTS", counts(|row| row.faults)),
-        Column::new("by_allocator", "BY ALLOCATOR", counts(|row| row.by_allocator)),
-        Column::new("blocks", "BLOCKS", counts(|row| row.allocation.blocks)),
-        Column::new("bytes", "BYTES", counts(|row| row.allocation.bytes)),
-        Column {
-            meaning: "Who asked for the memory, then its callers.".into(),
-            ..Column::new("frames", "CALLS", Cells::Values(rows.iter().map(calls).collect()))
+        TableColumn::new("faults", "FAULTS", counts(|row| row.faults)),
+        TableColumn::new("by_allocator", "BY ALLOCATOR", counts(|row| row.by_allocator)),
+        TableColumn::new("blocks", "BLOCKS", counts(|row| row.allocation.blocks)),
+        TableColumn::new("bytes", "BYTES", counts(|row| row.allocation.bytes)),
+        TableColumn {
+            meaning: "Function that allocated the memory, then its callers.".into(),
+            ..TableColumn::new(
+                "frames",
+                "CALLS",
+                ColumnCells::Values(rows.iter().map(calls).collect()),
+            )
         },
     ];
     let described = columns.into_iter().map(|column| match column.meaning.as_ref() {
-        "" => Column { meaning: meaning(&column.key).into(), ..column },
+        "" => TableColumn { meaning: meaning(&column.key).into(), ..column },
         _ => column,
     });
     let columns = described.collect();

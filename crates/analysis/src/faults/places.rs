@@ -4,26 +4,26 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use pagewise_model::Name;
-use pagewise_model::faults::{Kind, Recording};
-use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
-use pagewise_model::traced::{Frame, Line};
+use pagewise_model::faults::{FaultKind, FaultRecording};
+use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
+use pagewise_model::traced::{Frame, SourcePosition};
 
-use super::{Options, share};
+use super::{FaultOptions, share};
 use crate::blocks::{first, for_programs, table};
 
 /// A function: its name, where it has one, and its file.
-pub(super) type Function<'a> = (Option<&'a str>, Option<&'a Name>);
+pub(super) type FunctionKey<'a> = (Option<&'a str>, Option<&'a Name>);
 
 /// Faults at a call stack, by kind.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sum {
+pub(super) struct StackFaults {
     pub(super) count: u64,
-    pub(super) kinds: [u64; Kind::ALL.len()],
+    pub(super) kinds: [u64; FaultKind::ALL.len()],
     pub(super) took: Option<u64>,
 }
 
-impl Sum {
-    fn add(&mut self, other: &Sum) {
+impl StackFaults {
+    fn add(&mut self, other: &StackFaults) {
         self.count += other.count;
         self.kinds.iter_mut().zip(other.kinds).for_each(|(sum, more)| *sum += more);
         if let Some(took) = other.took {
@@ -32,24 +32,24 @@ impl Sum {
     }
 
     fn most(&self) -> Label {
-        let most = Kind::ALL.into_iter().max_by_key(|kind| self.kinds[kind.index()]);
-        most.map_or("", Kind::label).into()
+        let most = FaultKind::ALL.into_iter().max_by_key(|kind| self.kinds[kind.index()]);
+        most.map_or("", FaultKind::label).into()
     }
 }
 
 /// The call stacks, and what happened at each.
-pub(super) struct Frames<'a> {
-    recording: &'a Recording,
-    pub(super) stacks: Vec<(Vec<&'a Frame>, Sum)>,
+pub(super) struct FaultFrames<'a> {
+    recording: &'a FaultRecording,
+    pub(super) stacks: Vec<(Vec<&'a Frame>, StackFaults)>,
     pub(super) all: u64,
 }
 
-pub(super) fn function(frame: &Frame) -> Function<'_> {
+pub(super) fn function(frame: &Frame) -> FunctionKey<'_> {
     (frame.function.as_deref(), frame.module.as_ref())
 }
 
 /// A function as people read it: words from outside.
-pub(super) fn called((name, module): Function<'_>) -> Name {
+pub(super) fn called((name, module): FunctionKey<'_>) -> Name {
     match (name, module) {
         (Some(name), _) => Name::new(name.as_bytes()),
         (None, Some(module)) => Name::new(&[b"?? in ", module.base()].concat()),
@@ -58,35 +58,35 @@ pub(super) fn called((name, module): Function<'_>) -> Name {
 }
 
 /// A stack without calls: the kernel replaced the program that called it.
-const EXECVE: Function<'static> = (Some("[execve]"), None);
+const EXECVE: FunctionKey<'static> = (Some("[execve]"), None);
 
 /// The function that faulted.
-pub(super) fn innermost<'a>(stack: &[&'a Frame]) -> Function<'a> {
+pub(super) fn innermost<'a>(stack: &[&'a Frame]) -> FunctionKey<'a> {
     stack.first().map_or(EXECVE, |frame| function(frame))
 }
 
 /// `file.c:12`, without the folders.
-fn brief(line: &Line) -> Name {
+fn brief(line: &SourcePosition) -> Name {
     let base = line.file.rsplit('/').next().unwrap_or_default();
     Name::new(format!("{base}:{}", line.number).as_bytes())
 }
 
-impl<'a> Frames<'a> {
-    pub(super) fn of(recording: &'a Recording) -> Frames<'a> {
+impl<'a> FaultFrames<'a> {
+    pub(super) fn from_recording(recording: &'a FaultRecording) -> FaultFrames<'a> {
         let frames = |stack: &'a Vec<u32>| {
             stack.iter().filter_map(|frame| recording.frames.get(*frame as usize)).collect()
         };
-        let mut stacks: Vec<(Vec<&Frame>, Sum)> =
-            recording.stacks.iter().map(|stack| (frames(stack), Sum::default())).collect();
+        let mut stacks: Vec<(Vec<&Frame>, StackFaults)> =
+            recording.stacks.iter().map(|stack| (frames(stack), StackFaults::default())).collect();
         for row in &recording.rows {
             if let Some((_, sum)) = stacks.get_mut(row.stack as usize) {
-                let mut kinds = [0; Kind::ALL.len()];
+                let mut kinds = [0; FaultKind::ALL.len()];
                 kinds[row.kind.index()] = row.count;
-                sum.add(&Sum { count: row.count, kinds, took: row.took_ns });
+                sum.add(&StackFaults { count: row.count, kinds, took: row.took_ns });
             }
         }
         stacks.sort_by_key(|(_, sum)| Reverse(sum.count));
-        Frames { recording, stacks, all: recording.count() }
+        FaultFrames { recording, stacks, all: recording.count() }
     }
 
     fn is_timed(&self) -> bool {
@@ -94,8 +94,8 @@ impl<'a> Frames<'a> {
     }
 
     /// By function: those that faulted, and those that called them.
-    pub(super) fn functions(&self, options: &Options) -> Table {
-        let mut sums: HashMap<Function<'_>, (Sum, u64)> = HashMap::new();
+    pub(super) fn functions(&self, options: &FaultOptions) -> ReportTable {
+        let mut sums: HashMap<FunctionKey<'_>, (StackFaults, u64)> = HashMap::new();
         for (stack, sum) in &self.stacks {
             // A function that calls itself counts once.
             let mut seen = HashSet::new();
@@ -115,74 +115,86 @@ impl<'a> Frames<'a> {
                 known.1 += sum.count;
             }
         }
-        let mut rows: Vec<(Function<'_>, (Sum, u64))> = sums.into_iter().collect();
+        let mut rows: Vec<(FunctionKey<'_>, (StackFaults, u64))> = sums.into_iter().collect();
         rows.retain(|(_, (own, _))| own.count > 0);
         rows.sort_by_key(|(function, (own, _))| (Reverse(own.count), *function));
         let (shown, note) = first(&rows, options.limit, "--rows");
         let own = || shown.iter().map(|(_, (own, _))| own);
         let functions = || shown.iter().map(|(function, _)| *function);
-        let module = |function: Function<'_>| {
-            function.1.map_or(Value::None, |module| Value::Name(Name::new(module.base())))
+        let module = |function: FunctionKey<'_>| {
+            function.1.map_or(CellValue::None, |module| CellValue::Name(Name::new(module.base())))
         };
-        let path =
-            |function: Function<'_>| function.1.map_or(Value::None, |it| Value::Name(it.clone()));
-        let name = |function: Function<'_>| {
-            function.0.map_or(Value::None, |it| Value::Name(Name::new(it.as_bytes())))
+        let path = |function: FunctionKey<'_>| {
+            function.1.map_or(CellValue::None, |it| CellValue::Name(it.clone()))
+        };
+        let name = |function: FunctionKey<'_>| {
+            function.0.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.as_bytes())))
         };
         let mut columns = self.sums(own());
-        columns.push(Column::new(
+        columns.push(TableColumn::new(
             "faults_below",
             "WITH CALLEES",
-            Cells::Counts(shown.iter().map(|(_, (_, below))| *below).collect()),
+            ColumnCells::Counts(shown.iter().map(|(_, (_, below))| *below).collect()),
         ));
-        columns.push(Column::new(
+        columns.push(TableColumn::new(
             "most_kind",
             "MOST ARE",
-            Cells::Labels(own().map(Sum::most).collect()),
+            ColumnCells::Labels(own().map(StackFaults::most).collect()),
         ));
-        columns.push(for_programs(Column::new(
+        columns.push(for_programs(TableColumn::new(
             "module",
             "FILE",
-            Cells::Values(functions().map(path).collect()),
+            ColumnCells::Values(functions().map(path).collect()),
         )));
-        columns.push(Column {
+        columns.push(TableColumn {
             audience: Audience::People,
-            ..Column::new("file", "FILE", Cells::Values(functions().map(module).collect()))
+            ..TableColumn::new(
+                "file",
+                "FILE",
+                ColumnCells::Values(functions().map(module).collect()),
+            )
         });
-        columns.push(for_programs(Column::new(
+        columns.push(for_programs(TableColumn::new(
             "function",
             "FUNCTION",
-            Cells::Values(functions().map(name).collect()),
+            ColumnCells::Values(functions().map(name).collect()),
         )));
-        columns.push(Column {
+        columns.push(TableColumn {
             audience: Audience::People,
-            ..Column::new("called", "FUNCTION", Cells::Names(functions().map(called).collect()))
+            ..TableColumn::new(
+                "called",
+                "FUNCTION",
+                ColumnCells::Names(functions().map(called).collect()),
+            )
         });
-        Table { note, ..table("functions", "By function", Audience::Everyone, columns) }
+        ReportTable { note, ..table("functions", "By function", Audience::Everyone, columns) }
     }
 
-    fn sums<'s>(&self, sums: impl Iterator<Item = &'s Sum> + Clone) -> Vec<Column> {
-        let took = |sum: &Sum| sum.took.map_or(Value::None, Value::Seconds);
-        let times =
-            Column::new("fault_time", "TIME", Cells::Values(sums.clone().map(took).collect()));
+    fn sums<'s>(&self, sums: impl Iterator<Item = &'s StackFaults> + Clone) -> Vec<TableColumn> {
+        let took = |sum: &StackFaults| sum.took.map_or(CellValue::None, CellValue::Seconds);
+        let times = TableColumn::new(
+            "fault_time",
+            "TIME",
+            ColumnCells::Values(sums.clone().map(took).collect()),
+        );
         vec![
-            Column::new(
+            TableColumn::new(
                 "faults",
                 "FAULTS",
-                Cells::Counts(sums.clone().map(|sum| sum.count).collect()),
+                ColumnCells::Counts(sums.clone().map(|sum| sum.count).collect()),
             ),
-            Column::new(
+            TableColumn::new(
                 "share",
                 "SHARE",
-                Cells::Values(sums.map(|sum| share(sum.count, self.all)).collect()),
+                ColumnCells::Values(sums.map(|sum| share(sum.count, self.all)).collect()),
             ),
             if self.is_timed() { times } else { for_programs(times) },
         ]
     }
 
     /// By line of the source, of the functions that faulted.
-    pub(super) fn lines(&self, options: &Options) -> Table {
-        let mut sums: HashMap<(&Line, Function<'_>), Sum> = HashMap::new();
+    pub(super) fn lines(&self, options: &FaultOptions) -> ReportTable {
+        let mut sums: HashMap<(&SourcePosition, FunctionKey<'_>), StackFaults> = HashMap::new();
         for (stack, sum) in &self.stacks {
             if let Some(frame) = stack.first()
                 && let Some(line) = &frame.line
@@ -190,59 +202,62 @@ impl<'a> Frames<'a> {
                 sums.entry((line, function(frame))).or_default().add(sum);
             }
         }
-        let mut rows: Vec<((&Line, Function<'_>), Sum)> = sums.into_iter().collect();
+        let mut rows: Vec<((&SourcePosition, FunctionKey<'_>), StackFaults)> =
+            sums.into_iter().collect();
         rows.sort_by_key(|(place, sum)| (Reverse(sum.count), *place));
         let (shown, note) = first(&rows, options.limit, "--rows");
-        let names = |name: &dyn Fn(&Line, Function<'_>) -> Name| {
-            Cells::Names(shown.iter().map(|((line, function), _)| name(line, *function)).collect())
+        let names = |name: &dyn Fn(&SourcePosition, FunctionKey<'_>) -> Name| {
+            ColumnCells::Names(
+                shown.iter().map(|((line, function), _)| name(line, *function)).collect(),
+            )
         };
         let numbers = shown.iter().map(|((line, _), _)| line.number.into()).collect();
         let mut columns = self.sums(shown.iter().map(|(_, sum)| sum));
         columns.extend([
-            for_programs(Column::new(
+            for_programs(TableColumn::new(
                 "file",
                 "FILE",
                 names(&|line, _| Name::new(line.file.as_bytes())),
             )),
-            for_programs(Column::new("line", "LINE", Cells::Counts(numbers))),
-            Column {
+            for_programs(TableColumn::new("line", "LINE", ColumnCells::Counts(numbers))),
+            TableColumn {
                 audience: Audience::People,
-                ..Column::new("place", "LINE", names(&|line, _| brief(line)))
+                ..TableColumn::new("place", "LINE", names(&|line, _| brief(line)))
             },
-            Column::new("function", "FUNCTION", names(&|_, function| called(function))),
+            TableColumn::new("function", "FUNCTION", names(&|_, function| called(function))),
         ]);
-        Table { note, ..table("lines", "By line", Audience::Everyone, columns) }
+        ReportTable { note, ..table("lines", "By line", Audience::Everyone, columns) }
     }
 
     /// Each call stack with its lines, for programs.
-    pub(super) fn stacks(&self) -> Table {
-        let found: Vec<&(Vec<&Frame>, Sum)> =
+    pub(super) fn stacks(&self) -> ReportTable {
+        let found: Vec<&(Vec<&Frame>, StackFaults)> =
             self.stacks.iter().filter(|(_, sum)| sum.count > 0).collect();
         let words = |frame: &&Frame| {
             let mut words = called(function(frame)).as_bytes().to_vec();
             if let Some(line) = &frame.line {
                 words.extend_from_slice(format!(" ({}:{})", line.file, line.number).as_bytes());
             }
-            Value::Name(Name::new(&words))
+            CellValue::Name(Name::new(&words))
         };
-        let stack = |stack: &[&Frame]| Value::List(stack.iter().map(words).collect());
+        let stack = |stack: &[&Frame]| CellValue::List(stack.iter().map(words).collect());
         let mut columns = self.sums(found.iter().map(|(_, sum)| sum));
-        columns.push(Column::new(
+        columns.push(TableColumn::new(
             "most_kind",
             "MOST ARE",
-            Cells::Labels(found.iter().map(|(_, sum)| sum.most()).collect()),
+            ColumnCells::Labels(found.iter().map(|(_, sum)| sum.most()).collect()),
         ));
-        columns.push(Column::new(
+        columns.push(TableColumn::new(
             "frames",
             "CALLS",
-            Cells::Values(found.iter().map(|(frames, _)| stack(frames)).collect()),
+            ColumnCells::Values(found.iter().map(|(frames, _)| stack(frames)).collect()),
         ));
         table("stacks", "By call stack", Audience::Programs, columns)
     }
 
     /// The function that most of the faults happened in that fit.
-    pub(super) fn most(&self, counts: impl Fn(&Sum) -> u64) -> Option<(Name, u64)> {
-        let mut sums: HashMap<Function<'_>, u64> = HashMap::new();
+    pub(super) fn most(&self, counts: impl Fn(&StackFaults) -> u64) -> Option<(Name, u64)> {
+        let mut sums: HashMap<FunctionKey<'_>, u64> = HashMap::new();
         for (stack, sum) in &self.stacks {
             let place = innermost(stack);
             *sums.entry(place).or_default() += counts(sum);

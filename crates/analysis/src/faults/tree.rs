@@ -4,38 +4,39 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use pagewise_model::name::escape;
-use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
+use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::traced::Frame;
 
-use super::places::{Frames, Function, called, function, innermost};
-use super::{Options, share};
+use super::places::{FaultFrames, FunctionKey, called, function, innermost};
+use super::{FaultOptions, share};
 use crate::blocks::table;
 
 /// Branches with less than this share are left out.
-const LEAST: f64 = 0.01;
-/// No more callers than so many are shown.
+const MIN_SHARE: f64 = 0.01;
+/// Maximum depth of callers.
 const DEEPEST: usize = 24;
 /// As many lines for each row of other tables.
 const LINES: usize = 3;
 
 #[derive(Default)]
-struct Node<'a> {
+struct CallerNode<'a> {
     count: u64,
-    callers: HashMap<Function<'a>, Node<'a>>,
+    callers: HashMap<FunctionKey<'a>, CallerNode<'a>>,
 }
 
-/// A line: how many, and what with its indentation. A lone caller has no number: it is its callee's.
-type Row = (Option<u64>, String);
+/// A line: how many, and what with its indentation. A lone caller has no number: it is its
+/// callee's.
+type TreeLine = (Option<u64>, String);
 
 /// The tree; none where no function is known.
-pub(super) fn tree(frames: &Frames<'_>, options: &Options) -> Option<Table> {
-    let mut root = Node::default();
+pub(super) fn tree(frames: &FaultFrames<'_>, options: &FaultOptions) -> Option<ReportTable> {
+    let mut root = CallerNode::default();
     for (stack, sum) in &frames.stacks {
         let mut node = &mut root;
-        let mut last: Option<Function<'_>> = None;
+        let mut last: Option<FunctionKey<'_>> = None;
         let callers = stack.iter().skip(1).map(|frame| function(frame));
         for place in std::iter::once(innermost(stack)).chain(callers) {
-            // Of a function that calls itself the depth says nothing.
+            // The depth of a recursion adds no information.
             if last != Some(place) {
                 node = node.callers.entry(place).or_default();
                 node.count += sum.count;
@@ -48,7 +49,7 @@ pub(super) fn tree(frames: &Frames<'_>, options: &Options) -> Option<Table> {
         return None;
     }
     let mut rows = Vec::new();
-    let least = (super::real(frames.all) * LEAST).max(1.0);
+    let least = (super::real(frames.all) * MIN_SHARE).max(1.0);
     draw(&root, 0, 0, least, &mut rows);
     let most = options.limit.unwrap_or(usize::MAX).saturating_mul(LINES);
     let more = rows.len().saturating_sub(most);
@@ -57,31 +58,35 @@ pub(super) fn tree(frames: &Frames<'_>, options: &Options) -> Option<Table> {
         0 => "".to_owned(),
         more => format!("{more} more lines: --rows all"),
     };
-    let number = |row: &Row| row.0.map_or(Value::None, Value::Count);
-    let part = |row: &Row| row.0.map_or(Value::None, |count| share(count, frames.all));
+    let number = |row: &TreeLine| row.0.map_or(CellValue::None, CellValue::Count);
+    let part = |row: &TreeLine| row.0.map_or(CellValue::None, |count| share(count, frames.all));
     let columns = vec![
-        Column::new("faults", "FAULTS", Cells::Values(rows.iter().map(number).collect())),
-        Column::new("share", "SHARE", Cells::Values(rows.iter().map(part).collect())),
-        Column {
+        TableColumn::new(
+            "faults",
+            "FAULTS",
+            ColumnCells::Values(rows.iter().map(number).collect()),
+        ),
+        TableColumn::new("share", "SHARE", ColumnCells::Values(rows.iter().map(part).collect())),
+        TableColumn {
             meaning: "The function that faulted, and below it those that called it.".into(),
-            ..Column::new(
+            ..TableColumn::new(
                 "function",
                 "FUNCTION, CALLED BY",
-                Cells::Values(
-                    rows.iter().map(|(_, what)| Value::Picture(what.clone().into())).collect(),
+                ColumnCells::Values(
+                    rows.iter().map(|(_, what)| CellValue::Picture(what.clone().into())).collect(),
                 ),
             )
         },
     ];
     let note = Label::from(note);
-    Some(Table { note, ..table("callers", "By call stack", Audience::People, columns) })
+    Some(ReportTable { note, ..table("callers", "By call stack", Audience::People, columns) })
 }
 
-fn draw(node: &Node<'_>, depth: usize, indent: usize, least: f64, rows: &mut Vec<Row>) {
+fn draw(node: &CallerNode<'_>, depth: usize, indent: usize, least: f64, rows: &mut Vec<TreeLine>) {
     if depth > DEEPEST {
         return;
     }
-    let mut callers: Vec<(&Function<'_>, &Node<'_>)> = node.callers.iter().collect();
+    let mut callers: Vec<(&FunctionKey<'_>, &CallerNode<'_>)> = node.callers.iter().collect();
     callers.retain(|(_, caller)| super::real(caller.count) >= least);
     callers.sort_by_key(|(place, caller)| (Reverse(caller.count), **place));
     for (place, caller) in &callers {

@@ -1,18 +1,19 @@
 //! Findings of a process that is near a limit.
 
-use pagewise_model::process::{Limit, Limits};
-use pagewise_model::report::{Finding, Severity, Value};
+use pagewise_model::process::{ResourceLimit, ResourceLimits};
+use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Reading};
 
 use super::{bytes, command, fact, finding, size, text};
-use crate::explain::Subject;
-use crate::pools::Kind;
+use crate::explain::ExplainSubject;
+use crate::pools::PoolKind;
 
 /// From this share of a limit on, the next doubling of a buffer meets it.
 const NEAR: f64 = 0.8;
 /// From here on, the next small request may.
 const AT: f64 = 0.95;
-/// Page cache fills a cgroup and is given back, so a cgroup lives closer to its limit than a process.
+/// Page cache fills a cgroup and is reclaimed, so a cgroup is normally closer to its limit than a
+/// process.
 const NEAR_CGROUP: f64 = 0.9;
 
 fn severity(share: f64) -> Severity {
@@ -25,7 +26,7 @@ fn near(used: Bytes, limit: Bytes, from: f64) -> Option<f64> {
 }
 
 /// `vm.max_map_count`.
-pub(super) fn map_count(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let count = subject.mappings.len() as u64;
     let limit = *subject.snapshot.machine.max_map_count.as_ref().ok()?;
     let share = near(Bytes(count), Bytes(limit), NEAR)?;
@@ -33,17 +34,17 @@ pub(super) fn map_count(subject: &Subject<'_>) -> Option<Finding> {
         "near-max-map-count",
         severity(share),
         [
-            Value::Count(count),
+            CellValue::Count(count),
             text(" mappings of the "),
-            Value::Count(limit),
+            CellValue::Count(limit),
             text(" that vm.max_map_count allows: mmap fails at the limit."),
         ],
         [
-            fact("mappings", "mappings", Value::Count(count), ""),
-            fact("limit", "limit", Value::Count(limit), ""),
+            fact("mappings", "mappings", CellValue::Count(count), ""),
+            fact("limit", "limit", CellValue::Count(limit), ""),
         ],
         command(
-            "See what maps so much with `pagewise maps ",
+            "See the largest groups of mappings with `pagewise maps ",
             subject,
             " --group file`, or raise vm.max_map_count.",
         ),
@@ -51,7 +52,7 @@ pub(super) fn map_count(subject: &Subject<'_>) -> Option<Finding> {
 }
 
 /// The memory cgroup.
-pub(super) fn cgroup(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let cgroup = subject.snapshot.cgroup.as_ref().ok()?;
     let (limit, usage) = (cgroup.limit?, *cgroup.usage.as_ref().ok()?);
     let share = near(usage, limit, NEAR_CGROUP)?;
@@ -64,82 +65,88 @@ pub(super) fn cgroup(subject: &Subject<'_>) -> Option<Finding> {
             bytes(usage),
             text(" of "),
             bytes(limit),
-            text(", page cache included: at the limit the kernel reclaims, then kills."),
+            text(
+                ", page cache included: at the limit the kernel reclaims memory, then kills a process.",
+            ),
         ],
         [
             size("usage", "usage", usage),
             size("limit", "limit", limit),
-            fact("resident", "this process", Value::bytes(resident), ""),
-            fact("cgroup", "cgroup", Value::Name(cgroup.path.clone()), ""),
+            fact("resident", "this process", CellValue::bytes(resident), ""),
+            fact("cgroup", "cgroup", CellValue::Name(cgroup.path.clone()), ""),
         ],
         vec![text(
-            "Raise the limit, or see what in the cgroup grows with `pagewise ps --group cgroup`.",
+            "Raise the limit, or find the process that grows with `pagewise ps --group cgroup`.",
         )],
     ))
 }
 
 /// A resource limit: what it bounds, and what happens there.
-struct Bound {
+struct LimitBound {
     id: &'static str,
     name: &'static str,
-    /// What of the process counts against it.
-    used: fn(&Subject<'_>) -> Option<Bytes>,
-    limit: fn(&Limits) -> Limit,
+    /// Amount of the process that counts against it.
+    used: fn(&ExplainSubject<'_>) -> Option<Bytes>,
+    limit: fn(&ResourceLimits) -> ResourceLimit,
     then: &'static str,
     next_step: &'static str,
 }
 
-const BOUNDS: [Bound; 4] = [
-    Bound {
+const BOUNDS: [LimitBound; 4] = [
+    LimitBound {
         id: "near-stack-limit",
         name: "RLIMIT_STACK",
         used: main_stack,
         limit: |limits| limits.stack,
-        then: ": a deeper call ends it with SIGSEGV.",
-        next_step: "Raise it with `ulimit -s` before the program starts, or look for deep recursion and large local arrays.",
+        then: ": a deeper call ends the process with SIGSEGV.",
+        next_step: "Raise it with `ulimit -s` before the program starts, or search for deep recursion and large local arrays.",
     },
-    Bound {
+    LimitBound {
         id: "near-address-space-limit",
         name: "RLIMIT_AS",
         used: |subject| statm(subject).map(|s| s.size).ok(),
         limit: |limits| limits.address_space,
-        then: ": mmap and brk fail there, resident or not.",
+        then: ": mmap and brk fail at the limit, whether pages are resident or not.",
         next_step: "Raise it with `ulimit -v`; a memory cgroup limits what is resident instead.",
     },
-    Bound {
+    LimitBound {
         id: "near-data-limit",
         name: "RLIMIT_DATA",
         used: |subject| statm(subject).map(|s| s.data).ok(),
         limit: |limits| limits.data,
-        then: ": brk and private writable mmap fail there.",
+        then: ": brk and private writable mmap fail at the limit.",
         next_step: "Raise it with `ulimit -d`.",
     },
-    Bound {
+    LimitBound {
         id: "near-locked-limit",
         name: "RLIMIT_MEMLOCK",
         used: |subject| subject.snapshot.status.as_ref().ok()?.vm_lck.clone().ok(),
         limit: |limits| limits.locked,
-        then: ": mlock fails there.",
+        then: ": mlock fails at the limit.",
         next_step: "Raise it with `ulimit -l`, or give the program CAP_IPC_LOCK.",
     },
 ];
 
-fn statm<'a>(subject: &Subject<'a>) -> Reading<&'a pagewise_model::process::Statm> {
+fn statm<'a>(subject: &ExplainSubject<'a>) -> Reading<&'a pagewise_model::process::Statm> {
     subject.snapshot.statm.as_ref().map_err(Clone::clone)
 }
 
-fn main_stack(subject: &Subject<'_>) -> Option<Bytes> {
+fn main_stack(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     let mut pools = subject.pools.list().iter().zip(&subject.sums);
-    pools.find(|(pool, _)| pool.kind == Kind::MainStack).map(|(_, sums)| sums.reserved)
+    pools.find(|(pool, _)| pool.kind == PoolKind::MainStack).map(|(_, sums)| sums.reserved)
 }
 
 /// RLIMIT_STACK, RLIMIT_AS, RLIMIT_DATA and RLIMIT_MEMLOCK.
-pub(super) fn resource_limits(subject: &Subject<'_>) -> Vec<Finding> {
+pub(super) fn resource_limits(subject: &ExplainSubject<'_>) -> Vec<Finding> {
     let Ok(limits) = &subject.snapshot.limits else { return Vec::new() };
     BOUNDS.iter().filter_map(|bound| resource_limit(subject, limits, bound)).collect()
 }
 
-fn resource_limit(subject: &Subject<'_>, limits: &Limits, bound: &Bound) -> Option<Finding> {
+fn resource_limit(
+    subject: &ExplainSubject<'_>,
+    limits: &ResourceLimits,
+    bound: &LimitBound,
+) -> Option<Finding> {
     let limit = Bytes((bound.limit)(limits).soft?);
     let used = (bound.used)(subject)?;
     let share = near(used, limit, NEAR)?;

@@ -1,12 +1,12 @@
 //! Findings about what a process's memory is used for.
 
 use pagewise_model::object::OnDisk;
-use pagewise_model::report::{Finding, Severity, Value};
-use pagewise_model::{Backing, Bytes, Counter, Mapping, Name, Sharing};
+use pagewise_model::report::{CellValue, Finding, Severity};
+use pagewise_model::{Backing, Bytes, Mapping, Name, Sharing, SmapsCounter};
 
 use super::{bytes, command, fact, finding, size, text};
-use crate::explain::Subject;
-use crate::pools::{ARENA_HEAP, Kind};
+use crate::explain::ExplainSubject;
+use crate::pools::{ARENA_HEAP, PoolKind};
 use crate::swapped;
 
 /// Less in swap than this is what start-up code leaves there on any machine that swaps.
@@ -15,8 +15,8 @@ const SWAPPED: Bytes = Bytes::mib(1);
 const MOSTLY_SWAPPED: f64 = 0.25;
 
 /// Memory in swap.
-pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
-    // Where swapped shared memory is unknown, at least so much.
+pub(super) fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    // If swapped shared memory is unknown, this is a lower bound.
     let swap =
         swapped::total(subject.snapshot).or_else(|_| swapped::private(subject.snapshot)).ok()?;
     let resident = resident(subject)?;
@@ -24,7 +24,7 @@ pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
         return None;
     }
     let mostly = swap.fraction_of(swap + resident).is_some_and(|share| share >= MOSTLY_SWAPPED);
-    let held = |sums: &crate::pools::Sums| sums.swap.clone().unwrap_or_default();
+    let held = |sums: &crate::pools::PoolSums| sums.swap.clone().unwrap_or_default();
     let most = subject.pools.list().iter().zip(&subject.sums).max_by_key(|(_, sums)| held(sums))?;
     Some(finding(
         "swapped",
@@ -33,7 +33,7 @@ pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
         [
             size("swap", "swap", swap),
             size("resident", "RES", resident),
-            fact("most", "most of it from", Value::Name(most.0.name.clone()), ""),
+            fact("most", "most of it from", CellValue::Name(most.0.name.clone()), ""),
             size("most_swap", "that is", held(most.1)),
         ],
         vec![text(
@@ -44,21 +44,21 @@ pub(super) fn swapped(subject: &Subject<'_>) -> Option<Finding> {
 }
 
 /// Memory that is writable and executable at once.
-pub(super) fn writable_code(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let mappings =
         || subject.mappings.iter().enumerate().filter(|(_, m)| m.prot.write && m.prot.exec);
     let (index, largest) = mappings().max_by_key(|(_, m)| m.size())?;
     let total: Bytes = mappings().map(|(_, m)| m.size()).sum();
-    let kind = subject.pools.of(index).kind;
+    let kind = subject.pools.pool_of(index).kind;
     let (severity, next_step) = match kind {
-        // What runs Java or JavaScript is made so, and most of it has a switch.
-        Kind::Jit => (
+        // Most just-in-time compilers of Java and JavaScript have an option for it.
+        PoolKind::Jit => (
             Severity::Note,
-            "If it is a just-in-time compiler, look for its option to keep code write-protected (W^X).",
+            "If it is a just-in-time compiler, use its option that keeps code write-protected (W^X).",
         ),
-        Kind::MainStack | Kind::ThreadStack | Kind::CachedStack => (
+        PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack => (
             Severity::Warning,
-            "An executable stack is asked for by some object file: `readelf -lW FILE | grep GNU_STACK` shows RWE; \
+            "An object file requests an executable stack: `readelf -lW FILE | grep GNU_STACK` shows RWE; \
              link with `-z noexecstack`.",
         ),
         _ => (
@@ -71,33 +71,34 @@ pub(super) fn writable_code(subject: &Subject<'_>) -> Option<Finding> {
         severity,
         [
             bytes(total),
-            text(" is writable and executable at once: a stray write there becomes code."),
+            text(" is writable and executable at the same time: a stray write there becomes code."),
         ],
         [
             size("reserved", "reserved", total),
-            fact("mappings", "mappings", Value::Count(mappings().count() as u64), ""),
-            fact("largest", "the largest at", Value::Address(largest.range.start), ""),
-            fact("pool", "", Value::text(kind.label()), ""),
+            fact("mappings", "mappings", CellValue::Count(mappings().count() as u64), ""),
+            fact("largest", "the largest at", CellValue::Address(largest.range.start), ""),
+            fact("pool", "", CellValue::text(kind.label()), ""),
         ],
         vec![text(next_step)],
     ))
 }
 
 /// Programs and libraries whose file was deleted or replaced since.
-pub(super) fn stale_files(subject: &Subject<'_>) -> Option<Finding> {
-    let stale = |object: &&pagewise_model::object::Object| {
+pub(super) fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
     };
     let stale: std::collections::HashSet<_> =
         subject.snapshot.objects.iter().filter(stale).map(|o| (o.device, o.inode)).collect();
-    let is_code = |kind| matches!(kind, Kind::Library | Kind::Program | Kind::ProgramText);
+    let is_code =
+        |kind| matches!(kind, PoolKind::Library | PoolKind::Program | PoolKind::ProgramText);
     let (mut names, mut reserved) = (Vec::<Name>::new(), Bytes::ZERO);
     for (index, mapping) in subject.mappings.iter().enumerate() {
         let known = stale.contains(&(mapping.device, mapping.inode));
         if mapping.inode == 0 || !(known || mapping.is_deleted()) {
             continue;
         }
-        let pool = subject.pools.of(index);
+        let pool = subject.pools.pool_of(index);
         if is_code(pool.kind) {
             reserved += mapping.size();
             if names.last() != Some(&pool.name) {
@@ -113,14 +114,21 @@ pub(super) fn stale_files(subject: &Subject<'_>) -> Option<Finding> {
         "stale-files",
         Severity::Warning,
         [
-            Value::Count(count as u64),
+            CellValue::Count(count as u64),
             text(" of the files it runs (first "),
-            Value::Name(first),
-            text(") were replaced or deleted since: it still runs the old code."),
+            CellValue::Name(first),
+            text(
+                ") were replaced or deleted after the process mapped them: it still runs the old code.",
+            ),
         ],
         [
             size("reserved", "mapped", reserved),
-            fact("files", "files", Value::List(names.into_iter().map(Value::Name).collect()), ""),
+            fact(
+                "files",
+                "files",
+                CellValue::List(names.into_iter().map(CellValue::Name).collect()),
+                "",
+            ),
         ],
         vec![text("Restart it to run the new code and to free the old files' disk space.")],
     ))
@@ -130,9 +138,9 @@ pub(super) fn stale_files(subject: &Subject<'_>) -> Option<Finding> {
 const MANY_HEAPS: u64 = 16;
 
 /// glibc arenas.
-pub(super) fn many_arenas(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn many_arenas(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let in_use = |index: &usize| {
-        subject.pools.of(*index).kind == Kind::MallocArena
+        subject.pools.pool_of(*index).kind == PoolKind::MallocArena
             && !subject.mappings[*index].prot.is_none()
     };
     let heaps = (0..subject.mappings.len())
@@ -143,35 +151,36 @@ pub(super) fn many_arenas(subject: &Subject<'_>) -> Option<Finding> {
         return None;
     }
     let pools = subject.pools.list().iter().zip(&subject.sums);
-    let (_, sums) = pools.clone().find(|(pool, _)| pool.kind == Kind::MallocArena)?;
+    let (_, sums) = pools.clone().find(|(pool, _)| pool.kind == PoolKind::MallocArena)?;
     Some(finding(
         "many-arenas",
         Severity::Note,
         [
             text("malloc spreads over "),
-            Value::Count(heaps),
+            CellValue::Count(heaps),
             text(" arena heaps: memory freed in one does not serve threads of another."),
         ],
         [
-            fact("heaps", "heaps", Value::Count(heaps), ""),
+            fact("heaps", "heaps", CellValue::Count(heaps), ""),
             size("reserved", "reserved", sums.reserved),
-            fact("resident", "resident", Value::bytes(sums.resident.clone()), ""),
-            fact("threads", "threads", Value::Count(subject.snapshot.process.threads), ""),
+            fact("resident", "resident", CellValue::bytes(sums.resident.clone()), ""),
+            fact("threads", "threads", CellValue::Count(subject.snapshot.process.threads), ""),
         ],
         vec![text(
             "Start it with MALLOC_ARENA_MAX=4 (or call mallopt(M_ARENA_MAX, 4)) and compare RES; \
-             malloc_trim(0) gives back what is free.",
+             malloc_trim(0) releases free pages.",
         )],
     ))
 }
 
-/// Page tables below this are nobody's trouble: 8 GiB of touched 4 KiB pages need 16 MiB.
+/// Smaller page tables are not a problem: 8 GiB of touched 4 KiB pages need 16 MiB.
 const LARGE_TABLES: Bytes = Bytes::mib(16);
-/// Dense memory takes 8 bytes of page table a page, 0.2 % with 4 KiB pages; this is twenty times that.
+/// Dense memory takes 8 bytes of page table a page, 0.2 % with 4 KiB pages; this is twenty times
+/// that.
 const TABLES_TO_RESIDENT: f64 = 0.04;
 
 /// Page tables that are large beside what they map.
-pub(super) fn page_tables(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let tables = *subject.snapshot.status.as_ref().ok()?.vm_pte.as_ref().ok()?;
     let resident = resident(subject)?;
     let large = tables >= LARGE_TABLES
@@ -184,11 +193,11 @@ pub(super) fn page_tables(subject: &Subject<'_>) -> Option<Finding> {
                 bytes(tables),
                 text(" of page tables map "),
                 bytes(resident),
-                text(" of resident memory: it is touched sparsely, or was and then given back."),
+                text(" of resident memory: memory is touched sparsely, or was touched and then released."),
             ],
             [size("page_tables", "page tables", tables), size("resident", "RES", resident)],
             vec![text(
-                "Keep what is used close together, use huge pages for large dense areas, and unmap areas instead \
+                "Keep data that is used together close together, use huge pages for large dense areas, and unmap areas instead \
                  of only freeing their pages (MADV_DONTNEED keeps the tables).",
             )],
         )
@@ -200,9 +209,9 @@ const MUCH_HUGE: Bytes = Bytes::mib(128);
 /// From this share of RES on, what huge pages waste is what the process wastes.
 const MOSTLY_HUGE: f64 = 0.5;
 
-/// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have requested: only `smaps` has the `VmFlags`
-/// that show it.
-pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
+/// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have
+/// requested: only `smaps` has the `VmFlags` that show it.
+pub(super) fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
     let all_huge = || subject.mappings.iter().filter(is_huge);
     let is_known = all_huge().all(|m| asked_for_huge_pages(m).is_some());
@@ -233,14 +242,15 @@ pub(super) fn huge_page_bloat(subject: &Subject<'_>) -> Option<Finding> {
             [
                 size("anon_huge", "huge", huge),
                 size("resident", "RES", resident),
-                fact("share", "share", Value::Share(share), ""),
+                fact("share", "share", CellValue::Share(share), ""),
             ],
             command("`pagewise thp ", subject, advice),
         )
     })
 }
 
-/// Whether the program marked a mapping with `MADV_HUGEPAGE`. `None` if its `VmFlags` were not read.
+/// True if the program marked a mapping with `MADV_HUGEPAGE`. `None` if its `VmFlags` were not
+/// read.
 fn asked_for_huge_pages(mapping: &Mapping) -> Option<bool> {
     let flags = mapping.smaps.as_ref().ok()?.flags.as_ref()?;
     Some(flags.has("hg"))
@@ -252,7 +262,7 @@ const MANY_COPIES: Bytes = Bytes::mib(16);
 const COPIES_TO_RESIDENT: f64 = 0.1;
 
 /// Private copies of pages of mapped files.
-pub(super) fn copied_file_pages(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn copied_file_pages(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_private_file =
         |m: &&Mapping| m.sharing == Sharing::Private && m.backing() == Backing::File;
     let copies = || subject.mappings.iter().filter(is_private_file).map(|m| (anonymous(m), m));
@@ -266,27 +276,27 @@ pub(super) fn copied_file_pages(subject: &Subject<'_>) -> Option<Finding> {
             Severity::Note,
             [
                 bytes(total),
-                text(" of pages of mapped files were written and are now private copies, no longer shared."),
+                text(" of mapped file pages were written: they are private copies now, no longer shared."),
             ],
             [
                 size("copied", "copied", total),
                 size("resident", "RES", resident),
-                fact("most", "most of it from", Value::Name(file.name.clone()), ""),
+                fact("most", "most of it from", CellValue::Name(file.name.clone()), ""),
                 size("most_copied", "that is", most),
             ],
             vec![text(
-                "Map the file read-only where it need not be written, or MAP_SHARED where the writes are meant for it; \
+                "Map the file read-only if it need not be written, or MAP_SHARED if the writes are meant for the file; \
                  processes forked after the writes share the copies.",
             )],
         )
     })
 }
 
-/// Resident anonymous pages of a mapping; none where nobody counted.
+/// Resident anonymous pages of a mapping; 0 if they were not counted.
 fn anonymous(mapping: &Mapping) -> Bytes {
     match &mapping.pages {
         Ok(pages) => pages.breakdown.anon_exclusive + pages.breakdown.anon_co_mapped,
-        Err(_) => mapping.counter(Counter::Anonymous).unwrap_or_default(),
+        Err(_) => mapping.counter(SmapsCounter::Anonymous).unwrap_or_default(),
     }
 }
 
@@ -296,7 +306,7 @@ const HUGE_VIRT: Bytes = Bytes::gib(8);
 const LITTLE_RESIDENT: f64 = 1.0 / 16.0;
 
 /// Huge address space of which little is resident.
-pub(super) fn reserved_only(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let statm = subject.snapshot.statm.as_ref().ok()?;
     let share = statm.resident.fraction_of(statm.size)?;
     if statm.size < HUGE_VIRT || share > LITTLE_RESIDENT {
@@ -318,8 +328,8 @@ pub(super) fn reserved_only(subject: &Subject<'_>) -> Option<Finding> {
         [
             size("virt", "VIRT", statm.size),
             size("resident", "RES", statm.resident),
-            fact("most", "most of it", Value::text(pool.kind.label()), ""),
-            fact("name", "", Value::Name(pool.name.clone()), ""),
+            fact("most", "most of it", CellValue::text(pool.kind.label()), ""),
+            fact("name", "", CellValue::Name(pool.name.clone()), ""),
             size("most_reserved", "that is", sums.reserved),
         ],
         vec![text(
@@ -328,14 +338,14 @@ pub(super) fn reserved_only(subject: &Subject<'_>) -> Option<Finding> {
     ))
 }
 
-fn who_reserves(subject: &Subject<'_>, largest: Kind) -> &'static str {
+fn who_reserves(subject: &ExplainSubject<'_>, largest: PoolKind) -> &'static str {
     let has_java = || subject.pools.list().iter().any(|pool| pool.name.base() == b"libjvm.so");
     match largest {
-        Kind::Sanitizer => "a sanitizer keeps its shadow memory there",
-        Kind::Go => "Go keeps room for its heap there",
-        Kind::MallocArena => "each arena of glibc's malloc keeps 64M of room",
-        _ if has_java() => "the Java virtual machine keeps room for its heap there",
-        Kind::Reserve => "the program keeps room there without any access",
+        PoolKind::Sanitizer => "a sanitizer keeps its shadow memory there",
+        PoolKind::Go => "Go reserves address space for its heap there",
+        PoolKind::MallocArena => "each arena of glibc's malloc reserves 64M",
+        _ if has_java() => "the Java virtual machine reserves address space for its heap there",
+        PoolKind::Reserve => "the program reserves address space there without access rights",
         _ => "untouched pages cost nothing",
     }
 }
@@ -344,7 +354,7 @@ fn who_reserves(subject: &Subject<'_>, largest: Kind) -> &'static str {
 const MERGED: Bytes = Bytes::mib(1);
 
 /// KSM.
-pub(super) fn merged(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let ksm = subject.snapshot.ksm.as_ref().ok()?;
     let page_size = subject.snapshot.provenance.page_size;
     let merged = page_size.pages(ksm.merging_pages);
@@ -352,17 +362,17 @@ pub(super) fn merged(subject: &Subject<'_>) -> Option<Finding> {
     if merged < MERGED && loss.is_none() {
         return None;
     }
-    let profit = ksm.profit.map_or(Value::None, Value::Change);
+    let profit = ksm.profit.map_or(CellValue::None, CellValue::Change);
     let (severity, claim, next_step) = match loss {
         Some(_) => (
             Severity::Warning,
             " is merged by KSM, which costs this process more than it saves.",
-            "Withdraw MADV_MERGEABLE (or PR_SET_MEMORY_MERGE) where pages are seldom alike.",
+            "Remove MADV_MERGEABLE (or PR_SET_MEMORY_MERGE) where pages are seldom equal.",
         ),
         None => (
             Severity::Note,
             " is merged by KSM with equal pages: a write to one copies it again.",
-            "Nothing to do; where other tenants must not be able to time your writes, turn merging off.",
+            "Nothing to do; if other tenants must not be able to time your writes, switch merging off.",
         ),
     };
     Some(finding(
@@ -382,7 +392,7 @@ const FULLEST_NODE: f64 = 0.75;
 const OTHER_NODES: f64 = 0.05;
 
 /// NUMA imbalance.
-pub(super) fn spread_over_nodes(subject: &Subject<'_>) -> Option<Finding> {
+pub(super) fn spread_over_nodes(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let nodes = subject.snapshot.numa.as_ref().ok()?;
     let total: Bytes = nodes.iter().map(|node| node.resident).sum();
     let fullest = nodes.iter().max_by_key(|node| node.resident)?;
@@ -394,15 +404,15 @@ pub(super) fn spread_over_nodes(subject: &Subject<'_>) -> Option<Finding> {
             "numa-imbalance",
             Severity::Note,
             [
-                Value::Share(share),
+                CellValue::Share(share),
                 text(" of its memory is on node "),
-                Value::Count(fullest.node.into()),
-                text(", the rest elsewhere: threads on other nodes reach across."),
+                CellValue::Count(fullest.node.into()),
+                text(", the rest on others: threads on other nodes access it remotely."),
             ],
             [
                 size("fullest", "fullest node", fullest.resident),
                 size("total", "all nodes", total),
-                fact("threads", "threads", Value::Count(threads), ""),
+                fact("threads", "threads", CellValue::Count(threads), ""),
             ],
             vec![text(
                 "Start it with `numactl --interleave=all` for even access, or with `--cpunodebind` and `--membind` to keep it on one node.",
@@ -411,6 +421,6 @@ pub(super) fn spread_over_nodes(subject: &Subject<'_>) -> Option<Finding> {
     })
 }
 
-fn resident(subject: &Subject<'_>) -> Option<Bytes> {
+fn resident(subject: &ExplainSubject<'_>) -> Option<Bytes> {
     subject.snapshot.statm.as_ref().ok().map(|statm| statm.resident)
 }

@@ -1,52 +1,55 @@
-//! What the kernel counted: huge pages given and refused, compaction, reclaim on the way to memory.
+//! Kernel counters: huge pages given and refused, compaction, reclaim on the way to memory.
 
-use pagewise_model::fields::{FIELDS, Field};
-use pagewise_model::fragmentation::{Counted, Fragmentation, SizeStats};
-use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Label, Table, Value};
+use pagewise_model::fields::{FIELDS, FieldMeaning};
+use pagewise_model::fragmentation::{BootCounter, FreeMemory, SizeStats};
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, Label, ReportBlock, ReportTable, TableColumn,
+};
 use pagewise_model::{Absent, Name, Reading};
 
 use super::{fact, facts_of, label};
 use crate::explain::meaning;
 
 /// The fields of a source that have a meaning.
-fn known(source: &str) -> impl Iterator<Item = &'static Field> {
+fn known(source: &str) -> impl Iterator<Item = &'static FieldMeaning> {
     FIELDS.iter().filter(move |field| field.source == source)
 }
 
-/// Counters of `vmstat` whose names begin so are reported also without a meaning: newer kernels have more of them.
+/// Counters of `vmstat` whose names begin so are reported also without a meaning: newer kernels
+/// have more of them.
 const FAMILIES: [&[u8]; 3] = [b"thp_", b"compact_", b"allocstall"];
 
 /// A counter that this kernel has.
-struct Row {
+struct CounterRow {
     name: Label,
     /// Empty for a counter that the table of fields does not have.
     meaning: &'static str,
     count: u64,
-    /// How many were added, and how many that is a second; absent where there is only one reading.
+    /// Increase, and increase per second; absent if there is only one reading.
     added: Reading<(u64, f64)>,
 }
 
 /// The time from one reading to another.
-pub(super) fn elapsed_ns(before: &Fragmentation, now: &Fragmentation) -> Reading<u64> {
+pub(super) fn elapsed_ns(before: &FreeMemory, now: &FreeMemory) -> Reading<u64> {
     Ok(now.since_boot_ns.clone()?.saturating_sub(before.since_boot_ns.clone()?))
 }
 
-fn rows(before: Option<&Fragmentation>, now: &Fragmentation) -> Reading<Vec<Row>> {
+fn rows(before: Option<&FreeMemory>, now: &FreeMemory) -> Reading<Vec<CounterRow>> {
     let counters = now.vmstat.as_ref().map_err(Clone::clone)?;
-    let added = |counter: &Counted| -> Reading<(u64, f64)> {
+    let added = |counter: &BootCounter| -> Reading<(u64, f64)> {
         let before = before.ok_or(Absent::NotCollected("take --every 1s for a rate".into()))?;
         let earlier = before.vmstat.as_ref().map_err(Clone::clone)?;
         let earlier = earlier.iter().find(|it| it.name == counter.name).map_or(0, |it| it.count);
         let added = counter.count.saturating_sub(earlier);
         Ok((added, per_second(added, elapsed_ns(before, now)?)))
     };
-    let row = |counter: &Counted, meaning| Row {
+    let row = |counter: &BootCounter, meaning| CounterRow {
         name: label(&counter.name.escaped()),
         meaning,
         count: counter.count,
         added: added(counter),
     };
-    let find = |field: &Field| counters.iter().find(|it| is_called(it, field.name));
+    let find = |field: &FieldMeaning| counters.iter().find(|it| is_called(it, field.name));
     let with_meaning = known("vmstat").filter_map(|field| Some(row(find(field)?, field.meaning)));
     let others = counters.iter().filter(|counter| {
         let is_of_a_family =
@@ -56,7 +59,7 @@ fn rows(before: Option<&Fragmentation>, now: &Fragmentation) -> Reading<Vec<Row>
     Ok(with_meaning.chain(others.map(|counter| row(counter, ""))).collect())
 }
 
-fn is_called(counter: &Counted, name: &str) -> bool {
+fn is_called(counter: &BootCounter, name: &str) -> bool {
     counter.name.as_bytes() == name.as_bytes()
 }
 
@@ -66,28 +69,29 @@ fn per_second(count: u64, in_ns: u64) -> f64 {
 }
 
 /// Everything that was counted.
-pub(super) fn blocks(before: Option<&Fragmentation>, now: &Fragmentation) -> Vec<Block> {
-    let mut blocks: Vec<Block> = programs(before, now).map(Block::Table).into_iter().collect();
+pub(super) fn blocks(before: Option<&FreeMemory>, now: &FreeMemory) -> Vec<ReportBlock> {
+    let mut blocks: Vec<ReportBlock> =
+        programs(before, now).map(ReportBlock::Table).into_iter().collect();
     match rows(before, now) {
-        Ok(rows) => blocks.push(Block::Table(people(&rows, before.is_some()))),
+        Ok(rows) => blocks.push(ReportBlock::Table(people(&rows, before.is_some()))),
         Err(absent) => blocks.push(missing("counters", "what the kernel counted", absent)),
     }
     match &now.sizes {
         Ok(sizes) => {
-            blocks.push(Block::Table(sizes_for_programs(sizes)));
-            blocks.extend(sizes_for_people(sizes).map(Block::Table));
+            blocks.push(ReportBlock::Table(sizes_for_programs(sizes)));
+            blocks.extend(sizes_for_people(sizes).map(ReportBlock::Table));
         }
         Err(absent) => blocks.push(missing("sizes", "huge pages by size", absent.clone())),
     }
     blocks
 }
 
-fn missing(key: &'static str, label: &'static str, absent: Absent) -> Block {
-    Block::Facts(facts_of("", vec![fact(key, label, Value::Absent(absent), "")]))
+fn missing(key: &'static str, label: &'static str, absent: Absent) -> ReportBlock {
+    ReportBlock::Facts(facts_of("", vec![fact(key, label, CellValue::Absent(absent), "")]))
 }
 
-fn table(key: &'static str, audience: Audience, columns: Vec<Column>) -> Table {
-    Table {
+fn table(key: &'static str, audience: Audience, columns: Vec<TableColumn>) -> ReportTable {
+    ReportTable {
         key: key.into(),
         title: "".into(),
         audience,
@@ -99,77 +103,91 @@ fn table(key: &'static str, audience: Audience, columns: Vec<Column>) -> Table {
 }
 
 /// `counters`: an object with a member a counter.
-pub(super) fn programs(before: Option<&Fragmentation>, now: &Fragmentation) -> Option<Table> {
+pub(super) fn programs(before: Option<&FreeMemory>, now: &FreeMemory) -> Option<ReportTable> {
     let rows = rows(before, now).ok()?;
-    let values = |value: &dyn Fn(&Row) -> Value| Cells::Values(rows.iter().map(value).collect());
-    let added = |row: &Row, make: fn((u64, f64)) -> Value| Value::of(row.added.clone(), make);
+    let values = |value: &dyn Fn(&CounterRow) -> CellValue| {
+        ColumnCells::Values(rows.iter().map(value).collect())
+    };
+    let added = |row: &CounterRow, make: fn((u64, f64)) -> CellValue| {
+        CellValue::from_reading(row.added.clone(), make)
+    };
     let mut columns = vec![
-        Column::new("count", "Since boot", values(&|row| Value::Count(row.count))),
-        Column::new("meaning", "Meaning", values(&meaning_of)),
+        TableColumn::new("count", "Since boot", values(&|row| CellValue::Count(row.count))),
+        TableColumn::new("meaning", "Meaning", values(&meaning_of)),
     ];
     if before.is_some() {
-        let change = values(&|row| added(row, |(count, _)| Value::Count(count)));
-        let rate = values(&|row| added(row, |(_, rate)| Value::Rate(rate)));
-        columns.push(Column::new("change", "Added", change));
-        columns.push(Column::new("per_second", "A second", rate));
+        let change = values(&|row| added(row, |(count, _)| CellValue::Count(count)));
+        let rate = values(&|row| added(row, |(_, rate)| CellValue::Rate(rate)));
+        columns.push(TableColumn::new("change", "Added", change));
+        columns.push(TableColumn::new("per_second", "Per second", rate));
     }
     let keys = rows.iter().map(|row| row.name.clone()).collect();
-    Some(Table { row_keys: Some(keys), ..table("counters", Audience::Programs, columns) })
+    Some(ReportTable { row_keys: Some(keys), ..table("counters", Audience::Programs, columns) })
 }
 
-fn meaning_of(row: &Row) -> Value {
-    let unknown = || Absent::NotCollected("pagewise does not know this counter".into());
+fn meaning_of(row: &CounterRow) -> CellValue {
+    let unknown = || Absent::NotCollected("unknown to pagewise".into());
     match row.meaning {
-        "" => Value::Absent(unknown()),
-        meaning => Value::text(meaning),
+        "" => CellValue::Absent(unknown()),
+        meaning => CellValue::text(meaning),
     }
 }
 
 /// The counters that are not 0, and the names of those that are.
-fn people(rows: &[Row], has_rates: bool) -> Table {
-    let shown: Vec<&Row> = rows.iter().filter(|row| row.count > 0).collect();
+fn people(rows: &[CounterRow], has_rates: bool) -> ReportTable {
+    let shown: Vec<&CounterRow> = rows.iter().filter(|row| row.count > 0).collect();
     let zero: Vec<&str> = rows.iter().filter(|row| row.count == 0).map(|r| &*r.name).collect();
     let mut columns = vec![
-        Column::new("counter", "Counter", Cells::Labels(texts(&shown, |row| row.name.clone()))),
-        Column::new("count", "Since boot", Cells::Counts(shown.iter().map(|r| r.count).collect())),
+        TableColumn::new(
+            "counter",
+            "SmapsCounter",
+            ColumnCells::Labels(texts(&shown, |row| row.name.clone())),
+        ),
+        TableColumn::new(
+            "count",
+            "Since boot",
+            ColumnCells::Counts(shown.iter().map(|r| r.count).collect()),
+        ),
     ];
     if has_rates {
-        let rate = |row: &&Row| Value::of(row.added.clone(), |(_, rate)| Value::Rate(rate));
-        columns.push(Column::new(
+        let rate = |row: &&CounterRow| {
+            CellValue::from_reading(row.added.clone(), |(_, rate)| CellValue::Rate(rate))
+        };
+        columns.push(TableColumn::new(
             "per_second",
-            "A second",
-            Cells::Values(shown.iter().map(rate).collect()),
+            "Per second",
+            ColumnCells::Values(shown.iter().map(rate).collect()),
         ));
     }
-    columns.push(Column::new(
+    columns.push(TableColumn::new(
         "meaning",
         "",
-        Cells::Labels(texts(&shown, |row| row.meaning.into())),
+        ColumnCells::Labels(texts(&shown, |row| row.meaning.into())),
     ));
     let note = if zero.is_empty() {
         String::new()
     } else {
         format!("None since boot: {}.", zero.join(", "))
     };
-    Table {
-        title: "What the kernel counted".into(),
+    ReportTable {
+        title: "Kernel counters".into(),
         note: note.into(),
         ..table("", Audience::People, columns)
     }
 }
 
-fn texts(rows: &[&Row], text: fn(&Row) -> Label) -> Vec<Label> {
+fn texts(rows: &[&CounterRow], text: fn(&CounterRow) -> Label) -> Vec<Label> {
     rows.iter().map(|row| text(row)).collect()
 }
 
 /// The counters that moved, as facts of a line. For people: programs have [`programs`].
-pub(super) fn moving(before: &Fragmentation, now: &Fragmentation) -> Vec<Fact> {
+pub(super) fn moving(before: &FreeMemory, now: &FreeMemory) -> Vec<Fact> {
     let rows = rows(Some(before), now).unwrap_or_default();
     let moved = rows.iter().filter_map(|row| match row.added {
         Ok((1.., rate)) => Some(Fact {
             key: row.name.clone(),
             label: row.name.clone(),
-            value: Value::Rate(rate),
+            value: CellValue::Rate(rate),
             meaning: "".into(),
             audience: Audience::People,
         }),
@@ -179,22 +197,29 @@ pub(super) fn moving(before: &Fragmentation, now: &Fragmentation) -> Vec<Fact> {
 }
 
 /// `sizes[]`: every statistic of every size.
-fn sizes_for_programs(sizes: &[SizeStats]) -> Table {
-    let stat = |stat: &Counted| (label(&stat.name.escaped()), Value::Count(stat.count));
-    let stats = |size: &SizeStats| Value::Record(size.stats.iter().map(stat).collect());
+fn sizes_for_programs(sizes: &[SizeStats]) -> ReportTable {
+    let stat = |stat: &BootCounter| (label(&stat.name.escaped()), CellValue::Count(stat.count));
+    let stats = |size: &SizeStats| CellValue::Record(size.stats.iter().map(stat).collect());
     let columns = vec![
-        Column::new("size", "Size", Cells::Bytes(sizes.iter().map(|s| s.size.0).collect())),
-        Column::new("stats", "", Cells::Values(sizes.iter().map(stats).collect())),
+        TableColumn::new(
+            "size",
+            "Size",
+            ColumnCells::Bytes(sizes.iter().map(|s| s.size.0).collect()),
+        ),
+        TableColumn::new("stats", "", ColumnCells::Values(sizes.iter().map(stats).collect())),
     ];
     table("sizes", Audience::Programs, columns)
 }
 
 /// The sizes and statistics of which there are any.
-fn sizes_for_people(sizes: &[SizeStats]) -> Option<Table> {
+fn sizes_for_people(sizes: &[SizeStats]) -> Option<ReportTable> {
     let used: Vec<&SizeStats> =
         sizes.iter().filter(|size| size.stats.iter().any(|stat| stat.count > 0)).collect();
-    let columns =
-        [Column::new("size", "Size", Cells::Bytes(used.iter().map(|s| s.size.0).collect()))];
+    let columns = [TableColumn::new(
+        "size",
+        "Size",
+        ColumnCells::Bytes(used.iter().map(|s| s.size.0).collect()),
+    )];
     let source = "hugepages stats";
     let mut unknown: Vec<&Name> =
         used.iter().flat_map(|size| &size.stats).map(|it| &it.name).collect();
@@ -206,16 +231,16 @@ fn sizes_for_people(sizes: &[SizeStats]) -> Option<Table> {
     let statistics = names.filter_map(|(name, meaning)| {
         let count = |size: &&SizeStats| {
             let stat = size.stats.iter().find(|stat| stat.name == name);
-            stat.map_or(Value::None, |stat| Value::Count(stat.count))
+            stat.map_or(CellValue::None, |stat| CellValue::Count(stat.count))
         };
-        let counts: Vec<Value> = used.iter().map(count).collect();
+        let counts: Vec<CellValue> = used.iter().map(count).collect();
         let name = label(&name.escaped());
-        counts.iter().any(|count| matches!(count, Value::Count(1..))).then(|| Column {
+        counts.iter().any(|count| matches!(count, CellValue::Count(1..))).then(|| TableColumn {
             meaning: meaning.into(),
-            ..Column::new(name.clone(), name, Cells::Values(counts))
+            ..TableColumn::new(name.clone(), name, ColumnCells::Values(counts))
         })
     });
-    (!used.is_empty()).then(|| Table {
+    (!used.is_empty()).then(|| ReportTable {
         title: "Huge pages by size".into(),
         note: "Other sizes and statistics are 0. Those called nr_* are what there is now.".into(),
         ..table("", Audience::People, columns.into_iter().chain(statistics).collect())

@@ -1,20 +1,24 @@
-//! What stands out in a recording, and what to do: each rule looks for one thing, and speaks only where the numbers do.
+//! Findings about a recording, with advice: each rule tests for one condition, and reports it only
+//! if the numbers support it.
 
-use pagewise_model::heap::{Amount, Ending, Kind, Layout, Moment, Recording, Site};
-use pagewise_model::report::{Fact, Finding, Severity, Value};
+use pagewise_model::heap::{
+    AllocationKind, AllocationSite, AllocatorLayout, HeapAmount, HeapEnding, HeapRecording,
+    HeapSnapshot,
+};
+use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
 use super::frames::Sites;
-use super::layout::{self, Sums};
+use super::layout::{self, LayoutSums};
 use super::{peak, real, share, text};
 use crate::explain::fact;
 
-/// Less than this is no matter of memory.
+/// Smaller amounts are not a memory problem.
 const LARGE: u64 = 16 << 20;
 /// A leak can be smaller: it grows.
 const LEAK: u64 = 1 << 20;
 /// Fewer allocations than this take no time that anyone notices.
 const MANY: u64 = 100_000;
-/// What is less than this share of all is not what to look at first.
+/// A smaller share of all is not the first cause to examine.
 const PART: f64 = 0.1;
 
 /// The findings, the gravest first.
@@ -34,19 +38,19 @@ pub(super) fn all(sites: &Sites<'_>) -> Vec<Finding> {
 }
 
 fn bytes(key: &'static str, label: &'static str, bytes: u64) -> Fact {
-    fact(key, label, Value::Bytes(bytes), "")
+    fact(key, label, CellValue::Bytes(bytes), "")
 }
 
-/// Who has most of something.
-fn most_in(sites: &Sites<'_>, amount: impl Fn(&Site) -> Amount) -> Option<Fact> {
+/// Function with most of an amount.
+fn most_in(sites: &Sites<'_>, amount: impl Fn(&AllocationSite) -> HeapAmount) -> Option<Fact> {
     sites
         .largest_place(amount)
-        .map(|(words, _)| fact("most_in", "most of it in", Value::Name(words), ""))
+        .map(|(words, _)| fact("most_in", "most of it in", CellValue::Name(words), ""))
 }
 
-/// Whether nothing will be freed any more.
-fn is_over(recording: &Recording) -> bool {
-    matches!(recording.ending, Ending::Exited(_) | Ending::Killed(_) | Ending::Gone)
+/// True if nothing will be freed any more.
+fn is_over(recording: &HeapRecording) -> bool {
+    matches!(recording.ending, HeapEnding::Exited(_) | HeapEnding::Killed(_) | HeapEnding::Gone)
 }
 
 /// Memory that was not freed at the end, and did not grow all the time.
@@ -60,38 +64,42 @@ fn leak(sites: &Sites<'_>) -> Option<Finding> {
     // The most that was live is not known where older blocks are not.
     let claim = if recording.attached {
         vec![
-            Value::Bytes(leaked.bytes),
+            CellValue::Bytes(leaked.bytes),
             text(
                 " of the blocks allocated since the recording began were not freed before the process ended.",
             ),
         ]
     } else {
         vec![
-            Value::Bytes(leaked.bytes),
+            CellValue::Bytes(leaked.bytes),
             text(" were not freed before the process ended: "),
             share(leaked.bytes, recording.totals.peak.bytes.max(leaked.bytes)),
-            text(" of the most that was live."),
+            text(" of the peak of live bytes."),
         ]
     };
     let mut evidence = vec![
         bytes("leaked_bytes", "not freed", leaked.bytes),
-        fact("leaked_blocks", "in blocks", Value::Count(leaked.blocks), ""),
+        fact("leaked_blocks", "in blocks", CellValue::Count(leaked.blocks), ""),
     ];
-    evidence.extend(most_in(sites, Site::leaked));
+    evidence.extend(most_in(sites, AllocationSite::leaked));
     Some(Finding {
         id: "not-freed",
         severity: Severity::Note,
         claim,
         evidence,
         next_step: vec![text(
-            "What is needed to the end need not be freed. Whether it grows is what matters: record a run twice as long, and \
+            "Memory in use until the end need not be freed. A leak grows with the run: record a run twice as long, and \
              compare with `heap diff`.",
         )],
     })
 }
 
-/// The least in each quarter of the time of what moments have; none where a quarter has none, or there are few in all.
-fn quarters(recording: &Recording, of: impl Fn(&Moment) -> Option<i128>) -> Option<[i128; 4]> {
+/// The least in each quarter of the time of what moments have; none where a quarter has none, or
+/// there are few in all.
+fn quarters(
+    recording: &HeapRecording,
+    of: impl Fn(&HeapSnapshot) -> Option<i128>,
+) -> Option<[i128; 4]> {
     /// With fewer moments a quarter is one of chance.
     const MOMENTS: usize = 16;
     let moments = &recording.moments;
@@ -109,7 +117,8 @@ fn quarters(recording: &Recording, of: impl Fn(&Moment) -> Option<i128>) -> Opti
     Some([a, b, c, d])
 }
 
-/// Whether each quarter of the time has more than the one before, by a tenth of all that was gained.
+/// True if each quarter of the time has more than the one before, by a tenth of all that was
+/// gained.
 fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
     let gained = fourth - first;
     let step = (gained / 10).max(1);
@@ -117,8 +126,9 @@ fn is_steady([first, second, third, fourth]: [i128; 4]) -> bool {
         && [second - first, third - second, fourth - third].iter().all(|more| *more >= step)
 }
 
-/// The least that was live in each quarter of the time; none where it did not grow from each to the next.
-fn grows(recording: &Recording) -> Option<[u64; 4]> {
+/// The least that was live in each quarter of the time; none where it did not grow from each to the
+/// next.
+fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
     let live = quarters(recording, |moment| Some(moment.live.bytes.into()))?;
     let least = live.map(|bytes| u64::try_from(bytes).unwrap_or(0));
     if recording.attached {
@@ -129,22 +139,24 @@ fn grows(recording: &Recording) -> Option<[u64; 4]> {
         .then_some(least)
 }
 
-/// How many bytes the heap of a process grew by that was running already, by evidence that older blocks have no part in.
+/// Growth in bytes of the heap of a process that was already running, by evidence that does not
+/// involve older blocks.
 ///
-/// What is live of the blocks since then grows until all older blocks are replaced, in any program. The heap grows if more is
-/// allocated than is freed, of blocks of any age. Where frees of older blocks are not counted, the memory that the process and its
-/// allocator have is the evidence: new blocks that take the place of older ones need none.
-fn grows_by(recording: &Recording) -> Option<u64> {
+/// The live bytes of blocks since the start grow in any program until all older blocks are
+/// replaced. The heap grows if more is allocated than freed, of blocks of any age. If frees of
+/// older blocks are not counted, the memory of the process and its allocator is the evidence: new
+/// blocks that replace older ones need no new memory.
+fn grows_by(recording: &HeapRecording) -> Option<u64> {
     // Unmapped mappings and blocks of pools from before are not counted.
-    let is_heap = recording.sites.iter().all(|site| site.kind == Kind::Heap);
-    let net = |moment: &Moment| {
+    let is_heap = recording.sites.iter().all(|site| site.kind == AllocationKind::Heap);
+    let net = |moment: &HeapSnapshot| {
         let freed = moment.older_freed.filter(|_| is_heap)?;
         Some(i128::from(moment.live.bytes) - i128::from(freed.bytes))
     };
     if let Some(least) = quarters(recording, net) {
         let moments: Vec<i128> = recording.moments.iter().filter_map(net).collect();
         let gained = least[3] - least[0];
-        // What comes and goes is no growth.
+        // Memory that is freed again is not growth.
         let mut highest = i128::MIN;
         let falls = moments.iter().map(|now| {
             highest = highest.max(*now);
@@ -154,7 +166,7 @@ fn grows_by(recording: &Recording) -> Option<u64> {
         return (is_steady(least) && fall <= gained / 2)
             .then(|| u64::try_from(gained).unwrap_or(u64::MAX));
     }
-    let resident = |moment: &Moment| {
+    let resident = |moment: &HeapSnapshot| {
         let it = moment.resident.as_ref().ok()?;
         Some(i128::from(it.anonymous) + i128::from(it.shmem) + i128::from(it.swap))
     };
@@ -172,7 +184,7 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
     let by = if recording.attached { grows_by(recording) } else { None };
-    // Who grows to the end and then frees all builds something.
+    // A program that grows to the end and then frees all builds a data structure.
     if leaked.bytes < by.unwrap_or(quarters[3]) / 2 {
         return None;
     }
@@ -185,20 +197,19 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
         ]);
     }
     evidence.extend(by.map(|by| bytes("grew_by", "more than at the beginning", by)));
-    evidence.extend(most_in(sites, Site::leaked));
-    const CAUSES: &str =
-        "a leak, a cache without a bound, or work that needs more the longer it goes on.";
+    evidence.extend(most_in(sites, AllocationSite::leaked));
+    const CAUSES: &str = "a leak, an unbounded cache, or work whose memory grows with time.";
     let claim = match by {
         Some(by) => vec![
-            text("What is live grew all the time, by "),
-            Value::Bytes(by),
+            text("Live bytes grew all the time, by "),
+            CellValue::Bytes(by),
             text(" (allocations less frees, of older blocks too), and "),
-            Value::Bytes(leaked.bytes),
+            CellValue::Bytes(leaked.bytes),
             text(format!(" allocated since the recording began were live at the end: {CAUSES}")),
         ],
         None => vec![
-            text("What is live grew all the time, and "),
-            Value::Bytes(leaked.bytes),
+            text("Live bytes grew all the time, and "),
+            CellValue::Bytes(leaked.bytes),
             text(format!(" were live at the end: {CAUSES}")),
         ],
     };
@@ -208,27 +219,27 @@ fn growth(sites: &Sites<'_>) -> Option<Finding> {
         claim,
         evidence,
         next_step: vec![text(
-            "See who allocated it: the table of what was not freed, or --at end. If it runs longer, it will need more.",
+            "Find the functions that allocated them in the table of blocks not freed, or with --at end. A longer run will need more memory.",
         )],
     })
 }
 
-fn time(moment: &Moment) -> Value {
-    Value::Nanos(moment.time_ns)
+fn time(moment: &HeapSnapshot) -> CellValue {
+    CellValue::Nanos(moment.time_ns)
 }
 
-/// Memory that the allocator holds and nobody uses.
+/// Footprint of the allocator that is not live.
 fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // What is live is not known where older blocks are not: it cannot be compared with what is held.
+    // The live bytes are unknown if older blocks are: they cannot be compared with the footprint.
     if recording.attached {
         return None;
     }
     if recording.moments.iter().all(|moment| moment.held.is_err()) {
         return resident(sites);
     }
-    // What is held is compared with what was asked for of `malloc` only. It was read a little later: what is live at the next moment
-    // may have been live by then.
+    // The footprint is compared with the bytes requested from `malloc` only. It was read a little
+    // later: the live bytes of the next snapshot may have been live already.
     let moments = &recording.moments;
     let free = |at: usize| {
         let held = moments[at].held.as_ref().ok()?.0;
@@ -241,7 +252,8 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     if unused < LARGE || real(unused) * 3.0 < real(held) {
         return None;
     }
-    // The allocator never holds less than what is live: such a moment is of two times, and says nothing.
+    // The allocator never holds less than what is live: such a moment is of two times, and says
+    // nothing.
     let last = (0..moments.len()).rev().find(|at| free(*at).is_some())?;
     let lasts = free(last).is_some_and(|unused| unused >= LARGE);
     let mut evidence = vec![
@@ -253,25 +265,29 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     evidence.extend(resident.map(|resident| bytes("resident", "resident", resident)));
     evidence.push(bytes("unused_at_end", "unused at the end", free(last).unwrap_or(0)));
     let threads = recording.threads.len() as u64;
-    evidence.push(fact("threads", "threads", Value::Count(threads), ""));
-    // What is known of another time says nothing of this one.
+    evidence.push(fact("threads", "threads", CellValue::Count(threads), ""));
+    // The layout of another time does not apply to this one.
     let layout = layout::worst(recording)
-        .filter(|layout| real(Sums::of(recording, layout).held) >= real(held) * 0.5);
+        .filter(|layout| real(LayoutSums::from_layout(recording, layout).held) >= real(held) * 0.5);
     let place = layout.and_then(layout::where_unused);
-    let mut claim =
-        vec![text("Live "), Value::Bytes(worst.live.bytes), text(", held "), Value::Bytes(held)];
+    let mut claim = vec![
+        text("Live "),
+        CellValue::Bytes(worst.live.bytes),
+        text(", held "),
+        CellValue::Bytes(held),
+    ];
     if let Some(resident) = resident {
-        claim.extend([text(", resident "), Value::Bytes(resident)]);
+        claim.extend([text(", resident "), CellValue::Bytes(resident)]);
     }
     claim.push(text(match &place {
         Some(place) => format!(": fragmentation, {place}."),
-        None => ": fragmentation, or memory that is kept for later.".to_owned(),
+        None => ": fragmentation, or free memory that the allocator keeps for reuse.".to_owned(),
     }));
     if !lasts {
-        claim.push(text(" At the end it had been given back."));
+        claim.push(text(" At the end it had been released."));
     }
     let mut advice = vec![text(
-        "With glibc, malloc_trim(0) gives back what is free in whole pages: if that helps, lower MALLOC_TRIM_THRESHOLD_ and \
+        "With glibc, malloc_trim(0) releases free whole pages: if that helps, lower MALLOC_TRIM_THRESHOLD_ and \
          MALLOC_MMAP_THRESHOLD_. If it does not, long-lived blocks lie between short-lived ones: keep them apart, in a pool of \
          each kind.",
     )];
@@ -294,11 +310,12 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// The same of an allocator of which it is only known which mappings have blocks in them: what is resident there and not live.
+/// The same of an allocator of which it is only known which mappings have blocks in them: what is
+/// resident there and not live.
 fn resident(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let layout = layout::worst(recording)?;
-    let sums = Sums::of(recording, layout);
+    let sums = LayoutSums::from_layout(recording, layout);
     let (live, resident) = (sums.live.ok()?.bytes, sums.resident.ok()?.0);
     let unused = resident.saturating_sub(live);
     if unused < LARGE || real(unused) * 3.0 < real(resident) {
@@ -306,7 +323,7 @@ fn resident(sites: &Sites<'_>) -> Option<Finding> {
     }
     let (facts, advice) = lies(sites, layout)?;
     let mut evidence = vec![
-        fact("time", "at", Value::Nanos(layout.time_ns), ""),
+        fact("time", "at", CellValue::Nanos(layout.time_ns), ""),
         bytes("live", "live", live),
         bytes("resident", "resident", resident),
     ];
@@ -316,11 +333,11 @@ fn resident(sites: &Sites<'_>) -> Option<Finding> {
         severity: Severity::Warning,
         claim: vec![
             text("Live "),
-            Value::Bytes(live),
+            CellValue::Bytes(live),
             text(", resident "),
-            Value::Bytes(resident),
+            CellValue::Bytes(resident),
             text(
-                " in mappings with blocks in them: fragmentation, or memory that is kept for later.",
+                " in mappings with blocks in them: fragmentation, or free memory that the allocator keeps for reuse.",
             ),
         ],
         evidence,
@@ -328,9 +345,9 @@ fn resident(sites: &Sites<'_>) -> Option<Finding> {
     })
 }
 
-/// Of what kind the pages are that are held and not used, and what helps; none where that is not known.
-fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
-    let sums = Sums::of(sites.recording, layout);
+/// State of the pages that are held and not used, and the remedy; `None` if it is unknown.
+fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<CellValue>)> {
+    let sums = LayoutSums::from_layout(sites.recording, layout);
     let (empty, sparse) = (sums.empty.ok()?.0, sums.sparse.ok()?.0);
     let pinned = layout::pins_most(sites, layout);
     let mut facts = vec![
@@ -341,15 +358,15 @@ fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
         facts.push(fact("kept_by", "most of these kept in", place.clone(), ""));
     }
     let mut words = Vec::new();
-    // What is less than a fifth of the other is not what to begin with.
+    // An amount below a fifth of the other is not the first cause to examine.
     if empty > 0 && empty >= sparse / 5 {
         words.extend([
-            Value::Bytes(empty),
+            CellValue::Bytes(empty),
             text(if layout::arenas_of(layout) > 0 {
-                " are in pages without a live block: malloc_trim(0) gives them back, and a lower MALLOC_TRIM_THRESHOLD_ \
-                 (M_TRIM_THRESHOLD) those at the end of an arena by itself."
+                " are in pages without a live block: malloc_trim(0) releases them, and a lower MALLOC_TRIM_THRESHOLD_ \
+                 (M_TRIM_THRESHOLD) releases those at the end of an arena automatically."
             } else {
-                " are in pages without a live block, which the allocator keeps for later: see how soon it gives such pages back \
+                " are in pages without a live block, which the allocator keeps for reuse: see how soon it releases such pages \
                  (jemalloc's dirty_decay_ms, mimalloc's purge_delay, tcmalloc's release rate)."
             }),
         ]);
@@ -357,13 +374,13 @@ fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
     if sparse > 0 && sparse >= empty / 5 {
         words.extend([
             text(if words.is_empty() { "" } else { " " }),
-            Value::Bytes(sparse),
-            text(" are in pages of which at most a quarter is live, and stay as long as those blocks do"),
+            CellValue::Bytes(sparse),
+            text(" are in pages of which at most a quarter is live, and stay resident as long as those blocks live"),
         ]);
         if let Some((place, bytes)) = pinned {
             words.extend([
                 text(": most of them, "),
-                Value::Bytes(bytes),
+                CellValue::Bytes(bytes),
                 text(", by what was allocated in "),
                 place,
                 text(". Keep such blocks apart from short-lived ones, in a pool of their own."),
@@ -378,7 +395,7 @@ fn lies(sites: &Sites<'_>, layout: &Layout) -> Option<(Vec<Fact>, Vec<Value>)> {
 /// Memory that was asked for and never touched.
 fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    let missing = |moment: &Moment| {
+    let missing = |moment: &HeapSnapshot| {
         let it = moment.resident.as_ref().ok()?;
         moment.live.bytes.checked_sub(it.rss().saturating_add(it.swap))
     };
@@ -396,12 +413,12 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
         severity: Severity::Note,
         claim: vec![
             text("At least "),
-            Value::Bytes(untouched),
-            text(" of what was live was not in memory: it was asked for and never touched."),
+            CellValue::Bytes(untouched),
+            text(" of the live bytes were not resident: they were allocated and never touched."),
         ],
         evidence,
         next_step: vec![text(
-            "It costs no memory, but address space and commit charge. Buffers may be far larger than what is put into them.",
+            "It costs no memory, but address space and commit charge. Buffers may be far larger than their contents.",
         )],
     })
 }
@@ -409,10 +426,10 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 /// A peak that stands alone.
 fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
-    // Of samples the highest estimate stands out by chance.
+    // With sampling, the highest estimate is an outlier by chance.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
     let mut live: Vec<u64> = recording.moments.iter().map(|moment| moment.live.bytes).collect();
-    // Of older blocks it is not known what they add to either.
+    // The contribution of older blocks is unknown for both.
     if live.len() < 16 || peak < LARGE || recording.attached {
         return None;
     }
@@ -429,20 +446,20 @@ fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let mut evidence = vec![
         bytes("peak", "peak", peak),
         bytes("median", "median", median),
-        fact("share", "above half of the peak", Value::Share(part), ""),
+        fact("share", "above half of the peak", CellValue::Share(part), ""),
     ];
     evidence.extend(most_in(sites, |site| site.at_peak));
     Some(Finding {
         id: "spike",
         severity: Severity::Note,
         claim: vec![
-            text("Half of the peak is needed at few moments only ("),
-            Value::Share(part),
-            text(" of them)."),
+            text("More than half of the peak is needed only for a small part of the time ("),
+            CellValue::Share(part),
+            text(" of the samples)."),
         ],
         evidence,
         next_step: vec![text(
-            "Who lowers this one peak lowers what the program needs: see the tree of the peak for what lives at the same time.",
+            "A lower peak lowers the memory that the program needs: the tree of the peak shows the blocks that are live at the same time.",
         )],
     })
 }
@@ -454,22 +471,22 @@ fn temporary(sites: &Sites<'_>) -> Option<Finding> {
         return None;
     }
     let mut evidence = vec![
-        fact("temporary", "temporary", Value::Count(totals.temporary), ""),
-        fact("allocations", "allocations", Value::Count(totals.allocated.blocks), ""),
+        fact("temporary", "temporary", CellValue::Count(totals.temporary), ""),
+        fact("allocations", "allocations", CellValue::Count(totals.allocated.blocks), ""),
     ];
-    evidence.extend(most_in(sites, |site| Amount { bytes: site.temporary, blocks: 0 }));
+    evidence.extend(most_in(sites, |site| HeapAmount { bytes: site.temporary, blocks: 0 }));
     Some(Finding {
         id: "temporary",
         severity: Severity::Note,
         claim: vec![
-            Value::Count(totals.temporary),
+            CellValue::Count(totals.temporary),
             text(" allocations ("),
             share(totals.temporary, totals.allocated.blocks),
             text(") were freed before the same thread allocated another."),
         ],
         evidence,
         next_step: vec![text(
-            "Keep the buffer between calls, put it on the stack, or reserve its size at once: see most temporary allocations.",
+            "Keep the buffer between calls, put it on the stack, or reserve its size at once: see the table of temporary allocations.",
         )],
     })
 }
@@ -480,7 +497,7 @@ fn hot(sites: &Sites<'_>) -> Option<Finding> {
     if totals.allocated.blocks < 10 * MANY {
         return None;
     }
-    let by_calls = |site: &Site| Amount { bytes: site.allocated.blocks, blocks: 0 };
+    let by_calls = |site: &AllocationSite| HeapAmount { bytes: site.allocated.blocks, blocks: 0 };
     let (place, calls) = sites.largest_place(by_calls)?;
     if real(calls.bytes) < real(totals.allocated.blocks) * 0.5 {
         return None;
@@ -491,15 +508,15 @@ fn hot(sites: &Sites<'_>) -> Option<Finding> {
         claim: vec![
             share(calls.bytes, totals.allocated.blocks),
             text(" of all allocations are made in "),
-            Value::Name(place),
+            CellValue::Name(place),
             text("."),
         ],
         evidence: vec![
-            fact("calls", "calls", Value::Count(calls.bytes), ""),
-            fact("allocations", "of", Value::Count(totals.allocated.blocks), ""),
+            fact("calls", "calls", CellValue::Count(calls.bytes), ""),
+            fact("allocations", "of", CellValue::Count(totals.allocated.blocks), ""),
         ],
         next_step: vec![text(
-            "A pool of blocks of this one kind, or fewer and larger blocks, would save most of the time.",
+            "A pool for blocks of this one kind, or fewer and larger blocks, would save most of this time.",
         )],
     })
 }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use pagewise_model::Name;
-use pagewise_model::heap::{Amount, Recording, Site};
-use pagewise_model::report::Value;
+use pagewise_model::heap::{AllocationSite, HeapAmount, HeapRecording};
+use pagewise_model::report::CellValue;
 use pagewise_model::traced::Frame;
 
 use super::kind_word;
@@ -50,7 +50,7 @@ const EXACT: &[&str] = &[
     "__rust_realloc",
 ];
 
-/// What their names begin with, where each of many types has its own.
+/// Prefixes of their names, if each of many types has an instance.
 const BEGINNINGS: &[&str] = &[
     "operator new(",
     "operator new[](",
@@ -88,12 +88,13 @@ pub(crate) fn name(frame: &Frame) -> Name {
 }
 
 /// A function for programs; none where it is not known.
-pub(super) fn function(frame: &Frame) -> Value {
+pub(super) fn function(frame: &Frame) -> CellValue {
     let name = frame.function.as_ref();
-    name.map_or(Value::None, |name| Value::Name(Name::new(name.as_bytes())))
+    name.map_or(CellValue::None, |name| CellValue::Name(Name::new(name.as_bytes())))
 }
 
-/// What of a name says which function it is: without its parameters, and without long arguments of templates.
+/// Part of a name that identifies a function: without its parameters, and without long template
+/// arguments.
 pub(super) fn short(name: &str) -> String {
     let name = name.strip_suffix(" const").unwrap_or(name);
     let whole = name.strip_suffix(')').and_then(|inner| {
@@ -103,7 +104,7 @@ pub(super) fn short(name: &str) -> String {
             open += i32::from(c == ')') - i32::from(c == '(');
             (open == 0).then_some(at)
         });
-        // `operator()` and `(anonymous namespace)` are no parameters.
+        // `operator()` and `(anonymous namespace)` are not parameters.
         let before = &inner[..start?];
         let is_list =
             !before.is_empty() && !before.ends_with("operator") && !before.ends_with("::");
@@ -117,7 +118,7 @@ pub(super) fn short(name: &str) -> String {
                 && !text.ends_with("operator");
         match c {
             '<' if is_list => open += 1,
-            // An arrow is no bracket.
+            // An arrow is not a bracket.
             '>' if open > 0 && !inner.ends_with('-') => open -= 1,
             c if open == 0 => {
                 text.push(c);
@@ -160,26 +161,27 @@ pub(crate) fn full(frame: &Frame) -> Name {
 
 /// The sites of a recording with their stacks.
 pub(super) struct Sites<'a> {
-    pub(super) recording: &'a Recording,
+    pub(super) recording: &'a HeapRecording,
 }
 
-/// Where something is allocated: who asks for it, by frame; none where no caller is known.
-pub(super) type Place = Option<u32>;
+/// Call site of allocations, by frame; `None` if no caller is known.
+pub(super) type AllocatingFrame = Option<u32>;
 
 impl<'a> Sites<'a> {
-    pub(super) fn of(recording: &'a Recording) -> Sites<'a> {
+    pub(super) fn from_recording(recording: &'a HeapRecording) -> Sites<'a> {
         Sites { recording }
     }
 
     /// The sites that did something.
-    pub(super) fn all(&self) -> impl Iterator<Item = &'a Site> + use<'a> {
-        let is_used =
-            |site: &&Site| (site.allocated, site.freed, site.at_peak) != Default::default();
+    pub(super) fn all(&self) -> impl Iterator<Item = &'a AllocationSite> + use<'a> {
+        let is_used = |site: &&AllocationSite| {
+            (site.allocated, site.freed, site.at_peak) != Default::default()
+        };
         self.recording.sites.iter().filter(is_used)
     }
 
     /// The whole stack of a site, as numbers of frames that there are.
-    pub(super) fn stack(&self, site: &Site) -> &'a [u32] {
+    pub(super) fn stack(&self, site: &AllocationSite) -> &'a [u32] {
         self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
     }
 
@@ -187,41 +189,44 @@ impl<'a> Sites<'a> {
         self.recording.frames.get(number as usize)
     }
 
-    /// The stack from who asks for memory on, without those that pass it on; the whole one, where all do.
-    pub(super) fn asking(&self, site: &Site) -> &'a [u32] {
+    /// The stack from who asks for memory on, without those that pass it on; the whole one, where
+    /// all do.
+    pub(super) fn asking(&self, site: &AllocationSite) -> &'a [u32] {
         let stack = self.stack(site);
         let asks = |number: &u32| self.frame(*number).is_some_and(|frame| !passes_on(frame));
         stack.iter().position(asks).map_or(stack, |first| &stack[first..])
     }
 
-    /// Who asks.
-    pub(super) fn place(&self, site: &Site) -> Place {
+    /// The call site.
+    pub(super) fn place(&self, site: &AllocationSite) -> AllocatingFrame {
         self.asking(site).first().copied()
     }
 
     /// The words for a place, and its kind of memory where it is not `malloc`'s.
-    pub(super) fn words(&self, place: Place) -> Name {
+    pub(super) fn frame_text(&self, place: AllocatingFrame) -> Name {
         let frame = place.and_then(|number| self.frame(number));
         frame.map_or_else(|| Name::new(b"[unknown callers]"), brief)
     }
 
     /// A stack for programs: each call with its line.
-    pub(super) fn stack_value(&self, site: &Site) -> Value {
-        let kind = kind_word(site.kind).map(|word| Value::Name(Name::new(word.as_bytes())));
+    pub(super) fn stack_value(&self, site: &AllocationSite) -> CellValue {
+        let kind = kind_word(site.kind).map(|word| CellValue::Name(Name::new(word.as_bytes())));
         let frames = self.stack(site).iter().filter_map(|number| self.frame(*number));
-        Value::List(kind.into_iter().chain(frames.map(|frame| Value::Name(full(frame)))).collect())
+        CellValue::List(
+            kind.into_iter().chain(frames.map(|frame| CellValue::Name(full(frame)))).collect(),
+        )
     }
 
     /// A stack for people: who asks, and the callers next to it.
-    pub(super) fn stack_words(&self, site: &Site) -> Name {
+    pub(super) fn stack_words(&self, site: &AllocationSite) -> Name {
         /// With more a line does not say more.
-        const SHOWN: usize = 4;
+        const MAX_CALLERS: usize = 4;
         let stack = self.asking(site);
         let mut words: Vec<u8> = kind_word(site.kind).map_or("", |it| it).into();
         if stack.is_empty() {
-            words.extend_from_slice(self.words(None).as_bytes());
+            words.extend_from_slice(self.frame_text(None).as_bytes());
         }
-        for (depth, number) in stack.iter().take(SHOWN).enumerate() {
+        for (depth, number) in stack.iter().take(MAX_CALLERS).enumerate() {
             if !words.is_empty() {
                 words.extend_from_slice(" ← ".as_bytes());
             }
@@ -234,47 +239,51 @@ impl<'a> Sites<'a> {
     }
 
     /// Sums by place, largest first.
-    pub(super) fn by_place(&self) -> Vec<(Place, Sum)> {
-        let mut sums: HashMap<Place, Sum> = HashMap::new();
+    pub(super) fn by_place(&self) -> Vec<(AllocatingFrame, SiteSum)> {
+        let mut sums: HashMap<AllocatingFrame, SiteSum> = HashMap::new();
         for site in self.all() {
             sums.entry(self.place(site)).or_default().add(site);
         }
-        let mut sums: Vec<(Place, Sum)> = sums.into_iter().collect();
+        let mut sums: Vec<(AllocatingFrame, SiteSum)> = sums.into_iter().collect();
         sums.sort_by_key(|(place, sum)| (Reverse(sum.allocated.bytes), *place));
         sums
     }
 
     /// The place that most bytes of something are of.
-    pub(super) fn largest_place(&self, amount: impl Fn(&Site) -> Amount) -> Option<(Name, Amount)> {
-        let mut sums: HashMap<Place, Amount> = HashMap::new();
+    pub(super) fn largest_place(
+        &self,
+        amount: impl Fn(&AllocationSite) -> HeapAmount,
+    ) -> Option<(Name, HeapAmount)> {
+        let mut sums: HashMap<AllocatingFrame, HeapAmount> = HashMap::new();
         for site in self.all() {
             plus(sums.entry(self.place(site)).or_default(), amount(site));
         }
-        let by = |(place, sum): &(Place, Amount)| (sum.bytes, sum.blocks, Reverse(*place));
+        let by =
+            |(place, sum): &(AllocatingFrame, HeapAmount)| (sum.bytes, sum.blocks, Reverse(*place));
         let (place, sum) = sums.into_iter().max_by_key(by)?;
-        (sum.bytes > 0).then(|| (self.words(place), sum))
+        (sum.bytes > 0).then(|| (self.frame_text(place), sum))
     }
 }
 
-pub(super) fn plus(sum: &mut Amount, more: Amount) {
+pub(super) fn plus(sum: &mut HeapAmount, more: HeapAmount) {
     sum.bytes = sum.bytes.saturating_add(more.bytes);
     sum.blocks = sum.blocks.saturating_add(more.blocks);
 }
 
-/// What several sites did.
+/// Sums over several sites.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sum {
-    pub(super) allocated: Amount,
-    pub(super) freed: Amount,
+pub(super) struct SiteSum {
+    pub(super) allocated: HeapAmount,
+    pub(super) freed: HeapAmount,
     pub(super) temporary: u64,
-    pub(super) at_peak: Amount,
-    pub(super) leaked: Amount,
-    /// Of allocated and of live bytes; 0 where every call was recorded.
+    pub(super) at_peak: HeapAmount,
+    pub(super) leaked: HeapAmount,
+    /// Standard errors of allocated and of live bytes; 0 if every call was recorded.
     pub(super) errors: (f64, f64),
 }
 
-impl Sum {
-    pub(super) fn add(&mut self, site: &Site) {
+impl SiteSum {
+    pub(super) fn add(&mut self, site: &AllocationSite) {
         plus(&mut self.allocated, site.allocated);
         plus(&mut self.freed, site.freed);
         plus(&mut self.at_peak, site.at_peak);

@@ -1,43 +1,45 @@
-//! How large blocks are, and how long they live: cells of powers of two.
+//! Histograms of block sizes and lifetimes: cells of powers of two.
 
-use pagewise_model::heap::Recording;
-use pagewise_model::report::{Audience, Block, Cells, Column, Table, Value};
+use pagewise_model::heap::HeapRecording;
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, ReportBlock, ReportTable, TableColumn,
+};
 
 use super::{real, share, table};
 use crate::blocks::for_programs;
 
 /// The two histograms; none of what was not measured.
-pub(super) fn all(recording: &Recording) -> Vec<Block> {
-    let sizes = Histogram {
+pub(super) fn all(recording: &HeapRecording) -> Vec<ReportBlock> {
+    let sizes = HeapHistogram {
         key: "sizes",
         title: "Sizes of allocations",
         cells: &recording.sizes,
-        value: Value::Bytes,
+        value: CellValue::Bytes,
         counted: ("allocations", "ALLOCATIONS"),
     };
-    let mut blocks: Vec<Block> = sizes.tables("".into()).map(Block::Table).into();
+    let mut blocks: Vec<ReportBlock> = sizes.tables("".into()).map(ReportBlock::Table).into();
     if recording.lifetimes_every > 0 {
-        let lifetimes = Histogram {
+        let lifetimes = HeapHistogram {
             key: "lifetimes",
             title: "Lifetimes of freed blocks",
             cells: &recording.lifetimes,
-            value: Value::Nanos,
+            value: CellValue::Nanos,
             counted: ("blocks", "BLOCKS"),
         };
         let measured = match recording.lifetimes_every {
             1 => "Measured of each block.".to_owned(),
             every => format!("Measured of 1 in {every} allocations, of those that were freed."),
         };
-        blocks.extend(lifetimes.tables(measured).map(Block::Table));
+        blocks.extend(lifetimes.tables(measured).map(ReportBlock::Table));
     }
     blocks
 }
 
-struct Histogram<'a> {
+struct HeapHistogram<'a> {
     key: &'static str,
     title: &'static str,
     cells: &'a [u64],
-    value: fn(u64) -> Value,
+    value: fn(u64) -> CellValue,
     counted: (&'static str, &'static str),
 }
 
@@ -51,20 +53,20 @@ fn ends(cell: usize) -> (u64, u64) {
 }
 
 /// Cells from one to another, and how many are in them.
-type Row = (usize, usize, u64);
+type CellRange = (usize, usize, u64);
 
-impl Histogram<'_> {
+impl HeapHistogram<'_> {
     /// From the first cell that is used to the last.
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<CellRange> {
         let is_used = |count: &u64| *count > 0;
         let range = self.cells.iter().position(is_used).zip(self.cells.iter().rposition(is_used));
         range.map_or_else(Vec::new, |(a, b)| (a..=b).map(|at| (at, at, self.cells[at])).collect())
     }
 
     /// All cells for programs; for people those that are empty together.
-    fn tables(&self, note: String) -> [Table; 2] {
+    fn tables(&self, note: String) -> [ReportTable; 2] {
         let all = self.rows();
-        let mut folded: Vec<Row> = Vec::new();
+        let mut folded: Vec<CellRange> = Vec::new();
         for row in &all {
             match folded.last_mut() {
                 Some(last) if last.2 == 0 && row.2 == 0 => last.1 = row.1,
@@ -73,35 +75,35 @@ impl Histogram<'_> {
         }
         let people = if all.is_empty() { Audience::Programs } else { Audience::People };
         let programs = self.table(&all, Audience::Programs);
-        [Table { note: note.into(), ..self.table(&folded, people) }, programs]
+        [ReportTable { note: note.into(), ..self.table(&folded, people) }, programs]
     }
 
-    fn table(&self, rows: &[Row], audience: Audience) -> Table {
+    fn table(&self, rows: &[CellRange], audience: Audience) -> ReportTable {
         let all = self.cells.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
         let most = self.cells.iter().copied().max().unwrap_or(0);
-        let end = |pick: &dyn Fn(&Row) -> u64| {
-            Cells::Values(rows.iter().map(|row| (self.value)(pick(row))).collect())
+        let end = |pick: &dyn Fn(&CellRange) -> u64| {
+            ColumnCells::Values(rows.iter().map(|row| (self.value)(pick(row))).collect())
         };
-        let bar = |row: &Row| match most {
-            0 => Value::None,
-            most => Value::Bar(real(row.2) / real(most)),
+        let bar = |row: &CellRange| match most {
+            0 => CellValue::None,
+            most => CellValue::Bar(real(row.2) / real(most)),
         };
         let columns = vec![
-            Column::new("from", "FROM", end(&|row| ends(row.0).0)),
-            Column::new("to", "TO", end(&|row| ends(row.1).1)),
-            Column::new(
+            TableColumn::new("from", "FROM", end(&|row| ends(row.0).0)),
+            TableColumn::new("to", "TO", end(&|row| ends(row.1).1)),
+            TableColumn::new(
                 self.counted.0,
                 self.counted.1,
-                Cells::Counts(rows.iter().map(|row| row.2).collect()),
+                ColumnCells::Counts(rows.iter().map(|row| row.2).collect()),
             ),
-            for_programs(Column::new(
+            for_programs(TableColumn::new(
                 "share",
                 "SHARE",
-                Cells::Values(rows.iter().map(|row| share(row.2, all)).collect()),
+                ColumnCells::Values(rows.iter().map(|row| share(row.2, all)).collect()),
             )),
-            Column {
+            TableColumn {
                 audience: Audience::People,
-                ..Column::new("bar", "", Cells::Values(rows.iter().map(bar).collect()))
+                ..TableColumn::new("bar", "", ColumnCells::Values(rows.iter().map(bar).collect()))
             },
         ];
         table(self.key, self.title, audience, columns)

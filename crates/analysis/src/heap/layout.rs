@@ -1,15 +1,19 @@
-//! Where the memory lies that the allocator holds, how full its pages are, and whose blocks keep pages that are nearly empty.
+//! Layout of the allocator's memory, density of its pages, and call stacks whose blocks pin mostly
+//! empty pages.
 
 use std::fmt::Write as _;
 
-use pagewise_model::heap::{Amount, Area, AreaKind, Layout, Pages, Recording};
+use pagewise_model::heap::{
+    AllocatorArea, AllocatorAreaKind, AllocatorLayout, HeapAmount, HeapRecording, PageDensity,
+};
 use pagewise_model::report::{
-    Audience, Block, Cells, Column, Facts, Gaps, Label, Shape, Table, Value,
+    Audience, CellValue, ColumnCells, FactsShape, Gaps, Label, NamedFacts, ReportBlock,
+    ReportTable, TableColumn,
 };
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::frames::Sites;
-use super::{At, Options, meant, real, share, table, text};
+use super::{HeapOptions, TreeMoment, meant, real, share, table, text};
 use crate::blocks::{facts_of, first, for_programs};
 
 /// Cells of pages of which no more than a quarter is live, but something.
@@ -17,25 +21,25 @@ const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
 
 /// Sums over what an allocator holds.
 #[derive(Clone, Debug)]
-pub(super) struct Sums {
+pub(super) struct LayoutSums {
     pub(super) held: u64,
-    pub(super) live: Reading<Amount>,
+    pub(super) live: Reading<HeapAmount>,
     pub(super) resident: Reading<Bytes>,
     pub(super) empty: Reading<Bytes>,
     pub(super) sparse: Reading<Bytes>,
 }
 
-impl Sums {
-    pub(super) fn of(recording: &Recording, layout: &Layout) -> Sums {
-        // Blocks with mappings of their own have no empty pages that could be told.
-        let parts = || layout.areas.iter().filter(|area| area.kind != AreaKind::Mapped);
+impl LayoutSums {
+    pub(super) fn from_layout(recording: &HeapRecording, layout: &AllocatorLayout) -> LayoutSums {
+        // The empty pages of blocks with mappings of their own are unknown.
+        let parts = || layout.areas.iter().filter(|area| area.kind != AllocatorAreaKind::Mapped);
         let resident = layout.areas.iter().map(|area| area.resident.clone());
-        let live: Reading<Vec<Amount>> =
+        let live: Reading<Vec<HeapAmount>> =
             layout.areas.iter().map(|area| area.live.clone()).collect();
-        Sums {
+        LayoutSums {
             held: layout.areas.iter().fold(0, |sum, area| area.held.0.saturating_add(sum)),
             live: live.map(|all| {
-                all.iter().fold(Amount::default(), |sum, it| Amount {
+                all.iter().fold(HeapAmount::default(), |sum, it| HeapAmount {
                     bytes: sum.bytes.saturating_add(it.bytes),
                     blocks: sum.blocks.saturating_add(it.blocks),
                 })
@@ -46,7 +50,7 @@ impl Sums {
         }
     }
 
-    /// What is held and not live.
+    /// Bytes held but not live.
     fn unused(&self) -> Option<u64> {
         self.live.as_ref().ok().map(|live| self.held.saturating_sub(live.bytes))
     }
@@ -57,21 +61,21 @@ fn add(mut all: impl Iterator<Item = Reading<Bytes>>) -> Reading<Bytes> {
 }
 
 /// Bytes of pages of which no more than a quarter is live, but something.
-fn sparse(recording: &Recording, pages: &Pages) -> Bytes {
+fn sparse(recording: &HeapRecording, pages: &PageDensity) -> Bytes {
     let cells = pages.cells.get(SPARSE).unwrap_or_default();
     let count = cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
     Bytes(count.saturating_mul(recording.page_size.bytes()))
 }
 
 /// The layout in which most was held and not live; where that is not known, in which most was held.
-pub(super) fn worst(recording: &Recording) -> Option<&Layout> {
-    let by = |layout: &&Layout| {
-        let sums = Sums::of(recording, layout);
+pub(super) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
+    let by = |layout: &&AllocatorLayout| {
+        let sums = LayoutSums::from_layout(recording, layout);
         (sums.unused(), sums.held)
     };
     // One that was taken while much changed says less than one that is whole.
-    let is_whole = |layout: &&Layout| {
-        let blocks = Sums::of(recording, layout).live.map_or(0, |live| live.blocks);
+    let is_whole = |layout: &&AllocatorLayout| {
+        let blocks = LayoutSums::from_layout(recording, layout).live.map_or(0, |live| live.blocks);
         layout.unclear <= blocks / 50
     };
     let all = || recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
@@ -79,30 +83,31 @@ pub(super) fn worst(recording: &Recording) -> Option<&Layout> {
 }
 
 /// The layout that is asked for.
-fn chosen<'a>(recording: &'a Recording, options: &Options) -> Option<&'a Layout> {
+fn chosen<'a>(recording: &'a HeapRecording, options: &HeapOptions) -> Option<&'a AllocatorLayout> {
     let mut all = recording.layouts.iter().filter(|layout| !layout.areas.is_empty());
     match options.at {
-        At::Peak => worst(recording),
-        At::End => all.next_back(),
-        At::Time(time) => all.rfind(|layout| layout.time_ns <= time),
+        TreeMoment::Peak => worst(recording),
+        TreeMoment::End => all.next_back(),
+        TreeMoment::Time(time) => all.rfind(|layout| layout.time_ns <= time),
     }
 }
 
-/// What an area is called.
-fn words(kind: AreaKind) -> String {
+/// Name of an area.
+fn area_label(kind: AllocatorAreaKind) -> String {
     match kind {
-        AreaKind::Main => "main arena (brk)".to_owned(),
-        AreaKind::Arena(number) => format!("arena {number}"),
-        AreaKind::Mapped => "mappings of their own".to_owned(),
-        AreaKind::Mappings => "mappings with blocks".to_owned(),
+        AllocatorAreaKind::Main => "main arena (brk)".to_owned(),
+        AllocatorAreaKind::Arena(number) => format!("arena {number}"),
+        AllocatorAreaKind::Mapped => "mappings of their own".to_owned(),
+        AllocatorAreaKind::Mappings => "mappings with blocks".to_owned(),
     }
 }
 
 /// The areas that together have nine tenths of what is held and not live, in words: `arenas 1-8`.
-pub(super) fn where_unused(layout: &Layout) -> Option<String> {
-    let unused =
-        |area: &Area| area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes));
-    let mut all: Vec<(u64, AreaKind)> =
+pub(super) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
+    let unused = |area: &AllocatorArea| {
+        area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes))
+    };
+    let mut all: Vec<(u64, AllocatorAreaKind)> =
         layout.areas.iter().filter_map(|area| Some((unused(area)?, area.kind))).collect();
     all.sort_by_key(|(unused, _)| std::cmp::Reverse(*unused));
     let sum = all.iter().fold(0_u64, |sum, (unused, _)| sum.saturating_add(*unused));
@@ -115,12 +120,14 @@ pub(super) fn where_unused(layout: &Layout) -> Option<String> {
         most.push(kind);
     }
     let mut parts = Vec::new();
-    if most.contains(&AreaKind::Main) {
+    if most.contains(&AllocatorAreaKind::Main) {
         parts.push("the main arena (brk)".to_owned());
     }
     let mut numbers: Vec<u32> = most
         .iter()
-        .filter_map(|kind| if let AreaKind::Arena(number) = kind { Some(*number) } else { None })
+        .filter_map(
+            |kind| if let AllocatorAreaKind::Arena(number) = kind { Some(*number) } else { None },
+        )
         .collect();
     numbers.sort_unstable();
     numbers.dedup();
@@ -128,25 +135,27 @@ pub(super) fn where_unused(layout: &Layout) -> Option<String> {
         let word = if numbers.len() == 1 { "arena" } else { "arenas" };
         parts.push(format!("{word} {}", runs(&numbers)));
     }
-    if most.contains(&AreaKind::Mapped) {
+    if most.contains(&AllocatorAreaKind::Mapped) {
         parts.push("blocks with mappings of their own".to_owned());
     }
-    if most.contains(&AreaKind::Mappings) {
+    if most.contains(&AllocatorAreaKind::Mappings) {
         parts.push("mappings with blocks in them".to_owned());
     }
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-/// How many arenas there are.
-pub(super) fn arenas_of(layout: &Layout) -> usize {
-    let is_arena = |area: &&Area| matches!(area.kind, AreaKind::Main | AreaKind::Arena(_));
+/// Number of arenas.
+pub(super) fn arenas_of(layout: &AllocatorLayout) -> usize {
+    let is_arena = |area: &&AllocatorArea| {
+        matches!(area.kind, AllocatorAreaKind::Main | AllocatorAreaKind::Arena(_))
+    };
     layout.areas.iter().filter(is_arena).count()
 }
 
 /// Numbers in order, as runs: `1-3, 5`.
 fn runs(numbers: &[u32]) -> String {
     /// More runs than this say no more.
-    const MOST: usize = 8;
+    const MAX_RUNS: usize = 8;
     let mut ends: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
         match ends.last_mut() {
@@ -155,27 +164,28 @@ fn runs(numbers: &[u32]) -> String {
         }
     }
     let mut words = String::new();
-    for (at, (first, last)) in ends.iter().take(MOST).enumerate() {
+    for (at, (first, last)) in ends.iter().take(MAX_RUNS).enumerate() {
         let comma = if at == 0 { "" } else { ", " };
         let _ = match first == last {
             true => write!(words, "{comma}{first}"),
             false => write!(words, "{comma}{first}-{last}"),
         };
     }
-    if ends.len() > MOST {
+    if ends.len() > MAX_RUNS {
         words.push_str(" ..");
     }
     words
 }
 
-/// Who keeps most of the sparsely used pages, and how much of them.
-pub(super) fn pins_most(sites: &Sites<'_>, layout: &Layout) -> Option<(Value, u64)> {
+/// Call site that pins most of the sparsely used pages, and the amount.
+pub(super) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(CellValue, u64)> {
     let pages = layout.pages.as_ref().ok()?;
     let bytes = |at: usize| {
         let of_site = pages.pinned.iter().filter(|it| it.site as usize == at);
         of_site.fold(0_u64, |sum, it| sum.saturating_add(it.bytes))
     };
-    let mut sums: std::collections::HashMap<super::frames::Place, u64> = Default::default();
+    let mut sums: std::collections::HashMap<super::frames::AllocatingFrame, u64> =
+        Default::default();
     for (at, site) in sites.recording.sites.iter().enumerate() {
         let bytes = bytes(at);
         if bytes > 0 {
@@ -185,28 +195,28 @@ pub(super) fn pins_most(sites: &Sites<'_>, layout: &Layout) -> Option<(Value, u6
     }
     let (place, bytes) =
         sums.into_iter().max_by_key(|(place, sum)| (*sum, std::cmp::Reverse(*place)))?;
-    Some((Value::Name(sites.words(place)), bytes))
+    Some((CellValue::Name(sites.frame_text(place)), bytes))
 }
 
 /// `layouts`, and of the one that is shown `arenas`, `page_use` and `pinned`.
-pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
+pub(super) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let recording = sites.recording;
-    let mut blocks = vec![Block::Table(all(recording))];
+    let mut blocks = vec![ReportBlock::Table(all(recording))];
     let Some(layout) = chosen(recording, options) else {
-        let absent = Absent::NotCollected("where the allocator's memory lay then".into());
-        let facts = vec![meant("time", "AT", Value::Absent(absent))];
-        let facts = facts_of("layout", "", Shape::List, facts);
-        blocks.push(Block::Facts(Facts { audience: Audience::Programs, ..facts }));
+        let absent = Absent::NotCollected("the layout of the allocator's memory".into());
+        let facts = vec![meant("time", "AT", CellValue::Absent(absent))];
+        let facts = facts_of("layout", "", FactsShape::List, facts);
+        blocks.push(ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..facts }));
         return blocks;
     };
-    blocks.push(Block::Facts(summary(recording, layout)));
-    blocks.push(Block::Table(arenas(recording, layout, options)));
+    blocks.push(ReportBlock::Facts(summary(recording, layout)));
+    blocks.push(ReportBlock::Table(arenas(recording, layout, options)));
     match &layout.pages {
         Ok(pages) => {
-            blocks.extend(page_use(recording, pages).map(Block::Table));
-            blocks.push(Block::Table(pinned(sites, pages, options)));
+            blocks.extend(page_use(recording, pages).map(ReportBlock::Table));
+            blocks.push(ReportBlock::Table(pinned(sites, pages, options)));
         }
-        Err(_) => blocks.push(Block::Table(Table {
+        Err(_) => blocks.push(ReportBlock::Table(ReportTable {
             audience: Audience::Programs,
             ..table("pinned", "", Audience::Programs, Vec::new())
         })),
@@ -215,17 +225,17 @@ pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
 }
 
 /// Sums over each layout, for programs.
-fn all(recording: &Recording) -> Table {
-    let rows: Vec<(&Layout, Sums)> =
-        recording.layouts.iter().map(|it| (it, Sums::of(recording, it))).collect();
-    let values = |key, label, pick: &dyn Fn(&(&Layout, Sums)) -> Value| {
-        Column::new(key, label, Cells::Values(rows.iter().map(pick).collect()))
+fn all(recording: &HeapRecording) -> ReportTable {
+    let rows: Vec<(&AllocatorLayout, LayoutSums)> =
+        recording.layouts.iter().map(|it| (it, LayoutSums::from_layout(recording, it))).collect();
+    let values = |key, label, pick: &dyn Fn(&(&AllocatorLayout, LayoutSums)) -> CellValue| {
+        TableColumn::new(key, label, ColumnCells::Values(rows.iter().map(pick).collect()))
     };
-    let bytes = |key, label, pick: &dyn Fn(&Sums) -> Reading<Bytes>| {
-        Column::bytes(key, label, rows.iter().map(|row| pick(&row.1)))
+    let bytes = |key, label, pick: &dyn Fn(&LayoutSums) -> Reading<Bytes>| {
+        TableColumn::bytes(key, label, rows.iter().map(|row| pick(&row.1)))
     };
     let columns = vec![
-        values("time", "AT", &|row| Value::Seconds(row.0.time_ns)),
+        values("time", "AT", &|row| CellValue::Seconds(row.0.time_ns)),
         bytes("live", "LIVE", &|it| {
             it.live.as_ref().map(|it| Bytes(it.bytes)).map_err(Clone::clone)
         }),
@@ -233,36 +243,41 @@ fn all(recording: &Recording) -> Table {
         bytes("resident", "RESIDENT", &|it| it.resident.clone()),
         bytes("empty", "EMPTY", &|it| it.empty.clone()),
         bytes("sparse", "SPARSE", &|it| it.sparse.clone()),
-        values("areas", "AREAS", &|row| Value::Count(row.0.areas.len() as u64)),
-        values("unclear", "UNCLEAR", &|row| Value::Count(row.0.unclear)),
+        values("areas", "AREAS", &|row| CellValue::Count(row.0.areas.len() as u64)),
+        values("unclear", "UNCLEAR", &|row| CellValue::Count(row.0.unclear)),
     ];
     table("layouts", "", Audience::Programs, columns)
 }
 
 /// Sums over the layout that is shown, for programs.
-fn summary(recording: &Recording, layout: &Layout) -> Facts {
-    let sums = Sums::of(recording, layout);
-    let bytes =
-        |key, label, it: Reading<Bytes>| meant(key, label, Value::of(it, |it| Value::Bytes(it.0)));
+fn summary(recording: &HeapRecording, layout: &AllocatorLayout) -> NamedFacts {
+    let sums = LayoutSums::from_layout(recording, layout);
+    let bytes = |key, label, it: Reading<Bytes>| {
+        meant(key, label, CellValue::from_reading(it, |it| CellValue::Bytes(it.0)))
+    };
     let facts = vec![
-        meant("time", "AT", Value::Seconds(layout.time_ns)),
+        meant("time", "AT", CellValue::Seconds(layout.time_ns)),
         bytes("live", "LIVE", sums.live.map(|it| Bytes(it.bytes))),
         bytes("held", "HELD", Ok(Bytes(sums.held))),
         bytes("resident", "RESIDENT", sums.resident),
         bytes("empty", "EMPTY", sums.empty),
         bytes("sparse", "SPARSE", sums.sparse),
-        meant("unclear", "UNCLEAR", Value::Count(layout.unclear)),
+        meant("unclear", "UNCLEAR", CellValue::Count(layout.unclear)),
     ];
-    let facts = facts_of("layout", "", Shape::List, facts);
-    Facts { audience: Audience::Programs, ..facts }
+    let facts = facts_of("layout", "", FactsShape::List, facts);
+    NamedFacts { audience: Audience::Programs, ..facts }
 }
 
-fn at(layout: &Layout) -> String {
+fn at(layout: &AllocatorLayout) -> String {
     format!("{:.3} s after the beginning", real(layout.time_ns) / 1e9)
 }
 
-fn arenas(recording: &Recording, layout: &Layout, options: &Options) -> Table {
-    let mut order: Vec<&Area> = layout.areas.iter().collect();
+fn arenas(
+    recording: &HeapRecording,
+    layout: &AllocatorLayout,
+    options: &HeapOptions,
+) -> ReportTable {
+    let mut order: Vec<&AllocatorArea> = layout.areas.iter().collect();
     // In the order of numbers, unless not all are shown.
     if options.limit.is_some_and(|limit| order.len() > limit) {
         order.sort_by_key(|area| std::cmp::Reverse(area.held));
@@ -273,70 +288,78 @@ fn arenas(recording: &Recording, layout: &Layout, options: &Options) -> Table {
         note = if note.is_empty() { words.into() } else { format!("{note} {words}").into() };
     }
     let estimated = recording.every_bytes.is_some();
-    let bytes = |key, label: &'static str, pick: &dyn Fn(&Area) -> Reading<Bytes>| {
-        Column::bytes(key, label, shown.iter().map(|area| pick(area)))
+    let bytes = |key, label: &'static str, pick: &dyn Fn(&AllocatorArea) -> Reading<Bytes>| {
+        TableColumn::bytes(key, label, shown.iter().map(|area| pick(area)))
     };
-    let values = |key, label: &'static str, pick: &dyn Fn(&Area) -> Value| {
-        Column::new(key, label, Cells::Values(shown.iter().map(|area| pick(area)).collect()))
+    let values = |key, label: &'static str, pick: &dyn Fn(&AllocatorArea) -> CellValue| {
+        TableColumn::new(
+            key,
+            label,
+            ColumnCells::Values(shown.iter().map(|area| pick(area)).collect()),
+        )
     };
-    let live = |pick: fn(&Amount) -> u64, value: fn(u64) -> Value| {
-        move |area: &Area| Value::of(area.live.as_ref().map(pick).map_err(Clone::clone), value)
+    let live = |pick: fn(&HeapAmount) -> u64, value: fn(u64) -> CellValue| {
+        move |area: &AllocatorArea| {
+            CellValue::from_reading(area.live.as_ref().map(pick).map_err(Clone::clone), value)
+        }
     };
-    let kind = |area: &Area| match area.kind {
-        AreaKind::Main => "main",
-        AreaKind::Arena(_) => "arena",
-        AreaKind::Mapped => "mapped",
-        AreaKind::Mappings => "mappings",
+    let kind = |area: &AllocatorArea| match area.kind {
+        AllocatorAreaKind::Main => "main",
+        AllocatorAreaKind::Arena(_) => "arena",
+        AllocatorAreaKind::Mapped => "mapped",
+        AllocatorAreaKind::Mappings => "mappings",
     };
-    let number = |area: &Area| match area.kind {
-        AreaKind::Arena(number) => Value::Count(number.into()),
-        _ => Value::None,
+    let number = |area: &AllocatorArea| match area.kind {
+        AllocatorAreaKind::Arena(number) => CellValue::Count(number.into()),
+        _ => CellValue::None,
     };
     let mut columns = vec![
         values(
             "live",
             if estimated { "≈ LIVE" } else { "LIVE" },
-            &live(|it| it.bytes, Value::Bytes),
+            &live(|it| it.bytes, CellValue::Bytes),
         ),
         values(
             "blocks",
             if estimated { "≈ BLOCKS" } else { "BLOCKS" },
-            &live(|it| it.blocks, Value::Count),
+            &live(|it| it.blocks, CellValue::Count),
         ),
         bytes("held", "HELD", &|area| Ok(area.held)),
         bytes("resident", "RESIDENT", &|area| area.resident.clone()),
         bytes("empty", "EMPTY", &|area| area.empty.clone()),
         bytes("gap", "LONGEST GAP", &|area| area.gap.clone()),
         bytes("top", "TOP", &|area| area.top.clone()),
-        values("threads", "THREADS", &|area| Value::of(area.threads.clone(), Value::Count)),
-        values("parts", "PARTS", &|area| Value::Count(area.parts.into())),
-        for_programs(Column::new(
+        values("threads", "THREADS", &|area| {
+            CellValue::from_reading(area.threads.clone(), CellValue::Count)
+        }),
+        values("parts", "PARTS", &|area| CellValue::Count(area.parts.into())),
+        for_programs(TableColumn::new(
             "kind",
             "KIND",
-            Cells::Labels(shown.iter().map(|area| Label::from(kind(area))).collect()),
+            ColumnCells::Labels(shown.iter().map(|area| Label::from(kind(area))).collect()),
         )),
         for_programs(values("number", "NUMBER", &number)),
-        Column {
+        TableColumn {
             audience: Audience::People,
-            ..values("area", "AREA", &|area| text(words(area.kind)))
+            ..values("area", "AREA", &|area| text(area_label(area.kind)))
         },
     ];
-    let is_unknown = |column: &Column| {
+    let is_unknown = |column: &TableColumn| {
         matches!(&column.gaps, Gaps::Some(rows) if rows.len() == shown.len())
-            || matches!(&column.cells, Cells::Values(all) if all.iter().all(|it| matches!(it, Value::Absent(_))))
+            || matches!(&column.cells, ColumnCells::Values(all) if all.iter().all(|it| matches!(it, CellValue::Absent(_))))
     };
     for column in &mut columns {
-        // What is never known needs no column of marks.
+        // A column without any value is left out.
         if is_unknown(column) && column.audience == Audience::Everyone {
             column.audience = Audience::Programs;
         }
     }
-    let title = format!("Where malloc's memory lay, {}", at(layout));
-    Table { title: title.into(), note, ..table("arenas", "", Audience::Everyone, columns) }
+    let title = format!("Layout of malloc's memory, {}", at(layout));
+    ReportTable { title: title.into(), note, ..table("arenas", "", Audience::Everyone, columns) }
 }
 
 /// Pages by how much of them is live, for people and for programs.
-fn page_use(recording: &Recording, pages: &Pages) -> [Table; 2] {
+fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] {
     let page = recording.page_size.bytes();
     let all = pages.cells.iter().fold(0_u64, |sum, cell| sum.saturating_add(*cell));
     let most = pages.cells.iter().copied().max().unwrap_or(0);
@@ -347,24 +370,28 @@ fn page_use(recording: &Recording, pages: &Pages) -> [Table; 2] {
         .map(|(at, count)| (real(at.saturating_sub(1) as u64) / 8.0, real(at as u64) / 8.0, *count))
         .collect();
     let make = |audience| {
-        let cells = |pick: &dyn Fn(&(f64, f64, u64)) -> Value| {
-            Cells::Values(rows.iter().map(pick).collect())
+        let cells = |pick: &dyn Fn(&(f64, f64, u64)) -> CellValue| {
+            ColumnCells::Values(rows.iter().map(pick).collect())
         };
         let bar = |row: &(f64, f64, u64)| match most {
-            0 => Value::None,
-            most => Value::Bar(real(row.2) / real(most)),
+            0 => CellValue::None,
+            most => CellValue::Bar(real(row.2) / real(most)),
         };
         let columns = vec![
-            Column::new("above", "LIVE ABOVE", cells(&|row| Value::Share(row.0))),
-            Column::new("to", "TO", cells(&|row| Value::Share(row.1))),
-            Column::new("pages", "PAGES", Cells::Counts(rows.iter().map(|row| row.2).collect())),
-            Column::new(
+            TableColumn::new("above", "LIVE ABOVE", cells(&|row| CellValue::Share(row.0))),
+            TableColumn::new("to", "TO", cells(&|row| CellValue::Share(row.1))),
+            TableColumn::new(
+                "pages",
+                "PAGES",
+                ColumnCells::Counts(rows.iter().map(|row| row.2).collect()),
+            ),
+            TableColumn::new(
                 "bytes",
                 "BYTES",
-                Cells::Bytes(rows.iter().map(|row| row.2.saturating_mul(page)).collect()),
+                ColumnCells::Bytes(rows.iter().map(|row| row.2.saturating_mul(page)).collect()),
             ),
-            Column::new("share", "SHARE", cells(&|row| share(row.2, all))),
-            Column { audience: Audience::People, ..Column::new("bar", "", cells(&bar)) },
+            TableColumn::new("share", "SHARE", cells(&|row| share(row.2, all))),
+            TableColumn { audience: Audience::People, ..TableColumn::new("bar", "", cells(&bar)) },
         ];
         table(
             "page_use",
@@ -382,8 +409,8 @@ fn page_use(recording: &Recording, pages: &Pages) -> [Table; 2] {
     [shown, make(Audience::Programs)]
 }
 
-/// Whose blocks keep pages of which no more than a quarter is live.
-fn pinned(sites: &Sites<'_>, pages: &Pages, options: &Options) -> Table {
+/// Call stacks whose blocks pin pages of which at most a quarter is live.
+fn pinned(sites: &Sites<'_>, pages: &PageDensity, options: &HeapOptions) -> ReportTable {
     let (shown, mut note) = first(&pages.pinned, options.limit, "--top");
     let recording = sites.recording;
     let all = sparse(recording, pages).0;
@@ -392,44 +419,44 @@ fn pinned(sites: &Sites<'_>, pages: &Pages, options: &Options) -> Table {
     if others > 0 && note.is_empty() {
         note = "Call stacks that keep less are left out.".into();
     }
-    let bytes = |key, label, pick: fn(&pagewise_model::heap::Pinned) -> u64| {
-        Column::new(key, label, Cells::Bytes(shown.iter().map(pick).collect()))
+    let bytes = |key, label, pick: fn(&pagewise_model::heap::PinnedPages) -> u64| {
+        TableColumn::new(key, label, ColumnCells::Bytes(shown.iter().map(pick).collect()))
     };
     let site = |at: u32| recording.sites.get(at as usize);
     let columns = vec![
         bytes("kept", "KEPT", |it| it.bytes),
-        Column::new(
+        TableColumn::new(
             "share",
             "SHARE",
-            Cells::Values(shown.iter().map(|it| share(it.bytes, all)).collect()),
+            ColumnCells::Values(shown.iter().map(|it| share(it.bytes, all)).collect()),
         ),
         bytes("live", "LIVE IN THEM", |it| it.live.bytes),
-        Column::new(
+        TableColumn::new(
             "blocks",
             "BLOCKS",
-            Cells::Counts(shown.iter().map(|it| it.live.blocks).collect()),
+            ColumnCells::Counts(shown.iter().map(|it| it.live.blocks).collect()),
         ),
-        for_programs(Column::new(
+        for_programs(TableColumn::new(
             "stack",
             "CALL STACK",
-            Cells::Values(
+            ColumnCells::Values(
                 shown
                     .iter()
-                    .map(|it| site(it.site).map_or(Value::None, |site| sites.stack_value(site)))
+                    .map(|it| site(it.site).map_or(CellValue::None, |site| sites.stack_value(site)))
                     .collect(),
             ),
         )),
-        Column {
+        TableColumn {
             audience: Audience::People,
-            ..Column::new(
+            ..TableColumn::new(
                 "where",
                 "ALLOCATED IN ← CALLED BY",
-                Cells::Names(
+                ColumnCells::Names(
                     shown
                         .iter()
                         .map(|it| {
                             site(it.site)
-                                .map_or_else(|| sites.words(None), |it| sites.stack_words(it))
+                                .map_or_else(|| sites.frame_text(None), |it| sites.stack_words(it))
                         })
                         .collect(),
                 ),
@@ -437,8 +464,8 @@ fn pinned(sites: &Sites<'_>, pages: &Pages, options: &Options) -> Table {
         },
     ];
     let audience = if shown.is_empty() { Audience::Programs } else { Audience::Everyone };
-    let title = "Who keeps pages of which at most a quarter is live";
-    Table { note, ..table("pinned", title, audience, columns) }
+    let title = "Allocations pinning mostly empty pages";
+    ReportTable { note, ..table("pinned", title, audience, columns) }
 }
 
 #[cfg(test)]

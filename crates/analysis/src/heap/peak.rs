@@ -1,24 +1,28 @@
 //! The 95 % range of the peak of live bytes in a sampled recording.
 //!
-//! The estimate of the live bytes is unbiased at each time. The largest of these estimates is above the true peak on average: it is taken
-//! at a time at which the estimate happens to be too high. So it is an upper estimate. It exceeds the peak by more if fewer samples are
-//! live, and if the heap was replaced more often.
+//! The estimate of the live bytes is unbiased at each time. The largest of these estimates is above
+//! the true peak on average: it is taken at a time at which the estimate happens to be too high. So
+//! it is an upper estimate. It exceeds the peak by more if fewer samples are live, and if the heap
+//! was replaced more often.
 //!
-//! - The true peak is above its estimate at that time in 1 case of 40 by 1.96 standard errors, and the highest estimate is no lower.
-//! - The highest estimate is above the true peak by at most the largest error of an estimate. The live blocks are replaced
-//!   `allocated / live` times, and each time the error is drawn anew: its maximum is distributed as that of a normal process
-//!   of that length ([`pagewise_stats::highest_of`]).
+//! - The true peak exceeds its estimate at that time by 1.96 standard errors in 1 case of 40, and
+//!   the highest estimate is at least that estimate.
+//! - The highest estimate is above the true peak by at most the largest error of an estimate. The
+//!   live blocks are replaced `allocated / live` times, and each time the error is drawn anew: its
+//!   maximum is distributed as that of a normal process of that length
+//!   ([`pagewise_stats::highest_of`]).
 //!
-//! Samples are events of a Poisson process, so the error grows with the root of what is live: each bound is the value under which the
-//! estimate is just as unlikely (score intervals), which also holds of few samples.
+//! Samples are events of a Poisson process, so the error grows with the root of what is live: each
+//! bound is the value under which the estimate is just as unlikely (score intervals), which also
+//! holds of few samples.
 
-use pagewise_model::heap::{Recording, Site};
+use pagewise_model::heap::{AllocationSite, HeapRecording};
 
 use super::real;
 
 /// The range in which the peak of live bytes lies in 95 cases of 100; beyond each end in 1 of 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bounds {
+pub(super) struct PeakBounds {
     pub(super) least: u64,
     pub(super) most: u64,
 }
@@ -28,7 +32,7 @@ const BEYOND: f64 = 0.025;
 const DEVIATIONS: f64 = 1.96;
 
 /// The bounds; none where every call was recorded, or the errors are not known.
-pub(super) fn bounds(recording: &Recording) -> Option<Bounds> {
+pub(super) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
     recording.every_bytes?;
     recording.totals.errors?;
     let totals = &recording.totals;
@@ -54,14 +58,14 @@ pub(super) fn bounds(recording: &Recording) -> Option<Bounds> {
     }
     let most = score(DEVIATIONS).1;
     let within = real(totals.peak_within);
-    Some(Bounds { least: bytes(least - within), most: bytes(most + within) })
+    Some(PeakBounds { least: bytes(least - within), most: bytes(most + within) })
 }
 
 /// Enough for both numbers to settle.
 const ROUNDS: u32 = 30;
 
 /// The variance per live byte of a site, and the site's bytes at the peak.
-fn weight(site: &Site) -> Option<(f64, f64)> {
+fn weight(site: &AllocationSite) -> Option<(f64, f64)> {
     let (error, _) = site.errors?;
     let allocated = real(site.allocated.bytes);
     (allocated > 0.0).then(|| (error * error / allocated, real(site.at_peak.bytes)))

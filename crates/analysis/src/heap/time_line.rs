@@ -1,21 +1,22 @@
-//! How much was live, held and resident when.
+//! Live, held and resident bytes over time.
 
-use pagewise_model::heap::{Moment, Recording};
+use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 use pagewise_model::report::{
-    Audience, Axis, Cells, Chart, Column, Gaps, Line, Scale, Table, Unit, Value,
+    Audience, Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, Gaps, ReportTable, Scale,
+    TableColumn,
 };
 use pagewise_model::{Absent, Bytes};
 
-use super::{Options, real, table};
+use super::{HeapOptions, real, table};
 use crate::blocks::for_programs;
 
-/// Lines of live, held and resident bytes; none where there is no course of events.
-pub(super) fn chart(recording: &Recording) -> Option<Chart> {
+/// Lines of live, held and resident bytes; `None` for fewer than three points.
+pub(super) fn chart(recording: &HeapRecording) -> Option<Chart> {
     let moments = &recording.moments;
     if moments.len() < 3 {
         return None;
     }
-    let line = |label: &'static str, bytes: &dyn Fn(&Moment) -> Option<u64>| Line {
+    let line = |label: &'static str, bytes: &dyn Fn(&HeapSnapshot) -> Option<u64>| ChartLine {
         label: label.into(),
         points: moments
             .iter()
@@ -34,15 +35,15 @@ pub(super) fn chart(recording: &Recording) -> Option<Chart> {
     ];
     let others = others.into_iter().filter(|line| !line.points.is_empty());
     Some(Chart {
-        title: vec![Value::text("The heap over time")],
-        x: Axis { label: "time".into(), unit: Unit::Nanos, scale: Scale::Linear },
-        y: Axis { label: "bytes".into(), unit: Unit::Bytes, scale: Scale::Linear },
+        title: vec![CellValue::text("The heap over time")],
+        x: Axis { label: "time".into(), unit: AxisUnit::Nanos, scale: Scale::Linear },
+        y: Axis { label: "bytes".into(), unit: AxisUnit::Bytes, scale: Scale::Linear },
         lines: std::iter::once(live).chain(others).collect(),
     })
 }
 
 /// All moments for programs, and some of them for people.
-pub(super) fn tables(recording: &Recording, options: &Options) -> [Table; 2] {
+pub(super) fn tables(recording: &HeapRecording, options: &HeapOptions) -> [ReportTable; 2] {
     let all: Vec<usize> = (0..recording.moments.len()).collect();
     let some = chosen(recording, options.limit);
     let note = match all.len() - some.len() {
@@ -59,8 +60,9 @@ pub(super) fn tables(recording: &Recording, options: &Options) -> [Table; 2] {
     [people, moments(recording, &all, "timeline", Audience::Programs)]
 }
 
-/// Moments as far from each other as can be, the first and the last among them, and the one with most that is live.
-fn chosen(recording: &Recording, limit: Option<usize>) -> Vec<usize> {
+/// Moments as far from each other as can be, the first and the last among them, and the one with
+/// most that is live.
+fn chosen(recording: &HeapRecording, limit: Option<usize>) -> Vec<usize> {
     /// To leave out fewer than this is not worth a word.
     const FEW: usize = 3;
     let moments = &recording.moments;
@@ -80,33 +82,33 @@ fn chosen(recording: &Recording, limit: Option<usize>) -> Vec<usize> {
 }
 
 fn moments(
-    recording: &Recording,
+    recording: &HeapRecording,
     chosen: &[usize],
     key: &'static str,
     audience: Audience,
-) -> Table {
+) -> ReportTable {
     let each = || chosen.iter().filter_map(|at| recording.moments.get(*at));
-    let bytes = |key, label, pick: &dyn Fn(&Moment) -> Result<Bytes, Absent>| {
-        Column::bytes(key, label, each().map(pick))
+    let bytes = |key, label, pick: &dyn Fn(&HeapSnapshot) -> Result<Bytes, Absent>| {
+        TableColumn::bytes(key, label, each().map(pick))
     };
-    let resident = |pick: fn(&pagewise_model::heap::Resident) -> u64| {
-        move |moment: &Moment| {
+    let resident = |pick: fn(&pagewise_model::heap::ResidentBytes) -> u64| {
+        move |moment: &HeapSnapshot| {
             moment.resident.as_ref().map(|it| Bytes(pick(it))).map_err(Clone::clone)
         }
     };
-    let counts = |key, label, pick: fn(&Moment) -> u64| {
-        Column::new(key, label, Cells::Counts(each().map(pick).collect()))
+    let counts = |key, label, pick: fn(&HeapSnapshot) -> u64| {
+        TableColumn::new(key, label, ColumnCells::Counts(each().map(pick).collect()))
     };
-    let (people, programs): (Vec<Value>, Vec<Value>) =
-        each().map(|it| (Value::Nanos(it.time_ns), Value::Seconds(it.time_ns))).unzip();
+    let (people, programs): (Vec<CellValue>, Vec<CellValue>) =
+        each().map(|it| (CellValue::Nanos(it.time_ns), CellValue::Seconds(it.time_ns))).unzip();
     let times = if audience == Audience::Programs { programs } else { people };
     let most = each().map(|moment| moment.live.bytes).max().unwrap_or(0);
-    let bar = |moment: &Moment| match most {
-        0 => Value::None,
-        most => Value::Bar(real(moment.live.bytes) / real(most)),
+    let bar = |moment: &HeapSnapshot| match most {
+        0 => CellValue::None,
+        most => CellValue::Bar(real(moment.live.bytes) / real(most)),
     };
     let mut columns = vec![
-        Column::new("time", "AT", Cells::Values(times)),
+        TableColumn::new("time", "AT", ColumnCells::Values(times)),
         bytes("live", "LIVE", &|moment| Ok(Bytes(moment.live.bytes))),
         counts("live_blocks", "BLOCKS", |moment| moment.live.blocks),
         bytes("held", "HELD", &|moment| moment.held.clone()),
@@ -116,23 +118,25 @@ fn moments(
         for_programs(bytes("shmem", "SHMEM", &resident(|it| it.shmem))),
         for_programs(bytes("swap", "SWAP", &resident(|it| it.swap))),
         counts("allocations", "ALLOCATIONS", |moment| moment.allocated.blocks),
-        for_programs(Column::new(
+        for_programs(TableColumn::new(
             "allocated_bytes",
             "ALLOCATED",
-            Cells::Bytes(each().map(|moment| moment.allocated.bytes).collect()),
+            ColumnCells::Bytes(each().map(|moment| moment.allocated.bytes).collect()),
         )),
-        for_programs(Column::new(
+        for_programs(TableColumn::new(
             "has_tree",
             "TREE",
-            Cells::Values(each().map(|moment| Value::Flag(moment.tree.is_some())).collect()),
+            ColumnCells::Values(
+                each().map(|moment| CellValue::Flag(moment.tree.is_some())).collect(),
+            ),
         )),
-        Column {
+        TableColumn {
             audience: Audience::People,
-            ..Column::new("bar", "", Cells::Values(each().map(bar).collect()))
+            ..TableColumn::new("bar", "", ColumnCells::Values(each().map(bar).collect()))
         },
     ];
-    // What is never known needs no column of marks.
-    let unknown = |column: &Column| {
+    // A column without any value is left out.
+    let unknown = |column: &TableColumn| {
         audience == Audience::People
             && matches!(&column.gaps, Gaps::Some(rows) if rows.len() == chosen.len())
     };

@@ -1,77 +1,83 @@
-//! Call stacks as a tree: who asks and who called it, or the other way round, with what is too small added up.
+//! Call stacks as a tree: who asks and who called it, or the other way round, with what is too
+//! small added up.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use pagewise_model::Name;
-use pagewise_model::heap::{Amount, Kind};
+use pagewise_model::heap::{AllocationKind, HeapAmount};
 use pagewise_model::name::escape;
-use pagewise_model::report::{Audience, Block, Cells, Column, Fact, Facts, Shape, Table, Value};
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, NamedFacts, ReportBlock, ReportTable,
+    TableColumn,
+};
 
 use super::frames::{Sites, function, plus};
-use super::{At, By, Direction, Options, kind_word, no_tree, share, table, text};
+use super::{
+    Direction, HeapOptions, TreeMoment, TreeQuantity, kind_word, no_tree, share, table, text,
+};
 use crate::blocks::facts_of;
 use crate::explain::fact;
 
-/// No more calls below each other than so many are shown: programs that read JSON nest no deeper than some hundred.
+/// Maximum depth of the tree: programs that read JSON limit nesting to some hundred.
 const DEEPEST: usize = 48;
-/// After so many lone callers below each other, the others are counted.
+/// Maximum number of consecutive single callers that are shown; further ones are counted.
 const RUN: usize = 4;
 /// As many lines of a tree for each row of other tables.
 const LINES: usize = 4;
 
 /// A call in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Call {
+enum TreeCall {
     /// A kind of memory other than `malloc`'s, as if it were what is called last.
-    Kind(Kind),
+    Kind(AllocationKind),
     Frame(u32),
-    /// Nobody knows who.
+    /// Unknown function.
     Unknown,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct TreeNode {
     parent: u32,
-    call: Call,
-    sum: Amount,
+    call: TreeCall,
+    sum: HeapAmount,
 }
 
 /// A tree of call stacks and what is added up in it.
-pub(super) struct Tree<'a> {
+pub(super) struct CallTree<'a> {
     sites: &'a Sites<'a>,
     /// The root first; a parent before its children.
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     /// All but the root by parent, the largest first, and where those of each parent begin.
     order: Vec<u32>,
     starts: Vec<u32>,
-    /// What of the root is at call stacks that are not known.
-    others: Amount,
+    /// Amount of the root at unknown call stacks.
+    others: HeapAmount,
 }
 
-impl<'a> Tree<'a> {
-    /// Of sites by number, with bytes (or whatever is added up) and blocks.
-    pub(super) fn of(
+impl<'a> CallTree<'a> {
+    /// From sites by number, with bytes (or another sum) and blocks.
+    pub(super) fn from_sites(
         sites: &'a Sites<'a>,
         amounts: &[(usize, u64, u64)],
-        others: Amount,
+        others: HeapAmount,
         direction: Direction,
-    ) -> Tree<'a> {
-        let root = Node { parent: 0, call: Call::Unknown, sum: others };
+    ) -> CallTree<'a> {
+        let root = TreeNode { parent: 0, call: TreeCall::Unknown, sum: others };
         let mut nodes = vec![root];
-        let mut known: HashMap<(u32, Call), u32> = HashMap::new();
+        let mut known: HashMap<(u32, TreeCall), u32> = HashMap::new();
         let mut calls = Vec::new();
         for (at, bytes, blocks) in amounts {
             let Some(site) = sites.recording.sites.get(*at) else { continue };
-            let amount = Amount { bytes: *bytes, blocks: *blocks };
-            if amount == Amount::default() {
+            let amount = HeapAmount { bytes: *bytes, blocks: *blocks };
+            if amount == HeapAmount::default() {
                 continue;
             }
             calls.clear();
-            calls.extend(kind_word(site.kind).map(|_| Call::Kind(site.kind)));
-            calls.extend(sites.asking(site).iter().map(|number| Call::Frame(*number)));
+            calls.extend(kind_word(site.kind).map(|_| TreeCall::Kind(site.kind)));
+            calls.extend(sites.asking(site).iter().map(|number| TreeCall::Frame(*number)));
             if calls.is_empty() {
-                calls.push(Call::Unknown);
+                calls.push(TreeCall::Unknown);
             }
             if direction == Direction::TopDown {
                 calls.reverse();
@@ -82,7 +88,7 @@ impl<'a> Tree<'a> {
                 // There are fewer calls than 2^32 in all stacks together.
                 let next = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
                 parent = *known.entry((parent, *call)).or_insert_with(|| {
-                    nodes.push(Node { parent, call: *call, sum: Amount::default() });
+                    nodes.push(TreeNode { parent, call: *call, sum: HeapAmount::default() });
                     next
                 });
                 plus(&mut nodes[parent as usize].sum, amount);
@@ -91,7 +97,7 @@ impl<'a> Tree<'a> {
         drop(known);
         let mut order: Vec<u32> = (1..).take(nodes.len() - 1).collect();
         order.sort_unstable_by_key(|at| {
-            let Node { parent, call, sum } = nodes[*at as usize];
+            let TreeNode { parent, call, sum } = nodes[*at as usize];
             (parent, Reverse((sum.bytes, sum.blocks)), call)
         });
         let mut starts = vec![0; nodes.len() + 1];
@@ -99,7 +105,7 @@ impl<'a> Tree<'a> {
         for at in 1..starts.len() {
             starts[at] += starts[at - 1];
         }
-        Tree { sites, nodes, order, starts, others }
+        CallTree { sites, nodes, order, starts, others }
     }
 
     /// The children of a node, the largest first.
@@ -112,13 +118,14 @@ impl<'a> Tree<'a> {
         self.nodes[0].sum.bytes
     }
 
-    /// The children of a node that are large enough, and how many others there are, with what they have together.
-    fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, Amount) {
+    /// The children of a node that are large enough, and how many others there are, with what they
+    /// have together.
+    fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, HeapAmount) {
         let children = self.children(node);
         let least = super::real(self.all()) * threshold;
         let is_large = |at: &u32| super::real(self.nodes[*at as usize].sum.bytes) >= least;
         let (large, small) = children.split_at(children.partition_point(is_large));
-        let mut left_out = Amount::default();
+        let mut left_out = HeapAmount::default();
         small.iter().for_each(|at| plus(&mut left_out, self.nodes[*at as usize].sum));
         if node == 0 {
             plus(&mut left_out, self.others);
@@ -126,72 +133,72 @@ impl<'a> Tree<'a> {
         (large, small.len(), left_out)
     }
 
-    fn words(&self, call: Call) -> Name {
+    fn call_text(&self, call: TreeCall) -> Name {
         match call {
-            Call::Kind(kind) => Name::new(kind_word(kind).unwrap_or("malloc").as_bytes()),
-            Call::Frame(number) => self.sites.words(Some(number)),
-            Call::Unknown => self.sites.words(None),
+            TreeCall::Kind(kind) => Name::new(kind_word(kind).unwrap_or("malloc").as_bytes()),
+            TreeCall::Frame(number) => self.sites.frame_text(Some(number)),
+            TreeCall::Unknown => self.sites.frame_text(None),
         }
     }
 
     /// The tree as an object for programs.
-    pub(super) fn value(&self, threshold: f64) -> Value {
+    pub(super) fn value(&self, threshold: f64) -> CellValue {
         self.object(0, 0, threshold)
     }
 
-    fn object(&self, at: u32, depth: usize, threshold: f64) -> Value {
-        let Node { call, sum, .. } = self.nodes[at as usize];
+    fn object(&self, at: u32, depth: usize, threshold: f64) -> CellValue {
+        let TreeNode { call, sum, .. } = self.nodes[at as usize];
         let mut members = Vec::new();
         if at != 0 {
             members.extend(self.who(call));
         }
         members.extend([
-            ("bytes".into(), Value::Bytes(sum.bytes)),
-            ("blocks".into(), Value::Count(sum.blocks)),
+            ("bytes".into(), CellValue::Bytes(sum.bytes)),
+            ("blocks".into(), CellValue::Count(sum.blocks)),
             ("share".into(), share(sum.bytes, self.all())),
         ]);
         let (large, small, left_out) = self.branches(at, threshold);
         if depth < DEEPEST {
             let children = large.iter().map(|child| self.object(*child, depth + 1, threshold));
-            members.push(("children".into(), Value::List(children.collect())));
-            if left_out != Amount::default() {
+            members.push(("children".into(), CellValue::List(children.collect())));
+            if left_out != HeapAmount::default() {
                 let rest = vec![
-                    ("places".into(), Value::Count(small as u64)),
-                    ("bytes".into(), Value::Bytes(left_out.bytes)),
-                    ("blocks".into(), Value::Count(left_out.blocks)),
+                    ("places".into(), CellValue::Count(small as u64)),
+                    ("bytes".into(), CellValue::Bytes(left_out.bytes)),
+                    ("blocks".into(), CellValue::Count(left_out.blocks)),
                 ];
-                members.push(("left_out".into(), Value::Record(rest)));
+                members.push(("left_out".into(), CellValue::Record(rest)));
             }
         } else {
-            members.push(("children".into(), Value::List(Vec::new())));
+            members.push(("children".into(), CellValue::List(Vec::new())));
         }
-        Value::Record(members)
+        CellValue::Record(members)
     }
 
-    fn who(&self, call: Call) -> Vec<(std::borrow::Cow<'static, str>, Value)> {
+    fn who(&self, call: TreeCall) -> Vec<(std::borrow::Cow<'static, str>, CellValue)> {
         let frame = match call {
-            Call::Frame(number) => self.sites.frame(number),
+            TreeCall::Frame(number) => self.sites.frame(number),
             _ => None,
         };
         let Some(frame) = frame else {
-            return vec![("function".into(), Value::Name(self.words(call)))];
+            return vec![("function".into(), CellValue::Name(self.call_text(call)))];
         };
         let line = frame.line.as_ref();
         vec![
             ("function".into(), function(frame)),
             (
                 "file".into(),
-                line.map_or(Value::None, |it| Value::Name(Name::new(it.file.as_bytes()))),
+                line.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.file.as_bytes()))),
             ),
-            ("line".into(), line.map_or(Value::None, |it| Value::Count(it.number.into()))),
-            ("module".into(), frame.module.clone().map_or(Value::None, Value::Name)),
-            ("offset".into(), Value::Count(frame.offset)),
+            ("line".into(), line.map_or(CellValue::None, |it| CellValue::Count(it.number.into()))),
+            ("module".into(), frame.module.clone().map_or(CellValue::None, CellValue::Name)),
+            ("offset".into(), CellValue::Count(frame.offset)),
         ]
     }
 
-    /// The lines of the tree, at most so many: where there are more, branches have to be larger to be shown. With how large
-    /// they had to be.
-    fn rows(&self, options: &Options) -> (Vec<Row>, f64) {
+    /// The lines of the tree, at most the limit: if there are more, the minimum size of a branch
+    /// rises. Also returns this minimum.
+    fn rows(&self, options: &HeapOptions) -> (Vec<HeapTreeLine>, f64) {
         let draw = |threshold: f64| {
             let mut drawn = Drawn { threshold, rows: Vec::new(), options: *options };
             self.draw(0, (0, 0), 0, &mut drawn);
@@ -220,7 +227,7 @@ impl<'a> Tree<'a> {
             return;
         }
         for child in large {
-            let Node { call, sum, .. } = self.nodes[*child as usize];
+            let TreeNode { call, sum, .. } = self.nodes[*child as usize];
             // A lone caller has its callee's numbers, and stands below it.
             let is_same = depth > 0 && sum == here;
             let is_alone = depth > 0 && large.len() == 1;
@@ -234,22 +241,23 @@ impl<'a> Tree<'a> {
                 self.draw(last, (depth + skipped, deeper), 0, drawn);
                 continue;
             }
-            let words = self.words(call);
+            let words = self.call_text(call);
             drawn.line(indent, arrow, &escape(words.as_bytes()), (!is_same).then_some(sum));
             self.draw(*child, (depth + 1, deeper), run, drawn);
         }
         let is_large = super::real(left_out.bytes) >= super::real(self.all()) * drawn.threshold;
-        if left_out != Amount::default() && is_large && (at == 0 || !large.is_empty()) {
+        if left_out != HeapAmount::default() && is_large && (at == 0 || !large.is_empty()) {
             let what = match small {
-                0 => "in places that were not taken down one by one".to_owned(),
-                1 => "in 1 other place".to_owned(),
-                small => format!("in {small} other places"),
+                0 => "in call stacks that were not stored one by one".to_owned(),
+                1 => "in 1 other function".to_owned(),
+                small => format!("in {small} other functions"),
             };
             drawn.line(indent, arrow, &what, Some(left_out));
         }
     }
 
-    /// The last of calls each of which has one caller alone, and how many they are; none where there is just this one.
+    /// The last of calls each of which has one caller alone, and how many they are; none where
+    /// there is just this one.
     fn end_of_run(&self, start: u32, threshold: f64) -> Option<(u32, usize)> {
         let (mut at, mut count) = (start, 1);
         while let ([only], _, _) = self.branches(at, threshold)
@@ -265,54 +273,59 @@ impl<'a> Tree<'a> {
 /// Lines of a tree as they are drawn.
 struct Drawn {
     threshold: f64,
-    options: Options,
-    rows: Vec<Row>,
+    options: HeapOptions,
+    rows: Vec<HeapTreeLine>,
 }
 
 impl Drawn {
-    fn line(&mut self, indent: usize, arrow: &str, what: &str, sum: Option<Amount>) {
+    fn line(&mut self, indent: usize, arrow: &str, what: &str, sum: Option<HeapAmount>) {
         let what = format!("{}{arrow}{what}", "  ".repeat(indent));
-        self.rows.push(Row { sum, what });
+        self.rows.push(HeapTreeLine { sum, what });
     }
 }
 
-struct Row {
-    sum: Option<Amount>,
+struct HeapTreeLine {
+    sum: Option<HeapAmount>,
     what: String,
 }
 
-/// What a tree shows: its amounts by site, those of no site, and a heading. None where nothing was taken down.
-struct Chosen {
+/// Content of a tree: amounts by site, the amount without a site, and a heading. `None` if none was
+/// stored.
+struct TreeContent {
     amounts: Vec<(usize, u64, u64)>,
-    others: Amount,
+    others: HeapAmount,
     title: String,
     /// When it was so.
     time_ns: Option<u64>,
 }
 
-fn chosen(sites: &Sites<'_>, options: &Options) -> Option<Chosen> {
+fn chosen(sites: &Sites<'_>, options: &HeapOptions) -> Option<TreeContent> {
     let recording = sites.recording;
-    let by = |pick: &dyn Fn(&pagewise_model::heap::Site) -> (u64, u64)| {
+    let by = |pick: &dyn Fn(&pagewise_model::heap::AllocationSite) -> (u64, u64)| {
         let each = recording.sites.iter().enumerate();
         each.map(|(at, site)| (at, pick(site).0, pick(site).1)).collect()
     };
-    let of = |amount: Amount| (amount.bytes, amount.blocks);
+    let of = |amount: HeapAmount| (amount.bytes, amount.blocks);
     let (amounts, title) = match (options.by, options.at) {
-        (By::Live, At::Peak) => {
+        (TreeQuantity::Live, TreeMoment::Peak) => {
             let others = missing_at_peak(recording);
             let (amounts, title) = (by(&|it| of(it.at_peak)), "Live at the peak".to_owned());
-            return Some(Chosen { amounts, others, title, time_ns: None });
+            return Some(TreeContent { amounts, others, title, time_ns: None });
         }
-        (By::Live, At::End) => (by(&|it| of(it.leaked())), "Live at the end"),
-        (By::Allocated, _) => (by(&|it| of(it.allocated)), "All that was allocated"),
-        (By::Calls, _) => (by(&|it| (it.allocated.blocks, it.allocated.blocks)), "All allocations"),
-        (By::Temporary, _) => (by(&|it| (it.temporary, it.temporary)), "Temporary allocations"),
-        (By::Live, At::Time(time)) => {
+        (TreeQuantity::Live, TreeMoment::End) => (by(&|it| of(it.leaked())), "Live at the end"),
+        (TreeQuantity::Allocated, _) => (by(&|it| of(it.allocated)), "All that was allocated"),
+        (TreeQuantity::Calls, _) => {
+            (by(&|it| (it.allocated.blocks, it.allocated.blocks)), "All allocations")
+        }
+        (TreeQuantity::Temporary, _) => {
+            (by(&|it| (it.temporary, it.temporary)), "Temporary allocations")
+        }
+        (TreeQuantity::Live, TreeMoment::Time(time)) => {
             let mut moments = recording.moments.iter().filter(|it| it.time_ns <= time);
             let moment = moments.rfind(|moment| moment.tree.is_some())?;
             let tree = moment.tree.as_ref()?;
             let amounts = tree.sites.iter().map(|(at, it)| (*at as usize, it.bytes, it.blocks));
-            return Some(Chosen {
+            return Some(TreeContent {
                 amounts: amounts.collect(),
                 others: tree.others,
                 title: format!(
@@ -324,63 +337,68 @@ fn chosen(sites: &Sites<'_>, options: &Options) -> Option<Chosen> {
         }
     };
     let time_ns = Some(recording.took_ns);
-    Some(Chosen { amounts, others: Amount::default(), title: title.to_owned(), time_ns })
+    Some(TreeContent { amounts, others: HeapAmount::default(), title: title.to_owned(), time_ns })
 }
 
-/// What of the peak is at no site: where threads allocate at the same time, or the recording was cut off.
-pub(super) fn missing_at_peak(recording: &pagewise_model::heap::Recording) -> Amount {
-    let mut sum = Amount::default();
+/// Amount of the peak without a site: if threads allocate at the same time, or the recording was
+/// cut off.
+pub(super) fn missing_at_peak(recording: &pagewise_model::heap::HeapRecording) -> HeapAmount {
+    let mut sum = HeapAmount::default();
     recording.sites.iter().for_each(|site| plus(&mut sum, site.at_peak));
     let peak = recording.totals.peak;
-    Amount {
+    HeapAmount {
         bytes: peak.bytes.saturating_sub(sum.bytes),
         blocks: peak.blocks.saturating_sub(sum.blocks),
     }
 }
 
 /// The tree that was chosen, for people; and for programs, where it is not the one of the peak.
-pub(super) fn blocks(sites: &Sites<'_>, options: &Options) -> Vec<Block> {
-    let is_usual = (options.by, options.at) == (By::Live, At::Peak);
+pub(super) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
+    let is_usual = (options.by, options.at) == (TreeQuantity::Live, TreeMoment::Peak);
     let Some(chosen) = chosen(sites, options) else {
-        let absent = fact("tree", "call stacks then", Value::Absent(no_tree()), "");
-        return vec![Block::Facts(facts_of("selected", "", Shape::Line, vec![absent]))];
+        let absent = fact("tree", "call stacks then", CellValue::Absent(no_tree()), "");
+        return vec![ReportBlock::Facts(facts_of("selected", "", FactsShape::Line, vec![absent]))];
     };
-    let tree = Tree::of(sites, &chosen.amounts, chosen.others, options.tree);
-    let mut blocks = vec![Block::Table(people(&tree, &chosen, options))];
+    let tree = CallTree::from_sites(sites, &chosen.amounts, chosen.others, options.tree);
+    let mut blocks = vec![ReportBlock::Table(people(&tree, &chosen, options))];
     if !is_usual {
         let facts: Vec<Fact> = vec![
             fact("what", "what", text(chosen.title), ""),
-            fact("time", "time", chosen.time_ns.map_or(Value::None, Value::Seconds), ""),
+            fact("time", "time", chosen.time_ns.map_or(CellValue::None, CellValue::Seconds), ""),
             fact("tree", "tree", tree.value(options.threshold), ""),
         ];
-        let facts = facts_of("selected", "", Shape::Line, facts);
-        blocks.push(Block::Facts(Facts { audience: Audience::Programs, ..facts }));
+        let facts = facts_of("selected", "", FactsShape::Line, facts);
+        blocks.push(ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..facts }));
     }
     blocks
 }
 
-fn people(tree: &Tree<'_>, chosen: &Chosen, options: &Options) -> Table {
+fn people(tree: &CallTree<'_>, chosen: &TreeContent, options: &HeapOptions) -> ReportTable {
     let (rows, threshold) = tree.rows(options);
-    let counts_calls = matches!(options.by, By::Calls | By::Temporary);
-    let value = |pick: &dyn Fn(Amount) -> Value| {
-        let each = rows.iter().map(|row| row.sum.map_or(Value::None, pick));
-        Cells::Values(each.collect())
+    let counts_calls = matches!(options.by, TreeQuantity::Calls | TreeQuantity::Temporary);
+    let value = |pick: &dyn Fn(HeapAmount) -> CellValue| {
+        let each = rows.iter().map(|row| row.sum.map_or(CellValue::None, pick));
+        ColumnCells::Values(each.collect())
     };
     let mut columns = vec![if counts_calls {
-        Column::new("calls", "CALLS", value(&|sum| Value::Count(sum.bytes)))
+        TableColumn::new("calls", "CALLS", value(&|sum| CellValue::Count(sum.bytes)))
     } else {
-        Column::new("bytes", "BYTES", value(&|sum| Value::Bytes(sum.bytes)))
+        TableColumn::new("bytes", "BYTES", value(&|sum| CellValue::Bytes(sum.bytes)))
     }];
-    columns.push(Column::new("share", "SHARE", value(&|sum| share(sum.bytes, tree.all()))));
+    columns.push(TableColumn::new("share", "SHARE", value(&|sum| share(sum.bytes, tree.all()))));
     if !counts_calls {
-        columns.push(Column::new("blocks", "BLOCKS", value(&|sum| Value::Count(sum.blocks))));
+        columns.push(TableColumn::new(
+            "blocks",
+            "BLOCKS",
+            value(&|sum| CellValue::Count(sum.blocks)),
+        ));
     }
     let label = match options.tree {
         Direction::BottomUp => "ALLOCATED IN, CALLED BY",
         Direction::TopDown => "FUNCTION, CALLS",
     };
-    let pictures = rows.iter().map(|row| Value::Picture(row.what.clone().into()));
-    columns.push(Column::new("function", label, Cells::Values(pictures.collect())));
+    let pictures = rows.iter().map(|row| CellValue::Picture(row.what.clone().into()));
+    columns.push(TableColumn::new("function", label, ColumnCells::Values(pictures.collect())));
     let percent = format!("{:.1}", threshold * 100.0);
     let percent = percent.trim_end_matches(".0");
     let note = match threshold {
@@ -396,7 +414,7 @@ fn people(tree: &Tree<'_>, chosen: &Chosen, options: &Options) -> Table {
     if rows.is_empty() {
         columns.clear();
     }
-    Table {
+    ReportTable {
         title: chosen.title.clone().into(),
         note: note.into(),
         ..table("shown_tree", "", audience, columns)

@@ -1,12 +1,12 @@
 //! A mapping's pages in one line: each cell is an equal part of it.
 
-use pagewise_model::page_map::{PageKind, PageRun};
+use pagewise_model::page_map::{PageMapKind, PageRun};
 use pagewise_model::{AddrRange, PageSize};
 
-/// How many cells a strip has at the most; a small mapping has one a page.
+/// Maximum number of cells of a strip; a small mapping has one per page.
 const CELLS: u64 = 24;
 
-/// What the cells mean.
+/// Legend of the cells.
 pub(super) const LEGEND: &str = "Each cell of a strip is an equal part: · untouched, ░ ▒ ▓ █ up to a quarter, half, \
 nearly all and all of it resident, H in huge pages, z the zero page, s in swap, g guard.";
 
@@ -36,7 +36,7 @@ fn share(size: u64, part: u64, of: u64) -> u64 {
 }
 
 fn glyph(cell: AddrRange, runs: &[PageRun]) -> char {
-    let mut by_kind = [0_u64; PageKind::ALL.len()];
+    let mut by_kind = [0_u64; PageMapKind::ALL.len()];
     let mut huge = 0;
     let near = runs.iter().take_while(|run| run.range.start < cell.end);
     for run in near {
@@ -46,10 +46,10 @@ fn glyph(cell: AddrRange, runs: &[PageRun]) -> char {
             huge += part.len().0;
         }
     }
-    let of = |kind: PageKind| by_kind[kind as usize];
-    let resident: u64 = PageKind::ALL.into_iter().filter(|k| k.is_resident()).map(of).sum();
+    let of = |kind: PageMapKind| by_kind[kind as usize];
+    let resident: u64 = PageMapKind::ALL.into_iter().filter(|k| k.is_resident()).map(of).sum();
     let size = cell.len().0.max(1);
-    let other = [(PageKind::Zero, 'z'), (PageKind::Swapped, 's'), (PageKind::Guard, 'g')];
+    let other = [(PageMapKind::Zero, 'z'), (PageMapKind::Swapped, 's'), (PageMapKind::Guard, 'g')];
     match other.into_iter().max_by_key(|(kind, _)| of(*kind)) {
         Some((kind, glyph)) if of(kind) > resident => glyph,
         _ if huge > size / 2 => 'H',
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use pagewise_model::page_map::PageState;
 
-    fn runs(lengths: &[(u64, PageKind, bool)]) -> Vec<PageRun> {
+    fn runs(lengths: &[(u64, PageMapKind, bool)]) -> Vec<PageRun> {
         let mut at = 0x10000;
         lengths
             .iter()
@@ -81,13 +81,13 @@ mod tests {
             .collect()
     }
 
-    fn strip(lengths: &[(u64, PageKind, bool)]) -> String {
+    fn strip(lengths: &[(u64, PageMapKind, bool)]) -> String {
         draw(&runs(lengths), PageSize::new(4096).unwrap())
     }
 
     #[test]
     fn each_cell_says_what_most_of_it_is() {
-        use PageKind::{Anonymous, Guard, Swapped, Untouched, Zero};
+        use PageMapKind::{Anonymous, Guard, Swapped, Untouched, Zero};
         let all = [
             (8, Anonymous, false),
             (8, Untouched, false),
@@ -103,10 +103,10 @@ mod tests {
     #[test]
     fn a_large_mapping_has_a_bounded_strip() {
         let sparse =
-            strip(&[(1, PageKind::Anonymous, false), (1 << 40, PageKind::Untouched, false)]);
+            strip(&[(1, PageMapKind::Anonymous, false), (1 << 40, PageMapKind::Untouched, false)]);
         assert_eq!(sparse.chars().count(), 24);
         assert!(sparse.starts_with('░') && sparse.ends_with("···"));
-        let full = strip(&[(1 << 50, PageKind::File, false)]);
+        let full = strip(&[(1 << 50, PageMapKind::File, false)]);
         assert!(full.chars().all(|glyph| glyph == '█'));
         assert_eq!(strip(&[]), "");
     }

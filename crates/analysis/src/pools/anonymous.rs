@@ -1,19 +1,19 @@
-//! Pools of private anonymous memory without a name, told by address, shape and first words.
+//! Pools of private anonymous memory without a name, recognized by address, shape and first words.
 
 use pagewise_model::{AddrRange, Bytes, Mapping};
 
-use super::{Kind, Sorter, stacks};
+use super::{PoolKind, Sorter, stacks};
 
 /// The name of the pool of glibc's further arenas.
-pub(super) const ARENAS: &str = "glibc malloc, arenas but the first";
+pub(super) const ARENAS: &str = "glibc thread arenas";
 /// The name of the pool of glibc's mapped chunks.
-pub(super) const CHUNKS: &str = "glibc malloc, chunks mapped one by one";
+pub(super) const CHUNKS: &str = "glibc mmapped chunks";
 
 /// HEAP_MAX_SIZE of 64-bit glibc: an arena's heap starts at a multiple and reserves as much.
 pub(crate) const ARENA_HEAP: Bytes = Bytes::mib(64);
 
-/// A larger mapping without access is a reservation, not the guard of a stack: glibc takes one page,
-/// the JVM four, Go and Rust one; 64 KiB pages make it 256 KiB.
+/// A larger mapping without access is a reservation, not the guard of a stack: glibc takes one
+/// page, the JVM four, Go and Rust one; 64 KiB pages make it 256 KiB.
 pub(super) const LARGEST_GUARD: Bytes = Bytes::mib(1);
 
 /// IS_MMAPPED, the only flag set in the size word of a chunk that glibc mapped alone.
@@ -22,7 +22,7 @@ const CHUNK_FLAGS: u64 = 7;
 
 /// Places every mapping that has no home yet.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
-    let libraries = Libraries::of(sorter);
+    let libraries = Libraries::from_sorter(sorter);
     sanitizers(sorter);
     go(sorter);
     if libraries.glibc {
@@ -33,15 +33,15 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     rest(sorter, libraries.allocator);
 }
 
-/// What the libraries and the program tell about who hands out memory.
+/// Allocators, as far as the libraries and the program reveal them.
 struct Libraries {
     glibc: bool,
-    /// What the memory of an allocator that cannot be told from plain mmap is called.
+    /// Name for the memory of an allocator that cannot be distinguished from plain mmap.
     allocator: Option<&'static str>,
 }
 
-/// What a library's path holds, or how a symbol inside a file starts; and the pool of what cannot be
-/// told apart.
+/// Part of a library's path, or prefix of a symbol inside a file; and the pool of memory that
+/// cannot be distinguished.
 const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
     (b"/libjemalloc", b"je_", "jemalloc, and mmap"),
     (b"/libtcmalloc", b"tc_", "tcmalloc, and mmap"),
@@ -52,9 +52,9 @@ const ALLOCATORS: &[(&[u8], &[u8], &str)] = &[
 ];
 
 impl Libraries {
-    fn of(sorter: &Sorter<'_>) -> Libraries {
+    fn from_sorter(sorter: &Sorter<'_>) -> Libraries {
         let mut found = Libraries { glibc: false, allocator: None };
-        for pool in sorter.pools.iter().filter(|p| p.kind == Kind::Library) {
+        for pool in sorter.pools.iter().filter(|p| p.kind == PoolKind::Library) {
             let base = pool.name.base();
             found.glibc |= base == b"libc.so.6" || base.starts_with(b"libc-2.");
             let path = pool.name.as_bytes();
@@ -77,15 +77,16 @@ fn allocator(fits: impl Fn(&(&[u8], &[u8], &str)) -> bool) -> Option<&'static st
     ALLOCATORS.iter().find(|row| fits(row)).map(|row| row.2)
 }
 
-/// Where a sanitizer of x86-64 keeps what, and the mapping that gives it away: it starts at this
-/// address, and no other program reserves that much there.
-struct Layout {
+/// Address ranges of a sanitizer on x86-64, and the mapping that reveals it: no other program
+/// reserves this size at this address.
+struct SanitizerLayout {
     name: &'static str,
     sign: u64,
     ranges: &'static [AddrRange],
 }
 
-/// Smaller than the smallest reservation that gives a sanitizer away, larger than any stack of mappings.
+/// Smaller than the smallest reservation that gives a sanitizer away, larger than any stack of
+/// mappings.
 const SHADOW: Bytes = Bytes::gib(256);
 
 const fn range(start: u64, end: u64) -> AddrRange {
@@ -93,13 +94,13 @@ const fn range(start: u64, end: u64) -> AddrRange {
 }
 
 /// The first that fits decides. compiler-rt: asan_mapping.h, tsan_platform.h, msan.h.
-const LAYOUTS: &[Layout] = &[
-    Layout {
+const LAYOUTS: &[SanitizerLayout] = &[
+    SanitizerLayout {
         name: "AddressSanitizer shadow",
         sign: 0x0200_8fff_7000,
         ranges: &[range(0x7fff_7000, 0x1000_7fff_8000)],
     },
-    Layout {
+    SanitizerLayout {
         name: "MemorySanitizer shadow and origins",
         sign: 0x5000_0000_0000,
         ranges: &[
@@ -107,7 +108,7 @@ const LAYOUTS: &[Layout] = &[
             range(0x6000_0000_0000, 0x6100_0000_0000),
         ],
     },
-    Layout {
+    SanitizerLayout {
         name: "ThreadSanitizer shadow",
         sign: 0x3000_0000_0000,
         ranges: &[
@@ -118,7 +119,7 @@ const LAYOUTS: &[Layout] = &[
 ];
 
 fn sanitizers(sorter: &mut Sorter<'_>) {
-    let signs = |layout: &&Layout| {
+    let signs = |layout: &&SanitizerLayout| {
         let at = at(sorter.mappings, layout.sign);
         at.is_some_and(|m| m.range.start == layout.sign && m.size() >= SHADOW)
     };
@@ -126,13 +127,13 @@ fn sanitizers(sorter: &mut Sorter<'_>) {
     for range in layout.ranges {
         for index in within(sorter.mappings, *range) {
             if sorter.is_free_anonymous(index) {
-                sorter.put(index, Kind::Sanitizer, layout.name);
+                sorter.put(index, PoolKind::Sanitizer, layout.name);
             }
         }
     }
 }
 
-/// Where Go's heap began on 64-bit machines before 1.26 made that random.
+/// Start of Go's heap on 64-bit machines before version 1.26 made it random.
 const GO_HEAP: u64 = 0xc0_0000_0000;
 /// heapArenaBytes of 64-bit Go: it reserves its heap in multiples of this, so aligned.
 const GO_ARENA: Bytes = Bytes::mib(64);
@@ -152,7 +153,7 @@ fn go(sorter: &mut Sorter<'_>) {
         // A Go program may use glibc too, whose arenas are as large.
         let is_glibc = head(sorter, first).is_some_and(|words| is_heap_info(first, words));
         if whole && !is_glibc && (is_go_program || start == GO_HEAP) {
-            run.for_each(|index| sorter.put(index, Kind::Go, "Go heap arenas"));
+            run.for_each(|index| sorter.put(index, PoolKind::Go, "Go heap arenas"));
         }
     }
 }
@@ -188,15 +189,16 @@ fn arenas(sorter: &mut Sorter<'_>) {
         match head(sorter, mapping) {
             Some(words) if !is_heap_info(mapping, words) => continue,
             None if rest.is_none() => continue,
-            _ => sorter.put(index, Kind::MallocArena, ARENAS),
+            _ => sorter.put(index, PoolKind::MallocArena, ARENAS),
         }
         if let Some(rest) = rest {
-            sorter.put(rest, Kind::MallocArena, ARENAS);
+            sorter.put(rest, PoolKind::MallocArena, ARENAS);
         }
     }
 }
 
-/// The mapping without access that follows and fills the last heap; a stack's guard may be merged to it.
+/// The mapping without access that follows and fills the last heap; a stack's guard may be merged
+/// to it.
 fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     let used = sorter.mappings[index].range.end;
     let next = sorter.mappings.get(index + 1)?;
@@ -207,14 +209,16 @@ fn rest_of_heap(sorter: &Sorter<'_>, index: usize) -> Option<usize> {
     (fills && next.prot.is_none() && sorter.is_free_anonymous(index + 1)).then_some(index + 1)
 }
 
-/// A heap starts with the address of its arena, which lies in a heap too, and of the heap before it, if any.
+/// A heap starts with the address of its arena, which lies in a heap too, and of the heap before
+/// it, if any.
 fn is_heap_info(mapping: &Mapping, [arena, previous]: [u64; 2]) -> bool {
     let own = mapping.range.contains(arena) && previous == 0;
     let linked = previous != 0 && arena != 0 && previous.is_multiple_of(ARENA_HEAP.0);
     own || linked
 }
 
-/// Large requests: each mapping starts with the header of the chunk that fills it, or its first part.
+/// Large requests: each mapping starts with the header of the chunk that fills it, or its first
+/// part.
 fn chunks(sorter: &mut Sorter<'_>) {
     for index in 0..sorter.mappings.len() {
         if !sorter.is_free_anonymous(index) || sorter.mappings[index].prot.is_none() {
@@ -223,7 +227,7 @@ fn chunks(sorter: &mut Sorter<'_>) {
         let mapping = &sorter.mappings[index];
         let page = sorter.snapshot.provenance.page_size.bytes();
         if head(sorter, mapping).is_some_and(|words| is_chunk(mapping, words, page)) {
-            sorter.put(index, Kind::MallocChunk, CHUNKS);
+            sorter.put(index, PoolKind::MallocChunk, CHUNKS);
         }
     }
 }
@@ -251,10 +255,10 @@ fn rest(sorter: &mut Sorter<'_>, allocator: Option<&'static str>) {
         }
         let prot = sorter.mappings[index].prot;
         match allocator {
-            _ if prot.is_none() => sorter.put(index, Kind::Reserve, "guards and reservations"),
-            _ if prot.exec => sorter.put(index, Kind::Jit, "anonymous and executable"),
-            Some(name) if prot.write => sorter.put(index, Kind::Allocator, name),
-            _ => sorter.put(index, Kind::Anonymous, "[anonymous]"),
+            _ if prot.is_none() => sorter.put(index, PoolKind::Reserve, "guards and reservations"),
+            _ if prot.exec => sorter.put(index, PoolKind::Jit, "anonymous and executable"),
+            Some(name) if prot.write => sorter.put(index, PoolKind::Allocator, name),
+            _ => sorter.put(index, PoolKind::Anonymous, "[anonymous]"),
         }
     }
 }

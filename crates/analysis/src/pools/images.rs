@@ -9,10 +9,10 @@
 
 use std::collections::HashMap;
 
-use pagewise_model::object::{Elf, Object, Segment};
+use pagewise_model::object::{Elf, ElfObject, LoadSegment};
 use pagewise_model::{AddrRange, Device, Mapping, PageSize, Snapshot};
 
-use super::{Kind, Mark, Part, Sorter};
+use super::{ElfPart, PoolKind, PoolMark, Sorter};
 
 /// Places what belongs to the program and to libraries whose ELF headers are known.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
@@ -29,46 +29,47 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
 fn place_one(
     sorter: &mut Sorter<'_>,
     mapping: usize,
-    part: Part,
-    object: &Object,
-    program: Option<FileId>,
+    part: ElfPart,
+    object: &ElfObject,
+    program: Option<ImageFileId>,
 ) {
     let id = (object.device, object.inode);
-    let kind = if program == Some(id) { program_kind(part) } else { Kind::Library };
-    sorter.put_marked(mapping, kind, Mark::File(id.0, id.1), || super::names::path(&object.name));
+    let kind = if program == Some(id) { program_kind(part) } else { PoolKind::Library };
+    sorter
+        .put_marked(mapping, kind, PoolMark::File(id.0, id.1), || super::names::path(&object.name));
 }
 
-const fn program_kind(part: Part) -> Kind {
+const fn program_kind(part: ElfPart) -> PoolKind {
     match part {
-        Part::Text => Kind::ProgramText,
-        Part::Rodata => Kind::ProgramRodata,
-        Part::Data => Kind::ProgramData,
-        Part::Bss => Kind::ProgramBss,
-        Part::Padding => Kind::Program,
+        ElfPart::Text => PoolKind::ProgramText,
+        ElfPart::Rodata => PoolKind::ProgramRodata,
+        ElfPart::Data => PoolKind::ProgramData,
+        ElfPart::Bss => PoolKind::ProgramBss,
+        ElfPart::Padding => PoolKind::Program,
     }
 }
 
-type FileId = (Device, u64);
+type ImageFileId = (Device, u64);
 
 /// An ELF file that was loaded at one place.
-struct Image<'a> {
-    object: &'a Object,
+struct LoadedImage<'a> {
+    object: &'a ElfObject,
     elf: &'a Elf,
     page: PageSize,
-    /// What to add to the file's addresses to get the process's, modulo 2^64.
+    /// Difference between the file's addresses and the process's, modulo 2^64.
     bias: u64,
-    mappings: Vec<(usize, Part)>,
+    mappings: Vec<(usize, ElfPart)>,
     executable: bool,
 }
 
 /// The images in a process, by address.
-fn find<'a>(sorter: &Sorter<'a>) -> Vec<Image<'a>> {
+fn find<'a>(sorter: &Sorter<'a>) -> Vec<LoadedImage<'a>> {
     let page = sorter.snapshot.provenance.page_size;
-    let objects: HashMap<FileId, &Object> =
+    let objects: HashMap<ImageFileId, &ElfObject> =
         sorter.snapshot.objects.iter().map(|o| ((o.device, o.inode), o)).collect();
     let mut images = Vec::new();
-    let mut current: Option<Image<'a>> = None;
-    let mut last: Option<(FileId, Option<&Object>)> = None;
+    let mut current: Option<LoadedImage<'a>> = None;
+    let mut last: Option<(ImageFileId, Option<&ElfObject>)> = None;
     for (index, mapping) in sorter.mappings.iter().enumerate() {
         if mapping.inode == 0 {
             if let Some(image) = &mut current {
@@ -85,36 +86,38 @@ fn find<'a>(sorter: &Sorter<'a>) -> Vec<Image<'a>> {
         let taken = current.as_mut().is_some_and(|image| image.take_file(index, mapping));
         if !taken && let Some(object) = object {
             images.extend(current.take());
-            current = Image::begin(object, page, mapping);
+            current = LoadedImage::begin(object, page, mapping);
             if let Some(image) = &mut current {
                 image.take_file(index, mapping);
             }
         }
     }
     images.extend(current);
-    images.retain(Image::is_loaded);
+    images.retain(LoadedImage::is_loaded);
     images
 }
 
 /// The file that the process executes: where `exe` points, else the lowest image with code.
-fn program(images: &[Image<'_>], snapshot: &Snapshot) -> Option<FileId> {
+fn program(images: &[LoadedImage<'_>], snapshot: &Snapshot) -> Option<ImageFileId> {
     let exe = snapshot.process.exe.as_ref().ok().map(super::names::path);
     let named = images.iter().find(|i| Some(super::names::path(&i.object.name)) == exe);
     let image = named.or_else(|| images.iter().find(|i| i.executable))?;
     Some((image.object.device, image.object.inode))
 }
 
-impl<'a> Image<'a> {
-    /// The image that starts with this mapping, where the file is ELF and one of its segments starts there.
-    fn begin(object: &'a Object, page: PageSize, first: &Mapping) -> Option<Image<'a>> {
+impl<'a> LoadedImage<'a> {
+    /// The image that starts with this mapping, where the file is ELF and one of its segments
+    /// starts there.
+    fn begin(object: &'a ElfObject, page: PageSize, first: &Mapping) -> Option<LoadedImage<'a>> {
         let elf = object.elf.as_ref().ok()?;
-        let starts = |s: &&Segment| s.file_size > 0 && down(page, s.offset) == first.offset;
+        let starts = |s: &&LoadSegment| s.file_size > 0 && down(page, s.offset) == first.offset;
         let segment = elf.segments.iter().find(starts)?;
         let bias = first.range.start.wrapping_sub(down(page, segment.range.start));
-        Some(Image { object, elf, page, bias, mappings: Vec::new(), executable: false })
+        Some(LoadedImage { object, elf, page, bias, mappings: Vec::new(), executable: false })
     }
 
-    /// Adds a file mapping if it is of this image: same file, and each byte where its segment puts it.
+    /// Adds a file mapping if it is of this image: same file, and each byte where its segment puts
+    /// it.
     fn take_file(&mut self, index: usize, mapping: &Mapping) -> bool {
         let same = (self.object.device, self.object.inode) == (mapping.device, mapping.inode);
         let part = if same { self.file_part(mapping) } else { None };
@@ -125,46 +128,47 @@ impl<'a> Image<'a> {
         part.is_some()
     }
 
-    fn file_part(&self, mapping: &Mapping) -> Option<Part> {
+    fn file_part(&self, mapping: &Mapping) -> Option<ElfPart> {
         let address = mapping.range.start.wrapping_sub(self.bias);
         let Some(segment) = self.segment_at(address) else {
             let span = self.span();
-            return (mapping.prot.is_none() && span.contains(address)).then_some(Part::Padding);
+            return (mapping.prot.is_none() && span.contains(address)).then_some(ElfPart::Padding);
         };
         let here = segment.offset.wrapping_add(address.wrapping_sub(segment.range.start));
         (here == mapping.offset).then(|| self.part(segment, address))
     }
 
-    /// Adds an anonymous mapping if it is the zero-filled tail of a segment, or stands in for a part
-    /// of one (code copied into huge pages).
+    /// Adds an anonymous mapping if it is the zero-filled tail of a segment, or stands in for a
+    /// part of one (code copied into huge pages).
     fn take_anonymous(&mut self, index: usize, mapping: &Mapping) {
         if !(mapping.name.is_empty() || mapping.name.as_bytes() == b"[anon:.bss]") {
             return;
         }
         let start = mapping.range.start.wrapping_sub(self.bias);
         let Some(segment) = self.segment_at(start) else { return };
-        // The kernel merges bss with anonymous memory that happens to follow it: the larger part decides.
+        // The kernel merges bss with anonymous memory that happens to follow it: the larger part
+        // decides.
         let inside = up(self.page, segment.range.end).saturating_sub(start);
         if inside.saturating_mul(2) >= mapping.size().0 {
             self.mappings.push((index, self.part(segment, start)));
         }
     }
 
-    fn part(&self, segment: &Segment, address: u64) -> Part {
+    fn part(&self, segment: &LoadSegment, address: u64) -> ElfPart {
         let file_end = up(self.page, segment.range.start.saturating_add(segment.file_size));
         if segment.file_size == 0 || address >= file_end {
-            Part::Bss
+            ElfPart::Bss
         } else if segment.exec {
-            Part::Text
+            ElfPart::Text
         } else if segment.write {
-            Part::Data
+            ElfPart::Data
         } else {
-            Part::Rodata
+            ElfPart::Rodata
         }
     }
 
     /// The segment whose pages hold an address of the file.
-    fn segment_at(&self, address: u64) -> Option<&'a Segment> {
+    fn segment_at(&self, address: u64) -> Option<&'a LoadSegment> {
         let segments = &self.elf.segments;
         let after = segments.partition_point(|s| down(self.page, s.range.start) <= address);
         let segment = &segments[after.checked_sub(1)?];
@@ -179,7 +183,7 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// Whether it was loaded to run, rather than mapped to be read as a debugger does.
+    /// True if it was loaded to run, rather than mapped to be read as a debugger does.
     fn is_loaded(&self) -> bool {
         self.executable || self.mappings.len() > 1
     }

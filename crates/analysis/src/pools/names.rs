@@ -1,12 +1,12 @@
-//! Pools told by the name in `maps`: the kernel's own, shared memory, named memory, files.
+//! Pools recognized by the name in `maps`: the kernel's own, shared memory, named memory, files.
 
 use std::collections::HashMap;
 
 use pagewise_model::{Backing, Device, Mapping, Name, Sharing};
 
-use super::{Kind, Mark, Sorter};
+use super::{PoolKind, PoolMark, Sorter};
 
-/// How a pool is named, and so what is one pool.
+/// Rule that names a pool, and so decides which mappings form one pool.
 #[derive(Clone, Copy)]
 enum Naming {
     /// All mappings of the kind are one pool of that name.
@@ -21,37 +21,38 @@ enum Naming {
 
 use Naming::{File, One, Rest, Whole};
 
-/// What the kernel and well-known programs call their memory. The first prefix that fits decides.
-const NAMES: &[(&[u8], Kind, Naming)] = &[
-    (b"[heap]", Kind::Heap, One("[heap]")),
-    (b"[stack]", Kind::MainStack, One("[stack]")),
+/// Names that the kernel and well-known programs give their memory. The first matching prefix
+/// decides.
+const NAMES: &[(&[u8], PoolKind, Naming)] = &[
+    (b"[heap]", PoolKind::Heap, One("[heap]")),
+    (b"[stack]", PoolKind::MainStack, One("[stack]")),
     // Linux 3.4 to 4.4 names each thread's stack.
-    (b"[stack:", Kind::ThreadStack, Whole),
-    (b"[v", Kind::Kernel, One("vdso and kin")),
-    (b"[uprobes]", Kind::Kernel, One("vdso and kin")),
-    (b"[sigpage]", Kind::Kernel, One("vdso and kin")),
-    (b"[anon:pagewise:", Kind::Pagewise, Rest),
-    (b"[anon_shmem:pagewise:", Kind::Pagewise, Rest),
-    (b"/memfd:pagewise", Kind::Pagewise, File),
-    (b"[anon:stack_and_tls:", Kind::ThreadStack, Whole),
-    (b"[anon: glibc: pthread stack", Kind::ThreadStack, Whole),
-    (b"[anon: glibc: malloc arena", Kind::MallocArena, One(super::anonymous::ARENAS)),
-    (b"[anon: glibc: malloc", Kind::MallocChunk, One(super::anonymous::CHUNKS)),
-    (b"[anon:libc_malloc", Kind::Allocator, One("libc_malloc")),
-    (b"[anon:scudo", Kind::Allocator, One("scudo")),
-    (b"[anon:jemalloc", Kind::Allocator, One("jemalloc")),
-    (b"[anon:tcmalloc", Kind::Allocator, One("tcmalloc")),
-    (b"[anon:mimalloc", Kind::Allocator, One("mimalloc")),
-    (b"[anon: Go: ", Kind::Go, Rest),
-    (b"[anon:Go: ", Kind::Go, Rest),
-    (b"[anon:", Kind::Named, Rest),
-    (b"[anon_shmem:", Kind::SharedAnonymous, Rest),
-    (b"/anon_hugepage", Kind::Hugetlb, One("huge TLB pages")),
-    (b"/memfd:", Kind::Memfd, File),
-    (b"/SYSV", Kind::SharedSysv, File),
-    (b"/dev/shm/", Kind::SharedPosix, File),
-    (b"anon_inode:", Kind::Device, Whole),
-    (b"/[aio]", Kind::Device, One("/[aio]")),
+    (b"[stack:", PoolKind::ThreadStack, Whole),
+    (b"[v", PoolKind::Kernel, One("vdso, vvar")),
+    (b"[uprobes]", PoolKind::Kernel, One("vdso, vvar")),
+    (b"[sigpage]", PoolKind::Kernel, One("vdso, vvar")),
+    (b"[anon:pagewise:", PoolKind::Pagewise, Rest),
+    (b"[anon_shmem:pagewise:", PoolKind::Pagewise, Rest),
+    (b"/memfd:pagewise", PoolKind::Pagewise, File),
+    (b"[anon:stack_and_tls:", PoolKind::ThreadStack, Whole),
+    (b"[anon: glibc: pthread stack", PoolKind::ThreadStack, Whole),
+    (b"[anon: glibc: malloc arena", PoolKind::MallocArena, One(super::anonymous::ARENAS)),
+    (b"[anon: glibc: malloc", PoolKind::MallocChunk, One(super::anonymous::CHUNKS)),
+    (b"[anon:libc_malloc", PoolKind::Allocator, One("libc_malloc")),
+    (b"[anon:scudo", PoolKind::Allocator, One("scudo")),
+    (b"[anon:jemalloc", PoolKind::Allocator, One("jemalloc")),
+    (b"[anon:tcmalloc", PoolKind::Allocator, One("tcmalloc")),
+    (b"[anon:mimalloc", PoolKind::Allocator, One("mimalloc")),
+    (b"[anon: Go: ", PoolKind::Go, Rest),
+    (b"[anon:Go: ", PoolKind::Go, Rest),
+    (b"[anon:", PoolKind::Named, Rest),
+    (b"[anon_shmem:", PoolKind::SharedAnonymous, Rest),
+    (b"/anon_hugepage", PoolKind::Hugetlb, One("huge TLB pages")),
+    (b"/memfd:", PoolKind::Memfd, File),
+    (b"/SYSV", PoolKind::SharedSysv, File),
+    (b"/dev/shm/", PoolKind::SharedPosix, File),
+    (b"anon_inode:", PoolKind::Device, Whole),
+    (b"/[aio]", PoolKind::Device, One("/[aio]")),
 ];
 
 /// Places every mapping that has a name or a file, and still no home.
@@ -77,7 +78,7 @@ fn put(
     sorter: &mut Sorter<'_>,
     index: usize,
     mapping: &Mapping,
-    kind: Kind,
+    kind: PoolKind,
     naming: Naming,
     prefix: &[u8],
 ) {
@@ -85,20 +86,22 @@ fn put(
     match naming {
         One(name) => sorter.put(index, kind, name),
         File => put_by_file(sorter, index, mapping, kind),
-        Whole => _ = sorter.put_marked(index, kind, Mark::Name(whole.clone()), || whole.clone()),
+        Whole => {
+            _ = sorter.put_marked(index, kind, PoolMark::Name(whole.clone()), || whole.clone())
+        }
         Rest => {
             let rest = || Name::new(rest(whole.as_bytes(), prefix));
-            sorter.put_marked(index, kind, Mark::Name(whole.clone()), rest);
+            sorter.put_marked(index, kind, PoolMark::Name(whole.clone()), rest);
         }
     }
 }
 
-fn put_by_file(sorter: &mut Sorter<'_>, index: usize, mapping: &Mapping, kind: Kind) {
-    let mark = Mark::File(mapping.device, mapping.inode);
+fn put_by_file(sorter: &mut Sorter<'_>, index: usize, mapping: &Mapping, kind: PoolKind) {
+    let mark = PoolMark::File(mapping.device, mapping.inode);
     sorter.put_marked(index, kind, mark, || path(&mapping.name));
 }
 
-/// A file or a device that no prefix tells.
+/// A file or a device without a matching prefix.
 fn put_file(
     sorter: &mut Sorter<'_>,
     index: usize,
@@ -108,25 +111,25 @@ fn put_file(
 ) {
     match sorter.backings[index] {
         Backing::Shmem if mapping.path() == b"/dev/zero" => {
-            sorter.put(index, Kind::SharedAnonymous, "MAP_SHARED|MAP_ANONYMOUS");
+            sorter.put(index, PoolKind::SharedAnonymous, "MAP_SHARED|MAP_ANONYMOUS");
         }
         // /dev/zero mapped private, or a bracketed name of a later kernel.
         Backing::Anonymous if mapping.inode != 0 => {}
-        Backing::Anonymous => put(sorter, index, mapping, Kind::Named, Whole, b""),
-        Backing::Shmem => put_by_file(sorter, index, mapping, Kind::Tmpfs),
-        Backing::Special => put_by_file(sorter, index, mapping, Kind::Device),
+        Backing::Anonymous => put(sorter, index, mapping, PoolKind::Named, Whole, b""),
+        Backing::Shmem => put_by_file(sorter, index, mapping, PoolKind::Tmpfs),
+        Backing::Special => put_by_file(sorter, index, mapping, PoolKind::Device),
         Backing::File => put_by_file(sorter, index, mapping, file_kind(mapping, exe, is_elf)),
     }
 }
 
-/// The kind of a file that is no image with known parts.
-fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> Kind {
+/// The kind of a file that is not an image with known parts.
+fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> PoolKind {
     if exe.is_some_and(|exe| exe.as_bytes() == mapping.path()) {
-        Kind::Program
+        PoolKind::Program
     } else if mapping.sharing == Sharing::Private && !is_elf && is_library_name(mapping.path()) {
-        Kind::Library
+        PoolKind::Library
     } else {
-        Kind::File
+        PoolKind::File
     }
 }
 

@@ -1,14 +1,14 @@
 //! Mappings that pools of pagewise's allocators say are theirs.
 //!
-//! The kernel merges neighbours, so that a mapping may hold blocks of several pools and other memory too. It goes to the
-//! pool that has most of it, where pools have more than half.
+//! The kernel merges neighbours, so that a mapping may hold blocks of several pools and other
+//! memory too. It goes to the pool that has most of it, where pools have more than half.
 
 use std::ops::Range;
 
-use pagewise_model::registry::Pool;
+use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::{AddrRange, Name};
 
-use super::{Kind, Mark, Sorter, small};
+use super::{PoolKind, PoolMark, Sorter, small};
 
 /// Places the mappings that are mostly theirs.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
@@ -22,14 +22,14 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
             continue;
         }
         if let Some(owner) = owner(&ranges, mapping.range, snapshot.pools.len()) {
-            let mark = Mark::Number(small(owner).into());
-            sorter.put_marked(index, Kind::Pagewise, mark, || name(&snapshot.pools[owner]));
+            let mark = PoolMark::Number(small(owner).into());
+            sorter.put_marked(index, PoolKind::Pagewise, mark, || name(&snapshot.pools[owner]));
         }
     }
 }
 
 /// The ranges of all pools that live, by address, each with its pool's place.
-fn sorted(pools: &[Pool]) -> Vec<(AddrRange, usize)> {
+fn sorted(pools: &[RegisteredPool]) -> Vec<(AddrRange, usize)> {
     let living = pools.iter().enumerate().filter(|(_, pool)| pool.lives);
     let mut ranges: Vec<(AddrRange, usize)> =
         living.flat_map(|(at, pool)| pool.ranges.iter().map(move |range| (*range, at))).collect();
@@ -53,8 +53,8 @@ fn owner(ranges: &[(AddrRange, usize)], mapping: AddrRange, pools: usize) -> Opt
     (all > mapping.len().0 / 2).then_some(most)
 }
 
-/// Those that may touch a mapping. Ranges of living pools do not overlap, so they end in the order in which they begin;
-/// what a process says wrongly at worst goes unseen.
+/// Those that may touch a mapping. Ranges of living pools do not overlap, so they end in the order
+/// in which they begin; what a process says wrongly at worst goes unseen.
 fn near(ranges: &[(AddrRange, usize)], mapping: AddrRange) -> Range<usize> {
     let start = ranges.partition_point(|(range, _)| range.end <= mapping.start);
     let end = ranges.partition_point(|(range, _)| range.start < mapping.end);
@@ -62,7 +62,7 @@ fn near(ranges: &[(AddrRange, usize)], mapping: AddrRange) -> Range<usize> {
 }
 
 /// `stack frames`: the kind, and the name where it has one.
-fn name(pool: &Pool) -> Name {
+fn name(pool: &RegisteredPool) -> Name {
     if pool.name.is_empty() {
         return pool.kind.clone();
     }

@@ -1,4 +1,5 @@
-//! Thread stacks: told by stack pointers, and where a running thread gives none, by guard and size.
+//! Thread stacks: recognized by stack pointers, and for a running thread without one, by guard and
+//! size.
 //!
 //! ```text
 //! | guard, no access | stack, grows down <- stack pointer | thread-local variables |
@@ -10,9 +11,9 @@ use pagewise_model::process::Thread;
 use pagewise_model::{Bytes, Mapping, Name};
 
 use super::anonymous::{LARGEST_GUARD, index_at};
-use super::{Kind, Mark, Sorter};
+use super::{PoolKind, PoolMark, Sorter};
 
-/// What thread stacks take where nobody sets a size and RLIMIT_STACK is not lowered or raised.
+/// Default size of thread stacks, if RLIMIT_STACK has its default.
 const USUAL_STACK: Bytes = Bytes::mib(8);
 
 /// Places the stacks of all threads but the first, each with its guard.
@@ -32,26 +33,26 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
 }
 
 /// A thread whose stack pointer is known, and the mapping it points into where that is a stack.
-struct Found<'a> {
+struct ThreadStack<'a> {
     thread: &'a Thread,
     stack: Option<usize>,
 }
 
-fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<Found<'a>> {
+fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<ThreadStack<'a>> {
     let mut found = Vec::new();
     for thread in threads {
         let Ok(pointer) = thread.stack_pointer else { continue };
         let index = index_at(sorter.mappings, pointer);
         let stack = index.filter(|&i| sorter.is_free_anonymous(i) && sorter.mappings[i].prot.write);
-        found.push(Found { thread, stack });
+        found.push(ThreadStack { thread, stack });
     }
     let mut stacks: Vec<_> = found.iter().filter_map(|f| Some((f.stack?, f.thread))).collect();
     stacks.sort_by_key(|&(index, thread)| (index, thread.tid));
     // Without guards between them, several stacks can be one mapping.
     for sharers in stacks.chunk_by(|a, b| a.0 == b.0) {
         let (index, first) = sharers[0];
-        let mark = Mark::Number(u64::from(first.tid.0));
-        sorter.put_marked(index, Kind::ThreadStack, mark, || name(first, sharers.len() - 1));
+        let mark = PoolMark::Number(u64::from(first.tid.0));
+        sorter.put_marked(index, PoolKind::ThreadStack, mark, || name(first, sharers.len() - 1));
     }
     found
 }
@@ -66,7 +67,7 @@ fn name(thread: &Thread, others: usize) -> Name {
 }
 
 /// The sizes, guards included, that stacks of this process have.
-fn usual_sizes(sorter: &Sorter<'_>, found: &[Found<'_>]) -> HashSet<Bytes> {
+fn usual_sizes(sorter: &Sorter<'_>, found: &[ThreadStack<'_>]) -> HashSet<Bytes> {
     let limit = sorter.snapshot.limits.as_ref().ok().and_then(|l| l.stack.soft).map(Bytes);
     let stacks = found.iter().filter_map(|f| f.stack);
     let sizes = stacks.filter_map(|stack| {
@@ -98,19 +99,19 @@ fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>)
     };
     let (likely, others): (Vec<_>, Vec<_>) = pairs.partition(|pair| usual.contains(&size(pair)));
     for (guard, stack) in likely {
-        let kind = if unknown > 0 { Kind::ThreadStack } else { Kind::CachedStack };
+        let kind = if unknown > 0 { PoolKind::ThreadStack } else { PoolKind::CachedStack };
         put_both(sorter, guard, stack, kind);
         unknown = unknown.saturating_sub(1);
     }
     for (guard, stack) in others.into_iter().take(unknown) {
-        put_both(sorter, guard, stack, Kind::ThreadStack);
+        put_both(sorter, guard, stack, PoolKind::ThreadStack);
     }
 }
 
-fn put_both(sorter: &mut Sorter<'_>, guard: usize, stack: usize, kind: Kind) {
+fn put_both(sorter: &mut Sorter<'_>, guard: usize, stack: usize, kind: PoolKind) {
     let name = match kind {
-        Kind::CachedStack => "of threads that ended",
-        _ => "of threads that were running",
+        PoolKind::CachedStack => "of ended threads",
+        _ => "of running threads",
     };
     sorter.put(guard, kind, name);
     sorter.put(stack, kind, name);

@@ -1,14 +1,14 @@
-//! What each pool holds.
+//! Sums over each pool.
 
 use pagewise_model::{Bytes, Mapping, Reading};
 
-use super::Pools;
+use super::PoolMap;
 use crate::pss::Pss;
 use crate::quadrants::counts_in_virt;
 
 /// The numbers of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sums {
+pub struct PoolSums {
     /// Address space.
     pub reserved: Bytes,
     /// Resident pages.
@@ -19,13 +19,13 @@ pub struct Sums {
     pub uss: Reading<Bytes>,
     /// Pages in swap.
     pub swap: Reading<Bytes>,
-    /// How many mappings.
+    /// Number of mappings.
     pub mappings: u64,
 }
 
-impl Sums {
+impl PoolSums {
     /// Nothing.
-    pub const NONE: Sums = Sums {
+    pub const NONE: PoolSums = PoolSums {
         reserved: Bytes::ZERO,
         resident: Ok(Bytes::ZERO),
         pss: Ok(Bytes::ZERO),
@@ -35,7 +35,7 @@ impl Sums {
     };
 
     /// Adds another pool's numbers.
-    pub fn add(&mut self, other: &Sums) {
+    pub fn add(&mut self, other: &PoolSums) {
         self.reserved += other.reserved;
         add(&mut self.resident, &other.resident);
         add(&mut self.pss, &other.pss);
@@ -54,20 +54,20 @@ fn add(sum: &mut Reading<Bytes>, part: &Reading<Bytes>) {
 }
 
 /// All pools together.
-pub fn total(sums: &[Sums]) -> Sums {
-    let mut total = Sums::NONE;
+pub fn total(sums: &[PoolSums]) -> PoolSums {
+    let mut total = PoolSums::NONE;
     sums.iter().for_each(|sums| total.add(sums));
     total
 }
 
-/// The sums of each pool, in the order of [`Pools::list`]. Like VIRT they leave `[vsyscall]` out.
-pub fn sums(pools: &Pools, mappings: &[Mapping], pss: &Pss) -> Vec<Sums> {
-    let mut sums = vec![Sums::NONE; pools.list().len()];
+/// The sums of each pool, in the order of [`PoolMap::list`]. Like VIRT they leave `[vsyscall]` out.
+pub fn sums(pools: &PoolMap, mappings: &[Mapping], pss: &Pss) -> Vec<PoolSums> {
+    let mut sums = vec![PoolSums::NONE; pools.list().len()];
     for (index, mapping) in mappings.iter().enumerate().filter(|(_, m)| counts_in_virt(m)) {
-        sums[pools.index(index)].add(&Sums {
+        sums[pools.index(index)].add(&PoolSums {
             reserved: mapping.size(),
             resident: mapping.rss(),
-            pss: pss.of(index, mapping),
+            pss: pss.pss_of(index, mapping),
             uss: mapping.uss(),
             swap: mapping.swap(),
             mappings: 1,

@@ -1,6 +1,7 @@
-//! Why TLBs were flushed, by the functions of the kernel that asked for it. What none of them tells stays `other`.
+//! Causes of TLB flushes, by the kernel functions on the stack. Without a match the cause is
+//! `other`.
 
-use pagewise_model::shootdowns::{Recording, Site};
+use pagewise_model::shootdowns::{FlushSite, ShootdownRecording};
 
 use crate::calls::advice;
 
@@ -59,8 +60,8 @@ impl Cause {
     }
 }
 
-/// Functions of which one is on the stack where the cause is this. The first row that fits counts: what a fault or a call does
-/// besides comes before it.
+/// Functions of which one is on the stack where the cause is this. The first row that fits counts:
+/// what a fault or a call does besides comes before it.
 const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["ksm_scan_thread", "ksm_do_scan", "try_to_merge_one_page"], Cause::Ksm),
     (
@@ -95,7 +96,7 @@ const FUNCTIONS: &[(&[&str], Cause)] = &[
     (&["handle_mm_fault", "do_user_addr_fault", "exc_page_fault"], Cause::Fault),
 ];
 
-/// The same where there is no system call around.
+/// The same outside of system calls.
 const OUTSIDE: &[(&[&str], Cause)] = &[
     (&["do_exit"], Cause::Exit),
     (&["folio_mkclean", "page_vma_mkclean_one", "page_mkclean_one"], Cause::WriteBack),
@@ -103,15 +104,16 @@ const OUTSIDE: &[(&[&str], Cause)] = &[
     (&["__text_poke", "text_poke_copy", "smp_text_poke_batch_finish"], Cause::KernelCode),
 ];
 
-/// How the kernel's functions begin that are system calls.
+/// Prefixes of the kernel functions that implement system calls.
 const CALLS: &[&str] =
     &["__x64_sys_", "__ia32_sys_", "__arm64_sys_", "__riscv_sys_", "__do_sys_", "__se_sys_"];
 
-/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: a program asks for what the kernel does of itself, too.
+/// `MADV_COLD`, `MADV_PAGEOUT`, `MADV_COLLAPSE`: a program asks for what the kernel does of itself,
+/// too.
 const ASKS_FOR_IT: [u64; 3] = [20, 21, 25];
 
 /// The cause of a site.
-pub(super) fn of(recording: &Recording, site: &Site) -> Cause {
+pub(super) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Cause {
     let open = site.call.and_then(|call| recording.calls.get(call));
     let call = open.map(|call| Cause::Call { name: call.name.clone(), advice: call.advice });
     let Ok(chains) = &recording.chains else { return call.unwrap_or(Cause::Hidden) };

@@ -3,45 +3,45 @@
 use std::collections::BTreeMap;
 
 use pagewise_model::bounds::OTHER_THREADS;
-use pagewise_model::histogram::Histogram;
-use pagewise_model::report::{Audience, Cells, Column, Label, Table, Value};
-use pagewise_model::shootdowns::{Caller, NO_PID, Process, Thread};
+use pagewise_model::histogram::TimeHistogram;
+use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
+use pagewise_model::shootdowns::{FlushCaller, FlushProcess, FlushThread, NO_PID};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Reading};
 
 use super::causes::Cause;
-use super::{CALLS, FLUSH, Options, Sum, Told, share, unknown};
+use super::{CALLS, FLUSH, FlushSum, ShootdownCauses, ShootdownOptions, share, unknown};
 use crate::blocks::{for_programs, table};
 
-fn values(values: impl IntoIterator<Item = Value>) -> Cells {
-    Cells::Values(values.into_iter().collect())
+fn values(values: impl IntoIterator<Item = CellValue>) -> ColumnCells {
+    ColumnCells::Values(values.into_iter().collect())
 }
 
 /// The number of a process; those that are not kept apart have none.
-fn number(pid: u32) -> Value {
-    if pid == NO_PID { Value::None } else { Value::Count(pid.into()) }
+fn number(pid: u32) -> CellValue {
+    if pid == NO_PID { CellValue::None } else { CellValue::Count(pid.into()) }
 }
 
-fn counts(counts: impl IntoIterator<Item = u64>) -> Cells {
-    Cells::Counts(counts.into_iter().collect())
+fn counts(counts: impl IntoIterator<Item = u64>) -> ColumnCells {
+    ColumnCells::Counts(counts.into_iter().collect())
 }
 
-fn labels(labels: impl IntoIterator<Item = String>) -> Cells {
-    Cells::Labels(labels.into_iter().map(Label::from).collect())
+fn labels(labels: impl IntoIterator<Item = String>) -> ColumnCells {
+    ColumnCells::Labels(labels.into_iter().map(Label::from).collect())
 }
 
-fn seen_by(audience: Audience, column: Column) -> Column {
-    Column { audience, ..column }
+fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
+    TableColumn { audience, ..column }
 }
 
-/// Nothing for people where there are no rows.
-fn some_rows(table: Table) -> Table {
+/// A table without rows is hidden from people.
+fn some_rows(table: ReportTable) -> ReportTable {
     let audience = if table.rows() == 0 { Audience::Programs } else { table.audience };
-    Table { audience, ..table }
+    ReportTable { audience, ..table }
 }
 
 /// The first rows, and a note of how many there are more.
-fn first<'r, T>(rows: &'r [T], options: &Options) -> (&'r [T], Label) {
+fn first<'r, T>(rows: &'r [T], options: &ShootdownOptions) -> (&'r [T], Label) {
     let shown = options.limit.unwrap_or(usize::MAX).min(rows.len());
     let left = rows.len() - shown;
     let note = if left == 0 { "".into() } else { format!("and {left} more: --rows all").into() };
@@ -49,52 +49,61 @@ fn first<'r, T>(rows: &'r [T], options: &Options) -> (&'r [T], Label) {
 }
 
 /// The columns of sums: what was asked for, of whom, and how long it took.
-fn sum_columns(told: &Told<'_>, sums: &[Sum]) -> Vec<Column> {
-    let queued =
-        |of: fn(&Sum) -> u64| values(sums.iter().map(|sum| told.queued(Value::Count(of(sum)))));
-    let per_order = sums.iter().map(|sum| sum.pages_per_order().map_or(Value::None, Value::Number));
-    let waited = sums.iter().map(|sum| told.ended(Value::Seconds(sum.waited)));
-    let part = |sum: &Sum| share(sum.orders, told.all.orders).map_or(Value::None, Value::Share);
+fn sum_columns(told: &ShootdownCauses<'_>, sums: &[FlushSum]) -> Vec<TableColumn> {
+    let queued = |of: fn(&FlushSum) -> u64| {
+        values(sums.iter().map(|sum| told.queued(CellValue::Count(of(sum)))))
+    };
+    let per_order =
+        sums.iter().map(|sum| sum.pages_per_order().map_or(CellValue::None, CellValue::Number));
+    let waited = sums.iter().map(|sum| told.ended(CellValue::Seconds(sum.waited)));
+    let part = |sum: &FlushSum| {
+        share(sum.orders, told.all.orders).map_or(CellValue::None, CellValue::Share)
+    };
     vec![
-        Column::new("ipis", "IPIS", queued(|sum| sum.ipis)),
-        Column::new("waited", "WAITED", values(waited)),
-        Column::new("flush_orders", "ORDERS", counts(sums.iter().map(|sum| sum.orders))),
+        TableColumn::new("ipis", "IPIS", queued(|sum| sum.ipis)),
+        TableColumn::new("waited", "WAITED", values(waited)),
+        TableColumn::new("flush_orders", "REQUESTS", counts(sums.iter().map(|sum| sum.orders))),
         seen_by(
             Audience::Long,
-            Column {
+            TableColumn {
                 meaning: "The part of all orders to flush.".into(),
-                ..Column::new("share", "SHARE", values(sums.iter().map(part)))
+                ..TableColumn::new("share", "SHARE", values(sums.iter().map(part)))
             },
         ),
         seen_by(
             Audience::Long,
-            Column::new("shootdowns", "SHOOTDOWNS", queued(|sum| sum.shootdowns)),
+            TableColumn::new("shootdowns", "SHOOTDOWNS", queued(|sum| sum.shootdowns)),
         ),
-        Column::new("pages_per_order", "PAGES EACH", values(per_order)),
+        TableColumn::new("pages_per_order", "PAGES PER REQUEST", values(per_order)),
         seen_by(
             Audience::Long,
-            Column::new("full_orders", "FULL", counts(sums.iter().map(|sum| sum.full))),
+            TableColumn::new(
+                "full_orders",
+                "FULL FLUSHES",
+                counts(sums.iter().map(|sum| sum.full)),
+            ),
         ),
         seen_by(
             Audience::Long,
-            Column::new("local_flushes", "LOCAL", counts(sums.iter().map(|sum| sum.local))),
+            TableColumn::new("local_flushes", "LOCAL", counts(sums.iter().map(|sum| sum.local))),
         ),
     ]
 }
 
-pub(super) fn by_cause(told: &Told<'_>) -> Table {
-    let (causes, sums): (Vec<&Cause>, Vec<Sum>) = told.by_cause().into_iter().unzip();
+pub(super) fn by_cause(told: &ShootdownCauses<'_>) -> ReportTable {
+    let (causes, sums): (Vec<&Cause>, Vec<FlushSum>) = told.by_cause().into_iter().unzip();
     let mut columns = sum_columns(told, &sums);
     let seen = columns.iter_mut().filter(|column| column.key != "full_orders");
     seen.for_each(|column| column.audience = Audience::Everyone);
-    columns.push(Column {
-        meaning: "What the kernel was doing, by its functions on the stack.".into(),
-        ..Column::new("cause", "CAUSE", labels(causes.iter().map(|cause| cause.name())))
+    columns.push(TableColumn {
+        meaning: "Activity of the kernel, from its functions on the stack.".into(),
+        ..TableColumn::new("cause", "CAUSE", labels(causes.iter().map(|cause| cause.name())))
     });
     some_rows(table("by_cause", "By cause", Audience::Everyone, columns))
 }
 
-/// Where in a program: the innermost function that is known by its line; else the innermost that is not of the C library.
+/// Location in a program: the innermost function with a known line; else the innermost outside of
+/// the C library.
 fn place(stack: &[Frame]) -> Option<&Frame> {
     const LIBRARIES: &[&[u8]] = &[b"libc.so", b"libc-", b"ld-", b"libpthread", b"libgcc_s"];
     let is_library = |frame: &&Frame| {
@@ -128,7 +137,8 @@ fn line(frame: &Frame, whole: bool) -> Option<Name> {
     Some(Name::new(&[path, format!(":{}", line.number).as_bytes()].concat()))
 }
 
-/// Who a stack is of, in one name: its place; of the kernel's own threads the outermost function that is not the same for all.
+/// Name of a stack's origin: its location; for the kernel's own threads the outermost function that
+/// differs between them.
 fn who(stack: &[Frame], chain: &[String]) -> Reading<Name> {
     const OF_ALL: &[&str] = &["kthread", "ret_from_fork", "ret_from_fork_asm"];
     let kernels = || {
@@ -138,21 +148,21 @@ fn who(stack: &[Frame], chain: &[String]) -> Reading<Name> {
     place(stack).map(function).or_else(kernels).map_or_else(unknown, Ok)
 }
 
-fn named(reading: Reading<Name>) -> Value {
-    Value::of(reading, Value::Name)
+fn named(reading: Reading<Name>) -> CellValue {
+    CellValue::from_reading(reading, CellValue::Name)
 }
 
 /// A stack for programs: function and line of each.
-fn frames(stack: &[Frame]) -> Value {
+fn frames(stack: &[Frame]) -> CellValue {
     let record = |frame: &Frame| {
-        Value::Record(vec![
-            ("function".into(), Value::Name(function(frame))),
-            ("line".into(), line(frame, true).map_or(Value::None, Value::Name)),
-            ("module".into(), frame.module.clone().map_or(Value::None, Value::Name)),
-            ("inlined".into(), Value::Flag(frame.inlined)),
+        CellValue::Record(vec![
+            ("function".into(), CellValue::Name(function(frame))),
+            ("line".into(), line(frame, true).map_or(CellValue::None, CellValue::Name)),
+            ("module".into(), frame.module.clone().map_or(CellValue::None, CellValue::Name)),
+            ("inlined".into(), CellValue::Flag(frame.inlined)),
         ])
     };
-    Value::List(stack.iter().map(record).collect())
+    CellValue::List(stack.iter().map(record).collect())
 }
 
 /// The callers of a place in one line.
@@ -165,172 +175,186 @@ fn callers(stack: &[Frame]) -> Name {
 }
 
 /// The process of a row; for programs only where there is but one.
-fn process_columns(told: &Told<'_>, rows: impl Iterator<Item = usize> + Clone) -> Vec<Column> {
+fn process_columns(
+    told: &ShootdownCauses<'_>,
+    rows: impl Iterator<Item = usize> + Clone,
+) -> Vec<TableColumn> {
     let (mut others, first) = (rows.clone(), rows.clone().next());
     let is_one = others.all(|row| Some(row) == first) && told.recording.pid.is_some();
     let audience = if is_one { Audience::Programs } else { Audience::Everyone };
     let of = |row: usize| told.recording.processes.get(row);
-    let pid = |row| of(row).map_or(Value::None, |it: &Process| number(it.pid));
-    let name = |row| of(row).map_or(Value::None, |it: &Process| Value::Name(it.name.clone()));
+    let pid = |row| of(row).map_or(CellValue::None, |it: &FlushProcess| number(it.pid));
+    let name =
+        |row| of(row).map_or(CellValue::None, |it: &FlushProcess| CellValue::Name(it.name.clone()));
     vec![
-        seen_by(audience, Column::new("pid", "PID", values(rows.clone().map(pid)))),
-        seen_by(audience, Column::new("process", "PROCESS", values(rows.map(name)))),
+        seen_by(audience, TableColumn::new("pid", "PID", values(rows.clone().map(pid)))),
+        seen_by(audience, TableColumn::new("process", "PROCESS", values(rows.map(name)))),
     ]
 }
 
-pub(super) fn by_stack(told: &Told<'_>, options: &Options) -> Table {
-    // Of one place, what the kernel did differently on the way is no matter.
-    let mut sums: BTreeMap<(usize, usize, &Cause), (Sum, &[String])> = BTreeMap::new();
+pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
+    // Different kernel paths of one location are summed.
+    let mut sums: BTreeMap<(usize, usize, &Cause), (FlushSum, &[String])> = BTreeMap::new();
     for (site, cause) in told.recording.sites.iter().zip(&told.causes) {
         let entry = sums.entry((site.process, site.stack, cause));
-        entry.or_insert_with(|| (Sum::default(), told.chain(site))).0.add(site);
+        entry.or_insert_with(|| (FlushSum::default(), told.chain(site))).0.add(site);
     }
     let mut rows: Vec<_> = sums.into_iter().collect();
     rows.sort_by_key(|(_, (sum, _))| std::cmp::Reverse((sum.ipis, sum.orders, sum.local)));
     if options.limit.is_some() {
-        // What flushed its own CPU only costs little.
+        // A flush of the own CPU only costs little.
         rows.retain(|(_, (sum, _))| sum.orders > 0);
     }
     let (shown, note) = first(&rows, options);
     let stack = |row: usize| told.recording.stacks.get(row).map_or(&[][..], Vec::as_slice);
     let each = || shown.iter();
     let lines = each().map(|((_, at, _), _)| {
-        place(stack(*at)).and_then(|frame| line(frame, false)).map_or(Value::None, Value::Name)
+        place(stack(*at))
+            .and_then(|frame| line(frame, false))
+            .map_or(CellValue::None, CellValue::Name)
     });
     let kernel = |chain: &[String]| {
-        Value::List(chain.iter().map(|name| Value::Name(Name::new(name.as_bytes()))).collect())
+        CellValue::List(
+            chain.iter().map(|name| CellValue::Name(Name::new(name.as_bytes()))).collect(),
+        )
     };
-    let sums: Vec<Sum> = each().map(|(_, (sum, _))| *sum).collect();
+    let sums: Vec<FlushSum> = each().map(|(_, (sum, _))| *sum).collect();
     let mut columns = sum_columns(told, &sums);
-    columns.push(Column::new(
+    columns.push(TableColumn::new(
         "cause",
         "CAUSE",
         labels(each().map(|((.., cause), _)| cause.name())),
     ));
-    columns.push(Column {
-        meaning: "The innermost function of the program that is known by its line.".into(),
-        ..Column::new(
+    columns.push(TableColumn {
+        meaning: "The innermost function of the program with a known source line.".into(),
+        ..TableColumn::new(
             "function",
             "FUNCTION",
             values(each().map(|((_, at, _), (_, chain))| named(who(stack(*at), chain)))),
         )
     });
-    columns.push(Column {
+    columns.push(TableColumn {
         meaning: "The line of the source, where there is debugging information.".into(),
-        ..Column::new("line", "LINE", values(lines))
+        ..TableColumn::new("line", "LINE", values(lines))
     });
     columns.push(seen_by(
         Audience::People,
-        Column {
+        TableColumn {
             meaning: "The functions that called it, the innermost first.".into(),
-            ..Column::new(
+            ..TableColumn::new(
                 "callers",
                 "CALLED BY",
-                Cells::Names(each().map(|((_, at, _), _)| callers(stack(*at))).collect()),
+                ColumnCells::Names(each().map(|((_, at, _), _)| callers(stack(*at))).collect()),
             )
         },
     ));
     columns.extend(process_columns(told, each().map(|((process, ..), _)| *process)));
-    columns.push(for_programs(Column::new(
+    columns.push(for_programs(TableColumn::new(
         "stack",
         "STACK",
         values(each().map(|((_, at, _), _)| frames(stack(*at)))),
     )));
-    columns.push(for_programs(Column::new(
+    columns.push(for_programs(TableColumn::new(
         "kernel",
         "KERNEL",
         values(each().map(|(_, (_, chain))| kernel(chain))),
     )));
-    some_rows(Table { note, ..table("by_stack", "By call stack", Audience::Everyone, columns) })
+    some_rows(ReportTable {
+        note,
+        ..table("by_stack", "By call stack", Audience::Everyone, columns)
+    })
 }
 
 /// The name of a call with what it was asked for.
-fn call_name(told: &Told<'_>, call: usize) -> String {
+fn call_name(told: &ShootdownCauses<'_>, call: usize) -> String {
     told.recording.calls.get(call).map_or_else(String::new, |call| {
         Cause::Call { name: call.name.clone(), advice: call.advice }.name()
     })
 }
 
-pub(super) fn calls(told: &Told<'_>, options: &Options) -> Table {
-    let mut rows: Vec<&Caller> = told.recording.callers.iter().collect();
+pub(super) fn calls(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
+    let mut rows: Vec<&FlushCaller> = told.recording.callers.iter().collect();
     if options.limit.is_some() && rows.iter().any(|row| row.shooting > 0) {
         rows.retain(|row| row.shooting > 0);
     }
     rows.sort_by_key(|row| std::cmp::Reverse((row.shooting, row.calls)));
     let (shown, note) = first(&rows, options);
-    let stack = |row: &Caller| told.recording.stacks.get(row.stack).map_or(&[][..], Vec::as_slice);
+    let stack =
+        |row: &FlushCaller| told.recording.stacks.get(row.stack).map_or(&[][..], Vec::as_slice);
     let each = || shown.iter().copied();
     let mean = |sum: u64, count: u64| match sum.checked_div(count) {
-        Some(mean) => Value::Nanos(mean),
-        None => Value::None,
+        Some(mean) => CellValue::Nanos(mean),
+        None => CellValue::None,
     };
     let lines = each().map(|row| {
-        place(stack(row)).and_then(|frame| line(frame, false)).map_or(Value::None, Value::Name)
+        place(stack(row))
+            .and_then(|frame| line(frame, false))
+            .map_or(CellValue::None, CellValue::Name)
     });
     let mut columns = vec![
-        Column {
-            meaning: "How often it was called.".into(),
-            ..Column::new("count", "COUNT", counts(each().map(|row| row.calls)))
+        TableColumn {
+            meaning: "Number of calls.".into(),
+            ..TableColumn::new("count", "COUNT", counts(each().map(|row| row.calls)))
         },
-        Column::new("shooting", "SHOOTING", counts(each().map(|row| row.shooting))),
-        Column::new(
+        TableColumn::new("shooting", "SHOOTING", counts(each().map(|row| row.shooting))),
+        TableColumn::new(
             "shooting_ns",
             "TAKES",
             values(each().map(|row| mean(row.shooting_ns, row.shooting))),
         ),
-        Column::new(
+        TableColumn::new(
             "quiet_ns",
             "OTHERWISE",
             values(each().map(|row| mean(row.quiet_ns, row.calls - row.shooting))),
         ),
-        Column {
+        TableColumn {
             meaning: "The system call.".into(),
-            ..Column::new("call", "CALL", labels(each().map(|row| call_name(told, row.call))))
+            ..TableColumn::new("call", "CALL", labels(each().map(|row| call_name(told, row.call))))
         },
-        Column {
-            meaning: "The innermost function of the program that is known by its line.".into(),
-            ..Column::new(
+        TableColumn {
+            meaning: "The innermost function of the program with a known source line.".into(),
+            ..TableColumn::new(
                 "function",
                 "FUNCTION",
                 values(each().map(|row| named(who(stack(row), &[])))),
             )
         },
-        Column {
+        TableColumn {
             meaning: "The line of the source, where there is debugging information.".into(),
-            ..Column::new("line", "LINE", values(lines))
+            ..TableColumn::new("line", "LINE", values(lines))
         },
         seen_by(
             Audience::Long,
-            Column {
+            TableColumn {
                 meaning: "The functions that called it, the innermost first.".into(),
-                ..Column::new(
+                ..TableColumn::new(
                     "callers",
                     "CALLED BY",
-                    Cells::Names(each().map(|row| callers(stack(row))).collect()),
+                    ColumnCells::Names(each().map(|row| callers(stack(row))).collect()),
                 )
             },
         ),
     ];
     columns.extend(process_columns(told, each().map(|row| row.process)));
-    columns.push(for_programs(Column::new(
+    columns.push(for_programs(TableColumn::new(
         "stack",
         "STACK",
         values(each().map(|row| frames(stack(row)))),
     )));
-    some_rows(Table {
+    some_rows(ReportTable {
         note,
-        ..table("calls", "Calls that can flush, by who makes them", Audience::Everyone, columns)
+        ..table("calls", "Callers of calls that can flush", Audience::Everyone, columns)
     })
 }
 
 /// Everything that has a distribution of times, with what it is.
 fn distributions<'t>(
-    told: &'t Told<'_>,
-    options: &Options,
-) -> Vec<(String, Reading<&'t Histogram>)> {
+    told: &'t ShootdownCauses<'_>,
+    options: &ShootdownOptions,
+) -> Vec<(String, Reading<&'t TimeHistogram>)> {
     let recording = told.recording;
-    let ends = |times| match told.ended(Value::None) {
-        Value::Absent(absent) => Err(absent),
+    let ends = |times| match told.ended(CellValue::None) {
+        CellValue::Absent(absent) => Err(absent),
         _ => Ok(times),
     };
     let mut all = vec![
@@ -363,93 +387,96 @@ fn distributions<'t>(
     all
 }
 
-pub(super) fn latency(told: &Told<'_>, options: &Options) -> Table {
+pub(super) fn latency(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
     let all = distributions(told, options);
-    let column = |of: &dyn Fn(&Histogram) -> Value| {
+    let column = |of: &dyn Fn(&TimeHistogram) -> CellValue| {
         values(all.iter().map(|(_, times)| match times {
             Ok(times) => of(times),
-            Err(absent) => Value::Absent(absent.clone()),
+            Err(absent) => CellValue::Absent(absent.clone()),
         }))
     };
     let percentile = |share: f64| {
-        column(&move |times| times.percentile(share).map_or(Value::None, Value::Nanos))
+        column(&move |times| times.percentile(share).map_or(CellValue::None, CellValue::Nanos))
     };
-    let longest = |times: &Histogram| match times.count() {
-        0 => Value::None,
-        _ => Value::Nanos(times.longest()),
+    let longest = |times: &TimeHistogram| match times.count() {
+        0 => CellValue::None,
+        _ => CellValue::Nanos(times.longest()),
     };
-    let mean = |times: &Histogram| match times.sum().checked_div(times.count()) {
-        Some(mean) => Value::Nanos(mean),
-        None => Value::None,
+    let mean = |times: &TimeHistogram| match times.sum().checked_div(times.count()) {
+        Some(mean) => CellValue::Nanos(mean),
+        None => CellValue::None,
     };
-    let meaning =
-        |meaning: &'static str, column: Column| Column { meaning: meaning.into(), ..column };
+    let meaning = |meaning: &'static str, column: TableColumn| TableColumn {
+        meaning: meaning.into(),
+        ..column
+    };
     let columns = vec![
         meaning(
             "From the order until the last CPU was done; from putting it into one CPU's queue until that was done; or a \
              system call from entry to exit.",
-            Column::new("what", "WHAT", labels(all.iter().map(|(what, _)| what.clone()))),
+            TableColumn::new("what", "QUANTITY", labels(all.iter().map(|(what, _)| what.clone()))),
         ),
         meaning(
             "How many.",
-            Column::new("count", "COUNT", column(&|times| Value::Count(times.count()))),
+            TableColumn::new("count", "COUNT", column(&|times| CellValue::Count(times.count()))),
         ),
-        meaning("The mean.", Column::new("mean", "MEAN", column(&mean))),
-        meaning("Half of them took no longer.", Column::new("p50", "P50", percentile(0.5))),
-        meaning("Nine in ten took no longer.", Column::new("p90", "P90", percentile(0.9))),
-        meaning("99 in a hundred took no longer.", Column::new("p99", "P99", percentile(0.99))),
-        meaning("The longest.", Column::new("max", "MAX", column(&longest))),
+        meaning("The mean.", TableColumn::new("mean", "MEAN", column(&mean))),
+        meaning("Median.", TableColumn::new("p50", "P50", percentile(0.5))),
+        meaning("90th percentile.", TableColumn::new("p90", "P90", percentile(0.9))),
+        meaning("99th percentile.", TableColumn::new("p99", "P99", percentile(0.99))),
+        meaning("The longest.", TableColumn::new("max", "MAX", column(&longest))),
     ];
     let audience = if told.recording.has(FLUSH) { Audience::Everyone } else { Audience::Programs };
-    table("latency", "How long it takes", audience, columns)
+    table("latency", "Latency", audience, columns)
 }
 
 /// The distributions themselves.
-pub(super) fn histograms(told: &Told<'_>) -> Table {
-    let all: Vec<(String, &Histogram)> = distributions(told, &Options::default())
+pub(super) fn histograms(told: &ShootdownCauses<'_>) -> ReportTable {
+    let all: Vec<(String, &TimeHistogram)> = distributions(told, &ShootdownOptions::default())
         .into_iter()
         .filter_map(|(what, times)| Some((what, times.ok()?)))
         .collect();
-    let cells = |times: &Histogram| {
+    let cells = |times: &TimeHistogram| {
         let cell = |(ns, count): (u64, u64)| {
-            Value::Record(vec![
-                ("up_to_ns".into(), Value::Nanos(ns)),
-                ("count".into(), Value::Count(count)),
+            CellValue::Record(vec![
+                ("up_to_ns".into(), CellValue::Nanos(ns)),
+                ("count".into(), CellValue::Count(count)),
             ])
         };
-        Value::List(times.cells().map(cell).collect())
+        CellValue::List(times.cells().map(cell).collect())
     };
     let columns = vec![
-        Column::new("what", "WHAT", labels(all.iter().map(|(what, _)| what.clone()))),
-        Column::new("cells", "CELLS", values(all.iter().map(|(_, times)| cells(times)))),
+        TableColumn::new("what", "QUANTITY", labels(all.iter().map(|(what, _)| what.clone()))),
+        TableColumn::new("cells", "CELLS", values(all.iter().map(|(_, times)| cells(times)))),
     ];
     table("histograms", "", Audience::Programs, columns)
 }
 
-pub(super) fn by_cpu(told: &Told<'_>) -> Table {
+pub(super) fn by_cpu(told: &ShootdownCauses<'_>) -> ReportTable {
     let each = || told.recording.cpus.iter();
-    let reading = |reading: &Reading<u64>| Value::of(reading.clone(), Value::Count);
+    let reading =
+        |reading: &Reading<u64>| CellValue::from_reading(reading.clone(), CellValue::Count);
     let columns = vec![
-        Column {
+        TableColumn {
             meaning: "The CPU's number.".into(),
-            ..Column::new("cpu", "CPU", counts(each().map(|cpu| cpu.cpu.into())))
+            ..TableColumn::new("cpu", "CPU", counts(each().map(|cpu| cpu.cpu.into())))
         },
-        Column::new(
+        TableColumn::new(
             "ipis_sent",
             "SENT",
-            values(each().map(|cpu| told.queued(Value::Count(cpu.sent)))),
+            values(each().map(|cpu| told.queued(CellValue::Count(cpu.sent)))),
         ),
-        Column::new(
+        TableColumn::new(
             "received",
             "RECEIVED",
-            values(each().map(|cpu| told.flushed(Value::Count(cpu.received)))),
+            values(each().map(|cpu| told.flushed(CellValue::Count(cpu.received)))),
         ),
-        Column::new(
+        TableColumn::new(
             "call_function_interrupts",
             "INTERRUPTS",
             values(each().map(|cpu| reading(&cpu.interrupts))),
         ),
-        Column::new(
+        TableColumn::new(
             "machine_shootdowns",
             "MACHINE",
             values(each().map(|cpu| reading(&cpu.machine))),
@@ -458,14 +485,14 @@ pub(super) fn by_cpu(told: &Told<'_>) -> Table {
     some_rows(table("by_cpu", "By CPU", Audience::Everyone, columns))
 }
 
-pub(super) fn by_process(told: &Told<'_>, options: &Options) -> Table {
-    let mut sums: Vec<Sum> = vec![Sum::default(); told.recording.processes.len()];
+pub(super) fn by_process(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
+    let mut sums: Vec<FlushSum> = vec![FlushSum::default(); told.recording.processes.len()];
     for site in &told.recording.sites {
         if let Some(sum) = sums.get_mut(site.process) {
             sum.add(site);
         }
     }
-    let mut rows: Vec<(usize, &Process, Sum)> = told
+    let mut rows: Vec<(usize, &FlushProcess, FlushSum)> = told
         .recording
         .processes
         .iter()
@@ -476,100 +503,108 @@ pub(super) fn by_process(told: &Told<'_>, options: &Options) -> Table {
         .collect();
     rows.sort_by_key(|(_, process, sum)| std::cmp::Reverse((sum.ipis, process.received)));
     let (shown, note) = first(&rows, options);
-    let sums: Vec<Sum> = shown.iter().map(|(.., sum)| *sum).collect();
-    let mut columns = vec![Column::new(
+    let sums: Vec<FlushSum> = shown.iter().map(|(.., sum)| *sum).collect();
+    let mut columns = vec![TableColumn::new(
         "received",
         "RECEIVED",
         counts(shown.iter().map(|(_, process, _)| process.received)),
     )];
     columns.extend(sum_columns(told, &sums));
     columns.extend([
-        Column::new("pid", "PID", values(shown.iter().map(|(_, process, _)| number(process.pid)))),
-        Column::new(
+        TableColumn::new(
+            "pid",
+            "PID",
+            values(shown.iter().map(|(_, process, _)| number(process.pid))),
+        ),
+        TableColumn::new(
             "process",
             "PROCESS",
-            Cells::Names(shown.iter().map(|(_, process, _)| process.name.clone()).collect()),
+            ColumnCells::Names(shown.iter().map(|(_, process, _)| process.name.clone()).collect()),
         ),
     ]);
     let audience = if rows.len() > 1 { Audience::Everyone } else { Audience::Programs };
-    Table { note, ..table("by_process", "By process", audience, columns) }
+    ReportTable { note, ..table("by_process", "By process", audience, columns) }
 }
 
 /// The number of a thread; that of an idle CPU is 0, and those that are not kept apart have none.
-fn tid(thread: &Thread) -> Value {
+fn tid(thread: &FlushThread) -> CellValue {
     match thread.name.as_bytes() == OTHER_THREADS.as_bytes() {
-        true => Value::None,
-        false => Value::Count(thread.tid.into()),
+        true => CellValue::None,
+        false => CellValue::Count(thread.tid.into()),
     }
 }
 
-pub(super) fn by_thread(told: &Told<'_>, options: &Options) -> Table {
+pub(super) fn by_thread(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
     let mut rows: Vec<_> = told.recording.threads.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse((row.ipis, row.received)));
     let (shown, note) = first(&rows, options);
     let each = || shown.iter();
     let mut columns = process_columns(told, each().map(|row| row.process));
     columns.extend([
-        Column {
+        TableColumn {
             meaning: "The thread.".into(),
-            ..Column::new("tid", "TID", values(each().map(|row| tid(row))))
+            ..TableColumn::new("tid", "TID", values(each().map(|row| tid(row))))
         },
-        Column {
+        TableColumn {
             meaning: "Its name.".into(),
-            ..Column::new(
+            ..TableColumn::new(
                 "thread",
                 "THREAD",
-                Cells::Names(each().map(|row| row.name.clone()).collect()),
+                ColumnCells::Names(each().map(|row| row.name.clone()).collect()),
             )
         },
-        Column::new("flush_orders", "ORDERS", counts(each().map(|row| row.sends))),
-        Column::new("ipis", "IPIS", values(each().map(|row| told.queued(Value::Count(row.ipis))))),
-        Column::new("received", "RECEIVED", counts(each().map(|row| row.received))),
+        TableColumn::new("flush_orders", "REQUESTS", counts(each().map(|row| row.sends))),
+        TableColumn::new(
+            "ipis",
+            "IPIS",
+            values(each().map(|row| told.queued(CellValue::Count(row.ipis)))),
+        ),
+        TableColumn::new("received", "RECEIVED", counts(each().map(|row| row.received))),
     ]);
     let audience = if rows.len() > 1 { Audience::Long } else { Audience::Programs };
-    Table { note, ..table("by_thread", "By thread", audience, columns) }
+    ReportTable { note, ..table("by_thread", "By thread", audience, columns) }
 }
 
-pub(super) fn by_reason(told: &Told<'_>) -> Table {
+pub(super) fn by_reason(told: &ShootdownCauses<'_>) -> ReportTable {
     let mut rows: Vec<_> = told.recording.reasons.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.flushes));
     let each = || rows.iter();
     let columns = vec![
-        Column {
+        TableColumn {
             meaning: "The kernel's word, in tlb:tlb_flush.".into(),
-            ..Column::new("reason", "REASON", labels(each().map(|row| row.reason.clone())))
+            ..TableColumn::new("reason", "REASON", labels(each().map(|row| row.reason.clone())))
         },
-        Column::new("flushes", "FLUSHES", counts(each().map(|row| row.flushes))),
-        Column {
+        TableColumn::new("flushes", "FLUSHES", counts(each().map(|row| row.flushes))),
+        TableColumn {
             meaning: "Those that were for all pages.".into(),
-            ..Column::new("full", "ALL PAGES", counts(each().map(|row| row.full)))
+            ..TableColumn::new("full", "FULL", counts(each().map(|row| row.full)))
         },
-        Column {
-            meaning: "How many pages the others were for.".into(),
-            ..Column::new("pages", "PAGES", counts(each().map(|row| row.pages)))
+        TableColumn {
+            meaning: "Number of pages of the other requests.".into(),
+            ..TableColumn::new("pages", "PAGES", counts(each().map(|row| row.pages)))
         },
     ];
     some_rows(table("by_reason", "By the kernel's reason", Audience::Everyone, columns))
 }
 
-/// What the machine counted meanwhile; for people where the kernel did something of itself.
-pub(super) fn machine(told: &Told<'_>) -> Table {
+/// Counters of the machine during the recording; for people if the kernel acted by itself.
+pub(super) fn machine(told: &ShootdownCauses<'_>) -> ReportTable {
     let rows = &told.recording.machine;
     let columns = vec![
-        Column {
+        TableColumn {
             meaning: "A line of /proc/vmstat.".into(),
-            ..Column::new(
+            ..TableColumn::new(
                 "name",
                 "COUNTER",
-                Cells::Names(rows.iter().map(|(name, _)| name.clone()).collect()),
+                ColumnCells::Names(rows.iter().map(|(name, _)| name.clone()).collect()),
             )
         },
-        Column {
+        TableColumn {
             meaning: "By how much it grew.".into(),
-            ..Column::new("added", "ADDED", counts(rows.iter().map(|(_, added)| *added)))
+            ..TableColumn::new("added", "ADDED", counts(rows.iter().map(|(_, added)| *added)))
         },
     ];
     let audience = if told.recording.pid.is_none() { Audience::Everyone } else { Audience::Long };
-    let title = "What the machine did meanwhile";
+    let title = "The machine during the recording";
     some_rows(table("machine", title, audience, columns))
 }

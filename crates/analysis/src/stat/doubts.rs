@@ -1,24 +1,24 @@
-//! What keeps the numbers from meaning what they seem to.
+//! Reasons to doubt the numbers.
 
 use pagewise_model::Name;
-use pagewise_model::measured::{Arm, Ending, Measurement, Scope};
-use pagewise_model::report::{Fact, Finding, Severity, Value};
-use pagewise_stats::{Drift, Summary, drift, outliers};
+use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement, MetricScope};
+use pagewise_model::report::{CellValue, Fact, Finding, Severity};
+use pagewise_stats::{Summary, TrendDrift, drift, outliers};
 
 use super::WALL;
-use super::rows::Rows;
+use super::rows::StatRows;
 use crate::explain::fact;
 
-/// A trend is told where chance makes one so seldom,
+/// A trend is reported if chance alone makes one so seldom,
 const UNLIKELY: f64 = 0.01;
 /// and it matters.
 const NOTABLE: f64 = 0.02;
 
-pub(super) fn all(measurement: &Measurement, arms: &[Rows]) -> Vec<Finding> {
+pub(super) fn all(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(interrupted(measurement));
     for (at, (arm, rows)) in measurement.arms.iter().zip(arms).enumerate() {
-        let whose = Whose(["A", "B"].get(at).copied().filter(|_| arms.len() > 1));
+        let whose = DoubtedCommand(["A", "B"].get(at).copied().filter(|_| arms.len() > 1));
         found.extend(failed(arm, whose));
         found.extend(outlying(rows, whose));
         found.extend(drifting(rows, whose));
@@ -32,33 +32,33 @@ pub(super) fn all(measurement: &Measurement, arms: &[Rows]) -> Vec<Finding> {
 
 /// Which command a doubt is about, where there are two.
 #[derive(Clone, Copy)]
-struct Whose(Option<&'static str>);
+struct DoubtedCommand(Option<&'static str>);
 
-impl Whose {
-    fn runs(self) -> Value {
+impl DoubtedCommand {
+    fn runs(self) -> CellValue {
         match self.0 {
-            Some(arm) => Value::text(format!(" runs of {arm} ")),
-            None => Value::text(" runs "),
+            Some(arm) => CellValue::text(format!(" runs of {arm} ")),
+            None => CellValue::text(" runs "),
         }
     }
 
     fn fact(self) -> Option<Fact> {
-        self.0.map(|arm| fact("arm", "of", Value::text(arm), ""))
+        self.0.map(|arm| fact("arm", "of", CellValue::text(arm), ""))
     }
 }
 
-fn text(words: &'static str) -> Value {
-    Value::text(words)
+fn text(words: &'static str) -> CellValue {
+    CellValue::text(words)
 }
 
-fn count(n: usize) -> Value {
-    Value::Count(n as u64)
+fn count(n: usize) -> CellValue {
+    CellValue::Count(n as u64)
 }
 
 fn finding(
     id: &'static str,
     severity: Severity,
-    claim: Vec<Value>,
+    claim: Vec<CellValue>,
     evidence: impl IntoIterator<Item = Fact>,
     next_step: &'static str,
 ) -> Finding {
@@ -80,21 +80,21 @@ fn interrupted(measurement: &Measurement) -> Option<Finding> {
 }
 
 /// Runs that did not end with status 0.
-fn failed(arm: &Arm, whose: Whose) -> Option<Finding> {
-    let failed: Vec<Ending> =
+fn failed(arm: &MeasuredArm, whose: DoubtedCommand) -> Option<Finding> {
+    let failed: Vec<CommandEnding> =
         arm.runs.iter().map(|run| run.ending).filter(|end| end.status() != 0).collect();
     let first = match failed.first()? {
-        Ending::Exited(status) => {
-            vec![text("exited with status "), Value::Number(f64::from(*status))]
+        CommandEnding::Exited(status) => {
+            vec![text("exited with status "), CellValue::Number(f64::from(*status))]
         }
-        Ending::Killed(signal) => {
-            vec![text("were killed by signal "), Value::Number(f64::from(*signal))]
+        CommandEnding::Killed(signal) => {
+            vec![text("were killed by signal "), CellValue::Number(f64::from(*signal))]
         }
     };
     let claim =
         [vec![count(failed.len()), text(" of "), count(arm.runs.len()), whose.runs()], first]
             .concat();
-    let step = "Numbers of runs that fail say little of runs that do not.";
+    let step = "Numbers of failed runs say little about successful runs.";
     let facts = [fact("failed", "failed", count(failed.len()), "")];
     Some(finding(
         "failed-runs",
@@ -106,18 +106,18 @@ fn failed(arm: &Arm, whose: Whose) -> Option<Finding> {
 }
 
 /// Runs whose wall time is far from the others'.
-fn outlying(rows: &Rows, whose: Whose) -> Option<Finding> {
+fn outlying(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let row = rows.named(WALL)?;
     let values = row.values();
     let outlying = outliers(&values);
-    let median = Summary::of(&values)?.median;
+    let median = Summary::from_values(&values)?.median;
     let first = *values.first()?;
     let evidence = |at: &[usize]| {
         let runs = at.iter().map(|at| count(at + 1)).collect();
         let times = at.iter().map(|at| row.kind.value(values[*at])).collect();
         let facts = [
-            fact("runs", "runs", Value::List(runs), ""),
-            fact("wall", "took", Value::List(times), ""),
+            fact("runs", "runs", CellValue::List(runs), ""),
+            fact("wall", "took", CellValue::List(times), ""),
             fact("median", "median", row.kind.value(median), ""),
         ];
         facts.into_iter().chain(whose.fact()).collect::<Vec<_>>()
@@ -128,11 +128,11 @@ fn outlying(rows: &Rows, whose: Whose) -> Option<Finding> {
             Severity::Warning,
             vec![
                 text("The first run took "),
-                Value::Number(first / median),
-                text(" times as long as is usual for the others: it found caches empty."),
+                CellValue::Number(first / median),
+                text(" times as long as the others: its caches were cold."),
             ],
             evidence(&outlying),
-            "--warmup 1 leaves such a run out; where the cold run is what matters, run it once each time.",
+            "--warmup 1 leaves such a run out; to measure the cold run, use -n 1.",
         ));
     }
     let claim = vec![
@@ -141,19 +141,19 @@ fn outlying(rows: &Rows, whose: Whose) -> Option<Finding> {
         count(values.len()),
         whose.runs(),
         text(if outlying.len() == 1 {
-            "stands out in wall time: something else happened then."
+            "is an outlier in wall time: something else disturbed it."
         } else {
-            "stand out in wall time: something else happened then."
+            "are outliers in wall time: something else disturbed them."
         }),
     ];
-    let step = "The median does not mind, mean and sd do. If there are many, stop what else runs, or use --cpu.";
+    let step = "Outliers change the mean and the standard deviation, not the median. If there are many, stop other programs, or use --cpu.";
     (!outlying.is_empty())
         .then(|| finding("outliers", Severity::Note, claim, evidence(&outlying), step))
 }
 
 /// Wall times that go up or down from run to run.
-fn drifting(rows: &Rows, whose: Whose) -> Option<Finding> {
-    let Drift { tau, p, change } = drift(&rows.named(WALL)?.values())?;
+fn drifting(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
+    let TrendDrift { tau, p, change } = drift(&rows.named(WALL)?.values())?;
     if p > UNLIKELY || change.abs() < NOTABLE {
         return None;
     }
@@ -162,35 +162,35 @@ fn drifting(rows: &Rows, whose: Whose) -> Option<Finding> {
         text("The"),
         whose.runs(),
         text("drift: the last takes "),
-        Value::Share(change.abs()),
+        CellValue::Share(change.abs()),
         text(words),
         text(" than the first."),
     ];
     let facts = [
-        fact("change", "change", Value::Share(change), ""),
-        fact("tau", "Kendall's tau", Value::Number(tau), ""),
-        fact("p", "p", Value::Number(p), ""),
+        fact("change", "change", CellValue::Share(change), ""),
+        fact("tau", "Kendall's tau", CellValue::Number(tau), ""),
+        fact("p", "p", CellValue::Number(p), ""),
     ];
-    let step = "The median is of no one state. Find what changes (a file that grows, heat, a cache that fills), or warm up longer.";
+    let step = "The median describes no single state. Find the cause of the drift (a growing file, heat, a cache that fills), or warm up longer.";
     Some(finding("drift", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step))
 }
 
 /// Counts that were scaled since the counters took turns.
-fn multiplexed(rows: &Rows, whose: Whose) -> Option<Finding> {
+fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     let scaled: Vec<_> = rows.iter().filter(|row| row.scale > 1.0).collect();
     let most = scaled.iter().map(|row| row.scale).fold(1.0, f64::max);
-    let names = scaled.iter().map(|row| Value::Text(row.name.clone())).collect();
+    let names = scaled.iter().map(|row| CellValue::Text(row.name.clone())).collect();
     let claim = vec![
         count(scaled.len()),
-        text(" counters took turns with others, and their counts are scaled, by up to "),
-        Value::Number(most),
+        text(" counters were multiplexed, and their counts are scaled, by up to "),
+        CellValue::Number(most),
         text(": estimates, not counts."),
     ];
     let facts = [
-        fact("scale", "scaled by", Value::Number(most), ""),
-        fact("metrics", "counters", Value::List(names), ""),
+        fact("scale", "scaled by", CellValue::Number(most), ""),
+        fact("metrics", "counters", CellValue::List(names), ""),
     ];
-    let step = "Ask for fewer events at once: --events cycles,instructions";
+    let step = "Count fewer events at once: --events cycles,instructions";
     (most > 1.0).then(|| {
         finding(
             "multiplexed",
@@ -203,14 +203,13 @@ fn multiplexed(rows: &Rows, whose: Whose) -> Option<Finding> {
 }
 
 /// Events that we may count in user mode only.
-fn user_mode_only(rows: &Rows) -> Option<Finding> {
-    let partly = rows.iter().filter(|row| row.scope == Scope::ProcessUser && row.summary().is_ok());
-    let names: Vec<Value> = partly.map(|row| Value::Text(row.name.clone())).collect();
+fn user_mode_only(rows: &StatRows) -> Option<Finding> {
+    let partly =
+        rows.iter().filter(|row| row.scope == MetricScope::ProcessUser && row.summary().is_ok());
+    let names: Vec<CellValue> = partly.map(|row| CellValue::Text(row.name.clone())).collect();
     let claim = vec![
         count(names.len()),
-        text(
-            " events are counted in user mode only: what the kernel does for the command is missing.",
-        ),
+        text(" events are counted in user mode only: events in the kernel are missing."),
     ];
     let step = "To count both, run as root, or with CAP_PERFMON.";
     (!names.is_empty()).then(|| {
@@ -218,7 +217,7 @@ fn user_mode_only(rows: &Rows) -> Option<Finding> {
             "user-mode-only",
             Severity::Note,
             claim,
-            [fact("metrics", "events", Value::List(names), "")],
+            [fact("metrics", "events", CellValue::List(names), "")],
             step,
         )
     })
@@ -233,10 +232,10 @@ fn changing_frequency(measurement: &Measurement) -> Option<Finding> {
             Severity::Note,
             vec![
                 text("The CPU's frequency follows the load (governor "),
-                Value::Name(governor.clone()),
+                CellValue::Name(governor.clone()),
                 text("): short runs are slower than long ones."),
             ],
-            [fact("governor", "governor", Value::Name(governor.clone()), "")],
+            [fact("governor", "governor", CellValue::Name(governor.clone()), "")],
             "For steadier times: cpupower frequency-set -g performance",
         )
     })

@@ -1,15 +1,19 @@
-//! One row a metric: its values in all runs and what they come to. Those that follow from others are made here.
+//! One row a metric: its values in all runs and what they come to. Those that follow from others
+//! are made here.
 
-use pagewise_model::measured::{Arm, Count, Measurement, Metric, Origin, Run, Scope, Unit};
-use pagewise_model::report::{Label, Value};
+use pagewise_model::measured::{
+    Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin, MetricScope,
+    MetricUnit,
+};
+use pagewise_model::report::{CellValue, Label};
 use pagewise_model::{Absent, Quadrant, Reading};
 use pagewise_stats::Summary;
 
 use crate::quadrants::{Quadrants, quadrants};
 
-/// What the numbers of a row are of.
+/// Quantity of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StatRowKind {
     /// Nanoseconds.
     Time,
     Count,
@@ -20,21 +24,21 @@ pub(super) enum Kind {
     PerMebibyte,
 }
 
-impl Kind {
+impl StatRowKind {
     /// The unit, for programs.
     pub(super) const fn key(self) -> &'static str {
         match self {
-            Kind::Time => "s",
-            Kind::Count => "count",
-            Kind::Bytes => "bytes",
-            Kind::Ratio => "ratio",
-            Kind::PerSecond => "per_s",
-            Kind::PerMebibyte => "per_mib",
+            StatRowKind::Time => "s",
+            StatRowKind::Count => "count",
+            StatRowKind::Bytes => "bytes",
+            StatRowKind::Ratio => "ratio",
+            StatRowKind::PerSecond => "per_s",
+            StatRowKind::PerMebibyte => "per_mib",
         }
     }
 
     /// A number of it.
-    pub(super) fn value(self, number: f64) -> Value {
+    pub(super) fn value(self, number: f64) -> CellValue {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -42,44 +46,47 @@ impl Kind {
         )]
         let whole = number.round() as u64;
         match self {
-            Kind::Time => Value::Seconds(whole),
-            Kind::Bytes => Value::Bytes(whole),
-            Kind::PerSecond => Value::Rate(number),
-            Kind::Count | Kind::Ratio | Kind::PerMebibyte => Value::Number(number),
+            StatRowKind::Time => CellValue::Seconds(whole),
+            StatRowKind::Bytes => CellValue::Bytes(whole),
+            StatRowKind::PerSecond => CellValue::Rate(number),
+            StatRowKind::Count | StatRowKind::Ratio | StatRowKind::PerMebibyte => {
+                CellValue::Number(number)
+            }
         }
     }
 }
 
-/// What goes together on a page.
+/// Section of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Section {
-    From(Origin),
+pub(super) enum StatSection {
+    From(MetricOrigin),
     /// Made of other rows.
     Derived,
 }
 
 /// One metric over all runs.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct StatRow {
     pub(super) name: Label,
-    pub(super) kind: Kind,
-    pub(super) scope: Scope,
-    pub(super) section: Section,
+    pub(super) kind: StatRowKind,
+    pub(super) scope: MetricScope,
+    pub(super) section: StatSection,
     /// One a run.
     pub(super) readings: Vec<Reading<f64>>,
-    /// By how much the counts of a run were scaled at the most, since the counter took turns with others.
+    /// By how much the counts of a run were scaled at the most, since the counter took turns with
+    /// others.
     pub(super) scale: f64,
 }
 
-impl Row {
+impl StatRow {
     /// The values there are, in the order of the runs.
     pub(super) fn values(&self) -> Vec<f64> {
         self.readings.iter().filter_map(|reading| reading.clone().ok()).collect()
     }
 
-    /// What they come to, or why there are none.
+    /// Their summary, or the reason of its absence.
     pub(super) fn summary(&self) -> Reading<Summary> {
-        Summary::of(&self.values()).ok_or_else(|| self.absence())
+        Summary::from_values(&self.values()).ok_or_else(|| self.absence())
     }
 
     fn absence(&self) -> Absent {
@@ -87,7 +94,7 @@ impl Row {
         first.unwrap_or_else(|| Absent::NotCollected("no run was made".into()))
     }
 
-    /// Whether nothing was counted in any run.
+    /// True if nothing was counted in any run.
     pub(super) fn is_zero(&self) -> bool {
         self.summary().is_ok_and(|summary| summary.max == 0.0)
     }
@@ -95,69 +102,70 @@ impl Row {
 
 /// The rows of one command.
 #[derive(Clone, Debug)]
-pub(super) struct Rows(Vec<Row>);
+pub(super) struct StatRows(Vec<StatRow>);
 
-impl Rows {
-    pub(super) fn of(measurement: &Measurement, arm: &Arm) -> Rows {
+impl StatRows {
+    pub(super) fn from_measurement(measurement: &Measurement, arm: &MeasuredArm) -> StatRows {
         let measured = measurement.metrics.iter().enumerate();
-        let mut rows: Vec<Row> =
+        let mut rows: Vec<StatRow> =
             measured.map(|(at, metric)| measured_row(metric, &counts(arm, at))).collect();
         if measurement.conditions.sampled_every.is_some() {
             rows.extend(quadrant_rows(arm));
         }
-        let derived: Vec<Row> = DERIVED.iter().filter_map(|derived| derived.row(&rows)).collect();
+        let derived: Vec<StatRow> =
+            DERIVED.iter().filter_map(|derived| derived.row(&rows)).collect();
         rows.extend(derived);
-        Rows(rows)
+        StatRows(rows)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Row> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &StatRow> {
         self.0.iter()
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Row> {
+    pub(super) fn named(&self, name: &str) -> Option<&StatRow> {
         self.0.iter().find(|row| row.name == name)
     }
 }
 
 /// The metric at a place, in every run.
-fn counts(arm: &Arm, at: usize) -> Vec<Reading<Count>> {
+fn counts(arm: &MeasuredArm, at: usize) -> Vec<Reading<Count>> {
     let missing = || Err(Absent::NotCollected("a saved run has no value here".into()));
     arm.runs.iter().map(|run| run.values.get(at).cloned().unwrap_or_else(missing)).collect()
 }
 
-fn measured_row(metric: &Metric, counts: &[Reading<Count>]) -> Row {
+fn measured_row(metric: &MeasuredMetric, counts: &[Reading<Count>]) -> StatRow {
     let kind = match metric.unit {
-        Unit::Nanos => Kind::Time,
-        Unit::Count => Kind::Count,
-        Unit::Bytes => Kind::Bytes,
+        MetricUnit::Nanos => StatRowKind::Time,
+        MetricUnit::Count => StatRowKind::Count,
+        MetricUnit::Bytes => StatRowKind::Bytes,
     };
     let scales = counts.iter().filter_map(|count| count.as_ref().ok()).map(|count| count.scale());
-    Row {
+    StatRow {
         name: metric.name.clone(),
         kind,
         scope: metric.scope,
-        section: Section::From(metric.origin),
+        section: StatSection::From(metric.origin),
         readings: counts.iter().map(|count| count.clone()?.estimate()).collect(),
         scale: scales.fold(1.0, f64::max),
     }
 }
 
 /// The quadrants page by page, of the snapshots near the peak.
-fn quadrant_rows(arm: &Arm) -> impl Iterator<Item = Row> {
+fn quadrant_rows(arm: &MeasuredArm) -> impl Iterator<Item = StatRow> {
     let each: Vec<Reading<Quadrants>> = arm.runs.iter().map(at_peak).collect();
     let names = ["peak_private_anon", "peak_private_file", "peak_shared_anon", "peak_shared_file"];
-    (0..Quadrant::ALL.len()).zip(names).map(move |(at, name)| Row {
+    (0..Quadrant::ALL.len()).zip(names).map(move |(at, name)| StatRow {
         name: name.into(),
-        kind: Kind::Bytes,
-        scope: Scope::Process,
-        section: Section::From(Origin::Sampled),
+        kind: StatRowKind::Bytes,
+        scope: MetricScope::Process,
+        section: StatSection::From(MetricOrigin::Sampled),
         readings: each.iter().map(|quadrants| resident(quadrants, at)).collect(),
         scale: 1.0,
     })
 }
 
 /// The quadrants of a run near its peak.
-pub(super) fn at_peak(run: &Run) -> Reading<Quadrants> {
+pub(super) fn at_peak(run: &MeasuredRun) -> Reading<Quadrants> {
     let ended = "the command ended before the first sample: choose a shorter --sample";
     let snapshot = run.at_peak.as_ref();
     snapshot.ok_or_else(|| Absent::NotCollected(ended.into())).and_then(|at| quadrants(at))
@@ -172,10 +180,10 @@ fn resident(quadrants: &Reading<Quadrants>, at: usize) -> Reading<f64> {
 /// A number that follows from two others of the same run.
 struct Derived {
     name: &'static str,
-    kind: Kind,
+    kind: StatRowKind,
     above: &'static [&'static str],
     below: &'static str,
-    /// What the quotient is multiplied by, to be of the kind.
+    /// Factor of the quotient, for the unit of the row.
     times: f64,
 }
 
@@ -184,7 +192,7 @@ const MEBIBYTE: f64 = 1_048_576.0;
 
 const fn derived(
     name: &'static str,
-    kind: Kind,
+    kind: StatRowKind,
     above: &'static [&'static str],
     below: &'static str,
     times: f64,
@@ -192,7 +200,7 @@ const fn derived(
     Derived { name, kind, above, below, times }
 }
 
-use Kind::{PerMebibyte, PerSecond, Ratio};
+use StatRowKind::{PerMebibyte, PerSecond, Ratio};
 
 const DERIVED: &[Derived] = &[
     derived("cpus_used", Ratio, &["user", "sys"], "wall", 1.0),
@@ -210,25 +218,26 @@ const DERIVED: &[Derived] = &[
 
 impl Derived {
     /// The row, where all that it is made of was asked for.
-    fn row(&self, rows: &[Row]) -> Option<Row> {
+    fn row(&self, rows: &[StatRow]) -> Option<StatRow> {
         let find = |name: &str| rows.iter().find(|row| row.name == name);
-        let above: Vec<&Row> = self.above.iter().map(|name| find(name)).collect::<Option<_>>()?;
+        let above: Vec<&StatRow> =
+            self.above.iter().map(|name| find(name)).collect::<Option<_>>()?;
         let below = find(self.below)?;
         let readings = (0..below.readings.len()).map(|run| self.reading(&above, below, run));
-        Some(Row {
+        Some(StatRow {
             name: self.name.into(),
             kind: self.kind,
             scope: above[0].scope,
             section: match above[0].scope {
-                Scope::Machine => Section::From(Origin::Machine),
-                Scope::Process | Scope::ProcessUser => Section::Derived,
+                MetricScope::Machine => StatSection::From(MetricOrigin::Machine),
+                MetricScope::Process | MetricScope::ProcessUser => StatSection::Derived,
             },
             readings: readings.collect(),
             scale: 1.0,
         })
     }
 
-    fn reading(&self, above: &[&Row], below: &Row, run: usize) -> Reading<f64> {
+    fn reading(&self, above: &[&StatRow], below: &StatRow, run: usize) -> Reading<f64> {
         let mut sum = 0.0;
         for row in above {
             sum += row.readings[run].clone()?;
@@ -241,35 +250,41 @@ impl Derived {
 }
 
 /// The rows as programs read them: one object each.
-pub(super) fn metrics(rows: &Rows) -> Value {
-    Value::List(rows.iter().map(record).collect())
+pub(super) fn metrics(rows: &StatRows) -> CellValue {
+    CellValue::List(rows.iter().map(record).collect())
 }
 
-fn record(row: &Row) -> Value {
-    let mut members: Vec<(Label, Value)> = vec![("name".into(), Value::Text(row.name.clone()))];
+fn record(row: &StatRow) -> CellValue {
+    let mut members: Vec<(Label, CellValue)> =
+        vec![("name".into(), CellValue::Text(row.name.clone()))];
     match row.summary() {
-        Err(absent) => members.push(("absent".into(), Value::text(absent.to_string()))),
+        Err(absent) => members.push(("absent".into(), CellValue::text(absent.to_string()))),
         Ok(summary) => {
             let value = |number| row.kind.value(number);
             members.extend([
-                ("unit".into(), Value::text(row.kind.key())),
-                ("scope".into(), Value::text(row.scope.key())),
+                ("unit".into(), CellValue::text(row.kind.key())),
+                ("scope".into(), CellValue::text(row.scope.key())),
                 ("median".into(), value(summary.median)),
                 ("mad".into(), value(summary.mad)),
                 ("mean".into(), value(summary.mean)),
-                ("sd".into(), summary.sd.map_or(Value::None, value)),
+                ("sd".into(), summary.sd.map_or(CellValue::None, value)),
                 ("min".into(), value(summary.min)),
                 ("max".into(), value(summary.max)),
-                ("n".into(), Value::Count(summary.n as u64)),
+                ("n".into(), CellValue::Count(summary.n as u64)),
                 (
                     "values".into(),
-                    Value::List(row.readings.iter().map(|r| Value::of(r.clone(), value)).collect()),
+                    CellValue::List(
+                        row.readings
+                            .iter()
+                            .map(|r| CellValue::from_reading(r.clone(), value))
+                            .collect(),
+                    ),
                 ),
             ]);
             if row.scale > 1.0 {
-                members.push(("scaled".into(), Value::Number(row.scale)));
+                members.push(("scaled".into(), CellValue::Number(row.scale)));
             }
         }
     }
-    Value::Record(members)
+    CellValue::Record(members)
 }

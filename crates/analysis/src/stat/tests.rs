@@ -1,28 +1,31 @@
 //! Reports of runs that never were, with every kind of gap.
 
-use pagewise_model::measured::{Conditions, Count, Metric, Origin, Run, Scope, Share, Unit};
+use pagewise_model::measured::{
+    Count, MeasuredMetric, MeasuredRun, MetricOrigin, MetricScope, MetricUnit, RunConditions, Share,
+};
 use pagewise_model::report::Fact;
 use pagewise_model::{Bytes, PageSize};
 
 use super::*;
 
-fn metric(name: &'static str, unit: Unit, origin: Origin) -> Metric {
-    let scope = if origin == Origin::Machine { Scope::Machine } else { Scope::Process };
-    Metric { name: name.into(), unit, scope, origin }
+fn metric(name: &'static str, unit: MetricUnit, origin: MetricOrigin) -> MeasuredMetric {
+    let scope =
+        if origin == MetricOrigin::Machine { MetricScope::Machine } else { MetricScope::Process };
+    MeasuredMetric { name: name.into(), unit, scope, origin }
 }
 
 /// A metric and its value in each run.
-type Values = (Metric, Vec<Option<u64>>);
+type Values = (MeasuredMetric, Vec<Option<u64>>);
 
 /// Runs whose values are given a metric, one a run; `None` is a machine without a PMU.
 fn measured(arms: &[&[Values]]) -> Measurement {
     let no_pmu = || Absent::NotSupported("this VM has no PMU".into());
-    let arm = |columns: &[Values]| Arm {
+    let arm = |columns: &[Values]| MeasuredArm {
         command: vec!["bench".into(), "-x".into()],
         runs: (0..columns[0].1.len())
-            .map(|run| Run {
+            .map(|run| MeasuredRun {
                 at: run as u64,
-                ending: Ending::Exited(0),
+                ending: CommandEnding::Exited(0),
                 floor: Bytes::kib(700),
                 values: columns
                     .iter()
@@ -33,7 +36,7 @@ fn measured(arms: &[&[Values]]) -> Measurement {
             .collect(),
     };
     Measurement {
-        conditions: Conditions {
+        conditions: RunConditions {
             kernel: "6.18".into(),
             page_size: PageSize::new(4096).unwrap(),
             cpus: 2,
@@ -54,13 +57,13 @@ fn some(values: &[u64]) -> Vec<Option<u64>> {
 }
 
 fn wall(values: &[u64]) -> Values {
-    (metric("wall", Unit::Nanos, Origin::Rusage), some(values))
+    (metric("wall", MetricUnit::Nanos, MetricOrigin::Rusage), some(values))
 }
 
 /// The value that programs find at a key.
-fn at<'r>(report: &'r Report, key: &str, name: &str) -> &'r Value {
+fn at<'r>(report: &'r Report, key: &str, name: &str) -> &'r CellValue {
     let facts = report.blocks.iter().filter_map(|block| match block {
-        Block::Facts(facts) if facts.key == key => Some(&facts.facts),
+        ReportBlock::Facts(facts) if facts.key == key => Some(&facts.facts),
         _ => None,
     });
     let fact: &Fact = facts.flatten().find(|fact| fact.key == name).expect("it is there");
@@ -68,10 +71,12 @@ fn at<'r>(report: &'r Report, key: &str, name: &str) -> &'r Value {
 }
 
 /// A member of one of the records below `metrics`.
-fn member<'r>(report: &'r Report, metric: &str, name: &str) -> Option<&'r Value> {
-    let Value::List(records) = at(report, "", "metrics") else { panic!("metrics is a list") };
+fn member<'r>(report: &'r Report, metric: &str, name: &str) -> Option<&'r CellValue> {
+    let CellValue::List(records) = at(report, "", "metrics") else { panic!("metrics is a list") };
     let record = records.iter().find_map(|record| match record {
-        Value::Record(members) if members[0].1 == Value::text(metric.to_owned()) => Some(members),
+        CellValue::Record(members) if members[0].1 == CellValue::text(metric.to_owned()) => {
+            Some(members)
+        }
         _ => None,
     });
     let (_, value) = record.expect("the metric is there").iter().find(|(key, _)| key == name)?;
@@ -80,23 +85,23 @@ fn member<'r>(report: &'r Report, metric: &str, name: &str) -> Option<&'r Value>
 
 fn doubts(report: &Report) -> Vec<&'static str> {
     let found = report.blocks.iter().filter_map(|block| match block {
-        Block::Findings(findings) => Some(&findings.list),
+        ReportBlock::Findings(findings) => Some(&findings.list),
         _ => None,
     });
     found.flatten().map(|finding| finding.id).collect()
 }
 
 #[test]
-fn a_metric_is_its_numbers_or_the_reason_why_there_are_none() {
-    let cycles = metric("cycles", Unit::Count, Origin::Hardware);
+fn a_metric_has_numbers_or_the_reason_of_their_absence() {
+    let cycles = metric("cycles", MetricUnit::Count, MetricOrigin::Hardware);
     let report = stat(&measured(&[&[wall(&[30, 10, 20]), (cycles, vec![None; 3])]]));
-    assert_eq!(member(&report, "wall", "median"), Some(&Value::Seconds(20)));
-    assert_eq!(member(&report, "wall", "mad"), Some(&Value::Seconds(10)));
-    assert_eq!(member(&report, "wall", "sd"), Some(&Value::Seconds(10)));
-    assert_eq!(member(&report, "wall", "n"), Some(&Value::Count(3)));
-    assert_eq!(member(&report, "wall", "unit"), Some(&Value::text("s")));
+    assert_eq!(member(&report, "wall", "median"), Some(&CellValue::Seconds(20)));
+    assert_eq!(member(&report, "wall", "mad"), Some(&CellValue::Seconds(10)));
+    assert_eq!(member(&report, "wall", "sd"), Some(&CellValue::Seconds(10)));
+    assert_eq!(member(&report, "wall", "n"), Some(&CellValue::Count(3)));
+    assert_eq!(member(&report, "wall", "unit"), Some(&CellValue::text("s")));
     assert_eq!(member(&report, "wall", "absent"), None);
-    let why = Value::text("not supported: this VM has no PMU");
+    let why = CellValue::text("not supported: this VM has no PMU");
     assert_eq!(member(&report, "cycles", "absent"), Some(&why));
     assert_eq!(member(&report, "cycles", "median"), None, "what is absent is not 0");
 }
@@ -104,52 +109,58 @@ fn a_metric_is_its_numbers_or_the_reason_why_there_are_none() {
 #[test]
 fn one_run_has_no_spread() {
     let report = stat(&measured(&[&[wall(&[30])]]));
-    assert_eq!(member(&report, "wall", "sd"), Some(&Value::None));
-    assert_eq!(member(&report, "wall", "median"), Some(&Value::Seconds(30)));
+    assert_eq!(member(&report, "wall", "sd"), Some(&CellValue::None));
+    assert_eq!(member(&report, "wall", "median"), Some(&CellValue::Seconds(30)));
 }
 
 #[test]
 fn a_count_that_was_scaled_says_so() {
     let mut measurement = measured(&[&[
         wall(&[10, 10]),
-        (metric("instructions", Unit::Count, Origin::Hardware), some(&[100, 100])),
+        (metric("instructions", MetricUnit::Count, MetricOrigin::Hardware), some(&[100, 100])),
     ]]);
     let share = Some(Share { enabled: 1000, running: 250 });
     measurement.arms[0].runs[1].values[1] = Ok(Count { value: 100, share });
     let report = stat(&measurement);
-    assert_eq!(member(&report, "instructions", "max"), Some(&Value::Number(400.0)));
-    assert_eq!(member(&report, "instructions", "scaled"), Some(&Value::Number(4.0)));
+    assert_eq!(member(&report, "instructions", "max"), Some(&CellValue::Number(400.0)));
+    assert_eq!(member(&report, "instructions", "scaled"), Some(&CellValue::Number(4.0)));
     assert!(doubts(&report).contains(&"multiplexed"));
     // A counter that never ran counted nothing, which is not 0.
     let share = Some(Share { enabled: 1000, running: 0 });
     measurement.arms[0].runs[1].values[1] = Ok(Count { value: 0, share });
     let report = stat(&measurement);
-    assert_eq!(member(&report, "instructions", "n"), Some(&Value::Count(1)));
-    assert_eq!(member(&report, "instructions", "min"), Some(&Value::Number(100.0)));
+    assert_eq!(member(&report, "instructions", "n"), Some(&CellValue::Count(1)));
+    assert_eq!(member(&report, "instructions", "min"), Some(&CellValue::Number(100.0)));
 }
 
 #[test]
-fn what_follows_is_made_run_by_run() {
-    let count = |name, values: &[u64]| (metric(name, Unit::Count, Origin::Rusage), some(values));
+fn later_runs_are_created_one_by_one() {
+    let count = |name, values: &[u64]| {
+        (metric(name, MetricUnit::Count, MetricOrigin::Rusage), some(values))
+    };
     let report = stat(&measured(&[&[
         wall(&[1_000_000_000, 2_000_000_000, 1_000_000_000]),
         count("minflt", &[1024, 2048, 0]),
         count("majflt", &[0, 0, 0]),
-        (metric("peak_res", Unit::Bytes, Origin::Rusage), some(&[4 << 20, 8 << 20, 1 << 20])),
-        (metric("tlb_shootdowns", Unit::Count, Origin::Machine), some(&[10, 40, 10])),
+        (
+            metric("peak_res", MetricUnit::Bytes, MetricOrigin::Rusage),
+            some(&[4 << 20, 8 << 20, 1 << 20]),
+        ),
+        (metric("tlb_shootdowns", MetricUnit::Count, MetricOrigin::Machine), some(&[10, 40, 10])),
         count("instructions", &[4, 4, 4]),
         count("cycles", &[2, 0, 8]),
     ]]));
     let values = |name| member(&report, name, "values").cloned();
-    let numbers =
-        |numbers: &[f64]| Some(Value::List(numbers.iter().map(|n| Value::Number(*n)).collect()));
+    let numbers = |numbers: &[f64]| {
+        Some(CellValue::List(numbers.iter().map(|n| CellValue::Number(*n)).collect()))
+    };
     assert_eq!(values("faults_per_mib"), numbers(&[256.0, 256.0, 0.0]));
-    assert_eq!(member(&report, "faults_per_s", "max"), Some(&Value::Rate(1024.0)));
-    assert_eq!(member(&report, "tlb_shootdowns_per_s", "max"), Some(&Value::Rate(20.0)));
-    assert_eq!(member(&report, "tlb_shootdowns_per_s", "scope"), Some(&Value::text("machine")));
+    assert_eq!(member(&report, "faults_per_s", "max"), Some(&CellValue::Rate(1024.0)));
+    assert_eq!(member(&report, "tlb_shootdowns_per_s", "max"), Some(&CellValue::Rate(20.0)));
+    assert_eq!(member(&report, "tlb_shootdowns_per_s", "scope"), Some(&CellValue::text("machine")));
     // Nothing can be said of a run without cycles.
-    assert_eq!(member(&report, "ipc", "n"), Some(&Value::Count(2)));
-    assert_eq!(member(&report, "ipc", "max"), Some(&Value::Number(2.0)));
+    assert_eq!(member(&report, "ipc", "n"), Some(&CellValue::Count(2)));
+    assert_eq!(member(&report, "ipc", "max"), Some(&CellValue::Number(2.0)));
 }
 
 #[test]
@@ -160,18 +171,18 @@ fn runs_that_stand_out_drift_or_fail_are_doubted() {
     assert_eq!(of(&[100, 101, 99, 300, 102, 98, 100]), ["outliers"]);
     assert_eq!(of(&[100, 110, 121, 130, 142, 150, 161, 170, 181, 190]), ["drift"]);
     let mut failing = measured(&[&[wall(&[1, 1, 1])]]);
-    failing.arms[0].runs[1].ending = Ending::Exited(3);
-    failing.arms[0].runs[2].ending = Ending::Killed(9);
+    failing.arms[0].runs[1].ending = CommandEnding::Exited(3);
+    failing.arms[0].runs[2].ending = CommandEnding::Killed(9);
     assert_eq!(doubts(&stat(&failing)), ["failed-runs"]);
     assert_eq!(exit_status(&failing), 3, "the first that is not 0");
-    assert_eq!(at(&stat(&failing), "", "exit_status"), &Value::Count(3));
+    assert_eq!(at(&stat(&failing), "", "exit_status"), &CellValue::Count(3));
 }
 
 #[test]
-fn a_difference_is_told_only_where_the_interval_leaves_out_one() {
+fn a_difference_is_reported_only_if_the_interval_excludes_one() {
     let verdict = |one: &[u64], other: &[u64]| {
         let report = stat(&measured(&[&[wall(one)], &[wall(other)]]));
-        let Value::Text(verdict) = at(&report, "ratio", "verdict").clone() else {
+        let CellValue::Text(verdict) = at(&report, "ratio", "verdict").clone() else {
             panic!("a verdict is words");
         };
         verdict.into_owned()
@@ -185,7 +196,7 @@ fn a_difference_is_told_only_where_the_interval_leaves_out_one() {
     assert_eq!(verdict(&slow, &slow), "the same");
     assert_eq!(verdict(&fast[..3], &slow[..3]), "cannot tell", "three rounds are too few");
     let report = stat(&measured(&[&[wall(&fast)], &[wall(&slow)]]));
-    let Value::Number(ratio) = at(&report, "ratio", "median") else { panic!("a number") };
+    let CellValue::Number(ratio) = at(&report, "ratio", "median") else { panic!("a number") };
     assert!((0.49..0.51).contains(ratio), "the first over the second: {ratio}");
 }
 
@@ -197,7 +208,7 @@ fn a_table_has_a_row_for_each_metric_of_each_command() {
     assert_eq!(flat.rows(), 2);
     assert_eq!(
         (column("arm").value(0), column("arm").value(1)),
-        (Value::text("A"), Value::text("B"))
+        (CellValue::text("A"), CellValue::text("B"))
     );
-    assert_eq!(column("max").value(1), Value::Seconds(4));
+    assert_eq!(column("max").value(1), CellValue::Seconds(4));
 }

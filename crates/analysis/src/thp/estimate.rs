@@ -1,14 +1,14 @@
-//! How much is zero, with the error that a sample leaves.
+//! Zero share of huge pages, with the sampling error.
 
 use pagewise_model::thp::HugeMapping;
 use pagewise_model::{Absent, Bytes, Reading};
 
-/// 95 of 100 normally distributed values lie within so many standard deviations.
+/// 95 of 100 normally distributed values are within this number of standard deviations.
 const Z: f64 = 1.96;
 
 /// Bytes that are zero: exact where `low` and `high` are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Estimate {
+pub struct ZeroEstimate {
     /// The likeliest value.
     pub bytes: Bytes,
     /// The lower end of the 95 % interval.
@@ -17,30 +17,30 @@ pub struct Estimate {
     pub high: Bytes,
 }
 
-impl Estimate {
+impl ZeroEstimate {
     /// Over all of some mappings together. Absent where nothing was read.
     ///
-    /// The interval is Wilson's for a share seen in a sample, narrowed by how much of the whole was read. A sample
-    /// spread evenly, as ours is, errs by less.
+    /// The interval is Wilson's for a share seen in a sample, narrowed by how much of the whole was
+    /// read. A sample spread evenly, as ours is, errs by less.
     pub fn over<'a>(
         mappings: impl Iterator<Item = &'a HugeMapping> + Clone,
         huge_size: Bytes,
-    ) -> Reading<Estimate> {
+    ) -> Reading<ZeroEstimate> {
         let whole: Bytes = mappings.clone().map(|mapping| mapping.anonymous).sum();
         if whole.is_zero() {
-            return Ok(Estimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: Bytes::ZERO });
+            return Ok(ZeroEstimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: Bytes::ZERO });
         }
         let (read, zero) =
             mappings.clone().fold((0_u64, 0_u64), |(read, zero), m| (read + m.read, zero + m.zero));
         if read == 0 {
-            let nothing = "no page of them was read: take a larger --sample, or leave it out";
+            let nothing = "none of their pages was read: use a larger --sample, or leave it out";
             return Err(Absent::NotCollected(nothing.into()));
         }
         let exact = mappings.clone().flat_map(|mapping| &mapping.pages).count() as u64
             >= whole.0 / huge_size.0.max(1);
         let (low, high) = interval(zero, read, if exact { 0.0 } else { 1.0 });
         let part = |share: f64| scaled(whole, share);
-        Ok(Estimate { bytes: part(ratio(zero, read)), low: part(low), high: part(high) })
+        Ok(ZeroEstimate { bytes: part(ratio(zero, read)), low: part(low), high: part(high) })
     }
 }
 

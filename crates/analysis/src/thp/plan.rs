@@ -1,13 +1,14 @@
 //! Which memory to treat, and which to leave alone.
 
-use pagewise_model::thp::{Action, HugeMapping, HugePage, HugePages, Plan};
-use pagewise_model::{AddrRange, Backing, Bytes, Counter, Mapping, Reading, Sharing};
+use pagewise_model::thp::{Action, FixPlan, HugeMapping, HugePage, HugePages};
+use pagewise_model::{AddrRange, Backing, Bytes, Mapping, Reading, Sharing, SmapsCounter};
 
-/// Gives back the zero pages of huge pages of which at least the share `sparse` is zero.
+/// Releases the zero pages of huge pages of which at least the share `sparse` is zero.
 ///
-/// Denser ones are spared: splitting them frees little and costs the process its huge pages. With `hold`, huge pages are
-/// forbidden in a whole mapping where most of its huge pages are sparse, else just where the sparse ones are.
-pub fn shrink(huge: &HugePages, page_size: Bytes, sparse: f64, hold: bool) -> Plan {
+/// Denser ones are spared: splitting them frees little and costs the process its huge pages. With
+/// `hold`, huge pages are forbidden in a whole mapping where most of its huge pages are sparse,
+/// else just where the sparse ones are.
+pub fn shrink(huge: &HugePages, page_size: Bytes, sparse: f64, hold: bool) -> FixPlan {
     let per_huge = u32::try_from(huge.huge_size.0 / page_size.0.max(1)).unwrap_or(u32::MAX);
     let is_sparse =
         |page: &&HugePage| page.zero > 0 && f64::from(page.zero) >= sparse * f64::from(per_huge);
@@ -15,7 +16,7 @@ pub fn shrink(huge: &HugePages, page_size: Bytes, sparse: f64, hold: bool) -> Pl
         start: page.start,
         end: page.start.saturating_add(huge.huge_size.0),
     };
-    let mut plan = Plan {
+    let mut plan = FixPlan {
         action: Action::Shrink,
         ranges: Vec::new(),
         hold: Vec::new(),
@@ -57,8 +58,8 @@ fn joined(ranges: &[AddrRange]) -> Vec<AddrRange> {
 }
 
 /// Makes huge pages of `blocks`, each as large as one and resident throughout in base pages.
-pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> Plan {
-    Plan {
+pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> FixPlan {
+    FixPlan {
         action: Action::Collapse,
         ranges: blocks,
         hold: Vec::new(),
@@ -73,8 +74,8 @@ pub fn collapse(blocks: Vec<AddrRange>, spared: Bytes) -> Plan {
 ///
 /// # Errors
 /// The reading that is absent, where they are not.
-pub fn page_out(mappings: &[Mapping]) -> Reading<Plan> {
-    let mut plan = Plan {
+pub fn page_out(mappings: &[Mapping]) -> Reading<FixPlan> {
+    let mut plan = FixPlan {
         action: Action::PageOut,
         ranges: Vec::new(),
         hold: Vec::new(),
@@ -84,7 +85,8 @@ pub fn page_out(mappings: &[Mapping]) -> Reading<Plan> {
     let mut cold = Bytes::ZERO;
     for mapping in mappings {
         let [referenced, anonymous, locked] =
-            [Counter::Referenced, Counter::Anonymous, Counter::Locked].map(|c| mapping.counter(c));
+            [SmapsCounter::Referenced, SmapsCounter::Anonymous, SmapsCounter::Locked]
+                .map(|c| mapping.counter(c));
         let (referenced, anonymous, locked) = (referenced?, anonymous?, locked?);
         let own = mapping.sharing == Sharing::Private && mapping.backing() == Backing::Anonymous;
         if !own || anonymous.is_zero() {

@@ -2,24 +2,24 @@
 
 use std::borrow::Cow;
 
-use pagewise_model::report::{Audience, Cells, Column, Table};
+use pagewise_model::report::{Audience, ColumnCells, ReportTable, TableColumn};
 use pagewise_model::thp::{HugeMapping, HugePages};
-use pagewise_model::{Backing, Bytes, Counter, Mapping, Name, Reading, Sharing, Snapshot};
+use pagewise_model::{Backing, Bytes, Mapping, Name, Reading, Sharing, SmapsCounter, Snapshot};
 
-use super::{Estimate, judge};
+use super::{ZeroEstimate, judge};
 use crate::blocks::{for_programs, table};
-use crate::pools::{Kind, Pools};
+use crate::pools::{PoolKind, PoolMap};
 
 /// One mapping.
-struct Row<'a> {
+struct ThpRow<'a> {
     mapping: &'a Mapping,
     name: Name,
-    kind: Kind,
+    kind: PoolKind,
     huge: Option<&'a HugeMapping>,
-    bloat: Reading<Estimate>,
+    bloat: Reading<ZeroEstimate>,
 }
 
-impl Row<'_> {
+impl ThpRow<'_> {
     fn anonymous(&self) -> Bytes {
         self.huge.map_or(Bytes::ZERO, |huge| huge.anonymous)
     }
@@ -31,24 +31,33 @@ impl Row<'_> {
     /// Resident in base pages where huge ones are allowed.
     fn eligible(&self) -> Reading<Bytes> {
         let smaps = self.mapping.smaps.as_ref().map_err(Clone::clone)?;
-        let is_eligible = smaps.get(Counter::ThpEligible)? != 0;
+        let is_eligible = smaps.get(SmapsCounter::ThpEligible)? != 0;
         let base = self.mapping.rss()?.saturating_sub(self.anonymous() + self.file());
         Ok(if is_eligible { base } else { Bytes::ZERO })
     }
 }
 
-/// Anonymous memory in large folios, by size; for programs only where all are mapped by huge entries.
-pub(super) fn sizes(huge: &HugePages) -> Option<Table> {
+/// Anonymous memory in large folios, by size; for programs only where all are mapped by huge
+/// entries.
+pub(super) fn sizes(huge: &HugePages) -> Option<ReportTable> {
     let sizes = huge.sizes.as_ref().ok()?;
     let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });
     let columns = vec![
-        Column::new("size", "Size", Cells::Bytes(sizes.iter().map(|s| s.size.0).collect())),
-        Column::new("rss", "Resident", Cells::Bytes(sizes.iter().map(|s| s.resident.0).collect())),
-        Column::bytes("bloat", "Bloat", sizes.iter().map(|s| s.zero.clone())),
-        Column::new(
+        TableColumn::new(
+            "size",
+            "Size",
+            ColumnCells::Bytes(sizes.iter().map(|s| s.size.0).collect()),
+        ),
+        TableColumn::new(
+            "rss",
+            "Resident",
+            ColumnCells::Bytes(sizes.iter().map(|s| s.resident.0).collect()),
+        ),
+        TableColumn::bytes("bloat", "Bloat", sizes.iter().map(|s| s.zero.clone())),
+        TableColumn::new(
             "mapped",
             "Mapped by",
-            Cells::Labels(sizes.iter().map(|s| mapped(s.one_entry)).collect()),
+            ColumnCells::Labels(sizes.iter().map(|s| mapped(s.one_entry)).collect()),
         ),
     ];
     let audience =
@@ -57,23 +66,27 @@ pub(super) fn sizes(huge: &HugePages) -> Option<Table> {
 }
 
 /// The mappings of the table.
-pub(super) struct Rows<'a>(Vec<Row<'a>>);
+pub(super) struct ThpRows<'a>(Vec<ThpRow<'a>>);
 
-impl<'a> Rows<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot, pools: &Pools, huge: &'a HugePages) -> Rows<'a> {
+impl<'a> ThpRows<'a> {
+    pub(super) fn from_snapshot(
+        snapshot: &'a Snapshot,
+        pools: &PoolMap,
+        huge: &'a HugePages,
+    ) -> ThpRows<'a> {
         let mappings = snapshot.mappings.as_deref().unwrap_or_default();
         let rows = mappings.iter().enumerate().filter_map(|(index, mapping)| {
             let found = huge.mappings.iter().find(|found| found.range == mapping.range);
-            let kind = pools.of(index).kind;
-            (found.is_some() || has_room(mapping, kind, huge.huge_size)).then(|| Row {
+            let kind = pools.pool_of(index).kind;
+            (found.is_some() || has_room(mapping, kind, huge.huge_size)).then(|| ThpRow {
                 mapping,
                 name: pools.known_as(index, mapping),
                 kind,
                 huge: found,
-                bloat: Estimate::over(found.into_iter(), huge.huge_size),
+                bloat: ZeroEstimate::over(found.into_iter(), huge.huge_size),
             })
         });
-        Rows(rows.collect())
+        ThpRows(rows.collect())
     }
 
     pub(super) fn resident(&self) -> Reading<Bytes> {
@@ -81,15 +94,15 @@ impl<'a> Rows<'a> {
     }
 
     pub(super) fn huge(&self) -> Bytes {
-        self.0.iter().map(Row::anonymous).sum()
+        self.0.iter().map(ThpRow::anonymous).sum()
     }
 
     pub(super) fn file(&self) -> Bytes {
-        self.0.iter().map(Row::file).sum()
+        self.0.iter().map(ThpRow::file).sum()
     }
 
     pub(super) fn eligible(&self) -> Reading<Bytes> {
-        self.0.iter().map(Row::eligible).sum::<Result<Bytes, _>>()
+        self.0.iter().map(ThpRow::eligible).sum::<Result<Bytes, _>>()
     }
 
     /// The mapping with the most bloat.
@@ -98,53 +111,62 @@ impl<'a> Rows<'a> {
         Some((worst.name.clone(), bloat_of(worst)))
     }
 
-    /// What only the program's author can change, for the mapping with the most bloat.
+    /// Remedy in the program's code, for the mapping with the most bloat.
     pub(super) fn remedy(&self) -> &'static str {
         match self.0.iter().max_by_key(|row| bloat_of(row)).map(|row| row.kind) {
-            Some(Kind::Heap | Kind::MallocArena | Kind::MallocChunk | Kind::Allocator) => {
+            Some(
+                PoolKind::Heap
+                | PoolKind::MallocArena
+                | PoolKind::MallocChunk
+                | PoolKind::Allocator,
+            ) => {
                 "prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) at the start of main, as malloc has no finer switch \
                  (jemalloc: MALLOC_CONF=thp:never)"
             }
-            Some(Kind::MainStack | Kind::ThreadStack | Kind::CachedStack) => {
+            Some(PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack) => {
                 "pthread_attr_setstack with a stack after madvise(stack, size, MADV_NOHUGEPAGE)"
             }
             _ => "madvise(start, length, MADV_NOHUGEPAGE) right after the mmap that makes it",
         }
     }
 
-    pub(super) fn table(&self) -> Table {
+    pub(super) fn table(&self) -> ReportTable {
         let rows = &self.0;
-        let name = |row: &Row<'_>| row.mapping.name.clone();
-        let verdict = |row: &Row<'_>| Cow::Borrowed(judge(row.anonymous(), &row.bloat));
+        let name = |row: &ThpRow<'_>| row.mapping.name.clone();
+        let verdict = |row: &ThpRow<'_>| Cow::Borrowed(judge(row.anonymous(), &row.bloat));
         let address = |of: fn(&Mapping) -> u64| {
-            Cells::Addresses(rows.iter().map(|row| of(row.mapping)).collect())
+            ColumnCells::Addresses(rows.iter().map(|row| of(row.mapping)).collect())
         };
-        let bytes = |of: &dyn Fn(&Row<'_>) -> Bytes| {
-            Cells::Bytes(rows.iter().map(|row| of(row).0).collect())
+        let bytes = |of: &dyn Fn(&ThpRow<'_>) -> Bytes| {
+            ColumnCells::Bytes(rows.iter().map(|row| of(row).0).collect())
         };
         let columns = vec![
-            Column::new("start", "Address", address(|m| m.range.start)),
-            for_programs(Column::new("end", "End", address(|m| m.range.end))),
-            Column::new("size", "Size", bytes(&|row| row.mapping.size())),
-            Column::bytes("rss", "RSS", rows.iter().map(|row| row.mapping.rss())),
-            Column::new("huge", "Huge", bytes(&|row| row.anonymous())),
-            Column::bytes(
+            TableColumn::new("start", "Address", address(|m| m.range.start)),
+            for_programs(TableColumn::new("end", "End", address(|m| m.range.end))),
+            TableColumn::new("size", "Size", bytes(&|row| row.mapping.size())),
+            TableColumn::bytes("rss", "RSS", rows.iter().map(|row| row.mapping.rss())),
+            TableColumn::new("huge", "Huge", bytes(&|row| row.anonymous())),
+            TableColumn::bytes(
                 "bloat",
                 "Bloat",
                 rows.iter().map(|row| row.bloat.clone().map(|bloat| bloat.bytes)),
             ),
-            Column::new("file", "Huge file", bytes(&|row| row.file())),
-            Column::bytes("eligible", "Could be", rows.iter().map(Row::eligible)),
-            Column::new("verdict", "Verdict", Cells::Labels(rows.iter().map(verdict).collect())),
-            for_programs(Column::new(
+            TableColumn::new("file", "Huge file", bytes(&|row| row.file())),
+            TableColumn::bytes("eligible", "Could be", rows.iter().map(ThpRow::eligible)),
+            TableColumn::new(
+                "verdict",
+                "Verdict",
+                ColumnCells::Labels(rows.iter().map(verdict).collect()),
+            ),
+            for_programs(TableColumn::new(
                 "name",
                 "Name",
-                Cells::Names(rows.iter().map(name).collect()),
+                ColumnCells::Names(rows.iter().map(name).collect()),
             )),
-            Column::new(
+            TableColumn::new(
                 "use",
                 "Mapping",
-                Cells::Names(rows.iter().map(|row| row.name.clone()).collect()),
+                ColumnCells::Names(rows.iter().map(|row| row.name.clone()).collect()),
             ),
         ];
         let nothing_of = |key: &str| match key {
@@ -152,7 +174,7 @@ impl<'a> Rows<'a> {
             "eligible" => self.eligible().is_err(),
             _ => false,
         };
-        let shown = |column: Column| {
+        let shown = |column: TableColumn| {
             if nothing_of(&column.key) { for_programs(column) } else { column }
         };
         let note = if self.eligible().is_err() && !rows.is_empty() {
@@ -160,20 +182,20 @@ impl<'a> Rows<'a> {
         } else {
             ""
         };
-        let title = "Mappings that have huge pages or room for one";
+        let title = "Mappings with huge pages or large enough for one";
         let columns = columns.into_iter().map(shown).collect();
-        Table { note: note.into(), ..table("mappings", title, Audience::Everyone, columns) }
+        ReportTable { note: note.into(), ..table("mappings", title, Audience::Everyone, columns) }
     }
 }
 
-fn bloat_of(row: &Row<'_>) -> Bytes {
+fn bloat_of(row: &ThpRow<'_>) -> Bytes {
     row.bloat.as_ref().map_or(Bytes::ZERO, |bloat| bloat.bytes)
 }
 
-/// Whether a whole huge page of anonymous memory fits into the mapping, and any of it is resident. Stacks have room
-/// and no use for it.
-fn has_room(mapping: &Mapping, kind: Kind, huge_size: Bytes) -> bool {
-    if matches!(kind, Kind::MainStack | Kind::ThreadStack | Kind::CachedStack) {
+/// True if a whole huge page of anonymous memory fits into the mapping, and any of it is resident.
+/// Stacks have room and no use for it.
+fn has_room(mapping: &Mapping, kind: PoolKind, huge_size: Bytes) -> bool {
+    if matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack) {
         return false;
     }
     let size = huge_size.0.max(1);

@@ -1,8 +1,8 @@
 //! Plans and verdicts on made-up huge pages.
 
-use pagewise_model::report::{Block, Severity};
-use pagewise_model::thp::{HugeMapping, HugePage, HugePages, Look};
-use pagewise_model::{AddrRange, Bytes, Counter, Name};
+use pagewise_model::report::{ReportBlock, Severity};
+use pagewise_model::thp::{HugeMapping, HugePage, HugePageLook, HugePages};
+use pagewise_model::{AddrRange, Bytes, Name, SmapsCounter};
 
 use super::*;
 use crate::sample::{resident, snapshot, with_smaps};
@@ -10,7 +10,7 @@ use crate::sample::{resident, snapshot, with_smaps};
 const HUGE: u64 = 2 << 20;
 const BASE: Bytes = Bytes::kib(4);
 
-/// A mapping from 1 GiB on with huge pages of which so many base pages are zero.
+/// A mapping from 1 GiB on with huge pages that have these numbers of zero base pages.
 fn mapping(zeros: &[u32]) -> HugeMapping {
     let start = 1 << 30;
     let pages = (0_u64..).zip(zeros).map(|(i, &zero)| HugePage { start: start + i * HUGE, zero });
@@ -31,7 +31,7 @@ fn huge(mappings: Vec<HugeMapping>) -> HugePages {
         huge_size: Bytes(HUGE),
         mappings,
         sizes: Ok(Vec::new()),
-        look: Look::Exact,
+        look: HugePageLook::Exact,
         read: Bytes::ZERO,
         took_ns: 0,
         longest_hold_ns: 0,
@@ -47,71 +47,71 @@ fn report(huge: HugePages) -> Report {
 
 fn severity(report: &Report) -> Option<Severity> {
     report.blocks.iter().find_map(|block| match block {
-        Block::Findings(findings) => findings.list.first().map(|finding| finding.severity),
+        ReportBlock::Findings(findings) => findings.list.first().map(|finding| finding.severity),
         _ => None,
     })
 }
 
-fn words(report: &Report) -> String {
-    let pieces = |block: &Block| match block {
-        Block::Text(text) => Some(text.pieces.clone()),
+fn report_text(report: &Report) -> String {
+    let pieces = |block: &ReportBlock| match block {
+        ReportBlock::Text(text) => Some(text.pieces.clone()),
         _ => None,
     };
     let pieces = report.blocks.iter().filter_map(pieces).flatten();
     pieces
         .map(|piece| match piece {
-            Value::Text(text) => text.into_owned(),
-            Value::Bytes(bytes) => bytes.to_string(),
+            CellValue::Text(text) => text.into_owned(),
+            CellValue::Bytes(bytes) => bytes.to_string(),
             other => format!("{other:?}"),
         })
         .collect()
 }
 
 #[test]
-fn sparse_dense_and_absent_huge_pages_are_told_apart() {
+fn sparse_dense_and_absent_huge_pages_are_distinguished() {
     let sparse = report(huge(vec![mapping(&[511; 16])]));
     assert_eq!(severity(&sparse), Some(Severity::Warning));
-    assert!(words(&sparse).contains("touched sparsely"));
+    assert!(report_text(&sparse).contains("touched sparsely"));
     let partly = report(huge(vec![mapping(&[150; 16])]));
     assert_eq!(severity(&partly), Some(Severity::Note));
-    assert!(words(&partly).contains("partly used"));
+    assert!(report_text(&partly).contains("partly used"));
     let dense = report(huge(vec![mapping(&[2; 16])]));
     assert_eq!(severity(&dense), None);
-    assert!(words(&dense).contains("well used"));
+    assert!(report_text(&dense).contains("well used"));
     let none = report(huge(Vec::new()));
     assert_eq!(severity(&none), None);
-    assert!(words(&none).contains("no huge page of "));
+    assert!(report_text(&none).contains("no huge page of "));
 }
 
 #[test]
-fn a_little_bloat_is_nobodys_trouble() {
+fn a_little_bloat_is_not_reported() {
     assert_eq!(severity(&report(huge(vec![mapping(&[511])]))), None);
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_absent_and_not_zero() {
+fn unreadable_huge_pages_are_absent_and_not_zero() {
     let why = Absent::NotInThisKernel("6.7".into());
     let report = thp(&snapshot(Vec::new()), &Err(why.clone()));
-    let has = |block: &Block| match block {
-        Block::Facts(facts) => facts
+    let has = |block: &ReportBlock| match block {
+        ReportBlock::Facts(facts) => facts
             .facts
             .iter()
-            .any(|fact| fact.key == "total" && fact.value == Value::Absent(why.clone())),
+            .any(|fact| fact.key == "total" && fact.value == CellValue::Absent(why.clone())),
         _ => false,
     };
     assert!(report.blocks.iter().any(has));
-    assert!(words(&report).contains("cannot be looked at"));
+    assert!(report_text(&report).contains("cannot be examined"));
 }
 
 #[test]
 fn a_sample_of_nothing_has_no_estimate() {
     let unread = HugeMapping { read: 0, zero: 0, pages: Vec::new(), ..mapping(&[0; 4]) };
-    assert!(Estimate::over([&unread].into_iter(), Bytes(HUGE)).is_err());
+    assert!(ZeroEstimate::over([&unread].into_iter(), Bytes(HUGE)).is_err());
     let sampled = HugeMapping { read: 100, zero: 50, pages: Vec::new(), ..mapping(&[0; 4]) };
-    let estimate = Estimate::over([&sampled].into_iter(), Bytes(HUGE)).unwrap();
+    let estimate = ZeroEstimate::over([&sampled].into_iter(), Bytes(HUGE)).unwrap();
     assert_eq!(estimate.bytes, Bytes(2 * HUGE));
     assert!(estimate.low < estimate.bytes && estimate.bytes < estimate.high);
-    let exact = Estimate::over([&mapping(&[256; 4])].into_iter(), Bytes(HUGE)).unwrap();
+    let exact = ZeroEstimate::over([&mapping(&[256; 4])].into_iter(), Bytes(HUGE)).unwrap();
     assert_eq!((exact.low, exact.high), (exact.bytes, exact.bytes));
 }
 
@@ -132,9 +132,9 @@ fn only_sparse_pages_are_planned_for_and_dense_ones_spared() {
 fn only_anonymous_mappings_without_a_reference_are_paged_out() {
     let mapping = |line: &str, referenced: u64, anonymous: u64, locked: u64| {
         let counters = [
-            (Counter::Referenced, referenced),
-            (Counter::Anonymous, anonymous),
-            (Counter::Locked, locked),
+            (SmapsCounter::Referenced, referenced),
+            (SmapsCounter::Anonymous, anonymous),
+            (SmapsCounter::Locked, locked),
         ];
         with_smaps(crate::sample::mapping(line), &counters, "")
     };

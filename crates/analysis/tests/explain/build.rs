@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use pagewise_model::machine::{Machine, Method, Moment, Provenance};
-use pagewise_model::mapping::Pages;
-use pagewise_model::object::{Elf, Object, OnDisk, Segment};
-use pagewise_model::process::{Limit, Limits, Process, Statm, Status, Thread};
-use pagewise_model::report::{Block, Finding, Report, Table, Value};
-use pagewise_model::snapshot::{Head, SNAPSHOT_VERSION};
+use pagewise_model::machine::{MachineSettings, ProcessMoment, Provenance, ReadMethod};
+use pagewise_model::mapping::MappingPages;
+use pagewise_model::object::{Elf, ElfObject, LoadSegment, OnDisk};
+use pagewise_model::process::{
+    Process, ProcessStatus, ResourceLimit, ResourceLimits, Statm, Thread,
+};
+use pagewise_model::report::{CellValue, Finding, Report, ReportBlock, ReportTable};
+use pagewise_model::snapshot::{MappingHead, SNAPSHOT_VERSION};
 use pagewise_model::{
-    Absent, AddrRange, Breakdown, Bytes, Counter, Device, Mapping, Name, PageSize, Pid, Prot,
-    Reading, Sharing, Smaps, Snapshot, VmFlags,
+    Absent, AddrRange, Breakdown, Bytes, Device, Mapping, Name, PageSize, Pid, Prot, Reading,
+    Sharing, Smaps, SmapsCounter, Snapshot, VmFlags,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -39,8 +41,8 @@ pub(crate) fn map(start: u64, kib: u64, mode: &str, name: &str) -> Mapping {
 }
 
 /// An entry of smaps: these counters in KiB, the others that quadrants need 0.
-pub(crate) fn usage(counters: &[(Counter, u64)]) -> Smaps {
-    use Counter::*;
+pub(crate) fn usage(counters: &[(SmapsCounter, u64)]) -> Smaps {
+    use SmapsCounter::*;
     let mut smaps = Smaps::default();
     for counter in [
         Rss,
@@ -62,9 +64,9 @@ pub(crate) fn usage(counters: &[(Counter, u64)]) -> Smaps {
 }
 
 /// Chained changes to a mapping.
-pub(crate) trait Change: Sized {
+pub(crate) trait ChangeMapping: Sized {
     fn at_offset(self, offset: u64) -> Self;
-    fn using(self, counters: &[(Counter, u64)]) -> Self;
+    fn using(self, counters: &[(SmapsCounter, u64)]) -> Self;
     /// Anonymous pages that only this process maps, all dirty.
     fn anonymous(self, kib: u64) -> Self;
     /// Clean file pages: exclusive, co-mapped, and the share.
@@ -74,22 +76,22 @@ pub(crate) trait Change: Sized {
     fn pages(self, anon: [u64; 2], file: [u64; 2], pss: Reading<Bytes>) -> Self;
 }
 
-impl Change for Mapping {
+impl ChangeMapping for Mapping {
     fn at_offset(self, offset: u64) -> Mapping {
         Mapping { offset, ..self }
     }
 
-    fn using(self, counters: &[(Counter, u64)]) -> Mapping {
+    fn using(self, counters: &[(SmapsCounter, u64)]) -> Mapping {
         Mapping { smaps: Ok(Arc::new(usage(counters))), ..self }
     }
 
     fn anonymous(self, kib: u64) -> Mapping {
-        use Counter::*;
+        use SmapsCounter::*;
         self.using(&[(Rss, kib), (Pss, kib), (PrivateDirty, kib), (Anonymous, kib)])
     }
 
     fn file(self, exclusive: u64, co_mapped: u64, pss: u64) -> Mapping {
-        use Counter::*;
+        use SmapsCounter::*;
         let rss = exclusive + co_mapped;
         self.using(&[(Rss, rss), (Pss, pss), (PrivateClean, exclusive), (SharedClean, co_mapped)])
     }
@@ -111,7 +113,7 @@ impl Change for Mapping {
             file_co_mapped: Bytes::kib(file[1]),
             ..Breakdown::default()
         };
-        let pages = Pages {
+        let pages = MappingPages {
             breakdown,
             pss,
             pss_anon: absent(),
@@ -124,7 +126,7 @@ impl Change for Mapping {
 
 /// A snapshot in which all files agree, and the rollup lost nothing by rounding.
 pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
-    let unlimited = Limit { soft: None, hard: None };
+    let unlimited = ResourceLimit { soft: None, hard: None };
     let mut snapshot = Snapshot {
         pagewise_snapshot: SNAPSHOT_VERSION,
         provenance: Provenance {
@@ -132,15 +134,15 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
             page_size: PageSize::new(PAGE).expect("a power of two"),
             euid: 0,
             sees_frames: true,
-            method: Method::Full,
+            method: ReadMethod::Full,
             unix_seconds: 0,
             took_ns: 1000,
             longest_hold_ns: Ok(500),
             root: "/proc".into(),
-            moment: Moment::Running,
+            moment: ProcessMoment::Running,
             gaps: Vec::new(),
         },
-        machine: Machine {
+        machine: MachineSettings {
             mem_total: Ok(Bytes::gib(16)),
             mem_available: Ok(Bytes::gib(8)),
             swap_total: Ok(Bytes::gib(1)),
@@ -165,7 +167,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
             kernel_thread: false,
         },
         statm: absent(),
-        status: Ok(Status {
+        status: Ok(ProcessStatus {
             vm_peak: absent(),
             vm_hwm: Ok(Bytes::mib(64)),
             vm_lck: Ok(Bytes::ZERO),
@@ -185,8 +187,8 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         objects: Vec::new(),
         heads: Vec::new(),
         pools: Vec::new(),
-        limits: Ok(Limits {
-            stack: Limit { soft: Some(8 << 20), hard: None },
+        limits: Ok(ResourceLimits {
+            stack: ResourceLimit { soft: Some(8 << 20), hard: None },
             address_space: unlimited,
             data: unlimited,
             locked: unlimited,
@@ -212,12 +214,14 @@ pub(crate) fn agree(snapshot: &mut Snapshot) {
             .map(Mapping::size)
             .sum(),
         resident: sum(&Mapping::rss),
-        shared: sum(&Mapping::rss) - sum(&|m| m.counter(Counter::Anonymous)),
+        shared: sum(&Mapping::rss) - sum(&|m| m.counter(SmapsCounter::Anonymous)),
         text: Bytes::kib(4),
         data: Bytes::kib(4),
     });
     let mut rollup = Smaps::default();
-    for counter in Counter::ALL.iter().filter(|c| mappings.iter().any(|m| m.counter(**c).is_ok())) {
+    for counter in
+        SmapsCounter::ALL.iter().filter(|c| mappings.iter().any(|m| m.counter(**c).is_ok()))
+    {
         rollup.set(*counter, sum(&|m| m.counter(*counter)).0);
     }
     snapshot.rollup = match mappings.iter().all(|m| m.smaps.is_ok()) {
@@ -238,13 +242,19 @@ pub(crate) fn running(tid: u32, name: &str) -> Thread {
     Thread { tid: Pid(tid), name: name.into(), stack_pointer: absent() }
 }
 
-pub(crate) fn head(address: u64, words: [u64; 2]) -> Head {
-    Head { address, words }
+pub(crate) fn head(address: u64, words: [u64; 2]) -> MappingHead {
+    MappingHead { address, words }
 }
 
 /// A load segment: address, offset, size in the file, size in memory, flags.
-pub(crate) fn segment(address: u64, offset: u64, file: u64, memory: u64, flags: &str) -> Segment {
-    Segment {
+pub(crate) fn segment(
+    address: u64,
+    offset: u64,
+    file: u64,
+    memory: u64,
+    flags: &str,
+) -> LoadSegment {
+    LoadSegment {
         range: AddrRange { start: address, end: address + memory },
         offset,
         file_size: file,
@@ -255,8 +265,8 @@ pub(crate) fn segment(address: u64, offset: u64, file: u64, memory: u64, flags: 
 }
 
 /// The object behind a mapping, with these segments.
-pub(crate) fn object(mapping: &Mapping, segments: Vec<Segment>) -> Object {
-    Object {
+pub(crate) fn object(mapping: &Mapping, segments: Vec<LoadSegment>) -> ElfObject {
+    ElfObject {
         device: mapping.device,
         inode: mapping.inode,
         name: mapping.name.clone(),
@@ -283,24 +293,24 @@ pub(crate) fn library(snapshot: &mut Snapshot, start: u64, path: &str) {
 }
 
 /// The table with that key; the first, where people and programs have one each.
-pub(crate) fn table<'r>(report: &'r Report, key: &str) -> &'r Table {
+pub(crate) fn table<'r>(report: &'r Report, key: &str) -> &'r ReportTable {
     let tables = report.blocks.iter().filter_map(|block| match block {
-        Block::Table(table) => Some(table),
+        ReportBlock::Table(table) => Some(table),
         _ => None,
     });
     tables.into_iter().find(|table| table.key == key).unwrap_or_else(|| panic!("no table {key}"))
 }
 
 /// The values of a column.
-pub(crate) fn column(table: &Table, key: &str) -> Vec<Value> {
+pub(crate) fn column(table: &ReportTable, key: &str) -> Vec<CellValue> {
     let column = table.columns.iter().find(|c| c.key == key).expect("a column with that key");
     (0..table.rows()).map(|row| column.value(row)).collect()
 }
 
 /// The value of a fact, `totals.pss`.
-pub(crate) fn value(report: &Report, key: &str, fact: &str) -> Value {
+pub(crate) fn value(report: &Report, key: &str, fact: &str) -> CellValue {
     let facts = report.blocks.iter().filter_map(|block| match block {
-        Block::Facts(facts) if facts.key == key => Some(facts),
+        ReportBlock::Facts(facts) if facts.key == key => Some(facts),
         _ => None,
     });
     let mut facts = facts.flat_map(|f| &f.facts);
@@ -309,12 +319,12 @@ pub(crate) fn value(report: &Report, key: &str, fact: &str) -> Value {
 
 pub(crate) fn findings(report: &Report) -> &[Finding] {
     let found = report.blocks.iter().find_map(|block| match block {
-        Block::Findings(findings) => Some(findings),
+        ReportBlock::Findings(findings) => Some(findings),
         _ => None,
     });
     &found.expect("every report with mappings has findings").list
 }
 
-pub(crate) fn name(text: &str) -> Value {
-    Value::Name(Name::from(text))
+pub(crate) fn name(text: &str) -> CellValue {
+    CellValue::Name(Name::from(text))
 }

@@ -1,10 +1,10 @@
 //! Each finding fires on its case, and none on a healthy process.
 
-use pagewise_analysis::explain::{Options, explain};
-use pagewise_model::Counter::*;
+use pagewise_analysis::explain::{ExplainOptions, explain};
+use pagewise_model::SmapsCounter::*;
 use pagewise_model::object::OnDisk;
-use pagewise_model::process::{CgroupMemory, Ksm, Limit, NodeShare};
-use pagewise_model::report::{Finding, Severity, Value};
+use pagewise_model::process::{CgroupMemory, KsmStat, NodeShare, ResourceLimit};
+use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Mapping, Snapshot};
 
 use crate::build::*;
@@ -12,14 +12,14 @@ use crate::build::*;
 const MIB: u64 = 1 << 20;
 
 fn found(snapshot: &Snapshot) -> Vec<Finding> {
-    findings(&explain(snapshot, &Options::default())).to_vec()
+    findings(&explain(snapshot, &ExplainOptions::default())).to_vec()
 }
 
 fn ids(snapshot: &Snapshot) -> Vec<&'static str> {
     found(snapshot).iter().map(|finding| finding.id).collect()
 }
 
-fn evidence(finding: &Finding, key: &str) -> Value {
+fn evidence(finding: &Finding, key: &str) -> CellValue {
     let fact = finding.evidence.iter().find(|fact| fact.key == key);
     fact.expect("evidence with that key").value.clone()
 }
@@ -49,7 +49,7 @@ fn with(more: Vec<Mapping>) -> Snapshot {
     snapshot
 }
 
-/// Where nothing of the healthy process is.
+/// Address outside of the healthy process's mappings.
 const ROOM: u64 = 0x7100_0000_0000;
 
 #[test]
@@ -63,7 +63,7 @@ fn swapped_memory_names_the_pool_that_holds_most_of_it() {
     let snapshot = with(vec![swapped]);
     let found = found(&snapshot);
     assert_eq!((found[0].id, found[0].severity), ("swapped", Severity::Warning));
-    assert_eq!(evidence(&found[0], "swap"), Value::Bytes(20 * MIB));
+    assert_eq!(evidence(&found[0], "swap"), CellValue::Bytes(20 * MIB));
     assert_eq!(evidence(&found[0], "most"), name("cache"));
     let little = map(ROOM, 64 << 10, "rw-p", "[anon:cache]").using(&[(Swap, 400)]);
     assert_eq!(ids(&with(vec![little])), [""; 0], "a few idle pages in swap are no news");
@@ -74,7 +74,7 @@ fn huge_reservations_name_who_makes_them() {
     let claim = |finding: &Finding| format!("{:?}", finding.claim);
     let go = with(vec![map(0xc0_0000_0000, 16 << 20, "rw-p", "")]);
     assert_eq!(ids(&go), ["reserved-only"]);
-    assert!(claim(&found(&go)[0]).contains("Go keeps room"));
+    assert!(claim(&found(&go)[0]).contains("Go reserves address space"));
 
     let shadow = with(vec![
         map(0x7fff_7000, 256 << 10, "rw-p", ""),
@@ -101,8 +101,8 @@ fn many_arenas_are_counted_by_their_heaps() {
     assert_eq!(ids(&arenas(8)), [""; 0]);
     let found = found(&arenas(40));
     assert_eq!(found[0].id, "many-arenas");
-    assert_eq!(evidence(&found[0], "heaps"), Value::Count(40));
-    assert_eq!(evidence(&found[0], "reserved"), Value::Bytes(40 * 64 * MIB));
+    assert_eq!(evidence(&found[0], "heaps"), CellValue::Count(40));
+    assert_eq!(evidence(&found[0], "reserved"), CellValue::Bytes(40 * 64 * MIB));
 }
 
 #[test]
@@ -111,14 +111,14 @@ fn the_number_of_mappings_is_held_against_its_limit() {
     snapshot.machine.max_map_count = Ok(10);
     let found = found(&snapshot);
     assert_eq!((found[0].id, found[0].severity), ("near-max-map-count", Severity::Warning));
-    assert_eq!(evidence(&found[0], "mappings"), Value::Count(8));
+    assert_eq!(evidence(&found[0], "mappings"), CellValue::Count(8));
     snapshot.machine.max_map_count = Ok(8);
     assert_eq!(crate::findings::found(&snapshot)[0].severity, Severity::Critical);
 }
 
 #[test]
 fn resource_limits_are_held_against_what_counts_for_them() {
-    let limit = |bytes| Limit { soft: Some(bytes), hard: None };
+    let limit = |bytes| ResourceLimit { soft: Some(bytes), hard: None };
     let mut snapshot = healthy();
     let statm = *snapshot.statm.as_ref().unwrap();
     let limits = snapshot.limits.as_mut().unwrap();
@@ -135,7 +135,7 @@ fn resource_limits_are_held_against_what_counts_for_them() {
 }
 
 #[test]
-fn a_full_cgroup_is_told_but_not_a_well_used_one() {
+fn a_full_cgroup_is_reported_but_not_a_well_used_one() {
     let mut snapshot = healthy();
     let mut used = |mib| {
         snapshot.cgroup = Ok(CgroupMemory {
@@ -155,7 +155,7 @@ fn replaced_and_deleted_libraries_are_stale() {
     let mut replaced = healthy();
     replaced.objects[1].on_disk = Ok(OnDisk::Replaced);
     assert_eq!(ids(&replaced), ["stale-files"]);
-    assert_eq!(evidence(&found(&replaced)[0], "reserved"), Value::Bytes(PAGE));
+    assert_eq!(evidence(&found(&replaced)[0], "reserved"), CellValue::Bytes(PAGE));
 
     let deleted = with(vec![map(ROOM, 64, "r-xp", "/usr/lib/libssl.so.3 (deleted)").file(0, 4, 1)]);
     assert_eq!(ids(&deleted), ["stale-files"]);
@@ -164,12 +164,12 @@ fn replaced_and_deleted_libraries_are_stale() {
 }
 
 #[test]
-fn memory_that_is_writable_and_executable_is_told() {
+fn writable_and_executable_memory_is_reported() {
     let snapshot = with(vec![map(ROOM, 64, "rwxp", "").anonymous(64)]);
     let found = found(&snapshot);
     assert_eq!((found[0].id, found[0].severity), ("writable-code", Severity::Note));
-    assert_eq!(evidence(&found[0], "reserved"), Value::Bytes(64 << 10));
-    assert_eq!(evidence(&found[0], "largest"), Value::Address(ROOM));
+    assert_eq!(evidence(&found[0], "reserved"), CellValue::Bytes(64 << 10));
+    assert_eq!(evidence(&found[0], "largest"), CellValue::Address(ROOM));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn page_tables_are_large_beside_what_is_resident() {
 }
 
 #[test]
-fn huge_pages_that_nobody_asked_for_may_be_bloat() {
+fn unrequested_huge_pages_may_be_bloat() {
     let huge = |flags: &str| {
         let all = 800 << 10;
         let counters =
@@ -193,13 +193,13 @@ fn huge_pages_that_nobody_asked_for_may_be_bloat() {
     };
     let found = found(&huge("rd wr"));
     assert_eq!(found[0].id, "huge-page-bloat");
-    assert_eq!(evidence(&found[0], "anon_huge"), Value::Bytes(800 * MIB));
+    assert_eq!(evidence(&found[0], "anon_huge"), CellValue::Bytes(800 * MIB));
     assert!(format!("{:?}", found[0].next_step).contains("pagewise thp "));
     assert_eq!(ids(&huge("rd wr hg")), [""; 0], "the program asked with MADV_HUGEPAGE");
 }
 
 #[test]
-fn a_reading_without_flags_does_not_claim_that_nobody_asked_for_huge_pages() {
+fn a_reading_without_flags_makes_no_claim_about_requested_huge_pages() {
     let all = 800 << 10;
     let mut mapping = map(ROOM, all, "rw-p", "").pages([all, 0], [0, 0], Ok(Bytes::kib(all)));
     std::sync::Arc::make_mut(mapping.pages.as_mut().unwrap()).anon_huge = Ok(Bytes::kib(all));
@@ -208,10 +208,10 @@ fn a_reading_without_flags_does_not_claim_that_nobody_asked_for_huge_pages() {
     let (claim, step) = (format!("{:?}", found[0].claim), format!("{:?}", found[0].next_step));
     assert!(claim.contains("does not show whether the program asked"), "{claim}");
     assert!(step.contains("--full"), "{step}");
-    // Marked mappings beside are none of it.
+    // Marked mappings beside it are not part of it.
     let marked = map(ROOM + (1 << 40), all, "rw-p", "").using(&[(AnonHugePages, all)]);
     let both = with(vec![mapping, marked.flags("rd wr hg")]);
-    assert_eq!(evidence(&self::found(&both)[0], "anon_huge"), Value::Bytes(800 * MIB));
+    assert_eq!(evidence(&self::found(&both)[0], "anon_huge"), CellValue::Bytes(800 * MIB));
 }
 
 #[test]
@@ -220,14 +220,15 @@ fn copies_of_file_pages_name_the_file() {
     let found = found(&with(vec![copied]));
     assert_eq!(found[0].id, "copied-file-pages");
     assert_eq!(evidence(&found[0], "most"), name("/var/lib/model.bin"));
-    assert_eq!(evidence(&found[0], "most_copied"), Value::Bytes(60 * MIB));
+    assert_eq!(evidence(&found[0], "most_copied"), CellValue::Bytes(60 * MIB));
 }
 
 #[test]
 fn merging_is_a_note_and_merging_at_a_loss_a_warning() {
     let mut snapshot = healthy();
     let mut merged = |pages, profit| {
-        snapshot.ksm = Ok(Ksm { merging_pages: pages, rmap_items: pages, profit: Some(profit) });
+        snapshot.ksm =
+            Ok(KsmStat { merging_pages: pages, rmap_items: pages, profit: Some(profit) });
         found(&snapshot).iter().map(|f| (f.id, f.severity)).collect::<Vec<_>>()
     };
     assert_eq!(merged(0, 0), []);
@@ -236,7 +237,7 @@ fn merging_is_a_note_and_merging_at_a_loss_a_warning() {
 }
 
 #[test]
-fn memory_spread_unevenly_over_nodes_is_told_to_threaded_processes() {
+fn memory_spread_unevenly_over_nodes_is_reported_for_threaded_processes() {
     let mut snapshot = healthy();
     snapshot.process.threads = 8;
     let mut on = |gib: [u64; 2]| {
@@ -253,7 +254,7 @@ fn memory_spread_unevenly_over_nodes_is_told_to_threaded_processes() {
 fn the_gravest_finding_comes_first() {
     let mut snapshot = with(vec![map(ROOM, 64, "rwxp", "/data").anonymous(64)]);
     snapshot.machine.max_map_count = Ok(9);
-    snapshot.ksm = Ok(Ksm { merging_pages: 1000, rmap_items: 0, profit: None });
+    snapshot.ksm = Ok(KsmStat { merging_pages: 1000, rmap_items: 0, profit: None });
     let severities: Vec<_> = found(&snapshot).iter().map(|f| f.severity).collect();
     assert_eq!(severities, [Severity::Critical, Severity::Warning, Severity::Note]);
 }

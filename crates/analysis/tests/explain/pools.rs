@@ -1,7 +1,7 @@
-//! Every kind of pool is told by what tells it, and by nothing less.
+//! Every kind of pool is recognized by its evidence, and by nothing less.
 
-use pagewise_analysis::pools::{Kind, Part, classify};
-use pagewise_model::object::Object;
+use pagewise_analysis::pools::{ElfPart, PoolKind, classify};
+use pagewise_model::object::ElfObject;
 use pagewise_model::{AddrRange, Bytes, Mapping, Pid, Snapshot};
 use proptest::prelude::*;
 
@@ -10,26 +10,28 @@ use crate::build::*;
 const MIB: u64 = 1 << 20;
 const HEAP: u64 = 64 * MIB;
 
-/// Kind and name of each mapping's pool.
-fn pools(snapshot: &Snapshot) -> Vec<(Kind, String)> {
+/// PoolKind and name of each mapping's pool.
+fn pools(snapshot: &Snapshot) -> Vec<(PoolKind, String)> {
     let pools = classify(snapshot);
     let count = snapshot.mappings.as_ref().map_or(0, Vec::len);
-    (0..count).map(|i| (pools.of(i).kind, pools.of(i).name.escaped().into_owned())).collect()
+    (0..count)
+        .map(|i| (pools.pool_of(i).kind, pools.pool_of(i).name.escaped().into_owned()))
+        .collect()
 }
 
-fn kinds(snapshot: &Snapshot) -> Vec<Kind> {
+fn kinds(snapshot: &Snapshot) -> Vec<PoolKind> {
     pools(snapshot).into_iter().map(|(kind, _)| kind).collect()
 }
 
 /// One mapping alone.
-fn kind_of(mapping: Mapping) -> Kind {
+fn kind_of(mapping: Mapping) -> PoolKind {
     kinds(&snapshot(vec![mapping]))[0]
 }
 
 const BASE: u64 = 0x5555_5555_4000;
 
 /// A program as gcc links it: four segments, and data whose page also holds the end of rodata.
-fn program(base: u64, path: &str) -> (Vec<Mapping>, Object) {
+fn program(base: u64, path: &str) -> (Vec<Mapping>, ElfObject) {
     let mappings = vec![
         map(base, 4, "r--p", path),
         map(base + 0x1000, 4, "r-xp", path).at_offset(0x1000),
@@ -54,9 +56,9 @@ fn program_snapshot(path: &str) -> Snapshot {
 }
 
 #[test]
-fn the_parts_of_the_program_are_told_by_its_segments() {
+fn the_parts_of_the_program_follow_from_its_segments() {
     let snapshot = program_snapshot("/usr/bin/prog");
-    use Kind::*;
+    use PoolKind::*;
     let expected =
         [ProgramRodata, ProgramText, ProgramRodata, ProgramData, ProgramData, ProgramBss];
     assert_eq!(kinds(&snapshot), expected);
@@ -70,7 +72,7 @@ fn permissions_do_not_decide_the_part() {
         mapping.prot.write = true;
         mapping.prot.exec = true;
     }
-    assert_eq!(kinds(&snapshot)[1..3], [Kind::ProgramText, Kind::ProgramRodata]);
+    assert_eq!(kinds(&snapshot)[1..3], [PoolKind::ProgramText, PoolKind::ProgramRodata]);
 }
 
 #[test]
@@ -89,9 +91,9 @@ fn a_library_is_one_pool_with_parts() {
     let mut both = Snapshot { mappings: Ok(mappings), ..other };
     both.objects.push(object);
     let pools = classify(&both);
-    assert!((6..12).all(|i| pools.of(i).kind == Kind::Library));
+    assert!((6..12).all(|i| pools.pool_of(i).kind == PoolKind::Library));
     assert!((6..12).all(|i| pools.index(i) == pools.index(6)));
-    use Part::*;
+    use ElfPart::*;
     let parts: Vec<_> = (6..12).filter_map(|i| pools.part(i)).collect();
     assert_eq!(parts, [Rodata, Text, Rodata, Data, Data, Bss]);
 }
@@ -110,16 +112,16 @@ fn a_hole_without_access_between_segments_belongs_to_the_library() {
     let mut snapshot = Snapshot { objects: vec![object], ..snapshot(mappings) };
     library(&mut snapshot, 0x1000, "/usr/bin/prog");
     let pools = classify(&snapshot);
-    assert_eq!(pools.part(2), Some(Part::Padding));
-    assert_eq!(pools.of(2).kind, Kind::Library);
+    assert_eq!(pools.part(2), Some(ElfPart::Padding));
+    assert_eq!(pools.pool_of(2).kind, PoolKind::Library);
 }
 
 #[test]
-fn bss_that_merged_with_more_anonymous_memory_is_no_bss_any_more() {
+fn bss_merged_with_other_anonymous_memory_is_not_bss_any_more() {
     let mut snapshot = program_snapshot("/usr/bin/prog");
     let bss = &mut snapshot.mappings.as_mut().unwrap()[5];
     bss.range.end += 16 * MIB;
-    assert_eq!(kinds(&snapshot)[5], Kind::Anonymous);
+    assert_eq!(kinds(&snapshot)[5], PoolKind::Anonymous);
 }
 
 #[test]
@@ -127,45 +129,45 @@ fn an_elf_file_that_is_only_read_is_a_file() {
     let mapping = map(BASE, 64, "r--p", "/usr/bin/other");
     let object = object(&mapping, vec![segment(0, 0, 0x800, 0x800, "rx")]);
     let snapshot = Snapshot { objects: vec![object], ..snapshot(vec![mapping]) };
-    assert_eq!(kinds(&snapshot), [Kind::File]);
+    assert_eq!(kinds(&snapshot), [PoolKind::File]);
 }
 
 #[test]
 fn a_library_whose_headers_cannot_be_read_has_no_parts() {
     let snapshot = snapshot(vec![map(BASE, 64, "r-xp", "/usr/lib/libz.so.1.2")]);
     let pools = classify(&snapshot);
-    assert_eq!((pools.of(0).kind, pools.part(0)), (Kind::Library, None));
+    assert_eq!((pools.pool_of(0).kind, pools.part(0)), (PoolKind::Library, None));
 }
 
 #[test]
 fn names_tell_most_kinds() {
     for (mode, name, kind) in [
-        ("rw-p", "[heap]", Kind::Heap),
-        ("rw-p", "[stack]", Kind::MainStack),
-        ("rw-p", "[stack:77]", Kind::ThreadStack),
-        ("r-xp", "[vdso]", Kind::Kernel),
-        ("r--p", "[vvar_vclock]", Kind::Kernel),
-        ("--xp", "[vsyscall]", Kind::Kernel),
-        ("rw-s", "/SYSV00000000 (deleted)", Kind::SharedSysv),
-        ("rw-s", "/dev/shm/sem.x", Kind::SharedPosix),
-        ("rw-s", "/memfd:x (deleted)", Kind::Memfd),
-        ("rw-s", "/dev/zero (deleted)", Kind::SharedAnonymous),
-        ("rw-p", "/dev/zero", Kind::Anonymous),
-        ("rw-s", "[anon_shmem:x]", Kind::SharedAnonymous),
-        ("rw-p", "/anon_hugepage (deleted)", Kind::Hugetlb),
-        ("rw-p", "[anon:mine]", Kind::Named),
-        ("rw-p", "[anon:pagewise:frames]", Kind::Pagewise),
-        ("rw-s", "/memfd:pagewise (deleted)", Kind::Pagewise),
-        ("rw-p", "[anon:scudo:primary]", Kind::Allocator),
-        ("rw-p", "[anon: Go: heap]", Kind::Go),
-        ("rw-p", "[anon: glibc: malloc arena]", Kind::MallocArena),
-        ("rw-p", "[later kernels' thing]", Kind::Named),
-        ("r--s", "/var/cache/fonts", Kind::File),
-        ("rw-s", "/dev/dri/card0", Kind::Device),
-        ("rw-s", "anon_inode:[perf_event]", Kind::Device),
-        ("rwxp", "", Kind::Jit),
-        ("---p", "", Kind::Reserve),
-        ("rw-p", "", Kind::Anonymous),
+        ("rw-p", "[heap]", PoolKind::Heap),
+        ("rw-p", "[stack]", PoolKind::MainStack),
+        ("rw-p", "[stack:77]", PoolKind::ThreadStack),
+        ("r-xp", "[vdso]", PoolKind::Kernel),
+        ("r--p", "[vvar_vclock]", PoolKind::Kernel),
+        ("--xp", "[vsyscall]", PoolKind::Kernel),
+        ("rw-s", "/SYSV00000000 (deleted)", PoolKind::SharedSysv),
+        ("rw-s", "/dev/shm/sem.x", PoolKind::SharedPosix),
+        ("rw-s", "/memfd:x (deleted)", PoolKind::Memfd),
+        ("rw-s", "/dev/zero (deleted)", PoolKind::SharedAnonymous),
+        ("rw-p", "/dev/zero", PoolKind::Anonymous),
+        ("rw-s", "[anon_shmem:x]", PoolKind::SharedAnonymous),
+        ("rw-p", "/anon_hugepage (deleted)", PoolKind::Hugetlb),
+        ("rw-p", "[anon:mine]", PoolKind::Named),
+        ("rw-p", "[anon:pagewise:frames]", PoolKind::Pagewise),
+        ("rw-s", "/memfd:pagewise (deleted)", PoolKind::Pagewise),
+        ("rw-p", "[anon:scudo:primary]", PoolKind::Allocator),
+        ("rw-p", "[anon: Go: heap]", PoolKind::Go),
+        ("rw-p", "[anon: glibc: malloc arena]", PoolKind::MallocArena),
+        ("rw-p", "[later kernels' thing]", PoolKind::Named),
+        ("r--s", "/var/cache/fonts", PoolKind::File),
+        ("rw-s", "/dev/dri/card0", PoolKind::Device),
+        ("rw-s", "anon_inode:[perf_event]", PoolKind::Device),
+        ("rwxp", "", PoolKind::Jit),
+        ("---p", "", PoolKind::Reserve),
+        ("rw-p", "", PoolKind::Anonymous),
     ] {
         assert_eq!(kind_of(map(0x7000_0000_1000, 64, mode, name)), kind, "{name}");
     }
@@ -186,7 +188,7 @@ fn named_memory_has_a_pool_for_each_name() {
 #[test]
 fn a_file_on_tmpfs_is_memory() {
     let mapping = Mapping { on_tmpfs: true, ..map(0x1000, 4, "rw-s", "/run/state") };
-    assert_eq!(kind_of(mapping), Kind::Tmpfs);
+    assert_eq!(kind_of(mapping), PoolKind::Tmpfs);
 }
 
 /// glibc is mapped, and these.
@@ -205,24 +207,24 @@ fn arena(heap: u64, used_kib: u64) -> Vec<Mapping> {
 
 #[test]
 fn an_arena_is_aligned_and_fills_its_heap_with_the_rest_without_access() {
-    assert_eq!(kinds(&with_glibc(arena(100, 132)))[2..], [Kind::MallocArena; 2]);
+    assert_eq!(kinds(&with_glibc(arena(100, 132)))[2..], [PoolKind::MallocArena; 2]);
 }
 
 #[test]
-fn the_same_shape_is_no_arena_where_glibc_is_not() {
-    assert_eq!(kinds(&snapshot(arena(100, 132))), [Kind::Anonymous, Kind::Reserve]);
+fn the_same_shape_is_not_an_arena_without_glibc() {
+    assert_eq!(kinds(&snapshot(arena(100, 132))), [PoolKind::Anonymous, PoolKind::Reserve]);
 }
 
 #[test]
-fn aligned_memory_without_the_rest_is_no_arena() {
-    assert_eq!(kinds(&with_glibc(vec![map(100 * HEAP, 132, "rw-p", "")]))[2], Kind::Anonymous);
+fn aligned_memory_alone_is_not_an_arena() {
+    assert_eq!(kinds(&with_glibc(vec![map(100 * HEAP, 132, "rw-p", "")]))[2], PoolKind::Anonymous);
 }
 
 #[test]
 fn a_guard_that_merged_with_the_rest_of_a_heap_does_not_hide_it() {
     let mut mappings = arena(100, 132);
     mappings[1].range.end += PAGE;
-    assert_eq!(kinds(&with_glibc(mappings))[2..], [Kind::MallocArena; 2]);
+    assert_eq!(kinds(&with_glibc(mappings))[2..], [PoolKind::MallocArena; 2]);
 }
 
 #[test]
@@ -234,10 +236,10 @@ fn the_first_words_of_a_heap_confirm_or_deny_it() {
         snapshot.heads = vec![head(start, words)];
         kinds(&snapshot)[2]
     };
-    assert_eq!(with_head([start + 0x30, 0]), Kind::MallocArena);
-    assert_eq!(with_head([99 * HEAP + 0x30, 99 * HEAP]), Kind::MallocArena);
-    assert_eq!(with_head([0, 0]), Kind::Anonymous);
-    assert_eq!(with_head([0x1234, 0x5678]), Kind::Anonymous);
+    assert_eq!(with_head([start + 0x30, 0]), PoolKind::MallocArena);
+    assert_eq!(with_head([99 * HEAP + 0x30, 99 * HEAP]), PoolKind::MallocArena);
+    assert_eq!(with_head([0, 0]), PoolKind::Anonymous);
+    assert_eq!(with_head([0x1234, 0x5678]), PoolKind::Anonymous);
 }
 
 #[test]
@@ -248,17 +250,17 @@ fn a_mapped_chunk_has_its_size_and_flag_in_the_second_word() {
         snapshot.heads = vec![head(start, words)];
         kinds(&snapshot)[2]
     };
-    assert_eq!(with_head([0, MIB | 2]), Kind::MallocChunk);
-    assert_eq!(with_head([0, (MIB / 2) | 2]), Kind::MallocChunk, "chunks that merged");
-    assert_eq!(with_head([1, MIB | 2]), Kind::Anonymous);
-    assert_eq!(with_head([0, MIB]), Kind::Anonymous);
-    assert_eq!(with_head([0, (MIB + 8) | 2]), Kind::Anonymous);
-    assert_eq!(with_head([0, (2 * MIB) | 2]), Kind::Anonymous, "larger than its mapping");
-    assert_eq!(with_head([0, 2]), Kind::Anonymous);
+    assert_eq!(with_head([0, MIB | 2]), PoolKind::MallocChunk);
+    assert_eq!(with_head([0, (MIB / 2) | 2]), PoolKind::MallocChunk, "chunks that merged");
+    assert_eq!(with_head([1, MIB | 2]), PoolKind::Anonymous);
+    assert_eq!(with_head([0, MIB]), PoolKind::Anonymous);
+    assert_eq!(with_head([0, (MIB + 8) | 2]), PoolKind::Anonymous);
+    assert_eq!(with_head([0, (2 * MIB) | 2]), PoolKind::Anonymous, "larger than its mapping");
+    assert_eq!(with_head([0, 2]), PoolKind::Anonymous);
 }
 
 #[test]
-fn a_library_in_place_of_malloc_names_what_cannot_be_told_apart() {
+fn a_library_that_replaces_malloc_names_unattributed_memory() {
     for (library_name, expected) in [
         ("/usr/lib/libjemalloc.so.2", "jemalloc, and mmap"),
         ("/usr/lib/libtcmalloc_minimal.so.4", "tcmalloc, and mmap"),
@@ -269,7 +271,7 @@ fn a_library_in_place_of_malloc_names_what_cannot_be_told_apart() {
         let mut snapshot = snapshot(vec![map(0x7000_0000_0000, 64, "rw-p", "")]);
         library(&mut snapshot, 0x1000, "/usr/bin/prog");
         library(&mut snapshot, 0x10_0000, library_name);
-        assert_eq!(pools(&snapshot)[2], (Kind::Allocator, expected.to_owned()));
+        assert_eq!(pools(&snapshot)[2], (PoolKind::Allocator, expected.to_owned()));
     }
 }
 
@@ -278,7 +280,7 @@ fn an_allocator_linked_into_the_program_is_found_by_its_symbols() {
     let mut snapshot = program_snapshot("/usr/bin/prog");
     snapshot.objects[0].elf.as_mut().unwrap().allocator = Some("mi_malloc".into());
     snapshot.mappings.as_mut().unwrap().push(map(0x7000_0000_0000, 64, "rw-p", ""));
-    assert_eq!(pools(&snapshot)[6], (Kind::Allocator, "mimalloc, and mmap".to_owned()));
+    assert_eq!(pools(&snapshot)[6], (PoolKind::Allocator, "mimalloc, and mmap".to_owned()));
 }
 
 const STACKS: u64 = 0x7000_0000_0000;
@@ -297,7 +299,7 @@ fn top_of(stack: u64) -> u64 {
 }
 
 #[test]
-fn a_stack_is_told_by_the_pointer_into_it_and_takes_its_guard_along() {
+fn a_stack_is_recognized_by_its_pointer_and_includes_its_guard() {
     let mut snapshot = snapshot(stacks(2));
     snapshot.threads = Ok(vec![
         thread(1234, "prog", 0x7fff_0000_0000),
@@ -305,7 +307,7 @@ fn a_stack_is_told_by_the_pointer_into_it_and_takes_its_guard_along() {
         thread(1236, "disk", top_of(1)),
     ]);
     let expected = ["net (1235)", "net (1235)", "disk (1236)", "disk (1236)"]
-        .map(|n| (Kind::ThreadStack, n.to_owned()));
+        .map(|n| (PoolKind::ThreadStack, n.to_owned()));
     assert_eq!(pools(&snapshot), expected);
 }
 
@@ -314,18 +316,18 @@ fn a_running_thread_gets_the_guarded_mapping_that_is_left_and_the_rest_is_cached
     let mut snapshot = snapshot(stacks(3));
     snapshot.threads =
         Ok(vec![running(1234, "prog"), thread(1235, "net", top_of(0)), running(1236, "disk")]);
-    use Kind::*;
+    use PoolKind::*;
     let expected = [ThreadStack, ThreadStack, ThreadStack, ThreadStack, CachedStack, CachedStack];
     assert_eq!(kinds(&snapshot), expected);
 }
 
 #[test]
-fn guarded_memory_of_an_unusual_size_is_no_stack_while_all_threads_have_one() {
+fn guarded_memory_of_an_unusual_size_is_not_a_stack_while_all_threads_have_one() {
     let guarded = vec![map(STACKS, 4, "---p", ""), map(STACKS + PAGE, 100, "rw-p", "")];
     let mut alone = snapshot(guarded);
-    assert_eq!(kinds(&alone), [Kind::Reserve, Kind::Anonymous]);
+    assert_eq!(kinds(&alone), [PoolKind::Reserve, PoolKind::Anonymous]);
     alone.threads = Ok(vec![thread(1234, "prog", 0), running(1235, "odd")]);
-    assert_eq!(kinds(&alone), [Kind::ThreadStack; 2]);
+    assert_eq!(kinds(&alone), [PoolKind::ThreadStack; 2]);
 }
 
 #[test]
@@ -333,7 +335,7 @@ fn stacks_that_merged_into_one_mapping_are_counted() {
     let mut snapshot = snapshot(vec![map(STACKS, 16 << 10, "rw-p", "")]);
     snapshot.threads =
         Ok(vec![running(1234, "prog"), thread(1235, "a", top_of(0)), thread(1236, "b", top_of(1))]);
-    assert_eq!(pools(&snapshot), [(Kind::ThreadStack, "a (1235) and 1 more".to_owned())]);
+    assert_eq!(pools(&snapshot), [(PoolKind::ThreadStack, "a (1235) and 1 more".to_owned())]);
 }
 
 #[test]
@@ -343,7 +345,7 @@ fn a_stack_pointer_into_go_memory_does_not_make_it_a_stack() {
         map(0xc0_0040_0000, 60 << 10, "---p", ""),
     ]);
     snapshot.threads = Ok(vec![running(1234, "prog"), thread(1235, "m1", 0xc0_0000_2000)]);
-    assert_eq!(kinds(&snapshot), [Kind::Go; 2]);
+    assert_eq!(kinds(&snapshot), [PoolKind::Go; 2]);
 }
 
 #[test]
@@ -354,11 +356,11 @@ fn go_memory_is_whole_arenas_wherever_go_puts_them() {
         map(start + 20 * MIB, 60 << 10, "rw-p", ""),
         map(start + 80 * MIB, 48 << 10, "---p", ""),
     ];
-    use Kind::*;
+    use PoolKind::*;
     let mut other = snapshot(arenas);
     library(&mut other, 0x1000, "/usr/bin/prog");
     assert_eq!(kinds(&other)[1..], [Reserve, Anonymous, Reserve]);
-    other.objects[0].elf.as_mut().unwrap().sections.push(pagewise_model::object::Section {
+    other.objects[0].elf.as_mut().unwrap().sections.push(pagewise_model::object::ObjectSection {
         name: ".gopclntab".into(),
         range: pagewise_model::AddrRange { start: 0, end: 8 },
         offset: 0,
@@ -371,14 +373,14 @@ fn go_memory_is_whole_arenas_wherever_go_puts_them() {
 }
 
 #[test]
-fn a_sanitizer_is_told_by_its_huge_shadow() {
+fn a_sanitizer_is_recognized_by_its_huge_shadow() {
     let shadow = vec![
         map(0x7fff_7000, 256 << 10, "rw-p", ""),
         map(0x8fff_7000, 2 << 30, "---p", ""),
         map(0x0200_8fff_7000, 14 << 30, "rw-p", ""),
         map(0x7000_0000_0000, 64, "rw-p", ""),
     ];
-    use Kind::*;
+    use PoolKind::*;
     assert_eq!(kinds(&snapshot(shadow.clone())), [Sanitizer, Sanitizer, Sanitizer, Anonymous]);
     let small: Vec<Mapping> = shadow
         .into_iter()
@@ -391,8 +393,8 @@ fn a_sanitizer_is_told_by_its_huge_shadow() {
 }
 
 #[test]
-fn what_pools_say_is_theirs_is_theirs_where_they_have_most_of_it() {
-    let pool = |name: &str, ranges: &[(u64, u64)]| pagewise_model::registry::Pool {
+fn a_mapping_belongs_to_the_pool_with_most_of_it() {
+    let pool = |name: &str, ranges: &[(u64, u64)]| pagewise_model::pagewise_pools::RegisteredPool {
         kind: "tlsf".into(),
         name: name.into(),
         lives: true,
@@ -406,13 +408,14 @@ fn what_pools_say_is_theirs_is_theirs_where_they_have_most_of_it() {
         pool("b", &[(0x20_9000, 0x20_f000)]),
         pool("c", &[(0x30_0000, 0x30_8000)]),
     ];
-    let ended = vec![pagewise_model::registry::Pool { lives: false, ..ours[0].clone() }];
+    let ended =
+        vec![pagewise_model::pagewise_pools::RegisteredPool { lives: false, ..ours[0].clone() }];
     let with = |pools| Snapshot { pools, ..snapshot(mappings.clone()) };
-    let a = (Kind::Pagewise, "tlsf a".to_owned());
+    let a = (PoolKind::Pagewise, "tlsf a".to_owned());
     let found = pools(&with(ours));
     assert_eq!(found[..2], [a.clone(), a]);
-    assert_eq!(found[2].0, Kind::Anonymous, "half of it is not most of it");
-    assert_eq!(kinds(&with(ended)), [Kind::Anonymous; 3]);
+    assert_eq!(found[2].0, PoolKind::Anonymous, "half of it is not most of it");
+    assert_eq!(kinds(&with(ended)), [PoolKind::Anonymous; 3]);
 }
 
 #[test]
@@ -444,7 +447,7 @@ proptest! {
             pagewise_model::process::Thread { tid: Pid(tid), name: "t".into(), stack_pointer: Ok(sp) }
         }).collect();
         let ranges = starts.iter().map(|&(end, start, _)| AddrRange { start, end }).collect();
-        let pool = pagewise_model::registry::Pool { lives: true, ranges, ..Default::default() };
+        let pool = pagewise_model::pagewise_pools::RegisteredPool { lives: true, ranges, ..Default::default() };
         let pools = vec![pool.clone(), pool];
         let snapshot =
             Snapshot { objects, heads, pools, threads: Ok(threads), ..snapshot(mappings.clone()) };

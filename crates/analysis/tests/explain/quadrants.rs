@@ -1,7 +1,7 @@
 //! Quadrants and shares add up, and say where they cannot be known.
 
-use pagewise_analysis::quadrants::{Cells, quadrants};
-use pagewise_model::Counter::*;
+use pagewise_analysis::quadrants::{QuadrantCells, quadrants};
+use pagewise_model::SmapsCounter::*;
 use pagewise_model::{Absent, Bytes, Mapping, Quadrant, Reading};
 use proptest::prelude::*;
 
@@ -14,11 +14,11 @@ fn kib(readings: [&Reading<Bytes>; 4]) -> [Option<u64>; 4] {
     readings.map(|r| r.as_ref().ok().map(|bytes| bytes.0 >> 10))
 }
 
-fn effective(mappings: Vec<Mapping>) -> Cells {
+fn effective(mappings: Vec<Mapping>) -> QuadrantCells {
     quadrants(&snapshot(mappings)).expect("mappings are there").effective
 }
 
-fn resident(cells: &Cells) -> [Option<u64>; 4] {
+fn resident(cells: &QuadrantCells) -> [Option<u64>; 4] {
     kib(cells.each_ref().map(|cell| &cell.resident))
 }
 
@@ -138,7 +138,7 @@ fn a_missing_share_spoils_only_the_cells_of_co_mapped_pages() {
 }
 
 #[test]
-fn what_rounding_took_from_shares_is_given_back_to_those_it_took_from() {
+fn rounding_losses_return_to_the_shares_that_lost() {
     let mut snapshot = snapshot(vec![
         map(0x1000, 64, "rw-p", "[heap]").anonymous(20),
         map(0x20000, 64, "r--p", "/lib/a.so").file(0, 12, 3),
@@ -147,7 +147,7 @@ fn what_rounding_took_from_shares_is_given_back_to_those_it_took_from() {
     ]);
     rollup(&mut snapshot).set(Pss, (29 + 2) << 10);
     let quadrants = quadrants(&snapshot).expect("mappings are there");
-    let pss = |cells: &Cells| cells.each_ref().map(|c| c.pss.clone().expect("known").0);
+    let pss = |cells: &QuadrantCells| cells.each_ref().map(|c| c.pss.clone().expect("known").0);
     // 2048 bytes over three mappings: 683, 683, 682.
     assert_eq!(pss(&quadrants.declared), [20 << 10, 0, (6 << 10) + 1366, (3 << 10) + 682]);
     assert_eq!(pss(&quadrants.effective), [20 << 10, 0, 0, (9 << 10) + 2048]);
@@ -256,8 +256,8 @@ fn sound_mapping() -> impl Strategy<Value = Mapping> {
 }
 
 fn total(
-    cells: &Cells,
-    of: fn(&pagewise_analysis::quadrants::Cell) -> &Reading<Bytes>,
+    cells: &QuadrantCells,
+    of: fn(&pagewise_analysis::quadrants::QuadrantCell) -> &Reading<Bytes>,
 ) -> Reading<Bytes> {
     cells.iter().map(|cell| of(cell).clone()).sum()
 }
@@ -297,7 +297,7 @@ proptest! {
         let quadrants = quadrants(&snapshot).expect("mappings are there");
         prop_assert_eq!(total(&quadrants.declared, |c| &c.pss), Ok(Bytes(pss)));
         for (of, name) in [
-            ((|c| &c.reserved) as fn(&pagewise_analysis::quadrants::Cell) -> &Reading<Bytes>, "reserved"),
+            ((|c| &c.reserved) as fn(&pagewise_analysis::quadrants::QuadrantCell) -> &Reading<Bytes>, "reserved"),
             (|c| &c.resident, "resident"),
             (|c| &c.pss, "pss"),
             (|c| &c.swapped, "swapped"),

@@ -1,13 +1,13 @@
 //! The report as a whole: its keys, its totals, and what it says where little is known.
 
-use pagewise_analysis::explain::{Options, explain};
-use pagewise_model::Counter::*;
-use pagewise_model::report::{Audience, Block, Table, Value};
+use pagewise_analysis::explain::{ExplainOptions, explain};
+use pagewise_model::SmapsCounter::*;
+use pagewise_model::report::{Audience, CellValue, ReportBlock, ReportTable};
 use pagewise_model::{Absent, Bytes, Snapshot};
 
 use crate::build::*;
 
-const ALL: Options = Options { largest: 3, all_mappings: true, address_map: true };
+const ALL: ExplainOptions = ExplainOptions { largest: 3, all_mappings: true, address_map: true };
 
 fn process() -> Snapshot {
     snapshot(vec![
@@ -19,14 +19,14 @@ fn process() -> Snapshot {
     ])
 }
 
-fn keys(table: &Table) -> Vec<&str> {
+fn keys(table: &ReportTable) -> Vec<&str> {
     let programs = |a| matches!(a, Audience::Everyone | Audience::Programs | Audience::Long);
     table.columns.iter().filter(|c| programs(c.audience)).map(|c| c.key.as_ref()).collect()
 }
 
 fn texts(report: &pagewise_model::Report) -> String {
-    let text = |block: &Block| match block {
-        Block::Text(text) => format!("{:?}", text.pieces),
+    let text = |block: &ReportBlock| match block {
+        ReportBlock::Text(text) => format!("{:?}", text.pieces),
         _ => String::new(),
     };
     report.blocks.iter().map(text).collect()
@@ -36,9 +36,9 @@ fn texts(report: &pagewise_model::Report) -> String {
 fn the_keys_that_programs_rely_on_are_there() {
     let report = explain(&process(), &ALL);
     assert_eq!(report.schema, "pagewise.explain/1");
-    assert_eq!(value(&report, "process", "pid"), Value::text("1234"));
+    assert_eq!(value(&report, "process", "pid"), CellValue::text("1234"));
     for total in ["virt", "res", "shr", "data", "code", "swap", "pss", "uss", "peak_res"] {
-        assert!(matches!(value(&report, "totals", total), Value::Bytes(_)), "{total}");
+        assert!(matches!(value(&report, "totals", total), CellValue::Bytes(_)), "{total}");
     }
     for key in ["quadrants.declared", "quadrants.effective"] {
         let quadrants = table(&report, key);
@@ -62,11 +62,11 @@ fn swapped_shared_memory_is_in_the_total_as_in_the_quadrants() {
     let mut swapped = snapshot(mappings);
     swapped.status.as_mut().unwrap().vm_swap = Ok(Bytes::mib(1));
     let report = explain(&swapped, &ALL);
-    assert_eq!(value(&report, "totals", "swap"), Value::Bytes(61 << 20));
-    assert_eq!(value(&report, "totals", "swap_private"), Value::Bytes(1 << 20));
+    assert_eq!(value(&report, "totals", "swap"), CellValue::Bytes(61 << 20));
+    assert_eq!(value(&report, "totals", "swap_private"), CellValue::Bytes(1 << 20));
     let shown = |report: &pagewise_model::Report| {
-        let Some(Block::Facts(facts)) =
-            report.blocks.iter().find(|b| matches!(b, Block::Facts(f) if f.key == "totals"))
+        let Some(ReportBlock::Facts(facts)) =
+            report.blocks.iter().find(|b| matches!(b, ReportBlock::Facts(f) if f.key == "totals"))
         else {
             panic!("no totals")
         };
@@ -87,8 +87,8 @@ fn swapped_shared_memory_is_in_the_total_as_in_the_quadrants() {
     std::sync::Arc::make_mut(mappings[0].pages.as_mut().unwrap()).swap = Err(why.clone());
     swapped.rollup = absent();
     let report = explain(&swapped, &ALL);
-    assert_eq!(value(&report, "totals", "swap"), Value::Absent(why));
-    assert_eq!(value(&report, "totals", "swap_private"), Value::Bytes(1 << 20));
+    assert_eq!(value(&report, "totals", "swap"), CellValue::Absent(why));
+    assert_eq!(value(&report, "totals", "swap_private"), CellValue::Bytes(1 << 20));
 }
 
 #[test]
@@ -96,12 +96,12 @@ fn totals_are_those_of_statm_and_the_rollup() {
     let mut snapshot = process();
     rollup(&mut snapshot).set(Pss, 112 << 10);
     let report = explain(&snapshot, &ALL);
-    assert_eq!(value(&report, "totals", "virt"), Value::Bytes(324 << 10));
-    assert_eq!(value(&report, "totals", "res"), Value::Bytes(132 << 10));
-    assert_eq!(value(&report, "totals", "pss"), Value::Bytes(112 << 10));
-    assert_eq!(value(&report, "totals", "uss"), Value::Bytes(102 << 10));
+    assert_eq!(value(&report, "totals", "virt"), CellValue::Bytes(324 << 10));
+    assert_eq!(value(&report, "totals", "res"), CellValue::Bytes(132 << 10));
+    assert_eq!(value(&report, "totals", "pss"), CellValue::Bytes(112 << 10));
+    assert_eq!(value(&report, "totals", "uss"), CellValue::Bytes(102 << 10));
     let share = (132 << 10) as f64 / Bytes::gib(16).0 as f64;
-    assert_eq!(value(&report, "totals", "mem_share"), Value::Share(share));
+    assert_eq!(value(&report, "totals", "mem_share"), CellValue::Share(share));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn pools_add_up_to_the_rollup_to_the_byte() {
     let report = explain(&snapshot, &ALL);
     let sum = |key| -> u64 {
         let number = |value| match value {
-            Value::Bytes(bytes) => bytes,
+            CellValue::Bytes(bytes) => bytes,
             other => panic!("{other:?}"),
         };
         column(table(&report, "pools"), key).into_iter().map(number).sum()
@@ -130,7 +130,7 @@ fn pools_add_up_to_the_rollup_to_the_byte() {
 fn the_largest_mappings_have_a_name_even_where_the_kernel_gives_none() {
     let report = explain(&process(), &ALL);
     let largest = table(&report, "largest");
-    assert_eq!(column(largest, "rss"), [50, 40, 30].map(|kib| Value::Bytes(kib << 10)));
+    assert_eq!(column(largest, "rss"), [50, 40, 30].map(|kib| CellValue::Bytes(kib << 10)));
     assert_eq!(
         column(largest, "name"),
         [name("[anonymous]"), name("[heap]"), name("/lib/libz.so.1")]
@@ -150,11 +150,11 @@ fn many_pools_of_a_kind_share_a_row_for_people_but_not_for_programs() {
     let libraries =
         (1..=100).map(|i| map(i << 24, 64, "r-xp", &format!("/lib/lib{i}.so")).file(0, 4, 1));
     let report = explain(&snapshot(libraries.collect()), &ALL);
-    let tables: Vec<&Table> = report
+    let tables: Vec<&ReportTable> = report
         .blocks
         .iter()
         .filter_map(|block| match block {
-            Block::Table(table) if table.key == "pools" => Some(table),
+            ReportBlock::Table(table) if table.key == "pools" => Some(table),
             _ => None,
         })
         .collect();
@@ -165,7 +165,7 @@ fn many_pools_of_a_kind_share_a_row_for_people_but_not_for_programs() {
     assert_eq!(tables[0].rows(), 100);
     assert_eq!(tables[1].rows(), 6);
     assert_eq!(column(tables[1], "name")[0], name("and 95 more"));
-    assert_eq!(column(tables[1], "resident")[0], Value::Bytes((95 * 4) << 10));
+    assert_eq!(column(tables[1], "resident")[0], CellValue::Bytes((95 * 4) << 10));
 }
 
 #[test]
@@ -173,11 +173,11 @@ fn sums_that_differ_from_the_rollup_are_torn_and_named() {
     let mut torn = process();
     rollup(&mut torn).set(Anonymous, 0);
     let report = explain(&torn, &ALL);
-    assert_eq!(value(&report, "provenance", "torn"), Value::Flag(true));
+    assert_eq!(value(&report, "provenance", "torn"), CellValue::Flag(true));
     let counters = value(&report, "provenance", "torn_counters");
-    assert_eq!(counters, Value::List(vec![Value::text("Anonymous")]));
+    assert_eq!(counters, CellValue::List(vec![CellValue::text("Anonymous")]));
     let whole = value(&explain(&process(), &ALL), "provenance", "torn");
-    assert_eq!(whole, Value::Flag(false));
+    assert_eq!(whole, CellValue::Flag(false));
 }
 
 #[test]
@@ -189,9 +189,9 @@ fn a_share_that_rounding_cannot_explain_is_torn() {
         value(&explain(&snapshot, &ALL), "provenance", "torn")
     };
     // One mapping holds co-mapped pages, so less than a KiB can be lost.
-    assert_eq!(torn(0), Value::Flag(false));
-    assert_eq!(torn(1 << 10), Value::Flag(true));
-    assert_eq!(torn(1 << 20), Value::Flag(true));
+    assert_eq!(torn(0), CellValue::Flag(false));
+    assert_eq!(torn(1 << 10), CellValue::Flag(true));
+    assert_eq!(torn(1 << 20), CellValue::Flag(true));
 }
 
 #[test]
@@ -199,20 +199,20 @@ fn late_rss_counters_are_drift_in_bytes_and_not_torn() {
     let mut late = process();
     late.statm.as_mut().unwrap().resident = Bytes::kib(120);
     let report = explain(&late, &ALL);
-    assert_eq!(value(&report, "provenance", "drift_res"), Value::Change(-12 << 10));
-    assert_eq!(value(&report, "provenance", "torn"), Value::Flag(false));
-    assert_eq!(value(&report, "totals", "res"), Value::Bytes(120 << 10), "as top shows it");
+    assert_eq!(value(&report, "provenance", "drift_res"), CellValue::Change(-12 << 10));
+    assert_eq!(value(&report, "provenance", "torn"), CellValue::Flag(false));
+    assert_eq!(value(&report, "totals", "res"), CellValue::Bytes(120 << 10), "as top shows it");
 }
 
 #[test]
 fn mappings_that_came_or_went_are_torn_even_without_a_rollup() {
     let mut changed = process();
     changed.rollup = absent();
-    assert!(matches!(value(&explain(&changed, &ALL), "provenance", "torn"), Value::Absent(_)));
+    assert!(matches!(value(&explain(&changed, &ALL), "provenance", "torn"), CellValue::Absent(_)));
     changed.statm.as_mut().unwrap().size += Bytes::kib(8);
     let report = explain(&changed, &ALL);
-    assert_eq!(value(&report, "provenance", "torn"), Value::Flag(true));
-    assert_eq!(value(&report, "provenance", "drift_virt"), Value::Change(8 << 10));
+    assert_eq!(value(&report, "provenance", "torn"), CellValue::Flag(true));
+    assert_eq!(value(&report, "provenance", "drift_virt"), CellValue::Change(8 << 10));
 }
 
 #[test]
@@ -226,10 +226,10 @@ fn a_process_that_may_not_be_read_says_so_and_keeps_what_is_known() {
         ..process()
     };
     let report = explain(&snapshot, &ALL);
-    assert_eq!(value(&report, "totals", "res"), Value::Bytes(132 << 10));
-    assert_eq!(value(&report, "totals", "pss"), Value::Absent(denied.clone()));
+    assert_eq!(value(&report, "totals", "res"), CellValue::Bytes(132 << 10));
+    assert_eq!(value(&report, "totals", "pss"), CellValue::Absent(denied.clone()));
     for key in ["quadrants", "pools", "mappings", "findings"] {
-        assert_eq!(value(&report, "", key), Value::Absent(denied.clone()));
+        assert_eq!(value(&report, "", key), CellValue::Absent(denied.clone()));
     }
     assert!(texts(&report).contains("CAP_SYS_PTRACE"));
 }
@@ -250,7 +250,7 @@ fn kernel_threads_and_zombies_are_explained_not_blamed() {
 fn the_address_map_splits_where_holes_are_too_wide_to_draw() {
     let report = explain(&process(), &ALL);
     let map = report.blocks.iter().find_map(|block| match block {
-        Block::AddressMap(map) => Some(map),
+        ReportBlock::AddressMap(map) => Some(map),
         _ => None,
     });
     let clusters = &map.expect("asked for").clusters;

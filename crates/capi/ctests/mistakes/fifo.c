@@ -1,4 +1,4 @@
-/* Mistakes in the use of FIFO pools. */
+/* Memory errors in the use of FIFO pools. */
 #include <pagewise/fifo.h>
 #include <stdio.h>
 #include <stdlib.h>

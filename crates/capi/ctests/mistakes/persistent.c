@@ -1,4 +1,4 @@
-/* Mistakes in a heap in a file, of which the argument names one. */
+/* Memory errors in a heap in a file; the argument selects one. */
 #include <pagewise/persistent.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Mistakes in the use of rings. */
+/* Memory errors in the use of rings. */
 #include <pagewise/ring.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Mistakes in the use of stacks. */
+/* Memory errors in the use of stacks. */
 #include <pagewise/stack.h>
 #include <stdio.h>
 

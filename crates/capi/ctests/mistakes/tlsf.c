@@ -1,4 +1,4 @@
-/* Mistakes in the use of a TLSF pool. */
+/* Memory errors in the use of a TLSF pool. */
 #include <pagewise/pages.h>
 #include <pagewise/tlsf.h>
 #include <stdio.h>

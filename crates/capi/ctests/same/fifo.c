@@ -1,7 +1,8 @@
-/* Runs steps on a FIFO pool by the inline functions, in the process of a test in Rust, which runs the same by Rust's. */
+/* Runs steps on a FIFO pool by the inline functions, in the process of a test in Rust, which runs
+ * the same by Rust's. */
 #include <pagewise/fifo.h>
 
-/* What the inline functions call, and the test has linked. */
+/* Functions that the inline functions call, linked by the test. */
 struct library {
     void *(*alloc)(pw_fifo *, size_t, size_t);
     void *(*zalloc)(pw_fifo *, size_t, size_t);

@@ -1,7 +1,8 @@
-/* Runs steps on a ring by the inline functions, in the process of a test in Rust, which runs the same by Rust's. */
+/* Runs steps on a ring by the inline functions, in the process of a test in Rust, which runs the
+ * same by Rust's. */
 #include <pagewise/ring.h>
 
-/* What the inline functions call, and the test has linked. */
+/* Functions that the inline functions call, linked by the test. */
 struct library {
     void *(*alloc)(pw_ring *, size_t, size_t);
     int (*open)(pw_ring *);
@@ -21,7 +22,7 @@ void *pw_ring_alloc_slow(pw_ring *ring, size_t size, size_t align)
     return library.alloc(ring, size, align);
 }
 
-/* In the place of another frame, so many blocks of this size and alignment, all `fill`. */
+/* Replaces another frame by one with a number of blocks of this size and alignment, all `fill`. */
 struct step {
     size_t place, blocks, size, align, fill;
 };

@@ -1,7 +1,8 @@
-/* Runs a program on a stack by the inline functions, in the process of a test in Rust, which runs the same by Rust's. */
+/* Runs a program on a stack by the inline functions, in the process of a test in Rust, which runs
+ * the same by Rust's. */
 #include <pagewise/stack.h>
 
-/* What the inline functions call, and the test has linked. */
+/* Functions that the inline functions call, linked by the test. */
 struct library {
     void *(*alloc)(pw_stack *, size_t, size_t);
     void *(*realloc)(pw_stack *, void *, size_t, size_t, size_t);
@@ -48,8 +49,8 @@ struct last {
     size_t size, align;
 };
 
-/* Runs steps to the end, or to the one that pops the frame in which they began, which it returns. NULL where there is no
- * memory. */
+/* Runs steps to the end, or to the one that pops the frame in which they began, which it returns.
+ * NULL without memory. */
 static const struct step *run(pw_stack *stack, const struct step *step, const struct step *end)
 {
     struct last last = {NULL, 0, 1};
@@ -84,7 +85,8 @@ int run_all(pw_stack *stack, const struct step *steps, size_t n)
     return run(stack, steps, steps + n) != NULL;
 }
 
-/* Calls back from within a frame of the thread's stack, and returns where a block lies that was allocated before. */
+/* Calls back from within a frame of the thread's stack, and returns where a block lies that was
+ * allocated before. */
 char *in_a_frame_of_c(void (*back)(void *), void *with)
 {
     t_scope;
@@ -93,7 +95,7 @@ char *in_a_frame_of_c(void (*back)(void *), void *with)
     return block;
 }
 
-/* Where the next block of the thread's stack would lie. */
+/* Address of the next block of the thread's stack. */
 char *allocated_by_c(void)
 {
     return pw_t_new(char, 8);

@@ -1,7 +1,8 @@
-/* Runs a program on a TLSF pool by the inline functions, in the process of a test in Rust, which runs the same by Rust's. */
+/* Runs a program on a TLSF pool by the inline functions, in the process of a test in Rust, which
+ * runs the same by Rust's. */
 #include <pagewise/tlsf.h>
 
-/* What the inline functions call, and the test has linked. */
+/* Functions that the inline functions call, linked by the test. */
 struct library {
     void *(*alloc)(pw_tlsf *, size_t, size_t);
     void (*free)(pw_tlsf *, void *);

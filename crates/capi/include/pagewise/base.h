@@ -1,4 +1,5 @@
-/* pagewise/base.h: what the other headers have in common. Of it programs use PW_ASSERT and pw_error_message alone. */
+/* pagewise/base.h: common definitions of the other headers. Programs use PW_ASSERT and
+ * pw_error_message only. */
 #ifndef PAGEWISE_BASE_H
 #define PAGEWISE_BASE_H
 
@@ -19,21 +20,21 @@
 #define PW_THREAD_LOCAL _Thread_local
 #endif
 
-/* Fast paths are inlined into programs; what they do is the same in every version that has the same soname. */
+/* Fast paths are inlined into programs; they are the same in every version with the same soname. */
 #define PW_INLINE static inline __attribute__((always_inline, unused))
 /* A function that programs call seldom: its code lies apart. */
 #define PW_COLD __attribute__((cold, noinline))
 #define PW_LIKELY(fact) __builtin_expect(!!(fact), 1)
 #define PW_UNLIKELY(fact) __builtin_expect(!!(fact), 0)
-/* Whoever forgets what is returned makes a mistake that compilers tell. */
+/* Compilers warn about a call whose result is ignored. */
 #define PW_MUST_USE __attribute__((warn_unused_result))
-/* Returns memory that nothing else points to; forgetting it is a mistake too. */
+/* Returns memory without other pointers to it; compilers warn about an ignored result. */
 #define PW_MALLOC __attribute__((malloc, warn_unused_result))
 
 PW_BEGIN
 
-/* What went wrong in the last call of this thread that failed; "" where none did. Never NULL. Valid until the next call of
- * this thread that fails. */
+/* Message of the last failed call of this thread; "" if none failed. Never NULL. Valid until the
+ * next failing call of this thread. */
 const char *pw_error_message(void);
 
 PW_END

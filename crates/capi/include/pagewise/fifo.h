@@ -1,4 +1,5 @@
-/* pagewise/fifo.h: memory for what is freed about in the order in which it was allocated: messages, jobs, queues.
+/* pagewise/fifo.h: memory for what is freed about in the order in which it was allocated: messages,
+ * jobs, queues.
  *
  *     pw_fifo *pool = pw_fifo_create();
  *     struct job *job = pool ? pw_fifo_new(pool, struct job, 1) : NULL;
@@ -6,19 +7,20 @@
  *     pw_fifo_free(pool, job, sizeof *job);
  *     pw_fifo_destroy(pool);
  *
- * Blocks lie side by side, without headers, in pages of 64 KiB, which are used again when nothing is alive in them. Freeing
- * in another order works, and costs more: see docs/allocators.md.
+ * Blocks lie side by side, without headers, in pages of 64 KiB, which are used again when nothing
+ * is alive in them. Freeing in another order works, and costs more: see docs/allocators.md.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The same memory is
- * pagewise_alloc::Fifo in Rust.
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
+ * same memory is pagewise_alloc::Fifo in Rust.
  *
- * Errors. Where there is no memory a call returns NULL and changes nothing. In a pool that is guarded misuse says so and
- * aborts: a block that is freed twice, or with another size, or that somebody wrote beyond.
+ * Errors. Without memory a call returns NULL and changes nothing. In a pool with canaries misuse
+ * prints a message and aborts: a double free, a free with another size, or an overwritten canary.
  *
  * Threads. A pool and its blocks are for one thread at a time.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the places where it was
- * allocated and freed. What is past a block or freed may not be touched.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
+ * with the call stacks of its allocation and free. Memory past a block, or freed, may not be
+ * accessed.
  */
 #ifndef PAGEWISE_FIFO_H
 #define PAGEWISE_FIFO_H
@@ -28,14 +30,15 @@
 
 PW_BEGIN
 
-/* A pool. Only the library makes one, since there is more behind it; what is here is for the inline functions. */
+/* A pool. Only the library creates one, with more fields than these, which the inline functions
+ * use. */
 typedef struct pw_fifo {
     char *next;      /* Where the next block begins, */
     uintptr_t end;   /* and where the room for it ends. */
     size_t zeroed;   /* Whether the room is 0. */
 } pw_fifo;
 
-/* What a page begins with, for the inline functions. */
+/* Header of a page, for the inline functions. */
 struct pw_fifo_page_ {
     uintptr_t hole_end;
     uintptr_t empty_at;
@@ -45,18 +48,20 @@ struct pw_fifo_page_ {
 PW_ASSERT(offsetof(pw_fifo, end) == 8 && offsetof(pw_fifo, zeroed) == 16);
 PW_ASSERT(offsetof(struct pw_fifo_page_, empty_at) == 8 && offsetof(struct pw_fifo_page_, pool) == 16);
 
-/* A pool whose memory is the system's; NULL where there is none. The caller destroys it. */
+/* A pool with memory of the system; NULL without memory. The caller destroys it. */
 pw_fifo *pw_fifo_create(void);
 
-/* A pool in a buffer of the caller's, which takes nothing of the system; NULL where it is too small. The buffer stays the
- * caller's, who uses it for nothing else until the last block was freed and the pool destroyed. Pages lie at multiples of
- * 64 KiB. */
+/* A pool in a buffer of the caller's, which takes nothing of the system; NULL where it is too
+ * small. The buffer stays the caller's, who uses it for nothing else until the last block was freed
+ * and the pool destroyed. Pages lie at multiples of 64 KiB. */
 pw_fifo *pw_fifo_create_in(void *buffer, size_t size);
 
-/* Ends a pool, or does nothing with NULL. Blocks that are live stay so until pw_fifo_free_late: then their memory goes. */
+/* Ends a pool, or does nothing with NULL. Live blocks stay valid until pw_fifo_free_late, which
+ * releases their memory. */
 void pw_fifo_destroy(pw_fifo *pool);
 
-/* Guards a pool from which nothing was allocated yet. Returns whether the pool is guarded, which it stays. */
+/* Adds canaries to a pool without any allocation yet. Returns 1 if the pool has canaries, which it
+ * keeps, else 0. */
 int pw_fifo_guard(pw_fifo *pool);
 
 /* Bytes that the pool has of the system, or of its buffer. */
@@ -68,29 +73,31 @@ void pw_fifo_set_name(pw_fifo *pool, const char *name);
 /* Walks all that must hold inside, and aborts where it does not. */
 void pw_fifo_check(const pw_fifo *pool);
 
-/* Gives a block another size, and its contents as far as they fit: in place where it gets smaller, or is the last and there
- * is room. NULL where there is no memory; then the block is as it was. `old` and `align` are those of the block; a block of
- * NULL has the size 0. */
+/* Resizes a block, and keeps its contents as far as they fit: in place if it gets smaller, or if it
+ * is the last one and there is space. NULL without memory; then the block is unchanged. `old` and
+ * `align` are those of the block; a block of NULL has the size 0. */
 void *pw_fifo_realloc(pw_fifo *pool, void *block, size_t old, size_t size, size_t align);
 
-/* What the inline functions call where they do not know what to do: not for others. */
+/* Slow paths of the inline functions: not for programs. */
 void *pw_fifo_alloc_slow(pw_fifo *pool, size_t size, size_t align);
 void *pw_fifo_zalloc_slow(pw_fifo *pool, size_t size, size_t align);
 void pw_fifo_free_slow(pw_fifo *pool, void *block, size_t size);
 
-/* The last byte of a block, counted from 0: sizes are rounded up to 8. For no bytes a number that no room has. */
+/* The last byte of a block, counted from 0: sizes are rounded up to 8. For a size of 0 a number
+ * that exceeds every page. */
 PW_INLINE size_t pw_fifo_last_(size_t size)
 {
     return (size - 1) | 7;
 }
 
-/* Whether the room of a pool has as much. */
+/* True if the free space of a pool is large enough. */
 PW_INLINE int pw_fifo_fits_(const pw_fifo *pool, size_t last, size_t align)
 {
     return PW_LIKELY(align <= 8 && last < pool->end - (uintptr_t)pool->next);
 }
 
-/* A block, with nothing defined in it; NULL where there is no memory. `align` is a power of two; 8 costs nothing. */
+/* A block with undefined contents; NULL without memory. `align` is a power of two; 8 costs nothing.
+ */
 PW_INLINE void *pw_fifo_alloc(pw_fifo *pool, size_t size, size_t align)
 {
     size_t last = pw_fifo_last_(size);
@@ -110,14 +117,14 @@ PW_INLINE void *pw_fifo_zalloc(pw_fifo *pool, size_t size, size_t align)
     return pool->zeroed ? block : (char *)memset(block, 0, last + 1);
 }
 
-/* Where the page of a block begins. */
+/* Address of the page of a block. */
 PW_INLINE struct pw_fifo_page_ *pw_fifo_page_of_(const void *block)
 {
     uintptr_t base = ((uintptr_t)block - 1) & ~(uintptr_t)0xffff;
     return (struct pw_fifo_page_ *)(base + (base >> 10 & 0x3c0));
 }
 
-/* Frees a block that is next in order of age in its page, if it is that, and others are alive there. */
+/* Frees a block if it is the next in order of age in its page, and other blocks there are live. */
 PW_INLINE int pw_fifo_is_next_(struct pw_fifo_page_ *page, const void *block, size_t size)
 {
     uintptr_t start = (uintptr_t)block, end = start + pw_fifo_last_(size) + 1;
@@ -154,7 +161,8 @@ PW_INLINE void *pw_fifo_zarray(pw_fifo *pool, size_t n, size_t element, size_t a
     return __builtin_mul_overflow(n, element, &size) ? NULL : pw_fifo_zalloc(pool, size, align);
 }
 
-/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
+ * is all 0. */
 #define pw_fifo_new(pool, type, n) ((type *)pw_fifo_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_fifo_new0(pool, type, n) ((type *)pw_fifo_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 

@@ -1,4 +1,5 @@
-/* pagewise/pages.h: runs of pages, for any thread: what other pools take their memory from, and who needs whole pages.
+/* pagewise/pages.h: runs of pages, for any thread: what other pools take their memory from, and who
+ * needs whole pages.
  *
  *     pw_pages *pages;
  *     if (pw_pages_create(&pages, NULL) != 0) errx(1, "%s", pw_error_message());
@@ -9,20 +10,23 @@
  *     pw_tlsf_destroy(pool);
  *     pw_pages_destroy(pages);
  *
- * Nothing is written into a run or before it, so that one that nobody touches needs no memory. What is free and resident is
- * given back to the system where it is more than pw_pages_keep says.
+ * Nothing is written into a run or before it, so that an untouched run needs no memory. Free
+ * resident memory is returned to the system if it exceeds the limit of pw_pages_keep.
  *
- * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The same is pagewise_alloc::Pages in Rust.
+ * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The same is
+ * pagewise_alloc::Pages in Rust.
  *
- * Errors. Functions that return int return 0, or a number of <errno.h>, and pw_error_message says it in words. Others return
- * NULL where there is no memory, and change nothing. Misuse that is found says so and aborts: a run that is none of this pool.
+ * Errors. Functions that return int return 0, or a number of <errno.h>, and pw_error_message has
+ * the message. Others return NULL without memory, and change nothing. Detected misuse prints a
+ * message and aborts: an address that is not a run of this pool.
  *
  * Alignment. Runs are aligned to their pages of 4 KiB; to more by pw_pages_aligned_alloc.
  *
- * Threads. A pool is for all threads at once; any may free what another has taken. Each keeps some runs at hand. Not for
- * signal handlers.
+ * Threads. A pool is for all threads at once; any thread may free runs of another. Each thread
+ * caches some runs. Not for signal handlers.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, pages that are free may not be touched.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, pages that are free may not be
+ * touched.
  */
 #ifndef PAGEWISE_PAGES_H
 #define PAGEWISE_PAGES_H
@@ -39,7 +43,7 @@ typedef struct pw_pages pw_pages;
 #define PW_PAGES_POPULATED 2u /* There from the start, so that no first touch is a page fault. Stays resident. */
 #define PW_PAGES_LOCKED 4u    /* Never swapped: mlock, as much as RLIMIT_MEMLOCK allows. Stays resident. */
 
-/* What kind of memory. What is 0 is as usual. */
+/* Kind of memory. A field of 0 has its default. */
 typedef struct pw_pages_options {
     const char *folder;  /* Memory of a file without a name in this folder, which the kernel can write out. No other kind with it. */
     uint64_t nodes;      /* Only of these NUMA nodes, a bit each: mbind. */
@@ -47,7 +51,7 @@ typedef struct pw_pages_options {
     unsigned huge_power; /* Of huge pages that were reserved (/proc/sys/vm/nr_hugepages), as large as this power of two: 21 is 2 MiB. */
 } pw_pages_options;
 
-/* What a pool has, in bytes. */
+/* Memory of a pool, in bytes. */
 typedef struct pw_pages_usage {
     size_t live; /* Handed out. */
     size_t idle; /* Free, and maybe backed by memory. */
@@ -63,52 +67,57 @@ PW_ASSERT(sizeof(pw_pages_usage) == 24 && offsetof(pw_pages_usage, held) == 16);
  * pages    Gets the pool, which the caller destroys; NULL where this fails. Not NULL.
  * options  NULL is anonymous memory.
  *
- * EINVAL: flags has other bits, kinds that exclude each other, no such NUMA node or size of huge pages. ENOSYS: the kernel has no
- * NUMA. ENOMEM, EPERM, ENOENT and others as the system gives them. */
+ * EINVAL: flags has other bits, kinds that exclude each other, no such NUMA node or size of huge
+ * pages. ENOSYS: the kernel has no NUMA. ENOMEM, EPERM, ENOENT and others as the system gives them.
+ */
 int pw_pages_create(pw_pages **pages, const pw_pages_options *options);
 
-/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small. It stays the caller's, who
- * uses it for nothing else until the pool is destroyed. About 30 KiB of it, and 24 bytes for each page, are the library's. */
+/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small.
+ * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 30 KiB of
+ * it, and 24 bytes for each page, are the library's. */
 pw_pages *pw_pages_create_in(void *buffer, size_t size);
 
-/* Ends a pool and gives its memory back: nothing that it handed out may be used any more, by no thread. NULL is allowed, and is
- * nothing. */
+/* Ends a pool and gives its memory back: nothing that it handed out may be used any more, by no
+ * thread. NULL is allowed, and is nothing. */
 void pw_pages_destroy(pw_pages *pages);
 
-/* How long a run for so many bytes is: whole pages, a sixteenth longer at most. 0 where no run is as long. */
+/* Length of a run for a size in bytes: whole pages, at most a sixteenth longer. 0 if no run is this
+ * long. */
 size_t pw_pages_size(size_t size);
 
-/* A run of pw_pages_size(size) bytes; NULL where there is none. A size of 0 is a page. */
+/* A run of pw_pages_size(size) bytes; NULL without memory. A size of 0 is a page. */
 PW_MALLOC void *pw_pages_alloc(pw_pages *pages, size_t size);
 
-/* As pw_pages_alloc, with `size` bytes that are 0. What has no memory behind it stays so. */
+/* As pw_pages_alloc, with `size` bytes that are 0. Unbacked pages stay unbacked. */
 PW_MALLOC void *pw_pages_zalloc(pw_pages *pages, size_t size);
 
 /* As pw_pages_alloc, aligned to a power of two. */
 PW_MALLOC void *pw_pages_aligned_alloc(pw_pages *pages, size_t align, size_t size);
 
-/* Frees a run that was allocated, or last reallocated, with this size. NULL is allowed, and is nothing. */
+/* Frees a run that was allocated, or last reallocated, with this size. Does nothing with NULL. */
 void pw_pages_free(pw_pages *pages, void *run, size_t size);
 
-/* Frees any whole pages of a run, as many as `size` bytes need. What is left of it, pw_pages_size bytes in all, is freed in
- * this way too. */
+/* Frees any whole pages of a run, as many as `size` bytes need. The rest of the run, pw_pages_size
+ * bytes in total, is freed in the same way. */
 void pw_pages_free_part(pw_pages *pages, void *start, size_t size);
 
-/* Makes a run of `old` bytes longer in its place; whether that could be: 1, or 0 where the pages behind are not free. */
+/* Extends a run of `old` bytes in place. Returns 1, or 0 if the pages after it are not free. */
 int pw_pages_extend(pw_pages *pages, void *run, size_t old, size_t size);
 
-/* Gives a run of `old` bytes another size, in its place where that can be, else elsewhere, with its contents. NULL where there is
- * no memory; then the run is as it was. A run of NULL is a new one. */
+/* Resizes a run of `old` bytes, in place if possible, else elsewhere, with its contents. NULL
+ * without memory; then the run is unchanged. A run of NULL is a new one.
+ */
 PW_MUST_USE void *pw_pages_realloc(pw_pages *pages, void *run, size_t old, size_t size);
 
-/* Says how much memory may be idle, in percent of what is handed out, never less than 2 MiB. It is 6 if nobody says: then at most
- * a tenth more is resident than was asked for. With more, runs that are written to again cost fewer page faults. */
+/* Sets the limit of idle memory, in percent of the allocated memory, never less than 2 MiB. The
+ * default is 6: then at most a tenth more is resident than allocated. With more, runs that are
+ * written again cause fewer page faults. */
 void pw_pages_keep(pw_pages *pages, unsigned percent);
 
-/* Gives back all memory that is not in use, but for what other threads have at hand. */
+/* Returns all unused memory to the system, except for the caches of other threads. */
 void pw_pages_trim(pw_pages *pages);
 
-/* What the pool has. */
+/* Memory of the pool. */
 pw_pages_usage pw_pages_get_usage(pw_pages *pages);
 
 /* Names the pool for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Not NULL. */

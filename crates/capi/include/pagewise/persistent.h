@@ -1,4 +1,5 @@
-/* pagewise/persistent.h: a heap in a file, whose blocks are there again when it is opened again, wherever it is mapped then.
+/* pagewise/persistent.h: a heap in a file, whose blocks are there again when it is opened again,
+ * wherever it is mapped then.
  *
  *     pw_persistent heap;
  *     if (pw_persistent_open(&heap, "runs.heap", NULL) != 0) errx(1, "%s", pw_error_message());
@@ -12,24 +13,31 @@
  *     pw_persistent_commit(&heap);
  *     pw_persistent_close(&heap);
  *
- * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The file is the same as that of
- * pagewise_alloc::persistent::Persistent in Rust; docs/persistent.md says what each byte means.
+ * C11 and C++20; link with `pkg-config --cflags --libs pagewise`. Linux only. The file is the same
+ * as that of pagewise_alloc::persistent::Persistent in Rust; docs/persistent.md says what each byte
+ * means.
  *
- * Transactions. All that was done since the last pw_persistent_commit is one transaction: it becomes part of the heap when it
- * is committed, at one instruction, or never. A process that is killed, at whatever instruction, leaves a heap that opens
- * with all that was committed and nothing else. With PW_PERSISTENT_POWER so does a loss of power.
+ * Transactions. All that was done since the last pw_persistent_commit is one transaction: it
+ * becomes part of the heap when it is committed, at one instruction, or never. A process that is
+ * killed, at whatever instruction, leaves a heap that opens with all that was committed and nothing
+ * else. With PW_PERSISTENT_POWER so does a loss of power.
  *
- * Writing. A block that this transaction took may be written freely. All else is written only behind pw_persistent_change,
- * which keeps what was there: what is written without it is not undone.
+ * Writing. A block that this transaction took may be written freely. All else is written only
+ * behind pw_persistent_change, which keeps what was there: what is written without it is not
+ * undone.
  *
- * Pointers in the heap are pw_rel: how far a place is from the start of the file; 0 is none. Never keep an address in it.
+ * Pointers in the heap are pw_rel: distance from the start of the file; 0 is the null pointer.
+ * Never store an address in it.
  *
- * Errors. Functions that return int return 0, or a number of <errno.h>; those that return a pw_rel or an address return 0 or
- * NULL and set errno. pw_error_message says it in words. A call that fails has changed nothing.
+ * Errors. Functions that return int return 0, or a number of <errno.h>; those that return a pw_rel
+ * or an address return 0 or NULL and set errno. pw_error_message says it in words. A call that
+ * fails has changed nothing.
  *
- * Threads. One at a time uses a heap. One process at a time has it open. A child of fork must not use it: it is sent SIGSEGV.
+ * Threads. One at a time uses a heap. One process at a time has it open. A child of fork must not
+ * use it: it is sent SIGSEGV.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, what is no block may not be touched.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, memory outside of blocks may not
+ * be accessed.
  */
 #ifndef PAGEWISE_PERSISTENT_H
 #define PAGEWISE_PERSISTENT_H
@@ -38,7 +46,7 @@
 
 PW_BEGIN
 
-/* A place in a heap; 0 is none. */
+/* A pointer in a heap; 0 is the null pointer. */
 typedef uint64_t pw_rel;
 
 /* A heap that is open. All zero is one that is not. */
@@ -49,7 +57,7 @@ typedef struct pw_persistent {
     void *cold;    /* The library's. */
 } pw_persistent;
 
-/* How to open a heap. What is 0 is as usual. */
+/* Options to open a heap. A field of 0 has its default. */
 typedef struct pw_persistent_options {
     uint64_t capacity; /* The most bytes of blocks that a new heap may ever have, up to 2^38; usually 2^36. */
     uint64_t log;      /* The bytes that a transaction of a new heap may write down; usually 2^20. */
@@ -60,7 +68,7 @@ typedef struct pw_persistent_options {
 #define PW_PERSISTENT_WAIT 2u      /* Waits while another has it open. */
 #define PW_PERSISTENT_NO_CREATE 4u /* Makes no heap where there is no file. */
 
-/* What a heap holds. */
+/* Memory of a heap. */
 typedef struct pw_persistent_usage {
     uint64_t blocks;
     uint64_t bytes; /* Of the blocks, as large as they were made. */
@@ -72,22 +80,24 @@ PW_ASSERT(offsetof(pw_persistent, end) == 16 && offsetof(pw_persistent, cold) ==
 PW_ASSERT(sizeof(pw_persistent_options) == 24 && offsetof(pw_persistent_options, flags) == 16);
 PW_ASSERT(sizeof(pw_persistent_usage) == 24 && offsetof(pw_persistent_usage, file) == 16);
 
-/* Opens a heap, recovers it where it was not closed, and checks it; makes one where there is no file.
+/* Opens a heap, recovers it if it was not closed, and checks it; creates one if the file does not
+ * exist.
  *
- * heap     Is written: open, or all zero where this fails. Not NULL.
- * path     Of the file, which nobody changes but through this library while it is open. Not NULL.
- * options  NULL is as usual.
+ * heap     Output: open, or all zero on failure. Not NULL.
+ * path     Path of the file, which only this library may change while it is open. Not NULL.
+ * options  NULL for the defaults.
  *
- * EBUSY: another has it open. EMEDIUMTYPE: the file is no heap. ENOTSUP: its format is newer. EUCLEAN: it was cut off or
- * damaged. EINVAL: an argument is NULL, or options ask for what cannot be. ENOMEM and others as the kernel gives them. */
+ * EBUSY: another process has it open. EMEDIUMTYPE: the file is not a heap. ENOTSUP: its format is
+ * newer. EUCLEAN: it was cut off or damaged. EINVAL: an argument is NULL, or options are
+ * impossible. ENOMEM and others from the kernel. */
 int pw_persistent_open(pw_persistent *heap, const char *path, const pw_persistent_options *options);
 
-/* Undoes what was not committed, and closes the heap, which is all zero then, also where this fails: then the heap is
- * recovered when next opened. EINVAL: it is not open. */
+/* Undoes what was not committed, and closes the heap, which is all zero then, also where this
+ * fails: then the heap is recovered when next opened. EINVAL: it is not open. */
 int pw_persistent_close(pw_persistent *heap);
 
-/* The address of a place with so many bytes behind it, while the heap is open; NULL where that is not among the blocks.
- * Whether a block lies there is not looked at. */
+/* The address of a pointer with this number of bytes after it, while the heap is open; NULL if it
+ * is outside of the chunks. It is not checked if a block is there. */
 PW_INLINE void *pw_persistent_at(const pw_persistent *heap, pw_rel place, size_t size)
 {
     if (PW_UNLIKELY(place < heap->first || place > heap->end || size > heap->end - place)) return NULL;
@@ -101,50 +111,58 @@ PW_INLINE pw_rel pw_persistent_rel(const pw_persistent *heap, const void *addres
     return place >= heap->first && place < heap->end ? place : 0;
 }
 
-/* Takes a block, with what was left in it. `align` is a power of two, up to 16 KiB.
- * ENOSPC: the heap or the disk is full. ENOBUFS: the transaction is larger than the log. EINVAL: there is no such alignment,
- * or the heap is not open. */
+/* Allocates a block with undefined contents. `align` is a power of two, up to 16 KiB. ENOSPC: the
+ * heap or the disk is full. ENOBUFS: the transaction is larger than the log. EINVAL: unsupported
+ * alignment, or the heap is not open. */
 pw_rel pw_persistent_alloc(pw_persistent *heap, size_t size, size_t align);
 
 /* As pw_persistent_alloc, with every byte 0. */
 pw_rel pw_persistent_zalloc(pw_persistent *heap, size_t size, size_t align);
 
-/* Gives a block another size, and its contents as far as they fit. Returns where it is now; where that is elsewhere, the old
- * one is freed by the commit. As pw_persistent_alloc and pw_persistent_free. */
+/* Gives a block another size, and its contents as far as they fit. Returns where it is now; where
+ * that is elsewhere, the old one is freed by the commit. As pw_persistent_alloc and
+ * pw_persistent_free. */
 pw_rel pw_persistent_resize(pw_persistent *heap, pw_rel block, size_t size, size_t align);
 
-/* Frees a block once the transaction is committed; until then it can be read. 0 is allowed, and is nothing.
- * EINVAL: no block that is taken starts there. EBUSY: it has a name. ENOBUFS: as for pw_persistent_alloc. */
+/* Frees a block once the transaction is committed; until then it can be read. 0 is allowed, and is
+ * nothing. EINVAL: no block that is taken starts there. EBUSY: it has a name. ENOBUFS: as for
+ * pw_persistent_alloc. */
 int pw_persistent_free(pw_persistent *heap, pw_rel block);
 
-/* Keeps what some bytes are, which come back unless the transaction is committed, and returns their address, to be written.
- * EFAULT: they are not among the blocks. ENOBUFS: as for pw_persistent_alloc. */
+/* Keeps what some bytes are, which come back unless the transaction is committed, and returns their
+ * address, to be written. EFAULT: they are not among the blocks. ENOBUFS: as for
+ * pw_persistent_alloc. */
 void *pw_persistent_change(pw_persistent *heap, pw_rel place, size_t size);
 
-/* How many bytes a block has: at least what was asked for. 0 and EINVAL where no block that is taken starts there. */
+/* Size of a block in bytes: at least the requested size. 0 and EINVAL if no allocated block starts
+ * there. */
 size_t pw_persistent_size(pw_persistent *heap, pw_rel block);
 
 /* The block that has a name. 0 and ENOENT where none has it; EINVAL: it can be no name. */
 pw_rel pw_persistent_root(pw_persistent *heap, const char *name);
 
-/* Gives a block a name of 1 to 40 bytes of UTF-8, which another may have had; 0 takes the name away. Copied.
- * EINVAL: no block that is taken starts there, or it can be no name. ENOSPC: there are 64 names. */
+/* Gives a block a name of 1 to 40 bytes of UTF-8, which another may have had; 0 takes the name
+ * away. Copied. EINVAL: no block that is taken starts there, or it can be no name. ENOSPC: there
+ * are 64 names. */
 int pw_persistent_set_root(pw_persistent *heap, const char *name, pw_rel block);
 
-/* Makes all that was done part of the heap. With PW_PERSISTENT_POWER it may fail as the kernel says: whether the transaction
- * survives a loss of power is not known then. */
+/* Makes all that was done part of the heap. With PW_PERSISTENT_POWER it may fail as the kernel
+ * says: whether the transaction survives a loss of power is not known then. */
 int pw_persistent_commit(pw_persistent *heap);
 
 /* Undoes all that was done since the last commit. */
 int pw_persistent_abort(pw_persistent *heap);
 
-/* Waits until all that was committed would survive a loss of power, in a heap without PW_PERSISTENT_POWER. */
+/* Waits until all committed transactions would survive a power failure, in a heap without
+ * PW_PERSISTENT_POWER. */
 int pw_persistent_sync(pw_persistent *heap);
 
-/* Names the heap for `pagewise pools`, not in the file; the first 32 bytes of UTF-8 count. Copied. EINVAL: it is not UTF-8. */
+/* Names the heap for `pagewise pools`, not in the file; the first 32 bytes of UTF-8 count. Copied.
+ * EINVAL: it is not UTF-8. */
 int pw_persistent_set_name(pw_persistent *heap, const char *name);
 
-/* Walks all that must hold, in the file and beside it. EUCLEAN where it does not. `usage` is NULL or is written. */
+/* Checks all invariants, of the file and of the index in memory. EUCLEAN if one is violated.
+ * `usage` is NULL or is written. */
 int pw_persistent_check(const pw_persistent *heap, pw_persistent_usage *usage);
 
 /* The size of an array; more than there can be where it overflows. */
@@ -154,7 +172,8 @@ PW_INLINE size_t pw_persistent_array_(size_t element, size_t n)
     return __builtin_mul_overflow(element, n, &size) ? SIZE_MAX : size;
 }
 
-/* A block for n of a type, aligned to 16, or 0; with every byte 0; and the address of one of a type, or NULL. */
+/* A block for n values of a type, aligned to 16, or 0; the same with every byte 0; and the address
+ * of a value of a type, or NULL. */
 #define pw_persistent_new(heap, type, n) pw_persistent_alloc((heap), pw_persistent_array_(sizeof(type), (n)), 16)
 #define pw_persistent_new0(heap, type, n) pw_persistent_zalloc((heap), pw_persistent_array_(sizeof(type), (n)), 16)
 #define pw_persistent_get(heap, type, place) ((type *)pw_persistent_at((heap), (place), sizeof(type)))

@@ -8,21 +8,23 @@
  *         send_to_worker(copy, pw_ring_seal(ring));
  *     }
  *
- * and the worker calls pw_ring_release(frame) when it is done with the job: in any order, in the same few instructions
- * whatever is in the frame, and without waiting for others.
+ * and the worker calls pw_ring_release(frame) when it is done with the job: in any order, in the
+ * same few instructions whatever is in the frame, and without waiting for others.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The same memory is
- * pagewise_alloc::Ring in Rust.
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
+ * same memory is pagewise_alloc::Ring in Rust.
  *
- * Errors. Where there is no memory a call returns NULL, or ENOMEM, and changes nothing. Misuse that is found says so and
- * aborts: a frame that is opened while one is open, sealed while none is; in a ring that is guarded also a frame that is
- * released twice, or that somebody wrote beyond blocks of.
+ * Errors. Without memory a call returns NULL, or ENOMEM, and changes nothing. Detected misuse
+ * prints a message and aborts: a frame that is opened while one is open, sealed while none is; in a
+ * ring with canaries also a frame that is released twice, or an overwritten canary.
  *
- * Threads. A ring is for one thread at a time; its sealed frames are for all. What was written before a frame was sealed is
- * seen by who got it by a queue, a lock or another means that orders memory.
+ * Threads. A ring is for one thread at a time; its sealed frames are for all. Data written before a
+ * frame was sealed is visible to the thread that receives it by a queue, a lock or another
+ * operation that orders memory.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the places where it was
- * allocated and its frame released. What is past a block or released may not be touched.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
+ * with the call stacks of its allocation and of the release of its frame. Memory past a block, or
+ * released, may not be accessed.
  */
 #ifndef PAGEWISE_RING_H
 #define PAGEWISE_RING_H
@@ -32,7 +34,8 @@
 
 PW_BEGIN
 
-/* A ring. Only the library makes one, since there is more behind it; what is here is for the inline functions. */
+/* A ring. Only the library creates one, with more fields than these, which the inline functions
+ * use. */
 typedef struct pw_ring {
     char *next;    /* The first free byte of the open frame, */
     uintptr_t end; /* and below which a block ends; 0 while none is open. */
@@ -43,18 +46,20 @@ PW_ASSERT(offsetof(pw_ring, end) == 8);
 /* A frame that is sealed. Not for dereferencing. */
 typedef struct pw_ring_frame pw_ring_frame;
 
-/* A ring whose memory is the system's; NULL where there is none. The caller destroys it. */
+/* A ring with memory of the system; NULL without memory. The caller destroys it. */
 pw_ring *pw_ring_create(void);
 
-/* A ring in a buffer of the caller's, which takes nothing of the system; NULL where it is too small. The buffer stays the
- * caller's, who uses it for nothing else until the last frame was released and the ring destroyed. */
+/* A ring in a buffer of the caller's, which takes nothing of the system; NULL where it is too
+ * small. The buffer stays the caller's, who uses it for nothing else until the last frame was
+ * released and the ring destroyed. */
 pw_ring *pw_ring_create_in(void *buffer, size_t size);
 
-/* Ends a ring, or does nothing with NULL. What is in an open frame is lost; sealed frames stay until they are released, and
- * the memory goes with the last. */
+/* Ends a ring, or does nothing with NULL. Contents of an open frame are lost; sealed frames stay
+ * until they are released, and the memory is freed with the last. */
 void pw_ring_destroy(pw_ring *ring);
 
-/* Guards a ring in which nothing was allocated yet. Returns whether the ring is guarded, which it stays. */
+/* Adds canaries to a ring without any allocation yet. Returns 1 if the ring has canaries, which it
+ * keeps, else 0. */
 int pw_ring_guard(pw_ring *ring);
 
 /* Gives the system back what nothing lies in. */
@@ -72,25 +77,26 @@ void pw_ring_check(const pw_ring *ring);
 /* Opens a frame: 0, or ENOMEM. */
 int pw_ring_open(pw_ring *ring);
 
-/* Seals the open frame: nothing is allocated in it any more. Never NULL. Whoever gets it releases it, once. */
+/* Seals the open frame: no further allocation is possible in it. Never NULL. The receiver releases
+ * it, once. */
 pw_ring_frame *pw_ring_seal(pw_ring *ring);
 
 /* Takes all back that was allocated in the open frame, and closes it. */
 void pw_ring_cancel(pw_ring *ring);
 
-/* Releases a frame, on any thread: nobody uses what was allocated in it any more. Nothing with NULL. */
+/* Releases a frame, on any thread: its allocations are not used any more. Nothing with NULL. */
 void pw_ring_release(pw_ring_frame *frame);
 
-/* Gives a block another size, and its contents as far as they fit: in place where it is the last or does not grow. NULL
- * where there is no memory; then the block is as it was. `old` and `align` are those of the block, which is of the open
- * frame; a block of NULL has the size 0. */
+/* Resizes a block, and keeps its contents as far as they fit: in place if it is the last one or
+ * does not grow. NULL without memory; then the block is unchanged. `old` and `align` are those of
+ * the block, which is of the open frame; a block of NULL has the size 0. */
 void *pw_ring_realloc(pw_ring *ring, void *block, size_t old, size_t size, size_t align);
 
-/* What the inline functions call where they do not know what to do: not for others. */
+/* Slow paths of the inline functions: not for programs. */
 void *pw_ring_alloc_slow(pw_ring *ring, size_t size, size_t align);
 
-/* Memory in the open frame, with nothing defined in it; NULL where there is none. `align` is a power of two. A block of size
- * 0 may share its address. */
+/* Memory in the open frame with undefined contents; NULL without memory. `align` is a power of two.
+ * A block of size 0 may share its address. */
 PW_INLINE void *pw_ring_alloc(pw_ring *ring, size_t size, size_t align)
 {
     uintptr_t start = ((uintptr_t)ring->next + (align - 1)) & ~(uintptr_t)(align - 1);
@@ -119,7 +125,7 @@ PW_INLINE void *pw_ring_zarray(pw_ring *ring, size_t n, size_t element, size_t a
     return __builtin_mul_overflow(n, element, &size) ? NULL : pw_ring_zalloc(ring, size, align);
 }
 
-/* A copy of a string; NULL where there is no memory. */
+/* A copy of a string; NULL without memory. */
 PW_INLINE char *pw_ring_strdup(pw_ring *ring, const char *text)
 {
     size_t size = strlen(text) + 1;
@@ -127,7 +133,8 @@ PW_INLINE char *pw_ring_strdup(pw_ring *ring, const char *text)
     return copy ? (char *)memcpy(copy, text, size) : NULL;
 }
 
-/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
+ * is all 0. */
 #define pw_ring_new(ring, type, n) ((type *)pw_ring_array((ring), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_ring_new0(ring, type, n) ((type *)pw_ring_zarray((ring), (n), sizeof(type), PW_ALIGNOF(type)))
 

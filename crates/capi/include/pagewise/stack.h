@@ -1,4 +1,5 @@
-/* pagewise/stack.h: memory in frames: allocating is adding to a pointer, and a whole frame is freed at once.
+/* pagewise/stack.h: memory in frames: allocating is adding to a pointer, and a whole frame is freed
+ * at once.
  *
  *     char *t_path(const char *folder, const char *name)
  *     {
@@ -14,22 +15,27 @@
  *         for (size_t i = 0; i < n; i++) puts(t_path(folder, names[i]));
  *     }
  *
- * All that was allocated on the thread's stack since `t_scope;` is freed where its block ends, whichever way that is left.
- * A function that allocates in its caller's frame is called t_... by convention. Stacks of your own: pw_stack below.
+ * All that was allocated on the thread's stack since `t_scope;` is freed where its block ends,
+ * whichever way that is left. A function that allocates in its caller's frame is called t_... by
+ * convention. Stacks of your own: pw_stack below.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The same memory is
- * pagewise_alloc::Stack in Rust; t_scope of Rust and of C push their frames on one and the same stack of the thread.
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only. The
+ * same memory is pagewise_alloc::Stack in Rust; t_scope of Rust and of C push their frames on one
+ * and the same stack of the thread.
  *
- * Errors. Where there is no memory a call returns NULL and changes nothing. Misuse that is found says so and aborts: a
- * frame that is popped and is not the innermost, a guard that was written over.
+ * Errors. Without memory a call returns NULL and changes nothing. Detected misuse prints a message
+ * and aborts: popping a frame that is not the innermost, an overwritten canary.
  *
- * Alignment. A power of two, and an address is aligned by as much as needed: two blocks of chars are adjacent.
+ * Alignment. A power of two, and an address is aligned by as much as needed: two blocks of chars
+ * are adjacent.
  *
- * Threads. A stack is for one thread at a time. The thread's stack ends with it; do not use it in a signal handler. After
- * longjmp over frames the next that is popped is not the innermost: do not jump over t_scope.
+ * Threads. A stack is for one thread at a time. The thread's stack ends with it; do not use it in a
+ * signal handler. After longjmp over frames the next that is popped is not the innermost: do not
+ * jump over t_scope.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the place where it was
- * allocated and where its frame was popped. What is past a block or popped may not be touched.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
+ * with the call stack of its allocation and of the pop of its frame. Memory past a block, or
+ * popped, may not be accessed.
  */
 #ifndef PAGEWISE_STACK_H
 #define PAGEWISE_STACK_H
@@ -39,15 +45,17 @@
 
 PW_BEGIN
 
-/* How a stack was when a frame was pushed. It lives in the function that pushes it, and does not move meanwhile. */
+/* Position of a stack when a frame was pushed. It is a variable of the function that pushes the
+ * frame, and must not move. */
 typedef struct pw_frame {
     char *next;
     void *block;
     struct pw_frame *outer;
 } pw_frame;
 
-/* A stack. All zero is one without memory, which takes it of the system when it must: `pw_stack stack = {0};`. It may be
- * moved while no frame is open. What fast paths do not touch is the library's. */
+/* A stack. All zero is one without memory, which gets it from the system when needed:
+ * `pw_stack stack = {0};`. It may be moved while no frame is open. The other fields belong to the
+ * library. */
 typedef struct pw_stack {
     char *next;      /* The first free byte, */
     char *end;       /* and behind which nothing is handed out. */
@@ -64,20 +72,23 @@ PW_ASSERT(offsetof(pw_stack, end) == 8 && offsetof(pw_stack, block) == 16 && off
 PW_ASSERT(offsetof(pw_stack, frame) == 32 && offsetof(pw_stack, guarded) == 40 && offsetof(pw_stack, buffer) == 48);
 PW_ASSERT(sizeof(pw_stack) == 64);
 
-/* Makes a stack in a buffer of the caller's, which takes nothing of the system. The buffer stays the caller's, who uses it
- * for nothing else until the stack is wiped. About 300 bytes of it are the library's. */
+/* Makes a stack in a buffer of the caller's, which takes nothing of the system. The buffer stays
+ * the caller's, who uses it for nothing else until the stack is wiped. About 300 bytes of it are
+ * the library's. */
 void pw_stack_init_in(pw_stack *stack, void *buffer, size_t size);
 
-/* Gives all memory back: nothing that was allocated may be used any more, and the stack is as it was when it was made.
- * Aborts where a frame is open. */
+/* Gives all memory back: nothing that was allocated may be used any more, and the stack is as it
+ * was when it was made. Aborts where a frame is open. */
 void pw_stack_wipe(pw_stack *stack);
 
-/* Guards a stack that has no memory yet: its blocks have guards behind them, which are looked at when a frame is popped, and
- * popped memory is filled with rubbish. Returns whether the stack is guarded, which it stays. */
+/* Guards a stack that has no memory yet: its blocks have guards behind them, which are looked at
+ * when a frame is popped, and popped memory is filled with rubbish. Returns whether the stack is
+ * guarded, which it stays. */
 int pw_stack_guard(pw_stack *stack);
 
-/* Has a single block ready for the next `size` bytes, what aligns them included, so that no request until then meets the end
- * of one: best in a stack that has no memory yet. 0, and nothing is changed, where there is no memory. */
+/* Prepares a single block for the next `size` bytes, including alignment, so that no allocation
+ * until then crosses the end of a block: best for a stack without memory. Returns 0 without any
+ * change if memory is exhausted. */
 int pw_stack_reserve(pw_stack *stack, size_t size);
 
 /* Gives the system back what nothing lies in. */
@@ -86,33 +97,34 @@ void pw_stack_trim(pw_stack *stack);
 /* Bytes that the stack has of the system, or of its buffer. */
 size_t pw_stack_held(const pw_stack *stack);
 
-/* Names the stack for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Takes the first memory. */
+/* Names the stack for `pagewise pools`; the first 32 bytes of UTF-8 count. Copied. Allocates the
+ * first block. */
 void pw_stack_set_name(pw_stack *stack, const char *name);
 
 /* Walks all that must hold inside, and aborts where it does not. */
 void pw_stack_check(const pw_stack *stack);
 
-/* What the inline functions call where they do not know what to do: not for others. */
+/* Slow paths of the inline functions: not for programs. */
 void *pw_stack_alloc_slow(pw_stack *stack, size_t size, size_t align);
 void *pw_stack_realloc_slow(pw_stack *stack, void *block, size_t old, size_t size, size_t align);
 void pw_stack_pop_slow(pw_stack *stack, const pw_frame *frame);
 pw_stack *pw_t_stack_find(void);
 
-/* Where the next block begins. */
+/* Address of the next block. */
 PW_INLINE uintptr_t pw_stack_start_(const pw_stack *stack, size_t align)
 {
     return ((uintptr_t)stack->next + (align - 1)) & ~(uintptr_t)(align - 1);
 }
 
-/* Whether there is room: blocks end before `end`, which is aligned to 16. No sum that could overflow. */
+/* True if there is space: blocks end before `end`, which is aligned to 16. No sum can overflow. */
 PW_INLINE int pw_stack_fits_(const pw_stack *stack, uintptr_t start, size_t size, size_t align)
 {
     uintptr_t end = (uintptr_t)stack->end;
     return PW_LIKELY(size < end - start && (align <= 16 || start <= end));
 }
 
-/* Memory in the innermost frame, with nothing defined in it; NULL where there is none. `align` is a power of two. A block of
- * size 0 may share its address. */
+/* Memory in the innermost frame with undefined contents; NULL without memory. `align` is a power of
+ * two. A block of size 0 may share its address. */
 PW_INLINE void *pw_stack_alloc(pw_stack *stack, size_t size, size_t align)
 {
     uintptr_t start = pw_stack_start_(stack, align);
@@ -128,8 +140,9 @@ PW_INLINE void *pw_stack_zalloc(pw_stack *stack, size_t size, size_t align)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: there `next` is aligned as a sum, which is
- * a step less from a block to the one behind it. NULL too where their size overflows. */
+/* As pw_stack_alloc, for n elements whose size is a multiple of their alignment: there `next` is
+ * aligned as a sum, which is a step less from a block to the one behind it. NULL too where their
+ * size overflows. */
 PW_INLINE void *pw_stack_array(pw_stack *stack, size_t n, size_t element, size_t align)
 {
     uintptr_t start = pw_stack_start_(stack, align);
@@ -147,9 +160,9 @@ PW_INLINE void *pw_stack_zarray(pw_stack *stack, size_t n, size_t element, size_
     return block ? memset(block, 0, n * element) : NULL;
 }
 
-/* Gives a block another size, and its contents as far as they fit: in place where it is the last or does not grow. NULL
- * where there is no memory; then the block is as it was. `old` is its size; a block of NULL has none. What it returns belongs
- * to the innermost frame. */
+/* Resizes a block, and keeps its contents as far as they fit: in place if it is the last one or
+ * does not grow. NULL without memory; then the block is unchanged. `old` is its size; a block of
+ * NULL has none. The returned block belongs to the innermost frame. */
 PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_t size, size_t align)
 {
     uintptr_t start = (uintptr_t)block;
@@ -159,7 +172,7 @@ PW_INLINE void *pw_stack_realloc(pw_stack *stack, void *block, size_t old, size_
     return block;
 }
 
-/* A copy of a string, or of so many bytes; NULL where there is no memory. */
+/* A copy of a string, or of a number of bytes; NULL without memory. */
 PW_INLINE char *pw_stack_strdup(pw_stack *stack, const char *text)
 {
     size_t size = strlen(text) + 1;
@@ -172,7 +185,8 @@ PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
 {
     char *next = stack->next;
     void *block = stack->block;
-    /* One by one: what is read 16 bytes at a time waits until the last store to `next`, of 8 bytes, is in the cache. */
+    /* One by one: a load of 16 bytes would wait until the last store to `next`, of 8 bytes, is in
+     * the cache. */
     __asm__("" : "+r"(next), "+r"(block));
     frame->next = next;
     frame->block = block;
@@ -180,8 +194,8 @@ PW_INLINE void pw_stack_push(pw_stack *stack, pw_frame *frame)
     stack->frame = frame;
 }
 
-/* Pops a frame: all that was allocated since it was pushed is freed. Aborts where another was pushed since and not popped,
- * or this one was popped before. */
+/* Pops a frame: all that was allocated since it was pushed is freed. Aborts where another was
+ * pushed since and not popped, or this one was popped before. */
 PW_INLINE void pw_stack_pop(pw_stack *stack, pw_frame *frame)
 {
     if (PW_LIKELY(stack->frame == frame)) {
@@ -200,7 +214,8 @@ PW_INLINE pw_stack *pw_t_stack(void)
     return mine;
 }
 
-/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
+ * is all 0. */
 #define pw_stack_new(stack, type, n) ((type *)pw_stack_array((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_stack_new0(stack, type, n) ((type *)pw_stack_zarray((stack), (n), sizeof(type), PW_ALIGNOF(type)))
 
@@ -212,12 +227,13 @@ PW_INLINE pw_stack *pw_t_stack(void)
 #define pw_t_realloc(block, old, size, align) pw_stack_realloc(PW_T_HERE, (block), (old), (size), (align))
 #define pw_t_strdup(text) pw_stack_strdup(PW_T_HERE, (text))
 
-/* Where it is: looked up once for a t_scope, which has a variable of this name, and else each time. */
+/* Address of the thread's stack: looked up once for a t_scope, which has a variable of this name,
+ * and else at each use. */
 enum { pw_t_here = 0 };
 #define PW_T_HERE ((uintptr_t)pw_t_here ? (pw_stack *)(uintptr_t)pw_t_here : pw_t_stack())
 
-/* Pushes a frame that is popped where the block ends that this stands in, however it is left: `pw_scope(&stack);`, or
- * `t_scope;` on the thread's stack, once in a block. */
+/* Pushes a frame that is popped where the block ends that this stands in, however it is left:
+ * `pw_scope(&stack);`, or `t_scope;` on the thread's stack, once in a block. */
 #define t_scope                                                                                                        \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                      \
     pw_stack *const pw_t_here __attribute__((unused)) = pw_t_stack();                                                  \

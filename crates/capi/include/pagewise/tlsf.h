@@ -1,4 +1,5 @@
-/* pagewise/tlsf.h: memory of any size, freed in any order, in a time that does not depend on how much there is.
+/* pagewise/tlsf.h: memory of any size, freed in any order, in a time that does not depend on how
+ * much there is.
  *
  *     pw_tlsf *pool = pw_tlsf_create();
  *     if (!pool) err(1, "no memory");
@@ -8,21 +9,22 @@
  *     pw_tlsf_free(pool, samples);
  *     pw_tlsf_destroy(pool);
  *
- * Two-level segregated fit: a free block that fits is found by two levels of bits, and one that is freed becomes one with its
- * free neighbours. Small blocks that are freed stay at hand before that, 32 of each size: the inline functions take them from
- * there and put them there.
+ * Two-level segregated fit: two levels of bits lead to a free block that fits, and a freed block is
+ * merged with its free neighbors. Small freed blocks are cached before that, 32 of each size class:
+ * the inline functions use this cache.
  *
- * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only, 64 bits. The same is
- * pagewise_alloc::Tlsf in Rust.
+ * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only, 64
+ * bits. The same is pagewise_alloc::Tlsf in Rust.
  *
- * Errors. Where there is no memory a call returns NULL and changes nothing. Misuse that is found says so and aborts.
+ * Errors. Without memory a call returns NULL and changes nothing. Detected misuse prints a message
+ * and aborts.
  *
  * Alignment. Blocks are aligned to 16; to more by pw_tlsf_aligned_alloc.
  *
  * Threads. A pool is for one thread at a time, and different pools are independent.
  *
- * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them, with the place where it was
- * allocated and where it was freed.
+ * Checkers. Under valgrind, and in programs with AddressSanitizer, each block is known to them,
+ * with the place where it was allocated and where it was freed.
  */
 #ifndef PAGEWISE_TLSF_H
 #define PAGEWISE_TLSF_H
@@ -32,7 +34,7 @@
 
 PW_BEGIN
 
-/* Sizes of blocks that are kept at hand: up to 24 bytes, 40, 56 .. 520; and how many of each. */
+/* Sizes of cached blocks: up to 24 bytes, 40, 56 .. 520; and the number of each. */
 #define PW_TLSF_CLASSES 32
 #define PW_TLSF_KEPT 32
 /* As many of each where every call is to be seen by the library. */
@@ -40,7 +42,8 @@ PW_BEGIN
 
 struct pw_pages;
 
-/* A pool. Only the start of it is known, which the inline functions touch: it is made by the library, and does not move. */
+/* The start of a pool, which the inline functions use. Only the library creates one; it does not
+ * move. */
 typedef struct pw_tlsf {
     uint32_t counts[PW_TLSF_CLASSES]; /* At hand in the lowest byte; above it taken, for statistics. */
     void *blocks[PW_TLSF_CLASSES][PW_TLSF_KEPT];
@@ -48,17 +51,19 @@ typedef struct pw_tlsf {
 
 PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, blocks) == 128 && sizeof(pw_tlsf) == 8320);
 
-/* Makes a pool of memory of the system; NULL where there is none. */
+/* Creates a pool with memory of the system; NULL without memory. */
 pw_tlsf *pw_tlsf_create(void);
 
-/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small. It stays the caller's, who
- * uses it for nothing else until the pool is destroyed. About 17 KiB of it are the library's. */
+/* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small.
+ * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 17 KiB of
+ * it are the library's. */
 pw_tlsf *pw_tlsf_create_in(void *buffer, size_t size);
 
-/* Makes a pool of memory of `pages`, which must live as long; NULL where there is none. */
+/* Creates a pool with memory of `pages`, which must live as long; NULL without memory. */
 pw_tlsf *pw_tlsf_create_on(struct pw_pages *pages);
 
-/* Ends a pool and gives its memory back: nothing that it handed out may be used any more. NULL is allowed, and is nothing. */
+/* Ends a pool and releases its memory: its blocks may not be used any more. Does nothing with
+ * NULL. */
 void pw_tlsf_destroy(pw_tlsf *pool);
 
 /* Frees all blocks at once, and keeps the memory for those that come. */
@@ -76,15 +81,15 @@ void pw_tlsf_set_name(pw_tlsf *pool, const char *name);
 /* Walks all that must hold inside, and aborts where it does not. */
 void pw_tlsf_check(const pw_tlsf *pool);
 
-/* The size of a block: what was asked for, or up to 16 bytes more, all of which may be used. Not NULL. */
+/* The usable size of a block: the requested size, or up to 16 bytes more. Not NULL. */
 size_t pw_tlsf_size(const pw_tlsf *pool, const void *block);
 
-/* Gives a block another size, and its contents as far as they fit: in its place where it shrinks or what is behind it is free.
- * NULL where there is no memory; then the block is as it was. A block of NULL is a new one. A block that is aligned to more
- * than 16 may lose that where it moves. */
+/* Resizes a block, and keeps its contents as far as they fit: in place if it shrinks or if the
+ * memory after it is free. NULL without memory; then the block is unchanged. A block of NULL is a
+ * new one. A block with an alignment above 16 may lose it when it moves. */
 PW_MUST_USE void *pw_tlsf_realloc(pw_tlsf *pool, void *block, size_t size);
 
-/* What the inline functions call where nothing is at hand: not for others. */
+/* Slow paths of the inline functions if the cache is empty: not for programs. */
 void *pw_tlsf_alloc_slow(pw_tlsf *pool, size_t size, size_t align);
 void pw_tlsf_free_slow(pw_tlsf *pool, void *block);
 
@@ -94,7 +99,7 @@ PW_INLINE size_t pw_tlsf_class_(size_t size)
     return size > 24 ? (size - 9) / 16 : 0;
 }
 
-/* Memory, with nothing defined in it; NULL where there is none. A size of 0 is a block like any other. */
+/* Memory with undefined contents; NULL without memory. A size of 0 is a block like any other. */
 PW_MALLOC PW_INLINE void *pw_tlsf_alloc(pw_tlsf *pool, size_t size)
 {
     size_t of = pw_tlsf_class_(size);
@@ -121,7 +126,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_aligned_alloc(pw_tlsf *pool, size_t align, siz
     return align > 16 ? pw_tlsf_alloc_slow(pool, size, align) : pw_tlsf_alloc(pool, size);
 }
 
-/* As pw_tlsf_alloc, for n elements; NULL too where their size overflows. The second kind is all 0. */
+/* As pw_tlsf_alloc, for n elements; NULL also if their size overflows. The second kind is all 0. */
 PW_MALLOC PW_INLINE void *pw_tlsf_array(pw_tlsf *pool, size_t n, size_t element, size_t align)
 {
     size_t size;
@@ -134,8 +139,8 @@ PW_MALLOC PW_INLINE void *pw_tlsf_zarray(pw_tlsf *pool, size_t n, size_t element
     return block ? memset(block, 0, n * element) : NULL;
 }
 
-/* Frees a block of which the size is known: what it was allocated with, or last reallocated. Faster, since the block is not
- * looked at. NULL is allowed, and is nothing. */
+/* Frees a block of which the size is known: what it was allocated with, or last reallocated.
+ * Faster, since the block is not looked at. NULL is allowed, and is nothing. */
 PW_INLINE void pw_tlsf_free_sized(pw_tlsf *pool, void *block, size_t size)
 {
     size_t of = pw_tlsf_class_(size);
@@ -158,7 +163,8 @@ PW_INLINE void pw_tlsf_free(pw_tlsf *pool, void *block)
     }
 }
 
-/* Memory for n values of a type; NULL where there is none, or their size overflows. The second kind is all 0. */
+/* Memory for n values of a type; NULL without memory, or if their size overflows. The second kind
+ * is all 0. */
 #define pw_tlsf_new(pool, type, n) ((type *)pw_tlsf_array((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 #define pw_tlsf_new0(pool, type, n) ((type *)pw_tlsf_zarray((pool), (n), sizeof(type), PW_ALIGNOF(type)))
 

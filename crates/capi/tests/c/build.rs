@@ -1,4 +1,5 @@
-//! How tests get at programs in C: the libraries installed for this test, and compilers that link with them.
+//! Access of tests to C programs: the libraries installed for this test, and compilers that link
+//! with them.
 
 #![allow(clippy::print_stderr, reason = "a part of tests, which say what they skip")]
 
@@ -16,12 +17,12 @@ pub(crate) const CPP: &[&str] =
     &["-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Linked {
+pub(crate) enum CLinkage {
     Shared,
     Static,
 }
 
-/// Whether a tool is installed; records a skipped test if not.
+/// True if a tool is installed; records a skipped test if not.
 pub(crate) fn has(tool: &str) -> bool {
     let has = Command::new(tool).arg("--version").output().is_ok();
     if !has {
@@ -63,7 +64,8 @@ pub(crate) fn prefix() -> Option<&'static Path> {
     prefix.as_ref().map(TempDir::path)
 }
 
-/// The static library that was built for these tests: cargo puts a hash into its name, and leaves those of other builds.
+/// The static library that was built for these tests: cargo puts a hash into its name, and leaves
+/// those of other builds.
 fn archive() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let files = fs::read_dir(test.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
@@ -75,11 +77,11 @@ fn archive() -> PathBuf {
     newest.expect("the tests depend on the library")
 }
 
-/// What pkg-config says.
-fn flags(prefix: &Path, linked: Linked) -> Vec<String> {
+/// Output of pkg-config.
+fn flags(prefix: &Path, linked: CLinkage) -> Vec<String> {
     let mut tool = Command::new("pkg-config");
     tool.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(["--cflags", "--libs"]);
-    if linked == Linked::Static {
+    if linked == CLinkage::Static {
         tool.arg("--static");
     }
     text(&run(tool.arg("pagewise")).stdout).split_whitespace().map(str::to_owned).collect()
@@ -90,7 +92,7 @@ pub(crate) fn compile(
     compiler: &str,
     options: &[&str],
     source: &Path,
-    linked: Linked,
+    linked: CLinkage,
 ) -> Option<Command> {
     let prefix = prefix()?;
     has(compiler).then_some(())?;
@@ -98,12 +100,12 @@ pub(crate) fn compile(
     let program = folder.join("program");
     let mut command = Command::new(compiler);
     command.args(options).args(["-g", "-o"]).arg(&program).arg(source);
-    if linked == Linked::Static {
+    if linked == CLinkage::Static {
         command.arg("-static");
     }
     run(command.args(flags(prefix, linked)));
     let mut program = Command::new(program);
-    if linked == Linked::Shared {
+    if linked == CLinkage::Shared {
         program.env("LD_LIBRARY_PATH", prefix.join("lib"));
     }
     Some(program)

@@ -6,15 +6,15 @@ use std::process::Command;
 
 use crate::build::{C, api as folder, has, run};
 
-/// What is compiled of a file of `ctests/same`, in this process.
-pub(crate) struct InC {
+/// Compiled file of `ctests/same`, loaded into this process.
+pub(crate) struct LoadedC {
     handle: *mut c_void,
 }
 
-impl InC {
-    /// A program, connected to what it calls of the library, which is its `struct library`. `None`, with a word, where there
-    /// is no compiler.
-    pub(crate) fn load<L>(source: &str, library: &L) -> Option<InC> {
+impl LoadedC {
+    /// A program, connected to the functions of the library that it calls, its `struct library`.
+    /// `None`, with a message, without a compiler.
+    pub(crate) fn load<L>(source: &str, library: &L) -> Option<LoadedC> {
         has("cc").then_some(())?;
         let folder_of_it = tempfile::tempdir().unwrap();
         let compiled = folder_of_it.path().join("same.so");
@@ -26,7 +26,7 @@ impl InC {
         // SAFETY: the library runs nothing when it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "{path:?} cannot be loaded");
-        let loaded = InC { handle };
+        let loaded = LoadedC { handle };
         // SAFETY: the function has this type there.
         let connect: extern "C" fn(&L) = unsafe { loaded.function(c"connect_to") };
         connect(library);
@@ -39,7 +39,7 @@ impl InC {
         // SAFETY: the library stays loaded.
         let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         assert!(!found.is_null() && size_of::<F>() == size_of_val(&found), "{name:?}");
-        // SAFETY: the caller says that it is one, and the sizes were compared.
+        // SAFETY: the caller guarantees that the symbol has this type; the sizes were compared.
         unsafe { transmute_copy(&found) }
     }
 }

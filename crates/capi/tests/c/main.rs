@@ -1,7 +1,7 @@
 //! The libraries as C and C++ programs use them: installed, found by pkg-config, linked both ways.
 //!
-//! Every program of `ctests` and `examples` is compiled and run: as it is, by valgrind, and with sanitizers. Where somebody
-//! checks it, its argument is `watched`.
+//! Every program of `ctests` and `examples` is compiled and run: plain, under valgrind, and with
+//! sanitizers. Under a checker, its argument is `watched`.
 
 #![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
 
@@ -16,7 +16,7 @@ mod same_tlsf;
 
 use std::fs;
 
-use build::{C, CPP, Linked, SANITIZED, api, compile, has, programs, run, text, under_valgrind};
+use build::{C, CLinkage, CPP, SANITIZED, api, compile, has, programs, run, text, under_valgrind};
 
 /// Folders of programs that end with 0 where all is well.
 const FOLDERS: [&str; 2] = ["ctests", "examples"];
@@ -24,7 +24,7 @@ const FOLDERS: [&str; 2] = ["ctests", "examples"];
 #[test]
 fn every_c_program_runs_with_the_shared_library_and_with_the_static_one() {
     for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
-        for (linked, level) in [(Linked::Shared, "-O2"), (Linked::Static, "-O0")] {
+        for (linked, level) in [(CLinkage::Shared, "-O2"), (CLinkage::Static, "-O0")] {
             let program = compile("cc", &[C, &[level]].concat(), &source, linked);
             program.map(|mut program| run(&mut program));
         }
@@ -34,7 +34,7 @@ fn every_c_program_runs_with_the_shared_library_and_with_the_static_one() {
 #[test]
 fn every_cpp_program_runs_with_the_shared_library_and_with_the_static_one() {
     for source in programs("ctests", "cpp") {
-        for linked in [Linked::Shared, Linked::Static] {
+        for linked in [CLinkage::Shared, CLinkage::Static] {
             let program = compile("c++", CPP, &source, linked);
             program.map(|mut program| run(&mut program));
         }
@@ -44,7 +44,7 @@ fn every_cpp_program_runs_with_the_shared_library_and_with_the_static_one() {
 #[test]
 fn every_c_program_is_one_for_clang_too() {
     for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
-        let program = compile("clang", &[C, &["-O2"]].concat(), &source, Linked::Shared);
+        let program = compile("clang", &[C, &["-O2"]].concat(), &source, CLinkage::Shared);
         program.map(|mut program| run(&mut program));
     }
 }
@@ -57,14 +57,14 @@ fn every_header_is_one_for_cpp_and_alone() {
         let source = folder.path().join("alone.cpp");
         let twice = format!("#include <pagewise/{name}>\n").repeat(2);
         fs::write(&source, twice + "int main() { return 0; }\n").unwrap();
-        compile("c++", CPP, &source, Linked::Shared).map(|mut program| run(&mut program));
+        compile("c++", CPP, &source, CLinkage::Shared).map(|mut program| run(&mut program));
     }
 }
 
 #[test]
 fn valgrind_finds_no_leak_and_no_wrong_access() {
     for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
-        let program = compile("cc", C, &source, Linked::Shared).filter(|_| has("valgrind"));
+        let program = compile("cc", C, &source, CLinkage::Shared).filter(|_| has("valgrind"));
         program.map(|program| run(&mut under_valgrind(&program, &["watched"])));
     }
 }
@@ -72,7 +72,7 @@ fn valgrind_finds_no_leak_and_no_wrong_access() {
 #[test]
 fn sanitizers_find_nothing() {
     for source in FOLDERS.iter().flat_map(|folder| programs(folder, "c")) {
-        let program = compile("cc", &[C, SANITIZED].concat(), &source, Linked::Shared);
+        let program = compile("cc", &[C, SANITIZED].concat(), &source, CLinkage::Shared);
         program.map(|mut program| run(program.arg("watched")));
     }
 }
@@ -83,7 +83,7 @@ fn the_example_of_the_readme_is_one_of_ours_and_prints_what_it_says() {
     let source = api().join("examples/measure.c");
     let example = format!("```c\n{}```", fs::read_to_string(&source).unwrap());
     assert!(readme.contains(&example), "{example}");
-    if let Some(mut program) = compile("cc", C, &source, Linked::Shared) {
+    if let Some(mut program) = compile("cc", C, &source, CLinkage::Shared) {
         let said = text(&run(&mut program).stdout);
         let count = said.strip_suffix(" page faults\n").and_then(|count| count.parse::<u64>().ok());
         assert!(count.is_some_and(|count| count > 0), "{said}");

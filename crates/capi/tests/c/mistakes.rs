@@ -1,18 +1,19 @@
-//! Mistakes in the use of pools, each made by a program of `ctests/mistakes`: valgrind and `AddressSanitizer` must name them.
+//! Memory errors in the use of pools, each made by a program of `ctests/mistakes`: valgrind and
+//! `AddressSanitizer` must name them.
 
-use crate::build::{C, Linked, SANITIZED, api, compile, has, text, under_valgrind};
+use crate::build::{C, CLinkage, SANITIZED, api, compile, has, text, under_valgrind};
 
-/// A mistake: the program, what it is told to do wrong, and what each checker says of it.
+/// A memory error: the program, its argument, and the report of each checker.
 struct Mistake {
     program: &'static str,
     does: &'static str,
-    /// What valgrind prints, in this order.
+    /// Texts that valgrind prints, in this order.
     valgrind: &'static [&'static str],
-    /// What `AddressSanitizer` prints; empty where it cannot know.
+    /// Texts that `AddressSanitizer` prints; empty if it cannot detect the error.
     asan: &'static [&'static str],
 }
 
-/// What a checker says of a mistake contains all of this, in this order.
+/// Memory errors; the report of a checker contains all texts of an error, in this order.
 const MISTAKES: &[Mistake] = &[
     Mistake {
         program: "stack.c",
@@ -230,7 +231,7 @@ fn source(mistake: &Mistake) -> std::path::PathBuf {
     api().join("ctests/mistakes").join(mistake.program)
 }
 
-/// Whether a text holds all parts, one behind the other.
+/// True if a text holds all parts, one behind the other.
 fn holds(mut text: &str, parts: &[&str]) -> bool {
     parts.iter().all(|part| match text.split_once(part) {
         Some((_, rest)) => {
@@ -244,7 +245,7 @@ fn holds(mut text: &str, parts: &[&str]) -> bool {
 #[test]
 fn valgrind_names_every_mistake_and_where_it_was_made() {
     for mistake in MISTAKES {
-        let program = compile("cc", &[C, &["-O1"]].concat(), &source(mistake), Linked::Shared);
+        let program = compile("cc", &[C, &["-O1"]].concat(), &source(mistake), CLinkage::Shared);
         let Some(program) = program.filter(|_| has("valgrind")) else { return };
         let output = under_valgrind(&program, &[mistake.does]).output().unwrap();
         let said = text(&output.stderr);
@@ -257,7 +258,7 @@ fn valgrind_names_every_mistake_and_where_it_was_made() {
 fn address_sanitizer_names_every_mistake_that_it_can_know() {
     for mistake in MISTAKES.iter().filter(|mistake| !mistake.asan.is_empty()) {
         let options = [C, SANITIZED].concat();
-        let Some(mut program) = compile("cc", &options, &source(mistake), Linked::Shared) else {
+        let Some(mut program) = compile("cc", &options, &source(mistake), CLinkage::Shared) else {
             return;
         };
         let output = program.arg(mistake.does).output().unwrap();

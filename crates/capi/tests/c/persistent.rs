@@ -1,19 +1,20 @@
-//! Heaps that a program in C and one in Rust make by the same calls: their files are the same, byte for byte.
+//! Heaps that a program in C and one in Rust make by the same calls: their files are the same, byte
+//! for byte.
 
 use std::alloc::Layout;
 use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
-use pagewise_alloc::persistent::{Error, Options, Persistent, Rel};
+use pagewise_alloc::persistent::{Persistent, PersistentError, PersistentOptions, Rel};
 
-use crate::build::{C, Linked, api, compile, run};
+use crate::build::{C, CLinkage, api, compile, run};
 
-/// What `run_program` of `ctests/persistent.c` does.
-fn run_program(file: &Path) -> Result<(), Error> {
+/// The same steps as `run_program` of `ctests/persistent.c`.
+fn run_program(file: &Path) -> Result<(), PersistentError> {
     let path = CString::new(file.to_str().unwrap()).unwrap();
-    let small = Options { capacity: Some(4 << 20), log: 1, ..Options::DEFAULT };
-    // SAFETY: nobody else knows of the file.
+    let small = PersistentOptions { capacity: Some(4 << 20), log: 1, ..PersistentOptions::DEFAULT };
+    // SAFETY: no other code has the file open.
     let mut heap = unsafe { Persistent::open(&path, &small) }?;
     let mut blocks = [Rel::<u8>::NULL; 64];
     let mut dice = 88_172_645_463_325_252_u64;
@@ -46,7 +47,8 @@ fn run_program(file: &Path) -> Result<(), Error> {
 #[test]
 fn a_heap_made_in_c_and_one_made_in_rust_are_the_same_byte_for_byte() {
     let source = api().join("ctests/persistent.c");
-    let Some(mut program) = compile("cc", &[C, &["-O2"]].concat(), &source, Linked::Shared) else {
+    let Some(mut program) = compile("cc", &[C, &["-O2"]].concat(), &source, CLinkage::Shared)
+    else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();

@@ -6,27 +6,27 @@ use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 
 use pagewise::stack as api;
-use pagewise_alloc::source::Memory;
+use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::stack::thread::LinkedStack;
-use pagewise_alloc::stack::{Link, Linked, Scope};
+use pagewise_alloc::stack::{FrameLink, LinkedPolicy, Scope};
 use pagewise_alloc::t_scope;
 
-use crate::loaded::InC;
+use crate::loaded::LoadedC;
 
 /// `struct library` of `ctests/same/stack.c`.
 #[repr(C)]
-struct Library {
+struct StackLibrary {
     alloc: unsafe extern "C" fn(*mut LinkedStack, usize, usize) -> *mut c_void,
     realloc:
         unsafe extern "C" fn(*mut LinkedStack, *mut c_void, usize, usize, usize) -> *mut c_void,
-    pop: unsafe extern "C" fn(*mut LinkedStack, *const Link),
+    pop: unsafe extern "C" fn(*mut LinkedStack, *const FrameLink),
     find: extern "C" fn() -> *mut LinkedStack,
 }
 
 /// `struct step`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct StackStep {
     kind: usize,
     size: usize,
     align: usize,
@@ -39,18 +39,18 @@ const RESIZE: usize = 2;
 const PUSH: usize = 3;
 const POP: usize = 4;
 
-fn load() -> Option<InC> {
-    let library = Library {
+fn load() -> Option<LoadedC> {
+    let library = StackLibrary {
         alloc: api::pw_stack_alloc_slow,
         realloc: api::pw_stack_realloc_slow,
         pop: api::pw_stack_pop_slow,
         find: api::pw_t_stack_find,
     };
-    InC::load("stack.c", &library)
+    LoadedC::load("stack.c", &library)
 }
 
 /// A program of many steps, with frames that fill more than a block.
-fn program(mut seed: u64) -> Vec<Step> {
+fn program(mut seed: u64) -> Vec<StackStep> {
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         usize::try_from(seed >> 33).unwrap() % below
@@ -62,19 +62,24 @@ fn program(mut seed: u64) -> Vec<Step> {
         let kind = match random(100) {
             0..40 => ALLOCATE,
             40..60 => ALLOCATE_ARRAY,
-            60..75 if !matches!(steps.last(), Some(Step { kind: PUSH | POP, .. }) | None) => RESIZE,
+            60..75 if !matches!(steps.last(), Some(StackStep { kind: PUSH | POP, .. }) | None) => {
+                RESIZE
+            }
             75..88 if depth < 40 => PUSH,
             88.. if depth > 0 => POP,
             _ => ALLOCATE,
         };
         depth = depth + usize::from(kind == PUSH) - usize::from(kind == POP);
-        steps.push(Step { kind, size, align, fill });
+        steps.push(StackStep { kind, size, align, fill });
     }
     steps
 }
 
 /// As `run` of the program in C does.
-fn run_in_rust<'a>(scope: &mut Scope<'_, Memory, Linked>, mut steps: &'a [Step]) -> &'a [Step] {
+fn run_in_rust<'a>(
+    scope: &mut Scope<'_, SystemOrBuffer, LinkedPolicy>,
+    mut steps: &'a [StackStep],
+) -> &'a [StackStep] {
     let mut last = (NonNull::dangling(), Layout::new::<u8>());
     while let Some((step, rest)) = steps.split_first() {
         let whole = step.size / step.align * step.align;
@@ -85,7 +90,7 @@ fn run_in_rust<'a>(scope: &mut Scope<'_, Memory, Linked>, mut steps: &'a [Step])
             ALLOCATE_ARRAY => (scope.allocate(layout(whole)).unwrap(), layout(whole)),
             RESIZE => {
                 let new = Layout::from_size_align(step.size, last.1.align()).unwrap();
-                // SAFETY: the block is of this scope, and nobody else has it.
+                // SAFETY: the block is of this scope, and not used elsewhere.
                 (unsafe { scope.resize(last.0, last.1, new) }.unwrap(), new)
             }
             PUSH => {
@@ -107,7 +112,7 @@ const BUFFER: usize = 4 << 20;
 fn c_and_rust_leave_the_same_bytes() {
     let Some(in_c) = load() else { return };
     // SAFETY: the function has this type there.
-    let run_all: unsafe extern "C" fn(*mut LinkedStack, *const Step, usize) -> i32 =
+    let run_all: unsafe extern "C" fn(*mut LinkedStack, *const StackStep, usize) -> i32 =
         unsafe { in_c.function(c"run_all") };
     let mut buffer = vec![0_u8; BUFFER];
     for seed in 0..8 {
@@ -115,24 +120,24 @@ fn c_and_rust_leave_the_same_bytes() {
         let start = NonNull::from(&mut buffer[..]).cast::<u8>();
         let new = || {
             // SAFETY: the buffer is used by one stack after the other.
-            let memory = unsafe { Memory::buffer(start, BUFFER) };
+            let memory = unsafe { SystemOrBuffer::buffer(start, BUFFER) };
             LinkedStack::with_policy(memory, false)
         };
-        // SAFETY: nobody uses the buffer.
+        // SAFETY: the buffer is not in use.
         unsafe { start.write_bytes(0, BUFFER) };
         let mut stack = new();
         // SAFETY: the stack is one of C, too, and the steps are as many.
         assert_eq!(unsafe { run_all(&raw mut stack, steps.as_ptr(), steps.len()) }, 1);
         stack.check();
-        // SAFETY: the buffer is as large, and nobody writes to it meanwhile.
+        // SAFETY: the buffer has this size, and is not written at the same time.
         let by_c = unsafe { std::slice::from_raw_parts(start.as_ptr(), BUFFER) }.to_vec();
         drop(stack);
-        // SAFETY: as above.
+        // SAFETY: the buffer has this size, and is not in use.
         unsafe { start.write_bytes(0, BUFFER) };
         let mut stack = new();
         stack.scope(|scope| {
             run_in_rust(scope, &steps);
-            // SAFETY: as above.
+            // SAFETY: the buffer has this size, and is not written at the same time.
             let by_rust = unsafe { std::slice::from_raw_parts(start.as_ptr(), BUFFER) };
             let differs = by_c.iter().zip(by_rust).position(|(c, rust)| c != rust);
             assert_eq!(differs, None, "seed {seed}");
@@ -155,7 +160,7 @@ fn scopes_of_c_and_of_rust_are_on_one_stack_of_the_thread() {
     // SAFETY: the function has this type there.
     let allocated_by_c: extern "C" fn() -> *mut c_char =
         unsafe { in_c.function(c"allocated_by_c") };
-    // SAFETY: as above.
+    // SAFETY: the function of the loaded file has this type.
     let in_a_frame_of_c: extern "C" fn(extern "C" fn(*mut c_void), *mut c_void) -> *mut c_char =
         unsafe { in_c.function(c"in_a_frame_of_c") };
     let [first, second] = t_scope(|_| [(); 2].map(|()| allocated_by_c().addr()));

@@ -6,10 +6,10 @@ use std::ptr::{self, NonNull};
 
 use pagewise::{fifo, ring};
 use pagewise_alloc::ring::Sealed;
-use pagewise_alloc::source::Memory;
+use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::{Fifo, Ring};
 
-use crate::loaded::InC;
+use crate::loaded::LoadedC;
 
 /// A buffer takes back only what was its last, so there is much of it.
 const BUFFER: usize = 64 << 20;
@@ -32,13 +32,13 @@ impl Buffer {
         Buffer(vec![0; BUFFER])
     }
 
-    fn clear(&mut self) -> Memory {
+    fn clear(&mut self) -> SystemOrBuffer {
         self.0.fill(0);
         // SAFETY: the buffer is used by one pool after the other.
-        unsafe { Memory::buffer(NonNull::from(&mut self.0[..]).cast(), BUFFER) }
+        unsafe { SystemOrBuffer::buffer(NonNull::from(&mut self.0[..]).cast(), BUFFER) }
     }
 
-    /// What is in it, but for the pool itself, which has addresses of functions and the like.
+    /// Content, without the pool itself, which has addresses of functions and similar values.
     fn pages(&self) -> Vec<u8> {
         self.0[4096..].to_vec()
     }
@@ -55,14 +55,14 @@ fn assert_same(seed: u64, by_c: &[u8], by_rust: &[u8]) {
 /// `struct library` of `ctests/same/fifo.c`.
 #[repr(C)]
 struct FifoLibrary {
-    alloc: unsafe extern "C" fn(*mut fifo::Raw, usize, usize) -> *mut c_void,
-    zalloc: unsafe extern "C" fn(*mut fifo::Raw, usize, usize) -> *mut c_void,
-    free: unsafe extern "C" fn(*mut fifo::Raw, *mut c_void, usize),
+    alloc: unsafe extern "C" fn(*mut fifo::RawFifo, usize, usize) -> *mut c_void,
+    zalloc: unsafe extern "C" fn(*mut fifo::RawFifo, usize, usize) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut fifo::RawFifo, *mut c_void, usize),
 }
 
 /// Its `struct step`.
 #[repr(C)]
-struct Replace {
+struct ReplaceStep {
     place: usize,
     size: usize,
     align: usize,
@@ -74,13 +74,13 @@ struct Replace {
 /// Its `struct live`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Live {
+struct LiveInC {
     block: *mut c_void,
     size: usize,
 }
 
 /// A queue, then disorder, then a queue again.
-fn replacements(seed: u64) -> Vec<Replace> {
+fn replacements(seed: u64) -> Vec<ReplaceStep> {
     let mut random = numbers(seed);
     let step = |at: usize| {
         let in_order = at / (STEPS / 3) != 1;
@@ -89,13 +89,13 @@ fn replacements(seed: u64) -> Vec<Replace> {
         let powers = if random(8) == 0 { 7 } else { 4 };
         let (size, align) = (random(largest), 1 << random(powers));
         let (zeroed, late) = (usize::from(random(4) == 0), usize::from(random(8) == 0));
-        Replace { place, size, align, zeroed, late, fill: at % 255 + 1 }
+        ReplaceStep { place, size, align, zeroed, late, fill: at % 255 + 1 }
     };
     (0..STEPS).map(step).collect()
 }
 
 /// As `run_all` of the program in C does.
-fn replace_in_rust(pool: &Fifo<Memory>, steps: &[Replace]) {
+fn replace_in_rust(pool: &Fifo<SystemOrBuffer>, steps: &[ReplaceStep]) {
     let mut live: Vec<Option<(NonNull<u8>, Layout)>> = vec![None; PLACES];
     for step in steps {
         match live[step.place] {
@@ -103,7 +103,7 @@ fn replace_in_rust(pool: &Fifo<Memory>, steps: &[Replace]) {
             Some((block, layout)) if step.late > 0 => unsafe {
                 pagewise_alloc::fifo::free(block, layout);
             },
-            // SAFETY: as above.
+            // SAFETY: the block is of this pool and has this layout.
             Some((block, layout)) => unsafe { pool.free(block, layout) },
             None => {}
         }
@@ -126,22 +126,26 @@ fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
         zalloc: fifo::pw_fifo_zalloc_slow,
         free: fifo::pw_fifo_free_slow,
     };
-    let Some(in_c) = InC::load("fifo.c", &library) else { return };
+    let Some(in_c) = LoadedC::load("fifo.c", &library) else { return };
     // SAFETY: the function has this type there.
-    let run_all: unsafe extern "C" fn(*mut c_void, *mut Live, *const Replace, usize) -> c_int =
-        unsafe { in_c.function(c"run_all") };
+    let run_all: unsafe extern "C" fn(
+        *mut c_void,
+        *mut LiveInC,
+        *const ReplaceStep,
+        usize,
+    ) -> c_int = unsafe { in_c.function(c"run_all") };
     let mut buffer = Buffer::new();
     for seed in 0..3 {
         let steps = replacements(seed);
         let pool = Fifo::unguarded(buffer.clear()).unwrap().into_raw();
-        let mut live = [Live { block: ptr::null_mut(), size: 0 }; PLACES];
+        let mut live = [LiveInC { block: ptr::null_mut(), size: 0 }; PLACES];
         // SAFETY: the pool is one of C, too, and the steps and places are as many.
         let done = unsafe {
             run_all(pool.as_ptr().cast(), live.as_mut_ptr(), steps.as_ptr(), steps.len())
         };
         assert_eq!(done, 1);
         // SAFETY: it is the pool of above, and given up there.
-        let pool: Fifo<Memory> = unsafe { Fifo::from_raw(pool) };
+        let pool: Fifo<SystemOrBuffer> = unsafe { Fifo::from_raw(pool) };
         pool.check();
         let by_c = buffer.pages();
         std::mem::forget(pool);
@@ -155,15 +159,15 @@ fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
 /// `struct library` of `ctests/same/ring.c`.
 #[repr(C)]
 struct RingLibrary {
-    alloc: unsafe extern "C" fn(*mut ring::Raw, usize, usize) -> *mut c_void,
-    open: unsafe extern "C" fn(*mut ring::Raw) -> c_int,
-    seal: unsafe extern "C" fn(*mut ring::Raw) -> *mut ring::RawFrame,
+    alloc: unsafe extern "C" fn(*mut ring::RawRing, usize, usize) -> *mut c_void,
+    open: unsafe extern "C" fn(*mut ring::RawRing) -> c_int,
+    seal: unsafe extern "C" fn(*mut ring::RawRing) -> *mut ring::RawFrame,
     release: unsafe extern "C" fn(*mut ring::RawFrame),
 }
 
 /// Its `struct step`.
 #[repr(C)]
-struct Fill {
+struct FillStep {
     place: usize,
     blocks: usize,
     size: usize,
@@ -171,19 +175,23 @@ struct Fill {
     fill: usize,
 }
 
-fn fills(seed: u64) -> Vec<Fill> {
+fn fills(seed: u64) -> Vec<FillStep> {
     let mut random = numbers(seed);
     let step = |at: usize| {
         let place = if at < STEPS / 2 { at % PLACES } else { random(PLACES) };
         let largest = if random(200) == 0 { 10_000 } else { 100 };
         let size = random(largest);
-        Fill { place, blocks: random(12), size, align: 1 << random(7), fill: at % 255 + 1 }
+        FillStep { place, blocks: random(12), size, align: 1 << random(7), fill: at % 255 + 1 }
     };
     (0..STEPS).map(step).collect()
 }
 
 /// As `run_all` of the program in C does.
-fn fill_in_rust(ring: &mut Ring<Memory>, frames: &mut [Option<Sealed>], steps: &[Fill]) {
+fn fill_in_rust(
+    ring: &mut Ring<SystemOrBuffer>,
+    frames: &mut [Option<Sealed>],
+    steps: &[FillStep],
+) {
     for step in steps {
         frames[step.place] = None;
         let frame = ring.open().unwrap();
@@ -205,12 +213,12 @@ fn rings_of_c_and_of_rust_leave_the_same_bytes() {
         seal: ring::pw_ring_seal,
         release: ring::pw_ring_release,
     };
-    let Some(in_c) = InC::load("ring.c", &library) else { return };
+    let Some(in_c) = LoadedC::load("ring.c", &library) else { return };
     // SAFETY: the function has this type there.
     let run_all: unsafe extern "C" fn(
         *mut c_void,
         *mut *mut ring::RawFrame,
-        *const Fill,
+        *const FillStep,
         usize,
     ) -> c_int = unsafe { in_c.function(c"run_all") };
     let mut buffer = Buffer::new();

@@ -7,13 +7,13 @@ use std::ptr::NonNull;
 
 use pagewise::tlsf as api;
 use pagewise::tlsf::CTlsf;
-use pagewise_alloc::Block;
+use pagewise_alloc::SourceBlock;
 
-use crate::loaded::InC;
+use crate::loaded::LoadedC;
 
 /// `struct library` of `ctests/same/tlsf.c`.
 #[repr(C)]
-struct Library {
+struct TlsfLibrary {
     alloc: unsafe extern "C" fn(*mut CTlsf, usize, usize) -> *mut c_void,
     free: unsafe extern "C" fn(*mut CTlsf, *mut c_void),
 }
@@ -21,7 +21,7 @@ struct Library {
 /// `struct step`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct TlsfStep {
     kind: usize,
     place: usize,
     size: usize,
@@ -33,10 +33,11 @@ const FREE_SIZED: usize = 2;
 
 const PLACES: usize = 300;
 const BUFFER: usize = 1 << 20;
-/// What is not compared of a pool: what lies behind the blocks at hand, which is who watches it, and in which memory it lies.
-const OTHER: Range<usize> = 8336..size_of::<CTlsf>() + size_of::<Block>();
+/// Part of a pool that is not compared: the fields after the cached blocks, which depend on the
+/// process and the buffer.
+const OTHER: Range<usize> = 8336..size_of::<CTlsf>() + size_of::<SourceBlock>();
 
-fn program(mut seed: u64) -> Vec<Step> {
+fn program(mut seed: u64) -> Vec<TlsfStep> {
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         usize::try_from(seed >> 33).unwrap() % below
@@ -49,13 +50,13 @@ fn program(mut seed: u64) -> Vec<Step> {
             Some(size) => (if random(2) == 0 { FREE } else { FREE_SIZED }, size),
             None => (ALLOCATE, *sizes[place].insert(random(largest))),
         };
-        Step { kind, place, size }
+        TlsfStep { kind, place, size }
     };
     (0..20_000).map(step).collect()
 }
 
 /// As `run_all` of the program in C does.
-fn run_in_rust(pool: &mut CTlsf, steps: &[Step]) -> usize {
+fn run_in_rust(pool: &mut CTlsf, steps: &[TlsfStep]) -> usize {
     let mut blocks = [NonNull::<u8>::dangling(); PLACES];
     let mut live = 0;
     for step in steps {
@@ -79,26 +80,26 @@ fn run_in_rust(pool: &mut CTlsf, steps: &[Step]) -> usize {
 fn bytes_after(buffer: &mut [u8], run: impl FnOnce(&mut CTlsf) -> usize) -> (usize, Vec<u8>) {
     buffer.fill(0);
     let start = buffer.as_mut_ptr();
-    // SAFETY: nobody else uses the buffer.
+    // SAFETY: no other code uses the buffer.
     let pool = unsafe { api::pw_tlsf_create_in(start.cast(), BUFFER) };
     // SAFETY: it was made just now, and is not null, or that is where the test ends.
     let live = run(unsafe { pool.as_mut() }.unwrap());
-    // SAFETY: as above.
+    // SAFETY: the pool was created above and is live.
     unsafe { api::pw_tlsf_check(pool) };
-    // SAFETY: the buffer is as large, and nobody writes to it meanwhile.
+    // SAFETY: the buffer has this size, and is not written at the same time.
     let mut bytes = unsafe { std::slice::from_raw_parts(start, BUFFER) }.to_vec();
     let at = pool.addr() - start.addr();
     bytes[at..][OTHER].fill(0);
-    // SAFETY: as above, and nobody uses it any more.
+    // SAFETY: the pool was created above, and is not used any more.
     unsafe { api::pw_tlsf_destroy(pool) };
     (live, bytes)
 }
 
 #[test]
 fn tlsf_pools_of_c_and_of_rust_leave_the_same_bytes() {
-    let ours = Library { alloc: api::pw_tlsf_alloc_slow, free: api::pw_tlsf_free_slow };
-    let Some(in_c) = InC::load("tlsf.c", &ours) else { return };
-    type RunAll = unsafe extern "C" fn(*mut CTlsf, *const Step, usize, *mut *mut u8) -> usize;
+    let ours = TlsfLibrary { alloc: api::pw_tlsf_alloc_slow, free: api::pw_tlsf_free_slow };
+    let Some(in_c) = LoadedC::load("tlsf.c", &ours) else { return };
+    type RunAll = unsafe extern "C" fn(*mut CTlsf, *const TlsfStep, usize, *mut *mut u8) -> usize;
     // SAFETY: the function has this type there.
     let run_all: RunAll = unsafe { in_c.function(c"run_all") };
     let mut buffer = vec![0_u8; BUFFER];

@@ -1,38 +1,38 @@
-//! A race of whole commands: interleaved rounds, wall time and peak RES of each, ratios to the first.
-//! And the goals that the ratios are held against.
+//! Benchmark of whole commands: interleaved rounds, wall time and peak RES of each, ratios to the
+//! first. And the goals that the ratios are compared with.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// One command in the race.
+/// One command of the benchmark.
 #[derive(Debug)]
-pub(crate) struct Runner {
+pub(crate) struct RaceCommand {
     name: String,
     command: Vec<String>,
-    /// What runs once behind it, and does not count.
-    then: Option<Box<Runner>>,
+    /// Command that runs once after it, and does not count.
+    then: Option<Box<RaceCommand>>,
 }
 
-impl Runner {
+impl RaceCommand {
     /// `command` is a line of words; none of them may hold a space.
-    pub(crate) fn new(name: &str, command: &str) -> Runner {
+    pub(crate) fn new(name: &str, command: &str) -> RaceCommand {
         let command = command.split(' ').map(str::to_owned).collect();
-        Runner { name: name.to_owned(), command, then: None }
+        RaceCommand { name: name.to_owned(), command, then: None }
     }
 
     /// A line for the shell.
-    pub(crate) fn shell(name: &str, line: &str) -> Runner {
+    pub(crate) fn shell(name: &str, line: &str) -> RaceCommand {
         let command = vec!["sh".into(), "-c".into(), line.into()];
-        Runner { name: name.to_owned(), command, then: None }
+        RaceCommand { name: name.to_owned(), command, then: None }
     }
 
-    /// One that takes so much of the machine that who comes next would pay for it: another takes that on itself, and does not
-    /// count.
+    /// For a command whose disturbance would slow the next one down: `then`
+    /// runs in between, and does not count.
     #[allow(dead_code, reason = "others leave the machine as they found it")]
-    pub(crate) fn followed_by(self, then: Runner) -> Runner {
-        Runner { then: Some(Box::new(then)), ..self }
+    pub(crate) fn followed_by(self, then: RaceCommand) -> RaceCommand {
+        RaceCommand { then: Some(Box::new(then)), ..self }
     }
 
     fn is_installed(&self) -> bool {
@@ -50,7 +50,7 @@ impl Runner {
         wall
     }
 
-    /// Peak RES in KiB of one run, as GNU time tells it; `None` where that is not installed.
+    /// Peak RES in KiB of one run, from GNU time; `None` if that is not installed.
     fn peak_kib(&self) -> Option<u64> {
         let mut time = Command::new("/usr/bin/time");
         time.args(["-f", "%M"]).args(&self.command).stdin(Stdio::null()).stdout(Stdio::null());
@@ -63,18 +63,19 @@ fn quiet(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-/// What one runner took: the medians over the rounds.
+/// Result of one runner: the medians over the rounds.
 #[derive(Debug)]
 pub(crate) struct Result {
     name: String,
-    /// Of the ratios to the first runner of the same round.
+    /// Median of the ratios to the first runner of the same round.
     ratio: f64,
     peak_mib: Option<f64>,
 }
 
 /// Runs all in turn, `rounds` times after one that does not count, and prints a row for each:
-/// median, median absolute deviation, the median of the ratios to the first runner of the same round.
-pub(crate) fn race(title: &str, rounds: usize, runners: &[Runner]) -> Vec<Result> {
+/// median, median absolute deviation, the median of the ratios to the first runner of the same
+/// round.
+pub(crate) fn race(title: &str, rounds: usize, runners: &[RaceCommand]) -> Vec<Result> {
     let (here, missing): (Vec<_>, Vec<_>) = runners.iter().partition(|r| r.is_installed());
     let mut walls = vec![Vec::with_capacity(rounds); here.len()];
     for round in 0..=rounds {
@@ -98,7 +99,7 @@ pub(crate) fn race(title: &str, rounds: usize, runners: &[Runner]) -> Vec<Result
     results
 }
 
-fn row(runner: &Runner, own: &[f64], first: &[f64]) -> Result {
+fn row(runner: &RaceCommand, own: &[f64], first: &[f64]) -> Result {
     let ratios: Vec<f64> = own.iter().zip(first).map(|(own, first)| own / first).collect();
     let mid = median(own);
     let spread = median(&own.iter().map(|wall| (wall - mid).abs()).collect::<Vec<_>>());
@@ -127,13 +128,13 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 
 /// A C program of `fixtures/programs`, running and ready; killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct RaceTarget {
     child: Child,
 }
 
-impl Target {
+impl RaceTarget {
     /// Compiles and starts a program, and waits until it says that it is ready.
-    pub(crate) fn start(name: &str, arguments: &[&str]) -> Target {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> RaceTarget {
         let mut child = Command::new(compile(name))
             .args(arguments)
             .stdin(Stdio::piped())
@@ -143,7 +144,7 @@ impl Target {
         let said = BufReader::new(child.stdout.take().expect("stdout is a pipe"));
         let ready = said.lines().any(|line| line.is_ok_and(|line| line == "ready"));
         assert!(ready, "{name} ended before it was ready");
-        Target { child }
+        RaceTarget { child }
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -151,7 +152,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for RaceTarget {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

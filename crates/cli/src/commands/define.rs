@@ -3,16 +3,27 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
+use clap::Args;
 use pagewise_analysis::define;
 use pagewise_view::text::Units;
 
-use crate::args::{Define, Output};
-use crate::look::Look;
+use crate::args::OutputArgs;
 use crate::output::emit;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct Define {
+    /// A term, column or kernel counter; without one all are listed
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Prints the definition of each name, or the list of all.
-pub(crate) fn run(args: &Define, look: &Look) -> anyhow::Result<ExitCode> {
-    let output = Output { json: args.json, html: None, output: None, long: true };
+pub(crate) fn run(args: &Define, look: &TerminalLook) -> anyhow::Result<ExitCode> {
+    let output = OutputArgs { json: args.json, html: None, output: None, long: true };
     if args.names.is_empty() {
         emit(&define::all(), &output, look, Units::Human)?;
     }

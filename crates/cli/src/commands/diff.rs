@@ -1,28 +1,52 @@
 //! `pagewise diff`: what grew between two snapshots, or in a process while it runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_analysis::diff::{self, Options};
+use clap::Args;
+use pagewise_analysis::diff::{self, SnapshotDiffOptions};
 use pagewise_model::Snapshot;
-use pagewise_proc::capture::{Request, capture};
-use pagewise_proc::{Error, ProcRoot, saved, target};
+use pagewise_proc::capture::{CaptureRequest, capture};
+use pagewise_proc::{ProcError, ProcRoot, saved, target};
 use pagewise_view::text::Units;
 
-use crate::args::Diff;
-use crate::look::Look;
+use crate::args::{OutputArgs, ReadingArgs};
 use crate::output::emit;
-use crate::plan::wish;
+use crate::target::wish;
+use crate::terminal::TerminalLook;
 
-/// How many pools and mappings a page shows; programs get all.
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The earlier snapshot; with --every, a process
+    #[arg(value_name = "A")]
+    pub(crate) before: String,
+    /// The later snapshot
+    #[arg(value_name = "B", required_unless_present = "every", conflicts_with = "every")]
+    pub(crate) after: Option<PathBuf>,
+    /// Read the process every TIME, and report the growth since the previous reading
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) every: Option<Duration>,
+    /// Stop after TIME
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
+    pub(crate) during: Option<Duration>,
+    /// Show which mappings have other addresses in the later snapshot (ASLR)
+    #[arg(long)]
+    pub(crate) layout: bool,
+    #[command(flatten)]
+    pub(crate) reading: ReadingArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// Maximum number of pools and mappings in the text report; programs get all.
 const ROWS: usize = 15;
 
 /// Compares two files, or watches a process.
-pub(crate) fn run(args: &Diff, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Diff, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let largest = if args.output.json { usize::MAX } else { ROWS };
-    let options = Options { largest, layout: args.layout };
+    let options = SnapshotDiffOptions { largest, layout: args.layout };
     match (&args.after, args.every) {
         (Some(after), _) => {
             let before = saved::open(Path::new(&args.before))?;
@@ -35,10 +59,15 @@ pub(crate) fn run(args: &Diff, look: &Look) -> anyhow::Result<ExitCode> {
 }
 
 /// A line each time, and at the end what changed from first to last.
-fn watch(args: &Diff, every: Duration, options: &Options, look: &Look) -> anyhow::Result<()> {
+fn watch(
+    args: &Diff,
+    every: Duration,
+    options: &SnapshotDiffOptions,
+    look: &TerminalLook,
+) -> anyhow::Result<()> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.before)?;
     root.check_access(pid)?;
-    let request = Request { wish: wish(&args.reading), ..Request::default() };
+    let request = CaptureRequest { wish: wish(&args.reading), ..CaptureRequest::default() };
     let begin = Instant::now();
     let first = capture(&root, pid, &request)?;
     let mut last = first.clone();
@@ -47,7 +76,7 @@ fn watch(args: &Diff, every: Duration, options: &Options, look: &Look) -> anyhow
         let now = match capture(&root, pid, &request) {
             Ok(now) => now,
             // The end of the process is the end of the series, not a failure.
-            Err(Error::NoSuchProcess { .. }) => break,
+            Err(ProcError::NoSuchProcess { .. }) => break,
             Err(error) => return Err(error.into()),
         };
         row(&first, &last, &now, args, look)?;
@@ -65,7 +94,7 @@ fn row(
     before: &Snapshot,
     now: &Snapshot,
     args: &Diff,
-    look: &Look,
+    look: &TerminalLook,
 ) -> anyhow::Result<()> {
     emit(&diff::series_row(first, before, now), &args.output, look, Units::Human)
 }

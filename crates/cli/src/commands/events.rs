@@ -2,16 +2,26 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use pagewise_analysis::events;
 use pagewise_measure::events::survey;
 use pagewise_view::text::Units;
 
-use crate::args::Events;
-use crate::look::Look;
+use crate::args::OutputArgs;
 use crate::output::emit;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// List only events whose name contains this text, tracepoints included
+    #[arg(value_name = "LETTERS")]
+    pub(crate) like: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Tries each event and reports.
-pub(crate) fn run(args: &Events, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Events, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let survey = survey(args.like.as_deref());
     emit(&events::events(&survey), &args.output, look, Units::Human)?;
     Ok(ExitCode::SUCCESS)

@@ -3,25 +3,38 @@
 use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 
-use pagewise_analysis::explain::{self, Options};
+use clap::Args;
+use pagewise_analysis::explain::{self, ExplainOptions};
 use pagewise_view::text::Units;
 
-use crate::args::Explain;
-use crate::look::Look;
+use crate::args::{OutputArgs, SourceArgs};
 use crate::output::{emit, note};
-use crate::plan::{self, Seen};
+use crate::target::{self, TakenSnapshot};
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// Show the N largest mappings
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) largest: usize,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Takes the snapshot, explains it, and passes on the exit code of a command that was run.
-pub(crate) fn run(args: Explain, look: &Look) -> anyhow::Result<ExitCode> {
-    let Seen { snapshot, mut exit, denied } = plan::look_at(args.source, true)?;
+pub(crate) fn run(args: Explain, look: &TerminalLook) -> anyhow::Result<ExitCode> {
+    let TakenSnapshot { snapshot, mut exit, denied } = target::look_at(args.source, true)?;
     if let Some(denied) = denied {
         // VIRT, RES and the limits are still known.
         note(denied);
         exit = ExitCode::FAILURE;
     }
-    // The program ends after the report: giving 65,000 mappings back one by one would only cost time.
+    // The program ends after the report: giving 65,000 mappings back one by one would only cost
+    // time.
     let snapshot = ManuallyDrop::new(snapshot);
-    let options = Options {
+    let options = ExplainOptions {
         largest: args.largest,
         all_mappings: args.output.json,
         address_map: args.output.html.is_some(),

@@ -1,20 +1,37 @@
 //! `pagewise fragmentation`: free memory by block size, once or again and again.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use pagewise_analysis::fragmentation::{fragmentation, series_row, since};
 use pagewise_proc::{ProcRoot, fragmentation::read};
 use pagewise_view::text::Units;
 
-use crate::args::Fragmentation;
-use crate::look::Look;
+use crate::args::OutputArgs;
 use crate::output::emit;
-use crate::plan::root;
+use crate::target::root;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct FragmentationArgs {
+    /// Repeat the report every TIME, with the counts since the previous report
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "root")]
+    pub(crate) every: Option<Duration>,
+    /// Stop after TIME
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
+    pub(crate) during: Option<Duration>,
+    /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Reads the free memory and draws it.
-pub(crate) fn run(args: &Fragmentation, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &FragmentationArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args.every {
         Some(every) => watch(args, every, look)?,
         None => {
@@ -29,7 +46,7 @@ pub(crate) fn run(args: &Fragmentation, look: &Look) -> anyhow::Result<ExitCode>
 }
 
 /// A line each time, and at the end what was counted from first to last.
-fn watch(args: &Fragmentation, every: Duration, look: &Look) -> anyhow::Result<()> {
+fn watch(args: &FragmentationArgs, every: Duration, look: &TerminalLook) -> anyhow::Result<()> {
     let root = ProcRoot::live();
     let begin = Instant::now();
     let first = read(&root);

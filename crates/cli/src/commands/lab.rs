@@ -7,22 +7,142 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagewise_analysis::lab;
-use pagewise_lab::runner::{self, Plan};
-use pagewise_lab::{Child, EXPERIMENTS, Journal, Size, run_child};
+use pagewise_lab::runner::{self, LabPlan};
+use pagewise_lab::{EXPERIMENTS, Journal, RunContext, Size, run_child};
 use pagewise_model::lab::{NOTEBOOK_VERSION, Notebook};
-use pagewise_sys::interrupt::Interrupts;
+use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 use pagewise_view::{html, json, markdown};
 
-use crate::args::{Lab, LabCommand, LabOutput, LabRun, LabSizes, LabTry};
+use crate::args::OutputArgs;
 use crate::commands::run_command::INTERRUPTED;
-use crate::look::Look;
 use crate::output::{emit, into_file, to_stdout};
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct LabArgs {
+    #[command(subcommand)]
+    pub(crate) command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LabCommand {
+    /// List the experiments
+    List {
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Describe the question, expectation, method and requirements of an experiment
+    Describe {
+        /// The experiment's name
+        name: String,
+        #[command(flatten)]
+        how: LabSizes,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Run experiments and report which expectations hold on this machine
+    Run(LabTry),
+    /// Show the results that `run --save` saved
+    Report {
+        /// Saved results; several files are shown as one report
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        output: LabOutput,
+    },
+    /// Compare two files of saved results
+    Compare {
+        /// The earlier results
+        before: PathBuf,
+        /// The later results
+        after: PathBuf,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabTry {
+    /// Names of experiments, or `all`
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) how: LabSizes,
+    /// Run each condition N times
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) runs: Option<u32>,
+    /// Save every measured value to FILE, for `report` and `compare`
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) save: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: LabOutput,
+}
+
+/// The size of the experiments, and the changes that they may make.
+#[derive(Debug, Args)]
+pub(crate) struct LabSizes {
+    /// Use small sizes: each experiment takes seconds and shows the direction of the effect
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) quick: bool,
+    /// Use the sizes of the original experiments: gigabytes, and minutes for each experiment
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Set a parameter of the experiments that have it; `describe` lists the parameters
+    #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
+    pub(crate) set: Vec<(String, u64)>,
+    /// Let experiments change system settings and add swap files. Every change is undone, after a
+    /// crash at the next start
+    #[arg(long)]
+    pub(crate) change_system: bool,
+    /// The directory for files of experiments; it must be on a disk
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub(crate) disk: PathBuf,
+}
+
+/// The destination of a report on saved results.
+#[derive(Debug, Args)]
+pub(crate) struct LabOutput {
+    /// Print JSON to FILE or standard output; docs/json.md documents the keys
+    #[arg(long, value_name = "FILE", num_args = 0..=1, help_heading = "Output")]
+    pub(crate) json: Option<Option<PathBuf>>,
+    /// Write the report to FILE as one self-contained HTML page
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write the report to FILE as Markdown
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Add the meaning of each number
+    #[arg(long, short, help_heading = "Output")]
+    pub(crate) long: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LabRun {
+    pub(crate) experiment: String,
+    pub(crate) arm: String,
+    #[arg(long, value_parser = assignment)]
+    pub(crate) set: Vec<(String, u64)>,
+    #[arg(long)]
+    pub(crate) journal: PathBuf,
+    #[arg(long)]
+    pub(crate) folder: PathBuf,
+    #[arg(long)]
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+/// `key=value`, the value a number.
+fn assignment(text: &str) -> Result<(String, u64), String> {
+    let (key, value) = text.split_once('=').ok_or("it is KEY=VALUE")?;
+    let value = value.parse().map_err(|_| format!("{value} is not a number"))?;
+    Ok((key.to_owned(), value))
+}
 
 /// Lists, describes, runs, shows or compares.
-pub(crate) fn run(args: Lab, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args.command {
         LabCommand::List { output } => {
             let plan = plan(all(), &LabSizes::usual(), None)?;
@@ -47,7 +167,7 @@ pub(crate) fn run(args: Lab, look: &Look) -> anyhow::Result<ExitCode> {
 /// One run of one condition: what it measured goes to standard output.
 pub(crate) fn run_once(args: LabRun) -> anyhow::Result<ExitCode> {
     let LabRun { experiment, arm, set, journal, folder, cgroup } = args;
-    let child = Child { experiment, arm, parameters: set, journal, folder, cgroup };
+    let child = RunContext { experiment, arm, parameters: set, journal, folder, cgroup };
     run_child(&child, &mut io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -58,11 +178,11 @@ pub(crate) fn touch(bytes: usize) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
+fn try_out(mut args: LabTry, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     take_name_back(&mut args);
     let names = if args.names.iter().any(|name| name == "all") { all() } else { args.names };
     let plan = plan(names, &args.how, args.runs)?;
-    let interrupts = Interrupts::note_all();
+    let interrupts = NotedInterrupts::note_all();
     let bar = bar();
     let notebook = runner::run(
         &plan,
@@ -80,7 +200,7 @@ fn try_out(mut args: LabTry, look: &Look) -> anyhow::Result<ExitCode> {
         into_file(path, |out| out.write_all(&text))?;
     }
     show(&notebook, &args.output, look)?;
-    // As a shell would tell it of a process that the signal ended.
+    // Exit code that a shell would report for a process ended by the signal.
     let signal = interrupts.signal().filter(|_| notebook.interrupted);
     let code = signal.map_or(Ok(0), |signal| u8::try_from(128 + signal));
     Ok(ExitCode::from(code.unwrap_or(INTERRUPTED)))
@@ -102,9 +222,9 @@ fn all() -> Vec<String> {
     EXPERIMENTS.iter().map(|experiment| experiment.about().name.to_owned()).collect()
 }
 
-fn plan(names: Vec<String>, how: &LabSizes, runs: Option<u32>) -> anyhow::Result<Plan> {
-    Ok(Plan {
-        program: std::env::current_exe().context("cannot tell where pagewise lies")?,
+fn plan(names: Vec<String>, how: &LabSizes, runs: Option<u32>) -> anyhow::Result<LabPlan> {
+    Ok(LabPlan {
+        program: std::env::current_exe().context("cannot find the path of pagewise")?,
         names,
         size: match (how.quick, how.full) {
             (true, _) => Size::Quick,
@@ -126,7 +246,7 @@ impl LabSizes {
     }
 }
 
-/// A bar on the terminal; none where standard error is no terminal.
+/// A progress bar on the terminal; `None` if standard error is not a terminal.
 fn bar() -> ProgressBar {
     let template = "{bar:20} {pos} of {len} runs, about {eta} left: {wide_msg}";
     let style =
@@ -139,7 +259,7 @@ fn bar() -> ProgressBar {
 fn open(path: &Path) -> anyhow::Result<Notebook> {
     let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let notebook: Notebook = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no notebook of the lab", path.display()))?;
+        .with_context(|| format!("{} is not a lab notebook", path.display()))?;
     if notebook.pagewise_notebook > NOTEBOOK_VERSION {
         bail!("{} is of a newer version of pagewise", path.display());
     }
@@ -149,14 +269,14 @@ fn open(path: &Path) -> anyhow::Result<Notebook> {
 /// Several notebooks as one; where is that of the first.
 fn opened_together(paths: &[PathBuf]) -> anyhow::Result<Notebook> {
     let mut notebooks = paths.iter().map(|path| open(path));
-    let mut first = notebooks.next().context("there is no notebook")??;
+    let mut first = notebooks.next().context("the notebook does not exist")??;
     for notebook in notebooks {
         first.experiments.extend(notebook?.experiments);
     }
     Ok(first)
 }
 
-fn show(notebook: &Notebook, output: &LabOutput, look: &Look) -> anyhow::Result<()> {
+fn show(notebook: &Notebook, output: &LabOutput, look: &TerminalLook) -> anyhow::Result<()> {
     let report = lab::report(notebook);
     if let Some(path) = &output.html {
         into_file(path, |out| html::write(&report, out))?;

@@ -3,47 +3,78 @@
 use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 
-use pagewise_analysis::filter::Filter;
-use pagewise_analysis::maps::{self, Columns, Options};
+use clap::{Args, ValueEnum};
+use pagewise_analysis::filter::RowFilter;
+use pagewise_analysis::maps::{self, MapsColumns, MapsOptions};
 use pagewise_view::text::Units;
 
-use crate::args::{MapGroup, Maps};
-use crate::look::Look;
+use crate::args::{OutputArgs, SourceArgs};
 use crate::output::emit;
-use crate::plan::{self, Seen, Usage};
+use crate::target::{self, TakenSnapshot, UsageError};
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct Maps {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// Columns to show: `default`, `all` (with every smaps counter), or a list such as
+    /// `address,rss,Pss_Dirty,name`
+    #[arg(long, value_name = "COLUMNS", default_value = "default")]
+    pub(crate) columns: String,
+    /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first
+    #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
+    pub(crate) sort: Option<String>,
+    /// Show only the mappings for which EXPRESSION is true: `rss>1M && name~libc`
+    #[arg(long, value_name = "EXPRESSION")]
+    pub(crate) filter: Option<String>,
+    /// List the ELF sections in each file mapping
+    #[arg(long)]
+    pub(crate) sections: bool,
+    /// Show one row for each file
+    #[arg(long, value_enum, value_name = "KEY")]
+    pub(crate) group: Option<MapGroup>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MapGroup {
+    File,
+}
 
 /// Takes the snapshot and lists its mappings.
-pub(crate) fn run(mut args: Maps, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(mut args: Maps, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let columns = columns(&args.columns);
     // Every line of smaps can only come from smaps.
-    if matches!(columns, Columns::All) && !args.source.reading.is_chosen() {
+    if matches!(columns, MapsColumns::All) && !args.source.reading.is_chosen() {
         args.source.reading.full = true;
     }
-    let options = Options {
+    let options = MapsOptions {
         columns,
         sort: args.sort.as_deref().map(sort_key),
         filter: args
             .filter
             .as_deref()
-            .map(Filter::parse)
+            .map(RowFilter::parse)
             .transpose()
-            .map_err(|e| Usage(e.to_string()))?,
+            .map_err(|e| UsageError(e.to_string()))?,
         group_by_file: matches!(args.group, Some(MapGroup::File)),
         sections: args.sections,
     };
-    let Seen { snapshot, exit, .. } = plan::look_at(args.source, false)?.with_mappings()?;
-    // As in `explain`: the program ends here, so nothing is given back piece by piece.
+    let TakenSnapshot { snapshot, exit, .. } =
+        target::look_at(args.source, false)?.with_mappings()?;
+    // As in `explain`: the program ends here, so its memory is not freed piece by piece.
     let snapshot = ManuallyDrop::new(snapshot);
-    let report = maps::maps(&snapshot, &options).map_err(|e| Usage(e.to_string()))?;
+    let report = maps::maps(&snapshot, &options).map_err(|e| UsageError(e.to_string()))?;
     emit(&ManuallyDrop::new(report), &args.output, look, Units::KiB)?;
     Ok(exit)
 }
 
-fn columns(text: &str) -> Columns {
+fn columns(text: &str) -> MapsColumns {
     match text {
-        "default" => Columns::Default,
-        "all" => Columns::All,
-        list => Columns::List(list.split(',').map(|name| name.trim().to_owned()).collect()),
+        "default" => MapsColumns::Default,
+        "all" => MapsColumns::All,
+        list => MapsColumns::List(list.split(',').map(|name| name.trim().to_owned()).collect()),
     }
 }
 

@@ -21,21 +21,23 @@ pub(crate) mod shootdowns;
 pub(crate) mod sim;
 pub(crate) mod stat;
 pub(crate) mod syscalls;
+pub(crate) mod table;
 pub(crate) mod thp;
 pub(crate) mod watch;
 
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 
-/// Why a recorder of a process's events was not opened: of missing rights, the capability that grants them.
+/// Why a recorder of a process's events was not opened: of missing rights, the capability that
+/// grants them.
 fn not_recorded(
     root: &ProcRoot,
     pid: Pid,
-    error: pagewise_trace::Error,
+    error: pagewise_trace::TraceError,
     needs: &'static str,
 ) -> anyhow::Error {
     if error.is_denied() {
-        pagewise_proc::Error::no_access(root, pid, needs).into()
+        pagewise_proc::ProcError::no_access(root, pid, needs).into()
     } else {
         error.into()
     }

@@ -5,29 +5,70 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use pagewise_analysis::page_map::{Options, pages, touched};
-use pagewise_model::page_map::{Touched, Way};
+use clap::{Args, ValueEnum};
+use pagewise_analysis::page_map::{PageMapOptions, pages, touched};
+use pagewise_model::page_map::{PageTableWay, TouchedMemory};
 use pagewise_model::process::Process;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, PageSize, Pid};
 use pagewise_proc::capture::outline;
-use pagewise_proc::page_map::{self, Look};
+use pagewise_proc::page_map::{self, PageMapRequest};
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcRoot, referenced, target};
 use pagewise_sys::probe::tracks_soft_dirty;
 use pagewise_sys::system;
 use pagewise_view::text::Units;
 
-use crate::args::{ByArg, Pages};
-use crate::look;
+use crate::args::OutputArgs;
 use crate::output::emit;
-use crate::plan::Usage;
+use crate::target::UsageError;
+use crate::terminal;
+
+#[derive(Debug, Args)]
+pub(crate) struct PagesArgs {
+    /// A PID, a process name or a unique part of one, or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Limit the report to an address range (START-END or START+SIZE in hex), the mapping at an
+    /// address, or the mappings whose name contains this text
+    #[arg(value_name = "RANGE|MAPPING")]
+    pub(crate) place: Option<String>,
+    /// List runs of pages in the same state; this is the default if a RANGE or MAPPING is given
+    #[arg(long)]
+    pub(crate) runs: bool,
+    /// Read page frames too: the number of mappings of each page, pages merged by KSM, folio sizes
+    /// (needs root)
+    #[arg(long)]
+    pub(crate) detail: bool,
+    /// The kernel interface to use
+    #[arg(long, value_enum, default_value_t = ByArg::Both, value_name = "INTERFACE")]
+    pub(crate) by: ByArg,
+    /// Read page tables at full speed, without sleeps
+    #[arg(long)]
+    pub(crate) fast: bool,
+    /// Report the pages accessed within TIME. This clears the referenced bits of the process first
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
+    pub(crate) touched: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ByArg {
+    /// /proc/PID/pagemap, and PAGEMAP_SCAN for the facts that pagemap lacks: the fastest way
+    Both,
+    /// Only PAGEMAP_SCAN, which also reports written pages if the process tracks writes with
+    /// userfaultfd
+    Scan,
+    /// Only /proc/PID/pagemap, which does not show huge page-table entries and zero pages
+    Pagemap,
+}
 
 /// Looks at the pages of a process, or waits and says what it touched.
-pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PagesArgs, look: &terminal::TerminalLook) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
     root.check_access(pid)?;
     let page_size = page_size();
-    let place = args.place.as_deref().map(|text| Place::parse(text, page_size)).transpose()?;
+    let place = args.place.as_deref().map(|text| PagesWhere::parse(text, page_size)).transpose()?;
     if let Some(interval) = args.touched {
         let report = touched(&watch(&root, pid, place.as_ref(), interval)?);
         emit(&report, &args.output, look, Units::Human)?;
@@ -39,21 +80,23 @@ pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
         Err(absent) => bail!("its mappings cannot be read: {absent}"),
     };
     let within = match &place {
-        Some(Place::Range(range)) => Some(*range),
+        Some(PagesWhere::Range(range)) => Some(*range),
         _ => None,
     };
-    let how = Look {
+    let how = PageMapRequest {
         way: match args.by {
-            ByArg::Both => Way::Both,
-            ByArg::Scan => Way::Scan,
-            ByArg::Pagemap => Way::Pagemap,
+            ByArg::Both => PageTableWay::Both,
+            ByArg::Scan => PageTableWay::Scan,
+            ByArg::Pagemap => PageTableWay::Pagemap,
         },
         detail: args.detail,
         pace: if args.fast { Pace::FAST } else { Pace::POLITE },
     };
     let map = page_map::read(&root, process, mappings, within, page_size, &how)?;
-    let options =
-        Options { runs: args.runs || place.is_some(), address_map: args.output.html.is_some() };
+    let options = PageMapOptions {
+        runs: args.runs || place.is_some(),
+        address_map: args.output.html.is_some(),
+    };
     emit(&pages(&map, &options), &args.output, look, Units::Human)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -62,9 +105,9 @@ pub(crate) fn run(args: &Pages, look: &look::Look) -> anyhow::Result<ExitCode> {
 fn watch(
     root: &ProcRoot,
     pid: Pid,
-    place: Option<&Place>,
+    place: Option<&PagesWhere>,
     interval: Duration,
-) -> anyhow::Result<Touched> {
+) -> anyhow::Result<TouchedMemory> {
     let (process, _) = outline(root, pid)?;
     let mut cleared = referenced::clear(root, pid)?;
     let tracks = tracks_soft_dirty();
@@ -80,7 +123,7 @@ fn watch(
     } else {
         Err(Absent::NotSupported(NO_WRITES.into()))
     };
-    Ok(Touched {
+    Ok(TouchedMemory {
         process,
         mappings,
         interval_ns: nanos(waited),
@@ -90,13 +133,13 @@ fn watch(
     })
 }
 
-/// Why nobody knows what was written.
+/// Reason why written pages are unknown.
 const NO_WRITES: &str = "this kernel does not track soft-dirty pages, and PAGEMAP_SCAN tells writes only where the \
     process itself asked for it (userfaultfd)";
 
-/// How much of each mapping is soft-dirty.
+/// Soft-dirty amount of each mapping.
 fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::Result<Vec<Bytes>> {
-    let how = Look { way: Way::Both, detail: false, pace: Pace::POLITE };
+    let how = PageMapRequest { way: PageTableWay::Both, detail: false, pace: Pace::POLITE };
     let read = |mapping: &Mapping| {
         let mapping = vec![mapping.clone()];
         let map = page_map::read(root, process.clone(), mapping, None, page_size(), &how)?;
@@ -112,13 +155,15 @@ fn page_size() -> PageSize {
 }
 
 /// The mappings that are meant.
-fn chosen(mappings: Vec<Mapping>, place: Option<&Place>) -> anyhow::Result<Vec<Mapping>> {
+fn chosen(mappings: Vec<Mapping>, place: Option<&PagesWhere>) -> anyhow::Result<Vec<Mapping>> {
     let Some(place) = place else { return Ok(mappings) };
     let is_meant = |mapping: &Mapping, exactly: bool| match place {
-        Place::Range(range) => mapping.range.intersection(*range).is_some(),
-        Place::Address(address) => mapping.range.contains(*address),
-        Place::Name(name) if exactly => mapping.name == *name || mapping.path() == name.as_bytes(),
-        Place::Name(name) => {
+        PagesWhere::Range(range) => mapping.range.intersection(*range).is_some(),
+        PagesWhere::Address(address) => mapping.range.contains(*address),
+        PagesWhere::Name(name) if exactly => {
+            mapping.name == *name || mapping.path() == name.as_bytes()
+        }
+        PagesWhere::Name(name) => {
             memchr::memmem::find(mapping.name.as_bytes(), name.as_bytes()).is_some()
         }
     };
@@ -132,24 +177,25 @@ fn chosen(mappings: Vec<Mapping>, place: Option<&Place>) -> anyhow::Result<Vec<M
     bail!("nothing is mapped there")
 }
 
-/// Where to look.
+/// Selection of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum PagesWhere {
     Range(AddrRange),
     Address(u64),
     Name(Name),
 }
 
-impl Place {
-    /// `START-END` or `START+SIZE` in hex, the size with `K`, `M` or `G` where it is decimal; one address; else a name.
-    fn parse(text: &str, page_size: PageSize) -> Result<Place, Usage> {
+impl PagesWhere {
+    /// `START-END` or `START+SIZE` in hex, the size with `K`, `M` or `G` where it is decimal; one
+    /// address; else a name.
+    fn parse(text: &str, page_size: PageSize) -> Result<PagesWhere, UsageError> {
         let range = |start: u64, end: Option<u64>| match end {
             Some(end) if start < end => {
                 let page = page_size.bytes();
                 let end = end.checked_next_multiple_of(page).unwrap_or(end);
-                Ok(Place::Range(AddrRange { start: start & !(page - 1), end }))
+                Ok(PagesWhere::Range(AddrRange { start: start & !(page - 1), end }))
             }
-            _ => Err(Usage(format!("{text}: a range ends after it begins"))),
+            _ => Err(UsageError(format!("{text}: a range ends after it begins"))),
         };
         if let Some((start, end)) = text.split_once('-')
             && let (Some(start), Some(end)) = (address(start), address(end))
@@ -163,8 +209,8 @@ impl Place {
         }
         // Shorter ones are more likely a part of a name: `cafe`, `libbfd`.
         match hex(text).filter(|_| text.len() > 6) {
-            Some(address) => Ok(Place::Address(address)),
-            None => Ok(Place::Name(text.into())),
+            Some(address) => Ok(PagesWhere::Address(address)),
+            None => Ok(PagesWhere::Name(text.into())),
         }
     }
 }
@@ -204,17 +250,17 @@ mod tests {
 
     #[test]
     fn a_place_is_a_range_an_address_or_a_name() {
-        let parse = |text: &str| Place::parse(text, PageSize::new(4096).unwrap());
-        let range = |start, end| Some(Place::Range(AddrRange { start, end }));
+        let parse = |text: &str| PagesWhere::parse(text, PageSize::new(4096).unwrap());
+        let range = |start, end| Some(PagesWhere::Range(AddrRange { start, end }));
         assert_eq!(
             parse("7f0000000000-7f0000002000").ok(),
             range(0x7f00_0000_0000, 0x7f00_0000_2000)
         );
         assert_eq!(parse("0x1000+8K").ok(), range(0x1000, 0x3000));
         assert_eq!(parse("1234+0x10").ok(), range(0x1000, 0x2000));
-        assert_eq!(parse("0x7f0000000000").ok(), Some(Place::Address(0x7f00_0000_0000)));
+        assert_eq!(parse("0x7f0000000000").ok(), Some(PagesWhere::Address(0x7f00_0000_0000)));
         for name in ["[heap]", "libc.so.6", "cafe", "a-b", "x+1"] {
-            assert_eq!(parse(name).ok(), Some(Place::Name(name.into())), "{name}");
+            assert_eq!(parse(name).ok(), Some(PagesWhere::Name(name.into())), "{name}");
         }
         for wrong in ["2000-1000", "1000-1000", "ffffffffffffffff+2"] {
             assert!(parse(wrong).is_err(), "{wrong}");

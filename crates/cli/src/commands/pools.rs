@@ -3,25 +3,41 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use pagewise_analysis::registry::{self, Options};
+use clap::Args;
+use pagewise_analysis::pagewise_pools::{self, RegistryOptions};
 use pagewise_proc::{ProcRoot, target};
 use pagewise_view::text::Units;
 
-use crate::args::Pools;
-use crate::look::Look;
+use crate::args::OutputArgs;
 use crate::output::emit;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolsArgs {
+    /// A PID, a process name or a unique part of one, or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Show only pools whose type or name contains this text
+    #[arg(value_name = "POOL")]
+    pub(crate) pool: Option<String>,
+    /// Draw the growth of the N largest pools; by default 1, or all if a POOL is given
+    #[arg(long, value_name = "POOLS")]
+    pub(crate) charts: Option<usize>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Reads the counters of a process's pools, without its doing.
-pub(crate) fn run(args: &Pools, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &PoolsArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let (root, pid) = target::hold(&ProcRoot::live(), &args.target)?;
     root.check_access(pid)?;
-    let registry = match pagewise_proc::registry::read(&root, pid)? {
+    let registry = match pagewise_proc::pagewise_pools::read(&root, pid)? {
         Ok(registry) => registry,
         Err(absent) => bail!("its pools cannot be shown: {absent}"),
     };
     let named = args.pool.as_deref().unwrap_or_default();
     let charts = args.charts.unwrap_or(if named.is_empty() { 1 } else { usize::MAX });
-    let options = Options { name: named.into(), charts };
-    emit(&registry::pools(&registry, &options), &args.output, look, Units::Human)?;
+    let options = RegistryOptions { name: named.into(), charts };
+    emit(&pagewise_pools::pools(&registry, &options), &args.output, look, Units::Human)?;
     Ok(ExitCode::SUCCESS)
 }

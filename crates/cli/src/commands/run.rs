@@ -1,23 +1,45 @@
-//! `pagewise run`: a command with settings of its own. It replaces us, so it is itself in every way.
+//! `pagewise run`: a command with settings of its own. It replaces us, so it is itself in every
+//! way.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
-use pagewise_sys::thp::{Allowed, allow};
+use clap::{Args, ValueEnum};
+use pagewise_sys::thp::{AllowedHugePages, allow};
 
-use crate::args::{Run, ThpArg};
 use crate::commands::run_command::NotRun;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The huge pages that the command may use, within the system's settings
+    #[arg(long, value_enum, value_name = "WHICH")]
+    pub(crate) thp: ThpArg,
+    /// The command and its arguments
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ThpArg {
+    /// No huge pages
+    Never,
+    /// Only in memory for which the command calls madvise(MADV_HUGEPAGE)
+    Madvise,
+    /// All that the system's settings allow, even if this shell disabled them
+    Always,
+}
 
 /// Runs the command in our place.
 ///
 /// # Errors
 /// That the kernel does not know of the setting, or that the command cannot be run.
-pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let (allowed, since) = match args.thp {
-        ThpArg::Never => (Allowed::None, "3.15"),
-        ThpArg::Madvise => (Allowed::Advised, "6.18"),
-        ThpArg::Always => (Allowed::All, "3.15"),
+        ThpArg::Never => (AllowedHugePages::None, "3.15"),
+        ThpArg::Madvise => (AllowedHugePages::Advised, "6.18"),
+        ThpArg::Always => (AllowedHugePages::All, "3.15"),
     };
     allow(allowed).with_context(|| format!("not in this kernel (since {since})"))?;
     let (program, arguments) = args.command.split_first().context("no command was given")?;

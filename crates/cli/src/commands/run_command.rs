@@ -6,21 +6,22 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_model::machine::Moment;
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::{Bytes, Pid, Snapshot};
 use pagewise_proc::ProcRoot;
-use pagewise_proc::capture::{Request, Wish, capture, resident};
-use pagewise_sys::trace::{Ending, Stopped, Traced};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
-use crate::plan::{Seen, When};
+use crate::target::{CommandMoment, TakenSnapshot};
 
 /// Between looks at the resident size, for `--at-peak`.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A process that has grown by this part since the last snapshot is looked at in any case.
 const LEAP: u64 = 8;
 /// One that has grown by this part is, too, if the last snapshot is long enough ago.
 const STEP: u64 = 32;
-/// How long that is, as a multiple of the time for which the last snapshot held the process.
+/// Rest after a snapshot, as a multiple of the time for which the last snapshot held the process's
+/// mmap lock.
 const REST: u32 = 10;
 
 /// Runs a command; the snapshot is of the moment asked for, the exit code the command's own.
@@ -30,9 +31,9 @@ const REST: u32 = 10;
 pub(crate) fn run(
     program: &OsStr,
     arguments: &[OsString],
-    when: When,
-    request: &Request,
-) -> anyhow::Result<Seen> {
+    when: CommandMoment,
+    request: &CaptureRequest,
+) -> anyhow::Result<TakenSnapshot> {
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
@@ -40,18 +41,18 @@ pub(crate) fn run(
         Ok(traced) => traced,
         Err(error) => return Err(NotRun::new(program, error).into()),
     };
-    let watch = Watch { pid: Pid(traced.pid()), request: *request };
+    let watch = RunWatch { pid: Pid(traced.pid()), request: *request };
     let snapshot = match when {
-        When::AtExit => watch.at_exit(&mut traced),
-        When::After(delay) => watch.after(&mut traced, delay),
-        When::AtPeak => watch.at_peak(&mut traced),
+        CommandMoment::AtExit => watch.at_exit(&mut traced),
+        CommandMoment::After(delay) => watch.after(&mut traced, delay),
+        CommandMoment::AtPeak => watch.at_peak(&mut traced),
     };
     let why = traced.untraced();
     let exit = exit_code(traced.finish().context("cannot wait for the command")?);
     match snapshot? {
-        Some(snapshot) => Ok(Seen { snapshot, exit, denied: None }),
+        Some(snapshot) => Ok(TakenSnapshot { snapshot, exit, denied: None }),
         None => bail!(
-            "the command ended before it could be looked at{}",
+            "the command ended before it could be inspected{}",
             why.map(|why| format!(": {why}")).unwrap_or_default()
         ),
     }
@@ -69,7 +70,7 @@ impl NotRun {
         NotRun { program: program.to_owned(), error }
     }
 
-    /// What a shell would exit with.
+    /// Exit code that a shell would return.
     pub(crate) fn code(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
     }
@@ -83,23 +84,23 @@ impl std::fmt::Display for NotRun {
 
 impl std::error::Error for NotRun {}
 
-/// How a process that we run is looked at.
+/// Snapshots of a running command.
 #[derive(Clone, Copy, Debug)]
-struct Watch {
+struct RunWatch {
     pid: Pid,
-    request: Request,
+    request: CaptureRequest,
 }
 
-impl Watch {
-    fn capture(self, moment: Moment) -> anyhow::Result<Snapshot> {
-        // Nobody waits for a process that is stopped anyway: it can be read in full.
+impl RunWatch {
+    fn capture(self, moment: ProcessMoment) -> anyhow::Result<Snapshot> {
+        // A stopped process is not disturbed by a full reading.
         let wish = if self.request.wish == Wish::Auto { Wish::Full } else { self.request.wish };
-        Ok(capture(&ProcRoot::live(), self.pid, &Request { wish, moment, ..self.request })?)
+        Ok(capture(&ProcRoot::live(), self.pid, &CaptureRequest { wish, moment, ..self.request })?)
     }
 
     fn at_exit(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
         match traced.run(None)? {
-            Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
+            Stopped::AtExit => self.capture(ProcessMoment::AtExit).map(Some),
             _ => Ok(None),
         }
     }
@@ -112,20 +113,21 @@ impl Watch {
         match stopped {
             Stopped::AtTime => {
                 let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
-                self.capture(Moment::After(nanos)).map(Some)
+                self.capture(ProcessMoment::After(nanos)).map(Some)
             }
-            Stopped::AtExit => self.capture(Moment::AtExit).map(Some),
+            Stopped::AtExit => self.capture(ProcessMoment::AtExit).map(Some),
             _ => Ok(None),
         }
     }
 
-    /// The snapshot with the most resident, of those taken whenever it had grown enough, and one at exit.
+    /// The snapshot with the most resident, of those taken whenever it had grown enough, and one at
+    /// exit.
     fn at_peak(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {
         let root = ProcRoot::live();
         let mut best: Option<Snapshot> = None;
         let mut rest = Instant::now();
         loop {
-            let stopped = traced.run(Some(Instant::now() + LOOK))?;
+            let stopped = traced.run(Some(Instant::now() + POLL_INTERVAL))?;
             let now = resident(&root, self.pid).unwrap_or(Bytes::ZERO);
             let (most, highest) = best.as_ref().map_or((Bytes::ZERO, Bytes::ZERO), sizes);
             let grown = now.0.saturating_sub(most.0);
@@ -134,7 +136,7 @@ impl Watch {
                 Stopped::TimeIsUp if due => {
                     let begin = Instant::now();
                     if traced.freeze()? == Stopped::AtTime {
-                        best = Some(self.capture(Moment::AtPeak(now))?);
+                        best = Some(self.capture(ProcessMoment::AtPeak(now))?);
                         traced.thaw();
                         rest = Instant::now() + begin.elapsed() * REST;
                     }
@@ -142,13 +144,13 @@ impl Watch {
                 // It is never asked to stop on its way.
                 Stopped::TimeIsUp | Stopped::AtTime | Stopped::Executed | Stopped::Trapped => {}
                 Stopped::AtExit => {
-                    let last = self.capture(Moment::AtExit)?;
+                    let last = self.capture(ProcessMoment::AtExit)?;
                     let peak = sizes(&last).1.max(highest);
                     let mut chosen = match best {
                         Some(best) if most > now => best,
                         _ => last,
                     };
-                    chosen.provenance.moment = Moment::AtPeak(peak);
+                    chosen.provenance.moment = ProcessMoment::AtPeak(peak);
                     return Ok(Some(chosen));
                 }
                 Stopped::Ended(_) => return Ok(best),
@@ -157,7 +159,7 @@ impl Watch {
     }
 }
 
-/// What is resident in a snapshot, and the most that ever was.
+/// Resident memory in a snapshot, and its peak.
 fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
     let resident = snapshot.statm.as_ref().map_or(Bytes::ZERO, |statm| statm.resident);
     let peak =
@@ -165,14 +167,14 @@ fn sizes(snapshot: &Snapshot) -> (Bytes, Bytes) {
     (resident, peak.max(resident))
 }
 
-/// What a shell exits with after a Ctrl-C.
+/// Exit code of a shell after Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The command's own exit code; a signal's as a shell gives it.
-pub(crate) fn exit_code(ending: Ending) -> ExitCode {
+pub(crate) fn exit_code(ending: TraceEnding) -> ExitCode {
     let code = match ending {
-        Ending::Exited(status) => status,
-        Ending::Killed { signal, .. } => 128 + signal,
+        TraceEnding::Exited(status) => status,
+        TraceEnding::Killed { signal, .. } => 128 + signal,
     };
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

@@ -1,4 +1,5 @@
-//! `pagewise shootdowns`: who has TLBs flushed, in a command until it ends, in a process or on the machine for a while.
+//! `pagewise shootdowns`: who has TLBs flushed, in a command until it ends, in a process or on the
+//! machine for a while.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -7,38 +8,74 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_analysis::shootdowns::{self, Options};
+use clap::Args;
+use pagewise_analysis::shootdowns::{self, ShootdownOptions};
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::calls::Ending;
-use pagewise_model::shootdowns::Recording;
+use pagewise_model::calls::CallEnding;
+use pagewise_model::shootdowns::ShootdownRecording;
 use pagewise_model::{Name, Pid};
 use pagewise_proc::{ProcRoot, stat, target};
-use pagewise_sys::interrupt::Interrupts;
-use pagewise_sys::launch::{Launcher, Running};
+use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_sys::launch::{Launcher, RunningCommand};
 use pagewise_sys::trace;
-use pagewise_trace::shootdowns::{Around, Recorder};
-use pagewise_trace::{Callers, Target};
+use pagewise_trace::shootdowns::{CallTimers, FlushRecorder};
+use pagewise_trace::{Callers, TraceTarget};
 use pagewise_view::text::Units;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use crate::args::{self, Shootdowns};
+use crate::args;
+use crate::args::{Exports, MemoryArgs, OutputArgs, RowLimit, limit};
 use crate::commands::not_recorded;
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::look::Look;
 use crate::output::{emit, emit_beside, export};
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct ShootdownsArgs {
+    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C or its end
+    #[arg(value_name = "TARGET", required_unless_present_any = ["command", "system"])]
+    pub(crate) target: Option<String>,
+    /// Record all processes and kernel threads of the machine, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["target", "command"])]
+    pub(crate) system: bool,
+    /// Stop recording after TIME
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
+    pub(crate) during: Option<Duration>,
+    /// Show N rows of each table, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "12", value_parser = limit)]
+    pub(crate) rows: RowLimit,
+    /// Unwind call stacks by unwind tables, for programs without frame pointers. This copies 8 KiB
+    /// of the stack at each event
+    #[arg(long)]
+    pub(crate) unwind: bool,
+    /// Measure madvise, mprotect, munmap, mremap and mmap in user mode too, from the call of the C
+    /// library's function to its return. Each call hits two uprobes; the report states their
+    /// measured cost
+    #[arg(long)]
+    pub(crate) user_wait: bool,
+    /// Run this command, and record it and its descendants until it ends
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) exports: Exports,
+}
 
 /// Bytes of the stack that are copied for each event with `--unwind`.
 const STACK: u16 = 8 << 10;
 /// Callers that the kernel follows by frame pointers, at most.
 const DEEPEST: u16 = 127;
-/// What flame graphs are called.
+/// Title of flame graphs.
 const TITLE: &str = "TLB shootdowns";
 /// Between looks whether it is over.
 const TURN: Duration = Duration::from_millis(10);
 
 /// Records, reports, and passes on the exit code of a command that was run.
-pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &ShootdownsArgs, look: &args::LookArgs) -> anyhow::Result<ExitCode> {
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be recorded from here");
     }
@@ -46,21 +83,23 @@ pub(crate) fn run(args: &Shootdowns, look: &args::Look) -> anyhow::Result<ExitCo
         if args.unwind { Callers::Tables(STACK) } else { Callers::FramePointers(DEEPEST) };
     let memory = args.memory.memory_limit;
     let limit = if args.output.json { None } else { args.rows.0 };
-    let report = |recording: &Recording| shootdowns::shootdowns(recording, &Options { limit });
+    let report = |recording: &ShootdownRecording| {
+        shootdowns::shootdowns(recording, &ShootdownOptions { limit })
+    };
     if !args.command.is_empty() {
         let (recording, exit) = command(&args.command, callers, args.user_wait, memory)?;
         export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
-        let look = Look::on_stderr(look);
+        let look = TerminalLook::on_stderr(look);
         emit_beside(&report(&recording), &args.output, &look, Units::Human)?;
         return Ok(exit);
     }
-    let around = if args.user_wait { Around::in_files(Vec::new()) } else { Around::none() };
+    let around = if args.user_wait { CallTimers::in_files(Vec::new()) } else { CallTimers::none() };
     let recording = match &args.target {
         Some(name) => watch_process(name, callers, &around, args.during, memory)?,
-        None => watch(Target::Machine, None, callers, around, args.during, memory)?,
+        None => watch(TraceTarget::Machine, None, callers, around, args.during, memory)?,
     };
     export(&args.exports, TITLE, || shootdowns::profile(&recording))?;
-    emit(&report(&recording), &args.output, &Look::resolve(look), Units::Human)?;
+    emit(&report(&recording), &args.output, &TerminalLook::resolve(look), Units::Human)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -69,18 +108,19 @@ fn command(
     callers: Callers,
     user_wait: bool,
     limit: MemoryLimit,
-) -> anyhow::Result<(Recording, ExitCode)> {
+) -> anyhow::Result<(ShootdownRecording, ExitCode)> {
     let (program, arguments) = words.split_first().context("no command was given")?;
     // A Ctrl-C is for the command; what it did until then is reported.
-    let _interrupts = Interrupts::note();
+    let _interrupts = NotedInterrupts::note();
     let not_run = |error| NotRun::new(program, error);
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
     // A program that is linked statically has these functions itself.
     let its_own = || trace::path_of(program).into_iter().collect();
-    let around = if user_wait { Around::in_files(its_own()) } else { Around::none() };
+    let around = if user_wait { CallTimers::in_files(its_own()) } else { CallTimers::none() };
     let mut recorder = None;
     let prepare = |pid| {
-        let mut opened = Recorder::open(Target::Command(pid), callers, around.clone(), limit)?;
+        let mut opened =
+            FlushRecorder::open(TraceTarget::Command(pid), callers, around.clone(), limit)?;
         opened.begin();
         recorder = Some(opened);
         Ok::<_, anyhow::Error>(())
@@ -90,16 +130,16 @@ fn command(
     let ending = until_it_ends(&mut running, &mut recorder).map_err(not_run)?;
     let names = words.iter().map(|word| Name::new(word.as_bytes())).collect();
     let told = match ending {
-        trace::Ending::Exited(status) => Ending::Exited(status),
-        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+        trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
+        trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
     };
     Ok((recorder.finish(names, Some(told))?, exit_code(ending)))
 }
 
 fn until_it_ends(
-    running: &mut Running<'_>,
-    recorder: &mut Recorder,
-) -> std::io::Result<trace::Ending> {
+    running: &mut RunningCommand<'_>,
+    recorder: &mut FlushRecorder,
+) -> std::io::Result<trace::TraceEnding> {
     loop {
         recorder.turn(TURN);
         if let Some(outcome) = running.wait(Some(Instant::now()))? {
@@ -111,22 +151,28 @@ fn until_it_ends(
 fn watch_process(
     name: &str,
     callers: Callers,
-    around: &Around,
+    around: &CallTimers,
     during: Option<Duration>,
     limit: MemoryLimit,
-) -> anyhow::Result<Recording> {
+) -> anyhow::Result<ShootdownRecording> {
     let root = ProcRoot::live();
     let (root, pid) = target::hold(&root, name)?;
     if stat::parse(&root.read(pid, "stat")?)?.has_ended() {
         bail!("process {pid} has ended and waits for its parent: it flushes nothing");
     }
-    let gone = || pagewise_trace::Error::Gone { pid: pid.0 };
+    let gone = || pagewise_trace::TraceError::Gone { pid: pid.0 };
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     let held = pidfd_open(number, PidfdFlags::empty()).map_err(|_| gone())?;
     // It was opened by its id; from here on its end is seen.
     root.check(pid)?;
-    let watched =
-        watch(Target::Process(pid.0), Some((pid, held)), callers, around.clone(), during, limit);
+    let watched = watch(
+        TraceTarget::Process(pid.0),
+        Some((pid, held)),
+        callers,
+        around.clone(),
+        during,
+        limit,
+    );
     watched.map_err(|error| match error.downcast() {
         Ok(error) => not_recorded(&root, pid, error, "CAP_PERFMON and read access to tracefs"),
         Err(error) => error,
@@ -134,15 +180,15 @@ fn watch_process(
 }
 
 fn watch(
-    target: Target,
+    target: TraceTarget,
     process: Option<(Pid, OwnedFd)>,
     callers: Callers,
-    around: Around,
+    around: CallTimers,
     during: Option<Duration>,
     limit: MemoryLimit,
-) -> anyhow::Result<Recording> {
-    let interrupts = Interrupts::note_all();
-    let mut recorder = Recorder::open(target, callers, around, limit)?;
+) -> anyhow::Result<ShootdownRecording> {
+    let interrupts = NotedInterrupts::note_all();
+    let mut recorder = FlushRecorder::open(target, callers, around, limit)?;
     recorder.enable()?;
     let deadline = during.map(|during| Instant::now() + during);
     let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);

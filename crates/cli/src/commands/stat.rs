@@ -4,24 +4,85 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pagewise_analysis::stat;
-use pagewise_measure::runner::{Command, Plan, Progress, Runs, measure};
-use pagewise_measure::{Error, events};
+use pagewise_measure::runner::{MeasurePlan, MeasureProgress, MeasuredCommand, RunCount, measure};
+use pagewise_measure::{MeasureError, events};
 use pagewise_model::measured::Measurement;
 use pagewise_view::text::Units;
 
-use crate::args::{HowOften, Stat};
+use crate::args::{OutputArgs, percent_above_zero};
 use crate::commands::run_command::{INTERRUPTED, NotRun};
-use crate::look::Look;
 use crate::output::{emit_beside, emit_csv};
-use crate::plan::Usage;
+use crate::target::UsageError;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    /// Run the command N times; `auto` runs it until the median wall time is as precise as
+    /// --precision asks
+    #[arg(short = 'n', long = "runs", value_name = "N|auto", default_value = "1", value_parser = how_often)]
+    pub(crate) runs: HowOften,
+    /// With `-n auto`: the largest half-width of the 95 % confidence interval
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent_above_zero)]
+    pub(crate) precision: f64,
+    /// With `-n auto`: start no run after TIME
+    #[arg(long = "for", value_name = "TIME", default_value = "1m", value_parser = humantime::parse_duration)]
+    pub(crate) time: Duration,
+    /// Run the command N times before the measured runs
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) warmup: u32,
+    /// Run on CPU N only
+    #[arg(long, value_name = "N")]
+    pub(crate) cpu: Option<u32>,
+    /// Events to count: names, sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`,
+    /// `cpu/event=0xd0/`; see `pagewise events`
+    #[arg(long, short, value_name = "EVENTS")]
+    pub(crate) events: Option<String>,
+    /// Compare with COMMAND, in interleaved runs. COMMAND is split into words as by a shell, but no
+    /// shell runs it
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) vs: Option<String>,
+    /// Sample the command's memory every TIME: peak PSS, private/shared x anonymous/file memory
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = humantime::parse_duration)]
+    pub(crate) sample: Option<Duration>,
+    /// Print CSV with one row for each metric
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    pub(crate) csv: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// The command and its arguments
+    #[arg(
+        value_name = "COMMAND",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `-n` of `stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HowOften {
+    Times(u32),
+    Auto,
+}
+
+fn how_often(text: &str) -> Result<HowOften, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(HowOften::Auto),
+        (_, Ok(n @ 1..)) => Ok(HowOften::Times(n)),
+        _ => Err("expected a number from 1, or `auto`".to_owned()),
+    }
+}
 
 /// Runs the command, reports, and passes on its exit status.
 ///
 /// # Errors
-/// That the command could not be run (exit codes 127 and 126, as a shell's), or an event is not known.
-pub(crate) fn run(args: &Stat, look: &Look) -> anyhow::Result<ExitCode> {
+/// That the command could not be run (exit codes 127 and 126, as a shell's), or an event is not
+/// known.
+pub(crate) fn run(args: &StatArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let plan = plan(args)?;
     let measurement = run_all(&plan)?;
     if args.csv {
@@ -36,18 +97,18 @@ pub(crate) fn run(args: &Stat, look: &Look) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-fn plan(args: &Stat) -> anyhow::Result<Plan> {
+fn plan(args: &StatArgs) -> anyhow::Result<MeasurePlan> {
     let mut commands = vec![command(args.command.clone())?];
     if let Some(other) = &args.vs {
         let words = shlex::split(other)
-            .ok_or_else(|| Usage(format!("--vs: quotes do not match: {other}")))?;
+            .ok_or_else(|| UsageError(format!("--vs: quotes do not match: {other}")))?;
         commands.push(command(words.into_iter().map(OsString::from).collect())?);
     }
     let runs = match args.runs {
-        HowOften::Times(n) => Runs::Exactly(n),
-        HowOften::Auto => Runs::Until { precision: args.precision / 100.0, time: args.time },
+        HowOften::Times(n) => RunCount::Exactly(n),
+        HowOften::Auto => RunCount::Until { precision: args.precision / 100.0, time: args.time },
     };
-    Ok(Plan {
+    Ok(MeasurePlan {
         commands,
         runs,
         warmups: args.warmup,
@@ -56,35 +117,37 @@ fn plan(args: &Stat) -> anyhow::Result<Plan> {
             Some(words) => events::choose(words)?,
             None => events::usual(runs),
         },
-        sample: args.sample.map(|every| every.max(SHORTEST_SAMPLE)),
+        sample: args.sample.map(|every| every.max(MIN_SAMPLE_TIME)),
     })
 }
 
 /// Looking more often would measure the looking.
-const SHORTEST_SAMPLE: Duration = Duration::from_millis(1);
+const MIN_SAMPLE_TIME: Duration = Duration::from_millis(1);
 
-fn command(words: Vec<OsString>) -> anyhow::Result<Command> {
+fn command(words: Vec<OsString>) -> anyhow::Result<MeasuredCommand> {
     let mut words = words.into_iter();
-    let program = words.next().ok_or_else(|| Usage("there is no command to run".to_owned()))?;
-    Ok(Command { program, arguments: words.collect() })
+    let program = words.next().ok_or_else(|| UsageError("no command to run".to_owned()))?;
+    Ok(MeasuredCommand { program, arguments: words.collect() })
 }
 
-fn run_all(plan: &Plan) -> anyhow::Result<Measurement> {
+fn run_all(plan: &MeasurePlan) -> anyhow::Result<Measurement> {
     let bar = bar(plan);
     let measured = measure(plan, &mut |progress| show(&bar, &progress));
     bar.finish_and_clear();
     measured.map_err(|error| match error {
-        Error::NotRun { program, error } => NotRun::new(&program, error).into(),
+        MeasureError::NotRun { program, error } => NotRun::new(&program, error).into(),
         error => error.into(),
     })
 }
 
-/// A bar on the terminal; none for a single run, or where standard error is no terminal.
-fn bar(plan: &Plan) -> ProgressBar {
+/// A progress bar on the terminal; `None` for a single run, or if standard error is not a terminal.
+fn bar(plan: &MeasurePlan) -> ProgressBar {
     let total = match plan.runs {
-        Runs::Exactly(1) => return ProgressBar::hidden(),
-        Runs::Exactly(n) => (u64::from(n) + u64::from(plan.warmups)) * plan.commands.len() as u64,
-        Runs::Until { time, .. } => millis(time),
+        RunCount::Exactly(1) => return ProgressBar::hidden(),
+        RunCount::Exactly(n) => {
+            (u64::from(n) + u64::from(plan.warmups)) * plan.commands.len() as u64
+        }
+        RunCount::Until { time, .. } => millis(time),
     };
     let template = "{bar:30} {msg}  {elapsed} of about {duration}";
     let style =
@@ -92,8 +155,8 @@ fn bar(plan: &Plan) -> ProgressBar {
     ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()).with_style(style)
 }
 
-fn show(bar: &ProgressBar, progress: &Progress) {
-    let Progress { done, of, elapsed, precision, .. } = *progress;
+fn show(bar: &ProgressBar, progress: &MeasureProgress) {
+    let MeasureProgress { done, of, elapsed, precision, .. } = *progress;
     match (of, precision) {
         (Some(of), _) => bar.set_message(format!("run {done} of {of}")),
         (None, Some(precision)) => {

@@ -7,39 +7,71 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_analysis::calls::{self, Options};
+use clap::Args;
+use pagewise_analysis::calls::{self, CallOptions};
 use pagewise_model::Name;
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::calls::Recording;
+use pagewise_model::calls::CallRecording;
 use pagewise_proc::calls::record;
 use pagewise_proc::{ProcRoot, stat, target};
-use pagewise_sys::trace::calls::Watched;
+use pagewise_sys::trace::calls::TracedProgram;
 use pagewise_view::text::Units;
 
-use crate::args::Syscalls;
+use crate::args::{MemoryArgs, OutputArgs, RowLimit, limit};
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::look::Look;
 use crate::output::emit;
 use crate::pause;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct Syscalls {
+    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C, Ctrl-Z or its
+    /// end. Each system call stops it for some microseconds. A SIGSTOP to pagewise stops it too,
+    /// until SIGCONT
+    #[arg(value_name = "TARGET", required_unless_present = "command")]
+    pub(crate) target: Option<String>,
+    /// Stop recording after TIME
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
+    pub(crate) during: Option<Duration>,
+    /// The longest allowed pause of all threads at the start of the recording
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration, conflicts_with = "command")]
+    pub(crate) max_pause: Duration,
+    /// Show N calls of the time line, or `all`; JSON has all
+    #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
+    pub(crate) calls: RowLimit,
+    /// Run this command and record it and its descendants until all have ended. After the command
+    /// itself has ended, Ctrl-C ends its remaining descendants
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Records, reports, and passes on the exit code of a command that was run.
-pub(crate) fn run(args: Syscalls, look: &Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: Syscalls, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let limit = args.memory.memory_limit;
     let (recording, exit) = match &args.target {
         Some(name) => (watch(name, args.during, args.max_pause, limit)?, ExitCode::SUCCESS),
         None => command(&args.command, limit)?,
     };
     let rows = if args.output.json { None } else { args.calls.0 };
-    emit(&calls::calls(&recording, &Options { limit: rows }), &args.output, look, Units::Human)?;
+    emit(
+        &calls::calls(&recording, &CallOptions { limit: rows }),
+        &args.output,
+        look,
+        Units::Human,
+    )?;
     Ok(exit)
 }
 
-fn command(words: &[OsString], limit: MemoryLimit) -> anyhow::Result<(Recording, ExitCode)> {
+fn command(words: &[OsString], limit: MemoryLimit) -> anyhow::Result<(CallRecording, ExitCode)> {
     if !ProcRoot::live().has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
     }
     let (program, arguments) = words.split_first().context("no command was given")?;
-    let mut watched = match Watched::spawn(program, arguments) {
+    let mut watched = match TracedProgram::spawn(program, arguments) {
         Ok(Ok(watched)) => watched,
         Ok(Err(untraced)) => bail!("the command was not run: {untraced}"),
         Err(error) => return Err(NotRun::new(program, error).into()),
@@ -55,7 +87,7 @@ fn watch(
     during: Option<Duration>,
     max_pause: Duration,
     limit: MemoryLimit,
-) -> anyhow::Result<Recording> {
+) -> anyhow::Result<CallRecording> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be traced from here");
@@ -74,8 +106,8 @@ fn watch(
     root.check_access(pid)?;
     pause::permit(&root, pid, max_pause)?;
     let deadline = during.map(|during| Instant::now() + during);
-    let mut watched =
-        Watched::attach(pid.0, deadline, max_pause).map_err(|error| refused(pid.0, &error))?;
+    let mut watched = TracedProgram::attach(pid.0, deadline, max_pause)
+        .map_err(|error| refused(pid.0, &error))?;
     // It was attached to by its id.
     root.check(pid)?;
     Ok(record(&mut watched, Vec::new(), limit)?)

@@ -2,33 +2,104 @@
 
 use std::io;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
 use pagewise_analysis::thp::{self, plan_blocks, repair_blocks};
-use pagewise_model::thp::{HugePages, Look, Method, Plan};
+use pagewise_model::thp::{FixMethod, FixPlan, HugePageLook, HugePages};
 use pagewise_model::{Absent, Reading, Snapshot};
-use pagewise_proc::capture::{Request, Wish, capture};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcRoot, huge, referenced, target};
-use pagewise_repair::{Conditions, Target, carry_out, self_test};
-use pagewise_sys::interrupt::Interrupts;
+use pagewise_repair::{RepairConditions, RepairTarget, carry_out, self_test};
+use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 
-use crate::args::{Act, ShrinkMethod, Thp};
+use crate::args::{OutputArgs, ReadingArgs};
 use crate::keeper::KeeperProcess;
-use crate::look;
 use crate::output::emit;
-use crate::pause;
-use crate::plan::wish;
+use crate::target::wish;
+use crate::{pause, terminal};
+
+#[derive(Debug, Args)]
+pub(crate) struct Thp {
+    /// A PID, a process name or a unique part of one, or `self`
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Read PAGES base pages, chosen at random, instead of all
+    #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "24576", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) sample: Option<u64>,
+    #[command(flatten)]
+    pub(crate) act: ThpActs,
+    #[command(flatten)]
+    pub(crate) reading: ReadingArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// The changes that `thp` makes. Without --yes it only prints the plan.
+#[derive(Debug, Args)]
+pub(crate) struct ThpActs {
+    /// Plan: split sparse huge pages and release their zero-filled base pages
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) fix: bool,
+    /// Plan: collapse fully resident base pages into huge pages
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) collapse: bool,
+    /// Plan: move memory to swap that was not accessed for the time of --idle
+    #[arg(long, group = "act", help_heading = "Change the process")]
+    pub(crate) pageout: bool,
+    /// With --pageout: move mappings that were not accessed for TIME. This clears the referenced
+    /// bits of the process first
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "pageout", value_parser = humantime::parse_duration, help_heading = "Change the process")]
+    pub(crate) idle: Duration,
+    /// Carry out the plan
+    #[arg(long, requires = "act", help_heading = "Change the process")]
+    pub(crate) yes: bool,
+    /// With --fix: disable huge pages for this memory from now on (stops one thread for some
+    /// microseconds)
+    #[arg(long, requires = "fix", help_heading = "Change the process")]
+    pub(crate) hold: bool,
+    /// With --fix: treat a huge page as sparse if at least PERCENT of it is zero-filled
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, requires = "fix", value_parser = clap::value_parser!(u8).range(1..=100), help_heading = "Change the process")]
+    pub(crate) sparse: u8,
+    /// With --fix: the method; `auto` first tests on a child process which methods this kernel
+    /// supports
+    #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
+    pub(crate) method: ShrinkMethod,
+    /// With --fix --method drop: the longest allowed pause of all threads
+    #[arg(long, value_name = "TIME", default_value = "100ms", requires = "fix", value_parser = humantime::parse_duration, help_heading = "Change the process")]
+    pub(crate) max_pause: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShrinkMethod {
+    /// The least intrusive method that works
+    Auto,
+    /// process_madvise(MADV_COLD) on one base page of each huge page
+    Split,
+    /// The process calls madvise(MADV_DONTNEED) on the zero-filled pages while all its threads are
+    /// stopped
+    Drop,
+    /// process_madvise(MADV_PAGEOUT): moves the huge pages to swap, where zero-filled pages are
+    /// dropped
+    Swap,
+}
 
 /// Looks at the huge pages of a process, and changes them where asked twice.
-pub(crate) fn run(args: &Thp, look: &look::Look) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Thp, look: &terminal::TerminalLook) -> anyhow::Result<ExitCode> {
     let root = ProcRoot::live();
     let pid = target::find(&root, &args.target)?;
     let wish = wish(&args.reading);
     root.check_access(pid)?;
-    let snapshot = capture(&root, pid, &Request { wish, ..Request::default() })?;
-    let huge = scan(&root, &snapshot, args.sample.map_or(Look::Exact, Look::Sample), wish)?;
+    let snapshot = capture(&root, pid, &CaptureRequest { wish, ..CaptureRequest::default() })?;
+    let huge = scan(
+        &root,
+        &snapshot,
+        args.sample.map_or(HugePageLook::Exact, HugePageLook::Sample),
+        wish,
+    )?;
     let mut report = thp::thp(&snapshot, &huge);
     let mut exit = ExitCode::SUCCESS;
     if let Some(plan) = plan(&root, &snapshot, &huge, &args.act, wish)? {
@@ -47,7 +118,7 @@ pub(crate) fn run(args: &Thp, look: &look::Look) -> anyhow::Result<ExitCode> {
 fn scan(
     root: &ProcRoot,
     snapshot: &Snapshot,
-    look: Look,
+    look: HugePageLook,
     wish: Wish,
 ) -> anyhow::Result<Reading<HugePages>> {
     let mappings = snapshot.mappings.as_deref().unwrap_or_default();
@@ -62,14 +133,14 @@ fn pace(wish: Wish) -> Pace {
     if wish == Wish::Fast { Pace::FAST } else { Pace::POLITE }
 }
 
-/// What the options ask to do.
+/// Change that the options select.
 fn plan(
     root: &ProcRoot,
     snapshot: &Snapshot,
     huge: &Reading<HugePages>,
-    act: &Act,
+    act: &ThpActs,
     wish: Wish,
-) -> anyhow::Result<Option<Plan>> {
+) -> anyhow::Result<Option<FixPlan>> {
     let page_size = snapshot.provenance.page_size;
     if act.fix {
         let huge = needed(huge.as_ref())?;
@@ -90,47 +161,47 @@ fn plan(
 }
 
 /// Waits to see what is not used.
-fn page_out(root: &ProcRoot, snapshot: &Snapshot, act: &Act) -> anyhow::Result<Plan> {
+fn page_out(root: &ProcRoot, snapshot: &Snapshot, act: &ThpActs) -> anyhow::Result<FixPlan> {
     match snapshot.machine.swap_free {
         Ok(free) if !free.is_zero() => {}
-        _ => bail!("there is no swap to move memory to"),
+        _ => bail!("swap is off: memory cannot be moved to it"),
     }
     let pid = snapshot.process.pid;
     referenced::clear(root, pid)?;
     std::thread::sleep(act.idle);
     let plan = thp::page_out(&referenced::mappings(root, pid)?);
-    plan.map_err(|absent| anyhow::anyhow!("nobody knows what it uses: {absent}"))
+    plan.map_err(|absent| anyhow::anyhow!("its huge pages are unknown: {absent}"))
 }
 
 fn needed<T>(reading: Result<T, &Absent>) -> anyhow::Result<T> {
-    reading.map_err(|absent| anyhow::anyhow!("its huge pages cannot be looked at: {absent}"))
+    reading.map_err(|absent| anyhow::anyhow!("its huge pages cannot be examined: {absent}"))
 }
 
 /// Carries a plan out; also says whether nothing of it could be done.
 fn act(
     snapshot: &Snapshot,
-    plan: &Plan,
-    act: &Act,
-) -> anyhow::Result<(Vec<pagewise_model::report::Block>, bool)> {
-    let target = Target::open(snapshot.process.pid, snapshot.process.start_ticks)?;
+    plan: &FixPlan,
+    act: &ThpActs,
+) -> anyhow::Result<(Vec<pagewise_model::report::ReportBlock>, bool)> {
+    let target = RepairTarget::open(snapshot.process.pid, snapshot.process.start_ticks)?;
     let method = match act.method {
         // Nothing needs a method where there is nothing to do.
-        _ if plan.ranges.is_empty() => Method::Split,
-        ShrinkMethod::Auto => match self_test::choose(&Method::ALL, &subject) {
+        _ if plan.ranges.is_empty() => FixMethod::Split,
+        ShrinkMethod::Auto => match self_test::choose(&FixMethod::ALL, &subject) {
             Ok(method) => method,
             Err(absent) => bail!("{absent}"),
         },
-        ShrinkMethod::Split => Method::Split,
-        ShrinkMethod::Drop => Method::Drop,
-        ShrinkMethod::Swap => Method::Swap,
+        ShrinkMethod::Split => FixMethod::Split,
+        ShrinkMethod::Drop => FixMethod::Drop,
+        ShrinkMethod::Swap => FixMethod::Swap,
     };
-    if method == Method::Drop && !plan.ranges.is_empty() {
+    if method == FixMethod::Drop && !plan.ranges.is_empty() {
         pause::announce(&ProcRoot::live(), snapshot.process.pid);
     }
     // Whoever asks us to end gets a report of what was done until then.
-    let interrupts = Interrupts::note_all();
+    let interrupts = NotedInterrupts::note_all();
     let mut keeper = KeeperProcess::start();
-    let mut conditions = Conditions {
+    let mut conditions = RepairConditions {
         max_pause: act.max_pause,
         keeper: &mut keeper,
         is_interrupted: &|| interrupts.came(),

@@ -1,4 +1,5 @@
-//! `pagewise watch`: who writes some bytes of a process, or of a command from its first instruction on.
+//! `pagewise watch`: who writes some bytes of a process, or of a command from its first instruction
+//! on.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -10,56 +11,104 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_analysis::watch::{self, Options, When};
+use clap::Args;
+use pagewise_analysis::watch::{self, AccessCondition, WatchOptions};
 use pagewise_heap::block_at;
 use pagewise_model::bounds::{Folded, MemoryLimit};
-use pagewise_model::calls;
 use pagewise_model::mapping::{Mapping, Sharing};
-use pagewise_model::watched::{Ended, Hit, Watched};
-use pagewise_model::{Name, Pid};
-use pagewise_proc::variables::{self, Variable};
+use pagewise_model::watched::{Hit, WatchEnding, WatchRecording};
+use pagewise_model::{Name, Pid, calls};
+use pagewise_proc::variables::{self, ProgramVariable};
 use pagewise_proc::{ProcRoot, maps, stat, target};
-use pagewise_sys::interrupt::Interrupts;
-use pagewise_sys::perf_event::Counter;
-use pagewise_sys::trace::{Ending, Stopped, Traced};
-use pagewise_trace::{StackId, Watch};
+use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_sys::perf_event::PerfCounter;
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
+use pagewise_trace::{MemoryWatch, StackId};
 use pagewise_view::text::{Units, inline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::args;
+use crate::args::{MemoryArgs, OutputArgs, RowLimit, limit};
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::look::Look;
 use crate::output::{emit, emit_beside, note, to_stdout, write_stderr};
-use crate::plan::Usage;
-use crate::shield::Shield;
+use crate::shield::OptionalShield;
+use crate::target::UsageError;
+use crate::terminal::TerminalLook;
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// TARGET: a PID, or a process name or a unique part of one. ADDR|SYMBOL: an address, or a
+    /// global or static variable, also with an offset (`table+64`). LEN: the number of bytes, up to
+    /// 32; by default the size of the variable, or up to 8 aligned bytes at an address
+    #[arg(value_names = ["TARGET", "ADDR|SYMBOL", "LEN"], num_args = 0..=3)]
+    pub(crate) words: Vec<String>,
+    /// Watch the variable NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "at")]
+    pub(crate) symbol: Option<String>,
+    /// Watch the address ADDR
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) at: Option<String>,
+    /// Report writes (the default)
+    #[arg(long, conflicts_with = "rw")]
+    pub(crate) write: bool,
+    /// Report reads and writes
+    #[arg(long)]
+    pub(crate) rw: bool,
+    /// Stop after N accesses
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Stop after TIME; a command continues to run
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) during: Option<Duration>,
+    /// Report only the accesses for which CONDITION is true: `value == 0`,
+    /// `value < 10 && old >= 10`; values are unsigned
+    #[arg(long, value_name = "CONDITION")]
+    pub(crate) when: Option<String>,
+    /// Show the last N accesses, or `all`, at the end instead of each at once. Files get 100 by
+    /// default, JSON has all
+    #[arg(long, value_name = "N", value_parser = limit)]
+    pub(crate) hits: Option<RowLimit>,
+    /// Run this command and watch a variable of its program before its first instruction, or a
+    /// variable of a library before the library's code runs
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
 
 /// Between looks at whether the process is still there.
-const LOOK: Duration = Duration::from_millis(20);
-/// An access takes so many bytes of the memory limit, with all that becomes of it in a report: those beyond are counted and
-/// not kept.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Bytes of the memory limit per access, including its part of the report: further accesses are
+/// counted but not stored.
 const ACCESS: u64 = 4 << 10;
-/// Pages in files show so many at most, if nothing else is said.
+/// Default maximum number of accesses in HTML pages.
 const FEW: usize = 100;
 
 /// Watches, reports, and passes on the exit code of a command that was run.
-pub(crate) fn run(args: &args::Watch, look: &Look, beside: &Look) -> anyhow::Result<ExitCode> {
-    let asked = Asked::of(args)?;
+pub(crate) fn run(
+    args: &WatchArgs,
+    look: &TerminalLook,
+    beside: &TerminalLook,
+) -> anyhow::Result<ExitCode> {
+    let asked = WatchRequest::from_args(args)?;
     let limit = args.hits.map_or(Some(FEW), |limit| limit.0);
     let limit = if args.output.json { None } else { limit };
-    // Who waits for a file or says how many waits for the end.
+    // With an output file or a number of hits, the user waits for the end.
     let told = args.hits.is_none() && is_for_screen(&args.output);
-    let options = Options { limit, told };
+    let options = WatchOptions { limit, told };
     match args.command.split_first() {
         None => {
-            let mut told = Told::new(told.then_some(To::Stdout));
+            let mut told = WatchMessages::new(told.then_some(To::Stdout));
             let watched = process(&asked, &mut told)?;
             told.end()?;
             emit(&watch::watch(&watched, &options), &args.output, look, Units::Human)?;
             Ok(ExitCode::SUCCESS)
         }
         Some((program, arguments)) => {
-            let mut told = Told::new(told.then_some(To::Stderr));
+            let mut told = WatchMessages::new(told.then_some(To::Stderr));
             let (watched, exit) = command(&asked, program, arguments, &mut told)?;
             told.end()?;
             emit_beside(&watch::watch(&watched, &options), &args.output, beside, Units::Human)?;
@@ -68,35 +117,35 @@ pub(crate) fn run(args: &args::Watch, look: &Look, beside: &Look) -> anyhow::Res
     }
 }
 
-/// What is to be watched, and until when.
-struct Asked<'a> {
+/// Bytes to watch, and the end of the watch.
+struct WatchRequest<'a> {
     target: Option<&'a str>,
-    place: Where<'a>,
+    place: WatchAddress<'a>,
     length: Option<u64>,
     reads: bool,
     count: Option<u64>,
     during: Option<Duration>,
-    when: Option<(&'a str, When)>,
+    when: Option<(&'a str, AccessCondition)>,
     limit: MemoryLimit,
 }
 
-/// Where the bytes are.
+/// Address of the bytes.
 #[derive(Clone, Copy, Debug)]
-enum Where<'a> {
+enum WatchAddress<'a> {
     At(u64),
     Variable { name: &'a str, offset: u64 },
 }
 
-impl<'a> Where<'a> {
+impl<'a> WatchAddress<'a> {
     /// An address, or a name with or without an offset.
-    fn of(text: &'a str) -> Where<'a> {
+    fn parse_address(text: &'a str) -> WatchAddress<'a> {
         if let Some(address) = number(text) {
-            return Where::At(address);
+            return WatchAddress::At(address);
         }
         let parts = text.rsplit_once('+');
         match parts.and_then(|(name, offset)| Some((name, number(offset)?))) {
-            Some((name, offset)) => Where::Variable { name, offset },
-            None => Where::Variable { name: text, offset: 0 },
+            Some((name, offset)) => WatchAddress::Variable { name, offset },
+            None => WatchAddress::Variable { name: text, offset: 0 },
         }
     }
 }
@@ -109,8 +158,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-impl<'a> Asked<'a> {
-    fn of(args: &'a args::Watch) -> anyhow::Result<Asked<'a>> {
+impl<'a> WatchRequest<'a> {
+    fn from_args(args: &'a WatchArgs) -> anyhow::Result<WatchRequest<'a>> {
         let mut words = args.words.iter().map(String::as_str);
         let target = if args.command.is_empty() {
             Some(words.next().ok_or(usage("which process, or `-- COMMAND`?"))?)
@@ -118,14 +167,14 @@ impl<'a> Asked<'a> {
             None
         };
         let place = match (&args.symbol, &args.at) {
-            (Some(symbol), _) => match Where::of(symbol) {
-                Where::At(_) => Where::Variable { name: symbol, offset: 0 },
-                variable @ Where::Variable { .. } => variable,
+            (Some(symbol), _) => match WatchAddress::parse_address(symbol) {
+                WatchAddress::At(_) => WatchAddress::Variable { name: symbol, offset: 0 },
+                variable @ WatchAddress::Variable { .. } => variable,
             },
             (None, Some(address)) => {
-                Where::At(number(address).ok_or(usage("--at takes an address: 0x404028"))?)
+                WatchAddress::At(number(address).ok_or(usage("--at expects an address: 0x404028"))?)
             }
-            (None, None) if target.is_some() => Where::of(
+            (None, None) if target.is_some() => WatchAddress::parse_address(
                 words.next().ok_or(usage("which bytes? An address, or a variable's name"))?,
             ),
             (None, None) => return Err(usage("which bytes? --symbol NAME, or --at ADDR").into()),
@@ -136,33 +185,34 @@ impl<'a> Asked<'a> {
             return Err(usage("one word too many before `--`").into());
         }
         let when = args.when.as_deref();
-        let when = when.map(|text| When::parse(text).map(|when| (text, when))).transpose()?;
+        let when =
+            when.map(|text| AccessCondition::parse(text).map(|when| (text, when))).transpose()?;
         if when.is_some() && length.is_some_and(|length| length > 8) {
             return Err(usage("--when compares numbers, which have no more than 8 bytes").into());
         }
         let (reads, count, during) = (args.rw, args.count, args.during);
         let limit = args.memory.memory_limit;
-        Ok(Asked { target, place, length, reads, count, during, when, limit })
+        Ok(WatchRequest { target, place, length, reads, count, during, when, limit })
     }
 }
 
-fn usage(text: &str) -> Usage {
-    Usage(text.to_owned())
+fn usage(text: &str) -> UsageError {
+    UsageError(text.to_owned())
 }
 
 /// The bytes that were found.
-struct Found {
+struct WatchedBytes {
     address: u64,
     length: u64,
     symbol: Option<Name>,
     mapping: Option<(Name, bool)>,
 }
 
-fn find(asked: &Asked<'_>, root: &ProcRoot, pid: Pid) -> anyhow::Result<Found> {
+fn find(asked: &WatchRequest<'_>, root: &ProcRoot, pid: Pid) -> anyhow::Result<WatchedBytes> {
     let mappings = maps::parse(&root.read(pid, "maps")?).mappings;
     let (address, size, symbol) = match asked.place {
-        Where::At(address) => (address, 0, None),
-        Where::Variable { name, offset } => {
+        WatchAddress::At(address) => (address, 0, None),
+        WatchAddress::Variable { name, offset } => {
             let variable = variable(root, pid, &mappings, name)?;
             if variable.size > 0 && offset >= variable.size {
                 bail!("{name} has {} bytes, none at {offset}", variable.size);
@@ -183,7 +233,7 @@ fn find(asked: &Asked<'_>, root: &ProcRoot, pid: Pid) -> anyhow::Result<Found> {
     let inside = |mapping: &&Mapping| (mapping.range.start..mapping.range.end).contains(&address);
     let mapping = mappings.iter().find(inside);
     let mapping = mapping.map(|it| (it.name.clone(), it.sharing == Sharing::Shared));
-    Ok(Found { address, length, symbol, mapping })
+    Ok(WatchedBytes { address, length, symbol, mapping })
 }
 
 /// The one variable of a name: the program's own hides those of its libraries.
@@ -192,9 +242,9 @@ fn variable(
     pid: Pid,
     mappings: &[Mapping],
     name: &str,
-) -> anyhow::Result<Variable> {
+) -> anyhow::Result<ProgramVariable> {
     let found = variables::find(root, pid, mappings, name.as_bytes());
-    let its_own: Vec<&Variable> = found
+    let its_own: Vec<&ProgramVariable> = found
         .iter()
         .filter(|it| found.first().is_some_and(|first| first.module == it.module))
         .collect();
@@ -219,7 +269,7 @@ fn variable(
     }
 }
 
-fn module(variable: &Variable) -> String {
+fn module(variable: &ProgramVariable) -> String {
     String::from_utf8_lossy(variable.module.base()).into_owned()
 }
 
@@ -235,9 +285,9 @@ impl fmt::Display for NoVariable {
 
 impl std::error::Error for NoVariable {}
 
-/// What was seen so far.
-struct Seen<'a> {
-    asked: &'a Asked<'a>,
+/// Accesses seen so far.
+struct WatchedHits<'a> {
+    asked: &'a WatchRequest<'a>,
     hits: Vec<Hit>,
     fitting: u64,
     passed_over: u64,
@@ -246,13 +296,13 @@ struct Seen<'a> {
     fresh: Option<Vec<Hit>>,
 }
 
-impl<'a> Seen<'a> {
-    fn new(asked: &'a Asked<'a>, told: &Told) -> Seen<'a> {
+impl<'a> WatchedHits<'a> {
+    fn new(asked: &'a WatchRequest<'a>, told: &WatchMessages) -> WatchedHits<'a> {
         let fresh = told.to.map(|_| Vec::new());
-        Seen { asked, hits: Vec::new(), fitting: 0, passed_over: 0, dropped: 0, fresh }
+        WatchedHits { asked, hits: Vec::new(), fitting: 0, passed_over: 0, dropped: 0, fresh }
     }
 
-    fn take(&mut self, hit: Hit) {
+    fn push_hit(&mut self, hit: Hit) {
         if self.is_enough() {
             return;
         }
@@ -276,27 +326,27 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Where people see each access as it comes.
+/// Destination of the lines printed at each access.
 #[derive(Clone, Copy)]
 enum To {
     Stdout,
     Stderr,
 }
 
-/// What people were told so far.
-struct Told {
+/// Lines printed so far.
+struct WatchMessages {
     to: Option<To>,
     /// Call stacks that they have seen, by number.
     stacks: HashSet<u32>,
 }
 
-impl Told {
-    fn new(to: Option<To>) -> Told {
-        Told { to, stacks: HashSet::new() }
+impl WatchMessages {
+    fn new(to: Option<To>) -> WatchMessages {
+        WatchMessages { to, stacks: HashSet::new() }
     }
 
-    /// Tells of accesses that just came.
-    fn tell(&mut self, seen: &mut Seen<'_>, watch: &mut Watch) -> anyhow::Result<()> {
+    /// Prints the latest accesses.
+    fn tell(&mut self, seen: &mut WatchedHits<'_>, watch: &mut MemoryWatch) -> anyhow::Result<()> {
         let fresh = seen.fresh.as_mut().map(std::mem::take).unwrap_or_default();
         let Some(to) = self.to.filter(|_| !fresh.is_empty()) else { return Ok(()) };
         let (frames, mut text) = (watch.frames(), String::new());
@@ -326,55 +376,56 @@ fn write(to: To, text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Whether what is told goes to a terminal or a pipe, as text.
-fn is_for_screen(output: &args::Output) -> bool {
+/// True if accesses are printed to a terminal or a pipe, as text.
+fn is_for_screen(output: &args::OutputArgs) -> bool {
     output.output.is_none() && output.html.is_none() && !output.json
 }
 
 /// Watches until something ends it; `gone` says whether the process has ended.
 fn observe(
-    watch: &mut Watch,
-    seen: &mut Seen<'_>,
-    people: &mut Told,
-    mut gone: impl FnMut() -> anyhow::Result<Option<Ended>>,
-) -> anyhow::Result<Ended> {
+    watch: &mut MemoryWatch,
+    seen: &mut WatchedHits<'_>,
+    people: &mut WatchMessages,
+    mut gone: impl FnMut() -> anyhow::Result<Option<WatchEnding>>,
+) -> anyhow::Result<WatchEnding> {
     let deadline = seen.asked.during.map(|during| Instant::now() + during);
     loop {
-        // What was done before its end is there once the end is seen.
+        // Accesses before its end are readable once the end is seen.
         let ended = gone()?;
         let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let left =
-            deadline.map_or(LOOK, |it| it.saturating_duration_since(Instant::now()).min(LOOK));
+        let left = deadline.map_or(POLL_INTERVAL, |it| {
+            it.saturating_duration_since(Instant::now()).min(POLL_INTERVAL)
+        });
         if ended.is_none() && !is_late {
-            watch.step(left, &mut |hit| seen.take(hit));
+            watch.step(left, &mut |hit| seen.push_hit(hit));
         } else {
-            watch.finish(&mut |hit| seen.take(hit));
+            watch.finish(&mut |hit| seen.push_hit(hit));
         }
         people.tell(seen, watch)?;
         if seen.is_enough() {
-            return Ok(Ended::Enough);
+            return Ok(WatchEnding::Enough);
         }
         if watch.told().executed {
-            watch.finish(&mut |hit| seen.take(hit));
+            watch.finish(&mut |hit| seen.push_hit(hit));
             people.tell(seen, watch)?;
-            return Ok(if seen.is_enough() { Ended::Enough } else { Ended::Executed });
+            return Ok(if seen.is_enough() { WatchEnding::Enough } else { WatchEnding::Executed });
         }
         match ended {
             Some(ended) => return Ok(ended),
-            None if is_late => return Ok(Ended::Time),
+            None if is_late => return Ok(WatchEnding::Time),
             None => {}
         }
     }
 }
 
 fn made(
-    mut watch: Watch,
-    seen: Seen<'_>,
-    found: Found,
+    mut watch: MemoryWatch,
+    seen: WatchedHits<'_>,
+    found: WatchedBytes,
     pid: Pid,
     name: Name,
-    ended: Ended,
-) -> Watched {
+    ended: WatchEnding,
+) -> WatchRecording {
     let told = watch.told();
     let (in_copies, unseen, other_stacks) = (told.in_copies, told.unseen, told.other_stacks);
     let (mut hits, mut stacks) = (seen.hits, watch.frames().to_vec());
@@ -384,7 +435,7 @@ fn made(
         let is_other = |hit: &&mut Hit| hit.stack == StackId::OTHER.0;
         hits.iter_mut().filter(is_other).for_each(|hit| hit.stack = other);
     }
-    Watched {
+    WatchRecording {
         pid,
         name,
         command: Vec::new(),
@@ -411,7 +462,7 @@ fn made(
     }
 }
 
-fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
+fn process(asked: &WatchRequest<'_>, people: &mut WatchMessages) -> anyhow::Result<WatchRecording> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be watched from here");
@@ -427,8 +478,8 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
     let found = find(asked, &root, pid)?;
     let ends = open_pid(pid)?;
     let block = block_at(&root, pid, found.address);
-    let interrupts = Interrupts::note_all();
-    // Before there are breakpoints, and until there are none.
+    let interrupts = NotedInterrupts::note_all();
+    // Protects against Ctrl-C from before the breakpoints are set until they are removed.
     let shield = shield(pid);
     let mut watch = open(asked, &root, pid, &found)?;
     // Both were opened by its id.
@@ -441,22 +492,22 @@ fn process(asked: &Asked<'_>, people: &mut Told) -> anyhow::Result<Watched> {
         found.address,
         pagewise_model::name::escape(name.as_bytes()),
     ));
-    let mut seen = Seen::new(asked, people);
+    let mut seen = WatchedHits::new(asked, people);
     let ended = observe(&mut watch, &mut seen, people, || {
         Ok(if interrupts.came() {
-            Some(Ended::Interrupted)
+            Some(WatchEnding::Interrupted)
         } else {
-            has_ended(&ends).then_some(Ended::Process(None))
+            has_ended(&ends).then_some(WatchEnding::Process(None))
         })
     })?;
-    let watched = Watched { block, ..made(watch, seen, found, pid, name, ended) };
+    let watched = WatchRecording { block, ..made(watch, seen, found, pid, name, ended) };
     drop(shield);
     Ok(watched)
 }
 
 /// Shields a process from SIGTRAPs that a hypervisor causes, and says so if that is not possible.
-fn shield(pid: Pid) -> Option<Shield> {
-    let shield = Shield::of(pid.0);
+fn shield(pid: Pid) -> Option<OptionalShield> {
+    let shield = OptionalShield::for_process(pid.0);
     if let Err(error) = &shield {
         note(format_args!(
             "process {pid} is not shielded ({error}): this machine is virtual, and if its hypervisor loses the reason of a debug exception, which \
@@ -468,17 +519,17 @@ fn shield(pid: Pid) -> Option<Shield> {
 
 /// Begins to watch what was found.
 fn open(
-    asked: &Asked<'_>,
+    asked: &WatchRequest<'_>,
     root: &ProcRoot,
     pid: Pid,
-    found: &Found,
-) -> Result<Watch, pagewise_trace::Error> {
-    Watch::open(root, pid.0, found.address, found.length, asked.reads, asked.limit)
+    found: &WatchedBytes,
+) -> Result<MemoryWatch, pagewise_trace::TraceError> {
+    MemoryWatch::open(root, pid.0, found.address, found.length, asked.reads, asked.limit)
 }
 
 /// A process, to be asked whether it has ended.
 fn open_pid(pid: Pid) -> anyhow::Result<OwnedFd> {
-    let gone = || format!("there is no process {pid}");
+    let gone = || format!("process {pid} does not exist");
     let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).with_context(gone)?;
     pidfd_open(number, PidfdFlags::empty()).with_context(gone)
 }
@@ -493,13 +544,13 @@ struct Never {
     error: anyhow::Error,
 }
 
-/// Finds the bytes in a command that is held before its first instruction, and watches them; where they are of a library,
-/// it runs until that is mapped and none of its code has run.
+/// Finds the bytes in a command that is held before its first instruction, and watches them; where
+/// they are of a library, it runs until that is mapped and none of its code has run.
 fn on_the_way(
-    asked: &Asked<'_>,
+    asked: &WatchRequest<'_>,
     root: &ProcRoot,
     traced: &mut Traced,
-) -> anyhow::Result<Result<(Watch, Found), Never>> {
+) -> anyhow::Result<Result<(MemoryWatch, WatchedBytes), Never>> {
     let pid = Pid(traced.pid());
     let mut stop = None;
     loop {
@@ -516,13 +567,13 @@ fn on_the_way(
             let Some(address) = variables::linker_tells(root, pid, &mappings) else {
                 return Err(missing.context("it loads no libraries that could bring it"));
             };
-            let counter = Counter::trap_at(pid.0, address);
+            let counter = PerfCounter::trap_at(pid.0, address);
             stop = Some(counter.context("the kernel does not say when libraries are loaded")?);
         }
         traced.stop_on_the_way();
         match traced.run(None)? {
             Stopped::Trapped => {}
-            // Where the other program's linker is has to be found anew.
+            // The new program's linker has to be located anew.
             Stopped::Executed => stop = None,
             Stopped::AtExit | Stopped::AtTime | Stopped::TimeIsUp | Stopped::Ended(_) => {
                 let error = missing.context("the command has ended, and was not watched");
@@ -533,11 +584,11 @@ fn on_the_way(
 }
 
 fn command(
-    asked: &Asked<'_>,
+    asked: &WatchRequest<'_>,
     program: &OsString,
     arguments: &[OsString],
-    people: &mut Told,
-) -> anyhow::Result<(Watched, ExitCode)> {
+    people: &mut WatchMessages,
+) -> anyhow::Result<(WatchRecording, ExitCode)> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
@@ -566,12 +617,12 @@ fn command(
     };
     traced.let_go();
     let shield = shield(pid);
-    let (mut seen, mut end) = (Seen::new(asked, people), None);
+    let (mut seen, mut end) = (WatchedHits::new(asked, people), None);
     let ended = observe(&mut watch, &mut seen, people, || {
         if let Stopped::Ended(ending) = traced.run(Some(Instant::now()))? {
             end = Some(ending);
         }
-        Ok(end.map(|ending| Ended::Process(Some(told(ending)))))
+        Ok(end.map(|ending| WatchEnding::Process(Some(told(ending)))))
     })?;
     let name = Name::new(program.as_bytes());
     let mut watched = made(watch, seen, found, pid, name, ended);
@@ -585,9 +636,9 @@ fn command(
     Ok((watched, exit_code(end)))
 }
 
-fn told(ending: Ending) -> calls::Ending {
+fn told(ending: TraceEnding) -> calls::CallEnding {
     match ending {
-        Ending::Exited(status) => calls::Ending::Exited(status),
-        Ending::Killed { signal, .. } => calls::Ending::Killed(signal),
+        TraceEnding::Exited(status) => calls::CallEnding::Exited(status),
+        TraceEnding::Killed { signal, .. } => calls::CallEnding::Killed(signal),
     }
 }

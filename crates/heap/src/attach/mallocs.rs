@@ -1,5 +1,6 @@
-//! Files of a process with a `malloc` that other files see. The loader of libraries may call it, so a thread that is made to load one
-//! must be in no function of it. Decides nothing about threads: that is in [`super::safe`].
+//! Files of a process with a `malloc` that other files see. The loader of libraries may call it, so
+//! a thread that is made to load one must be in no function of it. Decides nothing about threads:
+//! that is in [`super::safe`].
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,25 +8,26 @@ use std::ops::Range;
 use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_proc::target_file::{self, FileId};
-use pagewise_proc::variables::{self, Functions};
+use pagewise_proc::variables::{self, WantedFunctions};
 
 use super::{is_libc, is_recorder, safe};
 use crate::names;
 
 /// A file with a `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Malloc {
+struct MallocFile {
     id: FileId,
     name: Name,
-    extent: Extent,
+    extent: AllocatorCode,
     /// Address ranges of its functions that allocate and free.
     functions: Vec<Range<u64>>,
 }
 
 /// The part of a file that is an allocator's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Extent {
-    /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into other libraries but the C library.
+enum AllocatorCode {
+    /// In its file: a library of jemalloc's, tcmalloc's or mimalloc's, none of which calls on into
+    /// other libraries but the C library.
     File,
     /// In its file, and perhaps in others that it goes on to without returning.
     FileAndMore,
@@ -36,8 +38,8 @@ enum Extent {
 /// All of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mallocs {
-    all: Vec<Malloc>,
-    /// The C library's `poll`, where that has to be told from other calls that are restarted.
+    all: Vec<MallocFile>,
+    /// The C library's `poll`, if it must be distinguished from other calls that are restarted.
     pub(super) poll: Range<u64>,
 }
 
@@ -45,7 +47,8 @@ pub(super) struct Mallocs {
 const KNOWN: &[&[&str]] =
     &[&["mallocx", "mallctl"], &["tc_malloc", "tc_free"], &["mi_malloc", "mi_free"]];
 
-/// Functions of the runtimes of sanitizers. These keep their own state of each block and each thread's stack.
+/// Functions of the runtimes of sanitizers. These keep their own state of each block and each
+/// thread's stack.
 const SANITIZERS: &[&str] = &[
     "__asan_init",
     "__hwasan_init",
@@ -65,7 +68,7 @@ impl Mallocs {
         let mut mallocs = Mallocs::default();
         let mut seen: Vec<FileId> = Vec::new();
         for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
-            let id = FileId::of(mapping);
+            let id = FileId::of_mapping(mapping);
             let is_passed = is_libc(&mapping.name)
                 || safe::is_loader(&mapping.name)
                 || is_recorder(&mapping.name);
@@ -74,7 +77,7 @@ impl Mallocs {
             }
             seen.push(id);
             let pieces: Vec<&Mapping> =
-                mappings.iter().filter(|it| it.prot.exec && FileId::of(it) == id).collect();
+                mappings.iter().filter(|it| it.prot.exec && FileId::of_mapping(it) == id).collect();
             let has_entry =
                 entry.is_some_and(|entry| pieces.iter().any(|it| it.range.contains(entry)));
             let file = target_file::open_mapped(root, Pid(pid), mapping).ok();
@@ -94,7 +97,7 @@ impl Mallocs {
     /// Returns true if an address in a file is known to be code of one of these allocators.
     pub(super) fn contain(&self, address: u64, file: FileId) -> bool {
         self.all.iter().any(|malloc| {
-            let is_in_file = malloc.extent != Extent::Program && malloc.id == file;
+            let is_in_file = malloc.extent != AllocatorCode::Program && malloc.id == file;
             is_in_file || malloc.functions.iter().any(|function| function.contains(&address))
         })
     }
@@ -104,9 +107,9 @@ impl Mallocs {
         self.all.iter().any(|malloc| malloc.id == file)
     }
 
-    /// A file with a `malloc` that may have code which cannot be told from the program's.
+    /// A file with a `malloc` whose code may be mixed with the program's.
     pub(super) fn scattered(&self) -> Option<&Name> {
-        let found = self.all.iter().find(|malloc| malloc.extent != Extent::File);
+        let found = self.all.iter().find(|malloc| malloc.extent != AllocatorCode::File);
         found.map(|malloc| &malloc.name)
     }
 
@@ -116,21 +119,23 @@ impl Mallocs {
     }
 }
 
-/// The allocator of a file that exports `malloc`. `file` is `None` if it cannot be opened: then its name alone tells.
+/// The allocator of a file that exports `malloc`. `file` is `None` if it cannot be opened: then
+/// only its name decides.
 fn of_file(
     file: Option<&File>,
     pieces: &[&Mapping],
     is_program: bool,
-) -> Result<Option<Malloc>, String> {
+) -> Result<Option<MallocFile>, String> {
     let Some(first) = pieces.first() else { return Ok(None) };
-    let (id, name) = (FileId::of(first), first.name.clone());
+    let (id, name) = (FileId::of_mapping(first), first.name.clone());
     if name.base().starts_with(b"vgpreload_") {
         return Err("valgrind runs it, which translates its code before it runs".to_owned());
     }
     let Some(file) = file else {
         // A library that was replaced since it was loaded has its name left.
         let is_allocator = memchr::memmem::find(name.base(), b"malloc").is_some();
-        let malloc = Malloc { id, name, extent: Extent::FileAndMore, functions: Vec::new() };
+        let malloc =
+            MallocFile { id, name, extent: AllocatorCode::FileAndMore, functions: Vec::new() };
         return Ok(is_allocator.then_some(malloc));
     };
     let wanted = |name: &[u8]| {
@@ -149,18 +154,18 @@ fn of_file(
     }
     let is_known = KNOWN.iter().any(|names| names.iter().all(|name| exports(&functions, name)));
     let extent = match (is_program, is_known) {
-        (true, _) => Extent::Program,
-        (false, true) => Extent::File,
-        (false, false) => Extent::FileAndMore,
+        (true, _) => AllocatorCode::Program,
+        (false, true) => AllocatorCode::File,
+        (false, false) => AllocatorCode::FileAndMore,
     };
     let ranges = functions.seen.iter().filter_map(|seen| {
         let start = address(pieces, seen.function.offset)?;
         Some(start..start.saturating_add(seen.function.size.max(1)))
     });
-    Ok(Some(Malloc { id, name, extent, functions: ranges.collect() }))
+    Ok(Some(MallocFile { id, name, extent, functions: ranges.collect() }))
 }
 
-fn exports(functions: &Functions, name: &str) -> bool {
+fn exports(functions: &WantedFunctions, name: &str) -> bool {
     functions.seen.iter().any(|seen| seen.exported && seen.function.name == name)
 }
 

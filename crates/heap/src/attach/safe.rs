@@ -1,12 +1,15 @@
-//! Where a stopped thread may be made to load a library: where it holds no lock that loading takes.
+//! Conditions under which a stopped thread may load a library: it holds no lock that loading needs.
 //!
-//! Loading takes locks of the loader and of `malloc`. Who holds one is within the C library or the loader: so the whole call
-//! stack is followed, and but for where threads begin, no call of these may be on it. A thread that waits in the kernel on behalf
-//! of such a function, as most do most of the time, is let off where it waits for what is no lock of theirs.
+//! Loading takes locks of the loader and of `malloc`. A thread that holds one is inside the C
+//! library or the loader: so the whole call stack is followed, and except for the start of the
+//! thread, no call may be in these. A thread that waits in the kernel inside such a function, as
+//! most threads do most of the time, is accepted if it does not wait for one of their locks.
 //!
-//! An allocator in the place of the C library's ([`Mallocs`]) has locks of its own. No function of it may be on the call stack at
-//! all, from the first caller on. Where its code cannot be told from the program's, only a thread is taken that waits for what no
-//! allocator waits for: a connection, a child, a signal. It is in none then, since no allocator calls the program back.
+//! An allocator that replaces the C library's ([`Mallocs`]) has locks of its own. None of its
+//! functions may be on the call stack, from the first caller on. If its code cannot be
+//! distinguished from the program's, the thread must wait in a call in which no allocator waits:
+//! for a connection, a child, a signal. It is then outside of the allocator, since no allocator
+//! calls back into the program.
 
 use std::fs;
 use std::ops::Range;
@@ -14,9 +17,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
-use pagewise_remote::Place;
+use pagewise_remote::StopPoint;
 
-use pagewise_trace::{Region, Spaces, Unwinder};
+use pagewise_trace::{SpaceRegion, Spaces, Unwinder};
 
 use super::mallocs::Mallocs;
 
@@ -25,7 +28,7 @@ use super::mallocs::Mallocs;
 pub(super) struct Judge {
     spaces: Spaces,
     unwinder: Unwinder,
-    /// Where the program begins.
+    /// Entry code of the program.
     entry: Range<u64>,
     /// Allocators in the place of the C library's.
     mallocs: Mallocs,
@@ -34,26 +37,28 @@ pub(super) struct Judge {
 /// Numbers of system calls.
 mod call {
     pub(super) const FUTEX: u64 = 202;
-    /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv rt_sigtimedwait rt_sigsuspend
-    /// io_getevents restart_syscall clock_nanosleep epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg`: neither
-    /// `malloc` nor the loader waits in them but in `read`, whose callers tell. What is restarted has a time limit, as none of
-    /// their locks has.
+    /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv
+    /// rt_sigtimedwait rt_sigsuspend io_getevents restart_syscall clock_nanosleep epoll_wait waitid
+    /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of them
+    /// except `read`, whose callers show it. A restarted call has a time limit; waits for their
+    /// locks have none.
     pub(super) const WAITS: &[u64] = &[
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,
     ];
     pub(super) const READ: u64 = 0;
     pub(super) const RESTART: u64 = 219;
-    /// `poll select pause accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend io_getevents epoll_wait waitid pselect6 ppoll
-    /// epoll_pwait accept4 recvmmsg`: allocators may sleep between attempts to take a lock, and read files of `/proc`, but wait for
-    /// none of these.
+    /// `poll select pause accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend io_getevents
+    /// epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg`: allocators may sleep between
+    /// attempts to take a lock, and read files of `/proc`, but wait for none of these.
     pub(super) const WAITS_FOR_EVENTS: &[u64] =
         &[7, 23, 34, 43, 45, 47, 61, 128, 130, 208, 232, 247, 270, 271, 281, 288, 299];
-    /// `poll select pselect6 ppoll restart_syscall`: without files, which are the first argument or their number, they only sleep.
+    /// `poll select pselect6 ppoll restart_syscall`: without files, which are the first argument or
+    /// their number, they only sleep.
     pub(super) const SLEEPS_WITHOUT_FILES: &[u64] = &[7, 23, 270, 271, 219];
 }
 
-/// The code with which programs begin is no longer than this.
+/// Upper bound of the size of a program's entry code.
 const BEGINNING: u64 = 64;
 
 /// Heaps of further arenas begin at multiples of this; their lock is in the first bytes.
@@ -74,12 +79,12 @@ impl Judge {
         &self.mallocs
     }
 
-    /// Whether a thread may load a library where it is.
+    /// True if a thread may load a library at its present address.
     pub(super) fn is_safe(
         &mut self,
         root: &ProcRoot,
         pid: u32,
-        place: &Place,
+        place: &StopPoint,
         stack: &[u8],
     ) -> bool {
         if self.spaces.find(pid, place.instruction).is_none() {
@@ -99,7 +104,7 @@ impl Judge {
         }
         // A return address may lie behind its function, but not behind its file.
         let is_system = |address: &u64| name(address.wrapping_sub(1)).is_none_or(is_of_system);
-        // Where the first thread begins is the program's own: the C library comes above it.
+        // The first thread begins in the program itself: the C library comes above it.
         let (_, calls) = match calls.split_last() {
             Some((last, rest)) if self.entry.contains(last) => (last, rest),
             _ => (&0, calls),
@@ -139,8 +144,9 @@ impl Judge {
     /// Returns true if a futex word cannot belong to a lock of the C library or of an allocator.
     fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
         let Some(region) = self.spaces.find(pid, word) else { return false };
-        let has_locks =
-            |it: &Region| is_of_system(&it.name) || it.is_file() && self.mallocs.has_file(it.id());
+        let has_locks = |it: &SpaceRegion| {
+            is_of_system(&it.name) || it.is_file() && self.mallocs.has_file(it.id())
+        };
         // Variables without a value lie behind the file's.
         let before = self.spaces.find(pid, region.start.wrapping_sub(1));
         let is_behind = region.inode == 0 && before.is_some_and(has_locks);
@@ -148,18 +154,19 @@ impl Judge {
     }
 }
 
-/// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only regular files and other devices.
+/// Returns true if a file descriptor is a pipe, a socket or a terminal. Allocators read only
+/// regular files and other devices.
 fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
     /// Terminals, and those of other programs (Documentation/admin-guide/devices.txt).
     const TERMINALS: &[u32] = &[4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
-    // What the link leads to is not opened.
+    // The target of the link is not opened.
     let Ok(file) = fs::metadata(root.file(Pid(pid), &format!("fd/{file}"))) else { return false };
     let kind = file.file_type();
     let is_terminal = || TERMINALS.contains(&rustix::fs::major(file.rdev()));
     kind.is_fifo() || kind.is_socket() || kind.is_char_device() && is_terminal()
 }
 
-/// Where the program begins, as the kernel told it.
+/// Entry address of the program, from the kernel's auxiliary vector.
 pub(super) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
     const ENTRY: u64 = 9;
     let vector = root.read(Pid(pid), "auxv").ok()?;
@@ -168,13 +175,13 @@ pub(super) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
     pair.map(|[_, value]| u64::from_ne_bytes(*value))
 }
 
-/// Whether a file is the loader.
+/// True if a file is the loader.
 pub(super) fn is_loader(name: &Name) -> bool {
     let file = name.base();
     file.starts_with(b"ld-linux") || file.starts_with(b"ld-2.") || file.starts_with(b"ld.so")
 }
 
-/// Whether a file is the loader, a part of the C library, or the recorder.
+/// True if a file is the loader, a part of the C library, or the recorder.
 fn is_of_system(name: &Name) -> bool {
     const FILES: [&[u8]; 6] =
         [b"libc.so", b"libc-2.", b"libpthread", b"libdl", b"librt", b"libpagewise_preload"];

@@ -1,24 +1,25 @@
-//! What glibc's malloc keeps in the process: the words at the beginning of each heap, and the arenas.
+//! Data of glibc's malloc in the process: the words at the beginning of each heap, and the arenas.
 //!
-//! malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.42, of machines of 64 bits. Nothing of it is an interface, so all that is
-//! read is checked against where it must point; another layout tells nothing rather than something wrong.
+//! malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.42, on 64-bit machines. None of it is an
+//! interface, so all data is checked against the addresses that it must have; another layout leads
+//! to no data instead of wrong data.
 
 use std::ops::Range;
 
 use pagewise_model::Mapping;
 use pagewise_sys::remote;
 
-use super::{FLAGS, LEAST, MAPPED, MOST_EXTENTS, Process, UNIT, is_memory};
+use super::{FLAGS, MAPPED, MAX_EXTENTS, MIN_CHUNK, UNIT, WalkedProcess, is_memory};
 use crate::memory::ARENA;
 
 /// A heap of an arena that is not the first.
 #[derive(Clone, Debug)]
-pub(super) struct Heap {
-    /// What may be read and written of it.
+pub(super) struct GlibcHeap {
+    /// Readable and writable range.
     pub(super) range: Range<u64>,
-    /// Where its arena is.
+    /// Address of its arena.
     pub(super) arena: u64,
-    /// Where chunks begin.
+    /// Address of the first chunk.
     pub(super) first: u64,
 }
 
@@ -31,7 +32,7 @@ pub(super) struct Arena {
 
 /// `malloc_state`, in part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct State {
+pub(super) struct GlibcArena {
     /// The last chunk.
     pub(super) top: u64,
     /// The next arena of the ring.
@@ -42,7 +43,8 @@ pub(super) struct State {
     pub(super) system: u64,
 }
 
-/// Bytes of `malloc_state`, and where in it: a lock, flags, 10 lists, then `top`; another chunk, 254 bins, a map of these, then `next`.
+/// Bytes of `malloc_state`, and where in it: a lock, flags, 10 lists, then `top`; another chunk,
+/// 254 bins, a map of these, then `next`.
 const STATE: usize = 2200;
 const TOP: usize = 96;
 const NEXT: usize = 2160;
@@ -56,16 +58,16 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The heaps, in order of address: mappings may be several of them, one behind the other.
-pub(super) fn heaps(process: &Process, mappings: &[Mapping]) -> Option<Vec<Heap>> {
+pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec<GlibcHeap>> {
     let mut candidates: Vec<Range<u64>> = Vec::new();
     for mapping in mappings.iter().filter(|mapping| is_memory(mapping)) {
         let (first, end) = (mapping.range.start.next_multiple_of(ARENA), mapping.range.end);
         let mut at = first;
         while at < end {
-            if candidates.len() >= MOST_EXTENTS {
+            if candidates.len() >= MAX_EXTENTS {
                 return None;
             }
-            // What was never touched is no heap.
+            // An untouched range is not a heap.
             if process.present(at..at + 1).ok()?.len() == 1 {
                 candidates.push(at..end.min(at.saturating_add(ARENA)));
             }
@@ -74,8 +76,8 @@ pub(super) fn heaps(process: &Process, mappings: &[Mapping]) -> Option<Vec<Heap>
     }
     let starts: Vec<u64> = candidates.iter().map(|range| range.start).collect();
     let infos = remote::read_each::<32>(process.pid, &starts).ok()?;
-    let mut heaps: Vec<Heap> = Vec::new();
-    let mut linked: Vec<Heap> = Vec::new();
+    let mut heaps: Vec<GlibcHeap> = Vec::new();
+    let mut linked: Vec<GlibcHeap> = Vec::new();
     for (range, info) in candidates.into_iter().zip(infos) {
         let Some(info) = info else { continue };
         let [arena, previous, size, accessible] = [0, 8, 16, 24].map(|at| word(&info, at));
@@ -91,9 +93,9 @@ pub(super) fn heaps(process: &Process, mappings: &[Mapping]) -> Option<Vec<Heap>
         let range = start..range.end.min(start + accessible);
         if previous == 0 && (start + 1..=start + HEADER).contains(&arena) {
             let first = arena + STATE as u64;
-            heaps.push(Heap { range, arena, first });
+            heaps.push(GlibcHeap { range, arena, first });
         } else if previous != 0 && previous.is_multiple_of(ARENA) {
-            linked.push(Heap { range, arena, first: start });
+            linked.push(GlibcHeap { range, arena, first: start });
         }
     }
     let own: Vec<u64> = heaps.iter().map(|heap| heap.arena).collect();
@@ -103,16 +105,16 @@ pub(super) fn heaps(process: &Process, mappings: &[Mapping]) -> Option<Vec<Heap>
     Some(heaps)
 }
 
-/// What is at the address of an arena.
-pub(super) fn state(process: &Process, address: u64) -> Option<State> {
+/// Content of an arena at an address.
+pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena> {
     let bytes = process.read::<STATE>(address)?;
     let [top, next, threads, system] = [TOP, NEXT, THREADS, SYSTEM].map(|at| word(&bytes, at));
-    Some(State { top, next, threads, system })
+    Some(GlibcArena { top, next, threads, system })
 }
 
-/// How long the last chunk is, if it is where one must be: at the end of one of these.
+/// Length of the last chunk, if its address is valid: at the end of one of these heaps.
 pub(super) fn top(
-    process: &Process,
+    process: &WalkedProcess,
     top: u64,
     mut ends: impl Iterator<Item = Range<u64>>,
 ) -> Option<u64> {
@@ -120,19 +122,19 @@ pub(super) fn top(
     let size = process.word(top.checked_add(8)?)? & !FLAGS;
     // A heap may be able to be written behind what it uses.
     let end = top.checked_add(size).filter(|end| *end <= range.end)?;
-    let is_it = top.is_multiple_of(UNIT) && end.is_multiple_of(process.page) && size >= LEAST;
+    let is_it = top.is_multiple_of(UNIT) && end.is_multiple_of(process.page) && size >= MIN_CHUNK;
     is_it.then_some(size)
 }
 
-/// How long the last chunk is of those from the end of a block on to the end of the heap.
-pub(super) fn walk(process: &Process, range: Range<u64>) -> Option<u64> {
-    /// More free chunks than this behind the last block are none that anybody waits for.
-    const MOST: usize = 1000;
+/// Length of the last chunk, found by walking from the end of a block to the end of the heap.
+pub(super) fn walk(process: &WalkedProcess, range: Range<u64>) -> Option<u64> {
+    /// With more free chunks than this after the last block, the walk ends.
+    const MAX_FREE_CHUNKS: usize = 1000;
     let mut head = range.start;
-    for _ in 0..MOST {
+    for _ in 0..MAX_FREE_CHUNKS {
         let word = process.word(head)?;
         let size = word & !FLAGS;
-        if size < LEAST || !size.is_multiple_of(UNIT) || word & MAPPED != 0 {
+        if size < MIN_CHUNK || !size.is_multiple_of(UNIT) || word & MAPPED != 0 {
             return None;
         }
         head = head.checked_add(size)?;

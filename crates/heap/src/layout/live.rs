@@ -8,30 +8,31 @@ use pagewise_heaplog::tables::live::{
 };
 use pagewise_sys::remote;
 
-use super::Process;
+use super::WalkedProcess;
 
 /// A block as the map has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Raw {
+pub(crate) struct LiveMapEntry {
     pub(crate) address: u64,
     pub(crate) site: u32,
-    /// How much smaller it is than its room; none where that is kept elsewhere.
+    /// Difference between usable size and size; `None` if it is stored elsewhere.
     pub(crate) slack: Option<u8>,
-    /// How long it is, of an allocator whose rooms are not known.
+    /// Size, for an allocator whose usable sizes are unknown.
     pub(crate) size: u64,
 }
 
 /// No map has more that is worth the time: bytes of cells.
-const MOST: u64 = 4 << 30;
+const MAX_MAP_BYTES: u64 = 4 << 30;
 /// Bytes that are read at a time.
 const PIECE: u64 = 1 << 20;
 
-/// The sizes that cells have no room for. It may grow meanwhile, and is then not there: then it has none.
-pub(super) fn sizes(process: &Process, told: u64) -> HashMap<u64, u64> {
+/// The sizes that cells have no room for. It may grow meanwhile, and is then not there: then it has
+/// none.
+pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
     /// More large blocks than this no process has.
-    const MOST: u32 = 24;
+    const MAX_LOG2_CELLS: u32 = 24;
     let (table, bits) = (told & !0x3f, u32::try_from(told & 0x3f).unwrap_or(u32::MAX));
-    if table == 0 || bits > MOST {
+    if table == 0 || bits > MAX_LOG2_CELLS {
         return HashMap::new();
     }
     let mut sizes = HashMap::new();
@@ -49,7 +50,7 @@ pub(super) fn sizes(process: &Process, told: u64) -> HashMap<u64, u64> {
 
 /// Hands on what of a range is in memory, with where it begins, piece by piece.
 fn each_piece(
-    process: &Process,
+    process: &WalkedProcess,
     range: Range<u64>,
     mut take: impl FnMut(u64, &[u8]),
 ) -> Option<()> {
@@ -68,15 +69,17 @@ fn each_piece(
     Some(())
 }
 
-/// Hands on all blocks in order of address, those of a leaf at a time. None where the map cannot be read, or makes no sense.
+/// Hands on all blocks in order of address, those of a leaf at a time. None where the map cannot be
+/// read, or makes no sense.
 pub(super) fn each(
-    process: &Process,
+    process: &WalkedProcess,
     map: u64,
     is_narrow: bool,
-    mut take: impl FnMut(&[Raw]),
+    mut take: impl FnMut(&[LiveMapEntry]),
 ) -> Option<()> {
     let count = 1_u64 << (SPACE - LEAF);
-    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the table's second half.
+    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the
+    // table's second half.
     let entries = if is_narrow { count } else { 2 * count };
     let mut leaves: Vec<(u64, u64)> = Vec::new();
     each_piece(process, map..map.checked_add(entries * 8)?, |at, bytes| {
@@ -107,11 +110,11 @@ pub(super) fn each(
                     .extend(places.zip(bytes.chunks_exact(8)).filter_map(|(at, it)| wide(at, it)));
             }
         })?;
-        if read > MOST {
+        if read > MAX_MAP_BYTES {
             return None;
         }
         if leaves.get(index + 1).is_none_or(|&(next, _)| next != number) {
-            blocks.sort_by_key(|block: &Raw| block.address);
+            blocks.sort_by_key(|block: &LiveMapEntry| block.address);
             take(&blocks);
             blocks.clear();
         }
@@ -119,12 +122,12 @@ pub(super) fn each(
     Some(())
 }
 
-/// What a cell of 4 bytes tells; `at` is where the addresses begin that it is for.
-pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
+/// Decodes a cell of 4 bytes; `at` is the first address that it covers.
+pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     let cell = cell.try_into().map_or(0, u32::from_ne_bytes);
     let site = (cell >> SITE_SHIFT & ((1 << SITE_BITS) - 1)).checked_sub(1)?;
     let slack = cell & SLACK;
-    Some(Raw {
+    Some(LiveMapEntry {
         address: if cell & ODD == 0 { at } else { at + 16 },
         site,
         slack: if slack == SLACK { None } else { u8::try_from(slack).ok() },
@@ -133,10 +136,10 @@ pub(crate) fn narrow(at: u64, cell: &[u8]) -> Option<Raw> {
 }
 
 /// The same of a cell of 8 bytes.
-pub(crate) fn wide(at: u64, cell: &[u8]) -> Option<Raw> {
+pub(crate) fn wide(at: u64, cell: &[u8]) -> Option<LiveMapEntry> {
     let cell = cell.try_into().map_or(0, u64::from_ne_bytes);
     let site = ((cell & !HALF) >> (SIZE_BITS + 1)).checked_sub(1)?;
-    Some(Raw {
+    Some(LiveMapEntry {
         address: if cell & HALF == 0 { at } else { at + 8 },
         site: u32::try_from(site).ok()?,
         slack: None,

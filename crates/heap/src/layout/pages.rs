@@ -1,14 +1,14 @@
-//! How much of each page is live, and of whom.
+//! Live share of each page, by site.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use pagewise_heaplog::recording::{Amount, Pages, Pinned};
+use pagewise_heaplog::recording::{LogAmount, LogPageDensity, LogPinned};
 
-use super::Extent;
+use super::BlockExtent;
 
-/// So many sites are named.
+/// Maximum number of sites in the table.
 const SITES: usize = 20;
 /// Cells of pages that are sparsely used: of which no more than a quarter is live.
 const SPARSE: u64 = 2;
@@ -18,12 +18,12 @@ const SPARSE: u64 = 2;
 pub(super) struct Use {
     page: u64,
     cells: [u64; 9],
-    pinned: HashMap<u32, Pinned>,
+    pinned: HashMap<u32, LogPinned>,
     /// The page that may have more blocks, and in which extent it is.
     open: Option<(u64, usize)>,
-    /// What is live in it.
+    /// Live bytes in the page.
     bytes: u64,
-    sites: Vec<(u32, Amount)>,
+    sites: Vec<(u32, LogAmount)>,
 }
 
 /// Bytes of resident pages that are done with and have something live in them.
@@ -53,7 +53,7 @@ impl Use {
     /// Adds a block of an extent; what is done with by then.
     pub(super) fn add(
         &mut self,
-        extents: &[Extent],
+        extents: &[BlockExtent],
         at: usize,
         range: &Range<u64>,
         site: u32,
@@ -70,7 +70,7 @@ impl Use {
         }
         self.part(site, range.end.min(first + page) - range.start, 1);
         if last > first {
-            // Of pages between the first and the last a block has all.
+            // A block fills all pages between its first and its last.
             let whole = extents[at].resident_in(&(first + page..last));
             self.cells[8] += whole / page;
             let before = self.close(extents);
@@ -94,12 +94,12 @@ impl Use {
                 sum.bytes += bytes;
                 sum.blocks += blocks;
             }
-            _ => self.sites.push((site, Amount { bytes, blocks })),
+            _ => self.sites.push((site, LogAmount { bytes, blocks })),
         }
     }
 
     /// The open page has no more blocks.
-    pub(super) fn close(&mut self, extents: &[Extent]) -> Used {
+    pub(super) fn close(&mut self, extents: &[BlockExtent]) -> Used {
         let sites = std::mem::take(&mut self.sites);
         let bytes = std::mem::take(&mut self.bytes);
         let Some((at, extent)) = self.open.take() else { return Used::default() };
@@ -127,21 +127,21 @@ impl Use {
         Used { bytes: page, extent, whole: 0 }
     }
 
-    /// The cells and who keeps pages, with so many pages that have nothing live.
-    pub(super) fn finish(mut self, empty: u64) -> Pages {
+    /// The density cells and the pinning sites; `empty` pages have no live block.
+    pub(super) fn finish(mut self, empty: u64) -> LogPageDensity {
         self.cells[0] = empty;
-        let mut pinned: Vec<Pinned> = self.pinned.into_values().collect();
+        let mut pinned: Vec<LogPinned> = self.pinned.into_values().collect();
         pinned.sort_unstable_by_key(|it| (Reverse(it.bytes), it.site));
-        let mut others = Pinned::default();
+        let mut others = LogPinned::default();
         for it in pinned.iter().skip(SITES) {
             plus(&mut others, it.bytes, it.live);
         }
         pinned.truncate(SITES);
-        Pages { cells: self.cells, pinned, others }
+        LogPageDensity { cells: self.cells, pinned, others }
     }
 }
 
-fn plus(sum: &mut Pinned, bytes: u64, live: Amount) {
+fn plus(sum: &mut LogPinned, bytes: u64, live: LogAmount) {
     sum.bytes = sum.bytes.saturating_add(bytes);
     sum.live.bytes = sum.live.bytes.saturating_add(live.bytes);
     sum.live.blocks = sum.live.blocks.saturating_add(live.blocks);
@@ -153,8 +153,8 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    fn extent(range: Range<u64>, runs: Vec<Range<u64>>) -> Extent {
-        Extent { last: range.start, range, area: 0, runs }
+    fn extent(range: Range<u64>, runs: Vec<Range<u64>>) -> BlockExtent {
+        BlockExtent { last: range.start, range, area: 0, runs }
     }
 
     #[test]
@@ -178,19 +178,19 @@ mod tests {
         // 0; 5 by a half; 6 to 9 whole, and 12.
         assert_eq!(pages.cells, [7, 1, 0, 0, 1, 0, 0, 0, 5]);
         assert_eq!(bytes, 7 * PAGE);
-        let live = |bytes, blocks| Amount { bytes, blocks };
+        let live = |bytes, blocks| LogAmount { bytes, blocks };
         assert_eq!(
             pages.pinned,
             [
-                Pinned { site: 2, bytes: PAGE * 3 / 4, live: live(192, 1) },
-                Pinned { site: 1, bytes: PAGE / 4, live: live(64, 1) },
+                LogPinned { site: 2, bytes: PAGE * 3 / 4, live: live(192, 1) },
+                LogPinned { site: 1, bytes: PAGE / 4, live: live(64, 1) },
             ]
         );
-        assert_eq!(pages.others, Pinned::default());
+        assert_eq!(pages.others, LogPinned::default());
     }
 
     #[test]
-    fn what_overlaps_fills_no_page_twice() {
+    fn overlapping_blocks_do_not_count_twice() {
         let extents = [extent(0..PAGE, std::iter::once(0..PAGE).collect())];
         let mut uses = Use::new(PAGE);
         for _ in 0..3 {

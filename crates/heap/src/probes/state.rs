@@ -1,20 +1,21 @@
-//! What calls that were watched come to: sites, what is live, and the peak.
+//! State of a recording by probes: sites, live blocks, and the peak.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
 use pagewise_heaplog::recording::{
-    Amount, Counted, Counts, Kind, Module, Node, Place, ROOT, Site, Thread,
+    LogAddress, LogAmount, LogCallNode, LogCounts, LogKind, LogModule, LogSite, LogSiteCounts,
+    LogThread, ROOT,
 };
 use pagewise_proc::ProcRoot;
-use pagewise_trace::{Record, Sample, Spaces, Unwinder};
+use pagewise_trace::{PerfRecord, PerfSample, Spaces, Unwinder};
 
-use crate::tables::New;
+use crate::tables::NewEntries;
 
-/// What a function's arguments say.
+/// Meaning of a function's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(super) enum ProbedCall {
     /// The size is the argument of this number.
     Size(usize),
     /// The first two multiplied.
@@ -27,67 +28,67 @@ pub(super) enum Call {
     Free,
 }
 
-/// What an event tells.
+/// Meaning of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ProbeRole {
     Nothing,
-    Entry(Call),
+    Entry(ProbedCall),
     End,
 }
 
-/// What is known of the program that is watched.
+/// State of the probed program.
 #[derive(Debug, Default)]
 pub(super) struct Probed {
-    /// What each event tells, by its number.
-    pub roles: Vec<Role>,
+    /// Meaning of each event, by its number.
+    pub roles: Vec<ProbeRole>,
     /// Code that passes blocks of a thread's cache to `free`, as offsets in the program's file.
     pub cache_flushes: Vec<Range<u64>>,
 }
 
 /// A call that has not returned yet.
 #[derive(Clone, Debug)]
-struct Pending {
+struct PendingCall {
     stack: u64,
-    call: Call,
+    call: ProbedCall,
     arguments: [u64; 3],
-    /// Where another function of the family called it, that counts.
+    /// True if no other counted function called it.
     is_outer: bool,
     /// The site; none where that is not to be counted.
     site: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct LiveBlock {
     site: u32,
     size: u64,
     born: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    counted: Counted,
-    /// Of samples: the variances of allocated and of live bytes.
+struct SiteSums {
+    counted: LogSiteCounts,
+    /// With sampling: the variances of allocated and of live bytes.
     variances: (f64, f64),
     epoch: u64,
 }
 
-/// What a block stands for.
+/// Amount that a block represents.
 #[derive(Clone, Copy, Debug)]
-struct Weight {
-    amount: Amount,
+struct SampleWeight {
+    amount: LogAmount,
     variance: f64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct OneThread {
-    sums: Thread,
+    sums: LogThread,
     last: u64,
-    pending: Vec<Pending>,
+    pending: Vec<PendingCall>,
 }
 
 /// All of it.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ProbeState {
     pid: u32,
     probed: Rc<Probed>,
     /// The mean number of bytes between samples; none where every call is counted.
@@ -97,21 +98,21 @@ pub(super) struct State {
     unwinder: Unwinder,
     modules: HashMap<(u64, u64), u32>,
     places: HashMap<u64, u32>,
-    nodes: HashMap<Node, u32>,
+    nodes: HashMap<LogCallNode, u32>,
     by_node: HashMap<u32, u32>,
     by_stack: HashMap<Vec<u64>, u32>,
     stack_words: usize,
-    all: Known,
-    /// How much of `all` was handed out.
+    all: InternTables,
+    /// Number of entries of `all` that were returned already.
     told: [usize; 4],
-    sums: Vec<Sums>,
-    blocks: HashMap<u64, Block>,
+    sums: Vec<SiteSums>,
+    blocks: HashMap<u64, LiveBlock>,
     threads: HashMap<u32, OneThread>,
-    /// What is live.
-    pub(super) live: Amount,
+    /// Live amount.
+    pub(super) live: LogAmount,
     /// All that was allocated.
-    pub(super) allocated: Amount,
-    peak: Amount,
+    pub(super) allocated: LogAmount,
+    peak: LogAmount,
     peak_at: Option<u64>,
     began: Option<u64>,
     rising: bool,
@@ -125,22 +126,22 @@ pub(super) struct State {
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    modules: Vec<Module>,
-    places: Vec<Place>,
-    nodes: Vec<Node>,
-    sites: Vec<Site>,
+struct InternTables {
+    modules: Vec<LogModule>,
+    places: Vec<LogAddress>,
+    nodes: Vec<LogCallNode>,
+    sites: Vec<LogSite>,
 }
 
 /// Addresses of the stacks that are remembered as they are.
 const STACK_WORDS: usize = 1 << 20;
-/// Calls, sites, live blocks and threads that are kept apart: they take some 30, 300, 70 and 100 bytes each, here and in the
-/// writer of the file.
+/// Calls, sites, live blocks and threads that are kept apart: they take some 30, 300, 70 and 100
+/// bytes each, here and in the writer of the file.
 const NODES: usize = 1 << 20;
 const SITES: usize = 1 << 18;
 const BLOCKS: usize = 1 << 19;
 const THREADS: usize = 1 << 14;
-/// Calls of one thread that are open at a time: more are none of a program that returns.
+/// Maximum number of unfinished calls of one thread: a program that returns has fewer.
 const OPEN: usize = 64;
 
 /// Registers in the order in which samples carry them: ax, .., di and so on.
@@ -150,9 +151,9 @@ const SI: usize = 4;
 const DI: usize = 5;
 const SP: usize = 7;
 
-impl State {
-    pub(super) fn new(pid: u32, probed: Rc<Probed>, every: Option<u64>) -> State {
-        State {
+impl ProbeState {
+    pub(super) fn new(pid: u32, probed: Rc<Probed>, every: Option<u64>) -> ProbeState {
+        ProbeState {
             pid,
             probed,
             every,
@@ -167,14 +168,17 @@ impl State {
             stack_words: 0,
             dropped: 0,
             // Site 0 is of what has no stack.
-            all: Known { sites: vec![Site { node: ROOT, kind: Kind::Heap }], ..Known::default() },
+            all: InternTables {
+                sites: vec![LogSite { node: ROOT, kind: LogKind::Heap }],
+                ..InternTables::default()
+            },
             told: [0; 4],
-            sums: vec![Sums::default()],
+            sums: vec![SiteSums::default()],
             blocks: HashMap::new(),
             threads: HashMap::new(),
-            live: Amount::default(),
-            allocated: Amount::default(),
-            peak: Amount::default(),
+            live: LogAmount::default(),
+            allocated: LogAmount::default(),
+            peak: LogAmount::default(),
             peak_at: None,
             began: None,
             rising: false,
@@ -187,28 +191,28 @@ impl State {
     }
 
     /// A process that this one has forked: it has its code, and has counted nothing.
-    pub(super) fn child(&self, pid: u32) -> State {
-        let mut child = State::new(pid, Rc::clone(&self.probed), self.every);
+    pub(super) fn child(&self, pid: u32) -> ProbeState {
+        let mut child = ProbeState::new(pid, Rc::clone(&self.probed), self.every);
         child.spaces.clone_from(&self.spaces);
         child
     }
 
     /// Another program takes this one's place: it has none of its code, and has counted nothing.
-    pub(super) fn next_program(&self) -> State {
-        State::new(self.pid, Rc::clone(&self.probed), self.every)
+    pub(super) fn next_program(&self) -> ProbeState {
+        ProbeState::new(self.pid, Rc::clone(&self.probed), self.every)
     }
 
-    /// Whether it has called anything that is watched.
+    /// True if it has called anything that is watched.
     pub(super) fn has_begun(&self) -> bool {
         self.began.is_some()
     }
 
-    /// Takes in what the kernel tells.
-    pub(super) fn note(&mut self, record: &Record<'_>) {
+    /// Processes a record of the kernel.
+    pub(super) fn note(&mut self, record: &PerfRecord<'_>) {
         match record {
-            Record::Sample(sample) if sample.pid == self.pid => self.sample(sample),
-            Record::Sample(_) => {}
-            Record::Named { pid, tid, name, .. } if *pid == self.pid => {
+            PerfRecord::Sample(sample) if sample.pid == self.pid => self.sample(sample),
+            PerfRecord::Sample(_) => {}
+            PerfRecord::Named { pid, tid, name, .. } if *pid == self.pid => {
                 self.threads.entry(*tid).or_default().sums.name = name.to_vec();
                 self.spaces.note(record);
             }
@@ -216,7 +220,7 @@ impl State {
         }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &PerfSample<'_>) {
         let began = *self.began.get_or_insert(sample.time);
         let time = sample.time.saturating_sub(began);
         let mut registers = [0; 17];
@@ -224,7 +228,7 @@ impl State {
             *register = value;
         }
         match self.probed.roles.get(sample.which).copied() {
-            Some(Role::Entry(Call::Free)) => {
+            Some(ProbeRole::Entry(ProbedCall::Free)) => {
                 let thread = self.thread(sample.tid, registers[SP]);
                 if thread.pending.is_empty()
                     && registers[DI] != 0
@@ -233,25 +237,25 @@ impl State {
                     self.free(sample.tid, registers[DI], time);
                 }
             }
-            Some(Role::Entry(call)) => {
+            Some(ProbeRole::Entry(call)) => {
                 let thread = self.thread(sample.tid, registers[SP]);
                 let is_outer = thread.pending.is_empty();
                 let arguments = [registers[DI], registers[SI], registers[DX]];
                 let is_counted = is_outer && self.is_sample(size(call, arguments));
                 let site = is_counted.then(|| self.site(sample));
-                let pending = Pending { stack: registers[SP], call, arguments, is_outer, site };
+                let pending = PendingCall { stack: registers[SP], call, arguments, is_outer, site };
                 let thread = self.threads.entry(sample.tid).or_default();
                 if thread.pending.len() < OPEN {
                     thread.pending.push(pending);
                 }
             }
-            Some(Role::End) => self.end(sample, &registers, time),
+            Some(ProbeRole::End) => self.end(sample, &registers, time),
             _ => {}
         }
     }
 
-    /// Whether glibc calls `free` to empty the cache of a thread that ends.
-    fn is_cache_flush(&self, sample: &Sample<'_>) -> bool {
+    /// True if glibc calls `free` to empty the cache of a thread that ends.
+    fn is_cache_flush(&self, sample: &PerfSample<'_>) -> bool {
         let Some(caller) = sample.stack.first_chunk().copied().map(u64::from_ne_bytes) else {
             return false;
         };
@@ -278,7 +282,7 @@ impl State {
 
     /// Makes one of all threads that are in no call: most of them have ended.
     fn join_threads(&mut self) {
-        /// Of all threads together in the model.
+        /// In the model: all threads together.
         const TOGETHER: u32 = 0;
         let mut all = self.threads.remove(&TOGETHER).unwrap_or_default();
         self.threads.retain(|_, thread| {
@@ -298,7 +302,7 @@ impl State {
     }
 
     /// A function returns: its frame was one word below.
-    fn end(&mut self, sample: &Sample<'_>, registers: &[u64; 17], time: u64) {
+    fn end(&mut self, sample: &PerfSample<'_>, registers: &[u64; 17], time: u64) {
         let thread = self.threads.entry(sample.tid).or_default();
         let returned = registers[SP].wrapping_sub(8);
         let Some(at) = thread.pending.iter().rposition(|it| it.stack == returned) else { return };
@@ -310,8 +314,8 @@ impl State {
         let [first, second, _] = pending.arguments;
         let value = registers[AX];
         let block = match pending.call {
-            Call::Size(_) | Call::Array => value,
-            Call::Resize => {
+            ProbedCall::Size(_) | ProbedCall::Array => value,
+            ProbedCall::Resize => {
                 let failed = value == 0 && second != 0;
                 if first != 0 && !failed {
                     self.free(sample.tid, first, time);
@@ -319,14 +323,14 @@ impl State {
                 value
             }
             // The lower half is what the function returned.
-            Call::Into if value.trailing_zeros() < 32 => 0,
-            Call::Into => {
+            ProbedCall::Into if value.trailing_zeros() < 32 => 0,
+            ProbedCall::Into => {
                 let into = first.checked_sub(registers[SP]).and_then(|at| usize::try_from(at).ok());
                 let word = into.and_then(|at| sample.stack.get(at..)?.first_chunk());
                 // Elsewhere than near on the stack it is not known: freeing it will not be, either.
                 word.map_or(u64::MAX, |word| u64::from_ne_bytes(*word))
             }
-            Call::Free => return,
+            ProbedCall::Free => return,
         };
         if block == 0 {
             return;
@@ -340,16 +344,16 @@ impl State {
         }
     }
 
-    /// Whether a block is to be counted: one of `size` bytes stands for all that it is drawn of, with p = 1 - exp(-size/mean), as if
-    /// points of a Poisson process over the bytes decided.
+    /// True if a block is to be counted: one of `size` bytes stands for all that it is drawn of,
+    /// with p = 1 - exp(-size/mean), as if points of a Poisson process over the bytes decided.
     fn is_sample(&mut self, size: u64) -> bool {
         self.every.is_none_or(|mean| self.random.f64() < probability(size, mean))
     }
 
-    /// What a block stands for that was counted.
-    fn weight(&self, size: u64) -> Weight {
+    /// Amount that a counted block represents.
+    fn weight(&self, size: u64) -> SampleWeight {
         let Some(mean) = self.every else {
-            return Weight { amount: Amount { bytes: size, blocks: 1 }, variance: 0.0 };
+            return SampleWeight { amount: LogAmount { bytes: size, blocks: 1 }, variance: 0.0 };
         };
         let probability = probability(size, mean);
         let bytes = size as f64;
@@ -358,14 +362,14 @@ impl State {
             clippy::cast_sign_loss,
             reason = "both are above zero, and what is more than a word is the most there is"
         )]
-        let amount = Amount {
+        let amount = LogAmount {
             bytes: (bytes / probability).round() as u64,
             blocks: (1.0 / probability).round() as u64,
         };
-        Weight { amount, variance: bytes * bytes * (1.0 - probability) / probability.powi(2) }
+        SampleWeight { amount, variance: bytes * bytes * (1.0 - probability) / probability.powi(2) }
     }
 
-    fn roll(&mut self, site: u32) -> Option<&mut Sums> {
+    fn roll(&mut self, site: u32) -> Option<&mut SiteSums> {
         let epoch = self.epoch;
         let sums = self.sums.get_mut(site as usize)?;
         if sums.epoch != epoch {
@@ -392,10 +396,10 @@ impl State {
         more(&mut self.allocated, weight.amount);
         more(&mut self.live, weight.amount);
         self.sizes[cell(size)] += weight.amount.blocks;
-        if let Some(lost) = self.blocks.insert(block, Block { site, size, born: time })
+        if let Some(lost) = self.blocks.insert(block, LiveBlock { site, size, born: time })
             && block != u64::MAX
         {
-            // Nobody allocates what was not freed: that was not told.
+            // The address is live already: its free was not reported.
             self.unknown_frees += 1;
             self.count_freed(lost);
         }
@@ -408,7 +412,7 @@ impl State {
 
     fn free(&mut self, tid: u32, address: u64, time: u64) {
         let Some(block) = self.blocks.remove(&address) else {
-            // Most blocks are no samples.
+            // Most blocks are not sampled.
             self.unknown_frees += u64::from(self.every.is_none());
             return;
         };
@@ -425,7 +429,7 @@ impl State {
         }
     }
 
-    fn count_freed(&mut self, block: Block) {
+    fn count_freed(&mut self, block: LiveBlock) {
         if std::mem::take(&mut self.rising) {
             self.epoch += 1;
         }
@@ -439,7 +443,7 @@ impl State {
     }
 
     /// The site of a call.
-    fn site(&mut self, sample: &Sample<'_>) -> u32 {
+    fn site(&mut self, sample: &PerfSample<'_>) -> u32 {
         if self.spaces.find(self.pid, sample.ip).is_none() {
             self.spaces.read(&ProcRoot::live(), self.pid);
         }
@@ -456,7 +460,7 @@ impl State {
                 return self.without_site();
             }
             let place = self.place(*call);
-            let next = Node { parent: node, place };
+            let next = LogCallNode { parent: node, place };
             if is_full && !self.nodes.contains_key(&next) {
                 return self.without_site();
             }
@@ -479,7 +483,7 @@ impl State {
         site
     }
 
-    /// The site of what has no call stack, of one for which there is no room.
+    /// The site for calls without a call stack, or without capacity for one.
     fn without_site(&mut self) -> u32 {
         self.cut += 1;
         0
@@ -491,8 +495,8 @@ impl State {
         }
         let (all, sums) = (&mut self.all.sites, &mut self.sums);
         *self.by_node.entry(node).or_insert_with(|| {
-            all.push(Site { node, kind: Kind::Heap });
-            sums.push(Sums::default());
+            all.push(LogSite { node, kind: LogKind::Heap });
+            sums.push(SiteSums::default());
             number(all.len())
         })
     }
@@ -502,7 +506,7 @@ impl State {
             return *place;
         }
         let module = self.module(address.wrapping_sub(1));
-        self.all.places.push(Place { address, exact: false, module });
+        self.all.places.push(LogAddress { address, exact: false, module });
         let place = number(self.all.places.len());
         self.places.insert(address, place);
         place
@@ -516,18 +520,18 @@ impl State {
         }
         let (bias, build_id) = self.unwinder.file_at(&self.spaces, self.pid, address)?;
         let build_id = build_id.unwrap_or_default().to_vec();
-        self.all.modules.push(Module { path, build_id, start, end, bias });
+        self.all.modules.push(LogModule { path, build_id, start, end, bias });
         let module = number(self.all.modules.len());
         self.modules.insert((start, end), module);
         Some(module)
     }
 
-    /// What came to be known since the last call.
-    pub(super) fn news(&mut self) -> New {
+    /// New entries since the last call.
+    pub(super) fn news(&mut self) -> NewEntries {
         let all = &self.all;
         let [modules, places, nodes, sites] = self.told;
         self.told = [all.modules.len(), all.places.len(), all.nodes.len(), all.sites.len()];
-        New {
+        NewEntries {
             modules: all.modules[modules..].to_vec(),
             places: all.places[places..].to_vec(),
             nodes: all.nodes[nodes..].to_vec(),
@@ -535,25 +539,25 @@ impl State {
         }
     }
 
-    pub(super) fn live_by_site(&self) -> Vec<Amount> {
+    pub(super) fn live_by_site(&self) -> Vec<LogAmount> {
         self.sums.iter().map(|sums| live(&sums.counted)).collect()
     }
 
     /// Everything.
-    pub(super) fn counts(&self, time_ns: u64) -> Counts {
-        let counted = |sums: &Sums| {
+    pub(super) fn counts(&self, time_ns: u64) -> LogCounts {
+        let counted = |sums: &SiteSums| {
             let mut counted = sums.counted;
-            // What has not changed since the peak is as it was then.
+            // An unchanged amount is the same as at the peak.
             if self.rising || sums.epoch != self.epoch {
                 counted.at_peak = live(&counted);
             }
             counted.errors = (sums.variances.0.max(0.0).sqrt(), sums.variances.1.max(0.0).sqrt());
             counted
         };
-        let mut threads: Vec<Thread> = self.threads.values().map(|it| it.sums.clone()).collect();
+        let mut threads: Vec<LogThread> = self.threads.values().map(|it| it.sums.clone()).collect();
         threads.retain(|it| it.allocated.blocks > 0 || it.freed.blocks > 0);
         threads.sort_by_key(|thread| thread.tid);
-        Counts {
+        LogCounts {
             time_ns,
             sites: self.sums.iter().map(counted).collect(),
             peak: self.peak,
@@ -568,31 +572,31 @@ impl State {
     }
 }
 
-fn live(counted: &Counted) -> Amount {
-    Amount {
+fn live(counted: &LogSiteCounts) -> LogAmount {
+    LogAmount {
         bytes: counted.allocated.bytes.saturating_sub(counted.freed.bytes),
         blocks: counted.allocated.blocks.saturating_sub(counted.freed.blocks),
     }
 }
 
-fn more(amount: &mut Amount, by: Amount) {
+fn more(amount: &mut LogAmount, by: LogAmount) {
     amount.bytes = amount.bytes.saturating_add(by.bytes);
     amount.blocks = amount.blocks.saturating_add(by.blocks);
 }
 
-/// How many bytes a call asks for.
-fn size(call: Call, arguments: [u64; 3]) -> u64 {
+/// Requested size of a call.
+fn size(call: ProbedCall, arguments: [u64; 3]) -> u64 {
     let [first, second, third] = arguments;
     match call {
-        Call::Size(number) => arguments.get(number).copied().unwrap_or(0),
-        Call::Array => first.wrapping_mul(second),
-        Call::Resize => second,
-        Call::Into => third,
-        Call::Free => 0,
+        ProbedCall::Size(number) => arguments.get(number).copied().unwrap_or(0),
+        ProbedCall::Array => first.wrapping_mul(second),
+        ProbedCall::Resize => second,
+        ProbedCall::Into => third,
+        ProbedCall::Free => 0,
     }
 }
 
-/// How likely a block is a sample.
+/// Probability that a block is sampled.
 fn probability(size: u64, mean: u64) -> f64 {
     (-(-(size.max(1) as f64) / mean.max(1) as f64).exp_m1()).max(f64::MIN_POSITIVE)
 }
@@ -612,7 +616,7 @@ mod tests {
 
     #[test]
     fn blocks_and_threads_beyond_what_is_kept_are_counted_and_take_no_memory() {
-        let mut state = State::new(7, Rc::default(), None);
+        let mut state = ProbeState::new(7, Rc::default(), None);
         let most = BLOCKS as u64;
         for at in 1..=most + 10 {
             state.allocate(7, 0, at * 16, 8, at);
@@ -622,7 +626,7 @@ mod tests {
         state.allocate(7, 0, 16, 8, 0);
         assert_eq!((state.live.blocks, state.dropped()), (most, 10), "there was room again");
         for tid in 1..3 * u32::try_from(THREADS).unwrap() {
-            more(&mut state.thread(tid, 0).sums.allocated, Amount { bytes: 1, blocks: 1 });
+            more(&mut state.thread(tid, 0).sums.allocated, LogAmount { bytes: 1, blocks: 1 });
             assert!(state.threads.len() <= THREADS + 1);
         }
         let all: u64 = state.threads.values().map(|thread| thread.sums.allocated.blocks).sum();

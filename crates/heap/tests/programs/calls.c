@@ -1,4 +1,5 @@
-/* Functions that call each other, one of them inlined, for addresses to be looked up in. Nothing of it is run. */
+/* Functions that call each other, one of them inlined, for addresses to be looked up in. Nothing of
+ * it is run. */
 #include <stdlib.h>
 
 void *kept[8];

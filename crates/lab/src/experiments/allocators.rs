@@ -8,23 +8,23 @@ use std::time::Instant;
 
 use pagewise_alloc::fifo::Boxed;
 use pagewise_alloc::ring::Sealed;
-use pagewise_alloc::{Allocator, Fifo, Malloc, Os, Pages, Ring, Shelf, Slot, Stack, Tlsf};
-use pagewise_model::histogram::Histogram;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_model::{Bytes, Counter};
+use pagewise_alloc::{DisciplinedAllocator, Fifo, SystemMalloc, Os, Pages, Ring, TestShelf, ShelfSlot, Stack, Tlsf};
+use pagewise_model::histogram::TimeHistogram;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::{Bytes, SmapsCounter};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Allocators;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "allocators",
-    question: "What does a pool gain that knows in which order its memory is used?",
+    question: "How much faster is a pool that is made for one order of allocation and free?",
     expectation: "malloc must be ready for any order: it keeps a header for each block and looks for room. A stack or a ring only \
         moves a pointer, and gives everything back at once; a FIFO counts the live blocks of each page. A list of nodes of 8 \
         bytes then takes a half to a quarter of the memory and of the time. Where one thread frees what another allocates, malloc \
@@ -34,15 +34,15 @@ static ABOUT: About = About {
         M/s, 1.5 GiB; ring 116 M/s, 0 ms, 764 MiB; with a second thread that frees, malloc 6.2 M/s, ring 116 M/s",
     needs: &[],
     parameters: &[
-        Parameter { name: "nodes", meaning: "nodes of the list", values: [1_000_000, 10_000_000, 100_000_000] },
-        Parameter { name: "rounds", meaning: "how often it is built and freed", values: [3, 3, 3] },
-        Parameter { name: "live", meaning: "blocks that are live where they are replaced at random", values: [10_000, 50_000, 100_000] },
+        ParameterAbout { name: "nodes", meaning: "nodes of the list", values: [1_000_000, 10_000_000, 100_000_000] },
+        ParameterAbout { name: "rounds", meaning: "number of times it is built and freed", values: [3, 3, 3] },
+        ParameterAbout { name: "live", meaning: "blocks that are live where they are replaced at random", values: [10_000, 50_000, 100_000] },
     ],
     quantities: &[
-        Quantity { name: "alloc", unit: Unit::Number, meaning: "nanoseconds for an allocation" },
-        Quantity { name: "free", unit: Unit::Number, meaning: "nanoseconds for walking to a node and freeing it" },
-        Quantity { name: "node", unit: Unit::Bytes, meaning: "resident memory for each node" },
-        Quantity { name: "slowest", unit: Unit::Nanos, meaning: "what one replacement in a thousand takes longer than, clock included" },
+        QuantityAbout { name: "alloc", unit: AxisUnit::Number, meaning: "nanoseconds for an allocation" },
+        QuantityAbout { name: "free", unit: AxisUnit::Number, meaning: "nanoseconds for walking to a node and freeing it" },
+        QuantityAbout { name: "node", unit: AxisUnit::Bytes, meaning: "resident memory for each node" },
+        QuantityAbout { name: "slowest", unit: AxisUnit::Nanos, meaning: "99.9th percentile of the time of a replacement, clock included" },
     ],
     arms: &[
         "list: malloc",
@@ -129,7 +129,7 @@ const FASTER: &[Faster] = &[
         quantity: "alloc",
         slow: "two threads: malloc",
         fast: "list: malloc",
-        why: "glibc lets threads that allocate and free the same blocks wait for each other less than when that was measured",
+        why: "in this version of glibc, threads that allocate and free the same blocks wait for each other less than in the version measured",
     },
     Faster {
         text: "There a ring is faster still",
@@ -160,7 +160,7 @@ const FASTER: &[Faster] = &[
     },
 ];
 
-/// What a round took: nanoseconds to build the list, and to walk it and free it.
+/// Times of a round: nanoseconds to build the list, and to walk and free it.
 #[derive(Default)]
 struct Took {
     build: f64,
@@ -172,7 +172,7 @@ macro_rules! list_of_boxes {
     ($Node:ident, $Box:ident, $build:ident) => {
         struct $Node(Option<$Box<$Node>>);
 
-        /// Appends so many nodes, each made by `new`.
+        /// Appends nodes, each created by `new`.
         #[inline(always)]
         fn $build(nodes: usize, mut new: impl FnMut($Node) -> $Box<$Node>) -> Option<$Box<$Node>> {
             let mut first = None;
@@ -259,8 +259,8 @@ fn lists(how: &str, nodes: usize, rounds: u64, mut full: impl FnMut()) -> Took {
 
 /// Builds lists while another thread frees the one before; nanoseconds of the building.
 fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
-    /// What is sent: its drop frees the list.
-    enum List {
+    /// Message: its drop frees the list.
+    enum SentList {
         Heap(#[expect(dead_code, reason = "it is dropped")] Option<Box<HeapNode>>),
         Frame(#[expect(dead_code, reason = "it is dropped")] Sealed),
     }
@@ -279,9 +279,9 @@ fn two_threads(how: &str, nodes: usize, rounds: u64) -> f64 {
                     timed(&mut build, || {
                         (0..nodes).fold(None, |last, _| Some(&*frame.alloc(FrameNode(last)))).is_some()
                     });
-                    List::Frame(frame.seal())
+                    SentList::Frame(frame.seal())
                 }
-                _ => List::Heap(timed(&mut build, || heap_list(nodes, Box::new))),
+                _ => SentList::Heap(timed(&mut build, || heap_list(nodes, Box::new))),
             };
             took += if round > 0 { build } else { 0.0 };
             // The other thread lives as long as this end of the channel.
@@ -297,26 +297,27 @@ fn take_all<T>(lists: &Receiver<T>) {
     lists.iter().for_each(drop);
 }
 
-/// Replaces blocks of some sizes at random places: nanoseconds for one replacement, and of others how long each took.
-fn replace<A: Allocator>(
+/// Replaces blocks of some sizes at random places: nanoseconds for one replacement, and of others
+/// how long each took.
+fn replace<A: DisciplinedAllocator>(
     pool: A,
     live: usize,
     steps: usize,
     size: impl Fn(&mut fastrand::Rng) -> usize,
-) -> (f64, Histogram) {
-    let mut slots: Vec<Slot> = (0..live).map(|_| Slot::EMPTY).collect();
-    let mut shelf = Shelf::new(pool, &mut slots);
+) -> (f64, TimeHistogram) {
+    let mut slots: Vec<ShelfSlot> = (0..live).map(|_| ShelfSlot::EMPTY).collect();
+    let mut shelf = TestShelf::new(pool, &mut slots);
     let mut random = fastrand::Rng::with_seed(5);
     let mut put = |slot: usize, random: &mut fastrand::Rng| {
         let layout = Layout::from_size_align(size(random), ALIGN).unwrap_or(Layout::new::<u64>());
         assert!(shelf.put(slot, layout), "no memory");
     };
-    // What the slots need first, and as much again, is taken from the system, and does not count.
+    // The first blocks of the slots, and as many again, come from the system, and do not count.
     (0..live).for_each(|slot| put(slot, &mut random));
     (0..live).for_each(|_| put(random.usize(..live), &mut random));
     let mut took = 0.0;
     timed(&mut took, || (0..steps).for_each(|_| put(random.usize(..live), &mut random)));
-    let mut times = Histogram::ready();
+    let mut times = TimeHistogram::ready();
     for _ in 0..steps {
         let slot = random.usize(..live);
         let begin = Instant::now();
@@ -333,8 +334,8 @@ fn any_size(random: &mut fastrand::Rng) -> usize {
     ALIGN << random.u8(..8) | random.usize(..ALIGN)
 }
 
-impl Experiment for Allocators {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Allocators {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -347,10 +348,10 @@ impl Experiment for Allocators {
         let runs = move |random: &mut fastrand::Rng| page * random.usize(1..=8);
         let replaced = match (pattern, how) {
             ("list", _) => {
-                let before = bench.memory(Counter::Anonymous)?;
+                let before = bench.memory(SmapsCounter::Anonymous)?;
                 let mut full = None;
                 let took = lists(how, nodes, rounds, || {
-                    full.get_or_insert_with(|| bench.memory(Counter::Anonymous));
+                    full.get_or_insert_with(|| bench.memory(SmapsCounter::Anonymous));
                 });
                 bench.record("alloc", took.build / all);
                 bench.record("free", took.free / all);
@@ -364,9 +365,9 @@ impl Experiment for Allocators {
                 return Ok(());
             }
             ("any order", "TLSF") => replace(Tlsf::<Os>::new(Os), live, nodes, any_size),
-            ("any order", _) => replace(Malloc, live, nodes, any_size),
+            ("any order", _) => replace(SystemMalloc, live, nodes, any_size),
             (_, "pages") => replace(Pages::new(Os), live / RUNS, nodes / RUNS, runs),
-            _ => replace(Malloc, live / RUNS, nodes / RUNS, runs),
+            _ => replace(SystemMalloc, live / RUNS, nodes / RUNS, runs),
         };
         bench.record("alloc", replaced.0);
         let time = replaced.1.percentile(0.999);
@@ -374,21 +375,21 @@ impl Experiment for Allocators {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let node = |arm| results.value("node", arm);
         let memory = [
             results
-                .claim("malloc takes 32 bytes for a node of 8", "2.9 GiB for 100 M")
+                .claim("malloc uses 32 bytes for a node of 8 bytes", "2.9 GiB for 100 M")
                 .near(32.0, 0.1, node("list: malloc"))
                 .because("other C libraries have other headers"),
             results
-                .claim("A FIFO takes half of that at most", "1.5 GiB for 100 M: 8 bytes of header")
+                .claim("A FIFO uses at most half of that", "1.5 GiB for 100 M: 8 bytes of header")
                 .at_most(17.0, node("list: FIFO")),
             results
                 .claim("and so does a stack", "1.5 GiB for 100 M: blocks of 16 bytes at least")
                 .at_most(17.0, node("list: stack")),
             results
-                .claim("A ring takes the node's 8 bytes", "764 MiB for 100 M")
+                .claim("A ring uses the node's 8 bytes", "764 MiB for 100 M")
                 .near(8.0, 0.1, node("list: ring")),
         ];
         let faster = FASTER.iter().map(|claim| {

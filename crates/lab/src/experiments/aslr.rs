@@ -1,25 +1,26 @@
-//! Address space layout randomisation: the same program is started again and again, and says where its memory lies.
+//! Address space layout randomisation: the same program is started again and again, and says where
+//! its memory lies.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::mapping::Mapping;
-use pagewise_model::report::{Scale, Unit};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Absent, Bytes};
 use pagewise_proc::maps;
 use pagewise_sys::system::do_not_randomize;
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Aslr;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "aslr",
     question: "What of a program lies elsewhere each time that it is started?",
     expectation: "Each exec draws anew where the stack, the area of mappings with its libraries, the vdso and the heap begin, \
@@ -29,22 +30,22 @@ static ABOUT: About = About {
         stays where it always was. A process that asks for it (personality) has its children at the same places each time.",
     figures: "on each exec stack, mmap base, vdso, heap and PIE text move; vsyscall stays at ffffffffff600000",
     needs: &[Need::Program("cat")],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "starts",
-        meaning: "how often the program is started",
+        meaning: "number of starts of the program",
         values: [100, 300, 1000],
     }],
     quantities: &[
-        Quantity { name: "stack", unit: Unit::Count, meaning: "different addresses of the stack" },
-        Quantity { name: "library", unit: Unit::Count, meaning: "different addresses of a library" },
-        Quantity { name: "vdso", unit: Unit::Count, meaning: "different addresses of the vdso" },
-        Quantity { name: "heap", unit: Unit::Count, meaning: "different addresses of the heap" },
-        Quantity { name: "text", unit: Unit::Count, meaning: "different addresses of the program" },
-        Quantity { name: "vsyscall", unit: Unit::Count, meaning: "different addresses of the vsyscall page" },
-        Quantity { name: "stack_bits", unit: Unit::Number, meaning: "bits in which stacks differ, in pages" },
-        Quantity { name: "library_bits", unit: Unit::Number, meaning: "bits in which libraries differ, in pages" },
-        Quantity { name: "gap", unit: Unit::Bytes, meaning: "the largest gap between the program and its heap" },
-        Quantity { name: "setting", unit: Unit::Number, meaning: "vm.mmap_rnd_bits" },
+        QuantityAbout { name: "stack", unit: AxisUnit::Count, meaning: "different addresses of the stack" },
+        QuantityAbout { name: "library", unit: AxisUnit::Count, meaning: "different addresses of a library" },
+        QuantityAbout { name: "vdso", unit: AxisUnit::Count, meaning: "different addresses of the vdso" },
+        QuantityAbout { name: "heap", unit: AxisUnit::Count, meaning: "different addresses of the heap" },
+        QuantityAbout { name: "text", unit: AxisUnit::Count, meaning: "different addresses of the program" },
+        QuantityAbout { name: "vsyscall", unit: AxisUnit::Count, meaning: "different addresses of the vsyscall page" },
+        QuantityAbout { name: "stack_bits", unit: AxisUnit::Number, meaning: "bits in which stacks differ, in pages" },
+        QuantityAbout { name: "library_bits", unit: AxisUnit::Number, meaning: "bits in which libraries differ, in pages" },
+        QuantityAbout { name: "gap", unit: AxisUnit::Bytes, meaning: "the largest gap between the program and its heap" },
+        QuantityAbout { name: "setting", unit: AxisUnit::Number, meaning: "vm.mmap_rnd_bits" },
     ],
     arms: &["randomised", "not randomised"],
     runs: [2, 3, 3],
@@ -54,10 +55,10 @@ static ABOUT: About = About {
 
 const SETTING: &str = "/proc/sys/vm/mmap_rnd_bits";
 
-/// Where something of one process begins. `None` where it has no such thing.
-type Where = fn(&[Mapping]) -> Option<u64>;
+/// Start address of an area of one process. `None` if it has no such area.
+type FindStart = fn(&[Mapping]) -> Option<u64>;
 
-const AREAS: &[(&str, Where)] = &[
+const AREAS: &[(&str, FindStart)] = &[
     ("stack", |maps| named(maps, b"[stack]")),
     ("library", library),
     ("vdso", |maps| named(maps, b"[vdso]")),
@@ -84,8 +85,8 @@ fn gap(maps: &[Mapping]) -> Option<u64> {
     heap.checked_sub(below.range.end)
 }
 
-impl Experiment for Aslr {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Aslr {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -124,7 +125,7 @@ impl Experiment for Aslr {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let starts = results.parameter("starts");
         let moving = AREAS.iter().map(|(name, _)| *name).filter(|name| *name != "vsyscall");
         let moves = moving.clone().map(|name| {
@@ -142,7 +143,7 @@ impl Experiment for Aslr {
                 .at_most(1.0, results.value(name, "not randomised"))
         });
         let setting = results.median("setting", "randomised");
-        let asked = results.claim("Libraries differ in as many bits as vm.mmap_rnd_bits says", "28 on x86-64");
+        let asked = results.claim("Addresses of libraries differ in as many bits as vm.mmap_rnd_bits", "28 on x86-64");
         let as_set = match setting {
             Some(bits) => asked.near(bits, 0.02, results.value("library_bits", "randomised")),
             None => asked.holds("as many", None).because("only root may read the setting"),
@@ -166,7 +167,8 @@ impl Experiment for Aslr {
     }
 }
 
-/// In how many bits addresses differ: the logarithm of the range that they come from, of which a few leave out little.
+/// In how many bits addresses differ: the logarithm of the range that they come from, of which a
+/// few leave out little.
 fn bits(addresses: &BTreeSet<u64>, page: f64) -> f64 {
     let ends = addresses.first().zip(addresses.last());
     ends.map_or(0.0, |(first, last)| (count(last - first) / page).max(1.0).log2())
@@ -186,7 +188,7 @@ mod tests {
 ";
 
     #[test]
-    fn what_lies_where_is_read_from_maps() {
+    fn addresses_are_read_from_maps() {
         let maps = maps::parse(MAPS).mappings;
         let found: Vec<_> = AREAS.iter().map(|(_, area)| area(&maps)).collect();
         let [stack, library, heap, text] =

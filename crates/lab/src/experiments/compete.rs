@@ -1,27 +1,28 @@
-//! A program whose memory does not fit: alone in too little of it, or beside another program that wants as much. Each page
-//! that is not there must be read from the disk, where it had to be written before.
+//! A program whose memory does not fit: alone in too little of it, or beside another program that
+//! wants as much. Each page that is not there must be read from the disk, where it had to be
+//! written before.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Instant;
 
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_sys::fork::{Child, fork};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_sys::fork::{ForkedChild, fork};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, join};
 use crate::error::While;
-use crate::{About, Bench, LabError, Need, Parameter, Parameters, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, Parameters, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Compete;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "compete",
     question: "What does a program pay when its memory does not fit, or when another program wants it too?",
     expectation: "Pages that do not fit go to the swap file, those of a shared file to the file. Who touches pages at random, all \
@@ -32,17 +33,17 @@ static ABOUT: About = About {
         time explodes, majflt and oublock rise, most for file-backed mappings",
     needs: &[Need::Root, Need::Cgroup, Need::ChangeSystem],
     parameters: &[
-        Parameter { name: "set", meaning: "what the program touches, in MiB", values: [200, 400, 3200] },
-        Parameter { name: "limit", meaning: "what it may have in memory where that is too little, in MiB", values: [128, 256, 2048] },
-        Parameter { name: "touches", meaning: "how often it touches a page", values: [20_000, 50_000, 400_000] },
-        Parameter { name: "beside", meaning: "and how often beside a competitor", values: [2_000, 20_000, 400_000] },
+        ParameterAbout { name: "set", meaning: "memory that the program touches, in MiB", values: [200, 400, 3200] },
+        ParameterAbout { name: "limit", meaning: "memory limit that is too small for it, in MiB", values: [128, 256, 2048] },
+        ParameterAbout { name: "touches", meaning: "number of touches of a page", values: [20_000, 50_000, 400_000] },
+        ParameterAbout { name: "beside", meaning: "and how often beside a competitor", values: [2_000, 20_000, 400_000] },
     ],
     quantities: &[
-        Quantity { name: "majflt", unit: Unit::Count, meaning: "page faults that waited for the disk" },
-        Quantity { name: "touch", unit: Unit::Nanos, meaning: "time for a touch" },
-        Quantity { name: "oublock", unit: Unit::Count, meaning: "blocks of 512 bytes that became dirty" },
-        Quantity { name: "dirtied", unit: Unit::Share, meaning: "writes that made a page dirty" },
-        Quantity { name: "inblock", unit: Unit::Count, meaning: "blocks of 512 bytes that were read" },
+        QuantityAbout { name: "majflt", unit: AxisUnit::Count, meaning: "page faults that waited for the disk" },
+        QuantityAbout { name: "touch", unit: AxisUnit::Nanos, meaning: "time for a touch" },
+        QuantityAbout { name: "oublock", unit: AxisUnit::Count, meaning: "blocks of 512 bytes that became dirty" },
+        QuantityAbout { name: "dirtied", unit: AxisUnit::Share, meaning: "writes that made a page dirty" },
+        QuantityAbout { name: "inblock", unit: AxisUnit::Count, meaning: "blocks of 512 bytes that were read" },
     ],
     arms: &["alone", "too little memory", "competitor", "file, alone", "file, competitor"],
     runs: [3, 5, 5],
@@ -55,14 +56,14 @@ fn room(parameters: &Parameters) -> Bytes {
     Bytes::mib(parameters.get("set") * 5 / 4)
 }
 
-/// Each so many touches write, the others read.
+/// One in this number of touches writes, the others read.
 const WRITES: usize = 8;
 
-/// What `getrusage` counts, in bytes.
+/// Unit of the block counts in `getrusage`, in bytes.
 const BLOCK: u64 = 512;
 
-impl Experiment for Compete {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Compete {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -76,9 +77,9 @@ impl Experiment for Compete {
         }
         let file = if arm.starts_with("file") { Some(make_file(bench, "data", set)?.0) } else { None };
         let cgroup = bench.make_cgroup(Bytes(limit as u64), true)?;
-        let cgroup = cgroup.ok_or_else(|| LabError::Failed("there is no cgroup".to_owned()))?;
+        let cgroup = cgroup.ok_or_else(|| LabError::Failed("no cgroup".to_owned()))?;
         join(&cgroup, std::process::id())?;
-        let memory = Memory::map(set, bench.page(), file.as_ref())?;
+        let memory = CompeteMemory::map(set, bench.page(), file.as_ref())?;
         memory.fill();
         let competitor = arm.ends_with("competitor").then(|| Competitor::start(set, bench.page()));
         let _competitor = competitor.transpose()?;
@@ -91,7 +92,7 @@ impl Experiment for Compete {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let [set, limit] = ["set", "limit"].map(|name| results.parameter(name));
         let [touches, beside] = ["touches", "beside"].map(|name| results.parameter(name));
         let value = |quantity, arm| results.value(quantity, arm);
@@ -113,10 +114,10 @@ impl Experiment for Compete {
                 .claim("and its time explodes", "run time explodes")
                 .more_than(10.0, results.ratio("touch", "competitor", "alone")),
             results
-                .claim("Pages of a file, taken away in between, become dirty again and again", rise)
+                .claim("File pages, unmapped in between, become dirty again and again", rise)
                 .at_least(0.5, value("dirtied", "file, competitor")),
             results
-                .claim("Pages that go to swap are on nobody's account", "")
+                .claim("Pages that go to swap are charged to no process", "")
                 .at_most(0.01, value("dirtied", "competitor")),
         ]
     }
@@ -139,21 +140,21 @@ fn make_file(bench: &Bench, name: &str, length: usize) -> Result<(File, std::pat
     Ok((make().while_(format!("cannot make {}", path.display()))?, path))
 }
 
-/// What a program touches.
-struct Memory {
-    mapping: Mapping,
+/// Memory that a program touches.
+struct CompeteMemory {
+    mapping: OwnedMapping,
     page: usize,
 }
 
-impl Memory {
-    /// Each page for itself: no huge pages, which the kernel would split when it takes them away, and no reading ahead, which
-    /// would bring megabytes for each page of a file that is missing.
-    fn map(length: usize, page: usize, file: Option<&File>) -> Result<Memory, LabError> {
-        let wanted = Wanted { length, file, shared: file.is_some(), no_reserve: true, ..Wanted::default() };
-        let mapping = Mapping::map(&wanted).while_("cannot map memory")?;
+impl CompeteMemory {
+    /// Each page for itself: no huge pages, which the kernel would split when it takes them away,
+    /// and no reading ahead, which would bring megabytes for each page of a file that is missing.
+    fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
+        let wanted = MapRequest { length, file, shared: file.is_some(), no_reserve: true, ..MapRequest::default() };
+        let mapping = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         mapping.advise(0..length, Advice::Random).while_("madvise")?;
-        Ok(Memory { mapping, page })
+        Ok(CompeteMemory { mapping, page })
     }
 
     /// Writes each page once.
@@ -174,14 +175,14 @@ impl Memory {
 }
 
 /// Another program that wants as much memory, in the cgroup of who starts it.
-struct Competitor(Child);
+struct Competitor(ForkedChild);
 
 impl Competitor {
     /// Starts it; it has been through all of its memory when this returns.
     fn start(length: usize, page: usize) -> Result<Competitor, LabError> {
         let (mut ready, mut tell) = std::io::pipe().while_("cannot make a pipe")?;
         let child = fork(move || {
-            let Ok(memory) = Memory::map(length, page, None) else { return 1 };
+            let Ok(memory) = CompeteMemory::map(length, page, None) else { return 1 };
             memory.fill();
             let _ = tell.write_all(&[0]);
             loop {

@@ -1,58 +1,58 @@
-//! Copy on write: a child of `fork` has all memory of its parent as it was, and only pages that are written afterwards are
-//! copied. Databases take snapshots so.
+//! Copy on write: a child of `fork` has all memory of its parent as it was, and only pages that are
+//! written afterwards are copied. Databases take snapshots so.
 
 use std::hint::black_box;
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_model::histogram::Histogram;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_model::{Bytes, Counter};
-use pagewise_sys::fork::{Child, fork};
+use pagewise_model::histogram::TimeHistogram;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::{Bytes, SmapsCounter};
+use pagewise_sys::fork::{ForkedChild, fork};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
-use pagewise_sys::region::Region;
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_sys::region::AlignedRegion;
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct CowFork;
 
 const HUGE: usize = 2 << 20;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "cow-fork",
-    question: "What does a snapshot by fork cost, when it is taken and afterwards?",
+    question: "What does a snapshot by fork cost, at the fork and afterwards?",
     expectation: "fork copies page tables, not pages: with huge pages there are 512 times fewer entries to copy. Both have every \
         page read-only then; the first write of either is a fault that copies the page, so that memory grows by what is \
         written while the snapshot lives, and writes are slower for so long. Since Linux 5.8 a write to a huge page that is \
         shared so splits it and copies 4 KiB; before, it copied 2 MiB.",
     figures: "here: 2.4 to 2.8 µs for each page of 4 KiB that is written after a fork",
     needs: &[Need::Thp],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
         meaning: "the memory of the parent, in MiB",
         values: [64, 256, 2048],
     }],
     quantities: &[
-        Quantity { name: "first", unit: Unit::Nanos, meaning: "the first write to a page after the fork" },
-        Quantity { name: "second", unit: Unit::Nanos, meaning: "the second write to the same pages" },
-        Quantity { name: "times", unit: Unit::Number, meaning: "how many times the second write the first takes" },
-        Quantity { name: "fork", unit: Unit::Nanos, meaning: "fork itself, for each MiB of the parent" },
-        Quantity { name: "faults", unit: Unit::Number, meaning: "page faults for each page that was written" },
-        Quantity { name: "copied", unit: Unit::Bytes, meaning: "memory that was copied, for each page that was written" },
-        Quantity { name: "quiet", unit: Unit::Nanos, meaning: "a write of a busy server, clock included" },
-        Quantity { name: "busy", unit: Unit::Nanos, meaning: "the same while a snapshot is read" },
-        Quantity { name: "slower", unit: Unit::Number, meaning: "how many times a quiet write that takes" },
-        Quantity { name: "slowest", unit: Unit::Nanos, meaning: "what one write in a thousand takes longer than then" },
-        Quantity { name: "grown", unit: Unit::Share, meaning: "by which share of itself the memory of both grew then" },
-        Quantity { name: "changed", unit: Unit::Count, meaning: "snapshots that were not as memory was at the fork" },
+        QuantityAbout { name: "first", unit: AxisUnit::Nanos, meaning: "the first write to a page after the fork" },
+        QuantityAbout { name: "second", unit: AxisUnit::Nanos, meaning: "the second write to the same pages" },
+        QuantityAbout { name: "times", unit: AxisUnit::Number, meaning: "time of the first write divided by that of the second" },
+        QuantityAbout { name: "fork", unit: AxisUnit::Nanos, meaning: "fork itself, for each MiB of the parent" },
+        QuantityAbout { name: "faults", unit: AxisUnit::Number, meaning: "page faults for each page that was written" },
+        QuantityAbout { name: "copied", unit: AxisUnit::Bytes, meaning: "memory that was copied, for each page that was written" },
+        QuantityAbout { name: "quiet", unit: AxisUnit::Nanos, meaning: "a write of a busy server, clock included" },
+        QuantityAbout { name: "busy", unit: AxisUnit::Nanos, meaning: "the same while a snapshot is read" },
+        QuantityAbout { name: "slower", unit: AxisUnit::Number, meaning: "that time divided by the time of an undisturbed write" },
+        QuantityAbout { name: "slowest", unit: AxisUnit::Nanos, meaning: "99.9th percentile of the time of a write during that time" },
+        QuantityAbout { name: "grown", unit: AxisUnit::Share, meaning: "by which share of itself the memory of both grew then" },
+        QuantityAbout { name: "changed", unit: AxisUnit::Count, meaning: "snapshots that were not as memory was at the fork" },
     ],
     arms: &["4 KiB pages", "huge pages"],
     runs: [5, 7, 7],
@@ -60,26 +60,26 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(2 * parameters.get("mib") + 16),
 };
 
-/// What a page holds when the snapshot is taken, and what is written to it afterwards.
+/// Content of a page at the time of the snapshot, and the value written afterwards.
 const OLD: u8 = 1;
 const NEW: u8 = 2;
 
 /// Forks of which the fastest counts: to whom the CPU goes when there are two processes is chance.
 const FORKS: usize = 5;
 
-/// One page in so many is written after the first fork.
+/// One in this number of pages is written after the first fork.
 const WRITTEN: usize = 4;
 
-/// What the parent tells the child, a byte each, in memory that they share.
+/// Messages from the parent to the child, a byte each, in shared memory.
 const READ: usize = 0;
 const END: usize = 1;
 
 /// No snapshot lives longer, whatever happens to its parent.
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_SNAPSHOT_LIFE: Duration = Duration::from_secs(300);
 
 /// Memory whose bytes are all old, in pages of the kind that is wanted.
-fn memory(length: usize, page: usize, huge: bool) -> Result<Region, LabError> {
-    let mut memory = Region::map(length, HUGE).while_("cannot map memory")?;
+fn memory(length: usize, page: usize, huge: bool) -> Result<AlignedRegion, LabError> {
+    let mut memory = AlignedRegion::map(length, HUGE).while_("cannot map memory")?;
     let advice = if huge { Advice::HugePage } else { Advice::NoHugePage };
     memory.advise(advice).while_("madvise")?;
     memory.bytes().iter_mut().step_by(page).for_each(|byte| *byte = OLD);
@@ -87,19 +87,19 @@ fn memory(length: usize, page: usize, huge: bool) -> Result<Region, LabError> {
 }
 
 /// A process that has the memory as it is now.
-struct Snapshot {
-    told: Mapping,
-    child: Child,
+struct ForkedSnapshot {
+    told: OwnedMapping,
+    child: ForkedChild,
 }
 
-impl Snapshot {
-    /// Forks a child that reads all memory when it is told to, and ends, when it is told to, with 1 where it found something
-    /// new.
-    fn take(memory: &mut Region, page: usize) -> io::Result<Snapshot> {
-        let told = Mapping::map(&Wanted { length: page, shared: true, ..Wanted::default() })?;
+impl ForkedSnapshot {
+    /// Forks a child that reads all memory on a message, and ends on another, with 1 if it found
+    /// something new.
+    fn fork_from(memory: &mut AlignedRegion, page: usize) -> io::Result<ForkedSnapshot> {
+        let told = OwnedMapping::map(&MapRequest { length: page, shared: true, ..MapRequest::default() })?;
         let wait = |what| {
             let begin = Instant::now();
-            while told.read(what) == 0 && begin.elapsed() < LONGEST {
+            while told.read(what) == 0 && begin.elapsed() < MAX_SNAPSHOT_LIFE {
                 thread::sleep(Duration::from_micros(200));
             }
         };
@@ -109,7 +109,7 @@ impl Snapshot {
             wait(END);
             u8::from(!is_old)
         })?;
-        Ok(Snapshot { told, child })
+        Ok(ForkedSnapshot { told, child })
     }
 
     fn read(&self) {
@@ -125,7 +125,7 @@ impl Snapshot {
 }
 
 /// Writes a byte to each of some pages; says how many nanoseconds one took.
-fn write(memory: &mut Region, pages: &[usize], byte: u8) -> f64 {
+fn write(memory: &mut AlignedRegion, pages: &[usize], byte: u8) -> f64 {
     let bytes = memory.bytes();
     let begin = Instant::now();
     pages.iter().for_each(|at| bytes[*at] = byte);
@@ -133,22 +133,24 @@ fn write(memory: &mut Region, pages: &[usize], byte: u8) -> f64 {
     nanos(begin) / count(pages.len() as u64)
 }
 
-/// The pages that a busy server writes to, one after the other: four in five writes go to a fifth of the pages.
+/// The pages that a busy server writes to, one after the other: four in five writes go to a fifth
+/// of the pages.
 fn requests(length: usize, page: usize) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(2);
     let pages = length / page;
     let mut request = || {
         let favourite = random.u8(..5) > 0;
         let place = random.usize(..if favourite { pages.div_ceil(5) } else { pages });
-        // Favourites lie everywhere: a step that has no divisor with the number of pages visits all.
+        // Favourites lie everywhere: a step that has no divisor with the number of pages visits
+        // all.
         place * 7919 % pages * page
     };
     (0..pages).map(|_| request()).collect()
 }
 
 /// Serves requests that come one by one: notes how long each took.
-fn serve(memory: &mut Region, requests: &[usize], byte: u8) -> (f64, Histogram) {
-    let mut times = Histogram::ready();
+fn serve(memory: &mut AlignedRegion, requests: &[usize], byte: u8) -> (f64, TimeHistogram) {
+    let mut times = TimeHistogram::ready();
     let bytes = memory.bytes();
     let begin = Instant::now();
     for at in requests {
@@ -160,8 +162,8 @@ fn serve(memory: &mut Region, requests: &[usize], byte: u8) -> (f64, Histogram) 
     (nanos(begin) / count(requests.len() as u64), times)
 }
 
-impl Experiment for CowFork {
-    fn about(&self) -> &'static About {
+impl RunExperiment for CowFork {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -173,7 +175,7 @@ impl Experiment for CowFork {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let both = ABOUT.arms.iter().copied();
         let claims = both.flat_map(|arm| {
             [
@@ -195,9 +197,9 @@ impl Experiment for CowFork {
             ]
         });
         let cheaper = results
-            .claim("To fork takes less time with huge pages", "a 512th of the page-table entries")
+            .claim("fork is faster with huge pages", "a 512th of the page-table entries")
             .more_than(2.0, results.ratio("fork", "4 KiB pages", "huge pages"))
-            .because("of a small parent, fork is dominated by what is not its page tables");
+            .because("for a small parent, page tables are not the largest cost of fork");
         claims.chain([cheaper]).collect()
     }
 
@@ -205,15 +207,15 @@ impl Experiment for CowFork {
         let bars = |quantity: &'static str| Plot::Bars { quantity: quantity.into(), scale: Scale::Linear };
         let slower = Plot::Curves {
             curve: "one write in n during a snapshot".into(),
-            x: ("n".into(), Unit::Count, Scale::Log),
-            y: ("takes longer than".into(), Unit::Nanos, Scale::Log),
+            x: ("n".into(), AxisUnit::Count, Scale::Log),
+            y: ("takes longer than".into(), AxisUnit::Nanos, Scale::Log),
         };
         vec![bars("fork"), bars("first"), slower]
     }
 }
 
 /// Forks, then writes to some pages twice. Returns whether the snapshot changed.
-fn pages_written_after_a_fork(bench: &mut Bench, mut memory: Region) -> Result<f64, LabError> {
+fn pages_written_after_a_fork(bench: &mut Bench, mut memory: AlignedRegion) -> Result<f64, LabError> {
     let (length, page) = (memory.bytes().len(), bench.page());
     let mut pages: Vec<usize> = (0..length).step_by(page).collect();
     fastrand::Rng::with_seed(1).shuffle(&mut pages);
@@ -223,19 +225,19 @@ fn pages_written_after_a_fork(bench: &mut Bench, mut memory: Region) -> Result<f
     let mut fastest = f64::INFINITY;
     for _ in 0..FORKS {
         let begin = Instant::now();
-        let snapshot = Snapshot::take(&mut memory, page).while_("cannot fork")?;
+        let snapshot = ForkedSnapshot::fork_from(&mut memory, page).while_("cannot fork")?;
         fastest = fastest.min(nanos(begin));
         snapshot.end()?;
     }
     bench.record("fork", fastest / count((length >> 20) as u64));
 
-    let snapshot = Snapshot::take(&mut memory, page).while_("cannot fork")?;
+    let snapshot = ForkedSnapshot::fork_from(&mut memory, page).while_("cannot fork")?;
 
-    let (own, faults) = (bench.memory(Counter::PrivateDirty)?, bench.usage().minor_faults);
+    let (own, faults) = (bench.memory(SmapsCounter::PrivateDirty)?, bench.usage().minor_faults);
     let first = write(&mut memory, &pages, NEW);
     bench.record("faults", count(bench.usage().minor_faults - faults) / all);
-    // What was copied is ours alone; all else is still the child's too.
-    bench.record("copied", (bench.memory(Counter::PrivateDirty)? - own) / all);
+    // Copied pages are private; all others are still shared with the child.
+    bench.record("copied", (bench.memory(SmapsCounter::PrivateDirty)? - own) / all);
     let second = write(&mut memory, &pages, NEW);
     bench.record("first", first);
     bench.record("second", second);
@@ -244,14 +246,14 @@ fn pages_written_after_a_fork(bench: &mut Bench, mut memory: Region) -> Result<f
 }
 
 /// Serves requests without a snapshot, and then while one is read. Returns whether it changed.
-fn requests_during_a_snapshot(bench: &mut Bench, mut memory: Region) -> Result<f64, LabError> {
+fn requests_during_a_snapshot(bench: &mut Bench, mut memory: AlignedRegion) -> Result<f64, LabError> {
     let requests = requests(memory.bytes().len(), bench.page());
     let (quiet, _) = serve(&mut memory, &requests, OLD);
-    let snapshot = Snapshot::take(&mut memory, bench.page()).while_("cannot fork")?;
-    let own = bench.memory(Counter::PrivateDirty)?;
+    let snapshot = ForkedSnapshot::fork_from(&mut memory, bench.page()).while_("cannot fork")?;
+    let own = bench.memory(SmapsCounter::PrivateDirty)?;
     snapshot.read();
     let (busy, times) = serve(&mut memory, &requests, NEW);
-    let grown = bench.memory(Counter::PrivateDirty)? - own;
+    let grown = bench.memory(SmapsCounter::PrivateDirty)? - own;
     bench.record("grown", grown / count(memory.bytes().len() as u64));
     bench.record("quiet", quiet);
     bench.record("busy", busy);

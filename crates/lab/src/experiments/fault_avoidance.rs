@@ -1,32 +1,32 @@
-//! What it costs to write to memory for the first time where every nanosecond counts, and what can be done about it before.
+//! Cost of the first write to memory in time-critical code, and methods to avoid it.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use pagewise_alloc::{Os, Stack};
 use pagewise_model::Bytes;
-use pagewise_model::histogram::Histogram;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_sys::heap::{HeapBlock, Tuning, tune};
+use pagewise_model::histogram::TimeHistogram;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_sys::libc_malloc::{HeapBlock, Tuning, tune};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
-use pagewise_sys::region::Region;
-use pagewise_sys::thp::{Allowed, allow};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_sys::region::AlignedRegion;
+use pagewise_sys::thp::{AllowedHugePages, allow};
 use rustix::mm::{MlockAllFlags, mlockall};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct FaultAvoidance;
 
 const HUGE: usize = 2 << 20;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "fault-avoidance",
     question: "How are page faults kept out of a path where latency counts?",
     expectation: "malloc and mmap promise memory; a page of it comes with the first write, by a page fault. Whatever writes \
@@ -37,19 +37,19 @@ static ABOUT: About = About {
         remains are misses of the TLB, which huge pages make rarer, and 4 levels of page tables cheaper than 5.",
     figures: "here, for each page of 4 KiB: touch 1.5 µs, MADV_POPULATE_WRITE 1.2 µs, huge pages 0.6 µs",
     needs: &[],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
-        // glibc maps a block on its own when it is larger than 32 MiB, whatever it was given back before.
-        meaning: "how much memory the path writes to for the first time, in MiB; more than 32",
+        // glibc maps a block separately if it is larger than 32 MiB, whatever was freed before.
+        meaning: "memory that the path touches first, in MiB; more than 32",
         values: [40, 64, 512],
     }],
     quantities: &[
-        Quantity { name: "p50", unit: Unit::Nanos, meaning: "the median time to fill a page for the first time" },
-        Quantity { name: "p99.9", unit: Unit::Nanos, meaning: "what one page in a thousand takes longer than" },
-        Quantity { name: "longest", unit: Unit::Nanos, meaning: "the slowest page" },
-        Quantity { name: "faults", unit: Unit::Number, meaning: "page faults in the path, for each page" },
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults in the path" },
-        Quantity { name: "before", unit: Unit::Nanos, meaning: "what was done before the path, for each page" },
+        QuantityAbout { name: "p50", unit: AxisUnit::Nanos, meaning: "the median time to fill a page for the first time" },
+        QuantityAbout { name: "p99.9", unit: AxisUnit::Nanos, meaning: "99.9th percentile of the time of a page" },
+        QuantityAbout { name: "longest", unit: AxisUnit::Nanos, meaning: "the slowest page" },
+        QuantityAbout { name: "faults", unit: AxisUnit::Number, meaning: "page faults in the path, for each page" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults in the path" },
+        QuantityAbout { name: "before", unit: AxisUnit::Nanos, meaning: "time spent before the path, for each page" },
     ],
     arms: &[
         "malloc",
@@ -88,10 +88,10 @@ const REMEDIES: &[&str] = &[
 const DRAWN: &[&str] = &["malloc", "vec![1; n]", "MADV_POPULATE_WRITE", "pool", "mallopt, freed before", "huge pages"];
 
 /// Memory that was got in some way, as the path fills it: page after page.
-enum Memory {
+enum FilledMemory {
     Heap(HeapBlock),
-    Mapped(Mapping),
-    Huge(Region),
+    Mapped(OwnedMapping),
+    Huge(AlignedRegion),
     /// It grows into what it reserved.
     Growing(Vec<u8>),
     Values(Vec<u8>),
@@ -99,60 +99,60 @@ enum Memory {
 }
 
 /// Gets memory in the way that a condition says, and does before what it does before.
-fn get(arm: &str, length: usize, page: usize) -> Result<Memory, LabError> {
+fn get(arm: &str, length: usize, page: usize) -> Result<FilledMemory, LabError> {
     let malloc = || HeapBlock::malloc(length).while_("malloc");
     let map = |populate| {
-        let wanted = Wanted { length, populate, ..Wanted::default() };
-        Mapping::map(&wanted).while_("cannot map memory")
+        let wanted = MapRequest { length, populate, ..MapRequest::default() };
+        OwnedMapping::map(&wanted).while_("cannot map memory")
     };
     let used_before = |mut block: HeapBlock| block.touch(page);
     Ok(match arm {
-        "Vec::with_capacity" => Memory::Growing(Vec::with_capacity(length)),
-        "vec![0; n]" => Memory::Values(vec![0; length]),
-        "vec![1; n]" => Memory::Values(vec![1; length]),
+        "Vec::with_capacity" => FilledMemory::Growing(Vec::with_capacity(length)),
+        "vec![0; n]" => FilledMemory::Values(vec![0; length]),
+        "vec![1; n]" => FilledMemory::Values(vec![1; length]),
         "calloc and touch" => {
             let mut block = HeapBlock::calloc(length).while_("calloc")?;
             block.touch(page);
-            Memory::Heap(block)
+            FilledMemory::Heap(block)
         }
-        "MAP_POPULATE" => Memory::Mapped(map(true)?),
+        "MAP_POPULATE" => FilledMemory::Mapped(map(true)?),
         "MADV_POPULATE_WRITE" => {
             let mapping = map(false)?;
             mapping.advise(0..length, Advice::PopulateWrite).while_("MADV_POPULATE_WRITE")?;
-            Memory::Mapped(mapping)
+            FilledMemory::Mapped(mapping)
         }
         "mlockall" => {
             // From now on whatever is mapped is populated and stays.
             mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE).while_("mlockall")?;
-            Memory::Mapped(map(false)?)
+            FilledMemory::Mapped(map(false)?)
         }
         "pool" => {
             // A stack keeps the memory of frames that were popped.
             let mut stack = Stack::unguarded(Os);
             stack.scope(|scope| scope.alloc_slice_with(length, |_| 1_u8).len());
-            Memory::Pool(stack)
+            FilledMemory::Pool(stack)
         }
         "mallopt, freed before" => {
             tune(Tuning::TrimThreshold, -1).while_("M_TRIM_THRESHOLD")?;
             tune(Tuning::MmapMax, 0).while_("M_MMAP_MAX")?;
             used_before(malloc()?);
-            Memory::Heap(malloc()?)
+            FilledMemory::Heap(malloc()?)
         }
         "malloc, freed before" => {
             used_before(malloc()?);
-            Memory::Heap(malloc()?)
+            FilledMemory::Heap(malloc()?)
         }
         "huge pages" => {
-            let mut region = Region::map(length, HUGE).while_("cannot map memory")?;
+            let mut region = AlignedRegion::map(length, HUGE).while_("cannot map memory")?;
             region.advise(Advice::HugePage).while_("MADV_HUGEPAGE")?;
-            Memory::Huge(region)
+            FilledMemory::Huge(region)
         }
-        _ => Memory::Heap(malloc()?),
+        _ => FilledMemory::Heap(malloc()?),
     })
 }
 
 /// The path: fills all of it, page after page, and notes how long each page took.
-fn fill(memory: &mut Memory, length: usize, page: usize, times: &mut Histogram) {
+fn fill(memory: &mut FilledMemory, length: usize, page: usize, times: &mut TimeHistogram) {
     let mut each = |fill: &mut dyn FnMut(usize)| {
         for at in (0..length).step_by(page) {
             let begin = Instant::now();
@@ -161,32 +161,33 @@ fn fill(memory: &mut Memory, length: usize, page: usize, times: &mut Histogram) 
         }
     };
     match memory {
-        Memory::Heap(block) => each(&mut |at| block.fill(at..at + page, 2)),
-        Memory::Mapped(mapping) => each(&mut |at| mapping.fill_part(at..at + page, 2)),
-        Memory::Huge(region) => {
+        FilledMemory::Heap(block) => each(&mut |at| block.fill(at..at + page, 2)),
+        FilledMemory::Mapped(mapping) => each(&mut |at| mapping.fill_part(at..at + page, 2)),
+        FilledMemory::Huge(region) => {
             let bytes = region.bytes();
             each(&mut |at| bytes[at..at + page].fill(2));
         }
-        Memory::Growing(bytes) => each(&mut |at| bytes.resize(at + page, 2)),
-        Memory::Values(bytes) => each(&mut |at| bytes[at..at + page].fill(2)),
-        Memory::Pool(stack) => stack.scope(|scope| {
+        FilledMemory::Growing(bytes) => each(&mut |at| bytes.resize(at + page, 2)),
+        FilledMemory::Values(bytes) => each(&mut |at| bytes[at..at + page].fill(2)),
+        FilledMemory::Pool(stack) => stack.scope(|scope| {
             each(&mut |_| _ = black_box(scope.alloc_slice_with(page, |_| 2_u8)));
         }),
     }
 }
 
-impl Experiment for FaultAvoidance {
-    fn about(&self) -> &'static About {
+impl RunExperiment for FaultAvoidance {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let (length, page) = (bench.size("mib") << 20, bench.page());
         let pages = count((length / page) as u64);
-        // Where the system has huge pages for everybody, nobody else would take a fault for each page.
-        let allowed = if arm == "huge pages" { Allowed::All } else { Allowed::None };
+        // If the system uses huge pages for all programs, the other conditions would not fault for
+        // each page.
+        let allowed = if arm == "huge pages" { AllowedHugePages::All } else { AllowedHugePages::None };
         allow(allowed).while_("PR_SET_THP_DISABLE")?;
-        let mut times = Histogram::ready();
+        let mut times = TimeHistogram::ready();
         let begin = Instant::now();
         let mut memory = get(arm, length, page)?;
         bench.record("before", nanos(begin) / pages);
@@ -207,18 +208,18 @@ impl Experiment for FaultAvoidance {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let faults = |arm| results.value("faults", arm);
         let promises = PROMISES.iter().map(|arm| {
             let text = format!("{arm} only promises: each page is a fault in the path");
             results.claim(text, "").near(1.0, 0.05, faults(arm))
         });
         let remedies = REMEDIES.iter().map(|arm| {
-            let text = format!("{arm} takes the faults out of the path");
+            let text = format!("{arm} removes the page faults from the path");
             results
                 .claim(text, "no fault")
                 .at_most(0.01, faults(arm))
-                .because("locking takes RLIMIT_MEMLOCK, and mallopt glibc")
+                .because("locking needs RLIMIT_MEMLOCK, and mallopt needs glibc")
         });
         let faster = |quantity, of| {
             let text = format!("Without faults {of} is faster (MADV_POPULATE_WRITE)");
@@ -244,8 +245,8 @@ impl Experiment for FaultAvoidance {
             Plot::Bars { quantity: "p99.9".into(), scale: Scale::Log },
             Plot::Curves {
                 curve: "one page in n".into(),
-                x: ("n".into(), Unit::Count, Scale::Log),
-                y: ("takes longer than".into(), Unit::Nanos, Scale::Log),
+                x: ("n".into(), AxisUnit::Count, Scale::Log),
+                y: ("takes longer than".into(), AxisUnit::Nanos, Scale::Log),
             },
         ]
     }
@@ -262,9 +263,9 @@ mod tests {
         let page = 4096;
         for arm in ABOUT.arms.iter().filter(|arm| !of_all_tests.contains(arm)) {
             let mut memory = get(arm, 10 * page, page).unwrap();
-            let mut times = Histogram::ready();
+            let mut times = TimeHistogram::ready();
             fill(&mut memory, 10 * page, page, &mut times);
-            // One in one, one in ten: of nine pages there is no second.
+            // One in one, one in ten: nine pages have no second quantile.
             assert_eq!(times.tail().len(), 2, "{arm}");
         }
     }

@@ -1,24 +1,24 @@
-//! The life of a mapping, for each kind of memory: reserved, read, written, shared with a child by fork, dropped. After each
-//! step, what the usual columns say.
+//! The life of a mapping, for each kind of memory: reserved, read, written, shared with a child by
+//! fork, dropped. After each step, what the usual columns say.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_measure::pin::Pinned;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
+use pagewise_measure::pin::PinnedThread;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::process::Statm;
-use pagewise_model::{Bytes, Counter};
+use pagewise_model::{Bytes, SmapsCounter};
 use pagewise_sys::fork::fork;
-use pagewise_sys::launch::Usage;
+use pagewise_sys::launch::KernelUsage;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
 use crate::files;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct FirstTouch;
@@ -28,9 +28,9 @@ const SHARED: &str = "shared anonymous";
 const PRIVATE_FILE: &str = "private file";
 const SHARED_FILE: &str = "shared file";
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "first-touch",
-    question: "When does reserved memory become real, in which column is it seen, and who has it after fork?",
+    question: "When does reserved memory become resident, which column shows it, and which process has it after fork?",
     expectation: "Reserving makes VIRT alone, and DATA where it is private. Reading private anonymous memory maps the page of \
         zeros, which counts nowhere; reading any other kind brings pages, seen in RES and SHR: shared anonymous memory is a \
         file of tmpfs. Writing a private page of a file copies it: it becomes anonymous, and leaves SHR. A child of fork has \
@@ -38,26 +38,26 @@ static ABOUT: About = About {
         is zero again, or what the file says, or what was written to what is shared.",
     figures: "50 MiB touched of shared anonymous memory: 50 MiB in RES and in SHR",
     needs: &[],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
-        meaning: "how much is reserved, in MiB",
+        meaning: "reserved memory, in MiB",
         values: [16, 50, 50],
     }],
     quantities: &[
-        Quantity { name: "virt", unit: Unit::Bytes, meaning: "VIRT, once it is reserved" },
-        Quantity { name: "data", unit: Unit::Bytes, meaning: "DATA, once it is reserved" },
-        Quantity { name: "reserved", unit: Unit::Bytes, meaning: "RES, once it is reserved" },
-        Quantity { name: "read", unit: Unit::Bytes, meaning: "RES, once every page was read" },
-        Quantity { name: "written", unit: Unit::Bytes, meaning: "RES, once every page was written" },
-        Quantity { name: "read_shr", unit: Unit::Bytes, meaning: "SHR, once every page was read" },
-        Quantity { name: "written_shr", unit: Unit::Bytes, meaning: "SHR, once every page was written" },
-        Quantity { name: "forked", unit: Unit::Bytes, meaning: "PSS of it, once there is a child" },
-        Quantity { name: "copied", unit: Unit::Bytes, meaning: "PSS of it, once the child wrote a quarter" },
-        Quantity { name: "seen", unit: Unit::Bytes, meaning: "of what the child wrote, what its parent sees" },
-        Quantity { name: "dropped", unit: Unit::Bytes, meaning: "RES, once it was dropped" },
-        Quantity { name: "kept", unit: Unit::Bytes, meaning: "what reads after that as it was written" },
-        Quantity { name: "read_minflt", unit: Unit::Count, meaning: "page faults of reading every page" },
-        Quantity { name: "write_minflt", unit: Unit::Count, meaning: "page faults of writing every page" },
+        QuantityAbout { name: "virt", unit: AxisUnit::Bytes, meaning: "VIRT, once it is reserved" },
+        QuantityAbout { name: "data", unit: AxisUnit::Bytes, meaning: "DATA, once it is reserved" },
+        QuantityAbout { name: "reserved", unit: AxisUnit::Bytes, meaning: "RES, once it is reserved" },
+        QuantityAbout { name: "read", unit: AxisUnit::Bytes, meaning: "RES, once every page was read" },
+        QuantityAbout { name: "written", unit: AxisUnit::Bytes, meaning: "RES, once every page was written" },
+        QuantityAbout { name: "read_shr", unit: AxisUnit::Bytes, meaning: "SHR, once every page was read" },
+        QuantityAbout { name: "written_shr", unit: AxisUnit::Bytes, meaning: "SHR, once every page was written" },
+        QuantityAbout { name: "forked", unit: AxisUnit::Bytes, meaning: "PSS of it, once there is a child" },
+        QuantityAbout { name: "copied", unit: AxisUnit::Bytes, meaning: "PSS of it, once the child wrote a quarter" },
+        QuantityAbout { name: "seen", unit: AxisUnit::Bytes, meaning: "part of the child's writes that its parent sees" },
+        QuantityAbout { name: "dropped", unit: AxisUnit::Bytes, meaning: "RES, once it was dropped" },
+        QuantityAbout { name: "kept", unit: AxisUnit::Bytes, meaning: "part that reads back as written" },
+        QuantityAbout { name: "read_minflt", unit: AxisUnit::Count, meaning: "page faults of reading every page" },
+        QuantityAbout { name: "write_minflt", unit: AxisUnit::Count, meaning: "page faults of writing every page" },
     ],
     arms: &[PRIVATE, SHARED, PRIVATE_FILE, SHARED_FILE],
     runs: [3, 5, 5],
@@ -65,17 +65,18 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(3 * parameters.get("mib")),
 };
 
-/// What parent and child tell each other, in a page that they share, in this order: the child may write, it wrote, it may end.
+/// Messages between parent and child, in a shared page, in this order: the child may write, it
+/// wrote, it may end.
 const WRITE: u8 = 1;
 const WROTE: u8 = 2;
 const END: u8 = 3;
 
-/// What the child writes.
+/// Value that the child writes.
 const CHILDS: u8 = 7;
 
 /// One after the other, as the curves have them.
 #[derive(Clone, Copy)]
-enum Stage {
+enum TouchStage {
     Reserved = 1,
     Read,
     Written,
@@ -86,7 +87,7 @@ enum Stage {
 /// A mapping, and what there was before it.
 struct Life<'b> {
     bench: &'b mut Bench,
-    mapping: Mapping,
+    mapping: OwnedMapping,
     page: usize,
     before: Statm,
 }
@@ -100,11 +101,11 @@ impl Life<'_> {
     }
 
     fn pss(&self) -> Result<f64, LabError> {
-        self.bench.memory_at(self.mapping.start(), Counter::Pss)
+        self.bench.memory_at(self.mapping.start(), SmapsCounter::Pss)
     }
 
     /// Ends a stage: notes its columns as points of curves.
-    fn stage(&mut self, stage: Stage) -> Result<[f64; 4], LabError> {
+    fn stage(&mut self, stage: TouchStage) -> Result<[f64; 4], LabError> {
         let columns = self.columns()?;
         let pss = self.pss()?;
         let x = f64::from(stage as u8);
@@ -120,7 +121,7 @@ impl Life<'_> {
     }
 
     fn reserve(&mut self) -> Result<(), LabError> {
-        let [virt, res, _, data] = self.stage(Stage::Reserved)?;
+        let [virt, res, _, data] = self.stage(TouchStage::Reserved)?;
         self.bench.record("virt", virt);
         self.bench.record("data", data);
         self.bench.record("reserved", res);
@@ -131,7 +132,7 @@ impl Life<'_> {
         let faults = faults();
         self.mapping.look(self.all(), self.page);
         self.bench.record("read_minflt", count(self::faults() - faults));
-        let [_, res, shr, _] = self.stage(Stage::Read)?;
+        let [_, res, shr, _] = self.stage(TouchStage::Read)?;
         self.bench.record("read", res);
         self.bench.record("read_shr", shr);
         Ok(())
@@ -141,7 +142,7 @@ impl Life<'_> {
         let faults = faults();
         self.mapping.touch(self.all(), self.page);
         self.bench.record("write_minflt", count(self::faults() - faults));
-        let [_, res, shr, _] = self.stage(Stage::Written)?;
+        let [_, res, shr, _] = self.stage(TouchStage::Written)?;
         self.bench.record("written", res);
         self.bench.record("written_shr", shr);
         Ok(())
@@ -149,8 +150,8 @@ impl Life<'_> {
 
     /// A child writes a quarter, and stays until its parent has looked.
     fn fork(&mut self) -> Result<(), LabError> {
-        let talk = Wanted { length: self.page, shared: true, ..Wanted::default() };
-        let talk = Mapping::map(&talk).while_("cannot map a page")?;
+        let talk = MapRequest { length: self.page, shared: true, ..MapRequest::default() };
+        let talk = OwnedMapping::map(&talk).while_("cannot map a page")?;
         let quarter = (0..self.mapping.len() / 4).step_by(self.page);
         let (mapping, quarters) = (&self.mapping, quarter.clone());
         let child = fork(|| {
@@ -161,7 +162,7 @@ impl Life<'_> {
             0
         });
         let child = child.while_("cannot fork")?;
-        self.stage(Stage::Forked)?;
+        self.stage(TouchStage::Forked)?;
         let forked = self.pss()?;
         talk.write(0, WRITE);
         wait_for(&talk, WROTE);
@@ -178,7 +179,7 @@ impl Life<'_> {
     fn forget(&mut self) -> Result<(), LabError> {
         self.mapping.touch(self.all(), self.page);
         self.mapping.advise(self.all(), Advice::DontNeed).while_("MADV_DONTNEED")?;
-        let [_, res, _, _] = self.stage(Stage::Dropped)?;
+        let [_, res, _, _] = self.stage(TouchStage::Dropped)?;
         self.bench.record("dropped", res);
         let kept = self.all().step_by(self.page).filter(|at| self.mapping.read(*at) == 1).count();
         self.bench.record("kept", count((kept * self.page) as u64));
@@ -187,7 +188,7 @@ impl Life<'_> {
 }
 
 /// Waits for a word of the other side; not for ever, should that be gone.
-fn wait_for(talk: &Mapping, word: u8) {
+fn wait_for(talk: &OwnedMapping, word: u8) {
     let begin = Instant::now();
     while talk.read(0) != word && begin.elapsed() < Duration::from_secs(20) {
         thread::sleep(Duration::from_micros(100));
@@ -195,11 +196,11 @@ fn wait_for(talk: &Mapping, word: u8) {
 }
 
 fn faults() -> u64 {
-    Usage::of_this_thread().minor_faults
+    KernelUsage::of_this_thread().minor_faults
 }
 
-impl Experiment for FirstTouch {
-    fn about(&self) -> &'static About {
+impl RunExperiment for FirstTouch {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -210,16 +211,16 @@ impl Experiment for FirstTouch {
             false => None,
         };
         // Each CPU keeps a part of the count that statm shows.
-        let _pinned = Pinned::here()?;
+        let _pinned = PinnedThread::here()?;
         let shared = arm.starts_with("shared");
-        let wanted = Wanted { length, shared, file: file.as_ref(), ..Wanted::default() };
+        let wanted = MapRequest { length, shared, file: file.as_ref(), ..MapRequest::default() };
         // Reading brings pages of this program too: all but what is new is read before.
-        let other = Mapping::map(&wanted).while_("cannot map memory")?;
-        bench.memory_at(other.start(), Counter::Pss)?;
+        let other = OwnedMapping::map(&wanted).while_("cannot map memory")?;
+        bench.memory_at(other.start(), SmapsCounter::Pss)?;
         bench.columns()?;
         drop(other);
         let before = bench.columns()?;
-        let mapping = Mapping::map(&wanted).while_("cannot map memory")?;
+        let mapping = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         // Base pages, so that a touch is a page.
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         let mut life = Life { bench, mapping, page, before };
@@ -230,7 +231,7 @@ impl Experiment for FirstTouch {
         life.forget()
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let all = results.parameter("mib") * f64::from(1 << 20);
         let pages = all / count(pagewise_sys::system::page_size());
         let little = 0.05 * all;
@@ -259,13 +260,13 @@ impl Experiment for FirstTouch {
             says("A shared page of a file stays in SHR", "written_shr", SHARED_FILE, all),
             says("After fork parent and child have half of each private page", "forked", PRIVATE, 0.5 * all),
             says("and what the child writes each has a copy of", "copied", PRIVATE, 0.625 * all),
-            says("of which the parent sees nothing", "seen", PRIVATE, 0.0),
+            says("none of which the parent sees", "seen", PRIVATE, 0.0),
             says("A child has shared pages only once it touches them", "forked", SHARED, all),
             says("and shares them then, copying nothing", "copied", SHARED, 0.875 * all),
             says("so that the parent sees what it wrote", "seen", SHARED, 0.25 * all),
             says("Dropped pages are in RES no more", "dropped", SHARED, 0.0),
             says("private ones are zeros when read again", "kept", PRIVATE, 0.0),
-            says("private ones of a file are what the file says", "kept", PRIVATE_FILE, 0.0),
+            says("private file pages have the content of the file", "kept", PRIVATE_FILE, 0.0),
             says("shared ones are what was written", "kept", SHARED, all),
         ]
     }
@@ -273,8 +274,8 @@ impl Experiment for FirstTouch {
     fn plots(&self) -> Vec<Plot> {
         let curve = |name: &'static str| Plot::Curves {
             curve: name.into(),
-            x: ("reserved, read, written, forked, dropped".into(), Unit::Count, Scale::Linear),
-            y: (name.into(), Unit::Bytes, Scale::Linear),
+            x: ("reserved, read, written, forked, dropped".into(), AxisUnit::Count, Scale::Linear),
+            y: (name.into(), AxisUnit::Bytes, Scale::Linear),
         };
         vec![curve("RES"), curve("SHR"), curve("PSS")]
     }

@@ -1,4 +1,5 @@
-//! Ways for two processes to talk: memory that both have, streams through the kernel, and reading the other's memory.
+//! Ways for two processes to talk: memory that both have, streams through the kernel, and reading
+//! the other's memory.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -8,25 +9,25 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
-use pagewise_measure::pin::Pinned;
+use pagewise_measure::pin::PinnedThread;
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_sys::fork::fork;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 use pagewise_sys::remote;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Ipc;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "ipc",
     question: "How fast do two processes talk through shared memory, and how fast through the kernel?",
     expectation: "In memory that both have mapped, a message is there as soon as the other CPU sees it: some 100 ns, without the \
@@ -36,12 +37,12 @@ static ABOUT: About = About {
     figures: "a round trip of 0.2 µs in shared memory, of 60 µs through a pipe; process_vm_readv 8.6 to 9.2 GB/s in pieces of 64 to 512 KiB",
     needs: &[Need::Cpus(2)],
     parameters: &[
-        Parameter { name: "rounds", meaning: "round trips for each size", values: [300, 3_000, 30_000] },
-        Parameter { name: "mib", meaning: "how much goes one way for each size, in MiB", values: [16, 128, 1024] },
+        ParameterAbout { name: "rounds", meaning: "round trips for each size", values: [300, 3_000, 30_000] },
+        ParameterAbout { name: "mib", meaning: "data sent one way for each message size, in MiB", values: [16, 128, 1024] },
     ],
     quantities: &[
-        Quantity { name: "round_trip", unit: Unit::Nanos, meaning: "time for a question and its answer, 8 bytes each" },
-        Quantity { name: "bandwidth", unit: Unit::Bytes, meaning: "bytes a second one way, in messages of 256 KiB" },
+        QuantityAbout { name: "round_trip", unit: AxisUnit::Nanos, meaning: "time for a question and its answer, 8 bytes each" },
+        QuantityAbout { name: "bandwidth", unit: AxisUnit::Bytes, meaning: "bytes a second one way, in messages of 256 KiB" },
     ],
     arms: &["shared mapping", "memfd", "System V", "pipe", "socket pair", "process_vm_readv"],
     runs: [5, 7, 7],
@@ -53,27 +54,27 @@ static ABOUT: About = About {
 const SIZES: [usize; 6] = [8, 64, 512, 4 << 10, 32 << 10, LARGEST];
 const LARGEST: usize = 256 << 10;
 
-impl Experiment for Ipc {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Ipc {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let [rounds, mib] = ["rounds", "mib"].map(|name| bench.parameter(name));
         let message = vec![1; LARGEST];
-        let (mut ours, theirs) = ends(arm, &message).while_("cannot make a way to talk")?;
+        let (mut ours, theirs) = ends(arm, &message).while_("cannot create the channel")?;
         let child = fork(|| u8::from(answer(theirs, &message).is_err())).while_("cannot start a process")?;
         ours.other_is(child.pid());
-        let _pinned = Pinned::to(0)?;
+        let _pinned = PinnedThread::to(0)?;
         let talk = talk(ours.as_mut(), rounds, mib << 20, bench);
         child.kill();
-        talk.while_("the other does not answer")
+        talk.while_("the other process does not answer")
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let ratio = |quantity, over, under| results.ratio(quantity, over, under);
         let seen = "0.2 µs in shared memory, 60 µs through a pipe";
-        let turns = "both must run: where other programs want the CPUs, who looks waits for his turn";
+        let turns = "both processes must run: if other programs use the CPUs, the polling process waits for its time slice";
         vec![
             results
                 .claim("A ring in shared memory answers sooner than a pipe", seen)
@@ -101,26 +102,26 @@ impl Experiment for Ipc {
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let plot = |curve: &'static str, x: &'static str, y: (&'static str, Unit)| Plot::Curves {
+        let plot = |curve: &'static str, x: &'static str, y: (&'static str, AxisUnit)| Plot::Curves {
             curve: curve.into(),
-            x: (x.into(), Unit::Bytes, Scale::Log),
+            x: (x.into(), AxisUnit::Bytes, Scale::Log),
             y: (y.0.into(), y.1, Scale::Log),
         };
         vec![
-            plot("round trip", "size of the answer", ("time", Unit::Nanos)),
-            plot("bandwidth", "size of a message", ("bytes a second", Unit::Bytes)),
+            plot("round trip", "size of the answer", ("time", AxisUnit::Nanos)),
+            plot("bandwidth", "size of a message", ("bytes a second", AxisUnit::Bytes)),
         ]
     }
 }
 
-/// How many times the first the last is.
+/// Ratio of the last value to the first.
 fn growth(curve: &[(f64, f64)]) -> Option<(bool, pagewise_model::report::Label)> {
     let times = curve.last()?.1 / curve.first()?.1;
     Some((times > 10.0, format!("{times:.0} ×").into()))
 }
 
 /// Asks for messages of each size: one at a time, then many at once.
-fn talk(end: &mut dyn End, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Result<()> {
+fn talk(end: &mut dyn ChannelEnd, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Result<()> {
     let mut buffer = vec![0; LARGEST];
     ask(end, 1, &mut buffer)?;
     for size in SIZES {
@@ -140,7 +141,7 @@ fn talk(end: &mut dyn End, rounds: u64, bytes: u64, bench: &mut Bench) -> io::Re
     Ok(())
 }
 
-/// How often something is timed in one run.
+/// Number of measurements in one run.
 const TRIES: u64 = 15;
 
 /// The median time: in some tries another program has one of the CPUs.
@@ -155,15 +156,15 @@ fn typical(mut one: impl FnMut() -> io::Result<()>) -> io::Result<f64> {
 }
 
 /// A question is a word: how many messages, of which size.
-fn ask(end: &mut dyn End, messages: u64, buffer: &mut [u8]) -> io::Result<()> {
+fn ask(end: &mut dyn ChannelEnd, messages: u64, buffer: &mut [u8]) -> io::Result<()> {
     let question = messages << 32 | buffer.len() as u64;
     end.send(&question.to_ne_bytes())?;
     (0..messages).try_for_each(|_| end.receive(buffer))
 }
 
 /// The other process: answers until it is killed.
-fn answer(mut end: Box<dyn End + Send>, message: &[u8]) -> io::Result<()> {
-    let _pinned = Pinned::to(1);
+fn answer(mut end: Box<dyn ChannelEnd + Send>, message: &[u8]) -> io::Result<()> {
+    let _pinned = PinnedThread::to(1);
     loop {
         let mut question = [0; 8];
         end.receive(&mut question)?;
@@ -174,7 +175,7 @@ fn answer(mut end: Box<dyn End + Send>, message: &[u8]) -> io::Result<()> {
 }
 
 /// One end of a way to talk.
-trait End {
+trait ChannelEnd {
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
     fn receive(&mut self, message: &mut [u8]) -> io::Result<()>;
     /// Says who is at the other end.
@@ -182,23 +183,23 @@ trait End {
 }
 
 /// Ours and that of the other process.
-type Ends = (Box<dyn End + Send>, Box<dyn End + Send>);
+type ChannelEnds = (Box<dyn ChannelEnd + Send>, Box<dyn ChannelEnd + Send>);
 
-fn ends(arm: &str, message: &[u8]) -> io::Result<Ends> {
+fn ends(arm: &str, message: &[u8]) -> io::Result<ChannelEnds> {
     match arm {
         "pipe" => {
             let ((from_other, to_us), (from_us, to_other)) = (io::pipe()?, io::pipe()?);
-            Ok((Box::new(Stream(from_other, to_other)), Box::new(Stream(from_us, to_us))))
+            Ok((Box::new(KernelStream(from_other, to_other)), Box::new(KernelStream(from_us, to_us))))
         }
         "socket pair" => {
             let (ours, theirs) = UnixStream::pair()?;
-            let stream = |socket: UnixStream| Ok::<_, io::Error>(Stream(socket.try_clone()?, socket));
+            let stream = |socket: UnixStream| Ok::<_, io::Error>(KernelStream(socket.try_clone()?, socket));
             Ok((Box::new(stream(ours)?), Box::new(stream(theirs)?)))
         }
         "process_vm_readv" => {
             let [questions, answers] = rings("shared mapping")?;
             let address = message.as_ptr().addr() as u64;
-            let reader = Reader { questions: questions.clone(), answers: answers.clone(), other: 0, address };
+            let reader = RemoteReader { questions: questions.clone(), answers: answers.clone(), other: 0, address };
             Ok((Box::new(reader), Box::new(Offerer { questions, answers })))
         }
         kind => {
@@ -210,9 +211,9 @@ fn ends(arm: &str, message: &[u8]) -> io::Result<Ends> {
 }
 
 /// A stream through the kernel: where it is read, and where it is written.
-struct Stream<R, W>(R, W);
+struct KernelStream<R, W>(R, W);
 
-impl<R: Read, W: Write> End for Stream<R, W> {
+impl<R: Read, W: Write> ChannelEnd for KernelStream<R, W> {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.1.write_all(message)
     }
@@ -224,31 +225,31 @@ impl<R: Read, W: Write> End for Stream<R, W> {
 
 /// A ring each way.
 struct Rings {
-    to: Ring,
-    from: Ring,
+    to: WordRing,
+    from: WordRing,
 }
 
-impl End for Rings {
+impl ChannelEnd for Rings {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.to.put(message);
         Ok(())
     }
 
     fn receive(&mut self, message: &mut [u8]) -> io::Result<()> {
-        self.from.take(message);
+        self.from.pop_message(message);
         Ok(())
     }
 }
 
-/// Who reads from the other's memory what the other offers.
-struct Reader {
-    questions: Ring,
-    answers: Ring,
+/// Reader that copies the offered message from the other process's memory.
+struct RemoteReader {
+    questions: WordRing,
+    answers: WordRing,
     other: u32,
     address: u64,
 }
 
-impl End for Reader {
+impl ChannelEnd for RemoteReader {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.questions.put(message);
         Ok(())
@@ -267,13 +268,13 @@ impl End for Reader {
     }
 }
 
-/// Who offers a message in its own memory, and waits until it was read.
+/// Sender that offers a message in its own memory, and waits until it was read.
 struct Offerer {
-    questions: Ring,
-    answers: Ring,
+    questions: WordRing,
+    answers: WordRing,
 }
 
-impl End for Offerer {
+impl ChannelEnd for Offerer {
     fn send(&mut self, _message: &[u8]) -> io::Result<()> {
         self.answers.have_sent(1);
         self.answers.wait_for_room(LENGTH);
@@ -281,7 +282,7 @@ impl End for Offerer {
     }
 
     fn receive(&mut self, message: &mut [u8]) -> io::Result<()> {
-        self.questions.take(message);
+        self.questions.pop_message(message);
         Ok(())
     }
 }
@@ -293,46 +294,47 @@ impl End for Offerer {
 ///        words sent   words taken    the words themselves, word n at n % LENGTH
 /// ```
 ///
-/// Who sends writes the first and the words, who receives the second; each lies in cache lines of its own.
+/// The sender writes the first word and the data, the receiver the second word; each has cache
+/// lines of its own.
 #[derive(Clone)]
-struct Ring(Arc<Mapping>);
+struct WordRing(Arc<OwnedMapping>);
 
 const SENT: usize = 0;
 const TAKEN: usize = 16;
 const WORDS: usize = 32;
 /// 64 KiB, as a pipe has by default.
 const LENGTH: usize = 8192;
-/// So many bytes are sent before the other is told, so that both copy at the same time.
+/// Number of bytes after which the other side is notified, so that both copy at the same time.
 const PART: usize = 4 << 10;
 const WORD: usize = size_of::<u64>();
 
 /// A ring each way.
-fn rings(kind: &str) -> io::Result<[Ring; 2]> {
-    Ok([Ring(Arc::new(shared(kind)?)), Ring(Arc::new(shared(kind)?))])
+fn rings(kind: &str) -> io::Result<[WordRing; 2]> {
+    Ok([WordRing(Arc::new(shared(kind)?)), WordRing(Arc::new(shared(kind)?))])
 }
 
 /// Memory that a child will have too.
-fn shared(kind: &str) -> io::Result<Mapping> {
+fn shared(kind: &str) -> io::Result<OwnedMapping> {
     let page = usize::try_from(pagewise_sys::system::page_size()).unwrap_or(usize::MAX);
     let length = ((WORDS + LENGTH) * WORD).next_multiple_of(page);
-    let wanted = Wanted { length, shared: true, populate: true, ..Wanted::default() };
+    let wanted = MapRequest { length, shared: true, populate: true, ..MapRequest::default() };
     match kind {
         "memfd" => {
             let file = File::from(memfd_create("pagewise-ring", MemfdFlags::CLOEXEC)?);
             file.set_len(length as u64)?;
-            Mapping::map(&Wanted { file: Some(&file), ..wanted })
+            OwnedMapping::map(&MapRequest { file: Some(&file), ..wanted })
         }
-        "System V" => Mapping::system_v(length),
-        _ => Mapping::map(&wanted),
+        "System V" => OwnedMapping::system_v(length),
+        _ => OwnedMapping::map(&wanted),
     }
 }
 
-impl Ring {
+impl WordRing {
     fn put(&self, message: &[u8]) {
         for part in message.chunks(PART) {
             let words = part.len() / WORD;
             self.wait_for_room(words);
-            let (first, ring) = (self.count(SENT), self.words());
+            let (first, ring) = (self.count(SENT), self.shared_words());
             for (at, bytes) in part.as_chunks().0.iter().enumerate() {
                 ring[(first + at) % LENGTH].store(u64::from_ne_bytes(*bytes), Relaxed);
             }
@@ -340,11 +342,11 @@ impl Ring {
         }
     }
 
-    fn take(&self, message: &mut [u8]) {
+    fn pop_message(&self, message: &mut [u8]) {
         for part in message.chunks_mut(PART) {
             let words = part.len() / WORD;
             self.wait_for(words);
-            let (first, ring) = (self.count(TAKEN), self.words());
+            let (first, ring) = (self.count(TAKEN), self.shared_words());
             for (at, bytes) in part.as_chunks_mut().0.iter_mut().enumerate() {
                 *bytes = ring[(first + at) % LENGTH].load(Relaxed).to_ne_bytes();
             }
@@ -352,19 +354,20 @@ impl Ring {
         }
     }
 
-    fn words(&self) -> &[AtomicU64; LENGTH] {
-        self.0.words()[WORDS..].first_chunk().expect("so much was mapped")
+    fn shared_words(&self) -> &[AtomicU64; LENGTH] {
+        self.0.as_words()[WORDS..].first_chunk().expect("so much was mapped")
     }
 
     fn count(&self, which: usize) -> usize {
         // Acquire: what the other did before it counted is seen.
-        usize::try_from(self.0.words()[which].load(Acquire)).unwrap_or(usize::MAX)
+        usize::try_from(self.0.as_words()[which].load(Acquire)).unwrap_or(usize::MAX)
     }
 
     fn add(&self, which: usize, words: usize) {
-        // Release: what was done before is seen by who sees the count. There is one writer, so a store is enough.
+        // Release: what was done before is seen by who sees the count. There is one writer, so a
+        // store is enough.
         let count = self.count(which) + words;
-        self.0.words()[which].store(count as u64, Release);
+        self.0.as_words()[which].store(count as u64, Release);
     }
 
     fn have_sent(&self, words: usize) {

@@ -1,50 +1,51 @@
-//! Pages with the same bytes, offered to the kernel for merging: one stays, everyone has it, and who writes gets a copy.
+//! Pages with the same bytes, offered to the kernel for merging: one stays, everyone has it, and
+//! who writes gets a copy.
 
 use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_measure::pin::Pinned;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_model::{Bytes, Counter, Pid};
+use pagewise_measure::pin::PinnedThread;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::{Bytes, SmapsCounter, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
-pub(super) struct Ksm;
+pub(super) struct KsmExperiment;
 
 const SETTINGS: &str = "/sys/kernel/mm/ksm";
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "ksm",
-    question: "What does merging pages alike save, and what does it cost who writes them?",
+    question: "How much memory does merging equal pages save, and what does a write to a merged page cost?",
     expectation: "A kernel thread reads the pages that were offered, and maps those alike to one page, read only. RES does not \
         show it, PSS does. A page must be seen unchanged in one round to be merged in the next. Writing a merged page is a \
         page fault that copies it, as after fork. Pages of which there is one each are read for nothing.",
     figures: "",
     needs: &[Need::Root, Need::ChangeSystem, Need::File("/sys/kernel/mm/ksm/run")],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
-        meaning: "how much memory is offered, in MiB",
+        meaning: "memory that may be merged, in MiB",
         values: [16, 128, 512],
     }],
     quantities: &[
-        Quantity { name: "merged", unit: Unit::Bytes, meaning: "pages of the process that are merged" },
-        Quantity { name: "rss", unit: Unit::Bytes, meaning: "its resident memory" },
-        Quantity { name: "pss", unit: Unit::Bytes, meaning: "its PSS" },
-        Quantity { name: "rewritten", unit: Unit::Bytes, meaning: "its PSS, after every page was written again" },
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults of writing every page again" },
-        Quantity { name: "wall", unit: Unit::Nanos, meaning: "time to write every page again" },
-        Quantity { name: "merging", unit: Unit::Nanos, meaning: "how long the kernel was given to merge" },
+        QuantityAbout { name: "merged", unit: AxisUnit::Bytes, meaning: "pages of the process that are merged" },
+        QuantityAbout { name: "rss", unit: AxisUnit::Bytes, meaning: "its resident memory" },
+        QuantityAbout { name: "pss", unit: AxisUnit::Bytes, meaning: "its PSS" },
+        QuantityAbout { name: "rewritten", unit: AxisUnit::Bytes, meaning: "its PSS, after every page was written again" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults of writing every page again" },
+        QuantityAbout { name: "wall", unit: AxisUnit::Nanos, meaning: "time to write every page again" },
+        QuantityAbout { name: "merging", unit: AxisUnit::Nanos, meaning: "time that the kernel had to merge" },
     ],
     arms: &["not offered", "all different", "all alike"],
     runs: [3, 5, 5],
@@ -52,20 +53,21 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-/// Rounds until all is merged that can be: the first notes checksums, the second merges what kept its own. One may be under way.
+/// Rounds until all is merged that can be: the first notes checksums, the second merges what kept
+/// its own. One may be under way.
 const ROUNDS: u64 = 4;
 
 /// A round takes as long as there is memory to read; this is given up on.
-const LONGEST: Duration = Duration::from_secs(40);
+const MAX_SCAN_TIME: Duration = Duration::from_secs(40);
 
-impl Experiment for Ksm {
-    fn about(&self) -> &'static About {
+impl RunExperiment for KsmExperiment {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let (length, page) = (bench.size("mib") << 20, bench.page());
-        let mapping = Mapping::map(&Wanted { length, ..Wanted::default() }).while_("cannot map memory")?;
+        let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() }).while_("cannot map memory")?;
         // A huge page would have to be split first.
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         fill(&mapping, page, arm == "all different");
@@ -76,16 +78,16 @@ impl Experiment for Ksm {
         }
         bench.each("merging", begin, 1);
         bench.record("merged", count(merged()?) * count(page as u64));
-        bench.record("rss", bench.memory_at(mapping.start(), Counter::Rss)?);
-        bench.record("pss", bench.memory_at(mapping.start(), Counter::Pss)?);
+        bench.record("rss", bench.memory_at(mapping.start(), SmapsCounter::Rss)?);
+        bench.record("pss", bench.memory_at(mapping.start(), SmapsCounter::Pss)?);
         stop(bench)?;
-        let _pinned = Pinned::here()?;
+        let _pinned = PinnedThread::here()?;
         bench.measure(|| mapping.touch(page - 1..length, page))?;
-        bench.record("rewritten", bench.memory_at(mapping.start(), Counter::Pss)?);
+        bench.record("rewritten", bench.memory_at(mapping.start(), SmapsCounter::Pss)?);
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let all = results.parameter("mib") * f64::from(1 << 20);
         let faults = |arm| results.value("minflt", arm);
         let late = "the kernel's thread had too little CPU time to read all pages";
@@ -116,7 +118,7 @@ impl Experiment for Ksm {
 }
 
 /// Writes each page: its number, or the same in each.
-fn fill(mapping: &Mapping, page: usize, different: bool) {
+fn fill(mapping: &OwnedMapping, page: usize, different: bool) {
     for (number, at) in (0..mapping.len()).step_by(page).enumerate() {
         let number = if different { number + 1 } else { 1 };
         for (place, byte) in number.to_ne_bytes().into_iter().enumerate() {
@@ -132,13 +134,13 @@ fn merge(bench: &Bench) -> Result<(), LabError> {
     }
     let begin = Instant::now();
     let last = rounds()? + ROUNDS;
-    while rounds()? < last && begin.elapsed() < LONGEST {
+    while rounds()? < last && begin.elapsed() < MAX_SCAN_TIME {
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// Ends that, so that what is written stays as it is. What is merged stays merged.
+/// Ends the merging, so that written pages stay unmerged. Merged pages stay merged.
 fn stop(bench: &Bench) -> Result<(), LabError> {
     bench.journal().set(&Path::new(SETTINGS).join("run"), "0")
 }
@@ -167,7 +169,7 @@ mod tests {
     fn pages_are_all_alike_or_all_different() {
         let page = 1 << 16;
         for (different, kinds) in [(false, 1), (true, 8)] {
-            let mapping = Mapping::map(&Wanted { length: 8 * page, ..Wanted::default() }).unwrap();
+            let mapping = OwnedMapping::map(&MapRequest { length: 8 * page, ..MapRequest::default() }).unwrap();
             fill(&mapping, page, different);
             let content = |first| (first..first + page).map(|at| mapping.read(at)).collect::<Vec<_>>();
             let seen: BTreeSet<_> = (0..mapping.len()).step_by(page).map(content).collect();

@@ -1,5 +1,5 @@
-//! How long memory takes to answer, from registers to the disk: a pointer chase, whose next address is known only when the
-//! last one has come, over more and more memory.
+//! Latency of memory, from registers to the disk: a pointer chase, whose next address is known only
+//! when the last read has completed, over increasing amounts of memory.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -8,30 +8,30 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
 
-use pagewise_measure::cache::{Cache, caches};
-use pagewise_measure::pin::Pinned;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Label, Scale, Unit};
+use pagewise_measure::cache::{DataCache, caches};
+use pagewise_measure::pin::PinnedThread;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Label, Scale, AxisUnit};
 use pagewise_model::{Absent, Bytes};
-use pagewise_sys::chase::Chase;
+use pagewise_sys::chase::RingChase;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::region::Region;
+use pagewise_sys::region::AlignedRegion;
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::replacement::{POLICIES, misses, unexplained};
-use crate::results::{Asked, Explained};
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::results::{OpenClaim, Explained};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct LatencyLadder;
 
 const HUGE: usize = 2 << 20;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "latency-ladder",
-    question: "How long does it take to get a word from a register, each cache, memory, and the disk?",
+    question: "How long does a read of one word take from a register, each cache, memory, and the disk?",
     expectation: "Each level is larger and slower than the one before; what is chased through fits one of them, and the curve \
         has a step where it outgrows it. A page that the TLB does not know costs a walk of the page tables first: one line in \
         each of many pages is slower than as many lines side by side, and huge pages put that off. Which line a full set gives \
@@ -40,36 +40,36 @@ static ABOUT: About = About {
         Elsewhere a 12-way L1 was LRU of three groups of 4-way tree-PLRU, by timing alone, in 6 of 6 runs",
     needs: &[],
     parameters: &[
-        Parameter { name: "mib", meaning: "the largest memory that is chased through, in MiB", values: [96, 512, 1024] },
-        Parameter { name: "disk", meaning: "the file that is read from the disk, in MiB", values: [16, 64, 1024] },
-        Parameter { name: "reads", meaning: "how often the disk is asked", values: [100, 500, 2000] },
-        Parameter { name: "sequences", meaning: "how many sequences tell policies apart", values: [48, 96, 192] },
+        ParameterAbout { name: "mib", meaning: "the largest memory that is chased through, in MiB", values: [96, 512, 1024] },
+        ParameterAbout { name: "disk", meaning: "the file that is read from the disk, in MiB", values: [16, 64, 1024] },
+        ParameterAbout { name: "reads", meaning: "number of disk reads", values: [100, 500, 2000] },
+        ParameterAbout { name: "sequences", meaning: "number of access sequences that distinguish policies", values: [48, 96, 192] },
     ],
     quantities: &[
-        Quantity { name: "l1", unit: Unit::Number, meaning: "nanoseconds for a word of the first level" },
-        Quantity { name: "l2", unit: Unit::Number, meaning: "nanoseconds for a word of the second" },
-        Quantity { name: "l3", unit: Unit::Number, meaning: "nanoseconds for a word of the third" },
-        Quantity { name: "ram", unit: Unit::Number, meaning: "nanoseconds for a word of memory" },
-        Quantity { name: "disk", unit: Unit::Nanos, meaning: "a page of the disk, past the page cache" },
-        Quantity { name: "cycle", unit: Unit::Number, meaning: "nanoseconds of a cycle: what a register takes" },
-        Quantity { name: "l1_cycles", unit: Unit::Number, meaning: "cycles for a word of the first level" },
-        Quantity { name: "l1_reach", unit: Unit::Bytes, meaning: "the most memory that answers like the first level" },
-        Quantity { name: "l2_reach", unit: Unit::Bytes, meaning: "the most memory that answers like the second" },
-        Quantity { name: "dense", unit: Unit::Number, meaning: "nanoseconds for one of 8192 lines side by side" },
-        Quantity { name: "spread", unit: Unit::Number, meaning: "nanoseconds for one of 8192 lines in a page each" },
-        Quantity { name: "tlb_reach", unit: Unit::Count, meaning: "the most pages of which a line each answers like the first level" },
-        Quantity { name: "ways", unit: Unit::Count, meaning: "lines of one set that fit the first level" },
-        Quantity { name: "l1_said", unit: Unit::Bytes, meaning: "how large the kernel says that the first level is" },
-        Quantity { name: "l2_said", unit: Unit::Bytes, meaning: "how large it says that the second is" },
-        Quantity { name: "ways_said", unit: Unit::Count, meaning: "how many ways it says that the first has" },
-        Quantity { name: POLICIES[0].0, unit: Unit::Share, meaning: "what LRU leaves unexplained of the times" },
-        Quantity { name: POLICIES[1].0, unit: Unit::Share, meaning: "what FIFO leaves unexplained" },
-        Quantity { name: POLICIES[2].0, unit: Unit::Share, meaning: "what random replacement leaves unexplained" },
-        Quantity { name: POLICIES[3].0, unit: Unit::Share, meaning: "what a tree of bits leaves unexplained" },
-        Quantity { name: POLICIES[4].0, unit: Unit::Share, meaning: "what LRU of groups of four, each a tree, leaves unexplained" },
-        Quantity { name: POLICIES[5].0, unit: Unit::Share, meaning: "what a tree of four groups, each LRU, leaves unexplained" },
-        Quantity { name: POLICIES[6].0, unit: Unit::Share, meaning: "what a bit for each way leaves unexplained" },
-        Quantity { name: POLICIES[7].0, unit: Unit::Share, meaning: "what ages of two bits leave unexplained" },
+        QuantityAbout { name: "l1", unit: AxisUnit::Number, meaning: "nanoseconds for a word of the first level" },
+        QuantityAbout { name: "l2", unit: AxisUnit::Number, meaning: "nanoseconds for a word of the second" },
+        QuantityAbout { name: "l3", unit: AxisUnit::Number, meaning: "nanoseconds for a word of the third" },
+        QuantityAbout { name: "ram", unit: AxisUnit::Number, meaning: "nanoseconds for a word of memory" },
+        QuantityAbout { name: "disk", unit: AxisUnit::Nanos, meaning: "a page of the disk, past the page cache" },
+        QuantityAbout { name: "cycle", unit: AxisUnit::Number, meaning: "nanoseconds of a cycle: the time of a register" },
+        QuantityAbout { name: "l1_cycles", unit: AxisUnit::Number, meaning: "cycles for a word of the first level" },
+        QuantityAbout { name: "l1_reach", unit: AxisUnit::Bytes, meaning: "the most memory that answers like the first level" },
+        QuantityAbout { name: "l2_reach", unit: AxisUnit::Bytes, meaning: "the most memory that answers like the second" },
+        QuantityAbout { name: "dense", unit: AxisUnit::Number, meaning: "nanoseconds for one of 8192 lines side by side" },
+        QuantityAbout { name: "spread", unit: AxisUnit::Number, meaning: "nanoseconds for one of 8192 lines in a page each" },
+        QuantityAbout { name: "tlb_reach", unit: AxisUnit::Count, meaning: "the most pages of which a line each answers like the first level" },
+        QuantityAbout { name: "ways", unit: AxisUnit::Count, meaning: "lines of one set that fit the first level" },
+        QuantityAbout { name: "l1_said", unit: AxisUnit::Bytes, meaning: "size of the first level according to the kernel" },
+        QuantityAbout { name: "l2_said", unit: AxisUnit::Bytes, meaning: "size of the second level according to the kernel" },
+        QuantityAbout { name: "ways_said", unit: AxisUnit::Count, meaning: "ways of the first level according to the kernel" },
+        QuantityAbout { name: POLICIES[0].0, unit: AxisUnit::Share, meaning: "part of the times that LRU does not explain" },
+        QuantityAbout { name: POLICIES[1].0, unit: AxisUnit::Share, meaning: "part that FIFO does not explain" },
+        QuantityAbout { name: POLICIES[2].0, unit: AxisUnit::Share, meaning: "part that random replacement does not explain" },
+        QuantityAbout { name: POLICIES[3].0, unit: AxisUnit::Share, meaning: "part that tree-PLRU does not explain" },
+        QuantityAbout { name: POLICIES[4].0, unit: AxisUnit::Share, meaning: "part that LRU over 4-way tree-PLRU groups does not explain" },
+        QuantityAbout { name: POLICIES[5].0, unit: AxisUnit::Share, meaning: "part that tree-PLRU over four LRU groups does not explain" },
+        QuantityAbout { name: POLICIES[6].0, unit: AxisUnit::Share, meaning: "part that bit-PLRU (one bit for each way) does not explain" },
+        QuantityAbout { name: POLICIES[7].0, unit: AxisUnit::Share, meaning: "part that SRRIP (ages of two bits) does not explain" },
     ],
     arms: &["4 KiB pages", "huge pages"],
     runs: [5, 5, 5],
@@ -78,21 +78,23 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(parameters.get("mib") * 9 / 8 + parameters.get("disk") + 8),
 };
 
-/// Steps that are timed together, and how often: the fastest counts, since nothing makes memory faster than it is.
+/// Steps that are timed together, and how often: the fastest counts, since nothing makes memory
+/// faster than it is.
 const STEPS: usize = 20_000;
 const TRIES: usize = 5;
 
-/// How often small differences are looked at anew, some milliseconds later: another thread of the same core, be it another
-/// machine's, has its part of the first level for as long as it runs.
+/// Number of repetitions for small differences, some milliseconds apart: another thread of the same
+/// core, even of another machine, occupies a part of the first level while it runs.
 const PASSES: usize = 8;
 
-/// A level ends where the answer takes so many times as long.
+/// A level ends where the latency grows by this factor.
 const END: f64 = 1.5;
 
 /// The least memory that is chased through.
 const SMALLEST: usize = 4 << 10;
 
-/// Lines that a chase over pages and one side by side have: they fit the second level, their pages no TLB of the first.
+/// Lines that a chase over pages and one side by side have: they fit the second level, their pages
+/// no TLB of the first.
 const LINES: usize = 8192;
 
 /// Nanoseconds for one of `steps` of some work, of the fastest try.
@@ -105,7 +107,8 @@ fn fastest(steps: usize, mut work: impl FnMut(usize)) -> f64 {
     (0..TRIES).map(|_| once()).fold(f64::INFINITY, f64::min)
 }
 
-/// Nanoseconds of a cycle: a rotation and an addition, each of which waits for the last, and which nothing folds into one.
+/// Nanoseconds of a cycle: a rotation and an addition, each of which waits for the last, and which
+/// nothing folds into one.
 fn cycle() -> f64 {
     const CYCLES: f64 = 2.0;
     let chain = |steps| {
@@ -118,16 +121,17 @@ fn cycle() -> f64 {
     fastest(STEPS, chain) / CYCLES
 }
 
-/// Nanoseconds for a step of a chase through these places, which has gone round once, or far enough.
-fn step(region: &mut Region, places: &[usize]) -> f64 {
+/// Nanoseconds for a step of a chase through these places, which has gone round once, or far
+/// enough.
+fn step(region: &mut AlignedRegion, places: &[usize]) -> f64 {
     const FAR: usize = 200_000;
-    let Some(mut chase) = Chase::link(region, places) else { return 0.0 };
+    let Some(mut chase) = RingChase::link(region, places) else { return 0.0 };
     chase.walk(places.len().min(FAR));
     fastest(STEPS, |steps| chase.walk(steps))
 }
 
-/// As [`step`], of several chases by turns, the fastest of some passes.
-fn steps_by_turns(region: &mut Region, chases: &[Vec<usize>]) -> Vec<f64> {
+/// As [`step`], for several interleaved chases, the fastest of some passes.
+fn steps_by_turns(region: &mut AlignedRegion, chases: &[Vec<usize>]) -> Vec<f64> {
     let mut fastest = vec![f64::INFINITY; chases.len()];
     for _ in 0..PASSES {
         for (time, places) in fastest.iter_mut().zip(chases) {
@@ -152,13 +156,13 @@ fn half_powers(least: usize, most: usize) -> impl Iterator<Item = usize> {
 /// Memory to chase through, and where what is measured goes.
 struct Ladder<'b> {
     bench: &'b mut Bench,
-    region: Region,
+    region: AlignedRegion,
     line: usize,
     random: fastrand::Rng,
 }
 
 impl Ladder<'_> {
-    /// Nanoseconds for a line of so much memory, in no order.
+    /// Nanoseconds per line for this amount of memory, in random order.
     fn latency(&mut self, size: usize) -> f64 {
         let mut places: Vec<usize> = (0..size).step_by(self.line).collect();
         self.random.shuffle(&mut places);
@@ -166,7 +170,7 @@ impl Ladder<'_> {
     }
 
     /// Chases through more and more memory.
-    fn climb(&mut self, levels: &[Cache]) {
+    fn climb(&mut self, levels: &[DataCache]) {
         let most = self.region.bytes().len();
         let mut curve: Vec<(usize, f64)> = Vec::new();
         for size in half_powers(SMALLEST, most) {
@@ -185,7 +189,7 @@ impl Ladder<'_> {
                     known.push(latency);
                 }
                 None => {
-                    let why = format!("the kernel tells of no cache of level {level} that the memory outgrows");
+                    let why = format!("the kernel reports no level-{level} cache that is smaller than the memory");
                     self.bench.missing(quantity, Absent::NotSupported(why.into()));
                 }
             }
@@ -195,7 +199,8 @@ impl Ladder<'_> {
         }
     }
 
-    /// Chases through one line in each of more and more pages: what the TLB knows ends before the caches do.
+    /// Chases through one line in each of more and more pages: what the TLB knows ends before the
+    /// caches do.
     fn pages(&mut self) {
         let page = self.bench.page();
         let spread = |pages: usize, line: usize, random: &mut fastrand::Rng| {
@@ -221,8 +226,9 @@ impl Ladder<'_> {
         self.bench.record("dense", dense);
     }
 
-    /// Which places of a set there are, and what the first level replaces: sequences of a few more lines than it has ways.
-    fn replacement(&mut self, first: &Cache) {
+    /// Which places of a set there are, and what the first level replaces: sequences of a few more
+    /// lines than it has ways.
+    fn replacement(&mut self, first: &DataCache) {
         let Some(ways) = first.ways.filter(|ways| (2..=32).contains(ways)) else {
             return;
         };
@@ -250,7 +256,7 @@ impl Ladder<'_> {
     /// Sequences of lines of one set, and how long an access of each takes.
     fn sequences(&mut self, ways: usize, span: usize) -> (Vec<Vec<usize>>, Vec<f64>) {
         // A line holds as many places, one for each visit: the chase goes on elsewhere each time.
-        let visits = self.line / Chase::PLACE;
+        let visits = self.line / RingChase::PLACE;
         let sequence = |ladder: &mut Self, n: usize| {
             let lines = ways + 1 + n % ways.div_ceil(2);
             let mut left: Vec<usize> = (0..lines).flat_map(|line| [line; 4]).collect();
@@ -260,7 +266,7 @@ impl Ladder<'_> {
             let mut seen = vec![0; lines];
             let place = |line: &usize| {
                 seen[*line] += 1;
-                *line * span + set + (seen[*line] - 1) % visits * Chase::PLACE
+                *line * span + set + (seen[*line] - 1) % visits * RingChase::PLACE
             };
             let places = left.iter().map(place).collect();
             (left, places)
@@ -272,9 +278,9 @@ impl Ladder<'_> {
     }
 }
 
-/// How much memory only one level holds: half of the first two; of the last, which other processes and other machines of the
-/// same host use too, twice the level before it.
-fn within(levels: &[Cache], level: u8) -> Option<usize> {
+/// Amount of memory that only one level holds: half of the first two; for the last, which other
+/// processes and other machines of the same host share, twice the level before it.
+fn within(levels: &[DataCache], level: u8) -> Option<usize> {
     let size = |of: u8| levels.iter().find(|cache| cache.level == of).map(|cache| in_memory(cache.size));
     match level {
         3 => size(2)?.checked_mul(2).filter(|twice| size(3).is_some_and(|last| *twice < last)),
@@ -297,7 +303,7 @@ fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64
     file.sync_all()?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path)?;
     // O_DIRECT reads to memory that is aligned as the disk wants it.
-    let mut buffer = Region::map(page, page)?;
+    let mut buffer = AlignedRegion::map(page, page)?;
     let mut random = fastrand::Rng::with_seed(3);
     let mut read = |_| {
         let at = random.usize(..length / page) * page;
@@ -310,19 +316,19 @@ fn disk(folder: &Path, length: usize, reads: u64, page: usize) -> io::Result<f64
     Ok(times[times.len() / 2])
 }
 
-impl Experiment for LatencyLadder {
-    fn about(&self) -> &'static About {
+impl RunExperiment for LatencyLadder {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
-        let _pinned = Pinned::here()?;
+        let _pinned = PinnedThread::here()?;
         let (page, length) = (bench.page(), bench.size("disk") << 20);
         match disk(bench.folder(), length, bench.parameter("reads"), page) {
             Ok(time) => bench.record("disk", time),
             Err(error) => bench.missing("disk", Absent::NotSupported(format!("O_DIRECT: {error}").into())),
         }
-        let mut region = Region::map(bench.size("mib") << 20, HUGE).while_("cannot map memory")?;
+        let mut region = AlignedRegion::map(bench.size("mib") << 20, HUGE).while_("cannot map memory")?;
         let advice = if arm == "huge pages" { Advice::HugePage } else { Advice::NoHugePage };
         region.advise(advice).while_("madvise")?;
         region.bytes().iter_mut().step_by(page).for_each(|byte| *byte = 1);
@@ -343,15 +349,15 @@ impl Experiment for LatencyLadder {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
-        const VIRTUAL: &str = "a virtual machine may be told of other caches than its CPU has, and shares the last one";
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
+        const VIRTUAL: &str = "cpuid of a virtual machine may differ from the caches of its CPU, and the last level is shared";
         const NO_DISK: &str = "an SSD, and a disk that the host of a virtual machine has in its memory, answer within tens of \
             microseconds; a file system in memory is no disk: --disk names another folder";
         let arm = "4 KiB pages";
-        // What the kernel says is what is expected; a virtual machine may be told nothing.
-        let as_said = |asked: Asked, said, tolerance, quantity| match results.median(said, arm) {
+        // The value of the kernel is the expected one; a virtual machine may have none.
+        let as_said = |asked: OpenClaim, said, tolerance, quantity| match results.median(said, arm) {
             Some(said) => asked.near(said, tolerance, results.value(quantity, arm)).because(VIRTUAL),
-            None => asked.holds("what the kernel says", None).because(VIRTUAL),
+            None => asked.holds("size according to the kernel", None).because(VIRTUAL),
         };
         let tlb = results.median("tlb_reach", arm);
         let slower = |claim: &'static str, source: &'static str, least, over, under| {
@@ -370,26 +376,26 @@ impl Experiment for LatencyLadder {
             slower("The disk is slower than memory by tens of times at least", "5 ms against 40 ns", 20.0, "disk", "ram")
                 .because(NO_DISK),
             as_said(
-                results.claim("As many lines of one set fit L1 as the kernel says that it has ways", ""),
+                results.claim("L1 holds as many lines of one set as it has ways according to the kernel", ""),
                 "ways_said",
                 0.01,
                 "ways",
             ),
             as_said(
-                results.claim("The first step is where the kernel says that L1 ends", "a step at the size of L1"),
+                results.claim("The first step is at the size of L1 according to the kernel", "a step at the size of L1"),
                 "l1_said",
                 0.5,
                 "l1_reach",
             ),
             as_said(results.claim("The second is where L2 ends", "a step at the size of L2"), "l2_said", 0.6, "l2_reach"),
             results
-                .claim("The first TLB knows tens of pages", "64 pages; elsewhere 96")
+                .claim("The first-level TLB holds tens of pages", "64 pages; elsewhere 96")
                 .holds("from 16 to 256", tlb.map(|pages| ((16.0..=256.0).contains(&pages), format!("{pages:.0}").into()))),
             slower("Lines in a page each are slower than side by side: the TLB does not reach", "", 1.2, "spread", "dense"),
             results
                 .claim("With huge pages it reaches farther", "the same lines, in a 512th of the pages")
                 .more_than(1.1, results.ratio("spread", arm, "huge pages"))
-                .because("where the host has no huge pages for a guest's, the TLB holds them in pieces of 4 KiB"),
+                .because("if the host backs a guest's huge pages by base pages, the TLB holds entries of 4 KiB"),
             policy(results, arm),
         ]
     }
@@ -398,18 +404,18 @@ impl Experiment for LatencyLadder {
         let curve = |curve: &'static str, x: &'static str, unit, scale| Plot::Curves {
             curve: curve.into(),
             x: (x.into(), unit, scale),
-            y: ("nanoseconds".into(), Unit::Number, Scale::Log),
+            y: ("nanoseconds".into(), AxisUnit::Number, Scale::Log),
         };
         vec![
-            curve("latency", "memory", Unit::Bytes, Scale::Log),
-            curve("one line in each page", "pages", Unit::Count, Scale::Log),
-            curve("lines of one set", "lines", Unit::Count, Scale::Linear),
+            curve("latency", "memory", AxisUnit::Bytes, Scale::Log),
+            curve("one line in each page", "pages", AxisUnit::Count, Scale::Log),
+            curve("lines of one set", "lines", AxisUnit::Count, Scale::Linear),
         ]
     }
 }
 
 /// Notes what the kernel says of the first two levels.
-fn note_what_is_said(levels: &[Cache], bench: &mut Bench) {
+fn note_what_is_said(levels: &[DataCache], bench: &mut Bench) {
     let level = |level: u8| levels.iter().find(|cache| cache.level == level);
     let size = |of: u8| level(of).map(|cache| count(cache.size.0));
     let ways = level(1).and_then(|cache| cache.ways).map(|ways| count(ways as u64));
@@ -421,11 +427,12 @@ fn note_what_is_said(levels: &[Cache], bench: &mut Bench) {
     }
 }
 
-/// So many times what the best policy leaves unexplained the next must leave, or it is not decided.
+/// Factor by which the unexplained part of the second-best policy must exceed that of the best, or
+/// the result is undecided.
 const MARGIN: f64 = 1.5;
 
-/// What the first level does with a full set.
-fn policy(results: &Results<'_>, arm: &str) -> Claim {
+/// Replacement in a full set of the first level.
+fn policy(results: &ExperimentResults<'_>, arm: &str) -> ExperimentClaim {
     const EXPECTED: &str = "tree-PLRU or a kind of it";
     let text = "A full set of L1 gives up a line by a tree of bits, or by groups of them";
     let asked = results.claim(text, "in 6 of 6 runs elsewhere");
@@ -438,7 +445,7 @@ fn policy(results: &Results<'_>, arm: &str) -> Claim {
     let (best, others): (Vec<_>, Vec<_>) =
         fits.into_iter().partition(|fit| results.values(fit.0, arm) == runs);
     let Some((next, more)) = others.first().copied() else {
-        return asked.holds(EXPECTED, None).because("the kernel does not say how many ways L1 has");
+        return asked.holds(EXPECTED, None).because("the kernel does not report the ways of L1");
     };
     let names: Vec<&str> = best.iter().map(|fit| fit.0).collect();
     let wins = (0..runs.len()).filter(|run| {
@@ -456,7 +463,7 @@ fn policy(results: &Results<'_>, arm: &str) -> Claim {
     .into();
     if more < MARGIN * left || left > 0.5 {
         let why = "undecided: the margin is too small".into();
-        return Claim { measured, why, ..asked.holds(EXPECTED, None) };
+        return ExperimentClaim { measured, why, ..asked.holds(EXPECTED, None) };
     }
     let is_tree = names.iter().any(|name| name.contains("tree"));
     asked.holds(EXPECTED, Some((is_tree, measured))).because("processors differ, and most makers do not say")
@@ -464,13 +471,13 @@ fn policy(results: &Results<'_>, arm: &str) -> Claim {
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::lab::{Arm, Experiment as Entry, Measured, Run, Verdict};
+    use pagewise_model::lab::{ExperimentArm, ExperimentRecord as Entry, Measured, ExperimentRun, ClaimVerdict};
 
     use super::*;
     use crate::Parameters;
 
-    /// What one run after the other left unexplained: of LRU, of a tree, and of all others.
-    fn verdict(runs: &[(f64, f64)]) -> (Verdict, String) {
+    /// Unexplained parts of the runs: of LRU, of a tree, and of all others.
+    fn verdict(runs: &[(f64, f64)]) -> (ClaimVerdict, String) {
         let run = |(lru, tree): &(f64, f64)| {
             let left = |name: &str| match name {
                 "LRU" => *lru,
@@ -478,43 +485,43 @@ mod tests {
                 _ => 0.9,
             };
             let values = POLICIES.iter().map(|(name, _)| ((*name).into(), Measured(Ok(left(name)))));
-            Run { values: values.collect(), ..Run::default() }
+            ExperimentRun { values: values.collect(), ..ExperimentRun::default() }
         };
-        let arm = Arm { name: "arm".into(), runs: runs.iter().map(run).collect(), ..Arm::default() };
+        let arm = ExperimentArm { name: "arm".into(), runs: runs.iter().map(run).collect(), ..ExperimentArm::default() };
         let entry = crate::outline::outline(&ABOUT, &Parameters::default(), String::new());
-        let claim = policy(&Results(&Entry { arms: vec![arm], ..entry }), "arm");
+        let claim = policy(&ExperimentResults(&Entry { arms: vec![arm], ..entry }), "arm");
         (claim.verdict, claim.measured.to_string())
     }
 
     #[test]
     fn a_policy_is_named_where_its_margin_is_large() {
         let (verdict, words) = verdict(&[(0.4, 0.01), (0.3, 0.02), (0.1, 0.2)]);
-        assert_eq!(verdict, Verdict::Agrees);
+        assert_eq!(verdict, ClaimVerdict::Agrees);
         assert!(words.starts_with("tree-PLRU, in 2 of 3 runs: it leaves 2.0 %"), "{words}");
     }
 
     #[test]
     fn a_small_margin_and_a_bad_fit_are_undecided() {
-        assert_eq!(verdict(&[(0.12, 0.1), (0.1, 0.12)]).0, Verdict::CannotTell);
-        assert_eq!(verdict(&[(0.85, 0.55), (0.88, 0.57)]).0, Verdict::CannotTell);
-        assert_eq!(verdict(&[]).0, Verdict::CannotTell);
+        assert_eq!(verdict(&[(0.12, 0.1), (0.1, 0.12)]).0, ClaimVerdict::CannotTell);
+        assert_eq!(verdict(&[(0.85, 0.55), (0.88, 0.57)]).0, ClaimVerdict::CannotTell);
+        assert_eq!(verdict(&[]).0, ClaimVerdict::CannotTell);
     }
 
     #[test]
     fn models_that_are_one_do_not_compete() {
         let words = verdict(&[(0.01, 0.01), (0.02, 0.02)]);
-        assert_eq!(words.0, Verdict::Agrees);
+        assert_eq!(words.0, ClaimVerdict::Agrees);
         assert!(words.1.starts_with("LRU or tree-PLRU, in 2 of 2 runs"), "{}", words.1);
     }
 
     #[test]
     fn another_policy_is_said_to_be_another() {
-        assert_eq!(verdict(&[(0.01, 0.2), (0.01, 0.3)]).0, Verdict::Disagrees);
+        assert_eq!(verdict(&[(0.01, 0.2), (0.01, 0.3)]).0, ClaimVerdict::Disagrees);
     }
 
     #[test]
     fn a_level_is_measured_where_only_it_holds_the_memory() {
-        let cache = |level, size| Cache { level, size: Bytes::kib(size), line: Bytes(64), ways: None };
+        let cache = |level, size| DataCache { level, size: Bytes::kib(size), line: Bytes(64), ways: None };
         let three = [cache(1, 48), cache(2, 1024), cache(3, 32 << 10)];
         let found = [1, 2, 3].map(|level| within(&three, level));
         assert_eq!(found, [24 << 10, 512 << 10, 2 << 20].map(Some));

@@ -1,4 +1,5 @@
-//! One walk over memory of every kind: where the memory comes from decides who pays for it, when, and whether the disk does.
+//! One walk over memory of every kind: where the memory comes from decides who pays for it, when,
+//! and whether the disk does.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -7,23 +8,23 @@ use std::io;
 use std::time::Instant;
 
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_sim::geometry::PageSize;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_sim::geometry::TlbPageSize;
 use pagewise_sim::workload::{self, Order};
-use pagewise_sys::launch::Usage;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::launch::KernelUsage;
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 use pagewise_sys::thp;
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::results::Explained;
 use crate::{files, simulated};
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
-pub(super) struct MemAccess;
+pub(super) struct MemAccessExperiment;
 
 /// Every kind of memory, of a file where it is private or shared, walked in both orders.
 macro_rules! in_both_orders {
@@ -48,7 +49,7 @@ const ARMS: &[&str] = in_both_orders! {
     "simulated"
 };
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "mem-access",
     question: "What does the same walk over memory cost, by where the memory comes from?",
     expectation: "malloc of a large block is an anonymous mapping: the same faults, one for each base page that is written, two \
@@ -61,24 +62,24 @@ static ABOUT: About = About {
         files, 2,097,152 to 2,997,152 for shared ones",
     needs: &[],
     parameters: &[
-        Parameter { name: "mib", meaning: "size of the region in MiB", values: [32, 256, 1024] },
-        Parameter {
+        ParameterAbout { name: "mib", meaning: "size of the region in MiB", values: [32, 256, 1024] },
+        ParameterAbout {
             name: "rounds",
-            meaning: "how many windows of 512 cache lines are walked 16 times",
+            meaning: "number of windows of 512 cache lines, each walked 16 times",
             values: [1 << 11, 1 << 15, 1 << 20],
         },
     ],
     quantities: &[
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults of mapping, filling and walking" },
-        Quantity { name: "walk_minflt", unit: Unit::Count, meaning: "page faults of the walk alone" },
-        Quantity { name: "oublock", unit: Unit::Count, meaning: "blocks of 512 bytes that became dirty, for the disk" },
-        Quantity { name: "walk", unit: Unit::Number, meaning: "nanoseconds for an access of the walk, faults included" },
-        Quantity { name: "wall", unit: Unit::Nanos, meaning: "time of mapping, filling and walking" },
-        Quantity { name: "user", unit: Unit::Nanos, meaning: "of that, CPU time in the program" },
-        Quantity { name: "sys", unit: Unit::Nanos, meaning: "of that, CPU time in the kernel" },
-        Quantity { name: "dtlb_read_misses", unit: Unit::Count, meaning: "loads whose page no TLB had" },
-        Quantity { name: "dtlb_write_misses", unit: Unit::Count, meaning: "stores whose page no TLB had" },
-        Quantity { name: "l1d_read_misses", unit: Unit::Count, meaning: "lines that the first-level cache fetched" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults of mapping, filling and walking" },
+        QuantityAbout { name: "walk_minflt", unit: AxisUnit::Count, meaning: "page faults of the walk alone" },
+        QuantityAbout { name: "oublock", unit: AxisUnit::Count, meaning: "blocks of 512 bytes that became dirty, for the disk" },
+        QuantityAbout { name: "walk", unit: AxisUnit::Number, meaning: "nanoseconds for an access of the walk, faults included" },
+        QuantityAbout { name: "wall", unit: AxisUnit::Nanos, meaning: "time of mapping, filling and walking" },
+        QuantityAbout { name: "user", unit: AxisUnit::Nanos, meaning: "CPU time in user mode" },
+        QuantityAbout { name: "sys", unit: AxisUnit::Nanos, meaning: "CPU time in the kernel" },
+        QuantityAbout { name: "dtlb_read_misses", unit: AxisUnit::Count, meaning: "loads that missed all TLB levels" },
+        QuantityAbout { name: "dtlb_write_misses", unit: AxisUnit::Count, meaning: "stores that missed all TLB levels" },
+        QuantityAbout { name: "l1d_read_misses", unit: AxisUnit::Count, meaning: "lines that the first-level cache fetched" },
     ],
     arms: ARMS,
     runs: [2, 2, 5],
@@ -91,11 +92,11 @@ static ABOUT: About = About {
 const LINE: usize = 64;
 /// Lines of a window: 32 KiB.
 const WINDOW: usize = 512;
-/// How often a window is walked.
+/// Number of walks of a window.
 const PASSES: usize = 16;
-/// Every so many accesses one writes.
+/// One in this number of accesses writes.
 const WRITES: usize = 8;
-/// How many windows the source walked.
+/// Number of windows in the original measurement.
 const SOURCE_ROUNDS: f64 = 1_048_576.0;
 
 /// Walks windows of `lines`: anywhere, or one after the other.
@@ -119,31 +120,31 @@ fn walk(rounds: u64, lines: usize, random: bool, read: impl Fn(usize) -> u8, wri
     }
 }
 
-/// What a condition asks for.
-struct Kind<'f> {
+/// Memory of a condition.
+struct WalkedMemory<'f> {
     heap: bool,
     filled: bool,
     random: bool,
-    map: Wanted<'f>,
+    map: MapRequest<'f>,
 }
 
-impl Kind<'_> {
-    fn of<'f>(arm: &str, length: usize, file: Option<&'f File>) -> Kind<'f> {
-        Kind {
+impl WalkedMemory<'_> {
+    fn for_arm<'f>(arm: &str, length: usize, file: Option<&'f File>) -> WalkedMemory<'f> {
+        WalkedMemory {
             heap: arm.starts_with("malloc"),
             filled: arm.contains("+fill"),
             random: arm.ends_with("random"),
-            map: Wanted {
+            map: MapRequest {
                 length,
                 file,
                 shared: arm.starts_with("shared"),
                 populate: arm.contains("+populate"),
-                ..Wanted::default()
+                ..MapRequest::default()
             },
         }
     }
 
-    /// Has the memory and walks it. What the walk alone took, and its page faults.
+    /// Maps the memory and walks it. Returns the time of the walk alone, and its page faults.
     fn try_out(&self, rounds: u64) -> io::Result<(f64, u64)> {
         let lines = self.map.length / LINE;
         let measured = |walk: &dyn Fn()| {
@@ -161,7 +162,7 @@ impl Kind<'_> {
                 walk(rounds, lines, self.random, |at| cells[at].get(), |at| cells[at].set(2));
             }));
         }
-        let mut mapping = Mapping::map(&self.map)?;
+        let mut mapping = OwnedMapping::map(&self.map)?;
         if self.filled {
             mapping.fill(1);
             mapping.sync()?;
@@ -172,23 +173,24 @@ impl Kind<'_> {
     }
 }
 
-/// The same walk of the source's 1 GiB in the TLBs of its CPU, with base pages: counts, and no memory.
+/// The same walk of the source's 1 GiB in the TLBs of its CPU, with base pages: counts, and no
+/// memory.
 fn simulate(bench: &mut Bench, random: bool) -> Result<(), LabError> {
     let order = if random { Order::Random { seed: 1 } } else { Order::Sequential };
     let rounds = bench.parameter("rounds");
-    let walk = workload::MemAccess { rounds, ..workload::MemAccess::original(order) };
-    let misses = simulated::walks(PageSize::Base, |sink| walk.play(sink))?;
+    let walk = workload::WindowWalk { rounds, ..workload::WindowWalk::original(order) };
+    let misses = simulated::walks(TlbPageSize::Base, |sink| walk.play(sink))?;
     bench.record("dtlb_read_misses", count(misses.reads));
     bench.record("dtlb_write_misses", count(misses.writes));
     Ok(())
 }
 
 fn faults() -> u64 {
-    Usage::of_this_thread().minor_faults
+    KernelUsage::of_this_thread().minor_faults
 }
 
-impl Experiment for MemAccess {
-    fn about(&self) -> &'static About {
+impl RunExperiment for MemAccessExperiment {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -197,7 +199,7 @@ impl Experiment for MemAccess {
             return simulate(bench, arm.ends_with("random"));
         }
         // The source had base pages: what it counted says so.
-        thp::allow(thp::Allowed::None).while_("PR_SET_THP_DISABLE")?;
+        thp::allow(thp::AllowedHugePages::None).while_("PR_SET_THP_DISABLE")?;
         let (length, rounds) = (bench.size("mib") << 20, bench.parameter("rounds"));
         let file = match arm.starts_with("private") || arm.starts_with("shared") {
             true => {
@@ -206,14 +208,14 @@ impl Experiment for MemAccess {
             }
             false => None,
         };
-        let kind = Kind::of(arm, length, file.as_ref());
+        let kind = WalkedMemory::for_arm(arm, length, file.as_ref());
         let (took, faults) = bench.measure(|| kind.try_out(rounds))?.while_("cannot map memory")?;
         bench.record("walk", took / count(rounds * (WINDOW * PASSES) as u64));
         bench.record("walk_minflt", count(faults));
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let region = results.parameter("mib") * f64::from(1 << 20);
         let pages = region / count(pagewise_sys::system::page_size());
         let blocks = region / 512.0;
@@ -248,7 +250,7 @@ impl Experiment for MemAccess {
                 .claim("not even by memset and msync", "oublock 0")
                 .at_most(0.0, results.value("oublock", "private+fill, random")),
             results
-                .claim("What is written to a shared file does", "68,856 and more")
+                .claim("Writes to a shared file mapping do", "68,856 and more")
                 .at_least(1.0, results.value("oublock", "shared, random")),
             results
                 .claim("with memset and msync all of it", "2,097,152 to 2,997,152 for 1 GiB")
@@ -308,9 +310,9 @@ mod tests {
 
     #[test]
     fn a_condition_says_what_to_map() {
-        let kind = Kind::of("shared+populate+fill, sequential", 1, None);
+        let kind = WalkedMemory::for_arm("shared+populate+fill, sequential", 1, None);
         assert!(kind.map.shared && kind.map.populate && kind.filled && !kind.random && !kind.heap);
-        let kind = Kind::of("malloc, random", 1, None);
+        let kind = WalkedMemory::for_arm("malloc, random", 1, None);
         assert!(kind.heap && kind.random && !kind.filled && !kind.map.shared);
     }
 }

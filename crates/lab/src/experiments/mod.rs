@@ -1,15 +1,15 @@
 //! The experiments: a file each, and a line in the table.
 
-use pagewise_model::lab::{Claim, Plot};
+use pagewise_model::lab::{ExperimentClaim, Plot};
 
-use crate::{About, Bench, LabError, Results};
+use crate::{Bench, ExperimentAbout, ExperimentResults, LabError};
 
 macro_rules! experiments {
     ($($module:ident $name:ident;)*) => {
         $(mod $module;)*
 
         /// Every experiment, in the order in which a reader learns from them.
-        pub const EXPERIMENTS: &[&dyn Experiment] = &[$(&$module::$name),*];
+        pub const EXPERIMENTS: &[&dyn RunExperiment] = &[$(&$module::$name),*];
     };
 }
 
@@ -21,9 +21,9 @@ experiments! {
     cow_fork CowFork;
     thp_compaction ThpCompaction;
     thp_bloat ThpBloat;
-    mem_access MemAccess;
+    mem_access MemAccessExperiment;
     readahead Readahead;
-    ksm Ksm;
+    ksm KsmExperiment;
     latency_ladder LatencyLadder;
     tlb_shootdown TlbShootdown;
     fault_avoidance FaultAvoidance;
@@ -36,9 +36,9 @@ experiments! {
 }
 
 /// An experiment.
-pub trait Experiment: Sync {
-    /// What it is.
-    fn about(&self) -> &'static About;
+pub trait RunExperiment: Sync {
+    /// Description of the experiment.
+    fn about(&self) -> &'static ExperimentAbout;
 
     /// Runs one condition once, in a process of its own, and notes what it measures.
     ///
@@ -46,14 +46,14 @@ pub trait Experiment: Sync {
     /// Why it could not; the run counts as failed.
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError>;
 
-    /// What all runs say of what is claimed.
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim>;
+    /// Verdicts on the claims, from all runs.
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim>;
 
-    /// What is worth a picture.
+    /// Plots of the results.
     fn plots(&self) -> Vec<Plot>;
 }
 
-impl std::fmt::Debug for dyn Experiment {
+impl std::fmt::Debug for dyn RunExperiment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.about().name)
     }
@@ -63,28 +63,35 @@ impl std::fmt::Debug for dyn Experiment {
 ///
 /// # Errors
 /// [`LabError::NoSuchExperiment`]
-pub fn find(name: &str) -> Result<&'static dyn Experiment, LabError> {
+pub fn find(name: &str) -> Result<&'static dyn RunExperiment, LabError> {
     let found = EXPERIMENTS.iter().find(|experiment| experiment.about().name == name);
     found.copied().ok_or_else(|| LabError::NoSuchExperiment(name.to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::lab::Verdict;
+    use pagewise_model::lab::ClaimVerdict;
 
     use super::*;
     use crate::outline::outline;
     use crate::{Parameters, Size};
 
     #[test]
-    fn who_measured_nothing_can_tell_nothing() {
+    fn without_measurements_a_verdict_is_undecided() {
         for experiment in EXPERIMENTS {
             let about = experiment.about();
-            let parameters = Parameters::of(about, Size::Quick, &[]).unwrap();
-            let claims = experiment.judge(&Results(&outline(about, &parameters, String::new())));
+            let parameters = Parameters::for_size(about, Size::Quick, &[]).unwrap();
+            let claims =
+                experiment.judge(&ExperimentResults(&outline(about, &parameters, String::new())));
             assert!(!claims.is_empty(), "{}", about.name);
             for claim in claims {
-                assert_eq!(claim.verdict, Verdict::CannotTell, "{}: {}", about.name, claim.text);
+                assert_eq!(
+                    claim.verdict,
+                    ClaimVerdict::CannotTell,
+                    "{}: {}",
+                    about.name,
+                    claim.text
+                );
             }
         }
     }

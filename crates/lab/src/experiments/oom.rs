@@ -6,22 +6,22 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Label, Unit};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Label, AxisUnit};
 use pagewise_model::{Bytes, Pid};
 use pagewise_proc::{ProcRoot, status};
-use pagewise_sys::fork::{Child, fork};
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::fork::{ForkedChild, fork};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, join};
 use crate::error::While;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Oom;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "oom",
     question: "Who dies when memory runs out?",
     expectation: "Not who asks, but who is worst: the kernel adds up the resident memory, swap and page tables of each process, and \
@@ -30,17 +30,17 @@ static ABOUT: About = About {
         takes CAP_SYS_RESOURCE, is never chosen.)",
     figures: "",
     needs: &[Need::Root, Need::Cgroup],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
         meaning: "the memory of the cgroup, in MiB",
         values: [64, 256, 1024],
     }],
     quantities: &[
-        Quantity { name: "died", unit: Unit::Number, meaning: "who died: 1 the large one, 2 the medium one, 3 the small one, who asks" },
-        Quantity { name: "predicted", unit: Unit::Number, meaning: "who was worst before the small one asked for more" },
-        Quantity { name: "large", unit: Unit::Bytes, meaning: "how bad the large one was" },
-        Quantity { name: "medium", unit: Unit::Bytes, meaning: "how bad the medium one was" },
-        Quantity { name: "small", unit: Unit::Bytes, meaning: "how bad the small one was" },
+        QuantityAbout { name: "died", unit: AxisUnit::Number, meaning: "process that was killed: 1 the large one, 2 the medium one, 3 the small one that allocates" },
+        QuantityAbout { name: "predicted", unit: AxisUnit::Number, meaning: "process with the highest badness before the small one allocated more" },
+        QuantityAbout { name: "large", unit: AxisUnit::Bytes, meaning: "badness of the large process: its memory as `oom_badness` counts it" },
+        QuantityAbout { name: "medium", unit: AxisUnit::Bytes, meaning: "badness of the medium process" },
+        QuantityAbout { name: "small", unit: AxisUnit::Bytes, meaning: "badness of the small process" },
     ],
     arms: &["as they are", "small one +500", "others +300"],
     runs: [3, 5, 10],
@@ -50,21 +50,21 @@ static ABOUT: About = About {
 
 /// The processes, and how much of the memory each has.
 const PROCESSES: [(&str, f64); 3] = [("large", 0.5), ("medium", 0.3), ("small", 0.1)];
-/// What the small one asks for: together more than there is.
+/// Share that the small process allocates: together more than available.
 const ASKED: f64 = 0.2;
 
-/// Who is not killed by then lives.
+/// A process that is not killed within this time survives.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-impl Experiment for Oom {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Oom {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let limit = Bytes::mib(bench.parameter("mib"));
         let cgroup = bench.make_cgroup(limit, false)?;
-        let cgroup = cgroup.ok_or_else(|| LabError::Failed("there is no cgroup".to_owned()))?;
+        let cgroup = cgroup.ok_or_else(|| LabError::Failed("no cgroup".to_owned()))?;
         let adjusted = adjusted(arm);
         let start = |at: usize| start(at, limit, adjusted[at], bench.page());
         let mut processes = [start(0)?, start(1)?, start(2)?];
@@ -81,13 +81,13 @@ impl Experiment for Oom {
         let predicted = (0..worst.len()).max_by_key(|at| worst[*at]);
         processes[2].tell()?;
         let died = first_to_die(&processes);
-        let died = died.ok_or_else(|| LabError::Failed("nobody was killed".to_owned()))?;
+        let died = died.ok_or_else(|| LabError::Failed("no process was killed".to_owned()))?;
         bench.record("died", count(died as u64 + 1));
         bench.record("predicted", count(predicted.unwrap_or_default() as u64 + 1));
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let who = |quantity: &'static str, arm| {
             let at = results.median(quantity, arm)?;
             PROCESSES.iter().zip(1..).find(|(_, number)| at == f64::from(*number)).map(|(row, _)| row.0)
@@ -106,7 +106,7 @@ impl Experiment for Oom {
             let right = all.iter().filter(|(died, predicted)| died == predicted).count();
             (right == all.len(), format!("{right} of {}", all.len()).into())
         });
-        let text = "Memory, swap, page tables and the adjustment say beforehand who dies";
+        let text = "Memory, swap, page tables and the adjustment predict which process is killed";
         claims.push(results.claim(text, "").holds("in each condition", right));
         claims
     }
@@ -129,15 +129,16 @@ fn adjusted(arm: &str) -> [i64; 3] {
     }
 }
 
-/// A process that waits to be told what to do.
-struct Process {
-    child: Child,
+/// A process that waits for messages.
+struct OomProcess {
+    child: ForkedChild,
     ready: PipeReader,
     go: PipeWriter,
 }
 
-/// Starts one of the processes. Told to go on, it takes its memory; told again, it asks for more.
-fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<Process, LabError> {
+/// Starts one of the processes. On the first message it allocates its memory; on the second, it
+/// asks for more.
+fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<OomProcess, LabError> {
     let (ready, done) = std::io::pipe().while_("cannot make a pipe")?;
     let (told, go) = std::io::pipe().while_("cannot make a pipe")?;
     let child = fork(move || {
@@ -150,14 +151,14 @@ fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<Process,
         };
         u8::from(live().is_err_and(|_: std::io::Error| true))
     });
-    Ok(Process { child: child.while_("cannot start a process")?, ready, go })
+    Ok(OomProcess { child: child.while_("cannot start a process")?, ready, go })
 }
 
 /// Waits for a word, then takes memory and says so.
-fn when_told(mut told: &PipeReader, mut done: &PipeWriter, length: usize, page: usize) -> std::io::Result<Mapping> {
+fn when_told(mut told: &PipeReader, mut done: &PipeWriter, length: usize, page: usize) -> std::io::Result<OwnedMapping> {
     told.read_exact(&mut [0])?;
     let length = length.next_multiple_of(page);
-    let mapping = Mapping::map(&Wanted { length, ..Wanted::default() })?;
+    let mapping = OwnedMapping::map(&MapRequest { length, ..MapRequest::default() })?;
     mapping.touch(0..length, page);
     done.write_all(&[0])?;
     Ok(mapping)
@@ -168,16 +169,16 @@ fn part(whole: Bytes, share: f64) -> usize {
     (count(whole.0) * share) as usize
 }
 
-/// Nobody is left to wait for a word that does not come.
-impl Drop for Process {
+/// No process waits for a message that does not come.
+impl Drop for OomProcess {
     fn drop(&mut self) {
         self.child.kill();
     }
 }
 
-impl Process {
+impl OomProcess {
     fn tell(&mut self) -> Result<(), LabError> {
-        self.go.write_all(&[0]).while_("cannot tell a process to go on")
+        self.go.write_all(&[0]).while_("cannot continue a process")
     }
 
     /// Has it go on, and waits until it did.
@@ -187,7 +188,7 @@ impl Process {
     }
 }
 
-/// What the kernel calls badness, in bytes: `oom_badness` of `mm/oom_kill.c`.
+/// Badness in the kernel, in bytes: `oom_badness` of `mm/oom_kill.c`.
 fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
     let text = ProcRoot::live().read(Pid(pid), "status");
     let status = status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status;
@@ -197,8 +198,8 @@ fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
     Ok(sum.saturating_add_signed(points))
 }
 
-/// Who dies first, by his place.
-fn first_to_die(processes: &[Process]) -> Option<usize> {
+/// Index of the process that is killed first.
+fn first_to_die(processes: &[OomProcess]) -> Option<usize> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let died = processes.iter().position(|process| is_dead(process.child.pid()));
@@ -210,7 +211,7 @@ fn first_to_die(processes: &[Process]) -> Option<usize> {
     None
 }
 
-/// Whether nothing is left of a process but its exit status: no memory.
+/// True if nothing is left of a process but its exit status: no memory.
 fn is_dead(pid: u32) -> bool {
     let path = Path::new("/proc").join(pid.to_string()).join("statm");
     fs::read_to_string(path).map_or(true, |text| text.starts_with("0 "))

@@ -1,23 +1,24 @@
-//! How much memory may be asked for: the kernel gives addresses, not memory, and three modes decide how many it gives.
+//! Limit of committed memory: the kernel grants address space, not memory, and three modes decide
+//! the limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Absent, Bytes};
 use pagewise_proc::meminfo;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Overcommit;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "overcommit",
     question: "How much memory may a program ask for, and what does MAP_NORESERVE change?",
     expectation: "Memory is not there before it is touched, so that more can be given away than there is. Mode 0 refuses what is \
@@ -27,17 +28,17 @@ static ABOUT: About = About {
         changes nothing.",
     figures: "",
     needs: &[Need::Root, Need::ChangeSystem, Need::File("/proc/sys/vm/overcommit_memory")],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "room",
-        meaning: "what all programs may still ask for in mode 2, at least, in MiB: others run meanwhile",
+        meaning: "memory that all programs may still commit in mode 2, at least, in MiB: other programs run at the same time",
         values: [4000, 4000, 4000],
     }],
     quantities: &[
-        Quantity { name: "largest", unit: Unit::Bytes, meaning: "the largest mapping that is granted" },
-        Quantity { name: "noreserve", unit: Unit::Bytes, meaning: "the largest with MAP_NORESERVE" },
-        Quantity { name: "two", unit: Unit::Count, meaning: "how many mappings are granted of two, each 3/4 of the largest" },
-        Quantity { name: "machine", unit: Unit::Bytes, meaning: "memory and swap of the machine" },
-        Quantity { name: "promised", unit: Unit::Share, meaning: "the largest, of what CommitLimit leaves" },
+        QuantityAbout { name: "largest", unit: AxisUnit::Bytes, meaning: "the largest mapping that is granted" },
+        QuantityAbout { name: "noreserve", unit: AxisUnit::Bytes, meaning: "the largest with MAP_NORESERVE" },
+        QuantityAbout { name: "two", unit: AxisUnit::Count, meaning: "number of mappings that succeed of two, each 3/4 of the largest" },
+        QuantityAbout { name: "machine", unit: AxisUnit::Bytes, meaning: "memory and swap of the machine" },
+        QuantityAbout { name: "promised", unit: AxisUnit::Share, meaning: "the largest, of what CommitLimit leaves" },
     ],
     arms: &["mode 0", "mode 1", "mode 2"],
     runs: [3, 5, 5],
@@ -49,8 +50,8 @@ static ABOUT: About = About {
 /// Many times the memory of any machine: as much as there are addresses for.
 const NO_LIMIT: f64 = 16.0;
 
-impl Experiment for Overcommit {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Overcommit {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -74,7 +75,7 @@ impl Experiment for Overcommit {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let machine = results.median("machine", "mode 0").unwrap_or(f64::NAN);
         let value = |quantity, arm| results.value(quantity, arm);
         vec![
@@ -120,8 +121,9 @@ fn memory(line: &str) -> Result<u64, LabError> {
     Ok(value.0)
 }
 
-/// Raises the limit of mode 2 where it leaves too little to other programs. It is a share of memory or a size; who writes one
-/// sets the other to 0, so that only the one in force is written and put back.
+/// Raises the limit of mode 2 where it leaves too little to other programs. It is a share of memory
+/// or a size; who writes one sets the other to 0, so that only the one in force is written and put
+/// back.
 fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     let needed = memory("Committed_AS")? + room.0;
     if memory("CommitLimit")? >= needed {
@@ -134,7 +136,8 @@ fn leave_room(bench: &Bench, room: Bytes) -> Result<(), LabError> {
     bench.journal().set(&setting("ratio"), &percent.to_string())
 }
 
-/// The largest mapping that is granted, to the page. Each is given back at once: in mode 2 it is missing to others meanwhile.
+/// The largest mapping that succeeds, to the page. Each is unmapped at once: in mode 2 it is
+/// missing to other programs in between.
 fn largest(page: usize, no_reserve: bool) -> u64 {
     let (mut granted, mut refused) = (0, (1 << 47) / page);
     while refused - granted > 1 {
@@ -147,13 +150,13 @@ fn largest(page: usize, no_reserve: bool) -> u64 {
     (granted * page) as u64
 }
 
-/// How many of two mappings of this size are granted.
+/// Number of mappings of this size that succeed, of two.
 fn granted_of_two(length: u64, page: usize) -> u64 {
     let length = usize::try_from(length).unwrap_or(usize::MAX) / page * page;
     let both = [map(length, false), map(length, false)];
     both.iter().flatten().count() as u64
 }
 
-fn map(length: usize, no_reserve: bool) -> Option<Mapping> {
-    Mapping::map(&Wanted { length, no_reserve, ..Wanted::default() }).ok()
+fn map(length: usize, no_reserve: bool) -> Option<OwnedMapping> {
+    OwnedMapping::map(&MapRequest { length, no_reserve, ..MapRequest::default() }).ok()
 }

@@ -1,48 +1,49 @@
-//! Where a pool gets its pages: from the kernel by `mmap`, or from the C library by `calloc`, which gets them there too.
+//! Pages of a pool: from the kernel by `mmap`, or from the C library by `calloc`, which gets them
+//! from `mmap` too.
 
 use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_sys::heap::HeapBlock;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_sys::libc_malloc::HeapBlock;
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::{count, nanos};
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct PageSource;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "page-source",
-    question: "Should a pool that wants zeroed pages take them by mmap, or by calloc?",
+    question: "Should a pool that needs zeroed pages get them from mmap, or from calloc?",
     expectation: "Each mmap is a system call, and each page of it a fault, every time. The C library takes large pieces of the \
         kernel, keeps what is freed, and clears it by memset, which costs less than a fault; memory that the kernel just gave \
         it is known to be zero. From some size on it maps each block as the pool would, and nothing is gained: 128 KiB at \
         first, and what was freed raises that, up to 32 MiB.",
-    figures: "calloc beat mmap for every page size but 1 MiB; with 64 KiB pages a FIFO pool took 10 % less time",
+    figures: "calloc beat mmap for every page size but 1 MiB; with 64 KiB pages a FIFO pool was 10 % faster",
     needs: &[],
     parameters: &[
-        Parameter { name: "live", meaning: "how many blocks are alive at a time", values: [16, 16, 16] },
-        Parameter {
+        ParameterAbout { name: "live", meaning: "number of live blocks", values: [16, 16, 16] },
+        ParameterAbout {
             name: "mib",
-            meaning: "how much is taken in all for each size of block, in MiB",
+            meaning: "memory allocated in total for each block size, in MiB",
             values: [32, 256, 1024],
         },
     ],
     quantities: &[
-        Quantity { name: "64KiB", unit: Unit::Nanos, meaning: "taking, touching and giving back 64 KiB of zeros" },
-        Quantity { name: "1MiB", unit: Unit::Nanos, meaning: "the same for 1 MiB" },
-        Quantity { name: "40MiB", unit: Unit::Nanos, meaning: "the same for 40 MiB" },
-        Quantity { name: "faults64KiB", unit: Unit::Number, meaning: "page faults for each block of 64 KiB" },
-        Quantity { name: "faults1MiB", unit: Unit::Number, meaning: "page faults for each block of 1 MiB" },
-        Quantity { name: "faults40MiB", unit: Unit::Number, meaning: "page faults for each block of 40 MiB" },
+        QuantityAbout { name: "64KiB", unit: AxisUnit::Nanos, meaning: "taking, touching and giving back 64 KiB of zeros" },
+        QuantityAbout { name: "1MiB", unit: AxisUnit::Nanos, meaning: "the same for 1 MiB" },
+        QuantityAbout { name: "40MiB", unit: AxisUnit::Nanos, meaning: "the same for 40 MiB" },
+        QuantityAbout { name: "faults64KiB", unit: AxisUnit::Number, meaning: "page faults for each block of 64 KiB" },
+        QuantityAbout { name: "faults1MiB", unit: AxisUnit::Number, meaning: "page faults for each block of 1 MiB" },
+        QuantityAbout { name: "faults40MiB", unit: AxisUnit::Number, meaning: "page faults for each block of 40 MiB" },
     ],
     arms: &["mmap", "calloc", "malloc and memset"],
     runs: [5, 7, 7],
@@ -53,7 +54,7 @@ static ABOUT: About = About {
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// How much is alive at a time, however few blocks that are, and what the C library may keep beside.
+/// Live memory, for any number of blocks, and the memory that the C library may keep in addition.
 const ALIVE: usize = 64 * MIB;
 const KEPT: usize = 32 * MIB;
 
@@ -70,42 +71,42 @@ const SIZES: &[(usize, Option<[&str; 2]>)] = &[
 ];
 
 /// A block of zeros.
-enum Block {
+enum ZeroBlock {
     Heap(HeapBlock),
-    Mapped(Mapping),
+    Mapped(OwnedMapping),
 }
 
-fn take(how: &str, length: usize) -> io::Result<Block> {
+fn allocate_block(how: &str, length: usize) -> io::Result<ZeroBlock> {
     Ok(match how {
-        "mmap" => Block::Mapped(Mapping::map(&Wanted { length, ..Wanted::default() })?),
-        "calloc" => Block::Heap(HeapBlock::calloc(length)?),
+        "mmap" => ZeroBlock::Mapped(OwnedMapping::map(&MapRequest { length, ..MapRequest::default() })?),
+        "calloc" => ZeroBlock::Heap(HeapBlock::calloc(length)?),
         _ => {
             let mut block = HeapBlock::malloc(length)?;
             block.fill(0..length, 0);
-            Block::Heap(block)
+            ZeroBlock::Heap(block)
         }
     })
 }
 
-/// Takes blocks and touches each page of them; gives the oldest back when so many are alive.
+/// Allocates blocks and touches each page of them; frees the oldest above the limit of live blocks.
 fn churn(how: &str, length: usize, blocks: usize, live: usize, page: usize) -> io::Result<()> {
     let mut alive = VecDeque::with_capacity(live);
     for _ in 0..blocks {
         if alive.len() == live {
             drop(alive.pop_front());
         }
-        let mut block = take(how, length)?;
+        let mut block = allocate_block(how, length)?;
         match &mut block {
-            Block::Heap(block) => block.touch(page),
-            Block::Mapped(mapping) => mapping.touch(0..length, page),
+            ZeroBlock::Heap(block) => block.touch(page),
+            ZeroBlock::Mapped(mapping) => mapping.touch(0..length, page),
         }
         alive.push_back(block);
     }
     Ok(())
 }
 
-impl Experiment for PageSource {
-    fn about(&self) -> &'static About {
+impl RunExperiment for PageSource {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -116,10 +117,10 @@ impl Experiment for PageSource {
             let live = live.min(ALIVE / length).max(1);
             let blocks = ((bench.size("mib") << 20) / length).max(live);
             // The first blocks are warm-up: the C library learns which sizes it should keep.
-            churn(arm, length, 2 * live, live, page).while_("cannot take memory")?;
+            churn(arm, length, 2 * live, live, page).while_("cannot allocate memory")?;
             let faults = bench.usage().minor_faults;
             let begin = Instant::now();
-            churn(arm, length, blocks, live, page).while_("cannot take memory")?;
+            churn(arm, length, blocks, live, page).while_("cannot allocate memory")?;
             let each = nanos(begin) / count(blocks as u64);
             let faults = count(bench.usage().minor_faults - faults) / count(blocks as u64);
             bench.point("a page of a block", count(length as u64), each / count((length / page) as u64));
@@ -132,7 +133,7 @@ impl Experiment for PageSource {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let faults = |size, over, under| results.ratio(size, over, under);
         vec![
             results
@@ -155,23 +156,23 @@ impl Experiment for PageSource {
                 .the_same(0.05, faults("faults40MiB", "calloc", "mmap"))
                 .because("another C library than glibc keeps blocks of 40 MiB, too"),
             results
-                .claim("What is used again must be cleared: calloc does what malloc and memset do", "")
+                .claim("Reused memory must be cleared: calloc does the same as malloc and memset", "")
                 .the_same(0.25, results.ratio("64KiB", "malloc and memset", "calloc")),
         ]
     }
 
     fn plots(&self) -> Vec<Plot> {
-        let x = || ("block".into(), Unit::Bytes, Scale::Log);
+        let x = || ("block".into(), AxisUnit::Bytes, Scale::Log);
         vec![
             Plot::Curves {
                 curve: "a page of a block".into(),
                 x: x(),
-                y: ("time".into(), Unit::Nanos, Scale::Log),
+                y: ("time".into(), AxisUnit::Nanos, Scale::Log),
             },
             Plot::Curves {
                 curve: "page faults for a page".into(),
                 x: x(),
-                y: ("faults".into(), Unit::Number, Scale::Linear),
+                y: ("faults".into(), AxisUnit::Number, Scale::Linear),
             },
         ]
     }

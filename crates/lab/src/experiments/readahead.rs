@@ -1,24 +1,24 @@
-//! A file that is not in memory is mapped and read, with and without hints: what a hint makes the kernel read, and how often
-//! the program waits for the disk.
+//! A file that is not in memory is mapped and read, with and without hints: what a hint makes the
+//! kernel read, and how often the program waits for the disk.
 
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_sys::launch::Usage;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_sys::launch::KernelUsage;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
 use crate::error::While;
 use crate::files;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct Readahead;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "readahead",
     question: "What does the kernel read when a mapped file is touched, and what do hints change?",
     expectation: "A fault on a page that is not in the page cache reads its neighbours too: good for who goes on, wasted on \
@@ -29,20 +29,20 @@ static ABOUT: About = About {
     figures: "",
     needs: &[],
     parameters: &[
-        Parameter { name: "mib", meaning: "size of the file in MiB", values: [32, 128, 1024] },
-        Parameter {
+        ParameterAbout { name: "mib", meaning: "size of the file in MiB", values: [32, 128, 1024] },
+        ParameterAbout {
             name: "jumps",
-            meaning: "how many pages are touched where the program jumps",
+            meaning: "number of pages touched in random order",
             values: [32, 64, 256],
         },
     ],
     quantities: &[
-        Quantity { name: "majflt", unit: Unit::Count, meaning: "page faults that read the disk" },
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults that found their page in memory" },
-        Quantity { name: "faults", unit: Unit::Count, meaning: "page faults of either kind after the hint" },
-        Quantity { name: "read", unit: Unit::Bytes, meaning: "what was read from the disk for them" },
-        Quantity { name: "touched", unit: Unit::Bytes, meaning: "what the program touched, in pages" },
-        Quantity { name: "wall", unit: Unit::Nanos, meaning: "time of hint and reading" },
+        QuantityAbout { name: "majflt", unit: AxisUnit::Count, meaning: "page faults that read the disk" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults that found their page in memory" },
+        QuantityAbout { name: "faults", unit: AxisUnit::Count, meaning: "page faults of either kind after the hint" },
+        QuantityAbout { name: "read", unit: AxisUnit::Bytes, meaning: "bytes read from the disk" },
+        QuantityAbout { name: "touched", unit: AxisUnit::Bytes, meaning: "touched pages" },
+        QuantityAbout { name: "wall", unit: AxisUnit::Nanos, meaning: "time of hint and reading" },
     ],
     arms: &[
         "all, no hint",
@@ -63,7 +63,7 @@ static ABOUT: About = About {
 const PIECE: usize = 64 << 10;
 
 /// Gives a hint on all of a mapping.
-fn hint(mapping: &Mapping, hint: &str) -> std::io::Result<()> {
+fn hint(mapping: &OwnedMapping, hint: &str) -> std::io::Result<()> {
     let all = 0..mapping.len();
     match hint {
         "sequential" => mapping.advise(all, Advice::Sequential),
@@ -78,12 +78,12 @@ fn hint(mapping: &Mapping, hint: &str) -> std::io::Result<()> {
 }
 
 fn faults() -> u64 {
-    let usage = Usage::of_this_thread();
+    let usage = KernelUsage::of_this_thread();
     usage.minor_faults + usage.major_faults
 }
 
-impl Experiment for Readahead {
-    fn about(&self) -> &'static About {
+impl RunExperiment for Readahead {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -93,9 +93,10 @@ impl Experiment for Readahead {
         files::on_a_disk(bench.folder())?;
         let file = files::written(bench.folder(), length, page)?;
         files::drop_cached(&file)?;
-        let mapping = Mapping::map(&Wanted { length, file: Some(&file), ..Wanted::default() });
+        let mapping = OwnedMapping::map(&MapRequest { length, file: Some(&file), ..MapRequest::default() });
         let mapping = mapping.while_("cannot map a file")?;
-        // Places far from each other, from the last to the first: nobody can guess what comes next.
+        // Addresses far from each other, from the last to the first: readahead cannot predict the
+        // next.
         let step = if way == "jumps" { length / bench.size("jumps").max(1) } else { page };
         let step = step.next_multiple_of(page);
         let places: Vec<usize> = (0..length).step_by(step).collect();
@@ -121,11 +122,11 @@ impl Experiment for Readahead {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let file = results.parameter("mib") * f64::from(1 << 20);
         let touched = |arm| results.median("touched", arm).unwrap_or(f64::NAN);
         let pages = file / count(pagewise_sys::system::page_size());
-        let kept = "the disk's driver does not tell what was read, or other programs read the file";
+        let kept = "the disk driver does not count reads, or other programs read the file";
         let reading = |arm| results.value("read", arm);
         let waits = |arm| results.value("majflt", arm);
         vec![

@@ -1,34 +1,34 @@
-//! Two calls one after the other, each with a large array: the stack gives the second the frames of the first, the heap does
-//! not know that the first is done with its memory unless it is told.
+//! Two consecutive calls, each with a large array: the stack gives the second the frames of the
+//! first; the heap does not know that the first is done with its memory until it is freed.
 
 use std::hint::black_box;
 use std::thread;
 
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_model::{Bytes, Counter};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::{Bytes, SmapsCounter};
 
-use super::Experiment;
-use crate::{About, Bench, LabError, Parameter, Quantity, Results};
+use super::RunExperiment;
+use crate::{ExperimentAbout, Bench, LabError, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct StackVsHeap;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "stack-vs-heap",
-    question: "What does it cost to have an array on the stack, and what on the heap, in two calls one after the other?",
+    question: "What does an array on the stack cost, and what on the heap, in two consecutive calls?",
     expectation: "On the heap, never freed, both arrays stay: twice the memory. On the stack the second call has the frame \
         that the first had, whose pages are resident already: the memory of one, and half of the page faults.",
     figures: "2 × 100 M ints: heap 781,256 KiB, stack 390,632 KiB",
     needs: &[],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "ints",
-        meaning: "how many 4-byte numbers each call has",
+        meaning: "number of 4-byte integers of each call",
         values: [2_000_000, 25_000_000, 100_000_000],
     }],
     quantities: &[
-        Quantity { name: "grown", unit: Unit::Bytes, meaning: "by how much resident anonymous memory grew" },
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults of both calls" },
+        QuantityAbout { name: "grown", unit: AxisUnit::Bytes, meaning: "by how much resident anonymous memory grew" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults of both calls" },
     ],
     arms: &["heap", "stack"],
     runs: [3, 5, 5],
@@ -36,7 +36,7 @@ static ABOUT: About = About {
     memory: |parameters| Bytes(2 * 4 * parameters.get("ints")),
 };
 
-/// An array on the heap that nobody frees.
+/// An array on the heap that is not freed.
 #[inline(never)]
 fn on_the_heap(ints: usize) {
     black_box(Vec::leak(vec![1_i32; ints]));
@@ -55,8 +55,8 @@ fn on_the_stack(ints: usize) {
     black_box(&frame);
 }
 
-impl Experiment for StackVsHeap {
-    fn about(&self) -> &'static About {
+impl RunExperiment for StackVsHeap {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -67,12 +67,12 @@ impl Experiment for StackVsHeap {
         let stack = ints * 4 + ints / 100 + (16 << 20);
         let (before, after, faults) = thread::scope(|scope| {
             let both = || {
-                let before = bench.memory(Counter::Anonymous);
+                let before = bench.memory(SmapsCounter::Anonymous);
                 let faults = bench.usage().minor_faults;
                 call(ints);
                 call(ints);
                 let faults = bench.usage().minor_faults - faults;
-                (before, bench.memory(Counter::Anonymous), faults)
+                (before, bench.memory(SmapsCounter::Anonymous), faults)
             };
             let thread = thread::Builder::new().stack_size(stack).spawn_scoped(scope, both);
             thread.expect("memory for a stack").join().expect("it does not panic")
@@ -82,7 +82,7 @@ impl Experiment for StackVsHeap {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let array = 4.0 * results.parameter("ints");
         let source = "781,256 KiB for the heap against 390,632 KiB for the stack";
         vec![

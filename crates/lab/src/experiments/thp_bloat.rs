@@ -1,14 +1,15 @@
-//! A little memory is touched in each huge page's room: with huge pages each touch brings 2 MiB, without them 4 KiB.
+//! A little memory is touched in each huge page's room: with huge pages each touch brings 2 MiB,
+//! without them 4 KiB.
 
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
-use pagewise_model::{Bytes, Counter};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::{Bytes, SmapsCounter};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Mapping, Wanted};
+use pagewise_sys::mapping::{OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::error::While;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct ThpBloat;
@@ -16,22 +17,22 @@ pub(super) struct ThpBloat;
 /// The huge page of x86-64 and of arm64 with 4 KiB pages.
 const HUGE: usize = 2 << 20;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "thp-bloat",
     question: "What do huge pages cost a program that touches its memory here and there?",
     expectation: "A page fault in room for a huge page brings a whole one. A program that touches one base page in each 2 MiB \
         then has all of its address space in memory, hundreds of times what it uses; without huge pages it has what it touched.",
     figures: "800 MiB mapped, 4 KiB touched in each 2 MiB: RES 798 MiB with huge pages, 3,676 KiB without",
     needs: &[Need::Thp],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "mib",
-        meaning: "how much is mapped, in MiB",
+        meaning: "mapped memory, in MiB",
         values: [100, 400, 800],
     }],
     quantities: &[
-        Quantity { name: "grown", unit: Unit::Bytes, meaning: "by how much resident anonymous memory grew" },
-        Quantity { name: "minflt", unit: Unit::Count, meaning: "page faults" },
-        Quantity { name: "touched", unit: Unit::Bytes, meaning: "what was touched, in base pages" },
+        QuantityAbout { name: "grown", unit: AxisUnit::Bytes, meaning: "by how much resident anonymous memory grew" },
+        QuantityAbout { name: "minflt", unit: AxisUnit::Count, meaning: "page faults" },
+        QuantityAbout { name: "touched", unit: AxisUnit::Bytes, meaning: "touched memory, in base pages" },
     ],
     arms: &["no huge pages", "huge pages"],
     runs: [3, 5, 5],
@@ -39,27 +40,27 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(parameters.get("mib")),
 };
 
-impl Experiment for ThpBloat {
-    fn about(&self) -> &'static About {
+impl RunExperiment for ThpBloat {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let length = bench.size("mib") << 20;
         // Room to begin at a huge page's boundary.
-        let mapping = Mapping::map(&Wanted { length: length + HUGE, ..Wanted::default() });
+        let mapping = OwnedMapping::map(&MapRequest { length: length + HUGE, ..MapRequest::default() });
         let mapping = mapping.while_("cannot map memory")?;
         let advice = if arm == "huge pages" { Advice::HugePage } else { Advice::NoHugePage };
         mapping.advise(0..mapping.len(), advice).while_("madvise")?;
         let first = usize::try_from(mapping.start().wrapping_neg()).unwrap_or(0) % HUGE;
-        let before = bench.memory(Counter::Anonymous)?;
+        let before = bench.memory(SmapsCounter::Anonymous)?;
         bench.measure(|| mapping.touch(first..first + length, HUGE))?;
-        bench.record("grown", bench.memory(Counter::Anonymous)? - before);
+        bench.record("grown", bench.memory(SmapsCounter::Anonymous)? - before);
         bench.record("touched", crate::bench::count((length / HUGE * bench.page()) as u64));
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let mapped = results.parameter("mib") * f64::from(1 << 20);
         let touched = results.median("touched", "huge pages").unwrap_or(f64::NAN);
         let source = "798 MiB of 800 with huge pages, 3,676 KiB without";

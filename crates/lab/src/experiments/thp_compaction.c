@@ -1,10 +1,12 @@
-/* The only program of a small virtual machine: it fragments the machine's memory, maps some more, and says what the kernel
- * did for that. What the kernel's command line sets (fragmented=1 and so on) comes as its environment.
+/* The only program of a small virtual machine: it fragments the machine's memory, maps more, and
+ * prints the kernel's counters for that. Parameters on the kernel's command line (fragmented=1 and
+ * so on) arrive in its environment.
  *
- *   before:     all memory but some, touched in the order in which it lies
- *               |####|####|####|####|....|      # held, . free
- *   fragmented: one page of each pair given back
- *               |#.#.|.#.#|#..#|.##.|....|      half is free, and only the rest in pieces of more than two pages
+ *   before:     almost all memory, touched in order of address
+ *               |####|####|####|####|....|      # allocated, . free
+ *   fragmented: one page of each pair released
+ *               |#.#.|.#.#|#..#|.##.|....|      half is free, in pieces of at most two pages
+ *                                               except for the rest
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -23,7 +25,7 @@
 #define HUGE (2 * MIB)
 /* The order of a huge page of 512 base pages. */
 #define HUGE_ORDER 9
-/* What is not fragmented: pages for the kernel itself, and some huge ones. */
+/* Memory that stays unfragmented: pages for the kernel itself, and some huge ones. */
 #define SPARED (48 * MIB)
 
 static const char *counters[] = {"thp_fault_alloc", "thp_fault_fallback", "compact_stall", "compact_success",
@@ -48,7 +50,8 @@ static void set(const char *path, const char *value) {
     close(file);
 }
 
-/* Free blocks that can be huge pages as they are: "Node 0, zone DMA32 25 13 .." counts blocks of 1, 2, 4 .. pages. */
+/* Free blocks that can be huge pages as they are: "Node 0, zone DMA32 25 13 .." counts blocks of 1,
+ * 2, 4 .. pages. */
 static unsigned long whole_huge_pages(void) {
     char line[512];
     unsigned long huge = 0;
@@ -100,8 +103,8 @@ static unsigned chance(void) {
     return state & 1;
 }
 
-/* One page of each pair goes, now the first and now the second: the kernel looks for free pages in strides of a power of
- * two, and would see all of them or none. */
+/* One page of each pair goes, now the first and now the second: the kernel looks for free pages in
+ * strides of a power of two, and would see all of them or none. */
 static void fragment(size_t page) {
     struct sysinfo machine;
     sysinfo(&machine);
@@ -135,7 +138,7 @@ int main(void) {
 
     set("/sys/kernel/mm/transparent_hugepage/enabled", "madvise");
     set("/sys/kernel/mm/transparent_hugepage/defrag", is_set("compact") ? "madvise" : "never");
-    /* Nobody but the faults of this program makes huge pages. */
+    /* Only the faults of this program create huge pages. */
     set("/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs", "3600000");
 
     /* Nor does a thread of the kernel compact memory meanwhile. */

@@ -1,20 +1,21 @@
-//! Huge pages are asked for where memory is in pieces. In a small virtual machine: memory is fragmented there, on purpose.
+//! Huge pages are asked for where memory is in pieces. In a small virtual machine: memory is
+//! fragmented there, on purpose.
 
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_proc::vmstat;
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::bench::count;
-use crate::machine::{Machine, QEMU};
+use crate::machine::{VirtualMachine, QEMU};
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct ThpCompaction;
 
-/// What runs in the machine.
+/// Program in the machine.
 const PROGRAM: &str = include_str!("thp_compaction.c");
 
 const FRESH: &str = "fresh";
@@ -22,7 +23,7 @@ const NOT_COMPACTED: &str = "not compacted";
 const COMPACTED: &str = "compacted";
 const BASE_PAGES: &str = "base pages";
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "thp-compaction",
     question: "What do huge pages cost where free memory is in pieces, and does /proc/buddyinfo say so before?",
     expectation: "Free blocks of the order of a huge page become huge pages at once. When they are used up, a page fault that \
@@ -32,17 +33,17 @@ static ABOUT: About = About {
     figures: "20 GiB of blocks on a fragmented machine: 22.9 s with advice, 8.5 s without; buddyinfo showed 14.7 GiB in blocks",
     needs: &[Need::Program(QEMU), Need::Kernel, Need::StaticC],
     parameters: &[
-        Parameter { name: "mib", meaning: "memory of the machine in MiB", values: [320, 640, 2048] },
-        Parameter { name: "wanted", meaning: "how much is mapped and filled there, in MiB", values: [96, 192, 640] },
+        ParameterAbout { name: "mib", meaning: "memory of the machine in MiB", values: [320, 640, 2048] },
+        ParameterAbout { name: "wanted", meaning: "memory mapped and filled there, in MiB", values: [96, 192, 640] },
     ],
     quantities: &[
-        Quantity { name: "predicted", unit: Unit::Count, meaning: "huge pages that fit into free blocks, by buddyinfo before" },
-        Quantity { name: "thp_fault_alloc", unit: Unit::Count, meaning: "page faults that got a huge page" },
-        Quantity { name: "thp_fault_fallback", unit: Unit::Count, meaning: "page faults that got a base page for want of one" },
-        Quantity { name: "compact_stall", unit: Unit::Count, meaning: "times that one compacted memory first" },
-        Quantity { name: "compact_success", unit: Unit::Count, meaning: "times that this made a block" },
-        Quantity { name: "pgmigrate_success", unit: Unit::Count, meaning: "pages that were moved for it" },
-        Quantity { name: "work", unit: Unit::Count, meaning: "instructions of the machine for filling the memory" },
+        QuantityAbout { name: "predicted", unit: AxisUnit::Count, meaning: "huge pages that fit into free blocks, by buddyinfo before" },
+        QuantityAbout { name: "thp_fault_alloc", unit: AxisUnit::Count, meaning: "page faults that got a huge page" },
+        QuantityAbout { name: "thp_fault_fallback", unit: AxisUnit::Count, meaning: "page faults that got a base page for want of one" },
+        QuantityAbout { name: "compact_stall", unit: AxisUnit::Count, meaning: "times that one compacted memory first" },
+        QuantityAbout { name: "compact_success", unit: AxisUnit::Count, meaning: "times that this made a block" },
+        QuantityAbout { name: "pgmigrate_success", unit: AxisUnit::Count, meaning: "pages that were moved for it" },
+        QuantityAbout { name: "work", unit: AxisUnit::Count, meaning: "instructions of the machine for filling the memory" },
     ],
     arms: &[FRESH, BASE_PAGES, NOT_COMPACTED, COMPACTED],
     runs: [1, 2, 3],
@@ -51,14 +52,14 @@ static ABOUT: About = About {
     memory: |parameters| Bytes::mib(parameters.get("mib") + 128),
 };
 
-impl Experiment for ThpCompaction {
-    fn about(&self) -> &'static About {
+impl RunExperiment for ThpCompaction {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let is = |yes: bool| u64::from(yes);
-        let machine = Machine {
+        let machine = VirtualMachine {
             mib: bench.parameter("mib"),
             program: PROGRAM,
             settings: &[
@@ -78,7 +79,7 @@ impl Experiment for ThpCompaction {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let wanted = results.parameter("wanted") / 2.0;
         let predicted = results.median("predicted", NOT_COMPACTED).unwrap_or(f64::NAN);
         let had = |arm| results.value("thp_fault_alloc", arm);
@@ -89,7 +90,7 @@ impl Experiment for ThpCompaction {
                 .claim("In fragmented memory there are as many as buddyinfo has blocks for", "14.7 GiB of 20")
                 .near(predicted, 0.15, had(NOT_COMPACTED)),
             results
-                .claim("The others fall back to base pages", "")
+                .claim("The rest falls back to base pages", "")
                 .at_least(1.0, results.value("thp_fault_fallback", NOT_COMPACTED)),
             results
                 .claim("Allowed to, page faults compact memory", "51 % of the time in isolate_migratepages_range")
@@ -103,7 +104,7 @@ impl Experiment for ThpCompaction {
             results
                 .claim("and more than that of base pages", "22.9 s against 8.5 s")
                 .more_than(1.0, results.ratio("work", COMPACTED, BASE_PAGES))
-                .because("where compaction gives up early, little is lost"),
+                .because("if compaction aborts early, the cost is small"),
         ]
     }
 

@@ -1,43 +1,44 @@
-//! Taking pages away from a process whose threads run elsewhere: each of their CPUs must be told, and waited for.
+//! Unmapping pages of a process whose threads run elsewhere: each of their CPUs must be
+//! interrupted, and waited for.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_measure::pin::Pinned;
+use pagewise_measure::pin::PinnedThread;
 use pagewise_model::Bytes;
-use pagewise_model::lab::{Claim, Plot};
-use pagewise_model::report::{Scale, Unit};
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_proc::interrupts;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{Access, Mapping, Wanted};
+use pagewise_sys::mapping::{PageAccess, OwnedMapping, MapRequest};
 
-use super::Experiment;
+use super::RunExperiment;
 use crate::error::While;
 use crate::results::Explained;
-use crate::{About, Bench, LabError, Need, Parameter, Quantity, Results};
+use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
 /// See [`ABOUT`].
 pub(super) struct TlbShootdown;
 
-static ABOUT: About = About {
+static ABOUT: ExperimentAbout = ExperimentAbout {
     name: "tlb-shootdown",
-    question: "What does it cost to take a page away, when other threads of the process run?",
+    question: "What does unmapping a page cost while other threads of the process run?",
     expectation: "Alone, the kernel flushes the TLB of its own CPU. Where another thread of the process runs, its CPU may have \
         the page in its TLB: it gets an interrupt, and the caller waits for the answer. A thread that sleeps costs next to \
         nothing: its CPU flushes when it comes back.",
     figures: "2 threads on 2 CPUs: mean 1,398 ns in the flush; 8: 3,891 ns; 14: 6,610 ns (1 M × madvise(DONTNEED) each)",
     needs: &[Need::Cpus(2)],
-    parameters: &[Parameter {
+    parameters: &[ParameterAbout {
         name: "calls",
-        meaning: "how often a page is touched and taken away",
+        meaning: "number of times a page is touched and unmapped",
         values: [20_000, 200_000, 1_000_000],
     }],
     quantities: &[
-        Quantity { name: "call", unit: Unit::Number, meaning: "nanoseconds for taking a page away" },
-        Quantity { name: "slowest", unit: Unit::Number, meaning: "nanoseconds of the slowest call in a thousand" },
-        Quantity { name: "ipis", unit: Unit::Number, meaning: "interrupts for TLB shootdowns on all CPUs, for each call" },
+        QuantityAbout { name: "call", unit: AxisUnit::Number, meaning: "nanoseconds for taking a page away" },
+        QuantityAbout { name: "slowest", unit: AxisUnit::Number, meaning: "nanoseconds of the slowest call in a thousand" },
+        QuantityAbout { name: "ipis", unit: AxisUnit::Number, meaning: "interrupts for TLB shootdowns on all CPUs, for each call" },
     ],
     arms: &["alone", "sleeping sibling", "running sibling", "mprotect, running sibling", "munmap, running sibling"],
     runs: [5, 7, 7],
@@ -45,7 +46,7 @@ static ABOUT: About = About {
     memory: |_| Bytes::mib(1),
 };
 
-/// What another thread does meanwhile.
+/// Activity of another thread during the measurement.
 #[derive(Clone, Copy, PartialEq)]
 enum Sibling {
     None,
@@ -54,18 +55,18 @@ enum Sibling {
 }
 
 /// Takes a page away that was just touched.
-fn take_away(how: &str, page: usize, mapping: &Mapping) -> std::io::Result<()> {
+fn take_away(how: &str, page: usize, mapping: &OwnedMapping) -> std::io::Result<()> {
     match how {
         "mprotect" => {
-            mapping.protect(0..page, Access::Read)?;
-            mapping.protect(0..page, Access::Write)
+            mapping.protect(0..page, PageAccess::Read)?;
+            mapping.protect(0..page, PageAccess::Write)
         }
         _ => mapping.advise(0..page, Advice::DontNeed),
     }
 }
 
-impl Experiment for TlbShootdown {
-    fn about(&self) -> &'static About {
+impl RunExperiment for TlbShootdown {
+    fn about(&self) -> &'static ExperimentAbout {
         &ABOUT
     }
 
@@ -81,7 +82,7 @@ impl Experiment for TlbShootdown {
         let mut times = Vec::with_capacity(calls);
         let before = shootdowns();
         thread::scope(|scope| {
-            let _pinned = Pinned::to(0)?;
+            let _pinned = PinnedThread::to(0)?;
             if sibling != Sibling::None {
                 scope.spawn(|| be_a_sibling(sibling, &ready, &done));
                 ready.wait();
@@ -103,7 +104,7 @@ impl Experiment for TlbShootdown {
         Ok(())
     }
 
-    fn judge(&self, results: &Results<'_>) -> Vec<Claim> {
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
         let ratio = |over| results.ratio("call", over, "alone");
         vec![
             results
@@ -132,16 +133,16 @@ impl Experiment for TlbShootdown {
 
 /// Touches a page and takes it away, again and again; notes how long each taking took.
 fn take_often(how: &str, page: usize, calls: usize, times: &mut Vec<u64>) -> Result<(), LabError> {
-    let map = || Mapping::map(&Wanted { length: page, ..Wanted::default() }).while_("cannot map a page");
+    let map = || OwnedMapping::map(&MapRequest { length: page, ..MapRequest::default() }).while_("cannot map a page");
     let mut mapping = map()?;
     for _ in 0..calls {
         mapping.touch(0..page, page);
-        // Of munmap, only the taking away is timed.
+        // For munmap, only the unmapping is timed.
         let next = if how == "munmap" { Some(map()?) } else { None };
         let begin = Instant::now();
         match next {
             Some(next) => mapping = next,
-            None => take_away(how, page, &mapping).while_("cannot take a page away")?,
+            None => take_away(how, page, &mapping).while_("cannot unmap a page")?,
         }
         times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
@@ -150,7 +151,7 @@ fn take_often(how: &str, page: usize, calls: usize, times: &mut Vec<u64>) -> Res
 
 /// Another thread of the process, on another CPU.
 fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool) {
-    let _pinned = Pinned::to(1);
+    let _pinned = PinnedThread::to(1);
     ready.wait();
     while !done.load(Relaxed) {
         match sibling {

@@ -1,26 +1,26 @@
-//! The counters of a probe, in groups that are switched together: what the kernel counts in one, what the CPU counts in
-//! the groups whose ratios must hold.
+//! The counters of a probe, in groups that are switched together: what the kernel counts in one,
+//! what the CPU counts in the groups whose ratios must hold.
 
 use std::ffi::CString;
 use std::io;
 
 use pagewise_model::Reading;
-use pagewise_model::measured::{Count, Origin, Share};
-use pagewise_sys::perf_event::{Counted, Counter, Mode, Times, Whose as Thread};
-use pagewise_sys::perf_page::Page;
+use pagewise_model::measured::{Count, MetricOrigin, Share};
+use pagewise_sys::perf_event::{GroupTimes, Mode, PerfCount, PerfCounter, PerfScope as Thread};
+use pagewise_sys::perf_page::PerfPage;
 
-use super::{Options, Quantity, Whose};
-use crate::events::{Catalogue, Known, Wanted};
+use super::{ProbeOptions, ProbeQuantity, ProbeScope};
+use crate::events::{EventCatalogue, ResolvedEvent, WantedEvent};
 use crate::why;
 
-/// As many as [`Counter::read_group`] reads.
+/// As many as [`PerfCounter::read_group`] reads.
 const LARGEST: usize = 16;
 
 /// Every counter of a probe.
 #[derive(Debug)]
 pub(super) struct Groups {
-    groups: Vec<Group>,
-    /// Where the counter of each event is: in which group, and which of it.
+    groups: Vec<CounterGroup>,
+    /// Position of each event's counter: its group, and its index there.
     places: Vec<Reading<(usize, usize)>>,
 }
 
@@ -36,10 +36,10 @@ enum Kinship {
 }
 
 impl Kinship {
-    fn of(wanted: &Wanted) -> Kinship {
+    fn of_event(wanted: &WantedEvent) -> Kinship {
         match (wanted.origin(), wanted.group) {
-            (Origin::Hardware, 0) => Kinship::Alone,
-            (Origin::Hardware, group) => Kinship::Cpu(group),
+            (MetricOrigin::Hardware, 0) => Kinship::Alone,
+            (MetricOrigin::Hardware, group) => Kinship::Cpu(group),
             _ => Kinship::Kernel,
         }
     }
@@ -48,32 +48,33 @@ impl Kinship {
 impl Groups {
     /// Opens what can be opened, and says of each event what it is.
     pub(super) fn open(
-        options: &Options,
-        catalogue: &Catalogue,
-    ) -> io::Result<(Groups, Vec<Quantity>)> {
+        options: &ProbeOptions,
+        catalogue: &EventCatalogue,
+    ) -> io::Result<(Groups, Vec<ProbeQuantity>)> {
         let mut groups = Groups { groups: Vec::new(), places: Vec::new() };
         let mut quantities = Vec::new();
         for wanted in &options.events {
             let opened = groups.add(wanted, options, catalogue);
-            quantities.push(Quantity {
+            quantities.push(ProbeQuantity {
                 name: wanted.name.clone(),
                 unit: wanted.unit,
                 user_mode_only: opened.as_ref().is_ok_and(|(_, user_mode_only)| *user_mode_only),
             });
             groups.places.push(opened.map(|(place, _)| place));
         }
-        groups.groups.iter_mut().try_for_each(Group::read_in_user_mode_if_possible)?;
+        groups.groups.iter_mut().try_for_each(CounterGroup::read_in_user_mode_if_possible)?;
         Ok((groups, quantities))
     }
 
-    /// Opens the counter of an event, in a group if one takes it. Returns where it is, and whether it counts user mode only.
+    /// Opens the counter of an event, in a group if one takes it. Returns where it is, and whether
+    /// it counts user mode only.
     fn add(
         &mut self,
-        wanted: &Wanted,
-        options: &Options,
-        catalogue: &Catalogue,
+        wanted: &WantedEvent,
+        options: &ProbeOptions,
+        catalogue: &EventCatalogue,
     ) -> Reading<((usize, usize), bool)> {
-        let kinship = Kinship::of(wanted);
+        let kinship = Kinship::of_event(wanted);
         let opening = Opening {
             known: catalogue.find(&wanted.how)?,
             whose: options.whose,
@@ -83,7 +84,7 @@ impl Groups {
                 (_, _, false) => &[false, true],
             },
         };
-        let takes = |group: &Group| {
+        let takes = |group: &CounterGroup| {
             group.kinship == kinship && kinship != Kinship::Alone && group.counters.len() < LARGEST
         };
         // A group that does not fit the CPU is better counted in parts than not at all.
@@ -96,7 +97,7 @@ impl Groups {
             io::ErrorKind::PermissionDenied if wanted.is_in_kernel() => why::user_mode_only(),
             _ => why::event(&error, kinship != Kinship::Kernel, catalogue.pmus()),
         })?;
-        let mut group = Group::new(kinship);
+        let mut group = CounterGroup::new(kinship);
         group.push(counter);
         self.groups.push(group);
         Ok(((self.groups.len() - 1, 0), user_mode_only))
@@ -104,20 +105,20 @@ impl Groups {
 
     /// Begins to count.
     pub(super) fn start(&mut self) -> io::Result<()> {
-        self.groups.iter_mut().try_for_each(Group::start)
+        self.groups.iter_mut().try_for_each(CounterGroup::start)
     }
 
     /// Ends counting: the last that is started is the first to end.
     pub(super) fn freeze(&mut self) -> io::Result<()> {
-        self.groups.iter_mut().rev().try_for_each(Group::freeze)
+        self.groups.iter_mut().rev().try_for_each(CounterGroup::freeze)
     }
 
     /// Reads what was counted.
-    pub(super) fn take(&mut self) -> io::Result<()> {
-        self.groups.iter_mut().try_for_each(Group::take)
+    pub(super) fn read_counts(&mut self) -> io::Result<()> {
+        self.groups.iter_mut().try_for_each(CounterGroup::read_counts)
     }
 
-    /// What each event counted between the last start and its end.
+    /// Count of each event between the last start and its end.
     pub(super) fn counts(&self) -> impl Iterator<Item = Reading<Count>> {
         self.places.iter().map(|place| match place {
             Ok((group, counter)) => Ok(self.groups[*group].count(*counter)),
@@ -126,16 +127,16 @@ impl Groups {
     }
 }
 
-/// How the counter of an event is opened.
+/// Parameters of opening an event's counter.
 struct Opening {
-    known: Known,
-    whose: Whose,
-    /// Whether to count user mode only: what is tried in turn, the next where the kernel refuses.
+    known: ResolvedEvent,
+    whose: ProbeScope,
+    /// True to count user mode only: the values are tried in order until the kernel accepts one.
     modes: &'static [bool],
 }
 
 impl Opening {
-    fn open(&self, leader: Option<&Counter>) -> io::Result<(Counter, bool)> {
+    fn open(&self, leader: Option<&PerfCounter>) -> io::Result<(PerfCounter, bool)> {
         let mut refused = io::ErrorKind::PermissionDenied.into();
         for user_mode_only in self.modes {
             match self.open_so(*user_mode_only, leader) {
@@ -147,17 +148,21 @@ impl Opening {
         Err(refused)
     }
 
-    fn open_so(&self, user_mode_only: bool, leader: Option<&Counter>) -> io::Result<Counter> {
+    fn open_so(
+        &self,
+        user_mode_only: bool,
+        leader: Option<&PerfCounter>,
+    ) -> io::Result<PerfCounter> {
         let mode = Mode {
-            inherit: self.whose == Whose::Process,
+            inherit: self.whose == ProbeScope::Process,
             // The leader switches the group.
             disabled: leader.is_none(),
             enable_on_exec: false,
             exclude_kernel: user_mode_only,
             exclude_user: false,
         };
-        let Known { event, filter } = self.known;
-        let counter = Counter::open_in_group(event, Thread::ThisThread, mode, leader)?;
+        let ResolvedEvent { event, filter } = self.known;
+        let counter = PerfCounter::open_in_group(event, Thread::ThisThread, mode, leader)?;
         if let Some(filter) = filter {
             counter.set_filter(&CString::new(filter)?)?;
         }
@@ -167,30 +172,30 @@ impl Opening {
 
 /// Counters that are switched by one call, and read by one, or by none.
 #[derive(Debug)]
-struct Group {
+struct CounterGroup {
     kinship: Kinship,
     /// The leader first.
-    counters: Vec<Counter>,
+    counters: Vec<PerfCounter>,
     /// One a counter where all are read in user mode: then they always run. Else none.
-    pages: Vec<Page>,
-    before: Vec<Counted>,
-    now: Vec<Counted>,
+    pages: Vec<PerfPage>,
+    before: Vec<PerfCount>,
+    now: Vec<PerfCount>,
 }
 
-impl Group {
-    fn new(kinship: Kinship) -> Group {
-        Group { kinship, counters: vec![], pages: vec![], before: vec![], now: vec![] }
+impl CounterGroup {
+    fn new(kinship: Kinship) -> CounterGroup {
+        CounterGroup { kinship, counters: vec![], pages: vec![], before: vec![], now: vec![] }
     }
 
-    fn leader(&self) -> &Counter {
+    fn leader(&self) -> &PerfCounter {
         &self.counters[0]
     }
 
     /// Takes a counter, and says which of the group it is.
-    fn push(&mut self, counter: Counter) -> usize {
+    fn push(&mut self, counter: PerfCounter) -> usize {
         self.counters.push(counter);
-        self.before.push(Counted::default());
-        self.now.push(Counted::default());
+        self.before.push(PerfCount::default());
+        self.now.push(PerfCount::default());
         self.counters.len() - 1
     }
 
@@ -199,7 +204,8 @@ impl Group {
         if self.kinship == Kinship::Kernel {
             return Ok(());
         }
-        let page = |counter| Page::of(counter).ok().filter(|page| page.read().is_some());
+        let page =
+            |counter| PerfPage::map_counter(counter).ok().filter(|page| page.read().is_some());
         let Some(pages) = self.counters.iter().map(page).collect() else { return Ok(()) };
         self.pages = pages;
         self.leader().enable()
@@ -207,7 +213,7 @@ impl Group {
 
     fn start(&mut self) -> io::Result<()> {
         if self.pages.is_empty() {
-            // What it had when it was read last, it still has: it did not run since.
+            // Its count is unchanged since the last reading: it did not run.
             return self.leader().enable();
         }
         read_pages(&self.pages, &mut self.before)
@@ -220,14 +226,14 @@ impl Group {
         read_pages(&self.pages, &mut self.now)
     }
 
-    fn take(&mut self) -> io::Result<()> {
+    fn read_counts(&mut self) -> io::Result<()> {
         if self.pages.is_empty() {
             self.before.copy_from_slice(&self.now);
             let mut values = [0; LARGEST];
             let values = &mut values[..self.counters.len()];
-            let Times { enabled, running } = self.leader().read_group(values)?;
+            let GroupTimes { enabled, running } = self.leader().read_group(values)?;
             for (now, value) in self.now.iter_mut().zip(values) {
-                *now = Counted { value: *value, enabled, running };
+                *now = PerfCount { value: *value, enabled, running };
             }
         }
         Ok(())
@@ -243,7 +249,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for CounterGroup {
     /// The leader is closed last.
     fn drop(&mut self) {
         while self.counters.pop().is_some() {}
@@ -251,9 +257,10 @@ impl Drop for Group {
 }
 
 /// Reads each counter in user mode.
-fn read_pages(pages: &[Page], into: &mut [Counted]) -> io::Result<()> {
+fn read_pages(pages: &[PerfPage], into: &mut [PerfCount]) -> io::Result<()> {
     for (page, counted) in pages.iter().zip(into) {
-        // What could be read so when it was opened can be: the kernel does not take it back while the page is mapped.
+        // A counter that was readable in this way when it was opened stays so: the kernel keeps the
+        // page while it is mapped.
         *counted = page.read().ok_or(io::ErrorKind::Unsupported)?;
     }
     Ok(())
@@ -264,8 +271,8 @@ mod tests {
     use super::*;
     use crate::events::choose;
 
-    fn group(before: Counted, now: Counted) -> Group {
-        let mut group = Group::new(Kinship::Alone);
+    fn group(before: PerfCount, now: PerfCount) -> CounterGroup {
+        let mut group = CounterGroup::new(Kinship::Alone);
         group.before.push(before);
         group.now.push(now);
         group
@@ -273,22 +280,22 @@ mod tests {
 
     #[test]
     fn a_count_is_what_was_added_and_for_how_much_of_the_time() {
-        let before = Counted { value: 1_000, enabled: 50, running: 40 };
-        let now = Counted { value: 1_700, enabled: 150, running: 65 };
+        let before = PerfCount { value: 1_000, enabled: 50, running: 40 };
+        let now = PerfCount { value: 1_700, enabled: 150, running: 65 };
         let share = Some(Share { enabled: 100, running: 25 });
         assert_eq!(group(before, now).count(0), Count { value: 700, share });
     }
 
     #[test]
     fn a_counter_that_wraps_has_still_counted() {
-        let before = Counted { value: u64::MAX - 1, ..Counted::default() };
-        let now = Counted { value: 3, ..Counted::default() };
+        let before = PerfCount { value: u64::MAX - 1, ..PerfCount::default() };
+        let now = PerfCount { value: 3, ..PerfCount::default() };
         assert_eq!(group(before, now).count(0).value, 5);
     }
 
     #[test]
-    fn what_the_kernel_counts_goes_together_and_what_the_cpu_counts_by_its_number() {
-        let kinship = |name| Kinship::of(&choose(name).unwrap()[0]);
+    fn kernel_events_share_a_group_and_cpu_events_are_grouped_by_number() {
+        let kinship = |name| Kinship::of_event(&choose(name).unwrap()[0]);
         assert_eq!(kinship("page_faults"), Kinship::Kernel);
         assert_eq!(kinship("kmem:mm_page_alloc"), Kinship::Kernel);
         assert_eq!(kinship("cycles"), kinship("instructions"));
@@ -299,8 +306,8 @@ mod tests {
     #[test]
     fn every_event_has_a_place_or_a_reason_in_the_order_of_the_events() {
         let events = choose("page_faults,r1ffffffffff,minor_faults").unwrap();
-        let options = Options { events, ..Options::default() };
-        let (groups, quantities) = Groups::open(&options, &Catalogue::open()).unwrap();
+        let options = ProbeOptions { events, ..ProbeOptions::default() };
+        let (groups, quantities) = Groups::open(&options, &EventCatalogue::open()).unwrap();
         let names: Vec<&str> = quantities.iter().map(|quantity| &*quantity.name).collect();
         assert_eq!(names, ["page_faults", "r1ffffffffff", "minor_faults"]);
         let there: Vec<bool> = groups.counts().map(|count| count.is_ok()).collect();

@@ -1,6 +1,6 @@
-//! What a recording of a heap says of call stacks, one number each: what flame graphs are drawn of.
+//! A heap recording as one number per call stack: the input of flame graphs.
 
-use super::{Kind, Recording, Site};
+use super::{AllocationKind, AllocationSite, HeapRecording};
 use crate::traced::Frame;
 
 /// Which of the numbers of a site.
@@ -13,9 +13,9 @@ pub enum Of {
     Leaked,
     /// Bytes that were allocated.
     Allocated,
-    /// How often something was allocated.
+    /// Number of allocations.
     Allocations,
-    /// How many blocks were freed before the same thread allocated another.
+    /// Number of blocks freed before the same thread allocated another.
     Temporary,
 }
 
@@ -23,7 +23,7 @@ impl Of {
     /// All of them.
     pub const ALL: [Of; 5] = [Of::Peak, Of::Leaked, Of::Allocated, Of::Allocations, Of::Temporary];
 
-    /// What is counted, in the plural.
+    /// Name of the counted items, in the plural.
     pub const fn what(self) -> &'static str {
         match self {
             Of::Peak => "bytes at the peak",
@@ -35,7 +35,7 @@ impl Of {
     }
 
     /// The number of a site.
-    pub fn number(self, site: &Site) -> u64 {
+    pub fn number(self, site: &AllocationSite) -> u64 {
         match self {
             Of::Peak => site.at_peak.bytes,
             Of::Leaked => site.leaked().bytes,
@@ -46,29 +46,31 @@ impl Of {
     }
 }
 
-impl Kind {
+impl AllocationKind {
     /// One word.
     pub const fn word(self) -> &'static str {
         match self {
-            Kind::Heap => "heap",
-            Kind::Mapping => "mapping",
-            Kind::Pool => "pool",
+            AllocationKind::Heap => "heap",
+            AllocationKind::Mapping => "mapping",
+            AllocationKind::Pool => "pool",
         }
     }
 
-    /// What stands where a function stands that allocated it, but for `malloc` and its kin.
+    /// Name shown in place of the allocating function; `None` for `malloc` and the other C
+    /// functions.
     pub const fn called(self) -> Option<&'static str> {
         match self {
-            Kind::Heap => None,
-            Kind::Mapping => Some("[mmap, brk]"),
-            Kind::Pool => Some("[pool]"),
+            AllocationKind::Heap => None,
+            AllocationKind::Mapping => Some("[mmap, brk]"),
+            AllocationKind::Pool => Some("[pool]"),
         }
     }
 }
 
-impl Recording {
-    /// The frames of a site, the allocation's first; those that the recording does not have are left out.
-    pub fn frames_of(&self, site: &Site) -> impl DoubleEndedIterator<Item = &Frame> {
+impl HeapRecording {
+    /// The frames of a site, the allocation's first; those that the recording does not have are
+    /// left out.
+    pub fn frames_of(&self, site: &AllocationSite) -> impl DoubleEndedIterator<Item = &Frame> {
         let stack = usize::try_from(site.stack).ok().and_then(|at| self.stacks.get(at));
         let numbers = stack.map_or(&[][..], Vec::as_slice);
         numbers.iter().filter_map(|at| self.frames.get(usize::try_from(*at).ok()?))

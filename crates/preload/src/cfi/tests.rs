@@ -16,7 +16,7 @@ use pagewise_skip::{Lack, skip_part};
 use super::*;
 
 /// A file as the loader would map it.
-struct Mapped {
+struct LoadedFile {
     memory: Vec<u8>,
     header: usize,
     /// The address in the file that the memory begins with.
@@ -29,8 +29,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> usize {
     usize::try_from(u64::from_le_bytes(word)).unwrap()
 }
 
-impl Mapped {
-    fn open(path: &Path) -> Mapped {
+impl LoadedFile {
+    fn open(path: &Path) -> LoadedFile {
         const LOAD: usize = 1;
         const EH_FRAME: usize = 0x6474_e550;
         let file = std::fs::read(path).unwrap();
@@ -52,18 +52,18 @@ impl Mapped {
                 _ => {}
             }
         }
-        Mapped { memory, header: header - base, base }
+        LoadedFile { memory, header: header - base, base }
     }
 
-    fn row(&self, address: usize) -> Row {
+    fn row(&self, address: usize) -> UnwindRow {
         let start = self.memory.as_ptr().expose_provenance();
-        // SAFETY: the memory is this value's, and nobody changes it.
-        let image = unsafe { Image::new(start, start + self.memory.len()) };
+        // SAFETY: the memory belongs to this value, and no thread changes it.
+        let image = unsafe { ImageBytes::new(start, start + self.memory.len()) };
         row(&image, start + self.header, start + address - self.base)
     }
 }
 
-/// What readelf says of an address. Nothing is said of a register that is as it was.
+/// Row that readelf prints for an address. Unchanged registers have no entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     end: String,
@@ -72,8 +72,8 @@ struct Said {
 }
 
 impl Said {
-    /// Whether it is what a row of ours says.
-    fn is(&self, row: Row) -> bool {
+    /// True if it is what a row of ours says.
+    fn is(&self, row: UnwindRow) -> bool {
         let words = |offset: u16| i64::from(offset) * 8;
         let frame = |saved: u16| match self.frame_pointer.as_deref() {
             None | Some("u" | "s") => saved == 0,
@@ -82,21 +82,21 @@ impl Said {
         };
         let back = self.back.as_deref() == Some("c-8");
         match row {
-            Row::Stack { offset, saved } => {
+            UnwindRow::Stack { offset, saved } => {
                 back && self.end == std::format!("rsp+{}", words(offset)) && frame(saved)
             }
-            Row::Frame { offset, saved } => {
+            UnwindRow::Frame { offset, saved } => {
                 back && self.end == std::format!("rbp+{}", words(offset)) && frame(saved)
             }
-            Row::Behind { saved, .. } => back && self.end == "exp" && frame(saved),
-            Row::End => self.back.as_deref() == Some("u"),
-            Row::Signal | Row::Unknown => false,
+            UnwindRow::Behind { saved, .. } => back && self.end == "exp" && frame(saved),
+            UnwindRow::End => self.back.as_deref() == Some("u"),
+            UnwindRow::Signal | UnwindRow::Unknown => false,
         }
     }
 }
 
-/// Compares every `step`th row of a file. How many were compared, and how many of these we do not know; none where there is no
-/// readelf or no such file.
+/// Compares every `step`th row of a file. Returns the number of compared rows, and the number of
+/// unknown ones among them; `None` without readelf or without the file.
 fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
     let path = std::fs::canonicalize(path).ok()?;
     let mut readelf = Command::new("readelf")
@@ -107,7 +107,7 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    let mapped = Mapped::open(&path);
+    let mapped = LoadedFile::open(&path);
     let (mut compared, mut unknown, mut plain, mut seen) = (0, 0, 0, 0);
     let mut columns: Vec<String> = Vec::new();
     let mut is_signal = false;
@@ -148,13 +148,13 @@ fn compare(path: &Path, step: usize) -> Option<(usize, usize)> {
             Said { end: words[1].to_owned(), frame_pointer: column("rbp"), back: column("ra") };
         let row = mapped.row(address);
         compared += 1;
-        if row == Row::Unknown {
+        if row == UnwindRow::Unknown {
             unknown += 1;
             continue;
         }
         assert!(said.is(row), "{}: {address:#x}: {row:?}, and readelf {said:?}", path.display());
-        assert_eq!(Row::unpack(row.pack()), row, "{}: {address:#x}", path.display());
-        plain += usize::from(Row::unpack_plain(row.pack()).is_some());
+        assert_eq!(UnwindRow::unpack(row.pack()), row, "{}: {address:#x}", path.display());
+        plain += usize::from(UnwindRow::unpack_plain(row.pack()).is_some());
     }
     readelf.wait().unwrap();
     std::eprintln!("{}: {compared} rows, {unknown} of them unknown", path.display());
@@ -169,25 +169,30 @@ fn rows_come_out_of_words_as_they_went_in() {
     let saved_here = SAVED_HERE as u16;
     for offset in [0, 1, 2, 5, PLAIN_END - 1, PLAIN_END, u16::MAX] {
         for saved in [0, 1, 2, 5, saved_here - 1, saved_here] {
-            let row = Row::Stack { offset, saved };
-            assert_eq!(Row::unpack(row.pack()), row);
+            let row = UnwindRow::Stack { offset, saved };
+            assert_eq!(UnwindRow::unpack(row.pack()), row);
             let is_plain =
                 offset > 0 && offset < PLAIN_END && saved <= offset && saved < saved_here;
             let expected = is_plain.then_some((offset, saved));
-            assert_eq!(Row::unpack_plain(row.pack()), expected, "{row:?}");
-            let row = Row::Frame { offset, saved };
-            assert_eq!(Row::unpack(row.pack()), row);
-            assert_eq!(Row::unpack_plain(row.pack()), None);
+            assert_eq!(UnwindRow::unpack_plain(row.pack()), expected, "{row:?}");
+            let row = UnwindRow::Frame { offset, saved };
+            assert_eq!(UnwindRow::unpack(row.pack()), row);
+            assert_eq!(UnwindRow::unpack_plain(row.pack()), None);
         }
         assert_eq!(
-            Row::Stack { offset, saved: saved_here + 1 }.pack(),
+            UnwindRow::Stack { offset, saved: saved_here + 1 }.pack(),
             0,
             "nothing is known of it"
         );
     }
-    for row in [Row::Behind { offset: -4, saved: 2 }, Row::Signal, Row::End, Row::Unknown] {
-        assert_eq!(Row::unpack(row.pack()), row);
-        assert_eq!(Row::unpack_plain(row.pack()), None);
+    for row in [
+        UnwindRow::Behind { offset: -4, saved: 2 },
+        UnwindRow::Signal,
+        UnwindRow::End,
+        UnwindRow::Unknown,
+    ] {
+        assert_eq!(UnwindRow::unpack(row.pack()), row);
+        assert_eq!(UnwindRow::unpack_plain(row.pack()), None);
     }
 }
 
@@ -219,9 +224,9 @@ fn rows_of_a_large_program_are_as_readelf_says() {
 }
 
 /// Numbers that look like chance and are the same each time.
-struct Chance(u64);
+struct CfiRandom(u64);
 
-impl Chance {
+impl CfiRandom {
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -233,8 +238,8 @@ impl Chance {
 #[test]
 fn a_table_that_was_written_over_is_read_without_harm() {
     let Ok(path) = std::env::current_exe() else { return };
-    let mut mapped = Mapped::open(&path);
-    let mut chance = Chance(0x1234_5678_9abc_def1);
+    let mut mapped = LoadedFile::open(&path);
+    let mut chance = CfiRandom(0x1234_5678_9abc_def1);
     let length = mapped.memory.len();
     for _ in 0..2000 {
         // Near the header, where the search table and most entries are.

@@ -1,11 +1,13 @@
-//! What is left of an object's pages: filled when it is allocated, looked at when it is freed.
+//! Canary bytes in the unused part of an object's pages: written at the allocation, checked at the
+//! free.
 //!
-//! Bytes near the object are filled with what no program writes by chance; those further away are zeros, as pages are.
+//! Bytes near the object are filled with what no program writes by chance; those further away are
+//! zeros, as pages are.
 
 /// Bytes on each side that are filled.
 const NEAR: usize = 64;
 
-/// What a byte is filled with: no byte of text, no zero, and not the same as its neighbours.
+/// Canary byte of an address: not a text character, not zero, and different from its neighbors.
 fn filling(address: usize) -> u8 {
     (address as u8).wrapping_mul(0x9d) ^ 0xc3 | 0x80
 }
@@ -14,12 +16,13 @@ fn near(from: usize, start: usize, end: usize, to: usize) -> [std::ops::Range<us
     [from.max(start.saturating_sub(NEAR))..start, end..to.min(end + NEAR)]
 }
 
-/// Fills what is around the object from `start` to `end` in the accessible pages from `from` to `to`.
+/// Fills what is around the object from `start` to `end` in the accessible pages from `from` to
+/// `to`.
 pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
     for range in near(from, start, end, to) {
         for address in range {
             let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: the page is accessible, and nobody else's yet.
+            // SAFETY: the page is accessible, and not in use by another thread yet.
             unsafe { byte.write_volatile(filling(address)) };
         }
     }
@@ -28,7 +31,7 @@ pub(crate) fn fill(from: usize, start: usize, end: usize, to: usize) {
 /// Has pages zeros again.
 pub(crate) fn clear(from: usize, to: usize) {
     let bytes: *mut u8 = std::ptr::with_exposed_provenance_mut(from);
-    // SAFETY: the pages are accessible, and nobody else's yet.
+    // SAFETY: the pages are accessible, and not in use by another thread yet.
     unsafe { bytes.write_bytes(0, to - from) };
 }
 
@@ -40,7 +43,8 @@ fn is_changed(address: usize) -> bool {
 
 fn is_zero(from: usize, to: usize) -> bool {
     let bytes: *const u8 = std::ptr::with_exposed_provenance(from);
-    // SAFETY: the caller has these pages, which are accessible; nobody writes to them who is in his right mind.
+    // SAFETY: the caller owns these pages, which are accessible; a correct program does not write
+    // to them.
     let bytes = unsafe { std::slice::from_raw_parts(bytes, to - from) };
     bytes.iter().fold(0, |all, byte| all | byte) == 0
 }

@@ -1,24 +1,28 @@
-//! Pages that go from one slot to another, in one system call and with what they hold (`UFFDIO_MOVE`, Linux 6.8).
+//! Pages that go from one slot to another, in one system call and with what they hold
+//! (`UFFDIO_MOVE`, Linux 6.8).
 //!
-//! The kernel is told, by a `userfaultfd`, to refuse accesses to pages of a range that are not there (`SIGBUS`), where it would
-//! give pages of zeros elsewhere. So a slot without a page is inaccessible with no mark on it, and what makes the slot of a freed
-//! object inaccessible makes that of the next object accessible.
+//! A `userfaultfd` makes the kernel refuse accesses to missing pages of a range (`SIGBUS`), instead
+//! of providing zero pages. So a slot without a page is inaccessible without a guard marker, and
+//! the call that makes the slot of a freed object inaccessible makes that of the next object
+//! accessible.
 //!
-//! All this is by a descriptor. It has a high number, since programs count on low ones, and who listens to us holds it as well:
-//! the range would become accessible if a program that closes all its descriptors closed the last. No more pages can be moved
-//! then. A child of `fork` has the descriptor too, which is for its parent's memory: its number is kept in memory that is zeros in
+//! All this is by a descriptor. It has a high number, since programs count on low ones, and who
+//! listens to us holds it as well: the range would become accessible if a program that closes all
+//! its descriptors closed the last. No more pages can be moved then. A child of `fork` has the
+//! descriptor too, which is for its parent's memory: its number is kept in memory that is zeros in
 //! a child.
 
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use super::{pool::page, tell};
-use crate::kernel::{self, Errno, File};
+use crate::kernel::{self, Errno, OwnedFile};
 
 /// Numbers from here on are for us, where the limit allows; else the last of those that it allows.
 const NUMBERS: usize = 1000;
 const LEFT: usize = 24;
 
-/// The descriptor's number plus 1, in memory that is zeros in a child of `fork`; and that of the parent's.
+/// The descriptor's number plus 1, in memory that is zeros in a child of `fork`; and that of the
+/// parent's.
 static NUMBER: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 static INHERITED: AtomicU32 = AtomicU32::new(0);
 /// A page of zeros.
@@ -39,7 +43,7 @@ fn number() -> Option<&'static AtomicU32> {
 }
 
 fn open() -> Option<()> {
-    let file = File::of_missing_pages().ok()?;
+    let file = OwnedFile::of_missing_pages().ok()?;
     let least = kernel::most_files().min(NUMBERS + LEFT).saturating_sub(LEFT);
     let file = file.with_number(least).unwrap_or(file);
     let number = number()?;
@@ -62,20 +66,20 @@ pub(crate) fn end() {
     IS_OVER.store(1, Relaxed);
 }
 
-fn file() -> Option<std::mem::ManuallyDrop<File>> {
+fn file() -> Option<std::mem::ManuallyDrop<OwnedFile>> {
     let number = number()?.load(Relaxed).checked_sub(1)?;
-    Some(File::kept(number.cast_signed()))
+    Some(OwnedFile::kept(number.cast_signed()))
 }
 
-/// Whether pages can be moved.
+/// True if pages can be moved.
 pub(crate) fn can() -> bool {
     IS_OVER.load(Relaxed) == 0 && number().is_some_and(|number| number.load(Relaxed) != 0)
 }
 
-/// In a child of `fork`: its memory has nobody to ask, until it is added anew.
+/// In a child of `fork`: its memory is not registered until it is added anew.
 pub(crate) fn forked() -> Option<()> {
     if let Some(inherited) = INHERITED.swap(0, Relaxed).checked_sub(1) {
-        let file = File::kept(inherited.cast_signed());
+        let file = OwnedFile::kept(inherited.cast_signed());
         // The program may have closed it, and something else may have the number now.
         if file.is_of_missing_pages() {
             drop(std::mem::ManuallyDrop::into_inner(file));
@@ -120,7 +124,7 @@ pub(crate) unsafe fn put(to: usize) -> bool {
 /// Moves a page to where none is.
 ///
 /// # Safety
-/// Both are the guard's own, and nobody is to come to the first any more.
+/// Both belong to the guard, and no thread accesses the first from now on.
 pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
     let Some(file) = file() else { return false };
     // SAFETY: the caller's promise.
@@ -129,30 +133,31 @@ pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
     moved.is_ok()
 }
 
-/// Slots that wait for the next objects with a page each: from the first on, in the order in which they are to be used.
+/// Slots that wait for the next objects with a page each: from the first on, in the order in which
+/// they are to be used.
 pub(crate) struct Ready {
     first: AtomicU32,
     count: AtomicU32,
-    numbers: [AtomicU32; MOST_READY],
+    numbers: [AtomicU32; MAX_READY_SLOTS],
 }
 
-pub(crate) const MOST_READY: usize = 32;
+pub(crate) const MAX_READY_SLOTS: usize = 32;
 
 pub(crate) static READY: Ready = Ready {
     first: AtomicU32::new(0),
     count: AtomicU32::new(0),
-    numbers: [const { AtomicU32::new(0) }; MOST_READY],
+    numbers: [const { AtomicU32::new(0) }; MAX_READY_SLOTS],
 };
 
 impl Ready {
     fn place(&self, number: u32) -> &AtomicU32 {
-        &self.numbers[(self.first.load(Relaxed) + number) as usize % MOST_READY]
+        &self.numbers[(self.first.load(Relaxed) + number) as usize % MAX_READY_SLOTS]
     }
 
-    /// Puts a slot at the end; false where there is no room. Under the pool's lock.
+    /// Appends a slot; returns false if the queue is full. Under the pool's lock.
     pub(crate) fn push(&self, number: u32) -> bool {
         let count = self.count.load(Relaxed);
-        if count as usize == MOST_READY {
+        if count as usize == MAX_READY_SLOTS {
             return false;
         }
         self.place(count).store(number, Relaxed);
@@ -160,7 +165,7 @@ impl Ready {
         true
     }
 
-    /// How many there are. Under the pool's lock.
+    /// Number of slots in the queue. Under the pool's lock.
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Relaxed)
     }

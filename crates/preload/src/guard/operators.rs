@@ -1,8 +1,10 @@
-//! C++'s `operator new` and `operator delete`, by all names that compilers call: which of them made an object, and which frees it.
+//! C++'s `operator new` and `operator delete`, by all names that compilers call: which of them made
+//! an object, and which frees it.
 //!
-//! A program calls ours, which go on to those behind, of the C++ library. Guarded objects are made here, so that their slots say by which
-//! function; what is freed by another kind of function, or as an object of another size, is told. Programs that have operators of their
-//! own call these, and nothing is concluded about what they make.
+//! A program calls our functions, which call the next ones, of the C++ library. Guarded objects are
+//! allocated here, so that their slots store the function; a free by another kind of function, or
+//! with another size, is reported. Programs with operators of their own call these, and nothing is
+//! concluded about their objects.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
@@ -11,11 +13,11 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 use pagewise_heaplog::guard::{access, bug, made_by};
 
 use super::{ALIGN, count, free_guarded, goes_on, guarded_by, node, pool, tell};
-use crate::enter::Own;
 use crate::inline::table;
-use crate::{modules, real};
+use crate::stubs::Own;
+use crate::{modules, next_alloc};
 
-/// How many functions there are: 8 that make objects, then 12 that free them.
+/// Number of functions: 8 that allocate objects, then 12 that free them.
 const FUNCTIONS: usize = 20;
 /// Every second is of arrays.
 const NAMES: [&CStr; FUNCTIONS] = [
@@ -42,7 +44,7 @@ const NAMES: [&CStr; FUNCTIONS] = [
 ];
 const FIRST_DELETE: usize = 8;
 
-/// Whether the second argument of a function is the object's size, or its alignment.
+/// True if the second argument of a function is the object's size, or its alignment.
 const fn is_sized(function: usize) -> bool {
     matches!(function, 10 | 11 | 16 | 17)
 }
@@ -51,11 +53,11 @@ const fn is_aligned(function: usize) -> bool {
     matches!(function, 4..8)
 }
 
-/// Where each function goes on: to the one behind, or to the guard.
+/// Target of each function: the next one in load order, or the guard.
 static TARGETS: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
 /// The functions behind.
 static BEHIND: [AtomicPtr<()>; FUNCTIONS] = table_of_first();
-/// Where the code of the C++ library begins and ends; 0 where none is known.
+/// Address range of the C++ library's code; 0 if unknown.
 static LIBRARY: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 const fn table_of_first() -> [AtomicPtr<()>; FUNCTIONS] {
@@ -69,7 +71,7 @@ const fn table_of_first() -> [AtomicPtr<()>; FUNCTIONS] {
     table
 }
 
-/// What programs call.
+/// Functions that programs call.
 #[cfg(not(test))]
 mod exported {
     use std::arch::naked_asm;
@@ -78,7 +80,7 @@ mod exported {
 
     macro_rules! exported {
         ($($name:ident $number:literal;)*) => {$(
-            /// What programs call.
+            /// Function that programs call.
             ///
             /// # Safety
             /// That of the C++ library's function.
@@ -115,7 +117,8 @@ mod exported {
     }
 }
 
-/// The first call of a function that goes on to the one behind, which is looked for now: the C++ library may be loaded late.
+/// The first call of a function that goes on to the one behind, which is looked for now: the C++
+/// library may be loaded late.
 #[unsafe(naked)]
 unsafe extern "C" fn first<const FUNCTION: usize>() {
     naked_asm!(
@@ -135,7 +138,7 @@ unsafe extern "C" fn find(function: usize) {
         return;
     };
     let before = behind.load(Relaxed);
-    let found = real::behind_ours(name, &LIBRARIES).cast::<()>();
+    let found = next_alloc::behind_ours(name, &LIBRARIES).cast::<()>();
     let found = match (found.is_null(), function) {
         (false, _) => found,
         (true, ..FIRST_DELETE) => {
@@ -148,14 +151,14 @@ unsafe extern "C" fn find(function: usize) {
         (true, _) => plain_delete as *mut (),
     };
     behind.store(found, Relaxed);
-    // Where objects are guarded it leads elsewhere.
+    // With guarding, it has another target.
     let _ = target.compare_exchange(before, found, Relaxed, Relaxed);
 }
 
-/// Where a library that was loaded for others alone has these functions.
+/// Names of the library with these functions, for libraries that are loaded in a local scope only.
 const LIBRARIES: [&CStr; 3] = [c"libstdc++.so.6", c"libc++abi.so.1", c"libc++.so.1"];
 
-// What is done where no C++ library is found.
+// Implementation without a C++ library.
 
 unsafe extern "C" fn plain_new(size: usize) -> *mut c_void {
     // SAFETY: any size may be asked for.
@@ -169,7 +172,7 @@ unsafe extern "C" fn plain_aligned_new(size: usize, align: usize) -> *mut c_void
 
 fn or_abort(block: *mut c_void) -> *mut c_void {
     if block.is_null() {
-        // SAFETY: it ends the program, as an exception does that nobody catches.
+        // SAFETY: it ends the program, like an uncaught exception.
         unsafe { libc::abort() }
     }
     block
@@ -180,12 +183,13 @@ unsafe extern "C" fn plain_delete(block: *mut c_void) {
     unsafe { libc::free(block) };
 }
 
-/// Has objects guarded that these functions make and free, if the program calls ours and not some of its own.
+/// Has objects guarded that these functions make and free, if the program calls ours and not some
+/// of its own.
 pub(crate) fn begin() {
-    if !NAMES.iter().all(|name| real::is_called_ours(name)) {
+    if !NAMES.iter().all(|name| next_alloc::is_called_ours(name)) {
         return;
     }
-    let behind = real::behind_ours(NAMES[0], &LIBRARIES);
+    let behind = next_alloc::behind_ours(NAMES[0], &LIBRARIES);
     if let Some(library) = modules::find(behind.addr() as u64) {
         LIBRARY[0].store(library.start, Relaxed);
         LIBRARY[1].store(library.end, Relaxed);
@@ -196,14 +200,14 @@ pub(crate) fn begin() {
     }
 }
 
-/// Whether code is the C++ library's, which calls `malloc` and `free` for operators of its own.
+/// True if code is the C++ library's, which calls `malloc` and `free` for operators of its own.
 pub(crate) fn is_library(code: u64) -> bool {
     let [start, end] = [LIBRARY[0].load(Relaxed), LIBRARY[1].load(Relaxed)];
     (start..end).contains(&(code as usize))
 }
 
-/// Makes an object where one is due to be guarded, or frees one that is: else all is done by the function behind. It stands on
-/// the stack only while the guard works, which throws no exception.
+/// Makes an object where one is due to be guarded, or frees one that is: else all is done by the
+/// function behind. It stands on the stack only while the guard works, which throws no exception.
 #[unsafe(naked)]
 unsafe extern "C" fn guard<const FUNCTION: usize>() {
     naked_asm!(
@@ -278,27 +282,27 @@ unsafe extern "C" fn delete(
 }
 
 /// An object that is freed by what does not go with how it was made.
-struct Mismatch {
+struct FreedBy {
     id: pool::Id,
     address: usize,
     by: u32,
     size: Option<usize>,
 }
 
-fn mismatch(id: pool::Id, address: usize, by: u32, size: Option<usize>) -> Option<Mismatch> {
+fn mismatch(id: pool::Id, address: usize, by: u32, size: Option<usize>) -> Option<FreedBy> {
     let slot = id.slot();
     if slot.state.load(Relaxed) != pool::state::LIVE || slot.address.load(Relaxed) != address {
-        // No object, or none any more: that is told as such.
+        // Not an object, or not any more: reported as such.
         return None;
     }
     let made = slot.made_by.load(Relaxed);
     let is_known = made != made_by::ANY;
     let differs = made != by || size.is_some_and(|size| size != slot.size.load(Relaxed));
-    (is_known && differs).then_some(Mismatch { id, address, by, size })
+    (is_known && differs).then_some(FreedBy { id, address, by, size })
 }
 
-fn report(it: Mismatch, stack: u64, frame: u64) {
-    tell::tell(&tell::Bug {
+fn report(it: FreedBy, stack: u64, frame: u64) {
+    tell::tell(&tell::ObjectBug {
         bug: bug::MISMATCH,
         access: access::FREE,
         address: it.address,
@@ -311,7 +315,7 @@ fn report(it: Mismatch, stack: u64, frame: u64) {
     tell::after_a_call();
 }
 
-/// Tells of an object that `free` or `realloc` frees and that was made by another function.
+/// Reports an object that `free` or `realloc` frees but another function allocated.
 pub(crate) fn check_free(id: pool::Id, address: usize, stack: u64, frame: u64) {
     let Some(bug) = mismatch(id, address, made_by::MALLOC, None) else { return };
     let back: *const u64 = std::ptr::with_exposed_provenance(stack as usize);

@@ -1,22 +1,24 @@
-//! Where guarded objects lie: pages of their own, with inaccessible ones on both sides.
+//! Memory of guarded objects: pages of their own, with guard pages on both sides.
 //!
-//! A range of addresses is reserved once, so that one comparison tells guarded objects from others. It has a part for each
-//! class of sizes, cut into slots. A slot of class *c* has 2^*c* pages for one object and as many, at least three, that are
-//! never accessible:
+//! A range of addresses is reserved once, so that one comparison distinguishes guarded objects from
+//! others. It has a part for each size class, cut into slots. A slot of class *c* has 2^*c* pages
+//! for one object and as many, at least three, that are never accessible:
 //!
 //! ```text
 //!  class 0  | guard | object | guard | guard |         class 2  | guard | o | o | o | o | guard | guard | guard |
 //!                          ^ ends here, or begins at the page's beginning
 //! ```
 //!
-//! Pages that the object does not reach stay inaccessible. What is left in its own pages is filled ([`super::canary`]). Once it
-//! is freed its pages are inaccessible again and take no memory. Its slot is used again when no other of its class is left
-//! that never was, and then the one that was freed first.
+//! Pages outside of the object stay inaccessible. The unused part of its own pages has canary bytes
+//! ([`super::canary`]). After the free its pages are inaccessible again and occupy no memory
+//! (quarantine). Its slot is reused when its class has no unused slot left, in the order of frees.
 //!
-//! Objects of less than a page, which most are, go from slot to slot by their pages ([`super::moves`], Linux 6.8): when one is
-//! freed its page goes to a slot that waits for the next, and where it was there is none. That is one system call for each
-//! object. Other pages are made inaccessible by marks in the page tables where the kernel has these (`MADV_GUARD_INSTALL`, Linux
-//! 6.13), and by mappings else, and in classes whose slots would take whole page tables: a process may have some 65,000 mappings.
+//! Objects smaller than a page, the most common ones, move from slot to slot with their pages
+//! ([`super::moves`], Linux 6.8): at a free the page moves to a slot that waits for the next
+//! object, and the old slot has no page. That is one system call for each object. Other pages are
+//! made inaccessible by guard markers in the page tables if the kernel has them
+//! (`MADV_GUARD_INSTALL`, Linux 6.13), else by mappings, and also in classes whose slots would need
+//! whole page tables: a process may have some 65,000 mappings.
 
 use std::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
@@ -26,9 +28,9 @@ use std::sync::atomic::{
 use pagewise_heaplog::guard::means;
 
 use super::{canary, moves};
-use crate::kernel::{self, File};
+use crate::kernel::{self, OwnedFile};
 use crate::lock::Lock;
-use moves::{MOST_READY, READY};
+use moves::{MAX_READY_SLOTS, READY};
 
 /// The first address, and how many there are: 0 where nothing is guarded.
 pub(crate) static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -46,25 +48,25 @@ const INSTALL: i32 = 102;
 const REMOVE: i32 = 103;
 /// Mappings that are left to the program.
 const MAPPINGS_LEFT: i64 = 5000;
-/// How many a process has, where the kernel does not say.
+/// Default limit of mappings of a process.
 const MAPPINGS_USUAL: i64 = 65_530;
-/// What may be done with pages that are accessible.
+/// Access rights of accessible pages.
 const ALL_ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Slots that each class has at the least.
 const FEWEST: usize = 16;
 
 static PART_BITS: AtomicU32 = AtomicU32::new(0);
 static PAGE_BITS: AtomicU32 = AtomicU32::new(0);
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether the kernel has marks.
+static SLOTS: AtomicPtr<GuardSlot> = AtomicPtr::new(std::ptr::null_mut());
+/// 1 if the kernel has guard markers.
 static HAS_MARKS: AtomicU32 = AtomicU32::new(0);
-/// Whether objects of less than a page are in pages that are moved, or were until no more could be.
+/// 1 while pages of objects smaller than a page are moved, or were until no more could be.
 static HAS_MOVES: AtomicU32 = AtomicU32::new(0);
 /// Bytes of accessible pages that there may still be, and objects with mappings of their own.
 static ROOM: AtomicI64 = AtomicI64::new(0);
 static MAPPINGS: AtomicI64 = AtomicI64::new(0);
-static MOST: AtomicI64 = AtomicI64::new(0);
-static LEAST_ROOM: AtomicI64 = AtomicI64::new(0);
+static PEAK_BYTES: AtomicI64 = AtomicI64::new(0);
+static MIN_ROOM: AtomicI64 = AtomicI64::new(0);
 /// Objects guarded, and left out.
 static GUARDED: AtomicU64 = AtomicU64::new(0);
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
@@ -72,7 +74,7 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Under which slots are taken.
 static LOCK: Lock = Lock::new();
 
-/// What a slot is.
+/// States of a slot.
 pub(crate) mod state {
     /// Nothing was ever here.
     pub(crate) const UNUSED: u32 = 0;
@@ -89,7 +91,7 @@ pub(crate) mod state {
 /// A slot's object.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Slot {
+pub(crate) struct GuardSlot {
     pub state: AtomicU32,
     /// The next of those that were freed, plus 1.
     next: AtomicU32,
@@ -107,11 +109,12 @@ pub(crate) struct Slot {
 }
 
 /// Slots of a class.
-struct Class {
-    /// How many there may be, and how many were ever used.
+struct GuardClass {
+    /// Maximum number of slots, and number of slots ever used.
     most: AtomicU32,
     used: AtomicU32,
-    /// Those that were freed, plus 1: from the first to the last; and some that are yet to be put behind the last, in no order.
+    /// Those that were freed, plus 1: from the first to the last; and some that are yet to be put
+    /// behind the last, in no order.
     first: AtomicU32,
     last: AtomicU32,
     late: AtomicU32,
@@ -119,8 +122,8 @@ struct Class {
     marked: AtomicUsize,
 }
 
-static ALL: [Class; CLASSES] = [const {
-    Class {
+static ALL: [GuardClass; CLASSES] = [const {
+    GuardClass {
         most: AtomicU32::new(0),
         used: AtomicU32::new(0),
         first: AtomicU32::new(0),
@@ -159,9 +162,9 @@ fn slots_of(class: usize, part: u32) -> usize {
     1_usize.checked_shl(part.saturating_sub(slot_bits(class))).unwrap_or(0)
 }
 
-/// How pages are made inaccessible.
+/// Method of making pages inaccessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Means {
+pub(crate) enum ProtectMeans {
     /// By mappings.
     Mappings,
     /// By marks.
@@ -170,31 +173,32 @@ pub(crate) enum Means {
     Moves,
 }
 
-fn means_of(class: usize) -> Means {
+fn means_of(class: usize) -> ProtectMeans {
     if class == 0 && HAS_MOVES.load(Relaxed) != 0 {
-        Means::Moves
+        ProtectMeans::Moves
     } else if class < LARGE && HAS_MARKS.load(Relaxed) != 0 {
-        Means::Marks
+        ProtectMeans::Marks
     } else {
-        Means::Mappings
+        ProtectMeans::Mappings
     }
 }
 
-/// What is told of how pages are made inaccessible.
+/// Reported method of making pages inaccessible.
 pub(crate) fn means() -> u64 {
     match means_of(0) {
-        Means::Moves => means::MOVES,
-        Means::Marks => means::MARKS,
-        Means::Mappings => means::MAPPINGS,
+        ProtectMeans::Moves => means::MOVES,
+        ProtectMeans::Marks => means::MARKS,
+        ProtectMeans::Mappings => means::MAPPINGS,
     }
 }
 
 impl Id {
-    /// What is known of it.
-    pub(crate) fn slot(self) -> &'static Slot {
+    /// Data of the slot.
+    pub(crate) fn slot(self) -> &'static GuardSlot {
         let before: usize = (0..self.class).map(|class| slots_of(class, part_bits())).sum();
         let place = SLOTS.load(Relaxed).wrapping_add(before + self.number as usize);
-        // SAFETY: there is one for each slot of each class, all atomic, and they are never unmapped.
+        // SAFETY: there is one for each slot of each class, all atomic, and they are never
+        // unmapped.
         unsafe { &*place }
     }
 
@@ -230,12 +234,16 @@ impl Id {
     /// Makes pages accessible.
     fn open(self, from: usize, to: usize) -> bool {
         match means_of(self.class) {
-            // SAFETY: the pages are this slot's, in which nobody has anything.
-            Means::Moves => (from..to).step_by(page()).all(|page| unsafe { moves::put(page) }),
-            // SAFETY: as above.
-            Means::Marks => unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok(),
-            Means::Mappings => {
-                // SAFETY: as above.
+            ProtectMeans::Moves => {
+                (from..to).step_by(page()).all(|page| {
+                    // SAFETY: the pages belong to this slot, which is empty.
+                    unsafe { moves::put(page) }
+                })
+            }
+            // SAFETY: the pages belong to this slot, whose object was freed.
+            ProtectMeans::Marks => unsafe { kernel::advise(from, to - from, REMOVE) }.is_ok(),
+            ProtectMeans::Mappings => {
+                // SAFETY: the pages belong to this slot, whose object was freed.
                 unsafe { kernel::protect(from, to - from, ALL_ACCESS) }.is_ok()
             }
         }
@@ -244,27 +252,28 @@ impl Id {
     /// Makes pages inaccessible and empty.
     fn shut(self, from: usize, to: usize) {
         match means_of(self.class) {
-            Means::Moves => {}
-            Means::Marks => {
-                // SAFETY: the pages are this slot's, whose object is no more.
+            ProtectMeans::Moves => {}
+            ProtectMeans::Marks => {
+                // SAFETY: the pages belong to this slot, whose object was freed.
                 if unsafe { kernel::advise(from, to - from, INSTALL) }.is_ok() {
                     return;
                 }
             }
-            Means::Mappings => {
-                // SAFETY: as above.
+            ProtectMeans::Mappings => {
+                // SAFETY: the pages belong to this slot, whose object was freed.
                 let _ = unsafe { kernel::protect(from, to - from, libc::PROT_NONE) };
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the pages belong to this slot, whose object was freed.
         let _ = unsafe { kernel::advise(from, to - from, libc::MADV_DONTNEED) };
     }
 
-    /// Makes all of it inaccessible, where pages were made accessible, or the other way round, that should not be.
+    /// Makes all of it inaccessible, where pages were made accessible, or the other way round, that
+    /// should not be.
     fn clean(self) {
         let (from, to) = (self.start(), self.start() + (1 << slot_bits(self.class)));
         self.shut(from, to);
-        if means_of(self.class) == Means::Moves {
+        if means_of(self.class) == ProtectMeans::Moves {
             // SAFETY: the pages are this slot's, and empty.
             unsafe { unbar(from, to) };
         }
@@ -274,29 +283,29 @@ impl Id {
     pub(crate) fn let_in(self, address: usize) -> bool {
         let from = address & !(page() - 1);
         self.slot().opened.store(1, Relaxed);
-        if means_of(self.class) == Means::Moves {
-            // SAFETY: the page is this slot's, in which nobody has anything.
+        if means_of(self.class) == ProtectMeans::Moves {
+            // SAFETY: the page belongs to this slot, which is empty.
             unsafe { unbar(from, from + page()) };
         }
         self.open(from, from + page())
     }
 
-    /// Has the page of an object that is no more wait in another slot for the next object.
+    /// Moves the page of a freed object to another slot for the next object.
     fn hand_on(self) -> bool {
         let its = &ALL[self.class];
         let next = {
             let _held = LOCK.hold();
-            let most = MOST_READY.min(its.most.load(Relaxed) as usize / 4);
+            let most = MAX_READY_SLOTS.min(its.most.load(Relaxed) as usize / 4);
             if READY.count() as usize >= most {
                 return false;
             }
-            its.take(self.class)
+            its.pop_slot(self.class)
         };
         let Some(next) = next.map(|number| Id { number, ..self }) else { return false };
         if next.slot().opened.swap(0, Relaxed) != 0 {
             next.clean();
         }
-        // SAFETY: the object in the one slot is no more, and nobody has the other.
+        // SAFETY: the object in the one slot was freed, and the other slot is not in use.
         let moved = unsafe { moves::go(self.objects().0, next.objects().0) };
         let is_ready = moved && {
             let _held = LOCK.hold();
@@ -321,7 +330,7 @@ unsafe fn bar(at: usize) -> bool {
         // SAFETY: the caller's promise.
         unsafe { kernel::advise(at, page(), INSTALL) }
     } else {
-        // SAFETY: as above.
+        // SAFETY: the page belongs to this slot, which is empty.
         unsafe { kernel::protect(at, page(), libc::PROT_NONE) }
     };
     barred.is_ok()
@@ -336,15 +345,15 @@ unsafe fn unbar(from: usize, to: usize) {
         // SAFETY: the caller's promise.
         let _ = unsafe { kernel::advise(from, to - from, REMOVE) };
     } else {
-        // SAFETY: as above.
+        // SAFETY: the pages belong to this slot, whose object was freed.
         let _ = unsafe { kernel::protect(from, to - from, ALL_ACCESS) };
     }
 }
 
-/// At an access to a page that is not there: has it come again, as one to a page that is inaccessible, which programs know.
-/// False where the page is none of those that are moved.
+/// Repeats an access to a missing page as an access to an inaccessible page, which raises SIGSEGV.
+/// Returns false if the page is not one that moves.
 pub(crate) fn comes_again(address: usize) -> bool {
-    let Some(id) = find(address).filter(|id| means_of(id.class) == Means::Moves) else {
+    let Some(id) = find(address).filter(|id| means_of(id.class) == ProtectMeans::Moves) else {
         return false;
     };
     let at = address & !(page() - 1);
@@ -367,9 +376,9 @@ pub(crate) fn comes_again(address: usize) -> bool {
     unsafe { bar(at) }
 }
 
-/// Makes ready to guard objects in at most so many bytes of memory, by means that are no better than these; none where that
-/// cannot be.
-pub(crate) fn begin(most: u64, best: Means) -> Option<()> {
+/// Prepares to guard objects within a memory limit, by methods up to `best`; `None` if that is not
+/// possible.
+pub(crate) fn begin(most: u64, best: ProtectMeans) -> Option<()> {
     // SAFETY: it only reads what the kernel handed to the program.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     if !page.is_power_of_two() {
@@ -381,33 +390,34 @@ pub(crate) fn begin(most: u64, best: Means) -> Option<()> {
         .step_by(2)
         .find_map(|part| kernel::reserve(CLASSES << part).ok().map(|base| (part, base)))?;
     let count: usize = (0..CLASSES).map(|class| slots_of(class, part)).sum();
-    let Ok(slots) = kernel::private(count * size_of::<Slot>()) else {
-        // SAFETY: nobody knows of it yet.
+    let Ok(slots) = kernel::private(count * size_of::<GuardSlot>()) else {
+        // SAFETY: no other thread has the address yet.
         unsafe { kernel::unmap(base, CLASSES << part) };
         return None;
     };
     SLOTS.store(slots.cast(), Relaxed);
     PART_BITS.store(part, Relaxed);
     let base = base.expose_provenance();
-    HAS_MARKS.store(u32::from(best >= Means::Marks && try_marks(base)), Relaxed);
-    let moves = best >= Means::Moves && moves::begin().is_some() && try_moves(base);
+    HAS_MARKS.store(u32::from(best >= ProtectMeans::Marks && try_marks(base)), Relaxed);
+    let moves = best >= ProtectMeans::Moves && moves::begin().is_some() && try_moves(base);
     HAS_MOVES.store(u32::from(moves), Relaxed);
     let most = i64::try_from(most).unwrap_or(i64::MAX);
-    // What is not for objects is for slots and their page tables.
+    // The rest is for slots and their page tables.
     let room = most / 4 * 3;
     ROOM.store(room, Relaxed);
-    LEAST_ROOM.store(room, Relaxed);
-    MOST.store(room, Relaxed);
+    MIN_ROOM.store(room, Relaxed);
+    PEAK_BYTES.store(room, Relaxed);
     // An object splits a mapping into three.
     MAPPINGS.store((mappings() - MAPPINGS_LEFT).max(0) / 2, Relaxed);
     let mut share = usize::try_from(most / 4).unwrap_or(usize::MAX);
     for (class, its) in ALL.iter().enumerate() {
         share /= 2;
         let tables = match means_of(class) {
-            Means::Mappings => 0,
-            Means::Marks | Means::Moves => 8 << (slot_bits(class) - page_bits()),
+            ProtectMeans::Mappings => 0,
+            ProtectMeans::Marks | ProtectMeans::Moves => 8 << (slot_bits(class) - page_bits()),
         };
-        let most = (share / (size_of::<Slot>() + tables)).max(FEWEST).min(slots_of(class, part));
+        let most =
+            (share / (size_of::<GuardSlot>() + tables)).max(FEWEST).min(slots_of(class, part));
         its.most.store(u32::try_from(most).unwrap_or(u32::MAX), Relaxed);
     }
     BASE.store(base, Relaxed);
@@ -415,31 +425,32 @@ pub(crate) fn begin(most: u64, best: Means) -> Option<()> {
     Some(())
 }
 
-/// Whether this kernel has marks: tried on the first page, where they stay.
+/// True if this kernel has marks: tried on the first page, where they stay.
 fn try_marks(base: usize) -> bool {
     let length = page();
-    // SAFETY: nobody uses it yet.
+    // SAFETY: the memory is not in use yet.
     let opened = unsafe { kernel::protect(base, length, ALL_ACCESS) };
-    // SAFETY: as above.
+    // SAFETY: the memory is not in use yet.
     opened.is_ok() && unsafe { kernel::advise(base, length, INSTALL) }.is_ok()
 }
 
-/// Whether this kernel moves pages: tried on the last pages that objects of a page might have, which stay as they were.
+/// True if this kernel moves pages: tried on the last pages that objects of a page might have,
+/// which stay as they were.
 fn try_moves(base: usize) -> bool {
     let page = page();
     let (first, length) = (base + (1 << part_bits()) - 2 * page, 2 * page);
-    // SAFETY: nobody uses them yet.
+    // SAFETY: the slots are not in use yet.
     let opened = unsafe { kernel::protect(first, length, ALL_ACCESS) }.is_ok();
-    // SAFETY: as above.
+    // SAFETY: the slots are not in use yet.
     let moves = opened
         && unsafe { moves::add(first, length) }.is_some()
-        // SAFETY: as above.
+        // SAFETY: the slots are not in use yet.
         && unsafe { moves::put(first) }
-        // SAFETY: as above.
+        // SAFETY: the slots are not in use yet.
         && unsafe { moves::go(first, first + page) };
-    // SAFETY: as above.
+    // SAFETY: the slots are not in use yet.
     let _ = unsafe { kernel::advise(first, length, libc::MADV_DONTNEED) };
-    // SAFETY: as above.
+    // SAFETY: the slots are not in use yet.
     let _ = unsafe { kernel::protect(first, length, libc::PROT_NONE) };
     if !moves {
         moves::end();
@@ -447,10 +458,10 @@ fn try_moves(base: usize) -> bool {
     moves
 }
 
-/// How many mappings a process may have.
+/// Maximum number of mappings of a process.
 fn mappings() -> i64 {
     let read = || {
-        let file = File::open(c"/proc/sys/vm/max_map_count").ok()?;
+        let file = OwnedFile::open(c"/proc/sys/vm/max_map_count").ok()?;
         let mut bytes = [0_u8; 24];
         let count = file.read(&mut bytes).ok()?;
         let digits = bytes.get(..count)?.iter().take_while(|byte| byte.is_ascii_digit());
@@ -461,7 +472,7 @@ fn mappings() -> i64 {
     read().filter(|&count| count > 0).unwrap_or(MAPPINGS_USUAL)
 }
 
-/// Whether an address is of guarded memory.
+/// True if an address is of guarded memory.
 #[inline(always)]
 pub(crate) fn contains(address: usize) -> bool {
     address.wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
@@ -480,13 +491,13 @@ pub(crate) fn find(address: usize) -> Option<Id> {
 
 /// Objects that were guarded, those that were not for want of room, and the most bytes at a time.
 pub(crate) fn counts() -> (u64, u64, u64) {
-    let most = MOST.load(Relaxed) - LEAST_ROOM.load(Relaxed);
+    let most = PEAK_BYTES.load(Relaxed) - MIN_ROOM.load(Relaxed);
     (GUARDED.load(Relaxed), LEFT_OUT.load(Relaxed), most.cast_unsigned())
 }
 
-/// Who allocates an object.
+/// Call that allocates an object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct AllocatingCall {
     /// The call stack.
     pub node: u32,
     pub thread: u32,
@@ -494,13 +505,19 @@ pub(crate) struct Call {
     pub made_by: u32,
 }
 
-/// Guards an object; none where there is no room. With `first` it lies at the beginning of its page, else at the end.
-pub(crate) fn allocate(size: usize, align: usize, first: bool, call: Call) -> Option<usize> {
+/// Guards an object; `None` if the pool is full. With `first` it is at the beginning of its page,
+/// else at the end.
+pub(crate) fn allocate(
+    size: usize,
+    align: usize,
+    first: bool,
+    call: AllocatingCall,
+) -> Option<usize> {
     let placed = place(size, align);
     if placed.is_none() {
         LEFT_OUT.fetch_add(1, Relaxed);
     }
-    let Placed { id, bytes, mut is_ready } = placed?;
+    let PlacedObject { id, bytes, mut is_ready } = placed?;
     let slot = id.slot();
     let (low, high) = id.objects();
     let address =
@@ -517,7 +534,7 @@ pub(crate) fn allocate(size: usize, align: usize, first: bool, call: Call) -> Op
     slot.freed_at.store(0, Relaxed);
     slot.freed_by.store(0, Relaxed);
     let (from, to) = id.pages();
-    // Of an alignment above a page more was taken than is used.
+    // For an alignment above a page, more was mapped than is used.
     let exact = i64::try_from(to - from).unwrap_or(bytes);
     ROOM.fetch_add(bytes - exact, Relaxed);
     if is_ready {
@@ -536,20 +553,20 @@ pub(crate) fn allocate(size: usize, align: usize, first: bool, call: Call) -> Op
 }
 
 /// A slot for an object.
-struct Placed {
+struct PlacedObject {
     id: Id,
     /// Bytes of memory that it will take.
     bytes: i64,
-    /// Whether its page is there, with what was in it.
+    /// True if its page is there, with what was in it.
     is_ready: bool,
 }
 
-fn place(size: usize, align: usize) -> Option<Placed> {
+fn place(size: usize, align: usize) -> Option<PlacedObject> {
     let more = if align > page() { align } else { 0 };
     let pages = size.max(1).checked_add(more)?.checked_add(page() - 1)? >> page_bits();
     let mut class = pages.checked_next_power_of_two()?.trailing_zeros() as usize;
     // Whoever has a whole page may empty it by `madvise`, and it must not be missing then.
-    if means_of(class) == Means::Moves && (size.max(align) >= page() || !moves::can()) {
+    if means_of(class) == ProtectMeans::Moves && (size.max(align) >= page() || !moves::can()) {
         class += 1;
     }
     let its = ALL.get(class)?;
@@ -558,16 +575,16 @@ fn place(size: usize, align: usize) -> Option<Placed> {
         ROOM.fetch_add(bytes, Relaxed);
         return None;
     }
-    let takes_mapping = means_of(class) == Means::Mappings;
+    let takes_mapping = means_of(class) == ProtectMeans::Mappings;
     if takes_mapping && MAPPINGS.fetch_sub(1, Relaxed) <= 0 {
         MAPPINGS.fetch_add(1, Relaxed);
         ROOM.fetch_add(bytes, Relaxed);
         return None;
     }
-    LEAST_ROOM.fetch_min(ROOM.load(Relaxed), Relaxed);
+    MIN_ROOM.fetch_min(ROOM.load(Relaxed), Relaxed);
     let held = LOCK.hold();
-    let ready = if means_of(class) == Means::Moves { READY.pop() } else { None };
-    let taken = ready.or_else(|| its.take(class)).map(|number| Id { class, number });
+    let ready = if means_of(class) == ProtectMeans::Moves { READY.pop() } else { None };
+    let taken = ready.or_else(|| its.pop_slot(class)).map(|number| Id { class, number });
     if let Some(id) = taken {
         id.slot().state.store(state::TAKEN, Relaxed);
     }
@@ -576,19 +593,19 @@ fn place(size: usize, align: usize) -> Option<Placed> {
         give_back(Id { class, number: 0 }, bytes);
         return None;
     };
-    Some(Placed { id, bytes, is_ready: ready.is_some() })
+    Some(PlacedObject { id, bytes, is_ready: ready.is_some() })
 }
 
 fn give_back(id: Id, bytes: i64) {
     ROOM.fetch_add(bytes, Relaxed);
-    if means_of(id.class) == Means::Mappings {
+    if means_of(id.class) == ProtectMeans::Mappings {
         MAPPINGS.fetch_add(1, Relaxed);
     }
 }
 
-impl Class {
+impl GuardClass {
     /// Takes a slot. Under the lock.
-    fn take(&self, class: usize) -> Option<u32> {
+    fn pop_slot(&self, class: usize) -> Option<u32> {
         let used = self.used.load(Relaxed);
         if used < self.most.load(Relaxed) {
             self.mark(class, used)?;
@@ -629,7 +646,7 @@ impl Class {
     fn mark(&self, class: usize, number: u32) -> Option<()> {
         const AT_ONCE: usize = 2 << 20;
         let means = means_of(class);
-        if means == Means::Mappings {
+        if means == ProtectMeans::Mappings {
             return Some(());
         }
         let id = Id { class, number };
@@ -639,14 +656,14 @@ impl Class {
         if end <= marked {
             return Some(());
         }
-        // Marks first cannot be: they need pages that may be accessed. Nobody knows of them meanwhile.
-        // SAFETY: nothing was ever in these pages.
+        // Guard markers need accessible pages first. No other thread has their addresses in
+        // between. SAFETY: these pages were never used.
         unsafe { kernel::protect(part + marked, AT_ONCE, ALL_ACCESS) }.ok()?;
-        if means == Means::Moves {
-            // SAFETY: as above.
+        if means == ProtectMeans::Moves {
+            // SAFETY: these pages were never used.
             unsafe { moves::add(part + marked, AT_ONCE) }?;
         } else {
-            // SAFETY: as above.
+            // SAFETY: these pages were never used.
             unsafe { kernel::advise(part + marked, AT_ONCE, INSTALL) }.ok()?;
         }
         self.marked.store(marked + AT_ONCE, Relaxed);
@@ -676,15 +693,15 @@ pub(crate) enum NotFreed {
     Freed,
 }
 
-/// How long the live object is that begins at an address.
+/// Length of the live object that begins at an address.
 pub(crate) fn length(id: Id, address: usize) -> Option<usize> {
     let slot = id.slot();
     let is_live = matches!(slot.state.load(Acquire), state::LIVE | state::CHECKED);
     (is_live && slot.address.load(Relaxed) == address).then(|| slot.size.load(Relaxed))
 }
 
-/// Takes an object for this thread to free; it is live for nobody else from then on.
-pub(crate) fn take(id: Id, address: usize) -> Result<(), NotFreed> {
+/// Claims an object for this thread to free; other threads see it as freed from then on.
+pub(crate) fn free_object(id: Id, address: usize) -> Result<(), NotFreed> {
     let slot = id.slot();
     loop {
         let state = slot.state.load(Acquire);
@@ -699,7 +716,8 @@ pub(crate) fn take(id: Id, address: usize) -> Result<(), NotFreed> {
     }
 }
 
-/// The byte nearest to an object that was changed outside of it, in its own pages. The object is taken, or being checked.
+/// The byte nearest to an object that was changed outside of it, in its own pages. The object is
+/// taken, or being checked.
 pub(crate) fn broken(id: Id) -> Option<usize> {
     let slot = id.slot();
     let address = slot.address.load(Relaxed);
@@ -713,7 +731,7 @@ pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     slot.freed_at.store(node, Relaxed);
     slot.freed_by.store(thread, Relaxed);
     let (from, to) = id.pages();
-    let can_move = can_wait && means_of(id.class) == Means::Moves && moves::can();
+    let can_move = can_wait && means_of(id.class) == ProtectMeans::Moves && moves::can();
     if !(can_move && id.hand_on()) {
         id.shut(from, to);
     }
@@ -721,7 +739,7 @@ pub(crate) fn free(id: Id, node: u32, thread: u32, can_wait: bool) {
     put_late(id);
 }
 
-/// Calls `look` with each object that is live, which nobody frees meanwhile.
+/// Calls `look` with each live object; no thread can free one in between.
 pub(crate) fn each_live(mut look: impl FnMut(Id)) {
     for (class, its) in ALL.iter().enumerate() {
         for number in 0..its.used.load(Relaxed) {
@@ -735,7 +753,8 @@ pub(crate) fn each_live(mut look: impl FnMut(Id)) {
     }
 }
 
-/// The object that an access to guarded memory most probably meant, and how far from it the address is.
+/// The object that an access to guarded memory most probably meant, and how far from it the address
+/// is.
 pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     let here = find(address)?;
     let [before, behind] = here.neighbours();
@@ -752,7 +771,8 @@ pub(crate) fn meant(address: usize) -> Option<(Id, usize)> {
     };
     let candidates = [Some(here), before, behind].into_iter().flatten();
     let known = candidates.filter_map(|id| distance(&id).map(|distance| (id, distance)));
-    // An object that is live is a likelier neighbour than one that was freed, unless the access was to that one itself.
+    // An object that is live is a likelier neighbour than one that was freed, unless the access was
+    // to that one itself.
     known.min_by_key(|&(id, distance)| {
         let is_live = id.slot().state.load(Relaxed) == state::LIVE;
         let (from, to) = id.pages();
@@ -780,10 +800,10 @@ pub(crate) fn forked() {
     LOCK.reset();
     GUARDED.store(0, Relaxed);
     LEFT_OUT.store(0, Relaxed);
-    if means_of(0) != Means::Moves {
+    if means_of(0) != ProtectMeans::Moves {
         return;
     }
-    // Nobody is asked here for pages that are not there.
+    // Missing pages raise no request here.
     let (first, length) = (BASE.load(Relaxed), ALL[0].marked.load(Relaxed));
     let can_move = moves::forked().is_some();
     // SAFETY: the range is the guard's own.
@@ -808,18 +828,18 @@ pub(crate) fn forked() {
 mod tests {
     use super::*;
 
-    fn by(node: u32, thread: u32) -> Call {
-        Call { node, thread, made_by: 0 }
+    fn by(node: u32, thread: u32) -> AllocatingCall {
+        AllocatingCall { node, thread, made_by: 0 }
     }
 
     /// One test, since all that it tests is there once.
     #[test]
     fn slots_are_used_again_late_and_in_order() {
-        begin(1 << 20, Means::Moves).unwrap();
+        begin(1 << 20, ProtectMeans::Moves).unwrap();
         let one = || allocate(100, 16, false, by(7, 9)).unwrap();
         let release = |address: usize| {
             let id = find(address).unwrap();
-            take(id, address).unwrap();
+            free_object(id, address).unwrap();
             assert_eq!(broken(id), None);
             free(id, 8, 10, true);
         };
@@ -845,22 +865,22 @@ mod tests {
         assert_eq!(length(id, address), Some(100));
         assert_eq!(find(address + 99), Some(id));
         assert_eq!(meant(address + 100 + page()).map(|(id, _)| id), Some(id));
-        assert_eq!(take(id, address + 16), Err(NotFreed::NoObject));
+        assert_eq!(free_object(id, address + 16), Err(NotFreed::NoObject));
         for wrong in [address - 1, address + 100, address - 300] {
             let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(wrong);
             // SAFETY: the byte is of the object's own page, which is accessible.
             let before = unsafe { byte.read() };
-            // SAFETY: as above.
+            // SAFETY: the byte is inside the object's pages, which are accessible.
             unsafe { byte.write(before ^ 1) };
             assert_eq!(broken(id), Some(wrong));
-            // SAFETY: as above.
+            // SAFETY: the byte is inside the object's pages, which are accessible.
             unsafe { byte.write(before) };
         }
         assert_eq!(broken(id), None);
         release(address);
-        assert_eq!(take(id, address), Err(NotFreed::Freed));
+        assert_eq!(free_object(id, address), Err(NotFreed::Freed));
 
-        // There is room for so many, and then for no more; what is freed makes room.
+        // The number of objects is limited; a free allows another one.
         let mut live = Vec::new();
         while let Some(address) = allocate(3 * page(), 16, true, by(1, 1)) {
             live.push(address);

@@ -1,23 +1,24 @@
-//! The signals that tell of an access to guarded memory, and the program's own handlers of these.
+//! The signals of an access to guarded memory, and the program's own handlers of these.
 //!
-//! Our handler stands before the program's: what the program sets (`sigaction`, `signal`) is kept here, and called for all that
-//! is not guarded memory. It has the flags and the mask that the program asked for. The signals are never blocked, since the
-//! kernel ends a program at once that faults where they are.
+//! Our handler stands before the program's: what the program sets (`sigaction`, `signal`) is kept
+//! here, and called for all that is not guarded memory. It has the flags and the mask that the
+//! program asked for. The signals are never blocked, since the kernel ends a program at once that
+//! faults where they are.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use super::tell::{self, Access};
+use super::tell::{self, ObjectAccess};
 use super::{is_on, pool};
 use crate::kernel;
 use crate::lock::Lock;
-use crate::stacks::At;
+use crate::stacks::CallPoint;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 const WORDS: usize = size_of::<libc::sigaction>() / 8;
 
-/// What the program wants done at each of [`SIGNALS`]: a `struct sigaction` in words.
+/// Signal action that the program set for each of [`SIGNALS`]: a `struct sigaction` in words.
 static WANTED: [[AtomicU64; WORDS]; 2] = [const { [const { AtomicU64::new(0) }; WORDS] }; 2];
 static LOCK: Lock = Lock::new();
 
@@ -32,7 +33,7 @@ type Signal = unsafe extern "C" fn(c_int, libc::sighandler_t) -> libc::sighandle
 type SetMask = unsafe extern "C" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
 
 fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
-    crate::others::behind(cache, name)
+    crate::aux_hooks::behind(cache, name)
 }
 
 fn index(signal: c_int) -> Option<usize> {
@@ -94,7 +95,8 @@ fn unblock(mask: &mut libc::sigset_t) {
     }
 }
 
-/// Finds the C library's functions: they may be called first where nobody can be asked for them, as in a signal's handler.
+/// Looks up the C library's functions in advance: they may be called first in a signal handler,
+/// where a look-up is not possible.
 pub(crate) fn find() {
     for (cache, name) in [
         (&SIGACTION, c"sigaction"),
@@ -139,21 +141,21 @@ pub(crate) fn default(signal: c_int) {
 /// Our own stack: the program's may be as small as the kernel allows.
 const STACK: usize = 128 << 10;
 #[repr(C, align(64))]
-struct Stack(std::cell::UnsafeCell<[u8; STACK]>);
+struct AlternateStack(std::cell::UnsafeCell<[u8; STACK]>);
 // SAFETY: it is used under a lock.
-unsafe impl Sync for Stack {}
-static OWN_STACK: Stack = Stack(std::cell::UnsafeCell::new([0; STACK]));
+unsafe impl Sync for AlternateStack {}
+static OWN_STACK: AlternateStack = AlternateStack(std::cell::UnsafeCell::new([0; STACK]));
 static REPORTING: Lock = Lock::new();
 /// The thread that is on that stack.
 static REPORTER: AtomicUsize = AtomicUsize::new(0);
 
 struct Fault {
     address: usize,
-    at: At,
-    access: Access,
+    at: CallPoint,
+    access: ObjectAccess,
     /// The signal that ends the program; 0 where it is of guarded memory.
     ends_by: c_int,
-    /// Whether the program can go on behind it.
+    /// True if the program can go on behind it.
     goes_on: bool,
 }
 
@@ -173,7 +175,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
     // SAFETY: there is one, which means something where the kernel sent the signal for a fault.
     let address = unsafe { said.si_addr() }.addr();
     let is_guarded = pool::contains(address);
-    // Of other memory the program's own handler is asked, which may know it.
+    // For other memory the program's own handler is called, which may expect the signal.
     let ends = || {
         index(signal)
             .is_some_and(|it| matches!(wanted(it).sa_sigaction, libc::SIG_DFL | libc::SIG_IGN))
@@ -193,11 +195,11 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
         // Bits of the error code of a page fault on x86: 1 written, 4 fetched.
         let error = register(libc::REG_ERR);
         let access = match (error & 2 != 0, error & 16 != 0) {
-            (true, _) => Access::Write,
-            (false, true) => Access::Execute,
-            (false, false) => Access::Read,
+            (true, _) => ObjectAccess::Write,
+            (false, true) => ObjectAccess::Execute,
+            (false, false) => ObjectAccess::Read,
         };
-        let at = At {
+        let at = CallPoint {
             code: register(libc::REG_RIP),
             stack: register(libc::REG_RSP),
             frame: register(libc::REG_RBP),
@@ -209,7 +211,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
             let _held = REPORTING.hold();
             REPORTER.store(me, Relaxed);
             let top = OWN_STACK.0.get().addr() + STACK;
-            // SAFETY: the stack is nobody else's while the lock is held; the function returns.
+            // SAFETY: no other thread uses the stack while the lock is held; the function returns.
             unsafe {
                 std::arch::asm!("mov r12, rsp", "mov rsp, {top}", "call {report}", "mov rsp, r12",
                     top = in(reg) top, report = sym report, in("rdi") &raw mut fault, out("r12") _,
@@ -221,7 +223,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
             return;
         }
     }
-    // SAFETY: as the kernel called us.
+    // SAFETY: the arguments are those that the kernel passed to this handler.
     unsafe { pass_on(signal, code, info, context) };
 }
 
@@ -233,7 +235,8 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
         // A fault cannot be ignored.
         libc::SIG_IGN if code <= 0 => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // A fault comes again at the same instruction, and then ends the program; a signal that was sent does not.
+            // A fault comes again at the same instruction, and then ends the program; a signal that
+            // was sent does not.
             default(signal);
             if code <= 0 {
                 kernel::raise(signal);
@@ -247,7 +250,7 @@ unsafe fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, contex
             let function: *const c_void = std::ptr::with_exposed_provenance(function);
             // SAFETY: the program has set it; one of fewer arguments takes no notice of the others.
             let function = unsafe { std::mem::transmute::<*const c_void, Handler>(function) };
-            // SAFETY: as the kernel called us.
+            // SAFETY: the arguments are those that the kernel passed to this handler.
             unsafe { function(signal, info, context) };
         }
     }
@@ -306,7 +309,7 @@ pub(crate) unsafe extern "C" fn signal(
     if is_on() && index(signal).is_some() {
         // SAFETY: all zeros is the default action.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
+        // SAFETY: zeros are a valid `sigaction`.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = to;
         action.sa_flags = libc::SA_RESTART;

@@ -1,41 +1,43 @@
-//! What is wrong is told: to who listens at the socket, with all call stacks, before the program goes on or ends.
+//! Reports memory errors: to the listener on the socket, with all call stacks, before the program
+//! continues or ends.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use pagewise_heaplog::guard::{
-    self, MAGIC, MOST_FRAMES, MOST_MODULES, MOST_WORDS, access, bug, kind, made_by, module, word,
+    self, MAGIC, MAX_MESSAGE_WORDS, MAX_MODULES, MAX_STACK_FRAMES, access, bug, kind, made_by,
+    module, word,
 };
 use pagewise_heaplog::recording::ROOT;
 use pagewise_heaplog::tables::{INTERRUPTED, greeting, module as entry};
 
 use super::{goes_on, pool};
-use crate::kernel::{self, File};
+use crate::kernel::{self, OwnedFile};
 use crate::lock::Lock;
 use crate::shared;
-use crate::stacks::At;
+use crate::stacks::CallPoint;
 use crate::threads;
 
-/// How an object was come to.
+/// Access to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum ObjectAccess {
     Read,
     Write,
     Execute,
 }
 
-impl Access {
+impl ObjectAccess {
     fn number(self) -> u64 {
         match self {
-            Access::Read => access::READ,
-            Access::Write => access::WRITE,
-            Access::Execute => access::EXECUTE,
+            ObjectAccess::Read => access::READ,
+            ObjectAccess::Write => access::WRITE,
+            ObjectAccess::Execute => access::EXECUTE,
         }
     }
 }
 
-/// What is wrong with an object, or where there is none.
+/// A memory error on an object, or at an address without an object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bug {
+pub(crate) struct ObjectBug {
     pub bug: u64,
     pub access: u64,
     pub address: usize,
@@ -48,11 +50,17 @@ pub(crate) struct Bug {
     pub freed_size: Option<usize>,
 }
 
-impl Bug {
+impl ObjectBug {
     /// One of no object.
-    pub(crate) fn new(bug: u64, access: u64, address: usize, node: u32, goes_on: bool) -> Bug {
+    pub(crate) fn new(
+        bug: u64,
+        access: u64,
+        address: usize,
+        node: u32,
+        goes_on: bool,
+    ) -> ObjectBug {
         let (freed_by, freed_size) = (made_by::MALLOC, None);
-        Bug { bug, access, address, object: None, node, goes_on, freed_by, freed_size }
+        ObjectBug { bug, access, address, object: None, node, goes_on, freed_by, freed_size }
     }
 }
 
@@ -60,13 +68,13 @@ impl Bug {
 static PATH: [AtomicU8; 109] = [const { AtomicU8::new(0) }; 109];
 /// Under which a message is put together.
 static LOCK: Lock = Lock::new();
-static MESSAGE: [AtomicU64; MOST_WORDS] = [const { AtomicU64::new(0) }; MOST_WORDS];
-/// What was told, so that a loop tells it once.
+static MESSAGE: [AtomicU64; MAX_MESSAGE_WORDS] = [const { AtomicU64::new(0) }; MAX_MESSAGE_WORDS];
+/// Reported errors, so that each is reported once in a loop.
 static TOLD: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
 /// Bytes of build IDs and paths end here.
-const LONGEST: usize = 4 << 10;
+const MAX_TEXT_BYTES: usize = 4 << 10;
 
-/// Says where to tell.
+/// Sets the socket for reports.
 pub(crate) fn begin(path: &[u8]) -> Option<()> {
     for (to, from) in PATH.iter().zip(path) {
         to.store(*from, Relaxed);
@@ -80,13 +88,13 @@ pub(crate) fn forked() {
 }
 
 /// A message that is being put together; the lock is held.
-struct Message {
+struct BugMessage {
     used: usize,
 }
 
-impl Message {
-    fn new(kind: u64, words: usize) -> Message {
-        let mut message = Message { used: words };
+impl BugMessage {
+    fn new(kind: u64, words: usize) -> BugMessage {
+        let mut message = BugMessage { used: words };
         for number in 0..words {
             message.set(number, 0);
         }
@@ -124,18 +132,19 @@ impl Message {
     }
 
     /// Sends it, and a file with it.
-    fn send_with(mut self, file: Option<&File>) -> bool {
+    fn send_with(mut self, file: Option<&OwnedFile>) -> bool {
         self.set(word::LENGTH, self.used as u64);
         let mut path = [0_u8; 109];
         for (to, from) in path.iter_mut().zip(&PATH) {
             *to = from.load(Relaxed);
         }
         let end = path.iter().position(|&byte| byte == 0).unwrap_or(0);
-        let words = self.used.min(MOST_WORDS);
-        // SAFETY: the words are so many, of eight bytes, and change only under the lock, which is held.
+        let words = self.used.min(MAX_MESSAGE_WORDS);
+        // SAFETY: the array has this number of words of eight bytes, and changes only under the
+        // lock, which is held.
         let bytes = unsafe { std::slice::from_raw_parts(MESSAGE.as_ptr().cast(), words * 8) };
         let say = || {
-            let socket = File::connect(path.get(..end)?).ok()?;
+            let socket = OwnedFile::connect(path.get(..end)?).ok()?;
             let sent = match file {
                 Some(file) => socket.send(bytes, file).ok()?,
                 None => 0,
@@ -152,31 +161,32 @@ impl Message {
 /// Asks whether this process is to be guarded.
 pub(crate) fn hello() -> bool {
     let _held = LOCK.hold();
-    let mut message = Message::new(kind::HELLO, word::HELLO_WORDS);
+    let mut message = BugMessage::new(kind::HELLO, word::HELLO_WORDS);
     message.set(word::PARENT, u64::from(kernel::parent()));
     message.set(word::MEANS, pool::means());
     message.send()
 }
 
 /// Has who listens hold a descriptor until this process ends.
-pub(crate) fn hold(file: &File) {
+pub(crate) fn hold(file: &OwnedFile) {
     let _held = LOCK.hold();
-    Message::new(kind::HOLD, word::HOLD_WORDS).send_with(Some(file));
+    BugMessage::new(kind::HOLD, word::HOLD_WORDS).send_with(Some(file));
 }
 
 /// Says that the program ends.
 pub(crate) fn end() {
     let _held = LOCK.hold();
     let (guarded, left_out, most) = pool::counts();
-    let mut message = Message::new(kind::END, word::END_WORDS);
+    let mut message = BugMessage::new(kind::END, word::END_WORDS);
     message.set(word::GUARDED, guarded);
     message.set(word::LEFT_OUT, left_out);
-    message.set(word::MOST, most);
+    message.set(word::PEAK_BYTES, most);
     message.send();
 }
 
-/// An access to guarded memory that the processor has refused. Whether the program can go on: the page is accessible now.
-pub(crate) fn access(address: usize, at: At, how: Access) -> bool {
+/// Handles an access to guarded memory that raised SIGSEGV. Returns true if the program can
+/// continue: the page is accessible now.
+pub(crate) fn access(address: usize, at: CallPoint, how: ObjectAccess) -> bool {
     let goes_on = goes_on();
     let meant = pool::meant(address).map(|(id, _)| id);
     let bug = meant.map_or(bug::WILD, |id| {
@@ -190,24 +200,25 @@ pub(crate) fn access(address: usize, at: At, how: Access) -> bool {
         } else if address >= end {
             bug::OVERFLOW
         } else {
-            // Freed and used again meanwhile, by another thread: the object is not the one that was meant.
+            // Freed and used again meanwhile, by another thread: the object is not the one that was
+            // meant.
             bug::WILD
         }
     });
     let node = interrupted(at);
-    tell(&Bug { object: meant, ..Bug::new(bug, how.number(), address, node, goes_on) });
+    tell(&ObjectBug { object: meant, ..ObjectBug::new(bug, how.number(), address, node, goes_on) });
     goes_on && pool::find(address).is_some_and(|id| id.let_in(address))
 }
 
 /// An access to memory that is not guarded, which ends the program by this signal.
-pub(crate) fn fault(signal: i32, address: usize, at: At, how: Access) {
+pub(crate) fn fault(signal: i32, address: usize, at: CallPoint, how: ObjectAccess) {
     let bug = if signal == libc::SIGBUS { bug::BUS_FAULT } else { bug::FAULT };
-    tell(&Bug::new(bug, how.number(), address, interrupted(at), false));
+    tell(&ObjectBug::new(bug, how.number(), address, interrupted(at), false));
 }
 
 /// The call stack of an instruction that was interrupted.
-fn interrupted(at: At) -> u32 {
-    let at = At { code: at.code | INTERRUPTED, ..at };
+fn interrupted(at: CallPoint) -> u32 {
+    let at = CallPoint { code: at.code | INTERRUPTED, ..at };
     threads::enter().map_or(ROOT, |entered| {
         let node = entered.thread().node(at);
         threads::leave(entered);
@@ -215,15 +226,15 @@ fn interrupted(at: At) -> u32 {
     })
 }
 
-/// Tells of a bug, unless the same was told before.
-pub(crate) fn tell(bug: &Bug) {
+/// Reports a memory error, unless it was reported before.
+pub(crate) fn tell(bug: &ObjectBug) {
     let _held = LOCK.hold();
     let object = bug.object.map(pool::Id::slot);
     let allocated_at = object.map_or(ROOT, |slot| slot.allocated_at.load(Relaxed));
     if was_told([bug.bug, bug.access, u64::from(bug.node), u64::from(allocated_at)]) {
         return;
     }
-    let mut message = Message::new(kind::BUG, word::BUG_WORDS);
+    let mut message = BugMessage::new(kind::BUG, word::BUG_WORDS);
     message.set(word::TID, u64::from(kernel::thread()));
     for (number, part) in kernel::thread_name().chunks_exact(8).enumerate() {
         message.set(word::NAME + number, part.try_into().map_or(0, u64::from_ne_bytes));
@@ -246,9 +257,9 @@ pub(crate) fn tell(bug: &Bug) {
             stacks[2] = slot.freed_at.load(Relaxed);
         }
     }
-    let mut modules = Modules { known: [0; MOST_MODULES], count: 0 };
+    let mut modules = Modules { known: [0; MAX_MODULES], count: 0 };
     for node in stacks {
-        for place in (Nodes { node, left: MOST_FRAMES }) {
+        for place in (StackNodes { node, left: MAX_STACK_FRAMES }) {
             modules.number(shared::place(place).1.load(Relaxed));
         }
     }
@@ -258,7 +269,7 @@ pub(crate) fn tell(bug: &Bug) {
     message.set(word::MODULES, modules.count as u64);
     for (number, node) in stacks.into_iter().enumerate() {
         let mut frames = 0;
-        for place in (Nodes { node, left: MOST_FRAMES }) {
+        for place in (StackNodes { node, left: MAX_STACK_FRAMES }) {
             let (address, module) = shared::place(place);
             message.push(address.load(Relaxed));
             message.push(modules.number(module.load(Relaxed)));
@@ -287,17 +298,17 @@ fn was_told(words: [u64; 4]) -> bool {
             _ => {}
         }
     }
-    // Who makes this many mistakes has heard enough.
+    // Further errors are not reported.
     true
 }
 
 /// Places of a call stack, the innermost first.
-struct Nodes {
+struct StackNodes {
     node: u32,
     left: usize,
 }
 
-impl Iterator for Nodes {
+impl Iterator for StackNodes {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
@@ -313,7 +324,7 @@ impl Iterator for Nodes {
 
 /// Modules of a message: numbers plus 1.
 struct Modules {
-    known: [u64; MOST_MODULES],
+    known: [u64; MAX_MODULES],
     count: usize,
 }
 
@@ -326,7 +337,7 @@ impl Modules {
         let known = self.known.iter().take(self.count).position(|&known| known == module);
         match known {
             Some(index) => index as u64 + 1,
-            None if self.count < MOST_MODULES => {
+            None if self.count < MAX_MODULES => {
                 self.known[self.count] = module;
                 self.count += 1;
                 self.count as u64
@@ -335,13 +346,15 @@ impl Modules {
         }
     }
 
-    fn put(&self, index: usize, message: &mut Message) {
+    fn put(&self, index: usize, message: &mut BugMessage) {
         let number = self.known[index] as usize - 1;
         let get = |word| shared::module(number, word).load(Relaxed);
-        let path = (get(entry::PATH_LENGTH) as usize).min(LONGEST);
+        let path = (get(entry::PATH_LENGTH) as usize).min(MAX_TEXT_BYTES);
         let id = (get(entry::BUILD_ID_LENGTH) as usize).min(64);
         // Paths may be long, and the message has to hold the frames yet.
-        let room = MOST_WORDS - 2 * 3 * MOST_FRAMES - (MOST_MODULES - index) * (module::WORDS + 16);
+        let room = MAX_MESSAGE_WORDS
+            - 2 * 3 * MAX_STACK_FRAMES
+            - (MAX_MODULES - index) * (module::WORDS + 16);
         let path = if message.used + path / 8 > room { 0 } else { path };
         for value in [get(entry::START), get(entry::END), get(entry::BIAS), path as u64, id as u64]
         {
@@ -352,12 +365,13 @@ impl Modules {
     }
 }
 
-/// What a mistaken call comes to: the end of the program, or nothing.
+/// Consequence of a wrong call: the end of the program, or none.
 pub(crate) fn after_a_call() {
     if !goes_on() {
-        // SAFETY: it ends the program, as the C library does where it finds such a mistake.
+        // SAFETY: it ends the program, as the C library does on such an error.
         unsafe { libc::abort() }
     }
 }
 
-const _: () = assert!(guard::MOST_FRAMES * 6 + guard::MOST_MODULES * 32 < guard::MOST_WORDS);
+const _: () =
+    assert!(guard::MAX_STACK_FRAMES * 6 + guard::MAX_MODULES * 32 < guard::MAX_MESSAGE_WORDS);

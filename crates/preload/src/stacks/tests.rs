@@ -1,4 +1,5 @@
-//! Call stacks of a function that reaches itself on thousands of paths, looked up again in another order.
+//! Call stacks of a function that reaches itself on thousands of paths, looked up again in another
+//! order.
 
 #![expect(clippy::disallowed_types, reason = "tests run in a program of their own")]
 
@@ -12,24 +13,25 @@ const CALLS: u32 = 12;
 
 /// This place in the function that it is part of.
 #[inline(always)]
-fn here() -> At {
+fn here() -> CallPoint {
     let (code, stack, frame);
     // SAFETY: it reads registers.
     unsafe {
         std::arch::asm!("lea {code}, [rip]", "mov {stack}, rsp", "mov {frame}, rbp",
             code = out(reg) code, stack = out(reg) stack, frame = out(reg) frame, options(nomem, nostack, preserves_flags));
     }
-    At { code, stack, frame }
+    CallPoint { code, stack, frame }
 }
 
-type Probe<'a> = &'a mut dyn FnMut(At);
+type PathProbe<'a> = &'a mut dyn FnMut(CallPoint);
 
-/// Calls `probe` at the end of a path: each bit is a call of one function or the other. `WORDS` is how much stack they need.
+/// Calls `probe` at the end of a path: each bit is a call of one function or the other. `WORDS` is
+/// how much stack they need.
 #[inline(never)]
 fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
     left: u32,
     bits: u32,
-    probe: Probe<'_>,
+    probe: PathProbe<'_>,
 ) {
     let words: &[u32] = if RIGHT { &[bits; RIGHT_WORDS] } else { &[bits; LEFT_WORDS] };
     black_box(words);
@@ -45,20 +47,21 @@ fn path<const RIGHT: bool, const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
 }
 
 #[inline(never)]
-fn end(probe: Probe<'_>) {
+fn end(probe: PathProbe<'_>) {
     probe(here());
     black_box(());
 }
 
-fn stacks() -> Box<Stacks> {
+fn stacks() -> Box<ThreadStacks> {
     shared::install_for_tests();
     // SAFETY: zeros are stacks of which none is known.
-    unsafe { Box::<Stacks>::new_zeroed().assume_init() }
+    unsafe { Box::<ThreadStacks>::new_zeroed().assume_init() }
 }
 
-/// Calls `probe` twice on all paths, with the round and the path, each time in another order. Callers are the same both times.
+/// Calls `probe` twice on all paths, with the round and the path, each time in another order.
+/// Callers are the same both times.
 fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
-    mut probe: impl FnMut(u32, u32, At),
+    mut probe: impl FnMut(u32, u32, CallPoint),
 ) {
     for number in 0..2 << CALLS {
         let (round, number) = (number >> CALLS, number % (1 << CALLS));
@@ -68,13 +71,13 @@ fn all_paths<const LEFT_WORDS: usize, const RIGHT_WORDS: usize>(
 }
 
 /// Keeps a path that is new, with its bits as the site: its node.
-fn learn(stacks: &Stacks, bits: u32, at: At) -> u32 {
+fn learn(stacks: &ThreadStacks, bits: u32, at: CallPoint) -> u32 {
     match stacks.find(at) {
-        Some(Found::New(new)) => {
+        Some(StackLookup::New(new)) => {
             stacks.keep(new, bits);
             new.node
         }
-        Some(Found::Site(site)) => panic!("path {bits} is taken for {site}"),
+        Some(StackLookup::Site(site)) => panic!("path {bits} is taken for {site}"),
         None => panic!("path {bits} cannot be followed"),
     }
 }
@@ -93,7 +96,7 @@ fn each_known_stack_is_found_without_following_it() {
     assert_eq!(nodes.len(), 1 << CALLS, "one node for each path");
 }
 
-/// What lies at the same addresses may be other code.
+/// Other code may be loaded at the same addresses.
 #[test]
 fn forgotten_stacks_are_not_known() {
     let stacks = stacks();
@@ -111,7 +114,7 @@ fn forgotten_stacks_are_not_known() {
 
 /// Many paths end at the same stack pointer, by frames of other sizes.
 #[test]
-fn stacks_of_the_same_depth_and_other_frames_are_told_apart() {
+fn stacks_of_equal_depth_with_different_frames_are_distinguished() {
     let stacks = stacks();
     let mut nodes = HashSet::new();
     all_paths::<4, 24>(|round, bits, at| {
@@ -119,7 +122,7 @@ fn stacks_of_the_same_depth_and_other_frames_are_told_apart() {
             nodes.insert(learn(&stacks, bits, at));
         } else {
             let found = stacks.find(at);
-            assert!(matches!(found, Some(Found::Site(site)) if site == bits), "path {bits}");
+            assert!(matches!(found, Some(StackLookup::Site(site)) if site == bits), "path {bits}");
         }
     });
     assert_eq!(nodes.len(), 1 << CALLS, "one node for each path");

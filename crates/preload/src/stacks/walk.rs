@@ -1,32 +1,34 @@
-//! Frames, followed one after the other from the innermost on, and the addresses of the words that determine them.
+//! Frames, followed one after the other from the innermost on, and the addresses of the words that
+//! determine them.
 
-use super::{At, End, Piece, SIGNAL_CODE, SIGNAL_STACK, WINDOW, WORDS, word};
+use super::{CallPoint, PieceEnd, SIGNAL_CODE, SIGNAL_STACK, StackPiece, WINDOW, WORDS, word};
 use std::cell::Cell;
 
-use crate::cfi::{Row, SAVED_HERE};
-use crate::rows::{self, Rows};
+use crate::cfi::{SAVED_HERE, UnwindRow};
+use crate::rows::{self, RowCache};
 use crate::tree;
 
 /// The frames that were followed so far.
 #[derive(Clone, Copy)]
-struct Walk<'a> {
-    piece: &'a Piece,
+struct FrameWalk<'a> {
+    piece: &'a StackPiece,
     /// Offsets of the words of a stack that this one may be like.
     like: &'a [Cell<u16>; WORDS],
     words: usize,
     frames: usize,
     calls: u64,
-    /// The stack pointer of the frame that comes next. The word below, a return address, is one of those that determine the piece.
+    /// The stack pointer of the frame that comes next. The word below, a return address, is one of
+    /// those that determine the piece.
     stack: u64,
     /// Words from the piece's stack pointer to the end of what else is read.
     reach: u16,
-    /// Where the frame pointer was saved last; 0 while it is what it was.
+    /// Location of the last saved frame pointer; 0 while the register is unchanged.
     saved_at: u64,
-    /// Where it was saved when that word was last noted.
+    /// Its location when that word was last recorded.
     noted_at: u64,
 }
 
-impl Walk<'_> {
+impl FrameWalk<'_> {
     /// Notes a word that determines the frames.
     #[inline(always)]
     fn note(&mut self, address: u64) -> Option<()> {
@@ -53,7 +55,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Whether another frame may not fit.
+    /// True if another frame may not fit.
     #[inline(always)]
     fn is_full(&self) -> bool {
         self.words + 4 > WORDS || self.frames >= WORDS
@@ -61,11 +63,12 @@ impl Walk<'_> {
 
     /// The frame pointer.
     #[inline(always)]
-    fn frame(&self, at: At) -> u64 {
+    fn frame(&self, at: CallPoint) -> u64 {
         if self.saved_at == 0 { at.frame } else { word(self.saved_at) }
     }
 
-    /// Notes how much there is. The number of words is made a multiple of four, by noting the last one again.
+    /// Notes how much there is. The number of words is made a multiple of four, by noting the last
+    /// one again.
     fn end(self) {
         let (piece, layout) = (self.piece, &self.piece.layout);
         let mut words = self.words;
@@ -76,7 +79,7 @@ impl Walk<'_> {
         layout.words.set(words as u8);
         let length = self.stack - layout.stack.get();
         layout.reach.set(self.reach.max((length / 8) as u16));
-        if layout.end.get() == End::Call {
+        if layout.end.get() == PieceEnd::Call {
             layout.length.set(length as u32);
         }
         piece.frames.set(self.frames as u8);
@@ -84,9 +87,10 @@ impl Walk<'_> {
     }
 }
 
-/// Follows frames from `at` on. The layout of `piece` is clear; the stack may be like one with words at these offsets.
-pub(super) fn walk(piece: &Piece, at: At, end: u64, like: &[Cell<u16>; WORDS]) {
-    let mut walk = Walk {
+/// Follows frames from `at` on. The layout of `piece` is clear; the stack may be like one with
+/// words at these offsets.
+pub(super) fn walk(piece: &StackPiece, at: CallPoint, end: u64, like: &[Cell<u16>; WORDS]) {
+    let mut walk = FrameWalk {
         piece,
         like,
         words: 0,
@@ -99,19 +103,20 @@ pub(super) fn walk(piece: &Piece, at: At, end: u64, like: &[Cell<u16>; WORDS]) {
     };
     if !at.stack.is_multiple_of(8) || follow(&mut walk, at, end).is_none() {
         // Something in it cannot be followed: this is where the stack ends.
-        piece.layout.end.set(End::Cut);
+        piece.layout.end.set(PieceEnd::Cut);
     }
     walk.end();
 }
 
 /// None where the last frame cannot be left.
 #[inline(always)]
-fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
+fn follow(walk: &mut FrameWalk<'_>, at: CallPoint, end: u64) -> Option<()> {
     let window_end = (at.stack / WINDOW + 1) * WINDOW;
-    let rows = Rows::now();
+    let rows = RowCache::now();
     let mut code = at.code;
     loop {
-        // Each look waits for what the one before has found: nothing is done here that can be done later.
+        // Each look waits for what the one before has found: nothing is done here that can be done
+        // later.
         if let Some(plain) = rows.and_then(|rows| rows.plain(code)) {
             let top = walk.stack + plain.length;
             if top > end {
@@ -127,7 +132,7 @@ fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
             walk.put(((top - 8 - at.stack) / 8) as u16)?;
             walk.stack = top;
         } else {
-            // A copy, since only what nobody else may change stays in registers.
+            // A local copy stays in registers, since no other code can change it.
             let mut aside = *walk;
             let left = leave(&mut aside, code, at, end);
             *walk = aside;
@@ -148,28 +153,28 @@ fn follow(walk: &mut Walk<'_>, at: At, end: u64) -> Option<()> {
         walk.piece.layout.saved.set(saved);
         walk.reach = walk.reach.max(saved + 1);
     }
-    walk.piece.layout.end.set(End::Call);
+    walk.piece.layout.end.set(PieceEnd::Call);
     Some(())
 }
 
-/// Leaves a frame of any kind: where it returns to. None inside where nothing is above it, or that is said; none where it
-/// cannot be left.
+/// Leaves a frame of any kind: where it returns to. None inside where nothing is above it, or that
+/// is said; none where it cannot be left.
 #[cold]
 #[inline(never)]
-fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>> {
+fn leave(walk: &mut FrameWalk<'_>, code: u64, at: CallPoint, end: u64) -> Option<Option<u64>> {
     let known = rows::get(code)?;
     if known.place != rows::OURS {
         walk.pass(known.place)?;
     }
     let stack = walk.stack;
-    let now = At { code, stack, frame: walk.frame(at) };
+    let now = CallPoint { code, stack, frame: walk.frame(at) };
     let (top, saved_in) = match known.row {
-        Row::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
+        UnwindRow::Stack { offset, saved } if i64::from(saved) != SAVED_HERE => {
             let top = stack + u64::from(offset) * 8;
             (top, (saved != 0).then(|| top.wrapping_sub(u64::from(saved) * 8)))
         }
-        Row::End => return Some(None),
-        Row::Signal => return interrupted(walk, now, end).map(|()| None),
+        UnwindRow::End => return Some(None),
+        UnwindRow::Signal => return interrupted(walk, now, end).map(|()| None),
         row => {
             if walk.saved_at == 0 {
                 walk.piece.layout.uses_frame.set(true);
@@ -195,13 +200,22 @@ fn leave(walk: &mut Walk<'_>, code: u64, at: At, end: u64) -> Option<Option<u64>
     Some(Some(back))
 }
 
-/// Where a frame ends that is found by the frame pointer, and where it saved that.
-fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Option<u64>)> {
-    let row = if row == Row::Unknown { by_frame_pointer(now, end)? } else { row };
+/// End of a frame that is found by the frame pointer, and location of the saved frame pointer.
+fn by_frame(
+    walk: &mut FrameWalk<'_>,
+    row: UnwindRow,
+    now: CallPoint,
+    end: u64,
+) -> Option<(u64, Option<u64>)> {
+    let row = if row == UnwindRow::Unknown { by_frame_pointer(now, end)? } else { row };
     let (top, saved) = match row {
-        Row::Stack { offset, saved } => (now.stack.checked_add(u64::from(offset) * 8)?, saved),
-        Row::Frame { offset, saved } => (now.frame.checked_add(u64::from(offset) * 8)?, saved),
-        Row::Behind { offset, saved } => {
+        UnwindRow::Stack { offset, saved } => {
+            (now.stack.checked_add(u64::from(offset) * 8)?, saved)
+        }
+        UnwindRow::Frame { offset, saved } => {
+            (now.frame.checked_add(u64::from(offset) * 8)?, saved)
+        }
+        UnwindRow::Behind { offset, saved } => {
             let address = now.frame.checked_add_signed(i64::from(offset) * 8)?;
             if !address.is_multiple_of(8) || address < now.stack || address >= end {
                 return None;
@@ -210,7 +224,7 @@ fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Op
             walk.note(address)?;
             (top, saved)
         }
-        Row::Signal | Row::End | Row::Unknown => return None,
+        UnwindRow::Signal | UnwindRow::End | UnwindRow::Unknown => return None,
     };
     let saved_in = match i64::from(saved) {
         0 => None,
@@ -221,18 +235,18 @@ fn by_frame(walk: &mut Walk<'_>, row: Row, now: At, end: u64) -> Option<(u64, Op
 }
 
 /// Code without a table may keep a frame pointer, as compilers at run time often do.
-fn by_frame_pointer(now: At, end: u64) -> Option<Row> {
+fn by_frame_pointer(now: CallPoint, end: u64) -> Option<UnwindRow> {
     if !now.frame.is_multiple_of(8) || now.frame < now.stack || now.frame.checked_add(16)? > end {
         return None;
     }
     let (outer, back) = (word(now.frame), word(now.frame + 8));
     let goes_on = outer > now.frame && outer < end && outer.is_multiple_of(8);
-    let known = || rows::get(back).is_some_and(|known| known.row != Row::Unknown);
-    (back > 0xffff && (goes_on || known())).then_some(Row::Frame { offset: 2, saved: 2 })
+    let known = || rows::get(back).is_some_and(|known| known.row != UnwindRow::Unknown);
+    (back > 0xffff && (goes_on || known())).then_some(UnwindRow::Frame { offset: 2, saved: 2 })
 }
 
 /// A signal's handler: the kernel wrote down where the thread was (`struct ucontext` of x86-64).
-fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
+fn interrupted(walk: &mut FrameWalk<'_>, now: CallPoint, end: u64) -> Option<()> {
     const FRAME: u64 = 120;
     let saved = now.stack.checked_add(FRAME)?;
     if !now.stack.is_multiple_of(8) || saved.checked_add(SIGNAL_CODE * 8 + 8)? > end {
@@ -242,22 +256,25 @@ fn interrupted(walk: &mut Walk<'_>, now: At, end: u64) -> Option<()> {
         walk.note(saved + word * 8)?;
     }
     walk.piece.layout.saved.set(walk.piece.layout.offset(saved)?);
-    walk.piece.layout.end.set(End::Signal);
+    walk.piece.layout.end.set(PieceEnd::Signal);
     Some(())
 }
 
-/// A word of the stack, which is at `expected` most times: the processor need not wait until it knows the address.
+/// A word of the stack, which is at `expected` most times: the processor need not wait until it
+/// knows the address.
 #[inline(always)]
 fn word_as_expected(address: u64, expected: u64) -> u64 {
     let mut same = expected;
-    // SAFETY: it does nothing. The compiler shall not know that both are the same, and put the one for the other.
+    // SAFETY: the assembly is empty. It hides from the compiler that both values are equal, so that
+    // it keeps both.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) same, options(pure, nomem, nostack, preserves_flags))
     };
     if address == expected {
         return word(same);
     }
-    // SAFETY: it does nothing. The compiler shall not choose an address by calculating, which would have to wait.
+    // SAFETY: it does nothing. The compiler shall not choose an address by calculating, which would
+    // have to wait.
     unsafe { std::arch::asm!("", options(nomem, nostack, preserves_flags)) };
     word(address)
 }

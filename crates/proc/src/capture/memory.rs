@@ -1,55 +1,56 @@
-//! The memory of one process: every mapping with what is known of its pages, and the kernel's own sums.
+//! The memory of one process: every mapping with what is known of its pages, and the kernel's own
+//! sums.
 
 use std::io::{self, ErrorKind};
 
-use pagewise_model::machine::{Gap, Method};
-use pagewise_model::mapping::{Backing, Mapping, Pages};
+use pagewise_model::machine::{Gap, ReadMethod};
+use pagewise_model::mapping::{Backing, Mapping, MappingPages};
 use pagewise_model::process::NodeShare;
-use pagewise_model::{Absent, Bytes, Counter, PageSize, Pid, Reading, Smaps, parallel};
+use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Smaps, SmapsCounter, parallel};
 use pagewise_sys::probe::Features;
 
-use crate::maps::Parsed;
+use crate::maps::ParsedMappings;
 use crate::mountinfo::Mount;
-use crate::pages::{self, Pace, Walk};
+use crate::pages::{self, Pace, PageWalk};
 use crate::root::PTRACE;
 use crate::stream::{LongestRead, stream};
-use crate::{Error, ProcRoot, maps, meminfo, numa, smaps};
+use crate::{ProcError, ProcRoot, maps, meminfo, numa, smaps};
 
-/// What was read of the memory.
-pub(super) struct Memory {
+/// Result of reading the memory.
+pub(super) struct ReadMemory {
     pub(super) mappings: Reading<Vec<Mapping>>,
     pub(super) rollup: Reading<Box<Smaps>>,
-    pub(super) walk: Reading<Box<Pages>>,
+    pub(super) walk: Reading<Box<MappingPages>>,
 }
 
 /// Reads the memory of one process, and remembers what that cost the process and what it missed.
-pub(super) struct Reader<'a> {
+pub(super) struct MemoryReader<'a> {
     pub(super) root: &'a ProcRoot,
     pub(super) pid: Pid,
     pub(super) features: Features,
     pub(super) mounts: &'a [Mount],
     pub(super) page_size: PageSize,
-    /// Whether to read `smaps_rollup` beside `smaps`.
+    /// True to read `smaps_rollup` in addition to `smaps`.
     pub(super) wants_sums: bool,
-    /// Whether a walk over all pages takes long enough to start a thread for another.
+    /// True if a walk over all pages takes long enough to start a thread for another.
     pub(super) is_large: bool,
     pub(super) longest: LongestRead,
     pub(super) gaps: Vec<Gap>,
 }
 
-impl Reader<'_> {
-    pub(super) fn read(&mut self, method: Method) -> Result<Memory, Error> {
+impl MemoryReader<'_> {
+    pub(super) fn read(&mut self, method: ReadMethod) -> Result<ReadMemory, ProcError> {
         match method {
-            Method::Full => self.full(),
-            Method::Fast => self.by_pages(&Pace::FAST),
-            Method::Polite => self.by_pages(&Pace::POLITE),
+            ReadMethod::Full => self.full(),
+            ReadMethod::Fast => self.by_pages(&Pace::FAST),
+            ReadMethod::Polite => self.by_pages(&Pace::POLITE),
         }
     }
 
     /// `smaps` and `smaps_rollup`; the page tables only of what those cannot split.
-    fn full(&mut self) -> Result<Memory, Error> {
+    fn full(&mut self) -> Result<ReadMemory, ProcError> {
         let unread = if self.root.is_live() { USE_PAGES } else { NO_PAGES };
-        let mut parser = smaps::Parser::new(Absent::NotCollected(unread.into()));
+        let mut parser = smaps::SmapsParser::new(Absent::NotCollected(unread.into()));
         let (read, rollup) = self.both(|piece| parser.push(piece));
         let mut mappings = match read {
             Err(error) if is_missing(&error) => self.maps()?,
@@ -63,12 +64,16 @@ impl Reader<'_> {
             Some(read) => self.rollup(read)?,
             None => Err(Absent::NotCollected("a list of mappings needs no sums".into())),
         };
-        Ok(Memory { mappings, rollup, walk })
+        Ok(ReadMemory { mappings, rollup, walk })
     }
 
-    /// Reads `smaps`, and `smaps_rollup` where it is wanted. Both walk all pages: of a large process, side by
-    /// side; of a small one, one after the other with nothing between, so that they see the same.
-    fn both(&self, consume: impl FnMut(&[u8])) -> (Result<LongestRead, Error>, Option<WholeFile>) {
+    /// Reads `smaps`, and `smaps_rollup` where it is wanted. Both walk all pages: of a large
+    /// process, side by side; of a small one, one after the other with nothing between, so that
+    /// they see the same.
+    fn both(
+        &self,
+        consume: impl FnMut(&[u8]),
+    ) -> (Result<LongestRead, ProcError>, Option<WholeFile>) {
         let smaps = || {
             let file = self.root.open(self.pid, "smaps")?;
             self.explained("smaps", stream(&file, consume))
@@ -81,7 +86,7 @@ impl Reader<'_> {
         (read, Some(sums))
     }
 
-    fn rollup(&mut self, read: WholeFile) -> Result<Reading<Box<Smaps>>, Error> {
+    fn rollup(&mut self, read: WholeFile) -> Result<Reading<Box<Smaps>>, ProcError> {
         match read {
             Ok((text, longest)) => {
                 self.longest = self.longest.max(longest);
@@ -93,19 +98,19 @@ impl Reader<'_> {
     }
 
     /// `maps` and the page tables; `smaps` is left alone.
-    fn by_pages(&mut self, pace: &Pace) -> Result<Memory, Error> {
+    fn by_pages(&mut self, pace: &Pace) -> Result<ReadMemory, ProcError> {
         let mut mappings = self.maps()?;
         let walk = match &mut mappings {
             Ok(mappings) => self.walk(mappings, pace)?.map(Box::new),
             Err(why) => Err(why.clone()),
         };
-        Ok(Memory { mappings, rollup: Err(Absent::NotCollected(USE_FULL.into())), walk })
+        Ok(ReadMemory { mappings, rollup: Err(Absent::NotCollected(USE_FULL.into())), walk })
     }
 
     /// The mappings without their pages.
-    pub(super) fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, Error> {
+    pub(super) fn maps(&mut self) -> Result<Reading<Vec<Mapping>>, ProcError> {
         let unread = if self.root.is_live() { USE_FULL } else { NOT_COPIED };
-        let mut parser = maps::Parser::new(Absent::NotCollected(unread.into()));
+        let mut parser = maps::MapsParser::new(Absent::NotCollected(unread.into()));
         let read = self
             .root
             .open(self.pid, "maps")
@@ -116,12 +121,12 @@ impl Reader<'_> {
         }
     }
 
-    /// What was read: nothing of a process without memory, an absence where we may not look.
+    /// Mappings: none for a process without memory, absent without permission.
     fn mappings(
         &mut self,
-        read: Result<LongestRead, Error>,
-        parsed: Parsed,
-    ) -> Result<Reading<Vec<Mapping>>, Error> {
+        read: Result<LongestRead, ProcError>,
+        parsed: ParsedMappings,
+    ) -> Result<Reading<Vec<Mapping>>, ProcError> {
         match read {
             Ok(longest) => {
                 self.longest = self.longest.max(longest);
@@ -130,13 +135,13 @@ impl Reader<'_> {
                 Ok(Ok(mappings))
             }
             // A kernel thread, a zombie, or a process on its way out, which is noticed at the end.
-            Err(Error::NoSuchProcess { .. }) => Ok(Ok(Vec::new())),
+            Err(ProcError::NoSuchProcess { .. }) => Ok(Ok(Vec::new())),
             Err(error) => self.absence(error, "").map(Err),
         }
     }
 
     /// The mappings that are whole; what was torn or repeated becomes a gap.
-    fn whole(&mut self, parsed: Parsed) -> Vec<Mapping> {
+    fn whole(&mut self, parsed: ParsedMappings) -> Vec<Mapping> {
         if let Some(torn) = parsed.torn {
             self.miss("later mappings", Absent::NotSupported(torn.to_string().into()));
         }
@@ -155,7 +160,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the page tables of those mappings that hold file pages and copies of them: `smaps` adds the two up.
+    /// Reads the page tables of those mappings that hold file pages and copies of them: `smaps`
+    /// adds the two up.
     fn split_mixed(&mut self, mappings: &mut [Mapping]) {
         let mixed: Vec<usize> = (0..mappings.len()).filter(|&at| is_mixed(&mappings[at])).collect();
         if mixed.is_empty() || !self.root.is_live() {
@@ -172,11 +178,15 @@ impl Reader<'_> {
         }
     }
 
-    fn walk(&mut self, mappings: &mut [Mapping], pace: &Pace) -> Result<Reading<Pages>, Error> {
+    fn walk(
+        &mut self,
+        mappings: &mut [Mapping],
+        pace: &Pace,
+    ) -> Result<Reading<MappingPages>, ProcError> {
         let read =
             pages::read_with(&self.features, self.root, self.pid, mappings, self.page_size, pace);
         match read {
-            Ok(Walk { longest_hold_ns, total, doubt }) => {
+            Ok(PageWalk { longest_hold_ns, total, doubt }) => {
                 self.longest = self.longest.max(LongestRead(longest_hold_ns));
                 self.gaps.extend(doubt.map(|why| Gap { what: "huge pages".into(), why }));
                 Ok(total)
@@ -185,9 +195,10 @@ impl Reader<'_> {
         }
     }
 
-    /// The pages by node. Walking them holds the target as `smaps` does, so only a full reading asks.
-    pub(super) fn numa(&mut self, method: Method) -> Reading<Vec<NodeShare>> {
-        if method != Method::Full {
+    /// The pages by node. Walking them holds the target as `smaps` does, so only a full reading
+    /// asks.
+    pub(super) fn numa(&mut self, method: ReadMethod) -> Reading<Vec<NodeShare>> {
+        if method != ReadMethod::Full {
             return Err(Absent::NotCollected(USE_FULL.into()));
         }
         if meminfo::nodes_online(self.root)? < 2 {
@@ -199,7 +210,7 @@ impl Reader<'_> {
                 Ok(numa::parse(&text, self.page_size))
             }
             Err(error) => {
-                let broken = |error: Error| Absent::NotSupported(error.to_string().into());
+                let broken = |error: ProcError| Absent::NotSupported(error.to_string().into());
                 Err(self.absence(error, "2.6.14").unwrap_or_else(broken))
             }
         }
@@ -212,18 +223,23 @@ impl Reader<'_> {
         Ok((text, self.explained(name, read)?))
     }
 
-    fn explained(&self, name: &str, read: io::Result<LongestRead>) -> Result<LongestRead, Error> {
+    fn explained(
+        &self,
+        name: &str,
+        read: io::Result<LongestRead>,
+    ) -> Result<LongestRead, ProcError> {
         read.map_err(|e| self.root.explain(self.pid, &self.root.file(self.pid, name), e))
     }
 
-    /// The absence that an error on a file is, where it is one; `since` names the kernel that brought the file.
-    fn absence(&self, error: Error, since: &'static str) -> Result<Absent, Error> {
+    /// The absence that an error on a file is, where it is one; `since` names the kernel that
+    /// brought the file.
+    fn absence(&self, error: ProcError, since: &'static str) -> Result<Absent, ProcError> {
         match error {
-            Error::NotPermitted { .. } | Error::NoAccess { .. } => {
+            ProcError::NotPermitted { .. } | ProcError::NoAccess { .. } => {
                 Ok(Absent::NotPermitted(PTRACE.into()))
             }
-            // Whether the process is gone altogether is looked at in the end.
-            Error::NoSuchProcess { .. } => Ok(Absent::NotSupported("it has no memory".into())),
+            // A process that has vanished is detected at the end.
+            ProcError::NoSuchProcess { .. } => Ok(Absent::NotSupported("it has no memory".into())),
             error if !is_missing(&error) => Err(error),
             _ if self.root.is_live() => Ok(Absent::NotInThisKernel(since.into())),
             _ => Ok(Absent::NotCollected(NOT_COPIED.into())),
@@ -236,23 +252,23 @@ impl Reader<'_> {
 }
 
 /// The text of a file, and the longest read that it took.
-type WholeFile = Result<(Vec<u8>, LongestRead), Error>;
+type WholeFile = Result<(Vec<u8>, LongestRead), ProcError>;
 
-/// What only a full reading tells.
+/// Reason for values that only a full reading provides.
 const USE_FULL: &str = "only smaps has it: use --full";
-/// What a full reading does not tell.
+/// Reason for values that a full reading does not provide.
 const USE_PAGES: &str = "the page tables were not read: use --fast or --polite";
 const NO_PAGES: &str = "the copied tree has no page tables";
 pub(super) const NOT_COPIED: &str = "not in the copied tree";
 
-/// Whether the file is not there while its process is.
-fn is_missing(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+/// True if the file is not there while its process is.
+fn is_missing(error: &ProcError) -> bool {
+    matches!(error, ProcError::Io { source, .. } if source.kind() == ErrorKind::NotFound)
 }
 
-/// Whether a mapping holds pages of its file and copies that were written, as far as `smaps` tells.
+/// True if a mapping holds pages of its file and written copies, according to `smaps`.
 fn is_mixed(mapping: &Mapping) -> bool {
     let bytes = |counter| mapping.counter(counter).unwrap_or(Bytes::ZERO);
-    let (anonymous, rss) = (bytes(Counter::Anonymous), bytes(Counter::Rss));
+    let (anonymous, rss) = (bytes(SmapsCounter::Anonymous), bytes(SmapsCounter::Rss));
     !anonymous.is_zero() && anonymous < rss && mapping.backing() != Backing::Anonymous
 }

@@ -1,7 +1,8 @@
-//! Large folios by size: what base page-table entries map and the kernel still treats as one ("mTHP").
+//! Large folios by size: what base page-table entries map and the kernel still treats as one
+//! ("mTHP").
 //!
-//! Their sizes are in `/proc/kpageflags`, by page frame, which takes CAP_SYS_ADMIN. Where the kernel counts none of
-//! a size on the whole machine, nobody needs to look.
+//! Their sizes are in `/proc/kpageflags`, by page frame, which needs CAP_SYS_ADMIN. If the kernel
+//! counts no folio of a size on the whole machine, the search is skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,18 +10,18 @@ use std::path::Path;
 
 use pagewise_model::thp::{FolioSize, HugeMapping};
 use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 
 use super::{KERNEL_HALF, count_one, index};
 use crate::pages::entry::{Word, frame};
-use crate::pages::flags::Flags;
-use crate::pages::space::Space;
-use crate::{Error, ProcRoot};
+use crate::pages::flags::FrameFlagsFile;
+use crate::pages::space::PageTables;
+use crate::{ProcError, ProcRoot};
 
-/// How many page-table entries are read at once.
+/// Number of page-table entries that are read at once.
 const WORDS: usize = 8192;
 
-/// Where the kernel counts folios by size.
+/// Folder with the kernel's counts of folios by size.
 const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
 
 /// Anonymous memory in large folios, by size and by how it is mapped.
@@ -29,22 +30,22 @@ const STATS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// As reading the pages of the process.
 pub(super) fn sizes(
     root: &ProcRoot,
-    space: &mut Space,
+    space: &mut PageTables,
     mappings: &[Mapping],
     found: &[HugeMapping],
     huge_size: Bytes,
     mut zeros: Option<Zeros>,
-) -> Result<Reading<Vec<FolioSize>>, Error> {
+) -> Result<Reading<Vec<FolioSize>>, ProcError> {
     let huge: Bytes = found.iter().map(|mapping| mapping.anonymous).sum();
     let zero = found.iter().map(|mapping| mapping.zero).sum();
     let page_size = space.page_size();
     let mut sizes = BTreeMap::new();
     if !huge.is_zero() {
         let pages = page_size.count(huge);
-        sizes.insert((huge_size, true), Tally { pages, zero });
+        sizes.insert((huge_size, true), FolioTally { pages, zero });
     }
     if machine_has_others(Path::new(STATS), huge_size, huge) {
-        match Flags::open(root.path()) {
+        match FrameFlagsFile::open(root.path()) {
             Some(flags) => survey(&flags, space, mappings, &mut zeros, &mut sizes)?,
             None => {
                 let needs = "CAP_SYS_ADMIN, to see in which folios base pages lie";
@@ -52,8 +53,8 @@ pub(super) fn sizes(
             }
         }
     }
-    let unread = || Absent::NotCollected("a sample does not tell: leave --sample out".into());
-    let row = |((size, one_entry), tally): ((Bytes, bool), Tally)| FolioSize {
+    let unread = || Absent::NotCollected("a sample does not show it: omit --sample".into());
+    let row = |((size, one_entry), tally): ((Bytes, bool), FolioTally)| FolioSize {
         size,
         one_entry,
         resident: page_size.pages(tally.pages),
@@ -64,7 +65,7 @@ pub(super) fn sizes(
 
 /// Base pages in folios of one size.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct FolioTally {
     pages: u64,
     zero: u64,
 }
@@ -76,10 +77,10 @@ pub(super) struct Zeros {
 }
 
 /// Folios by size, and by whether one entry maps them.
-type Sizes = BTreeMap<(Bytes, bool), Tally>;
+type FolioSizes = BTreeMap<(Bytes, bool), FolioTally>;
 
-/// Whether any process of the machine may have large anonymous folios that no huge entry maps: those of other sizes,
-/// or more of the huge size than `huge`.
+/// True if any process of the machine may have large anonymous folios that no huge entry maps:
+/// those of other sizes, or more of the huge size than `huge`.
 fn machine_has_others(stats: &Path, huge_size: Bytes, huge: Bytes) -> bool {
     let Ok(folders) = fs::read_dir(stats) else { return false };
     folders.filter_map(Result::ok).any(|folder| {
@@ -101,16 +102,16 @@ fn folio_size(folder: &str) -> Option<Bytes> {
 
 /// Adds up what lies in large folios that base entries map.
 fn survey(
-    flags: &Flags,
-    space: &mut Space,
+    flags: &FrameFlagsFile,
+    space: &mut PageTables,
     mappings: &[Mapping],
     zeros: &mut Option<Zeros>,
-    sizes: &mut Sizes,
-) -> Result<(), Error> {
-    let request = Request {
+    sizes: &mut FolioSizes,
+) -> Result<(), ProcError> {
+    let request = ScanRequest {
         all_of: Categories::PRESENT,
         report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
-        ..Request::default()
+        ..ScanRequest::default()
     };
     let is_anonymous = |mapping: &&Mapping| {
         mapping.sharing == Sharing::Private
@@ -120,7 +121,7 @@ fn survey(
     let mut words = vec![Word::default(); WORDS];
     for mapping in mappings.iter().filter(is_anonymous) {
         let mut runs = Vec::new();
-        space.each_region(mapping.range, &request, |region: &Region| {
+        space.each_region(mapping.range, &request, |region: &ScanRegion| {
             if region.categories == Categories::default() {
                 runs.push(AddrRange { start: region.start, end: region.end });
             }
@@ -134,13 +135,13 @@ fn survey(
 
 /// Adds up the folios of a run of pages.
 fn count(
-    flags: &Flags,
-    space: &mut Space,
+    flags: &FrameFlagsFile,
+    space: &mut PageTables,
     mut run: AddrRange,
     words: &mut [Word],
     zeros: &mut Option<Zeros>,
-    sizes: &mut Sizes,
-) -> Result<(), Error> {
+    sizes: &mut FolioSizes,
+) -> Result<(), ProcError> {
     let page_size = space.page_size();
     while !run.is_empty() {
         let most = page_size.pages(words.len() as u64).0;
@@ -175,10 +176,10 @@ fn zero_pages(
     zeros: &mut Option<Zeros>,
     page_size: PageSize,
     range: std::ops::Range<u64>,
-) -> Result<u64, Error> {
+) -> Result<u64, ProcError> {
     let Some(Zeros { pid, buffer }) = zeros else { return Ok(0) };
     let counted = count_one(*pid, page_size, range, buffer);
-    let failed = |error| Error::of_process(error, *pid, "process_vm_readv".as_ref());
+    let failed = |error| ProcError::of_process(error, *pid, "process_vm_readv".as_ref());
     counted.map(|counted| counted.zero).map_err(failed)
 }
 

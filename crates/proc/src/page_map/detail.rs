@@ -1,25 +1,26 @@
-//! What page frames tell: `/proc/kpageflags` and `/proc/kpagecount`, by the frame numbers of `pagemap`.
+//! Data of page frames: `/proc/kpageflags` and `/proc/kpagecount`, by the frame numbers of
+//! `pagemap`.
 
 use std::fs::File;
 use std::path::Path;
 
-use pagewise_model::page_map::{PageKind, PageState};
+use pagewise_model::page_map::{PageMapKind, PageState};
 
 use crate::pages::entry::{Word, frame, is_exclusive};
-use crate::pages::flags::{Flags, KSM, ZERO_PAGE, words};
+use crate::pages::flags::{FrameFlagsFile, KSM, ZERO_PAGE, read_flag_words};
 
-/// The open files; without them only the exclusive bit of `pagemap` is told.
-pub(super) struct Detail(Option<Files>);
+/// The open files; without them only the exclusive bit of `pagemap` is known.
+pub(super) struct Detail(Option<FrameFiles>);
 
-struct Files {
-    flags: Flags,
+struct FrameFiles {
+    flags: FrameFlagsFile,
     counts: File,
 }
 
 impl Detail {
     pub(super) fn open(root: &Path, sees_frames: bool) -> Option<Detail> {
         let counts = || File::open(root.join("kpagecount")).ok();
-        let files = || Some(Files { flags: Flags::open(root)?, counts: counts()? });
+        let files = || Some(FrameFiles { flags: FrameFlagsFile::open(root)?, counts: counts()? });
         Some(Detail(if sees_frames { files() } else { None }))
     }
 
@@ -46,18 +47,18 @@ impl Detail {
     }
 }
 
-impl Files {
+impl FrameFiles {
     /// Adds what is known of frames in a row.
     fn refine(&self, first: u64, states: &mut [PageState]) {
         let count = states.len() as u64;
         let around = self.flags.around(first, count);
-        let counts = words(&self.counts, first, count);
+        let counts = read_flag_words(&self.counts, first, count);
         for (i, state) in states.iter_mut().enumerate() {
-            // A frame without a struct page is nobody's.
+            // A frame without a struct page belongs to no process.
             let (Some(flags), Some(&mappers)) = (around.flags(i), counts.get(i)) else { continue };
             if flags & ZERO_PAGE != 0 {
                 let huge = state.huge;
-                *state = PageState { kind: PageKind::Zero, huge, ..PageState::default() };
+                *state = PageState { kind: PageMapKind::Zero, huge, ..PageState::default() };
                 continue;
             }
             state.mappers = u32::try_from(mappers).ok();

@@ -3,20 +3,21 @@
 use pagewise_model::AddrRange;
 use pagewise_model::page_map::{PageRun, PageState};
 
-/// Collects runs in order: what is left out between them is untouched, and neighbours alike become one.
+/// Collects runs in order: what is left out between them is untouched, and neighbours alike become
+/// one.
 #[derive(Debug)]
-pub(super) struct Runs {
+pub(super) struct RunCollector {
     range: AddrRange,
     at: u64,
     runs: Vec<PageRun>,
 }
 
-impl Runs {
-    pub(super) fn over(range: AddrRange) -> Runs {
-        Runs { range, at: range.start, runs: Vec::new() }
+impl RunCollector {
+    pub(super) fn over(range: AddrRange) -> RunCollector {
+        RunCollector { range, at: range.start, runs: Vec::new() }
     }
 
-    /// Adds pages. What lies before the end of the last ones, or outside the range, is left out.
+    /// Adds pages. The part before the end of the last ones, or outside of the range, is ignored.
     pub(super) fn put(&mut self, range: AddrRange, state: PageState) {
         let start = range.start.clamp(self.at, self.range.end);
         let end = range.end.min(self.range.end);
@@ -47,12 +48,13 @@ impl Runs {
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::page_map::PageKind;
+    use pagewise_model::page_map::PageMapKind;
     use proptest::prelude::*;
 
     use super::*;
 
-    const KINDS: [PageKind; 3] = [PageKind::Untouched, PageKind::Anonymous, PageKind::Swapped];
+    const KINDS: [PageMapKind; 3] =
+        [PageMapKind::Untouched, PageMapKind::Anonymous, PageMapKind::Swapped];
 
     proptest! {
         #[test]
@@ -60,8 +62,8 @@ mod tests {
             lengths in proptest::collection::vec((0_u64..5, 0_u64..5, 0_usize..3), 0..20)
         ) {
             let range = AddrRange { start: 10, end: 60 };
-            let mut runs = Runs::over(range);
-            let mut pages = [PageKind::Untouched; 50];
+            let mut runs = RunCollector::over(range);
+            let mut pages = [PageMapKind::Untouched; 50];
             let mut at = 5;
             for (gap, length, kind) in lengths {
                 at += gap;
@@ -91,14 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_twice_or_outside_is_left_out() {
-        let mut runs = Runs::over(AddrRange { start: 10, end: 20 });
+    fn duplicate_pages_and_pages_outside_of_the_range_are_ignored() {
+        let mut runs = RunCollector::over(AddrRange { start: 10, end: 20 });
         let state = |kind| PageState { kind, ..PageState::default() };
-        runs.put(AddrRange { start: 0, end: 12 }, state(PageKind::File));
-        runs.put(AddrRange { start: 11, end: 14 }, state(PageKind::Shmem));
-        runs.put(AddrRange { start: 0, end: 99 }, state(PageKind::Guard));
-        runs.put(AddrRange { start: 0, end: 99 }, state(PageKind::File));
+        runs.put(AddrRange { start: 0, end: 12 }, state(PageMapKind::File));
+        runs.put(AddrRange { start: 11, end: 14 }, state(PageMapKind::Shmem));
+        runs.put(AddrRange { start: 0, end: 99 }, state(PageMapKind::Guard));
+        runs.put(AddrRange { start: 0, end: 99 }, state(PageMapKind::File));
         let found: Vec<_> = runs.finish().iter().map(|r| (r.range.start, r.state.kind)).collect();
-        assert_eq!(found, [(10, PageKind::File), (12, PageKind::Shmem), (14, PageKind::Guard)]);
+        assert_eq!(
+            found,
+            [(10, PageMapKind::File), (12, PageMapKind::Shmem), (14, PageMapKind::Guard)]
+        );
     }
 }

@@ -4,31 +4,31 @@ use std::collections::VecDeque;
 
 use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize, Sharing};
 
-use super::entry::{Run, State, Word, frame, is_exclusive, runs};
-use super::frames::{Asked, Frames};
-use super::space::Space;
-use super::tally::{Ground, Kind, Tally};
-use crate::Error;
+use super::entry::{EntryState, StateRun, Word, frame, is_exclusive, runs};
+use super::frames::{FrameLookup, FrameReader};
+use super::space::PageTables;
+use super::tally::{Ground, PageOrigin, PageTally};
+use crate::ProcError;
 
 /// A page whose mappers are to be counted.
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct SharedPage {
     slot: usize,
-    kind: Kind,
-    /// Whether it was taken for exclusive.
+    kind: PageOrigin,
+    /// True if it was taken for exclusive.
     exclusive: bool,
 }
 
 /// A mapping that is being counted.
 #[derive(Debug)]
-struct Open {
+struct CensusMapping {
     ground: Ground,
-    tally: Tally,
+    tally: PageTally,
 }
 
 /// The words of one part of a mapping.
 #[derive(Clone, Copy, Debug)]
-struct Part<'w> {
+struct MappingWords<'w> {
     slot: usize,
     start: u64,
     words: &'w [Word],
@@ -40,14 +40,14 @@ pub(super) struct Census {
     page_size: PageSize,
     huge_size: Option<u64>,
     swap_in_use: bool,
-    frames: Option<Frames>,
+    frames: Option<FrameReader>,
     trust: Trust,
     doubtful: bool,
-    asked: Vec<Asked<Claim>>,
-    open: VecDeque<Open>,
+    asked: Vec<FrameLookup<SharedPage>>,
+    open: VecDeque<CensusMapping>,
 }
 
-/// Whether to believe the exclusive bit of huge anonymous pages.
+/// Reliability of the exclusive bit of huge anonymous pages.
 ///
 /// The kernel gives all of a huge page the bit of its first small page. That is wrong where a
 /// relative shares the page in part: it split its own mapping by writing, and ours is still whole.
@@ -63,7 +63,7 @@ impl Census {
     pub(super) fn new(
         page_size: PageSize,
         huge_size: Option<u64>,
-        frames: Option<Frames>,
+        frames: Option<FrameReader>,
         trust: Trust,
     ) -> Census {
         Census {
@@ -82,11 +82,11 @@ impl Census {
     /// first mapping is the first that was not closed yet.
     pub(super) fn count(
         &mut self,
-        space: &mut Space,
+        space: &mut PageTables,
         mappings: &[Mapping],
         start: u64,
         words: &[Word],
-    ) -> Result<(), Error> {
+    ) -> Result<(), ProcError> {
         let here = AddrRange { start, end: start + self.page_size.pages(words.len() as u64).0 };
         for (slot, mapping) in mappings.iter().enumerate() {
             if mapping.range.start >= here.end {
@@ -95,7 +95,7 @@ impl Census {
             self.open_up_to(slot, mapping);
             if let Some(part) = mapping.range.intersection(here) {
                 let words = &words[self.index(part.start - start)..self.index(part.end - start)];
-                self.count_part(space, Part { slot, start: part.start, words })?;
+                self.count_part(space, MappingWords { slot, start: part.start, words })?;
             }
         }
         self.settle();
@@ -103,7 +103,7 @@ impl Census {
     }
 
     /// The tally of the first mapping that was not closed yet.
-    pub(super) fn close(&mut self, mapping: &Mapping) -> Tally {
+    pub(super) fn close(&mut self, mapping: &Mapping) -> PageTally {
         self.open_up_to(0, mapping);
         let mut tally = self.open.pop_front().map(|open| open.tally).unwrap_or_default();
         let is_full = tally.breakdown.resident() >= mapping.size();
@@ -114,9 +114,9 @@ impl Census {
     fn open_up_to(&mut self, slot: usize, mapping: &Mapping) {
         if slot == self.open.len() {
             let backing = mapping.backing();
-            self.open.push_back(Open {
-                ground: Ground::of(backing, mapping.sharing),
-                tally: Tally::new(self.swap_in_use && backing == Backing::Shmem),
+            self.open.push_back(CensusMapping {
+                ground: Ground::from_backing(backing, mapping.sharing),
+                tally: PageTally::new(self.swap_in_use && backing == Backing::Shmem),
             });
         }
     }
@@ -129,7 +129,11 @@ impl Census {
         self.page_size.pages(words.len() as u64)
     }
 
-    fn count_part(&mut self, space: &mut Space, part: Part<'_>) -> Result<(), Error> {
+    fn count_part(
+        &mut self,
+        space: &mut PageTables,
+        part: MappingWords<'_>,
+    ) -> Result<(), ProcError> {
         let mut at = part.start;
         // Pages of one kind without a hole, whoever maps them: where huge entries can be.
         let mut solid = (None, AddrRange { start: at, end: at });
@@ -150,26 +154,26 @@ impl Census {
     /// Counts a run, and says what its pages are where they are resident.
     fn count_run(
         &mut self,
-        space: &mut Space,
+        space: &mut PageTables,
         slot: usize,
         here: AddrRange,
-        run: Run<'_>,
-    ) -> Result<Option<Kind>, Error> {
+        run: StateRun<'_>,
+    ) -> Result<Option<PageOrigin>, ProcError> {
         let bytes = here.len();
-        let Open { ground, tally } = &mut self.open[slot];
+        let CensusMapping { ground, tally } = &mut self.open[slot];
         match run.state {
-            State::Empty => {}
+            EntryState::Empty => {}
             // With nothing in swap it is a marker: guard regions had no bit at first, and
             // userfaultfd leaves some.
-            State::Swapped if !self.swap_in_use => {}
-            State::Swapped => tally.breakdown.swapped += bytes,
-            State::Guard => tally.breakdown.guard += bytes,
-            State::Present { file, exclusive } => {
+            EntryState::Swapped if !self.swap_in_use => {}
+            EntryState::Swapped => tally.breakdown.swapped += bytes,
+            EntryState::Guard => tally.breakdown.guard += bytes,
+            EntryState::Present { file, exclusive } => {
                 let Some(kind) = ground.kind(file, exclusive) else { return Ok(None) };
                 if exclusive {
                     tally.add_exclusive(kind, bytes);
                 } else if self.frames.is_some() {
-                    self.ask(run.words, Claim { slot, kind, exclusive: false });
+                    self.ask(run.words, SharedPage { slot, kind, exclusive: false });
                 } else {
                     guess_co_mapped(space, tally, *ground, kind, here)?;
                 }
@@ -179,17 +183,18 @@ impl Census {
         Ok(None)
     }
 
-    fn ask(&mut self, words: &[Word], claim: Claim) {
-        self.asked.extend(words.iter().map(|word| Asked { frame: frame(word), about: claim }));
+    fn ask(&mut self, words: &[Word], claim: SharedPage) {
+        self.asked
+            .extend(words.iter().map(|word| FrameLookup { frame: frame(word), about: claim }));
     }
 
     /// Looks at every aligned block of `solid` that a huge entry may map.
     fn count_huge(
         &mut self,
-        space: &mut Space,
-        part: Part<'_>,
-        (kind, solid): (Option<Kind>, AddrRange),
-    ) -> Result<(), Error> {
+        space: &mut PageTables,
+        part: MappingWords<'_>,
+        (kind, solid): (Option<PageOrigin>, AddrRange),
+    ) -> Result<(), ProcError> {
         let (Some(kind), Some(size)) = (kind, self.huge_size) else { return Ok(()) };
         let mut start = solid.start.next_multiple_of(size);
         while start + size <= solid.end {
@@ -203,32 +208,32 @@ impl Census {
         Ok(())
     }
 
-    /// Whether one entry may map all these pages, and it matters. Where frames are visible, the
-    /// first is aligned and, being no huge zero page's, mapped by someone.
-    fn may_be_huge(&mut self, kind: Kind, words: &[Word]) -> bool {
-        let Some(frames) = &mut self.frames else { return kind == Kind::Anonymous };
+    /// True if one entry may map all these pages, and it matters. If frames are visible, the first
+    /// is aligned and, unless it is the huge zero page's, mapped.
+    fn may_be_huge(&mut self, kind: PageOrigin, words: &[Word]) -> bool {
+        let Some(frames) = &mut self.frames else { return kind == PageOrigin::Anonymous };
         let first = frame(&words[0]);
-        let matters = kind == Kind::Anonymous || is_exclusive(&words[0]);
+        let matters = kind == PageOrigin::Anonymous || is_exclusive(&words[0]);
         matters && first.is_multiple_of(words.len() as u64) && frames.count_one(first) > 0
     }
 
-    fn add_huge(&mut self, slot: usize, kind: Kind, words: &[Word], is_sure: bool) {
+    fn add_huge(&mut self, slot: usize, kind: PageOrigin, words: &[Word], is_sure: bool) {
         let size = self.bytes(words);
         let tally = &mut self.open[slot].tally;
-        if kind == Kind::Anonymous {
+        if kind == PageOrigin::Anonymous {
             tally.huge_hidden |= !is_sure;
             tally.anon_huge += size;
         }
-        let is_counted = kind == Kind::File || self.trust == Trust::Counts;
+        let is_counted = kind == PageOrigin::File || self.trust == Trust::Counts;
         match self.frames {
             // Co-mapped pages are counted one by one anyway.
             Some(_) if !is_exclusive(&words[0]) => {}
-            Some(_) if is_counted => self.ask(words, Claim { slot, kind, exclusive: true }),
+            Some(_) if is_counted => self.ask(words, SharedPage { slot, kind, exclusive: true }),
             _ => self.doubtful = true,
         }
     }
 
-    /// Whether exclusive bits of huge pages were believed.
+    /// True if exclusive bits of huge pages were believed.
     pub(super) const fn is_doubtful(&self) -> bool {
         self.doubtful
     }
@@ -238,7 +243,7 @@ impl Census {
         let Some(frames) = &mut self.frames else { return };
         let (open, page_size) = (&mut self.open, self.page_size);
         frames.count(&mut self.asked, |claim, mappers| {
-            let Open { ground, tally } = &mut open[claim.slot];
+            let CensusMapping { ground, tally } = &mut open[claim.slot];
             if claim.exclusive {
                 tally.correct(claim.kind, page_size, mappers);
             } else {
@@ -251,12 +256,12 @@ impl Census {
 /// Counts pages that are not exclusive, without seeing their frames: their share is not known,
 /// and in anonymous memory they may be the zero page.
 fn guess_co_mapped(
-    space: &mut Space,
-    tally: &mut Tally,
+    space: &mut PageTables,
+    tally: &mut PageTally,
     ground: Ground,
-    kind: Kind,
+    kind: PageOrigin,
     here: AddrRange,
-) -> Result<(), Error> {
+) -> Result<(), ProcError> {
     let zero = match ground {
         Ground::Anonymous if space.can_scan() => Bytes(space.zero_bytes(here)?),
         Ground::Anonymous => {

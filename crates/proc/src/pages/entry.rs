@@ -22,9 +22,9 @@ const PRESENT: u64 = 1 << 63;
 /// The bits that decide how a page is counted.
 const KIND: u64 = EXCLUSIVE | GUARD | FILE | SWAP | PRESENT;
 
-/// What a word says of its page.
+/// Meaning of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     /// Nothing is mapped.
     Empty,
     /// In memory.
@@ -40,24 +40,24 @@ pub(crate) enum State {
     Guard,
 }
 
-/// Pages in a row with the same [`State`].
+/// Pages in a row with the same [`EntryState`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run<'a> {
-    pub(crate) state: State,
+pub(crate) struct StateRun<'a> {
+    pub(crate) state: EntryState,
     pub(crate) words: &'a [Word],
 }
 
 /// Splits words into runs.
-pub(crate) fn runs(mut words: &[Word]) -> impl Iterator<Item = Run<'_>> {
+pub(crate) fn runs(mut words: &[Word]) -> impl Iterator<Item = StateRun<'_>> {
     std::iter::from_fn(move || {
         let kind = u64::from_ne_bytes(*words.first()?) & KIND;
         let (run, rest) = words.split_at(alike(kind, words));
         words = rest;
-        Some(Run { state: state(kind), words: run })
+        Some(StateRun { state: state(kind), words: run })
     })
 }
 
-/// How many leading words are of this kind.
+/// Number of leading words of this kind.
 fn alike(kind: u64, words: &[Word]) -> usize {
     // Eight at a time without a branch between them: 8 GiB are 2 million words.
     let differs = |word: &Word| (u64::from_ne_bytes(*word) ^ kind) & KIND;
@@ -68,19 +68,19 @@ fn alike(kind: u64, words: &[Word]) -> usize {
     sure + words[sure..].iter().take_while(|word| differs(word) == 0).count()
 }
 
-fn state(kind: u64) -> State {
+fn state(kind: u64) -> EntryState {
     if kind & PRESENT != 0 {
-        State::Present { file: kind & FILE != 0, exclusive: kind & EXCLUSIVE != 0 }
+        EntryState::Present { file: kind & FILE != 0, exclusive: kind & EXCLUSIVE != 0 }
     } else if kind & GUARD != 0 {
-        State::Guard
+        EntryState::Guard
     } else if kind & SWAP != 0 {
-        State::Swapped
+        EntryState::Swapped
     } else {
-        State::Empty
+        EntryState::Empty
     }
 }
 
-/// Whether a page was written since soft-dirty bits were cleared, where the kernel tracks it.
+/// True if a page was written since soft-dirty bits were cleared, where the kernel tracks it.
 pub(crate) fn is_soft_dirty(word: &Word) -> bool {
     u64::from_ne_bytes(*word) & SOFT_DIRTY != 0
 }
@@ -90,7 +90,7 @@ pub(crate) fn frame(word: &Word) -> u64 {
     u64::from_ne_bytes(*word) & FRAME
 }
 
-/// Whether the exclusive bit is set.
+/// True if the exclusive bit is set.
 pub(crate) fn is_exclusive(word: &Word) -> bool {
     u64::from_ne_bytes(*word) & EXCLUSIVE != 0
 }
@@ -111,14 +111,14 @@ mod tests {
         let words: Vec<Word> =
             pattern.iter().flat_map(|&(word, n)| vec![word.to_ne_bytes(); n]).collect();
         let found: Vec<_> = runs(&words).map(|run| (run.state, run.words.len())).collect();
-        let present = |file, exclusive| State::Present { file, exclusive };
+        let present = |file, exclusive| EntryState::Present { file, exclusive };
         assert_eq!(
             found,
             [
                 (present(false, true), 19),
-                (State::Empty, 1),
-                (State::Swapped, 3),
-                (State::Guard, 9),
+                (EntryState::Empty, 1),
+                (EntryState::Swapped, 3),
+                (EntryState::Guard, 9),
                 (present(true, false), 8),
             ]
         );

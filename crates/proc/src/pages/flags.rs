@@ -12,49 +12,50 @@ pub(crate) const KSM: u64 = 1 << 21;
 /// The zero page.
 pub(crate) const ZERO_PAGE: u64 = 1 << 24;
 
-/// The largest folio that is told whole, in base pages: the huge pages of 4 KiB page tables.
+/// The largest folio that is counted as one, in base pages: the huge pages of 4 KiB page tables.
 const LARGEST: u64 = 512;
 
 /// The open file.
 #[derive(Debug)]
-pub(crate) struct Flags(File);
+pub(crate) struct FrameFlagsFile(File);
 
-impl Flags {
-    pub(crate) fn open(root: &Path) -> Option<Flags> {
-        File::open(root.join("kpageflags")).ok().map(Flags)
+impl FrameFlagsFile {
+    pub(crate) fn open(root: &Path) -> Option<FrameFlagsFile> {
+        File::open(root.join("kpageflags")).ok().map(FrameFlagsFile)
     }
 
-    /// The flags of frames in a row, with those of their neighbours where these are of the same folios.
-    pub(crate) fn around(&self, first: u64, count: u64) -> Around {
-        let own = words(&self.0, first, count);
+    /// The flags of frames in a row, with those of their neighbours where these are of the same
+    /// folios.
+    pub(crate) fn around(&self, first: u64, count: u64) -> FlagsAround {
+        let own = read_flag_words(&self.0, first, count);
         let is = |word: Option<&u64>, bits: u64| word.is_some_and(|word| word & bits != 0);
         let mut all = Vec::new();
         if is(own.first(), TAIL) {
             let before = first.min(LARGEST);
-            all = words(&self.0, first - before, before);
+            all = read_flag_words(&self.0, first - before, before);
         }
         let before = all.len();
         let after = if is(own.last(), HEAD | TAIL) { LARGEST } else { 0 };
         all.extend(own);
-        all.extend(words(&self.0, first.saturating_add(count), after));
-        Around { words: all, before }
+        all.extend(read_flag_words(&self.0, first.saturating_add(count), after));
+        FlagsAround { words: all, before }
     }
 }
 
 /// Flags of frames in a row and of their neighbours.
 #[derive(Debug)]
-pub(crate) struct Around {
+pub(crate) struct FlagsAround {
     words: Vec<u64>,
     before: usize,
 }
 
-impl Around {
+impl FlagsAround {
     /// The flags of the `i`th of the frames; `None` of one without a struct page.
     pub(crate) fn flags(&self, i: usize) -> Option<u64> {
         self.words.get(self.before + i).copied()
     }
 
-    /// How many base pages the folio has that the `i`th frame is a part of.
+    /// Number of base pages of the folio that contains the `i`th frame.
     pub(crate) fn folio(&self, i: usize) -> u32 {
         let at = self.before + i;
         let is_tail = |word: &&u64| **word & TAIL != 0;
@@ -68,8 +69,8 @@ impl Around {
     }
 }
 
-/// Words of a file with one a frame; fewer where there is no such memory.
-pub(crate) fn words(file: &File, first: u64, count: u64) -> Vec<u64> {
+/// Reads words of a file with one per frame; fewer at the end of memory.
+pub(crate) fn read_flag_words(file: &File, first: u64, count: u64) -> Vec<u64> {
     if count == 0 {
         return Vec::new();
     }
@@ -84,7 +85,8 @@ mod tests {
 
     #[test]
     fn a_folio_is_a_head_and_its_tails() {
-        let around = Around { words: vec![0, HEAD, TAIL, TAIL, TAIL, 0, HEAD, TAIL], before: 2 };
+        let around =
+            FlagsAround { words: vec![0, HEAD, TAIL, TAIL, TAIL, 0, HEAD, TAIL], before: 2 };
         let sizes: Vec<u32> = (0..7).map(|i| around.folio(i)).collect();
         assert_eq!(sizes, [4, 4, 4, 1, 2, 2, 1]);
         assert_eq!((around.flags(0), around.flags(6)), (Some(TAIL), None));

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::entry::{WORD, Word};
 
-/// Frames further apart than this are asked for in separate reads: a read costs what four frames do.
+/// Frames further apart than this are asked for in separate reads: a read costs what four frames
+/// do.
 const BRIDGE: u64 = 4;
 
 /// The most frames a read.
@@ -14,34 +15,38 @@ const WINDOW: usize = 2048;
 
 /// A page to look up, and what to remember of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<T> {
+pub(super) struct FrameLookup<T> {
     pub(super) frame: u64,
     pub(super) about: T,
 }
 
 /// The open file and a buffer.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct FrameReader {
     file: File,
     words: Vec<u8>,
 }
 
-impl Frames {
-    pub(super) fn open(root: &Path) -> Option<Frames> {
+impl FrameReader {
+    pub(super) fn open(root: &Path) -> Option<FrameReader> {
         let file = File::open(root.join("kpagecount")).ok()?;
-        Some(Frames { file, words: vec![0; WINDOW * size_of::<Word>()] })
+        Some(FrameReader { file, words: vec![0; WINDOW * size_of::<Word>()] })
     }
 
     /// Calls `each` with what is remembered of every page asked for and how often it is mapped.
     /// A frame without a struct page is mapped 0 times. Empties `asked`.
-    pub(super) fn count<T>(&mut self, asked: &mut Vec<Asked<T>>, mut each: impl FnMut(&T, u64)) {
+    pub(super) fn count<T>(
+        &mut self,
+        asked: &mut Vec<FrameLookup<T>>,
+        mut each: impl FnMut(&T, u64),
+    ) {
         asked.sort_unstable_by_key(|asked| asked.frame);
         let mut rest = asked.as_slice();
         while let Some(first) = rest.first().map(|asked| asked.frame) {
             let (window, later) = rest.split_at(window(rest));
             let last = window[window.len() - 1].frame;
             let counts = self.read(first, last);
-            for Asked { frame, about } in window {
+            for FrameLookup { frame, about } in window {
                 let count = usize::try_from(frame - first).ok().and_then(|i| counts.get(i));
                 each(about, count.map_or(0, |word| u64::from_ne_bytes(*word)));
             }
@@ -50,12 +55,12 @@ impl Frames {
         asked.clear();
     }
 
-    /// How often one frame is mapped.
+    /// Number of mappings of one frame.
     pub(super) fn count_one(&mut self, frame: u64) -> u64 {
         self.read(frame, frame).first().map_or(0, |word| u64::from_ne_bytes(*word))
     }
 
-    /// The counts of `first..=last`, or fewer where there is no such memory.
+    /// The counts of `first..=last`, or fewer at the end of memory.
     fn read(&mut self, first: u64, last: u64) -> &[Word] {
         let wanted = usize::try_from((last - first + 1) * WORD).unwrap_or(usize::MAX);
         let wanted = wanted.min(self.words.len());
@@ -64,10 +69,10 @@ impl Frames {
     }
 }
 
-/// How many of the leading pages, sorted by frame, one read should cover.
-fn window<T>(asked: &[Asked<T>]) -> usize {
+/// Number of leading pages, sorted by frame, that one read should cover.
+fn window<T>(asked: &[FrameLookup<T>]) -> usize {
     let first = asked[0].frame;
-    let near = |pair: &[Asked<T>]| {
+    let near = |pair: &[FrameLookup<T>]| {
         pair[1].frame - pair[0].frame <= BRIDGE && pair[1].frame - first < WINDOW as u64
     };
     1 + asked.windows(2).take_while(|pair| near(pair)).count()
@@ -77,8 +82,8 @@ fn window<T>(asked: &[Asked<T>]) -> usize {
 mod tests {
     use super::*;
 
-    fn at(frames: &[u64]) -> Vec<Asked<()>> {
-        frames.iter().map(|&frame| Asked { frame, about: () }).collect()
+    fn at(frames: &[u64]) -> Vec<FrameLookup<()>> {
+        frames.iter().map(|&frame| FrameLookup { frame, about: () }).collect()
     }
 
     #[test]

@@ -8,7 +8,7 @@ use pagewise_sys::procmap_query;
 
 use crate::ProcRoot;
 
-/// Tells huge TLB mappings from others.
+/// Distinguishes huge TLB mappings from others.
 #[derive(Debug)]
 pub(crate) struct Hugetlb {
     /// The smallest page of a pool that has any; `None` where no mapping can hold one.
@@ -25,7 +25,7 @@ impl Hugetlb {
         Hugetlb { smallest, page_size, maps }
     }
 
-    /// Whether the mapping is of the pool. Only asks the kernel where it may be.
+    /// True if the mapping is of the pool. Only asks the kernel where it may be.
     pub(crate) fn holds(&self, mapping: &Mapping) -> Reading<bool> {
         let Some(smallest) = self.smallest else { return Ok(false) };
         let name = mapping.name.as_bytes();

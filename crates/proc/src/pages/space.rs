@@ -7,25 +7,25 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pagewise_model::{AddrRange, Bytes, PageSize, Pid};
-use pagewise_sys::pagemap_scan::{Categories, Region, Request, Scan, scan};
+use pagewise_sys::pagemap_scan::{Categories, Scan, ScanRegion, ScanRequest, scan};
+use pagewise_sys::precise_sleep::PreciseRests;
 use pagewise_sys::priority::Priority;
 use pagewise_sys::probe::Features;
-use pagewise_sys::rest::PreciseRests;
 
 use super::Pace;
 use super::entry::{WORD, Word};
-use crate::{Error, ProcRoot};
+use crate::{ProcError, ProcRoot};
 
 /// A scan that took longer than this is followed by a shorter one.
 const LONG: Duration = Duration::from_micros(200);
 
-/// What has held the lock for so long is followed by a rest, and no scan grows longer: who waits for the lock has it
-/// within a quarter of a millisecond, but for the rests that it sleeps through.
+/// A call that held the lock this long is followed by a rest, and no scan grows longer: a waiting
+/// thread gets the lock within a quarter of a millisecond.
 const BRIEF: Duration = Duration::from_micros(170);
 
 /// The page tables of one process.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct PageTables {
     pid: Pid,
     path: PathBuf,
     file: File,
@@ -33,26 +33,27 @@ pub(crate) struct Space {
     can_scan: bool,
     pace: Pace,
     rests: Option<PreciseRests>,
-    /// For a target that is at work: a call that is preempted holds the mmap lock until its next turn.
+    /// For a target that is at work: a call that is preempted holds the mmap lock until its next
+    /// turn.
     priority: Option<Priority>,
     since_rest: u64,
     held: Duration,
-    /// How long the last call held the lock, and the longest call.
+    /// Time that the last call held the lock, and the longest such time.
     last: Duration,
     longest: Duration,
 }
 
-impl Space {
+impl PageTables {
     pub(crate) fn open(
         features: &Features,
         root: &ProcRoot,
         pid: Pid,
         page_size: PageSize,
         pace: &Pace,
-    ) -> Result<Space, Error> {
+    ) -> Result<PageTables, ProcError> {
         let path = root.path().join(pid.to_string()).join("pagemap");
-        let file = File::open(&path).map_err(|error| Error::of_process(error, pid, &path))?;
-        Ok(Space {
+        let file = File::open(&path).map_err(|error| ProcError::of_process(error, pid, &path))?;
+        Ok(PageTables {
             pid,
             path,
             file,
@@ -76,7 +77,7 @@ impl Space {
         self.page_size
     }
 
-    /// How much address space goes into one read.
+    /// Address space of one read.
     pub(crate) const fn chunk(&self) -> u64 {
         self.pace.chunk.0
     }
@@ -86,15 +87,16 @@ impl Space {
         self.longest
     }
 
-    /// Reads the words of `range` into `words`; fewer than asked for at the end of the address space.
+    /// Reads the words of `range` into `words`; fewer than asked for at the end of the address
+    /// space.
     ///
     /// # Errors
-    /// [`Error::NoSuchProcess`] where the process has no memory any more.
+    /// [`ProcError::NoSuchProcess`] where the process has no memory any more.
     pub(crate) fn read<'w>(
         &mut self,
         range: AddrRange,
         words: &'w mut [Word],
-    ) -> Result<&'w [Word], Error> {
+    ) -> Result<&'w [Word], ProcError> {
         self.rest_after(range.len().0);
         let wanted = usize::try_from(self.page_size.count(range.len())).unwrap_or(usize::MAX);
         let wanted = wanted.min(words.len());
@@ -102,44 +104,45 @@ impl Space {
         let bytes = words[..wanted].as_flattened_mut();
         let read = self.hold(|space| space.file.read_at(bytes, offset));
         match read.map_err(|error| self.failed(error))? / size_of::<Word>() {
-            0 => Err(Error::NoSuchProcess { pid: self.pid }),
+            0 => Err(ProcError::NoSuchProcess { pid: self.pid }),
             read => Ok(&words[..read]),
         }
     }
 
-    /// As [`Space::read`], with a longer rest after a longer time instead of one after each chunk.
+    /// As [`PageTables::read`], with a longer rest after a longer time instead of one after each
+    /// chunk.
     pub(crate) fn read_briskly<'w>(
         &mut self,
         range: AddrRange,
         words: &'w mut [Word],
-    ) -> Result<&'w [Word], Error> {
+    ) -> Result<&'w [Word], ProcError> {
         self.since_rest = 0;
         let read = self.read(range, words)?.len();
         self.rest_once_held_for(self.last);
         Ok(&words[..read])
     }
 
-    /// Whether the page at `address` is mapped by a huge entry that is not the huge zero page's.
-    pub(crate) fn is_huge(&mut self, address: u64) -> Result<bool, Error> {
+    /// True if the page at `address` is mapped by a huge entry that is not the huge zero page's.
+    pub(crate) fn is_huge(&mut self, address: u64) -> Result<bool, ProcError> {
         let page = AddrRange { start: address, end: address + self.page_size.bytes() };
-        let request = Request {
+        let request = ScanRequest {
             all_of: Categories::HUGE,
             report: Categories::HUGE | Categories::PFNZERO,
-            ..Request::default()
+            ..ScanRequest::default()
         };
-        let mut region = [Region::default()];
+        let mut region = [ScanRegion::default()];
         let found = self.scan(page, &request, &mut region)?.regions;
         Ok(found > 0 && !region[0].categories.contains(Categories::PFNZERO))
     }
 
-    /// How many bytes of `range` are mapped to the zero page.
-    pub(crate) fn zero_bytes(&mut self, mut range: AddrRange) -> Result<u64, Error> {
-        let request = Request {
+    /// Number of bytes of `range` that map the zero page.
+    pub(crate) fn zero_bytes(&mut self, mut range: AddrRange) -> Result<u64, ProcError> {
+        let request = ScanRequest {
             all_of: Categories::PFNZERO,
             report: Categories::PFNZERO,
-            ..Request::default()
+            ..ScanRequest::default()
         };
-        let mut regions = [Region::default(); 64];
+        let mut regions = [ScanRegion::default(); 64];
         let mut bytes = 0;
         while !range.is_empty() {
             let found = self.scan(range, &request, &mut regions)?;
@@ -149,16 +152,17 @@ impl Space {
         Ok(bytes)
     }
 
-    /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can come in parts.
+    /// Calls `each` with every run of pages of `range` that fits `request`, in order. A run can
+    /// come in parts.
     ///
     /// Scans hold the lock for all they walk, so they grow longer only while they are quick.
     pub(crate) fn each_region(
         &mut self,
         range: AddrRange,
-        request: &Request,
-        mut each: impl FnMut(&Region),
-    ) -> Result<(), Error> {
-        let mut regions = [Region::default(); 256];
+        request: &ScanRequest,
+        mut each: impl FnMut(&ScanRegion),
+    ) -> Result<(), ProcError> {
+        let mut regions = [ScanRegion::default(); 256];
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
@@ -173,20 +177,20 @@ impl Space {
 
     /// The first address of `range` where something is mapped, or its end. Without
     /// `PAGEMAP_SCAN`, its start: the hole has to be read.
-    pub(crate) fn next_populated(&mut self, range: AddrRange) -> Result<u64, Error> {
+    pub(crate) fn next_populated(&mut self, range: AddrRange) -> Result<u64, ProcError> {
         if !self.can_scan {
             return Ok(range.start);
         }
         // Guard regions are swap entries to the scan.
-        let request = Request {
+        let request = ScanRequest {
             any_of: Categories::PRESENT | Categories::SWAPPED,
             report: Categories::PRESENT,
             max_pages: 1,
-            ..Request::default()
+            ..ScanRequest::default()
         };
-        let mut region = [Region::default()];
-        // Scans hold the lock for all they walk: nothing where there are no page tables, but
-        // emptied tables are walked too. So the stride grows only while scans are quick.
+        let mut region = [ScanRegion::default()];
+        // A scan holds the lock for the whole range: no time without page tables, but emptied
+        // tables are walked too. So the stride grows only while scans are fast.
         let (mut at, mut stride) = (range.start, self.chunk());
         while at < range.end {
             let end = range.end.min(at.saturating_add(stride));
@@ -203,15 +207,15 @@ impl Space {
     fn scan(
         &mut self,
         range: AddrRange,
-        request: &Request,
-        regions: &mut [Region],
-    ) -> Result<Scan, Error> {
+        request: &ScanRequest,
+        regions: &mut [ScanRegion],
+    ) -> Result<Scan, ProcError> {
         self.hold(|space| scan(&space.file, range.start..range.end, request, regions))
             .map_err(|error| self.failed(error))
     }
 
     /// Makes a system call that holds the target's mmap lock, and keeps the longest time one took.
-    fn hold<T>(&mut self, call: impl FnOnce(&Space) -> T) -> T {
+    fn hold<T>(&mut self, call: impl FnOnce(&PageTables) -> T) -> T {
         let begin = Instant::now();
         let (answer, held) = {
             let timed = || (call(self), begin.elapsed());
@@ -225,11 +229,12 @@ impl Space {
         answer
     }
 
-    fn failed(&self, error: io::Error) -> Error {
-        Error::of_process(error, self.pid, &self.path)
+    fn failed(&self, error: io::Error) -> ProcError {
+        ProcError::of_process(error, self.pid, &self.path)
     }
 
-    /// Rests where scans have held the lock for long enough since the last rest: entries of huge pages are few.
+    /// Rests where scans have held the lock for long enough since the last rest: entries of huge
+    /// pages are few.
     fn rest_once_held_for(&mut self, time: Duration) {
         self.held += time;
         if self.held < BRIEF {

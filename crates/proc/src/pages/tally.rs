@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use pagewise_model::mapping::Pages;
+use pagewise_model::mapping::MappingPages;
 use pagewise_model::{Absent, Backing, Breakdown, Bytes, PageSize, Reading, Sharing};
 
 /// The kernel adds up proportional shares in 1/4096 bytes (`PSS_SHIFT` of fs/proc/task_mmu.c).
 const PSS_SHIFT: u32 = 12;
 
-/// How many values are kept to be shared: enough for the few kinds that alternate.
+/// Number of values that are kept for sharing: enough for the few kinds that alternate.
 const RECENT: usize = 4;
 
-/// What kinds of pages a mapping can hold.
+/// Kinds of pages that a mapping can contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ground {
     /// Anonymous pages and the zero page.
@@ -27,13 +27,13 @@ pub(super) enum Ground {
 
 /// Anonymous or page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PageOrigin {
     Anonymous,
     File,
 }
 
 impl Ground {
-    pub(super) const fn of(backing: Backing, sharing: Sharing) -> Ground {
+    pub(super) const fn from_backing(backing: Backing, sharing: Sharing) -> Ground {
         match (backing, sharing) {
             (Backing::Anonymous, _) => Ground::Anonymous,
             (Backing::Shmem, Sharing::Shared) => Ground::Shmem,
@@ -42,14 +42,14 @@ impl Ground {
         }
     }
 
-    /// What a present page is, or `None` for a page frame that is in no counter.
-    pub(super) const fn kind(self, file: bool, exclusive: bool) -> Option<Kind> {
+    /// Kind of a present page, or `None` for a page frame that is in no counter.
+    pub(super) const fn kind(self, file: bool, exclusive: bool) -> Option<PageOrigin> {
         match (self, file, exclusive) {
             // The huge zero page has the file bit.
-            (Ground::Anonymous, _, _) => Some(Kind::Anonymous),
+            (Ground::Anonymous, _, _) => Some(PageOrigin::Anonymous),
             // Before 6.11 huge pages of tmpfs lack the file bit.
-            (Ground::Shmem, _, _) | (_, true, _) => Some(Kind::File),
-            (Ground::PrivateFile, false, _) | (_, false, true) => Some(Kind::Anonymous),
+            (Ground::Shmem, _, _) | (_, true, _) => Some(PageOrigin::File),
+            (Ground::PrivateFile, false, _) | (_, false, true) => Some(PageOrigin::Anonymous),
             (Ground::Other, false, false) => None,
         }
     }
@@ -57,89 +57,95 @@ impl Ground {
 
 /// Running sums of one mapping, or of many.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct PageTally {
     pub(super) breakdown: Breakdown,
     /// Bytes << [`PSS_SHIFT`].
     pss: u64,
     /// The part of `pss` that is anonymous pages'.
     pss_anon: u64,
-    /// Whether a co-mapped page's share is missing from `pss`.
+    /// True if a co-mapped page's share is missing from `pss`.
     pub(super) pss_hidden: bool,
-    /// Whether tmpfs pages may be in swap, unseen.
+    /// True if tmpfs pages may be in swap, unseen.
     pub(super) swap_hidden: bool,
     pub(super) anon_huge: Bytes,
-    /// Whether blocks that may be huge are missing from `anon_huge`.
+    /// True if blocks that may be huge are missing from `anon_huge`.
     pub(super) huge_hidden: bool,
-    /// Whether pages were seen that may be the zero page or co-mapped ones.
+    /// True if pages were seen that may be the zero page or co-mapped ones.
     pub(super) undecided: bool,
 }
 
-impl Tally {
+impl PageTally {
     /// Nothing yet. `swap_hidden` where tmpfs pages may be in swap.
-    pub(super) fn new(swap_hidden: bool) -> Tally {
-        Tally { swap_hidden, ..Tally::default() }
+    pub(super) fn new(swap_hidden: bool) -> PageTally {
+        PageTally { swap_hidden, ..PageTally::default() }
     }
 
     /// Adds pages that one page table maps.
-    pub(super) fn add_exclusive(&mut self, kind: Kind, bytes: Bytes) {
+    pub(super) fn add_exclusive(&mut self, kind: PageOrigin, bytes: Bytes) {
         *self.exclusive(kind) += bytes;
         self.add_share(kind, bytes.0 << PSS_SHIFT);
     }
 
     /// Adds pages that others map too, without their share.
-    pub(super) fn add_co_mapped(&mut self, kind: Kind, bytes: Bytes) {
+    pub(super) fn add_co_mapped(&mut self, kind: PageOrigin, bytes: Bytes) {
         let sum = match kind {
-            Kind::Anonymous => &mut self.breakdown.anon_co_mapped,
-            Kind::File => &mut self.breakdown.file_co_mapped,
+            PageOrigin::Anonymous => &mut self.breakdown.anon_co_mapped,
+            PageOrigin::File => &mut self.breakdown.file_co_mapped,
         };
         *sum += bytes;
     }
 
     /// Adds a page that `mappers` page-table entries map.
-    pub(super) fn add_counted(&mut self, ground: Ground, kind: Kind, page: PageSize, mappers: u64) {
+    pub(super) fn add_counted(
+        &mut self,
+        ground: Ground,
+        kind: PageOrigin,
+        page: PageSize,
+        mappers: u64,
+    ) {
         match (mappers, ground, kind) {
             (0, Ground::Anonymous, _) => self.breakdown.zero += page.pages(1),
-            (0, _, Kind::Anonymous) => {}
-            // The kernel takes a page-cache page that nobody counts for exclusive.
+            (0, _, PageOrigin::Anonymous) => {}
+            // The kernel treats a page-cache page with a map count of 0 as exclusive.
             (0 | 1, _, _) => self.add_exclusive(kind, page.pages(1)),
             _ => self.add_shared(kind, page, mappers),
         }
     }
 
     /// Makes a page that was added as exclusive a co-mapped one, where more than one entry maps it.
-    pub(super) fn correct(&mut self, kind: Kind, page: PageSize, mappers: u64) {
+    pub(super) fn correct(&mut self, kind: PageOrigin, page: PageSize, mappers: u64) {
         if mappers > 1 {
             let sum = self.exclusive(kind);
             *sum = *sum - page.pages(1);
             let share = page.bytes() << PSS_SHIFT;
             self.pss = self.pss.saturating_sub(share);
-            if kind == Kind::Anonymous {
+            if kind == PageOrigin::Anonymous {
                 self.pss_anon = self.pss_anon.saturating_sub(share);
             }
             self.add_shared(kind, page, mappers);
         }
     }
 
-    fn add_shared(&mut self, kind: Kind, page: PageSize, mappers: u64) {
+    fn add_shared(&mut self, kind: PageOrigin, page: PageSize, mappers: u64) {
         self.add_co_mapped(kind, page.pages(1));
         self.add_share(kind, (page.bytes() << PSS_SHIFT) / mappers);
     }
 
-    fn add_share(&mut self, kind: Kind, share: u64) {
+    fn add_share(&mut self, kind: PageOrigin, share: u64) {
         self.pss = self.pss.saturating_add(share);
-        if kind == Kind::Anonymous {
+        if kind == PageOrigin::Anonymous {
             self.pss_anon = self.pss_anon.saturating_add(share);
         }
     }
 
-    fn exclusive(&mut self, kind: Kind) -> &mut Bytes {
+    fn exclusive(&mut self, kind: PageOrigin) -> &mut Bytes {
         match kind {
-            Kind::Anonymous => &mut self.breakdown.anon_exclusive,
-            Kind::File => &mut self.breakdown.file_exclusive,
+            PageOrigin::Anonymous => &mut self.breakdown.anon_exclusive,
+            PageOrigin::File => &mut self.breakdown.file_exclusive,
         }
     }
 
-    fn merge(&mut self, other: &Tally) {
+    fn merge(&mut self, other: &PageTally) {
         let (into, from) = (&mut self.breakdown, &other.breakdown);
         into.anon_exclusive += from.anon_exclusive;
         into.anon_co_mapped += from.anon_co_mapped;
@@ -160,36 +166,38 @@ impl Tally {
 
 /// Turns tallies into model values and keeps the total.
 #[derive(Debug)]
-pub(super) struct Ledger {
-    total: Tally,
+pub(super) struct TallyLedger {
+    total: PageTally,
     total_gap: Option<Absent>,
     /// Values given out lately: mappings whose pages are alike share one.
-    recent: VecDeque<Arc<Pages>>,
+    recent: VecDeque<Arc<MappingPages>>,
     pss_hidden: Absent,
     swap_hidden: Absent,
     huge_hidden: Absent,
     undecided: Absent,
 }
 
-impl Ledger {
-    pub(super) fn new() -> Ledger {
-        Ledger {
-            total: Tally::default(),
+impl TallyLedger {
+    pub(super) fn new() -> TallyLedger {
+        TallyLedger {
+            total: PageTally::default(),
             total_gap: None,
             recent: VecDeque::with_capacity(RECENT),
-            pss_hidden: Absent::NotPermitted("CAP_SYS_ADMIN, to count who maps a page".into()),
+            pss_hidden: Absent::NotPermitted(
+                "CAP_SYS_ADMIN, to count the page tables that map a page".into(),
+            ),
             swap_hidden: Absent::NotCollected(
                 "page tables do not show swapped tmpfs pages: ask for --full".into(),
             ),
             huge_hidden: Absent::NotInThisKernel("6.7".into()),
             undecided: Absent::NotPermitted(
-                "CAP_SYS_ADMIN or Linux 6.7, to tell the zero page from shared ones".into(),
+                "CAP_SYS_ADMIN or Linux 6.7, to distinguish the zero page from shared pages".into(),
             ),
         }
     }
 
     /// The value of one mapping.
-    pub(super) fn enter(&mut self, tally: &Tally) -> Reading<Arc<Pages>> {
+    pub(super) fn enter(&mut self, tally: &PageTally) -> Reading<Arc<MappingPages>> {
         self.total.merge(tally);
         let pages = self.pages(tally)?;
         if let Some(same) = self.recent.iter().find(|recent| ***recent == pages) {
@@ -207,27 +215,27 @@ impl Ledger {
         Err(why)
     }
 
-    /// Whether any anonymous page of the process was seen in another one too.
+    /// True if any anonymous page of the process was seen in another one too.
     pub(super) fn shares_anonymous(&self) -> bool {
         !self.total.breakdown.anon_co_mapped.is_zero()
     }
 
     /// All mappings together.
-    pub(super) fn total(self) -> Reading<Pages> {
+    pub(super) fn total(self) -> Reading<MappingPages> {
         match &self.total_gap {
             Some(why) => Err(why.clone()),
             None => self.pages(&self.total),
         }
     }
 
-    fn pages(&self, tally: &Tally) -> Reading<Pages> {
+    fn pages(&self, tally: &PageTally) -> Reading<MappingPages> {
         let unless = |hidden: bool, why: &Absent, bytes: Bytes| {
             if hidden { Err(why.clone()) } else { Ok(bytes) }
         };
         let pss = Bytes::kib(tally.pss >> PSS_SHIFT >> 10);
         let pss_anon = Bytes(tally.pss_anon >> PSS_SHIFT);
         unless(tally.undecided, &self.undecided, Bytes::ZERO)?;
-        Ok(Pages {
+        Ok(MappingPages {
             breakdown: tally.breakdown,
             pss: unless(tally.pss_hidden, &self.pss_hidden, pss),
             pss_anon: unless(tally.pss_hidden, &self.pss_hidden, pss_anon),
@@ -245,31 +253,31 @@ mod tests {
 
     #[test]
     fn shares_are_rounded_a_page_in_4096ths_and_a_mapping_in_kib() {
-        let mut tally = Tally::default();
+        let mut tally = PageTally::default();
         for _ in 0..3 {
-            tally.add_counted(Ground::Shmem, Kind::File, PAGE, 3);
+            tally.add_counted(Ground::Shmem, PageOrigin::File, PAGE, 3);
         }
         // 3 * (16777216 / 3) is one 4096th short of a page, so one KiB is lost.
-        assert_eq!(Ledger::new().enter(&tally).unwrap().pss, Ok(Bytes::kib(3)));
+        assert_eq!(TallyLedger::new().enter(&tally).unwrap().pss, Ok(Bytes::kib(3)));
     }
 
     #[test]
     fn the_zero_page_is_not_resident() {
-        let mut tally = Tally::default();
-        tally.add_counted(Ground::Anonymous, Kind::Anonymous, PAGE, 0);
-        let pages = Ledger::new().enter(&tally).unwrap();
+        let mut tally = PageTally::default();
+        tally.add_counted(Ground::Anonymous, PageOrigin::Anonymous, PAGE, 0);
+        let pages = TallyLedger::new().enter(&tally).unwrap();
         assert_eq!(pages.breakdown.resident(), Bytes::ZERO);
         assert_eq!(pages.breakdown.zero, PAGE.pages(1));
     }
 
     #[test]
     fn mappings_alike_share_one_value() {
-        let mut ledger = Ledger::new();
-        let mut tally = Tally::default();
-        tally.add_exclusive(Kind::Anonymous, PAGE.pages(1));
+        let mut ledger = TallyLedger::new();
+        let mut tally = PageTally::default();
+        tally.add_exclusive(PageOrigin::Anonymous, PAGE.pages(1));
         let (one, empty, two) = (
             ledger.enter(&tally).unwrap(),
-            ledger.enter(&Tally::default()).unwrap(),
+            ledger.enter(&PageTally::default()).unwrap(),
             ledger.enter(&tally).unwrap(),
         );
         assert!(Arc::ptr_eq(&one, &two) && !Arc::ptr_eq(&one, &empty));
@@ -277,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_mapping_left_out_leaves_no_total() {
-        let mut ledger = Ledger::new();
+        let mut ledger = TallyLedger::new();
         let left: Reading<()> = ledger.leave_out(Absent::Vanished);
         assert_eq!(left, Err(Absent::Vanished));
         assert_eq!(ledger.total(), Err(Absent::Vanished));

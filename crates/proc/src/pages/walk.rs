@@ -8,14 +8,15 @@ use pagewise_sys::probe::Features;
 
 use super::census::{Census, Trust};
 use super::entry::Word;
-use super::frames::Frames;
+use super::frames::FrameReader;
 use super::hugetlb::Hugetlb;
-use super::space::Space;
-use super::tally::{Ledger, Tally};
-use super::{Pace, Walk};
-use crate::{Error, ProcRoot};
+use super::space::PageTables;
+use super::tally::{PageTally, TallyLedger};
+use super::{Pace, PageWalk};
+use crate::{ProcError, ProcRoot};
 
-/// A gap of so many pages between two mappings is read over: that is cheaper than another read.
+/// A gap of this number of pages between two mappings is read too: that is cheaper than another
+/// read.
 const BRIDGE: u64 = 64;
 
 /// Without `PAGEMAP_SCAN`, holes have to be read, so larger mappings are left out.
@@ -27,11 +28,11 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// Reads the pages of one process.
 #[derive(Debug)]
 pub(super) struct Walker {
-    space: Space,
+    space: PageTables,
     words: Vec<Word>,
     hugetlb: Hugetlb,
     census: Census,
-    ledger: Ledger,
+    ledger: TallyLedger,
 }
 
 impl Walker {
@@ -42,29 +43,29 @@ impl Walker {
         page_size: PageSize,
         pace: &Pace,
         trust: Trust,
-    ) -> Result<Walker, Error> {
+    ) -> Result<Walker, ProcError> {
         let huge_size = huge_size();
         // A chunk holds whole huge pages, so that none is seen in two parts.
         let whole = huge_size.unwrap_or(page_size.bytes()).max(page_size.bytes());
         let chunk = Bytes(pace.chunk.0.max(1).next_multiple_of(whole));
         let words = usize::try_from(page_size.count(chunk)).unwrap_or(usize::MAX);
-        let frames = if features.frames { Frames::open(root.path()) } else { None };
+        let frames = if features.frames { FrameReader::open(root.path()) } else { None };
         Ok(Walker {
-            space: Space::open(features, root, pid, page_size, &Pace { chunk, ..*pace })?,
+            space: PageTables::open(features, root, pid, page_size, &Pace { chunk, ..*pace })?,
             words: vec![Word::default(); words],
             hugetlb: Hugetlb::new(root, pid, page_size),
             census: Census::new(page_size, huge_size, frames, trust),
-            ledger: Ledger::new(),
+            ledger: TallyLedger::new(),
         })
     }
 
     /// Fills in the pages of all mappings, which are in the order of their addresses.
-    pub(super) fn walk(&mut self, mut mappings: &mut [Mapping]) -> Result<(), Error> {
+    pub(super) fn walk(&mut self, mut mappings: &mut [Mapping]) -> Result<(), ProcError> {
         while let Some(first) = mappings.first_mut() {
             let length = match self.is_read(first) {
                 Ok(true) => self.walk_span(mappings)?,
                 Ok(false) => {
-                    first.pages = self.ledger.enter(&Tally::default());
+                    first.pages = self.ledger.enter(&PageTally::default());
                     1
                 }
                 Err(absent) => {
@@ -77,7 +78,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Whether exclusive bits were believed that may be wrong: a huge page can only be shared in
+    /// True if exclusive bits were believed that may be wrong: a huge page can only be shared in
     /// part by a relative, and relatives share more than that.
     pub(super) fn is_doubtful(&self) -> bool {
         self.census.is_doubtful() && self.ledger.shares_anonymous()
@@ -88,18 +89,18 @@ impl Walker {
         self.space.longest()
     }
 
-    /// What the walk found in all.
-    pub(super) fn finish(self, longest: Duration) -> Walk {
+    /// Totals of the walk.
+    pub(super) fn finish(self, longest: Duration) -> PageWalk {
         let longest_hold_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
         let doubt = self.is_doubtful().then(|| {
             Absent::NotPermitted(
                 "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),
             )
         });
-        Walk { longest_hold_ns, total: self.ledger.total(), doubt }
+        PageWalk { longest_hold_ns, total: self.ledger.total(), doubt }
     }
 
-    /// Whether the mapping has page-table entries that count, or why it cannot be read.
+    /// True if the mapping has page-table entries that count, or why it cannot be read.
     fn is_read(&self, mapping: &Mapping) -> Reading<bool> {
         if mapping.range.end > KERNEL_HALF || self.hugetlb.holds(mapping)? {
             return Ok(false);
@@ -113,7 +114,7 @@ impl Walker {
 
     /// Reads the first mapping and those that lie so close that they are read with it. Returns
     /// how many that was.
-    fn walk_span(&mut self, mappings: &mut [Mapping]) -> Result<usize, Error> {
+    fn walk_span(&mut self, mappings: &mut [Mapping]) -> Result<usize, ProcError> {
         let length = 1 + mappings.windows(2).take_while(|pair| self.joins(pair)).count();
         let mut open = &mut mappings[..length];
         let (mut at, end) = (open[0].range.start, open[length - 1].range.end);
@@ -134,7 +135,7 @@ impl Walker {
         Ok(length)
     }
 
-    /// Whether the second of two mappings is read together with the first.
+    /// True if the second of two mappings is read together with the first.
     fn joins(&self, pair: &[Mapping]) -> bool {
         let gap = AddrRange { start: pair[0].range.end, end: pair[1].range.start };
         gap.len() <= self.space.page_size().pages(BRIDGE) && self.is_read(&pair[1]) == Ok(true)

@@ -1,7 +1,8 @@
-/* One mapping of every kind of page that /proc/<pid>/pagemap tells apart, for tests/pages.rs.
+/* One mapping of every kind of page that /proc/<pid>/pagemap distinguishes, for tests/pages.rs.
  *
- * Prints "ready", or "ready, no guards" before Linux 6.13, and waits to be killed. A child shares half of what it inherits, so that pages
- * are mapped once, twice and not at all. Files are made in the folder given as argument. */
+ * Prints "ready", or "ready, no guards" before Linux 6.13, and waits to be killed. A child shares
+ * half of what it inherits, so that pages are mapped once, twice and not at all. Files are made in
+ * the folder given as argument. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>

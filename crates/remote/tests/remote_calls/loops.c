@@ -1,7 +1,9 @@
-/* Threads that would notice if they were disturbed: each loops over one thing and checks what it gets.
+/* Threads that would notice if they were disturbed: each loops over one thing and checks what it
+ * gets.
  *
- * Prints `ready`, the address of 4 MiB of memory, and the ids of its threads; ends when its standard input closes, with
- * status 0 if every check held and every loop went on, and then prints how often each went round. */
+ * Prints `ready`, the address of 4 MiB of memory, and the ids of its threads; ends when its
+ * standard input closes, with status 0 if every check held and every loop went on, and then prints
+ * how often each went round. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -115,7 +117,7 @@ int main(void) {
     for (int i = 0; i < THREADS; i++) printf(" %d", tids[i]);
     puts("");
     fflush(stdout);
-    /* Nobody waits for it longer than this, whatever becomes of the test. */
+    /* Upper bound of the program's run time, even if the test is killed. */
     struct pollfd input = { 0, POLLIN, 0 };
     CHECK(poll(&input, 1, 100000) >= 0);
     unsigned long before[THREADS];

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use pagewise_remote::{Alone, Error, Scratch, Target, Tracee};
+use pagewise_remote::{Alone, RemoteError, RemoteProcess, Scratch, Tracee};
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
@@ -42,8 +42,8 @@ impl Loops {
         Loops { child, stdout, memory: words[0]..words[0] + SIZE, threads }
     }
 
-    fn target(&self) -> Target {
-        Target::open(self.child.id(), None).unwrap()
+    fn target(&self) -> RemoteProcess {
+        RemoteProcess::open(self.child.id(), None).unwrap()
     }
 
     /// The `VmFlags` of its memory.
@@ -69,7 +69,7 @@ impl Loops {
 }
 
 /// Stops a thread that can make calls; one on its way through the C library is tried again.
-fn ready(target: &Target, tid: u32) -> Tracee {
+fn ready(target: &RemoteProcess, tid: u32) -> Tracee {
     let mut thread = target.stop(tid).unwrap().expect("it lives");
     target.prepare(&mut thread).unwrap();
     thread
@@ -110,9 +110,10 @@ fn a_thread_that_made_no_call_goes_on_as_well() {
     loops.end();
 }
 
-/// The tracing thread ends in the middle of what it does: the kernel detaches its tracees as it does when the process is killed.
+/// The tracing thread ends in the middle of what it does: the kernel detaches its tracees as it
+/// does when the process is killed.
 #[test]
-fn threads_restore_themselves_when_their_tracer_is_gone() {
+fn threads_restore_themselves_after_the_end_of_their_tracer() {
     let loops = Loops::start();
     let target = loops.target();
     for round in 0..200 {
@@ -171,7 +172,7 @@ fn a_pause_that_is_too_long_is_refused_before_it_begins() {
     let loops = Loops::start();
     let target = loops.target();
     let error = target.stop_all(Duration::from_micros(30)).unwrap_err();
-    assert!(matches!(error, Error::PauseTooLong { .. }), "{error}");
+    assert!(matches!(error, RemoteError::PauseTooLong { .. }), "{error}");
     loops.end();
 }
 
@@ -210,24 +211,27 @@ fn a_stopped_process_stays_stopped() {
 }
 
 #[test]
-fn a_thread_that_is_gone_or_traced_is_an_error() {
+fn an_ended_or_traced_thread_is_an_error() {
     let loops = Loops::start();
     let target = loops.target();
     let first = ready(&target, loops.threads[0]);
-    assert!(matches!(target.stop(loops.threads[0]), Err(Error::NotPermitted)));
+    assert!(matches!(target.stop(loops.threads[0]), Err(RemoteError::NotPermitted)));
     first.release();
     let pid = loops.threads[0];
     loops.end();
     assert!(target.stop(pid).unwrap().is_none());
-    assert!(matches!(target.any_thread(), Err(Error::Gone)));
-    assert!(matches!(Target::open(pid, None), Err(Error::Gone)));
+    assert!(matches!(target.any_thread(), Err(RemoteError::Gone)));
+    assert!(matches!(RemoteProcess::open(pid, None), Err(RemoteError::Gone)));
 }
 
 #[test]
-fn another_process_of_the_same_number_is_none_of_ours() {
+fn another_process_with_a_reused_pid_is_not_ours() {
     let loops = Loops::start();
     let start = loops.target().start_ticks();
-    assert!(matches!(Target::open(loops.child.id(), Some(start + 1)), Err(Error::Gone)));
+    assert!(matches!(
+        RemoteProcess::open(loops.child.id(), Some(start + 1)),
+        Err(RemoteError::Gone)
+    ));
     loops.end();
 }
 

@@ -1,12 +1,12 @@
 //! Clock, or second chance: the frames are the ring.
 
-use super::{Frame, Reclaim, at};
+use super::{FrameNumber, Reclaim, at};
 
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// Whether each page was used since the hand came by: the CPU's accessed bit.
+    /// True if each page was used since the hand came by: the CPU's accessed bit.
     accessed: Vec<bool>,
-    hand: Frame,
+    hand: FrameNumber,
 }
 
 impl Clock {
@@ -15,7 +15,7 @@ impl Clock {
     }
 
     /// The frame that the hand points at; it goes one further.
-    fn next(&mut self) -> Frame {
+    fn next(&mut self) -> FrameNumber {
         let frame = self.hand;
         self.hand = (frame + 1) % self.accessed.len();
         frame
@@ -23,15 +23,15 @@ impl Clock {
 }
 
 impl Reclaim for Clock {
-    fn used(&mut self, frame: Frame) {
+    fn used(&mut self, frame: FrameNumber) {
         self.accessed[frame] = true;
     }
 
-    fn filled(&mut self, frame: Frame) {
+    fn filled(&mut self, frame: FrameNumber) {
         *at(&mut self.accessed, frame) = true;
     }
 
-    fn reclaim(&mut self) -> Frame {
+    fn reclaim(&mut self) -> FrameNumber {
         loop {
             let frame = self.next();
             if !std::mem::take(&mut self.accessed[frame]) {

@@ -7,22 +7,22 @@
 //!   aging: what was accessed ───────────────────┘, and a new youngest generation begins
 //! ```
 //!
-//! Aging walks the page tables; it happens when but two generations are left. Left out: tiers of file pages, the Bloom
-//! filter that spares walks, and looking around a page that was accessed.
+//! Aging walks the page tables; it happens when but two generations are left. Left out: tiers of
+//! file pages, the Bloom filter that spares walks, and looking around a page that was accessed.
 
-use super::lists::Lists;
-use super::{Frame, Reclaim, at};
+use super::lists::FrameLists;
+use super::{FrameNumber, Reclaim, at};
 
 /// `MAX_NR_GENS`: generations that there can be.
-const MOST: usize = 4;
+const MAX_GENERATIONS: usize = 4;
 
 /// `MIN_NR_GENS`: those that are never reclaimed from.
-const LEAST: usize = 2;
+const MIN_GENERATIONS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Generations {
-    /// A list a generation, by its number modulo [`MOST`].
-    lists: Lists<MOST>,
+    /// A list a generation, by its number modulo [`MAX_GENERATIONS`].
+    lists: FrameLists<MAX_GENERATIONS>,
     oldest: usize,
     youngest: usize,
     /// The CPU's accessed bits.
@@ -31,14 +31,16 @@ pub(super) struct Generations {
 
 impl Generations {
     pub(super) fn new() -> Generations {
-        let lists = Lists::new();
-        Generations { lists, oldest: 0, youngest: LEAST - 1, accessed: Vec::new() }
+        let lists = FrameLists::new();
+        Generations { lists, oldest: 0, youngest: MIN_GENERATIONS - 1, accessed: Vec::new() }
     }
 
     /// Leaves generations behind that are empty, and ages where there are too few to reclaim from.
     fn make_reclaimable(&mut self) {
-        while self.oldest + LEAST > self.youngest || self.lists.length(self.oldest % MOST) == 0 {
-            if self.oldest + LEAST > self.youngest {
+        while self.oldest + MIN_GENERATIONS > self.youngest
+            || self.lists.length(self.oldest % MAX_GENERATIONS) == 0
+        {
+            if self.oldest + MIN_GENERATIONS > self.youngest {
                 self.age();
             } else {
                 self.oldest += 1;
@@ -50,7 +52,7 @@ impl Generations {
     fn age(&mut self) {
         for frame in 0..self.accessed.len() {
             if std::mem::take(&mut self.accessed[frame]) {
-                self.lists.move_to(self.youngest % MOST, frame);
+                self.lists.move_to(self.youngest % MAX_GENERATIONS, frame);
             }
         }
         self.youngest += 1;
@@ -58,23 +60,23 @@ impl Generations {
 }
 
 impl Reclaim for Generations {
-    fn used(&mut self, frame: Frame) {
+    fn used(&mut self, frame: FrameNumber) {
         self.accessed[frame] = true;
     }
 
-    fn filled(&mut self, frame: Frame) {
+    fn filled(&mut self, frame: FrameNumber) {
         *at(&mut self.accessed, frame) = true;
-        self.lists.push(self.youngest % MOST, frame);
+        self.lists.push(self.youngest % MAX_GENERATIONS, frame);
     }
 
-    fn reclaim(&mut self) -> Frame {
+    fn reclaim(&mut self) -> FrameNumber {
         loop {
             self.make_reclaimable();
-            let Some(frame) = self.lists.pop(self.oldest % MOST) else { continue };
+            let Some(frame) = self.lists.pop(self.oldest % MAX_GENERATIONS) else { continue };
             if !std::mem::take(&mut self.accessed[frame]) {
                 return frame;
             }
-            self.lists.push(self.youngest % MOST, frame);
+            self.lists.push(self.youngest % MAX_GENERATIONS, frame);
         }
     }
 }

@@ -1,48 +1,48 @@
 //! Lists of frames: a frame is in one of them or in none, and gets from one to another in no time.
 
-use super::Frame;
+use super::FrameNumber;
 
 /// No frame.
 const NONE: u32 = u32::MAX;
 
 /// Some lists over the same frames, of which those that were never in one take no memory.
 #[derive(Debug)]
-pub(super) struct Lists<const COUNT: usize> {
-    ends: [Ends; COUNT],
-    links: Vec<Link>,
+pub(super) struct FrameLists<const COUNT: usize> {
+    ends: [ListEnds; COUNT],
+    links: Vec<ListNeighbours>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ends {
+struct ListEnds {
     first: u32,
     last: u32,
     length: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct ListNeighbours {
     before: u32,
     after: u32,
     list: usize,
 }
 
-impl<const COUNT: usize> Lists<COUNT> {
+impl<const COUNT: usize> FrameLists<COUNT> {
     /// Empty lists.
-    pub(super) fn new() -> Lists<COUNT> {
-        let ends = [Ends { first: NONE, last: NONE, length: 0 }; COUNT];
-        Lists { ends, links: Vec::new() }
+    pub(super) fn new() -> FrameLists<COUNT> {
+        let ends = [ListEnds { first: NONE, last: NONE, length: 0 }; COUNT];
+        FrameLists { ends, links: Vec::new() }
     }
 
-    /// How many frames are in a list.
+    /// Number of frames in a list.
     pub(super) fn length(&self, list: usize) -> usize {
         self.ends[list].length
     }
 
     /// Puts a frame that is in no list in front of one. New frames come in their order.
-    pub(super) fn push(&mut self, list: usize, frame: Frame) {
+    pub(super) fn push(&mut self, list: usize, frame: FrameNumber) {
         let ends = &mut self.ends[list];
         let number = u32::try_from(frame).unwrap_or(NONE);
-        let link = Link { before: NONE, after: ends.first, list };
+        let link = ListNeighbours { before: NONE, after: ends.first, list };
         if frame == self.links.len() {
             self.links.push(link);
         } else {
@@ -57,22 +57,22 @@ impl<const COUNT: usize> Lists<COUNT> {
     }
 
     /// Takes the last frame of a list.
-    pub(super) fn pop(&mut self, list: usize) -> Option<Frame> {
+    pub(super) fn pop(&mut self, list: usize) -> Option<FrameNumber> {
         let last = self.ends[list].last;
         (last != NONE).then(|| {
-            self.take(last as usize);
+            self.unlink(last as usize);
             last as usize
         })
     }
 
     /// Puts a frame from wherever it is in front of a list.
-    pub(super) fn move_to(&mut self, list: usize, frame: Frame) {
-        self.take(frame);
+    pub(super) fn move_to(&mut self, list: usize, frame: FrameNumber) {
+        self.unlink(frame);
         self.push(list, frame);
     }
 
-    fn take(&mut self, frame: Frame) {
-        let Link { before, after, list } = self.links[frame];
+    fn unlink(&mut self, frame: FrameNumber) {
+        let ListNeighbours { before, after, list } = self.links[frame];
         let ends = &mut self.ends[list];
         match before {
             NONE => ends.first = after,

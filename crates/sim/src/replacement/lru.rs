@@ -1,29 +1,29 @@
 //! LRU: one list, the page that is used goes to its front.
 
-use super::lists::Lists;
-use super::{Frame, Reclaim};
+use super::lists::FrameLists;
+use super::{FrameNumber, Reclaim};
 
 #[derive(Debug)]
 pub(super) struct Lru {
-    list: Lists<1>,
+    list: FrameLists<1>,
 }
 
 impl Lru {
     pub(super) fn new() -> Lru {
-        Lru { list: Lists::new() }
+        Lru { list: FrameLists::new() }
     }
 }
 
 impl Reclaim for Lru {
-    fn used(&mut self, frame: Frame) {
+    fn used(&mut self, frame: FrameNumber) {
         self.list.move_to(0, frame);
     }
 
-    fn filled(&mut self, frame: Frame) {
+    fn filled(&mut self, frame: FrameNumber) {
         self.list.push(0, frame);
     }
 
-    fn reclaim(&mut self) -> Frame {
+    fn reclaim(&mut self) -> FrameNumber {
         self.list.pop(0).expect("memory has a frame, and all are filled")
     }
 }

@@ -10,30 +10,30 @@
 //!
 //! Left out: refaults that activate at once (`workingset_refault`), files, and lists by node.
 
-use super::lists::Lists;
-use super::{Frame, Reclaim, at};
+use super::lists::FrameLists;
+use super::{FrameNumber, Reclaim, at};
 
 const INACTIVE: usize = 0;
 const ACTIVE: usize = 1;
 
 #[derive(Debug)]
 pub(super) struct TwoLists {
-    lists: Lists<2>,
-    pages: Vec<Flags>,
-    /// Whether what should be activated is; else it is reclaimed.
+    lists: FrameLists<2>,
+    pages: Vec<PageFlags>,
+    /// True if what should be activated is; else it is reclaimed.
     activates: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Flags {
+struct PageFlags {
     /// The CPU's accessed bit.
     accessed: bool,
     /// `PG_referenced`: a scan has found it accessed before.
     referenced: bool,
 }
 
-/// What `folio_check_references` says of a page.
-enum Verdict {
+/// Result of `folio_check_references` for a page.
+enum FolioVerdict {
     Reclaim,
     Keep,
     Activate,
@@ -41,17 +41,17 @@ enum Verdict {
 
 impl TwoLists {
     pub(super) fn new(activates: bool) -> TwoLists {
-        TwoLists { lists: Lists::new(), pages: Vec::new(), activates }
+        TwoLists { lists: FrameLists::new(), pages: Vec::new(), activates }
     }
 
-    fn check_references(&mut self, frame: Frame) -> Verdict {
+    fn check_references(&mut self, frame: FrameNumber) -> FolioVerdict {
         let page = &mut self.pages[frame];
         let before = std::mem::take(page);
         if !before.accessed {
-            return Verdict::Reclaim;
+            return FolioVerdict::Reclaim;
         }
         page.referenced = true;
-        if before.referenced { Verdict::Activate } else { Verdict::Keep }
+        if before.referenced { FolioVerdict::Activate } else { FolioVerdict::Keep }
     }
 
     /// `shrink_active_list`, as far as `inactive_is_low` has it go in less than a GiB.
@@ -65,24 +65,24 @@ impl TwoLists {
 }
 
 impl Reclaim for TwoLists {
-    fn used(&mut self, frame: Frame) {
+    fn used(&mut self, frame: FrameNumber) {
         self.pages[frame].accessed = true;
     }
 
-    fn filled(&mut self, frame: Frame) {
-        *at(&mut self.pages, frame) = Flags { accessed: true, referenced: false };
+    fn filled(&mut self, frame: FrameNumber) {
+        *at(&mut self.pages, frame) = PageFlags { accessed: true, referenced: false };
         self.lists.push(INACTIVE, frame);
     }
 
-    fn reclaim(&mut self) -> Frame {
+    fn reclaim(&mut self) -> FrameNumber {
         loop {
             self.deactivate();
             let frame =
                 self.lists.pop(INACTIVE).expect("it is the longer list, and all frames are filled");
             match self.check_references(frame) {
-                Verdict::Activate if self.activates => self.lists.push(ACTIVE, frame),
-                Verdict::Keep => self.lists.push(INACTIVE, frame),
-                Verdict::Activate | Verdict::Reclaim => return frame,
+                FolioVerdict::Activate if self.activates => self.lists.push(ACTIVE, frame),
+                FolioVerdict::Keep => self.lists.push(INACTIVE, frame),
+                FolioVerdict::Activate | FolioVerdict::Reclaim => return frame,
             }
         }
     }

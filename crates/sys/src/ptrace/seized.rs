@@ -1,4 +1,5 @@
-//! Threads that this process has seized, and a thread of ours that waits for those that have ended while a call to seize one more takes long.
+//! Threads that this process has seized, and a thread of ours that waits for those that have ended
+//! while a call to seize one more takes long.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,16 +11,17 @@ use std::time::Duration;
 
 use super::Tid;
 
-/// Between looks at whether a call takes long: it takes that, and twice at most, until its obstacle is removed.
-const LOOK: Duration = Duration::from_millis(50);
-/// The thread that looks ends after so many looks without a call.
+/// Between looks at whether a call takes long: it takes that, and twice at most, until its obstacle
+/// is removed.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The reaping thread ends after this number of polls without a call.
 const IDLE_LOOKS: u32 = 20;
 
 static SEIZED: Mutex<BTreeSet<Tid>> = Mutex::new(BTreeSet::new());
 /// Calls that have begun, and those of them that have not returned.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
 static OPEN: AtomicU32 = AtomicU32::new(0);
-/// Whether there is a thread that looks.
+/// True while the reaping thread runs.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 
 fn seized() -> MutexGuard<'static, BTreeSet<Tid>> {
@@ -63,7 +65,7 @@ impl Drop for Attempt {
 fn watch() {
     let (mut last, mut idle) = (0, 0);
     while idle < IDLE_LOOKS {
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
         let begun = BEGUN.load(SeqCst);
         match OPEN.load(SeqCst) {
             0 => idle += 1,
@@ -75,7 +77,7 @@ fn watch() {
     IS_WATCHED.store(false, SeqCst);
 }
 
-/// Waits for seized threads that have ended. Who asks for them later is told that they are no tracees.
+/// Waits for seized threads that have ended. Later calls for them report that they are not tracees.
 fn take_ends() {
     let all: Vec<Tid> = seized().iter().copied().collect();
     for tid in all {
@@ -91,7 +93,8 @@ fn take_ends() {
     }
 }
 
-/// Whether a tracee has ended. Its stops are left to be seen: `options` is `WNOWAIT`, or 0 once it has.
+/// True if a tracee has ended. Its stops are left to be seen: `options` is `WNOWAIT`, or 0 once it
+/// has.
 fn has_ended(tid: Tid, options: libc::c_int) -> io::Result<bool> {
     // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -149,7 +152,7 @@ mod tests {
             threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n\
             print(flush=True)\n\
             sys.stdin.readline()\n\
-            os.execvp('true', ['true'])\n";
+            os.execvp('cat', ['cat'])\n";
         let mut command = Command::new("python3");
         command.args(["-c", python]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let Ok(mut child) = command.spawn() else {
@@ -161,14 +164,17 @@ mod tests {
         let threads = threads.map(|it| it.unwrap().file_name().to_str().unwrap().parse().unwrap());
         let other = threads.into_iter().find(|tid: &Tid| *tid != pid).unwrap();
         ptrace::seize(other, 0).unwrap();
-        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        // `cat` runs until the pipe is closed: a process that has ended cannot be seized.
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"\n").unwrap();
         // The other thread has ended, and the first waits for that to be known.
         while !has_ended(other, libc::WNOWAIT).unwrap() {
             thread::yield_now();
         }
         let begin = Instant::now();
         ptrace::seize(pid, 0).unwrap();
-        assert!(begin.elapsed() >= LOOK, "nothing kept it waiting");
+        assert!(begin.elapsed() >= POLL_INTERVAL, "nothing kept it waiting");
+        drop(stdin);
         assert!(child.wait().unwrap().success());
     }
 }

@@ -1,8 +1,10 @@
-//! The memory system calls of a command or of a running process, one by one, with those of all its descendants.
+//! The memory system calls of a command or of a running process, one by one, with those of all its
+//! descendants.
 //!
-//! A command gets a seccomp filter, so that nothing but the calls of [`names`] stops it. A running process cannot be
-//! given one: it stops at every system call. Signals, group stops and exit statuses are as without us. While an
-//! [`Event`] is looked at, the thread that it is of is stopped, so its files in `/proc` hold still.
+//! A command gets a seccomp filter, so that nothing but the calls of [`names`] stops it. A running
+//! process cannot be given one: it stops at every system call. Signals, group stops and exit
+//! statuses are as without us. While an [`TraceEventKind`] is looked at, the thread that it is of
+//! is stopped, so its files in `/proc` hold still.
 
 mod numbers;
 
@@ -14,15 +16,15 @@ use std::io;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use super::filter::Filter;
-use super::start::{Image, NotExecuted};
-use super::wait::{self, Change};
-use super::{Ending, Untraced, signals};
-use crate::perf_event::{self, Counter, Kind, Mode, Whose};
-use crate::ptrace::{self, At, Place, Tid};
+use super::filter::SeccompFilter;
+use super::start::{ExecImage, NotExecuted};
+use super::wait::{self, ThreadChange};
+use super::{TraceEnding, Untraced, signals};
+use crate::perf_event::{self, Mode, PerfCounter, PerfScope, PerfType};
+use crate::ptrace::{self, StoppedThread, SyscallStop, Tid};
 use crate::system;
 
-/// The stops that we always ask for: who makes a process, executes or ends says so, and system calls are told from
+/// Options that are always set: they report clone, exec and exit, and distinguish system calls from
 /// signals.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACECLONE
@@ -31,11 +33,12 @@ const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEEXEC
     | libc::PTRACE_O_TRACEEXIT;
 
-/// With a filter: its stops, and that nobody is left over whose calls would fail without us.
+/// Options with a filter: report its stops, and kill processes that remain, since their calls would
+/// fail without us.
 const FILTERED: i32 = OPTIONS | libc::PTRACE_O_TRACESECCOMP | libc::PTRACE_O_EXITKILL;
 
 /// `PERF_COUNT_SW_DUMMY`: counts nothing.
-const NOTHING: perf_event::Event = perf_event::Event::new(Kind::SOFTWARE, 9);
+const NOTHING: perf_event::PerfEvent = perf_event::PerfEvent::new(PerfType::SOFTWARE, 9);
 const UNPRIVILEGED: Mode = Mode {
     inherit: false,
     disabled: true,
@@ -44,19 +47,20 @@ const UNPRIVILEGED: Mode = Mode {
     exclude_user: false,
 };
 
-/// How long threads that are let go may take to stop for it. One that takes longer waits inside the kernel; it is let
-/// go when this thread ends.
+/// Time limit for detached threads to stop. One that needs longer waits inside the kernel; it is
+/// detached when this thread ends.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Threads that are let go are stopped so many at a time.
+/// Number of threads that are stopped at a time to be detached.
 const BATCH: usize = 32;
-/// Of those, one that does not stop within this time comes last.
+/// A thread among them that does not stop within this time comes last.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// A thread that was interrupted is asked for without a sleep for this time: most stop within microseconds.
+/// A thread that was interrupted is asked for without a sleep for this time: most stop within
+/// microseconds.
 const POLL: Duration = Duration::from_micros(200);
-/// The kernel finds one changed thread by going through all, in the same order each time. After so many, each is asked once, so
-/// that none waits forever.
+/// The kernel finds one changed thread by a search in a fixed order. After this number, each thread
+/// is polled once, so that none waits forever.
 const UNFAIR: u32 = 256;
-/// Each is asked again where so many had changed: that is quicker than to go through all for each change.
+/// With this number of changed threads, polling each is faster than one search for each change.
 const MANY: u32 = 16;
 
 /// The names of the calls that are watched.
@@ -64,66 +68,67 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     numbers::CALLS.iter().map(|(_, name)| *name)
 }
 
-/// What happened, when, and to which thread of which process.
+/// Event, time, thread and process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct TraceEvent {
     /// The thread.
     pub tid: u32,
     /// Its process.
     pub pid: u32,
     /// When we saw it.
     pub when: Instant,
-    /// What.
-    pub event: Event,
+    /// Kind of the event.
+    pub event: TraceEventKind,
 }
 
-/// What happened to a thread. It is stopped there, but where its process is new or has ended.
+/// Kind of an event. The thread is stopped at it, unless its process is new or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum TraceEventKind {
     /// It is the process that we attached to. All its threads are stopped.
     Attached {
-        /// As of [`Event::Executed`].
+        /// As of [`TraceEventKind::Executed`].
         is_native: bool,
     },
     /// It is a new process.
     Born {
         /// The process that made it.
         by: u32,
-        /// Whether both use one memory: `vfork`, `clone(CLONE_VM)`.
+        /// True if both use one memory: `vfork`, `clone(CLONE_VM)`.
         shares_memory: bool,
     },
     /// It executes another program: its memory is new.
     Executed {
-        /// Whether the program's calls are those of this machine, and seen: not those of a 32-bit program.
+        /// True if the program's calls are those of this machine, and seen: not those of a 32-bit
+        /// program.
         is_native: bool,
     },
-    /// It is about to execute the instruction that [`Watched::expect`] was told.
+    /// It is about to execute the instruction of [`TracedProgram::expect`].
     Arrived,
     /// It makes a call.
-    Entered(Call),
+    Entered(TracedCall),
     /// The call that it made is done.
     Left(Done),
     /// It ends next; its memory is still there.
     Ending,
     /// Its process has ended.
-    Ended(Ending),
+    Ended(TraceEnding),
 }
 
 /// A system call as it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct TracedCall {
     /// Its name.
     pub name: &'static str,
-    /// What was passed, with what happened to be in the registers that it does not use.
+    /// Arguments, and leftover register contents beyond them.
     pub arguments: [u64; 6],
     /// The address after the instruction that made it.
     pub caller: u64,
 }
 
-/// How a system call went.
+/// Result of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// What it returned, or the error number.
+    /// Return value, or the error number.
     pub result: Result<u64, i32>,
     /// From its start to its end, the cost of one stop included.
     pub took: Duration,
@@ -131,7 +136,7 @@ pub struct Done {
 
 /// Which system calls stop the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stops {
+pub enum TraceStops {
     /// Those about memory only: a filter in the kernel picks them out.
     MemoryCalls,
     /// All.
@@ -140,50 +145,53 @@ pub enum Stops {
 
 /// A command or a process whose memory calls we see.
 ///
-/// It belongs to the thread that made it, which must have no other children: their ends would be taken. Dropping it
-/// lets a process run on by itself, and ends what is left of a command that got a filter.
+/// It belongs to the thread that made it, which must have no other children: their ends would be
+/// taken. Dropping it lets a process run on by itself, and ends what is left of a command that got
+/// a filter.
 ///
 /// ```
-/// use pagewise_sys::trace::calls::{Event, Watched};
-/// let mut command = Watched::spawn("sh".as_ref(), &["-c".into(), "exit 3".into()])?.expect("it can be traced");
+/// use pagewise_sys::trace::calls::{TraceEventKind, TracedProgram};
+/// let mut command = TracedProgram::spawn("sh".as_ref(), &["-c".into(), "exit 3".into()])?.expect("it can be traced");
 /// let mut mapped = 0;
 /// while let Some(seen) = command.next()? {
-///     mapped += u32::from(matches!(seen.event, Event::Entered(call) if call.name == "mmap"));
+///     mapped += u32::from(matches!(seen.event, TraceEventKind::Entered(call) if call.name == "mmap"));
 /// }
 /// assert!(mapped > 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct Watched {
+pub struct TracedProgram {
     main: Tid,
     tasks: BTreeMap<Tid, Task>,
-    /// New tasks that have stopped before their maker told us of them, and the process that made them.
+    /// New tasks that stopped before their clone event, and the process that created them.
     early: BTreeMap<Tid, Option<Tid>>,
     /// Those in a group stop.
     stopped: BTreeSet<Tid>,
-    /// The task that the last change was of, and how it goes on; at first all of a process that was running.
-    held: Vec<(Tid, Resume)>,
+    /// The task that the last change was of, and how it goes on; at first all of a process that was
+    /// running.
+    held: Vec<(Tid, StoppedResume)>,
     /// The tasks that are still to be asked before any is waited for.
     round: Vec<Tid>,
-    /// How many changes were seen since the last round began.
+    /// Number of changes since the start of the present round.
     changes: u32,
     /// Since when all threads are held.
     paused: Option<Instant>,
     /// The longest time for which all were.
     pause: Duration,
-    /// What has happened and was not yet told.
-    news: VecDeque<Seen>,
-    stops: Stops,
-    ending: Option<Ending>,
+    /// Events that were not returned yet.
+    news: VecDeque<TraceEvent>,
+    stops: TraceStops,
+    ending: Option<TraceEnding>,
     deadline: Option<Instant>,
     /// While a command runs, the signals of the terminal are for it; else they end the watching.
-    terminal: Option<signals::Held>,
-    interrupts: Option<signals::Interrupts>,
-    /// While a counter is open, the kernel is ready to set debug registers: the first takes it some milliseconds.
-    _readiness: Option<Counter>,
+    terminal: Option<signals::HeldSignals>,
+    interrupts: Option<signals::WaitInterrupts>,
+    /// While a counter is open, the kernel is ready to set debug registers: the first takes it some
+    /// milliseconds.
+    _readiness: Option<PerfCounter>,
     _on_this_thread: PhantomData<*const ()>,
 }
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for TracedProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watched")
             .field("main", &self.main)
@@ -205,34 +213,38 @@ struct Task {
 }
 
 impl Task {
-    fn of(process: Tid) -> Task {
+    fn new(process: Tid) -> Task {
         Task { process, call: None, expected: None }
     }
 }
 
-/// How a stopped thread goes on.
+/// Way in which a stopped thread continues.
 #[derive(Clone, Copy, Debug)]
-enum Resume {
-    /// Where it was.
+enum StoppedResume {
+    /// From its position.
     Continue,
     /// Back into its group stop.
     Listen,
 }
 
-impl Watched {
-    /// Starts a command; the first event is that it executes its program. A name without a slash is searched for in
-    /// `PATH`.
+impl TracedProgram {
+    /// Starts a command; the first event is that it executes its program. A name without a slash is
+    /// searched for in `PATH`.
     ///
     /// # Errors
-    /// As [`Traced::spawn`](super::Traced::spawn). A command that cannot be traced is not run; the value says why.
-    pub fn spawn(program: &OsStr, arguments: &[OsString]) -> io::Result<Result<Watched, Untraced>> {
-        let image = Image::find(program, arguments)?;
+    /// As [`Traced::spawn`](super::Traced::spawn). A command that cannot be traced is not run; the
+    /// value says why.
+    pub fn spawn(
+        program: &OsStr,
+        arguments: &[OsString],
+    ) -> io::Result<Result<TracedProgram, Untraced>> {
+        let image = ExecImage::find(program, arguments)?;
         if image.gains_privilege_untraced() {
             return Ok(Err(Untraced::GainsPrivilege));
         }
-        let filter = Filter::picking(numbers::NATIVE, numbers::all());
-        let started = match Watched::start(&image, filter.as_ref()) {
-            Err(NotExecuted::Filter(_)) => Watched::start(&image, None),
+        let filter = SeccompFilter::picking(numbers::NATIVE, numbers::all());
+        let started = match TracedProgram::start(&image, filter.as_ref()) {
+            Err(NotExecuted::Filter(_)) => TracedProgram::start(&image, None),
             started => started,
         };
         started.map_err(|error| match error {
@@ -241,48 +253,54 @@ impl Watched {
     }
 
     fn start(
-        image: &Image,
-        filter: Option<&Filter>,
-    ) -> Result<Result<Watched, Untraced>, NotExecuted> {
+        image: &ExecImage,
+        filter: Option<&SeccompFilter>,
+    ) -> Result<Result<TracedProgram, Untraced>, NotExecuted> {
         wait::keep_ends();
         let mut newborn = image.fork(filter).map_err(NotExecuted::Program)?;
         let child = newborn.pid;
         if let Err(error) = ptrace::seize(child, if filter.is_some() { FILTERED } else { OPTIONS })
         {
-            // It ends, since it is never told to execute.
+            // It ends, since it never gets the message to execute.
             drop(newborn);
             wait::any().map_err(NotExecuted::Program)?;
             return Ok(Err(Untraced::Refused(error.raw_os_error().unwrap_or(0))));
         }
-        let stops = if filter.is_some() { Stops::MemoryCalls } else { Stops::EveryCall };
-        let mut watched = Watched::new(child, stops);
-        watched.tasks.insert(child, Task::of(child));
-        watched.terminal = Some(signals::Held::hold());
+        let stops = if filter.is_some() { TraceStops::MemoryCalls } else { TraceStops::EveryCall };
+        let mut watched = TracedProgram::new(child, stops);
+        watched.tasks.insert(child, Task::new(child));
+        watched.terminal = Some(signals::HeldSignals::hold());
         newborn.go().and_then(|()| watched.run_to_exec()).map_err(NotExecuted::Program)?;
         newborn.failure().map_or(Ok(Ok(watched)), Err)
     }
 
-    /// Begins to watch a running process, until a time if there is one, or until SIGINT, SIGTERM, SIGHUP or a stop signal of the
-    /// terminal come: if we stopped, so would the process at its next system call.
+    /// Begins to watch a running process, until a time if there is one, or until SIGINT, SIGTERM,
+    /// SIGHUP or a stop signal of the terminal come: if we stopped, so would the process at its
+    /// next system call.
     ///
-    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) answer EINTR when it begins and ends. A thread that has
-    /// not stopped within `max_pause` is not waited for: it waits inside the kernel, or for a CPU.
+    /// As after a SIGSTOP and SIGCONT, a few system calls (`epoll_wait`) answer EINTR when it
+    /// begins and ends. A thread that has not stopped within `max_pause` is not waited for: it
+    /// waits inside the kernel, or for a CPU.
     ///
     /// # Errors
     /// `EPERM` where we may not trace it or another tracer does, `ESRCH` where it is not there.
-    pub fn attach(pid: u32, deadline: Option<Instant>, max_pause: Duration) -> io::Result<Watched> {
+    pub fn attach(
+        pid: u32,
+        deadline: Option<Instant>,
+        max_pause: Duration,
+    ) -> io::Result<TracedProgram> {
         let main = Tid::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        let mut watched = Watched::new(main, Stops::EveryCall);
+        let mut watched = TracedProgram::new(main, TraceStops::EveryCall);
         watched.deadline = deadline;
-        watched.interrupts = Some(signals::Interrupts::catch_all());
+        watched.interrupts = Some(signals::WaitInterrupts::catch_all());
         // The kernel sets a tracee up without stopping it: what can be done before the pause is.
         watched.seize_all()?;
         watched.hold_all(max_pause.min(SETTLE));
         Ok(watched)
     }
 
-    fn new(main: Tid, stops: Stops) -> Watched {
-        Watched {
+    fn new(main: Tid, stops: TraceStops) -> TracedProgram {
+        TracedProgram {
             main,
             tasks: BTreeMap::new(),
             early: BTreeMap::new(),
@@ -298,12 +316,13 @@ impl Watched {
             deadline: None,
             terminal: None,
             interrupts: None,
-            _readiness: Counter::open(NOTHING, Whose::ThisThread, UNPRIVILEGED, None).ok(),
+            _readiness: PerfCounter::open(NOTHING, PerfScope::ThisThread, UNPRIVILEGED, None).ok(),
             _on_this_thread: PhantomData,
         }
     }
 
-    /// Seizes every thread of a process. New ones of those that are seized already come by themselves.
+    /// Seizes every thread of a process. New ones of those that are seized already come by
+    /// themselves.
     fn seize_all(&mut self) -> io::Result<()> {
         let mut refused = io::Error::from_raw_os_error(libc::ESRCH);
         loop {
@@ -314,7 +333,7 @@ impl Watched {
                 }
                 match ptrace::seize(tid, OPTIONS) {
                     Ok(()) => {
-                        self.tasks.insert(tid, Task::of(self.main));
+                        self.tasks.insert(tid, Task::new(self.main));
                         found_more = true;
                     }
                     // It has ended, or it is ours already.
@@ -346,7 +365,7 @@ impl Watched {
         }
         let stopped = self.held.first().and_then(|(tid, _)| ptrace::architecture(*tid));
         let is_native = stopped.is_none_or(|architecture| architecture == numbers::NATIVE);
-        self.tell(self.main, Event::Attached { is_native });
+        self.tell(self.main, TraceEventKind::Attached { is_native });
         self.news.rotate_right(1);
     }
 
@@ -354,7 +373,7 @@ impl Watched {
     fn hold(&mut self, tid: Tid, until: Instant) {
         while let Some(change) = change_by(tid, until) {
             self.note(tid, change);
-            if !matches!(change, Change::Signal(_)) {
+            if !matches!(change, ThreadChange::Signal(_)) {
                 break;
             }
         }
@@ -366,7 +385,7 @@ impl Watched {
     }
 
     /// Which system calls stop the processes.
-    pub fn stops(&self) -> Stops {
+    pub fn stops(&self) -> TraceStops {
         self.stops
     }
 
@@ -375,8 +394,8 @@ impl Watched {
         self.main.unsigned_abs()
     }
 
-    /// How the command ended, or the process that was watched first; `None` while it runs.
-    pub fn ending(&self) -> Option<Ending> {
+    /// Ending of the command, or of the first traced process; `None` while it runs.
+    pub fn ending(&self) -> Option<TraceEnding> {
         self.ending
     }
 
@@ -385,13 +404,14 @@ impl Watched {
         self.tasks.values().map(|task| task.process.unsigned_abs()).collect()
     }
 
-    /// Lets the thread of the last event go on, and waits for the next one. `None` where every process has ended, the
-    /// time is up, or the user has had enough: for a command that is only asked once it has ended itself.
+    /// Lets the thread of the last event go on, and waits for the next one. `None` where every
+    /// process has ended, the time is up, or the user has had enough: for a command that is only
+    /// asked once it has ended itself.
     ///
     /// # Errors
     /// Those of `waitpid`.
     #[expect(clippy::should_implement_trait, reason = "an iterator could not fail")]
-    pub fn next(&mut self) -> io::Result<Option<Seen>> {
+    pub fn next(&mut self) -> io::Result<Option<TraceEvent>> {
         loop {
             if let Some(seen) = self.news.pop_front() {
                 return Ok(Some(seen));
@@ -407,8 +427,9 @@ impl Watched {
         }
     }
 
-    /// What is new of any task. Each is asked in turn before any is waited for, where there are many changes or it is time.
-    fn change(&mut self) -> io::Result<Option<(Tid, Change)>> {
+    /// New event of any task. If there are many changes, or a round is due, each task is polled
+    /// before any is waited for.
+    fn change(&mut self) -> io::Result<Option<(Tid, ThreadChange)>> {
         if let Some(tid) = self.round.pop() {
             let change = wait::look_if_ours(tid)?;
             self.changes += u32::from(change.is_some());
@@ -430,16 +451,18 @@ impl Watched {
         self.changes = 0;
     }
 
-    /// Lets the thread of the last event go on, or all of a process that was attached to, before [`Watched::next`] does it.
+    /// Lets the thread of the last event go on, or all of a process that was attached to, before
+    /// [`TracedProgram::next`] does it.
     pub fn go_on(&mut self) {
         self.release();
     }
 
-    /// Lets the thread of the last event, which must be an [`Event::Executed`], stop once more at an instruction of
-    /// its program. Returns whether it will: not a process that would outlive us, and keep the breakpoint, if we were killed.
+    /// Lets the thread of the last event, which must be an [`TraceEventKind::Executed`], stop once
+    /// more at an instruction of its program. Returns whether it will: not a process that would
+    /// outlive us, and keep the breakpoint, if we were killed.
     pub fn expect(&mut self, address: u64) -> bool {
         let Some(&(tid, _)) = self.held.last() else { return false };
-        if self.stops == Stops::EveryCall {
+        if self.stops == TraceStops::EveryCall {
             return false;
         }
         let is_set = ptrace::break_at(tid, address).is_ok();
@@ -449,10 +472,11 @@ impl Watched {
         is_set
     }
 
-    /// Runs until the program replaces ours in the child and holds it there, or until the child has ended.
+    /// Runs until the program replaces ours in the child and holds it there, or until the child has
+    /// ended.
     fn run_to_exec(&mut self) -> io::Result<()> {
         while let Some(seen) = self.next()? {
-            if matches!(seen.event, Event::Executed { .. }) {
+            if matches!(seen.event, TraceEventKind::Executed { .. }) {
                 self.news.push_front(seen);
                 break;
             }
@@ -464,15 +488,15 @@ impl Watched {
         let nobody_is_left = self.tasks.is_empty() && self.early.is_empty();
         nobody_is_left
             || self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
-            || self.interrupts.as_ref().is_some_and(signals::Interrupts::came)
+            || self.interrupts.as_ref().is_some_and(signals::WaitInterrupts::came)
     }
 
     /// Lets the task of the last change go on.
     fn release(&mut self) {
         while let Some((tid, go_on)) = self.held.pop() {
             match go_on {
-                Resume::Continue => self.resume(tid, 0),
-                Resume::Listen => {
+                StoppedResume::Continue => self.resume(tid, 0),
+                StoppedResume::Listen => {
                     ptrace::listen(tid);
                     self.stopped.insert(tid);
                 }
@@ -494,70 +518,71 @@ impl Watched {
         let call = self.tasks.get_mut(&tid).and_then(|task| task.call.as_mut());
         if let Some(since) = call {
             *since = Instant::now();
-        } else if self.stops == Stops::MemoryCalls {
+        } else if self.stops == TraceStops::MemoryCalls {
             return ptrace::resume(tid, signal);
         }
         ptrace::resume_to_syscall(tid, signal);
     }
 
-    /// Notes what became of a task, and how it is to go on. One that is about to receive a signal goes on at once: if its stop
-    /// were taken and we were killed, the kernel would drop the signal.
-    fn note(&mut self, tid: Tid, change: Change) {
-        let mut go_on = Resume::Continue;
+    /// Notes what became of a task, and how it is to go on. One that is about to receive a signal
+    /// goes on at once: if its stop were taken and we were killed, the kernel would drop the
+    /// signal.
+    fn note(&mut self, tid: Tid, change: ThreadChange) {
+        let mut go_on = StoppedResume::Continue;
         match change {
-            Change::Ended(ending) => return self.bury(tid, ending),
-            Change::Execed => self.replace(tid),
-            Change::Signal(libc::SIGTRAP) if self.has_arrived(tid) => {
-                self.tell(tid, Event::Arrived);
+            ThreadChange::Ended(ending) => return self.bury(tid, ending),
+            ThreadChange::Execed => self.replace(tid),
+            ThreadChange::Signal(libc::SIGTRAP) if self.has_arrived(tid) => {
+                self.tell(tid, TraceEventKind::Arrived);
             }
-            Change::Signal(signal) => return self.resume(tid, signal),
+            ThreadChange::Signal(signal) => return self.resume(tid, signal),
             _ if !self.tasks.contains_key(&tid) => {
                 self.early.insert(tid, maker_of(tid));
                 // It waits there while others are waited for.
-                let _ = wait::take(tid);
+                let _ = wait::take_change(tid);
                 return;
             }
-            Change::GroupStop => go_on = Resume::Listen,
-            Change::Trap => {}
-            Change::Syscall | Change::Filtered => {
+            ThreadChange::GroupStop => go_on = StoppedResume::Listen,
+            ThreadChange::Trap => {}
+            ThreadChange::Syscall | ThreadChange::Filtered => {
                 if let Some(event) = self.call(tid) {
                     self.tell(tid, event);
                 }
             }
-            Change::Cloned => self.meet(tid),
-            Change::Exiting => self.tell(tid, Event::Ending),
+            ThreadChange::Cloned => self.meet(tid),
+            ThreadChange::Exiting => self.tell(tid, TraceEventKind::Ending),
         }
         self.held.push((tid, go_on));
     }
 
-    fn tell(&mut self, tid: Tid, event: Event) {
+    fn tell(&mut self, tid: Tid, event: TraceEventKind) {
         let pid = self.tasks.get(&tid).map_or(tid, |task| task.process);
         let when = Instant::now();
-        let seen = Seen { tid: tid.unsigned_abs(), pid: pid.unsigned_abs(), when, event };
+        let seen = TraceEvent { tid: tid.unsigned_abs(), pid: pid.unsigned_abs(), when, event };
         self.news.push_back(seen);
     }
 
     /// A stop at a system call: the event that it is, if it is one.
-    fn call(&mut self, tid: Tid) -> Option<Event> {
-        let At { architecture, instruction, place } = ptrace::at(tid)?;
+    fn call(&mut self, tid: Tid) -> Option<TraceEventKind> {
+        let StoppedThread { architecture, instruction, place } = ptrace::at(tid)?;
         let task = self.tasks.get_mut(&tid)?;
         match place {
-            Place::Entry { number, arguments } if architecture == numbers::NATIVE => {
+            SyscallStop::Entry { number, arguments } if architecture == numbers::NATIVE => {
                 let name = numbers::name(number)?;
                 task.call = Some(Instant::now());
-                Some(Event::Entered(Call { name, arguments, caller: instruction }))
+                Some(TraceEventKind::Entered(TracedCall { name, arguments, caller: instruction }))
             }
-            Place::Exit { value, is_error } => {
+            SyscallStop::Exit { value, is_error } => {
                 let took = task.call.take()?.elapsed();
                 let errno = i32::try_from(value.saturating_neg()).unwrap_or(i32::MAX);
                 let result = if is_error { Err(errno) } else { Ok(value.cast_unsigned()) };
-                Some(Event::Left(Done { result, took }))
+                Some(TraceEventKind::Left(Done { result, took }))
             }
-            Place::Entry { .. } | Place::Outside => None,
+            SyscallStop::Entry { .. } | SyscallStop::Outside => None,
         }
     }
 
-    /// Whether a thread is at the instruction that was expected; then that is over.
+    /// True if a thread is at the instruction that was expected; then that is over.
     fn has_arrived(&mut self, tid: Tid) -> bool {
         let Some(task) = self.tasks.get_mut(&tid) else { return false };
         let is_there =
@@ -573,9 +598,9 @@ impl Watched {
     fn replace(&mut self, pid: Tid) {
         self.adopt_those_of(pid);
         self.tasks.retain(|_, task| task.process != pid);
-        self.tasks.insert(pid, Task::of(pid));
+        self.tasks.insert(pid, Task::new(pid));
         let is_native = ptrace::architecture(pid) == Some(numbers::NATIVE);
-        self.tell(pid, Event::Executed { is_native });
+        self.tell(pid, TraceEventKind::Executed { is_native });
     }
 
     /// Takes in what `maker` made.
@@ -586,25 +611,25 @@ impl Watched {
         }
     }
 
-    /// Takes in a thread, or a process, of which an event tells.
+    /// Adds a thread, or a process, from an event.
     fn adopt(&mut self, child: Tid, maker: Tid) {
         if self.tasks.contains_key(&child) {
             return;
         }
         let by = self.tasks.get(&maker).map_or(maker, |task| task.process);
         let is_thread = fs::exists(format!("/proc/{by}/task/{child}")).unwrap_or(false);
-        self.tasks.insert(child, Task::of(if is_thread { by } else { child }));
+        self.tasks.insert(child, Task::new(if is_thread { by } else { child }));
         if !is_thread {
             let shares_memory = system::shares_memory(maker.unsigned_abs(), child.unsigned_abs());
             let shares_memory = shares_memory.unwrap_or(false);
-            self.tell(child, Event::Born { by: by.unsigned_abs(), shares_memory });
+            self.tell(child, TraceEventKind::Born { by: by.unsigned_abs(), shares_memory });
         }
         if self.early.remove(&child).is_some() {
             self.resume(child, 0);
         }
     }
 
-    /// Takes in what a process made and can no longer tell us of.
+    /// Adds children of a process that can no longer report them.
     fn adopt_those_of(&mut self, process: Tid) {
         let theirs = self.early.iter().filter(|(_, maker)| **maker == Some(process));
         let orphans: Vec<Tid> = theirs.map(|(&tid, _)| tid).collect();
@@ -613,42 +638,42 @@ impl Watched {
         }
     }
 
-    /// The end of a task. An event tells of that of a process.
-    fn bury(&mut self, tid: Tid, ending: Ending) {
+    /// The end of a task. The end of a process has an event.
+    fn bury(&mut self, tid: Tid, ending: TraceEnding) {
         self.early.remove(&tid);
         let Some(task) = self.tasks.remove(&tid) else { return };
         if task.process == tid {
-            self.tell(tid, Event::Ended(ending));
+            self.tell(tid, TraceEventKind::Ended(ending));
             self.adopt_those_of(tid);
         }
         if tid == self.main {
             self.ending = Some(ending);
             if self.terminal.take().is_some() {
-                // The signals of the terminal are no longer for the command.
-                self.interrupts = Some(signals::Interrupts::catch());
+                // The signals of the terminal are not for the command any more.
+                self.interrupts = Some(signals::WaitInterrupts::catch());
             }
         }
     }
 
-    /// Lets everybody go: a process that was running before runs on as if nothing had been; what is left of a command
-    /// with a filter is ended, since its calls would fail without us.
+    /// Detaches all tasks: a process that was running before continues unchanged; the rest of a
+    /// command with a filter is killed, since its calls would fail without us.
     pub fn leave(&mut self) {
         match self.stops {
             _ if self.tasks.is_empty() && self.early.is_empty() => {}
-            Stops::MemoryCalls => self.end_all(),
-            Stops::EveryCall => self.detach_all(),
+            TraceStops::MemoryCalls => self.end_all(),
+            TraceStops::EveryCall => self.detach_all(),
         }
     }
 
     fn end_all(&mut self) {
         for tid in self.tasks.keys().chain(self.early.keys()) {
-            // SAFETY: this call takes numbers only. The task is a child under trace that was not waited for, so the
-            // number is no other's.
+            // SAFETY: this call uses numbers only. The task is a traced child that was not waited
+            // for, so the number is not reused.
             unsafe { libc::kill(*tid, libc::SIGKILL) };
         }
         while let Ok(Some((tid, change))) = wait::any() {
             match change {
-                Change::Ended(_) => drop((self.tasks.remove(&tid), self.early.remove(&tid))),
+                ThreadChange::Ended(_) => drop((self.tasks.remove(&tid), self.early.remove(&tid))),
                 _ => ptrace::resume(tid, 0),
             }
         }
@@ -656,14 +681,14 @@ impl Watched {
 
     /// Stops some threads at a time, so that none is stopped for long.
     fn detach_all(&mut self) {
-        let _ticks = self.interrupts.take().unwrap_or_else(signals::Interrupts::catch_all);
+        let _ticks = self.interrupts.take().unwrap_or_else(signals::WaitInterrupts::catch_all);
         let until = Instant::now() + SETTLE;
         let mut leaving = Leaving { met: BTreeSet::new() };
         for (tid, _) in std::mem::take(&mut self.held) {
-            self.detach(tid, Change::Trap, &mut leaving);
+            self.detach(tid, ThreadChange::Trap, &mut leaving);
         }
         for (tid, _) in std::mem::take(&mut self.early) {
-            self.detach(tid, Change::Trap, &mut leaving);
+            self.detach(tid, ThreadChange::Trap, &mut leaving);
         }
         let mut first = true;
         while !self.tasks.is_empty() && (first || Instant::now() < until) {
@@ -685,7 +710,7 @@ impl Watched {
                     match wait::any_now() {
                         Ok(Some((tid, change))) => self.detach(tid, change, &mut leaving),
                         Ok(None) => break,
-                        // Nobody is traced any more.
+                        // No task is traced any more.
                         Err(_) => return self.tasks.clear(),
                     }
                 }
@@ -695,32 +720,33 @@ impl Watched {
     }
 
     /// Lets a task that has stopped run on by itself.
-    fn detach(&mut self, tid: Tid, change: Change, leaving: &mut Leaving) {
+    fn detach(&mut self, tid: Tid, change: ThreadChange, leaving: &mut Leaving) {
         let was_known = self.tasks.remove(&tid).is_some();
         if !was_known {
             leaving.met.insert(tid);
         }
-        let child = matches!(change, Change::Cloned).then(|| ptrace::message(tid).ok()).flatten();
+        let child =
+            matches!(change, ThreadChange::Cloned).then(|| ptrace::message(tid).ok()).flatten();
         match change {
-            Change::Ended(_) => {}
-            Change::Signal(signal) => drop(ptrace::detach(tid, signal)),
+            ThreadChange::Ended(_) => {}
+            ThreadChange::Signal(signal) => drop(ptrace::detach(tid, signal)),
             _ => drop(ptrace::detach(tid, 0)),
         }
         // It is traced from its first instruction.
         let child = child.and_then(|tid| Tid::try_from(tid).ok());
         if let Some(child) = child.filter(|child| !leaving.met.contains(child)) {
-            self.tasks.insert(child, Task::of(child));
+            self.tasks.insert(child, Task::new(child));
         }
     }
 }
 
-/// Those that were let go before their maker told of them.
+/// Tasks that were detached before their clone event.
 struct Leaving {
     met: BTreeSet<Tid>,
 }
 
-/// What is new of a thread, by a time if not now.
-fn change_by(tid: Tid, until: Instant) -> Option<Change> {
+/// New event of a thread, waiting until a time.
+fn change_by(tid: Tid, until: Instant) -> Option<ThreadChange> {
     let begin = Instant::now();
     loop {
         if let Some(change) = wait::look_if_ours(tid).ok()? {
@@ -734,7 +760,7 @@ fn change_by(tid: Tid, until: Instant) -> Option<Change> {
     }
 }
 
-impl Drop for Watched {
+impl Drop for TracedProgram {
     fn drop(&mut self) {
         self.leave();
     }

@@ -1,38 +1,45 @@
-//! A seccomp filter that stops a process at chosen system calls and lets the kernel do all others at full speed.
+//! A seccomp filter that stops a process at chosen system calls and lets the kernel do all others
+//! at full speed.
 //!
-//! A process never loses its filter, nor do its descendants, and without a tracer the chosen calls answer ENOSYS: who
-//! installs one must stay until all of them have ended.
+//! A process never loses its filter, nor do its descendants, and without a tracer the chosen calls
+//! answer ENOSYS: who installs one must stay until all of them have ended.
 
 use std::io;
 
 use crate::system::{CapabilitySet, has_capability};
 
-/// Where `struct seccomp_data` of `linux/seccomp.h` holds the number, and the `AUDIT_ARCH_*`.
+/// Offsets of the number and of the `AUDIT_ARCH_*` in `struct seccomp_data` of `linux/seccomp.h`.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 
-/// Loads a word of `struct seccomp_data`; goes on according to whether it equals a constant; ends with an answer.
+/// Loads a word of `struct seccomp_data`; goes on according to whether it equals a constant; ends
+/// with an answer.
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
 const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// A filter that a child installs before it executes its program.
 #[derive(Debug)]
-pub(super) struct Filter {
+pub(super) struct SeccompFilter {
     program: Vec<libc::sock_filter>,
     no_new_privs: bool,
 }
 
-impl Filter {
-    /// A filter that picks out these calls of this architecture. `None` where it would cost the program something:
-    /// without CAP_SYS_ADMIN it takes `no_new_privs`, which keeps set-user-ID programs from gaining privileges.
-    /// Where we lack CAP_SYS_PTRACE too, a tracer does that anyway.
-    pub(super) fn picking(architecture: u32, numbers: impl Iterator<Item = u32>) -> Option<Filter> {
+impl SeccompFilter {
+    /// A filter that selects these calls of this architecture. `None` if it would have a cost for
+    /// the program: without CAP_SYS_ADMIN it needs `no_new_privs`, which prevents set-user-ID
+    /// programs from gaining privileges. Without CAP_SYS_PTRACE a tracer does that anyway.
+    pub(super) fn picking(
+        architecture: u32,
+        numbers: impl Iterator<Item = u32>,
+    ) -> Option<SeccompFilter> {
         let is_free = has_capability(CapabilitySet::SYS_ADMIN)
             || rustix::thread::no_new_privs().unwrap_or(false);
         let costs_nothing_more = !has_capability(CapabilitySet::SYS_PTRACE);
-        (is_free || costs_nothing_more)
-            .then(|| Filter { program: program(architecture, numbers), no_new_privs: !is_free })
+        (is_free || costs_nothing_more).then(|| SeccompFilter {
+            program: program(architecture, numbers),
+            no_new_privs: !is_free,
+        })
     }
 
     /// Installs it in this process: async-signal-safe.
@@ -93,7 +100,7 @@ fn program(architecture: u32, numbers: impl Iterator<Item = u32>) -> Vec<libc::s
 mod tests {
     use super::*;
 
-    /// What the program answers, by a reading of the instructions that it uses.
+    /// Result of the filter program, by an interpreter for the instructions that it uses.
     fn answer(program: &[libc::sock_filter], architecture: u32, number: u32) -> u32 {
         let (mut at, mut word) = (0_usize, 0);
         loop {

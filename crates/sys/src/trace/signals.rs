@@ -1,5 +1,5 @@
-//! What the terminal sends to the whole foreground group is for the command: Ctrl-C must not end
-//! us before we can report, and Ctrl-Z must stop us only once the command has stopped.
+//! Signals of the terminal to the foreground process group are for the command: Ctrl-C must not end
+//! pagewise before it can report, and Ctrl-Z must stop it only once the command has stopped.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -13,20 +13,20 @@ const STOPS: [c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// While it lives, this thread holds back the signals of a terminal, and takes SIGCHLD.
 ///
 /// A process with other threads must hold them back there too.
-pub(super) struct Held {
+pub(super) struct HeldSignals {
     before: libc::sigset_t,
     stops_pass: bool,
 }
 
-impl Held {
-    pub(super) fn hold() -> Held {
+impl HeldSignals {
+    pub(super) fn hold() -> HeldSignals {
         let before = change_mask(libc::SIG_UNBLOCK, &set_of(&[libc::SIGCHLD]));
         change_mask(libc::SIG_BLOCK, &set_of(&INTERRUPTS));
         change_mask(libc::SIG_BLOCK, &set_of(&STOPS));
-        Held { before, stops_pass: false }
+        HeldSignals { before, stops_pass: false }
     }
 
-    /// Whether stop signals may stop us: one that came earlier and is still held does so at once.
+    /// True if stop signals may stop us: one that came earlier and is still held does so at once.
     pub(super) fn let_stops_pass(&mut self, pass: bool) {
         if self.stops_pass != pass {
             self.stops_pass = pass;
@@ -42,18 +42,19 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldSignals {
     fn drop(&mut self) {
         self.forget();
         change_mask(libc::SIG_SETMASK, &self.before);
     }
 }
 
-/// While it lives, Ctrl-C and its kin end a wait of this thread instead of the process.
+/// While it lives, Ctrl-C and similar signals interrupt a wait of this thread instead of ending the
+/// process.
 ///
-/// A signal can come just before a wait begins, or to another thread: so a timer of this thread interrupts it every
-/// few milliseconds.
-pub(super) struct Interrupts {
+/// A signal can come just before a wait begins, or to another thread: so a timer of this thread
+/// interrupts it every few milliseconds.
+pub(super) struct WaitInterrupts {
     timer: Option<libc::timer_t>,
 }
 
@@ -61,16 +62,16 @@ const ENDINGS: [c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 const ENDINGS_AND_STOPS: [c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// What the timer sends: a signal that does nothing where nobody handles it.
+/// Signal of the timer: it does nothing without a handler.
 const TICK: c_int = libc::SIGURG;
 
 /// Between two looks at the time and at [`INTERRUPTED`].
 const TICK_NANOSECONDS: libc::c_long = 10_000_000;
 
-/// Whether one of the signals came.
+/// True after one of the signals.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// How many values there are, and what was done with the signals before the first.
+/// Number of values, and the previous actions of the signals.
 static CAUGHT: Mutex<(usize, Vec<(c_int, libc::sigaction)>)> = Mutex::new((0, Vec::new()));
 
 extern "C" fn on_ending(_signal: c_int) {
@@ -79,18 +80,18 @@ extern "C" fn on_ending(_signal: c_int) {
 
 extern "C" fn on_tick(_signal: c_int) {}
 
-impl Interrupts {
+impl WaitInterrupts {
     /// A signal that is ignored stays so: a shell does that to what it starts in the background.
-    pub(super) fn catch() -> Interrupts {
-        Interrupts::catch_each(&ENDINGS)
+    pub(super) fn catch() -> WaitInterrupts {
+        WaitInterrupts::catch_each(&ENDINGS)
     }
 
     /// The same with the signals by which a terminal stops a process.
-    pub(super) fn catch_all() -> Interrupts {
-        Interrupts::catch_each(&ENDINGS_AND_STOPS)
+    pub(super) fn catch_all() -> WaitInterrupts {
+        WaitInterrupts::catch_each(&ENDINGS_AND_STOPS)
     }
 
-    fn catch_each(signals: &[c_int]) -> Interrupts {
+    fn catch_each(signals: &[c_int]) -> WaitInterrupts {
         let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
         if caught.0 == 0 {
             INTERRUPTED.store(false, Ordering::SeqCst);
@@ -103,7 +104,7 @@ impl Interrupts {
             }
         }
         caught.0 += 1;
-        Interrupts { timer: start_timer() }
+        WaitInterrupts { timer: start_timer() }
     }
 
     pub(super) fn came(&self) -> bool {
@@ -111,7 +112,7 @@ impl Interrupts {
     }
 }
 
-impl Drop for Interrupts {
+impl Drop for WaitInterrupts {
     fn drop(&mut self) {
         if let Some(timer) = self.timer {
             // SAFETY: the timer was made by `start_timer` and is deleted once.
@@ -128,7 +129,7 @@ impl Drop for Interrupts {
     }
 }
 
-/// What is done with a signal now.
+/// Present action of a signal.
 pub(super) fn handler_of(signal: c_int) -> libc::sighandler_t {
     action_of(signal).sa_sigaction
 }
@@ -192,7 +193,7 @@ fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     before
 }
 
-/// Takes one pending signal of a set that this thread blocks; `false` where there is none.
+/// Consumes one pending signal of a set that this thread blocks; `false` if none is pending.
 fn take_pending(set: &libc::sigset_t) -> bool {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `set` and `now` are initialised, and a null `siginfo_t` is not written.

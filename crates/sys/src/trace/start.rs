@@ -1,4 +1,4 @@
-//! Starting a command: finding its file, and a child that executes it when told to.
+//! Start of a command: search for its file, and a child that executes it on a message.
 
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int};
@@ -13,28 +13,28 @@ use std::ptr;
 use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
 
-use super::filter::Filter;
+use super::filter::SeccompFilter;
 use crate::ptrace::Tid;
 use crate::system::{euid, has_capability};
 
-/// Where shells look for a program if `PATH` is not set.
+/// Folders in which shells search for a program if `PATH` is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// A program and its arguments, in the form that `execv` takes.
-pub(crate) struct Image {
+pub(crate) struct ExecImage {
     path: CString,
     arguments: Vec<CString>,
 }
 
-impl Image {
+impl ExecImage {
     /// Finds the program as `execvp` does.
     ///
     /// # Errors
     /// `ENOENT`, `EACCES` where only files that may not be executed have its name; a NUL in a word.
-    pub(crate) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<Image> {
+    pub(crate) fn find(program: &OsStr, arguments: &[OsString]) -> io::Result<ExecImage> {
         let words = std::iter::once(program.to_owned()).chain(arguments.iter().cloned());
         let arguments = words.map(c_string).collect::<Result<_, _>>()?;
-        Ok(Image { path: c_string(find(program)?.into_os_string())?, arguments })
+        Ok(ExecImage { path: c_string(find(program)?.into_os_string())?, arguments })
     }
 
     /// The file to execute.
@@ -48,7 +48,7 @@ impl Image {
         words.chain(std::iter::once(ptr::null())).collect()
     }
 
-    /// Whether executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.
+    /// True if executing it raises privileges that a tracer without CAP_SYS_PTRACE would take away.
     pub(super) fn gains_privilege_untraced(&self) -> bool {
         let path = Path::new(OsStr::from_bytes(self.path.as_bytes()));
         !has_capability(CapabilitySet::SYS_PTRACE)
@@ -57,8 +57,9 @@ impl Image {
             && (is_set_id(path) || has_file_capabilities(path))
     }
 
-    /// Makes a child that waits for [`Newborn::go`], sets up the filter where there is one, and executes the program.
-    pub(super) fn fork(&self, filter: Option<&Filter>) -> io::Result<Newborn> {
+    /// Makes a child that waits for [`Newborn::go`], sets up the filter where there is one, and
+    /// executes the program.
+    pub(super) fn fork(&self, filter: Option<&SeccompFilter>) -> io::Result<Newborn> {
         let (ours, theirs) = UnixStream::pair()?;
         let argv = self.argv();
         // SAFETY: the child calls only async-signal-safe functions until it executes or exits, so
@@ -78,7 +79,7 @@ pub(super) struct Newborn {
 }
 
 impl Newborn {
-    /// Tells it to execute.
+    /// Sends it the message to execute.
     pub(super) fn go(&mut self) -> io::Result<()> {
         self.channel.write_all(&[0])
     }
@@ -94,7 +95,7 @@ impl Newborn {
     }
 }
 
-/// What kept a child from executing.
+/// Reason why a child did not execute.
 pub(super) enum NotExecuted {
     /// The program.
     Program(io::Error),
@@ -107,7 +108,7 @@ pub(super) enum NotExecuted {
 fn execute_when_told(
     path: &CString,
     argv: &[*const c_char],
-    filter: Option<&Filter>,
+    filter: Option<&SeccompFilter>,
     parents: RawFd,
     ours: RawFd,
 ) -> ! {
@@ -125,16 +126,17 @@ fn execute_when_told(
 }
 
 /// Returns the error number where it does: of the program, or negative that of the filter.
-fn execute(path: &CString, argv: &[*const c_char], filter: Option<&Filter>) -> c_int {
+fn execute(path: &CString, argv: &[*const c_char], filter: Option<&SeccompFilter>) -> c_int {
     let errno = |error: io::Error| error.raw_os_error().unwrap_or(0);
     // SAFETY: no handler is installed. Rust's start-up code ignores SIGPIPE; programs do not
     // expect to be started so.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    if let Some(Err(error)) = filter.map(Filter::install) {
+    if let Some(Err(error)) = filter.map(SeccompFilter::install) {
         return -errno(error);
     }
-    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A path
-    // with a slash makes `execvp` search nothing; it hands a file without a header to the shell.
+    // SAFETY: `path` and the words of `argv` end with NUL, `argv` itself with a null pointer. A
+    // path with a slash makes `execvp` search nothing; it hands a file without a header to the
+    // shell.
     unsafe { libc::execvp(path.as_ptr(), argv.as_ptr()) };
     errno(io::Error::last_os_error())
 }

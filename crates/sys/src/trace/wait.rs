@@ -13,20 +13,20 @@ use std::time::Instant;
 
 use rustix::thread::{Timespec, futex};
 
-use super::{Ending, signals};
+use super::{TraceEnding, signals};
 use crate::ptrace::{Tid, seized};
 
 /// `PTRACE_EVENT_STOP` of `linux/ptrace.h`.
 const EVENT_STOP: c_int = 128;
 
-/// How a stop at a system call shows under `PTRACE_O_TRACESYSGOOD`.
+/// Stop status of a system call under `PTRACE_O_TRACESYSGOOD`.
 const SYSCALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
-/// What became of a thread.
+/// State change of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ThreadChange {
     /// It is gone.
-    Ended(Ending),
+    Ended(TraceEnding),
     /// It is about to receive a signal.
     Signal(i32),
     /// The whole process was stopped by a stop signal.
@@ -45,47 +45,48 @@ pub enum Change {
     Exiting,
 }
 
-impl Change {
-    fn from_status(status: c_int) -> Change {
+impl ThreadChange {
+    fn from_status(status: c_int) -> ThreadChange {
         if !libc::WIFSTOPPED(status) {
-            return Change::Ended(Ending::from_status(status));
+            return ThreadChange::Ended(TraceEnding::from_status(status));
         }
         match (status >> 16, libc::WSTOPSIG(status)) {
-            (0, SYSCALL_STOP) => Change::Syscall,
-            (0, signal) => Change::Signal(signal),
-            (libc::PTRACE_EVENT_SECCOMP, _) => Change::Filtered,
+            (0, SYSCALL_STOP) => ThreadChange::Syscall,
+            (0, signal) => ThreadChange::Signal(signal),
+            (libc::PTRACE_EVENT_SECCOMP, _) => ThreadChange::Filtered,
             (libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK, _) => {
-                Change::Cloned
+                ThreadChange::Cloned
             }
-            (libc::PTRACE_EVENT_EXEC, _) => Change::Execed,
-            (libc::PTRACE_EVENT_EXIT, _) => Change::Exiting,
-            (EVENT_STOP, libc::SIGTRAP) => Change::Trap,
-            (EVENT_STOP, _) => Change::GroupStop,
-            _ => Change::Trap,
+            (libc::PTRACE_EVENT_EXEC, _) => ThreadChange::Execed,
+            (libc::PTRACE_EVENT_EXIT, _) => ThreadChange::Exiting,
+            (EVENT_STOP, libc::SIGTRAP) => ThreadChange::Trap,
+            (EVENT_STOP, _) => ThreadChange::GroupStop,
+            _ => ThreadChange::Trap,
         }
     }
 }
 
-impl Change {
-    /// Whether the kernel answers requests of the thread only once the change was taken. The id of one that executes another
-    /// program may be new: `looks_like_a_spurious_pid` of `kernel/ptrace.c`, since Linux 5.13.
+impl ThreadChange {
+    /// True if the kernel answers requests of the thread only once the change was taken. The id of
+    /// one that executes another program may be new: `looks_like_a_spurious_pid` of
+    /// `kernel/ptrace.c`, since Linux 5.13.
     fn must_be_taken(self) -> bool {
-        matches!(self, Change::Ended(_) | Change::Execed)
+        matches!(self, ThreadChange::Ended(_) | ThreadChange::Execed)
     }
 }
 
-impl Ending {
+impl TraceEnding {
     /// From a wait status of a task that is gone.
-    pub(crate) fn from_status(status: c_int) -> Ending {
+    pub(crate) fn from_status(status: c_int) -> TraceEnding {
         if libc::WIFSIGNALED(status) {
-            Ending::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
+            TraceEnding::Killed { signal: libc::WTERMSIG(status), core: libc::WCOREDUMP(status) }
         } else {
-            Ending::Exited(libc::WEXITSTATUS(status))
+            TraceEnding::Exited(libc::WEXITSTATUS(status))
         }
     }
 }
 
-/// How many SIGCHLD came to this process.
+/// Number of SIGCHLD signals that this process received.
 static NEWS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn on_sigchld(_signal: c_int) {
@@ -102,12 +103,13 @@ pub(crate) fn begin() {
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = on_sigchld as extern "C" fn(c_int) as usize;
         action.sa_flags = libc::SA_RESTART;
-        // SAFETY: the handler does only what is allowed in one: an atomic addition and a futex call.
+        // SAFETY: the handler does only what is allowed in one: an atomic addition and a futex
+        // call.
         unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, ptr::null_mut()) };
     });
 }
 
-/// A mark to take before asking [`next`], and to [`sleep`] on once it has nothing more to say.
+/// A mark to take before a call of [`any_now`], and to pass to [`sleep`] if it has no event.
 pub(crate) fn mark() -> u32 {
     NEWS.load(Ordering::SeqCst)
 }
@@ -126,7 +128,7 @@ pub(crate) fn sleep(mark: u32, deadline: Option<Instant>) -> bool {
     true
 }
 
-/// A child or tracee of this thread that has news, which stays there for [`take`].
+/// A child or tracee of this thread that has news, which stays there for [`take_change`].
 ///
 /// # Errors
 /// `ECHILD` where this thread has neither: someone else took the end of our child.
@@ -134,12 +136,12 @@ pub(crate) fn peek() -> io::Result<Option<Tid>> {
     Ok(look_at(libc::P_ALL, 0, libc::WNOHANG)?.map(|(tid, _)| tid))
 }
 
-/// What is new of one thread, if anything. A thread that we no longer trace has no news. A signal that the thread is about to
-/// receive must be looked at by [`look`] instead.
+/// New event of one thread, if there is one. A thread that is not traced any more has no events.
+/// For a signal that the thread is about to receive, use [`look`] instead.
 ///
 /// # Errors
 /// None that the kernel is known to give for a thread of ours.
-pub fn take(tid: Tid) -> io::Result<Option<Change>> {
+pub fn take_change(tid: Tid) -> io::Result<Option<ThreadChange>> {
     let mut status = 0;
     // SAFETY: `status` is an int that the call may fill in.
     match unsafe { libc::waitpid(tid, &raw mut status, libc::WNOHANG | libc::__WALL) } {
@@ -149,8 +151,8 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
             error => Err(error),
         },
         _ => {
-            let change = Change::from_status(status);
-            if matches!(change, Change::Ended(_)) {
+            let change = ThreadChange::from_status(status);
+            if matches!(change, ThreadChange::Ended(_)) {
                 seized::forget(tid);
             }
             Ok(Some(change))
@@ -158,36 +160,37 @@ pub fn take(tid: Tid) -> io::Result<Option<Change>> {
     }
 }
 
-/// What is new of one thread, if anything: as [`take`], but a stop (unless of `exec`) stays to be seen until the thread is resumed or
-/// detached.
+/// New event of one thread, if there is one: like [`take_change`], but a stop (except of `exec`) is
+/// not consumed until the thread is resumed or detached.
 ///
-/// A signal that a thread is about to receive must be looked at so: once its stop was taken, the kernel drops the signal if
-/// the tracer is killed before it resumes the thread.
+/// A signal that a thread is about to receive must be looked at so: once its stop was taken, the
+/// kernel drops the signal if the tracer is killed before it resumes the thread.
 ///
 /// # Errors
-/// `ECHILD` for a thread that is no tracee of this thread, or no more: another thread that executes a program takes the place of the
-/// first thread.
-pub fn look(tid: Tid) -> io::Result<Option<Change>> {
+/// `ECHILD` for a thread that is not, or not any more, a tracee of this thread: a thread that
+/// executes a program gets the id of the first thread.
+pub fn look(tid: Tid) -> io::Result<Option<ThreadChange>> {
     match look_at(libc::P_PID, tid.unsigned_abs(), libc::WNOHANG)? {
-        Some((_, change)) if change.must_be_taken() => take(tid),
+        Some((_, change)) if change.must_be_taken() => take_change(tid),
         found => Ok(found.map(|(_, change)| change)),
     }
 }
 
-/// As [`look`]; a thread that is no tracee of this thread has no news.
-pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<Change>> {
+/// Like [`look`]; a thread that is not a tracee of this thread has no events.
+pub(crate) fn look_if_ours(tid: Tid) -> io::Result<Option<ThreadChange>> {
     match look(tid) {
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(None),
         found => found,
     }
 }
 
-/// The first change of one task, or of all children and tracees of this thread, which stays to be taken.
+/// The first change of one task, or of all children and tracees of this thread, which stays to be
+/// taken.
 fn look_at(
     which: libc::idtype_t,
     id: libc::id_t,
     no_hang: c_int,
-) -> io::Result<Option<(Tid, Change)>> {
+) -> io::Result<Option<(Tid, ThreadChange)>> {
     // SAFETY: all-zero is a valid `siginfo_t`: plain numbers.
     let mut info: libc::siginfo_t = unsafe { MaybeUninit::zeroed().assume_init() };
     let options = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | no_hang;
@@ -198,7 +201,7 @@ fn look_at(
     }
     // SAFETY: waitid filled in the SIGCHLD fields, or left the zeros that say "nothing".
     let tid = unsafe { info.si_pid() };
-    // SAFETY: as above.
+    // SAFETY: waitid filled in the SIGCHLD fields, or left zeros, which are valid.
     let code = unsafe { info.si_status() };
     if tid == 0 {
         return Ok(None);
@@ -210,37 +213,39 @@ fn look_at(
         libc::CLD_DUMPED => code | 0x80,
         _ => code << 8 | 0x7f,
     };
-    Ok(Some((tid, Change::from_status(status))))
+    Ok(Some((tid, ThreadChange::from_status(status))))
 }
 
-/// Waits, for as long as it takes, for what is new of any child or tracee of this thread. As with [`look`], a stop stays to be
-/// seen, and is the first that is seen, until the thread is resumed or detached. `None` where a signal came first.
+/// Waits, for as long as it takes, for what is new of any child or tracee of this thread. As with
+/// [`look`], a stop stays to be seen, and is the first that is seen, until the thread is resumed or
+/// detached. `None` where a signal came first.
 ///
 /// # Errors
-/// `ECHILD` where there is none.
-pub fn any() -> io::Result<Option<(Tid, Change)>> {
+/// `ECHILD` without tracees.
+pub fn any() -> io::Result<Option<(Tid, ThreadChange)>> {
     look_at_any(0)
 }
 
 /// As [`any`], without waiting.
 ///
 /// # Errors
-/// `ECHILD` where there is none.
-pub(crate) fn any_now() -> io::Result<Option<(Tid, Change)>> {
+/// `ECHILD` without tracees.
+pub(crate) fn any_now() -> io::Result<Option<(Tid, ThreadChange)>> {
     look_at_any(libc::WNOHANG)
 }
 
-fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, Change)>> {
+fn look_at_any(no_hang: c_int) -> io::Result<Option<(Tid, ThreadChange)>> {
     match look_at(libc::P_ALL, 0, no_hang) {
         Ok(Some((tid, change))) if change.must_be_taken() => {
-            Ok(take(tid)?.map(|change| (tid, change)))
+            Ok(take_change(tid)?.map(|change| (tid, change)))
         }
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
         found => found,
     }
 }
 
-/// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD ignored.
+/// Makes the kernel keep the ends of our children for us: we may have been started with SIGCHLD
+/// ignored.
 pub(crate) fn keep_ends() {
     if signals::handler_of(libc::SIGCHLD) == libc::SIG_IGN {
         // SAFETY: no handler is installed.

@@ -1,4 +1,4 @@
-/* The program under trace: maps 16 MiB, touches half of it, and plays the act it is told to.
+/* The program under trace: maps 16 MiB, touches half of it, and plays the act in its argument.
  *
  *     acts ACT [ARGUMENT..]
  *

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use pagewise_skip::is_root;
-use pagewise_sys::trace::{Ending, Stopped, Traced};
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 use crate::support::{
     acts, copy_program, kill, spawn, state, tracer, until, untraced_ending, within_patience,
@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 #[test]
-fn a_program_that_is_not_there_is_told_from_one_that_cannot_run() {
+fn a_missing_program_is_distinguished_from_one_that_cannot_run() {
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain");
     fs::write(&plain, "text").unwrap();
@@ -42,7 +42,7 @@ fn a_script_without_a_first_line_runs_in_the_shell() {
         let script = dir.path().join("script");
         write_program(&script, "exit $1\n");
         let traced = Traced::spawn(script.as_os_str(), &["9".into()]).unwrap();
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(9));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(9));
     });
 }
 
@@ -54,7 +54,7 @@ fn every_signal_reaches_its_handler_once() {
         let [traced_counts, plain_counts] = ["traced", "plain"].map(|name| dir.path().join(name));
         let mut traced = spawn(acts, &format!("signals 100 {}", traced_counts.display()));
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(0));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(0));
         untraced_ending(acts, &format!("signals 100 {}", plain_counts.display()));
         let counts = fs::read_to_string(traced_counts).unwrap();
         assert_eq!(counts, "usr1 100 rt 1000 chld 100 trap 100\n");
@@ -92,7 +92,7 @@ fn another_process_can_stop_and_continue_it() {
         });
         traced.run(None).unwrap();
         outside.join().unwrap();
-        assert_eq!(traced.finish().unwrap(), Ending::Killed { signal: 9, core: false });
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Killed { signal: 9, core: false });
     });
 }
 
@@ -112,11 +112,11 @@ fn a_stopped_command_can_be_frozen_and_stays_stopped() {
         kill(pid, "CONT");
         until("and ends as usual", || state(pid) == 'S');
         kill(pid, "TERM");
-        assert_eq!(traced.finish().unwrap(), Ending::Killed { signal: 15, core: false });
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Killed { signal: 15, core: false });
     });
 }
 
-/// What a command prints under our tracer, and what it prints without.
+/// Output of a command under our tracer, and without it.
 fn with_and_without(arrange: impl Fn(&mut Command), program: &Path, words: &[&str]) -> [Output; 2] {
     let mut traced = tracer();
     traced.arg(program).args(words);
@@ -182,7 +182,7 @@ fn a_set_user_id_program_keeps_its_privilege() {
     copy_program(tracer().get_program().as_ref(), &tracer_file);
     const ROOT: u32 = 0;
     const NOBODY: u32 = 65534;
-    // Who runs it, whose it is, its mode; what it prints, and whether it can be seen at exit.
+    // User that runs it, owner, mode; output, and whether it can be seen at exit.
     for (user, owner, mode, ids, seen) in [
         (NOBODY, ROOT, 0o4755, "euid 0 egid 65534 tracer 0\n", false),
         (NOBODY, ROOT, 0o2755, "euid 65534 egid 0 tracer 0\n", false),

@@ -1,4 +1,5 @@
-//! Commands and processes whose memory calls are watched: they behave as without us, and nothing is missed.
+//! Commands and processes whose memory calls are watched: they behave as without us, and nothing is
+//! missed.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_sys::trace::Ending;
-use pagewise_sys::trace::calls::{Event, Seen, Watched};
+use pagewise_sys::trace::TraceEnding;
+use pagewise_sys::trace::calls::{TraceEvent, TraceEventKind, TracedProgram};
 
 use crate::support::{acts, acts_static, kill, state, until, untraced_ending, within_patience};
 
@@ -15,13 +16,13 @@ use crate::support::{acts, acts_static, kill, state, until, untraced_ending, wit
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Starts `acts` with the words of a line.
-fn start(program: &Path, line: &str) -> Watched {
+fn start(program: &Path, line: &str) -> TracedProgram {
     let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
-    Watched::spawn(program.as_os_str(), &words).unwrap().unwrap()
+    TracedProgram::spawn(program.as_os_str(), &words).unwrap().unwrap()
 }
 
-/// Everything that happens until nobody is left.
-fn all(watched: &mut Watched) -> Vec<Seen> {
+/// All events until no task is left.
+fn all(watched: &mut TracedProgram) -> Vec<TraceEvent> {
     let mut seen = Vec::new();
     while let Some(event) = watched.next().unwrap() {
         seen.push(event);
@@ -51,7 +52,7 @@ fn a_command_ends_as_without_us() {
                 let seen = all(&mut watched);
                 assert_eq!(watched.ending(), Some(untraced_ending(program, line)), "{line}");
                 let first = seen.first().unwrap();
-                assert_eq!(first.event, Event::Executed { is_native: true }, "{line}");
+                assert_eq!(first.event, TraceEventKind::Executed { is_native: true }, "{line}");
             });
         }
     }
@@ -67,8 +68,8 @@ fn every_call_that_begins_ends_with_its_result() {
         let mut mapped = Vec::new();
         for seen in all(&mut watched) {
             match seen.event {
-                Event::Entered(call) => assert_eq!(open.insert(seen.tid, call), None),
-                Event::Left(done) => {
+                TraceEventKind::Entered(call) => assert_eq!(open.insert(seen.tid, call), None),
+                TraceEventKind::Left(done) => {
                     let call = open.remove(&seen.tid).unwrap();
                     assert!(done.took <= began.elapsed());
                     if call.name == "mmap" && call.arguments[1] == 18 << 20 {
@@ -93,13 +94,14 @@ fn signals_reach_their_handlers_once() {
         let mut watched = start(acts, &format!("signals 20 {}", counts.display()));
         let seen = all(&mut watched);
         assert_eq!(fs::read_to_string(counts).unwrap(), "usr1 20 rt 200 chld 20 trap 20\n");
-        let born = seen.iter().filter(|seen| matches!(seen.event, Event::Born { .. })).count();
+        let born =
+            seen.iter().filter(|seen| matches!(seen.event, TraceEventKind::Born { .. })).count();
         assert_eq!(born, 20);
     });
 }
 
 #[test]
-fn descendants_are_told_by_who_made_them_and_whose_memory_they_use() {
+fn descendants_are_listed_with_their_parent_and_shared_memory() {
     let Some(acts) = acts() else { return };
     // The acts of the children say by their exit status that they are traced.
     for (line, shares) in
@@ -111,28 +113,29 @@ fn descendants_are_told_by_who_made_them_and_whose_memory_they_use() {
             let born: Vec<(u32, bool)> = seen
                 .iter()
                 .filter_map(|seen| match seen.event {
-                    Event::Born { by, shares_memory } => Some((by, shares_memory)),
+                    TraceEventKind::Born { by, shares_memory } => Some((by, shares_memory)),
                     _ => None,
                 })
                 .collect();
             assert_eq!(born.first(), Some(&(watched.pid(), shares)), "{line}");
-            let ended = seen.iter().filter(|seen| matches!(seen.event, Event::Ended(_))).count();
+            let ended =
+                seen.iter().filter(|seen| matches!(seen.event, TraceEventKind::Ended(_))).count();
             assert_eq!(ended, born.len() + 1, "{line}");
         });
     }
 }
 
 /// A program that another thread started, so that its end is not ours to take; killed in the end.
-struct Running(Child);
+struct ForeignProgram(Child);
 
-impl Running {
-    fn start(program: &Path, line: &str) -> Running {
+impl ForeignProgram {
+    fn start(program: &Path, line: &str) -> ForeignProgram {
         let (program, line) = (program.to_owned(), line.to_owned());
         let start = move || {
             let mut command = Command::new(program);
             command.args(line.split_whitespace()).stdout(Stdio::null()).spawn().unwrap()
         };
-        Running(thread::spawn(start).join().unwrap())
+        ForeignProgram(thread::spawn(start).join().unwrap())
     }
 
     fn pid(&self) -> u32 {
@@ -146,7 +149,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ForeignProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -154,9 +157,9 @@ impl Drop for Running {
 }
 
 /// Watches a running process for a while, and lets it go.
-fn watch(pid: u32, time: Duration) -> Vec<Seen> {
+fn watch(pid: u32, time: Duration) -> Vec<TraceEvent> {
     thread::spawn(move || {
-        let mut watched = Watched::attach(pid, Some(Instant::now() + time), PAUSE).unwrap();
+        let mut watched = TracedProgram::attach(pid, Some(Instant::now() + time), PAUSE).unwrap();
         all(&mut watched)
     })
     .join()
@@ -169,7 +172,7 @@ fn a_running_process_is_left_as_it_was() {
     within_patience(|| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counters");
-        let running = Running::start(acts, &format!("count 4 {}", file.display()));
+        let running = ForeignProgram::start(acts, &format!("count 4 {}", file.display()));
         let count = || fs::read(&file).unwrap_or_default();
         let words = |bytes: &[u8]| -> Vec<u64> {
             let (words, _) = bytes.as_chunks::<8>();
@@ -180,7 +183,7 @@ fn a_running_process_is_left_as_it_was() {
             let seen = watch(running.pid(), Duration::from_millis(50));
             assert_eq!(
                 seen.first().map(|seen| seen.event),
-                Some(Event::Attached { is_native: true })
+                Some(TraceEventKind::Attached { is_native: true })
             );
             assert_eq!(running.tracer(), "0");
             let before = words(&count());
@@ -195,7 +198,7 @@ fn a_running_process_is_left_as_it_was() {
 fn a_stopped_process_stays_stopped() {
     let Some(acts) = acts() else { return };
     within_patience(|| {
-        let mut running = Running::start(acts, "pause");
+        let mut running = ForeignProgram::start(acts, "pause");
         let pid = running.pid();
         until("it pauses", || state(pid) == 'S');
         kill(pid, "STOP");
@@ -218,33 +221,33 @@ fn a_stopped_process_stays_stopped() {
 fn a_process_that_ends_under_watch_ends_the_watching() {
     let Some(acts) = acts() else { return };
     within_patience(|| {
-        let running = Running::start(acts, "pause");
+        let running = ForeignProgram::start(acts, "pause");
         let pid = running.pid();
         until("it pauses", || state(pid) == 'S');
         let watching = thread::spawn(move || {
-            let mut watched = Watched::attach(pid, None, PAUSE).unwrap();
+            let mut watched = TracedProgram::attach(pid, None, PAUSE).unwrap();
             all(&mut watched);
             watched.ending()
         });
         until("it is watched", || running.tracer() != "0");
         kill(pid, "TERM");
         let ending = watching.join().unwrap();
-        assert_eq!(ending, Some(Ending::Killed { signal: 15, core: false }));
+        assert_eq!(ending, Some(TraceEnding::Killed { signal: 15, core: false }));
     });
 }
 
 #[test]
-fn what_a_filtered_command_leaves_behind_ends_with_the_watching() {
+fn remaining_processes_of_a_filtered_command_end_with_the_trace() {
     within_patience(|| {
         let script = "sleep 50 >/dev/null 2>&1 & echo $! > $0; exit 4";
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let words = ["-c".into(), script.into(), file.clone().into_os_string()];
-        let mut watched = Watched::spawn("sh".as_ref(), &words).unwrap().unwrap();
+        let mut watched = TracedProgram::spawn("sh".as_ref(), &words).unwrap().unwrap();
         while watched.ending().is_none() {
             watched.next().unwrap();
         }
-        assert_eq!(watched.ending(), Some(Ending::Exited(4)));
+        assert_eq!(watched.ending(), Some(TraceEnding::Exited(4)));
         let left: u32 = fs::read_to_string(file).unwrap().trim().parse().unwrap();
         assert_eq!(watched.processes().into_iter().collect::<Vec<_>>(), [left]);
         drop(watched);
@@ -253,9 +256,9 @@ fn what_a_filtered_command_leaves_behind_ends_with_the_watching() {
 }
 
 #[test]
-fn who_is_not_there_cannot_be_watched() {
-    let error = Watched::attach(u32::MAX, None, PAUSE).unwrap_err();
+fn a_missing_process_cannot_be_watched() {
+    let error = TracedProgram::attach(u32::MAX, None, PAUSE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(3));
-    let error = Watched::spawn("no-such-program-anywhere".as_ref(), &[]).unwrap_err();
+    let error = TracedProgram::spawn("no-such-program-anywhere".as_ref(), &[]).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
 }

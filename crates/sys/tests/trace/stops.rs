@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pagewise_sys::trace::{Ending, Stopped, Traced};
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 use crate::support::{
     acts, acts_static, assert_memory_is_whole, ending, kill, spawn, state, until, untraced_ending,
@@ -55,7 +55,10 @@ fn a_kill_from_outside_is_an_ending() {
                 assert_memory_is_whole(pid);
             }
             killer.join().unwrap();
-            assert_eq!(traced.finish().unwrap(), Ending::Killed { signal: number, core: false });
+            assert_eq!(
+                traced.finish().unwrap(),
+                TraceEnding::Killed { signal: number, core: false }
+            );
         });
     }
 }
@@ -67,7 +70,7 @@ fn a_kill_during_the_last_stop_does_not_hang_us() {
         let mut traced = spawn(acts, "exit 3");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
         kill(traced.pid(), "KILL");
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(3));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(3));
     });
 }
 
@@ -99,7 +102,7 @@ fn after_the_main_thread_has_ended_another_one_can_be_read() {
         assert_ne!(traced.task(), traced.pid());
         assert_eq!(state(traced.pid()), 'Z');
         assert_memory_is_whole(traced.task());
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(0));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(0));
     });
 }
 
@@ -111,7 +114,7 @@ fn only_the_last_program_of_a_chain_is_seen_at_its_exit() {
         let mut traced = Traced::spawn("sh".as_ref(), &["-c".into(), script.into()]).unwrap();
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
         assert_memory_is_whole(traced.task());
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(6));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(6));
     });
 }
 
@@ -149,7 +152,7 @@ fn at_a_time_all_threads_stop_and_run_on_after() {
         }
         kill(traced.pid(), "TERM");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
-        assert_eq!(traced.finish().unwrap(), Ending::Killed { signal: 15, core: false });
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Killed { signal: 15, core: false });
     });
 }
 
@@ -162,7 +165,7 @@ fn a_time_after_the_exit_stops_at_the_exit() {
         assert_eq!(traced.run(Some(deadline)).unwrap(), Stopped::AtExit);
         assert_eq!(traced.freeze().unwrap(), Stopped::AtExit);
         assert_memory_is_whole(traced.task());
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(3));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(3));
     });
 }
 
@@ -183,7 +186,7 @@ fn a_command_can_be_stopped_while_it_waits_in_vfork() {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         kill(children.trim().parse().unwrap(), "KILL");
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(0));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(0));
     });
 }
 
@@ -207,7 +210,7 @@ fn a_command_that_is_let_go_runs_on_untraced() {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         assert!(status.contains("TracerPid:\t0\n"), "{status}");
         kill(pid, "TERM");
-        assert_eq!(traced.finish().unwrap(), Ending::Killed { signal: 15, core: false });
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Killed { signal: 15, core: false });
     });
 }
 
@@ -234,7 +237,7 @@ fn the_end_does_not_wait_for_grandchildren() {
         let script = format!("sleep 600 & echo $! > '{}'; exit 4", file.display());
         let mut traced = Traced::spawn("sh".as_ref(), &["-c".into(), script.into()]).unwrap();
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
-        assert_eq!(traced.finish().unwrap(), Ending::Exited(4));
+        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(4));
         // It would not be there any more if anything had waited for it.
         kill(fs::read_to_string(file).unwrap().trim().parse().unwrap(), "KILL");
     });
@@ -257,7 +260,7 @@ fn commands_and_children_of_other_threads_keep_their_endings() {
                         let mut traced = spawn(acts, &format!("exit_in_thread {code}"));
                         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit);
                         assert_memory_is_whole(traced.task());
-                        assert_eq!(traced.finish().unwrap(), Ending::Exited(code));
+                        assert_eq!(traced.finish().unwrap(), TraceEnding::Exited(code));
                         assert_eq!(child.wait().unwrap().code(), Some(code));
                     }
                 });

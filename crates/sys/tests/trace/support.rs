@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, skip};
-use pagewise_sys::trace::{Ending, Stopped, Traced};
+use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 /// A hang is a failure with a name.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 static DYNAMIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-dynamic", &[]));
 static STATIC: LazyLock<Option<PathBuf>> = LazyLock::new(|| compile("acts-static", &["-static"]));
 
-/// `acts.c`, dynamically linked, or `None` after printing why there is none.
+/// `acts.c`, dynamically linked, or `None` after printing the reason.
 pub(crate) fn acts() -> Option<&'static Path> {
     if DYNAMIC.is_none() {
         skip(&Lack::Tool("cc"));
@@ -49,7 +49,7 @@ pub(crate) fn spawn(program: &Path, line: &str) -> Traced {
 }
 
 /// Runs `acts` until it is about to exit, checks that its memory is whole, and says how it ended.
-pub(crate) fn ending(program: &Path, line: &str) -> Ending {
+pub(crate) fn ending(program: &Path, line: &str) -> TraceEnding {
     within_patience(|| {
         let mut traced = spawn(program, line);
         assert_eq!(traced.run(None).unwrap(), Stopped::AtExit, "{line}");
@@ -58,13 +58,15 @@ pub(crate) fn ending(program: &Path, line: &str) -> Ending {
     })
 }
 
-/// How `acts` ends without us.
-pub(crate) fn untraced_ending(program: &Path, line: &str) -> Ending {
+/// Ending of `acts` without tracing.
+pub(crate) fn untraced_ending(program: &Path, line: &str) -> TraceEnding {
     use std::os::unix::process::ExitStatusExt;
     let status = Command::new(program).args(line.split_whitespace()).status().unwrap();
     match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Exited(code),
-        (None, signal) => Ending::Killed { signal: signal.unwrap(), core: status.core_dumped() },
+        (Some(code), _) => TraceEnding::Exited(code),
+        (None, signal) => {
+            TraceEnding::Killed { signal: signal.unwrap(), core: status.core_dumped() }
+        }
     }
 }
 
@@ -96,8 +98,8 @@ fn send(whom: &str, signal: &str) {
     assert!(sent.success());
 }
 
-/// Copies a program. Another process does: a child that another test forks meanwhile would keep a file open that this one
-/// writes, and nothing executes a file that is open for writing.
+/// Copies a program. Another process does: a child that another test forks meanwhile would keep a
+/// file open that this one writes, and nothing executes a file that is open for writing.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--").args([from, to]).status().unwrap();
     assert!(status.success());
@@ -134,7 +136,8 @@ pub(crate) fn within_patience<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The example `resident_at_exit`, which `cargo test` builds: a tracer that is a process of its own.
+/// The example `resident_at_exit`, which `cargo test` builds: a tracer that is a process of its
+/// own.
 pub(crate) fn tracer() -> Command {
     let tests = std::env::current_exe().unwrap();
     let build = tests.parent().and_then(Path::parent).unwrap();

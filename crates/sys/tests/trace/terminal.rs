@@ -1,4 +1,4 @@
-//! What a terminal and a shell do to the whole job: us and the command.
+//! Signals of a terminal and a shell to the whole job: pagewise and the command.
 
 use std::fs;
 use std::io::Read;
@@ -69,8 +69,8 @@ fn an_interrupt_that_kills_the_command_leaves_us_to_report_it() {
 
 #[test]
 fn a_terminal_stop_stops_both_and_a_continue_wakes_both() {
-    // Without a child: a shell that waits in vfork cannot stop before the child has become another program, and a child that
-    // stops first does not.
+    // Without a child: a shell that waits in vfork cannot stop before the child has become another
+    // program, and a child that stops first does not.
     let mut job = Job::start("echo; n=0; while [ $n -lt 1500000 ]; do n=$((n+1)); done; exit 6");
     job.ready();
     let command = job.command();

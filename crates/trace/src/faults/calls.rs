@@ -1,7 +1,8 @@
-//! A call stack from two sources: the kernel follows frame pointers to the end, but skips the caller of a function that makes
-//! no frame, such as memset; unwind tables skip nobody, but end where the copy of the stack does.
+//! A call stack from two sources: the kernel follows frame pointers to the end, but skips the
+//! caller of a function that sets up no frame, such as memset; unwind tables skip no caller, but
+//! end at the end of the stack copy.
 
-/// Callers by tables, then those that frame pointers tell behind them.
+/// Callers by tables, then those by frame pointers beyond them.
 pub(super) fn join(tables: &[u64], pointers: impl Iterator<Item = u64>, into: &mut Vec<u64>) {
     into.clear();
     into.extend_from_slice(tables);
@@ -22,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_skipped_and_nobody_comes_twice() {
+    fn each_process_is_listed_exactly_once() {
         let join = |tables: &[u64], pointers: &[u64]| {
             let mut joined = Vec::new();
             join(tables, pointers.iter().copied(), &mut joined);

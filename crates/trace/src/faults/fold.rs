@@ -1,23 +1,23 @@
-//! What is kept apart of faults, in bounded memory: where there is too much, what counts least becomes part of sums.
+//! Sums of faults in bounded memory: at the limit, the smallest entries are merged.
 
 use std::collections::{HashMap, HashSet};
 
 use pagewise_model::bounds::{Folded, MemoryLimit};
-use pagewise_model::faults::{Owner, Thread};
+use pagewise_model::faults::{FaultThread, Owner};
 
 use crate::faults::mappings::Mappings;
-use crate::faults::state::{Key, Pending, Sum};
+use crate::faults::state::{FaultKey, FaultSum, PendingFault};
 use crate::heaviest::{Heaviest, sums};
-use crate::stacks::{StackId, Stacks};
+use crate::stacks::{RecordedStacks, StackId};
 
 /// All threads that are not kept apart, as the number of one.
 pub(super) const OTHER_THREADS: u32 = u32::MAX;
 /// All allocations that are not kept apart, as the number of one.
 const OTHER_ALLOCATIONS: u32 = u32::MAX;
 
-/// How much there may be of each; a row takes about 100 bytes, a thread and a mapping some 200.
+/// Limits of the tables; a row takes about 100 bytes, a thread and a mapping some 200.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct FaultLimits {
     pub(super) rows: usize,
     pub(super) threads: usize,
     pub(super) mappings: usize,
@@ -25,9 +25,9 @@ pub(super) struct Limits {
     pub(super) pending: usize,
 }
 
-impl Limits {
-    pub(super) fn of(limit: MemoryLimit) -> Limits {
-        Limits {
+impl FaultLimits {
+    pub(super) fn for_memory(limit: MemoryLimit) -> FaultLimits {
+        FaultLimits {
             rows: limit.part(2 << 10),
             threads: limit.part(8 << 10),
             mappings: limit.part(16 << 10),
@@ -36,42 +36,43 @@ impl Limits {
     }
 }
 
-/// What is summed up by parts of a key.
-type Rows = HashMap<Key, Sum>;
+/// Sums of faults by the parts of a key.
+type FaultRows = HashMap<FaultKey, FaultSum>;
 
-fn rekey(rows: &mut Rows, key: impl Fn(Key) -> Key) {
+fn rekey(rows: &mut FaultRows, key: impl Fn(FaultKey) -> FaultKey) {
     let old = std::mem::take(rows);
     for (before, sum) in old {
         rows.entry(key(before)).or_default().add(sum);
     }
 }
 
-/// Keeps the stacks apart of which most is counted, in so many bytes. Those of faults that are not over stay.
+/// Keeps the stacks with the largest counts within this number of bytes. Stacks of pending faults
+/// are kept.
 pub(super) fn stacks(
-    rows: &mut Rows,
-    stacks: &mut Stacks,
-    pending: &HashMap<u32, Pending>,
+    rows: &mut FaultRows,
+    stacks: &mut RecordedStacks,
+    pending: &HashMap<u32, PendingFault>,
     bytes: usize,
     folded: &mut Folded,
 ) {
     let counted = rows.iter().map(|(key, sum)| (key.stack, sum.count));
     let mut sums = sums(counted);
     sums.remove(&StackId::OTHER);
-    let heaviest = Heaviest::of(sums, bytes, |id| stacks.bytes_of(id));
+    let heaviest = Heaviest::from_sums(sums, bytes, |id| stacks.bytes_of(id));
     folded.stacks += heaviest.folded;
     folded.stack_error += heaviest.largest;
     rekey(rows, |key| match heaviest.has(key.stack) {
         true => key,
-        false => Key { stack: StackId::OTHER, ..key },
+        false => FaultKey { stack: StackId::OTHER, ..key },
     });
     let open: HashSet<StackId> = pending.values().map(|pending| pending.stack).collect();
     stacks.retain(|id| heaviest.has(id) || open.contains(&id));
 }
 
-/// Keeps the threads apart of which most is counted, at most so many.
+/// Keeps the threads with the largest counts, at most `most`.
 pub(super) fn threads(
-    rows: &mut Rows,
-    threads: &mut Vec<Thread>,
+    rows: &mut FaultRows,
+    threads: &mut Vec<FaultThread>,
     living: &mut HashMap<u32, u32>,
     most: usize,
 ) {
@@ -81,7 +82,7 @@ pub(super) fn threads(
     for at in living.values() {
         sums.entry(*at).or_default();
     }
-    let heaviest = Heaviest::of(sums, most, |_| 1);
+    let heaviest = Heaviest::from_sums(sums, most, |_| 1);
     let old = std::mem::take(threads);
     let mut numbers = Vec::with_capacity(old.len());
     for (at, thread) in (0_u32..).zip(old) {
@@ -91,18 +92,19 @@ pub(super) fn threads(
         threads.extend(is_kept.then_some(thread));
     }
     let number = |at: u32| numbers.get(at as usize).copied().unwrap_or(OTHER_THREADS);
-    rekey(rows, |key| Key { thread: number(key.thread), ..key });
+    rekey(rows, |key| FaultKey { thread: number(key.thread), ..key });
     living.retain(|_, at| {
         *at = number(*at);
         *at != OTHER_THREADS
     });
 }
 
-/// Keeps the mappings apart of which most is counted, at most so many; the others are one of each quadrant.
+/// Keeps the mappings with the largest counts, at most `most`; the others are merged into one for
+/// each quadrant.
 pub(super) fn mappings(
-    rows: &mut Rows,
+    rows: &mut FaultRows,
     mappings: &mut Mappings,
-    pending: &mut HashMap<u32, Pending>,
+    pending: &mut HashMap<u32, PendingFault>,
     most: usize,
 ) {
     let mut weights = vec![0_u64; mappings.len()];
@@ -111,19 +113,19 @@ pub(super) fn mappings(
     }
     let numbers = mappings.fold(&weights, most);
     let number = |at: u32| numbers[at as usize];
-    rekey(rows, |key| Key { mapping: number(key.mapping), ..key });
+    rekey(rows, |key| FaultKey { mapping: number(key.mapping), ..key });
     pending.values_mut().for_each(|it| it.mapping = number(it.mapping));
 }
 
-/// Leaves at most so many rows, where few stacks, threads and mappings are combined in many ways: the rows that count least go
-/// without their stack, then without their thread, then without the allocation.
-pub(super) fn rows(rows: &mut Rows, most: usize, folded: &mut Folded) {
-    let without: [fn(Key) -> Key; 3] = [
-        |key| Key { stack: StackId::OTHER, ..key },
-        |key| Key { thread: OTHER_THREADS, ..key },
+/// Keeps at most `most` rows, if few stacks, threads and mappings occur in many combinations: the
+/// smallest rows lose their stack, then their thread, then the allocation.
+pub(super) fn rows(rows: &mut FaultRows, most: usize, folded: &mut Folded) {
+    let without: [fn(FaultKey) -> FaultKey; 3] = [
+        |key| FaultKey { stack: StackId::OTHER, ..key },
+        |key| FaultKey { thread: OTHER_THREADS, ..key },
         |key| match key.owner {
-            Owner::Block(_) => Key { owner: Owner::Block(OTHER_ALLOCATIONS), ..key },
-            Owner::Allocator(_) => Key { owner: Owner::Allocator(OTHER_ALLOCATIONS), ..key },
+            Owner::Block(_) => FaultKey { owner: Owner::Block(OTHER_ALLOCATIONS), ..key },
+            Owner::Allocator(_) => FaultKey { owner: Owner::Allocator(OTHER_ALLOCATIONS), ..key },
             _ => key,
         },
     ];
@@ -134,8 +136,8 @@ pub(super) fn rows(rows: &mut Rows, most: usize, folded: &mut Folded) {
         let mut counts: Vec<u64> = rows.values().map(|sum| sum.count).collect();
         counts.sort_unstable();
         let highest = counts[counts.len() - most / 2];
-        let goes = |key: &Key| rows.get(key).is_some_and(|sum| sum.count <= highest);
-        let gone: HashSet<Key> = rows.keys().filter(|key| goes(key)).copied().collect();
+        let goes = |key: &FaultKey| rows.get(key).is_some_and(|sum| sum.count <= highest);
+        let gone: HashSet<FaultKey> = rows.keys().filter(|key| goes(key)).copied().collect();
         if at == 0 {
             let counted = gone.iter().filter(|key| key.stack != StackId::OTHER);
             let by_stack = sums(counted.map(|key| (key.stack, rows[key].count)));

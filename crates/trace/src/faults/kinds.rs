@@ -1,9 +1,9 @@
-//! What a page fault was, from what the CPU and the kernel say of it.
+//! Kind of a page fault, from the data of the CPU and the kernel.
 
-use pagewise_model::faults::Kind;
+use pagewise_model::faults::FaultKind;
 use pagewise_model::mapping::Quadrant;
 
-/// What a fault wanted: the error code that the CPU gives.
+/// Error code of a fault, as the CPU provides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ErrorCode(pub(super) u64);
 
@@ -19,43 +19,43 @@ impl ErrorCode {
     }
 }
 
-/// What is known of a fault when it is over.
+/// Data of a completed fault.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
-    /// None where only the end of the fault was told.
+pub(super) struct FaultFacts {
+    /// `None` if only the end of the fault was reported.
     pub(super) code: Option<ErrorCode>,
-    /// None where the address is in no mapping that is known.
+    /// None where the address is in no known mapping.
     pub(super) quadrant: Option<Quadrant>,
-    /// Whether the kernel counted it as major.
+    /// True if the kernel counted it as major.
     pub(super) major: bool,
-    /// Whether a huge page was allocated for it, or the mapping has no others.
+    /// True if a huge page was allocated for it, or the mapping has no others.
     pub(super) huge: bool,
 }
 
-pub(super) fn kind(facts: &Facts) -> Kind {
+pub(super) fn kind(facts: &FaultFacts) -> FaultKind {
     use Quadrant::{PrivateAnonymous, PrivateFile, SharedAnonymous, SharedFile};
-    let Facts { code, quadrant, major, huge } = *facts;
+    let FaultFacts { code, quadrant, major, huge } = *facts;
     if major {
-        return Kind::Major;
+        return FaultKind::Major;
     }
     if huge {
-        return Kind::Huge;
+        return FaultKind::Huge;
     }
-    let Some(quadrant) = quadrant else { return Kind::Unknown };
+    let Some(quadrant) = quadrant else { return FaultKind::Unknown };
     let Some(code) = code else {
         return match quadrant {
-            PrivateAnonymous | SharedAnonymous => Kind::Anonymous,
-            PrivateFile | SharedFile => Kind::File,
+            PrivateAnonymous | SharedAnonymous => FaultKind::Anonymous,
+            PrivateFile | SharedFile => FaultKind::File,
         };
     };
     match (code.is_protection(), code.is_write(), quadrant) {
-        (true, true, PrivateAnonymous | PrivateFile) => Kind::CopyOnWrite,
-        (true, true, SharedAnonymous | SharedFile) => Kind::WriteProtect,
-        (true, false, _) => Kind::Unknown,
-        (false, false, PrivateAnonymous) => Kind::Zero,
-        (false, true, PrivateFile) => Kind::CopyOnWrite,
-        (false, true, PrivateAnonymous) | (false, _, SharedAnonymous) => Kind::Anonymous,
-        (false, false, PrivateFile) | (false, _, SharedFile) => Kind::File,
+        (true, true, PrivateAnonymous | PrivateFile) => FaultKind::CopyOnWrite,
+        (true, true, SharedAnonymous | SharedFile) => FaultKind::WriteProtect,
+        (true, false, _) => FaultKind::Unknown,
+        (false, false, PrivateAnonymous) => FaultKind::Zero,
+        (false, true, PrivateFile) => FaultKind::CopyOnWrite,
+        (false, true, PrivateAnonymous) | (false, _, SharedAnonymous) => FaultKind::Anonymous,
+        (false, false, PrivateFile) | (false, _, SharedFile) => FaultKind::File,
     }
 }
 
@@ -64,38 +64,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_fault_was_follows_from_its_code_and_its_mapping() {
+    fn the_kind_of_a_fault_follows_from_its_error_code_and_mapping() {
         use Quadrant::{PrivateAnonymous, PrivateFile, SharedAnonymous, SharedFile};
         const READ: u64 = 4;
         const WRITE: u64 = 6;
         const WRITE_PROTECTED: u64 = 7;
         const FETCH: u64 = 0x14;
         for (code, quadrant, expected) in [
-            (WRITE, PrivateAnonymous, Kind::Anonymous),
-            (READ, PrivateAnonymous, Kind::Zero),
-            (WRITE_PROTECTED, PrivateAnonymous, Kind::CopyOnWrite),
-            (READ, PrivateFile, Kind::File),
-            (FETCH, PrivateFile, Kind::File),
-            (WRITE, PrivateFile, Kind::CopyOnWrite),
-            (WRITE_PROTECTED, PrivateFile, Kind::CopyOnWrite),
-            (WRITE, SharedFile, Kind::File),
-            (WRITE_PROTECTED, SharedFile, Kind::WriteProtect),
-            (READ, SharedAnonymous, Kind::Anonymous),
-            (5, PrivateFile, Kind::Unknown),
+            (WRITE, PrivateAnonymous, FaultKind::Anonymous),
+            (READ, PrivateAnonymous, FaultKind::Zero),
+            (WRITE_PROTECTED, PrivateAnonymous, FaultKind::CopyOnWrite),
+            (READ, PrivateFile, FaultKind::File),
+            (FETCH, PrivateFile, FaultKind::File),
+            (WRITE, PrivateFile, FaultKind::CopyOnWrite),
+            (WRITE_PROTECTED, PrivateFile, FaultKind::CopyOnWrite),
+            (WRITE, SharedFile, FaultKind::File),
+            (WRITE_PROTECTED, SharedFile, FaultKind::WriteProtect),
+            (READ, SharedAnonymous, FaultKind::Anonymous),
+            (5, PrivateFile, FaultKind::Unknown),
         ] {
-            let facts = |major, huge| Facts {
+            let facts = |major, huge| FaultFacts {
                 code: Some(ErrorCode(code)),
                 quadrant: Some(quadrant),
                 major,
                 huge,
             };
             assert_eq!(kind(&facts(false, false)), expected, "{code:#x} {quadrant:?}");
-            assert_eq!(kind(&facts(true, true)), Kind::Major);
-            assert_eq!(kind(&facts(false, true)), Kind::Huge);
+            assert_eq!(kind(&facts(true, true)), FaultKind::Major);
+            assert_eq!(kind(&facts(false, true)), FaultKind::Huge);
         }
-        let of = |quadrant| kind(&Facts { code: None, quadrant, major: false, huge: false });
-        assert_eq!(of(Some(PrivateFile)), Kind::File);
-        assert_eq!(of(Some(SharedAnonymous)), Kind::Anonymous);
-        assert_eq!(of(None), Kind::Unknown);
+        let of = |quadrant| kind(&FaultFacts { code: None, quadrant, major: false, huge: false });
+        assert_eq!(of(Some(PrivateFile)), FaultKind::File);
+        assert_eq!(of(Some(SharedAnonymous)), FaultKind::Anonymous);
+        assert_eq!(of(None), FaultKind::Unknown);
     }
 }

@@ -1,26 +1,27 @@
 //! The mappings in which there were faults, each with a number.
 //!
-//! A file has one number wherever it is mapped. Memory of no file changes its bounds while it is used, as the kernel makes
-//! one mapping of neighbours: those that touch or overlap in one program are one.
+//! A file has one number wherever it is mapped. Memory of no file changes its bounds while it is
+//! used, as the kernel makes one mapping of neighbours: those that touch or overlap in one program
+//! are one.
 
 use std::collections::{BTreeMap, HashMap};
 
 use pagewise_model::bounds::OTHER_MAPPINGS;
-use pagewise_model::faults::Mapped;
+use pagewise_model::faults::FaultMapping;
 use pagewise_model::mapping::{AddrRange, Device, Mapping, Quadrant, Sharing};
 use pagewise_model::{Absent, Name, Pid, Prot};
 
-use crate::spaces::Region;
+use crate::spaces::SpaceRegion;
 
 /// A file and whether it is shared.
-type File = (Name, u64, bool);
+type FaultFile = (Name, u64, bool);
 
 #[derive(Debug)]
 pub(super) struct Mappings {
-    list: Vec<Mapped>,
+    list: Vec<FaultMapping>,
     /// Into which one was made; itself where into none.
     merged: Vec<u32>,
-    files: HashMap<File, (u32, u32)>,
+    files: HashMap<FaultFile, (u32, u32)>,
     /// By program, name, and start: the end, and the number.
     hulls: BTreeMap<(u32, Name, u64), (u64, u32)>,
     /// By program and start, the one that was found last.
@@ -28,7 +29,7 @@ pub(super) struct Mappings {
     nowhere: Option<u32>,
 }
 
-/// So many are remembered by where they start.
+/// Number of mappings that are remembered by their start address.
 const KEPT: usize = 1 << 16;
 
 impl Mappings {
@@ -48,7 +49,7 @@ impl Mappings {
         &mut self,
         pid: u32,
         program: u32,
-        region: Option<&Region>,
+        region: Option<&SpaceRegion>,
     ) -> (u32, Option<Quadrant>) {
         let number = match region {
             None => self.nowhere(),
@@ -77,19 +78,19 @@ impl Mappings {
         }
         let range = AddrRange { start: 0, end: 0 };
         let name = Name::default();
-        let number = self.add(Mapped { pid: Pid(0), range, name, quadrant: None });
+        let number = self.add(FaultMapping { pid: Pid(0), range, name, quadrant: None });
         self.nowhere = Some(number);
         number
     }
 
-    fn add(&mut self, mapped: Mapped) -> u32 {
+    fn add(&mut self, mapped: FaultMapping) -> u32 {
         let number = u32::try_from(self.list.len()).unwrap_or(u32::MAX);
         self.list.push(mapped);
         self.merged.push(number);
         number
     }
 
-    fn find(&mut self, pid: u32, program: u32, region: &Region) -> u32 {
+    fn find(&mut self, pid: u32, program: u32, region: &SpaceRegion) -> u32 {
         let range = AddrRange { start: region.start, end: region.end };
         if region.is_file() {
             let file = (region.name.clone(), region.inode, region.shared);
@@ -122,12 +123,12 @@ impl Mappings {
     }
 
     /// Start, end and number of those that a region overlaps or lies beside.
-    fn touching(&self, program: u32, region: &Region) -> Vec<(u64, u64, u32)> {
+    fn touching(&self, program: u32, region: &SpaceRegion) -> Vec<(u64, u64, u32)> {
         let key = |start| (program, region.name.clone(), start);
         let before = self.hulls.range(..=key(region.end)).rev();
         let same =
             before.take_while(|((other, name, _), _)| (*other, name) == (program, &region.name));
-        // What is known does not touch itself: the one before a gap is the last.
+        // Known ranges do not touch one another: the one before a gap is the last.
         let touching = same.take_while(|(_, (end, _))| *end >= region.start);
         touching.map(|((.., start), (end, number))| (*start, *end, *number)).collect()
     }
@@ -138,7 +139,7 @@ impl Mappings {
         known.end = known.end.max(range.end);
     }
 
-    /// How many numbers were given.
+    /// Number of numbers in use.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
@@ -151,8 +152,8 @@ impl Mappings {
         number
     }
 
-    /// Keeps those of which most is counted, at most so many; the others of each quadrant become one. `weights` are by number.
-    /// The new number of each.
+    /// Keeps the mappings with the largest counts, at most `most`; the others of each quadrant are
+    /// merged. `weights` are indexed by number. Returns the new number of each.
     pub(super) fn fold(&mut self, weights: &[u64], most: usize) -> Vec<u32> {
         let roots: Vec<u32> = (0_u32..).take(self.list.len()).map(|at| self.root(at)).collect();
         let mut sums = vec![0_u64; roots.len()];
@@ -160,7 +161,7 @@ impl Mappings {
             sums[*root as usize] += weight;
         }
         // Those that are sums already stay such.
-        let is_other = |it: &Mapped| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes();
+        let is_other = |it: &FaultMapping| it.name.as_bytes() == OTHER_MAPPINGS.as_bytes();
         let mut order: Vec<u32> = (0_u32..)
             .zip(&self.list)
             .filter(|(at, it)| roots[*at as usize] == *at && !is_other(it))
@@ -186,7 +187,12 @@ impl Mappings {
             numbers.push(new.unwrap_or_else(|| {
                 *others.entry(quadrant).or_insert_with(|| {
                     let range = AddrRange { start: 0, end: 0 };
-                    self.add(Mapped { pid: Pid(0), range, name: OTHER_MAPPINGS.into(), quadrant })
+                    self.add(FaultMapping {
+                        pid: Pid(0),
+                        range,
+                        name: OTHER_MAPPINGS.into(),
+                        quadrant,
+                    })
                 })
             }));
         }
@@ -199,7 +205,7 @@ impl Mappings {
     }
 
     /// All, and which of them each number is.
-    pub(super) fn finish(self) -> (Vec<Mapped>, Vec<u32>) {
+    pub(super) fn finish(self) -> (Vec<FaultMapping>, Vec<u32>) {
         let mut list = Vec::new();
         let mut places = HashMap::new();
         let count = u32::try_from(self.merged.len()).unwrap_or(u32::MAX);
@@ -215,7 +221,7 @@ impl Mappings {
     }
 }
 
-fn mapped(pid: u32, region: &Region) -> Mapped {
+fn mapped(pid: u32, region: &SpaceRegion) -> FaultMapping {
     let range = AddrRange { start: region.start, end: region.end };
     let unread = || Absent::NotCollected("".into());
     let mapping = Mapping {
@@ -231,16 +237,16 @@ fn mapped(pid: u32, region: &Region) -> Mapped {
         pages: Err(unread()),
     };
     let quadrant = Some(mapping.declared());
-    Mapped { pid: Pid(pid), range, name: region.name.clone(), quadrant }
+    FaultMapping { pid: Pid(pid), range, name: region.name.clone(), quadrant }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn region(start: u64, end: u64, inode: u64) -> Region {
+    fn region(start: u64, end: u64, inode: u64) -> SpaceRegion {
         let name = if inode == 0 { "" } else { "/a" };
-        Region {
+        SpaceRegion {
             start,
             end,
             offset: 0,

@@ -1,4 +1,5 @@
-//! Memory that `mremap` moves or makes longer: no record of a mapping tells of it, the tracepoints of the system call do.
+//! Memory that `mremap` moves or extends: no mapping record reports it, the tracepoints of the
+//! system call do.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -7,25 +8,25 @@ use pagewise_model::Absent;
 use pagewise_sys::system;
 use pagewise_sys::tracefs::TraceFs;
 
-use crate::record::Sample;
+use crate::record::PerfSample;
 use crate::spaces::Spaces;
-use crate::tracepoint::{Field, Tracepoint};
+use crate::tracepoint::{Tracepoint, TracepointField};
 
 /// `MREMAP_DONTUNMAP`: what was there stays mapped, and is empty.
 const DONT_UNMAP: u64 = 4;
 
-/// Where the tracepoints have what a call was passed, and what it returned.
+/// Fields of the tracepoints with the arguments of a call and its return value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fields {
+pub(super) struct CallFields {
     arguments: [Argument; 4],
-    result: Field,
+    result: TracepointField,
 }
 
 /// An argument: a field of its own, or one of several words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Argument {
-    Field(Field),
-    Word(Field, usize),
+    Field(TracepointField),
+    Word(TracepointField, usize),
 }
 
 impl Argument {
@@ -37,16 +38,18 @@ impl Argument {
     }
 }
 
-/// A tracepoint, and what it is to be told of only.
-type Chosen = (Tracepoint, Option<CString>);
+/// A tracepoint, and the filter of its events.
+type ChosenTracepoint = (Tracepoint, Option<CString>);
 
-impl Fields {
+impl CallFields {
     /// The tracepoints of the call itself; else those of all calls, filtered.
-    pub(super) fn find(tracefs: &TraceFs) -> Result<(Fields, Chosen, Chosen), Absent> {
+    pub(super) fn find(
+        tracefs: &TraceFs,
+    ) -> Result<(CallFields, ChosenTracepoint, ChosenTracepoint), Absent> {
         let own = ["enter", "exit"]
             .map(|end| Tracepoint::find(tracefs, &format!("syscalls:sys_{end}_mremap")));
         if let [Ok(enter), Ok(exit)] = own
-            && let Some(fields) = Fields::of_its_own(&enter, &exit)
+            && let Some(fields) = CallFields::of_its_own(&enter, &exit)
         {
             return Ok((fields, (enter, None), (exit, None)));
         }
@@ -60,17 +63,17 @@ impl Fields {
         let result = exit.field("ret").ok_or_else(without)?;
         let arguments = [0, 1, 2, 3].map(|at| Argument::Word(arguments, at));
         let filter = CString::new(format!("id == {}", libc::SYS_mremap)).ok();
-        Ok((Fields { arguments, result }, (enter, filter.clone()), (exit, filter)))
+        Ok((CallFields { arguments, result }, (enter, filter.clone()), (exit, filter)))
     }
 
-    fn of_its_own(enter: &Tracepoint, exit: &Tracepoint) -> Option<Fields> {
+    fn of_its_own(enter: &Tracepoint, exit: &Tracepoint) -> Option<CallFields> {
         let field = |name| enter.field(name).map(Argument::Field);
         let arguments = [field("addr")?, field("old_len")?, field("new_len")?, field("flags")?];
-        Some(Fields { arguments, result: exit.field("ret")? })
+        Some(CallFields { arguments, result: exit.field("ret")? })
     }
 }
 
-/// What threads are moving.
+/// `mremap` calls that threads are in.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     asked: HashMap<u32, [u64; 4]>,
@@ -78,7 +81,7 @@ pub(super) struct Moves {
 
 impl Moves {
     /// A thread asks for it.
-    pub(super) fn ask(&mut self, fields: &Fields, sample: &Sample<'_>) {
+    pub(super) fn ask(&mut self, fields: &CallFields, sample: &PerfSample<'_>) {
         let read = |argument: Argument| argument.read(sample.raw);
         let [Some(old), Some(old_length), Some(length), Some(flags)] = fields.arguments.map(read)
         else {
@@ -88,7 +91,12 @@ impl Moves {
     }
 
     /// It was done, or refused.
-    pub(super) fn answer(&mut self, fields: &Fields, sample: &Sample<'_>, spaces: &mut Spaces) {
+    pub(super) fn answer(
+        &mut self,
+        fields: &CallFields,
+        sample: &PerfSample<'_>,
+        spaces: &mut Spaces,
+    ) {
         let Some([old, old_length, length, flags]) = self.asked.remove(&sample.tid) else { return };
         let Some(new) = fields.result.read(sample.raw).filter(|it| it.cast_signed() > 0) else {
             return;

@@ -1,34 +1,35 @@
-//! Whose memory faulted, in the end: call stacks tell what the allocator touched itself, and what the recorder did.
+//! Owners of the memory that faulted, at the end of the recording: call stacks show which faults
+//! belong to the allocator and which to the recorder.
 
 use std::collections::HashMap;
 
 use pagewise_model::Absent;
-use pagewise_model::faults::{Allocation, Heap, Owner, Row};
-use pagewise_model::traced::{Frame, Line};
+use pagewise_model::faults::{Allocation, FaultHeap, FaultRow, Owner};
+use pagewise_model::traced::{Frame, SourcePosition};
 
-use crate::faults::{Blocks, Known};
+use crate::faults::{FaultsOutcome, HeapBlocks};
 
-/// What frames from two sources have in common, in so far as functions are known.
-type Alike = Vec<(String, Option<Line>)>;
+/// Outermost frames that two sources have in common, as far as functions are known.
+type CommonFrames = Vec<(String, Option<SourcePosition>)>;
 
-/// Who owns the memory, by call stack.
+/// Owners of the memory, by call stack.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    heap: Option<Heap>,
+    heap: Option<FaultHeap>,
     lacks: Vec<Absent>,
-    /// By call stack: whose the memory is that nobody else's is.
+    /// Owner of faults outside of blocks, by call stack.
     of_stacks: Vec<Owner>,
 }
 
 impl Owners {
     /// By the call stacks of all faults. Frames of allocations become some of `frames`.
-    pub(super) fn of(
-        blocks: Option<Box<dyn Blocks>>,
+    pub(super) fn from_stacks(
+        blocks: Option<Box<dyn HeapBlocks>>,
         frames: &mut Vec<Frame>,
         stacks: &[Vec<u32>],
     ) -> Owners {
         let Some(mut blocks) = blocks else { return Owners::default() };
-        let Known { is_known, least, lost, refused, allocations, lacks } = blocks.finish();
+        let FaultsOutcome { is_known, least, lost, refused, allocations, lacks } = blocks.finish();
         if !is_known {
             return Owners { lacks, ..Owners::default() };
         }
@@ -41,7 +42,7 @@ impl Owners {
                 u32::try_from(frames.len() - 1).unwrap_or(u32::MAX)
             })
         };
-        let mut alike: HashMap<Alike, u32> = HashMap::new();
+        let mut alike: HashMap<CommonFrames, u32> = HashMap::new();
         let mut nameless: HashMap<&[u32], u32> = HashMap::new();
         let mut all: Vec<Allocation<u32>> = Vec::new();
         for Allocation { blocks, bytes, frames } in allocations {
@@ -73,11 +74,11 @@ impl Owners {
                 }
             });
         }
-        let heap = Some(Heap { least, lost, refused, allocations: all });
+        let heap = Some(FaultHeap { least, lost, refused, allocations: all });
         Owners { heap, lacks, of_stacks }
     }
 
-    /// Who owns memory that was found to be somebody's, by the call stack that touched it.
+    /// Owner of memory inside a block, by the call stack that touched it.
     pub(super) fn settled(&self, owner: Owner, stack: u32) -> Owner {
         match (owner, &self.heap) {
             (_, None) => Owner::Unrecorded,
@@ -89,7 +90,7 @@ impl Owners {
     }
 
     /// The heap with those allocations only whose memory faulted; rows are of these from now on.
-    pub(super) fn finish(self, rows: &mut [Row]) -> (Option<Heap>, Vec<Absent>) {
+    pub(super) fn finish(self, rows: &mut [FaultRow]) -> (Option<FaultHeap>, Vec<Absent>) {
         let Owners { heap, lacks, .. } = self;
         let Some(mut heap) = heap else { return (None, lacks) };
         let mut kept: Vec<Allocation<u32>> = Vec::new();
@@ -109,7 +110,7 @@ impl Owners {
     }
 }
 
-fn alike_of<'a>(frames: impl Iterator<Item = &'a Frame>) -> Alike {
+fn alike_of<'a>(frames: impl Iterator<Item = &'a Frame>) -> CommonFrames {
     let known = |frame: &Frame| Some((frame.function.clone()?, frame.line.clone()));
     frames.filter_map(known).collect()
 }
@@ -118,16 +119,16 @@ fn alike_of<'a>(frames: impl Iterator<Item = &'a Frame>) -> Alike {
 mod tests {
     use super::*;
 
-    /// What is known of two allocations; frames without a name are the recorder's.
+    /// Two allocations with known call stacks; frames without a name belong to the recorder.
     #[derive(Debug)]
-    struct Told;
+    struct TwoAllocations;
 
     fn frame(name: &str, offset: u64) -> Frame {
         let function = Some(name.to_owned()).filter(|name| !name.is_empty());
         Frame { function, module: None, offset, line: None, inlined: false }
     }
 
-    impl Blocks for Told {
+    impl HeapBlocks for TwoAllocations {
         fn drain(&mut self, _now: u64) {}
 
         fn find(&mut self, _pid: u32, _time: u64, _address: u64) -> Owner {
@@ -140,14 +141,14 @@ mod tests {
             frame.function.is_none()
         }
 
-        fn finish(&mut self) -> Known {
+        fn finish(&mut self) -> FaultsOutcome {
             let allocation = |names: &[&str]| Allocation {
                 blocks: 1,
                 bytes: 1,
                 frames: names.iter().map(|name| frame(name, 1)).collect(),
             };
             let allocations = vec![allocation(&["idle"]), allocation(&["make", "main"])];
-            Known { is_known: true, allocations, ..Known::default() }
+            FaultsOutcome { is_known: true, allocations, ..FaultsOutcome::default() }
         }
     }
 
@@ -158,7 +159,7 @@ mod tests {
         let mut frames: Vec<Frame> = names.iter().map(|name| frame(name, 2)).collect();
         let stacks =
             [vec![2, 3], vec![1, 2, 3], vec![0, 1, 1, 2, 3], vec![0, 1, 4, 3], vec![0, 1], vec![]];
-        let owners = Owners::of(Some(Box::new(Told)), &mut frames, &stacks);
+        let owners = Owners::from_stacks(Some(Box::new(TwoAllocations)), &mut frames, &stacks);
         let settled = |stack| owners.settled(Owner::Elsewhere, stack);
         let found: Vec<Owner> = (0..6).map(settled).collect();
         let (allocator, elsewhere) = (Owner::Allocator, Owner::Elsewhere);
@@ -168,11 +169,11 @@ mod tests {
         );
         assert_eq!(owners.settled(Owner::Block(1), 2), Owner::Block(1), "what is known stays");
         assert_eq!(owners.settled(Owner::Unrecorded, 2), Owner::Unrecorded);
-        let row = |owner| Row {
+        let row = |owner| FaultRow {
             stack: 0,
             mapping: 0,
             thread: 0,
-            kind: pagewise_model::faults::Kind::Anonymous,
+            kind: pagewise_model::faults::FaultKind::Anonymous,
             by_kernel: false,
             owner,
             count: 1,
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn without_a_recorder_nothing_is_said() {
-        let owners = Owners::of(None, &mut Vec::new(), &[vec![]]);
+        let owners = Owners::from_stacks(None, &mut Vec::new(), &[vec![]]);
         assert_eq!(owners.settled(Owner::Elsewhere, 0), Owner::Unrecorded);
         assert_eq!(owners.finish(&mut []).0, None);
     }

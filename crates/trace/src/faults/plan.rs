@@ -1,40 +1,41 @@
-//! Which events tell of page faults, and what each means.
+//! Events that report page faults, and their meanings.
 
 use std::ffi::CString;
 use std::fs;
 
-use pagewise_model::faults::Source;
+use pagewise_model::faults::FaultSource;
 use pagewise_model::{Absent, Bytes, Reading};
-use pagewise_sys::perf_event::{Event, Kind, Mode};
+use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_sys::system;
 use pagewise_sys::tracefs::TraceFs;
 
-use crate::Error;
-use crate::faults::{Request, moves};
-use crate::session::Wanted;
-use crate::tracepoint::{Field, Tracepoint};
+use crate::TraceError;
+use crate::faults::{FaultsRequest, moves};
+use crate::session::SessionEvent;
+use crate::tracepoint::{Tracepoint, TracepointField};
 use crate::unwind::Unwinder;
 
 /// `PERF_COUNT_SW_PAGE_FAULTS_MIN` and `_MAJ`.
-const MINOR: Event = Event::new(Kind::SOFTWARE, 5);
-const MAJOR: Event = Event::new(Kind::SOFTWARE, 6);
+const MINOR: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 5);
+const MAJOR: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 6);
 
-/// As many callers as are kept of a stack: what `kernel.perf_event_max_stack` is unless it was changed.
+/// As many callers as are kept of a stack: what `kernel.perf_event_max_stack` is unless it was
+/// changed.
 const CALLERS: u16 = 127;
 
 const USER_BEGIN: &str = "exceptions:page_fault_user";
 const KERNEL_BEGIN: &str = "exceptions:page_fault_kernel";
 const ALLOCATION: &str = "kmem:mm_page_alloc";
 
-/// What an event means.
+/// Meaning of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum FaultRole {
     /// A fault begins.
     Begin {
         by_kernel: bool,
-        address: Field,
-        code: Field,
+        address: TracepointField,
+        code: TracepointField,
     },
     /// One ends.
     End {
@@ -43,9 +44,9 @@ pub(super) enum Role {
     /// A huge page is allocated.
     HugePage,
     /// Memory is to be moved or made longer or shorter, and it was.
-    Moves(moves::Fields),
-    Moved(moves::Fields),
-    /// One ended, and nothing told of its beginning.
+    Moves(moves::CallFields),
+    Moved(moves::CallFields),
+    /// One ended, and its beginning was not reported.
     Whole {
         major: bool,
     },
@@ -53,32 +54,32 @@ pub(super) enum Role {
 
 /// Events and what they mean.
 #[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) source: Source,
-    pub(super) roles: Vec<Role>,
-    pub(super) wanted: Vec<Wanted>,
+pub(super) struct FaultPlan {
+    pub(super) source: FaultSource,
+    pub(super) roles: Vec<FaultRole>,
+    pub(super) wanted: Vec<SessionEvent>,
     /// Which event counts only where something holds.
     pub(super) filters: Vec<(usize, CString)>,
     pub(super) lacks: Vec<Absent>,
 }
 
-impl Plan {
+impl FaultPlan {
     /// For who may watch tracepoints. The first event is that of faults in user mode.
-    pub(super) fn tracepoints(request: &Request) -> Result<Plan, Error> {
-        let denied = |error| Error::NotWatched { what: USER_BEGIN.to_owned(), error };
+    pub(super) fn tracepoints(request: &FaultsRequest) -> Result<FaultPlan, TraceError> {
+        let denied = |error| TraceError::NotWatched { what: USER_BEGIN.to_owned(), error };
         let tracefs = TraceFs::open().map_err(denied)?;
-        let mut plan = Plan::empty(Source::Tracepoints);
+        let mut plan = FaultPlan::empty(FaultSource::Tracepoints);
         plan.begin(&tracefs, USER_BEGIN, request)?;
         match plan.begin(&tracefs, KERNEL_BEGIN, request) {
             Ok(()) => {}
-            Err(Error::NoSuchEvent { what }) => plan.lacks.push(Absent::NotInThisKernel(
-                format!("{what}: faults in system calls are not told").into(),
+            Err(TraceError::NoSuchEvent { what }) => plan.lacks.push(Absent::NotInThisKernel(
+                format!("{what}: faults in system calls are not reported").into(),
             )),
             Err(error) => return Err(error),
         }
         let ends = Carries { address: true, ..Carries::default() };
-        plan.add(Role::End { major: true }, "major-faults", MAJOR, 1, ends);
-        plan.add(Role::End { major: false }, "minor-faults", MINOR, 1, ends);
+        plan.add(FaultRole::End { major: true }, "major-faults", MAJOR, 1, ends);
+        plan.add(FaultRole::End { major: false }, "minor-faults", MINOR, 1, ends);
         let minor = plan.wanted.last_mut().expect("it was just added");
         minor.sampling.mode.exclude_user = !request.latency;
         plan.huge_pages(&tracefs);
@@ -89,12 +90,12 @@ impl Plan {
     }
 
     /// For everyone else.
-    pub(super) fn counters(request: &Request, user_only: bool) -> Plan {
-        let mut plan = Plan::empty(Source::Counters);
-        // Who may have no large rings has no room for copies of stacks.
+    pub(super) fn counters(request: &FaultsRequest, user_only: bool) -> FaultPlan {
+        let mut plan = FaultPlan::empty(FaultSource::Counters);
+        // Without privileges the rings are too small for copies of stacks.
         let carries = Carries { address: true, callers: CALLERS, ..Carries::default() };
-        plan.add(Role::Whole { major: false }, "minor-faults", MINOR, request.every, carries);
-        plan.add(Role::Whole { major: true }, "major-faults", MAJOR, 1, carries);
+        plan.add(FaultRole::Whole { major: false }, "minor-faults", MINOR, request.every, carries);
+        plan.add(FaultRole::Whole { major: true }, "major-faults", MAJOR, 1, carries);
         for wanted in &mut plan.wanted {
             wanted.sampling.mode.exclude_kernel = user_only;
         }
@@ -111,13 +112,13 @@ impl Plan {
             ));
         }
         if request.latency {
-            plan.lacks.push(needs("only the end of a fault is told, so none can be timed"));
+            plan.lacks.push(needs("only the end of a fault is reported, so its time is unknown"));
         }
         plan
     }
 
-    fn empty(source: Source) -> Plan {
-        Plan {
+    fn empty(source: FaultSource) -> FaultPlan {
+        FaultPlan {
             source,
             roles: Vec::new(),
             wanted: Vec::new(),
@@ -126,15 +127,20 @@ impl Plan {
         }
     }
 
-    fn begin(&mut self, tracefs: &TraceFs, name: &str, request: &Request) -> Result<(), Error> {
+    fn begin(
+        &mut self,
+        tracefs: &TraceFs,
+        name: &str,
+        request: &FaultsRequest,
+    ) -> Result<(), TraceError> {
         let tracepoint = Tracepoint::find_or_fail(tracefs, name)?;
         let field = |field| {
-            let no_such = || Error::NoSuchEvent { what: format!("{field} of {name}") };
+            let no_such = || TraceError::NoSuchEvent { what: format!("{field} of {name}") };
             tracepoint.field(field).ok_or_else(no_such)
         };
         let by_kernel = name == KERNEL_BEGIN;
         let role =
-            Role::Begin { by_kernel, address: field("address")?, code: field("error_code")? };
+            FaultRole::Begin { by_kernel, address: field("address")?, code: field("error_code")? };
         let carries = Carries { raw: true, callers: CALLERS, ..Unwinder::carries(request.stack) };
         self.add(role, name, tracepoint.event(), request.every, carries);
         Ok(())
@@ -148,9 +154,9 @@ impl Plan {
         let order = size.0.checked_div(system::page_size()).unwrap_or(0).max(1).ilog2();
         match Tracepoint::find(tracefs, ALLOCATION) {
             Ok(tracepoint) => {
-                // Where the program is in a fault is where it was when the fault began.
+                // The program is at the address at which the fault began.
                 let carries = Carries { callers: 1, ..Carries::default() };
-                self.add(Role::HugePage, ALLOCATION, tracepoint.event(), 1, carries);
+                self.add(FaultRole::HugePage, ALLOCATION, tracepoint.event(), 1, carries);
                 let filter = CString::new(format!("order >= {order}"));
                 let filter = filter.expect("a number has no NUL");
                 self.filters.push((self.roles.len() - 1, filter));
@@ -162,28 +168,28 @@ impl Plan {
         }
     }
 
-    /// What `mremap` was asked for, and what it did.
+    /// Arguments and result of `mremap`.
     fn moves(&mut self, tracefs: &TraceFs) {
         let raw = Carries { raw: true, ..Carries::default() };
-        let found = moves::Fields::find(tracefs);
+        let found = moves::CallFields::find(tracefs);
         let (fields, enter, exit) = match found {
             Ok(found) => found,
             Err(absent) => return self.lacks.push(absent),
         };
         for (role, (tracepoint, filter)) in
-            [(Role::Moves(fields), enter), (Role::Moved(fields), exit)]
+            [(FaultRole::Moves(fields), enter), (FaultRole::Moved(fields), exit)]
         {
             self.add(role, &tracepoint.name, tracepoint.event(), 1, raw);
             self.filters.extend(filter.map(|filter| (self.roles.len() - 1, filter)));
         }
     }
 
-    fn add(&mut self, role: Role, name: &str, event: Event, every: u64, carries: Carries) {
+    fn add(&mut self, role: FaultRole, name: &str, event: PerfEvent, every: u64, carries: Carries) {
         let tasks = self.roles.is_empty();
         let mode = Mode::default();
         let sampling = Sampling { event, every, carries, mode, tasks, wake_at: 1 };
         self.roles.push(role);
-        self.wanted.push(Wanted { name: name.to_owned(), sampling });
+        self.wanted.push(SessionEvent { name: name.to_owned(), sampling });
     }
 }
 

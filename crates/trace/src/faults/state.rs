@@ -1,43 +1,45 @@
-//! What is known of the faults so far: those that have begun, and the sums of those that are over.
+//! State of a recording of faults: pending faults, and sums of the completed ones.
 
 use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::{Folded, MemoryLimit, OTHER_MAPPINGS, OTHER_THREADS};
-use pagewise_model::faults::{Heap, Kind, Mapped, Owner, Row, Thread, TimeLine};
-use pagewise_model::histogram::Histogram;
+use pagewise_model::faults::{
+    FaultHeap, FaultKind, FaultMapping, FaultRow, FaultThread, Owner, TimeLine,
+};
+use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::mapping::Quadrant;
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::ProcRoot;
 
-use crate::faults::Blocks;
+use crate::faults::HeapBlocks;
 use crate::faults::calls::join;
-use crate::faults::fold::{self, Limits};
-use crate::faults::kinds::{ErrorCode, Facts, kind};
+use crate::faults::fold::{self, FaultLimits};
+use crate::faults::kinds::{ErrorCode, FaultFacts, kind};
 use crate::faults::mappings::Mappings;
 use crate::faults::moves::Moves;
 use crate::faults::owners::Owners;
-use crate::faults::plan::Role;
-use crate::faults::time_line::Times;
+use crate::faults::plan::FaultRole;
+use crate::faults::time_line::FaultTimes;
 use crate::heaviest;
-use crate::record::{Record, Sample};
+use crate::record::{PerfRecord, PerfSample};
 use crate::spaces::{REGION, Spaces};
-use crate::stacks::{StackId, Stacks};
-use crate::symbols::{Place, Symbols, bytes_of};
+use crate::stacks::{RecordedStacks, StackId};
+use crate::symbols::{CodePlace, Symbols, bytes_of};
 use crate::unwind::Unwinder;
 
-/// No more of the time than one part in so many goes into reading mappings again.
+/// At most one part in this number of the time is spent reading mappings again.
 const REREAD: u32 = 50;
 
 /// A fault that has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingFault {
     pid: u32,
     time: u64,
     address: u64,
-    /// Where the program was; in a system call, where it made that.
+    /// Address of the program; in a system call, the address of that call.
     user_ip: Option<u64>,
     code: ErrorCode,
     by_kernel: bool,
@@ -48,25 +50,25 @@ pub(super) struct Pending {
     owner: Owner,
 }
 
-/// What faults that are added up have in common.
+/// Common properties of faults that are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct FaultKey {
     pub(super) stack: StackId,
     pub(super) mapping: u32,
     pub(super) thread: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: FaultKind,
     pub(super) by_kernel: bool,
     pub(super) owner: Owner,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sum {
+pub(super) struct FaultSum {
     pub(super) count: u64,
     took: Option<u64>,
 }
 
-impl Sum {
-    pub(super) fn add(&mut self, other: Sum) {
+impl FaultSum {
+    pub(super) fn add(&mut self, other: FaultSum) {
         self.count += other.count;
         if let Some(took) = other.took {
             self.took = Some(self.took.unwrap_or(0).saturating_add(took));
@@ -74,66 +76,71 @@ impl Sum {
     }
 }
 
-/// What is known so far.
+/// State of the recording.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct FaultState {
     root: ProcRoot,
-    roles: Vec<Role>,
+    roles: Vec<FaultRole>,
     every: u64,
     latency: bool,
     spaces: Spaces,
-    stacks: Stacks,
+    stacks: RecordedStacks,
     unwinder: Unwinder,
     /// Room for a call stack.
     calls: Vec<u64>,
     mappings: Mappings,
     moves: Moves,
-    /// Who knows whose memory it is.
-    blocks: Option<Box<dyn Blocks>>,
+    /// Source of the owners of memory.
+    blocks: Option<Box<dyn HeapBlocks>>,
     /// Faults whose call stacks end too early.
     cut: u64,
-    pending: HashMap<u32, Pending>,
-    threads: Vec<Thread>,
+    pending: HashMap<u32, PendingFault>,
+    threads: Vec<FaultThread>,
     /// The places of those that live.
     living: HashMap<u32, u32>,
-    rows: HashMap<Key, Sum>,
-    latencies: [Histogram; Kind::ALL.len()],
+    rows: HashMap<FaultKey, FaultSum>,
+    latencies: [TimeHistogram; FaultKind::ALL.len()],
     begin: u64,
-    times: Times,
+    times: FaultTimes,
     seen: u64,
     since: Instant,
     reread: Duration,
     limit: MemoryLimit,
-    limits: Limits,
+    limits: FaultLimits,
     folded: Folded,
 }
 
-/// What was found in the end.
+/// Result of the recording.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FaultsFound {
     pub(super) frames: Vec<Frame>,
     pub(super) stacks: Vec<Vec<u32>>,
-    pub(super) mappings: Vec<Mapped>,
-    pub(super) threads: Vec<Thread>,
-    pub(super) heap: Option<Heap>,
+    pub(super) mappings: Vec<FaultMapping>,
+    pub(super) threads: Vec<FaultThread>,
+    pub(super) heap: Option<FaultHeap>,
     pub(super) lacks: Vec<Absent>,
-    pub(super) rows: Vec<Row>,
-    pub(super) latencies: Vec<(Kind, Histogram)>,
+    pub(super) rows: Vec<FaultRow>,
+    pub(super) latencies: Vec<(FaultKind, TimeHistogram)>,
     pub(super) time_line: TimeLine,
     pub(super) folded: Folded,
 }
 
-impl State {
-    pub(super) fn new(roles: Vec<Role>, every: u64, latency: bool, limit: MemoryLimit) -> State {
+impl FaultState {
+    pub(super) fn new(
+        roles: Vec<FaultRole>,
+        every: u64,
+        latency: bool,
+        limit: MemoryLimit,
+    ) -> FaultState {
         let mut spaces = Spaces::within(limit.part(16 * REGION));
         spaces.know_tmpfs();
-        State {
+        FaultState {
             root: ProcRoot::live(),
             roles,
             every,
             latency,
             spaces,
-            stacks: Stacks::within(limit.part(5)),
+            stacks: RecordedStacks::within(limit.part(5)),
             unwinder: Unwinder::within(limit.bytes() / 4),
             calls: Vec::new(),
             mappings: Mappings::new(),
@@ -146,22 +153,22 @@ impl State {
             rows: HashMap::new(),
             latencies: Default::default(),
             begin: 0,
-            times: Times::from(0),
+            times: FaultTimes::from(0),
             seen: 0,
             since: Instant::now(),
             reread: Duration::ZERO,
             limit,
-            limits: Limits::of(limit),
+            limits: FaultLimits::for_memory(limit),
             folded: Folded { memory_limit: limit.bytes(), ..Folded::default() },
         }
     }
 
     pub(super) fn begin(&mut self, now: u64) {
         self.begin = now;
-        self.times = Times::from(now);
+        self.times = FaultTimes::from(now);
     }
 
-    pub(super) fn ask(&mut self, blocks: Box<dyn Blocks>) {
+    pub(super) fn ask(&mut self, blocks: Box<dyn HeapBlocks>) {
         self.blocks = Some(blocks);
     }
 
@@ -172,7 +179,7 @@ impl State {
         }
     }
 
-    fn owner(&mut self, sample: &Sample<'_>, address: u64) -> Owner {
+    fn owner(&mut self, sample: &PerfSample<'_>, address: u64) -> Owner {
         let blocks = self.blocks.as_mut();
         blocks.map_or(Owner::Unrecorded, |it| it.find(sample.pid, sample.time, address))
     }
@@ -186,7 +193,7 @@ impl State {
         self.cut
     }
 
-    /// Faults in user mode that began, as they were told.
+    /// Number of faults in user mode that began.
     pub(super) fn seen(&self) -> u64 {
         self.seen
     }
@@ -204,13 +211,13 @@ impl State {
         }
     }
 
-    pub(super) fn note(&mut self, record: &Record<'_>) {
+    pub(super) fn note(&mut self, record: &PerfRecord<'_>) {
         match record {
-            Record::Sample(sample) => {
+            PerfRecord::Sample(sample) => {
                 self.sample(sample);
                 return self.make_room();
             }
-            Record::Named { pid, tid, name, exec } => {
+            PerfRecord::Named { pid, tid, name, exec } => {
                 if *exec {
                     self.end(*tid, None);
                     if let Some(blocks) = &mut self.blocks {
@@ -220,7 +227,7 @@ impl State {
                 let thread = self.thread(*pid, *tid);
                 self.threads[thread as usize].name = Name::new(name);
             }
-            Record::Forked { pid, tid, parent } => {
+            PerfRecord::Forked { pid, tid, parent } => {
                 self.living.remove(tid);
                 // It is called as who made it, until it is named.
                 let name =
@@ -228,7 +235,7 @@ impl State {
                 let thread = self.thread(*pid, *tid);
                 self.threads[thread as usize].name = name.unwrap_or_default();
             }
-            Record::Ended { tid, .. } => {
+            PerfRecord::Ended { tid, .. } => {
                 self.end(*tid, None);
                 self.moves.forget(*tid);
                 self.living.remove(tid);
@@ -241,14 +248,14 @@ impl State {
 
     /// Leaves less apart, where there is too much.
     fn make_room(&mut self) {
-        let Limits { rows: most_rows, threads, mappings, pending } = self.limits;
+        let FaultLimits { rows: most_rows, threads, mappings, pending } = self.limits;
         if self.pending.len() > pending {
-            // Who told that these threads have ended was lost.
+            // The events of the ends of these threads were lost.
             let open: Vec<u32> = self.pending.keys().copied().collect();
             open.into_iter().for_each(|tid| self.end(tid, None));
         }
         let is_full = self.stacks.is_full();
-        let State { rows, limits, .. } = self;
+        let FaultState { rows, limits, .. } = self;
         let are_too_many = rows.len() > most_rows;
         if self.threads.len() > threads {
             fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 2);
@@ -258,7 +265,8 @@ impl State {
             fold::mappings(rows, &mut self.mappings, &mut self.pending, half);
         }
         if are_too_many {
-            // Threads that have ended and mappings come in large numbers, and a call stack is of many of them.
+            // Threads that have ended and mappings come in large numbers, and a call stack is of
+            // many of them.
             fold::threads(rows, &mut self.threads, &mut self.living, limits.threads / 32);
             if rows.len() > most_rows / 2 {
                 let few = limits.mappings / 16;
@@ -272,9 +280,9 @@ impl State {
         }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &PerfSample<'_>) {
         match self.roles.get(sample.which) {
-            Some(Role::Begin { by_kernel, address, code }) => {
+            Some(FaultRole::Begin { by_kernel, address, code }) => {
                 let (by_kernel, address, code) =
                     (*by_kernel, address.read(sample.raw), code.read(sample.raw));
                 self.seen += u64::from(!by_kernel);
@@ -285,27 +293,27 @@ impl State {
                     self.pend(sample, address, ErrorCode(code), by_kernel);
                 }
             }
-            Some(Role::End { major }) => {
+            Some(FaultRole::End { major }) => {
                 let pending = self.pending.get(&sample.tid);
                 if pending.is_some_and(|pending| pending.address == sample.address) {
                     self.end(sample.tid, Some((sample.time, *major)));
                 }
             }
-            Some(Role::HugePage) => {
+            Some(FaultRole::HugePage) => {
                 let ip = sample.callers().next();
                 if let Some(pending) = self.pending.get_mut(&sample.tid) {
                     pending.is_huge |= ip.is_some() && pending.user_ip == ip;
                 }
             }
-            Some(Role::Moves(fields)) => self.moves.ask(fields, sample),
-            Some(Role::Moved(fields)) => self.moves.answer(fields, sample, &mut self.spaces),
-            Some(Role::Whole { major }) => self.whole(sample, *major),
+            Some(FaultRole::Moves(fields)) => self.moves.ask(fields, sample),
+            Some(FaultRole::Moved(fields)) => self.moves.answer(fields, sample, &mut self.spaces),
+            Some(FaultRole::Whole { major }) => self.whole(sample, *major),
             None => {}
         }
     }
 
     fn place(&mut self, pid: u32, address: u64) -> (u32, Option<Quadrant>, bool) {
-        let State { spaces, mappings, .. } = self;
+        let FaultState { spaces, mappings, .. } = self;
         let region = spaces.find(pid, address);
         let is_huge = region.is_some_and(|region| {
             let name = region.name.as_bytes();
@@ -315,9 +323,9 @@ impl State {
         (mapping, quadrant, is_huge)
     }
 
-    fn pend(&mut self, sample: &Sample<'_>, address: u64, code: ErrorCode, by_kernel: bool) {
+    fn pend(&mut self, sample: &PerfSample<'_>, address: u64, code: ErrorCode, by_kernel: bool) {
         let (mapping, quadrant, is_huge) = self.place(sample.pid, address);
-        let pending = Pending {
+        let pending = PendingFault {
             pid: sample.pid,
             time: sample.time,
             address,
@@ -333,9 +341,10 @@ impl State {
         self.pending.insert(sample.tid, pending);
     }
 
-    /// The number of the call stack; the empty one's in `execve`, whose caller is not mapped any more.
-    fn stack(&mut self, sample: &Sample<'_>, by_kernel: bool) -> StackId {
-        let State { spaces, stacks, unwinder, calls, .. } = self;
+    /// The number of the call stack; the empty one's in `execve`, whose caller is not mapped any
+    /// more.
+    fn stack(&mut self, sample: &PerfSample<'_>, by_kernel: bool) -> StackId {
+        let FaultState { spaces, stacks, unwinder, calls, .. } = self;
         let from = sample.callers().next();
         let is_mapped = |address| spaces.find(sample.pid, address).is_some();
         if by_kernel && !from.is_some_and(is_mapped) {
@@ -350,7 +359,7 @@ impl State {
         stacks.number(spaces, sample.pid, calls.iter().copied())
     }
 
-    /// The fault of a thread is over: when, and whether it was major, where that was told.
+    /// The fault of a thread is over: the time, and true for a major fault, if it was reported.
     fn end(&mut self, tid: u32, told: Option<(u64, bool)>) {
         let Some(mut pending) = self.pending.remove(&tid) else { return };
         if told.is_none() && pending.by_kernel {
@@ -361,15 +370,15 @@ impl State {
             (pending.mapping, pending.quadrant, pending.is_huge) =
                 self.place_again(pending.pid, pending.address);
         }
-        let facts = Facts {
+        let facts = FaultFacts {
             code: Some(pending.code),
-            // All that end well are told where they are timed.
+            // All faults that succeed have an end event if they are timed.
             quadrant: pending.quadrant.filter(|_| told.is_some() || !self.latency),
             major: told.is_some_and(|(_, major)| major),
             huge: pending.is_huge,
         };
         let took = told.filter(|_| self.latency).map(|(end, _)| end.saturating_sub(pending.time));
-        let key = Key {
+        let key = FaultKey {
             stack: pending.stack,
             mapping: pending.mapping,
             thread: self.thread(pending.pid, tid),
@@ -390,23 +399,23 @@ impl State {
         self.place(pid, address)
     }
 
-    fn whole(&mut self, sample: &Sample<'_>, major: bool) {
+    fn whole(&mut self, sample: &PerfSample<'_>, major: bool) {
         let (mut mapping, mut quadrant, mut huge) = self.place(sample.pid, sample.address);
         if quadrant.is_none() {
             (mapping, quadrant, huge) = self.place_again(sample.pid, sample.address);
         }
-        // Where a system call was in the kernel, the place of the sample is there.
+        // For a system call in the kernel, the address of the sample is in the kernel.
         let by_kernel = sample.ip >> 63 != 0;
         let stack = self.stack(sample, by_kernel);
-        let kind = kind(&Facts { code: None, quadrant, major, huge });
+        let kind = kind(&FaultFacts { code: None, quadrant, major, huge });
         let thread = self.thread(sample.pid, sample.tid);
         let owner = self.owner(sample, sample.address);
-        let key = Key { stack, mapping, thread, kind, by_kernel, owner };
+        let key = FaultKey { stack, mapping, thread, kind, by_kernel, owner };
         self.add(key, sample.time, if major { 1 } else { self.every }, None);
     }
 
-    fn add(&mut self, key: Key, time: u64, count: u64, took: Option<u64>) {
-        self.rows.entry(key).or_default().add(Sum { count, took });
+    fn add(&mut self, key: FaultKey, time: u64, count: u64, took: Option<u64>) {
+        self.rows.entry(key).or_default().add(FaultSum { count, took });
         self.times.note(time, key.kind, count);
         if let Some(took) = took {
             self.latencies[key.kind.index()].note(took);
@@ -414,20 +423,20 @@ impl State {
     }
 
     fn thread(&mut self, pid: u32, tid: u32) -> u32 {
-        let State { living, threads, .. } = self;
+        let FaultState { living, threads, .. } = self;
         *living.entry(tid).or_insert_with(|| {
-            threads.push(Thread { pid: Pid(pid), tid: Pid(tid), name: Name::default() });
+            threads.push(FaultThread { pid: Pid(pid), tid: Pid(tid), name: Name::default() });
             u32::try_from(threads.len() - 1).unwrap_or(u32::MAX)
         })
     }
 
-    pub(super) fn finish(mut self, took: u64) -> Found {
+    pub(super) fn finish(mut self, took: u64) -> FaultsFound {
         let open: Vec<u32> = self.pending.keys().copied().collect();
         for tid in open {
             self.end(tid, None);
         }
-        let State { mut threads, mut rows, times, blocks, mut folded, limit, .. } = self;
-        let State { mappings, latencies, stacks, spaces, unwinder, .. } = self;
+        let FaultState { mut threads, mut rows, times, blocks, mut folded, limit, .. } = self;
+        let FaultState { mappings, latencies, stacks, spaces, unwinder, .. } = self;
         folded.forgotten_mappings = spaces.forgotten();
         // They leave their memory to what looks up functions.
         drop((spaces, unwinder));
@@ -436,16 +445,16 @@ impl State {
         let symbolized = symbolize(&stacks, &mut symbols, counted, limit, &mut folded);
         drop(stacks);
         let (mut frames, stacks, stack_of) = symbolized;
-        let owners = Owners::of(blocks, &mut frames, &stacks);
+        let owners = Owners::from_stacks(blocks, &mut frames, &stacks);
         let (mappings, mapping_of) = mappings.finish();
         let others = u32::try_from(threads.len()).unwrap_or(u32::MAX);
         if rows.keys().any(|key| key.thread == fold::OTHER_THREADS) {
-            threads.push(Thread { pid: Pid(0), tid: Pid(0), name: OTHER_THREADS.into() });
+            threads.push(FaultThread { pid: Pid(0), tid: Pid(0), name: OTHER_THREADS.into() });
         }
-        let mut sums: HashMap<Key, Sum> = HashMap::new();
+        let mut sums: HashMap<FaultKey, FaultSum> = HashMap::new();
         for (key, sum) in rows.drain() {
             let stack = StackId(stack_of[&key.stack]);
-            let is_other = |sum: Sum, it| if it { sum.count } else { 0 };
+            let is_other = |sum: FaultSum, it| if it { sum.count } else { 0 };
             folded.stack_events += is_other(sum, Some(&stack.0) == stack_of.get(&StackId::OTHER));
             folded.thread_events += is_other(sum, key.thread == fold::OTHER_THREADS);
             let mapping = mapping_of[key.mapping as usize];
@@ -453,10 +462,10 @@ impl State {
             let is_summed = mappings[mapping as usize].name.as_bytes() == OTHER_MAPPINGS.as_bytes();
             folded.mapping_events += is_other(sum, is_summed);
             let thread = key.thread.min(others);
-            let key = Key { stack, mapping, thread, owner, ..key };
+            let key = FaultKey { stack, mapping, thread, owner, ..key };
             sums.entry(key).or_default().add(sum);
         }
-        let row = |(key, sum): (Key, Sum)| Row {
+        let row = |(key, sum): (FaultKey, FaultSum)| FaultRow {
             stack: key.stack.0,
             mapping: key.mapping,
             thread: key.thread,
@@ -466,15 +475,15 @@ impl State {
             count: sum.count,
             took_ns: sum.took,
         };
-        let mut rows: Vec<Row> = sums.into_iter().map(row).collect();
+        let mut rows: Vec<FaultRow> = sums.into_iter().map(row).collect();
         rows.sort_by_key(|row| {
-            let Row { stack, mapping, thread, kind, by_kernel, owner, count, .. } = *row;
+            let FaultRow { stack, mapping, thread, kind, by_kernel, owner, count, .. } = *row;
             (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel, owner)
         });
         let (heap, mut lacks) = owners.finish(&mut rows);
         lacks.extend(symbols.lacks());
-        let latencies = Kind::ALL.into_iter().zip(latencies);
-        Found {
+        let latencies = FaultKind::ALL.into_iter().zip(latencies);
+        FaultsFound {
             frames,
             stacks,
             mappings,
@@ -489,23 +498,24 @@ impl State {
     }
 }
 
-/// The frames of stacks, the stacks made of them, and which of those each is. Those of which most is counted come first: once
-/// there are too many frames, the others are one, and once names take too much memory, places go without.
+/// The frames of stacks, the stacks made of them, and which of those each is. Those of which most
+/// is counted come first: once there are too many frames, the others are one, and once names take
+/// too much memory, places go without.
 fn symbolize(
-    stacks: &Stacks,
+    stacks: &RecordedStacks,
     symbols: &mut Symbols,
     counted: HashMap<StackId, u64>,
     limit: MemoryLimit,
     folded: &mut Folded,
 ) -> (Vec<Frame>, Vec<Vec<u32>>, HashMap<StackId, u32>) {
-    /// Parts of the limit: bytes of names, and of the numbers that stacks are made of, each of which is there three times
-    /// while a report is made.
+    /// Parts of the limit: bytes of names, and of the numbers that stacks are made of, each of
+    /// which is there three times while a report is made.
     const NAMES: u64 = 16;
     const NUMBERS: u64 = 512;
     let mut names = limit.part(NAMES);
     let mut numbers_left = limit.part(NUMBERS);
     let mut number_of: HashMap<Frame, u32> = HashMap::new();
-    let mut frames_of: HashMap<*const Place, Vec<u32>> = HashMap::new();
+    let mut frames_of: HashMap<*const CodePlace, Vec<u32>> = HashMap::new();
     let mut number = |frame: Frame| {
         let next = u32::try_from(number_of.len()).unwrap_or(u32::MAX);
         *number_of.entry(frame).or_insert(next)

@@ -1,26 +1,27 @@
-//! When faults happened, in memory that does not grow: spans get twice as long where there would be too many.
+//! When faults happened, in memory that does not grow: spans get twice as long where there would be
+//! too many.
 
-use pagewise_model::faults::{Kind, TimeLine};
+use pagewise_model::faults::{FaultKind, TimeLine};
 
-/// At most so many spans.
-const MOST: u64 = 128;
+/// Maximum number of spans.
+const MAX_SPANS: u64 = 128;
 /// The length of a span at first, in nanoseconds.
-const SHORTEST: u64 = 1_000_000;
+const MIN_SPAN_NANOS: u64 = 1_000_000;
 
 #[derive(Debug)]
-pub(super) struct Times {
+pub(super) struct FaultTimes {
     begin: u64,
     line: TimeLine,
 }
 
-impl Times {
-    pub(super) fn from(begin: u64) -> Times {
-        Times { begin, line: TimeLine { span_ns: SHORTEST, spans: Vec::new() } }
+impl FaultTimes {
+    pub(super) fn from(begin: u64) -> FaultTimes {
+        FaultTimes { begin, line: TimeLine { span_ns: MIN_SPAN_NANOS, spans: Vec::new() } }
     }
 
-    pub(super) fn note(&mut self, time: u64, kind: Kind, count: u64) {
+    pub(super) fn note(&mut self, time: u64, kind: FaultKind, count: u64) {
         let since = time.saturating_sub(self.begin);
-        while since / self.line.span_ns >= MOST {
+        while since / self.line.span_ns >= MAX_SPANS {
             self.double();
         }
         let at = usize::try_from(since / self.line.span_ns).expect("less than the most spans");
@@ -46,7 +47,7 @@ impl Times {
     /// With spans of nothing up to the end.
     pub(super) fn finish(mut self, took: u64) -> TimeLine {
         if took > 0 {
-            self.note(self.begin.saturating_add(took - 1), Kind::Unknown, 0);
+            self.note(self.begin.saturating_add(took - 1), FaultKind::Unknown, 0);
         }
         self.line
     }
@@ -63,14 +64,14 @@ mod tests {
         fn nothing_is_lost_and_the_line_stays_short(
             times in prop::collection::vec(0_u64..1 << 50, 0..200),
         ) {
-            let mut line = Times::from(7);
-            times.iter().for_each(|time| line.note(7 + time, Kind::Major, 2));
+            let mut line = FaultTimes::from(7);
+            times.iter().for_each(|time| line.note(7 + time, FaultKind::Major, 2));
             let line = line.finish(1 << 50);
-            prop_assert!(line.spans.len() as u64 <= MOST);
+            prop_assert!(line.spans.len() as u64 <= MAX_SPANS);
             for (at, span) in (0_u64..).zip(&line.spans) {
                 let within = |time: &&u64| **time / line.span_ns == at;
                 let expected = 2 * times.iter().filter(within).count() as u64;
-                prop_assert_eq!(span[Kind::Major.index()], expected);
+                prop_assert_eq!(span[FaultKind::Major.index()], expected);
             }
         }
     }

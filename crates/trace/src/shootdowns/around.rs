@@ -1,11 +1,13 @@
-//! How long a program waits for a call that can flush, taken in the program: from the first instruction of the C library's
-//! function to its last, by uprobes that need no entry in tracefs and are gone with our files,
-//! however we end.
+//! Time that a program waits for a call that can flush, taken in the program: from the first
+//! instruction of the C library's function to its last, by uprobes that need no entry in tracefs
+//! and vanish when our file descriptors are closed, even if pagewise is killed.
 //!
-//! The kernel cannot have threads inherit such an event: it would read the path again, in their memory, and their creation would
-//! fail. So each is of all that runs, and whoever uses the same file pays for it while it is there.
+//! The kernel cannot have threads inherit such an event: it would read the path again, in their
+//! memory, and their creation would fail. So each is of all that runs, and whoever uses the same
+//! file pays for it while it is there.
 //!
-//! A probe at each `ret`, not one at the return address: the program's stack stays as it is, and so do call stacks.
+//! A probe at each `ret`, not one at the return address: the program's stack stays as it is, and so
+//! do call stacks.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -23,28 +25,29 @@ use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_sys::madvise;
-use pagewise_sys::perf_event::Kind;
+use pagewise_sys::perf_event::PerfType;
 use pagewise_sys::perf_ring::Carries;
 
-use super::Role;
-use crate::{Error, Record, Session, Target, Uprobes, Wanted};
+use super::FlushRole;
+use crate::{PerfRecord, SessionEvent, TraceError, TraceSession, TraceTarget, Uprobes};
 
 /// The functions whose calls have others flush. Each makes its system call and little else.
 const FUNCTIONS: &[&str] = &["madvise", "mprotect", "munmap", "mremap", "mmap"];
 /// A function that is longer does something else besides.
-const LONGEST: u64 = 1 << 10;
-/// How often a call that does nothing is timed, to learn what that costs.
+const MAX_FUNCTION_BYTES: u64 = 1 << 10;
+/// Number of timed calls that do nothing, to measure the overhead.
 const TURNS: usize = 200;
-/// What these calls leave in a ring.
+/// Size of the ring for these calls.
 const RING: usize = 1 << 20;
 
-/// Whether calls are timed in the program.
+/// Uprobes that take the times of calls in the program.
 #[derive(Clone, Debug, Default)]
-pub struct Around(Option<Vec<PathBuf>>);
+pub struct CallTimers(Option<Vec<PathBuf>>);
 
-/// A file with code: the kernel is told of the open file, since a name of a target's can lead elsewhere in our root.
+/// A file with code: the kernel gets the open file, since a name of a target's can lead elsewhere
+/// in our root.
 #[derive(Debug)]
-struct Code {
+struct TimedCode {
     name: Name,
     file: File,
 }
@@ -54,33 +57,33 @@ struct Code {
 struct Wrapper {
     name: String,
     /// The file that it is in.
-    code: Rc<Code>,
+    code: Rc<TimedCode>,
     /// A path to the open file.
     path: &'static CStr,
     entry: u64,
     returns: Vec<u64>,
 }
 
-impl Around {
+impl CallTimers {
     /// They are not.
-    pub fn none() -> Around {
-        Around(None)
+    pub fn none() -> CallTimers {
+        CallTimers(None)
     }
 
-    /// They are: in those files that a running process maps, and else in these and in the C library that we use, as far
-    /// as they have such functions.
-    pub fn in_files(files: Vec<PathBuf>) -> Around {
-        Around(Some(files))
+    /// They are: in those files that a running process maps, and else in these and in the C library
+    /// that we use, as far as they have such functions.
+    pub fn in_files(files: Vec<PathBuf>) -> CallTimers {
+        CallTimers(Some(files))
     }
 
     /// Opens what it takes besides the events of a session, and learns what it costs.
     pub(super) fn open(
         self,
-        target: Target,
-        session: &mut Session,
-        wanted: &[Wanted],
-        roles: &mut Vec<Role>,
-    ) -> Reading<shootdowns::Around> {
+        target: TraceTarget,
+        session: &mut TraceSession,
+        wanted: &[SessionEvent],
+        roles: &mut Vec<FlushRole>,
+    ) -> Reading<shootdowns::TimedCallsMeans> {
         let Some(paths) = self.0 else {
             return Err(Absent::NotCollected("--user-wait".into()));
         };
@@ -92,11 +95,11 @@ impl Around {
         let kind = kind()?;
         let ours = std::process::id();
         let files = match target {
-            Target::Process(pid) => of_process(pid),
-            Target::Command(_) | Target::Machine => {
+            TraceTarget::Process(pid) => of_process(pid),
+            TraceTarget::Command(_) | TraceTarget::Machine => {
                 let named = paths.iter().filter_map(|path| {
                     let file = target_file::open_regular(path, MAX_ELF_BYTES).ok()?;
-                    Some(Code { name: Name::new(path.as_os_str().as_bytes()), file })
+                    Some(TimedCode { name: Name::new(path.as_os_str().as_bytes()), file })
                 });
                 named.chain(of_process(ours)).collect()
             }
@@ -108,46 +111,47 @@ impl Around {
             ));
         }
         let cost_ns = cost(kind, wanted, roles, ours);
-        // Others that execute the files would pay for them, and a program under valgrind takes their `int3` for its own.
+        // Others that execute the files would pay for them, and a program under valgrind takes
+        // their `int3` for its own.
         let pid = match target {
-            Target::Process(pid) => Some(pid),
-            Target::Command(_) | Target::Machine => None,
+            TraceTarget::Process(pid) => Some(pid),
+            TraceTarget::Command(_) | TraceTarget::Machine => None,
         };
         add(&found, kind, pid, session, roles).map_err(|error| failed(&error.to_string()))?;
         let functions = found.iter().map(|it| (it.name.clone(), it.code.name.clone()));
-        Ok(shootdowns::Around { functions: functions.collect(), cost_ns })
+        Ok(shootdowns::TimedCallsMeans { functions: functions.collect(), cost_ns })
     }
 }
 
 /// The number of the PMU.
-fn kind() -> Reading<Kind> {
+fn kind() -> Reading<PerfType> {
     const TYPE: &str = "/sys/bus/event_source/devices/uprobe/type";
     let text = fs::read_to_string(TYPE);
     let number = text.ok().and_then(|text| text.trim().parse().ok());
     number
-        .map(Kind)
+        .map(PerfType)
         .ok_or_else(|| Absent::NotInThisKernel("4.17, with CONFIG_UPROBE_EVENTS".into()))
 }
 
 /// The files that a process has mapped to execute, each once.
-fn of_process(pid: u32) -> Vec<Code> {
+fn of_process(pid: u32) -> Vec<TimedCode> {
     let root = ProcRoot::live();
     let Ok(text) = root.read(Pid(pid), "maps") else { return Vec::new() };
     let mut seen: Vec<FileId> = Vec::new();
     let mut files = Vec::new();
     for mapping in maps::parse(&text).mappings {
-        let id = FileId::of(&mapping);
+        let id = FileId::of_mapping(&mapping);
         if mapping.inode == 0 || !mapping.prot.exec || seen.contains(&id) {
             continue;
         }
         seen.push(id);
         let file = target_file::open_mapped(&root, Pid(pid), &mapping);
-        files.extend(file.ok().map(|file| Code { name: Name::new(mapping.path()), file }));
+        files.extend(file.ok().map(|file| TimedCode { name: Name::new(mapping.path()), file }));
     }
     files
 }
 
-fn wrappers(code: Code) -> Vec<Wrapper> {
+fn wrappers(code: TimedCode) -> Vec<Wrapper> {
     let functions = variables::functions(&code.file, FUNCTIONS);
     let path = CString::new(format!("/proc/self/fd/{}", code.file.as_raw_fd()));
     let Ok(path) = path else { return Vec::new() };
@@ -157,8 +161,8 @@ fn wrappers(code: Code) -> Vec<Wrapper> {
     // A few for each recording, which need them until they end.
     let path: &'static CStr = Box::leak(path.into_boxed_c_str());
     let code = Rc::new(code);
-    let wrapper = |function: variables::Function| {
-        let size = Some(function.size).filter(|size| (1..=LONGEST).contains(size))?;
+    let wrapper = |function: variables::FileFunction| {
+        let size = Some(function.size).filter(|size| (1..=MAX_FUNCTION_BYTES).contains(size))?;
         let mut bytes = vec![0; usize::try_from(size).ok()?];
         code.file.read_exact_at(&mut bytes, function.offset).ok()?;
         let returns = returns(&bytes)?.into_iter().map(|at| function.offset + at).collect();
@@ -168,7 +172,8 @@ fn wrappers(code: Code) -> Vec<Wrapper> {
     functions.into_iter().filter_map(wrapper).collect()
 }
 
-/// Where a function returns, from its start. `None` where it may end otherwise: by a jump to somewhere else.
+/// Offsets at which a function returns. `None` if it may end in another way: by a jump out of the
+/// function.
 fn returns(code: &[u8]) -> Option<Vec<u64>> {
     let (mut decoder, mut returns) =
         (Decoder::with_ip(64, code, 0, DecoderOptions::NONE), Vec::new());
@@ -189,25 +194,27 @@ fn returns(code: &[u8]) -> Option<Vec<u64>> {
     (!returns.is_empty()).then_some(returns)
 }
 
-/// Adds the uprobes of all functions of a file together: that they are removed takes as long as for one.
+/// Adds the uprobes of all functions of a file together: that they are removed takes as long as for
+/// one.
 fn add(
     wrappers: &[Wrapper],
-    kind: Kind,
+    kind: PerfType,
     pid: Option<u32>,
-    session: &mut Session,
-    roles: &mut Vec<Role>,
-) -> Result<(), Error> {
+    session: &mut TraceSession,
+    roles: &mut Vec<FlushRole>,
+) -> Result<(), TraceError> {
     let same_file = |a: &Wrapper, b: &Wrapper| Rc::ptr_eq(&a.code, &b.code);
     for of_file in wrappers.chunk_by(same_file) {
         let entries: Vec<u64> = of_file.iter().map(|it| it.entry).collect();
         let returns: Vec<u64> = of_file.iter().flat_map(|it| it.returns.clone()).collect();
-        for (role, offsets) in [(Role::Called, entries), (Role::Returned, returns)] {
+        for (role, offsets) in [(FlushRole::Called, entries), (FlushRole::Returned, returns)] {
             let uprobes = Uprobes {
                 name: &format!("functions of {}", of_file[0].code.name.escaped()),
                 kind,
                 path: of_file[0].path,
                 offsets: &offsets,
-                // A uprobe at each return instruction leaves the call stack of the program as it is.
+                // A uprobe at each return instruction leaves the call stack of the program as it
+                // is.
                 at_return: false,
                 pid,
                 carries: Carries::default(),
@@ -223,9 +230,9 @@ fn failed(what: &str) -> Absent {
     Absent::NotSupported(what.to_owned().into())
 }
 
-/// What recording adds to the time of a call: by calls of our own that do nothing, with all that is wanted besides and
-/// without anything.
-fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64> {
+/// Overhead of recording per call: the difference between calls of our own that do nothing,
+/// recorded and unrecorded.
+fn cost(kind: PerfType, wanted: &[SessionEvent], roles: &[FlushRole], ours: u32) -> Reading<u64> {
     let mut alone: Vec<u64> = (0..TURNS)
         .map(|_| {
             let began = Instant::now();
@@ -237,7 +244,7 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
     let own = files.into_iter().flat_map(wrappers).find(|it| it.name == "madvise");
     let own = own.ok_or_else(|| failed("no function of our own to try it with"))?;
     let mut roles = roles.to_vec();
-    let mut session = Session::open(Target::Process(ours), wanted, RING)
+    let mut session = TraceSession::open(TraceTarget::Process(ours), wanted, RING)
         .map_err(|error| failed(&error.to_string()))?;
     add(&[own], kind, Some(ours), &mut session, &mut roles)
         .map_err(|error| failed(&error.to_string()))?;
@@ -245,13 +252,13 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
     (0..TURNS).for_each(|_| madvise::nothing());
     let (mut since, mut watched) = (HashMap::new(), Vec::new());
     session.finish(&mut |record| {
-        let Record::Sample(sample) = record else { return };
+        let PerfRecord::Sample(sample) = record else { return };
         if sample.pid != ours {
             return;
         }
         match roles.get(sample.which) {
-            Some(Role::Called) => drop(since.insert(sample.tid, sample.time)),
-            Some(Role::Returned) => {
+            Some(FlushRole::Called) => drop(since.insert(sample.tid, sample.time)),
+            Some(FlushRole::Returned) => {
                 watched.extend(
                     since.remove(&sample.tid).map(|since| sample.time.saturating_sub(since)),
                 );
@@ -271,7 +278,7 @@ fn cost(kind: Kind, wanted: &[Wanted], roles: &[Role], ours: u32) -> Reading<u64
 #[cfg(test)]
 mod tests {
     use pagewise_sys::bpf::Attachment;
-    use pagewise_sys::perf_event::{Event, Mode};
+    use pagewise_sys::perf_event::{Mode, PerfEvent};
     use pagewise_sys::perf_ring::Sampling;
 
     use pagewise_skip::{Lack, skip, skip_part};
@@ -279,18 +286,18 @@ mod tests {
     use super::*;
 
     /// A session of this process that records nothing but uprobes.
-    fn session_of(ours: u32) -> Result<Session, Error> {
+    fn session_of(ours: u32) -> Result<TraceSession, TraceError> {
         let sampling = Sampling {
             // `PERF_COUNT_SW_DUMMY`.
-            event: Event::new(Kind::SOFTWARE, 9),
+            event: PerfEvent::new(PerfType::SOFTWARE, 9),
             every: 1,
             carries: Carries::default(),
             mode: Mode::default(),
             tasks: false,
             wake_at: 1,
         };
-        let wanted = Wanted { name: "nothing".to_owned(), sampling };
-        Session::open(Target::Process(ours), &[wanted], RING)
+        let wanted = SessionEvent { name: "nothing".to_owned(), sampling };
+        TraceSession::open(TraceTarget::Process(ours), &[wanted], RING)
     }
 
     #[test]
@@ -330,7 +337,7 @@ mod tests {
             let threads = threads.map(|thread| thread.join().unwrap());
             let mut calls = [0; 2];
             session.finish(&mut |record| {
-                let Record::Sample(sample) = record else { return };
+                let PerfRecord::Sample(sample) = record else { return };
                 if sample.which == 1
                     && let Some(at) = threads.iter().position(|tid| *tid == sample.tid)
                 {
@@ -350,7 +357,8 @@ mod tests {
             0xd8, 0x48, 0x83, 0xc8, 0xff, 0xc3,
         ];
         assert_eq!(returns(&code), Some(vec![15, 22]));
-        // Without its end the jump goes somewhere else; jmp *%rax; nothing; what is no instruction.
+        // Without its end the jump leaves the function; jmp *%rax; nothing; bytes that are not an
+        // instruction.
         assert_eq!(returns(&code[..16]), None);
         assert_eq!(returns(&[0xff, 0xe0, 0xc3]), None);
         assert_eq!(returns(&[]), None);

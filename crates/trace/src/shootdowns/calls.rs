@@ -1,6 +1,7 @@
 //! The system calls that can flush TLBs and whose time is taken.
 
-/// By number and name. Others flush, too, and are told by the functions of the kernel; these are rare enough to note each.
+/// By number and name. Other calls flush too, and are identified by the functions of the kernel;
+/// these are rare enough to record each.
 const CALLS: &[(libc::c_long, &str)] = &[
     (libc::SYS_brk, "brk"),
     (libc::SYS_mmap, "mmap"),
@@ -43,7 +44,7 @@ pub(super) fn advice(name: &str) -> Option<usize> {
     }
 }
 
-/// What has the kernel tell of these only.
+/// Filter expression that limits the tracepoint to these calls.
 pub(super) fn filter() -> String {
     let tests: Vec<String> = CALLS.iter().map(|(number, _)| format!("id == {number}")).collect();
     tests.join(" || ")

@@ -1,28 +1,28 @@
-//! What is kept apart of flushes, in bounded memory: where there is too much, what counts least becomes part of sums.
+//! Sums of flushes in bounded memory: at the limit, the smallest entries are merged.
 
 use std::collections::{HashMap, HashSet};
 
 use pagewise_model::bounds::{MemoryLimit, OTHER_PROCESSES, OTHER_THREADS};
-use pagewise_model::shootdowns::{Caller, NO_PID, Process, Site, Thread};
+use pagewise_model::shootdowns::{FlushCaller, FlushProcess, FlushSite, FlushThread, NO_PID};
 
 use super::{Doing, Numbered, SoFar};
 use crate::heaviest::{Heaviest, sums};
 use crate::stacks::StackId;
 
-/// How much there may be of each: a site and a caller take some 200 bytes, a process and a thread too.
+/// Limits of the tables: a site and a caller take some 200 bytes, a process and a thread too.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct FlushLimits {
     sites: usize,
     chains: usize,
     processes: usize,
     threads: usize,
-    /// What is going on: calls of functions, orders in a queue.
+    /// Pending function calls and queued requests.
     open: usize,
 }
 
-impl Limits {
-    pub(super) fn of(limit: MemoryLimit) -> Limits {
-        Limits {
+impl FlushLimits {
+    pub(super) fn for_memory(limit: MemoryLimit) -> FlushLimits {
+        FlushLimits {
             sites: limit.part(8 << 10),
             chains: limit.part(64 << 10),
             processes: limit.part(32 << 10),
@@ -33,8 +33,8 @@ impl Limits {
 }
 
 impl<K: Eq + std::hash::Hash + Clone, V> Numbered<K, V> {
-    /// Keeps some, and numbers them anew: those that go have the number behind the last of them. Returns the new numbers, by
-    /// the old.
+    /// Keeps some, and numbers them anew: those that go have the number behind the last of them.
+    /// Returns the new numbers, by the old.
     fn retain(&mut self, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
         let old = std::mem::take(&mut self.values);
         let mut numbers = Vec::with_capacity(old.len());
@@ -53,8 +53,8 @@ impl<K: Eq + std::hash::Hash + Clone, V> Numbered<K, V> {
     }
 }
 
-/// How much is counted of a site.
-fn weight_of_site(site: &Site) -> u64 {
+/// Weight of a site.
+fn weight_of_site(site: &FlushSite) -> u64 {
     site.sends.saturating_add(site.local)
 }
 
@@ -62,7 +62,7 @@ fn id(stack: usize) -> StackId {
     u32::try_from(stack).map_or(StackId::OTHER, StackId)
 }
 
-fn add_site(to: &mut Site, more: &Site) {
+fn add_site(to: &mut FlushSite, more: &FlushSite) {
     to.sends += more.sends;
     to.shootdowns += more.shootdowns;
     to.ipis += more.ipis;
@@ -72,7 +72,7 @@ fn add_site(to: &mut Site, more: &Site) {
     to.waited += more.waited;
 }
 
-fn add_caller(to: &mut Caller, more: &Caller) {
+fn add_caller(to: &mut FlushCaller, more: &FlushCaller) {
     to.calls += more.calls;
     to.shooting += more.shooting;
     to.shooting_ns += more.shooting_ns;
@@ -82,7 +82,7 @@ fn add_caller(to: &mut Caller, more: &Caller) {
 impl SoFar {
     /// Leaves less apart, where there is too much.
     pub(super) fn make_room(&mut self) {
-        let Limits { sites, chains, processes, threads, open } = self.limits;
+        let FlushLimits { sites, chains, processes, threads, open } = self.limits;
         if self.called.len() > open {
             // Threads that are not watched leave functions by other ways than their end.
             self.called.clear();
@@ -111,13 +111,13 @@ impl SoFar {
         }
     }
 
-    /// Keeps the threads apart that live or have most, at most so many if they have ended.
+    /// Keeps the threads that live or have the largest counts, at most `most` of the ended ones.
     fn fold_threads(&mut self, most: usize) {
-        let weight = |it: &Thread| it.sends.saturating_add(it.received);
+        let weight = |it: &FlushThread| it.sends.saturating_add(it.received);
         let ended = self.threads.iter().filter(|(_, doing)| doing.has_ended);
         let counted: HashMap<u32, u64> =
             ended.map(|(tid, doing)| (*tid, weight(&doing.seen))).collect();
-        let heaviest = Heaviest::of(counted, most / 2, |_| 1);
+        let heaviest = Heaviest::from_sums(counted, most / 2, |_| 1);
         let gone: Vec<u32> = self
             .threads
             .iter()
@@ -129,7 +129,7 @@ impl SoFar {
             let Some(Doing { seen, .. }) = self.threads.remove(&tid) else { continue };
             self.folded.thread_events += weight(&seen);
             let process = self.other_process();
-            let others = self.other_threads.get_or_insert_with(|| Thread {
+            let others = self.other_threads.get_or_insert_with(|| FlushThread {
                 process,
                 tid: 0,
                 name: OTHER_THREADS.into(),
@@ -144,7 +144,7 @@ impl SoFar {
     }
 
     fn other_process(&mut self) -> usize {
-        self.processes.number(&NO_PID, || Process {
+        self.processes.number(&NO_PID, || FlushProcess {
             pid: NO_PID,
             name: OTHER_PROCESSES.into(),
             received: 0,
@@ -158,7 +158,7 @@ impl SoFar {
         let sites = self.sites.values.iter().map(|it| (it.process, weight_of_site(it)));
         let callers = self.callers.values.iter().map(|it| (it.process, it.calls));
         let received = self.processes.values.iter().enumerate().map(|(at, it)| (at, it.received));
-        let heaviest = Heaviest::of(sums(sites.chain(callers).chain(received)), most, |_| 1);
+        let heaviest = Heaviest::from_sums(sums(sites.chain(callers).chain(received)), most, |_| 1);
         let others = self.other_process();
         let gone = self.processes.values.iter().enumerate();
         let gone = gone.filter(|(at, _)| *at != others && !heaviest.has(*at));
@@ -171,8 +171,8 @@ impl SoFar {
         self.threads.values_mut().for_each(|it| it.seen.process = number(it.seen.process));
         self.other_threads.iter_mut().for_each(|it| it.process = number(it.process));
         self.rekey(
-            |site| Site { process: number(site.process), ..site.clone() },
-            |caller| Caller { process: number(caller.process), ..caller.clone() },
+            |site| FlushSite { process: number(site.process), ..site.clone() },
+            |caller| FlushCaller { process: number(caller.process), ..caller.clone() },
         );
     }
 
@@ -181,17 +181,20 @@ impl SoFar {
             return;
         }
         let counted = self.sites.values.iter().map(|it| (it.chain, weight_of_site(it)));
-        let heaviest = Heaviest::of(sums(counted), most, |_| 1);
+        let heaviest = Heaviest::from_sums(sums(counted), most, |_| 1);
         // The chain of no functions is what all others are.
         let others = self.chains.number(&Vec::new(), Vec::new);
         let new = self.chains.retain(|at| at == others || heaviest.has(at));
         let others = self.chains.numbers[&Vec::new()];
         let count = self.chains.values.len();
         let number = |old: usize| new.get(old).copied().filter(|it| *it < count).unwrap_or(others);
-        self.rekey(|site| Site { chain: number(site.chain), ..site.clone() }, Caller::clone);
+        self.rekey(
+            |site| FlushSite { chain: number(site.chain), ..site.clone() },
+            FlushCaller::clone,
+        );
     }
 
-    /// Keeps the call stacks apart of which most is counted, at most so many, in so many bytes.
+    /// Keeps the call stacks with the largest counts, at most `most`, within `room` bytes.
     fn fold_stacks(&mut self, room: usize, most: usize) {
         let sites = self.sites.values.iter().map(|it| (id(it.stack), weight_of_site(it)));
         let callers = self.callers.values.iter().map(|it| (id(it.stack), it.calls));
@@ -199,7 +202,7 @@ impl SoFar {
         counted.remove(&StackId::OTHER);
         // In half the memory there is room for at least as many.
         let each = self.stacks.room() / 2 / most.max(1);
-        let heaviest = Heaviest::of(counted, room, |it| self.stacks.bytes_of(it).max(each));
+        let heaviest = Heaviest::from_sums(counted, room, |it| self.stacks.bytes_of(it).max(each));
         self.folded.stacks += heaviest.folded;
         self.folded.stack_error += heaviest.largest;
         let number = |old: usize| match heaviest.has(id(old)) {
@@ -207,16 +210,16 @@ impl SoFar {
             false => StackId::OTHER.index(),
         };
         self.rekey(
-            |site| Site { stack: number(site.stack), ..site.clone() },
-            |caller| Caller { stack: number(caller.stack), ..caller.clone() },
+            |site| FlushSite { stack: number(site.stack), ..site.clone() },
+            |caller| FlushCaller { stack: number(caller.stack), ..caller.clone() },
         );
         let open = self.threads.values().filter_map(|doing| Some(doing.call?.stack));
         let open: HashSet<StackId> = open.collect();
         self.stacks.retain(|id| heaviest.has(id) || open.contains(&id));
     }
 
-    /// Where few processes and stacks are combined in many ways: leaves the largest sites and callers, at most so many, and of the
-    /// others one of each way through the kernel.
+    /// Reduces few processes and stacks in many combinations: keeps the largest sites and callers,
+    /// at most `most`, and merges the others into one for each kernel path.
     fn fold_rows(&mut self, most: usize) {
         let process = self.other_process();
         let least = |weights: &mut dyn Iterator<Item = u64>| {
@@ -238,18 +241,22 @@ impl SoFar {
         let stack = StackId::OTHER.index();
         self.rekey(
             |it| match goes(weight_of_site(it), site) {
-                true => Site { process, stack, ..it.clone() },
+                true => FlushSite { process, stack, ..it.clone() },
                 false => it.clone(),
             },
             |it| match goes(it.calls, caller) {
-                true => Caller { process, stack, ..it.clone() },
+                true => FlushCaller { process, stack, ..it.clone() },
                 false => it.clone(),
             },
         );
     }
 
     /// Adds up the sites and callers that are alike when they are changed so.
-    fn rekey(&mut self, site: impl Fn(&Site) -> Site, caller: impl Fn(&Caller) -> Caller) {
+    fn rekey(
+        &mut self,
+        site: impl Fn(&FlushSite) -> FlushSite,
+        caller: impl Fn(&FlushCaller) -> FlushCaller,
+    ) {
         let old = std::mem::take(&mut self.sites).values;
         let mut new_of = Vec::with_capacity(old.len());
         for before in old {

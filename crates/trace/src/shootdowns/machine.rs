@@ -1,4 +1,5 @@
-//! What the machine counts meanwhile: interrupts to flush TLBs by CPU, and what moves or protects pages unasked.
+//! Counters of the machine during the recording: interrupts to flush TLBs by CPU, and activities of
+//! the kernel that move or protect pages.
 
 use std::fs;
 
@@ -26,27 +27,27 @@ const STARTS: &[&str] = &[
 
 /// Counts at one moment, or what was added between two.
 #[derive(Clone, Debug)]
-pub(super) struct Counts {
+pub(super) struct FlushCounts {
     pub(super) shootdowns: Reading<Vec<(u32, u64)>>,
     pub(super) vmstat: Vec<(Name, u64)>,
 }
 
-impl Counts {
-    pub(super) fn now() -> Counts {
+impl FlushCounts {
+    pub(super) fn now() -> FlushCounts {
         let text = fs::read("/proc/interrupts").unwrap_or_default();
         let none = || Absent::NotSupported("/proc/interrupts has no TLB row here".into());
         let text_of = fs::read("/proc/vmstat").unwrap_or_default();
         let wanted =
             |name: &Name| STARTS.iter().any(|start| name.as_bytes().starts_with(start.as_bytes()));
         let lines = vmstat::parse(&text_of).into_iter().filter(|line| wanted(&line.name));
-        Counts {
+        FlushCounts {
             shootdowns: interrupts::by_cpu(&text, "TLB").ok_or_else(none),
             vmstat: lines.map(|line| (line.name, line.count)).collect(),
         }
     }
 
-    /// What was added since then. A CPU that was switched on meanwhile began at 0.
-    pub(super) fn since(self, before: &Counts) -> Counts {
+    /// Increase since then. A CPU that was switched on in between began at 0.
+    pub(super) fn since(self, before: &FlushCounts) -> FlushCounts {
         let then = before.shootdowns.as_deref().unwrap_or_default();
         let count = |cpu| then.iter().find(|(known, _)| *known == cpu).map_or(0, |(_, n)| *n);
         let shootdowns = self.shootdowns.map(|rows| {
@@ -57,7 +58,7 @@ impl Counts {
             let added = now.saturating_sub(line(&name)?.1);
             (added > 0).then_some((name, added))
         });
-        Counts { shootdowns, vmstat: vmstat.collect() }
+        FlushCounts { shootdowns, vmstat: vmstat.collect() }
     }
 }
 
@@ -66,8 +67,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_grew_is_told_and_what_did_not_is_not() {
-        let counts = |tlb, numa| Counts {
+    fn only_growth_is_reported() {
+        let counts = |tlb, numa| FlushCounts {
             shootdowns: Ok(vec![(0, tlb)]),
             vmstat: vec![("numa_hint_faults".into(), numa), ("pswpout".into(), 1)],
         };

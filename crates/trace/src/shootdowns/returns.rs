@@ -1,17 +1,20 @@
-//! Who called a function of the C library that makes a system call.
+//! Callers of the C library functions that make system calls.
 //!
-//! Such a function has no frame pointer of its own, so that the chain of frame pointers goes on with its caller's caller. Its return
-//! address lies on the stack, always as far from the stack pointer at one instruction: at most a small frame away.
+//! Such a function has no frame pointer of its own, so that the chain of frame pointers goes on
+//! with its caller's caller. Its return address lies on the stack, always as far from the stack
+//! pointer at one instruction: at most a small frame away.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 
 use crate::{Spaces, files};
 
-/// Bytes of the stack that are looked at: what the largest such functions keep there (`mremap` of glibc has 88).
+/// Bytes of the stack that are looked at: what the largest such functions keep there (`mremap` of
+/// glibc has 88).
 pub(super) const LOOKED_AT: u32 = 128;
 
-/// By program and instruction, how many words from the stack pointer the return address is; none where it was not found.
+/// By program and instruction, how many words from the stack pointer the return address is; none
+/// where it was not found.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     known: HashMap<(u32, u64), Option<usize>>,
@@ -25,7 +28,7 @@ impl Returns {
             Some(u64::from_ne_bytes(*bytes))
         };
         let is_code = |address: u64| spaces.find(pid, address).is_some_and(|region| region.execute);
-        /// So many are remembered.
+        /// Number of remembered functions.
         const KEPT: usize = 1 << 16;
         let key = (spaces.program(pid), ip);
         if self.known.len() > KEPT {
@@ -41,7 +44,7 @@ impl Returns {
     }
 }
 
-/// Whether there is a call in front of an address. `None` where that cannot be told.
+/// True if a call precedes an address. `None` if that is unknown.
 fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
     if !cfg!(target_arch = "x86_64") {
         return None;
@@ -49,17 +52,17 @@ fn follows_a_call(spaces: &Spaces, pid: u32, address: u64) -> Option<bool> {
     let region = spaces.find(pid, address).filter(|region| region.is_file())?;
     let file = files::open(pid, &region.name, region.id())?;
     let offset = address - region.start + region.offset;
-    let mut before = [0; LONGEST_CALL];
-    file.read_exact_at(&mut before, offset.checked_sub(LONGEST_CALL as u64)?).ok()?;
+    let mut before = [0; MAX_CALL_BYTES];
+    file.read_exact_at(&mut before, offset.checked_sub(MAX_CALL_BYTES as u64)?).ok()?;
     Some(ends_with_a_call(before))
 }
 
 /// A call through memory with a prefix.
-const LONGEST_CALL: usize = 7;
+const MAX_CALL_BYTES: usize = 7;
 
-/// Whether the last of these bytes may be a call of x86: `call rel32`, or one through a register or memory, which is 2 to 7
-/// bytes long.
-fn ends_with_a_call(bytes: [u8; LONGEST_CALL]) -> bool {
+/// True if the last of these bytes may be a call of x86: `call rel32`, or one through a register or
+/// memory, which is 2 to 7 bytes long.
+fn ends_with_a_call(bytes: [u8; MAX_CALL_BYTES]) -> bool {
     const INDIRECT: u8 = 0xff;
     let is_call = |modrm: u8| modrm & 0x38 == 0x10;
     let indirect = |from: usize| bytes[from] == INDIRECT && is_call(bytes[from + 1]);
@@ -71,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_from_what_is_none() {
+    fn calls_are_distinguished_from_other_instructions() {
         assert!(ends_with_a_call([0x90, 0x90, 0xe8, 1, 2, 3, 4]));
         assert!(ends_with_a_call([0x90, 0xff, 0x15, 1, 2, 3, 4]));
         assert!(ends_with_a_call([0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0]));

@@ -1,9 +1,10 @@
 //! Functions, inlined functions and lines by address, from DWARF.
 //!
-//! An index of address ranges says which unit an address is in. Of a unit that is asked for, the ranges of its functions and its rows
-//! of lines are kept; of a function that is asked for, what is inlined in it. addr2line does the same, but reads the line table
-//! headers and abbreviations of all units first, which are gigabytes of memory for a browser, and follows levels of inlined functions
-//! by recursion, so a file can overflow the stack. Here each list and each depth has a limit.
+//! An index of address ranges gives the unit of an address. For each unit in use, the ranges of its
+//! functions and its line rows are kept; for each function in use, its inlined functions. addr2line
+//! does the same, but reads the line table headers and abbreviations of all units first, which is
+//! gigabytes of memory for a browser, and follows levels of inlined functions by recursion, so a
+//! file can overflow the stack. Here each list and each depth has a limit.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,12 +14,12 @@ use gimli::{
     Reader as _, Result, UnitOffset, UnitType, constants as dw,
 };
 
-use super::Call;
-use super::reader::Reader;
+use super::FoundCall;
+use super::reader::PieceReader;
 
-type Dwarf = gimli::Dwarf<Reader>;
-type Unit = gimli::Unit<Reader>;
-type Value = AttributeValue<Reader>;
+type Dwarf = gimli::Dwarf<PieceReader>;
+type DwarfUnit = gimli::Unit<PieceReader>;
+type DwarfValue = AttributeValue<PieceReader>;
 
 /// Units of a file; browsers have some 60,000.
 const MAX_UNITS: usize = 1 << 20;
@@ -27,7 +28,8 @@ const MAX_RANGES: usize = 2 << 20;
 /// Rows of lines of a unit, and ranges of its functions.
 const MAX_ROWS: usize = 4 << 20;
 const MAX_FUNCTIONS: usize = 1 << 20;
-/// Ranges of inlined functions of a function, and levels of functions that are inlined into each other.
+/// Ranges of inlined functions of a function, and levels of functions that are inlined into each
+/// other.
 const MAX_INLINED: usize = 1 << 17;
 const MAX_DEPTH: usize = 256;
 /// References that are followed for a name.
@@ -35,7 +37,7 @@ const MAX_REFERENCES: usize = 16;
 
 /// Addresses, and what is there.
 #[derive(Clone, Copy, Debug)]
-struct Range<T> {
+struct DwarfRange<T> {
     begin: u64,
     end: u64,
     /// The largest end up to here: ranges may overlap.
@@ -45,15 +47,15 @@ struct Range<T> {
 
 /// Ranges by their begin.
 #[derive(Debug)]
-struct Ranges<T>(Vec<Range<T>>);
+struct Ranges<T>(Vec<DwarfRange<T>>);
 
 impl<T: Copy> Ranges<T> {
     fn new(ranges: Vec<(gimli::Range, T)>) -> Ranges<T> {
         let all = ranges.into_iter().map(|(range, what)| {
             let gimli::Range { begin, end } = range;
-            Range { begin, end, furthest: end, what }
+            DwarfRange { begin, end, furthest: end, what }
         });
-        let mut all: Vec<Range<T>> = all.collect();
+        let mut all: Vec<DwarfRange<T>> = all.collect();
         all.sort_by_key(|it| it.begin);
         let mut furthest = 0;
         for range in &mut all {
@@ -74,13 +76,13 @@ impl<T: Copy> Ranges<T> {
     }
 
     fn bytes(&self) -> u64 {
-        (self.0.len() * size_of::<Range<T>>()) as u64
+        (self.0.len() * size_of::<DwarfRange<T>>()) as u64
     }
 }
 
 /// A row of lines.
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct LineRow {
     address: u64,
     file: u32,
     line: u32,
@@ -88,9 +90,9 @@ struct Row {
 
 /// The lines of a unit.
 #[derive(Debug, Default)]
-struct Lines {
-    header: Option<gimli::LineProgramHeader<Reader>>,
-    rows: Vec<Row>,
+struct UnitLines {
+    header: Option<gimli::LineProgramHeader<PieceReader>>,
+    rows: Vec<LineRow>,
     /// Rows of code that lies together, and where it ends; by address.
     sequences: Vec<(std::ops::Range<usize>, u64)>,
     /// Files by number, as they were asked for.
@@ -103,22 +105,22 @@ struct Inlined {
     begin: u64,
     end: u64,
     depth: usize,
-    names: Names,
+    names: FunctionNames,
     file: Option<u64>,
     line: u32,
 }
 
-/// What a function's name is found by.
+/// Attributes that give a function's name.
 #[derive(Clone, Debug, Default)]
-struct Names {
-    linkage: Option<Value>,
-    plain: Option<Value>,
-    /// Where else it is described.
-    origin: Option<Value>,
+struct FunctionNames {
+    linkage: Option<DwarfValue>,
+    plain: Option<DwarfValue>,
+    /// Other entry that describes the function.
+    origin: Option<DwarfValue>,
 }
 
-impl Names {
-    fn note(&mut self, name: gimli::DwAt, value: Value) {
+impl FunctionNames {
+    fn note(&mut self, name: gimli::DwAt, value: DwarfValue) {
         match name {
             dw::DW_AT_linkage_name | dw::DW_AT_MIPS_linkage_name => self.linkage = Some(value),
             dw::DW_AT_name => self.plain = Some(value),
@@ -130,7 +132,7 @@ impl Names {
 
 /// A function, and what is inlined in it.
 #[derive(Debug)]
-struct Function {
+struct DwarfFunction {
     name: Option<Rc<str>>,
     inlined: Vec<Inlined>,
 }
@@ -138,36 +140,36 @@ struct Function {
 /// A unit that was asked for.
 #[derive(Debug)]
 struct Loaded {
-    unit: Unit,
+    unit: DwarfUnit,
     functions: Ranges<UnitOffset<u64>>,
-    lines: Lines,
-    known: HashMap<u64, Rc<Function>>,
+    lines: UnitLines,
+    known: HashMap<u64, Rc<DwarfFunction>>,
 }
 
 /// The attributes of a unit as a whole.
 #[derive(Debug, Default)]
-struct Root {
-    extent: Extent,
+struct UnitRoot {
+    extent: CodeExtent,
     lines: Option<DebugLineOffset<u64>>,
 }
 
 /// The debugging information of a file.
 #[derive(Debug)]
-pub(super) struct Info {
+pub(super) struct DebugInfo {
     dwarf: Dwarf,
     ranges: Ranges<DebugInfoOffset<u64>>,
-    /// Where units begin, here and in the file that is shared.
+    /// Offsets of the units, in this file and in the supplementary file.
     units: Vec<u64>,
     shared_units: Vec<u64>,
     loaded: HashMap<u64, Loaded>,
     /// Units that only names were looked up in; true for those of the file that is shared.
-    referred: HashMap<(bool, u64), Rc<Unit>>,
+    referred: HashMap<(bool, u64), Rc<DwarfUnit>>,
     bytes: u64,
 }
 
-impl Info {
-    /// Of sections.
-    pub(super) fn of(dwarf: Dwarf) -> Result<Info> {
+impl DebugInfo {
+    /// Parses the sections.
+    pub(super) fn parse(dwarf: Dwarf) -> Result<DebugInfo> {
         let mut by_unit: HashMap<u64, Vec<gimli::Range>> = HashMap::new();
         let mut headers = dwarf.debug_aranges.headers();
         let mut count = 0;
@@ -222,7 +224,7 @@ impl Info {
         let ranges = Ranges::new(ranges);
         let bytes = ranges.bytes() + ((units.len() + shared_units.len()) * 8) as u64;
         let (loaded, referred) = (HashMap::new(), HashMap::new());
-        Ok(Info { dwarf, ranges, units, shared_units, loaded, referred, bytes })
+        Ok(DebugInfo { dwarf, ranges, units, shared_units, loaded, referred, bytes })
     }
 
     /// Bytes of memory, about.
@@ -230,9 +232,9 @@ impl Info {
         self.bytes
     }
 
-    /// The functions at an address, the innermost inlined one first; one without a name where only its line is known. Empty where
-    /// nothing is.
-    pub(super) fn calls(&mut self, address: u64) -> Result<Vec<Call>> {
+    /// The functions at an address, the innermost inlined one first; one without a name where only
+    /// its line is known. Empty where nothing is.
+    pub(super) fn calls(&mut self, address: u64) -> Result<Vec<FoundCall>> {
         let units: Vec<DebugInfoOffset<u64>> = self.ranges.find(address).take(16).collect();
         for offset in units {
             let found = self.calls_in(offset.0, address)?;
@@ -243,7 +245,7 @@ impl Info {
         Ok(Vec::new())
     }
 
-    fn calls_in(&mut self, offset: u64, address: u64) -> Result<Vec<Call>> {
+    fn calls_in(&mut self, offset: u64, address: u64) -> Result<Vec<FoundCall>> {
         let mut loaded = match self.loaded.remove(&offset) {
             Some(loaded) => loaded,
             None => self.load(offset)?,
@@ -253,12 +255,12 @@ impl Info {
         found
     }
 
-    fn calls_of(&mut self, loaded: &mut Loaded, address: u64) -> Result<Vec<Call>> {
+    fn calls_of(&mut self, loaded: &mut Loaded, address: u64) -> Result<Vec<FoundCall>> {
         let mut line = loaded.lines.find(address).map(|row| (u64::from(row.file), row.line));
         let Some(at) = loaded.functions.find(address).next() else {
             let line = line.and_then(|it| loaded.line(&self.dwarf, it));
             return Ok(line
-                .map(|line| Call { name: None, line: Some(line) })
+                .map(|line| FoundCall { name: None, line: Some(line) })
                 .into_iter()
                 .collect());
         };
@@ -266,8 +268,9 @@ impl Info {
             Some(known) => Rc::clone(known),
             None => {
                 let function = Rc::new(self.function(&loaded.unit, at)?);
-                self.bytes +=
-                    (size_of::<Function>() + function.inlined.len() * size_of::<Inlined>()) as u64;
+                self.bytes += (size_of::<DwarfFunction>()
+                    + function.inlined.len() * size_of::<Inlined>())
+                    as u64;
                 loaded.known.insert(at.0, Rc::clone(&function));
                 function
             }
@@ -283,12 +286,12 @@ impl Info {
         for inlined in chain.into_iter().rev() {
             let name = self.name(&loaded.unit, &inlined.names)?;
             let place = line.and_then(|it| loaded.line(&self.dwarf, it));
-            calls.push(Call { name: name.map(|it| it.to_string()), line: place });
+            calls.push(FoundCall { name: name.map(|it| it.to_string()), line: place });
             line = inlined.file.map(|file| (file, inlined.line));
         }
         let place = line.and_then(|it| loaded.line(&self.dwarf, it));
         let name = function.name.as_deref().map(str::to_owned);
-        calls.push(Call { name, line: place });
+        calls.push(FoundCall { name, line: place });
         Ok(calls)
     }
 
@@ -306,7 +309,7 @@ impl Info {
                 entries.skip_attributes(abbreviation.attributes())?;
                 continue;
             }
-            let mut extent = Extent::default();
+            let mut extent = CodeExtent::default();
             for spec in abbreviation.attributes() {
                 extent.note(&entries.read_attribute(*spec)?);
             }
@@ -320,20 +323,20 @@ impl Info {
         }
         let lines = match root.lines {
             // Without lines the functions are still known.
-            Some(offset) => Lines::read(dwarf, &unit, offset).unwrap_or_default(),
-            None => Lines::default(),
+            Some(offset) => UnitLines::read(dwarf, &unit, offset).unwrap_or_default(),
+            None => UnitLines::default(),
         };
         let functions = Ranges::new(ranges);
         let abbreviations = 8 << 10;
         self.bytes +=
-            functions.bytes() + (lines.rows.len() * size_of::<Row>()) as u64 + abbreviations;
+            functions.bytes() + (lines.rows.len() * size_of::<LineRow>()) as u64 + abbreviations;
         Ok(Loaded { unit, functions, lines, known: HashMap::new() })
     }
 
-    fn function(&mut self, unit: &Unit, at: UnitOffset<u64>) -> Result<Function> {
+    fn function(&mut self, unit: &DwarfUnit, at: UnitOffset<u64>) -> Result<DwarfFunction> {
         let mut entries = unit.header.entries_raw(&unit.abbreviations, Some(at))?;
         let top = entries.next_depth();
-        let mut names = Names::default();
+        let mut names = FunctionNames::default();
         let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;
         for spec in abbreviation.attributes() {
             let attribute = entries.read_attribute(*spec)?;
@@ -358,8 +361,8 @@ impl Info {
                 entries.skip_attributes(abbreviation.attributes())?;
                 continue;
             }
-            let mut extent = Extent::default();
-            let (mut names, mut file, mut line) = (Names::default(), None, 0);
+            let mut extent = CodeExtent::default();
+            let (mut names, mut file, mut line) = (FunctionNames::default(), None, 0);
             for spec in abbreviation.attributes() {
                 let attribute = entries.read_attribute(*spec)?;
                 extent.note(&attribute);
@@ -395,13 +398,13 @@ impl Info {
             within.push(depth);
         }
         let name = self.name(unit, &names)?;
-        Ok(Function { name, inlined })
+        Ok(DwarfFunction { name, inlined })
     }
 
     /// The name of a function: the one that linkers use, where there is one.
-    fn name(&mut self, unit: &Unit, names: &Names) -> Result<Option<Rc<str>>> {
+    fn name(&mut self, unit: &DwarfUnit, names: &FunctionNames) -> Result<Option<Rc<str>>> {
         let mut names = names.clone();
-        let mut referred: Option<Rc<Unit>> = None;
+        let mut referred: Option<Rc<DwarfUnit>> = None;
         let mut is_shared = false;
         for _ in 0..MAX_REFERENCES {
             let from = referred.as_deref().unwrap_or(unit);
@@ -428,7 +431,7 @@ impl Info {
             let unit = referred.as_deref().unwrap_or(unit);
             let mut entries = unit.header.entries_raw(&unit.abbreviations, Some(at))?;
             let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;
-            names = Names::default();
+            names = FunctionNames::default();
             for spec in abbreviation.attributes() {
                 let attribute = entries.read_attribute(*spec)?;
                 names.note(attribute.name(), attribute.value());
@@ -442,7 +445,7 @@ impl Info {
         &mut self,
         is_shared: bool,
         at: DebugInfoOffset<u64>,
-    ) -> Result<(Rc<Unit>, UnitOffset<u64>)> {
+    ) -> Result<(Rc<DwarfUnit>, UnitOffset<u64>)> {
         let nowhere = || Error::NoEntryAtGivenOffset(at.0);
         let (units, dwarf) = match is_shared {
             true => (&self.shared_units, self.dwarf.sup().ok_or_else(nowhere)?),
@@ -469,7 +472,7 @@ impl Info {
 impl Loaded {
     /// The path of a file and a line.
     fn line(&mut self, dwarf: &Dwarf, (file, line): (u64, u32)) -> Option<(String, u32)> {
-        let Lines { header, files, .. } = &mut self.lines;
+        let UnitLines { header, files, .. } = &mut self.lines;
         let header = header.as_ref()?;
         let unit = &self.unit;
         let path = files
@@ -479,11 +482,11 @@ impl Loaded {
     }
 }
 
-impl Lines {
-    fn read(dwarf: &Dwarf, unit: &Unit, offset: DebugLineOffset<u64>) -> Result<Lines> {
+impl UnitLines {
+    fn read(dwarf: &Dwarf, unit: &DwarfUnit, offset: DebugLineOffset<u64>) -> Result<UnitLines> {
         let size = unit.header.address_size();
         let program = dwarf.debug_line.program(offset, size, unit.comp_dir.clone(), None)?;
-        let mut lines = Lines::default();
+        let mut lines = UnitLines::default();
         let mut rows = program.rows();
         let mut first = 0;
         while let Some((_, row)) = rows.next_row()? {
@@ -497,9 +500,9 @@ impl Lines {
             }
             let file = u32::try_from(row.file_index()).unwrap_or(u32::MAX);
             let line = row.line().map_or(0, |line| u32::try_from(line.get()).unwrap_or(0));
-            let row = Row { address, file, line };
-            // Of rows of one address the last counts.
-            match lines.rows.get_mut(first..).and_then(<[Row]>::last_mut) {
+            let row = LineRow { address, file, line };
+            // Among rows of one address the last is valid.
+            match lines.rows.get_mut(first..).and_then(<[LineRow]>::last_mut) {
                 Some(last) if last.address == address => *last = row,
                 _ => lines.rows.push(row),
             }
@@ -507,16 +510,16 @@ impl Lines {
                 return Err(Error::Io);
             }
         }
-        // What has no end may go on.
+        // Without an end the range may be wrong.
         lines.rows.truncate(first);
         lines.rows.shrink_to_fit();
-        let Lines { rows: all, sequences, .. } = &mut lines;
+        let UnitLines { rows: all, sequences, .. } = &mut lines;
         sequences.sort_by_key(|(rows, _)| all.get(rows.start).map_or(0, |row| row.address));
         lines.header = Some(rows.header().clone());
         Ok(lines)
     }
 
-    fn find(&self, address: u64) -> Option<Row> {
+    fn find(&self, address: u64) -> Option<LineRow> {
         let begin = |rows: &std::ops::Range<usize>| self.rows.get(rows.start).map(|it| it.address);
         let behind = self.sequences.partition_point(|(rows, _)| begin(rows) <= Some(address));
         let (rows, end) = self.sequences.get(behind.checked_sub(1)?)?;
@@ -529,11 +532,11 @@ impl Lines {
 /// A unit, without its lines.
 fn unit(
     dwarf: &Dwarf,
-    header: gimli::UnitHeader<Reader>,
+    header: gimli::UnitHeader<PieceReader>,
     abbreviations: std::sync::Arc<gimli::Abbreviations>,
-) -> Result<(Unit, Root)> {
+) -> Result<(DwarfUnit, UnitRoot)> {
     let (encoding, main) = (header.encoding(), DwarfFileType::Main);
-    let mut unit = Unit {
+    let mut unit = DwarfUnit {
         abbreviations,
         name: None,
         comp_dir: None,
@@ -546,7 +549,7 @@ fn unit(
         dwo_id: None,
         header,
     };
-    let (mut root, mut folder) = (Root::default(), None);
+    let (mut root, mut folder) = (UnitRoot::default(), None);
     let mut entries = unit.header.entries_raw(&unit.abbreviations, None)?;
     let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;
     for spec in abbreviation.attributes() {
@@ -580,14 +583,14 @@ fn unit(
 
 /// The attributes of an entry that give the addresses of its code.
 #[derive(Debug, Default)]
-struct Extent {
-    low: Option<Value>,
-    high: Option<Value>,
-    list: Option<Value>,
+struct CodeExtent {
+    low: Option<DwarfValue>,
+    high: Option<DwarfValue>,
+    list: Option<DwarfValue>,
 }
 
-impl Extent {
-    fn note(&mut self, attribute: &gimli::Attribute<Reader>) {
+impl CodeExtent {
+    fn note(&mut self, attribute: &gimli::Attribute<PieceReader>) {
         match attribute.name() {
             dw::DW_AT_low_pc => self.low = Some(attribute.value()),
             dw::DW_AT_high_pc => self.high = Some(attribute.value()),
@@ -596,8 +599,8 @@ impl Extent {
         }
     }
 
-    fn ranges(self, dwarf: &Dwarf, unit: &Unit) -> Result<Vec<gimli::Range>> {
-        let Extent { low, high, list } = self;
+    fn ranges(self, dwarf: &Dwarf, unit: &DwarfUnit) -> Result<Vec<gimli::Range>> {
+        let CodeExtent { low, high, list } = self;
         let mut ranges = Vec::new();
         let mut add = |begin: u64, end: u64| {
             if begin < end {
@@ -615,7 +618,7 @@ impl Extent {
             }
             return Ok(ranges);
         }
-        let address = |value: Option<Value>| {
+        let address = |value: Option<DwarfValue>| {
             value.map(|value| dwarf.attr_address(unit, value)).transpose().map(Option::flatten)
         };
         let length = high.as_ref().and_then(AttributeValue::udata_value);
@@ -631,18 +634,19 @@ impl Extent {
     }
 }
 
-/// The path of a file as compilers note it: the folder that they ran in, one of a table, and a name.
+/// The path of a file as compilers note it: the folder that they ran in, one of a table, and a
+/// name.
 fn path(
     dwarf: &Dwarf,
-    unit: &Unit,
-    header: &gimli::LineProgramHeader<Reader>,
-    file: &gimli::FileEntry<Reader>,
+    unit: &DwarfUnit,
+    header: &gimli::LineProgramHeader<PieceReader>,
+    file: &gimli::FileEntry<PieceReader>,
 ) -> Result<String> {
     let mut path = match &unit.comp_dir {
         Some(folder) => folder.to_string_lossy()?.into_owned(),
         None => String::new(),
     };
-    let mut push = |part: Value| -> Result<()> {
+    let mut push = |part: DwarfValue| -> Result<()> {
         let part = dwarf.attr_string(unit, part)?;
         let part = part.to_string_lossy()?;
         if part.starts_with('/') {

@@ -1,9 +1,10 @@
-//! Sections and segments of an ELF file of 32 or 64 bits and either byte order, as far as symbols and lines need them.
+//! Sections and segments of an ELF file of 32 or 64 bits and either byte order, as far as symbols
+//! and lines need them.
 
 use gimli::{Endianity, RunTimeEndian};
 
-use super::Source;
-use crate::elf::{Segment, Segments, build_id};
+use super::FileSource;
+use crate::elf::{ElfSegment, Segments, build_id};
 
 /// Larger files have their tables cut: no linker writes more.
 const MAX_SEGMENTS: u64 = 512;
@@ -14,7 +15,7 @@ const MAX_LINK: u64 = 4 << 10;
 
 /// A section.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Section {
+pub(super) struct HeaderSection {
     name: u32,
     pub(super) kind: u32,
     flags: u64,
@@ -23,25 +24,25 @@ pub(super) struct Section {
     pub(super) link: u32,
 }
 
-impl Section {
+impl HeaderSection {
     const NOBITS: u32 = 8;
     const COMPRESSED: u64 = 1 << 11;
 
     pub(super) fn is_compressed(&self) -> bool {
-        self.flags & Section::COMPRESSED != 0
+        self.flags & HeaderSection::COMPRESSED != 0
     }
 }
 
-/// What the headers of a file say.
+/// Contents of a file's headers.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct FileLayout {
     pub(super) endian: RunTimeEndian,
-    /// Whether it is of 64 bits.
+    /// True if it is of 64 bits.
     pub(super) is_wide: bool,
-    pub(super) sections: Vec<Section>,
+    pub(super) sections: Vec<HeaderSection>,
     names: Vec<u8>,
     pub(crate) segments: Segments,
-    /// What the linker made of all of the file, which its debug file has, too.
+    /// Checksum that the linker stored; the debug file has the same.
     pub(crate) build_id: Option<Vec<u8>>,
     /// The file name and CRC of `.gnu_debuglink`.
     pub(crate) debug_link: Option<(Vec<u8>, u32)>,
@@ -50,12 +51,12 @@ pub(crate) struct Layout {
 }
 
 /// Numbers at places in bytes; those behind the end are 0.
-struct Words<'a> {
+struct HeaderWords<'a> {
     bytes: &'a [u8],
     endian: RunTimeEndian,
 }
 
-impl Words<'_> {
+impl HeaderWords<'_> {
     fn get(&self, at: usize, width: usize) -> u64 {
         let bytes = self.bytes.get(at..at + width).unwrap_or_default();
         match width {
@@ -74,9 +75,9 @@ fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Layout {
-    /// Of a file. `None` where it is no ELF file.
-    pub(crate) fn of(source: &Source) -> Option<Layout> {
+impl FileLayout {
+    /// Parses the headers of a file. `None` if the file is not ELF.
+    pub(crate) fn parse(source: &FileSource) -> Option<FileLayout> {
         let head = source.read(0, 64)?;
         let (is_wide, endian) = match head.get(..6)? {
             [0x7f, b'E', b'L', b'F', class @ 1..=2, order @ 1..=2] => {
@@ -85,7 +86,7 @@ impl Layout {
             }
             _ => return None,
         };
-        let words = Words { bytes: &head, endian };
+        let words = HeaderWords { bytes: &head, endian };
         let word = if is_wide { 8 } else { 4 };
         let by_class = |wide: usize, narrow: usize| if is_wide { wide } else { narrow };
         let (segments_at, sections_at) =
@@ -93,7 +94,7 @@ impl Layout {
         let half = |wide, narrow| words.get(by_class(wide, narrow), 2);
         let (segment_size, segment_count) = (half(54, 42), half(56, 44));
         let (section_size, mut count, mut names) = (half(58, 46), half(60, 48), half(62, 50));
-        let mut layout = Layout {
+        let mut layout = FileLayout {
             endian,
             is_wide,
             sections: Vec::new(),
@@ -108,12 +109,12 @@ impl Layout {
             let length = segment_count.min(MAX_SEGMENTS) * segment_size;
             let table = source.read(segments_at, length).unwrap_or_default();
             for bytes in table.chunks_exact(size(segment_size)) {
-                layout.segment(&Words { bytes, endian }, word, &mut notes);
+                layout.segment(&HeaderWords { bytes, endian }, word, &mut notes);
             }
         }
         if section_size == by_class(64, 40) as u64 && sections_at != 0 {
             let first = source.read(sections_at, section_size).unwrap_or_default();
-            let first = Words { bytes: &first, endian };
+            let first = HeaderWords { bytes: &first, endian };
             if count == 0 {
                 count = first.get(by_class(32, 20), word);
             }
@@ -123,8 +124,8 @@ impl Layout {
             let length = count.min(MAX_SECTIONS) * section_size;
             let table = source.read(sections_at, length).unwrap_or_default();
             for bytes in table.chunks_exact(size(section_size)) {
-                let words = Words { bytes, endian };
-                layout.sections.push(Section {
+                let words = HeaderWords { bytes, endian };
+                layout.sections.push(HeaderSection {
                     name: words.u32(0),
                     kind: words.u32(4),
                     flags: words.get(8, word),
@@ -143,7 +144,7 @@ impl Layout {
         Some(layout)
     }
 
-    fn segment(&mut self, words: &Words<'_>, word: usize, notes: &mut Vec<(u64, u64)>) {
+    fn segment(&mut self, words: &HeaderWords<'_>, word: usize, notes: &mut Vec<(u64, u64)>) {
         const LOAD: u32 = 1;
         const NOTE: u32 = 4;
         const EXECUTE: u32 = 1;
@@ -154,7 +155,7 @@ impl Layout {
         match words.u32(0) {
             LOAD => {
                 let execute = flags & EXECUTE != 0;
-                self.segments.0.push(Segment { offset, address, length, execute });
+                self.segments.0.push(ElfSegment { offset, address, length, execute });
             }
             NOTE => notes.push((offset, length)),
             _ => {}
@@ -162,7 +163,7 @@ impl Layout {
     }
 
     /// The build ID: of a debug file the segments have no bytes, but the section has.
-    fn read_notes(&mut self, source: &Source, segments: &[(u64, u64)]) {
+    fn read_notes(&mut self, source: &FileSource, segments: &[(u64, u64)]) {
         let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
         self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
             let notes = source.read(*offset, (*length).min(MAX_NOTES))?;
@@ -170,7 +171,7 @@ impl Layout {
         });
     }
 
-    fn read_links(&mut self, source: &Source) {
+    fn read_links(&mut self, source: &FileSource) {
         let read = |name: &[u8]| {
             let section = self.find(name)?;
             let bytes = source.read(section.offset, section.size.min(MAX_LINK))?;
@@ -179,7 +180,7 @@ impl Layout {
         };
         let debug_link = read(b".gnu_debuglink").and_then(|(bytes, end)| {
             let crc = bytes.get((end + 1).next_multiple_of(4)..)?.get(..4)?;
-            Some((bytes[..end].to_vec(), Words { bytes: crc, endian: self.endian }.u32(0)))
+            Some((bytes[..end].to_vec(), HeaderWords { bytes: crc, endian: self.endian }.u32(0)))
         });
         let alt_link = read(b".gnu_debugaltlink");
         self.alt_link =
@@ -188,32 +189,33 @@ impl Layout {
     }
 
     /// The section of a name that has bytes in the file.
-    pub(super) fn find(&self, name: &[u8]) -> Option<&Section> {
-        let is_it = |section: &&Section| {
+    pub(super) fn find(&self, name: &[u8]) -> Option<&HeaderSection> {
+        let is_it = |section: &&HeaderSection| {
             let rest = self.names.get(size(section.name.into())..).unwrap_or_default();
-            section.kind != Section::NOBITS
+            section.kind != HeaderSection::NOBITS
                 && rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
         };
         self.sections.iter().find(is_it)
     }
 
-    /// The bytes of a compressed section, if they are at most so many. `None` for any compression but zlib's.
+    /// The bytes of a compressed section, up to a maximum number. `None` for any compression but
+    /// zlib's.
     pub(super) fn decompressed(
         &self,
-        source: &Source,
-        section: &Section,
+        source: &FileSource,
+        section: &HeaderSection,
         at_most: u64,
     ) -> Option<Vec<u8>> {
         const ZLIB: u32 = 1;
         let (header, word, at) = if self.is_wide { (24, 8, 8) } else { (12, 4, 4) };
         let bytes = source.read(section.offset, section.size.min(at_most))?;
-        let words = Words { bytes: &bytes, endian: self.endian };
+        let words = HeaderWords { bytes: &bytes, endian: self.endian };
         let length = words.get(at, word);
         let rest = bytes.get(header..).filter(|_| words.u32(0) == ZLIB)?;
         super::inflate(rest, length, at_most)
     }
 
-    /// Whether there is debugging information in it.
+    /// True if there is debugging information in it.
     pub(crate) fn has_dwarf(&self) -> bool {
         self.find(b".debug_info").is_some()
     }

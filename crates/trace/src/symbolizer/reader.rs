@@ -1,7 +1,8 @@
 //! Bytes of a file for gimli, read by `pread` in pieces when they are first needed.
 //!
-//! A mapping of the file would be faster to write, but whoever may truncate the file could end this process by SIGBUS, and bytes that
-//! change while code reads them as `&[u8]` are undefined behaviour. A piece that was read stays as it is.
+//! A mapping of the file would be faster to write, but whoever may truncate the file could end this
+//! process by SIGBUS, and bytes that change while code reads them as `&[u8]` are undefined
+//! behaviour. A piece that was read stays as it is.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -10,7 +11,7 @@ use std::rc::Rc;
 
 use gimli::{Error, ReaderOffsetId, Result, RunTimeEndian};
 
-use super::Source;
+use super::FileSource;
 
 /// Bytes that are read at a time.
 const PIECE: u64 = 16 << 10;
@@ -19,17 +20,18 @@ const MAX_PIECES: usize = 1 << 10;
 /// No longer name is read.
 const MAX_TEXT: u64 = 1 << 20;
 
-/// How many bytes may still be interpreted. What is parsed is kept, so this bounds memory as well as time, whatever a file says.
+/// Number of bytes that may still be interpreted. Parsed data is kept, so this bounds memory as
+/// well as time, for any file.
 #[derive(Debug, Default)]
 pub(super) struct Fuel {
-    /// Of this look-up.
+    /// Fuel for this look-up.
     left: Cell<u64>,
     /// Since the beginning.
     used: Cell<u64>,
 }
 
 impl Fuel {
-    /// Allows so many bytes from now on.
+    /// Sets the number of bytes that may be interpreted from now on.
     pub(super) fn fill(&self, bytes: u64) {
         self.left.set(bytes);
     }
@@ -40,7 +42,7 @@ impl Fuel {
     }
 
     #[inline]
-    fn take(&self, bytes: u64) -> Result<()> {
+    fn charge(&self, bytes: u64) -> Result<()> {
         let left = self.left.get().checked_sub(bytes).ok_or(Error::Io)?;
         self.left.set(left);
         self.used.set(self.used.get().wrapping_add(bytes));
@@ -48,17 +50,17 @@ impl Fuel {
     }
 }
 
-/// What pieces are read from.
+/// Source of pieces.
 #[derive(Debug)]
-pub(super) struct Pieces {
-    source: Rc<Source>,
+pub(super) struct PieceSource {
+    source: Rc<FileSource>,
     kept: RefCell<HashMap<u64, Rc<[u8]>>>,
     pub(super) fuel: Fuel,
 }
 
-impl Pieces {
-    pub(super) fn new(source: Rc<Source>) -> Pieces {
-        Pieces { source, kept: RefCell::default(), fuel: Fuel::default() }
+impl PieceSource {
+    pub(super) fn new(source: Rc<FileSource>) -> PieceSource {
+        PieceSource { source, kept: RefCell::default(), fuel: Fuel::default() }
     }
 
     /// Bytes of memory that the pieces take.
@@ -89,38 +91,50 @@ impl Pieces {
 
 /// A range of a file, or of what was decompressed.
 #[derive(Clone, Debug)]
-pub(super) struct Reader {
-    pieces: Rc<Pieces>,
+pub(super) struct PieceReader {
+    pieces: Rc<PieceSource>,
     endian: RunTimeEndian,
     at: u64,
     end: u64,
-    /// Where the piece begins that was used last.
+    /// Start of the piece that was used last.
     first: u64,
     piece: Rc<[u8]>,
-    /// Whether the piece is all there is.
+    /// True if the piece is all there is.
     whole: bool,
 }
 
-impl Reader {
-    /// Of a range of the file.
+impl PieceReader {
+    /// A piece source for a range of a file.
     pub(super) fn of_file(
-        pieces: &Rc<Pieces>,
+        pieces: &Rc<PieceSource>,
         endian: RunTimeEndian,
         start: u64,
         length: u64,
-    ) -> Reader {
+    ) -> PieceReader {
         let end = start.saturating_add(length);
         let piece = Rc::default();
-        Reader { pieces: Rc::clone(pieces), endian, at: start, end, first: 0, piece, whole: false }
+        PieceReader {
+            pieces: Rc::clone(pieces),
+            endian,
+            at: start,
+            end,
+            first: 0,
+            piece,
+            whole: false,
+        }
     }
 
-    /// Of bytes in memory.
-    pub(super) fn of_memory(pieces: &Rc<Pieces>, endian: RunTimeEndian, bytes: Vec<u8>) -> Reader {
+    /// A piece source for bytes in memory.
+    pub(super) fn of_memory(
+        pieces: &Rc<PieceSource>,
+        endian: RunTimeEndian,
+        bytes: Vec<u8>,
+    ) -> PieceReader {
         let (pieces, end) = (Rc::clone(pieces), bytes.len() as u64);
-        Reader { pieces, endian, at: 0, end, first: 0, piece: bytes.into(), whole: true }
+        PieceReader { pieces, endian, at: 0, end, first: 0, piece: bytes.into(), whole: true }
     }
 
-    /// What of the piece lies from `at` on, up to the end.
+    /// Bytes of the piece from `at` on, up to its end.
     #[inline]
     fn ready(&self) -> &[u8] {
         let from = self.at.wrapping_sub(self.first);
@@ -167,14 +181,14 @@ impl Reader {
         if length > MAX_TEXT {
             return Err(Error::Io);
         }
-        self.pieces.fuel.take(length)?;
+        self.pieces.fuel.charge(length)?;
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
         self.clone().read_across(&mut bytes)?;
         Ok(bytes)
     }
 }
 
-impl gimli::Reader for Reader {
+impl gimli::Reader for PieceReader {
     type Endian = RunTimeEndian;
     type Offset = u64;
 
@@ -200,7 +214,7 @@ impl gimli::Reader for Reader {
         Ok(())
     }
 
-    fn offset_from(&self, base: &Reader) -> u64 {
+    fn offset_from(&self, base: &PieceReader) -> u64 {
         self.at.wrapping_sub(base.at)
     }
 
@@ -224,7 +238,7 @@ impl gimli::Reader for Reader {
             let ready = at.ready();
             let found = ready.iter().position(|it| *it == byte);
             let passed = found.unwrap_or(ready.len()) as u64;
-            self.pieces.fuel.take(passed)?;
+            self.pieces.fuel.charge(passed)?;
             at.at += passed;
             if found.is_some() {
                 return Ok(at.at - self.at);
@@ -242,7 +256,7 @@ impl gimli::Reader for Reader {
     }
 
     #[inline]
-    fn split(&mut self, length: u64) -> Result<Reader> {
+    fn split(&mut self, length: u64) -> Result<PieceReader> {
         if length > self.len() {
             return Err(self.too_short());
         }
@@ -268,7 +282,7 @@ impl gimli::Reader for Reader {
     #[inline]
     fn read_u8(&mut self) -> Result<u8> {
         if let Some(byte) = self.ready().first().copied() {
-            self.pieces.fuel.take(1)?;
+            self.pieces.fuel.charge(1)?;
             self.at += 1;
             return Ok(byte);
         }
@@ -291,7 +305,7 @@ impl gimli::Reader for Reader {
         if to.len() as u64 > self.len() {
             return Err(self.too_short());
         }
-        self.pieces.fuel.take(to.len() as u64)?;
+        self.pieces.fuel.charge(to.len() as u64)?;
         if let Some(ready) = self.ready().get(..to.len()) {
             to.copy_from_slice(ready);
             self.at += to.len() as u64;

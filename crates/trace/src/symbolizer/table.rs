@@ -2,8 +2,8 @@
 
 use gimli::{Endianity, RunTimeEndian};
 
-use super::Source;
-use super::layout::{Layout, Section};
+use super::FileSource;
+use super::layout::{FileLayout, HeaderSection};
 
 /// A table with more symbols is not read: those of browsers have two million.
 const MAX_SYMBOLS: u64 = 6 << 20;
@@ -17,7 +17,7 @@ pub(super) const SYMBOLS: u32 = 2;
 pub(super) const DYNAMIC_SYMBOLS: u32 = 11;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Symbol {
+struct TableSymbol {
     address: u64,
     size: u64,
     name: u32,
@@ -25,17 +25,18 @@ struct Symbol {
 
 /// The functions of a table.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    symbols: Vec<Symbol>,
-    names: Section,
+pub(super) struct SymbolTable {
+    symbols: Vec<TableSymbol>,
+    names: HeaderSection,
     is_dynamic: bool,
 }
 
-impl Table {
-    /// Of a type. Empty where there is none; `None` where it is too large or ends before its end.
-    pub(super) fn read(source: &Source, layout: &Layout, kind: u32) -> Option<Table> {
+impl SymbolTable {
+    /// Reads the symbol table of a type. Empty if the file has none; `None` if the table is too
+    /// large or truncated.
+    pub(super) fn read(source: &FileSource, layout: &FileLayout, kind: u32) -> Option<SymbolTable> {
         let Some(section) = layout.sections.iter().find(|it| it.kind == kind) else {
-            return Some(Table::default());
+            return Some(SymbolTable::default());
         };
         let width = if layout.is_wide { 24 } else { 16 };
         let count = section.size / width;
@@ -55,24 +56,25 @@ impl Table {
             symbols.extend(entries.filter_map(|it| symbol(it, layout.is_wide, layout.endian)));
             at += AT_ONCE;
         }
-        // Of those at one address the largest comes first.
+        // Among symbols of one address the largest comes first.
         symbols.sort_by_key(|it| (it.address, std::cmp::Reverse(it.size)));
         symbols.shrink_to_fit();
-        Some(Table { symbols, names: names.clone(), is_dynamic: kind == DYNAMIC_SYMBOLS })
+        Some(SymbolTable { symbols, names: names.clone(), is_dynamic: kind == DYNAMIC_SYMBOLS })
     }
 
     /// Bytes of memory.
     pub(super) fn bytes(&self) -> u64 {
-        (self.symbols.len() * size_of::<Symbol>()) as u64
+        (self.symbols.len() * size_of::<TableSymbol>()) as u64
     }
 
     /// The symbol that covers an address: where it begins, and its name.
-    pub(super) fn find(&self, source: &Source, address: u64) -> Option<(u64, String)> {
+    pub(super) fn find(&self, source: &FileSource, address: u64) -> Option<(u64, String)> {
         let behind = self.symbols.partition_point(|it| it.address <= address);
         let start = self.symbols.get(behind.checked_sub(1)?)?.address;
         let first = self.symbols.partition_point(|it| it.address < start);
-        // A symbol without a size goes up to the next one. Tables of dynamic symbols have gaps: there it is one place.
-        let covers = |it: &&Symbol| match it.size {
+        // A symbol without a size goes up to the next one. Tables of dynamic symbols have gaps:
+        // there it is one place.
+        let covers = |it: &&TableSymbol| match it.size {
             0 => !self.is_dynamic || it.address == address,
             size => address - it.address < size,
         };
@@ -99,7 +101,7 @@ impl Table {
 }
 
 /// A symbol of code that is defined in the file.
-fn symbol(bytes: &[u8], is_wide: bool, endian: RunTimeEndian) -> Option<Symbol> {
+fn symbol(bytes: &[u8], is_wide: bool, endian: RunTimeEndian) -> Option<TableSymbol> {
     /// `STT_NOTYPE`, as functions in assembly are, `STT_OBJECT`, `STT_FUNC` and `STT_GNU_IFUNC`.
     const TYPES: [u8; 4] = [0, 1, 2, 10];
     let u32_at = |at: usize| Some(endian.read_u32(bytes.get(at..)?.first_chunk::<4>()?));
@@ -110,5 +112,5 @@ fn symbol(bytes: &[u8], is_wide: bool, endian: RunTimeEndian) -> Option<Symbol> 
         false => (bytes.get(12)?, bytes.get(14..16)?, u32_at(4)?.into(), u32_at(8)?.into()),
     };
     let is_code = TYPES.contains(&(info & 0xf)) && section != [0, 0];
-    (is_code && name != 0).then_some(Symbol { address, size, name })
+    (is_code && name != 0).then_some(TableSymbol { address, size, name })
 }

@@ -1,4 +1,4 @@
-//! C programs that fault pages when they are told to, and what is recorded of them.
+//! C programs that fault pages on request, and the recorded faults.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a part of tests, which may do both")]
 #![allow(dead_code, reason = "each file of tests uses some of it")]
 
@@ -10,21 +10,24 @@ use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
 use pagewise_skip::{Lack, skip};
-use pagewise_sys::perf_event::{Counter, Event, Kind, Mode, Whose};
+use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
-use pagewise_trace::{Place, Record, Sample, Session, Spaces, Symbols, Target, Wanted};
+use pagewise_trace::{
+    CodePlace, PerfRecord, PerfSample, SessionEvent, Spaces, Symbols, TraceSession, TraceTarget,
+};
 
-/// Records that the kernel refuses events to this user, as it says when it is asked for one directly.
+/// Records that the kernel refuses events to this user, as it says when it is asked for one
+/// directly.
 pub(crate) fn skip_without_events() {
-    let event = Event::new(Kind::SOFTWARE, 2);
+    let event = PerfEvent::new(PerfType::SOFTWARE, 2);
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
-    match Counter::open(event, Whose::ThisThread, mode, None) {
+    match PerfCounter::open(event, PerfScope::ThisThread, mode, None) {
         Err(error) => skip(&Lack::Refused { call: "perf_event_open", error: &error }),
         Ok(_) => panic!("a session cannot be opened, but events can"),
     }
 }
 
-/// Builds a program of `tests/programs`. `None`, with a word, where there is no compiler.
+/// Builds a program of `tests/programs`. `None`, with a message, without a compiler.
 pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(program);
     let to = folder.join(program.trim_end_matches(".c"));
@@ -41,21 +44,21 @@ pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<Path
 }
 
 /// A program that does its work once for each line, and answers with a line.
-pub(crate) struct Running {
+pub(crate) struct LineProgram {
     child: Child,
     pub(crate) pid: u32,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Running {
-    pub(crate) fn start(command: &mut Command) -> Running {
+impl LineProgram {
+    pub(crate) fn start(command: &mut Command) -> LineProgram {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Running { pid: child.id(), child, input, output: BufReader::new(output) }
+        LineProgram { pid: child.id(), child, input, output: BufReader::new(output) }
     }
 
-    /// Tells it to begin.
+    /// Starts it.
     pub(crate) fn tell(&mut self) {
         writeln!(self.input, "go").unwrap();
     }
@@ -69,51 +72,52 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for LineProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Records all page faults in user mode of a process while it works once, and hands on each with the mappings then.
-/// Whether that may be done here.
+/// Records all user-mode page faults of a process while it works once, and passes on each with the
+/// mappings at that time. Returns false if recording is not permitted here.
 pub(crate) fn faults(
-    running: &mut Running,
+    running: &mut LineProgram,
     carries: Carries,
-    each: &mut dyn FnMut(&Spaces, &Sample<'_>),
+    each: &mut dyn FnMut(&Spaces, &PerfSample<'_>),
 ) -> bool {
     /// `PERF_COUNT_SW_PAGE_FAULTS`.
-    const FAULTS: Event = Event::new(Kind::SOFTWARE, 2);
+    const FAULTS: PerfEvent = PerfEvent::new(PerfType::SOFTWARE, 2);
     let carries = Carries { address: true, ..carries };
     events(running, FAULTS, 1, carries, each)
 }
 
-/// As [`faults`], each of so many of any event.
+/// Like [`faults`], for any event, with a sampling rate.
 pub(crate) fn events(
-    running: &mut Running,
-    event: Event,
+    running: &mut LineProgram,
+    event: PerfEvent,
     every: u64,
     carries: Carries,
-    each: &mut dyn FnMut(&Spaces, &Sample<'_>),
+    each: &mut dyn FnMut(&Spaces, &PerfSample<'_>),
 ) -> bool {
     let carries = Carries { callers: 64, ..carries };
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
     let sampling = Sampling { event, every, carries, mode, tasks: true, wake_at: 1 << 16 };
-    let wanted = Wanted { name: "what is tested".into(), sampling };
-    let mut session = match Session::open(Target::Process(running.pid), &[wanted], 1 << 23) {
-        Ok(session) => session,
-        Err(_) => {
-            skip_without_events();
-            return false;
-        }
-    };
+    let wanted = SessionEvent { name: "what is tested".into(), sampling };
+    let mut session =
+        match TraceSession::open(TraceTarget::Process(running.pid), &[wanted], 1 << 23) {
+            Ok(session) => session,
+            Err(_) => {
+                skip_without_events();
+                return false;
+            }
+        };
     let mut spaces = Spaces::default();
     session.enable().unwrap();
     spaces.read(&ProcRoot::live(), running.pid);
-    let mut take = |record: Record<'_>| {
+    let mut take = |record: PerfRecord<'_>| {
         spaces.note(&record);
-        if let Record::Sample(sample) = record {
+        if let PerfRecord::Sample(sample) = record {
             each(&spaces, &sample);
         }
     };
@@ -127,7 +131,7 @@ pub(crate) fn events(
 }
 
 /// The functions of places, the innermost first, `?` for those that have none.
-pub(crate) fn functions(symbols: &mut Symbols, places: &[Rc<Place>]) -> Vec<String> {
+pub(crate) fn functions(symbols: &mut Symbols, places: &[Rc<CodePlace>]) -> Vec<String> {
     let frames = places.iter().flat_map(|place| symbols.frames(place).to_vec());
     frames.map(|frame| frame.function.unwrap_or_else(|| "?".to_owned())).collect()
 }

@@ -1,11 +1,12 @@
-/* Faults pages six calls deep, once for each line that it reads. Built with and without frame pointers. */
+/* Faults pages six calls deep, once for each line that it reads. Built with and without frame
+ * pointers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #define NOINLINE __attribute__((noinline, noclone))
-/* What stands behind a call keeps it from becoming a jump. */
+/* Code after a call keeps it from becoming a jump. */
 #define AFTER __asm__ volatile("" ::: "memory")
 
 static size_t page;
@@ -35,7 +36,7 @@ NOINLINE static long fourth(volatile char *memory, long pages, long a, long b, l
 }
 
 NOINLINE static long third(volatile char *memory, long pages) {
-    /* An array of a size that only the run tells needs a register for the frame. */
+    /* An array of a size that is only known at run time needs a register for the frame. */
     volatile char *room = __builtin_alloca((size_t)pages % 64 + 16);
     room[0] = 1;
     long sum = fourth(memory, pages, 1, 2, 3) + room[0];

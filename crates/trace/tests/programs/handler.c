@@ -1,4 +1,5 @@
-/* Faults pages in a signal handler, which the first instruction of a function brings about, for each line that it reads. */
+/* Faults pages in a signal handler, which the first instruction of a function brings about, for
+ * each line that it reads. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ NOINLINE static void handles(int signal) {
     mprotect((void *)forbidden, (size_t)page, PROT_READ | PROT_WRITE);
 }
 
-/* What is before the first instruction is another function: a return address would be behind a call. */
+/* Code before the first instruction belongs to another function: a return address would be after a
+ * call. */
 NOINLINE static void interrupted(volatile char *at) {
     *at = 1;
 }

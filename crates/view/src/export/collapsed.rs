@@ -1,29 +1,30 @@
-//! Collapsed stacks: a line for each call stack, its functions from the outermost on with `;` between, a space, the count.
+//! Collapsed stacks: a line for each call stack, its functions from the outermost on with `;`
+//! between, a space, the count.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use pagewise_model::Name;
-use pagewise_model::heap::{Of, Recording};
-use pagewise_model::traced::{Frame, Profile};
+use pagewise_model::heap::{HeapRecording, Of};
+use pagewise_model::traced::{Frame, StackProfile};
 
 use super::{addable, called, checked, frames};
 
 /// Writes a profile as `main;parse;grow 12`, in order of functions.
 ///
-/// In names `;` becomes `:`, as `stackcollapse-perf.pl` has it, and what readers would take for a count, a difference or a
-/// comment is joined by `_`.
+/// In names `;` becomes `:`, as `stackcollapse-perf.pl` has it, and what readers would take for a
+/// count, a difference or a comment is joined by `_`.
 ///
 /// ```
-/// use pagewise_model::traced::{Counted, Frame, Profile};
+/// use pagewise_model::traced::{StackCount, Frame, StackProfile};
 ///
 /// let frame = |name: &str| Frame {
 ///     function: Some(name.into()), module: None, offset: 0, line: None, inlined: false,
 /// };
-/// let profile = Profile {
+/// let profile = StackProfile {
 ///     stacks: vec![vec![frame("touch"), frame("main")]],
-///     samples: vec![Counted { stack: 0, count: 3, took_ns: None, thread: None, labels: vec![] }],
-///     ..Profile::default()
+///     samples: vec![StackCount { stack: 0, count: 3, took_ns: None, thread: None, labels: vec![] }],
+///     ..StackProfile::default()
 /// };
 /// let mut out = Vec::new();
 /// pagewise_view::export::collapsed::write(&profile, &mut out).unwrap();
@@ -31,47 +32,48 @@ use super::{addable, called, checked, frames};
 /// ```
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
-pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
-    Stacks::of_profile(profile)?.write(out)
+/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
+    CollapsedStacks::of_profile(profile)?.write(out)
 }
 
 /// Writes one number of each call stack of a heap in the same form.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
-pub fn write_heap(recording: &Recording, of: Of, out: &mut dyn Write) -> io::Result<()> {
-    Stacks::of_heap(recording, of)?.write(out)
+/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+pub fn write_heap(recording: &HeapRecording, of: Of, out: &mut dyn Write) -> io::Result<()> {
+    CollapsedStacks::of_heap(recording, of)?.write(out)
 }
 
-/// What nobody knows the name of.
+/// Name of an unknown function.
 const UNKNOWN: &str = "[unknown]";
 
-/// How often each stack was met, by its functions. Names are kept once: there are a hundred thousand stacks of fifty frames.
+/// Counts of stacks, by their functions. Names are stored once: there may be a hundred thousand
+/// stacks of fifty frames.
 #[derive(Debug, Default)]
-pub(super) struct Stacks<'p> {
+pub(super) struct CollapsedStacks<'p> {
     names: Vec<String>,
-    numbers: HashMap<Called<'p>, usize>,
+    numbers: HashMap<FrameName<'p>, usize>,
     /// Numbers of names from the outermost on, and how often.
     counts: HashMap<Vec<usize>, u64>,
 }
 
-/// What a frame's name is made of.
-type Called<'p> = (Option<&'p str>, Option<&'p Name>);
+/// Parts of a frame's name.
+type FrameName<'p> = (Option<&'p str>, Option<&'p Name>);
 
-impl<'p> Stacks<'p> {
-    pub(super) fn of_profile(profile: &'p Profile) -> io::Result<Stacks<'p>> {
+impl<'p> CollapsedStacks<'p> {
+    pub(super) fn of_profile(profile: &'p StackProfile) -> io::Result<CollapsedStacks<'p>> {
         checked(profile)?;
-        let mut stacks = Stacks::default();
+        let mut stacks = CollapsedStacks::default();
         for counted in &profile.samples {
             stacks.add(frames(profile, counted).iter().rev(), None, counted.count);
         }
         Ok(stacks)
     }
 
-    pub(super) fn of_heap(recording: &'p Recording, of: Of) -> io::Result<Stacks<'p>> {
+    pub(super) fn of_heap(recording: &'p HeapRecording, of: Of) -> io::Result<CollapsedStacks<'p>> {
         addable(recording.sites.iter().map(|site| of.number(site)))?;
-        let mut stacks = Stacks::default();
+        let mut stacks = CollapsedStacks::default();
         for site in &recording.sites {
             stacks.add(recording.frames_of(site).rev(), site.kind.called(), of.number(site));
         }
@@ -97,7 +99,7 @@ impl<'p> Stacks<'p> {
         *self.counts.entry(stack).or_insert(0) += count;
     }
 
-    fn number(&mut self, called: Called<'p>) -> usize {
+    fn number(&mut self, called: FrameName<'p>) -> usize {
         let names = &mut self.names;
         *self.numbers.entry(called).or_insert_with(|| {
             names.push(name(called));
@@ -130,7 +132,7 @@ impl<'p> Stacks<'p> {
 }
 
 /// A frame in words that cannot be taken for anything else in a line.
-fn name((function, module): Called<'_>) -> String {
+fn name((function, module): FrameName<'_>) -> String {
     let name = called(function, module).replace(';', ":");
     let mut name = name.trim().to_owned();
     let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');

@@ -1,19 +1,20 @@
-//! The time line of a heap as counters: JSON trace events that Perfetto and `chrome://tracing` draw as tracks.
+//! The time line of a heap as counters: JSON trace events that Perfetto and `chrome://tracing` draw
+//! as tracks.
 
 use std::io::{self, Write};
 
-use pagewise_model::heap::{Moment, Recording};
+use pagewise_model::heap::{HeapRecording, HeapSnapshot};
 
 use super::string;
 
-/// Writes a track for each of what was live, held and resident, in bytes, and for live blocks and allocations. Times are
-/// those since the recording began.
+/// Writes a track for each of what was live, held and resident, in bytes, and for live blocks and
+/// allocations. Times are those since the recording began.
 ///
 /// A moment at which something was not known has no event on its track: the one before goes on.
 ///
 /// # Errors
-/// What `out` returns.
-pub fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`.
+pub fn write(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
     let pid = recording.pid.0;
     let words: Vec<_> = recording.command.iter().map(|word| word.escaped()).collect();
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
@@ -44,7 +45,7 @@ pub fn write(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The tracks of a moment by name.
-fn tracks(moment: &Moment) -> [(&'static str, Option<u64>); 9] {
+fn tracks(moment: &HeapSnapshot) -> [(&'static str, Option<u64>); 9] {
     let resident = moment.resident.as_ref().ok();
     [
         ("live bytes", Some(moment.live.bytes)),

@@ -3,44 +3,49 @@
 use std::io::{self, Write};
 
 use inferno::flamegraph::{Options, from_lines};
-use pagewise_model::heap::{Of, Recording};
-use pagewise_model::traced::Profile;
+use pagewise_model::heap::{HeapRecording, Of};
+use pagewise_model::traced::StackProfile;
 
-use super::collapsed::Stacks;
+use super::collapsed::CollapsedStacks;
 use super::plain;
 
 /// Writes a profile as a flame graph. The title is text from outside, or of ours.
 ///
-/// Functions that are narrower than a hundredth of a percent are left out, as in every flame graph: totals are in
-/// [`super::collapsed`].
+/// Functions that are narrower than a hundredth of a percent are left out, as in every flame graph:
+/// totals are in [`super::collapsed`].
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
-pub fn write(profile: &Profile, title: &str, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+pub fn write(profile: &StackProfile, title: &str, out: &mut dyn Write) -> io::Result<()> {
     let what = if profile.what.is_empty() { "samples" } else { &profile.what };
-    draw(&Stacks::of_profile(profile)?, what, title, out)
+    draw(&CollapsedStacks::of_profile(profile)?, what, title, out)
 }
 
 /// Draws one number of each call stack of a heap.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
+/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
 pub fn write_heap(
-    recording: &Recording,
+    recording: &HeapRecording,
     of: Of,
     title: &str,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    draw(&Stacks::of_heap(recording, of)?, of.what(), title, out)
+    draw(&CollapsedStacks::of_heap(recording, of)?, of.what(), title, out)
 }
 
-fn draw(stacks: &Stacks<'_>, what: &str, title: &str, out: &mut dyn Write) -> io::Result<()> {
+fn draw(
+    stacks: &CollapsedStacks<'_>,
+    what: &str,
+    title: &str,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut options = Options::default();
     options.title = plain(title.as_bytes()).into_owned();
     options.count_name = plain(what.as_bytes()).into_owned();
     options.deterministic = true;
-    // Lines that are sorted as text do not keep what begins alike together where a name holds a character before `;`. A
-    // chart takes them as they come, from the last on.
+    // Lines that are sorted as text do not keep what begins alike together where a name holds a
+    // character before `;`. A chart takes them as they come, from the last on.
     options.flame_chart = true;
     let lines: Vec<String> = stacks.lines().rev().collect();
     if lines.is_empty() {

@@ -1,48 +1,61 @@
-//! What heaptrack writes, as of its version 1.4: `heaptrack_print` and heaptrack_gui read it.
+//! File format of heaptrack 1.4: `heaptrack_print` and heaptrack_gui read it.
 //!
-//! The format is one of events, and a recording has none: the events are made up, as few as there can be that give what was
-//! recorded. Exact by call stack are the bytes at the peak and at the end, and, up to [`MOST`], the number of allocations
-//! and of temporary ones. The sums over time are those of the moments. How they are made up between two trees is a guess:
-//! what has grown by the next tree is taken to have grown first.
+//! The format is one of events, and a recording has none: the events are constructed, as few as
+//! possible that give the recorded numbers. Exact by call stack are the bytes at the peak and at
+//! the end, and, up to [`MAX_ALLOCATIONS`], the number of allocations and of temporary ones. The
+//! sums over time are those of the snapshots. The order of events between two trees is a guess:
+//! growth until the next tree is assumed to come first.
 //!
-//! How the reader counts, on which this depends (`accumulatedtracedata.cpp`, file version 3): `+` adds one allocation and
-//! the bytes of the allocation's kind; `-` takes the bytes away, and is a temporary one where the line before with a sign
-//! was `+` of the same kind. A kind is a line `a SIZE TRACE`, and two of them may say the same: what is freed is of the
-//! second, so that nothing is taken to be temporary by chance. heaptrack_gui counts the allocations of each kind in a list that
-//! grows by one element at each kind's first `+`, and indexes it unchecked by the number of the kind. So kinds are numbered in
-//! the order of their first `+`, kinds that are only freed come last, and the events are made up twice: first to number the
-//! kinds, then to be written. The peak is the first time that the sum is highest.
+//! Rules of the reader, on which this depends (`accumulatedtracedata.cpp`, file version 3): `+`
+//! adds one allocation and the bytes of the allocation's kind; `-` subtracts the bytes, and is a
+//! temporary one if the preceding line with a sign was `+` of the same kind. A kind is a line
+//! `a SIZE TRACE`, and two of them may be equal: freed blocks use the second, so that nothing
+//! counts as temporary by chance. heaptrack_gui counts the allocations of each kind in a list that
+//! grows by one element at each kind's first `+`, and indexes it unchecked by the number of the
+//! kind. So kinds are numbered in the order of their first `+`, kinds that are only freed come
+//! last, and the events are constructed twice: first to number the kinds, then to be written. The
+//! peak is the first time at which the sum is highest.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use pagewise_model::heap::{Amount, Recording, Site};
+use pagewise_model::heap::{AllocationSite, HeapAmount, HeapRecording};
 use pagewise_model::traced::Frame;
 
-use super::snapshots::{Snapshot, What, snapshots, sum};
+use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots, sum};
 use super::{addable, plain};
 
-/// So many allocations are written at most: the reader goes through them three times. Of more, each stands for several.
-pub const MOST: u64 = 8_000_000;
+/// Maximum number of allocations that are written: the reader goes through them three times. Above
+/// it, each stands for several.
+pub const MAX_ALLOCATIONS: u64 = 8_000_000;
 
 /// Into how many parts of the time, at most, blocks that do not stay are spread.
 const PARTS: u64 = 200;
 
-/// What could not be written as it was.
+/// Deviations of the file from the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// Each allocation stands for so many; 1 where all were written.
+pub struct HeaptrackLosses {
+    /// Number of allocations that each one stands for; 1 if all were written.
     pub each: u64,
-    /// Temporary allocations that are not said to be temporary, since their blocks were live at the peak.
+    /// Temporary allocations that are not said to be temporary, since their blocks were live at the
+    /// peak.
     pub not_temporary: u64,
 }
 
 /// Writes a recording, of at most `most` allocations.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
-pub fn write(recording: &Recording, most: u64, out: &mut dyn Write) -> io::Result<Written> {
-    for of in [Site::leaked as fn(&Site) -> Amount, |site| site.at_peak, |site| site.allocated] {
+/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+pub fn write(
+    recording: &HeapRecording,
+    most: u64,
+    out: &mut dyn Write,
+) -> io::Result<HeaptrackLosses> {
+    for of in [
+        AllocationSite::leaked as fn(&AllocationSite) -> HeapAmount,
+        |site| site.at_peak,
+        |site| site.allocated,
+    ] {
         addable(recording.sites.iter().map(|site| of(site).bytes))?;
         addable(recording.sites.iter().map(|site| of(site).blocks))?;
     }
@@ -56,7 +69,7 @@ pub fn write(recording: &Recording, most: u64, out: &mut dyn Write) -> io::Resul
     if recording.attached {
         writeln!(out, "A")?;
     }
-    let mut stream = Stream::new(recording, each, out);
+    let mut stream = HeaptrackStream::new(recording, each, out);
     stream.traces()?;
     let snapshots = snapshots(recording);
     let kinds = stream.numbered(&snapshots)?;
@@ -64,11 +77,11 @@ pub fn write(recording: &Recording, most: u64, out: &mut dyn Write) -> io::Resul
     stream.write_kinds()?;
     stream.run(&snapshots)?;
     let not_temporary = stream.states.iter().map(|state| state.temporary_lost).sum();
-    Ok(Written { each, not_temporary })
+    Ok(HeaptrackLosses { each, not_temporary })
 }
 
-/// How many allocations each stands for.
-fn each(sites: &[Site], most: u64) -> u64 {
+/// Number of allocations that each one stands for.
+fn each(sites: &[AllocationSite], most: u64) -> u64 {
     sites
         .iter()
         .fold(0_u64, |sum, site| sum.saturating_add(site.allocated.blocks))
@@ -76,9 +89,9 @@ fn each(sites: &[Site], most: u64) -> u64 {
         .max(1)
 }
 
-/// What has been said of a site, and what is to be said yet.
+/// Written and remaining events of a site.
 #[derive(Clone, Debug)]
-struct State {
+struct HeaptrackSite {
     trace: u32,
     /// The bytes that are live now.
     level: u64,
@@ -95,7 +108,7 @@ struct State {
     size: u64,
     at_peak: u64,
     leaked: u64,
-    /// Whether the next tree says of it.
+    /// True if the next tree says of it.
     is_listed: bool,
 }
 
@@ -122,28 +135,32 @@ impl Kinds {
     }
 }
 
-struct Stream<'r, 'o> {
-    recording: &'r Recording,
+struct HeaptrackStream<'r, 'o> {
+    recording: &'r HeapRecording,
     out: &'o mut dyn Write,
-    states: Vec<State>,
-    /// What is allocated, and what is freed.
+    states: Vec<HeaptrackSite>,
+    /// Kinds for allocations, and for frees.
     kinds: [Kinds; 2],
-    /// What is live.
+    /// Live bytes.
     live: u64,
-    /// What was live at the peak.
+    /// Live bytes at the peak.
     limit: u64,
     /// The milliseconds that were written last.
     now: u64,
     peak_is_over: bool,
 }
 
-impl<'r, 'o> Stream<'r, 'o> {
-    fn new(recording: &'r Recording, each: u64, out: &'o mut dyn Write) -> Stream<'r, 'o> {
-        let state = |site: &Site| {
+impl<'r, 'o> HeaptrackStream<'r, 'o> {
+    fn new(
+        recording: &'r HeapRecording,
+        each: u64,
+        out: &'o mut dyn Write,
+    ) -> HeaptrackStream<'r, 'o> {
+        let state = |site: &AllocationSite| {
             let all = site.allocated.blocks.div_ceil(each);
             let temporary = if each == 1 { site.temporary } else { site.temporary / each };
             let temporary = temporary.min(all);
-            State {
+            HeaptrackSite {
                 trace: 0,
                 level: 0,
                 goal: 0,
@@ -158,9 +175,9 @@ impl<'r, 'o> Stream<'r, 'o> {
                 is_listed: false,
             }
         };
-        let states: Vec<State> = recording.sites.iter().map(state).collect();
+        let states: Vec<HeaptrackSite> = recording.sites.iter().map(state).collect();
         let limit = sum_of(&states, |state| state.at_peak);
-        Stream {
+        HeaptrackStream {
             recording,
             out,
             states,
@@ -174,12 +191,12 @@ impl<'r, 'o> Stream<'r, 'o> {
 
     /// Names, places and call stacks.
     fn traces(&mut self) -> io::Result<()> {
-        let mut names = Names { known: HashMap::new() };
+        let mut names = StringNumbers { known: HashMap::new() };
         let mut places: HashMap<Vec<u32>, u32> = HashMap::new();
         let mut traces: HashMap<(u32, u32), u32> = HashMap::new();
         let mut of_stack: HashMap<u32, u32> = HashMap::new();
         let sites = self.recording.sites.iter().enumerate();
-        for (at, site) in sites.filter(|(_, site)| site.allocated != Amount::default()) {
+        for (at, site) in sites.filter(|(_, site)| site.allocated != HeapAmount::default()) {
             if let Some(trace) = of_stack.get(&site.stack) {
                 self.states[at].trace = *trace;
                 continue;
@@ -212,8 +229,8 @@ impl<'r, 'o> Stream<'r, 'o> {
     }
 
     /// The kinds of all events, found by making these up without writing them.
-    fn numbered(&self, snapshots: &[Snapshot]) -> io::Result<[Kinds; 2]> {
-        let mut stream = Stream {
+    fn numbered(&self, snapshots: &[ExportSnapshot]) -> io::Result<[Kinds; 2]> {
+        let mut stream = HeaptrackStream {
             recording: self.recording,
             out: &mut io::sink(),
             states: self.states.clone(),
@@ -231,7 +248,7 @@ impl<'r, 'o> Stream<'r, 'o> {
         Ok(())
     }
 
-    fn run(&mut self, snapshots: &[Snapshot]) -> io::Result<()> {
+    fn run(&mut self, snapshots: &[ExportSnapshot]) -> io::Result<()> {
         let all = self.recording.totals.allocated.blocks;
         let mut passed = 0;
         for (at, snapshot) in snapshots.iter().enumerate() {
@@ -246,12 +263,12 @@ impl<'r, 'o> Stream<'r, 'o> {
             let (wanted, exact) = self.wanted(snapshot);
             self.free(wanted, exact)?;
             let now = snapshot.allocations.min(all);
-            if snapshot.what != What::Moment || now.saturating_sub(passed) > all / PARTS {
+            if snapshot.what != SnapshotTime::Moment || now.saturating_sub(passed) > all / PARTS {
                 passed = now;
                 self.churn(snapshot.what, (now, all))?;
             }
             self.allocate(wanted, exact, snapshot.what)?;
-            if snapshot.what == What::Peak {
+            if snapshot.what == SnapshotTime::Peak {
                 self.peak_is_over = true;
             }
         }
@@ -268,18 +285,19 @@ impl<'r, 'o> Stream<'r, 'o> {
     }
 
     /// Sets where each site is to be by the next tree.
-    fn set_goals(&mut self, ahead: &[Snapshot]) {
+    fn set_goals(&mut self, ahead: &[ExportSnapshot]) {
         let Some(next) = ahead.iter().find(|snapshot| snapshot.sites.is_some()) else { return };
         let sites = next.sites.as_deref().unwrap_or_default();
         for state in &mut self.states {
             state.goal = 0;
-            state.is_listed = next.what != What::Moment;
+            state.is_listed = next.what != SnapshotTime::Moment;
         }
         for (at, bytes) in sites {
             self.states[*at].goal = *bytes;
             self.states[*at].is_listed = true;
         }
-        // Who is not listed is small. They stay as they are, as far as there is room for all of them, or grow.
+        // Sites outside of the list are small. They keep their amounts, as far as the total
+        // permits, or grow.
         let mut room = next.bytes.saturating_sub(sum(sites));
         let peak_is_over = self.peak_is_over;
         for state in self.states.iter_mut().filter(|state| !state.is_listed) {
@@ -294,20 +312,21 @@ impl<'r, 'o> Stream<'r, 'o> {
         }
     }
 
-    /// How many bytes are to be live, and whether each site is to be at its goal then.
-    fn wanted(&self, snapshot: &Snapshot) -> (u64, bool) {
+    /// Goal of the live bytes, and true if each site must reach its goal.
+    fn wanted(&self, snapshot: &ExportSnapshot) -> (u64, bool) {
         let goals = sum_of(&self.states, |state| state.goal);
         match snapshot.what {
-            What::Begin => (0, false),
-            What::Moment => {
+            SnapshotTime::Begin => (0, false),
+            SnapshotTime::Moment => {
                 let most = self.most();
                 (snapshot.bytes.min(most), snapshot.sites.is_some() && goals <= most)
             }
-            What::Peak | What::End => (goals, true),
+            SnapshotTime::Peak | SnapshotTime::End => (goals, true),
         }
     }
 
-    /// What may be live now: before the peak less than at it, since the reader takes the first that is highest.
+    /// Upper bound of the live bytes: before the peak less than at it, since the reader takes the
+    /// first highest sum.
     fn most(&self) -> u64 {
         if self.peak_is_over { self.limit } else { self.limit.saturating_sub(1) }
     }
@@ -317,26 +336,27 @@ impl<'r, 'o> Stream<'r, 'o> {
         for at in 0..self.states.len() {
             let over = self.states[at].level.saturating_sub(self.states[at].goal);
             let spare = if exact { over } else { self.live.saturating_sub(wanted) };
-            self.take(at, over.min(spare).min(self.loose(at)))?;
+            self.write_allocation(at, over.min(spare).min(self.loose(at)))?;
         }
         if !exact {
             // More than the next tree says: whoever is there.
             for at in 0..self.states.len() {
                 let bytes = self.loose(at).min(self.live.saturating_sub(wanted));
-                self.take(at, bytes)?;
+                self.write_allocation(at, bytes)?;
             }
         }
         Ok(())
     }
 
-    /// What of a site can be freed: not what is live at the end, where there is no allocation left that could bring it back.
+    /// Bytes of a site that can be freed: not bytes live at the end, if no allocation is left that
+    /// could restore them.
     fn loose(&self, at: usize) -> u64 {
         let state = &self.states[at];
         let is_last = self.peak_is_over && state.left <= state.temporary;
         state.level.saturating_sub(if is_last { state.leaked } else { 0 })
     }
 
-    fn take(&mut self, at: usize, bytes: u64) -> io::Result<()> {
+    fn write_allocation(&mut self, at: usize, bytes: u64) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
         }
@@ -347,9 +367,9 @@ impl<'r, 'o> Stream<'r, 'o> {
     }
 
     /// Allocates what is to be live.
-    fn allocate(&mut self, wanted: u64, exact: bool, what: What) -> io::Result<()> {
-        let must = matches!(what, What::Peak | What::End);
-        let last = (what == What::Peak).then(|| self.temporary_at_peak()).flatten();
+    fn allocate(&mut self, wanted: u64, exact: bool, what: SnapshotTime) -> io::Result<()> {
+        let must = matches!(what, SnapshotTime::Peak | SnapshotTime::End);
+        let last = (what == SnapshotTime::Peak).then(|| self.temporary_at_peak()).flatten();
         for at in (0..self.states.len()).filter(|at| Some(*at) != last) {
             let state = &self.states[at];
             let under = state.goal.saturating_sub(state.level);
@@ -373,7 +393,7 @@ impl<'r, 'o> Stream<'r, 'o> {
         Ok(())
     }
 
-    /// Who allocates what makes the peak, and frees it before anything else is allocated.
+    /// Site that allocates the bytes of the peak, and frees them before any other allocation.
     fn temporary_at_peak(&self) -> Option<usize> {
         self.states.iter().position(|state| {
             let is_only_temporary = state.left > 0 && state.left <= state.temporary;
@@ -389,14 +409,14 @@ impl<'r, 'o> Stream<'r, 'o> {
         write!(self.out, "+ {kind:x}\n- {kind:x}\n")
     }
 
-    /// How many allocations a site has left beyond those that make the peak and what is live at the end.
+    /// Number of allocations of a site beyond those for the peak and for the bytes live at the end.
     fn beyond(&self, at: usize) -> u64 {
         let state = &self.states[at];
         let peak = !self.peak_is_over && state.at_peak > 0;
         state.left.saturating_sub(u64::from(peak) + u64::from(state.leaked > 0))
     }
 
-    /// How many of them need not be temporary.
+    /// Number of them that need not be temporary.
     fn spare(&self, at: usize) -> u64 {
         self.beyond(at).saturating_sub(self.states[at].temporary)
     }
@@ -424,10 +444,10 @@ impl<'r, 'o> Stream<'r, 'o> {
     }
 
     /// Blocks that do not stay: as many as of all allocations there were by now.
-    fn churn(&mut self, what: What, (now, all): (u64, u64)) -> io::Result<()> {
+    fn churn(&mut self, what: SnapshotTime, (now, all): (u64, u64)) -> io::Result<()> {
         for at in 0..self.states.len() {
             let state = &self.states[at];
-            let (temporary, pairs) = if what == What::End {
+            let (temporary, pairs) = if what == SnapshotTime::End {
                 let kept = u64::from(state.leaked > state.level);
                 let left = state.left.saturating_sub(kept);
                 let temporary = state.temporary.min(left);
@@ -469,7 +489,8 @@ impl<'r, 'o> Stream<'r, 'o> {
         Ok(())
     }
 
-    /// The number of a kind. What is allocated is numbered by its first `+`, which the caller writes next.
+    /// The number of a kind. Allocated kinds are numbered by their first `+`, which the caller
+    /// writes next.
     fn kind(&mut self, at: usize, size: u64, half: Half) -> u64 {
         let kind = (size, self.states[at].trace);
         let [allocated, freed] = &mut self.kinds;
@@ -490,7 +511,7 @@ fn share(count: u64, now: u64, all: u64) -> u64 {
     part.checked_div(u128::from(all)).unwrap_or(0) as u64
 }
 
-fn sum_of(states: &[State], of: impl Fn(&State) -> u64) -> u64 {
+fn sum_of(states: &[HeaptrackSite], of: impl Fn(&HeaptrackSite) -> u64) -> u64 {
     states.iter().fold(0, |sum, state| sum.saturating_add(of(state)))
 }
 
@@ -499,9 +520,9 @@ fn next<T>(known: &HashMap<T, u32>) -> u32 {
     u32::try_from(known.len()).unwrap_or(u32::MAX - 1) + 1
 }
 
-/// The places of a site's stack as numbers of frames: each with all functions that are inlined there. Where nothing is
-/// known, one place of no frames.
-fn places_of(recording: &Recording, site: &Site) -> Vec<Vec<u32>> {
+/// The addresses of a site's stack as numbers of frames: each with all functions that are inlined
+/// there. For an unknown stack, one address without frames.
+fn places_of(recording: &HeapRecording, site: &AllocationSite) -> Vec<Vec<u32>> {
     let stack = usize::try_from(site.stack).ok().and_then(|at| recording.stacks.get(at));
     let stack = stack.map_or(&[][..], Vec::as_slice);
     let inlined = |at: &u32| frame(recording, *at).is_some_and(|frame| frame.inlined);
@@ -510,16 +531,16 @@ fn places_of(recording: &Recording, site: &Site) -> Vec<Vec<u32>> {
     if places.is_empty() { vec![Vec::new()] } else { places }
 }
 
-fn frame(recording: &Recording, at: u32) -> Option<&Frame> {
+fn frame(recording: &HeapRecording, at: u32) -> Option<&Frame> {
     recording.frames.get(usize::try_from(at).ok()?)
 }
 
-/// Strings by number; 0 is none.
-struct Names {
+/// Strings by number; 0 for none.
+struct StringNumbers {
     known: HashMap<String, u32>,
 }
 
-impl Names {
+impl StringNumbers {
     fn name(&mut self, text: &[u8], out: &mut dyn Write) -> io::Result<u32> {
         let text = plain(text).into_owned();
         if text.is_empty() {
@@ -537,7 +558,7 @@ impl Names {
     /// Writes a place: its address, its file, and function, source and line of each frame there.
     fn place(
         &mut self,
-        recording: &Recording,
+        recording: &HeapRecording,
         place: &[u32],
         out: &mut dyn Write,
     ) -> io::Result<()> {

@@ -1,28 +1,25 @@
-//! What valgrind's massif writes: `ms_print` and massif-visualizer read it.
+//! File format of valgrind's massif: `ms_print` and massif-visualizer read it.
 
 use std::io::{self, Write};
 
-use pagewise_model::heap::Recording;
+use pagewise_model::heap::HeapRecording;
 use pagewise_model::traced::Frame;
 
-use super::snapshots::{Snapshot, What, snapshots};
+use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots};
 use super::{addable, plain};
 
-/// The per cent of a snapshot below which a branch of its tree is not written: massif's own.
-pub const THRESHOLD: f64 = 1.0;
-
-/// How deep trees are at most, beyond what programs have.
+/// Maximum depth of trees, beyond that of programs.
 const DEEPEST: usize = 256;
 
-/// Writes a snapshot for each moment, the peak and the end; with a tree where there is one. A branch of fewer bytes than
-/// `threshold` per cent of its snapshot is left out, but for its bytes.
+/// Writes a snapshot for each moment, the peak and the end; with a tree where there is one. A
+/// branch of fewer bytes than `threshold` per cent of its snapshot is left out, but for its bytes.
 ///
-/// `mem_heap_B` is what was live, `mem_heap_extra_B` what the allocator held beyond; 0 where that is not known, since the
-/// format knows no absence.
+/// `mem_heap_B` is what was live, `mem_heap_extra_B` what the allocator held beyond; 0 where that
+/// is not known, since the format knows no absence.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
-pub fn write(recording: &Recording, threshold: f64, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+pub fn write(recording: &HeapRecording, threshold: f64, out: &mut dyn Write) -> io::Result<()> {
     let snapshots = snapshots(recording);
     for snapshot in &snapshots {
         addable([snapshot.bytes, snapshot.extra.unwrap_or(0)].into_iter())?;
@@ -40,9 +37,9 @@ pub fn write(recording: &Recording, threshold: f64, out: &mut dyn Write) -> io::
         )?;
         match (&snapshot.sites, snapshot.what) {
             (Some(sites), what) => {
-                let word = if what == What::Peak { "peak" } else { "detailed" };
+                let word = if what == SnapshotTime::Peak { "peak" } else { "detailed" };
                 writeln!(out, "heap_tree={word}")?;
-                Tree::new(recording, snapshot, sites, threshold).write(out)?;
+                MassifTree::new(recording, snapshot, sites, threshold).write(out)?;
             }
             (None, _) => writeln!(out, "heap_tree=empty")?,
         }
@@ -51,45 +48,45 @@ pub fn write(recording: &Recording, threshold: f64, out: &mut dyn Write) -> io::
 }
 
 /// A call stack by numbers of frames, the allocation's first, and its bytes.
-type Row<'r> = (&'r [u32], u64);
+type MassifStack<'r> = (&'r [u32], u64);
 
 /// The tree of one snapshot.
-struct Tree<'r> {
-    recording: &'r Recording,
+struct MassifTree<'r> {
+    recording: &'r HeapRecording,
     /// In order of stacks, so that what begins alike lies together.
-    rows: Vec<Row<'r>>,
+    rows: Vec<MassifStack<'r>>,
     bytes: u64,
     threshold: f64,
 }
 
 /// A child to be written.
-enum Child {
+enum MassifChild {
     /// A frame, and which of the rows go through it.
     Frame { number: u32, from: usize, to: usize, bytes: u64 },
-    /// So many that are too small.
+    /// Number of branches below the threshold.
     Rest { places: u64, bytes: u64 },
 }
 
-impl<'r> Tree<'r> {
+impl<'r> MassifTree<'r> {
     fn new(
-        recording: &'r Recording,
-        snapshot: &Snapshot,
+        recording: &'r HeapRecording,
+        snapshot: &ExportSnapshot,
         sites: &[(usize, u64)],
         threshold: f64,
-    ) -> Tree<'r> {
+    ) -> MassifTree<'r> {
         let stack = |site: usize| {
             let at = usize::try_from(recording.sites.get(site)?.stack).ok()?;
             recording.stacks.get(at).map(Vec::as_slice)
         };
         let rows = sites.iter().map(|(site, bytes)| (stack(*site).unwrap_or(&[]), *bytes));
-        let mut rows: Vec<Row<'r>> = rows.collect();
+        let mut rows: Vec<MassifStack<'r>> = rows.collect();
         rows.sort_unstable();
-        Tree { recording, rows, bytes: snapshot.bytes, threshold }
+        MassifTree { recording, rows, bytes: snapshot.bytes, threshold }
     }
 
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let mut children = self.children(0, self.rows.len(), 0);
-        // Of stacks that nobody knows, and of sites that were too small to be taken down.
+        // Bytes of unknown stacks, and of sites that were too small to be stored.
         let known = children.iter().fold(0_u64, |sum, child| sum.saturating_add(child.bytes()));
         add_rest(&mut children, 1, self.bytes.saturating_sub(known));
         let label = "(heap allocation functions) malloc/new/new[], --alloc-fns, etc.";
@@ -99,27 +96,27 @@ impl<'r> Tree<'r> {
 
     fn write_children(
         &self,
-        children: Vec<Child>,
+        children: Vec<MassifChild>,
         depth: usize,
         out: &mut dyn Write,
     ) -> io::Result<()> {
         for child in children {
             write!(out, "{:indent$}", "", indent = depth + 1)?;
             match child {
-                Child::Frame { number, from, to, bytes } => {
+                MassifChild::Frame { number, from, to, bytes } => {
                     let below = self.children(from, to, depth + 1);
                     let label = self.label(number);
                     writeln!(out, "n{}: {bytes} {label}", below.len())?;
                     self.write_children(below, depth + 1, out)?;
                 }
-                Child::Rest { places: 0 | 1, bytes } => {
+                MassifChild::Rest { places: 0 | 1, bytes } => {
                     let threshold = self.threshold;
                     writeln!(
                         out,
                         "n0: {bytes} in 1 place, below massif's threshold ({threshold:.2}%)"
                     )?;
                 }
-                Child::Rest { places, bytes } => {
+                MassifChild::Rest { places, bytes } => {
                     let threshold = self.threshold;
                     writeln!(
                         out,
@@ -131,8 +128,8 @@ impl<'r> Tree<'r> {
         Ok(())
     }
 
-    /// Who called at `depth`, the most first; those that are too small in one.
-    fn children(&self, from: usize, to: usize, depth: usize) -> Vec<Child> {
+    /// Callers at `depth`, largest first; those below the threshold are merged.
+    fn children(&self, from: usize, to: usize, depth: usize) -> Vec<MassifChild> {
         let mut children = Vec::new();
         let (mut places, mut small) = (0, 0_u64);
         if depth >= DEEPEST {
@@ -148,7 +145,7 @@ impl<'r> Tree<'r> {
                 // The stack ends here.
                 None => {}
                 Some(number) if self.is_large(bytes) => {
-                    children.push(Child::Frame {
+                    children.push(MassifChild::Frame {
                         number: *number,
                         from: start,
                         to: start + count,
@@ -189,25 +186,25 @@ impl<'r> Tree<'r> {
     }
 }
 
-impl Child {
+impl MassifChild {
     fn bytes(&self) -> u64 {
         match self {
-            Child::Frame { bytes, .. } | Child::Rest { bytes, .. } => *bytes,
+            MassifChild::Frame { bytes, .. } | MassifChild::Rest { bytes, .. } => *bytes,
         }
     }
 }
 
 /// Adds to what is too small to be written.
-fn add_rest(children: &mut Vec<Child>, more: u64, bytes: u64) {
+fn add_rest(children: &mut Vec<MassifChild>, more: u64, bytes: u64) {
     if bytes == 0 {
         return;
     }
-    match children.iter_mut().find(|child| matches!(child, Child::Rest { .. })) {
-        Some(Child::Rest { places, bytes: rest }) => {
+    match children.iter_mut().find(|child| matches!(child, MassifChild::Rest { .. })) {
+        Some(MassifChild::Rest { places, bytes: rest }) => {
             *places += more;
             *rest = rest.saturating_add(bytes);
         }
-        _ => children.push(Child::Rest { places: more, bytes }),
+        _ => children.push(MassifChild::Rest { places: more, bytes }),
     }
 }
 

@@ -1,26 +1,28 @@
-//! A trace that Perfetto and `chrome://tracing` open: a track for each thread, call stacks as slices in each other, as wide
-//! as what was counted in them.
+//! A trace that Perfetto and `chrome://tracing` open: a track for each thread, call stacks as
+//! slices in each other, as wide as what was counted in them.
 //!
-//! It is of JSON trace events, and of complete events only. Both viewers read these, in every version; samples of call
-//! stacks (`P`, `stackFrames`) Perfetto does not read from JSON, and its own samples have one moment each: a hundred
-//! thousand page faults would become as many packets, and how long they took would be lost. Where the flame graph is wanted,
-//! and not tracks and SQL, Perfetto opens [`super::pprof`].
+//! The file consists of complete JSON trace events only. Both viewers read these, in every version;
+//! Perfetto does not read samples of call stacks (`P`, `stackFrames`) from JSON, and its own
+//! samples have one time each: a hundred thousand page faults would become as many packets, without
+//! their durations. For the flame graph alone, without tracks and SQL, Perfetto opens
+//! [`super::pprof`].
 //!
-//! **The axis is no time.** What was counted has no order any more: a microsecond is one of it. Each slice says the exact
-//! count.
+//! **The axis is not time.** The counts have no order: a microsecond stands for one event. Each
+//! slice has the exact count.
 
 use std::io::{self, Write};
 
 use pagewise_model::Name;
-use pagewise_model::traced::{Counted, Frame, Line, Profile};
+use pagewise_model::traced::{Frame, SourcePosition, StackCount, StackProfile};
 
 use super::{called, checked, frames, plain, string};
 
-/// Writes a profile. What has labels or a duration is a slice of its own in the innermost frame.
+/// Writes a profile. Entries with labels or a duration become slices of their own in the innermost
+/// frame.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
-pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     checked(profile)?;
     let what = if profile.what.is_empty() { "samples" } else { &profile.what };
     out.write_all(b"{\"displayTimeUnit\":\"ns\",\"otherData\":{\"axis\":")?;
@@ -36,52 +38,52 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// A process and a thread.
-type Thread = Option<(u32, u32)>;
+type TrackThread = Option<(u32, u32)>;
 
 /// Something to draw.
 #[derive(Debug)]
-enum Slice<'p> {
-    /// What a process is called. Tracks of one thread say what the axis is.
+enum TrackSlice<'p> {
+    /// Name of a process. Tracks of a single thread name the axis.
     Process {
-        thread: Thread,
+        thread: TrackThread,
     },
     Frame {
-        thread: Thread,
+        thread: TrackThread,
         start: u64,
         count: u64,
         frame: &'p Frame,
     },
     Sample {
-        thread: Thread,
+        thread: TrackThread,
         start: u64,
-        counted: &'p Counted,
+        counted: &'p StackCount,
     },
 }
 
-/// What tells frames apart that are drawn next to each other. Places on one line of a function are drawn as one.
-type Key<'p> = (Option<&'p str>, Option<&'p Name>, Option<&'p Line>, Option<u64>);
+/// Key of a frame among adjacent ones. Addresses on one line of a function are drawn as one.
+type SliceFrame<'p> = (Option<&'p str>, Option<&'p Name>, Option<&'p SourcePosition>, Option<u64>);
 
-fn key(frame: &Frame) -> Key<'_> {
+fn key(frame: &Frame) -> SliceFrame<'_> {
     let offset = frame.function.is_none().then_some(frame.offset);
     (frame.function.as_deref(), frame.module.as_ref(), frame.line.as_ref(), offset)
 }
 
 /// All slices, each before those in it.
-fn slices(profile: &Profile) -> Vec<Slice<'_>> {
+fn slices(profile: &StackProfile) -> Vec<TrackSlice<'_>> {
     let samples = profile.samples.iter().filter(|counted| counted.count > 0);
-    let path = |counted: &Counted| frames(profile, counted).iter().rev().map(key).collect();
-    let mut rows: Vec<(Thread, Vec<Key<'_>>, &Counted)> =
+    let path = |counted: &StackCount| frames(profile, counted).iter().rev().map(key).collect();
+    let mut rows: Vec<(TrackThread, Vec<SliceFrame<'_>>, &StackCount)> =
         samples.map(|counted| (counted.thread, path(counted), counted)).collect();
     rows.sort_by(|a, b| (a.0, &a.1, &a.2.labels).cmp(&(b.0, &b.1, &b.2.labels)));
     let mut slices = Vec::new();
     // The frames that are open, by their places among the slices.
-    let mut open: Vec<(Key<'_>, usize)> = Vec::new();
+    let mut open: Vec<(SliceFrame<'_>, usize)> = Vec::new();
     let mut last = None;
     let mut now = 0;
     for (thread, path, counted) in rows {
         if last != Some(thread) {
             if last.flatten().map(|(pid, _)| pid) != thread.map(|(pid, _)| pid) || last.is_none() {
-                slices.push(Slice::Process { thread });
+                slices.push(TrackSlice::Process { thread });
             }
             (last, now) = (Some(thread), 0);
             open.clear();
@@ -91,25 +93,25 @@ fn slices(profile: &Profile) -> Vec<Slice<'_>> {
         let stack = frames(profile, counted).iter().rev().zip(&path).skip(same);
         for (frame, key) in stack {
             open.push((*key, slices.len()));
-            slices.push(Slice::Frame { thread, start: now, count: 0, frame });
+            slices.push(TrackSlice::Frame { thread, start: now, count: 0, frame });
         }
         for (_, at) in &open {
-            if let Some(Slice::Frame { count, .. }) = slices.get_mut(*at) {
+            if let Some(TrackSlice::Frame { count, .. }) = slices.get_mut(*at) {
                 *count += counted.count;
             }
         }
         if path.is_empty() || counted.took_ns.is_some() || !counted.labels.is_empty() {
-            slices.push(Slice::Sample { thread, start: now, counted });
+            slices.push(TrackSlice::Sample { thread, start: now, counted });
         }
         now += counted.count;
     }
     slices
 }
 
-impl Slice<'_> {
+impl TrackSlice<'_> {
     fn write(&self, what: &str, out: &mut dyn Write) -> io::Result<()> {
         match self {
-            Slice::Process { thread } => {
+            TrackSlice::Process { thread } => {
                 let (pid, tid) = numbers(*thread);
                 let name = match thread {
                     Some((pid, _)) => format!("{pid}: {what}, 1 us each"),
@@ -122,7 +124,7 @@ impl Slice<'_> {
                 out.write_all(&string(&name))?;
                 out.write_all(b"}}")
             }
-            Slice::Frame { thread, start, count, frame } => {
+            TrackSlice::Frame { thread, start, count, frame } => {
                 let called = called(frame.function.as_deref(), frame.module.as_ref());
                 let name = match &frame.function {
                     Some(_) => called,
@@ -136,7 +138,7 @@ impl Slice<'_> {
                 let words = words.into_iter().filter_map(|(key, value)| Some((key, value?)));
                 complete(out, (*thread, *start, *count), &name, None, words)
             }
-            Slice::Sample { thread, start, counted } => {
+            TrackSlice::Sample { thread, start, counted } => {
                 let values: Vec<&str> = counted.labels.iter().map(|(_, value)| &**value).collect();
                 let name = if values.is_empty() { what.to_owned() } else { values.join(", ") };
                 let words = counted.labels.iter().map(|(key, value)| (&**key, value.clone()));
@@ -146,14 +148,15 @@ impl Slice<'_> {
     }
 }
 
-/// Where nothing tells threads apart, numbers that no process has: they end at 2^22, and viewers have a meaning for 0.
-fn numbers(thread: Thread) -> (u32, u32) {
+/// If threads are not distinguished: numbers that no process has, which end at 2^22; viewers give 0
+/// a meaning.
+fn numbers(thread: TrackThread) -> (u32, u32) {
     thread.unwrap_or((1 << 30, 1 << 30))
 }
 
 fn complete<'a>(
     out: &mut dyn Write,
-    (thread, start, count): (Thread, u64, u64),
+    (thread, start, count): (TrackThread, u64, u64),
     name: &str,
     took_ns: Option<u64>,
     words: impl Iterator<Item = (&'a str, String)>,

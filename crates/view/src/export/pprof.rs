@@ -7,52 +7,54 @@ use std::hash::Hash;
 use std::io::{self, Write};
 
 use pagewise_model::Name;
-use pagewise_model::heap::{Kind, Recording};
-use pagewise_model::traced::{Frame, Profile};
+use pagewise_model::heap::{AllocationKind, HeapRecording};
+use pagewise_model::traced::{Frame, StackProfile};
 
 use super::{addable, frames, packed, plain};
 
-/// Writes a profile. Values of each sample are the count, in units of what was counted, and, where it is known of any, the
-/// time in nanoseconds; where it is not known of one, a label says `time: unknown`, since the format knows no absence.
+/// Writes a profile. Values of each sample are the count, in units of what was counted, and, where
+/// it is known of any, the time in nanoseconds; where it is not known of one, a label says
+/// `time: unknown`, since the format knows no absence.
 ///
-/// An address is the offset in its file. A location is a place with all functions that are inlined there. Process and
-/// thread are the labels `pid` and `tid`.
+/// An address is the offset in its file. A location is a place with all functions that are inlined
+/// there. Process and thread are the labels `pid` and `tid`.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for counts that add up to more than 2^63.
-pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`; `InvalidData` for counts whose sum exceeds 2^63.
+pub fn write(profile: &StackProfile, out: &mut dyn Write) -> io::Result<()> {
     Sheet::of_profile(profile).write(out)
 }
 
-/// Writes the heap of a process, with the values that Go's heap profiles have: `alloc_objects`, `alloc_space` are all that
-/// was allocated, `inuse_objects`, `inuse_space` what was live at the end; and beyond them `peak_objects`, `peak_space`,
-/// what was live when most was live in the process. `inuse_space` is what readers show first.
+/// Writes the heap of a process, with the values that Go's heap profiles have: `alloc_objects`,
+/// `alloc_space` are all that was allocated, `inuse_objects`, `inuse_space` what was live at the
+/// end; and beyond them `peak_objects`, `peak_space`, what was live when most was live in the
+/// process. `inuse_space` is what readers show first.
 ///
 /// # Errors
-/// What `out` returns; `InvalidData` for numbers that add up to more than 2^63.
-pub fn write_heap(recording: &Recording, out: &mut dyn Write) -> io::Result<()> {
+/// Returns the error of `out`; `InvalidData` for numbers whose sum exceeds 2^63.
+pub fn write_heap(recording: &HeapRecording, out: &mut dyn Write) -> io::Result<()> {
     Sheet::of_heap(recording).write(out)
 }
 
-/// What is written: values by call stack.
+/// Content of the file: values by call stack.
 #[derive(Debug)]
 struct Sheet<'p> {
-    /// What the values are, and their units.
+    /// Names of the values, and their units.
     types: Vec<(String, &'static str)>,
     /// Which of them readers show first.
     first: usize,
-    rows: Vec<Row<'p>>,
-    /// What readers name the profile after.
+    rows: Vec<PprofRow<'p>>,
+    /// Program after which readers name the profile.
     program: Option<&'p Name>,
     began_ns: u64,
     took_ns: u64,
-    /// Of how many of what one was sampled.
+    /// Sampling period: type, unit, and value.
     period: Option<(&'static str, &'static str, u64)>,
 }
 
 /// Values of one call stack.
 #[derive(Debug)]
-struct Row<'p> {
+struct PprofRow<'p> {
     frames: Vec<&'p Frame>,
     values: Vec<u64>,
     thread: Option<(u32, u32)>,
@@ -60,18 +62,18 @@ struct Row<'p> {
 }
 
 impl<'p> Sheet<'p> {
-    fn of_profile(profile: &'p Profile) -> Sheet<'p> {
+    fn of_profile(profile: &'p StackProfile) -> Sheet<'p> {
         let timed = profile.samples.iter().any(|counted| counted.took_ns.is_some());
         let what = if profile.what.is_empty() { "samples" } else { &profile.what };
         let mut types = vec![(what.replace(' ', "_"), "count")];
         types.extend(timed.then(|| ("time".to_owned(), "nanoseconds")));
         let counted = profile.samples.iter().filter(|counted| counted.count > 0);
-        let rows: Vec<Row<'p>> = counted
+        let rows: Vec<PprofRow<'p>> = counted
             .map(|counted| {
                 let time = timed.then(|| counted.took_ns.unwrap_or(0));
                 let labels = counted.labels.iter().map(|(key, value)| (&**key, &**value));
                 let unknown = timed && counted.took_ns.is_none();
-                Row {
+                PprofRow {
                     frames: frames(profile, counted).iter().collect(),
                     values: std::iter::once(counted.count).chain(time).collect(),
                     thread: counted.thread,
@@ -84,18 +86,21 @@ impl<'p> Sheet<'p> {
         Sheet { types, first: 0, rows, program, began_ns, took_ns, period: None }
     }
 
-    fn of_heap(recording: &'p Recording) -> Sheet<'p> {
+    fn of_heap(recording: &'p HeapRecording) -> Sheet<'p> {
         let types = ["alloc", "inuse", "peak"]
             .iter()
             .flat_map(|of| [(format!("{of}_objects"), "count"), (format!("{of}_space"), "bytes")]);
         let rows = recording.sites.iter().map(|site| {
             let amounts = [site.allocated, site.leaked(), site.at_peak];
             let kind = site.kind.word();
-            Row {
+            PprofRow {
                 frames: recording.frames_of(site).collect(),
                 values: amounts.iter().flat_map(|it| [it.blocks, it.bytes]).collect(),
                 thread: None,
-                labels: (site.kind != Kind::Heap).then_some(("kind", kind)).into_iter().collect(),
+                labels: (site.kind != AllocationKind::Heap)
+                    .then_some(("kind", kind))
+                    .into_iter()
+                    .collect(),
             }
         });
         Sheet {
@@ -117,16 +122,16 @@ impl<'p> Sheet<'p> {
     }
 
     fn encoded(&self) -> Vec<u8> {
-        let mut tables = Tables {
-            strings: Numbers::from(0),
-            modules: Numbers::from(1),
-            functions: Numbers::from(1),
-            locations: Numbers::from(1),
+        let mut tables = PprofTables {
+            strings: NumberedItems::from(0),
+            modules: NumberedItems::from(1),
+            functions: NumberedItems::from(1),
+            locations: NumberedItems::from(1),
         };
         tables.string(b"");
         // Readers take the first file to be the program.
-        self.program.map(|name| tables.modules.of(name));
-        let mut whole = Message::default();
+        self.program.map(|name| tables.modules.number_of(name));
+        let mut whole = ProtoMessage::default();
         for (kind, unit) in &self.types {
             whole = whole.message(1, &tables.unit(kind, unit));
         }
@@ -147,7 +152,7 @@ impl<'p> Sheet<'p> {
 }
 
 /// The file that most began in.
-fn program<'p>(rows: &[Row<'p>]) -> Option<&'p Name> {
+fn program<'p>(rows: &[PprofRow<'p>]) -> Option<&'p Name> {
     let mut counts: BTreeMap<&Name, u64> = BTreeMap::new();
     for row in rows {
         let outermost = row.frames.last().and_then(|frame| frame.module.as_ref());
@@ -160,21 +165,21 @@ fn program<'p>(rows: &[Row<'p>]) -> Option<&'p Name> {
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name)
 }
 
-impl Row<'_> {
-    fn encoded(&self, tables: &mut Tables) -> Message {
+impl PprofRow<'_> {
+    fn encoded(&self, tables: &mut PprofTables) -> ProtoMessage {
         let locations = tables.locations(&self.frames);
         let values = self.values.iter().copied();
-        let mut sample = Message::default().numbers(1, locations).numbers(2, values);
+        let mut sample = ProtoMessage::default().numbers(1, locations).numbers(2, values);
         if let Some((pid, tid)) = self.thread {
             for (key, number) in [("pid", pid), ("tid", tid)] {
                 let key = tables.string(key.as_bytes());
-                let label = Message::default().number(1, key).number(3, number.into());
+                let label = ProtoMessage::default().number(1, key).number(3, number.into());
                 sample = sample.message(3, &label);
             }
         }
         for (key, value) in &self.labels {
             let [key, value] = [key, value].map(|text| tables.string(text.as_bytes()));
-            sample = sample.message(3, &Message::default().number(1, key).number(2, value));
+            sample = sample.message(3, &ProtoMessage::default().number(1, key).number(2, value));
         }
         sample
     }
@@ -182,9 +187,9 @@ impl Row<'_> {
 
 /// Fields of a message, as Protocol Buffers encode them.
 #[derive(Debug, Default)]
-struct Message(Vec<u8>);
+struct ProtoMessage(Vec<u8>);
 
-impl Message {
+impl ProtoMessage {
     fn varint(&mut self, mut value: u64) {
         while let (low, rest @ 1..) = ((value & 0x7f).to_le_bytes()[0], value >> 7) {
             self.0.push(low | 0x80);
@@ -194,7 +199,7 @@ impl Message {
     }
 
     /// A number; 0 is what a field has that is not there.
-    fn number(mut self, field: u64, value: u64) -> Message {
+    fn number(mut self, field: u64, value: u64) -> ProtoMessage {
         if value != 0 {
             self.varint(field << 3);
             self.varint(value);
@@ -208,13 +213,13 @@ impl Message {
         self.0.extend_from_slice(bytes);
     }
 
-    fn message(mut self, field: u64, message: &Message) -> Message {
+    fn message(mut self, field: u64, message: &ProtoMessage) -> ProtoMessage {
         self.bytes(field, &message.0);
         self
     }
 
-    fn numbers(self, field: u64, values: impl IntoIterator<Item = u64>) -> Message {
-        let mut packed = Message::default();
+    fn numbers(self, field: u64, values: impl IntoIterator<Item = u64>) -> ProtoMessage {
+        let mut packed = ProtoMessage::default();
         values.into_iter().for_each(|value| packed.varint(value));
         if packed.0.is_empty() { self } else { self.message(field, &packed) }
     }
@@ -222,17 +227,17 @@ impl Message {
 
 /// Numbers things as they are met, from a first number on.
 #[derive(Debug)]
-struct Numbers<T> {
+struct NumberedItems<T> {
     first: u64,
     known: HashMap<T, u64>,
 }
 
-impl<T: Clone + Eq + Hash> Numbers<T> {
-    fn from(first: u64) -> Numbers<T> {
-        Numbers { first, known: HashMap::new() }
+impl<T: Clone + Eq + Hash> NumberedItems<T> {
+    fn from(first: u64) -> NumberedItems<T> {
+        NumberedItems { first, known: HashMap::new() }
     }
 
-    fn of(&mut self, thing: &T) -> u64 {
+    fn number_of(&mut self, thing: &T) -> u64 {
         if let Some(number) = self.known.get(thing) {
             return *number;
         }
@@ -250,27 +255,28 @@ impl<T: Clone + Eq + Hash> Numbers<T> {
 }
 
 /// A place: its module, the offset, and functions with lines, the innermost first.
-type Location = (u64, u64, Vec<(u64, u64)>);
+type PprofLocation = (u64, u64, Vec<(u64, u64)>);
 
-/// What samples refer to by number. 0 is no module, no function; it is the empty string.
+/// Tables that samples refer to by number. 0 stands for an unknown module or function, or the empty
+/// string.
 #[derive(Debug)]
-struct Tables {
-    strings: Numbers<String>,
-    modules: Numbers<Name>,
+struct PprofTables {
+    strings: NumberedItems<String>,
+    modules: NumberedItems<Name>,
     /// Name and file.
-    functions: Numbers<(u64, u64)>,
-    locations: Numbers<Location>,
+    functions: NumberedItems<(u64, u64)>,
+    locations: NumberedItems<PprofLocation>,
 }
 
-impl Tables {
+impl PprofTables {
     fn string(&mut self, text: &[u8]) -> u64 {
-        self.strings.of(&plain(text).into_owned())
+        self.strings.number_of(&plain(text).into_owned())
     }
 
     /// A type of values and its unit.
-    fn unit(&mut self, kind: &str, unit: &str) -> Message {
+    fn unit(&mut self, kind: &str, unit: &str) -> ProtoMessage {
         let [kind, unit] = [kind, unit].map(|text| self.string(text.as_bytes()));
-        Message::default().number(1, kind).number(2, unit)
+        ProtoMessage::default().number(1, kind).number(2, unit)
     }
 
     fn locations(&mut self, frames: &[&Frame]) -> Vec<u64> {
@@ -281,41 +287,43 @@ impl Tables {
     fn location(&mut self, place: &[&Frame]) -> u64 {
         let outermost = place.last();
         let module = outermost.and_then(|frame| frame.module.as_ref());
-        let module = module.map_or(0, |name| self.modules.of(name));
+        let module = module.map_or(0, |name| self.modules.number_of(name));
         let lines = place.iter().filter_map(|frame| self.line(frame)).collect();
-        self.locations.of(&(module, outermost.map_or(0, |frame| frame.offset), lines))
+        self.locations.number_of(&(module, outermost.map_or(0, |frame| frame.offset), lines))
     }
 
     fn line(&mut self, frame: &Frame) -> Option<(u64, u64)> {
         let name = self.string(frame.function.as_ref()?.as_bytes());
         let file = frame.line.as_ref().map_or(0, |line| self.string(line.file.as_bytes()));
         let number = frame.line.as_ref().map_or(0, |line| line.number);
-        Some((self.functions.of(&(name, file)), number.into()))
+        Some((self.functions.number_of(&(name, file)), number.into()))
     }
 }
 
 /// Mappings, functions and locations.
-fn with_tables(mut whole: Message, tables: &mut Tables) -> Message {
-    let Tables { strings, modules, functions, locations } = tables;
+fn with_tables(mut whole: ProtoMessage, tables: &mut PprofTables) -> ProtoMessage {
+    let PprofTables { strings, modules, functions, locations } = tables;
     for (name, id) in modules.all() {
-        let name = strings.of(&plain(name.as_bytes()).into_owned());
-        // Of offset 0, as long as what is known of it. What could be looked up in the file was: readers need not.
+        let name = strings.number_of(&plain(name.as_bytes()).into_owned());
+        // With offset 0, as long as its known part. Everything in the file was looked up: readers
+        // need not do it.
         let inside = locations.known.keys().filter(|(module, ..)| *module == id);
         let end = inside.map(|(_, offset, _)| offset.saturating_add(1)).max().unwrap_or(0);
-        let mapping = Message::default().number(1, id).number(3, end).number(5, name);
+        let mapping = ProtoMessage::default().number(1, id).number(3, end).number(5, name);
         let done = (7..=10).fold(mapping, |mapping, field| mapping.number(field, 1));
         whole = whole.message(3, &done);
     }
     for ((module, offset, lines), id) in locations.all() {
-        let mut location = Message::default().number(1, id).number(2, *module).number(3, *offset);
+        let mut location =
+            ProtoMessage::default().number(1, id).number(2, *module).number(3, *offset);
         for (function, line) in lines {
             location =
-                location.message(4, &Message::default().number(1, *function).number(2, *line));
+                location.message(4, &ProtoMessage::default().number(1, *function).number(2, *line));
         }
         whole = whole.message(4, &location);
     }
     for ((name, file), id) in functions.all() {
-        let function = Message::default().number(1, id).number(2, *name).number(3, *name);
+        let function = ProtoMessage::default().number(1, id).number(2, *name).number(3, *name);
         whole = whole.message(5, &function.number(4, *file));
     }
     whole

@@ -1,10 +1,11 @@
-//! The time line of a heap as formats of snapshots have it: from nothing over each moment and the peak to the end.
+//! The time line of a heap as formats of snapshots have it: from nothing over each moment and the
+//! peak to the end.
 
-use pagewise_model::heap::{Amount, Recording};
+use pagewise_model::heap::{HeapAmount, HeapRecording};
 
-/// What a snapshot is of.
+/// Time of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum SnapshotTime {
     /// Before anything was recorded.
     Begin,
     /// Some moment.
@@ -15,45 +16,46 @@ pub(super) enum What {
     End,
 }
 
-/// How much was live at some time.
+/// Live bytes and memory use at one time point.
 #[derive(Clone, Debug)]
-pub(super) struct Snapshot {
-    pub(super) what: What,
+pub(super) struct ExportSnapshot {
+    pub(super) what: SnapshotTime,
     pub(super) time_ns: u64,
     /// Live bytes: no fewer than those of the sites together.
     pub(super) bytes: u64,
-    /// What the allocator held beyond them; none where that is not known.
+    /// Bytes held by the allocator beyond them; `None` if unknown.
     pub(super) extra: Option<u64>,
-    /// What was in RAM.
+    /// Resident memory.
     pub(super) resident: Option<u64>,
-    /// How many allocations there were before.
+    /// Number of allocations before it.
     pub(super) allocations: u64,
-    /// What was live by site, where it was taken down: only sites that there are, each once.
+    /// Live bytes by site, if they were stored: only existing sites, each once.
     pub(super) sites: Option<Vec<(usize, u64)>>,
 }
 
 /// All snapshots, in order of time.
-pub(super) fn snapshots(recording: &Recording) -> Vec<Snapshot> {
-    let mut moments: Vec<Snapshot> =
+pub(super) fn snapshots(recording: &HeapRecording) -> Vec<ExportSnapshot> {
+    let mut moments: Vec<ExportSnapshot> =
         recording.moments.iter().map(|moment| of_moment(recording, moment)).collect();
     moments.sort_by_key(|snapshot| snapshot.time_ns);
     let end_ns = moments.last().map_or(0, |last| last.time_ns).max(recording.took_ns);
     let peak = peak(recording, &moments, end_ns);
     let after = moments.partition_point(|snapshot| snapshot.time_ns <= peak.time_ns);
-    // What was live before and after the peak tells on which side of it a moment of the same time is.
+    // The live bytes before and after the peak decide on which side of it a snapshot of the same
+    // time is.
     let at = moments[..after]
         .iter()
         .rposition(|snapshot| {
             snapshot.time_ns < peak.time_ns || snapshot.allocations <= peak.allocations
         })
         .map_or(0, |last| last + 1);
-    let all = |of: &dyn Fn(&pagewise_model::heap::Site) -> Amount| {
+    let all = |of: &dyn Fn(&pagewise_model::heap::AllocationSite) -> HeapAmount| {
         let sites = recording.sites.iter().enumerate().map(|(at, site)| (at, of(site).bytes));
         sites.filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()
     };
     let leaked = all(&|site| site.leaked());
-    let end = Snapshot {
-        what: What::End,
+    let end = ExportSnapshot {
+        what: SnapshotTime::End,
         time_ns: end_ns,
         bytes: sum(&leaked).max(recording.totals.leaked.bytes),
         extra: None,
@@ -61,8 +63,8 @@ pub(super) fn snapshots(recording: &Recording) -> Vec<Snapshot> {
         allocations: recording.totals.allocated.blocks,
         sites: Some(leaked),
     };
-    let begin = Snapshot {
-        what: What::Begin,
+    let begin = ExportSnapshot {
+        what: SnapshotTime::Begin,
         time_ns: 0,
         bytes: 0,
         extra: None,
@@ -76,7 +78,10 @@ pub(super) fn snapshots(recording: &Recording) -> Vec<Snapshot> {
     moments
 }
 
-fn of_moment(recording: &Recording, moment: &pagewise_model::heap::Moment) -> Snapshot {
+fn of_moment(
+    recording: &HeapRecording,
+    moment: &pagewise_model::heap::HeapSnapshot,
+) -> ExportSnapshot {
     let sites = moment.tree.as_ref().map(|tree| {
         let mut seen = std::collections::HashSet::new();
         let sites = tree.sites.iter().filter_map(|(at, amount)| {
@@ -89,19 +94,19 @@ fn of_moment(recording: &Recording, moment: &pagewise_model::heap::Moment) -> Sn
     let of_sites = sites.as_deref().map_or(0, sum).saturating_add(others);
     // A tree is taken down a little later than the sums.
     let bytes = moment.live.bytes.max(of_sites);
-    Snapshot {
-        what: What::Moment,
+    ExportSnapshot {
+        what: SnapshotTime::Moment,
         time_ns: moment.time_ns,
         bytes,
         extra: moment.held.as_ref().ok().map(|held| held.0.saturating_sub(bytes)),
-        resident: moment.resident.as_ref().ok().map(pagewise_model::heap::Resident::rss),
+        resident: moment.resident.as_ref().ok().map(pagewise_model::heap::ResidentBytes::rss),
         allocations: moment.allocated.blocks,
         sites,
     }
 }
 
-/// The peak. What is known of moments only is that of the moment next to it.
-fn peak(recording: &Recording, moments: &[Snapshot], end_ns: u64) -> Snapshot {
+/// The peak. Values that only snapshots have are those of the nearest snapshot.
+fn peak(recording: &HeapRecording, moments: &[ExportSnapshot], end_ns: u64) -> ExportSnapshot {
     let highest = moments.iter().rev().max_by_key(|snapshot| snapshot.bytes);
     let time_ns = match &recording.peak_at_ns {
         Ok(at) => (*at).min(end_ns),
@@ -112,8 +117,8 @@ fn peak(recording: &Recording, moments: &[Snapshot], end_ns: u64) -> Snapshot {
     let sites: Vec<_> = sites.filter(|(_, bytes)| *bytes > 0).collect();
     let bytes = sum(&sites).max(recording.totals.peak.bytes);
     let held = next.and_then(|next| Some(next.bytes.saturating_add(next.extra?)));
-    Snapshot {
-        what: What::Peak,
+    ExportSnapshot {
+        what: SnapshotTime::Peak,
         time_ns,
         bytes,
         extra: held.map(|held| held.saturating_sub(bytes)),

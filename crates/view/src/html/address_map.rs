@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pagewise_model::AddrRange;
 use pagewise_model::report::{AddressMap, Audience, Cluster, MapCell};
 
-use super::{Page, WORDING, escaped};
+use super::{HtmlPage, WORDING, escaped};
 use crate::palette::Palette;
 
 /// The drawing's own units; the script uses the same.
@@ -15,16 +15,16 @@ const HEIGHT: f64 = 40.0;
 /// The narrowest mapping that is still seen.
 const SLIVER: f64 = 0.5;
 
-/// In a cluster with more mappings, neighbours that would be slivers are drawn together: 65,000 drawings are 20 MB, and slow
-/// in any browser.
+/// In a cluster with more mappings, neighbours that would be slivers are drawn together: 65,000
+/// drawings are 20 MB, and slow in any browser.
 const MANY: usize = 4000;
 
-impl Page<'_> {
+impl HtmlPage<'_> {
     pub(super) fn address_map(&mut self, map: &AddressMap) {
         if map.clusters.is_empty() {
             return;
         }
-        let palette = Palette::of(map);
+        let palette = Palette::for_map(map);
         self.section(&map.title, Audience::Everyone);
         self.legend(&palette);
         map.clusters.iter().for_each(|cluster| self.cluster(cluster, &palette));
@@ -142,7 +142,8 @@ impl Page<'_> {
     }
 }
 
-/// Cells, those of small neighbours together: each group spans no more than `sliver` bytes or is one cell.
+/// Cells, those of small neighbours together: each group spans no more than `sliver` bytes or is
+/// one cell.
 fn groups(mut cells: &[MapCell], sliver: u64) -> impl Iterator<Item = &[MapCell]> {
     std::iter::from_fn(move || {
         let start = cells.first()?.range.start;

@@ -1,8 +1,8 @@
 //! Charts in HTML: an SVG with lines or bars, and their numbers on hover.
 
-use pagewise_model::report::{Audience, Axis, Bar, Bars, Chart, Line, Scale};
+use pagewise_model::report::{Audience, Axis, Bar, Bars, Chart, ChartLine, Scale};
 
-use super::{Page, WORDING, escaped};
+use super::{HtmlPage, WORDING, escaped};
 
 /// The drawing's own units.
 const WIDTH: f64 = 720.0;
@@ -19,12 +19,12 @@ const MARKED: usize = 200;
 /// Into how many parts lines divide the height.
 const PARTS: u32 = 4;
 
-/// How high a bar is, with its distance to the next.
+/// Height of a bar, including the distance to the next.
 const BAR: f64 = 26.0;
 /// Room for the labels of bars.
 const LABELS: f64 = 190.0;
 
-impl Page<'_> {
+impl HtmlPage<'_> {
     pub(super) fn chart(&mut self, chart: &Chart) {
         let Some((wide, tall)) = chart.width().zip(chart.height()) else { return };
         let title = WORDING.sentence(&chart.title);
@@ -36,7 +36,7 @@ impl Page<'_> {
         }
         self.html.push_str("</ul>\n");
         self.svg(&title, LEFT + WIDTH + LEFT / 2.0, ABOVE + HEIGHT + BELOW);
-        let area = Area { chart, wide, tall };
+        let area = SvgArea { chart, wide, tall };
         self.grid(&area);
         for (at, line) in chart.lines.iter().enumerate() {
             self.line(&area, line, at);
@@ -57,7 +57,7 @@ impl Page<'_> {
     }
 
     /// Lines across with their heights, and the ends of the axis below.
-    fn grid(&mut self, area: &Area<'_>) {
+    fn grid(&mut self, area: &SvgArea<'_>) {
         for part in 0..=PARTS {
             let place = f64::from(part) / f64::from(PARTS);
             let y = ABOVE + (1.0 - place) * HEIGHT;
@@ -85,7 +85,7 @@ impl Page<'_> {
         ));
     }
 
-    fn line(&mut self, area: &Area<'_>, line: &Line, at: usize) {
+    fn line(&mut self, area: &SvgArea<'_>, line: &ChartLine, at: usize) {
         self.html.push_str(&format!("<g style=\"{}\"><polyline points=\"", hue(at)));
         for (x, y) in line.points.iter().filter_map(|point| area.at(*point)) {
             self.html.push_str(&format!("{x:.1},{y:.1} "));
@@ -158,15 +158,15 @@ impl Page<'_> {
     }
 }
 
-/// Where lines are drawn.
-struct Area<'c> {
+/// Area of the lines.
+struct SvgArea<'c> {
     chart: &'c Chart,
     wide: (f64, f64),
     tall: (f64, f64),
 }
 
-impl Area<'_> {
-    /// Where a point is in the drawing; `None` where it has no place.
+impl SvgArea<'_> {
+    /// Position of a point in the drawing; `None` if the scale cannot show it.
     fn at(&self, (x, y): (f64, f64)) -> Option<(f64, f64)> {
         let x = self.chart.x.place(x, self.wide)?;
         let y = self.chart.y.place(y, self.tall)?;
@@ -183,7 +183,7 @@ fn number(axis: &Axis, number: f64) -> String {
     escaped(&WORDING.value(&axis.unit.value(number)))
 }
 
-/// What an axis is, and how it is laid out where that is not as usual.
+/// Name of an axis, and its scale if it is not linear.
 fn named(axis: &Axis) -> String {
     let label = escaped(&axis.label);
     match axis.scale {

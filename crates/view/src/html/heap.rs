@@ -1,15 +1,18 @@
-//! The heap over time in HTML: a time line, and the call stacks of any moment of it that has some. The script draws them of
-//! what is embedded here: numbers in columns, call stacks as a tree, each name once.
+//! The heap over time in HTML: a time line, and the call stacks of any moment of it that has some.
+//! The script draws them of what is embedded here: numbers in columns, call stacks as a tree, each
+//! name once.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io;
 
-use pagewise_model::heap::{Amount, Moment, Recording, Resident, Site};
+use pagewise_model::heap::{
+    AllocationSite, HeapAmount, HeapRecording, HeapSnapshot, ResidentBytes,
+};
 use pagewise_model::report::{Audience, Chart};
 use pagewise_model::traced::Frame;
 
-use super::Page;
+use super::HtmlPage;
 use crate::json::push_string;
 use crate::words::clean;
 
@@ -19,9 +22,13 @@ pub(super) const JS: &str = include_str!("heap.js");
 /// No parent, no name.
 const NONE: i64 = -1;
 
-impl Page<'_> {
-    /// What can be looked into; without a script, a chart.
-    pub(super) fn heap(&mut self, recording: &Recording, chart: Option<&Chart>) -> io::Result<()> {
+impl HtmlPage<'_> {
+    /// The interactive heap view; without a script, a chart.
+    pub(super) fn heap(
+        &mut self,
+        recording: &HeapRecording,
+        chart: Option<&Chart>,
+    ) -> io::Result<()> {
         self.html.push_str("<noscript>\n");
         chart.into_iter().for_each(|chart| self.chart(chart));
         self.html.push_str(
@@ -32,7 +39,7 @@ impl Page<'_> {
         self.html.push_str("<div id=\"heap\"></div>\n");
         self.html.push_str("<script type=\"application/json\" id=\"heap-data\">\n{");
         self.moments(&recording.moments)?;
-        let tree = Tree::of(recording);
+        let tree = FlameTree::from_recording(recording);
         self.numbers("parents", tree.parents.iter().copied())?;
         self.numbers("frames", tree.frames.iter().map(|at| i64::from(*at)))?;
         self.sites(recording, &tree)?;
@@ -48,7 +55,7 @@ impl Page<'_> {
             totals.leaked.bytes,
             totals.leaked.blocks,
             recording.took_ns,
-            recording.ending == pagewise_model::heap::Ending::CutOff,
+            recording.ending == pagewise_model::heap::HeapEnding::CutOff,
         );
         self.html.push_str("</script>\n");
         self.end_section();
@@ -83,32 +90,37 @@ impl Page<'_> {
         Ok(())
     }
 
-    fn moments(&mut self, moments: &[Moment]) -> io::Result<()> {
-        let resident =
-            |moment: &Moment, of: fn(&Resident) -> u64| moment.resident.as_ref().ok().map(of);
+    fn moments(&mut self, moments: &[HeapSnapshot]) -> io::Result<()> {
+        let resident = |moment: &HeapSnapshot, of: fn(&ResidentBytes) -> u64| {
+            moment.resident.as_ref().ok().map(of)
+        };
         self.column("times", moments.iter().map(|it| Some(it.time_ns)))?;
         self.column("live", moments.iter().map(|it| Some(it.live.bytes)))?;
         self.column("liveBlocks", moments.iter().map(|it| Some(it.live.blocks)))?;
         self.column("allocations", moments.iter().map(|it| Some(it.allocated.blocks)))?;
         self.column("held", moments.iter().map(|it| it.held.as_ref().ok().map(|held| held.0)))?;
-        self.column("resident", moments.iter().map(|it| resident(it, Resident::rss)))?;
+        self.column("resident", moments.iter().map(|it| resident(it, ResidentBytes::rss)))?;
         self.column("RssAnon", moments.iter().map(|it| resident(it, |it| it.anonymous)))?;
         self.column("RssFile", moments.iter().map(|it| resident(it, |it| it.file)))?;
         self.column("RssShmem", moments.iter().map(|it| resident(it, |it| it.shmem)))?;
         self.column("VmSwap", moments.iter().map(|it| resident(it, |it| it.swap)))
     }
 
-    fn sites(&mut self, recording: &Recording, tree: &Tree) -> io::Result<()> {
+    fn sites(&mut self, recording: &HeapRecording, tree: &FlameTree) -> io::Result<()> {
         self.numbers("nodes", tree.of_site.iter().copied())?;
         let kinds = recording.sites.iter().map(|site| format!("\"{}\"", site.kind.word()));
-        if recording.sites.iter().any(|site| site.kind != pagewise_model::heap::Kind::Heap) {
+        if recording
+            .sites
+            .iter()
+            .any(|site| site.kind != pagewise_model::heap::AllocationKind::Heap)
+        {
             self.column("kinds", kinds.map(Some))?;
         }
-        type Of = fn(&Site) -> Amount;
+        type Of = fn(&AllocationSite) -> HeapAmount;
         let amounts: [(&str, Of); 3] = [
             ("Allocated", |site| site.allocated),
             ("Peak", |site| site.at_peak),
-            ("Leaked", Site::leaked),
+            ("Leaked", AllocationSite::leaked),
         ];
         for (name, of) in amounts {
             let sites = || recording.sites.iter().map(of);
@@ -119,7 +131,7 @@ impl Page<'_> {
     }
 
     /// The names of frames, each once: function, file of code, source and line.
-    fn names(&mut self, recording: &Recording) -> io::Result<()> {
+    fn names(&mut self, recording: &HeapRecording) -> io::Result<()> {
         let mut names: HashMap<String, i64> = HashMap::new();
         let mut listed: Vec<String> = Vec::new();
         let mut number = |text: Option<&[u8]>| {
@@ -144,7 +156,7 @@ impl Page<'_> {
     }
 
     /// The trees of moments: which moment, which sites, how much.
-    fn trees(&mut self, recording: &Recording) -> io::Result<()> {
+    fn trees(&mut self, recording: &HeapRecording) -> io::Result<()> {
         self.html.push_str("\"trees\":[");
         let with = recording.moments.iter().enumerate();
         let with = with.filter_map(|(at, moment)| Some((at, moment.tree.as_ref()?)));
@@ -176,16 +188,16 @@ fn embedded(text: &str) -> String {
 }
 
 /// Call stacks as paths in a tree, the outermost calls first.
-struct Tree {
-    /// How far before a node its parent is; 0 for none.
+struct FlameTree {
+    /// Distance of each node to its parent; 0 without a parent.
     parents: Vec<i64>,
     frames: Vec<u32>,
     /// The innermost node of each site.
     of_site: Vec<i64>,
 }
 
-impl Tree {
-    fn of(recording: &Recording) -> Tree {
+impl FlameTree {
+    fn from_recording(recording: &HeapRecording) -> FlameTree {
         let stack = |site: usize| {
             let at = recording.sites.get(site).and_then(|site| usize::try_from(site.stack).ok());
             let stack = at.and_then(|at| recording.stacks.get(at)).map_or(&[][..], Vec::as_slice);
@@ -194,7 +206,7 @@ impl Tree {
         };
         let mut order: Vec<usize> = (0..recording.sites.len()).collect();
         order.sort_unstable_by(|a, b| stack(*a).cmp(stack(*b)));
-        let mut tree = Tree {
+        let mut tree = FlameTree {
             parents: Vec::new(),
             frames: Vec::new(),
             of_site: vec![NONE; recording.sites.len()],

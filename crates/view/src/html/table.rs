@@ -1,15 +1,16 @@
 //! Tables in HTML. Cells with numbers carry them, so that sorting does not read `4.0K`.
 //!
-//! Of a long table the first rows are there as they are, for readers without scripts. All of its rows follow as data, from
-//! which a script makes the rows of one page at a time: 65,000 mappings as elements are 20 MB, and slow in any browser.
+//! The first rows of a long table are plain HTML, for readers without scripts. All rows follow as
+//! data, from which a script creates the rows of one page at a time: 65,000 mappings as elements
+//! are 20 MB, and slow in any browser.
 
 use std::collections::HashMap;
 use std::io;
 
-use pagewise_model::report::{Audience, Cells, Column, Table, Value};
+use pagewise_model::report::{Audience, CellValue, ColumnCells, ReportTable, TableColumn};
 
-use super::{Page, WORDING, class, escaped, push_escaped};
-use crate::cells::{Cell, for_people, holds_words};
+use super::{HtmlPage, WORDING, class, escaped, push_escaped};
+use crate::cells::{CellForm, for_people, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number;
 use crate::words::{Wording, clean};
@@ -24,22 +25,22 @@ const LONG: usize = 2000;
 const FIRST: usize = 200;
 
 /// A column with what its cells have in common.
-struct Lane<'a> {
-    column: &'a Column,
-    total: Option<&'a Value>,
+struct HtmlLane<'a> {
+    column: &'a TableColumn,
+    total: Option<&'a CellValue>,
     words: bool,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> HtmlLane<'a> {
     /// The cell in the table's last row.
-    fn last(&self) -> Cell<'a> {
-        self.total.unwrap_or(&Value::None).into()
+    fn last(&self) -> CellForm<'a> {
+        self.total.unwrap_or(&CellValue::None).into()
     }
 
-    /// The attribute that tells how a cell stands and whether it is shown. Our own words are
-    /// short and stay on one line.
+    /// The attribute for the alignment of a cell and for its visibility. Our own words are short
+    /// and stay on one line.
     fn class(&self) -> &'static str {
-        let ours = matches!(self.column.cells, Cells::Labels(_));
+        let ours = matches!(self.column.cells, ColumnCells::Labels(_));
         match (self.words, ours, self.column.audience) {
             (true, true, Audience::Long) => " class=\"words ours long\"",
             (true, true, _) => " class=\"words ours\"",
@@ -50,9 +51,9 @@ impl<'a> Lane<'a> {
     }
 }
 
-impl Page<'_> {
-    pub(super) fn table(&mut self, table: &Table) -> io::Result<()> {
-        let lanes: Vec<Lane<'_>> = lanes(table).collect();
+impl HtmlPage<'_> {
+    pub(super) fn table(&mut self, table: &ReportTable) -> io::Result<()> {
+        let lanes: Vec<HtmlLane<'_>> = lanes(table).collect();
         if lanes.is_empty() {
             return Ok(());
         }
@@ -64,7 +65,7 @@ impl Page<'_> {
         let rows = table.rows();
         let is_long = rows > LONG;
         for row in 0..if is_long { FIRST } else { rows } {
-            self.row(lanes.iter().map(|lane| (lane, Cell::of(lane.column, row))), &notes);
+            self.row(lanes.iter().map(|lane| (lane, CellForm::at(lane.column, row))), &notes);
             if self.html.len() > CHUNK {
                 self.flush()?;
             }
@@ -87,8 +88,14 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// All rows of a long table as data, by column. A column whose cells repeat has each once, and numbers of them.
-    fn data(&mut self, lanes: &[Lane<'_>], rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
+    /// All rows of a long table as data, by column. A column whose cells repeat has each once, and
+    /// numbers of them.
+    fn data(
+        &mut self,
+        lanes: &[HtmlLane<'_>],
+        rows: usize,
+        notes: &Footnotes<'_>,
+    ) -> io::Result<()> {
         self.html.push_str(&format!(
             "<noscript><p class=\"note\">The first {FIRST} of {rows} rows; a script in this page shows the others.</p></noscript>\n\
              <script type=\"application/json\">\n{{\"rows\":{rows},\"columns\":["
@@ -96,7 +103,9 @@ impl Page<'_> {
         for (at, lane) in lanes.iter().enumerate() {
             self.html.push_str(if at == 0 { "\n" } else { ",\n" });
             match &lane.column.cells {
-                Cells::Addresses(_) if (0..rows).all(|row| lane.column.gap(row).is_none()) => {
+                ColumnCells::Addresses(_)
+                    if (0..rows).all(|row| lane.column.gap(row).is_none()) =>
+                {
                     self.addresses(lane, rows)?;
                 }
                 _ => self.cells(lane, rows, notes)?,
@@ -107,11 +116,11 @@ impl Page<'_> {
     }
 
     /// Addresses as differences to those before, in hex: most are small.
-    fn addresses(&mut self, lane: &Lane<'_>, rows: usize) -> io::Result<()> {
+    fn addresses(&mut self, lane: &HtmlLane<'_>, rows: usize) -> io::Result<()> {
         self.html.push_str("{\"kind\":\"address\",\"steps\":\"");
         let mut before = 0_u64;
         for row in 0..rows {
-            let Cell::Address(address) = Cell::of(lane.column, row) else { continue };
+            let CellForm::Address(address) = CellForm::at(lane.column, row) else { continue };
             if row > 0 {
                 self.html.push(' ');
             }
@@ -130,10 +139,10 @@ impl Page<'_> {
         Ok(())
     }
 
-    fn cells(&mut self, lane: &Lane<'_>, rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
+    fn cells(&mut self, lane: &HtmlLane<'_>, rows: usize, notes: &Footnotes<'_>) -> io::Result<()> {
         let kind = match lane.column.cells {
-            Cells::Bytes(_) => "bytes",
-            Cells::Counts(_) => "count",
+            ColumnCells::Bytes(_) => "bytes",
+            ColumnCells::Counts(_) => "count",
             _ => "words",
         };
         let mut numbers: HashMap<String, usize> = HashMap::new();
@@ -142,7 +151,7 @@ impl Page<'_> {
         let mut cell = String::new();
         for row in 0..rows {
             cell.clear();
-            push_data(&mut cell, Cell::of(lane.column, row), kind, notes);
+            push_data(&mut cell, CellForm::at(lane.column, row), kind, notes);
             let next = numbers.len();
             let number = match numbers.get(&cell) {
                 Some(number) => *number,
@@ -179,10 +188,10 @@ impl Page<'_> {
         if self.html.len() > CHUNK { self.flush() } else { Ok(()) }
     }
 
-    fn head(&mut self, lane: &Lane<'_>) {
+    fn head(&mut self, lane: &HtmlLane<'_>) {
         let column = lane.column;
         self.html.push_str(&format!("<th scope=\"col\"{}", lane.class()));
-        if matches!(column.cells, Cells::Bytes(_)) {
+        if matches!(column.cells, ColumnCells::Bytes(_)) {
             self.html.push_str(" data-unit=\"bytes\"");
         }
         if !column.meaning.is_empty() {
@@ -193,7 +202,7 @@ impl Page<'_> {
 
     fn row<'c>(
         &mut self,
-        cells: impl Iterator<Item = (&'c Lane<'c>, Cell<'c>)>,
+        cells: impl Iterator<Item = (&'c HtmlLane<'c>, CellForm<'c>)>,
         notes: &Footnotes<'_>,
     ) {
         self.html.push_str("<tr>");
@@ -201,28 +210,28 @@ impl Page<'_> {
         self.html.push_str("</tr>\n");
     }
 
-    fn cell(&mut self, lane: &Lane<'_>, cell: Cell<'_>, notes: &Footnotes<'_>) {
+    fn cell(&mut self, lane: &HtmlLane<'_>, cell: CellForm<'_>, notes: &Footnotes<'_>) {
         self.html.push_str("<td");
         self.html.push_str(lane.class());
         self.sort_key(cell);
         self.html.push('>');
         match cell {
-            Cell::Bytes(n) => {
+            CellForm::Bytes(n) => {
                 number::push(&mut self.html, |field| number::size(field, n, WORDING.units));
             }
-            Cell::Count(n) => number::push(&mut self.html, |field| number::decimal(field, n)),
-            Cell::Address(n) => number::push(&mut self.html, |field| number::hex(field, n)),
-            Cell::Name(name) => push_escaped(&mut self.html, &name.escaped()),
-            Cell::Label(text) => push_escaped(&mut self.html, text),
-            Cell::Absent(absent) => self.html.push_str(&format!(
+            CellForm::Count(n) => number::push(&mut self.html, |field| number::decimal(field, n)),
+            CellForm::Address(n) => number::push(&mut self.html, |field| number::hex(field, n)),
+            CellForm::Name(name) => push_escaped(&mut self.html, &name.escaped()),
+            CellForm::Label(text) => push_escaped(&mut self.html, text),
+            CellForm::Absent(absent) => self.html.push_str(&format!(
                 "<abbr title=\"{}\">{}</abbr>",
                 escaped(&absent.to_string()),
                 notes.mark(absent)
             )),
-            Cell::Other(Value::Picture(text)) => {
+            CellForm::Other(CellValue::Picture(text)) => {
                 self.html.push_str(&format!("<code>{}</code>", escaped(text)));
             }
-            Cell::Other(value) => {
+            CellForm::Other(value) => {
                 let words = Wording { notes: Some(notes), bare: true, ..WORDING }.value(value);
                 push_escaped(&mut self.html, &words);
             }
@@ -231,7 +240,7 @@ impl Page<'_> {
     }
 
     /// The attribute with the number that a cell is sorted by; words are sorted as they are.
-    fn sort_key(&mut self, cell: Cell<'_>) {
+    fn sort_key(&mut self, cell: CellForm<'_>) {
         if let Some(number) = sort_key(cell) {
             self.html.push_str(&format!(" data-v=\"{number}\""));
         }
@@ -239,51 +248,54 @@ impl Page<'_> {
 }
 
 /// The number that a cell is sorted by.
-fn sort_key(cell: Cell<'_>) -> Option<String> {
+fn sort_key(cell: CellForm<'_>) -> Option<String> {
     match cell {
-        Cell::Bytes(n) | Cell::Count(n) | Cell::Address(n) => Some(n.to_string()),
-        Cell::Other(Value::Change(n)) => Some(n.to_string()),
-        Cell::Other(Value::Nanos(n) | Value::Seconds(n)) => Some(n.to_string()),
-        Cell::Other(
-            Value::Share(number) | Value::Rate(number) | Value::Number(number) | Value::Bar(number),
+        CellForm::Bytes(n) | CellForm::Count(n) | CellForm::Address(n) => Some(n.to_string()),
+        CellForm::Other(CellValue::Change(n)) => Some(n.to_string()),
+        CellForm::Other(CellValue::Nanos(n) | CellValue::Seconds(n)) => Some(n.to_string()),
+        CellForm::Other(
+            CellValue::Share(number)
+            | CellValue::Rate(number)
+            | CellValue::Number(number)
+            | CellValue::Bar(number),
         ) if number.is_finite() => Some(number.to_string()),
         _ => None,
     }
 }
 
-/// Pushes a cell as JSON: a number or words; of other values the words and the number by which they are sorted; of missing
-/// ones the mark and the reason.
-fn push_data(out: &mut String, cell: Cell<'_>, kind: &str, notes: &Footnotes<'_>) {
+/// Pushes a cell as JSON: a number or words; of other values the words and the number by which they
+/// are sorted; of missing ones the mark and the reason.
+fn push_data(out: &mut String, cell: CellForm<'_>, kind: &str, notes: &Footnotes<'_>) {
     match cell {
-        Cell::Bytes(n) if kind == "bytes" => {
+        CellForm::Bytes(n) if kind == "bytes" => {
             number::push(out, |field| number::decimal(field, n));
         }
-        Cell::Count(n) if kind == "count" => {
+        CellForm::Count(n) if kind == "count" => {
             number::push(out, |field| number::decimal(field, n));
         }
-        Cell::Name(name) => push_json(out, &name.escaped()),
-        Cell::Label(text) => push_json(out, text),
-        Cell::Absent(absent) => {
+        CellForm::Name(name) => push_json(out, &name.escaped()),
+        CellForm::Label(text) => push_json(out, text),
+        CellForm::Absent(absent) => {
             out.push_str("{\"mark\":");
             push_json(out, notes.mark(absent));
             out.push_str(",\"why\":");
             push_json(out, &absent.to_string());
             out.push('}');
         }
-        Cell::Other(Value::Picture(text)) => {
+        CellForm::Other(CellValue::Picture(text)) => {
             out.push_str("{\"picture\":");
             push_json(out, text);
             out.push('}');
         }
         cell => {
             let words = match cell {
-                Cell::Other(value) => {
+                CellForm::Other(value) => {
                     Wording { notes: Some(notes), bare: true, ..WORDING }.value(value)
                 }
-                Cell::Bytes(n) => drawn(|field| number::size(field, n, WORDING.units)),
-                Cell::Count(n) => drawn(|field| number::decimal(field, n)),
-                Cell::Address(n) => drawn(|field| number::hex(field, n)),
-                Cell::Name(_) | Cell::Label(_) | Cell::Absent(_) => String::new(),
+                CellForm::Bytes(n) => drawn(|field| number::size(field, n, WORDING.units)),
+                CellForm::Count(n) => drawn(|field| number::decimal(field, n)),
+                CellForm::Address(n) => drawn(|field| number::hex(field, n)),
+                CellForm::Name(_) | CellForm::Label(_) | CellForm::Absent(_) => String::new(),
             };
             match sort_key(cell) {
                 Some(key) => {
@@ -319,9 +331,9 @@ fn push_json(out: &mut String, text: &str) {
 }
 
 /// The columns for people, each with its total.
-fn lanes(table: &Table) -> impl Iterator<Item = Lane<'_>> {
+fn lanes(table: &ReportTable) -> impl Iterator<Item = HtmlLane<'_>> {
     let columns = table.columns.iter().enumerate();
-    columns.filter(|(_, column)| for_people(column.audience, true)).map(|(at, column)| Lane {
+    columns.filter(|(_, column)| for_people(column.audience, true)).map(|(at, column)| HtmlLane {
         column,
         total: table.total.as_ref().and_then(|total| total.get(at)),
         words: holds_words(column),

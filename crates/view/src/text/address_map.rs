@@ -1,27 +1,27 @@
 //! An address map as strips of characters: one line a cluster, each to its own scale.
 
 use pagewise_model::AddrRange;
-use pagewise_model::report::{AddressMap, Cluster, Value};
+use pagewise_model::report::{AddressMap, CellValue, Cluster};
 
-use super::page::{Ink, Page};
+use super::page::{Ink, TextPage};
 use crate::palette::Palette;
 use crate::words::{clean, width};
 
 /// The patterns of the widest pools; all further pools share the last one.
 const PATTERNS: [char; 12] = ['█', '▓', '▒', '░', '▚', '◆', '▄', '▀', '▌', '○', '≡', '*'];
 
-/// What stands for a hole.
+/// Character for a hole.
 const HOLE: char = '·';
 
 /// The widest strip, however wide the terminal.
 const STRIP: usize = 120;
 
-pub(super) fn draw(page: &mut Page<'_>, map: &AddressMap) {
+pub(super) fn draw(page: &mut TextPage<'_>, map: &AddressMap) {
     if map.clusters.is_empty() {
         return;
     }
     page.heading(&map.title);
-    let palette = Palette::of(map);
+    let palette = Palette::for_map(map);
     let rows: Vec<[String; 2]> = map.clusters.iter().map(|c| label(page, c.range)).collect();
     let widths = [0, 1].map(|column| rows.iter().map(|row| width(&row[column])).max());
     let [range_width, span_width] = widths.map(|w| w.unwrap_or(0));
@@ -38,8 +38,8 @@ pub(super) fn draw(page: &mut Page<'_>, map: &AddressMap) {
 }
 
 /// The addresses and how far they reach.
-fn label(page: &Page<'_>, range: AddrRange) -> [String; 2] {
-    [range.to_string(), page.wording().value(&Value::Bytes(range.len().0))]
+fn label(page: &TextPage<'_>, range: AddrRange) -> [String; 2] {
+    [range.to_string(), page.wording().value(&CellValue::Bytes(range.len().0))]
 }
 
 fn pattern(place: usize) -> char {
@@ -85,7 +85,7 @@ fn part(whole: AddrRange, at: usize, count: usize) -> AddrRange {
     AddrRange { start: edge(at), end: edge(at + 1) }
 }
 
-fn legend(page: &mut Page<'_>, palette: &Palette) {
+fn legend(page: &mut TextPage<'_>, palette: &Palette) {
     let alone = palette.pools.len().min(PATTERNS.len() - 1);
     let (alone, others) = if palette.pools.len() == PATTERNS.len() {
         (palette.pools.as_slice(), [].as_slice())
@@ -102,7 +102,7 @@ fn legend(page: &mut Page<'_>, palette: &Palette) {
     page.newline();
 }
 
-fn entry(page: &mut Page<'_>, pattern: char, name: &str) {
+fn entry(page: &mut TextPage<'_>, pattern: char, name: &str) {
     let entry = format!("{pattern} {name}");
     page.make_room(width(&entry), 2);
     page.ink_cut(Ink::Dim, &entry);

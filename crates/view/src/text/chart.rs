@@ -1,21 +1,21 @@
 //! Charts as characters: a mark for each line in each column, and bars.
 
-use pagewise_model::report::{Axis, Bars, Chart, Line, Scale};
+use pagewise_model::report::{Axis, Bars, Chart, ChartLine, Scale};
 
-use super::page::{Ink, Page};
+use super::page::{Ink, TextPage};
 use crate::words::{clean, width};
 
 /// The marks of lines; all further lines share the last one.
 const MARKS: [char; 6] = ['●', '○', '×', '+', '◆', '△'];
 
-/// How large the area of the lines is, at most, in characters.
+/// Maximum size of the area of the lines, in characters.
 const WIDTH: u32 = 72;
 const HEIGHT: u32 = 10;
 
-/// How long a bar is, at most, in characters.
-const LONGEST: usize = 40;
+/// Maximum length of a bar, in characters.
+const MAX_BAR: usize = 40;
 
-pub(super) fn draw(page: &mut Page<'_>, chart: &Chart) {
+pub(super) fn draw(page: &mut TextPage<'_>, chart: &Chart) {
     let Some((wide, tall)) = chart.width().zip(chart.height()) else { return };
     let title = page.wording().sentence(&chart.title);
     page.heading(&title);
@@ -28,7 +28,7 @@ pub(super) fn draw(page: &mut Page<'_>, chart: &Chart) {
     let margin = labels.iter().map(|label| width(label) + 1).max().unwrap_or(0);
     let room = u32::try_from(page.room().saturating_sub(margin + 1)).unwrap_or(WIDTH);
     let columns = room.clamp(2, WIDTH);
-    let area = Area { chart, wide, tall, columns };
+    let area = TextArea { chart, wide, tall, columns };
     for row in (0..HEIGHT).rev() {
         let label = match row {
             0 => &labels[0],
@@ -49,24 +49,24 @@ pub(super) fn draw(page: &mut Page<'_>, chart: &Chart) {
 }
 
 /// A number of an axis in words, by its place.
-fn number(page: &Page<'_>, axis: &Axis, place: f64, ends: (f64, f64)) -> String {
+fn number(page: &TextPage<'_>, axis: &Axis, place: f64, ends: (f64, f64)) -> String {
     page.wording().value(&axis.unit.value(axis.number(place, ends)))
 }
 
-/// Where lines are drawn.
-struct Area<'c> {
+/// Area of the lines.
+struct TextArea<'c> {
     chart: &'c Chart,
     wide: (f64, f64),
     tall: (f64, f64),
     columns: u32,
 }
 
-impl Area<'_> {
+impl TextArea<'_> {
     /// The mark of the first line that passes here; a blank where none does.
     fn mark(&self, column: u32, row: u32) -> char {
         let place = f64::from(column) / f64::from(self.columns - 1);
         let x = self.chart.x.number(place, self.wide);
-        let passes = |line: &Line| {
+        let passes = |line: &ChartLine| {
             let place = line.at(x).and_then(|y| self.chart.y.place(y, self.tall));
             place.is_some_and(|place| row_of(place) == row)
         };
@@ -85,7 +85,12 @@ fn pattern(line: usize) -> char {
 }
 
 /// The axis to the right, with its ends and what it is.
-fn axis(page: &mut Page<'_>, chart: &Chart, wide: (f64, f64), (margin, columns): (usize, usize)) {
+fn axis(
+    page: &mut TextPage<'_>,
+    chart: &Chart,
+    wide: (f64, f64),
+    (margin, columns): (usize, usize),
+) {
     let start = page.indent();
     page.pad_to(start + margin);
     page.ink(Ink::Dim, &format!("└{}", "─".repeat(columns)));
@@ -102,7 +107,7 @@ fn axis(page: &mut Page<'_>, chart: &Chart, wide: (f64, f64), (margin, columns):
     page.newline();
 }
 
-/// What an axis is, and how it is laid out where that is not as usual.
+/// Name of an axis, and its scale if it is not linear.
 fn named(axis: &Axis) -> String {
     let label = clean(axis.label.as_bytes());
     match axis.scale {
@@ -112,7 +117,7 @@ fn named(axis: &Axis) -> String {
     }
 }
 
-fn legend(page: &mut Page<'_>, chart: &Chart, lines: &[Line]) {
+fn legend(page: &mut TextPage<'_>, chart: &Chart, lines: &[ChartLine]) {
     let up = named(&chart.y);
     if !up.is_empty() {
         page.ink_cut(Ink::Dim, &format!("↑ {up}"));
@@ -125,7 +130,7 @@ fn legend(page: &mut Page<'_>, chart: &Chart, lines: &[Line]) {
     page.newline();
 }
 
-pub(super) fn draw_bars(page: &mut Page<'_>, bars: &Bars) {
+pub(super) fn draw_bars(page: &mut TextPage<'_>, bars: &Bars) {
     let Some(ends) = bars.ends() else { return };
     let title = page.wording().sentence(&bars.title);
     page.heading(&title);
@@ -133,7 +138,7 @@ pub(super) fn draw_bars(page: &mut Page<'_>, bars: &Bars) {
     let widest = |at: usize| rows.iter().map(|row| width(&row[at])).max().unwrap_or(0);
     let start = page.indent();
     let label = widest(0).min(page.room() / 3);
-    let room = page.room().saturating_sub(label + widest(1) + 3).min(LONGEST);
+    let room = page.room().saturating_sub(label + widest(1) + 3).min(MAX_BAR);
     for (bar, [name, value]) in bars.bars.iter().zip(&rows) {
         let mut cut = String::new();
         crate::words::push_cut(&mut cut, name, label);
@@ -150,7 +155,7 @@ pub(super) fn draw_bars(page: &mut Page<'_>, bars: &Bars) {
 }
 
 /// The words of a bar: what it is, and its number with the interval.
-fn row(page: &Page<'_>, bars: &Bars, bar: &pagewise_model::report::Bar) -> [String; 2] {
+fn row(page: &TextPage<'_>, bars: &Bars, bar: &pagewise_model::report::Bar) -> [String; 2] {
     let number = |number: f64| page.wording().value(&bars.axis.unit.value(number));
     let value = match bar.interval {
         Some((low, high)) => {

@@ -1,8 +1,8 @@
 //! Facts: on a line, as top's columns, or one a line with what they mean.
 
-use pagewise_model::report::{Fact, Facts, Shape, Value};
+use pagewise_model::report::{CellValue, Fact, FactsShape, NamedFacts};
 
-use super::page::{Ink, Page};
+use super::page::{Ink, TextPage};
 use crate::cells::for_people;
 use crate::footnotes::Footnotes;
 use crate::words::{Wording, clean, push_cut, width};
@@ -18,22 +18,22 @@ struct Worded<'a> {
     number: bool,
 }
 
-pub(super) fn draw(page: &mut Page<'_>, facts: &Facts) {
+pub(super) fn draw(page: &mut TextPage<'_>, facts: &NamedFacts) {
     let shown: Vec<&Fact> =
         facts.facts.iter().filter(|f| for_people(f.audience, page.style.long)).collect();
     if shown.is_empty() {
         return;
     }
     let notes = Footnotes::of_facts(shown.iter().copied());
-    let shape = if page.style.long { Shape::List } else { facts.shape };
-    let bare = shape == Shape::Columns;
+    let shape = if page.style.long { FactsShape::List } else { facts.shape };
+    let bare = shape == FactsShape::Columns;
     let wording = Wording { notes: Some(&notes), bare, ..page.wording() };
     let worded: Vec<Worded<'_>> = shown.iter().map(|fact| word(fact, wording)).collect();
     page.heading_of_sizes(&facts.title, bare);
     match shape {
-        Shape::Line => line(page, worded.iter().map(|f| (f.label.as_str(), f.value.as_str()))),
-        Shape::Columns => columns(page, &worded),
-        Shape::List => list(page, &worded),
+        FactsShape::Line => line(page, worded.iter().map(|f| (f.label.as_str(), f.value.as_str()))),
+        FactsShape::Columns => columns(page, &worded),
+        FactsShape::List => list(page, &worded),
     }
     page.footnotes(&notes);
 }
@@ -41,12 +41,12 @@ pub(super) fn draw(page: &mut Page<'_>, facts: &Facts) {
 fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
     let words = matches!(
         fact.value,
-        Value::Text(_)
-            | Value::Name(_)
-            | Value::List(_)
-            | Value::Record(_)
-            | Value::Bar(_)
-            | Value::Picture(_)
+        CellValue::Text(_)
+            | CellValue::Name(_)
+            | CellValue::List(_)
+            | CellValue::Record(_)
+            | CellValue::Bar(_)
+            | CellValue::Picture(_)
     );
     Worded {
         label: clean(fact.label.as_bytes()).into_owned(),
@@ -57,7 +57,7 @@ fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
 }
 
 /// `label value  label value`, wrapped between facts. A value wider than a line is cut.
-pub(super) fn line<'a>(page: &mut Page<'_>, facts: impl Iterator<Item = (&'a str, &'a str)>) {
+pub(super) fn line<'a>(page: &mut TextPage<'_>, facts: impl Iterator<Item = (&'a str, &'a str)>) {
     for (label, value) in facts {
         let space = usize::from(!label.is_empty() && !value.is_empty());
         page.make_room(width(label) + space + width(value), GAP);
@@ -71,13 +71,13 @@ pub(super) fn line<'a>(page: &mut Page<'_>, facts: impl Iterator<Item = (&'a str
 }
 
 /// Labels above values, in as few rows as fit; rows share their columns.
-fn columns(page: &mut Page<'_>, facts: &[Worded<'_>]) {
+fn columns(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     let room = page.room();
     let widths: Vec<usize> =
         facts.iter().map(|f| width(&f.label).max(width(&f.value)).min(room)).collect();
     let grids = (1..=facts.len()).map(|rows| grid(&widths, facts.len().div_ceil(rows)));
     let fits = |grid: &Vec<usize>| grid.iter().sum::<usize>() + GAP * (grid.len() - 1) <= room;
-    // The last has one column, and that is no wider than the room.
+    // The last grid has one column, and that is at most as wide as the line.
     let grid = grids.into_iter().find(fits).unwrap_or_default();
     for facts in facts.chunks(grid.len().max(1)) {
         row(page, Ink::Dim, facts.iter().map(|f| f.label.as_str()).zip(&grid));
@@ -95,7 +95,7 @@ fn grid(widths: &[usize], per_row: usize) -> Vec<usize> {
 }
 
 /// One row of right-aligned words.
-fn row<'a>(page: &mut Page<'_>, ink: Ink, cells: impl Iterator<Item = (&'a str, &'a usize)>) {
+fn row<'a>(page: &mut TextPage<'_>, ink: Ink, cells: impl Iterator<Item = (&'a str, &'a usize)>) {
     let mut end = page.indent();
     for (words, &room) in cells {
         let mut cut = String::new();
@@ -112,7 +112,7 @@ const LABEL: usize = 24;
 const VALUE: usize = 22;
 
 /// One fact a line: label, value, meaning, each in its column; what is too wide wraps.
-fn list(page: &mut Page<'_>, facts: &[Worded<'_>]) {
+fn list(page: &mut TextPage<'_>, facts: &[Worded<'_>]) {
     let indent = page.indent();
     let label_width = facts.iter().map(|f| width(&f.label).min(LABEL)).max().unwrap_or(0);
     let value_column = indent + label_width + if label_width > 0 { GAP } else { 0 };
@@ -121,13 +121,13 @@ fn list(page: &mut Page<'_>, facts: &[Worded<'_>]) {
     let numbers = facts.iter().all(|fact| fact.number);
     for fact in facts {
         page.hang(indent);
-        page.words(Ink::Dim, &fact.label, 0);
+        page.write_words(Ink::Dim, &fact.label, 0);
         page.hang(value_column);
         page.make_room(width(&fact.value).min(value_width), GAP);
         if numbers {
             page.pad_to(value_column + value_width.saturating_sub(width(&fact.value)));
         }
-        page.words(Ink::Plain, &fact.value, 0);
+        page.write_words(Ink::Plain, &fact.value, 0);
         if page.style.long && !fact.meaning.is_empty() {
             meaning(page, fact, indent, value_column + value_width + GAP);
         }
@@ -137,12 +137,12 @@ fn list(page: &mut Page<'_>, facts: &[Worded<'_>]) {
 }
 
 /// The meaning: beside the value where there is room for a column of words, else below it.
-fn meaning(page: &mut Page<'_>, fact: &Worded<'_>, indent: usize, column: usize) {
+fn meaning(page: &mut TextPage<'_>, fact: &Worded<'_>, indent: usize, column: usize) {
     if page.is_left_half(column) && width(&fact.value) <= VALUE {
         page.hang(column);
     } else {
         page.newline();
         page.hang(indent + 2 * GAP);
     }
-    page.words(Ink::Dim, &clean(fact.meaning.as_bytes()), GAP);
+    page.write_words(Ink::Dim, &clean(fact.meaning.as_bytes()), GAP);
 }

@@ -3,15 +3,15 @@
 use pagewise_model::report::{Finding, Findings, Severity};
 
 use super::facts;
-use super::page::{Ink, Page};
+use super::page::{Ink, TextPage};
 use crate::cells::for_people;
 use crate::footnotes::Footnotes;
 use crate::words::{Wording, clean, width};
 
-pub(super) fn draw(page: &mut Page<'_>, findings: &Findings) {
+pub(super) fn draw(page: &mut TextPage<'_>, findings: &Findings) {
     page.heading("Findings");
     if findings.list.is_empty() {
-        page.words(Ink::Plain, &clean(findings.none.as_bytes()), 0);
+        page.write_words(Ink::Plain, &clean(findings.none.as_bytes()), 0);
         page.newline();
     }
     let indent = page.indent();
@@ -29,23 +29,23 @@ const fn ink(severity: Severity) -> Ink {
     }
 }
 
-fn draw_one(page: &mut Page<'_>, finding: &Finding) {
+fn draw_one(page: &mut TextPage<'_>, finding: &Finding) {
     page.ink(ink(finding.severity), finding.severity.key());
     page.hang(page.indent() + width(Severity::Critical.key()) + 2);
     let claim = page.wording().sentence(&finding.claim);
-    page.words(Ink::Bold, &claim, 1);
+    page.write_words(Ink::Bold, &claim, 1);
     page.newline();
     evidence(page, finding);
     let next_step = page.wording().sentence(&finding.next_step);
     if !next_step.is_empty() {
         page.ink(Ink::Plain, "→");
         page.hang(page.indent() + 2);
-        page.words(Ink::Plain, &next_step, 1);
+        page.write_words(Ink::Plain, &next_step, 1);
         page.newline();
     }
 }
 
-fn evidence(page: &mut Page<'_>, finding: &Finding) {
+fn evidence(page: &mut TextPage<'_>, finding: &Finding) {
     let long = page.style.long;
     let shown = || finding.evidence.iter().filter(move |f| for_people(f.audience, long));
     if shown().next().is_none() {

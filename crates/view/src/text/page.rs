@@ -6,7 +6,7 @@ use super::Style;
 use crate::footnotes::Footnotes;
 use crate::words::{Wording, clean, push_cut, split, width};
 
-/// How words look where colour is wanted.
+/// Style of words if color is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ink {
     Plain,
@@ -33,14 +33,14 @@ impl Ink {
     }
 }
 
-/// What is below a heading is this far in.
+/// Indentation below a heading.
 const INDENT: usize = 2;
 
-/// How long a line across the page is at most.
+/// Maximum length of a line across the page.
 const RULE: usize = 80;
 
 /// A page being written. Lines break before `width`; broken lines go on at `hang`.
-pub(super) struct Page<'p> {
+pub(super) struct TextPage<'p> {
     pub(super) style: &'p Style,
     /// The lines so far that `out` does not have yet.
     pub(super) buffer: Vec<u8>,
@@ -52,10 +52,10 @@ pub(super) struct Page<'p> {
     empty: bool,
 }
 
-impl<'p> Page<'p> {
-    pub(super) fn new(style: &'p Style, out: &'p mut dyn Write) -> Page<'p> {
+impl<'p> TextPage<'p> {
+    pub(super) fn new(style: &'p Style, out: &'p mut dyn Write) -> TextPage<'p> {
         let width = style.width.max(20);
-        Page {
+        TextPage {
             style,
             buffer: Vec::new(),
             out,
@@ -85,7 +85,7 @@ impl<'p> Page<'p> {
         Wording { units: self.style.units, bare: false, notes: None }
     }
 
-    /// How many columns are left on this line.
+    /// Number of columns left on this line.
     pub(super) fn room(&self) -> usize {
         self.width.saturating_sub(self.column.max(self.hang))
     }
@@ -95,7 +95,7 @@ impl<'p> Page<'p> {
         self.heading_of_sizes(title, false);
     }
 
-    /// [`Page::heading`]; where the block holds sizes with no unit beside them, it says which.
+    /// [`TextPage::heading`]; where the block holds sizes with no unit beside them, it says which.
     pub(super) fn heading_of_sizes(&mut self, title: &str, sizes: bool) {
         self.hang(0);
         if title.is_empty() {
@@ -106,7 +106,7 @@ impl<'p> Page<'p> {
         }
         self.ink_cut(Ink::Bold, &clean(title.as_bytes()));
         if let Some(unit) = self.style.units.name().filter(|_| sizes) {
-            self.words(Ink::Dim, unit, 2);
+            self.write_words(Ink::Dim, unit, 2);
         }
         self.newline();
         self.hang(INDENT);
@@ -117,12 +117,12 @@ impl<'p> Page<'p> {
         self.hang = column.min(self.width / 2);
     }
 
-    /// Where lines start.
+    /// Start column of lines.
     pub(super) fn indent(&self) -> usize {
         self.hang
     }
 
-    /// Whether a column leaves half of a line to what is written from there on.
+    /// True if a column leaves half of a line to what is written from there on.
     pub(super) fn is_left_half(&self, column: usize) -> bool {
         column <= self.width / 2
     }
@@ -196,7 +196,7 @@ impl<'p> Page<'p> {
     }
 
     /// Writes words, wrapped at spaces; a word that is wider than a line is broken.
-    pub(super) fn words(&mut self, ink: Ink, words: &str, gap: usize) {
+    pub(super) fn write_words(&mut self, ink: Ink, words: &str, gap: usize) {
         let mut gap = gap;
         for word in words.split(' ') {
             if !word.is_empty() {
@@ -231,7 +231,7 @@ impl<'p> Page<'p> {
             self.hang(indent);
             self.ink(Ink::Dim, mark);
             self.hang(indent + width(mark) + 1);
-            self.words(Ink::Dim, &reason, 1);
+            self.write_words(Ink::Dim, &reason, 1);
             self.newline();
         }
         self.hang(indent);
@@ -240,7 +240,7 @@ impl<'p> Page<'p> {
     /// Writes a remark below a block, wrapped.
     pub(super) fn remark(&mut self, words: &str) {
         if !words.is_empty() {
-            self.words(Ink::Dim, words, 0);
+            self.write_words(Ink::Dim, words, 0);
             self.newline();
         }
     }

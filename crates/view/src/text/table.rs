@@ -7,19 +7,20 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use pagewise_model::parallel;
-use pagewise_model::report::{Cells, Column, Gaps, Table, Value};
+use pagewise_model::report::{CellValue, ColumnCells, Gaps, ReportTable, TableColumn};
 
-use super::page::{Ink, Page};
-use crate::cells::{Cell, for_people, holds_words};
+use super::page::{Ink, TextPage};
+use crate::cells::{CellForm, for_people, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean, is_printable_ascii, width};
-use rows::{Lines, Rows};
+use rows::{TextLines, TextRows};
 
 /// Between two columns.
 const GAP: usize = 2;
 
-/// A column of words narrower than this says little: numbers are left out before it shrinks further.
+/// A column of words narrower than this says little: numbers are left out before it shrinks
+/// further.
 const NARROW: usize = 16;
 
 /// Rows between two visits to the writer.
@@ -29,32 +30,32 @@ const ROWS_A_FLUSH: usize = 512;
 const PIECES_AHEAD: usize = 4;
 
 /// A column on the page.
-struct Lane<'a> {
-    column: &'a Column,
-    total: Option<&'a Value>,
+struct TextLane<'a> {
+    column: &'a TableColumn,
+    total: Option<&'a CellValue>,
     label: String,
     /// Words stand left and may be cut; numbers stand right and are never cut.
     words: bool,
     /// The widest cell.
     natural: usize,
-    /// What it gets.
+    /// Assigned width.
     width: usize,
 }
 
-pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
+pub(super) fn draw(page: &mut TextPage<'_>, table: &ReportTable) -> io::Result<()> {
     let columns = || shown(table, page.style.long);
     let all_notes = Footnotes::of_columns(columns());
     let wording = column_wording(page, &all_notes);
     let rows = table.rows();
     let measure = |columns: &[(_, _)]| {
-        columns.iter().map(|&(column, total)| Lane::new(column, total, rows, wording)).collect()
+        columns.iter().map(|&(column, total)| TextLane::new(column, total, rows, wording)).collect()
     };
     let columns: Vec<_> = columns().collect();
     let mut lanes = parallel::halves(rows >= parallel::MIN_ROWS, &columns, measure);
     if lanes.is_empty() {
         return Ok(());
     }
-    let sizes = lanes.iter().any(|lane| matches!(lane.column.cells, Cells::Bytes(_)));
+    let sizes = lanes.iter().any(|lane| matches!(lane.column.cells, ColumnCells::Bytes(_)));
     page.heading_of_sizes(&table.title, sizes);
     let left_out = fit(&mut lanes, page.room());
     let notes = Footnotes::of_columns(lanes.iter().map(|lane| (lane.column, lane.total)));
@@ -75,30 +76,33 @@ pub(super) fn draw(page: &mut Page<'_>, table: &Table) -> io::Result<()> {
     Ok(())
 }
 
-fn column_wording<'n>(page: &Page<'_>, notes: &'n Footnotes<'n>) -> Wording<'n> {
+fn column_wording<'n>(page: &TextPage<'_>, notes: &'n Footnotes<'n>) -> Wording<'n> {
     Wording { units: page.style.units, bare: true, notes: Some(notes) }
 }
 
 /// The columns for people, each with its total.
-fn shown(table: &Table, long: bool) -> impl Iterator<Item = (&Column, Option<&Value>)> {
+fn shown(
+    table: &ReportTable,
+    long: bool,
+) -> impl Iterator<Item = (&TableColumn, Option<&CellValue>)> {
     let columns = table.columns.iter().enumerate();
     columns
         .filter(move |(_, column)| for_people(column.audience, long))
         .map(|(at, column)| (column, table.total.as_ref().and_then(|total| total.get(at))))
 }
 
-impl<'a> Lane<'a> {
+impl<'a> TextLane<'a> {
     fn new(
-        column: &'a Column,
-        total: Option<&'a Value>,
+        column: &'a TableColumn,
+        total: Option<&'a CellValue>,
         rows: usize,
         wording: Wording<'_>,
-    ) -> Lane<'a> {
+    ) -> TextLane<'a> {
         let label = clean(column.label.as_bytes()).into_owned();
         let cells = widest_cell(column, rows, wording).max(widest_mark(column, wording));
         let total_width = total.map_or(0, |value| cell_width(value.into(), wording));
         let natural = cells.max(total_width).max(width(&label));
-        Lane { column, total, label, words: holds_words(column), natural, width: natural }
+        TextLane { column, total, label, words: holds_words(column), natural, width: natural }
     }
 
     /// The narrowest it may be while all columns are there.
@@ -108,19 +112,21 @@ impl<'a> Lane<'a> {
 }
 
 /// The widest of the values; gaps hold no value but cost nothing to measure.
-fn widest_cell(column: &Column, rows: usize, wording: Wording<'_>) -> usize {
+fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize {
     if matches!(column.gaps, Gaps::All(_)) {
         return 0;
     }
     let size = |n: u64| number::size_width(n, wording.units);
     match &column.cells {
         // A larger size can be narrower here: `1023` and `1.0K`.
-        Cells::Bytes(v) if wording.units == Units::Human => widest_human(v.iter().take(rows)),
-        Cells::Bytes(v) => v.iter().take(rows).max().map_or(0, |n| size(*n)),
-        Cells::Counts(v) => v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n)),
-        Cells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
-        Cells::Names(_) | Cells::Labels(_) | Cells::Values(_) => (0..rows)
-            .map(|row| cell_width(Cell::present(&column.cells, row), wording))
+        ColumnCells::Bytes(v) if wording.units == Units::Human => widest_human(v.iter().take(rows)),
+        ColumnCells::Bytes(v) => v.iter().take(rows).max().map_or(0, |n| size(*n)),
+        ColumnCells::Counts(v) => {
+            v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n))
+        }
+        ColumnCells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
+        ColumnCells::Names(_) | ColumnCells::Labels(_) | ColumnCells::Values(_) => (0..rows)
+            .map(|row| cell_width(CellForm::present(&column.cells, row), wording))
             .max()
             .unwrap_or(0),
     }
@@ -139,8 +145,8 @@ fn widest_human<'a>(sizes: impl Iterator<Item = &'a u64>) -> usize {
 }
 
 /// The widest mark for a missing value.
-fn widest_mark(column: &Column, wording: Wording<'_>) -> usize {
-    let mark = |absent| cell_width(Cell::Absent(absent), wording);
+fn widest_mark(column: &TableColumn, wording: Wording<'_>) -> usize {
+    let mark = |absent| cell_width(CellForm::Absent(absent), wording);
     match &column.gaps {
         Gaps::None => 0,
         Gaps::All(absent) => mark(absent),
@@ -148,15 +154,15 @@ fn widest_mark(column: &Column, wording: Wording<'_>) -> usize {
     }
 }
 
-fn cell_width(cell: Cell<'_>, wording: Wording<'_>) -> usize {
+fn cell_width(cell: CellForm<'_>, wording: Wording<'_>) -> usize {
     match cell {
-        Cell::Bytes(n) => number::size_width(n, wording.units),
-        Cell::Count(n) => number::decimal_width(n),
-        Cell::Address(n) => number::hex_width(n),
-        Cell::Name(name) => text_width(name.as_bytes()),
-        Cell::Label(text) => text_width(text.as_bytes()),
-        Cell::Absent(absent) => wording.notes.map_or(1, |notes| notes.mark(absent).len()),
-        Cell::Other(value) => width(&wording.value(value)),
+        CellForm::Bytes(n) => number::size_width(n, wording.units),
+        CellForm::Count(n) => number::decimal_width(n),
+        CellForm::Address(n) => number::hex_width(n),
+        CellForm::Name(name) => text_width(name.as_bytes()),
+        CellForm::Label(text) => text_width(text.as_bytes()),
+        CellForm::Absent(absent) => wording.notes.map_or(1, |notes| notes.mark(absent).len()),
+        CellForm::Other(value) => width(&wording.value(value)),
     }
 }
 
@@ -166,7 +172,7 @@ fn text_width(text: &[u8]) -> usize {
 
 /// Makes the columns fit: shrinks words, and where that is not enough leaves out columns, numbers
 /// from the right first. Says which it left out, from left to right.
-fn fit(lanes: &mut Vec<Lane<'_>>, room: usize) -> Vec<String> {
+fn fit(lanes: &mut Vec<TextLane<'_>>, room: usize) -> Vec<String> {
     let mut left_out = Vec::new();
     while lanes.len() > 1 && taken(lanes, |lane| lane.narrowest()) > room {
         let numbers = (1..lanes.len()).rfind(|&at| !lanes[at].words);
@@ -180,12 +186,12 @@ fn fit(lanes: &mut Vec<Lane<'_>>, room: usize) -> Vec<String> {
 }
 
 /// The width of a row.
-fn taken(lanes: &[Lane<'_>], width: impl Fn(&Lane<'_>) -> usize) -> usize {
+fn taken(lanes: &[TextLane<'_>], width: impl Fn(&TextLane<'_>) -> usize) -> usize {
     lanes.iter().map(width).sum::<usize>() + GAP * (lanes.len() - 1)
 }
 
 /// Narrows the widest column of words by at most `over`, and not far below the next widest.
-fn shrink(lanes: &mut [Lane<'_>], over: usize) {
+fn shrink(lanes: &mut [TextLane<'_>], over: usize) {
     let alone = lanes.len() == 1;
     let mut widths: Vec<(usize, usize)> = (0..lanes.len())
         .filter(|&at| alone || lanes[at].width > lanes[at].narrowest())
@@ -199,42 +205,47 @@ fn shrink(lanes: &mut [Lane<'_>], over: usize) {
 }
 
 /// Writes the labels, each over its column.
-fn header(page: &mut Page<'_>, lanes: &[Lane<'_>]) {
-    let mut line = Lines::new(page.indent());
+fn header(page: &mut TextPage<'_>, lanes: &[TextLane<'_>]) {
+    let mut line = TextLines::new(page.indent());
     for lane in lanes {
-        line.words(&lane.label, lane);
+        line.write_words(&lane.label, lane);
     }
     finish(page, &line, Ink::Dim);
 }
 
-fn total(page: &mut Page<'_>, lanes: &[Lane<'_>], there_is_one: bool, notes: &Footnotes<'_>) {
+fn total(
+    page: &mut TextPage<'_>,
+    lanes: &[TextLane<'_>],
+    there_is_one: bool,
+    notes: &Footnotes<'_>,
+) {
     if !there_is_one {
         return;
     }
     let wording = column_wording(page, notes);
-    let mut line = Lines::new(page.indent());
+    let mut line = TextLines::new(page.indent());
     for lane in lanes {
-        line.cell(lane.total.unwrap_or(&Value::None).into(), lane, wording);
+        line.cell(lane.total.unwrap_or(&CellValue::None).into(), lane, wording);
     }
     finish(page, &line, Ink::Bold);
 }
 
 /// Puts one line on the page in one ink.
-fn finish(page: &mut Page<'_>, line: &Lines, ink: Ink) {
+fn finish(page: &mut TextPage<'_>, line: &TextLines, ink: Ink) {
     page.dip(ink);
     page.buffer.extend_from_slice(line.bytes());
     page.newline();
 }
 
 fn body(
-    page: &mut Page<'_>,
-    lanes: &[Lane<'_>],
+    page: &mut TextPage<'_>,
+    lanes: &[TextLane<'_>],
     rows: usize,
     notes: &Footnotes<'_>,
 ) -> io::Result<()> {
     page.flush()?;
     let (indent, wording) = (page.indent(), column_wording(page, notes));
-    let writer = || Rows::new(lanes, Lines::new(indent), wording);
+    let writer = || TextRows::new(lanes, TextLines::new(indent), wording);
     let pieces = || (0..rows).step_by(ROWS_A_FLUSH).map(|at| at..rows.min(at + ROWS_A_FLUSH));
     if rows < parallel::MIN_ROWS {
         let mut writer = writer();
@@ -261,16 +272,16 @@ fn body(
     })
 }
 
-/// What the columns mean, for those who ask.
-fn meanings(page: &mut Page<'_>, lanes: &[Lane<'_>]) {
+/// Meanings of the columns, on request.
+fn meanings(page: &mut TextPage<'_>, lanes: &[TextLane<'_>]) {
     let told = || lanes.iter().filter(|lane| !lane.column.meaning.is_empty());
     let indent = page.indent();
     let widest = told().map(|lane| width(&lane.label)).max().unwrap_or(0);
     for lane in told() {
         page.hang(indent);
-        page.words(Ink::Dim, &lane.label, 0);
+        page.write_words(Ink::Dim, &lane.label, 0);
         page.hang(indent + widest + GAP);
-        page.words(Ink::Dim, &clean(lane.column.meaning.as_bytes()), GAP);
+        page.write_words(Ink::Dim, &clean(lane.column.meaning.as_bytes()), GAP);
         page.newline();
     }
     page.hang(indent);

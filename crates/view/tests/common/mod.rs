@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use pagewise_model::lab::{Claim, Verdict};
+use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 use pagewise_model::report::*;
 use pagewise_model::{Absent, AddrRange, Name, Report};
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ pub(crate) fn hostile() -> Name {
     Name::new(b"/tmp/\x1b[2J\nevil <script>alert('1')</script> & \"\xe2\x80\xae\xc2\x9b\xff.so")
 }
 
-fn fact(key: &'static str, label: &'static str, value: Value, meaning: &'static str) -> Fact {
+fn fact(key: &'static str, label: &'static str, value: CellValue, meaning: &'static str) -> Fact {
     let audience = Audience::Everyone;
     Fact { key: key.into(), label: label.into(), value, meaning: meaning.into(), audience }
 }
@@ -32,33 +32,37 @@ pub(crate) fn sample() -> Report {
         quadrants("effective", "Memory by page", 3 << 20),
         pools(),
         mappings(),
-        Block::Findings(findings()),
-        Block::AddressMap(address_map()),
-        Block::Chart(chart()),
-        Block::Bars(bars()),
-        Block::Claims(claims()),
+        ReportBlock::Findings(findings()),
+        ReportBlock::AddressMap(address_map()),
+        ReportBlock::Chart(chart()),
+        ReportBlock::Bars(bars()),
+        ReportBlock::Claims(claims()),
         all_mappings(),
-        Block::Part("In the end".into()),
-        Block::Text(Paragraph {
+        ReportBlock::Part("In the end".into()),
+        ReportBlock::Text(Paragraph {
             title: "How to read this".into(),
             pieces: vec![
-                Value::text("PSS counts a page that "),
-                Value::Count(3),
-                Value::text(
+                CellValue::text("PSS counts a page that "),
+                CellValue::Count(3),
+                CellValue::text(
                     " processes map as a third of a page, so that PSS adds up over processes while RES does not. The longest hold was ",
                 ),
-                Value::Nanos(1_234_567),
-                Value::text("."),
+                CellValue::Nanos(1_234_567),
+                CellValue::text("."),
             ],
             audience: Audience::People,
         }),
     ];
-    let title = vec![Value::Name("cached".into()), Value::text(", process "), Value::Count(4242)];
+    let title = vec![
+        CellValue::Name("cached".into()),
+        CellValue::text(", process "),
+        CellValue::Count(4242),
+    ];
     Report { schema: "pagewise.explain/1", title, blocks }
 }
 
-fn claims() -> Vec<Claim> {
-    let claim = |verdict, measured: &'static str, why: &'static str| Claim {
+fn claims() -> Vec<ExperimentClaim> {
+    let claim = |verdict, measured: &'static str, why: &'static str| ExperimentClaim {
         text: "A sibling that runs makes the taking away of a page slower".into(),
         source: "1,398 ns with 2 threads".into(),
         expected: "more than 1.50 ×".into(),
@@ -69,14 +73,14 @@ fn claims() -> Vec<Claim> {
     let why =
         "between the CPUs of a virtual machine an interrupt costs what the hypervisor makes of it";
     vec![
-        claim(Verdict::Agrees, "25 × (24 × to 26 ×)", ""),
-        claim(Verdict::Disagrees, "1.09 ×", why),
-        claim(Verdict::CannotTell, "", "it was not measured here"),
+        claim(ClaimVerdict::Agrees, "25 × (24 × to 26 ×)", ""),
+        claim(ClaimVerdict::Disagrees, "1.09 ×", why),
+        claim(ClaimVerdict::CannotTell, "", "it was not measured here"),
     ]
 }
 
 fn chart() -> Chart {
-    let line = |label: &'static str, points: &[(u32, u32)]| Line {
+    let line = |label: &'static str, points: &[(u32, u32)]| ChartLine {
         label: label.into(),
         points: points.iter().map(|(x, y)| (f64::from(*x), f64::from(*y))).collect(),
     };
@@ -84,9 +88,9 @@ fn chart() -> Chart {
     let held = [(0, 64 << 10), (4000, 1 << 20), (4001, 3 << 20), (10_000, 3 << 20)];
     let scale = Scale::Linear;
     Chart {
-        title: vec![Value::text("Pool "), Value::Name("a<b>\x1b[2J".into())],
-        x: Axis { label: "requests".into(), unit: Unit::Count, scale },
-        y: Axis { label: "memory".into(), unit: Unit::Bytes, scale },
+        title: vec![CellValue::text("Pool "), CellValue::Name("a<b>\x1b[2J".into())],
+        x: Axis { label: "requests".into(), unit: AxisUnit::Count, scale },
+        y: Axis { label: "memory".into(), unit: AxisUnit::Bytes, scale },
         lines: vec![line("live", &live), line("held", &held)],
     }
 }
@@ -95,8 +99,8 @@ fn bars() -> Bars {
     let bar =
         |label: &'static str, value: f64, interval| Bar { label: label.into(), value, interval };
     Bars {
-        title: vec![Value::text("Time for a page")],
-        axis: Axis { label: "".into(), unit: Unit::Nanos, scale: Scale::Linear },
+        title: vec![CellValue::text("Time for a page")],
+        axis: Axis { label: "".into(), unit: AxisUnit::Nanos, scale: Scale::Linear },
         bars: vec![
             bar("touch", 1_512.0, Some((1_480.0, 1_640.0))),
             bar("populate <&>", 1_203.0, Some((1_190.0, 1_260.0))),
@@ -105,101 +109,109 @@ fn bars() -> Bars {
     }
 }
 
-fn who() -> Block {
+fn who() -> ReportBlock {
     let facts = vec![
-        fact("pid", "pid", Value::Count(4242), ""),
+        fact("pid", "pid", CellValue::Count(4242), ""),
         fact(
             "command",
             "command",
-            Value::List(vec![Value::Name("/usr/sbin/cached".into()), Value::Name(hostile())]),
+            CellValue::List(vec![
+                CellValue::Name("/usr/sbin/cached".into()),
+                CellValue::Name(hostile()),
+            ]),
             "",
         ),
-        fact("uptime_ns", "up", Value::Nanos(266_400_000_000_000), ""),
-        fact("threads", "threads", Value::Count(8), ""),
-        fact("kernel", "kernel", Value::Name("6.18.0".into()), ""),
-        fact("page_size", "page size", Value::Bytes(4096), ""),
+        fact("uptime_ns", "up", CellValue::Nanos(266_400_000_000_000), ""),
+        fact("threads", "threads", CellValue::Count(8), ""),
+        fact("kernel", "kernel", CellValue::Name("6.18.0".into()), ""),
+        fact("page_size", "page size", CellValue::Bytes(4096), ""),
         Fact {
             audience: Audience::Long,
             ..fact(
                 "method",
                 "method",
-                Value::text("polite"),
+                CellValue::text("polite"),
                 "Reads maps and pagemap with rests between.",
             )
         },
-        Fact { audience: Audience::Programs, ..fact("torn", "torn", Value::Flag(false), "") },
+        Fact { audience: Audience::Programs, ..fact("torn", "torn", CellValue::Flag(false), "") },
     ];
-    Block::Facts(Facts {
+    ReportBlock::Facts(NamedFacts {
         key: "process".into(),
         title: "".into(),
         audience: Audience::Everyone,
-        shape: Shape::Line,
+        shape: FactsShape::Line,
         facts,
     })
 }
 
-fn totals() -> Block {
+fn totals() -> ReportBlock {
     let facts = vec![
         fact(
             "virt",
             "VIRT",
-            Value::Bytes(16 << 40),
+            CellValue::Bytes(16 << 40),
             "All mappings, touched or not: address space, not memory.",
         ),
-        fact("res", "RES", Value::Bytes(57_407_488), "Resident anonymous, file and shmem pages."),
+        fact(
+            "res",
+            "RES",
+            CellValue::Bytes(57_407_488),
+            "Resident anonymous, file and shmem pages.",
+        ),
         fact(
             "shr",
             "SHR",
-            Value::Bytes(2_981_888),
+            CellValue::Bytes(2_981_888),
             "Resident file and shmem pages; no other process need map them.",
         ),
         fact(
             "data",
             "DATA",
-            Value::Bytes(16 << 40),
+            CellValue::Bytes(16 << 40),
             "Reserved private writable memory, resident or not.",
         ),
-        fact("code", "CODE", Value::Bytes(14_114_816), "The program's text."),
-        fact("swap", "SWAP", Value::Bytes(0), "Anonymous memory that is in swap."),
-        fact("mem", "%MEM", Value::Share(0.0123), "RES as a share of the machine's memory."),
+        fact("code", "CODE", CellValue::Bytes(14_114_816), "The program's text."),
+        fact("swap", "SWAP", CellValue::Bytes(0), "Anonymous memory that is in swap."),
+        fact("mem", "%MEM", CellValue::Share(0.0123), "RES as a share of the machine's memory."),
         fact(
             "pss",
             "PSS",
-            Value::Bytes(55_112_090),
+            CellValue::Bytes(55_112_090),
             "RES with each page divided by how often it is mapped.",
         ),
-        fact("uss", "USS", Value::Bytes(54_000_000), "What ending the process would free."),
-        fact("peak_res", "peak RES", Value::Bytes(u64::MAX), "Highest RES so far."),
+        fact("uss", "USS", CellValue::Bytes(54_000_000), "What ending the process would free."),
+        fact("peak_res", "peak RES", CellValue::Bytes(u64::MAX), "Highest RES so far."),
         fact(
             "locked",
             "locked",
-            Value::Absent(Absent::NotInThisKernel("3.5".into())),
+            CellValue::Absent(Absent::NotInThisKernel("3.5".into())),
             "Locked by mlock.",
         ),
         fact(
             "page_tables",
             "page tables",
-            Value::Absent(needs_root()),
+            CellValue::Absent(needs_root()),
             "The kernel's own cost of mapping it all.",
         ),
     ];
-    Block::Facts(Facts {
+    ReportBlock::Facts(NamedFacts {
         key: "totals".into(),
         title: "Totals".into(),
         audience: Audience::Everyone,
-        shape: Shape::Columns,
+        shape: FactsShape::Columns,
         facts,
     })
 }
 
-fn quadrants(kind: &'static str, title: &'static str, moved: u64) -> Block {
+fn quadrants(kind: &'static str, title: &'static str, moved: u64) -> ReportBlock {
     let keys = ["private_anonymous", "shared_anonymous", "private_file", "shared_file"];
-    let name = Column {
+    let name = TableColumn {
         audience: Audience::People,
-        ..Column::new(
+        ..TableColumn::new(
             "name",
             "",
-            Cells::Labels(vec![
+            ColumnCells::Labels(vec![
                 "private anonymous".into(),
                 "shared anonymous".into(),
                 "private file".into(),
@@ -207,29 +219,37 @@ fn quadrants(kind: &'static str, title: &'static str, moved: u64) -> Block {
             ]),
         )
     };
-    let swapped = Column {
+    let swapped = TableColumn {
         gaps: Gaps::All(needs_root()),
-        ..Column::new("swapped", "Swapped", Cells::Bytes(vec![0; 4]))
+        ..TableColumn::new("swapped", "Swapped", ColumnCells::Bytes(vec![0; 4]))
     };
     let columns = vec![
         name,
-        Column::new("reserved", "Reserved", Cells::Bytes(vec![16 << 40, 50 << 20, 30 << 20, 4096])),
-        Column::new(
+        TableColumn::new(
+            "reserved",
+            "Reserved",
+            ColumnCells::Bytes(vec![16 << 40, 50 << 20, 30 << 20, 4096]),
+        ),
+        TableColumn::new(
             "resident",
             "Resident",
-            Cells::Bytes(vec![(40 << 20) + moved, 5 << 20, (8 << 20) - moved, 0]),
+            ColumnCells::Bytes(vec![(40 << 20) + moved, 5 << 20, (8 << 20) - moved, 0]),
         ),
-        Column::new("pss", "PSS", Cells::Bytes(vec![(40 << 20) + moved, 2_621_440, 987_654, 0])),
+        TableColumn::new(
+            "pss",
+            "PSS",
+            ColumnCells::Bytes(vec![(40 << 20) + moved, 2_621_440, 987_654, 0]),
+        ),
         swapped,
     ];
     let total = vec![
-        Value::text("all"),
-        Value::Bytes((16 << 40) + (80 << 20)),
-        Value::Bytes(53 << 20),
-        Value::Bytes(45_000_000),
-        Value::None,
+        CellValue::text("all"),
+        CellValue::Bytes((16 << 40) + (80 << 20)),
+        CellValue::Bytes(53 << 20),
+        CellValue::Bytes(45_000_000),
+        CellValue::None,
     ];
-    Block::Table(Table {
+    ReportBlock::Table(ReportTable {
         key: format!("quadrants.{kind}").into(),
         title: title.into(),
         audience: Audience::Everyone,
@@ -240,7 +260,7 @@ fn quadrants(kind: &'static str, title: &'static str, moved: u64) -> Block {
     })
 }
 
-fn pools() -> Block {
+fn pools() -> ReportBlock {
     let pools = ["heap", "library", "library", "thread_stack", "text"];
     let names: Vec<Name> = vec![
         "[heap]".into(),
@@ -251,33 +271,37 @@ fn pools() -> Block {
     ];
     let gaps = BTreeMap::from([(2, Absent::Vanished), (3, needs_root())]);
     let columns = vec![
-        Column::new("pool", "Pool", Cells::Labels(pools.map(Label::from).to_vec())),
-        Column::new("name", "Name", Cells::Names(names)),
-        Column::new(
+        TableColumn::new("pool", "Pool", ColumnCells::Labels(pools.map(Label::from).to_vec())),
+        TableColumn::new("name", "Name", ColumnCells::Names(names)),
+        TableColumn::new(
             "reserved",
             "Reserved",
-            Cells::Bytes(vec![1023, 1024, 1_048_575, 8 << 20, u64::MAX]),
+            ColumnCells::Bytes(vec![1023, 1024, 1_048_575, 8 << 20, u64::MAX]),
         ),
-        Column::new("resident", "Resident", Cells::Bytes(vec![0, 512, 99_999, 1 << 30, 7])),
-        Column {
+        TableColumn::new(
+            "resident",
+            "Resident",
+            ColumnCells::Bytes(vec![0, 512, 99_999, 1 << 30, 7]),
+        ),
+        TableColumn {
             gaps: Gaps::Some(gaps),
-            ..Column::new("pss", "PSS", Cells::Bytes(vec![0, 1, 0, 0, 3]))
+            ..TableColumn::new("pss", "PSS", ColumnCells::Bytes(vec![0, 1, 0, 0, 3]))
         },
-        Column::new(
+        TableColumn::new(
             "change",
             "Change",
-            Cells::Values(vec![
-                Value::Change(0),
-                Value::Change(4096),
-                Value::Change(-1),
-                Value::Change(i64::MIN),
-                Value::None,
+            ColumnCells::Values(vec![
+                CellValue::Change(0),
+                CellValue::Change(4096),
+                CellValue::Change(-1),
+                CellValue::Change(i64::MIN),
+                CellValue::None,
             ]),
         ),
     ];
-    Block::Table(Table {
+    ReportBlock::Table(ReportTable {
         key: "pools".into(),
-        title: "Where it comes from".into(),
+        title: "By pool".into(),
         audience: Audience::Everyone,
         columns,
         row_keys: None,
@@ -286,33 +310,33 @@ fn pools() -> Block {
     })
 }
 
-fn mappings() -> Block {
+fn mappings() -> ReportBlock {
     let addresses: Vec<u64> = vec![0x55d0_c000_0000, 0x7f12_3456_7000, 0x7ffd_0000_0000];
     let columns = vec![
-        Column { meaning: "The first address.".into(), ..Column::new("start", "Address", Cells::Addresses(addresses)) },
-        Column::new("mode", "Mode", Cells::Labels(vec!["r-xp".into(), "rw-s".into(), "rw-pR".into()])),
-        Column::new("size", "Size", Cells::Bytes(vec![132 << 10, 1 << 30, 8 << 20])),
-        Column::new("rss", "RSS", Cells::Bytes(vec![132 << 10, 4096, 8 << 10])),
-        Column::new("pss", "PSS", Cells::Bytes(vec![66 << 10, 4096, 8 << 10])),
-        Column::new("dirty", "Dirty", Cells::Bytes(vec![0, 4096, 8 << 10])),
-        Column::new("huge", "Huge", Cells::Bytes(vec![0, 0, 2 << 20])),
-        Column::new("swap", "Swap", Cells::Bytes(vec![0, 0, 0])),
-        Column { audience: Audience::Long, meaning: "Where in the file.".into(), ..Column::new("offset", "Offset", Cells::Addresses(vec![0, 0x1000, 0])) },
-        Column { meaning: "What is mapped.".into(), ..Column::new("name", "Name", Cells::Names(vec!["/usr/sbin/cached".into(), hostile(), "/a/very/long/path/that/no/terminal/of/eighty/columns/could/ever/show/libfoo.so.1.2.3".into()])) },
+        TableColumn { meaning: "The first address.".into(), ..TableColumn::new("start", "Address", ColumnCells::Addresses(addresses)) },
+        TableColumn::new("mode", "Mode", ColumnCells::Labels(vec!["r-xp".into(), "rw-s".into(), "rw-pR".into()])),
+        TableColumn::new("size", "Size", ColumnCells::Bytes(vec![132 << 10, 1 << 30, 8 << 20])),
+        TableColumn::new("rss", "RSS", ColumnCells::Bytes(vec![132 << 10, 4096, 8 << 10])),
+        TableColumn::new("pss", "PSS", ColumnCells::Bytes(vec![66 << 10, 4096, 8 << 10])),
+        TableColumn::new("dirty", "Dirty", ColumnCells::Bytes(vec![0, 4096, 8 << 10])),
+        TableColumn::new("huge", "Huge", ColumnCells::Bytes(vec![0, 0, 2 << 20])),
+        TableColumn::new("swap", "Swap", ColumnCells::Bytes(vec![0, 0, 0])),
+        TableColumn { audience: Audience::Long, meaning: "Where in the file.".into(), ..TableColumn::new("offset", "Offset", ColumnCells::Addresses(vec![0, 0x1000, 0])) },
+        TableColumn { meaning: "What is mapped.".into(), ..TableColumn::new("name", "Name", ColumnCells::Names(vec!["/usr/sbin/cached".into(), hostile(), "/a/very/long/path/that/no/terminal/of/eighty/columns/could/ever/show/libfoo.so.1.2.3".into()])) },
     ];
     let total = vec![
-        Value::None,
-        Value::text("all"),
-        Value::Bytes(1_082_267_648),
-        Value::Bytes(147_456),
-        Value::Bytes(79_872),
-        Value::Bytes(12_288),
-        Value::Bytes(2 << 20),
-        Value::Bytes(0),
-        Value::None,
-        Value::None,
+        CellValue::None,
+        CellValue::text("all"),
+        CellValue::Bytes(1_082_267_648),
+        CellValue::Bytes(147_456),
+        CellValue::Bytes(79_872),
+        CellValue::Bytes(12_288),
+        CellValue::Bytes(2 << 20),
+        CellValue::Bytes(0),
+        CellValue::None,
+        CellValue::None,
     ];
-    Block::Table(Table {
+    ReportBlock::Table(ReportTable {
         key: "largest".into(),
         title: "Largest mappings".into(),
         audience: Audience::People,
@@ -328,23 +352,23 @@ fn findings() -> Findings {
         id: "deleted-library",
         severity: Severity::Critical,
         claim: vec![
-            Value::text("The library "),
-            Value::Name(hostile()),
-            Value::text(" was replaced on disk; "),
-            Value::Bytes(99_999),
-            Value::text(" of the old one is still mapped."),
+            CellValue::text("The library "),
+            CellValue::Name(hostile()),
+            CellValue::text(" was replaced on disk; "),
+            CellValue::Bytes(99_999),
+            CellValue::text(" of the old one is still mapped."),
         ],
         evidence: vec![
-            fact("resident", "resident", Value::Bytes(99_999), ""),
-            fact("file", "file", Value::Name(hostile()), ""),
-            fact("swapped", "swapped", Value::Absent(needs_root()), ""),
+            fact("resident", "resident", CellValue::Bytes(99_999), ""),
+            fact("file", "file", CellValue::Name(hostile()), ""),
+            fact("swapped", "swapped", CellValue::Absent(needs_root()), ""),
         ],
-        next_step: vec![Value::text("Restart the process to run the new one.")],
+        next_step: vec![CellValue::text("Restart the process to run the new one.")],
     };
     let reserved = Finding {
         id: "reserved",
         severity: Severity::Note,
-        claim: vec![Value::Share(0.999), Value::text(" of VIRT is only reserved.")],
+        claim: vec![CellValue::Share(0.999), CellValue::text(" of VIRT is only reserved.")],
         evidence: vec![],
         next_step: vec![],
     };
@@ -359,10 +383,16 @@ fn cell(
     filled: Result<f64, Absent>,
 ) -> MapCell {
     let facts = vec![
-        fact("mode", "mode", Value::text("rw-p"), ""),
-        fact("rss", "RSS", Value::Bytes(4096), ""),
+        fact("mode", "mode", CellValue::text("rw-p"), ""),
+        fact("rss", "RSS", CellValue::Bytes(4096), ""),
     ];
-    MapCell { range: AddrRange { start, end }, pool, label: vec![Value::Name(name)], filled, facts }
+    MapCell {
+        range: AddrRange { start, end },
+        pool,
+        label: vec![CellValue::Name(name)],
+        filled,
+        facts,
+    }
 }
 
 fn address_map() -> AddressMap {
@@ -389,16 +419,16 @@ fn address_map() -> AddressMap {
     AddressMap { title: "Address space".into(), clusters: vec![program, libraries, vsyscall] }
 }
 
-fn all_mappings() -> Block {
+fn all_mappings() -> ReportBlock {
     let columns = vec![
-        Column::new("start", "Start", Cells::Addresses(vec![0xffff_ffff_ff60_0000])),
-        Column::new("name", "Name", Cells::Names(vec![hostile()])),
-        Column {
+        TableColumn::new("start", "Start", ColumnCells::Addresses(vec![0xffff_ffff_ff60_0000])),
+        TableColumn::new("name", "Name", ColumnCells::Names(vec![hostile()])),
+        TableColumn {
             gaps: Gaps::All(Absent::NotCollected("use --full".into())),
-            ..Column::new("pss", "PSS", Cells::Bytes(vec![0]))
+            ..TableColumn::new("pss", "PSS", ColumnCells::Bytes(vec![0]))
         },
     ];
-    Block::Table(Table {
+    ReportBlock::Table(ReportTable {
         key: "mappings".into(),
         title: "".into(),
         audience: Audience::Programs,
@@ -417,23 +447,23 @@ pub(crate) fn big_table(rows: usize, columns: usize) -> Report {
             * u64::from((row + column).is_multiple_of(3))
     };
     let addresses = (0..rows).map(|row| 0x7f00_0000_0000 + row as u64 * 8192).collect();
-    let mut all = vec![Column::new("start", "Address", Cells::Addresses(addresses))];
+    let mut all = vec![TableColumn::new("start", "Address", ColumnCells::Addresses(addresses))];
     for column in 2..columns {
         let cells = (0..rows).map(|row| n(row, column)).collect();
-        all.push(Column::new(
+        all.push(TableColumn::new(
             format!("column_{column}"),
             format!("C{column}"),
-            Cells::Bytes(cells),
+            ColumnCells::Bytes(cells),
         ));
     }
     let names =
         [Name::from("/usr/lib/x86_64-linux-gnu/libc.so.6"), Name::from("[heap]"), Name::from("")];
-    all.push(Column::new(
+    all.push(TableColumn::new(
         "name",
         "Name",
-        Cells::Names((0..rows).map(|row| names[row % 3].clone()).collect()),
+        ColumnCells::Names((0..rows).map(|row| names[row % 3].clone()).collect()),
     ));
-    let table = Table {
+    let table = ReportTable {
         key: "mappings".into(),
         title: "".into(),
         audience: Audience::Everyone,
@@ -442,7 +472,7 @@ pub(crate) fn big_table(rows: usize, columns: usize) -> Report {
         total: None,
         note: "".into(),
     };
-    Report { schema: "pagewise.maps/1", title: vec![], blocks: vec![Block::Table(table)] }
+    Report { schema: "pagewise.maps/1", title: vec![], blocks: vec![ReportBlock::Table(table)] }
 }
 
 fn any_label() -> impl Strategy<Value = Label> {
@@ -463,30 +493,30 @@ fn any_absent() -> impl Strategy<Value = Absent> {
     ]
 }
 
-fn any_value() -> impl Strategy<Value = Value> {
+fn any_value() -> impl Strategy<Value = CellValue> {
     let leaf = prop_oneof![
-        Just(Value::None),
-        any::<u64>().prop_map(Value::Bytes),
-        any::<i64>().prop_map(Value::Change),
-        any::<u64>().prop_map(Value::Count),
-        any::<u64>().prop_map(Value::Address),
-        any::<f64>().prop_map(Value::Share),
-        (0.0..1.0).prop_map(Value::Share),
-        any::<f64>().prop_map(Value::Rate),
-        any::<f64>().prop_map(Value::Number),
-        any::<f64>().prop_map(Value::Bar),
-        any::<u64>().prop_map(Value::Nanos),
-        any::<u64>().prop_map(Value::Seconds),
-        any::<bool>().prop_map(Value::Flag),
-        any_label().prop_map(Value::Text),
-        any_label().prop_map(Value::Picture),
-        any_name().prop_map(Value::Name),
-        any_absent().prop_map(Value::Absent),
+        Just(CellValue::None),
+        any::<u64>().prop_map(CellValue::Bytes),
+        any::<i64>().prop_map(CellValue::Change),
+        any::<u64>().prop_map(CellValue::Count),
+        any::<u64>().prop_map(CellValue::Address),
+        any::<f64>().prop_map(CellValue::Share),
+        (0.0..1.0).prop_map(CellValue::Share),
+        any::<f64>().prop_map(CellValue::Rate),
+        any::<f64>().prop_map(CellValue::Number),
+        any::<f64>().prop_map(CellValue::Bar),
+        any::<u64>().prop_map(CellValue::Nanos),
+        any::<u64>().prop_map(CellValue::Seconds),
+        any::<bool>().prop_map(CellValue::Flag),
+        any_label().prop_map(CellValue::Text),
+        any_label().prop_map(CellValue::Picture),
+        any_name().prop_map(CellValue::Name),
+        any_absent().prop_map(CellValue::Absent),
     ];
     leaf.prop_recursive(2, 8, 3, |inner| {
         prop_oneof![
-            proptest::collection::vec(inner.clone(), 0..3).prop_map(Value::List),
-            proptest::collection::vec((any_label(), inner), 0..3).prop_map(Value::Record),
+            proptest::collection::vec(inner.clone(), 0..3).prop_map(CellValue::List),
+            proptest::collection::vec((any_label(), inner), 0..3).prop_map(CellValue::Record),
         ]
     })
 }
@@ -510,23 +540,24 @@ fn some<S: Strategy>(strategy: S) -> impl Strategy<Value = Vec<S::Value>> {
     proptest::collection::vec(strategy, 0..5)
 }
 
-fn any_facts() -> impl Strategy<Value = Block> {
-    let shape = prop_oneof![Just(Shape::Line), Just(Shape::Columns), Just(Shape::List)];
+fn any_facts() -> impl Strategy<Value = ReportBlock> {
+    let shape =
+        prop_oneof![Just(FactsShape::Line), Just(FactsShape::Columns), Just(FactsShape::List)];
     (any_label(), any_label(), any_audience(), shape, some(any_fact())).prop_map(
         |(key, title, audience, shape, facts)| {
-            Block::Facts(Facts { key, title, audience, shape, facts })
+            ReportBlock::Facts(NamedFacts { key, title, audience, shape, facts })
         },
     )
 }
 
-fn any_column() -> impl Strategy<Value = Column> {
+fn any_column() -> impl Strategy<Value = TableColumn> {
     let cells = prop_oneof![
-        some(any::<u64>()).prop_map(Cells::Bytes),
-        some(any::<u64>()).prop_map(Cells::Counts),
-        some(any::<u64>()).prop_map(Cells::Addresses),
-        some(any_name()).prop_map(Cells::Names),
-        some(any_label()).prop_map(Cells::Labels),
-        some(any_value()).prop_map(Cells::Values),
+        some(any::<u64>()).prop_map(ColumnCells::Bytes),
+        some(any::<u64>()).prop_map(ColumnCells::Counts),
+        some(any::<u64>()).prop_map(ColumnCells::Addresses),
+        some(any_name()).prop_map(ColumnCells::Names),
+        some(any_label()).prop_map(ColumnCells::Labels),
+        some(any_value()).prop_map(ColumnCells::Values),
     ];
     let gaps = prop_oneof![
         Just(Gaps::None),
@@ -534,7 +565,7 @@ fn any_column() -> impl Strategy<Value = Column> {
         proptest::collection::btree_map(0..9usize, any_absent(), 0..3).prop_map(Gaps::Some),
     ];
     (any_label(), any_label(), any_label(), any_audience(), cells, gaps).prop_map(
-        |(key, label, meaning, audience, cells, gaps)| Column {
+        |(key, label, meaning, audience, cells, gaps)| TableColumn {
             key,
             label,
             meaning,
@@ -546,7 +577,7 @@ fn any_column() -> impl Strategy<Value = Column> {
 }
 
 /// Columns of different lengths are in it on purpose: a view must not panic on a wrong report.
-fn any_table() -> impl Strategy<Value = Block> {
+fn any_table() -> impl Strategy<Value = ReportBlock> {
     let keys = proptest::option::of(some(any_label()));
     let total = proptest::option::of(some(any_value()));
     (
@@ -559,11 +590,11 @@ fn any_table() -> impl Strategy<Value = Block> {
         any_label(),
     )
         .prop_map(|(key, title, audience, columns, row_keys, total, note)| {
-            Block::Table(Table { key, title, audience, columns, row_keys, total, note })
+            ReportBlock::Table(ReportTable { key, title, audience, columns, row_keys, total, note })
         })
 }
 
-fn any_findings() -> impl Strategy<Value = Block> {
+fn any_findings() -> impl Strategy<Value = ReportBlock> {
     let severity =
         prop_oneof![Just(Severity::Note), Just(Severity::Warning), Just(Severity::Critical)];
     let finding = (severity, some(any_value()), some(any_fact()), some(any_value())).prop_map(
@@ -575,7 +606,8 @@ fn any_findings() -> impl Strategy<Value = Block> {
             next_step,
         },
     );
-    (some(finding), any_label()).prop_map(|(list, none)| Block::Findings(Findings { list, none }))
+    (some(finding), any_label())
+        .prop_map(|(list, none)| ReportBlock::Findings(Findings { list, none }))
 }
 
 fn any_range() -> impl Strategy<Value = AddrRange> {
@@ -585,7 +617,7 @@ fn any_range() -> impl Strategy<Value = AddrRange> {
     })
 }
 
-fn any_map() -> impl Strategy<Value = Block> {
+fn any_map() -> impl Strategy<Value = ReportBlock> {
     let pool = proptest::sample::select(vec![
         "heap", "text", "a<b", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12",
     ]);
@@ -595,18 +627,25 @@ fn any_map() -> impl Strategy<Value = Block> {
     );
     let cluster = (any_range(), some(cell)).prop_map(|(range, cells)| Cluster { range, cells });
     (any_label(), some(cluster))
-        .prop_map(|(title, clusters)| Block::AddressMap(AddressMap { title, clusters }))
+        .prop_map(|(title, clusters)| ReportBlock::AddressMap(AddressMap { title, clusters }))
 }
 
-fn any_chart() -> impl Strategy<Value = Block> {
-    let line =
-        (any_label(), some(any::<(f64, f64)>())).prop_map(|(label, points)| Line { label, points });
+fn any_chart() -> impl Strategy<Value = ReportBlock> {
+    let line = (any_label(), some(any::<(f64, f64)>()))
+        .prop_map(|(label, points)| ChartLine { label, points });
     (some(any_value()), any_axis(), any_axis(), some(line))
-        .prop_map(|(title, x, y, lines)| Block::Chart(Chart { title, x, y, lines }))
+        .prop_map(|(title, x, y, lines)| ReportBlock::Chart(Chart { title, x, y, lines }))
 }
 
 fn any_axis() -> impl Strategy<Value = Axis> {
-    let units = vec![Unit::Bytes, Unit::Count, Unit::Nanos, Unit::Number, Unit::Share, Unit::Rate];
+    let units = vec![
+        AxisUnit::Bytes,
+        AxisUnit::Count,
+        AxisUnit::Nanos,
+        AxisUnit::Number,
+        AxisUnit::Share,
+        AxisUnit::Rate,
+    ];
     let scale = proptest::sample::select(vec![Scale::Linear, Scale::Log]);
     (any_label(), proptest::sample::select(units), scale).prop_map(|(label, unit, scale)| Axis {
         label,
@@ -615,7 +654,7 @@ fn any_axis() -> impl Strategy<Value = Axis> {
     })
 }
 
-fn any_bars() -> impl Strategy<Value = Block> {
+fn any_bars() -> impl Strategy<Value = ReportBlock> {
     let interval = proptest::option::of(any::<(f64, f64)>());
     let bar = (any_label(), any::<f64>(), interval).prop_map(|(label, value, interval)| Bar {
         label,
@@ -623,22 +662,26 @@ fn any_bars() -> impl Strategy<Value = Block> {
         interval,
     });
     (some(any_value()), any_axis(), some(bar))
-        .prop_map(|(title, axis, bars)| Block::Bars(Bars { title, axis, bars }))
+        .prop_map(|(title, axis, bars)| ReportBlock::Bars(Bars { title, axis, bars }))
 }
 
-fn any_claims() -> impl Strategy<Value = Block> {
-    let verdict =
-        prop_oneof![Just(Verdict::Agrees), Just(Verdict::CannotTell), Just(Verdict::Disagrees)];
+fn any_claims() -> impl Strategy<Value = ReportBlock> {
+    let verdict = prop_oneof![
+        Just(ClaimVerdict::Agrees),
+        Just(ClaimVerdict::CannotTell),
+        Just(ClaimVerdict::Disagrees)
+    ];
     let words = [any_label(), any_label(), any_label(), any_label(), any_label()];
     let claim = (words, verdict).prop_map(|([text, source, expected, measured, why], verdict)| {
-        Claim { text, source, expected, measured, verdict, why }
+        ExperimentClaim { text, source, expected, measured, verdict, why }
     });
-    some(claim).prop_map(Block::Claims)
+    some(claim).prop_map(ReportBlock::Claims)
 }
 
-fn any_text() -> impl Strategy<Value = Block> {
-    (any_label(), some(any_value()), any_audience())
-        .prop_map(|(title, pieces, audience)| Block::Text(Paragraph { title, pieces, audience }))
+fn any_text() -> impl Strategy<Value = ReportBlock> {
+    (any_label(), some(any_value()), any_audience()).prop_map(|(title, pieces, audience)| {
+        ReportBlock::Text(Paragraph { title, pieces, audience })
+    })
 }
 
 /// Any report, sensible or not.
@@ -651,7 +694,7 @@ pub(crate) fn any_report() -> impl Strategy<Value = Report> {
         any_chart(),
         any_bars(),
         any_claims(),
-        any_label().prop_map(Block::Part),
+        any_label().prop_map(ReportBlock::Part),
         any_text()
     ];
     (some(any_value()), proptest::collection::vec(block, 0..5)).prop_map(|(title, blocks)| Report {

@@ -1,21 +1,21 @@
-//! `profile.proto` of pprof as another implementation of Protocol Buffers reads it: names and numbers of
-//! <https://github.com/google/pprof/blob/main/proto/profile.proto>.
+//! `profile.proto` of pprof as another implementation of Protocol Buffers reads it: names and
+//! numbers of <https://github.com/google/pprof/blob/main/proto/profile.proto>.
 #![allow(clippy::doc_markdown, reason = "one line each")]
 
 use prost::Message;
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Profile {
+pub(crate) struct ProtoProfile {
     #[prost(message, repeated, tag = "1")]
     pub(crate) sample_type: Vec<ValueType>,
     #[prost(message, repeated, tag = "2")]
-    pub(crate) sample: Vec<Sample>,
+    pub(crate) sample: Vec<ProtoSample>,
     #[prost(message, repeated, tag = "3")]
-    pub(crate) mapping: Vec<Mapping>,
+    pub(crate) mapping: Vec<ProtoMapping>,
     #[prost(message, repeated, tag = "4")]
-    pub(crate) location: Vec<Location>,
+    pub(crate) location: Vec<ProtoLocation>,
     #[prost(message, repeated, tag = "5")]
-    pub(crate) function: Vec<Function>,
+    pub(crate) function: Vec<ProtoFunction>,
     #[prost(string, repeated, tag = "6")]
     pub(crate) string_table: Vec<String>,
     #[prost(int64, tag = "9")]
@@ -35,17 +35,17 @@ pub(crate) struct ValueType {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Sample {
+pub(crate) struct ProtoSample {
     #[prost(uint64, repeated, tag = "1")]
     pub(crate) location_id: Vec<u64>,
     #[prost(int64, repeated, tag = "2")]
     pub(crate) value: Vec<i64>,
     #[prost(message, repeated, tag = "3")]
-    pub(crate) label: Vec<Label>,
+    pub(crate) label: Vec<ProtoLabel>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Label {
+pub(crate) struct ProtoLabel {
     #[prost(int64, tag = "1")]
     pub(crate) key: i64,
     #[prost(int64, tag = "2")]
@@ -55,7 +55,7 @@ pub(crate) struct Label {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Mapping {
+pub(crate) struct ProtoMapping {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(uint64, tag = "2")]
@@ -77,7 +77,7 @@ pub(crate) struct Mapping {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Location {
+pub(crate) struct ProtoLocation {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(uint64, tag = "2")]
@@ -85,11 +85,11 @@ pub(crate) struct Location {
     #[prost(uint64, tag = "3")]
     pub(crate) address: u64,
     #[prost(message, repeated, tag = "4")]
-    pub(crate) line: Vec<Line>,
+    pub(crate) line: Vec<ProtoLine>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Line {
+pub(crate) struct ProtoLine {
     #[prost(uint64, tag = "1")]
     pub(crate) function_id: u64,
     #[prost(int64, tag = "2")]
@@ -97,7 +97,7 @@ pub(crate) struct Line {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Function {
+pub(crate) struct ProtoFunction {
     #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
     #[prost(int64, tag = "2")]

@@ -1,19 +1,20 @@
-//! What each policy of FIFO pools gains: beside it what was done before, on the pattern for which it is there.
+//! Gain of each policy of FIFO pools: compared with the old policy, on the pattern that it is made
+//! for.
 
 use pagewise_alloc::fifo::Policy;
 use pagewise_alloc::{Fifo, Os};
-use pagewise_bench_allocators::{Runner, race};
+use pagewise_bench_allocators::{BenchRunner, race};
 
-use crate::Live;
+use crate::LiveFifoBlocks;
 
 const ROUNDS: usize = 7;
 const MIB: f64 = (1 << 20) as f64;
 
 /// A pool and its live blocks.
-type Ours = Live<Fifo<Os>>;
+type Ours = LiveFifoBlocks<Fifo<Os>>;
 
 fn live(policy: Policy, blocks: usize) -> Ours {
-    Live::new(Fifo::with_policy(Os, policy).expect("memory for a pool"), blocks)
+    LiveFifoBlocks::new(Fifo::with_policy(Os, policy).expect("memory for a pool"), blocks)
 }
 
 /// A queue that is empty after each 1000 blocks.
@@ -35,7 +36,7 @@ fn disorder(ours: &mut Ours) {
 }
 
 /// A policy, what was done before, and where it matters.
-struct Row {
+struct FifoAblation {
     policy: &'static str,
     before: &'static str,
     pattern: &'static str,
@@ -44,8 +45,8 @@ struct Row {
     run: fn(&mut Ours),
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const ROWS: &[FifoAblation] = &[
+    FifoAblation {
         policy: "one empty page is kept",
         before: "is given back",
         pattern: "bursts of 1000 blocks, 200,000 in all",
@@ -53,7 +54,7 @@ const ROWS: &[Row] = &[
         blocks: 1000,
         run: bursts,
     },
-    Row {
+    FifoAblation {
         policy: "a page that empties replaces a full one",
         before: "becomes the spare",
         pattern: "a queue of 4096 blocks, 204,800 in all",
@@ -61,7 +62,7 @@ const ROWS: &[Row] = &[
         blocks: 4096,
         run: queue,
     },
-    Row {
+    FifoAblation {
         policy: "holes are filled",
         before: "wait until their page is empty",
         pattern: "20,000 live, 200,000 replaced at random",
@@ -69,7 +70,7 @@ const ROWS: &[Row] = &[
         blocks: 20_000,
         run: disorder,
     },
-    Row {
+    FifoAblation {
         policy: "freed blocks wait for their size",
         before: "become holes",
         pattern: "20,000 live, 200,000 replaced at random",
@@ -87,8 +88,8 @@ pub(crate) fn ablation() {
         let [mut now, mut then] =
             [Policy::default(), before].map(|policy| live(policy, row.blocks));
         let runners = vec![
-            Runner::new(row.policy, 200_000, || (row.run)(&mut now)),
-            Runner::new(row.before, 200_000, || (row.run)(&mut then)),
+            BenchRunner::new(row.policy, 200_000, || (row.run)(&mut now)),
+            BenchRunner::new(row.before, 200_000, || (row.run)(&mut then)),
         ];
         race(row.pattern, ROUNDS, runners);
         let [now, then] = [&now, &then].map(|ours| ours.held() as f64 / MIB);

@@ -1,5 +1,5 @@
-//! FIFO: 4096 live blocks of 16 to 512 bytes, the oldest replaced; the same with zeroed memory; and 100,000 live blocks
-//! replaced at random, which the pool is not made for.
+//! FIFO: 4096 live blocks of 16 to 512 bytes, the oldest replaced; the same with zeroed memory; and
+//! 100,000 live blocks replaced at random, which the pool is not made for.
 
 #[cfg(feature = "ablation")]
 mod ablation;
@@ -9,19 +9,19 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use pagewise_alloc::{Fifo, Os};
-use pagewise_bench_allocators::{Runner, black_box, for_each_malloc, race, verdict};
+use pagewise_bench_allocators::{BenchRunner, black_box, for_each_malloc, race, verdict};
 
 const LIVE: usize = 4096;
 const STEPS: usize = 256 * LIVE;
 const RANDOM_LIVE: usize = 100_000;
-/// Each block is replaced a hundred times in a round: to fetch again what others' rounds drove out of the caches takes as
-/// long as to replace each five times.
+/// Each block is replaced a hundred times in a round: to fetch again what others' rounds drove out
+/// of the caches takes as long as to replace each five times.
 const RANDOM_STEPS: usize = 100 * RANDOM_LIVE;
 const ROUNDS: usize = 15;
 const SIZES: usize = 1 << 15;
 
-/// What takes part. Layouts have a size.
-trait Pool {
+/// Interface of a pool in the benchmark. Layouts have a size.
+trait FifoPool {
     fn allocate(&self, layout: Layout) -> *mut u8;
     fn allocate_zeroed(&self, layout: Layout) -> *mut u8;
 
@@ -30,7 +30,7 @@ trait Pool {
     unsafe fn free(&self, block: *mut u8, layout: Layout);
 }
 
-impl Pool for Fifo<Os> {
+impl FifoPool for Fifo<Os> {
     #[inline(always)]
     fn allocate(&self, layout: Layout) -> *mut u8 {
         Fifo::allocate(self, layout).map_or(std::ptr::null_mut(), NonNull::as_ptr)
@@ -45,15 +45,15 @@ impl Pool for Fifo<Os> {
     unsafe fn free(&self, block: *mut u8, layout: Layout) {
         // SAFETY: a block that was null would have been written to.
         let block = unsafe { NonNull::new_unchecked(block) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { Fifo::free(self, block, layout) };
     }
 }
 
 /// A general allocator.
-struct Malloc<M>(M);
+struct FifoMalloc<M>(M);
 
-impl<M: GlobalAlloc> Pool for Malloc<M> {
+impl<M: GlobalAlloc> FifoPool for FifoMalloc<M> {
     #[inline(always)]
     fn allocate(&self, layout: Layout) -> *mut u8 {
         // SAFETY: no layout here has a size of 0.
@@ -68,18 +68,19 @@ impl<M: GlobalAlloc> Pool for Malloc<M> {
 
     #[inline(always)]
     unsafe fn free(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this allocator with this layout.
         unsafe { self.0.dealloc(black_box(block), layout) };
     }
 }
 
-/// No allocator: every block that is freed is the next that is handed out, and the first ones lie side by side.
-struct Nothing {
+/// No allocator: every block that is freed is the next that is handed out, and the first ones lie
+/// side by side.
+struct NoFifo {
     last: Cell<*mut u8>,
     rest: Cell<usize>,
 }
 
-impl Pool for Nothing {
+impl FifoPool for NoFifo {
     #[inline(always)]
     fn allocate(&self, _layout: Layout) -> *mut u8 {
         if self.rest.get() > 0 {
@@ -102,7 +103,7 @@ impl Pool for Nothing {
 }
 
 /// A pool and its live blocks. The block of step n is of size n, and takes the place of another.
-struct Live<P: Pool> {
+struct LiveFifoBlocks<P: FifoPool> {
     pool: P,
     blocks: Vec<(*mut u8, u32)>,
     sizes: Vec<u16>,
@@ -110,11 +111,12 @@ struct Live<P: Pool> {
     seed: u64,
 }
 
-impl<P: Pool> Live<P> {
-    fn new(pool: P, live: usize) -> Live<P> {
+impl<P: FifoPool> LiveFifoBlocks<P> {
+    fn new(pool: P, live: usize) -> LiveFifoBlocks<P> {
         let mut seed = 0x2545_f491_4f6c_dd1d;
         let sizes = (0..SIZES).map(|_| 16 + below(497, &mut seed) as u16).collect();
-        let mut new = Live { pool, blocks: Vec::with_capacity(live), sizes, step: 0, seed };
+        let mut new =
+            LiveFifoBlocks { pool, blocks: Vec::with_capacity(live), sizes, step: 0, seed };
         for _ in 0..live {
             let block = new.next_block(P::allocate);
             new.blocks.push(block);
@@ -165,17 +167,17 @@ impl<P: Pool> Live<P> {
 }
 
 #[cfg(feature = "ablation")]
-impl Live<Fifo<Os>> {
+impl LiveFifoBlocks<Fifo<Os>> {
     fn len(&self) -> usize {
         self.blocks.len()
     }
 
     fn replace_at(&mut self, at: usize) {
-        self.replace(at, <Fifo<Os> as Pool>::allocate);
+        self.replace(at, <Fifo<Os> as FifoPool>::allocate);
     }
 
     fn push(&mut self) {
-        let block = self.next_block(<Fifo<Os> as Pool>::allocate);
+        let block = self.next_block(<Fifo<Os> as FifoPool>::allocate);
         self.blocks.push(block);
     }
 
@@ -183,7 +185,7 @@ impl Live<Fifo<Os>> {
     fn pop_all(&mut self) {
         for (block, size) in self.blocks.drain(..) {
             // SAFETY: it is live, and used no more.
-            unsafe { Pool::free(&self.pool, block, layout(size)) };
+            unsafe { FifoPool::free(&self.pool, block, layout(size)) };
         }
     }
 
@@ -212,34 +214,35 @@ fn pool() -> Fifo<Os> {
 /// Ours, and every general allocator, each with as many live blocks.
 macro_rules! runners {
     ($units:expr, $live:expr, $round:expr) => {{
-        let mut ours = Live::new(pool(), $live);
-        let mut runners = vec![Runner::new("pagewise", $units, move || $round(&mut ours))];
+        let mut ours = LiveFifoBlocks::new(pool(), $live);
+        let mut runners = vec![BenchRunner::new("pagewise", $units, move || $round(&mut ours))];
         macro_rules! general {
             ($name:literal, $malloc:expr) => {
-                let mut peer = Live::new(Malloc($malloc), $live);
-                runners.push(Runner::new($name, $units, move || $round(&mut peer)));
+                let mut peer = LiveFifoBlocks::new(FifoMalloc($malloc), $live);
+                runners.push(BenchRunner::new($name, $units, move || $round(&mut peer)));
             };
         }
         for_each_malloc!(general);
         let mut memory = vec![0_u8; 264 * ($live + 1)];
-        let nothing = Nothing { last: Cell::new(memory.as_mut_ptr()), rest: Cell::new($live) };
-        let mut floor = Live::new(nothing, $live);
-        runners
-            .push(Runner::new("floor: nothing is allocated", $units, move || $round(&mut floor)));
+        let nothing = NoFifo { last: Cell::new(memory.as_mut_ptr()), rest: Cell::new($live) };
+        let mut floor = LiveFifoBlocks::new(nothing, $live);
+        runners.push(BenchRunner::new("floor: nothing is allocated", $units, move || {
+            $round(&mut floor)
+        }));
         std::mem::forget(memory);
         runners
     }};
 }
 
-fn oldest<P: Pool>(live: &mut Live<P>) {
+fn oldest<P: FifoPool>(live: &mut LiveFifoBlocks<P>) {
     live.replace_oldest(P::allocate);
 }
 
-fn oldest_zeroed<P: Pool>(live: &mut Live<P>) {
+fn oldest_zeroed<P: FifoPool>(live: &mut LiveFifoBlocks<P>) {
     live.replace_oldest(P::allocate_zeroed);
 }
 
-fn any<P: Pool>(live: &mut Live<P>) {
+fn any<P: FifoPool>(live: &mut LiveFifoBlocks<P>) {
     live.replace_any();
 }
 
@@ -253,7 +256,7 @@ fn main() {
     let title = "100,000 live, replaced at random";
     let results = race(title, 5, runners!(RANDOM_STEPS, RANDOM_LIVE, any));
     results.goal_of_best("pagewise", 1.0, &["floor"]);
-    let mut ours = Live::new(pool(), RANDOM_LIVE);
+    let mut ours = LiveFifoBlocks::new(pool(), RANDOM_LIVE);
     any(&mut ours);
     let ratio = ours.pool.held() as f64 / ours.bytes() as f64;
     verdict(ratio <= 1.5, &format!("pagewise holds <= 1.5x the live memory: {ratio:.2}x"));

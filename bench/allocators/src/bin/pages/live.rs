@@ -2,40 +2,40 @@
 
 use std::fmt;
 
-use crate::pool::{PAGE, Pool};
+use crate::pool::{PAGE, PagePool};
 
 /// Live runs.
 pub(crate) const RUNS: usize = 256;
 
-/// How long runs are.
+/// Distribution of run lengths.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Sizes {
+pub(crate) enum RunLengths {
     /// 1 to 256 pages, one as often as the other.
     Even,
     /// 1, 2, 4 .. 256 pages.
     Powers,
 }
 
-impl fmt::Display for Sizes {
+impl fmt::Display for RunLengths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Sizes::Even => "4 KiB to 1 MiB",
-            Sizes::Powers => "4, 8, 16 .. 1024 KiB",
+            RunLengths::Even => "4 KiB to 1 MiB",
+            RunLengths::Powers => "4, 8, 16 .. 1024 KiB",
         })
     }
 }
 
 /// A pool and its live runs.
-pub(crate) struct Live<'a> {
-    pool: &'a dyn Pool,
-    sizes: Sizes,
+pub(crate) struct LivePageRuns<'a> {
+    pool: &'a dyn PagePool,
+    sizes: RunLengths,
     runs: Vec<(*mut u8, usize)>,
     seed: u64,
 }
 
-impl<'a> Live<'a> {
-    pub(crate) fn new(pool: &'a dyn Pool, sizes: Sizes) -> Live<'a> {
-        let mut live = Live { pool, sizes, runs: Vec::new(), seed: 0x2545_f491_4f6c_dd1d };
+impl<'a> LivePageRuns<'a> {
+    pub(crate) fn new(pool: &'a dyn PagePool, sizes: RunLengths) -> LivePageRuns<'a> {
+        let mut live = LivePageRuns { pool, sizes, runs: Vec::new(), seed: 0x2545_f491_4f6c_dd1d };
         for _ in 0..RUNS {
             let pages = live.next().1;
             live.runs.push((pool.take(pages), pages));
@@ -50,8 +50,8 @@ impl<'a> Live<'a> {
         self.seed ^= self.seed << 17;
         let (which, random) = ((self.seed >> 32) as usize % RUNS, self.seed as u32 as usize);
         let pages = match self.sizes {
-            Sizes::Even => 1 + random * 256 / (1 << 32),
-            Sizes::Powers => 1 << (random * 9 / (1 << 32)),
+            RunLengths::Even => 1 + random * 256 / (1 << 32),
+            RunLengths::Powers => 1 << (random * 9 / (1 << 32)),
         };
         (which, pages)
     }
@@ -71,7 +71,7 @@ impl<'a> Live<'a> {
         self.runs[which]
     }
 
-    /// As [`Live::replace`], with a byte written to every page.
+    /// As [`LivePageRuns::replace`], with a byte written to every page.
     pub(crate) fn replace_touched(&mut self, steps: usize) {
         for _ in 0..steps {
             let (run, pages) = self.step();
@@ -92,15 +92,15 @@ impl<'a> Live<'a> {
 
 fn touch(run: *mut u8, pages: usize) {
     for page in 0..pages {
-        // SAFETY: the run was taken with so many pages.
+        // SAFETY: the run was allocated with this number of pages.
         unsafe { run.add(page * PAGE).write(1) };
     }
 }
 
-impl Drop for Live<'_> {
+impl Drop for LivePageRuns<'_> {
     fn drop(&mut self) {
         for (run, pages) in &self.runs {
-            // SAFETY: the runs are live, and nobody uses them any more.
+            // SAFETY: the runs are live, and are not used any more.
             unsafe { self.pool.free(*run, *pages) };
         }
     }

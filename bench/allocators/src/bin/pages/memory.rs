@@ -1,4 +1,4 @@
-//! How much memory touched runs need, and what replacing them costs then.
+//! Memory that touched runs need, and the cost of replacing them.
 
 use std::fs;
 use std::process::Command;
@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use pagewise_bench_allocators::verdict;
 
-use crate::live::{Live, RUNS, Sizes};
-use crate::pool::{PAGE, Pool};
+use crate::live::{LivePageRuns, RUNS, RunLengths};
+use crate::pool::{PAGE, PagePool};
 
 /// Runs replaced between two looks, and looks. The first few do not count.
 const STEPS: usize = 64;
@@ -22,9 +22,9 @@ fn resident() -> usize {
 }
 
 /// The most resident bytes for a byte that is live, at any look; and nanoseconds for a run.
-fn most(pool: &dyn Pool, sizes: Sizes) -> (f64, f64) {
+fn most(pool: &dyn PagePool, sizes: RunLengths) -> (f64, f64) {
     let before = resident();
-    let mut live = Live::new(pool, sizes);
+    let mut live = LivePageRuns::new(pool, sizes);
     // The pool has no reason to expect it.
     live.replace(10_000);
     live.touch();
@@ -38,12 +38,12 @@ fn most(pool: &dyn Pool, sizes: Sizes) -> (f64, f64) {
     (most, begin.elapsed().as_secs_f64() * 1e9 / (STEPS * LOOKS) as f64)
 }
 
-/// What asks for one program in a process of its own, before the pool's name.
+/// Argument that starts one program in a process of its own, before the pool's name.
 const ASKED: &str = "--touched";
-const ALL_SIZES: [Sizes; 2] = [Sizes::Even, Sizes::Powers];
+const ALL_SIZES: [RunLengths; 2] = [RunLengths::Even, RunLengths::Powers];
 
-/// Whether this is the process of one program, which has run then.
-pub(crate) fn is_asked_for(all: &[(&'static str, &'static dyn Pool)]) -> bool {
+/// True if this is the process of one program, which has run then.
+pub(crate) fn is_asked_for(all: &[(&'static str, &'static dyn PagePool)]) -> bool {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, asked, name, sizes] = arguments.as_slice() else { return false };
     let pool = all.iter().find(|(known, _)| asked == ASKED && known == name);
@@ -54,8 +54,8 @@ pub(crate) fn is_asked_for(all: &[(&'static str, &'static dyn Pool)]) -> bool {
     true
 }
 
-/// What a process of its own found: the most that is resident for what is live, and nanoseconds.
-fn ask(name: &str, sizes: Sizes) -> Option<[f64; 2]> {
+/// Results of a separate process: the peak of resident memory per live memory, and nanoseconds.
+fn ask(name: &str, sizes: RunLengths) -> Option<[f64; 2]> {
     let mut process = Command::new(std::env::current_exe().ok()?);
     let said = process.args([ASKED, name, &sizes.to_string()]).output().ok()?.stdout;
     let (most, time) = str::from_utf8(&said).ok()?.trim().split_once(' ')?;
@@ -63,7 +63,7 @@ fn ask(name: &str, sizes: Sizes) -> Option<[f64; 2]> {
 }
 
 /// Prints a row for each, and whether ours keeps to its goal.
-pub(crate) fn run(all: &[(&'static str, &'static dyn Pool)]) {
+pub(crate) fn run(all: &[(&'static str, &'static dyn PagePool)]) {
     for sizes in ALL_SIZES {
         println!("\n{RUNS} live runs of {sizes}, every page touched, {} replaced", STEPS * LOOKS);
         println!("{:<36}{:>16}{:>16}", "", "resident / live", "ns a run");

@@ -1,4 +1,4 @@
-//! What takes part.
+//! Pools in the benchmark.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::c_void;
@@ -13,11 +13,11 @@ use pagewise_bench_allocators::black_box;
 pub(crate) const PAGE: usize = 4096;
 
 /// An allocator of runs, for any thread.
-pub(crate) trait Pool: Sync {
+pub(crate) trait PagePool: Sync {
     /// A thread begins to use it.
     fn enter(&self) {}
 
-    /// A run of so many pages.
+    /// Allocates a run of this number of pages.
     fn take(&self, pages: usize) -> *mut u8;
 
     /// # Safety
@@ -25,7 +25,7 @@ pub(crate) trait Pool: Sync {
     unsafe fn free(&self, run: *mut u8, pages: usize);
 }
 
-impl Pool for Pages<Os> {
+impl PagePool for Pages<Os> {
     fn take(&self, pages: usize) -> *mut u8 {
         self.allocate(layout(pages)).map_or(ptr::null_mut(), NonNull::as_ptr)
     }
@@ -33,7 +33,7 @@ impl Pool for Pages<Os> {
     unsafe fn free(&self, run: *mut u8, pages: usize) {
         // SAFETY: no run here is null.
         let run = unsafe { NonNull::new_unchecked(run) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a run of this pool with this length.
         unsafe { Pages::free(self, run, pages * PAGE) };
     }
 }
@@ -45,7 +45,7 @@ fn layout(pages: usize) -> Layout {
 /// The kernel itself.
 pub(crate) struct Mmap;
 
-impl Pool for Mmap {
+impl PagePool for Mmap {
     fn take(&self, pages: usize) -> *mut u8 {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -59,7 +59,7 @@ impl Pool for Mmap {
     }
 }
 
-/// A buddy allocator of frame numbers over addresses that nobody touches.
+/// A buddy allocator of frame numbers over addresses that are not touched.
 pub(crate) struct Buddy {
     frames: LockedFrameAllocator<32>,
     start: *mut u8,
@@ -78,7 +78,7 @@ impl Buddy {
     }
 }
 
-impl Pool for Buddy {
+impl PagePool for Buddy {
     fn take(&self, pages: usize) -> *mut u8 {
         let frame = self.frames.lock().alloc(pages);
         self.start.wrapping_add(frame.expect("the gigabyte is not full") * PAGE)
@@ -90,18 +90,18 @@ impl Pool for Buddy {
 }
 
 /// A general allocator.
-pub(crate) struct Malloc<M>(pub(crate) M);
+pub(crate) struct PagesMalloc<M>(pub(crate) M);
 
-impl<M: GlobalAlloc + Sync> Pool for Malloc<M> {
+impl<M: GlobalAlloc + Sync> PagePool for PagesMalloc<M> {
     fn take(&self, pages: usize) -> *mut u8 {
         // SAFETY: a run has a page or more; without an alignment, which costs some of them more.
         black_box(unsafe { self.0.alloc(Layout::from_size_align_unchecked(pages * PAGE, 16)) })
     }
 
     unsafe fn free(&self, run: *mut u8, pages: usize) {
-        // SAFETY: as above.
+        // SAFETY: the size is a positive multiple of a page, and 16 is a power of two.
         let layout = unsafe { Layout::from_size_align_unchecked(pages * PAGE, 16) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a run of this allocator with this layout.
         unsafe { self.0.dealloc(black_box(run), layout) };
     }
 }
@@ -123,7 +123,7 @@ impl CFunctions {
     }
 }
 
-impl Pool for CFunctions {
+impl PagePool for CFunctions {
     fn enter(&self) {
         // SAFETY: any thread may announce itself, also twice.
         unsafe { (self.enter)() };
@@ -135,7 +135,7 @@ impl Pool for CFunctions {
     }
 
     unsafe fn free(&self, run: *mut u8, _pages: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a run of this allocator.
         unsafe { (self.free)(run.cast()) };
     }
 }

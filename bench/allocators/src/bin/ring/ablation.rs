@@ -1,8 +1,8 @@
-//! What each policy of rings gains: beside it what was done before, on the pattern for which it is there.
+//! Gain of each policy of rings: compared with the old policy, on the pattern that it is made for.
 
 use pagewise_alloc::ring::Policy;
 use pagewise_alloc::{Os, Ring};
-use pagewise_bench_allocators::{Runner, race};
+use pagewise_bench_allocators::{BenchRunner, race};
 
 use crate::{AHEAD, alone, contended};
 
@@ -20,7 +20,7 @@ fn messages(ring: &mut Ring<Os>) -> f64 {
     alone::<4, _>(ring, 20_000, 8, 64)
 }
 
-/// A list of 4M nodes of 8 bytes, and its blocks given back.
+/// A list of 4M nodes of 8 bytes, whose blocks are returned.
 fn list(ring: &mut Ring<Os>) -> f64 {
     let time = alone::<1, _>(ring, 1, 4_000_000, 0);
     ring.trim();
@@ -28,7 +28,7 @@ fn list(ring: &mut Ring<Os>) -> f64 {
 }
 
 /// A policy, what was done before, and where it matters.
-struct Row {
+struct RingAblation {
     policy: &'static str,
     before: &'static str,
     pattern: &'static str,
@@ -37,8 +37,8 @@ struct Row {
     run: fn(&mut Ring<Os>) -> f64,
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const ROWS: &[RingAblation] = &[
+    RingAblation {
         policy: "frames begin at lines of the cache",
         before: "one behind the other",
         pattern: "messages of 3 nodes of 32 bytes, released elsewhere",
@@ -46,7 +46,7 @@ const ROWS: &[Row] = &[
         rounds: 101,
         run: small_messages,
     },
-    Row {
+    RingAblation {
         policy: "frames are counted when a block is left",
         before: "one by one, atomically",
         pattern: "messages of 8 nodes of 32 bytes, released on the same thread",
@@ -54,7 +54,7 @@ const ROWS: &[Row] = &[
         rounds: 101,
         run: messages,
     },
-    Row {
+    RingAblation {
         policy: "blocks grow to 1 MiB",
         before: "are of 64 KiB",
         pattern: "a list of 4M nodes of 8 bytes, in memory that is new",
@@ -71,8 +71,8 @@ pub(crate) fn ablation() {
         (row.without)(&mut before);
         let [mut now, mut then] = [Policy::default(), before].map(ring);
         let runners = vec![
-            Runner::timed(row.policy, || (row.run)(&mut now)),
-            Runner::timed(row.before, || (row.run)(&mut then)),
+            BenchRunner::timed(row.policy, || (row.run)(&mut now)),
+            BenchRunner::timed(row.before, || (row.run)(&mut then)),
         ];
         race(row.pattern, row.rounds, runners);
     }

@@ -1,5 +1,5 @@
-//! Rings: lists that one thread builds and another walks and releases. Batches of a million nodes of 8 bytes, and messages
-//! of 8 nodes of 32.
+//! Rings: lists that one thread builds and another walks and releases. Batches of a million nodes
+//! of 8 bytes, and messages of 8 nodes of 32.
 
 #[cfg(feature = "ablation")]
 mod ablation;
@@ -10,23 +10,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use pagewise_alloc::{Os, Ring};
-use pagewise_bench_allocators::{Runner, for_each_malloc, nanoseconds, race, verdict};
+use pagewise_bench_allocators::{BenchRunner, for_each_malloc, nanoseconds, race, verdict};
 
-use makers::{Bumps, Floor, Maker, Malloc};
-use queue::Queue;
+use makers::{Bumps, Maker, RingFloor, RingMalloc};
+use queue::SpscQueue;
 
 const BATCH: usize = 1_000_000;
-/// How many messages may wait.
+/// Maximum number of waiting messages.
 const AHEAD: usize = 1024;
 
-/// Nanoseconds for a unit, of lists of `nodes` that go to a thread, which has at most `ahead` waiting.
+/// Nanoseconds for a unit, of lists of `nodes` that go to a thread, which has at most `ahead`
+/// waiting.
 fn contended<const WORDS: usize, M: Maker<WORDS>>(
     maker: &mut M,
     lists: usize,
     nodes: usize,
     ahead: usize,
 ) -> f64 {
-    let (there, back) = (Queue::new(ahead), Queue::new(1 << 20));
+    let (there, back) = (SpscQueue::new(ahead), SpscQueue::new(1 << 20));
     let ready = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -50,14 +51,15 @@ fn contended<const WORDS: usize, M: Maker<WORDS>>(
     })
 }
 
-/// The same on one thread, which releases lists when `ahead` wait: what a message costs without another core.
+/// The same on one thread, which releases lists when `ahead` wait: what a message costs without
+/// another core.
 fn alone<const WORDS: usize, M: Maker<WORDS>>(
     maker: &mut M,
     lists: usize,
     nodes: usize,
     ahead: usize,
 ) -> f64 {
-    let (there, back) = (Queue::new(ahead + 1), Queue::new(ahead + 1));
+    let (there, back) = (SpscQueue::new(ahead + 1), SpscQueue::new(ahead + 1));
     let release = || {
         // SAFETY: the maker at the other end is of this type.
         unsafe { M::consume(there.pop(), &back) };
@@ -82,25 +84,25 @@ macro_rules! runners {
         macro_rules! runner {
             ($name:expr, $maker:expr) => {
                 let mut maker = $maker;
-                runners.push(Runner::timed($name, move || {
+                runners.push(BenchRunner::timed($name, move || {
                     $way::<$words, _>(&mut maker, $lists, $nodes, $ahead)
                 }));
             };
         }
         macro_rules! general {
             ($name:literal, $malloc:expr) => {
-                runner!($name, Malloc($malloc));
+                runner!($name, RingMalloc($malloc));
             };
         }
         runner!("pagewise", Ring::new(Os).expect("there is memory"));
         runner!("bumpalo, one a list, used again", Bumps::default());
         for_each_malloc!(general);
-        runner!("floor: memory that is there", Floor::new($floor));
+        runner!("floor: memory that is there", RingFloor::new($floor));
         runners
     }};
 }
 
-/// Races of this name, or all without one.
+/// Runs the benchmarks with this name, or all without one.
 fn main() {
     let only = std::env::args().nth(1);
     for (name, race) in [

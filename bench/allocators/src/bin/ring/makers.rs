@@ -1,4 +1,5 @@
-//! Who takes part: each makes lists of nodes, which another thread walks and releases.
+//! Allocators in the benchmark: each builds lists of nodes, which another thread walks and
+//! releases.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::{NonNull, null_mut};
@@ -12,7 +13,7 @@ use pagewise_bench_allocators::malloc::Tcmalloc;
 use snmalloc_rs::SnMalloc;
 use tikv_jemallocator::Jemalloc;
 
-use crate::queue::{Item, Queue};
+use crate::queue::{Item, SpscQueue};
 
 /// Makes lists of nodes of `WORDS` words: the first says where the next is, the last is a number.
 pub(crate) trait Maker<const WORDS: usize> {
@@ -23,10 +24,10 @@ pub(crate) trait Maker<const WORDS: usize> {
     ///
     /// # Safety
     /// It came from a maker of this type, and is not used any more.
-    unsafe fn consume(item: Item, back: &Queue);
+    unsafe fn consume(item: Item, back: &SpscQueue);
 
     /// Takes what came back of the other thread.
-    fn take_back(&mut self, _back: &Queue) {}
+    fn take_back(&mut self, _back: &SpscQueue) {}
 }
 
 /// The layout of a node.
@@ -42,9 +43,9 @@ fn write<const WORDS: usize>(nodes: usize, mut next: impl FnMut() -> *mut u8) ->
     for at in 0..nodes {
         let node = black_box(next());
         if WORDS > 1 {
-            // SAFETY: the node is of so many words.
+            // SAFETY: the node has this number of words.
             let last = unsafe { node.cast::<usize>().add(WORDS - 1) };
-            // SAFETY: as above.
+            // SAFETY: the node has this number of words.
             unsafe { last.write(at) };
         }
         // SAFETY: the node is of a word at least.
@@ -67,18 +68,18 @@ fn walk(head: *mut u8, mut each: impl FnMut(*mut u8)) {
 }
 
 /// Memory that is there, written again and again: what the rest of a round costs.
-pub(crate) struct Floor {
+pub(crate) struct RingFloor {
     memory: Vec<u64>,
     at: usize,
 }
 
-impl Floor {
-    pub(crate) fn new(bytes: usize) -> Floor {
-        Floor { memory: vec![0; bytes / 8], at: 0 }
+impl RingFloor {
+    pub(crate) fn new(bytes: usize) -> RingFloor {
+        RingFloor { memory: vec![0; bytes / 8], at: 0 }
     }
 }
 
-impl<const WORDS: usize> Maker<WORDS> for Floor {
+impl<const WORDS: usize> Maker<WORDS> for RingFloor {
     fn make(&mut self, nodes: usize) -> Item {
         if self.at + nodes * WORDS > self.memory.len() {
             self.at = 0;
@@ -93,7 +94,7 @@ impl<const WORDS: usize> Maker<WORDS> for Floor {
         (head, null_mut())
     }
 
-    unsafe fn consume((head, _): Item, _back: &Queue) {
+    unsafe fn consume((head, _): Item, _back: &SpscQueue) {
         walk(head, |node| _ = black_box(node));
     }
 }
@@ -106,10 +107,10 @@ impl<const WORDS: usize> Maker<WORDS> for Ring<Os> {
         (head, frame.seal().into_raw().as_ptr())
     }
 
-    unsafe fn consume((head, frame): Item, _back: &Queue) {
+    unsafe fn consume((head, frame): Item, _back: &SpscQueue) {
         walk(head, |node| _ = black_box(node));
         let frame = NonNull::new(frame).expect("a frame has an address");
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a sealed frame that was not released.
         drop(unsafe { Sealed::from_raw(frame) });
     }
 }
@@ -124,20 +125,20 @@ pub(crate) struct Bumps {
 impl<const WORDS: usize> Maker<WORDS> for Bumps {
     fn make(&mut self, nodes: usize) -> Item {
         let raw = self.free.pop().unwrap_or_else(|| Box::into_raw(Box::default()));
-        // SAFETY: nobody else has it until it is sent.
+        // SAFETY: no other thread has it until it is sent.
         let bump = unsafe { &*raw };
         let head = write::<WORDS>(nodes, || bump.alloc_layout(node::<WORDS>()).as_ptr());
         (head, raw.cast())
     }
 
-    unsafe fn consume((head, bump): Item, back: &Queue) {
+    unsafe fn consume((head, bump): Item, back: &SpscQueue) {
         walk(head, |node| _ = black_box(node));
-        // SAFETY: it was sent, so that nobody else has it.
+        // SAFETY: it was sent back, so no other thread has it.
         unsafe { &mut *bump.cast::<Bump>() }.reset();
         back.push((null_mut(), bump));
     }
 
-    fn take_back(&mut self, back: &Queue) {
+    fn take_back(&mut self, back: &SpscQueue) {
         while self.free.is_empty() && back.has_some() {
             self.free.push(back.pop().1.cast());
         }
@@ -170,18 +171,18 @@ impl General for Tcmalloc {
 }
 
 /// A general allocator, where each node is freed by itself.
-pub(crate) struct Malloc<M>(pub(crate) M);
+pub(crate) struct RingMalloc<M>(pub(crate) M);
 
-impl<M: General, const WORDS: usize> Maker<WORDS> for Malloc<M> {
+impl<M: General, const WORDS: usize> Maker<WORDS> for RingMalloc<M> {
     fn make(&mut self, nodes: usize) -> Item {
         // SAFETY: nodes have a size.
         let head = write::<WORDS>(nodes, || unsafe { self.0.alloc(node::<WORDS>()) });
         (head, null_mut())
     }
 
-    unsafe fn consume((head, _): Item, _back: &Queue) {
+    unsafe fn consume((head, _): Item, _back: &SpscQueue) {
         walk(head, |at| {
-            // SAFETY: as the caller promises; the node was walked past.
+            // SAFETY: the caller passes a node of this allocator, which was walked past.
             unsafe { M::THIS.dealloc(at, node::<WORDS>()) };
         });
     }

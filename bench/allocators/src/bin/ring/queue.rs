@@ -1,4 +1,5 @@
-//! A queue from one thread to another, of pairs of words: what a message costs must not hide what its memory does.
+//! A queue from one thread to another, of pairs of words: what a message costs must not hide what
+//! its memory does.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint::spin_loop;
@@ -6,26 +7,26 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::yield_now;
 
-/// What is sent: where a message begins, and by what it is released.
+/// Item of the queue: the start of a message, and the value that releases it.
 pub(crate) type Item = (*mut u8, *mut u8);
 
 /// An index of one side, and what it knows of the other's.
 #[repr(align(128))]
-struct Side {
+struct QueueSide {
     own: AtomicUsize,
     seen: Cell<usize>,
 }
 
 /// One thread calls `push`, and one `pop`.
-pub(crate) struct Queue {
-    pushed: Side,
-    popped: Side,
+pub(crate) struct SpscQueue {
+    pushed: QueueSide,
+    popped: QueueSide,
     slots: Box<[UnsafeCell<Item>]>,
     most: usize,
 }
 
 // SAFETY: a slot is the pusher's until its index is published, then the popper's until that one is.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for SpscQueue {}
 
 /// Waits until a number that another thread counts is not `at` any more.
 fn wait_past(at: usize, other: &AtomicUsize) -> usize {
@@ -40,12 +41,12 @@ fn wait_past(at: usize, other: &AtomicUsize) -> usize {
     }
 }
 
-impl Queue {
-    /// A queue in which at most so many wait.
-    pub(crate) fn new(most: usize) -> Queue {
-        let side = || Side { own: AtomicUsize::new(0), seen: Cell::new(0) };
+impl SpscQueue {
+    /// A queue of at most `most` items.
+    pub(crate) fn new(most: usize) -> SpscQueue {
+        let side = || QueueSide { own: AtomicUsize::new(0), seen: Cell::new(0) };
         let slots = (0..most).map(|_| UnsafeCell::new((null_mut(), null_mut()))).collect();
-        Queue { pushed: side(), popped: side(), slots, most }
+        SpscQueue { pushed: side(), popped: side(), slots, most }
     }
 
     #[inline]
@@ -68,7 +69,7 @@ impl Queue {
         }
     }
 
-    /// Whether there is something to pop.
+    /// True if there is something to pop.
     pub(crate) fn has_some(&self) -> bool {
         self.popped.own.load(Ordering::Relaxed) != self.pushed.own.load(Ordering::Acquire)
     }

@@ -1,11 +1,11 @@
-//! What each policy of stacks gains: beside it what was done before, on the pattern for which it is there.
+//! Gain of each policy of stacks: compared with the old policy, on the pattern that it is made for.
 
 use std::alloc::Layout;
 
 use pagewise_alloc::Os;
 use pagewise_alloc::stack::old::{Greedy, NoFollow, NotInPlace, Rounded, SmallBlocks};
 use pagewise_alloc::stack::{Policy, Stack, Usual};
-use pagewise_bench_allocators::{Runner, black_box, race, verdict};
+use pagewise_bench_allocators::{BenchRunner, black_box, race, verdict};
 
 const ROUNDS: usize = 11;
 const MIB: f64 = (1 << 20) as f64;
@@ -18,8 +18,8 @@ fn bytes(size: usize) -> Layout {
     Layout::from_size_align(size, 8).expect("a size below 2^63")
 }
 
-/// Inner frames fill many blocks, and the outer one asks for blocks that are larger, and larger each time. Returns bytes
-/// that were taken of the system.
+/// Inner frames fill many blocks, and the outer one asks for blocks that are larger, and larger
+/// each time. Returns bytes that were taken of the system.
 fn worst_case<P: Policy>() -> u64 {
     let mut stack = stack::<P>();
     stack.scope(|outer| {
@@ -46,7 +46,8 @@ fn list<P: Policy>() -> u64 {
     stack.taken()
 }
 
-/// A frame that begins just before the end of a block, and 10,000 inside it, each of which crosses that.
+/// A frame that begins just before the end of a block, and 10,000 inside it, each of which crosses
+/// that.
 fn at_the_end<P: Policy>() -> u64 {
     let mut stack = stack::<P>();
     stack.scope(|outer| {
@@ -67,7 +68,7 @@ fn growing<P: Policy>() -> u64 {
     let stack = stack::<P>();
     let (mut block, mut size) = (stack.allocate(bytes(16)).expect("memory"), 16);
     while size < 32_000 {
-        // SAFETY: it is the last block, and nobody else uses it.
+        // SAFETY: it is the last block, and not used elsewhere.
         block = unsafe { stack.resize(block, bytes(size), bytes(size + 16)) }.expect("memory");
         size += 16;
         black_box(block);
@@ -76,7 +77,7 @@ fn growing<P: Policy>() -> u64 {
 }
 
 /// A policy, and what was done before.
-struct Row {
+struct StackAblation {
     policy: &'static str,
     before: &'static str,
     pattern: &'static str,
@@ -84,36 +85,36 @@ struct Row {
     then: fn() -> u64,
 }
 
-const ROWS: &[Row] = &[
-    Row {
+const ROWS: &[StackAblation] = &[
+    StackAblation {
         policy: "the search stops at a block that fits",
         before: "gives back those on the way",
         pattern: "large requests among frames of small ones",
         now: worst_case::<Usual>,
         then: worst_case::<Greedy>,
     },
-    Row {
+    StackAblation {
         policy: "blocks of 64 requests and more",
         before: "of 64 KiB",
         pattern: "10,000 requests of 4000 bytes",
         now: not_small::<Usual>,
         then: not_small::<SmallBlocks>,
     },
-    Row {
+    StackAblation {
         policy: "frames follow into the next block",
         before: "go back to the last",
         pattern: "frames at the end of a block",
         now: at_the_end::<Usual>,
         then: at_the_end::<NoFollow>,
     },
-    Row {
+    StackAblation {
         policy: "addresses aligned on demand",
         before: "sizes rounded to 16",
         pattern: "1M requests of 8 bytes",
         now: list::<Usual>,
         then: list::<Rounded>,
     },
-    Row {
+    StackAblation {
         policy: "the last block grows in place",
         before: "moves",
         pattern: "a block that grows to 32 KB",
@@ -125,8 +126,9 @@ const ROWS: &[Row] = &[
 /// Prints time and memory of each.
 pub fn ablation() {
     for row in ROWS {
-        let runner =
-            |name: &str, run: fn() -> u64| Runner::new(name, 1000, move || _ = black_box(run()));
+        let runner = |name: &str, run: fn() -> u64| {
+            BenchRunner::new(name, 1000, move || _ = black_box(run()))
+        };
         let title = format!("{}: thousandths of a run", row.pattern);
         let runners = vec![runner(row.policy, row.now), runner(row.before, row.then)];
         race(&title, ROUNDS, runners);

@@ -1,5 +1,5 @@
-//! Stacks: a list of 20 million nodes of 8 bytes, and frames in frames. With `--features ablation` also what each policy
-//! gains.
+//! Stacks: a list of 20 million nodes of 8 bytes, and frames in frames. With `--features ablation`
+//! also what each policy gains.
 
 #[cfg(feature = "ablation")]
 mod ablation;
@@ -15,32 +15,32 @@ use bump_scope::{Bump, BumpScope};
 use bumpalo::Bump as Bumpalo;
 use pagewise_alloc::stack::{Scope, Stack};
 use pagewise_alloc::{Os, t_scope};
-use pagewise_bench_allocators::{Runner, black_box, for_each_malloc, race};
+use pagewise_bench_allocators::{BenchRunner, black_box, for_each_malloc, race};
 use typed_arena::Arena;
 
 const ROUNDS: usize = 9;
 
 /// The list.
 const NODES: usize = 20_000_000;
-/// More than its bytes, for stacks that are told beforehand.
+/// More than the bytes of the nodes, for stacks with a size given in advance.
 const ROOM: usize = NODES * 8 + (1 << 20);
 
 /// A node of a list: where the next is.
 #[derive(Clone, Copy)]
-struct Node(*mut Node);
+struct StackListNode(*mut StackListNode);
 
-/// Somebody who builds a list, calls what it is given, and frees the list.
-type List<'a> = RefCell<Box<dyn FnMut(&mut dyn FnMut()) + 'a>>;
+/// A function that builds a list, calls its argument, and frees the list.
+type ListBuilder<'a> = RefCell<Box<dyn FnMut(&mut dyn FnMut()) + 'a>>;
 
 /// Builds a list of what `allocate` makes of values.
 #[inline(always)]
-fn build(mut allocate: impl FnMut(Node) -> *mut Node) -> *mut Node {
-    let head = (0..NODES).fold(ptr::null_mut(), |head, _| allocate(Node(head)));
+fn build(mut allocate: impl FnMut(StackListNode) -> *mut StackListNode) -> *mut StackListNode {
+    let head = (0..NODES).fold(ptr::null_mut(), |head, _| allocate(StackListNode(head)));
     black_box(head)
 }
 
 /// Walks a list and frees each node.
-fn walk(mut head: *mut Node, free: impl Fn(*mut Node)) {
+fn walk(mut head: *mut StackListNode, free: impl Fn(*mut StackListNode)) {
     while !head.is_null() {
         // SAFETY: the list holds nodes that are written and not freed.
         let next = unsafe { (*head).0 };
@@ -50,10 +50,10 @@ fn walk(mut head: *mut Node, free: impl Fn(*mut Node)) {
 }
 
 fn with_malloc(malloc: &impl GlobalAlloc, built: &mut dyn FnMut()) {
-    let layout = Layout::new::<Node>();
+    let layout = Layout::new::<StackListNode>();
     let head = build(|node| {
         // SAFETY: a node has a size.
-        let place = black_box(unsafe { malloc.alloc(layout) }).cast::<Node>();
+        let place = black_box(unsafe { malloc.alloc(layout) }).cast::<StackListNode>();
         // SAFETY: the memory is for one node and not used yet.
         unsafe { place.write(node) };
         place
@@ -64,11 +64,11 @@ fn with_malloc(malloc: &impl GlobalAlloc, built: &mut dyn FnMut()) {
 }
 
 /// Adds without looking whether there is room: nothing is faster.
-struct Floor {
+struct StackFloor {
     next: *mut u8,
 }
 
-impl Floor {
+impl StackFloor {
     #[inline(always)]
     fn allocate(&mut self, size: usize) -> *mut u8 {
         let start = self.next;
@@ -78,10 +78,10 @@ impl Floor {
 }
 
 fn with_floor(memory: &mut [u64], built: &mut dyn FnMut()) {
-    let mut floor = Floor { next: memory.as_mut_ptr().cast() };
+    let mut floor = StackFloor { next: memory.as_mut_ptr().cast() };
     let floor = black_box(&mut floor);
     build(|node| {
-        let place = floor.allocate(size_of::<Node>()).cast::<Node>();
+        let place = floor.allocate(size_of::<StackListNode>()).cast::<StackListNode>();
         // SAFETY: the memory has room for all of them.
         unsafe { place.write(node) };
         place
@@ -89,8 +89,8 @@ fn with_floor(memory: &mut [u64], built: &mut dyn FnMut()) {
     built();
 }
 
-/// How long a list takes to build, or to free, in nanoseconds a node.
-fn lap(list: &List<'_>, free: bool) -> f64 {
+/// Time to build a list, or to free it, in nanoseconds per node.
+fn lap(list: &ListBuilder<'_>, free: bool) -> f64 {
     let (begin, mut built) = (Instant::now(), None);
     (list.borrow_mut())(&mut || built = Some(Instant::now()));
     let (built, end) = (built.expect("it calls what it is given"), Instant::now());
@@ -106,7 +106,7 @@ fn lists() {
     let mut bump: Bump = Bump::with_size(ROOM);
     let mut bumpalo = Bumpalo::with_capacity(ROOM);
     let mut blink = BlinkAlloc::with_chunk_size(ROOM);
-    let mut lists: Vec<(&str, List<'_>)> = Vec::new();
+    let mut lists: Vec<(&str, ListBuilder<'_>)> = Vec::new();
     macro_rules! list {
         ($name:expr, $list:expr) => {
             lists.push(($name, RefCell::new(Box::new($list))));
@@ -131,9 +131,9 @@ fn lists() {
         bumpalo.reset();
     });
     list!("blink-alloc, told the size", |built| {
-        let layout = Layout::new::<Node>();
+        let layout = Layout::new::<StackListNode>();
         build(|node| {
-            let place = blink.allocate(layout).expect("memory").cast::<Node>();
+            let place = blink.allocate(layout).expect("memory").cast::<StackListNode>();
             // SAFETY: the memory is for one node and not used yet.
             unsafe { place.write(node) };
             place.as_ptr()
@@ -152,8 +152,8 @@ fn lists() {
         };
     }
     for_each_malloc!(general);
-    let laps = |free: bool| -> Vec<Runner<'_>> {
-        lists.iter().map(|(name, list)| Runner::timed(name, move || lap(list, free))).collect()
+    let laps = |free: bool| -> Vec<BenchRunner<'_>> {
+        lists.iter().map(|(name, list)| BenchRunner::timed(name, move || lap(list, free))).collect()
     };
     let built = race("list of 20M nodes of 8 bytes, warm: allocating a node", ROUNDS, laps(false));
     built.goal("pagewise", 1.0, "bump-scope, told the size");
@@ -164,13 +164,13 @@ fn lists() {
 /// The frames: 4 requests of 8 to 128 bytes in each of 32.
 const DEPTH: usize = 32;
 const REQUESTS: usize = 4;
-/// How often they are pushed and popped in a round.
+/// Number of pushes and pops in a round.
 const TIMES: usize = 4000;
 
-type Level = [usize; REQUESTS];
+type FrameSizes = [usize; REQUESTS];
 
 /// Sizes that look random, in whole words.
-fn levels() -> [Level; DEPTH] {
+fn levels() -> [FrameSizes; DEPTH] {
     let mut seed = 1_u64;
     [[(); REQUESTS]; DEPTH].map(|level| {
         level.map(|()| {
@@ -181,7 +181,7 @@ fn levels() -> [Level; DEPTH] {
 }
 
 #[inline(always)]
-fn words(size: usize) -> Layout {
+fn word_layout(size: usize) -> Layout {
     Layout::from_size_align(size, 8).expect("a small size")
 }
 
@@ -192,38 +192,38 @@ fn touch(place: *mut u8, size: usize) {
     unsafe { place.cast::<usize>().write(size) };
 }
 
-fn ours(scope: &mut Scope<'_, Os>, levels: &[Level]) {
+fn ours(scope: &mut Scope<'_, Os>, levels: &[FrameSizes]) {
     let Some((level, rest)) = levels.split_first() else { return };
     scope.scope(|scope| {
         for size in level {
-            touch(scope.allocate(words(*size)).expect("memory").as_ptr(), *size);
+            touch(scope.allocate(word_layout(*size)).expect("memory").as_ptr(), *size);
         }
         ours(scope, rest);
     });
 }
 
 /// Each level looks the thread's stack up.
-fn on_the_thread(levels: &[Level]) {
+fn on_the_thread(levels: &[FrameSizes]) {
     let Some((level, rest)) = levels.split_first() else { return };
     t_scope(|scope| {
         for size in level {
-            touch(scope.allocate(words(*size)).expect("memory").as_ptr(), *size);
+            touch(scope.allocate(word_layout(*size)).expect("memory").as_ptr(), *size);
         }
         on_the_thread(rest);
     });
 }
 
-fn bump_scope(scope: &mut BumpScope, levels: &[Level]) {
+fn bump_scope(scope: &mut BumpScope, levels: &[FrameSizes]) {
     let Some((level, rest)) = levels.split_first() else { return };
     scope.scoped(|scope| {
         for size in level {
-            touch(scope.allocate_layout(words(*size)).as_ptr(), *size);
+            touch(scope.allocate_layout(word_layout(*size)).as_ptr(), *size);
         }
         bump_scope(scope, rest);
     });
 }
 
-fn floor(stack: &mut Floor, levels: &[Level]) {
+fn floor(stack: &mut StackFloor, levels: &[FrameSizes]) {
     let Some((level, rest)) = levels.split_first() else { return };
     let mark = stack.next;
     for size in level {
@@ -234,23 +234,23 @@ fn floor(stack: &mut Floor, levels: &[Level]) {
 }
 
 /// Without frames: all is freed at the end.
-fn flat(levels: &[Level], allocate: &impl Fn(Layout) -> *mut u8) {
+fn flat(levels: &[FrameSizes], allocate: &impl Fn(Layout) -> *mut u8) {
     let Some((level, rest)) = levels.split_first() else { return };
     for size in level {
-        touch(allocate(words(*size)), *size);
+        touch(allocate(word_layout(*size)), *size);
     }
     flat(rest, allocate);
 }
 
-fn general(malloc: &impl GlobalAlloc, levels: &[Level]) {
+fn general(malloc: &impl GlobalAlloc, levels: &[FrameSizes]) {
     let Some((level, rest)) = levels.split_first() else { return };
     // SAFETY: the sizes are not 0.
-    let places = level.map(|size| black_box(unsafe { malloc.alloc(words(size)) }));
+    let places = level.map(|size| black_box(unsafe { malloc.alloc(word_layout(size)) }));
     places.iter().zip(level).for_each(|(place, size)| touch(*place, *size));
     general(malloc, rest);
     for (place, size) in places.iter().zip(level).rev() {
         // SAFETY: it came from there, and is freed once.
-        unsafe { malloc.dealloc(*place, words(*size)) };
+        unsafe { malloc.dealloc(*place, word_layout(*size)) };
     }
 }
 
@@ -259,7 +259,7 @@ fn frames() {
     let levels = &levels[..];
     let mut memory = vec![1_u64; DEPTH * REQUESTS * 16];
     let mut stack = Stack::new(Os);
-    let mut told = Stack::new(Os);
+    let told = Stack::new(Os);
     assert!(told.reserve(ROOM), "memory");
     let mut bump: Bump = Bump::with_size(1 << 16);
     let mut bumpalo = Bumpalo::with_capacity(1 << 16);
@@ -268,11 +268,11 @@ fn frames() {
     macro_rules! runner {
         ($name:expr, || $once:expr) => {
             let round = || (0..TIMES).for_each(|_| _ = $once);
-            runners.push(Runner::new($name, TIMES * DEPTH * REQUESTS, round));
+            runners.push(BenchRunner::new($name, TIMES * DEPTH * REQUESTS, round));
         };
     }
     runner!("floor: nobody looks for room", || {
-        floor(black_box(&mut Floor { next: memory.as_mut_ptr().cast() }), levels);
+        floor(black_box(&mut StackFloor { next: memory.as_mut_ptr().cast() }), levels);
     });
     runner!("pagewise", || stack.scope(|scope| ours(scope, levels)));
     runner!("pagewise, t_scope", || on_the_thread(levels));

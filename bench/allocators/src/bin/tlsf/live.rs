@@ -2,21 +2,21 @@
 
 use std::alloc::Layout;
 
-use crate::pool::Pool;
+use crate::pool::TlsfPool;
 use crate::tail::cycles;
 
 /// A pool and its live blocks.
-pub(crate) struct Live<P> {
+pub(crate) struct LiveTlsfBlocks<P> {
     pool: P,
     blocks: Vec<(*mut u8, Layout)>,
     seed: u64,
 }
 
-impl<P: Pool> Live<P> {
-    pub(crate) fn new(mut pool: P, live: usize) -> Live<P> {
+impl<P: TlsfPool> LiveTlsfBlocks<P> {
+    pub(crate) fn new(mut pool: P, live: usize) -> LiveTlsfBlocks<P> {
         let mut seed = 0x2545_f491_4f6c_dd1d;
         let blocks = (0..live).map(|_| new_block(&mut pool, random(&mut seed))).collect();
-        Live { pool, blocks, seed }
+        LiveTlsfBlocks { pool, blocks, seed }
     }
 
     /// Which block is replaced next, and the size of the new one.
@@ -68,17 +68,17 @@ impl<P: Pool> Live<P> {
     }
 }
 
-/// Where a tool that counts instructions looks.
+/// Function that a tool which counts instructions observes.
 #[inline(never)]
 #[unsafe(no_mangle)]
-fn measured_allocate(pool: &mut dyn Pool, layout: Layout) -> *mut u8 {
+fn measured_allocate(pool: &mut dyn TlsfPool, layout: Layout) -> *mut u8 {
     pool.allocate(layout)
 }
 
 /// As [`measured_allocate`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-fn measured_free(pool: &mut dyn Pool, block: *mut u8, layout: Layout) {
+fn measured_free(pool: &mut dyn TlsfPool, block: *mut u8, layout: Layout) {
     // SAFETY: the block is live, and another takes its place.
     unsafe { pool.free(block, layout) };
 }
@@ -88,14 +88,15 @@ fn layout_of(random: u64) -> Layout {
     Layout::from_size_align(size, 8).expect("small, and a power of two")
 }
 
-fn new_block(pool: &mut impl Pool, random: u64) -> (*mut u8, Layout) {
+fn new_block(pool: &mut impl TlsfPool, random: u64) -> (*mut u8, Layout) {
     let layout = layout_of(random);
     (touch(pool.allocate(layout)), layout)
 }
 
 /// The user writes to a block.
 fn touch(block: *mut u8) -> *mut u8 {
-    // SAFETY: it was allocated, with 16 bytes or more; had there been no memory, this is where the race would end.
+    // SAFETY: it was allocated, with 16 bytes or more; without memory the program would have ended
+    // before.
     unsafe { block.write(1) };
     block
 }

@@ -1,4 +1,5 @@
-//! TLSF: blocks of 16 to 512 bytes replaced at random: the mean, the tail, and the most instructions a call takes.
+//! TLSF: blocks of 16 to 512 bytes replaced at random: the mean, the tail, and the most
+//! instructions a call takes.
 
 mod live;
 mod pool;
@@ -9,24 +10,25 @@ use std::cell::RefCell;
 
 use pagewise_alloc::Tlsf;
 use pagewise_alloc::source::Os;
-use pagewise_bench_allocators::{Runner, for_each_malloc, race};
+use pagewise_bench_allocators::{BenchRunner, for_each_malloc, race};
 
-use live::Live;
-use pool::{Malloc, Nothing, Pool, rlsf, talc};
-use tail::Timed;
+use live::LiveTlsfBlocks;
+use pool::{NoTlsf, TlsfMalloc, TlsfPool, rlsf, talc};
+use tail::TimedRound;
 
 const LIVE: usize = 10_000;
 const STEPS: usize = 500_000;
 const ROUNDS: usize = 21;
 
-/// Peers, and at most how many times their time ours may take: 20 ns where they took 26 and 38.
+/// Compared allocators, and the largest permitted ratio of our time to theirs: 20 ns where they
+/// needed 26 and 38.
 const GOALS: &[(&str, f64)] = &[("talc", 0.77), ("rlsf", 0.53)];
 
 /// A name, and its rounds.
-type Rounds = (&'static str, Box<dyn FnMut()>, Timed<'static>);
+type Rounds = (&'static str, Box<dyn FnMut()>, TimedRound<'static>);
 
-fn rounds(name: &'static str, pool: impl Pool + 'static) -> Rounds {
-    let live: &RefCell<_> = Box::leak(Box::new(RefCell::new(Live::new(pool, LIVE))));
+fn rounds(name: &'static str, pool: impl TlsfPool + 'static) -> Rounds {
+    let live: &RefCell<_> = Box::leak(Box::new(RefCell::new(LiveTlsfBlocks::new(pool, LIVE))));
     let replace = || live.borrow_mut().replace(STEPS);
     (name, Box::new(replace), Box::new(|| live.borrow_mut().replace_timed(STEPS)))
 }
@@ -39,11 +41,11 @@ fn all() -> Vec<Rounds> {
         rounds("ours, 16 of a size at hand", Tlsf::<Os, 16>::new(Os)),
         rounds("rlsf", rlsf()),
         rounds("talc", talc()),
-        rounds("not even a call", Nothing(0)),
+        rounds("not even a call", NoTlsf(0)),
     ];
     macro_rules! general {
         ($name:literal, $malloc:expr) => {
-            all.push(rounds($name, Malloc($malloc)));
+            all.push(rounds($name, TlsfMalloc($malloc)));
         };
     }
     for_each_malloc!(general);
@@ -56,7 +58,7 @@ fn main() {
     }
     let (mut runners, mut timed) = (Vec::new(), Vec::new());
     for (name, replace, replace_timed) in all() {
-        runners.push(Runner::new(name, STEPS, replace));
+        runners.push(BenchRunner::new(name, STEPS, replace));
         timed.push((name, replace_timed));
     }
     let title = format!("{LIVE} live blocks of 16 to 512 bytes: free one at random, allocate one");

@@ -1,4 +1,4 @@
-//! What takes part.
+//! Pools in the benchmark.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use pagewise_bench_allocators::black_box;
 const ARENA: usize = 512 << 20;
 
 /// An allocator for one thread.
-pub(crate) trait Pool {
+pub(crate) trait TlsfPool {
     fn allocate(&mut self, layout: Layout) -> *mut u8;
 
     /// # Safety
@@ -20,7 +20,7 @@ pub(crate) trait Pool {
     unsafe fn free(&mut self, block: *mut u8, layout: Layout);
 }
 
-impl<const N: usize> Pool for Tlsf<Os, N> {
+impl<const N: usize> TlsfPool for Tlsf<Os, N> {
     fn allocate(&mut self, layout: Layout) -> *mut u8 {
         Tlsf::allocate(self, layout).map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -28,14 +28,14 @@ impl<const N: usize> Pool for Tlsf<Os, N> {
     unsafe fn free(&mut self, block: *mut u8, layout: Layout) {
         // SAFETY: no block was null, or it would have been written to.
         let block = unsafe { NonNull::new_unchecked(block) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { Tlsf::free(self, block, layout) };
     }
 }
 
 pub(crate) type Rlsf = rlsf::Tlsf<'static, u32, u32, 28, 32>;
 
-impl Pool for Rlsf {
+impl TlsfPool for Rlsf {
     fn allocate(&mut self, layout: Layout) -> *mut u8 {
         rlsf::Tlsf::allocate(self, layout).map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -43,14 +43,14 @@ impl Pool for Rlsf {
     unsafe fn free(&mut self, block: *mut u8, layout: Layout) {
         // SAFETY: no block was null, or it would have been written to.
         let block = unsafe { NonNull::new_unchecked(block) };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this alignment.
         unsafe { self.deallocate(block, layout.align()) };
     }
 }
 
 pub(crate) type Talc = talc::base::Talc<talc::source::Manual, talc::DefaultBinning>;
 
-impl Pool for Talc {
+impl TlsfPool for Talc {
     fn allocate(&mut self, layout: Layout) -> *mut u8 {
         // SAFETY: no layout here has a size of 0.
         unsafe { talc::base::Talc::allocate(self, layout) }
@@ -58,15 +58,15 @@ impl Pool for Talc {
     }
 
     unsafe fn free(&mut self, block: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { self.deallocate(block, layout) };
     }
 }
 
 /// No allocator: what the rest of a round costs, and how long the machine is away from it.
-pub(crate) struct Nothing(pub(crate) u64);
+pub(crate) struct NoTlsf(pub(crate) u64);
 
-impl Pool for Nothing {
+impl TlsfPool for NoTlsf {
     fn allocate(&mut self, _layout: Layout) -> *mut u8 {
         (&raw mut self.0).cast()
     }
@@ -75,16 +75,16 @@ impl Pool for Nothing {
 }
 
 /// A general allocator.
-pub(crate) struct Malloc<M>(pub(crate) M);
+pub(crate) struct TlsfMalloc<M>(pub(crate) M);
 
-impl<M: GlobalAlloc> Pool for Malloc<M> {
+impl<M: GlobalAlloc> TlsfPool for TlsfMalloc<M> {
     fn allocate(&mut self, layout: Layout) -> *mut u8 {
         // SAFETY: no layout here has a size of 0.
         black_box(unsafe { self.0.alloc(layout) })
     }
 
     unsafe fn free(&mut self, block: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of this allocator with this layout.
         unsafe { self.0.dealloc(black_box(block), layout) };
     }
 }
@@ -104,7 +104,7 @@ pub(crate) fn rlsf() -> Rlsf {
 pub(crate) fn talc() -> Talc {
     let mut pool = Talc::new(talc::source::Manual);
     let memory = arena();
-    // SAFETY: nobody else has this memory, and it is never freed.
+    // SAFETY: no other code has this memory, and it is never freed.
     let heap = unsafe { pool.claim(memory.as_mut_ptr().cast(), memory.len()) };
     assert!(heap.is_some());
     pool

@@ -4,22 +4,22 @@ use pagewise_bench_allocators::{median, verdict};
 
 use crate::{ROUNDS, STEPS};
 
-/// Calls, quantiles, and at most how many times the cycles of rlsf they may take: 450 and 1000 where `free` took 790 and
-/// 1512.
+/// Calls, quantiles, and at most how many times the cycles of rlsf they may take: 450 and 1000
+/// where `free` took 790 and 1512.
 const GOALS: &[(&str, usize, usize, f64)] =
     &[("malloc", 0, 1, 1.0), ("malloc", 0, 2, 1.0), ("free", 1, 1, 0.57), ("free", 1, 2, 0.66)];
 
 /// A round in which each call is timed: the cycles of every `malloc`, and of every `free`, sorted.
-pub(crate) type Timed<'a> = Box<dyn FnMut() -> [Vec<u64>; 2] + 'a>;
+pub(crate) type TimedRound<'a> = Box<dyn FnMut() -> [Vec<u64>; 2] + 'a>;
 
 /// The time-stamp counter, with all loads before it done and none after it begun.
 pub(crate) fn cycles() -> u64 {
     use core::arch::x86_64::{_mm_lfence, _rdtsc};
     // SAFETY: every x86-64 has it; it touches no memory.
     unsafe { _mm_lfence() };
-    // SAFETY: as above.
+    // SAFETY: the instruction only reads a counter.
     let now = unsafe { _rdtsc() };
-    // SAFETY: as above.
+    // SAFETY: the instruction only orders loads.
     unsafe { _mm_lfence() };
     now
 }
@@ -45,7 +45,7 @@ impl Tail {
 }
 
 /// Times every call, prints the quantiles and says which goals were met.
-pub(crate) fn run(timed: Vec<(&'static str, Timed<'_>)>) {
+pub(crate) fn run(timed: Vec<(&'static str, TimedRound<'_>)>) {
     let new = |name| Tail { name, calls: [Vec::new(), Vec::new()] };
     let mut all: Vec<_> = timed.into_iter().map(|(name, timed)| (new(name), timed)).collect();
     for _ in 0..ROUNDS {

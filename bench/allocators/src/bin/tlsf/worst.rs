@@ -1,5 +1,6 @@
-//! The worst case: the most instructions that any of some thousand calls takes, while the heap grows a thousandfold.
-//! callgrind counts them, in this program called once more: instructions depend on no clock and no neighbour.
+//! The worst case: the most instructions that any of some thousand calls takes, while the heap
+//! grows a thousandfold. callgrind counts them, in this program called once more: instructions
+//! depend on no clock and no neighbour.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,24 +9,25 @@ use pagewise_alloc::Tlsf;
 use pagewise_alloc::source::Os;
 use pagewise_bench_allocators::verdict;
 
-use crate::live::Live;
-use crate::pool::{Pool, rlsf, talc};
+use crate::live::LiveTlsfBlocks;
+use crate::pool::{TlsfPool, rlsf, talc};
 
 /// Live blocks.
 const HEAPS: [usize; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Calls of each kind that are counted.
 const CALLS: usize = 5_000;
-/// What asks for a program to be counted, before the pool's name and the number of live blocks.
+/// Argument that starts a program to be counted, before the pool's name and the number of live
+/// blocks.
 const ASKED: &str = "--replace-measured";
 const NAMES: [&str; 4] = ["ours", "ours, nothing at hand", "rlsf", "talc"];
 
-fn program(pool: impl Pool, live: usize) {
-    let mut program = Live::new(pool, live);
+fn program(pool: impl TlsfPool, live: usize) {
+    let mut program = LiveTlsfBlocks::new(pool, live);
     program.replace(live);
     program.replace_measured(CALLS);
 }
 
-/// Whether this is the program that is to be counted, which has run then.
+/// True if this is the program that is to be counted, which has run then.
 pub(crate) fn is_asked_for() -> bool {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, asked, name, live] = arguments.as_slice() else { return false };
@@ -86,8 +88,8 @@ pub(crate) fn run() {
     }
 }
 
-/// Where the most grows with the heap, it does so by far more than by a path that some run did not take. A small heap with
-/// blocks at hand seldom takes the longest.
+/// If the maximum grows with the heap, it grows much more than by a path that some run did not
+/// take. A small heap with cached blocks seldom takes the longest path.
 fn judge(name: &str, call: &str, most: &[u64]) {
     let (smaller, largest) = most.split_at(most.len() - 1);
     let ratio = largest[0] as f64 / smaller.iter().copied().max().unwrap_or(1) as f64;

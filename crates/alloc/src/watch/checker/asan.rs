@@ -1,4 +1,4 @@
-//! `AddressSanitizer`: memory that nobody may touch is poisoned.
+//! `AddressSanitizer`: inaccessible memory is poisoned.
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_void};
@@ -6,9 +6,10 @@ use core::mem;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::source::Block;
+use crate::source::SourceBlock;
 
-/// The two functions of its interface for custom allocators: `void (void const volatile *, size_t)`.
+/// The two functions of its interface for custom allocators:
+/// `void (void const volatile *, size_t)`.
 static POISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static UNPOISON: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
@@ -45,15 +46,15 @@ fn unpoison(start: NonNull<u8>, size: usize) {
     call(&UNPOISON, start, size);
 }
 
-pub(super) fn taken(_pool: &Cell<usize>, block: Block) {
+pub(super) fn taken(_pool: &Cell<usize>, block: SourceBlock) {
     poison(block.start, block.size);
 }
 
-pub(super) fn given_back(block: Block) {
+pub(super) fn given_back(block: SourceBlock) {
     unpoison(block.start, block.size);
 }
 
-/// Its blocks were given back.
+/// Its blocks were returned.
 pub(super) fn destroyed(_pool: &Cell<usize>) {}
 
 pub(super) fn allocated(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {

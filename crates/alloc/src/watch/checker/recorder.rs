@@ -6,12 +6,13 @@ use core::mem;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::source::Block;
+use crate::source::SourceBlock;
 
-/// `void pagewise_heap_pool(unsigned what, void *start, size_t size)`, of the library that the recorded program loads.
+/// `void pagewise_heap_pool(unsigned what, void *start, size_t size)`, of the library that the
+/// recorded program loads.
 static TOLD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// What is told; see `pools.rs` of the recorder.
+/// Events; see `pools.rs` of the recorder.
 mod told {
     pub(super) const ALLOCATED: u32 = 0;
     pub(super) const FREED: u32 = 1;
@@ -19,7 +20,7 @@ mod told {
     pub(super) const GONE: u32 = 3;
 }
 
-/// Looks for the recorder, and asks it whether it wants to be told.
+/// Searches for the recorder, and asks it if it wants reports.
 pub(super) fn is_there() -> bool {
     let (wants, told) = (find(c"pagewise_heap_wants_pools"), find(c"pagewise_heap_pool"));
     if wants.is_null() || told.is_null() {
@@ -52,13 +53,13 @@ fn tell(what: u32, start: NonNull<u8>, size: usize) {
 }
 
 /// Nothing is handed out of it yet.
-pub(super) fn taken(_pool: &Cell<usize>, _block: Block) {}
+pub(super) fn taken(_pool: &Cell<usize>, _block: SourceBlock) {}
 
-pub(super) fn given_back(block: Block) {
+pub(super) fn given_back(block: SourceBlock) {
     tell(told::GONE, block.start, block.size);
 }
 
-/// Its blocks were given back.
+/// Its blocks were returned.
 pub(super) fn destroyed(_pool: &Cell<usize>) {}
 
 pub(super) fn allocated(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {

@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::GAP;
-use crate::source::Block;
+use crate::source::SourceBlock;
 
 /// The numbers of requests, which are part of valgrind's interface to programs for good.
 mod request {
@@ -34,8 +34,8 @@ fn ask<const N: usize>(request: usize, arguments: [usize; N]) -> usize {
 #[cfg(target_arch = "x86_64")]
 fn ask_words(words: &[usize; 6]) -> usize {
     let mut answer = 0_usize;
-    // SAFETY: the four rotations leave `rdi` as it was and the exchange does nothing; valgrind reads the words, and writes
-    // only `rdx`.
+    // SAFETY: the four rotations leave `rdi` as it was and the exchange does nothing; valgrind
+    // reads the words, and writes only `rdx`.
     unsafe {
         core::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -50,8 +50,8 @@ fn ask_words(words: &[usize; 6]) -> usize {
 #[cfg(target_arch = "aarch64")]
 fn ask_words(words: &[usize; 6]) -> usize {
     let mut answer = 0_usize;
-    // SAFETY: the four rotations leave `x12` as it was and the rest does nothing; valgrind reads the words, and writes only
-    // `x3`.
+    // SAFETY: the four rotations leave `x12` as it was and the rest does nothing; valgrind reads
+    // the words, and writes only `x3`.
     unsafe {
         core::arch::asm!(
             "ror x12, x12, #3", "ror x12, x12, #13", "ror x12, x12, #51", "ror x12, x12, #61",
@@ -69,9 +69,9 @@ fn ask_words(_words: &[usize; 6]) -> usize {
     0
 }
 
-/// Whether memcheck is there: other tools of valgrind look at a program as it is.
+/// True if memcheck is there: other tools of valgrind look at a program as it is.
 pub(super) fn is_running() -> bool {
-    /// What memcheck says when it has told what is defined.
+    /// Answer of memcheck after it has reported which bytes are defined.
     const TOLD: usize = 1;
     let (byte, mut defined) = (0_u8, 0_u8);
     let [byte, defined] =
@@ -95,13 +95,13 @@ fn id(pool: &Cell<usize>) -> usize {
     pool.get()
 }
 
-pub(super) fn taken(pool: &Cell<usize>, block: Block) {
+pub(super) fn taken(pool: &Cell<usize>, block: SourceBlock) {
     id(pool);
     ask(request::MAKE_MEM_NOACCESS, [block.start.addr().get(), block.size]);
 }
 
 /// The next who has this memory may find anything in it.
-pub(super) fn given_back(block: Block) {
+pub(super) fn given_back(block: SourceBlock) {
     ask(request::MAKE_MEM_UNDEFINED, [block.start.addr().get(), block.size]);
 }
 
@@ -116,7 +116,7 @@ pub(super) fn allocated(pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
     ask(request::MEMPOOL_ALLOC, [id(pool), start.addr().get(), size]);
 }
 
-/// What is new in a block that grew is not defined.
+/// The added bytes of a block that grew are undefined.
 pub(super) fn resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize) {
     let start = start.addr().get();
     ask(request::MEMPOOL_CHANGE, [id(pool), start, start, new]);

@@ -5,22 +5,22 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{Attached, Collector, Ended, Request};
-use pagewise_heaplog::recording::Ending;
+use pagewise_heap::{Attached, CollectRequest, Collector, LeftBehind};
+use pagewise_heaplog::recording::LogEnding;
 use pagewise_model::Pid;
-use pagewise_proc::{Error, ProcRoot};
-use pagewise_sys::interrupt::Interrupts;
+use pagewise_proc::{ProcError, ProcRoot};
+use pagewise_sys::interrupt::NotedInterrupts;
 
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
-use crate::args::heap::HeapAttach;
+use crate::commands::heap::args::HeapAttach;
 use crate::keeper::{KeeperProcess, has_ended};
 use crate::output::note;
 use crate::pause;
 
 /// Between looks at whether it is to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Records until the time is over, somebody interrupts, or the process ends.
+/// Records until the time is over, a signal interrupts, or the process ends.
 pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     }
     let pid = args.pid;
     match root.check_access(Pid(pid)) {
-        Err(denied @ Error::NoAccess { .. }) => return Err(denied.into()),
+        Err(denied @ ProcError::NoAccess { .. }) => return Err(denied.into()),
         // `is_visible` reports every other error.
         _ => pagewise_heap::is_visible(pid)?,
     }
@@ -36,13 +36,13 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         .with_context(|| format!("cannot see the program of process {pid}"))?;
     let file = args.output.clone().unwrap_or_else(|| usual_name(Path::new(&program), pid));
     // The recorder's functions are to be put back, whoever asks us to end.
-    let interrupts = Interrupts::note_all();
-    let request = Request {
+    let interrupts = NotedInterrupts::note_all();
+    let request = CollectRequest {
         file: file.clone(),
         every_bytes: args.sample,
         follow: args.follow,
         mappings: args.mmap,
-        // Pools that are there have decided whom they tell.
+        // Existing pools have decided already whether they report to a recorder.
         pools: false,
         library: the_library()?,
     };
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     };
     let deadline = args.time.map(|time| Instant::now() + time);
     let recorded = loop {
-        let next = collector.step().map(|next| next.min(LOOK));
+        let next = collector.step().map(|next| next.min(POLL_INTERVAL));
         let Ok(next) = next else { break next.map(drop) };
         keeper.note_heaps(&collector.children());
         let left = deadline.map_or(next, |it| it.saturating_duration_since(Instant::now()));
@@ -74,10 +74,10 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let children = collector.children().into_iter().map(|child| attached.child(child));
     let children: Vec<Attached> = children.filter_map(Result::ok).collect();
     let ended = attached.end(&mut keeper);
-    let mut stays = matches!(ended, Ok(Ended::MemoryStays) | Err(_));
+    let mut stays = matches!(ended, Ok(LeftBehind::MemoryStays) | Err(_));
     for child in children {
         // One that has ended needs nothing.
-        stays |= matches!(child.end(&mut keeper), Ok(Ended::MemoryStays));
+        stays |= matches!(child.end(&mut keeper), Ok(LeftBehind::MemoryStays));
     }
     match stays {
         true => keeper.leave_the_rest(),
@@ -86,9 +86,9 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let ended = ended?;
     recorded?;
     let how = match ended {
-        Ended::Whole | Ended::MemoryStays => Ending::Detached,
-        Ended::NotThere if has_ended(&root, pid) => Ending::Gone,
-        Ended::NotThere => Ending::Replaced,
+        LeftBehind::Whole | LeftBehind::MemoryStays => LogEnding::Detached,
+        LeftBehind::NotThere if has_ended(&root, pid) => LogEnding::Gone,
+        LeftBehind::NotThere => LogEnding::Replaced,
     };
     if stays {
         note(format_args!(

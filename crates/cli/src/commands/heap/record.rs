@@ -8,22 +8,21 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::probes;
-use pagewise_heap::{Collector, Finished, Library, Request, Why, library};
-use pagewise_heaplog::recording::Ending;
+use pagewise_heap::{CollectRequest, Collector, Finished, RecorderLibrary, Why, library, probes};
+use pagewise_heaplog::recording::LogEnding;
 use pagewise_proc::ProcRoot;
-use pagewise_sys::interrupt::Interrupts;
-use pagewise_sys::launch::{Launcher, Outcome, Running};
+use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_sys::launch::{Launcher, RunOutcome, RunningCommand};
 use pagewise_sys::trace;
 
-use crate::args::heap::HeapRun;
+use crate::commands::heap::args::HeapRun;
 use crate::commands::run_command::{NotRun, exit_code};
 use crate::output::note;
 
 /// Between looks at whether the command has ended.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Where the recorder was looked for.
+/// Message with the locations at which the recorder was searched.
 pub(crate) const NO_LIBRARY: &str =
     "not available: programs can be recorded from inside on x86-64 Linux with glibc";
 
@@ -39,9 +38,9 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let library = the_library()?;
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
-    let _interrupts = Interrupts::note();
+    let _interrupts = NotedInterrupts::note();
     let file = args.output.clone().unwrap_or_default();
-    let request = Request {
+    let request = CollectRequest {
         file,
         every_bytes: args.sample,
         follow: args.follow,
@@ -78,21 +77,25 @@ fn cannot(program: &OsStr) -> String {
 }
 
 /// A program that loads no library.
-fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
+fn by_probes(args: &HeapRun, plan: &probes::ProbePlan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
     if args.mmap || args.pools {
-        let why = "it is linked statically: only its calls of malloc and kin can be recorded, without --mmap and --pools";
+        let why = "it is linked statically: only its allocation calls (malloc and similar) can be recorded; omit --mmap and --pools";
         bail!("{}: {why}", cannot(program));
     }
     let not_run = |error| NotRun::new(program, error);
-    let _interrupts = Interrupts::note();
+    let _interrupts = NotedInterrupts::note();
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
     let mut recorder = None;
     let mut running = launcher.launch(|pid| -> anyhow::Result<()> {
         let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
         let command = args.command.iter().map(|word| word.as_bytes().to_vec()).collect();
-        let request =
-            probes::Request { file: name, command, every_bytes: args.sample, follow: args.follow };
+        let request = probes::ProbeRequest {
+            file: name,
+            command,
+            every_bytes: args.sample,
+            follow: args.follow,
+        };
         let new = probes::Probes::open(plan, pid, request).with_context(|| cannot(program))?;
         recorder = Some(new);
         Ok(())
@@ -102,14 +105,14 @@ fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     let outcome = loop {
         // The command goes on where its recording does not.
         match &recorded {
-            Ok(()) => recorded = recorder.step(LOOK),
-            Err(_) => std::thread::sleep(LOOK),
+            Ok(()) => recorded = recorder.step(POLL_INTERVAL),
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
         }
         match running.wait(Some(Instant::now())) {
             Ok(Some(outcome)) => break outcome,
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                bail!("what started the command was killed")
+                bail!("the process that started the command was killed")
             }
             Err(error) => return Err(not_run(error).into()),
         }
@@ -123,16 +126,16 @@ fn by_probes(args: &HeapRun, plan: &probes::Plan) -> anyhow::Result<ExitCode> {
     Ok(exit_code(outcome.ending))
 }
 
-fn how(ending: trace::Ending) -> Ending {
+fn how(ending: trace::TraceEnding) -> LogEnding {
     match ending {
-        trace::Ending::Exited(status) => Ending::Exited(status),
-        trace::Ending::Killed { signal, .. } => Ending::Killed(signal),
+        trace::TraceEnding::Exited(status) => LogEnding::Exited(status),
+        trace::TraceEnding::Killed { signal, .. } => LogEnding::Killed(signal),
     }
 }
 
 fn tell_of_go() {
     note(
-        "only what its C code allocates is recorded: Go's runtime has no malloc, `go tool pprof` tells of its heap",
+        "only allocations of its C code are recorded: Go's runtime does not use malloc; `go tool pprof` shows the Go heap",
     );
 }
 
@@ -143,7 +146,7 @@ fn tell_lost(lost: u64) {
 }
 
 /// The recorder.
-pub(super) fn the_library() -> anyhow::Result<Library> {
+pub(super) fn the_library() -> anyhow::Result<RecorderLibrary> {
     library().context(NO_LIBRARY)
 }
 
@@ -153,16 +156,17 @@ pub(super) fn usual_name(program: &Path, pid: u32) -> PathBuf {
     name.into()
 }
 
-/// Waits for the command's end, also where its recording fails: it has something to do, and is waited for.
+/// Waits for the command's end, also where its recording fails: it has something to do, and is
+/// waited for.
 fn wait(
-    mut running: Running<'_>,
+    mut running: RunningCommand<'_>,
     collector: Collector,
     not_run: impl Fn(io::Error) -> NotRun,
-) -> anyhow::Result<(Outcome, Result<Collector, pagewise_heap::Error>)> {
-    // Dropped where it fails: nobody waits for an answer then.
+) -> anyhow::Result<(RunOutcome, Result<Collector, pagewise_heap::HeapError>)> {
+    // Dropped on failure: no process waits for an answer then.
     let mut collector = Ok(collector);
     loop {
-        let mut next = LOOK;
+        let mut next = POLL_INTERVAL;
         if let Ok(works) = &mut collector {
             match works.step() {
                 Ok(step) => next = next.min(step),
@@ -173,13 +177,13 @@ fn wait(
         let attention = collector.as_ref().ok().and_then(Collector::attention);
         match running.wait_or(Some(Instant::now() + next), attention) {
             Ok(Some(outcome)) => {
-                // Who ends as soon as it has begun was not heard yet.
+                // A program that ends at once may still be waiting for its answer.
                 let last = collector.and_then(|mut collector| collector.step().map(|_| collector));
                 return Ok((outcome, last));
             }
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                bail!("what started the command was killed")
+                bail!("the process that started the command was killed")
             }
             Err(error) => return Err(not_run(error).into()),
         }

@@ -1,4 +1,4 @@
-//! Where accesses come from: a command under valgrind's lackey, a file, or a workload.
+//! Sources of accesses: a command under valgrind's lackey, a file, or a workload.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,34 +12,35 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagewise_model::Name;
-use pagewise_model::simulated::{Split, Stream};
-use pagewise_sim::lackey::Reader;
-use pagewise_sim::workload::{Chase, MemAccess, Order, Uniform};
-use pagewise_sim::{Access, Split as Counted};
+use pagewise_model::simulated::{AccessSplit, AccessStream};
+use pagewise_sim::lackey::LackeyReader;
+use pagewise_sim::workload::{Order, PointerChase, Uniform, WindowWalk};
+use pagewise_sim::{MemoryAccess, ReadWriteCounts as Counted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::FdFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::args::{Feed, OrderArg, WorkloadArg};
 use crate::commands::run_command::NotRun;
+use crate::commands::sim::args::{Feed, OrderArg, WorkloadArg};
 
-/// What was fed, and what the program exits with.
+/// Totals of the accesses, and exit code of the program.
 pub(super) struct Fed {
-    pub(super) stream: Stream,
+    pub(super) stream: AccessStream,
     pub(super) exit: ExitCode,
 }
 
-/// What accesses go to.
-type Sink<'a> = &'a mut dyn FnMut(&[Access]);
+/// Destination of accesses.
+type FeedSink<'a> = &'a mut dyn FnMut(&[MemoryAccess]);
 
-/// Without `--limit`, of a command: some minutes, for lackey makes a system call for every line that it writes.
+/// Without `--limit`, of a command: some minutes, for lackey makes a system call for every line
+/// that it writes.
 const OF_A_COMMAND: u64 = 100_000_000;
 
 /// Without `--limit`, of a workload that has no end.
 const OF_A_WORKLOAD: u64 = 100_000_000;
 
-/// Feeds accesses to `sink` until there are no more, or too many.
-pub(super) fn run(feed: Feed, sink: Sink<'_>) -> anyhow::Result<Fed> {
+/// Feeds accesses to `sink` until the end, or until the limit.
+pub(super) fn run(feed: Feed, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     if let Some(workload) = feed.workload {
         return Ok(play(workload, &feed, sink));
     }
@@ -51,33 +52,33 @@ pub(super) fn run(feed: Feed, sink: Sink<'_>) -> anyhow::Result<Fed> {
 
 /// Counts on the way, and lets no more through than may be.
 struct Meter<'a> {
-    sink: Sink<'a>,
+    sink: FeedSink<'a>,
     limit: u64,
     accesses: Counted,
     cut_off: bool,
 }
 
 impl Meter<'_> {
-    fn new(sink: Sink<'_>, limit: u64) -> Meter<'_> {
+    fn new(sink: FeedSink<'_>, limit: u64) -> Meter<'_> {
         Meter { sink, limit, accesses: Counted::default(), cut_off: false }
     }
 
-    fn take(&mut self, block: &[Access]) {
+    fn push_block(&mut self, block: &[MemoryAccess]) {
         let left = self.limit.saturating_sub(self.accesses.total());
         let some = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
         self.cut_off |= some < block.len();
-        self.accesses += Counted::of(&block[..some]);
+        self.accesses += Counted::count_block(&block[..some]);
         (self.sink)(&block[..some]);
     }
 
-    fn stream(&self, subject: Name, unknown_lines: u64) -> Stream {
+    fn stream(&self, subject: Name, unknown_lines: u64) -> AccessStream {
         let Counted { reads, writes } = self.accesses;
-        let accesses = Split { reads, writes };
-        Stream { subject, accesses, unknown_lines, cut_off: self.cut_off }
+        let accesses = AccessSplit { reads, writes };
+        AccessStream { subject, accesses, unknown_lines, cut_off: self.cut_off }
     }
 }
 
-fn play(workload: WorkloadArg, feed: &Feed, sink: Sink<'_>) -> Fed {
+fn play(workload: WorkloadArg, feed: &Feed, sink: FeedSink<'_>) -> Fed {
     let (bytes, seed) = (feed.size, feed.seed);
     let order = match feed.order {
         OrderArg::Random => Order::Random { seed },
@@ -88,13 +89,13 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: Sink<'_>) -> Fed {
         WorkloadArg::Random | WorkloadArg::Chase => feed.limit.unwrap_or(OF_A_WORKLOAD),
     };
     let mut meter = Meter::new(sink, limit);
-    let mut take = |block: &[Access]| meter.take(block);
+    let mut take = |block: &[MemoryAccess]| meter.push_block(block);
     let name = match workload {
         WorkloadArg::MemAccess => {
-            let original = MemAccess { bytes, ..MemAccess::original(order) };
+            let original = WindowWalk { bytes, ..WindowWalk::original(order) };
             // Whole rounds, and one more of which the rest is cut off.
             let rounds = limit / (original.window * original.passes) + 1;
-            MemAccess { rounds: rounds.min(original.rounds), ..original }.play(&mut take);
+            WindowWalk { rounds: rounds.min(original.rounds), ..original }.play(&mut take);
             match feed.order {
                 OrderArg::Random => "mem-access, random",
                 OrderArg::Sequential => "mem-access, sequential",
@@ -105,7 +106,7 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: Sink<'_>) -> Fed {
             "uniform random reads"
         }
         WorkloadArg::Chase => {
-            Chase { bytes, stride: CHASE_STRIDE, accesses: limit, seed }.play(&mut take);
+            PointerChase { bytes, stride: CHASE_STRIDE, accesses: limit, seed }.play(&mut take);
             "a pointer chase"
         }
     };
@@ -115,27 +116,27 @@ fn play(workload: WorkloadArg, feed: &Feed, sink: Sink<'_>) -> Fed {
 /// A chase goes from line to line.
 const CHASE_STRIDE: u64 = 64;
 
-/// What is read at once.
+/// Number of bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
-fn read_file(path: &Path, limit: u64, sink: Sink<'_>) -> anyhow::Result<Fed> {
+fn read_file(path: &Path, limit: u64, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     let named = || format!("cannot read {}", path.display());
     let mut source: Box<dyn Read> = match path.as_os_str().as_bytes() {
         b"-" => Box::new(io::stdin().lock()),
         _ => Box::new(File::open(path).with_context(named)?),
     };
     let mut meter = Meter::new(sink, limit);
-    let mut reader = Reader::default();
+    let mut reader = LackeyReader::default();
     let mut piece = vec![0; PIECE];
     while !meter.cut_off {
         match source.read(&mut piece) {
             Ok(0) => break,
-            Ok(length) => meter.take(reader.read(&piece[..length])),
+            Ok(length) => meter.push_block(reader.read(&piece[..length])),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).with_context(named),
         }
     }
-    meter.take(reader.finish());
+    meter.push_block(reader.finish());
     if meter.accesses.total() == 0 {
         bail!("{} holds no trace: lackey writes one with --trace-mem=yes", path.display());
     }
@@ -143,17 +144,17 @@ fn read_file(path: &Path, limit: u64, sink: Sink<'_>) -> anyhow::Result<Fed> {
     Ok(Fed { stream: meter.stream(subject, reader.lines().unknown), exit: ExitCode::SUCCESS })
 }
 
-fn run_command(feed: &Feed, sink: Sink<'_>) -> anyhow::Result<Fed> {
+fn run_command(feed: &Feed, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     let (pipe, mut child) = start(feed)?;
     let mut meter = Meter::new(sink, feed.limit.unwrap_or(OF_A_COMMAND));
-    let mut reader = Reader::default();
+    let mut reader = LackeyReader::default();
     let read = follow(pipe, &mut child, &mut reader, &mut meter);
     if read.is_err() || meter.cut_off {
         // It may have ended meanwhile.
         let _ = child.kill();
     }
     let status = child.wait().context("cannot wait for the command")?;
-    read.context("cannot read what lackey says")?;
+    read.context("cannot read the output of lackey")?;
     if meter.accesses.total() == 0 {
         return Err(not_run(feed, status));
     }
@@ -163,12 +164,13 @@ fn run_command(feed: &Feed, sink: Sink<'_>) -> anyhow::Result<Fed> {
     Ok(Fed { stream, exit })
 }
 
-/// Starts a command under lackey, which writes to the other end of a pipe, so that all standard streams are the command's.
+/// Starts a command under lackey, which writes to the other end of a pipe, so that all standard
+/// streams are the command's.
 fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty()).context("cannot make a pipe")?;
     let mut valgrind = Command::new("valgrind");
-    // What the user's own files and variables ask of valgrind is of other tools; children write nothing.
+    // The user's own valgrind configuration is for other tools and ignored; children write nothing.
     valgrind.args(["--command-line-only=yes", "--tool=lackey", "--trace-mem=yes"]);
     valgrind.args(["--basic-counts=no", "--child-silent-after-fork=yes"]);
     valgrind.arg(format!("--log-fd={}", theirs.as_raw_fd()));
@@ -183,27 +185,27 @@ fn start(feed: &Feed) -> anyhow::Result<(File, Child)> {
     Ok((ours.into(), child))
 }
 
-/// Reads until the command has ended and said all, or there was too much. A child that it leaves behind may keep the
-/// pipe open, and is not waited for.
+/// Reads until the command has ended and said all, or there was too much. A child that it leaves
+/// behind may keep the pipe open, and is not waited for.
 fn follow(
     mut pipe: File,
     child: &mut Child,
-    reader: &mut Reader,
+    reader: &mut LackeyReader,
     meter: &mut Meter<'_>,
 ) -> io::Result<()> {
-    const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     /// In less than lackey takes to fill the pipe.
     const REST: Duration = Duration::from_millis(1);
     let mut piece = vec![0; PIECE];
     let mut ended = false;
     while !meter.cut_off {
-        match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&LOOK)) {
+        match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&POLL_INTERVAL)) {
             Ok(0) if ended => break,
             Ok(0) => ended = child.try_wait()?.is_some(),
             Ok(_) => match pipe.read(&mut piece)? {
                 0 => break,
                 length => {
-                    meter.take(reader.read(&piece[..length]));
+                    meter.push_block(reader.read(&piece[..length]));
                     // Else we would be woken for every line.
                     thread::sleep(REST);
                 }
@@ -212,7 +214,7 @@ fn follow(
             Err(error) => return Err(error.into()),
         }
     }
-    meter.take(reader.finish());
+    meter.push_block(reader.finish());
     Ok(())
 }
 

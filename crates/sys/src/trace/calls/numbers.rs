@@ -1,6 +1,7 @@
 //! The system calls that are about memory, by number and name.
 
-/// `AUDIT_ARCH_*` of `linux/audit.h`: the convention by which programs of this machine make system calls.
+/// `AUDIT_ARCH_*` of `linux/audit.h`: the convention by which programs of this machine make system
+/// calls.
 #[cfg(target_arch = "x86_64")]
 pub(super) const NATIVE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -8,7 +9,7 @@ pub(super) const NATIVE: u32 = 0xc000_00b7;
 #[cfg(target_arch = "riscv64")]
 pub(super) const NATIVE: u32 = 0xc000_00f3;
 
-/// Of others we do not know it, and none of their programs is taken for native.
+/// For other architectures the value is unknown, and none of their programs counts as native.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
 pub(super) const NATIVE: u32 = 0;
 

@@ -6,32 +6,36 @@ use std::iter::Peekable;
 use std::ops::Range;
 
 use pagewise_model::Absent;
-use pagewise_model::report::{Cells, Gaps};
+use pagewise_model::report::{ColumnCells, Gaps};
 
-use super::{GAP, Lane};
-use crate::cells::Cell;
+use super::{GAP, TextLane};
+use crate::cells::CellForm;
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
 use crate::words::{Wording, clean, push_cut, width};
 
 /// Writes the rows of a table in order.
-pub(super) struct Rows<'a> {
-    parts: Vec<Part<'a>>,
+pub(super) struct TextRows<'a> {
+    parts: Vec<ColumnRun<'a>>,
     wording: Wording<'a>,
-    lines: Lines,
+    lines: TextLines,
 }
 
-impl<'a> Rows<'a> {
-    pub(super) fn new(lanes: &'a [Lane<'a>], lines: Lines, wording: Wording<'a>) -> Rows<'a> {
-        let mut parts: Vec<Part<'a>> = Vec::new();
+impl<'a> TextRows<'a> {
+    pub(super) fn new(
+        lanes: &'a [TextLane<'a>],
+        lines: TextLines,
+        wording: Wording<'a>,
+    ) -> TextRows<'a> {
+        let mut parts: Vec<ColumnRun<'a>> = Vec::new();
         for lane in lanes {
-            match (Field::of(lane, wording), parts.last_mut()) {
-                (None, _) => parts.push(Part::Other(lane, GapCursor::of(lane, wording))),
-                (Some(field), Some(Part::Numbers(run))) => run.push(field),
-                (Some(field), _) => parts.push(Part::Numbers(vec![field])),
+            match (NumberField::of_lane(lane, wording), parts.last_mut()) {
+                (None, _) => parts.push(ColumnRun::Other(lane, GapCursor::of_lane(lane, wording))),
+                (Some(field), Some(ColumnRun::Numbers(run))) => run.push(field),
+                (Some(field), _) => parts.push(ColumnRun::Numbers(vec![field])),
             }
         }
-        Rows { parts, wording, lines }
+        TextRows { parts, wording, lines }
     }
 
     /// Writes rows, which must be behind all rows written before, and returns their lines.
@@ -40,11 +44,11 @@ impl<'a> Rows<'a> {
         for row in rows {
             for part in &mut self.parts {
                 match part {
-                    Part::Numbers(run) => self.lines.numbers(run, row),
-                    Part::Other(lane, gaps) => match gaps.at(row) {
-                        Some(mark) => self.lines.words(mark, lane),
+                    ColumnRun::Numbers(run) => self.lines.numbers(run, row),
+                    ColumnRun::Other(lane, gaps) => match gaps.at(row) {
+                        Some(mark) => self.lines.write_words(mark, lane),
                         None => {
-                            let cell = Cell::present(&lane.column.cells, row);
+                            let cell = CellForm::present(&lane.column.cells, row);
                             self.lines.cell(cell, lane, self.wording);
                         }
                     },
@@ -57,20 +61,20 @@ impl<'a> Rows<'a> {
 }
 
 /// Neighbouring columns of numbers, or one column of anything.
-enum Part<'a> {
-    Numbers(Vec<Field<'a>>),
-    Other(&'a Lane<'a>, GapCursor<'a>),
+enum ColumnRun<'a> {
+    Numbers(Vec<NumberField<'a>>),
+    Other(&'a TextLane<'a>, GapCursor<'a>),
 }
 
 /// A column of numbers that is as wide as it needs to be.
-struct Field<'a> {
+struct NumberField<'a> {
     values: &'a [u64],
     form: Form,
     width: usize,
     gaps: GapCursor<'a>,
 }
 
-/// How the numbers of a column are written.
+/// Format of the numbers of a column.
 #[derive(Clone, Copy)]
 enum Form {
     Size(Units),
@@ -78,16 +82,21 @@ enum Form {
     Hex,
 }
 
-impl<'a> Field<'a> {
-    fn of(lane: &'a Lane<'a>, wording: Wording<'a>) -> Option<Field<'a>> {
+impl<'a> NumberField<'a> {
+    fn of_lane(lane: &'a TextLane<'a>, wording: Wording<'a>) -> Option<NumberField<'a>> {
         let (values, form) = match &lane.column.cells {
-            Cells::Bytes(values) => (values, Form::Size(wording.units)),
-            Cells::Counts(values) => (values, Form::Decimal),
-            Cells::Addresses(values) => (values, Form::Hex),
-            Cells::Names(_) | Cells::Labels(_) | Cells::Values(_) => return None,
+            ColumnCells::Bytes(values) => (values, Form::Size(wording.units)),
+            ColumnCells::Counts(values) => (values, Form::Decimal),
+            ColumnCells::Addresses(values) => (values, Form::Hex),
+            ColumnCells::Names(_) | ColumnCells::Labels(_) | ColumnCells::Values(_) => return None,
         };
-        let gaps = GapCursor::of(lane, wording);
-        (lane.width >= lane.natural).then_some(Field { values, form, width: lane.width, gaps })
+        let gaps = GapCursor::of_lane(lane, wording);
+        (lane.width >= lane.natural).then_some(NumberField {
+            values,
+            form,
+            width: lane.width,
+            gaps,
+        })
     }
 
     /// Writes the number, or the mark of a gap, at the end of `line`.
@@ -118,7 +127,7 @@ enum GapCursor<'a> {
 }
 
 impl<'a> GapCursor<'a> {
-    fn of(lane: &'a Lane<'a>, wording: Wording<'a>) -> GapCursor<'a> {
+    fn of_lane(lane: &'a TextLane<'a>, wording: Wording<'a>) -> GapCursor<'a> {
         match (&lane.column.gaps, wording.notes) {
             (Gaps::All(absent), notes) => GapCursor::All(notes.map_or("?", |n| n.mark(absent))),
             (Gaps::Some(rows), Some(notes)) => GapCursor::Some(rows.iter().peekable(), notes),
@@ -141,18 +150,18 @@ impl<'a> GapCursor<'a> {
 }
 
 /// Lines of a table being put together, field by field.
-pub(super) struct Lines {
+pub(super) struct TextLines {
     bytes: Vec<u8>,
     indent: usize,
-    /// Where the last line starts.
+    /// Start of the last line.
     start: usize,
     /// Reused for words that have to be made.
     scratch: String,
 }
 
-impl Lines {
-    pub(super) fn new(indent: usize) -> Lines {
-        Lines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
+impl TextLines {
+    pub(super) fn new(indent: usize) -> TextLines {
+        TextLines { bytes: Vec::new(), indent, start: 0, scratch: String::new() }
     }
 
     /// The lines so far.
@@ -174,7 +183,7 @@ impl Lines {
         self.start = self.bytes.len();
     }
 
-    /// How many blanks stand before the next field.
+    /// Number of blanks before the next field.
     fn gap(&self) -> usize {
         if self.bytes.len() > self.start { GAP } else { self.indent }
     }
@@ -184,7 +193,7 @@ impl Lines {
     }
 
     /// Writes a run of numbers, each at the right edge of its field.
-    fn numbers(&mut self, run: &mut [Field<'_>], row: usize) {
+    fn numbers(&mut self, run: &mut [NumberField<'_>], row: usize) {
         let mut end = self.bytes.len() + self.gap();
         let width: usize = run.iter().map(|field| field.width + GAP).sum();
         self.pad(self.gap() + width - GAP);
@@ -196,24 +205,26 @@ impl Lines {
     }
 
     /// Writes any cell.
-    pub(super) fn cell(&mut self, cell: Cell<'_>, lane: &Lane<'_>, wording: Wording<'_>) {
+    pub(super) fn cell(&mut self, cell: CellForm<'_>, lane: &TextLane<'_>, wording: Wording<'_>) {
         let mut made = std::mem::take(&mut self.scratch);
         made.clear();
         match cell {
-            Cell::Bytes(n) => number::push(&mut made, |f| number::size(f, n, wording.units)),
-            Cell::Count(n) => number::push(&mut made, |f| number::decimal(f, n)),
-            Cell::Address(n) => number::push(&mut made, |f| number::hex(f, n)),
-            Cell::Name(name) => made.push_str(&clean(name.as_bytes())),
-            Cell::Label(text) => made.push_str(&clean(text.as_bytes())),
-            Cell::Absent(absent) => made.push_str(wording.notes.map_or("?", |n| n.mark(absent))),
-            Cell::Other(value) => wording.push(&mut made, value),
+            CellForm::Bytes(n) => number::push(&mut made, |f| number::size(f, n, wording.units)),
+            CellForm::Count(n) => number::push(&mut made, |f| number::decimal(f, n)),
+            CellForm::Address(n) => number::push(&mut made, |f| number::hex(f, n)),
+            CellForm::Name(name) => made.push_str(&clean(name.as_bytes())),
+            CellForm::Label(text) => made.push_str(&clean(text.as_bytes())),
+            CellForm::Absent(absent) => {
+                made.push_str(wording.notes.map_or("?", |n| n.mark(absent)))
+            }
+            CellForm::Other(value) => wording.push(&mut made, value),
         }
-        self.words(&made, lane);
+        self.write_words(&made, lane);
         self.scratch = made;
     }
 
     /// Writes words in their field, cut where they are wider.
-    pub(super) fn words(&mut self, words: &str, lane: &Lane<'_>) {
+    pub(super) fn write_words(&mut self, words: &str, lane: &TextLane<'_>) {
         let used = width(words);
         let blank = lane.width.saturating_sub(used);
         self.pad(self.gap() + if lane.words { 0 } else { blank });

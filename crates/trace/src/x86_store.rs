@@ -1,13 +1,14 @@
-//! What an instruction of x86-64 stored where, by the registers after it; and where functions have their return address.
+//! Effects of an x86-64 instruction on memory, from the registers after it; and location of the
+//! return address in functions.
 //!
-//! A data breakpoint is told of behind the instruction, so the code is read from the start of its function on, where an
-//! instruction surely begins.
+//! A data breakpoint is reported after the instruction, so the code is decoded from the start of
+//! its function on, where an instruction surely begins.
 
 use iced_x86::{
     ConditionCode, Decoder, DecoderOptions, Formatter, GasFormatter, Instruction,
     InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
-use pagewise_model::watched::Access;
+use pagewise_model::watched::WatchAccess;
 
 /// That which counts down where something is copied: cx.
 pub(crate) const COUNTER: u64 = if cfg!(target_arch = "x86_64") { 1 << 2 } else { 0 };
@@ -17,7 +18,7 @@ pub(crate) const FLAGS: u64 = if cfg!(target_arch = "x86_64") { 1 << 9 } else { 
 
 /// Registers after an instruction, and the flags where they are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registers([u64; 17], Option<u64>);
+pub(crate) struct KnownRegisters([u64; 17], Option<u64>);
 
 /// By place in the sample, as the unwinder has them carried.
 const ORDER: [Register; 17] = [
@@ -40,35 +41,36 @@ const ORDER: [Register; 17] = [
     Register::R15,
 ];
 const SP: usize = 7;
-/// Which bits of the flags say that something was equal, and that strings are gone through downwards.
+/// Which bits of the flags say that something was equal, and that strings are gone through
+/// downwards.
 const ZERO: u32 = 6;
 const DIRECTION: u32 = 10;
 
-impl Registers {
-    /// Of a sample; `None` where it has not all of them.
-    pub(crate) fn of(registers: impl Iterator<Item = u64>) -> Option<Registers> {
+impl KnownRegisters {
+    /// Registers of a sample; `None` if the sample lacks one.
+    pub(crate) fn from_sample(registers: impl Iterator<Item = u64>) -> Option<KnownRegisters> {
         let mut all = [0; 17];
         let mut registers = registers.fuse();
         for register in &mut all {
             *register = registers.next()?;
         }
-        Some(Registers(all, None))
+        Some(KnownRegisters(all, None))
     }
 
-    pub(crate) fn with_flags(self, flags: Option<u64>) -> Registers {
-        Registers(self.0, flags)
+    pub(crate) fn with_flags(self, flags: Option<u64>) -> KnownRegisters {
+        KnownRegisters(self.0, flags)
     }
 
     pub(crate) fn stack_pointer(&self) -> u64 {
         self.0[SP]
     }
 
-    /// Whether a flag is set, by its bit.
+    /// True if a flag is set, by its bit.
     fn flag(&self, bit: u32) -> Option<bool> {
         self.1.map(|flags| flags >> bit & 1 == 1)
     }
 
-    /// Whether a condition holds.
+    /// True if a condition holds.
     fn holds(&self, condition: ConditionCode) -> Option<bool> {
         const CARRY: u32 = 0;
         const PARITY: u32 = 2;
@@ -99,7 +101,7 @@ impl Registers {
         }
     }
 
-    /// What a register holds, as wide as it is.
+    /// Value of a register in its own width.
     fn get(&self, register: Register) -> Option<u64> {
         if matches!(register, Register::CS | Register::DS | Register::ES | Register::SS) {
             return Some(0);
@@ -120,9 +122,9 @@ fn ones(bytes: usize) -> u64 {
     }
 }
 
-/// What an instruction makes of what was in memory.
+/// Effect of an instruction on the content of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum StoreChange {
     /// This, whatever was there.
     Set(u64),
     Add(u64),
@@ -139,27 +141,27 @@ pub(crate) enum Change {
     RotateLeft(u32),
 }
 
-impl Change {
-    /// What becomes of a number of so many bytes; what does not fit them is not its own.
+impl StoreChange {
+    /// Result for a number of `size` bytes; excess bits are cut off.
     fn apply(self, old: u64, size: usize) -> u64 {
         let bits = u32::try_from(size * 8).unwrap_or(64);
         let unused = 64 - bits;
         match self {
-            Change::Set(value) => value,
-            Change::Add(by) => old.wrapping_add(by),
-            Change::Sub(by) => old.wrapping_sub(by),
-            Change::And(with) => old & with,
-            Change::Or(with) => old | with,
-            Change::Xor(with) => old ^ with,
-            Change::Negate => old.wrapping_neg(),
-            Change::Not => !old,
-            Change::ShiftLeft(by) => old.checked_shl(by).unwrap_or(0),
-            Change::ShiftRight(by) => old.checked_shr(by).unwrap_or(0),
-            Change::ShiftSigned(by) => {
+            StoreChange::Set(value) => value,
+            StoreChange::Add(by) => old.wrapping_add(by),
+            StoreChange::Sub(by) => old.wrapping_sub(by),
+            StoreChange::And(with) => old & with,
+            StoreChange::Or(with) => old | with,
+            StoreChange::Xor(with) => old ^ with,
+            StoreChange::Negate => old.wrapping_neg(),
+            StoreChange::Not => !old,
+            StoreChange::ShiftLeft(by) => old.checked_shl(by).unwrap_or(0),
+            StoreChange::ShiftRight(by) => old.checked_shr(by).unwrap_or(0),
+            StoreChange::ShiftSigned(by) => {
                 let signed = (old << unused).cast_signed() >> unused;
                 (signed >> by.min(63)).cast_unsigned()
             }
-            Change::RotateLeft(by) => match by % bits {
+            StoreChange::RotateLeft(by) => match by % bits {
                 0 => old,
                 by => old << by | old >> (bits - by),
             },
@@ -167,16 +169,17 @@ impl Change {
     }
 }
 
-/// What an instruction did to memory that is watched.
+/// Effect of an instruction on watched memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Effect {
-    pub(crate) access: Access,
-    /// What became of the bytes at an address, so many up to 8; none where that is not known.
-    pub(crate) change: Option<(u64, usize, Change)>,
+pub(crate) struct StoreEffect {
+    pub(crate) access: WatchAccess,
+    /// Change of at most 8 bytes at an address; `None` if it is unknown.
+    pub(crate) change: Option<(u64, usize, StoreChange)>,
 }
 
-impl Effect {
-    /// What the watched bytes hold after it, where `old` is what they held, and whether that mattered.
+impl StoreEffect {
+    /// Content of the watched bytes after it, where `old` is the content before, and whether the
+    /// old content mattered.
     pub(crate) fn after(
         &self,
         start: u64,
@@ -186,7 +189,7 @@ impl Effect {
         let (address, size, change) = self.change?;
         let end = start + length as u64;
         let covers = address <= start && address + size as u64 >= end;
-        let is_set = matches!(change, Change::Set(_));
+        let is_set = matches!(change, StoreChange::Set(_));
         let mut value = match old {
             Some(old) => old.to_vec(),
             None if covers && is_set => vec![0; length],
@@ -215,25 +218,27 @@ impl Effect {
 
 /// The instruction before an address, and how its function uses the stack there.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Code {
+pub(crate) struct CodeBefore {
     instruction: Option<Instruction>,
-    /// How many bytes above the stack pointer the return address is, where the function has set up no frame.
+    /// Distance in bytes of the return address from the stack pointer, if the function has set up
+    /// no frame.
     pub(crate) return_address: Option<u64>,
 }
 
-impl Code {
+impl CodeBefore {
     /// From the bytes of a function up to `ip`.
-    pub(crate) fn read(code: &[u8], ip: u64) -> Code {
+    pub(crate) fn read(code: &[u8], ip: u64) -> CodeBefore {
         let start = ip.wrapping_sub(code.len() as u64);
         let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
         let (mut last, mut depth, mut deepest) = (None, 0_i64, 0_i64);
-        // Whether there is a frame here, and whether there is one in the body of the function.
+        // True while a frame is set up at this instruction, and true if the body of the function
+        // has one.
         let (mut in_frame, mut has_frame) = (false, false);
         while decoder.can_decode() {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
-                // What follows may begin anywhere.
-                return Code::default();
+                // The following code may begin anywhere.
+                return CodeBefore::default();
             }
             depth += deeper(&instruction);
             let is_frame_pointer = instruction.op0_register() == Register::RBP;
@@ -245,7 +250,7 @@ impl Code {
                 }
                 Mnemonic::Pop if is_frame_pointer && in_frame => (in_frame, depth) = (false, 0),
                 Mnemonic::Leave => (in_frame, depth) = (false, 0),
-                // What comes behind is reached from the body.
+                // The next instruction is reached from the body.
                 Mnemonic::Ret | Mnemonic::Jmp => (in_frame, depth) = (has_frame, deepest),
                 _ => {}
             }
@@ -253,17 +258,17 @@ impl Code {
             last = Some(instruction);
         }
         let return_address = u64::try_from(depth).ok().filter(|_| !in_frame);
-        Code { instruction: last.filter(|it| it.next_ip() == ip), return_address }
+        CodeBefore { instruction: last.filter(|it| it.next_ip() == ip), return_address }
     }
 
-    /// The instruction at which some code begins, where it is one that repeats itself: until it is done it is told of at
-    /// its start.
-    pub(crate) fn repeating(code: &[u8], ip: u64) -> Option<Code> {
+    /// The instruction at which some code begins, if it is a repeated string instruction: until it
+    /// is done its events have its start address.
+    pub(crate) fn repeating(code: &[u8], ip: u64) -> Option<CodeBefore> {
         let mut decoder = Decoder::with_ip(64, code, ip, DecoderOptions::NONE);
         let instruction = decoder.decode();
         let is_one = instruction.is_string_instruction()
             && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
-        is_one.then_some(Code { instruction: Some(instruction), return_address: None })
+        is_one.then_some(CodeBefore { instruction: Some(instruction), return_address: None })
     }
 
     /// As `objdump` writes it.
@@ -273,15 +278,16 @@ impl Code {
         Some(text)
     }
 
-    /// What it did, if it is what used the memory from `start` on.
+    /// The effect, if the instruction is the one that used the memory from `start` on.
     pub(crate) fn effect(
         &self,
-        registers: &Registers,
+        registers: &KnownRegisters,
         start: u64,
         length: usize,
-    ) -> Option<Effect> {
+    ) -> Option<StoreEffect> {
         let instruction = self.instruction.as_ref()?;
-        // Registers are those after it, addresses are made of those before it: of the stack pointer that is known.
+        // Registers are those after it, addresses are made of those before it: of the stack pointer
+        // that is known.
         let moved = i64::from(instruction.stack_pointer_increment());
         let get = |register: Register| match register {
             Register::RSP => Some(registers.stack_pointer().wrapping_sub(moved.cast_unsigned())),
@@ -293,7 +299,7 @@ impl Code {
         }
         let mut infos = InstructionInfoFactory::new();
         let used = infos.info(instruction).used_memory();
-        let mut found: Option<Access> = None;
+        let mut found: Option<WatchAccess> = None;
         let mut place = None;
         for memory in used {
             let Some(address) = memory.virtual_address(0, |register, _, _| get(register)) else {
@@ -311,13 +317,13 @@ impl Code {
                     | OpAccess::ReadCondWrite
             );
             if writes || found.is_none() {
-                found = Some(if writes { Access::Write } else { Access::Read });
+                found = Some(if writes { WatchAccess::Write } else { WatchAccess::Read });
                 place = writes.then_some((address, size));
             }
         }
         let access = found?;
         // A plain load has what was there in its register.
-        if access == Access::Read
+        if access == WatchAccess::Read
             && matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::Movzx)
             && instruction.op1_kind() == OpKind::Memory
             && let Some(value) = registers.get(instruction.op0_register())
@@ -325,18 +331,18 @@ impl Code {
                 .virtual_address(1, 0, |it, _, _| loaded_from(instruction, registers, it))
         {
             let size = instruction.memory_size().size().min(8);
-            let change = Some((address, size, Change::Set(value & ones(size))));
-            return Some(Effect { access, change });
+            let change = Some((address, size, StoreChange::Set(value & ones(size))));
+            return Some(StoreEffect { access, change });
         }
         let change = place.filter(|(_, size)| *size <= 8).and_then(|(address, size)| {
             let change = change(instruction, registers)?;
             Some((address, size, change))
         });
-        Some(Effect { access, change })
+        Some(StoreEffect { access, change })
     }
 }
 
-/// How much each turn of an instruction stores that fills memory.
+/// Number of bytes that each iteration of a string instruction stores.
 fn stored_size(instruction: &Instruction) -> Option<usize> {
     match instruction.mnemonic() {
         Mnemonic::Stosb => Some(1),
@@ -347,23 +353,30 @@ fn stored_size(instruction: &Instruction) -> Option<usize> {
     }
 }
 
-/// What an instruction has done that fills memory, and stands where it goes on: the bytes before that are ax again and again.
-fn filled(size: usize, registers: &Registers, start: u64, length: usize) -> Option<Effect> {
+/// Effect of a `rep stos` instruction that is in progress: the bytes before the current address are
+/// copies of ax.
+fn filled(
+    size: usize,
+    registers: &KnownRegisters,
+    start: u64,
+    length: usize,
+) -> Option<StoreEffect> {
     let (to, value) = (registers.get(Register::RDI)?, registers.get(Register::RAX)?);
     let is_upwards = !registers.flag(DIRECTION).unwrap_or(false);
     let end = start + length as u64;
-    // It goes on far behind where something else may have been told of; that it began before is not known of more bytes.
+    // It continues far beyond bytes that may have been reported otherwise; for more bytes it is
+    // unknown if it began before.
     let is_behind = is_upwards && to >= end && to - end < size as u64;
     if !is_behind || length > size {
         let is_near = is_upwards && to > start && to - start <= (length + size) as u64;
-        return is_near.then_some(Effect { access: Access::Write, change: None });
+        return is_near.then_some(StoreEffect { access: WatchAccess::Write, change: None });
     }
-    let change = Change::Set(value & ones(size));
-    Some(Effect { access: Access::Write, change: Some((to - size as u64, size, change)) })
+    let change = StoreChange::Set(value & ones(size));
+    Some(StoreEffect { access: WatchAccess::Write, change: Some((to - size as u64, size, change)) })
 }
 
 /// A register that a load has not overwritten.
-fn loaded_from(load: &Instruction, registers: &Registers, register: Register) -> Option<u64> {
+fn loaded_from(load: &Instruction, registers: &KnownRegisters, register: Register) -> Option<u64> {
     let is_gone = load.op0_register().full_register() == register.full_register();
     if is_gone { None } else { registers.get(register) }
 }
@@ -377,14 +390,14 @@ fn deeper(instruction: &Instruction) -> i64 {
     match instruction.mnemonic() {
         Mnemonic::Sub if is_number => by_number(),
         Mnemonic::Add if is_number => -by_number(),
-        // What a call pushes is gone when it returns.
+        // A call pops its return address when it returns.
         Mnemonic::Call | Mnemonic::Ret => 0,
         _ => -moved,
     }
 }
 
-/// What an instruction makes of its memory.
-fn change(instruction: &Instruction, registers: &Registers) -> Option<Change> {
+/// Effect of an instruction on its memory operand.
+fn change(instruction: &Instruction, registers: &KnownRegisters) -> Option<StoreChange> {
     if instruction.op0_kind() != OpKind::Memory {
         return None;
     }
@@ -393,7 +406,7 @@ fn change(instruction: &Instruction, registers: &Registers) -> Option<Change> {
         OpKind::Memory => None,
         _ => Some(instruction.immediate(1)),
     };
-    // By how much it shifts: of the count only so many bits are used.
+    // Shift count: only some bits of the operand are used.
     let shift = || {
         let is_wide = instruction.memory_size().size() == 8;
         u32::try_from(operand()? & if is_wide { 63 } else { 31 }).ok()
@@ -405,13 +418,14 @@ fn change(instruction: &Instruction, registers: &Registers) -> Option<Change> {
         let is_number = instruction.op1_kind() != OpKind::Register;
         (is_number || at < bits).then(|| 1_u64 << (at % bits))
     };
-    // What it was to be, where it was what it should be, else what it was: that ends up in ax.
+    // `cmpxchg`: stores the new value if the comparison succeeds, else the old value, which ends up
+    // in ax.
     let exchanged = |new: Option<u64>, old: Option<u64>| match registers.flag(ZERO)? {
         true => new,
         false => old,
     };
     if instruction.condition_code() != ConditionCode::None && instruction.op_count() == 1 {
-        return registers.holds(instruction.condition_code()).map(|it| Change::Set(it.into()));
+        return registers.holds(instruction.condition_code()).map(|it| StoreChange::Set(it.into()));
     }
     Some(match instruction.mnemonic() {
         Mnemonic::Cmpxchg => {
@@ -421,39 +435,40 @@ fn change(instruction: &Instruction, registers: &Registers) -> Option<Change> {
                 4 => Register::EAX,
                 _ => Register::RAX,
             };
-            Change::Set(exchanged(operand(), registers.get(old))?)
+            StoreChange::Set(exchanged(operand(), registers.get(old))?)
         }
         Mnemonic::Cmpxchg8b => {
             let pair = |high, low| Some(registers.get(high)? << 32 | registers.get(low)?);
             let new = pair(Register::ECX, Register::EBX);
-            Change::Set(exchanged(new, pair(Register::EDX, Register::EAX))?)
+            StoreChange::Set(exchanged(new, pair(Register::EDX, Register::EAX))?)
         }
-        Mnemonic::Shl | Mnemonic::Sal => Change::ShiftLeft(shift()?),
-        Mnemonic::Shr => Change::ShiftRight(shift()?),
-        Mnemonic::Sar => Change::ShiftSigned(shift()?),
-        Mnemonic::Rol => Change::RotateLeft(shift()?),
+        Mnemonic::Shl | Mnemonic::Sal => StoreChange::ShiftLeft(shift()?),
+        Mnemonic::Shr => StoreChange::ShiftRight(shift()?),
+        Mnemonic::Sar => StoreChange::ShiftSigned(shift()?),
+        Mnemonic::Rol => StoreChange::RotateLeft(shift()?),
         Mnemonic::Ror => {
             let bits = u32::try_from(instruction.memory_size().size() * 8).ok()?;
-            Change::RotateLeft((bits - shift()? % bits) % bits)
+            StoreChange::RotateLeft((bits - shift()? % bits) % bits)
         }
-        Mnemonic::Bts => Change::Or(bit()?),
-        Mnemonic::Btr => Change::And(!bit()?),
-        Mnemonic::Btc => Change::Xor(bit()?),
-        Mnemonic::Mov | Mnemonic::Movnti => Change::Set(operand()?),
-        Mnemonic::Add => Change::Add(operand()?),
-        Mnemonic::Sub => Change::Sub(operand()?),
-        Mnemonic::And => Change::And(operand()?),
-        Mnemonic::Or => Change::Or(operand()?),
-        Mnemonic::Xor => Change::Xor(operand()?),
-        Mnemonic::Inc => Change::Add(1),
-        Mnemonic::Dec => Change::Sub(1),
-        Mnemonic::Neg => Change::Negate,
-        Mnemonic::Not => Change::Not,
+        Mnemonic::Bts => StoreChange::Or(bit()?),
+        Mnemonic::Btr => StoreChange::And(!bit()?),
+        Mnemonic::Btc => StoreChange::Xor(bit()?),
+        Mnemonic::Mov | Mnemonic::Movnti => StoreChange::Set(operand()?),
+        Mnemonic::Add => StoreChange::Add(operand()?),
+        Mnemonic::Sub => StoreChange::Sub(operand()?),
+        Mnemonic::And => StoreChange::And(operand()?),
+        Mnemonic::Or => StoreChange::Or(operand()?),
+        Mnemonic::Xor => StoreChange::Xor(operand()?),
+        Mnemonic::Inc => StoreChange::Add(1),
+        Mnemonic::Dec => StoreChange::Sub(1),
+        Mnemonic::Neg => StoreChange::Negate,
+        Mnemonic::Not => StoreChange::Not,
         _ => return None,
     })
 }
 
-/// Whether what ends here may be a call; a direct one also says where it goes from `address`, where it returns to.
+/// True if the code may end with a call; for a direct call also its target, from `address`, the
+/// return address.
 pub(crate) fn ends_with_call(code: &[u8], address: u64) -> Option<Option<u64>> {
     if let Some(&[0xe8, a, b, c, d]) = code.last_chunk::<5>() {
         let by = i64::from(i32::from_le_bytes([a, b, c, d]));
@@ -475,17 +490,17 @@ mod tests {
     use super::*;
 
     /// Registers by name, the others 0.
-    fn registers(values: &[(Register, u64)]) -> Registers {
-        let mut all = Registers::default();
+    fn registers(values: &[(Register, u64)]) -> KnownRegisters {
+        let mut all = KnownRegisters::default();
         for (register, value) in values {
             all.0[ORDER.iter().position(|it| it == register).unwrap()] = *value;
         }
         all
     }
 
-    /// What the last instruction of some code did to 8 bytes at 0x1000 that held 5.
+    /// Effect of the last instruction of some code on 8 bytes at 0x1000 that contain 5.
     fn after(code: &[u8], values: &[(Register, u64)]) -> Option<(u64, bool)> {
-        let code = Code::read(code, 0x4000_0000 + code.len() as u64);
+        let code = CodeBefore::read(code, 0x4000_0000 + code.len() as u64);
         let effect = code.effect(&registers(values), 0x1000, 8)?;
         let (bytes, computed) = effect.after(0x1000, Some(&5_u64.to_le_bytes()), 8)?;
         Some((u64::from_le_bytes(bytes.try_into().unwrap()), computed))
@@ -522,7 +537,7 @@ mod tests {
         const EQUAL: u64 = 1 << ZERO;
         let at = (RDI, 0x1000);
         let with = |code: &[u8], values: &[(Register, u64)], flags: u64| {
-            let code = Code::read(code, 0x4000_0000 + code.len() as u64);
+            let code = CodeBefore::read(code, 0x4000_0000 + code.len() as u64);
             let registers = registers(values).with_flags(Some(flags));
             let effect = code.effect(&registers, 0x1000, 8)?;
             let (bytes, _) = effect.after(0x1000, Some(&5_u64.to_le_bytes()), 8)?;
@@ -553,24 +568,28 @@ mod tests {
         assert_eq!(with(&fill, &[(RDI, 0x1008), (RAX, 7)], 0), Some(7));
         assert_eq!(with(&fill, &[(RDI, 0x1018), (RAX, 7)], 0), None);
         assert_eq!(with(&fill, &[(RDI, 0x1008), (RAX, 7)], 1 << DIRECTION), None);
-        let repeating = Code::repeating(&[0xf3, 0xaa, 0x90, 0x90], 0x1000).unwrap();
+        let repeating = CodeBefore::repeating(&[0xf3, 0xaa, 0x90, 0x90], 0x1000).unwrap();
         assert_eq!(repeating.text().unwrap(), "rep stos %al,(%rdi)");
-        assert!(Code::repeating(&[0xaa, 0x90], 0).is_none() && Code::repeating(&[], 0).is_none());
+        assert!(
+            CodeBefore::repeating(&[0xaa, 0x90], 0).is_none()
+                && CodeBefore::repeating(&[], 0).is_none()
+        );
     }
 
     #[test]
-    fn what_reads_is_told_from_what_writes() {
+    fn reads_are_distinguished_from_writes() {
         let access = |code: &[u8], values: &[(Register, u64)]| {
-            let code = Code::read(code, 0x4000_0000 + code.len() as u64);
+            let code = CodeBefore::read(code, 0x4000_0000 + code.len() as u64);
             code.effect(&registers(values), 0x1000, 8).map(|effect| effect.access)
         };
         // mov (%rdi),%rax; cmpq $0,(%rdi); push (%rdi); push %rax
         let there = [(Register::RDI, 0x1000), (Register::RSP, 0x5000)];
-        assert_eq!(access(&[0x48, 0x8b, 0x07], &there), Some(Access::Read));
-        assert_eq!(access(&[0x48, 0x83, 0x3f, 0], &there), Some(Access::Read));
-        assert_eq!(access(&[0xff, 0x37], &there), Some(Access::Read));
-        assert_eq!(access(&[0x50], &[(Register::RSP, 0x1000)]), Some(Access::Write));
-        // mov (%rdi),%rax; mov (%rdi),%rdi, which overwrites where it was read from; movzwl (%rdi),%eax
+        assert_eq!(access(&[0x48, 0x8b, 0x07], &there), Some(WatchAccess::Read));
+        assert_eq!(access(&[0x48, 0x83, 0x3f, 0], &there), Some(WatchAccess::Read));
+        assert_eq!(access(&[0xff, 0x37], &there), Some(WatchAccess::Read));
+        assert_eq!(access(&[0x50], &[(Register::RSP, 0x1000)]), Some(WatchAccess::Write));
+        // mov (%rdi),%rax; mov (%rdi),%rdi, which overwrites where it was read from; movzwl
+        // (%rdi),%eax
         let loaded = [(Register::RDI, 0x1000), (Register::RAX, 77)];
         assert_eq!(after(&[0x48, 0x8b, 0x07], &loaded), Some((77, false)));
         assert_eq!(after(&[0x48, 0x8b, 0x3f], &loaded), None);
@@ -579,7 +598,8 @@ mod tests {
 
     #[test]
     fn the_return_address_is_found_where_no_frame_is_set_up() {
-        let depth = |code: &[u8]| Code::read(code, 0x4000_0000 + code.len() as u64).return_address;
+        let depth =
+            |code: &[u8]| CodeBefore::read(code, 0x4000_0000 + code.len() as u64).return_address;
         let (push_rbp, mov_rbp) = ([0x55], [0x48, 0x89, 0xe5]);
         assert_eq!(depth(&[]), Some(0));
         assert_eq!(depth(&push_rbp), Some(8));
@@ -592,12 +612,12 @@ mod tests {
         assert_eq!(depth(&code), Some(0x28));
         // push %rbp; mov %rsp,%rbp; pop %rbp
         assert_eq!(depth(&[0x55, 0x48, 0x89, 0xe5, 0x5d]), Some(0));
-        // What is no instruction says nothing.
+        // Invalid instructions have no depth.
         assert_eq!(depth(&[0x06, 0x90]), None);
     }
 
     #[test]
-    fn what_can_return_somewhere_is_a_call_before_it() {
+    fn a_return_address_follows_a_call() {
         // call .+0x10 (from 0x1000 on), call *%rax, call *8(%rbx)
         assert_eq!(ends_with_call(&[0x90, 0x90, 0xe8, 0x10, 0, 0, 0], 0x1005), Some(Some(0x1015)));
         assert_eq!(ends_with_call(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0], 0x1000), Some(None));

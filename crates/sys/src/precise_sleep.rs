@@ -16,7 +16,7 @@ pub struct PreciseRests {
 }
 
 impl PreciseRests {
-    /// Sets this thread's timer slack to 1 ns. Where that is refused, rests only last longer.
+    /// Sets this thread's timer slack to 1 ns. If that is refused, sleeps only last longer.
     pub fn start() -> PreciseRests {
         let slack_before = current_timer_slack().ok().and_then(NonZeroU64::new);
         if slack_before.is_some() {

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use pagewise_sim::NextPage;
+use pagewise_sim::NextPagePrefetcher;
 use pagewise_sim::geometry::CacheShape;
 
-use super::Output;
+use crate::args::OutputArgs;
 
 /// The subcommands of `sim`.
 #[derive(Debug, Subcommand)]
@@ -44,7 +44,7 @@ pub(crate) struct Simulate {
     #[command(flatten)]
     pub(crate) feed: Feed,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// Memory, and the memory accesses to simulate.
@@ -59,7 +59,7 @@ pub(crate) struct PagesKept {
     #[command(flatten)]
     pub(crate) feed: Feed,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// The simulated caches and TLBs.
@@ -77,7 +77,8 @@ pub(crate) struct Hardware {
     /// L2 cache: size, ways, bytes of a line
     #[arg(long, value_name = "SIZE,WAYS,LINE", value_parser = cache, help_heading = "Model")]
     pub(crate) l2: Option<CacheShape>,
-    /// TLB prefetcher for 4 KiB pages: prefetch the next page after STEPS sequential misses, PERCENT of the prefetches arrive in time; or `none`
+    /// TLB prefetcher for 4 KiB pages: prefetch the next page after STEPS sequential misses,
+    /// PERCENT of the prefetches arrive in time; or `none`
     #[arg(long, value_name = "STEPS,PERCENT", value_parser = prefetcher, help_heading = "Model")]
     pub(crate) prefetch: Option<PrefetchArg>,
 }
@@ -106,12 +107,12 @@ pub(crate) struct Feed {
     /// Read a trace that valgrind's lackey wrote with --trace-mem=yes; `-` reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "command", help_heading = "Accesses")]
     pub(crate) trace: Option<PathBuf>,
-    /// Stop after N accesses, and end the command. The default is 100,000,000 for commands, `random` and `chase`, and all
-    /// accesses of other sources
+    /// Stop after N accesses, and end the command. The default is 100,000,000 for commands,
+    /// `random` and `chase`, and all accesses of other sources
     #[arg(long, value_name = "N", help_heading = "Accesses")]
     pub(crate) limit: Option<u64>,
-    /// Run this command under valgrind's lackey, which traces every access and slows the command down some hundred times.
-    /// Children of the command are not traced
+    /// Run this command under valgrind's lackey, which traces every access and slows the command
+    /// down some hundred times. Children of the command are not traced
     #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["workload", "trace"])]
     pub(crate) command: Vec<OsString>,
 }
@@ -157,7 +158,7 @@ pub(crate) enum OrderArg {
 
 /// `--prefetch`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PrefetchArg(pub(crate) Option<NextPage>);
+pub(crate) struct PrefetchArg(pub(crate) Option<NextPagePrefetcher>);
 
 /// `48K`, `1G`, `4096`.
 fn size(text: &str) -> Result<u64, String> {
@@ -172,7 +173,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 fn cache(text: &str) -> Result<CacheShape, String> {
-    let expected = || "expected a size, ways and bytes in a line: 48K,12,64".to_owned();
+    let expected = || "expected SIZE,WAYS,LINE: `48K,12,64`".to_owned();
     let [bytes, ways, line] = text.split(',').collect::<Vec<_>>()[..] else {
         return Err(expected());
     };
@@ -186,6 +187,9 @@ fn prefetcher(text: &str) -> Result<PrefetchArg, String> {
         return Ok(PrefetchArg(None));
     }
     let (after, share) = text.split_once(',').ok_or_else(expected)?;
-    let share = super::percent(share)? / 100.0;
-    Ok(PrefetchArg(Some(NextPage { after: after.parse().map_err(|_| expected())?, share })))
+    let share = crate::args::percent_above_zero(share)? / 100.0;
+    Ok(PrefetchArg(Some(NextPagePrefetcher {
+        after: after.parse().map_err(|_| expected())?,
+        share,
+    })))
 }

@@ -1,23 +1,23 @@
-//! The table in which pools of pagewise's allocators count, read from outside: `watch::Table` of `pagewise-alloc` says
-//! what lies where.
+//! The table in which pools of pagewise's allocators count, read from outside: `watch::Table` of
+//! `pagewise-alloc` says what lies where.
 
 use std::ops::Range;
 
-use pagewise_model::registry::{Point, Pool, Registry};
+use pagewise_model::pagewise_pools::{Point, RegisteredPool, Registry};
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, Pid, Reading};
 use pagewise_sys::remote;
 
 use crate::capture::outline;
-use crate::{Error, ProcRoot};
+use crate::{ProcError, ProcRoot};
 
-/// What `maps` calls the table.
+/// Name of the table in `maps`.
 const NAME: &[u8] = b"/memfd:pagewise-pools (deleted)";
 
 /// `PWPOOLS` and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"PWPOOLS\x01");
 
 const HEADER: usize = 64;
-/// An entry: states and names, counters, sizes, the series. Where each begins, in bytes.
+/// Ranges of an entry in bytes: states and names, counters, sizes, the series.
 const KIND: Range<usize> = 8..24;
 const LABEL: Range<usize> = 24..56;
 const COUNTERS: usize = 56;
@@ -38,17 +38,17 @@ const LIVE: u32 = 1;
 const ENDED: u32 = 2;
 
 /// As many entries as anyone makes.
-const MOST: usize = 1 << 16;
+const MAX_ENTRIES: usize = 1 << 16;
 
 /// The pools of a running process.
 ///
 /// # Errors
-/// [`Error::NoSuchProcess`], [`Error::NotPermitted`] and others of reading a process. The inner reading is absent where
-/// the process has no table, or one of another version.
-pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, Error> {
+/// [`ProcError::NoSuchProcess`], [`ProcError::NotPermitted`] and others of reading a process. The
+/// inner reading is absent where the process has no table, or one of another version.
+pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, ProcError> {
     let (process, mappings) = outline(root, pid)?;
     let found = match mappings {
-        Ok(mappings) => of(root, pid, &mappings)?,
+        Ok(mappings) => read_registry(root, pid, &mappings)?,
         Err(absent) => Err(absent),
     };
     Ok(found.map(|found| Registry { process: process.name, ..found }))
@@ -58,7 +58,11 @@ pub fn read(root: &ProcRoot, pid: Pid) -> Result<Reading<Registry>, Error> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn of(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Result<Reading<Registry>, Error> {
+pub fn read_registry(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: &[Mapping],
+) -> Result<Reading<Registry>, ProcError> {
     let table = mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME);
     let Some(table) = table.filter(|_| root.is_live()) else {
         let why = "it has no pools of pagewise's that count: they do with the feature `stats`";
@@ -67,7 +71,7 @@ pub fn of(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Result<Reading<Reg
     let explain = |error| root.explain(pid, &root.file(pid, "maps"), error);
     let AddrRange { start, end } = table.range;
     let header = piece(pid, start..start + HEADER as u64).map_err(explain)?;
-    let Some(shape) = Shape::of(&header, end - start) else {
+    let Some(shape) = RegistryShape::from_header(&header, end - start) else {
         let why = "its table of pools is of another version of pagewise";
         return Ok(Err(Absent::NotSupported(why.into())));
     };
@@ -90,24 +94,25 @@ fn piece(pid: Pid, range: Range<u64>) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What the header says.
+/// Content of the header.
 #[derive(Debug, PartialEq, Eq)]
-struct Shape {
+struct RegistryShape {
     entry_size: usize,
     used: usize,
     lost: u32,
 }
 
-impl Shape {
-    /// `None` for what is no table, or does not fit into the mapping.
-    fn of(header: &[u8], mapping: u64) -> Option<Shape> {
+impl RegistryShape {
+    /// `None` for data that is not a table, or does not fit into the mapping.
+    fn from_header(header: &[u8], mapping: u64) -> Option<RegistryShape> {
         let magic = u64_at(header, 0)?;
         let [entry_size, _, used, lost] = [8, 12, 16, 20].map(|at| u32_at(header, at));
         let entry_size = usize::try_from(entry_size?).ok()?;
         let used = usize::try_from(used?).ok()?;
-        let fits =
-            used <= MOST && entry_size <= 1 << 16 && (HEADER + used * entry_size) as u64 <= mapping;
-        (magic == MAGIC && entry_size >= ENTRY && fits).then_some(Shape {
+        let fits = used <= MAX_ENTRIES
+            && entry_size <= 1 << 16
+            && (HEADER + used * entry_size) as u64 <= mapping;
+        (magic == MAGIC && entry_size >= ENTRY && fits).then_some(RegistryShape {
             entry_size,
             used,
             lost: lost?,
@@ -116,7 +121,7 @@ impl Shape {
 }
 
 /// Reads one entry; `None` where it was never used, or is just being made.
-fn parse(entry: &[u8]) -> Option<Pool> {
+fn parse(entry: &[u8]) -> Option<RegisteredPool> {
     let state = u32_at(entry, 0)?;
     if state != LIVE && state != ENDED {
         return None;
@@ -138,7 +143,7 @@ fn parse(entry: &[u8]) -> Option<Pool> {
     // The series ends with now, and so does the peak.
     let now = Point { requests: requests?, live: Bytes(live), held: Bytes(held?) };
     let past: Vec<Point> = (0..usize::try_from(points).ok()?).map(point).collect::<Option<_>>()?;
-    Some(Pool {
+    Some(RegisteredPool {
         kind: text(&entry[KIND]),
         name: text(&entry[LABEL]),
         lives: state == LIVE,
@@ -193,14 +198,18 @@ mod tests {
 
     #[test]
     fn a_table_is_one_by_its_first_word_and_fits_its_mapping() {
-        let shape =
-            |entry_size, used, mapping| Shape::of(&header(MAGIC, entry_size, used), mapping);
-        assert_eq!(shape(4096, 2, 8256), Some(Shape { entry_size: 4096, used: 2, lost: 3 }));
+        let shape = |entry_size, used, mapping| {
+            RegistryShape::from_header(&header(MAGIC, entry_size, used), mapping)
+        };
+        assert_eq!(
+            shape(4096, 2, 8256),
+            Some(RegistryShape { entry_size: 4096, used: 2, lost: 3 })
+        );
         assert_eq!(shape(4096, 2, 8255), None, "it is cut off");
         assert_eq!(shape(2048, 2, 1 << 20), None, "entries are smaller than those we know");
         assert_eq!(shape(u32::MAX, u32::MAX, u64::MAX), None);
-        assert_eq!(Shape::of(&header(MAGIC + (1 << 56), 4096, 2), 1 << 20), None);
-        assert_eq!(Shape::of(&[], 1 << 20), None);
+        assert_eq!(RegistryShape::from_header(&header(MAGIC + (1 << 56), 4096, 2), 1 << 20), None);
+        assert_eq!(RegistryShape::from_header(&[], 1 << 20), None);
     }
 
     proptest! {

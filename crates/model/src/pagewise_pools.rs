@@ -12,21 +12,21 @@ pub struct Registry {
     /// Its name.
     pub process: Name,
     /// Those that live, and those that ended and whose place no other has taken yet.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<RegisteredPool>,
     /// Pools that found no place to count in.
     pub lost: u32,
 }
 
 /// One pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pool {
+pub struct RegisteredPool {
     /// Which allocator: `stack`, `fifo`, ..
     pub kind: Name,
-    /// What its program calls it; empty where it has no name.
+    /// Name that the program gave to the pool; empty if it has none.
     pub name: Name,
-    /// Whether it lives.
+    /// True if it lives.
     pub lives: bool,
-    /// How often memory was asked for.
+    /// Number of allocation requests.
     pub requests: u64,
     /// Bytes that were asked for, ever.
     pub requested: Bytes,
@@ -34,39 +34,39 @@ pub struct Pool {
     pub returned: Bytes,
     /// The most that was out at once.
     pub peak_live: Bytes,
-    /// What it has of its source.
+    /// Bytes obtained from its source.
     pub held: Bytes,
     /// The most that it had.
     pub peak_held: Bytes,
     /// Blocks that it took of its source, ever.
     pub blocks_taken: u64,
-    /// Blocks that it gave back.
+    /// Blocks returned to its source.
     pub blocks_returned: u64,
-    /// How often a fast path did not do.
+    /// Number of times a slow path was taken.
     pub slow_paths: u64,
     /// Requests by size, estimated: up to 1 byte, 2, 4, .. the last for all larger ones.
     pub sizes: Vec<u64>,
-    /// How it went, from its beginning.
+    /// Course over time, from the pool's creation.
     pub series: Vec<Point>,
-    /// Where its blocks lie, in no order.
+    /// Address ranges of its blocks, unordered.
     pub ranges: Vec<AddrRange>,
     /// Blocks of which it lost count where they lie: there were too many in too many places.
     pub ranges_lost: u64,
 }
 
-/// A pool after so many requests.
+/// State of a pool after a number of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Point {
-    /// How many requests.
+    /// Number of requests.
     pub requests: u64,
-    /// What was out.
+    /// Live bytes.
     pub live: Bytes,
-    /// What it had of its source.
+    /// Bytes obtained from its source.
     pub held: Bytes,
 }
 
-impl Pool {
-    /// What is out now.
+impl RegisteredPool {
+    /// Live bytes now.
     pub fn live(&self) -> Bytes {
         self.requested.saturating_sub(self.returned)
     }

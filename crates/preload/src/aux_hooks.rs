@@ -1,12 +1,13 @@
-//! Functions beside `malloc`'s family that matter to a recording: threads that begin, and code that goes.
+//! Functions beside `malloc`'s family that matter to a recording: threads that begin, and code that
+//! goes.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use pagewise_heaplog::tables::trouble;
 
-use crate::begin::{self, Stage};
-use crate::{mappings, modules, peak, real, threads};
+use crate::begin::{self, StartStage};
+use crate::{mappings, modules, next_alloc, peak, threads};
 
 /// Functions of the C library that are recorded beside `malloc`'s family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub(crate) enum Other {
     Sbrk,
 }
 
-/// How many.
+/// Number of these functions.
 pub(crate) const OTHERS: usize = 9;
 /// The first that is of mappings.
 pub(crate) const FIRST_OF_MAPPINGS: usize = Other::Mmap as usize;
@@ -75,12 +76,13 @@ pub(crate) fn forget() {
     }
 }
 
-/// The functions that a program calls that runs already, null where there are none.
+/// The functions that a running program may call; null for missing ones.
 pub(crate) fn find_running() -> [*mut (); OTHERS] {
-    NAMES.map(|name| real::running(name).cast())
+    NAMES.map(|name| next_alloc::running(name).cast())
 }
 
-/// What takes their places in such a program: not what is exported, which the loader would look up by name.
+/// Their replacements in such a program: the stubs, not the exported functions, which the loader
+/// would look up by name.
 pub(crate) fn stubs() -> [*mut (); OTHERS] {
     let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
     [
@@ -96,8 +98,8 @@ pub(crate) fn stubs() -> [*mut (); OTHERS] {
     ]
 }
 
-/// Before a thread is made: once there are two, what is live is counted by each. Whether this is recorded, which it is not in a
-/// child that shares its parent's tables.
+/// Called before a thread is created: with two threads, each counts its live bytes separately.
+/// Returns false if this process is not recorded, such as a child that shares its parent's tables.
 fn thread_comes() -> bool {
     // This thread may itself be one that has just come.
     let Some(entered) = threads::enter() else { return false };
@@ -134,7 +136,7 @@ unsafe extern "C" fn on_pthread_create(
     start: *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    type Kind = unsafe extern "C" fn(
+    type PthreadCreateFn = unsafe extern "C" fn(
         *mut libc::pthread_t,
         *const libc::pthread_attr_t,
         *mut c_void,
@@ -146,7 +148,7 @@ unsafe extern "C" fn on_pthread_create(
     }
     let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
-    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, PthreadCreateFn>(function) };
     // SAFETY: the program called it with these arguments.
     let result = unsafe { function(thread, attributes, start, argument) };
     if result != 0 && comes {
@@ -176,14 +178,15 @@ unsafe extern "C" fn on_thrd_create(
     argument: *mut c_void,
 ) -> c_int {
     const THRD_ERROR: c_int = 2;
-    type Kind = unsafe extern "C" fn(*mut libc::pthread_t, *mut c_void, *mut c_void) -> c_int;
+    type ThrdCreateFn =
+        unsafe extern "C" fn(*mut libc::pthread_t, *mut c_void, *mut c_void) -> c_int;
     let function = Other::ThrdCreate.behind();
     if function.is_null() {
         return THRD_ERROR;
     }
     let comes = thread_comes();
     // SAFETY: the symbol of this name has this type.
-    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, ThrdCreateFn>(function) };
     // SAFETY: the program called it with these arguments.
     let result = unsafe { function(thread, start, argument) };
     if result != 0 && comes {
@@ -192,8 +195,8 @@ unsafe extern "C" fn on_thrd_create(
     result
 }
 
-/// Changes how the process is run. What allows itself no system calls but four is not recorded from then on: a thread would be
-/// killed for ours, among them to ask what time it is.
+/// Changes attributes of the process. After a seccomp filter in strict mode, recording ends: the
+/// recorder's system calls, such as reading the time, would kill the thread.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -217,7 +220,7 @@ unsafe extern "C" fn on_prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    type Kind = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
+    type PrctlFn = unsafe extern "C" fn(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
     let function = Other::Prctl.behind();
     if function.is_null() {
         return -1;
@@ -226,12 +229,13 @@ unsafe extern "C" fn on_prctl(
         begin::give_up(trouble::CALLS);
     }
     // SAFETY: the symbol of this name takes up to five words, in the registers where these are.
-    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, PrctlFn>(function) };
     // SAFETY: the program called it with these arguments.
     unsafe { function(option, second, third, fourth, fifth) }
 }
 
-/// Unloads a library: what is known of its code is forgotten, since other code may come to the same addresses.
+/// Unloads a library: what is known of its code is forgotten, since other code may come to the same
+/// addresses.
 ///
 /// # Safety
 /// That of the C library's function.
@@ -251,7 +255,7 @@ unsafe extern "C" fn on_dlclose(handle: *mut c_void) -> c_int {
     let function = unsafe {
         std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> c_int>(function)
     };
-    let is_recorded = begin::stage() == Stage::Records;
+    let is_recorded = begin::stage() == StartStage::Records;
     if is_recorded {
         threads::code_goes();
     }

@@ -9,11 +9,11 @@ use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use export::{HeapExport, OfArg};
 
-use super::{Limit, Output, limit};
+use crate::args::{OutputArgs, RowLimit, byte_count, limit, percent};
 
 /// The subcommands of `heap`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Heap {
+pub(crate) enum HeapCommand {
     /// Run a command and record every malloc and free with its call stack
     ///
     /// The command keeps its own standard streams and exit code, and receives Ctrl-C
@@ -36,7 +36,8 @@ pub(crate) enum Heap {
     ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
     #[command(verbatim_doc_comment)]
     Attach(HeapAttach),
-    /// Report the heap at its peak, the blocks that were never freed, and the functions that allocate most
+    /// Report the heap at its peak, the blocks that were never freed, and the functions that
+    /// allocate most
     ///
     /// Examples:
     ///   pagewise heap report heap.pwh
@@ -68,12 +69,13 @@ pub(crate) struct HeapRun {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Record one sample every SIZE bytes on average instead of every call; use this in production
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
     /// Record the program's own mmap, mremap and brk calls too
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Record each block of pagewise's own allocators too, which makes them slower; see `pagewise pools`
+    /// Record each block of pagewise's own allocators too, which makes them slower; see
+    /// `pagewise pools`
     #[arg(long)]
     pub(crate) pools: bool,
     /// Record the command's children too, each in its own file `FILE.PID`
@@ -96,7 +98,7 @@ pub(crate) struct HeapAttach {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Record one sample every SIZE bytes on average instead of every call
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
     /// Record the program's own mmap, mremap and brk calls from now on too
     #[arg(long)]
@@ -116,21 +118,22 @@ pub(crate) struct HeapReport {
     pub(crate) file: PathBuf,
     /// Show N rows of each table, or `all`; by default 10, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
-    pub(crate) top: Option<Limit>,
+    pub(crate) top: Option<RowLimit>,
     /// Add up branches of trees below PERCENT of the total
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     pub(crate) threshold: f64,
-    /// Show the blocks that were live at TIME after the start (`500ms`, `2s`), at the `peak` (the default), or at the `end`
+    /// Show the blocks that were live at TIME after the start (`500ms`, `2s`), at the `peak` (the
+    /// default), or at the `end`
     #[arg(long, value_name = "TIME|peak|end", value_parser = moment)]
-    pub(crate) at: Option<Moment>,
+    pub(crate) at: Option<TimePoint>,
     /// The root of the trees
-    #[arg(long, value_enum, value_name = "WAY", default_value_t = Way::BottomUp)]
-    pub(crate) tree: Way,
+    #[arg(long, value_enum, value_name = "WAY", default_value_t = TreeRoot::BottomUp)]
+    pub(crate) tree: TreeRoot,
     /// The quantity that the trees add up
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = What::Live)]
-    pub(crate) by: What,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = TreeSum::Live)]
+    pub(crate) by: TreeSum,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -143,17 +146,17 @@ pub(crate) struct HeapDiff {
     pub(crate) after: PathBuf,
     /// Show N call stacks, or `all`; by default 20, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
-    pub(crate) top: Option<Limit>,
+    pub(crate) top: Option<RowLimit>,
     /// The quantity to sort by, largest growth first
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Grown::Peak)]
     pub(crate) by: Grown,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// A time point of a recording.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Moment {
+pub(crate) enum TimePoint {
     Peak,
     End,
     /// Nanoseconds after the start.
@@ -162,7 +165,7 @@ pub(crate) enum Moment {
 
 /// The root of a tree.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum TreeRoot {
     /// The allocating functions, with their callers below
     BottomUp,
     /// `main`, with the functions that it calls below
@@ -171,7 +174,7 @@ pub(crate) enum Way {
 
 /// The quantity that a tree adds up.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum What {
+pub(crate) enum TreeSum {
     /// Bytes that were live at the time of --at
     Live,
     /// All bytes allocated
@@ -195,34 +198,14 @@ pub(crate) enum Grown {
     Calls,
 }
 
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err("a number of bytes, KiB, MiB or GiB: `512k`".into()),
-    };
-    let number: Option<u64> = digits.parse().ok();
-    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| "a number above 0: `512k`".into())
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let number: Option<f64> = text.trim_end_matches('%').parse().ok();
-    let number = number.filter(|number| (0.0..=100.0).contains(number));
-    number.ok_or_else(|| "a number from 0 to 100".into())
-}
-
-fn moment(text: &str) -> Result<Moment, String> {
+fn moment(text: &str) -> Result<TimePoint, String> {
     match text {
-        "peak" => Ok(Moment::Peak),
-        "end" => Ok(Moment::End),
+        "peak" => Ok(TimePoint::Peak),
+        "end" => Ok(TimePoint::End),
         time => {
             let time = humantime::parse_duration(time)
                 .map_err(|error| format!("{error}: a time (`500ms`, `2s`), `peak` or `end`"))?;
-            Ok(Moment::Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+            Ok(TimePoint::Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
         }
     }
 }

@@ -4,8 +4,8 @@ use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
-use crate::enter::{FUNCTIONS, Function};
 use crate::modules::{self, FindObject};
+use crate::stubs::{EntryFunction, FUNCTIONS};
 
 // Functions and data of the C library that older ones lack: 0 there.
 global_asm!(
@@ -41,15 +41,15 @@ fn weak(index: usize) -> Option<*const c_void> {
     (address != 0).then(|| std::ptr::with_exposed_provenance(address))
 }
 
-/// The functions behind, in the order of [`Function`]; two of them where stubs jump to them.
+/// The functions behind, in the order of [`EntryFunction`]; two of them where stubs jump to them.
 pub(crate) static MALLOC: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) static OTHERS: [AtomicPtr<c_void>; FUNCTIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; FUNCTIONS];
 
-/// Whose `malloc` it is.
+/// Provider of `malloc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
+pub(crate) enum MallocOwner {
     /// The C library's.
     Glibc,
     /// A library's that was loaded behind this one.
@@ -71,29 +71,30 @@ const NAMES: [&CStr; FUNCTIONS] = [
 ];
 
 /// Finds the functions behind.
-pub(crate) fn resolve() -> Whose {
+pub(crate) fn resolve() -> MallocOwner {
     for (index, name) in NAMES.iter().enumerate() {
         // SAFETY: the name ends with a zero; what the call allocates is served meanwhile.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
         OTHERS[index].store(found, Relaxed);
     }
-    let found = |function: Function| OTHERS[function as usize].load(Relaxed);
-    let is_glibc = same_code(found(Function::Malloc).cast_const(), weak(0))
-        && same_code(found(Function::Free).cast_const(), weak(1));
-    MALLOC.store(found(Function::Malloc), Relaxed);
-    FREE.store(found(Function::Free), Relaxed);
+    let found = |function: EntryFunction| OTHERS[function as usize].load(Relaxed);
+    let is_glibc = same_code(found(EntryFunction::Malloc).cast_const(), weak(0))
+        && same_code(found(EntryFunction::Free).cast_const(), weak(1));
+    MALLOC.store(found(EntryFunction::Malloc), Relaxed);
+    FREE.store(found(EntryFunction::Free), Relaxed);
     // SAFETY: the name ends with a zero.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
     if !is_ours(first.cast_const()) {
         find_theirs(first, &NAMES);
-        Whose::Theirs
+        MallocOwner::Theirs
     } else {
         CALLED.store(true, Relaxed);
-        if is_glibc { Whose::Glibc } else { Whose::Library }
+        if is_glibc { MallocOwner::Glibc } else { MallocOwner::Library }
     }
 }
 
-/// The functions that the program calls, of the object that has its `malloc`: the others may be another allocator's.
+/// The functions that the program calls, of the object that has its `malloc`: the others may be
+/// another allocator's.
 fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     let object = |address: *mut c_void| modules::find(address.addr() as u64).map(|it| it.start);
     let whose = object(malloc);
@@ -106,7 +107,8 @@ fn find_theirs(malloc: *mut c_void, names: &[&CStr; FUNCTIONS]) {
     IS_THEIRS.store(1, Relaxed);
 }
 
-/// Whether the program calls our functions: it was begun with this library, and these behind were found then.
+/// True if the program calls our functions: it was begun with this library, and these behind were
+/// found then.
 pub(crate) fn calls_us() -> bool {
     if !CALLED.load(Relaxed) {
         return false;
@@ -118,15 +120,15 @@ pub(crate) fn calls_us() -> bool {
     !unsafe { libc::dlsym(program, c"pagewise_heap_wants_pools".as_ptr()) }.is_null()
 }
 
-/// Whether no other allocator came before us when this library was loaded.
+/// True if no other allocator was initialized before this library.
 static CALLED: AtomicBool = AtomicBool::new(false);
 
-/// A function that a program calls that runs already; null where there is none.
+/// A function that a running program calls; null if it is missing.
 pub(crate) fn running(name: &CStr) -> *mut c_void {
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if !found.is_null() && describe(found).is_some_and(|(_, is_stub)| is_stub) {
-        // SAFETY: as above.
+        // SAFETY: the name is a string.
         return unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     }
     found
@@ -135,17 +137,17 @@ pub(crate) fn running(name: &CStr) -> *mut c_void {
 /// Finds the functions that a program calls that runs already; whether they are the C library's.
 pub(crate) fn find_running() -> bool {
     find_theirs(running(c"malloc"), &NAMES);
-    let found = |function: Function| OTHERS[function as usize].load(Relaxed).cast_const();
-    FREE.store(found(Function::Free).cast_mut(), Relaxed);
-    let is_glibc =
-        same_code(found(Function::Malloc), weak(0)) && same_code(found(Function::Free), weak(1));
+    let found = |function: EntryFunction| OTHERS[function as usize].load(Relaxed).cast_const();
+    FREE.store(found(EntryFunction::Free).cast_mut(), Relaxed);
+    let is_glibc = same_code(found(EntryFunction::Malloc), weak(0))
+        && same_code(found(EntryFunction::Free), weak(1));
     IS_THEIRS.store(u8::from(!is_glibc), Relaxed);
     is_glibc
 }
 
 static IS_THEIRS: AtomicU8 = AtomicU8::new(0);
 
-/// Whether the program has a `malloc` of its own.
+/// True if the program has a `malloc` of its own.
 pub(crate) fn is_theirs() -> bool {
     IS_THEIRS.load(Relaxed) != 0
 }
@@ -160,35 +162,37 @@ pub(crate) fn replace(functions: [*mut (); FUNCTIONS]) {
     for (to, function) in OTHERS.iter().zip(functions) {
         to.store(function.cast(), Relaxed);
     }
-    MALLOC.store(functions[Function::Malloc as usize].cast(), Relaxed);
-    FREE.store(functions[Function::Free as usize].cast(), Relaxed);
+    MALLOC.store(functions[EntryFunction::Malloc as usize].cast(), Relaxed);
+    FREE.store(functions[EntryFunction::Free as usize].cast(), Relaxed);
 }
 
-/// Whether C++ programs call an `operator new` of the allocator's, which calls no `malloc` that others may stand before.
+/// True if C++ programs call an `operator new` of the allocator's, which calls no `malloc` that
+/// others may stand before.
 pub(crate) fn has_own_new() -> bool {
     let new = behind_ours(c"_Znwm", &[]);
     let object = |address: usize| modules::find(address as u64).map(|it| it.start);
     !new.is_null() && object(new.addr()) == object(MALLOC.load(Relaxed).addr())
 }
 
-/// The function that a program would call by a name that we have, too: its own, or that of a library behind us, or else of one of
-/// these that are loaded for some alone. Null where there is none.
+/// The function that a program would call by a name that this library exports too: the program's
+/// own, or that of a later library, or else of one of these libraries that are loaded in a local
+/// scope. Null if it is missing.
 pub(crate) fn behind_ours(name: &CStr, libraries: &[&CStr]) -> *mut c_void {
     // SAFETY: the name ends with a zero.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if !first.is_null() && !is_ours(first) {
         return first;
     }
-    // SAFETY: as above.
+    // SAFETY: the name is a string.
     let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if !next.is_null() {
         return next;
     }
     for library in libraries {
-        // SAFETY: as above. It is loaded already, or this fails.
+        // SAFETY: the name is a string. The library is loaded already, or this fails.
         let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if !handle.is_null() {
-            // SAFETY: as above.
+            // SAFETY: the handle is open, and the name is a string.
             let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
             if !found.is_null() {
                 return found;
@@ -198,15 +202,15 @@ pub(crate) fn behind_ours(name: &CStr, libraries: &[&CStr]) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Whether programs call our function by this name, and not one of their own.
+/// True if programs call our function by this name, and not one of their own.
 pub(crate) fn is_called_ours(name: &CStr) -> bool {
     // SAFETY: the name ends with a zero.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     !first.is_null() && is_ours(first)
 }
 
-/// Whether a function that was found by its name is ours. Its address cannot be compared with that of our own function of this
-/// name, which the loader looks up by name, too.
+/// True if a function that was found by its name is ours. Its address cannot be compared with that
+/// of our own function of this name, which the loader looks up by name, too.
 fn is_ours(found: *const c_void) -> bool {
     let Some((theirs, is_stub)) = describe(found) else { return true };
     let own: *const c_void = (resolve as *const ()).cast();
@@ -215,8 +219,8 @@ fn is_ours(found: *const c_void) -> bool {
     is_same || is_stub
 }
 
-/// Where the file of a function begins, and whether it is only a stub: a program that is not position-independent has one for
-/// each function of another file whose address it takes.
+/// Start address of a function's file, and true if the function is only a stub: a program that is
+/// not position-independent has one for each function of another file whose address it uses.
 fn describe(address: *const c_void) -> Option<(*const c_void, bool)> {
     type Describe = unsafe extern "C" fn(
         *const c_void,
@@ -227,7 +231,7 @@ fn describe(address: *const c_void) -> Option<(*const c_void, bool)> {
     const SYMBOL: i32 = 1;
     // SAFETY: the name ends with a zero.
     let describe = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"dladdr1".as_ptr()) };
-    // SAFETY: the symbol of this name has this type; a null pointer is none.
+    // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
     let describe = unsafe { std::mem::transmute::<*mut c_void, Option<Describe>>(describe) }?;
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let mut symbol: *const libc::Elf64_Sym = std::ptr::null();
@@ -251,14 +255,14 @@ pub(crate) fn find_object() -> Option<FindObject> {
     Some(unsafe { std::mem::transmute::<*const c_void, FindObject>(address) })
 }
 
-/// Where the first thread's stack ends, 0 where that is not known.
+/// End of the first thread's stack, 0 if unknown.
 pub(crate) fn first_stack_end() -> u64 {
     let Some(variable) = weak(8) else { return 0 };
     // SAFETY: the loader's variable is a pointer.
     unsafe { variable.cast::<usize>().read() as u64 }
 }
 
-/// Where this thread's own data begin.
+/// Address of this thread's own data.
 pub(crate) fn thread_data() -> u64 {
     let address: u64;
     // SAFETY: the first word there is its own address, by the ABI of thread-local storage.
@@ -290,53 +294,58 @@ macro_rules! call {
     }};
 }
 
-type One = unsafe extern "C" fn(usize) -> *mut c_void;
+type OneArgumentFn = unsafe extern "C" fn(usize) -> *mut c_void;
 type Two = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
 #[inline(always)]
 pub(crate) fn malloc(size: usize) -> *mut c_void {
     let function = MALLOC.load(Relaxed);
     // SAFETY: the symbol of this name has this type; nothing comes here before it is found.
-    let function = unsafe { std::mem::transmute::<*mut c_void, One>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, OneArgumentFn>(function) };
     // SAFETY: the program called it with this argument.
     unsafe { function(size) }
 }
 
 #[inline(always)]
 pub(crate) fn calloc(count: usize, size: usize) -> *mut c_void {
-    call!(Function::Calloc, Two, count, size)
+    call!(EntryFunction::Calloc, Two, count, size)
 }
 
 #[inline(always)]
 pub(crate) fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
-    call!(Function::Realloc, unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void, block, size)
+    call!(
+        EntryFunction::Realloc,
+        unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void,
+        block,
+        size
+    )
 }
 
 pub(crate) fn memalign(align: usize, size: usize) -> *mut c_void {
-    call!(Function::Memalign, Two, align, size)
+    call!(EntryFunction::Memalign, Two, align, size)
 }
 
 pub(crate) fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    call!(Function::AlignedAlloc, Two, align, size)
+    call!(EntryFunction::AlignedAlloc, Two, align, size)
 }
 
 pub(crate) fn valloc(size: usize) -> *mut c_void {
-    call!(Function::Valloc, One, size)
+    call!(EntryFunction::Valloc, OneArgumentFn, size)
 }
 
 pub(crate) fn pvalloc(size: usize) -> *mut c_void {
-    call!(Function::Pvalloc, One, size)
+    call!(EntryFunction::Pvalloc, OneArgumentFn, size)
 }
 
 /// The block, or the error's number.
 pub(crate) fn posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> i32 {
-    let function = OTHERS[Function::PosixMemalign as usize].load(Relaxed);
+    let function = OTHERS[EntryFunction::PosixMemalign as usize].load(Relaxed);
     if function.is_null() {
         return libc::ENOMEM;
     }
-    type Kind = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> i32;
+    type PosixMemalignFn = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> i32;
     // SAFETY: the symbol of this name has this type.
-    let function = unsafe { std::mem::transmute::<*mut c_void, Kind>(function) };
+    let function = unsafe { std::mem::transmute::<*mut c_void, PosixMemalignFn>(function) };
     // SAFETY: the program called it with these arguments.
     unsafe { function(to, align, size) }
 }
@@ -364,23 +373,24 @@ fn glibc_size(address: u64) -> u64 {
     unsafe { header.read_volatile() }
 }
 
-/// How long the mapping is that a block has of its own.
+/// Length of a block's own mapping.
 pub(crate) fn glibc_mapped(address: u64) -> Option<u64> {
     let size = glibc_size(address);
     (size & MAPPED != 0).then_some(size & !FLAGS)
 }
 
-/// How many bytes the allocator gave for a block of the C library's: its header says, as it has for twenty years
-/// (`malloc_chunk`); [`has_headers`] has tried it.
+/// Usable size of a block of the C library, from its header (`malloc_chunk`, unchanged for twenty
+/// years); [`has_headers`] has verified the format.
 #[inline(always)]
 pub(crate) fn glibc_room(address: u64) -> u64 {
     let size = glibc_size(address);
     (size & !FLAGS) - if size & MAPPED == 0 { 8 } else { 16 }
 }
 
-/// Whether headers of blocks say what the C library says.
+/// True if headers of blocks say what the C library says.
 pub(crate) fn has_headers() -> bool {
-    // No large one: to free that would have the C library take the next from elsewhere (M_MMAP_THRESHOLD moves).
+    // No large one: to free that would have the C library take the next from elsewhere
+    // (M_MMAP_THRESHOLD moves).
     [24_usize, 1000].iter().all(|&size| {
         let block = malloc(size);
         if block.is_null() {
@@ -402,7 +412,7 @@ struct Boot(std::cell::UnsafeCell<[u8; BOOT]>);
 unsafe impl Sync for Boot {}
 static BOOT_MEMORY: Boot = Boot(std::cell::UnsafeCell::new([0; BOOT]));
 static BOOT_USED: AtomicUsize = AtomicUsize::new(0);
-/// Whether anything of it may still be freed.
+/// 1 while blocks of it may still be freed.
 static IN_BOOT: AtomicU8 = AtomicU8::new(0);
 
 fn boot(size: usize, align: usize) -> *mut c_void {
@@ -421,13 +431,13 @@ fn boot(size: usize, align: usize) -> *mut c_void {
     block.cast()
 }
 
-/// Whether a block is of that memory.
+/// True if a block is of that memory.
 pub(crate) fn is_boot(block: *const c_void) -> bool {
     let base = BOOT_MEMORY.0.get().addr();
     (base..base + BOOT).contains(&block.addr())
 }
 
-/// How long such a block is.
+/// Size of such a block.
 pub(crate) fn boot_size(block: *const c_void) -> usize {
     // SAFETY: the size lies before each block of that memory.
     unsafe { block.cast::<u8>().wrapping_sub(16).cast::<usize>().read() }
@@ -492,7 +502,7 @@ unsafe extern "C" fn checked_free(block: *mut c_void) {
     }
 }
 
-/// Whether blocks of that memory were handed out.
+/// True if blocks of that memory were handed out.
 #[inline(always)]
 pub(crate) fn may_be_boot() -> bool {
     IN_BOOT.load(Relaxed) != 0

@@ -1,22 +1,23 @@
-//! The block that an address of a running process lies in now, where a recorder in the process keeps a map of them.
+//! The block that an address of a running process lies in now, where a recorder in the process
+//! keeps a map of them.
 
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 
-use pagewise_heaplog::recording::Recording;
+use pagewise_heaplog::recording::LogRecording;
 use pagewise_heaplog::tables::header;
 use pagewise_heaplog::tables::live::{KIND, LEAF, NARROW, SPACE};
-use pagewise_model::watched::Held;
+use pagewise_model::watched::WatchedBlock;
 use pagewise_model::{AddrRange, Pid};
 use pagewise_proc::target_file::{self, FileId};
 use pagewise_proc::{ProcRoot, maps};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
-use crate::layout::live::{self, Raw};
+use crate::layout::live::{self, LiveMapEntry};
 use crate::resolve;
-use crate::tables::{self, Tables};
+use crate::tables::{self, SharedTables};
 
 /// Bits in the size before a block of the C library's, and that it has a mapping of its own.
 const FLAGS: u64 = 7;
@@ -25,23 +26,25 @@ const MAPPED: u64 = 2;
 const BEFORE_IS_USED: u64 = 1;
 /// Bytes of the C library's words before a block.
 const HEAD: u64 = 16;
-/// So many bytes of cells are read at a time, and at most.
+/// Number of bytes of cells that are read at a time, and at most.
 const PIECE: u64 = 4 << 10;
-const MOST: u64 = 16 << 20;
+const MAX_MAP_BYTES: u64 = 16 << 20;
 
-/// The block at an address; none where no recorder tells, where there is no block, and where it is not sure which.
-pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
+/// The block at an address; `None` without a recorder, outside of blocks, and if the block is
+/// uncertain.
+pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock> {
     let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
     let range = tables::mapping(&mappings)?;
     let tables = mappings.iter().find(|mapping| mapping.range == range)?;
-    let file = target_file::open_range(root, pid, range, FileId::of(tables)).ok()?;
-    let mut tables = Tables::open(file).ok()?;
+    let file = target_file::open_range(root, pid, range, FileId::of_mapping(tables)).ok()?;
+    let mut tables = SharedTables::open(file).ok()?;
     let map = tables.head(header::LIVE_MAP).ok()?;
     let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
-    let process = Process { pid: pid.0 };
+    let process = LookupProcess { pid: pid.0 };
     let is_narrow = map & KIND == NARROW;
     let found = process.find(map & !KIND, is_narrow, mapping, address);
-    // Small blocks of other allocators that begin between multiples of 16 are in the other half of the table.
+    // Small blocks of other allocators that begin between multiples of 16 are in the other half of
+    // the table.
     let other = || {
         let other = (map & !KIND).checked_add(8 << (SPACE - LEAF))?;
         process.find(other, false, mapping, address)
@@ -49,22 +52,22 @@ pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<Held> {
     let found = found.or_else(|| if is_narrow { None } else { other() })?;
     let path = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
     let new = tables.news(&path).ok()?;
-    let recording = Recording {
+    let recording = LogRecording {
         modules: new.modules,
         places: new.places,
         nodes: new.nodes,
         sites: new.sites,
-        ..Recording::default()
+        ..LogRecording::default()
     };
     let mut symbols = FileSymbols::default();
     let stacks = resolve::stacks(recording, &[found.site], &mut symbols, &mut Vec::new());
     let frames = stacks.into_iter().next()?;
-    Some(Held { start: found.start, size: found.size, room: found.room, frames })
+    Some(WatchedBlock { start: found.start, size: found.size, room: found.room, frames })
 }
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Found {
+struct LookedUpBlock {
     start: u64,
     /// One of these is known.
     size: Option<u64>,
@@ -73,11 +76,11 @@ struct Found {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Process {
+struct LookupProcess {
     pid: u32,
 }
 
-impl Process {
+impl LookupProcess {
     fn word(self, address: u64) -> Option<u64> {
         let read = remote::read_each::<8>(self.pid, &[address]).ok()?;
         read.first()?.map(u64::from_ne_bytes)
@@ -92,13 +95,19 @@ impl Process {
     }
 
     /// The nearest block that begins at an address or before it in a mapping, if it reaches so far.
-    fn find(self, map: u64, is_glibc: bool, mapping: AddrRange, address: u64) -> Option<Found> {
+    fn find(
+        self,
+        map: u64,
+        is_glibc: bool,
+        mapping: AddrRange,
+        address: u64,
+    ) -> Option<LookedUpBlock> {
         let (shift, width) = if is_glibc { (5, 4) } else { (4, 8) };
         // Behind the last cell to look at.
         let mut end = (address >> shift) + 1;
         let first = mapping.start >> shift;
         let mut read = 0;
-        while end > first && read < MOST {
+        while end > first && read < MAX_MAP_BYTES {
             let in_leaf = LEAF - shift;
             let number = (end - 1) >> in_leaf;
             let begin = first.max(number << in_leaf).max(end.saturating_sub(PIECE / width));
@@ -132,22 +141,24 @@ impl Process {
         None
     }
 
-    /// The block that a cell tells of.
-    fn block(self, raw: Raw, is_glibc: bool, mapping: AddrRange) -> Option<Found> {
-        let Raw { address: start, site, slack, size } = raw;
+    /// The block of a cell.
+    fn block(self, raw: LiveMapEntry, is_glibc: bool, mapping: AddrRange) -> Option<LookedUpBlock> {
+        let LiveMapEntry { address: start, site, slack, size } = raw;
         if !is_glibc {
-            return Some(Found { start, size: Some(size), room: None, site });
+            return Some(LookedUpBlock { start, size: Some(size), room: None, site });
         }
         let room = self.room(start, mapping)?;
-        // Of blocks that have more room than that the recorder keeps the size elsewhere.
+        // For larger differences between size and usable size the recorder stores the size
+        // elsewhere.
         let size = match slack {
             Some(slack) => Some(room.checked_sub(slack.into())?),
             None => None,
         };
-        Some(Found { start, size, room: Some(room), site })
+        Some(LookedUpBlock { start, size, room: Some(room), site })
     }
 
-    /// How many bytes a block has, if one of the C library's begins here: its header makes sense, and that behind it.
+    /// Usable size of a block of the C library that begins here; `None` unless its header and the
+    /// following one are valid.
     fn room(self, start: u64, mapping: AddrRange) -> Option<u64> {
         let chunk = start.checked_sub(HEAD).filter(|chunk| *chunk >= mapping.start)?;
         let head = self.word(start - 8)?;
@@ -159,7 +170,7 @@ impl Process {
         if is_mapped {
             return Some(size - HEAD);
         }
-        // The last chunk of a heap is none that was handed out, so another follows.
+        // The last chunk of a heap is never an allocated one, so another follows.
         let next = self.word(end + 8).filter(|_| end < mapping.end)?;
         let makes_sense = next & BEFORE_IS_USED != 0 && (next & !FLAGS).is_multiple_of(HEAD);
         makes_sense.then_some(size - 8)

@@ -1,4 +1,5 @@
-//! Guards: what a stack in debug builds writes behind each allocation, and looks at when its frame is popped.
+//! Guards: what a stack in debug builds writes behind each allocation, and looks at when its frame
+//! is popped.
 //!
 //! ```text
 //!  ┌───────────────┬──────┬───────┬───────────────┬──────┬───────┬ ─ ─
@@ -7,44 +8,45 @@
 //!  ^ start                ^ block of a frame's mark      ^ block ^ next = end
 //! ```
 //!
-//! Guards are linked, the last first. In a guarded stack `block` is the last of them or NULL, and a frame's mark tells down
-//! to which it is popped. An allocation in a guarded stack moves whenever its size changes, so who kept its old address finds
-//! out.
+//! Canaries are linked, the last first. In a stack with canaries `block` is the last of them or
+//! NULL, and a frame's mark is the canary down to which it is popped. An allocation in such a stack
+//! moves whenever its size changes, so a use of its old address is detected.
 
 use core::alloc::{Layout, LayoutError};
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
 use core::slice;
 
-use super::block::{ALIGN, Header};
-use super::{Mark, Policy, Stack};
+use super::block::{ALIGN, StackBlockHeader};
+use super::{Mark, Stack, StackPolicy};
 use crate::source::Source;
 use crate::watch;
 
-/// What lies between an allocation and its guard.
+/// Canary byte between an allocation and its guard.
 const EDGE: u8 = 0xca;
-/// What new memory holds, and what popped memory does.
+/// Fill bytes of new memory and of popped memory.
 const NEW: u8 = 0xa5;
 const POPPED: u8 = 0xdb;
-/// What the seal of a guard begins from.
+/// Initial value of the seal of a guard.
 const SEAL: usize = 0x5ca1_ab1e;
 
-/// What lies behind an allocation.
+/// Canary after an allocation.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct StackCanary {
     seal: usize,
-    previous: *mut Guard,
+    previous: *mut StackCanary,
     /// The block where it lies.
-    pub(super) block: NonNull<Header>,
+    pub(super) block: NonNull<StackBlockHeader>,
     start: NonNull<u8>,
     size: usize,
     /// Not once its allocation was freed or moved: then its place waits for its frame to be popped.
     is_live: Cell<bool>,
 }
 
-impl Guard {
-    /// A sum of where it lies and all that it says: neither a stray write nor a copy of a guard has the right one.
+impl StackCanary {
+    /// A sum of where it lies and all that it says: neither a stray write nor a copy of a guard has
+    /// the right one.
     fn seal(&self) -> usize {
         let says = [
             ptr::from_ref(self).addr(),
@@ -56,8 +58,8 @@ impl Guard {
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
-    /// Whether nobody wrote over it. What is written past an end comes to the edge first, then to the guard. A checker knows
-    /// of the edge by itself.
+    /// True if it is intact. A write past an end first reaches the canary bytes, then the guard. A
+    /// memory checker knows the canary bytes itself.
     fn is_intact(&self) -> bool {
         self.seal == self.seal()
             && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))
@@ -67,7 +69,8 @@ impl Guard {
     fn edge(&self) -> &[u8] {
         let end = self.start.as_ptr().wrapping_add(self.size);
         let size = ptr::from_ref(self).addr() - end.addr();
-        // SAFETY: these bytes were written when the guard was, and lie between it and its allocation.
+        // SAFETY: these bytes were written when the guard was, and lie between it and its
+        // allocation.
         unsafe { slice::from_raw_parts(end, size) }
     }
 }
@@ -75,41 +78,41 @@ impl Guard {
 /// Why a frame cannot be popped as it should.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// Somebody wrote past the end of the allocation before the guard at this address.
+    /// The end of the allocation before the guard at this address was overwritten.
     Guard(usize),
     /// The mark is of a frame that was popped.
     Order,
 }
 
-/// What is placed for an allocation: where in it that begins, and where its guard does.
+/// Layout of an allocation with its canaries: offsets of the allocation and of its guard.
 #[derive(Debug)]
-struct Shape {
+struct GuardedShape {
     whole: Layout,
     start: usize,
     guard: usize,
 }
 
-impl Shape {
+impl GuardedShape {
     /// Checkers want a gap on either side.
-    fn around(layout: Layout) -> Result<Shape, LayoutError> {
+    fn around(layout: Layout) -> Result<GuardedShape, LayoutError> {
         let gap = Layout::from_size_align(if watch::checked() { watch::GAP } else { 0 }, 1)?;
         let (before, start) = gap.extend(layout)?;
         let (behind, _) = before.extend(gap)?;
-        let (whole, guard) = behind.extend(Layout::new::<Guard>())?;
-        Ok(Shape { whole: whole.align_to(ALIGN)?.pad_to_align(), start, guard })
+        let (whole, guard) = behind.extend(Layout::new::<StackCanary>())?;
+        Ok(GuardedShape { whole: whole.align_to(ALIGN)?.pad_to_align(), start, guard })
     }
 }
 
-impl<S: Source, P: Policy> Stack<S, P> {
+impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// The last guard; none where nothing was allocated.
-    pub(super) fn last_guard(&self) -> Option<&Guard> {
+    pub(super) fn last_guard(&self) -> Option<&StackCanary> {
         // SAFETY: a guarded stack has a guard that was written here, or NULL.
-        unsafe { self.block.get().cast::<Guard>().as_ref() }
+        unsafe { self.block.get().cast::<StackCanary>().as_ref() }
     }
 
     /// Memory with a guard behind it.
     pub(super) fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let shape = Shape::around(layout).ok()?;
+        let shape = GuardedShape::around(layout).ok()?;
         let previous = self.block.get().cast();
         let placed = self.place(shape.whole);
         self.end.set(self.next.get());
@@ -117,15 +120,15 @@ impl<S: Source, P: Policy> Stack<S, P> {
         // SAFETY: the offset is within what was placed.
         let start = unsafe { whole.add(shape.start) };
         self.fill(start, layout.size(), NEW);
-        // SAFETY: as above.
+        // SAFETY: the block has the size of the whole layout, so the offset is inside.
         let edge = unsafe { start.add(layout.size()) };
         self.fill(edge, shape.guard - shape.start - layout.size(), EDGE);
-        // SAFETY: as above.
-        let guard = unsafe { whole.add(shape.guard) }.cast::<Guard>();
-        watch::ours(guard.cast(), size_of::<Guard>());
-        // SAFETY: as above, and it is aligned.
+        // SAFETY: the offset of the guard is inside the block.
+        let guard = unsafe { whole.add(shape.guard) }.cast::<StackCanary>();
+        watch::ours(guard.cast(), size_of::<StackCanary>());
+        // SAFETY: the guard is inside the block, and aligned.
         unsafe {
-            guard.write(Guard {
+            guard.write(StackCanary {
                 seal: 0,
                 previous,
                 block,
@@ -134,7 +137,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
                 is_live: Cell::new(true),
             });
         }
-        // SAFETY: as above, it is written, and nobody else knows it.
+        // SAFETY: it is initialized, and no other code knows it.
         let written = unsafe { &mut *guard.as_ptr() };
         written.seal = written.seal();
         self.block.set(guard.as_ptr().cast());
@@ -147,7 +150,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// A place in the current block, or in another, and the block.
-    fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<Header>)> {
+    fn place(&self, whole: Layout) -> Option<(NonNull<u8>, NonNull<StackBlockHeader>)> {
         if let Some(current) = self.current() {
             if self.last_guard().is_none() {
                 self.next.set(current.begin());
@@ -162,7 +165,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
         Some((self.bump(whole)?, entered))
     }
 
-    /// Fills memory of this stack that is handed out to nobody yet, or no more. Checkers say what is in there themselves.
+    /// Fills unallocated or freed memory of this stack. With a checker, the checker fills it.
     fn fill(&self, start: NonNull<u8>, size: usize, byte: u8) {
         if !watch::checked() {
             // SAFETY: callers are in this file, and pass parts of what was placed.
@@ -175,7 +178,8 @@ impl<S: Source, P: Policy> Stack<S, P> {
         if let Err(Broken::Order) = popped {
             return report(popped);
         }
-        // Also where a guard is broken: the frame ends here, whether or not what was in it was used well.
+        // Also where a guard is broken: the frame ends here, whether or not what was in it was used
+        // well.
         self.block.set(mark.block);
         // A mark of when there was no guard may be of when there was no memory: both are NULL.
         let next = if mark.block.is_null() { ptr::null_mut() } else { mark.next };
@@ -186,23 +190,23 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// Pops guards until `last` is the last, and fills what they guarded with rubbish.
-    fn pop_guards(&self, last: *mut Guard) -> Result<(), Broken> {
+    fn pop_guards(&self, last: *mut StackCanary) -> Result<(), Broken> {
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
             let at = ptr::from_ref(guard).addr();
             guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
             self.release(guard);
-            let (start, end) = (guard.start, at + size_of::<Guard>());
+            let (start, end) = (guard.start, at + size_of::<StackCanary>());
             self.block.set(guard.previous.cast());
             let place = NonNull::from(guard).cast();
             self.fill(start, end - start.addr().get(), POPPED);
-            watch::hidden(place, size_of::<Guard>());
+            watch::hidden(place, size_of::<StackCanary>());
         }
         Ok(())
     }
 
-    /// Nobody may touch the allocation any more.
-    fn release(&self, guard: &Guard) {
+    /// Marks the allocation as inaccessible.
+    fn release(&self, guard: &StackCanary) {
         if guard.is_live.replace(false) {
             self.fill(guard.start, guard.size, POPPED);
             if let Some(cold) = self.cold() {
@@ -215,7 +219,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Frees an allocation, but for its place.
     ///
     /// # Panics
-    /// Where it is none, or of another size.
+    /// Panics if the address is not an allocation, or has another size.
     pub(super) fn free_guarded(&self, start: NonNull<u8>, size: usize) {
         self.release(self.guard_of(start, size));
     }
@@ -239,7 +243,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     }
 
     /// The guard of a live allocation, looked for from the last.
-    fn guard_of(&self, start: NonNull<u8>, size: usize) -> &Guard {
+    fn guard_of(&self, start: NonNull<u8>, size: usize) -> &StackCanary {
         for guard in self.guards() {
             match guard {
                 Ok(guard) if guard.start == start && guard.is_live.get() => {
@@ -250,11 +254,11 @@ impl<S: Source, P: Policy> Stack<S, P> {
                 Err(broken) => report(Err(broken)),
             }
         }
-        panic!("stack: what is freed or moved at {start:p} is no live allocation")
+        panic!("stack: {start:p} is freed or moved, but is not a live allocation")
     }
 
     /// All guards, the last first, up to one that is not intact.
-    fn guards(&self) -> impl Iterator<Item = Result<&Guard, Broken>> {
+    fn guards(&self) -> impl Iterator<Item = Result<&StackCanary, Broken>> {
         let mut next = self.last_guard().filter(|_| self.is_guarded());
         core::iter::from_fn(move || {
             let guard = next.take()?;
@@ -270,7 +274,7 @@ impl<S: Source, P: Policy> Stack<S, P> {
     /// Looks at every guard.
     ///
     /// # Panics
-    /// Where somebody wrote over one.
+    /// Panics if a canary was overwritten.
     pub(super) fn check_guards(&self) {
         report(self.all_intact());
     }
@@ -281,12 +285,12 @@ impl<S: Source, P: Policy> Stack<S, P> {
 }
 
 /// # Panics
-/// Where something is broken.
+/// Panics if an error was found.
 pub(super) fn report(found: Result<(), Broken>) {
     match found {
         Ok(()) => {}
         Err(Broken::Guard(at)) => {
-            panic!("stack: somebody wrote past the end of the allocation before {at:#x}")
+            panic!("stack: the canary after the allocation before {at:#x} was overwritten")
         }
         Err(Broken::Order) => panic!("stack: a frame is popped twice, or after one around it"),
     }

@@ -1,4 +1,5 @@
-//! Guards: what a ring in debug builds, or under a checker, writes behind each block, and looks at when the frame is released.
+//! Guards: what a ring in debug builds, or under a checker, writes behind each block, and looks at
+//! when the frame is released.
 //!
 //! ```text
 //!  ┌────────┬───────┬─────────┬──────┬───────┬─────────┬──────┬───────┐
@@ -16,28 +17,29 @@ use core::slice;
 use super::block::BlockRef;
 use crate::watch;
 
-/// What lies behind a block.
+/// Canary byte after a block.
 const EDGE: u8 = 0xca;
-/// What new memory holds, and what released memory does.
+/// Fill bytes of new memory and of released memory.
 const NEW: u8 = 0xa5;
 const RELEASED: u8 = 0xdb;
-/// What the seal of a guard begins from.
+/// Initial value of the seal of a canary.
 const SEAL: usize = 0x0b5e_55ed;
 
-/// What lies behind a block, and behind the record of a frame.
+/// Canary after a block, and after the record of a frame.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct RingCanary {
     seal: usize,
-    previous: *mut Guard,
+    previous: *mut RingCanary,
     start: *mut u8,
     size: usize,
 }
 
-/// What is asked for where `layout` is, to have room for the edge and the guard; and where the guard is in it.
+/// Layout that also holds the canary bytes and the canary of `layout`; and the offset of the canary
+/// in it.
 pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
     let edge = Layout::from_size_align(layout.size().checked_add(watch::GAP)?, layout.align());
-    let (whole, at) = edge.ok()?.extend(Layout::new::<Guard>()).ok()?;
+    let (whole, at) = edge.ok()?.extend(Layout::new::<RingCanary>()).ok()?;
     Some((whole, at))
 }
 
@@ -49,16 +51,16 @@ pub(super) unsafe fn place(
     start: *mut u8,
     size: usize,
     at: usize,
-    previous: *mut Guard,
-) -> *mut Guard {
+    previous: *mut RingCanary,
+) -> *mut RingCanary {
     let _quiet = watch::quiet();
-    // SAFETY: as the caller promises.
+    // SAFETY: the caller passes a block of `size` bytes.
     unsafe { fill(start, size, NEW) };
-    // SAFETY: as the caller promises: the edge is between.
+    // SAFETY: the caller guarantees that the canary bytes are between the block and `at`.
     unsafe { fill(start.wrapping_add(size), at - size, EDGE) };
-    let guard = start.wrapping_add(at).cast::<Guard>();
-    // SAFETY: as the caller promises; it is aligned, as `with_guard` has it.
-    unsafe { guard.write(Guard { seal: 0, previous, start, size }) };
+    let guard = start.wrapping_add(at).cast::<RingCanary>();
+    // SAFETY: the caller guarantees space for it; `with_guard` has aligned it.
+    unsafe { guard.write(RingCanary { seal: 0, previous, start, size }) };
     // SAFETY: it was written just now.
     let written = unsafe { &mut *guard };
     written.seal = written.seal();
@@ -71,12 +73,12 @@ pub(super) unsafe fn place(
 /// There are as many bytes.
 unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
     if !watch::checked() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes `size` writable bytes.
         unsafe { start.write_bytes(byte, size) };
     }
 }
 
-impl Guard {
+impl RingCanary {
     /// A sum of where it lies and all that it says.
     fn seal(&self) -> usize {
         let at = ptr::from_ref(self).addr();
@@ -97,11 +99,11 @@ impl Guard {
     }
 }
 
-/// Looks at all guards of a frame that is released, tells of its blocks, and fills them with rubbish.
+/// Checks all canaries of a frame that is released, reports its blocks, and overwrites them.
 ///
 /// # Panics
-/// Where somebody wrote over a guard, or the frame was released before.
-pub(super) fn released(first: BlockRef, guards: *mut Guard) {
+/// Panics if a canary was overwritten, or if the frame was released before.
+pub(super) fn released(first: BlockRef, guards: *mut RingCanary) {
     let _quiet = watch::quiet();
     // SAFETY: the ring stays while the frame does.
     let shared = unsafe { first.shared.as_ref() };
@@ -110,7 +112,7 @@ pub(super) fn released(first: BlockRef, guards: *mut Guard) {
     while let Some(guard) = unsafe { at.as_mut() } {
         assert!(
             guard.is_intact(),
-            "ring: somebody wrote past the end of the block before {at:p}, or the frame is released twice"
+            "ring: the end of the block before {at:p} was overwritten, or the frame was released twice"
         );
         guard.seal = 0;
         if let Some(start) = NonNull::new(guard.start).filter(|_| !guard.previous.is_null()) {
@@ -122,8 +124,8 @@ pub(super) fn released(first: BlockRef, guards: *mut Guard) {
     }
 }
 
-/// Whether nobody wrote over a guard.
-pub(super) fn all_intact(mut at: *mut Guard) -> bool {
+/// True if all canaries are intact.
+pub(super) fn all_intact(mut at: *mut RingCanary) -> bool {
     let _quiet = watch::quiet();
     // SAFETY: the guards of a frame are linked, and end with NULL.
     while let Some(guard) = unsafe { at.as_ref() } {

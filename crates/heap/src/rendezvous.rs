@@ -1,4 +1,4 @@
-//! Where recorders in programs come to: a socket in a folder of ours.
+//! Socket to which recorders in programs connect, in a folder of ours.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -21,14 +21,14 @@ use pagewise_sys::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::error::Error;
-use crate::folder::{Folder, SECRET, random_name};
-use crate::library::{Library, NAME};
+use crate::error::HeapError;
+use crate::library::{NAME, RecorderLibrary};
+use crate::run_dir::{RunDir, SECRET, random_name};
 
 /// The folder, which goes with this, and the recorder's file.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    folder: Folder,
+    folder: RunDir,
     socket: PathBuf,
     recorder: PathBuf,
     uid: u32,
@@ -38,23 +38,25 @@ pub(crate) struct Meeting {
 
 impl Meeting {
     /// Makes the folder and the socket, and sees that the recorder's file is somewhere.
-    pub(crate) fn open(library: &Library) -> Result<(Meeting, UnixListener), Error> {
-        Meeting::make(library).map_err(Error::Socket)
+    pub(crate) fn open(library: &RecorderLibrary) -> Result<(Meeting, UnixListener), HeapError> {
+        Meeting::make(library).map_err(HeapError::Socket)
     }
 
-    fn make(library: &Library) -> io::Result<(Meeting, UnixListener)> {
-        let folder = Folder::make()?;
+    fn make(library: &RecorderLibrary) -> io::Result<(Meeting, UnixListener)> {
+        let folder = RunDir::make()?;
         let recorder = library.place(folder.path())?;
         let uid = rustix::process::geteuid().as_raw();
         let path = folder.path();
         let (first, socket) = (path.join("socket"), path.join(random_name(SECRET)?));
         let listener = UnixListener::bind(&first)?;
         listener.set_nonblocking(true)?;
-        // /proc/net/unix shows everybody the name that a socket was bound to, but not the one that it has now: where others
-        // may not list the folder, only who is told the name can connect.
+        // /proc/net/unix shows the name that a socket was bound to, but not its present name: the
+        // folder cannot be listed by other users, so only a process that knows the name can
+        // connect.
         fs::rename(&first, &socket)?;
         if uid == 0 {
-            // What root runs may become another user's process; who else comes is told by where it comes from.
+            // A program started by root may change its user; other clients are rejected by their
+            // credentials.
             fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
             fs::set_permissions(path, Permissions::from_mode(0o711))?;
         } else {
@@ -74,19 +76,20 @@ impl Meeting {
     }
 
     /// Lets another user's processes come.
-    pub(crate) fn invite(&mut self, uid: u32) -> Result<(), Error> {
+    pub(crate) fn invite(&mut self, uid: u32) -> Result<(), HeapError> {
         // Root's is open to whoever knows its name.
         if self.uid != 0 {
             for path in [&self.socket, self.folder.path()] {
-                chown(path, Some(uid), None).map_err(Error::Socket)?;
+                chown(path, Some(uid), None).map_err(HeapError::Socket)?;
             }
         }
         self.guest = Some(uid);
         Ok(())
     }
 
-    /// Accepts those who have connected, for a bounded time: processes of our user and of one that was let in, and what we
-    /// have started, whoever it has become. Others are dropped. False where none can be accepted at present.
+    /// Accepts those who have connected, for a bounded time: processes of our user and of one that
+    /// was let in, and what we have started, whoever it has become. Others are dropped. False where
+    /// none can be accepted at present.
     ///
     /// `first` is the process that is waited for, if there is one.
     pub(crate) fn accept(
@@ -115,10 +118,10 @@ impl Meeting {
         true
     }
 
-    /// Who has connected, if it is heard.
+    /// Accepts a connection if its client may be recorded.
     fn admitted(&self, stream: UnixStream, first: Option<u32>) -> Option<Client> {
-        let peer = peer::of(&stream).ok()?;
-        // Who has no id here cannot be recorded.
+        let peer = peer::peer_of(&stream).ok()?;
+        // A client without a PID in this namespace cannot be recorded.
         let pid = peer.pid?;
         let is_first = first == Some(pid);
         let is_ours = is_first || descends_from(pid, &[std::process::id(), first.unwrap_or(0)]);
@@ -135,7 +138,7 @@ impl Meeting {
         Some(Client { stream, pid, rank, since: Instant::now(), bytes, file })
     }
 
-    /// What a recorder is told: how to record, and where to say so.
+    /// Settings for a recorder: parameters of the recording, and the path of the socket.
     pub(crate) fn settings(&self, words: &str) -> OsString {
         let mut settings = OsString::from(format!("{words},socket="));
         settings.push(&self.socket);
@@ -144,7 +147,7 @@ impl Meeting {
 
     /// The variables that a program is to have in its environment, beside ours.
     pub(crate) fn environment(&self, words: &str) -> Vec<(OsString, OsString)> {
-        // What was to be loaded in any case still is, but for a recorder: two would stand before each other.
+        // Other preloaded libraries stay, except for another recorder: two would hook each other.
         let mut preload = self.recorder.clone().into_os_string();
         let others = std::env::var_os("LD_PRELOAD").unwrap_or_default();
         let others = others.as_bytes().split(|byte| matches!(byte, b':' | b' '));
@@ -164,10 +167,10 @@ const MAX_ACCEPTING: Duration = Duration::from_millis(5);
 /// Clients that are waited for at a time, and of those of one process.
 const MAX_CLIENTS: usize = 64;
 const MAX_CLIENTS_OF_A_PROCESS: usize = 4;
-/// How long a client may take to say all.
+/// Time limit for a client's request.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whose client it is: of those that say nothing the lowest are dropped first.
+/// Rank of a client: of those that send nothing, the lowest are dropped first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     /// Any process of a user that may come.
@@ -178,7 +181,7 @@ pub(crate) enum Rank {
     First,
 }
 
-/// Who has connected and has not said all yet.
+/// A client whose request is not complete.
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: UnixStream,
@@ -186,25 +189,26 @@ pub(crate) struct Client {
     pub(crate) pid: u32,
     rank: Rank,
     since: Instant,
-    /// What it has said so far.
+    /// Bytes received so far.
     pub(crate) bytes: Vec<u8>,
     /// The file that came with it.
     pub(crate) file: Option<OwnedFd>,
 }
 
-/// What came of listening to a client.
+/// Result of receiving from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// It has not said all.
     More,
-    /// It has, and there is no room for it at present.
+    /// The request is complete, but cannot be served at present.
     Later,
-    /// It has been answered, or is none of ours.
+    /// The client has been answered, or is not a recorder of ours.
     Done,
 }
 
 impl Client {
-    /// Takes what has come, without waiting: up to `length` bytes in all. False where the client is gone or broken.
+    /// Takes what has come, without waiting: up to `length` bytes in all. False where the client is
+    /// gone or broken.
     pub(crate) fn receive(&mut self, length: usize) -> bool {
         while self.bytes.len() < length {
             let mut piece = [0; 4 << 10];
@@ -213,7 +217,7 @@ impl Client {
                 Ok((0, _)) => return false,
                 Ok((count, file)) => {
                     self.bytes.extend_from_slice(&piece[..count]);
-                    // One is all that anybody sends.
+                    // A client sends one file only.
                     self.file = self.file.take().or(file);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -233,12 +237,14 @@ impl Client {
     }
 }
 
-/// Clients that have not said all yet: a bounded number, so that those who say nothing take nobody's place for long.
+/// Clients without a complete request: a bounded number, so that silent ones cannot block others
+/// for long.
 #[derive(Debug, Default)]
 pub(crate) struct Clients(Vec<Client>);
 
 impl Clients {
-    /// Adds one. Where there are too many, the oldest of the lowest rank goes; of one process, its oldest.
+    /// Adds a client. Above the limit the oldest of the lowest rank is dropped; of one process, its
+    /// oldest.
     fn add(&mut self, client: Client) {
         let of_it = |it: &Client| it.pid == client.pid;
         let oldest = if self.0.iter().filter(|it| of_it(it)).count() >= MAX_CLIENTS_OF_A_PROCESS {
@@ -255,7 +261,8 @@ impl Clients {
         self.0.push(client);
     }
 
-    /// Takes all out, the highest rank and the oldest first; who is to be waited for is put [`back`](Clients::back).
+    /// Takes all out, the highest rank and the oldest first; who is to be waited for is put
+    /// [`back`](Clients::back).
     pub(crate) fn all(&mut self) -> Vec<Client> {
         let mut all = std::mem::take(&mut self.0);
         all.sort_by_key(|client| std::cmp::Reverse(client.rank));
@@ -269,7 +276,7 @@ impl Clients {
         }
     }
 
-    /// Whether there is nobody.
+    /// True without clients.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -288,12 +295,12 @@ fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<O
     Ok((received.bytes, files.flatten().next()))
 }
 
-/// Whether one of these processes has started a process, or what started it.
+/// True if one of these processes has started a process, or what started it.
 fn descends_from(mut pid: u32, ancestors: &[u32]) -> bool {
     /// A parent that ends meanwhile leaves its number to others: no chain is followed for ever.
-    const MOST: usize = 64;
+    const MAX_ANCESTORS: usize = 64;
     let root = ProcRoot::live();
-    for _ in 0..MOST {
+    for _ in 0..MAX_ANCESTORS {
         if ancestors.contains(&pid) {
             return true;
         }
@@ -316,13 +323,14 @@ pub(crate) struct Answered {
 }
 
 impl Answered {
-    /// Begins to answer. Nobody is waited for: `answer` takes what has come of what a client says.
+    /// Starts an answer without waiting: `answer` receives the available bytes of a client's
+    /// request.
     pub(crate) fn open(
-        library: &Library,
+        library: &RecorderLibrary,
         mut answer: impl FnMut(&mut Client) -> Heard + Send + 'static,
-    ) -> Result<Answered, Error> {
+    ) -> Result<Answered, HeapError> {
         let (meeting, listener) = Meeting::open(library)?;
-        let (ends, ended) = UnixStream::pair().map_err(Error::Socket)?;
+        let (ends, ended) = UnixStream::pair().map_err(HeapError::Socket)?;
         let meeting = Arc::new(meeting);
         let door = Arc::clone(&meeting);
         let listen = move || {
@@ -337,7 +345,7 @@ impl Answered {
             }
         };
         let named = thread::Builder::new().name("listener".to_owned());
-        let thread = named.spawn(listen).map_err(Error::Socket)?;
+        let thread = named.spawn(listen).map_err(HeapError::Socket)?;
         Ok(Answered { meeting, ends, thread: Some(thread) })
     }
 
@@ -350,7 +358,7 @@ impl Answered {
 /// Waits until there is something to do; false where it is to end.
 fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: &Clients) -> bool {
     /// Between looks at those who wait for room, and where no connection can be accepted.
-    const LOOK: i64 = 20_000_000;
+    const POLL_NANOS: i64 = 20_000_000;
     let mut wanted = vec![PollFd::new(ended, PollFlags::IN)];
     let mut is_soon = !can_accept;
     if can_accept {
@@ -363,7 +371,7 @@ fn wait(ended: &UnixStream, listener: &UnixListener, can_accept: bool, clients: 
         }
     }
     let timeout = match is_soon {
-        true => Timespec { tv_sec: 0, tv_nsec: LOOK },
+        true => Timespec { tv_sec: 0, tv_nsec: POLL_NANOS },
         // Those who say nothing go when their time is over.
         false => Timespec { tv_sec: 1, tv_nsec: 0 },
     };
@@ -399,9 +407,9 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_has_a_name_that_the_kernel_tells_nobody() {
+    fn the_name_of_the_socket_is_secret() {
         let recorder = tempfile::NamedTempFile::new().unwrap();
-        let library = Library::File(recorder.path().to_owned());
+        let library = RecorderLibrary::File(recorder.path().to_owned());
         let (meeting, listener) = Meeting::open(&library).unwrap();
         let name = meeting.socket.file_name().unwrap().to_str().unwrap().to_owned();
         assert_eq!(name.len(), SECRET);
@@ -418,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_takes_nobodys_place() {
+    fn silent_clients_do_not_displace_others() {
         let mut clients = Clients::default();
         let (first, _first) = client(7, Rank::First);
         let (ours, _ours) = client(8, Rank::Ours);
@@ -440,7 +448,7 @@ mod tests {
 
     #[test]
     fn answering_ends_also_where_its_descriptors_were_inherited() {
-        let library = Library::File("/dev/null".into());
+        let library = RecorderLibrary::File("/dev/null".into());
         let answered = Answered::open(&library, |_| Heard::Done).unwrap();
         let inherited = answered.ends.try_clone().unwrap();
         drop(answered);
@@ -448,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_goes() {
+    fn late_processes_are_killed() {
         let mut clients = Clients::default();
         let (mut late, _late) = client(7, Rank::First);
         late.since = Instant::now().checked_sub(PATIENCE * 2).unwrap();
@@ -459,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_pieces_is_put_together_without_waiting() {
+    fn a_message_in_pieces_is_assembled_without_waiting() {
         let (mut it, mut other) = client(7, Rank::First);
         assert!(it.receive(10) && it.bytes.is_empty());
         for piece in [&b"abc"[..], b"defg"] {
@@ -475,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_nobody_asked_for_are_closed() {
+    fn files_that_were_not_requested_are_closed() {
         let (mut it, other) = client(7, Rank::First);
         let (mut reader, writer) = io::pipe().unwrap();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
@@ -488,7 +496,7 @@ mod tests {
         assert!(it.receive(5) && it.file.is_some());
         drop(it);
         drop(other);
-        // It ends where nobody has the other side open any more.
+        // The stream ends once the other end is closed everywhere.
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -1,12 +1,14 @@
-//! The recorder's file, kept from run to run: what a recorded program executes looks for it also after pagewise has ended, and
-//! where it is not there any more the loader writes a complaint into the standard error of whoever runs then.
+//! The recorder's file, kept from run to run: what a recorded program executes looks for it also
+//! after pagewise has ended, and where it is not there any more the loader writes a complaint into
+//! the standard error of whoever runs then.
 //!
 //! ```text
 //!  $XDG_CACHE_HOME/pagewise/  or  ~/.cache/pagewise/  or, for root only,  /var/cache/pagewise/
 //!      91c7..e2/libpagewise_preload.so      by content, so that versions do not share a file
 //! ```
 //!
-//! What is there is loaded into programs, so nobody else may be able to write it, and it is compared to the byte before use.
+//! Programs load this file, so other users must not be able to write it, and it is compared byte
+//! for byte before use.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -14,19 +16,20 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::folder::takes_programs;
 use crate::library::NAME;
+use crate::run_dir::takes_programs;
 
-/// A file of another version that nobody used for so long is removed.
+/// A file of another version is removed after this time without use.
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// How old the time of last use may be that a file shows.
+/// Resolution of the last-use time of a file.
 const NOTED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Others can write.
 const WRITABLE: u32 = 0o022;
 /// Only who owns a file in it can remove it.
 const STICKY: u32 = 0o1000;
 
-/// The path of a file with these contents that stays; `name` is made of them. None where there is no place for it.
+/// Permanent path of a file with these contents; `name` is derived from them. `None` without a
+/// writable location.
 pub(crate) fn keep(contents: &[u8], name: &str) -> Option<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     bases(uid).into_iter().find_map(|base| keep_in(&base, uid, contents, name).ok().flatten())
@@ -48,7 +51,7 @@ fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Opt
     if !base.is_absolute() {
         return Ok(None);
     }
-    // Who is root may run programs as anybody, and these load it, too.
+    // Root may run programs as any user, and these load the file too.
     let is_for_all = uid == 0;
     if !is_for_all && !base.exists() {
         DirBuilder::new().mode(0o700).create(base)?;
@@ -78,7 +81,7 @@ fn keep_in(base: &Path, uid: u32, contents: &[u8], name: &str) -> io::Result<Opt
     Ok(Some(path))
 }
 
-/// Makes a folder where there is none; whether it is ours alone to write into.
+/// Creates a folder if it is missing; returns true if only this user can write to it.
 fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
     match DirBuilder::new().mode(0o755).create(path) {
         // Whatever bits are masked: programs that run as others load the file, too.
@@ -90,13 +93,13 @@ fn folder_of(path: &Path, uid: u32) -> io::Result<bool> {
     Ok(of.is_dir() && of.uid() == uid && of.mode() & WRITABLE == 0)
 }
 
-/// Whether users without rights of their own can come to a folder.
+/// True if users without rights of their own can come to a folder.
 fn all_can_enter(folder: &Path) -> bool {
     const ENTER: u32 = 0o001;
     folder.ancestors().all(|path| fs::metadata(path).is_ok_and(|of| of.mode() & ENTER != 0))
 }
 
-/// Whether a file is ours alone to write, for all to read, and has these contents.
+/// True if a file is ours alone to write, for all to read, and has these contents.
 fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
     const READABLE: u32 = 0o444;
     let Ok(of) = fs::symlink_metadata(path) else { return false };
@@ -111,7 +114,8 @@ fn holds(path: &Path, uid: u32, contents: &[u8]) -> bool {
     read.is_ok() && found == contents
 }
 
-/// Writes a file beside its place and moves it there: others load the whole file or the one that was there.
+/// Writes a file beside its place and moves it there: others load the whole file or the one that
+/// was there.
 fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
     let new = folder.join(format!("{NAME}.{}", std::process::id()));
     // Left by one of the same number that was killed.
@@ -133,12 +137,12 @@ fn write(folder: &Path, path: &Path, contents: &[u8]) -> io::Result<()> {
 fn note_use(path: &Path, now: SystemTime) {
     let is_old = |path: &Path| Some(now.duration_since(fs::metadata(path).ok()?.modified().ok()?));
     if is_old(path).is_some_and(|age| age.is_ok_and(|age| age > NOTED)) {
-        // Where it cannot be noted, the file is made again some day.
+        // If the time cannot be set, the file is created again some day.
         let _ = File::open(path).and_then(|file| file.set_modified(now));
     }
 }
 
-/// Removes what other versions kept that nobody uses any more.
+/// Removes unused files of other versions.
 fn remove_unused(all: &Path, name: &str, uid: u32, now: SystemTime) {
     let Ok(entries) = fs::read_dir(all) else { return };
     for entry in entries.flatten() {
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_write_is_not_used() {
+    fn files_that_other_users_can_write_are_not_used() {
         let base = base();
         let path = kept(base.path(), b"contents", "00ff").unwrap();
         let change = |path: &Path, mode| {
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_go_once_nobody_used_them_for_long_and_nothing_else_does() {
+    fn only_long_unused_files_of_other_versions_are_removed() {
         let base = base();
         let now = SystemTime::now();
         let old = kept(base.path(), b"old", "0001").unwrap();

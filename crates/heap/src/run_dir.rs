@@ -1,7 +1,7 @@
 //! Folders for the time of one run, and what is left of runs that were killed.
 //!
-//! Who makes a folder holds a lock on a file in it, which the kernel lets go when the last process is gone that has it open.
-//! A folder whose lock can be had is nobody's.
+//! The process that creates a folder locks a file in it; the kernel releases the lock when the last
+//! process that has the file open ends. A folder whose lock is free is unused.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -13,34 +13,35 @@ use rustix::fs::{FlockOperation, OFlags, StatVfsMountFlags, flock, statvfs};
 
 use crate::library::NAME;
 
-/// What the names of folders begin with.
+/// Prefix of the names of folders.
 const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
 const LOCK: &str = "lock";
-/// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at most.
-const LONGEST: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
+/// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at
+/// most.
+const MAX_PATH_BYTES: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
 /// Letters of a name of 5 bits each that make a folder's name its own.
 const LETTERS: usize = 8;
-/// Letters of a name that nobody can guess: 130 bits.
+/// Number of random letters of a name: 130 bits.
 pub(crate) const SECRET: usize = 26;
 
 /// A folder of ours alone; it goes with this.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct RunDir {
     path: PathBuf,
     _lock: File,
 }
 
-impl Folder {
+impl RunDir {
     /// Makes one where files can be executed, and removes those that killed runs have left.
-    pub(crate) fn make() -> io::Result<Folder> {
+    pub(crate) fn make() -> io::Result<RunDir> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let bases =
             [Some(std::env::temp_dir()), runtime, Some("/dev/shm".into()), Some("/var/tmp".into())];
         let mut first = None;
         for base in bases.into_iter().flatten() {
             // A socket's path is short, and recorders have little room to read it in.
-            let is_short = base.as_os_str().len() <= LONGEST;
+            let is_short = base.as_os_str().len() <= MAX_PATH_BYTES;
             if !base.is_absolute() || !is_short || !takes_programs(&base) {
                 continue;
             }
@@ -59,20 +60,21 @@ impl Folder {
         }))
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Drop for Folder {
+impl Drop for RunDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// Whether programs can load a file in a folder: its path is plain, for the loader separates paths by colons and blanks and
-/// puts words in the place of others after a dollar sign, and files may be executed.
+/// True if programs can load a file in a folder: its path is plain, for the loader separates paths
+/// by colons and blanks and puts words in the place of others after a dollar sign, and files may be
+/// executed.
 pub(crate) fn takes_programs(folder: &Path) -> bool {
     let taken_apart = |byte: &u8| matches!(byte, b':' | b' ' | b'$');
     let is_plain = !folder.as_os_str().as_bytes().iter().any(taken_apart);
@@ -83,7 +85,7 @@ pub(crate) fn takes_programs(folder: &Path) -> bool {
 /// A name by chance, of 5 bits a letter.
 ///
 /// # Errors
-/// Where the kernel has no random numbers.
+/// Returns an error if the kernel provides no random numbers.
 pub(crate) fn random_name(letters: usize) -> io::Result<String> {
     let mut bytes = vec![0; letters];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
@@ -93,7 +95,7 @@ pub(crate) fn random_name(letters: usize) -> io::Result<String> {
         .collect())
 }
 
-fn make_in(base: &Path) -> io::Result<Folder> {
+fn make_in(base: &Path) -> io::Result<RunDir> {
     for number in 0..=1000 {
         let path = base.join(format!("{PREFIX}{}", random_name(LETTERS)?));
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -103,25 +105,25 @@ fn make_in(base: &Path) -> io::Result<Folder> {
         }
         let mut options = OpenOptions::new();
         let lock = options.write(true).create_new(true).mode(0o600).open(path.join(LOCK));
-        // Somebody who tidies up may have come between, and takes the folder away.
+        // A clean-up in another process may remove the folder in between.
         if let Ok(lock) = lock
             && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             && is_at(&lock, &path.join(LOCK))
         {
-            return Ok(Folder { path, _lock: lock });
+            return Ok(RunDir { path, _lock: lock });
         }
     }
     Err(io::Error::other("no folder for temporary files can be locked"))
 }
 
-/// Whether an open file is the one at a path.
+/// True if an open file is the one at a path.
 fn is_at(file: &File, path: &Path) -> bool {
     let identity = |of: fs::Metadata| (of.dev(), of.ino());
     let both = file.metadata().ok().zip(fs::symlink_metadata(path).ok());
     both.is_some_and(|(a, b)| identity(a) == identity(b))
 }
 
-/// Removes folders of ours whose lock nobody has.
+/// Removes our folders whose lock is free.
 fn remove_left(base: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     let Ok(entries) = fs::read_dir(base) else { return };
@@ -139,7 +141,8 @@ fn remove_left(base: &Path) {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        // The lock goes last: while it is there, another does not take the folder for one that is being made.
+        // The lock goes last: while it is there, another does not take the folder for one that is
+        // being made.
         for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|it| it.is_socket()) {
                 let _ = fs::remove_file(entry.path());
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_runs_that_are_gone_are_removed_and_no_others() {
+    fn only_folders_of_ended_runs_are_removed() {
         let base = tempfile::tempdir().unwrap();
         let lives = make_in(base.path()).unwrap();
         let gone = base.path().join(format!("{PREFIX}1-0"));

@@ -1,5 +1,5 @@
-//! The C library's heap as C programs use it: `malloc`, `calloc`, `free`, `mallopt`. For experiments on where it gets
-//! memory, and when it gives it back.
+//! The C library's heap as C programs use it: `malloc`, `calloc`, `free`, `mallopt`. For
+//! experiments on where it gets memory, and when it gives it back.
 
 use std::hint::black_box;
 use std::io;
@@ -23,7 +23,7 @@ impl HeapBlock {
     /// `ENOMEM`.
     pub fn malloc(length: usize) -> io::Result<HeapBlock> {
         // SAFETY: the call takes a number.
-        HeapBlock::of(unsafe { libc::malloc(length) }, length)
+        HeapBlock::from_allocation(unsafe { libc::malloc(length) }, length)
     }
 
     /// Memory that is zero.
@@ -32,11 +32,11 @@ impl HeapBlock {
     /// `ENOMEM`.
     pub fn calloc(length: usize) -> io::Result<HeapBlock> {
         // SAFETY: the call takes numbers.
-        HeapBlock::of(unsafe { libc::calloc(1, length) }, length)
+        HeapBlock::from_allocation(unsafe { libc::calloc(1, length) }, length)
     }
 
-    fn of(start: *mut libc::c_void, length: usize) -> io::Result<HeapBlock> {
-        // Seen by nobody, a block would not be made at all.
+    fn from_allocation(start: *mut libc::c_void, length: usize) -> io::Result<HeapBlock> {
+        // The compiler would remove an unobserved allocation.
         let start = NonNull::new(black_box(start).cast()).ok_or_else(io::Error::last_os_error)?;
         Ok(HeapBlock { start, length })
     }
@@ -50,13 +50,14 @@ impl HeapBlock {
     /// Writes a byte.
     ///
     /// # Panics
-    /// Where it lies beyond the end.
+    /// Panics if the offset is beyond the end.
     #[inline(always)]
     pub fn write(&mut self, at: usize, byte: u8) {
         assert!(at < self.length, "{at} is beyond the block");
         // SAFETY: it lies in the block, by the line above.
         let place = unsafe { self.start.add(at) };
-        // SAFETY: the block is ours alone, and any byte may be written. Volatile, so that it is written.
+        // SAFETY: the block is ours alone, and any byte may be written. Volatile, so that it is
+        // written.
         unsafe { place.write_volatile(byte) };
     }
 
@@ -68,12 +69,12 @@ impl HeapBlock {
     /// Fills a part, as `memset` does.
     ///
     /// # Panics
-    /// Where it ends beyond the block.
+    /// Panics if the part ends beyond the block.
     pub fn fill(&mut self, part: Range<usize>, byte: u8) {
         assert!(part.start <= part.end && part.end <= self.length, "{part:?} is beyond the block");
         // SAFETY: the part begins in the block or at its end, by the line above.
         let start = unsafe { self.start.add(part.start) };
-        // SAFETY: the part ends in the block, by the same line; the block is ours alone.
+        // SAFETY: the part ends inside the block, as this line checks; the block is ours alone.
         unsafe { start.write_bytes(byte, part.len()) };
         black_box(&self.start);
     }
@@ -81,12 +82,13 @@ impl HeapBlock {
 
 impl Drop for HeapBlock {
     fn drop(&mut self) {
-        // SAFETY: it came from `malloc` or `calloc`, and nothing borrowed from it can outlive `self`.
+        // SAFETY: it came from `malloc` or `calloc`, and nothing borrowed from it can outlive
+        // `self`.
         unsafe { libc::free(self.start.as_ptr().cast()) };
     }
 }
 
-/// What `mallopt` sets.
+/// Parameter of `mallopt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tuning {
     /// `M_TRIM_THRESHOLD`: how many free bytes at the end of the heap stay there. -1: all.

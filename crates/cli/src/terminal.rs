@@ -1,4 +1,4 @@
-//! How output looks, resolved from options, the environment and the terminal.
+//! Style of output, resolved from options, the environment and the terminal.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use pagewise_view::text::{Style, Units};
 
 use crate::args;
 
-/// What fits where no terminal says its width.
+/// Default width without a terminal.
 const PIPE_WIDTH: u16 = 100;
 /// Wider lines are hard to read, and most tables are complete by then.
 const WIDEST: u16 = 200;
@@ -15,29 +15,29 @@ const NARROWEST: u16 = 60;
 
 /// Colour, width and units, before a command adds its own wishes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Look {
+pub(crate) struct TerminalLook {
     color: bool,
     width: u16,
     units: Option<Units>,
 }
 
-impl Look {
+impl TerminalLook {
     /// For what goes to standard output.
-    pub(crate) fn resolve(args: &args::Look) -> Look {
-        Look::on(args, &io::stdout())
+    pub(crate) fn resolve(args: &args::LookArgs) -> TerminalLook {
+        TerminalLook::on(args, &io::stdout())
     }
 
     /// For what goes to standard error, since standard output is a command's.
-    pub(crate) fn on_stderr(args: &args::Look) -> Look {
-        Look::on(args, &io::stderr())
+    pub(crate) fn on_stderr(args: &args::LookArgs) -> TerminalLook {
+        TerminalLook::on(args, &io::stderr())
     }
 
-    fn on(args: &args::Look, out: &(impl IsTerminal + AsFd)) -> Look {
+    fn on(args: &args::LookArgs, out: &(impl IsTerminal + AsFd)) -> TerminalLook {
         let terminal = out.is_terminal();
         let color = match args.color {
-            args::When::Always => true,
-            args::When::Never => false,
-            args::When::Auto => terminal && !is_set("NO_COLOR") && !is_dumb(),
+            args::ColorWhen::Always => true,
+            args::ColorWhen::Never => false,
+            args::ColorWhen::Auto => terminal && !is_set("NO_COLOR") && !is_dumb(),
         };
         let width =
             args.width.or_else(|| terminal.then(|| terminal_width(out)).flatten().map(clamp));
@@ -46,7 +46,7 @@ impl Look {
             args::UnitArg::Kib => Units::KiB,
             args::UnitArg::Bytes => Units::Bytes,
         });
-        Look { color, width: width.unwrap_or(PIPE_WIDTH), units }
+        TerminalLook { color, width: width.unwrap_or(PIPE_WIDTH), units }
     }
 
     /// The style of a page on standard output.
@@ -60,8 +60,8 @@ impl Look {
     }
 
     /// The style of a page in a file: no terminal, so no colour.
-    pub(crate) fn for_file(self) -> Look {
-        Look { color: false, ..self }
+    pub(crate) fn for_file(self) -> TerminalLook {
+        TerminalLook { color: false, ..self }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Guards: what a pool in debug builds, or under a checker, writes around each block, and looks at when it is freed.
+//! Guards: what a pool in debug builds, or under a checker, writes around each block, and looks at
+//! when it is freed.
 //!
 //! ```text
 //!  region                                      region + whole
@@ -8,7 +9,8 @@
 //!  └─────────┴───────┴─────────────────┴──────┘
 //! ```
 //!
-//! Holes begin and end where regions do, so no block begins where the noted hole ends, and every free takes the slow path.
+//! Holes begin and end where regions do, so no block begins where the noted hole ends, and every
+//! free takes the slow path.
 
 use core::ptr::NonNull;
 use core::slice;
@@ -16,19 +18,19 @@ use core::slice;
 use super::page::rounded;
 use crate::watch;
 
-/// What lies behind a block.
+/// Canary byte after a block.
 const EDGE: u8 = 0xca;
-/// What new memory holds, and what freed memory does.
+/// Fill bytes of new memory and of freed memory.
 const NEW: u8 = 0xa5;
 const FREED: u8 = 0xdf;
-/// What the seal of a guard begins from, and what it is once the block was freed.
+/// Initial value of the seal of a canary, and its value after the block was freed.
 const SEAL: usize = 0xf1f0_5ea1;
 const BROKEN: usize = 0;
 
-/// What lies before a block.
+/// Canary before a block.
 #[repr(C)]
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct FifoCanary {
     seal: usize,
     pub(super) region: NonNull<u8>,
     pub(super) whole: usize,
@@ -37,7 +39,7 @@ pub(super) struct Guard {
 
 /// Bytes before a block of this alignment, and in all.
 pub(super) const fn around(size: usize, align: usize) -> (usize, usize) {
-    let before = size_of::<Guard>().next_multiple_of(align);
+    let before = size_of::<FifoCanary>().next_multiple_of(align);
     (before, before.saturating_add(rounded(size.saturating_add(watch::GAP))))
 }
 
@@ -47,12 +49,12 @@ pub(super) const fn around(size: usize, align: usize) -> (usize, usize) {
 /// There are as many bytes.
 unsafe fn fill(start: *mut u8, size: usize, byte: u8) {
     if !watch::checked() {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes `size` writable bytes.
         unsafe { start.write_bytes(byte, size) };
     }
 }
 
-impl Guard {
+impl FifoCanary {
     /// A sum of where it lies and all that it says.
     fn seal(&self) -> usize {
         let at = core::ptr::from_ref(self).addr();
@@ -63,51 +65,53 @@ impl Guard {
     /// Writes the guard of a block, its edge, and rubbish into it.
     ///
     /// # Safety
-    /// The region is ours: at least `size_of::<Guard>()` bytes before the block, and then `size` and more.
+    /// The region is ours: at least `size_of::<Guard>()` bytes before the block, and then `size`
+    /// and more.
     pub(super) unsafe fn place(block: NonNull<u8>, size: usize, region: NonNull<u8>, whole: usize) {
-        let at = block.as_ptr().wrapping_sub(size_of::<Guard>()).cast::<Guard>();
-        // SAFETY: as the caller promises; blocks are aligned to 8.
-        unsafe { at.write(Guard { seal: 0, region, whole, size }) };
+        let at = block.as_ptr().wrapping_sub(size_of::<FifoCanary>()).cast::<FifoCanary>();
+        // SAFETY: the caller guarantees space before the block; blocks are aligned to 8.
+        unsafe { at.write(FifoCanary { seal: 0, region, whole, size }) };
         // SAFETY: it was written just now.
         let guard = unsafe { &mut *at };
         guard.seal = guard.seal();
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller passes a block of `size` bytes.
         unsafe { fill(block.as_ptr(), size, NEW) };
         let (end, edge) = guard.edge();
-        // SAFETY: as the caller promises: that is what the region has behind the block.
+        // SAFETY: the caller guarantees that the region has these bytes after the block.
         unsafe { fill(end, edge, EDGE) };
     }
 
     /// Looks at the guard of a block that is freed, and fills the block with rubbish.
     ///
     /// # Panics
-    /// Where the block is none, or was freed before, or has another size, or somebody wrote beyond it.
+    /// Panics if the address is not a block, if it was freed before, if it has another size, or if
+    /// memory around it was overwritten.
     ///
     /// # Safety
     /// The bytes before the block may be read; if a guard is there, it is of a pool that is there.
-    pub(super) unsafe fn take(block: NonNull<u8>, size: usize) -> (NonNull<u8>, usize) {
-        let at = block.as_ptr().wrapping_sub(size_of::<Guard>()).cast::<Guard>();
-        // SAFETY: as the caller promises; blocks are aligned to 8.
+    pub(super) unsafe fn release_guarded(block: NonNull<u8>, size: usize) -> (NonNull<u8>, usize) {
+        let at = block.as_ptr().wrapping_sub(size_of::<FifoCanary>()).cast::<FifoCanary>();
+        // SAFETY: the caller passes a block with a canary before it; blocks are aligned to 8.
         let guard = unsafe { &mut *at };
         assert!(
             guard.seal == guard.seal(),
-            "fifo: {block:p} was freed twice, or is no block, or somebody wrote before it"
+            "fifo: {block:p} was freed twice, is not a block of this pool, or memory before it was overwritten"
         );
         assert_eq!(guard.size, size, "fifo: {block:p} is freed with a size that it does not have");
         let (end, edge) = guard.edge();
         // SAFETY: it was written when the guard was, whose seal is right.
         let edge = unsafe { slice::from_raw_parts(end, edge) };
         let is_intact = watch::checked() || edge.iter().all(|byte| *byte == EDGE);
-        assert!(is_intact, "fifo: somebody wrote past the end of the block at {block:p}");
+        assert!(is_intact, "fifo: the canary after the block at {block:p} was overwritten");
         guard.seal = BROKEN;
         // SAFETY: the block is as large, and dead.
         unsafe { fill(block.as_ptr(), size, FREED) };
         (guard.region, guard.whole)
     }
 
-    /// Where the edge begins, and its size.
+    /// Start and size of the canary bytes.
     fn edge(&self) -> (*mut u8, usize) {
-        let block = core::ptr::from_ref(self).addr() + size_of::<Guard>();
+        let block = core::ptr::from_ref(self).addr() + size_of::<FifoCanary>();
         let end = block + self.size;
         let region_end = self.region.addr().get() + self.whole;
         (self.region.as_ptr().with_addr(end), region_end - end)

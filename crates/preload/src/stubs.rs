@@ -1,10 +1,12 @@
-//! What a program calls: a jump to where the mode of recording says, with what the stack looked like.
+//! Entry points of the functions: a jump to the target of the present mode of recording, with the
+//! stack pointer and the frame pointer.
 //!
-//! [`TARGETS`] says where each function goes on: at first to [`crate::begin`], then to the hooks, or straight to the allocator
-//! where nothing is recorded. Hooks are told the stack pointer and the frame pointer of their caller, as further arguments.
+//! [`TARGETS`] has the target of each function: at first [`crate::begin`], then the hooks, or the
+//! allocator itself without a recording. Hooks receive the stack pointer and the frame pointer of
+//! their caller as further arguments.
 //!
-//! A thread's own words are in memory that the loader made for it before it ran (thread-local storage of the initial-exec
-//! model): two instructions, and no call that could allocate.
+//! A thread's own words are in memory that the loader made for it before it ran (thread-local
+//! storage of the initial-exec model): two instructions, and no call that could allocate.
 
 use std::arch::{asm, global_asm, naked_asm};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -30,9 +32,9 @@ pub(crate) enum Own {
     Thread = 0,
     /// Bytes that it may allocate before the next sample.
     Left = 8,
-    /// What became of it ([`crate::threads`]).
+    /// State of the thread ([`crate::threads`]).
     Stage = 16,
-    /// How many functions behind it is in, where these are hooked themselves ([`crate::inline`]).
+    /// Nesting depth in hooked functions ([`crate::inline`]).
     Within = 24,
 }
 
@@ -51,7 +53,7 @@ pub(crate) fn own<const WORD: usize>() -> u64 {
 /// Changes a word of this thread's.
 #[inline(always)]
 pub(crate) fn set_own<const WORD: usize>(value: u64) {
-    // SAFETY: as above; nobody else writes it.
+    // SAFETY: `fs` points at this thread's own data, which no other thread writes.
     unsafe {
         asm!("mov {at}, qword ptr [rip + pw_own@GOTTPOFF]", "mov qword ptr fs:[{at} + {word}], {value}",
              at = out(reg) _, value = in(reg) value, word = const WORD, options(nostack, preserves_flags));
@@ -61,7 +63,7 @@ pub(crate) fn set_own<const WORD: usize>(value: u64) {
 /// Functions that a program calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub(crate) enum Function {
+pub(crate) enum EntryFunction {
     Malloc,
     Free,
     Calloc,
@@ -73,10 +75,10 @@ pub(crate) enum Function {
     Pvalloc,
 }
 
-/// How many.
+/// Number of functions.
 pub(crate) const FUNCTIONS: usize = 9;
 
-/// Where each goes on.
+/// Target of each function.
 pub(crate) static TARGETS: [AtomicPtr<()>; FUNCTIONS] = [
     AtomicPtr::new(first::<0> as *mut ()),
     AtomicPtr::new(first::<1> as *mut ()),
@@ -96,7 +98,7 @@ pub(crate) fn aim(targets: [*mut (); FUNCTIONS]) {
     }
 }
 
-/// Where functions go on when every call is recorded; `usual` where the allocator is the C library's.
+/// Targets if every call is recorded; `usual` if the allocator is the C library's.
 pub(crate) fn every(usual: bool) -> [*mut (); FUNCTIONS] {
     let (malloc, free) = if usual {
         (usual_malloc as *mut (), every_free::<true> as *mut ())
@@ -130,7 +132,7 @@ unsafe extern "C" fn first<const FUNCTION: usize>() {
 
 macro_rules! exported {
     ($($name:ident $number:expr;)*) => {$(
-        /// What programs call.
+        /// Function that programs call.
         ///
         /// # Safety
         /// That of the C library's function.
@@ -145,16 +147,16 @@ macro_rules! exported {
 }
 
 exported! {
-    malloc Function::Malloc;
-    free Function::Free;
-    cfree Function::Free;
-    calloc Function::Calloc;
-    realloc Function::Realloc;
-    memalign Function::Memalign;
-    aligned_alloc Function::AlignedAlloc;
-    posix_memalign Function::PosixMemalign;
-    valloc Function::Valloc;
-    pvalloc Function::Pvalloc;
+    malloc EntryFunction::Malloc;
+    free EntryFunction::Free;
+    cfree EntryFunction::Free;
+    calloc EntryFunction::Calloc;
+    realloc EntryFunction::Realloc;
+    memalign EntryFunction::Memalign;
+    aligned_alloc EntryFunction::AlignedAlloc;
+    posix_memalign EntryFunction::PosixMemalign;
+    valloc EntryFunction::Valloc;
+    pvalloc EntryFunction::Pvalloc;
 }
 
 #[unsafe(naked)]
@@ -167,7 +169,7 @@ unsafe extern "C" fn every_malloc() {
     naked_asm!("mov rsi, rsp", "mov rdx, rbp", "jmp {hook}", hook = sym hooks::malloc::<false>)
 }
 
-/// `free`, which is told who calls it where it knows no such block.
+/// `free`, which receives its caller if the block is unknown.
 #[unsafe(naked)]
 unsafe extern "C" fn every_free<const USUAL: bool>() {
     naked_asm!("mov rsi, rsp", "jmp {hook}", hook = sym hooks::free::<USUAL>)
@@ -202,11 +204,11 @@ pub(crate) unsafe extern "C" fn sampled_malloc() {
         "jmp qword ptr [rip + {real}]",
         "2:",
         "mov rsi, rsp", "mov rdx, rbp", "jmp {hook}",
-        left = const Own::Left as usize, real = sym crate::real::MALLOC, hook = sym sampling::malloc,
+        left = const Own::Left as usize, real = sym crate::next_alloc::MALLOC, hook = sym sampling::malloc,
     )
 }
 
-/// `calloc` where samples are taken. A product that overflows is no block, and is not counted.
+/// `calloc` with sampling. A product that overflows allocates nothing, and is not counted.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_calloc() {
     naked_asm!(
@@ -220,12 +222,13 @@ pub(crate) unsafe extern "C" fn sampled_calloc() {
         "jmp qword ptr [rip + {others} + 8 * {function}]",
         "2:",
         "mov rdx, rsp", "mov rcx, rbp", "jmp {hook}",
-        left = const Own::Left as usize, others = sym crate::real::OTHERS,
-        function = const Function::Calloc as usize, hook = sym sampling::calloc,
+        left = const Own::Left as usize, others = sym crate::next_alloc::OTHERS,
+        function = const EntryFunction::Calloc as usize, hook = sym sampling::calloc,
     )
 }
 
-/// Goes on where the block that is the first argument is no sample, and to label 2 where it may be one.
+/// Continues if the block in the first argument is certainly not sampled; jumps to label 2
+/// otherwise.
 macro_rules! on_if_no_sample {
     () => {
         "mov eax, edi
@@ -246,16 +249,16 @@ pub(crate) unsafe extern "C" fn sampled_realloc() {
         "sub qword ptr fs:[rax + {left}], rsi",
         "js 3f",
         "jmp qword ptr [rip + {others} + 8 * {function}]",
-        // Who comes next counts it down itself.
+        // The next allocation reduces the counter itself.
         "3:", "add qword ptr fs:[rax + {left}], rsi",
         "2:", "mov rdx, rsp", "mov rcx, rbp", "mov r8d, {hook}", "jmp {dispatch}",
         bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER,
-        left = const Own::Left as usize, others = sym crate::real::OTHERS,
-        function = const Function::Realloc as usize, hook = const hooks::REALLOC, dispatch = sym hooks::two,
+        left = const Own::Left as usize, others = sym crate::next_alloc::OTHERS,
+        function = const EntryFunction::Realloc as usize, hook = const hooks::REALLOC, dispatch = sym hooks::two,
     )
 }
 
-/// `free` where samples are taken: most blocks are none.
+/// `free` with sampling: most blocks are not sampled.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn sampled_free() {
     naked_asm!(
@@ -264,6 +267,6 @@ pub(crate) unsafe extern "C" fn sampled_free() {
         "2:",
         "mov rsi, rsp",
         "jmp {hook}",
-        bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER, real = sym crate::real::FREE, hook = sym hooks::free::<false>,
+        bits = const sampling::FILTER_BITS, filter = sym sampling::FILTER, real = sym crate::next_alloc::FREE, hook = sym hooks::free::<false>,
     )
 }

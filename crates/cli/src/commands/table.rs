@@ -1,0 +1,327 @@
+//! The table of commands: each with its description, its group in `pagewise --help`, and its
+//! function.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Subcommand};
+
+use super::{
+    define, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps, pages,
+    pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, watch,
+};
+use crate::args::{Cli, LookArgs};
+use crate::terminal::TerminalLook;
+use crate::{keeper, shield};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Explain where a process's memory goes and what can be reduced
+    ///
+    /// Examples:
+    ///   pagewise explain self
+    ///   pagewise explain 1234 --html report.html
+    ///   pagewise explain firefox --save now.json
+    ///   pagewise explain --at-peak -- make -j2
+    #[command(verbatim_doc_comment)]
+    Explain(explain::Explain),
+    /// List the mappings of a process with every smaps counter
+    ///
+    /// Examples:
+    ///   pagewise maps 1234 --sort rss
+    ///   pagewise maps 1234 --filter 'rss>1M && name~libc'
+    ///   pagewise maps 1234 --columns all --json
+    #[command(verbatim_doc_comment)]
+    Maps(maps::Maps),
+    /// List all processes by PSS, USS, RSS and swap
+    Ps(ps::Ps),
+    /// Show which memory grew, between snapshots or over time
+    ///
+    /// Examples:
+    ///   pagewise diff before.json after.json
+    ///   pagewise diff 1234 --every 2s --for 1m
+    #[command(verbatim_doc_comment)]
+    Diff(diff::Diff),
+    /// Show the state of each page: resident, swapped, zero, guard
+    ///
+    /// Examples:
+    ///   pagewise pages 1234
+    ///   pagewise pages 1234 libc --detail
+    ///   pagewise pages 1234 7f0000000000+2M
+    ///   pagewise pages 1234 --touched 5s
+    #[command(verbatim_doc_comment)]
+    Pages(pages::PagesArgs),
+    /// Show the pools of pagewise's allocators in a process
+    ///
+    /// Examples:
+    ///   pagewise pools 1234
+    ///   pagewise pools 1234 frames --html pools.html
+    #[command(verbatim_doc_comment)]
+    Pools(pools::PoolsArgs),
+    /// Measure the memory that huge pages waste, and release it
+    ///
+    /// Examples:
+    ///   pagewise thp 1234
+    ///   pagewise thp 1234 --fix
+    ///   pagewise thp 1234 --fix --hold --yes
+    #[command(verbatim_doc_comment)]
+    Thp(thp::Thp),
+    /// Run a command with transparent huge pages restricted
+    ///
+    /// Examples:
+    ///   pagewise run --thp=never -- redis-server
+    #[command(verbatim_doc_comment)]
+    Run(run::RunArgs),
+    /// Measure a command: time, faults, cache misses, shootdowns
+    ///
+    /// Runs the command once or N times and reports medians with confidence
+    /// intervals.
+    ///
+    /// The text report goes to standard error, JSON and CSV go to standard output.
+    /// The command keeps its own standard input and output. pagewise exits with the
+    /// command's exit status.
+    ///
+    /// Examples:
+    ///   pagewise stat -- make -j2
+    ///   pagewise stat -n 10 --warmup 1 --cpu 1 -- ./bench
+    ///   pagewise stat -n auto --vs './bench-old 100' -- ./bench-new 100
+    ///   pagewise stat --events cycles,instructions,tlb:tlb_flush -- ./bench
+    #[command(verbatim_doc_comment)]
+    Stat(stat::StatArgs),
+    /// List the events that this machine can count
+    ///
+    /// States the reason for each event that it cannot count.
+    ///
+    /// Examples:
+    ///   pagewise events
+    ///   pagewise events compaction:
+    #[command(verbatim_doc_comment)]
+    Events(events::Events),
+    /// Show how much free memory can become huge pages
+    ///
+    /// Shows also the kernel's compaction and reclaim since the start.
+    ///
+    /// Examples:
+    ///   pagewise fragmentation
+    ///   pagewise fragmentation --every 1s --for 1m
+    #[command(verbatim_doc_comment)]
+    Fragmentation(fragmentation::FragmentationArgs),
+    /// Check system settings that cost latency or memory
+    ///
+    /// Prints how to change and how to restore each setting.
+    ///
+    /// Examples:
+    ///   pagewise doctor
+    ///   pagewise doctor postgres --profile latency
+    #[command(verbatim_doc_comment)]
+    Doctor(doctor::Doctor),
+    /// Record memory system calls: brk, mmap, madvise, mprotect
+    ///
+    /// Examples:
+    ///   pagewise syscalls -- true
+    ///   pagewise syscalls --calls all -o report -- make -j2
+    ///   pagewise syscalls 1234 --for 5s
+    #[command(verbatim_doc_comment)]
+    Syscalls(syscalls::Syscalls),
+    /// Record TLB shootdowns: call, source line, CPUs, waiting time
+    ///
+    /// If pagewise runs a command, the text report goes to standard error and JSON
+    /// goes to standard output. The command keeps its own standard input and output.
+    /// Needs root.
+    ///
+    /// Examples:
+    ///   pagewise shootdowns -- ./bench
+    ///   pagewise shootdowns 1234 --for 10s
+    ///   pagewise shootdowns --system --for 10s
+    #[command(verbatim_doc_comment)]
+    Shootdowns(shootdowns::ShootdownsArgs),
+    /// Record page faults by function, mapping and call stack
+    ///
+    /// By default every fault is recorded with its call stack, which is unwound by
+    /// frame pointers. If pagewise runs a command, the text report goes to standard
+    /// error.
+    ///
+    /// Examples:
+    ///   pagewise faults -- ./server
+    ///   pagewise faults 1234 --for 10s --latency
+    ///   pagewise faults --every 100 --html faults.html -- make -j2
+    #[command(verbatim_doc_comment)]
+    Faults(faults::Faults),
+    /// Record the heap: peak, leaks, functions that allocate most
+    #[command(subcommand)]
+    Heap(heap::args::HeapCommand),
+    /// Detect heap memory errors: overflow, use after free, ..
+    ///
+    /// Detects overflow, underflow, use after free, double free and invalid free in a
+    /// command.
+    ///
+    /// One in N allocations, chosen at random, is placed between guard pages. A
+    /// memory error is reported at the moment of the access, with the call stacks of
+    /// the access, the allocation and the free. Then the command ends by the signal
+    /// that it would have received, or continues. The command keeps its own standard
+    /// streams.
+    ///
+    /// Examples:
+    ///   pagewise guard -- ./server --test
+    ///   pagewise guard --rate 1 --then continue -- ./program
+    #[command(verbatim_doc_comment)]
+    Guard(guard::args::GuardArgs),
+    /// Report each write to some bytes of a process
+    ///
+    /// Reports the old and the new value, the thread, and the call stack with source
+    /// lines.
+    ///
+    /// Hardware watchpoints of the CPU report the writes of all threads, also of
+    /// threads that start later. No thread is stopped. On a virtual machine a helper
+    /// process traces the process meanwhile, so no debugger can attach to it.
+    ///
+    /// Examples:
+    ///   pagewise watch 1234 counter --count 1
+    ///   pagewise watch 1234 0x7ffd1e2f3a40 8 --for 10s
+    ///   pagewise watch 1234 table+64 4 --rw --when 'value == 0'
+    ///   pagewise watch --symbol state -- ./program argument
+    #[command(verbatim_doc_comment)]
+    Watch(watch::WatchArgs),
+    /// Simulate caches, TLBs or page replacement for a program
+    #[command(subcommand)]
+    Sim(sim::args::Sim),
+    /// Check common claims about memory by experiments
+    ///
+    /// Each experiment states its expectation and judges whether it holds on this
+    /// machine.
+    ///
+    /// Examples:
+    ///   pagewise lab list
+    ///   pagewise lab run all --quick --html report.html
+    ///   pagewise lab run thp-bloat --set mib=800
+    ///   pagewise lab compare before.json after.json
+    #[command(verbatim_doc_comment)]
+    Lab(lab::LabArgs),
+    /// Run one condition of an experiment once; `lab run` starts this command for each run
+    #[command(hide = true)]
+    LabRun(lab::LabRun),
+    /// Write to BYTES bytes of new memory, and print the nanoseconds that a page took
+    #[command(hide = true)]
+    LabTouch {
+        /// Number of bytes
+        bytes: usize,
+    },
+    /// Map huge pages and wait; `thp --fix` tests on this process which methods the kernel supports
+    #[command(hide = true)]
+    HugePageSubject,
+    /// Undo the changes that killed pagewise processes left in other processes; with PID, wait for
+    /// the end of PID first
+    #[command(hide = true)]
+    Keep(crate::keeper::Keep),
+    /// Trace a process until standard input closes, and suppress the SIGTRAPs that a hypervisor
+    /// adds to watchpoints
+    #[command(hide = true)]
+    Shield {
+        /// The process
+        pid: u32,
+    },
+    /// Define a term, column or kernel counter
+    Define(define::Define),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write those of all commands
+    Man {
+        /// Write one manual page for each command into DIR
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+}
+
+impl Command {
+    /// Runs the command, and returns the exit code.
+    pub(crate) fn run(self, options: &LookArgs) -> anyhow::Result<ExitCode> {
+        let look = TerminalLook::resolve(options);
+        match self {
+            Command::Explain(args) => explain::run(args, &look),
+            Command::Maps(args) => maps::run(args, &look),
+            Command::Ps(args) => ps::run(&args, &look),
+            Command::Diff(args) => diff::run(&args, &look),
+            Command::Define(args) => define::run(&args, &look),
+            Command::Pages(args) => pages::run(&args, &look),
+            Command::Pools(args) => pools::run(&args, &look),
+            Command::Thp(args) => thp::run(&args, &look),
+            Command::Run(args) => run::run(&args),
+            Command::Stat(args) => stat::run(&args, &TerminalLook::on_stderr(options)),
+            Command::Events(args) => events::run(&args, &look),
+            Command::Fragmentation(args) => fragmentation::run(&args, &look),
+            Command::Doctor(args) => doctor::run(&args, &look),
+            Command::Syscalls(args) => syscalls::run(args, &look),
+            Command::Shootdowns(args) => shootdowns::run(&args, options),
+            Command::Faults(args) => faults::run(&args, options),
+            Command::Heap(args) => heap::run(&args, &look),
+            Command::Guard(args) => guard::run(&args, options),
+            Command::Watch(args) => watch::run(&args, &look, &TerminalLook::on_stderr(options)),
+            Command::Sim(args) => sim::run(args, &look),
+            Command::Lab(args) => lab::run(args, &look),
+            Command::LabRun(args) => lab::run_once(args),
+            Command::LabTouch { bytes } => lab::touch(bytes),
+            Command::Keep(args) => Ok(keeper::run(&args)),
+            Command::Shield { pid } => shield::run(pid),
+            Command::HugePageSubject => thp::be_the_subject(),
+            Command::Completions { shell } => shell::completions(shell),
+            Command::Man { dir } => shell::man(dir.as_deref()),
+        }
+    }
+}
+
+/// Each group, by its heading, with its commands.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
+    ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
+    ("Fix", &["thp", "run"]),
+    ("System", &["doctor", "fragmentation", "events"]),
+    ("Learn", &["lab", "sim", "define"]),
+    ("Shell", &["completions", "man", "help"]),
+];
+
+/// The command line, with its commands in groups.
+pub(crate) fn command() -> clap::Command {
+    let command = Cli::command();
+    let commands = listing(&command);
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{commands}\nOptions:\n{{options}}\n\n\
+        `pagewise COMMAND --help` describes a command, with examples.\n"
+    ))
+}
+
+fn listing(command: &clap::Command) -> String {
+    let mut text = String::new();
+    for (heading, names) in GROUPS {
+        let _ = writeln!(text, "\n{heading}:");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about
+                .map_or("Print this help, or the help of a command".into(), ToString::to_string);
+            let _ = writeln!(text, "  {name:<14} {about}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_stands_in_one_group_on_one_line_of_80_columns() {
+        let command = Cli::command();
+        let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        grouped.sort_unstable();
+        let shown = command.get_subcommands().filter(|it| !it.is_hide_set());
+        let mut all: Vec<&str> = shown.map(clap::Command::get_name).chain(["help"]).collect();
+        all.sort_unstable();
+        assert_eq!(grouped, all);
+        for line in listing(&command).lines() {
+            assert!(line.len() <= 80 && !line.contains('{'), "{line}");
+        }
+    }
+}
