@@ -11,11 +11,12 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Mapping, Reading, Snapshot, parallel};
 
+use crate::address_map;
+use crate::findings::{Evidence, find};
 use crate::invariants::{self, Invariants};
 use crate::pools::{self, PoolMap, PoolSums};
 use crate::pss::{self, Pss};
 use crate::quadrants::{self, Quadrants};
-use crate::{address_map, findings};
 
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.explain/1";
@@ -97,7 +98,7 @@ fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlo
         blocks.push(ReportBlock::Table(tables::mappings(subject)));
     }
     blocks.push(ReportBlock::Findings(Findings {
-        list: findings::findings(subject),
+        list: find(Evidence::Snapshot(subject)),
         none: "Nothing unusual.".into(),
     }));
     if options.address_map {

@@ -1,9 +1,8 @@
 //! Page faults of a command or a process: of which kind, where in the program, in which memory,
 //! when, how long each took, and what would avoid them.
 
-mod advice;
 mod heap;
-mod places;
+pub(crate) mod places;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -20,7 +19,9 @@ use pagewise_model::{Absent, Name, Quadrant};
 use crate::blocks::{
     ended_yet, facts_of, first, folded, folded_remarks, for_programs, process, table,
 };
+use crate::cells::{float, share};
 use crate::explain::fact;
+use crate::findings::{Evidence, find};
 use places::FaultFrames;
 
 /// Options of the report.
@@ -40,7 +41,7 @@ pub fn faults(recording: &FaultRecording, options: &FaultOptions) -> Report {
         ReportBlock::Facts(totals(recording, Audience::Everyone)),
     ];
     blocks.push(ReportBlock::Facts(folded(&recording.folded)));
-    let findings = advice::all(recording, &frames);
+    let findings = find(Evidence::Faults(recording, &frames));
     blocks.push(ReportBlock::Findings(Findings {
         list: findings,
         none: "Nothing stands out.".into(),
@@ -84,15 +85,6 @@ fn title(recording: &FaultRecording) -> Vec<CellValue> {
         title.push(CellValue::text(format!(" ({})", recording.pid)));
     }
     title
-}
-
-#[expect(clippy::cast_precision_loss, reason = "what is shown has few digits")]
-fn real(number: u64) -> f64 {
-    number as f64
-}
-
-fn share(part: u64, of: u64) -> CellValue {
-    if of == 0 { CellValue::None } else { CellValue::Share(real(part) / real(of)) }
 }
 
 /// Parameters and totals of the recording.
@@ -141,8 +133,8 @@ fn totals(recording: &FaultRecording, audience: Audience) -> NamedFacts {
     let sum = |fits: &dyn Fn(&FaultRow) -> bool| {
         recording.rows.iter().filter(|row| fits(row)).map(|row| row.count).sum::<u64>()
     };
-    let seconds = real(recording.took_ns) / 1e9;
-    let rate = if seconds > 0.0 { CellValue::Rate(real(all) / seconds) } else { CellValue::None };
+    let seconds = float(recording.took_ns) / 1e9;
+    let rate = if seconds > 0.0 { CellValue::Rate(float(all) / seconds) } else { CellValue::None };
     let usage = |pick: fn(&(u64, u64)) -> u64| {
         CellValue::from_reading(
             recording.usage.as_ref().map(pick).map_err(Clone::clone),
@@ -186,7 +178,7 @@ fn is_of_kernel(lack: &Absent) -> bool {
 }
 
 /// Faults of one kind and in one quadrant, added up.
-fn count(
+pub(crate) fn count(
     recording: &FaultRecording,
     fits: impl Fn(&FaultRow, Option<&FaultMapping>) -> bool,
 ) -> u64 {
@@ -486,7 +478,7 @@ fn rates(recording: &FaultRecording) -> Option<Chart> {
     let point = |kind: FaultKind| {
         move |(at, span): (usize, &[u64; FaultKind::ALL.len()])| {
             let middle = (at as u64).saturating_mul(line.span_ns) + line.span_ns / 2;
-            (real(middle), real(span[kind.index()]) / (real(line.span_ns) / 1e9))
+            (float(middle), float(span[kind.index()]) / (float(line.span_ns) / 1e9))
         }
     };
     let lines: Vec<ChartLine> = kinds
@@ -513,7 +505,7 @@ fn latencies(recording: &FaultRecording) -> Option<Chart> {
         let mut seen = 0;
         let points = times.cells().map(|(end, count)| {
             seen += count;
-            (real(end), real(seen) / real(times.count()))
+            (float(end), float(seen) / float(times.count()))
         });
         ChartLine { label: kind.label().into(), points: points.collect() }
     };

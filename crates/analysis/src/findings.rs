@@ -1,49 +1,155 @@
-//! Findings about a process's memory: each rule tests for one condition, reports it in bytes, and
-//! gives the next step. A healthy process has none.
+//! Findings: each rule tests for one condition, reports it with its evidence if the numbers support
+//! it, and gives the next step. A healthy process has none.
+//!
+//! All rules of all commands are in one table. A rule names the evidence that it needs; a command
+//! calls [`find`] with the evidence that it has.
 
+mod faults;
+mod heap;
+mod huge_pages;
 mod limits;
-mod rules;
+mod pools;
+mod shootdowns;
+mod snapshot;
+mod stat;
 
 use std::cmp::Reverse;
 
-use pagewise_model::Bytes;
+use pagewise_model::faults::FaultRecording;
+use pagewise_model::measured::Measurement;
+use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
+use pagewise_model::{Bytes, Reading, Snapshot};
 
+use crate::cells::text;
 use crate::explain::{ExplainSubject, fact};
+use crate::faults::places::FaultFrames;
+use crate::heap::frames::Sites;
+use crate::shootdowns::ShootdownCauses;
+use crate::stat::rows::StatRows;
+use crate::thp::ZeroEstimate;
+use crate::thp::table::ThpRows;
 
-/// One rule: a finding where it applies.
-type FindingRule = fn(&ExplainSubject<'_>) -> Option<Finding>;
+/// Evidence of one command.
+#[derive(Clone, Copy)]
+pub(crate) enum Evidence<'a> {
+    /// A snapshot of a process, with its pools.
+    Snapshot(&'a ExplainSubject<'a>),
+    /// Huge pages of a process, and how much of them is zero.
+    HugePages(&'a Snapshot, &'a ThpRows<'a>, &'a Reading<ZeroEstimate>),
+    /// One pool of pagewise's allocators.
+    Pool(&'a RegisteredPool),
+    /// Recorded page faults, by call stack.
+    Faults(&'a FaultRecording, &'a FaultFrames<'a>),
+    /// Recorded TLB shootdowns, by cause.
+    Shootdowns(&'a ShootdownCauses<'a>),
+    /// Recorded allocations, by call stack.
+    Heap(&'a Sites<'a>),
+    /// Measured runs of one command or two, with the metrics of each.
+    Measurement(&'a Measurement, &'a [StatRows]),
+}
 
-/// Every rule that gives at most one finding.
+/// A rule, by the evidence that it needs.
+enum FindingRule {
+    Snapshot(fn(&ExplainSubject<'_>) -> Option<Finding>),
+    Limits(fn(&ExplainSubject<'_>) -> Vec<Finding>),
+    HugePages(fn(&Snapshot, &ThpRows<'_>, &Reading<ZeroEstimate>) -> Option<Finding>),
+    Pool(fn(&RegisteredPool) -> Option<Finding>),
+    Faults(fn(&FaultRecording, &FaultFrames<'_>) -> Option<Finding>),
+    Shootdowns(fn(&ShootdownCauses<'_>) -> Option<Finding>),
+    /// Each cause of shootdowns has its own remedy.
+    ShootdownCauses(fn(&ShootdownCauses<'_>) -> Vec<Finding>),
+    Heap(fn(&Sites<'_>) -> Option<Finding>),
+    Measurement(fn(&Measurement, &[StatRows]) -> Option<Finding>),
+    /// Each measured command has its own doubts.
+    EachCommand(fn(&Measurement, &[StatRows]) -> Vec<Finding>),
+}
+
+/// All rules. Findings of the same severity are reported in this order.
 const RULES: &[FindingRule] = &[
-    rules::swapped,
-    rules::writable_code,
-    rules::stale_files,
-    rules::many_arenas,
-    rules::page_tables,
-    rules::huge_page_bloat,
-    rules::copied_file_pages,
-    rules::reserved_only,
-    rules::merged,
-    rules::spread_over_nodes,
-    limits::map_count,
-    limits::cgroup,
+    FindingRule::Snapshot(snapshot::swapped),
+    FindingRule::Snapshot(snapshot::writable_code),
+    FindingRule::Snapshot(snapshot::stale_files),
+    FindingRule::Snapshot(snapshot::many_arenas),
+    FindingRule::Snapshot(snapshot::page_tables),
+    FindingRule::Snapshot(snapshot::huge_page_bloat),
+    FindingRule::Snapshot(snapshot::copied_file_pages),
+    FindingRule::Snapshot(snapshot::reserved_only),
+    FindingRule::Snapshot(snapshot::merged),
+    FindingRule::Snapshot(snapshot::spread_over_nodes),
+    FindingRule::Snapshot(limits::map_count),
+    FindingRule::Snapshot(limits::cgroup),
+    FindingRule::Limits(limits::resource_limits),
+    FindingRule::HugePages(huge_pages::bloat),
+    FindingRule::Pool(pools::idle),
+    FindingRule::Faults(faults::lost),
+    FindingRule::Faults(faults::major),
+    FindingRule::Faults(faults::again),
+    FindingRule::Faults(faults::first_touch),
+    FindingRule::Faults(faults::growth),
+    FindingRule::Faults(faults::copies),
+    FindingRule::Faults(faults::zero),
+    FindingRule::Faults(faults::dirty),
+    FindingRule::ShootdownCauses(shootdowns::causes),
+    FindingRule::Shootdowns(shootdowns::many_cpus),
+    FindingRule::Shootdowns(shootdowns::for_nothing),
+    FindingRule::Shootdowns(shootdowns::from_others),
+    FindingRule::Heap(heap::growth),
+    FindingRule::Heap(heap::leak),
+    FindingRule::Heap(heap::held),
+    FindingRule::Heap(heap::untouched),
+    FindingRule::Heap(heap::spike),
+    FindingRule::Heap(heap::temporary),
+    FindingRule::Heap(heap::hot),
+    FindingRule::Measurement(stat::interrupted),
+    FindingRule::EachCommand(stat::of_each_command),
+    FindingRule::Measurement(stat::user_mode_only),
+    FindingRule::Measurement(stat::changing_frequency),
 ];
 
-/// The findings, the gravest first.
-pub(crate) fn findings(subject: &ExplainSubject<'_>) -> Vec<Finding> {
-    let mut findings: Vec<_> = RULES.iter().filter_map(|rule| rule(subject)).collect();
-    findings.extend(limits::resource_limits(subject));
+impl FindingRule {
+    /// The findings of the rule; none if it needs other evidence.
+    fn apply(&self, evidence: Evidence<'_>) -> Vec<Finding> {
+        let one = match (self, evidence) {
+            (FindingRule::Snapshot(rule), Evidence::Snapshot(subject)) => rule(subject),
+            (FindingRule::HugePages(rule), Evidence::HugePages(snapshot, rows, bloat)) => {
+                rule(snapshot, rows, bloat)
+            }
+            (FindingRule::Pool(rule), Evidence::Pool(pool)) => rule(pool),
+            (FindingRule::Faults(rule), Evidence::Faults(recording, frames)) => {
+                rule(recording, frames)
+            }
+            (FindingRule::Shootdowns(rule), Evidence::Shootdowns(causes)) => rule(causes),
+            (FindingRule::Heap(rule), Evidence::Heap(sites)) => rule(sites),
+            (FindingRule::Measurement(rule), Evidence::Measurement(measurement, arms)) => {
+                rule(measurement, arms)
+            }
+            (FindingRule::Limits(rule), Evidence::Snapshot(subject)) => return rule(subject),
+            (FindingRule::ShootdownCauses(rule), Evidence::Shootdowns(causes)) => {
+                return rule(causes);
+            }
+            (FindingRule::EachCommand(rule), Evidence::Measurement(measurement, arms)) => {
+                return rule(measurement, arms);
+            }
+            _ => None,
+        };
+        one.into_iter().collect()
+    }
+}
+
+/// The findings that the evidence supports, the gravest first.
+pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
+    let mut findings: Vec<_> = RULES.iter().flat_map(|rule| rule.apply(evidence)).collect();
     findings.sort_by_key(|finding| Reverse(finding.severity));
     findings
 }
 
 /// A finding with its pieces. Words that stand alone are text, numbers keep their unit.
-fn finding<const C: usize, const E: usize>(
+fn finding(
     id: &'static str,
     severity: Severity,
-    claim: [CellValue; C],
-    evidence: [Fact; E],
+    claim: impl Into<Vec<CellValue>>,
+    evidence: impl Into<Vec<Fact>>,
     next_step: Vec<CellValue>,
 ) -> Finding {
     Finding { id, severity, claim: claim.into(), evidence: evidence.into(), next_step }
@@ -55,10 +161,6 @@ fn bytes(bytes: Bytes) -> CellValue {
 
 fn size(key: &'static str, label: &'static str, size: Bytes) -> Fact {
     fact(key, label, bytes(size), "")
-}
-
-fn text(text: &'static str) -> CellValue {
-    CellValue::text(text)
 }
 
 /// `pagewise COMMAND PID`, as the reader can type it.

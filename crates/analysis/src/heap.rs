@@ -1,12 +1,11 @@
 //! A heap over time: what was on it when most was, what was never freed, who allocates most, and
 //! what grew between two runs.
 
-mod advice;
 mod diff;
 pub(crate) mod frames;
 mod histograms;
-mod layout;
-mod peak;
+pub(crate) mod layout;
+pub(crate) mod peak;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -21,7 +20,9 @@ use pagewise_model::report::{
 use pagewise_model::{Absent, Name, fields};
 
 use crate::blocks::{self, facts_of, process};
+use crate::cells::{share, text};
 use crate::explain::fact;
+use crate::findings::{Evidence, find};
 use frames::Sites;
 
 pub use diff::{DiffOptions, GrownQuantity, diff};
@@ -96,7 +97,7 @@ pub fn report(recording: &HeapRecording, options: &HeapOptions) -> Report {
         ReportBlock::Text(summary(&sites)),
         ReportBlock::Facts(totals(recording)),
         ReportBlock::Findings(Findings {
-            list: advice::all(&sites),
+            list: find(Evidence::Heap(&sites)),
             none: "Nothing stands out.".into(),
         }),
     ];
@@ -124,15 +125,6 @@ fn title(recording: &HeapRecording) -> Vec<CellValue> {
     ]
 }
 
-#[expect(clippy::cast_precision_loss, reason = "what is shown has few digits")]
-fn real(number: u64) -> f64 {
-    number as f64
-}
-
-fn share(part: u64, of: u64) -> CellValue {
-    if of == 0 { CellValue::None } else { CellValue::Share(real(part) / real(of)) }
-}
-
 /// Half of the interval in which the truth lies 95 times of 100.
 #[expect(
     clippy::cast_possible_truncation,
@@ -141,10 +133,6 @@ fn share(part: u64, of: u64) -> CellValue {
 )]
 fn within(error: f64) -> u64 {
     (error * 1.96).round() as u64
-}
-
-fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> CellValue {
-    CellValue::text(text)
 }
 
 /// Meaning of a column: other recordings use some of the same names for other values.

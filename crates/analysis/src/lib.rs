@@ -3,6 +3,7 @@
 mod address_map;
 mod blocks;
 pub mod calls;
+mod cells;
 pub mod define;
 pub mod diff;
 pub mod doctor;

@@ -5,14 +5,15 @@ use std::cmp::Reverse;
 
 use pagewise_model::pagewise_pools::{Point, RegisteredPool, Registry};
 use pagewise_model::report::{
-    Audience, Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, FactsShape, Finding,
-    Findings, Label, NamedFacts, Paragraph, Report, ReportBlock, ReportTable, Scale, Severity,
-    TableColumn,
+    Audience, Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, FactsShape, Findings,
+    Label, NamedFacts, Paragraph, Report, ReportBlock, ReportTable, Scale, TableColumn,
 };
 use pagewise_model::{Bytes, Name};
 
 use crate::blocks::{facts_of, for_programs, table};
+use crate::cells::float;
 use crate::explain::{fact, meaning};
+use crate::findings::{Evidence, find};
 
 /// Options of the report.
 #[derive(Clone, Debug, Default)]
@@ -22,10 +23,6 @@ pub struct RegistryOptions {
     /// Number of pools with charts of their growth: the largest ones.
     pub charts: usize,
 }
-
-/// A pool that holds this often what is out, and as much as this, holds too much.
-const IDLE_TIMES: u64 = 4;
-const IDLE_BYTES: Bytes = Bytes(8 << 20);
 
 /// The pools as a report: `process`, `totals`, `pools`, `findings`, and for people charts of the
 /// largest.
@@ -213,7 +210,7 @@ fn ranges(pool: &RegisteredPool) -> CellValue {
 }
 
 /// Name of a pool: its kind, and its own name if it has one.
-fn called(pool: &RegisteredPool) -> Vec<CellValue> {
+pub(crate) fn called(pool: &RegisteredPool) -> Vec<CellValue> {
     let mut words = vec![CellValue::Name(pool.kind.clone())];
     if !pool.name.is_empty() {
         words.extend([CellValue::text(" "), CellValue::Name(pool.name.clone())]);
@@ -225,7 +222,7 @@ fn called(pool: &RegisteredPool) -> Vec<CellValue> {
 fn chart(pool: &RegisteredPool) -> Chart {
     let line = |label: &'static str, bytes: fn(&Point) -> Bytes| ChartLine {
         label: label.into(),
-        points: pool.series.iter().map(|at| (real(at.requests), real(bytes(at).0))).collect(),
+        points: pool.series.iter().map(|at| (float(at.requests), float(bytes(at).0))).collect(),
     };
     Chart {
         title: called(pool),
@@ -233,11 +230,6 @@ fn chart(pool: &RegisteredPool) -> Chart {
         y: Axis { label: "memory".into(), unit: AxisUnit::Bytes, scale: Scale::Linear },
         lines: vec![line("live", |point| point.live), line("held", |point| point.held)],
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a place in a drawing needs few digits")]
-fn real(number: u64) -> f64 {
-    number as f64
 }
 
 /// Number of requests by size.
@@ -265,40 +257,12 @@ fn sizes(pool: &RegisteredPool) -> ReportTable {
 
 /// Pools that hold much for little.
 fn findings(registry: &Registry, pools: &[&RegisteredPool]) -> Findings {
-    let is_idle = |pool: &&&RegisteredPool| {
-        let enough = Bytes(pool.live().0.saturating_mul(IDLE_TIMES)).max(IDLE_BYTES);
-        pool.lives && pool.held >= enough
-    };
-    let list = pools.iter().filter(is_idle).map(|pool| idle(pool)).collect();
+    let list = pools.iter().flat_map(|pool| find(Evidence::Pool(pool))).collect();
     let none = match registry.pools.is_empty() {
         true => "no pool has any memory yet",
         false => "nothing to say: no pool holds much more than is out",
     };
     Findings { list, none: Label::from(none) }
-}
-
-fn idle(pool: &RegisteredPool) -> Finding {
-    let mut claim = called(pool);
-    claim.extend([
-        CellValue::text(" holds "),
-        CellValue::Bytes(pool.held.0),
-        CellValue::text(" for "),
-        CellValue::Bytes(pool.live().0),
-        CellValue::text(" that are out"),
-    ]);
-    Finding {
-        id: "idle-pool",
-        severity: Severity::Note,
-        claim,
-        evidence: vec![
-            fact("live", "live", CellValue::Bytes(pool.live().0), ""),
-            fact("held", "held", CellValue::Bytes(pool.held.0), ""),
-            fact("peak_live", "at most", CellValue::Bytes(pool.peak_live.0), ""),
-        ],
-        next_step: vec![CellValue::text(
-            "if it will not soon be as full again, trim it: that releases its empty blocks",
-        )],
-    }
 }
 
 fn lost(registry: &Registry) -> Option<Paragraph> {

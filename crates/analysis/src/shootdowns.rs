@@ -1,8 +1,7 @@
 //! Report of TLB flushes: their number and causes, their callers, the interrupted CPUs, their
 //! duration, and advice.
 
-mod advice;
-mod causes;
+pub(crate) mod causes;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -18,7 +17,9 @@ use pagewise_model::traced::{Frame, StackCount, StackProfile};
 use pagewise_model::{Absent, Name, Reading};
 
 use crate::blocks::{ended, facts_of, folded, folded_remarks, process};
+use crate::cells::{float, ratio};
 use crate::explain::{fact, meaning};
+use crate::findings::{Evidence, find};
 use causes::Cause;
 
 /// The tracepoint of flushes.
@@ -65,7 +66,7 @@ pub fn shootdowns(recording: &ShootdownRecording, options: &ShootdownOptions) ->
         false => "Without these tracepoints no advice is possible.",
     };
     let none = none.into();
-    blocks.push(ReportBlock::Findings(Findings { list: advice::all(&told), none }));
+    blocks.push(ReportBlock::Findings(Findings { list: find(Evidence::Shootdowns(&told)), none }));
     blocks.extend(remarks(&told).into_iter().map(ReportBlock::Text));
     Report { schema: "pagewise.shootdowns/1", title: title(recording), blocks }
 }
@@ -106,22 +107,22 @@ fn kernel_frame(function: &str) -> Frame {
 }
 
 /// A recording, with the cause of each of its sites.
-struct ShootdownCauses<'r> {
-    recording: &'r ShootdownRecording,
-    causes: Vec<Cause>,
-    all: FlushSum,
+pub(crate) struct ShootdownCauses<'r> {
+    pub(crate) recording: &'r ShootdownRecording,
+    pub(crate) causes: Vec<Cause>,
+    pub(crate) all: FlushSum,
 }
 
 /// Sites added up.
 #[derive(Clone, Copy, Debug, Default)]
-struct FlushSum {
-    orders: u64,
-    shootdowns: u64,
-    ipis: u64,
-    local: u64,
-    full: u64,
-    pages: u64,
-    waited: u64,
+pub(crate) struct FlushSum {
+    pub(crate) orders: u64,
+    pub(crate) shootdowns: u64,
+    pub(crate) ipis: u64,
+    pub(crate) local: u64,
+    pub(crate) full: u64,
+    pub(crate) pages: u64,
+    pub(crate) waited: u64,
 }
 
 impl FlushSum {
@@ -136,14 +137,14 @@ impl FlushSum {
     }
 
     /// Pages per request, without full flushes.
-    fn pages_per_order(&self) -> Option<f64> {
+    pub(crate) fn pages_per_order(&self) -> Option<f64> {
         let some = self.orders.checked_sub(self.full).filter(|some| *some > 0)?;
         Some(float(self.pages) / float(some))
     }
 }
 
 impl<'r> ShootdownCauses<'r> {
-    fn from_recording(recording: &'r ShootdownRecording) -> ShootdownCauses<'r> {
+    pub(crate) fn from_recording(recording: &'r ShootdownRecording) -> ShootdownCauses<'r> {
         let causes = recording.sites.iter().map(|site| causes::cause_of(recording, site)).collect();
         let mut all = FlushSum::default();
         recording.sites.iter().for_each(|site| all.add(site));
@@ -164,7 +165,7 @@ impl<'r> ShootdownCauses<'r> {
     }
 
     /// True if interrupts of CPUs were recorded.
-    fn has_queue(&self) -> bool {
+    pub(crate) fn has_queue(&self) -> bool {
         self.recording.has(QUEUE)
     }
 
@@ -185,17 +186,17 @@ impl<'r> ShootdownCauses<'r> {
     }
 
     /// A time that only the ends of requests provide.
-    fn ended(&self, value: CellValue) -> CellValue {
+    pub(crate) fn ended(&self, value: CellValue) -> CellValue {
         let missing = if self.has_queue() { DONE } else { QUEUE };
         if self.has_ends() { value } else { CellValue::Absent(self.recording.why_not(missing)) }
     }
 
-    fn received(&self) -> u64 {
+    pub(crate) fn received(&self) -> u64 {
         self.recording.cpus.iter().map(|cpu| cpu.received).sum()
     }
 
     /// The sums by cause, the most orders first.
-    fn by_cause(&self) -> Vec<(&Cause, FlushSum)> {
+    pub(crate) fn by_cause(&self) -> Vec<(&Cause, FlushSum)> {
         let mut sums: BTreeMap<&Cause, FlushSum> = BTreeMap::new();
         for (site, cause) in self.recording.sites.iter().zip(&self.causes) {
             sums.entry(cause).or_default().add(site);
@@ -204,15 +205,6 @@ impl<'r> ShootdownCauses<'r> {
         sums.sort_by_key(|(_, sum)| std::cmp::Reverse((sum.ipis, sum.orders, sum.local)));
         sums
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "what is shown has three digits")]
-fn float(number: u64) -> f64 {
-    number as f64
-}
-
-fn share(part: u64, whole: u64) -> Option<f64> {
-    (whole > 0).then(|| float(part) / float(whole))
 }
 
 fn title(recording: &ShootdownRecording) -> Vec<CellValue> {
@@ -299,7 +291,7 @@ fn totals(told: &ShootdownCauses<'_>) -> NamedFacts {
     let ShootdownCauses { recording, all, .. } = told;
     let flushes = recording.reasons.iter().map(|reason| reason.flushes).sum();
     let per_order = all.pages_per_order().map_or(CellValue::None, CellValue::Number);
-    let per_second = share(all.shootdowns, recording.took_ns);
+    let per_second = ratio(all.shootdowns, recording.took_ns);
     let per_second = per_second.map_or(CellValue::None, |per_ns| CellValue::Rate(per_ns * 1e9));
     let foreign = CellValue::from_reading(recording.foreign.clone(), CellValue::Count);
     let is_machine = recording.pid.is_none();

@@ -2,8 +2,7 @@
 //! commands.
 
 mod compare;
-mod doubts;
-mod rows;
+pub(crate) mod rows;
 mod tables;
 
 use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement};
@@ -14,13 +13,14 @@ use pagewise_model::{Absent, Name};
 
 use crate::blocks::facts_of;
 use crate::explain::fact;
+use crate::findings::{Evidence, find};
 use rows::{StatRows, metrics};
 
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.stat/1";
 
 /// Metric by which runs are compared.
-const WALL: &str = "wall";
+pub(crate) const WALL: &str = "wall";
 
 /// Runs as a report: `metrics`, of the first command, one object each; with a second one `other`
 /// and `ratio`.
@@ -39,8 +39,10 @@ pub fn stat(measurement: &Measurement) -> Report {
     }
     blocks.extend(tables::blocks(&arms));
     blocks.extend(tables::quadrants(measurement));
-    let doubts =
-        Findings { list: doubts::all(measurement, &arms), none: no_doubts(measurement).into() };
+    let doubts = Findings {
+        list: find(Evidence::Measurement(measurement, &arms)),
+        none: no_doubts(measurement).into(),
+    };
     blocks.push(ReportBlock::Findings(doubts));
     Report { schema: SCHEMA, title: title(measurement), blocks }
 }

@@ -3,12 +3,11 @@
 
 mod estimate;
 mod plan;
-mod table;
+pub(crate) mod table;
 
 use pagewise_model::machine::Gap;
 use pagewise_model::report::{
-    Audience, CellValue, FactsShape, Finding, Findings, Label, NamedFacts, Paragraph, Report,
-    ReportBlock, Severity,
+    Audience, CellValue, FactsShape, Findings, Label, NamedFacts, Paragraph, Report, ReportBlock,
 };
 use pagewise_model::thp::{Action, FixPlan, HugePageLook, HugePages, Repair};
 use pagewise_model::{Absent, Bytes, Reading, Snapshot};
@@ -18,6 +17,7 @@ pub use plan::{collapse, page_out, shrink};
 
 use crate::blocks::facts_of;
 use crate::explain::{fact, who};
+use crate::findings::{Evidence, find};
 use crate::pools;
 use table::ThpRows;
 
@@ -25,11 +25,11 @@ use table::ThpRows;
 pub const SCHEMA: &str = "pagewise.thp/1";
 
 /// Less bloat is not a problem.
-const MUCH: Bytes = Bytes::mib(4);
+pub(crate) const MUCH: Bytes = Bytes::mib(4);
 /// From this share of its huge pages on, bloat is worth a word.
-const NOTABLE: f64 = 0.25;
+pub(crate) const NOTABLE: f64 = 0.25;
 /// From this share on, huge pages are used badly.
-const SPARSE: f64 = 0.5;
+pub(crate) const SPARSE: f64 = 0.5;
 /// Up to this share, they are used well.
 const DENSE: f64 = 0.1;
 
@@ -67,7 +67,7 @@ fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<ReportBlock> {
     blocks.extend([
         ReportBlock::Table(rows.table()),
         ReportBlock::Findings(Findings {
-            list: bloated(snapshot, &rows, &bloat).into_iter().collect(),
+            list: find(Evidence::HugePages(snapshot, &rows, &bloat)),
             none: "Nothing to mend.".into(),
         }),
     ]);
@@ -230,43 +230,6 @@ fn verdict(huge: &HugePages, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>) 
         ]);
     }
     Paragraph { title: "Verdict".into(), pieces, audience: Audience::People }
-}
-
-/// The one finding: huge pages that hold little.
-fn bloated(
-    snapshot: &Snapshot,
-    rows: &ThpRows<'_>,
-    bloat: &Reading<ZeroEstimate>,
-) -> Option<Finding> {
-    let bloat = bloat.as_ref().ok()?;
-    let share = bloat.bytes.fraction_of(rows.huge())?;
-    if bloat.low < MUCH || share < NOTABLE {
-        return None;
-    }
-    let (worst, wasted) = rows.worst()?;
-    let pid = snapshot.process.pid;
-    Some(Finding {
-        id: "huge-page-bloat",
-        severity: if share >= SPARSE { Severity::Warning } else { Severity::Note },
-        claim: vec![
-            CellValue::Bytes(bloat.bytes.0),
-            CellValue::text(
-                " is resident only because it lies in huge pages beside something that is used.",
-            ),
-        ],
-        evidence: vec![
-            fact("bloat", "bloat", CellValue::Bytes(bloat.bytes.0), ""),
-            fact("huge", "huge", CellValue::Bytes(rows.huge().0), ""),
-            fact("share", "share", CellValue::Share(share), ""),
-            fact("worst", "most of it in", CellValue::Name(worst), ""),
-            fact("worst_bloat", "that is", CellValue::Bytes(wasted.0), ""),
-        ],
-        next_step: vec![CellValue::text(format!(
-            "`pagewise thp {pid} --fix` says what can be given back now; add --yes to do it, and --hold to keep it so. \
-             For good: {}; or start it with `pagewise run --thp=never -- COMMAND`.",
-            rows.remedy()
-        ))],
-    })
 }
 
 /// The planned changes, as a report's last blocks: facts `plan`.

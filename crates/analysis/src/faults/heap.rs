@@ -11,9 +11,10 @@ use pagewise_model::report::{
 };
 use pagewise_model::traced::{Frame, SourcePosition};
 
+use super::FaultOptions;
 use super::places::{FunctionKey, called, function};
-use super::{FaultOptions, share};
 use crate::blocks::{facts_of, first, for_programs, table};
+use crate::cells::share;
 use crate::explain::fact;
 use crate::heap::frames::passes_on;
 

@@ -8,18 +8,19 @@ use pagewise_model::faults::{FaultKind, FaultRecording};
 use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::traced::{Frame, SourcePosition};
 
-use super::{FaultOptions, share};
+use super::FaultOptions;
 use crate::blocks::{first, for_programs, table};
+use crate::cells::share;
 
 /// A function: its name, where it has one, and its file.
-pub(super) type FunctionKey<'a> = (Option<&'a str>, Option<&'a Name>);
+pub(crate) type FunctionKey<'a> = (Option<&'a str>, Option<&'a Name>);
 
 /// Faults at a call stack, by kind.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StackFaults {
-    pub(super) count: u64,
-    pub(super) kinds: [u64; FaultKind::ALL.len()],
-    pub(super) took: Option<u64>,
+pub(crate) struct StackFaults {
+    pub(crate) count: u64,
+    pub(crate) kinds: [u64; FaultKind::ALL.len()],
+    pub(crate) took: Option<u64>,
 }
 
 impl StackFaults {
@@ -38,18 +39,18 @@ impl StackFaults {
 }
 
 /// The call stacks, and what happened at each.
-pub(super) struct FaultFrames<'a> {
+pub(crate) struct FaultFrames<'a> {
     recording: &'a FaultRecording,
-    pub(super) stacks: Vec<(Vec<&'a Frame>, StackFaults)>,
-    pub(super) all: u64,
+    pub(crate) stacks: Vec<(Vec<&'a Frame>, StackFaults)>,
+    pub(crate) all: u64,
 }
 
-pub(super) fn function(frame: &Frame) -> FunctionKey<'_> {
+pub(crate) fn function(frame: &Frame) -> FunctionKey<'_> {
     (frame.function.as_deref(), frame.module.as_ref())
 }
 
 /// A function as people read it: words from outside.
-pub(super) fn called((name, module): FunctionKey<'_>) -> Name {
+pub(crate) fn called((name, module): FunctionKey<'_>) -> Name {
     match (name, module) {
         (Some(name), _) => Name::new(name.as_bytes()),
         (None, Some(module)) => Name::new(&[b"?? in ", module.base()].concat()),
@@ -61,7 +62,7 @@ pub(super) fn called((name, module): FunctionKey<'_>) -> Name {
 const EXECVE: FunctionKey<'static> = (Some("[execve]"), None);
 
 /// The function that faulted.
-pub(super) fn innermost<'a>(stack: &[&'a Frame]) -> FunctionKey<'a> {
+pub(crate) fn innermost<'a>(stack: &[&'a Frame]) -> FunctionKey<'a> {
     stack.first().map_or(EXECVE, |frame| function(frame))
 }
 
@@ -72,7 +73,7 @@ fn brief(line: &SourcePosition) -> Name {
 }
 
 impl<'a> FaultFrames<'a> {
-    pub(super) fn from_recording(recording: &'a FaultRecording) -> FaultFrames<'a> {
+    pub(crate) fn from_recording(recording: &'a FaultRecording) -> FaultFrames<'a> {
         let frames = |stack: &'a Vec<u32>| {
             stack.iter().filter_map(|frame| recording.frames.get(*frame as usize)).collect()
         };
@@ -94,7 +95,7 @@ impl<'a> FaultFrames<'a> {
     }
 
     /// By function: those that faulted, and those that called them.
-    pub(super) fn functions(&self, options: &FaultOptions) -> ReportTable {
+    pub(crate) fn functions(&self, options: &FaultOptions) -> ReportTable {
         let mut sums: HashMap<FunctionKey<'_>, (StackFaults, u64)> = HashMap::new();
         for (stack, sum) in &self.stacks {
             // A function that calls itself counts once.
@@ -193,7 +194,7 @@ impl<'a> FaultFrames<'a> {
     }
 
     /// By line of the source, of the functions that faulted.
-    pub(super) fn lines(&self, options: &FaultOptions) -> ReportTable {
+    pub(crate) fn lines(&self, options: &FaultOptions) -> ReportTable {
         let mut sums: HashMap<(&SourcePosition, FunctionKey<'_>), StackFaults> = HashMap::new();
         for (stack, sum) in &self.stacks {
             if let Some(frame) = stack.first()
@@ -230,7 +231,7 @@ impl<'a> FaultFrames<'a> {
     }
 
     /// Each call stack with its lines, for programs.
-    pub(super) fn stacks(&self) -> ReportTable {
+    pub(crate) fn stacks(&self) -> ReportTable {
         let found: Vec<&(Vec<&Frame>, StackFaults)> =
             self.stacks.iter().filter(|(_, sum)| sum.count > 0).collect();
         let words = |frame: &&Frame| {
@@ -256,7 +257,7 @@ impl<'a> FaultFrames<'a> {
     }
 
     /// The function that most of the faults happened in that fit.
-    pub(super) fn most(&self, counts: impl Fn(&StackFaults) -> u64) -> Option<(Name, u64)> {
+    pub(crate) fn most(&self, counts: impl Fn(&StackFaults) -> u64) -> Option<(Name, u64)> {
         let mut sums: HashMap<FunctionKey<'_>, u64> = HashMap::new();
         for (stack, sum) in &self.stacks {
             let place = innermost(stack);

@@ -7,9 +7,10 @@ use pagewise_model::name::escape;
 use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTable, TableColumn};
 use pagewise_model::traced::Frame;
 
+use super::FaultOptions;
 use super::places::{FaultFrames, FunctionKey, called, function, innermost};
-use super::{FaultOptions, share};
 use crate::blocks::table;
+use crate::cells::{float, share};
 
 /// Branches with less than this share are left out.
 const MIN_SHARE: f64 = 0.01;
@@ -49,7 +50,7 @@ pub(super) fn tree(frames: &FaultFrames<'_>, options: &FaultOptions) -> Option<R
         return None;
     }
     let mut rows = Vec::new();
-    let least = (super::real(frames.all) * MIN_SHARE).max(1.0);
+    let least = (float(frames.all) * MIN_SHARE).max(1.0);
     draw(&root, 0, 0, least, &mut rows);
     let most = options.limit.unwrap_or(usize::MAX).saturating_mul(LINES);
     let more = rows.len().saturating_sub(most);
@@ -87,7 +88,7 @@ fn draw(node: &CallerNode<'_>, depth: usize, indent: usize, least: f64, rows: &m
         return;
     }
     let mut callers: Vec<(&FunctionKey<'_>, &CallerNode<'_>)> = node.callers.iter().collect();
-    callers.retain(|(_, caller)| super::real(caller.count) >= least);
+    callers.retain(|(_, caller)| float(caller.count) >= least);
     callers.sort_by_key(|(place, caller)| (Reverse(caller.count), **place));
     for (place, caller) in &callers {
         let is_alone = depth > 0 && callers.len() == 1 && caller.count == node.count;

@@ -4,7 +4,8 @@ use pagewise_model::process::{ResourceLimit, ResourceLimits};
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Reading};
 
-use super::{bytes, command, fact, finding, size, text};
+use super::{bytes, command, fact, finding, size};
+use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::PoolKind;
 

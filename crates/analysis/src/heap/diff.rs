@@ -12,8 +12,9 @@ use pagewise_model::report::{
 };
 
 use super::frames::{SiteSum, Sites, name, short};
-use super::{kind_word, meaning, table, text, within};
+use super::{kind_word, meaning, table, within};
 use crate::blocks::{facts_of, first, for_programs};
+use crate::cells::text;
 use crate::explain::fact;
 use pagewise_model::traced::Frame;
 

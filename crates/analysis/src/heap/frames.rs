@@ -88,14 +88,14 @@ pub(crate) fn name(frame: &Frame) -> Name {
 }
 
 /// A function for programs; none where it is not known.
-pub(super) fn function(frame: &Frame) -> CellValue {
+pub(crate) fn function(frame: &Frame) -> CellValue {
     let name = frame.function.as_ref();
     name.map_or(CellValue::None, |name| CellValue::Name(Name::new(name.as_bytes())))
 }
 
 /// Part of a name that identifies a function: without its parameters, and without long template
 /// arguments.
-pub(super) fn short(name: &str) -> String {
+pub(crate) fn short(name: &str) -> String {
     let name = name.strip_suffix(" const").unwrap_or(name);
     let whole = name.strip_suffix(')').and_then(|inner| {
         let mut open = 1;
@@ -144,7 +144,7 @@ fn short_name(frame: &Frame) -> Name {
 }
 
 /// With the line, without the folders.
-pub(super) fn brief(frame: &Frame) -> Name {
+pub(crate) fn brief(frame: &Frame) -> Name {
     let Some(line) = &frame.line else { return short_name(frame) };
     let base = line.file.rsplit('/').next().unwrap_or_default();
     let place =
@@ -160,20 +160,20 @@ pub(crate) fn full(frame: &Frame) -> Name {
 }
 
 /// The sites of a recording with their stacks.
-pub(super) struct Sites<'a> {
-    pub(super) recording: &'a HeapRecording,
+pub(crate) struct Sites<'a> {
+    pub(crate) recording: &'a HeapRecording,
 }
 
 /// Call site of allocations, by frame; `None` if no caller is known.
-pub(super) type AllocatingFrame = Option<u32>;
+pub(crate) type AllocatingFrame = Option<u32>;
 
 impl<'a> Sites<'a> {
-    pub(super) fn from_recording(recording: &'a HeapRecording) -> Sites<'a> {
+    pub(crate) fn from_recording(recording: &'a HeapRecording) -> Sites<'a> {
         Sites { recording }
     }
 
     /// The sites that did something.
-    pub(super) fn all(&self) -> impl Iterator<Item = &'a AllocationSite> + use<'a> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &'a AllocationSite> + use<'a> {
         let is_used = |site: &&AllocationSite| {
             (site.allocated, site.freed, site.at_peak) != Default::default()
         };
@@ -181,35 +181,35 @@ impl<'a> Sites<'a> {
     }
 
     /// The whole stack of a site, as numbers of frames that there are.
-    pub(super) fn stack(&self, site: &AllocationSite) -> &'a [u32] {
+    pub(crate) fn stack(&self, site: &AllocationSite) -> &'a [u32] {
         self.recording.stacks.get(site.stack as usize).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn frame(&self, number: u32) -> Option<&'a Frame> {
+    pub(crate) fn frame(&self, number: u32) -> Option<&'a Frame> {
         self.recording.frames.get(number as usize)
     }
 
     /// The stack from who asks for memory on, without those that pass it on; the whole one, where
     /// all do.
-    pub(super) fn asking(&self, site: &AllocationSite) -> &'a [u32] {
+    pub(crate) fn asking(&self, site: &AllocationSite) -> &'a [u32] {
         let stack = self.stack(site);
         let asks = |number: &u32| self.frame(*number).is_some_and(|frame| !passes_on(frame));
         stack.iter().position(asks).map_or(stack, |first| &stack[first..])
     }
 
     /// The call site.
-    pub(super) fn place(&self, site: &AllocationSite) -> AllocatingFrame {
+    pub(crate) fn place(&self, site: &AllocationSite) -> AllocatingFrame {
         self.asking(site).first().copied()
     }
 
     /// The words for a place, and its kind of memory where it is not `malloc`'s.
-    pub(super) fn frame_text(&self, place: AllocatingFrame) -> Name {
+    pub(crate) fn frame_text(&self, place: AllocatingFrame) -> Name {
         let frame = place.and_then(|number| self.frame(number));
         frame.map_or_else(|| Name::new(b"[unknown callers]"), brief)
     }
 
     /// A stack for programs: each call with its line.
-    pub(super) fn stack_value(&self, site: &AllocationSite) -> CellValue {
+    pub(crate) fn stack_value(&self, site: &AllocationSite) -> CellValue {
         let kind = kind_word(site.kind).map(|word| CellValue::Name(Name::new(word.as_bytes())));
         let frames = self.stack(site).iter().filter_map(|number| self.frame(*number));
         CellValue::List(
@@ -218,7 +218,7 @@ impl<'a> Sites<'a> {
     }
 
     /// A stack for people: who asks, and the callers next to it.
-    pub(super) fn stack_words(&self, site: &AllocationSite) -> Name {
+    pub(crate) fn stack_words(&self, site: &AllocationSite) -> Name {
         /// With more a line does not say more.
         const MAX_CALLERS: usize = 4;
         let stack = self.asking(site);
@@ -239,7 +239,7 @@ impl<'a> Sites<'a> {
     }
 
     /// Sums by place, largest first.
-    pub(super) fn by_place(&self) -> Vec<(AllocatingFrame, SiteSum)> {
+    pub(crate) fn by_place(&self) -> Vec<(AllocatingFrame, SiteSum)> {
         let mut sums: HashMap<AllocatingFrame, SiteSum> = HashMap::new();
         for site in self.all() {
             sums.entry(self.place(site)).or_default().add(site);
@@ -250,7 +250,7 @@ impl<'a> Sites<'a> {
     }
 
     /// The place that most bytes of something are of.
-    pub(super) fn largest_place(
+    pub(crate) fn largest_place(
         &self,
         amount: impl Fn(&AllocationSite) -> HeapAmount,
     ) -> Option<(Name, HeapAmount)> {
@@ -265,25 +265,25 @@ impl<'a> Sites<'a> {
     }
 }
 
-pub(super) fn plus(sum: &mut HeapAmount, more: HeapAmount) {
+pub(crate) fn plus(sum: &mut HeapAmount, more: HeapAmount) {
     sum.bytes = sum.bytes.saturating_add(more.bytes);
     sum.blocks = sum.blocks.saturating_add(more.blocks);
 }
 
 /// Sums over several sites.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct SiteSum {
-    pub(super) allocated: HeapAmount,
-    pub(super) freed: HeapAmount,
-    pub(super) temporary: u64,
-    pub(super) at_peak: HeapAmount,
-    pub(super) leaked: HeapAmount,
+pub(crate) struct SiteSum {
+    pub(crate) allocated: HeapAmount,
+    pub(crate) freed: HeapAmount,
+    pub(crate) temporary: u64,
+    pub(crate) at_peak: HeapAmount,
+    pub(crate) leaked: HeapAmount,
     /// Standard errors of allocated and of live bytes; 0 if every call was recorded.
-    pub(super) errors: (f64, f64),
+    pub(crate) errors: (f64, f64),
 }
 
 impl SiteSum {
-    pub(super) fn add(&mut self, site: &AllocationSite) {
+    pub(crate) fn add(&mut self, site: &AllocationSite) {
         plus(&mut self.allocated, site.allocated);
         plus(&mut self.freed, site.freed);
         plus(&mut self.at_peak, site.at_peak);

@@ -5,8 +5,9 @@ use pagewise_model::report::{
     Audience, CellValue, ColumnCells, ReportBlock, ReportTable, TableColumn,
 };
 
-use super::{real, share, table};
+use super::table;
 use crate::blocks::for_programs;
+use crate::cells::{float, share};
 
 /// The two histograms; none of what was not measured.
 pub(super) fn all(recording: &HeapRecording) -> Vec<ReportBlock> {
@@ -86,7 +87,7 @@ impl HeapHistogram<'_> {
         };
         let bar = |row: &CellRange| match most {
             0 => CellValue::None,
-            most => CellValue::Bar(real(row.2) / real(most)),
+            most => CellValue::Bar(float(row.2) / float(most)),
         };
         let columns = vec![
             TableColumn::new("from", "FROM", end(&|row| ends(row.0).0)),

@@ -13,24 +13,25 @@ use pagewise_model::report::{
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::frames::Sites;
-use super::{HeapOptions, TreeMoment, meant, real, share, table, text};
+use super::{HeapOptions, TreeMoment, meant, table};
 use crate::blocks::{facts_of, first, for_programs};
+use crate::cells::{float, share, text};
 
 /// Cells of pages of which no more than a quarter is live, but something.
 const SPARSE: std::ops::RangeInclusive<usize> = 1..=2;
 
 /// Sums over what an allocator holds.
 #[derive(Clone, Debug)]
-pub(super) struct LayoutSums {
-    pub(super) held: u64,
-    pub(super) live: Reading<HeapAmount>,
-    pub(super) resident: Reading<Bytes>,
-    pub(super) empty: Reading<Bytes>,
-    pub(super) sparse: Reading<Bytes>,
+pub(crate) struct LayoutSums {
+    pub(crate) held: u64,
+    pub(crate) live: Reading<HeapAmount>,
+    pub(crate) resident: Reading<Bytes>,
+    pub(crate) empty: Reading<Bytes>,
+    pub(crate) sparse: Reading<Bytes>,
 }
 
 impl LayoutSums {
-    pub(super) fn from_layout(recording: &HeapRecording, layout: &AllocatorLayout) -> LayoutSums {
+    pub(crate) fn from_layout(recording: &HeapRecording, layout: &AllocatorLayout) -> LayoutSums {
         // The empty pages of blocks with mappings of their own are unknown.
         let parts = || layout.areas.iter().filter(|area| area.kind != AllocatorAreaKind::Mapped);
         let resident = layout.areas.iter().map(|area| area.resident.clone());
@@ -68,7 +69,7 @@ fn sparse(recording: &HeapRecording, pages: &PageDensity) -> Bytes {
 }
 
 /// The layout in which most was held and not live; where that is not known, in which most was held.
-pub(super) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
+pub(crate) fn worst(recording: &HeapRecording) -> Option<&AllocatorLayout> {
     let by = |layout: &&AllocatorLayout| {
         let sums = LayoutSums::from_layout(recording, layout);
         (sums.unused(), sums.held)
@@ -103,7 +104,7 @@ fn area_label(kind: AllocatorAreaKind) -> String {
 }
 
 /// The areas that together have nine tenths of what is held and not live, in words: `arenas 1-8`.
-pub(super) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
+pub(crate) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
     let unused = |area: &AllocatorArea| {
         area.live.as_ref().ok().map(|live| area.held.0.saturating_sub(live.bytes))
     };
@@ -113,7 +114,7 @@ pub(super) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
     let sum = all.iter().fold(0_u64, |sum, (unused, _)| sum.saturating_add(*unused));
     let (mut so_far, mut most) = (0_u64, Vec::new());
     for (unused, kind) in all {
-        if real(so_far) >= real(sum) * 0.9 || unused == 0 {
+        if float(so_far) >= float(sum) * 0.9 || unused == 0 {
             break;
         }
         so_far = so_far.saturating_add(unused);
@@ -145,7 +146,7 @@ pub(super) fn where_unused(layout: &AllocatorLayout) -> Option<String> {
 }
 
 /// Number of arenas.
-pub(super) fn arenas_of(layout: &AllocatorLayout) -> usize {
+pub(crate) fn arenas_of(layout: &AllocatorLayout) -> usize {
     let is_arena = |area: &&AllocatorArea| {
         matches!(area.kind, AllocatorAreaKind::Main | AllocatorAreaKind::Arena(_))
     };
@@ -178,7 +179,7 @@ fn runs(numbers: &[u32]) -> String {
 }
 
 /// Call site that pins most of the sparsely used pages, and the amount.
-pub(super) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(CellValue, u64)> {
+pub(crate) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(CellValue, u64)> {
     let pages = layout.pages.as_ref().ok()?;
     let bytes = |at: usize| {
         let of_site = pages.pinned.iter().filter(|it| it.site as usize == at);
@@ -199,7 +200,7 @@ pub(super) fn pins_most(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(
 }
 
 /// `layouts`, and of the one that is shown `arenas`, `page_use` and `pinned`.
-pub(super) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
+pub(crate) fn blocks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock> {
     let recording = sites.recording;
     let mut blocks = vec![ReportBlock::Table(all(recording))];
     let Some(layout) = chosen(recording, options) else {
@@ -269,7 +270,7 @@ fn summary(recording: &HeapRecording, layout: &AllocatorLayout) -> NamedFacts {
 }
 
 fn at(layout: &AllocatorLayout) -> String {
-    format!("{:.3} s after the beginning", real(layout.time_ns) / 1e9)
+    format!("{:.3} s after the beginning", float(layout.time_ns) / 1e9)
 }
 
 fn arenas(
@@ -367,7 +368,9 @@ fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] 
         .cells
         .iter()
         .enumerate()
-        .map(|(at, count)| (real(at.saturating_sub(1) as u64) / 8.0, real(at as u64) / 8.0, *count))
+        .map(|(at, count)| {
+            (float(at.saturating_sub(1) as u64) / 8.0, float(at as u64) / 8.0, *count)
+        })
         .collect();
     let make = |audience| {
         let cells = |pick: &dyn Fn(&(f64, f64, u64)) -> CellValue| {
@@ -375,7 +378,7 @@ fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] 
         };
         let bar = |row: &(f64, f64, u64)| match most {
             0 => CellValue::None,
-            most => CellValue::Bar(real(row.2) / real(most)),
+            most => CellValue::Bar(float(row.2) / float(most)),
         };
         let columns = vec![
             TableColumn::new("above", "LIVE ABOVE", cells(&|row| CellValue::Share(row.0))),

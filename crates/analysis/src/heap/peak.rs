@@ -18,13 +18,13 @@
 
 use pagewise_model::heap::{AllocationSite, HeapRecording};
 
-use super::real;
+use crate::cells::float;
 
 /// The range in which the peak of live bytes lies in 95 cases of 100; beyond each end in 1 of 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PeakBounds {
-    pub(super) least: u64,
-    pub(super) most: u64,
+pub(crate) struct PeakBounds {
+    pub(crate) least: u64,
+    pub(crate) most: u64,
 }
 
 /// The chance of being beyond each bound.
@@ -32,11 +32,11 @@ const BEYOND: f64 = 0.025;
 const DEVIATIONS: f64 = 1.96;
 
 /// The bounds; none where every call was recorded, or the errors are not known.
-pub(super) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
+pub(crate) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
     recording.every_bytes?;
     recording.totals.errors?;
     let totals = &recording.totals;
-    let estimate = real(totals.peak.bytes);
+    let estimate = float(totals.peak.bytes);
     let (mut variance, mut weighted) = (0.0, 0.0);
     for site in &recording.sites {
         let Some((each, at_peak)) = weight(site) else { continue };
@@ -53,11 +53,11 @@ pub(super) fn bounds(recording: &HeapRecording) -> Option<PeakBounds> {
     let mut least = estimate;
     // The lower the peak is, the more often it was replaced.
     for _ in 0..ROUNDS {
-        let times = real(totals.allocated.bytes) / least.max(each).max(1.0);
+        let times = float(totals.allocated.bytes) / least.max(each).max(1.0);
         least = score(pagewise_stats::highest_of(times, BEYOND)).0;
     }
     let most = score(DEVIATIONS).1;
-    let within = real(totals.peak_within);
+    let within = float(totals.peak_within);
     Some(PeakBounds { least: bytes(least - within), most: bytes(most + within) })
 }
 
@@ -67,8 +67,8 @@ const ROUNDS: u32 = 30;
 /// The variance per live byte of a site, and the site's bytes at the peak.
 fn weight(site: &AllocationSite) -> Option<(f64, f64)> {
     let (error, _) = site.errors?;
-    let allocated = real(site.allocated.bytes);
-    (allocated > 0.0).then(|| (error * error / allocated, real(site.at_peak.bytes)))
+    let allocated = float(site.allocated.bytes);
+    (allocated > 0.0).then(|| (error * error / allocated, float(site.at_peak.bytes)))
 }
 
 #[expect(

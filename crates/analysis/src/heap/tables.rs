@@ -11,8 +11,9 @@ use pagewise_model::report::{
 };
 
 use super::frames::{AllocatingFrame, SiteSum, Sites, plus};
-use super::{HeapOptions, share, table, within};
+use super::{HeapOptions, table, within};
 use crate::blocks::{facts_of, first, for_programs};
+use crate::cells::share;
 use crate::explain::fact;
 
 /// A heading without rows is useless for people.

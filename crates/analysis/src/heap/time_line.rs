@@ -7,8 +7,9 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes};
 
-use super::{HeapOptions, real, table};
+use super::{HeapOptions, table};
 use crate::blocks::for_programs;
+use crate::cells::float;
 
 /// Lines of live, held and resident bytes; `None` for fewer than three points.
 pub(super) fn chart(recording: &HeapRecording) -> Option<Chart> {
@@ -20,14 +21,14 @@ pub(super) fn chart(recording: &HeapRecording) -> Option<Chart> {
         label: label.into(),
         points: moments
             .iter()
-            .filter_map(|moment| Some((real(moment.time_ns), real(bytes(moment)?))))
+            .filter_map(|moment| Some((float(moment.time_ns), float(bytes(moment)?))))
             .collect(),
     };
     let mut live = line("live", &|moment| Some(moment.live.bytes));
     if let Ok(at) = recording.peak_at_ns {
-        let at = real(at);
+        let at = float(at);
         let place = live.points.partition_point(|point| point.0 < at);
-        live.points.insert(place, (at, real(recording.totals.peak.bytes)));
+        live.points.insert(place, (at, float(recording.totals.peak.bytes)));
     }
     let others = [
         line("held by malloc", &|moment| moment.held.as_ref().ok().map(|held| held.0)),
@@ -105,7 +106,7 @@ fn moments(
     let most = each().map(|moment| moment.live.bytes).max().unwrap_or(0);
     let bar = |moment: &HeapSnapshot| match most {
         0 => CellValue::None,
-        most => CellValue::Bar(real(moment.live.bytes) / real(most)),
+        most => CellValue::Bar(float(moment.live.bytes) / float(most)),
     };
     let mut columns = vec![
         TableColumn::new("time", "AT", ColumnCells::Values(times)),

@@ -13,10 +13,9 @@ use pagewise_model::report::{
 };
 
 use super::frames::{Sites, function, plus};
-use super::{
-    Direction, HeapOptions, TreeMoment, TreeQuantity, kind_word, no_tree, share, table, text,
-};
+use super::{Direction, HeapOptions, TreeMoment, TreeQuantity, kind_word, no_tree, table};
 use crate::blocks::facts_of;
+use crate::cells::{float, share, text};
 use crate::explain::fact;
 
 /// Maximum depth of the tree: programs that read JSON limit nesting to some hundred.
@@ -122,8 +121,8 @@ impl<'a> CallTree<'a> {
     /// have together.
     fn branches(&self, node: u32, threshold: f64) -> (&[u32], usize, HeapAmount) {
         let children = self.children(node);
-        let least = super::real(self.all()) * threshold;
-        let is_large = |at: &u32| super::real(self.nodes[*at as usize].sum.bytes) >= least;
+        let least = float(self.all()) * threshold;
+        let is_large = |at: &u32| float(self.nodes[*at as usize].sum.bytes) >= least;
         let (large, small) = children.split_at(children.partition_point(is_large));
         let mut left_out = HeapAmount::default();
         small.iter().for_each(|at| plus(&mut left_out, self.nodes[*at as usize].sum));
@@ -245,7 +244,7 @@ impl<'a> CallTree<'a> {
             drawn.line(indent, arrow, &escape(words.as_bytes()), (!is_same).then_some(sum));
             self.draw(*child, (depth + 1, deeper), run, drawn);
         }
-        let is_large = super::real(left_out.bytes) >= super::real(self.all()) * drawn.threshold;
+        let is_large = float(left_out.bytes) >= float(self.all()) * drawn.threshold;
         if left_out != HeapAmount::default() && is_large && (at == 0 || !large.is_empty()) {
             let what = match small {
                 0 => "in call stacks that were not stored one by one".to_owned(),
@@ -328,10 +327,7 @@ fn chosen(sites: &Sites<'_>, options: &HeapOptions) -> Option<TreeContent> {
             return Some(TreeContent {
                 amounts: amounts.collect(),
                 others: tree.others,
-                title: format!(
-                    "Live {:.3} s after the beginning",
-                    super::real(moment.time_ns) / 1e9
-                ),
+                title: format!("Live {:.3} s after the beginning", float(moment.time_ns) / 1e9),
                 time_ns: Some(moment.time_ns),
             });
         }

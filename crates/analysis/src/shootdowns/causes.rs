@@ -7,7 +7,7 @@ use crate::calls::advice;
 
 /// Why.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// A system call, with what it was asked for.
     Call {
         name: String,
@@ -33,7 +33,7 @@ pub(super) enum Cause {
 
 impl Cause {
     /// In words.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let words = match self {
             Cause::Call { name, advice: None } => name,
             Cause::Call { name, advice: Some(number) } => {
@@ -113,7 +113,7 @@ const CALLS: &[&str] =
 const ASKS_FOR_IT: [u64; 3] = [20, 21, 25];
 
 /// The cause of a site.
-pub(super) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Cause {
+pub(crate) fn cause_of(recording: &ShootdownRecording, site: &FlushSite) -> Cause {
     let open = site.call.and_then(|call| recording.calls.get(call));
     let call = open.map(|call| Cause::Call { name: call.name.clone(), advice: call.advice });
     let Ok(chains) = &recording.chains else { return call.unwrap_or(Cause::Hidden) };

@@ -10,8 +10,9 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Name, Reading};
 
 use super::causes::Cause;
-use super::{CALLS, FLUSH, FlushSum, ShootdownCauses, ShootdownOptions, share, unknown};
+use super::{CALLS, FLUSH, FlushSum, ShootdownCauses, ShootdownOptions, unknown};
 use crate::blocks::{for_programs, table};
+use crate::cells::ratio;
 
 fn values(values: impl IntoIterator<Item = CellValue>) -> ColumnCells {
     ColumnCells::Values(values.into_iter().collect())
@@ -57,7 +58,7 @@ fn sum_columns(told: &ShootdownCauses<'_>, sums: &[FlushSum]) -> Vec<TableColumn
         sums.iter().map(|sum| sum.pages_per_order().map_or(CellValue::None, CellValue::Number));
     let waited = sums.iter().map(|sum| told.ended(CellValue::Seconds(sum.waited)));
     let part = |sum: &FlushSum| {
-        share(sum.orders, told.all.orders).map_or(CellValue::None, CellValue::Share)
+        ratio(sum.orders, told.all.orders).map_or(CellValue::None, CellValue::Share)
     };
     vec![
         TableColumn::new("ipis", "IPIS", queued(|sum| sum.ipis)),

@@ -10,6 +10,7 @@ use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Pid};
 
 use super::*;
+use crate::findings::{self, Evidence};
 
 fn histogram(times: &[u64]) -> TimeHistogram {
     let mut histogram = TimeHistogram::default();
@@ -198,7 +199,7 @@ fn hidden_functions_leave_the_system_calls_and_the_rest_unknown() {
 #[test]
 fn advice_is_given_where_it_costs_and_only_there() {
     let ids = |recording: &ShootdownRecording| -> Vec<&str> {
-        advice::all(&ShootdownCauses::from_recording(recording))
+        findings::find(Evidence::Shootdowns(&ShootdownCauses::from_recording(recording)))
             .iter()
             .map(|finding| finding.id)
             .collect()

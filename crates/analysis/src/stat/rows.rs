@@ -13,7 +13,7 @@ use crate::quadrants::{Quadrants, quadrants};
 
 /// Quantity of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StatRowKind {
+pub(crate) enum StatRowKind {
     /// Nanoseconds.
     Time,
     Count,
@@ -26,7 +26,7 @@ pub(super) enum StatRowKind {
 
 impl StatRowKind {
     /// The unit, for programs.
-    pub(super) const fn key(self) -> &'static str {
+    pub(crate) const fn key(self) -> &'static str {
         match self {
             StatRowKind::Time => "s",
             StatRowKind::Count => "count",
@@ -38,7 +38,7 @@ impl StatRowKind {
     }
 
     /// A number of it.
-    pub(super) fn value(self, number: f64) -> CellValue {
+    pub(crate) fn value(self, number: f64) -> CellValue {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -58,7 +58,7 @@ impl StatRowKind {
 
 /// Section of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StatSection {
+pub(crate) enum StatSection {
     From(MetricOrigin),
     /// Made of other rows.
     Derived,
@@ -66,26 +66,26 @@ pub(super) enum StatSection {
 
 /// One metric over all runs.
 #[derive(Clone, Debug)]
-pub(super) struct StatRow {
-    pub(super) name: Label,
-    pub(super) kind: StatRowKind,
-    pub(super) scope: MetricScope,
-    pub(super) section: StatSection,
+pub(crate) struct StatRow {
+    pub(crate) name: Label,
+    pub(crate) kind: StatRowKind,
+    pub(crate) scope: MetricScope,
+    pub(crate) section: StatSection,
     /// One a run.
-    pub(super) readings: Vec<Reading<f64>>,
+    pub(crate) readings: Vec<Reading<f64>>,
     /// By how much the counts of a run were scaled at the most, since the counter took turns with
     /// others.
-    pub(super) scale: f64,
+    pub(crate) scale: f64,
 }
 
 impl StatRow {
     /// The values there are, in the order of the runs.
-    pub(super) fn values(&self) -> Vec<f64> {
+    pub(crate) fn values(&self) -> Vec<f64> {
         self.readings.iter().filter_map(|reading| reading.clone().ok()).collect()
     }
 
     /// Their summary, or the reason of its absence.
-    pub(super) fn summary(&self) -> Reading<Summary> {
+    pub(crate) fn summary(&self) -> Reading<Summary> {
         Summary::from_values(&self.values()).ok_or_else(|| self.absence())
     }
 
@@ -95,17 +95,17 @@ impl StatRow {
     }
 
     /// True if nothing was counted in any run.
-    pub(super) fn is_zero(&self) -> bool {
+    pub(crate) fn is_zero(&self) -> bool {
         self.summary().is_ok_and(|summary| summary.max == 0.0)
     }
 }
 
 /// The rows of one command.
 #[derive(Clone, Debug)]
-pub(super) struct StatRows(Vec<StatRow>);
+pub(crate) struct StatRows(Vec<StatRow>);
 
 impl StatRows {
-    pub(super) fn from_measurement(measurement: &Measurement, arm: &MeasuredArm) -> StatRows {
+    pub(crate) fn from_measurement(measurement: &Measurement, arm: &MeasuredArm) -> StatRows {
         let measured = measurement.metrics.iter().enumerate();
         let mut rows: Vec<StatRow> =
             measured.map(|(at, metric)| measured_row(metric, &counts(arm, at))).collect();
@@ -118,11 +118,11 @@ impl StatRows {
         StatRows(rows)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &StatRow> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &StatRow> {
         self.0.iter()
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&StatRow> {
+    pub(crate) fn named(&self, name: &str) -> Option<&StatRow> {
         self.0.iter().find(|row| row.name == name)
     }
 }
@@ -165,7 +165,7 @@ fn quadrant_rows(arm: &MeasuredArm) -> impl Iterator<Item = StatRow> {
 }
 
 /// The quadrants of a run near its peak.
-pub(super) fn at_peak(run: &MeasuredRun) -> Reading<Quadrants> {
+pub(crate) fn at_peak(run: &MeasuredRun) -> Reading<Quadrants> {
     let ended = "the command ended before the first sample: choose a shorter --sample";
     let snapshot = run.at_peak.as_ref();
     snapshot.ok_or_else(|| Absent::NotCollected(ended.into())).and_then(|at| quadrants(at))
@@ -250,7 +250,7 @@ impl Derived {
 }
 
 /// The rows as programs read them: one object each.
-pub(super) fn metrics(rows: &StatRows) -> CellValue {
+pub(crate) fn metrics(rows: &StatRows) -> CellValue {
     CellValue::List(rows.iter().map(record).collect())
 }
 

@@ -3,6 +3,8 @@
 use pagewise_model::thp::HugeMapping;
 use pagewise_model::{Absent, Bytes, Reading};
 
+use crate::cells::float;
+
 /// 95 of 100 normally distributed values are within this number of standard deviations.
 const Z: f64 = 1.96;
 
@@ -40,26 +42,21 @@ impl ZeroEstimate {
             >= whole.0 / huge_size.0.max(1);
         let (low, high) = interval(zero, read, if exact { 0.0 } else { 1.0 });
         let part = |share: f64| scaled(whole, share);
-        Ok(ZeroEstimate { bytes: part(ratio(zero, read)), low: part(low), high: part(high) })
+        Ok(ZeroEstimate {
+            bytes: part(float(zero) / float(read)),
+            low: part(low),
+            high: part(high),
+        })
     }
 }
 
 /// Wilson's score interval of the share `zero` of `read`; `error` scales its width.
 fn interval(zero: u64, read: u64, error: f64) -> (f64, f64) {
-    let (share, n) = (ratio(zero, read), float(read));
+    let (share, n) = (float(zero) / float(read), float(read));
     let z = Z * error;
     let middle = (share + z * z / (2.0 * n)) / (1.0 + z * z / n);
     let half = z / (1.0 + z * z / n) * (share * (1.0 - share) / n + z * z / (4.0 * n * n)).sqrt();
     ((middle - half).max(0.0), (middle + half).min(1.0))
-}
-
-fn ratio(part: u64, whole: u64) -> f64 {
-    float(part) / float(whole)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of pages are far below 2^53")]
-fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[expect(

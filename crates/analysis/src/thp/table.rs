@@ -39,7 +39,7 @@ impl ThpRow<'_> {
 
 /// Anonymous memory in large folios, by size; for programs only where all are mapped by huge
 /// entries.
-pub(super) fn sizes(huge: &HugePages) -> Option<ReportTable> {
+pub(crate) fn sizes(huge: &HugePages) -> Option<ReportTable> {
     let sizes = huge.sizes.as_ref().ok()?;
     let mapped = |one_entry| Cow::Borrowed(if one_entry { "one entry" } else { "base entries" });
     let columns = vec![
@@ -66,10 +66,10 @@ pub(super) fn sizes(huge: &HugePages) -> Option<ReportTable> {
 }
 
 /// The mappings of the table.
-pub(super) struct ThpRows<'a>(Vec<ThpRow<'a>>);
+pub(crate) struct ThpRows<'a>(Vec<ThpRow<'a>>);
 
 impl<'a> ThpRows<'a> {
-    pub(super) fn from_snapshot(
+    pub(crate) fn from_snapshot(
         snapshot: &'a Snapshot,
         pools: &PoolMap,
         huge: &'a HugePages,
@@ -89,30 +89,30 @@ impl<'a> ThpRows<'a> {
         ThpRows(rows.collect())
     }
 
-    pub(super) fn resident(&self) -> Reading<Bytes> {
+    pub(crate) fn resident(&self) -> Reading<Bytes> {
         self.0.iter().map(|row| row.mapping.rss()).sum::<Result<Bytes, _>>()
     }
 
-    pub(super) fn huge(&self) -> Bytes {
+    pub(crate) fn huge(&self) -> Bytes {
         self.0.iter().map(ThpRow::anonymous).sum()
     }
 
-    pub(super) fn file(&self) -> Bytes {
+    pub(crate) fn file(&self) -> Bytes {
         self.0.iter().map(ThpRow::file).sum()
     }
 
-    pub(super) fn eligible(&self) -> Reading<Bytes> {
+    pub(crate) fn eligible(&self) -> Reading<Bytes> {
         self.0.iter().map(ThpRow::eligible).sum::<Result<Bytes, _>>()
     }
 
     /// The mapping with the most bloat.
-    pub(super) fn worst(&self) -> Option<(Name, Bytes)> {
+    pub(crate) fn worst(&self) -> Option<(Name, Bytes)> {
         let worst = self.0.iter().max_by_key(|row| bloat_of(row))?;
         Some((worst.name.clone(), bloat_of(worst)))
     }
 
     /// Remedy in the program's code, for the mapping with the most bloat.
-    pub(super) fn remedy(&self) -> &'static str {
+    pub(crate) fn remedy(&self) -> &'static str {
         match self.0.iter().max_by_key(|row| bloat_of(row)).map(|row| row.kind) {
             Some(
                 PoolKind::Heap
@@ -130,7 +130,7 @@ impl<'a> ThpRows<'a> {
         }
     }
 
-    pub(super) fn table(&self) -> ReportTable {
+    pub(crate) fn table(&self) -> ReportTable {
         let rows = &self.0;
         let name = |row: &ThpRow<'_>| row.mapping.name.clone();
         let verdict = |row: &ThpRow<'_>| Cow::Borrowed(judge(row.anonymous(), &row.bloat));

@@ -4,7 +4,8 @@ use pagewise_model::object::OnDisk;
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Backing, Bytes, Mapping, Name, Sharing, SmapsCounter};
 
-use super::{bytes, command, fact, finding, size, text};
+use super::{bytes, command, fact, finding, size};
+use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::{ARENA_HEAP, PoolKind};
 use crate::swapped;

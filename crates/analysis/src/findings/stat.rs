@@ -5,18 +5,19 @@ use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement, MetricSc
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 use pagewise_stats::{Summary, TrendDrift, drift, outliers};
 
-use super::WALL;
-use super::rows::StatRows;
-use crate::explain::fact;
+use super::{fact, finding};
+use crate::cells::text;
+use crate::stat::WALL;
+use crate::stat::rows::StatRows;
 
 /// A trend is reported if chance alone makes one so seldom,
 const UNLIKELY: f64 = 0.01;
 /// and it matters.
 const NOTABLE: f64 = 0.02;
 
-pub(super) fn all(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
+/// Doubts about the runs of each command.
+pub(super) fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
     let mut found = Vec::new();
-    found.extend(interrupted(measurement));
     for (at, (arm, rows)) in measurement.arms.iter().zip(arms).enumerate() {
         let whose = DoubtedCommand(["A", "B"].get(at).copied().filter(|_| arms.len() > 1));
         found.extend(failed(arm, whose));
@@ -24,9 +25,6 @@ pub(super) fn all(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> 
         found.extend(drifting(rows, whose));
         found.extend(multiplexed(rows, whose));
     }
-    found.extend(arms.first().and_then(user_mode_only));
-    found.extend(changing_frequency(measurement));
-    found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     found
 }
 
@@ -47,15 +45,11 @@ impl DoubtedCommand {
     }
 }
 
-fn text(words: &'static str) -> CellValue {
-    CellValue::text(words)
-}
-
 fn count(n: usize) -> CellValue {
     CellValue::Count(n as u64)
 }
 
-fn finding(
+fn doubt(
     id: &'static str,
     severity: Severity,
     claim: Vec<CellValue>,
@@ -63,13 +57,13 @@ fn finding(
     next_step: &'static str,
 ) -> Finding {
     let next_step = if next_step.is_empty() { Vec::new() } else { vec![text(next_step)] };
-    Finding { id, severity, claim, evidence: evidence.into_iter().collect(), next_step }
+    finding(id, severity, claim, evidence.into_iter().collect::<Vec<_>>(), next_step)
 }
 
-fn interrupted(measurement: &Measurement) -> Option<Finding> {
+pub(super) fn interrupted(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     let runs = measurement.arms.first().map_or(0, |arm| arm.runs.len());
     measurement.conditions.interrupted.then(|| {
-        finding(
+        doubt(
             "interrupted",
             Severity::Warning,
             vec![text("Interrupted: the last run is left out, and those that should have followed are missing.")],
@@ -96,7 +90,7 @@ fn failed(arm: &MeasuredArm, whose: DoubtedCommand) -> Option<Finding> {
             .concat();
     let step = "Numbers of failed runs say little about successful runs.";
     let facts = [fact("failed", "failed", count(failed.len()), "")];
-    Some(finding(
+    Some(doubt(
         "failed-runs",
         Severity::Warning,
         claim,
@@ -123,7 +117,7 @@ fn outlying(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
         facts.into_iter().chain(whose.fact()).collect::<Vec<_>>()
     };
     if outlying == [0] && first > median {
-        return Some(finding(
+        return Some(doubt(
             "cold-first-run",
             Severity::Warning,
             vec![
@@ -148,7 +142,7 @@ fn outlying(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     ];
     let step = "Outliers change the mean and the standard deviation, not the median. If there are many, stop other programs, or use --cpu.";
     (!outlying.is_empty())
-        .then(|| finding("outliers", Severity::Note, claim, evidence(&outlying), step))
+        .then(|| doubt("outliers", Severity::Note, claim, evidence(&outlying), step))
 }
 
 /// Wall times that go up or down from run to run.
@@ -172,7 +166,7 @@ fn drifting(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
         fact("p", "p", CellValue::Number(p), ""),
     ];
     let step = "The median describes no single state. Find the cause of the drift (a growing file, heat, a cache that fills), or warm up longer.";
-    Some(finding("drift", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step))
+    Some(doubt("drift", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step))
 }
 
 /// Counts that were scaled since the counters took turns.
@@ -192,18 +186,13 @@ fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
     ];
     let step = "Count fewer events at once: --events cycles,instructions";
     (most > 1.0).then(|| {
-        finding(
-            "multiplexed",
-            Severity::Warning,
-            claim,
-            facts.into_iter().chain(whose.fact()),
-            step,
-        )
+        doubt("multiplexed", Severity::Warning, claim, facts.into_iter().chain(whose.fact()), step)
     })
 }
 
 /// Events that we may count in user mode only.
-fn user_mode_only(rows: &StatRows) -> Option<Finding> {
+pub(super) fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
+    let rows = arms.first()?;
     let partly =
         rows.iter().filter(|row| row.scope == MetricScope::ProcessUser && row.summary().is_ok());
     let names: Vec<CellValue> = partly.map(|row| CellValue::Text(row.name.clone())).collect();
@@ -213,7 +202,7 @@ fn user_mode_only(rows: &StatRows) -> Option<Finding> {
     ];
     let step = "To count both, run as root, or with CAP_PERFMON.";
     (!names.is_empty()).then(|| {
-        finding(
+        doubt(
             "user-mode-only",
             Severity::Note,
             claim,
@@ -224,10 +213,10 @@ fn user_mode_only(rows: &StatRows) -> Option<Finding> {
 }
 
 /// A CPU whose clock follows the load.
-fn changing_frequency(measurement: &Measurement) -> Option<Finding> {
+pub(super) fn changing_frequency(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     let governor = measurement.conditions.governor.as_ref().ok()?;
     (*governor != Name::new(b"performance")).then(|| {
-        finding(
+        doubt(
             "frequency-scaling",
             Severity::Note,
             vec![

@@ -1,12 +1,11 @@
-//! Advice by cause, if the numbers support it.
-
-use std::cmp::Reverse;
+//! Causes of TLB shootdowns, and how to avoid them.
 
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
-use super::causes::Cause;
-use super::{FlushSum, ShootdownCauses, float, share};
-use crate::explain::fact;
+use super::fact;
+use crate::cells::{float, ratio, text};
+use crate::shootdowns::causes::Cause;
+use crate::shootdowns::{FlushSum, ShootdownCauses};
 
 /// Fewer than this are not worth a word, whatever they cost.
 const FEWEST: u64 = 100;
@@ -25,32 +24,19 @@ const MANY_CPUS: f64 = 4.0;
 const DONTNEED: u64 = 4;
 const FREE: u64 = 8;
 
-/// All that there is to say, the gravest first.
-pub(super) fn all(told: &ShootdownCauses<'_>) -> Vec<Finding> {
-    let rules = told.by_cause().into_iter().filter_map(|(cause, sum)| of_cause(told, cause, &sum));
-    let mut all: Vec<Finding> = rules.collect();
-    all.extend([many_cpus(told), for_nothing(told), from_others(told)].into_iter().flatten());
-    all.sort_by_key(|finding| Reverse(finding.severity));
-    all
-}
-
-fn text(text: &'static str) -> CellValue {
-    CellValue::text(text)
-}
-
 /// Number of shootdowns: of requests, if the interrupted CPUs are unknown.
 fn shootdowns(told: &ShootdownCauses<'_>, sum: &FlushSum) -> u64 {
     if told.has_queue() { sum.shootdowns } else { sum.orders }
 }
 
 fn per_second(told: &ShootdownCauses<'_>, count: u64) -> f64 {
-    share(count, told.recording.took_ns).map_or(0.0, |per_ns| per_ns * 1e9)
+    ratio(count, told.recording.took_ns).map_or(0.0, |per_ns| per_ns * 1e9)
 }
 
 fn evidence(told: &ShootdownCauses<'_>, sum: &FlushSum) -> Vec<Fact> {
     let count = shootdowns(told, sum);
     let waited =
-        share(sum.waited, told.recording.took_ns).map_or(CellValue::None, CellValue::Share);
+        ratio(sum.waited, told.recording.took_ns).map_or(CellValue::None, CellValue::Share);
     let pages = sum.pages_per_order().map_or(CellValue::None, CellValue::Number);
     vec![
         fact("shootdowns", "shootdowns", CellValue::Count(count), ""),
@@ -60,9 +46,15 @@ fn evidence(told: &ShootdownCauses<'_>, sum: &FlushSum) -> Vec<Fact> {
     ]
 }
 
+/// One finding for each cause that costs enough.
+pub(super) fn causes(told: &ShootdownCauses<'_>) -> Vec<Finding> {
+    let causes = told.by_cause().into_iter();
+    causes.filter_map(|(cause, sum)| of_cause(told, cause, &sum)).collect()
+}
+
 fn of_cause(told: &ShootdownCauses<'_>, cause: &Cause, sum: &FlushSum) -> Option<Finding> {
     let count = shootdowns(told, sum);
-    let waited = share(sum.waited, told.recording.took_ns).unwrap_or(0.0);
+    let waited = ratio(sum.waited, told.recording.took_ns).unwrap_or(0.0);
     let is_much = waited >= MUCH || per_second(told, count) >= OFTEN;
     if count < FEWEST || !is_much {
         return None;
@@ -173,9 +165,9 @@ fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)>
 }
 
 /// Each order interrupts many CPUs.
-fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
+pub(super) fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { shootdowns, ipis, .. } = told.all;
-    let each = share(ipis, shootdowns).filter(|each| *each >= MANY_CPUS)?;
+    let each = ratio(ipis, shootdowns).filter(|each| *each >= MANY_CPUS)?;
     if !told.has_queue() || shootdowns < FEWEST || per_second(told, shootdowns) < OFTEN {
         return None;
     }
@@ -192,10 +184,10 @@ fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
 }
 
 /// Requests that interrupt no CPU.
-fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
+pub(super) fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { orders, shootdowns, .. } = told.all;
     let idle = orders.saturating_sub(shootdowns);
-    let most = share(idle, orders)? > 0.5;
+    let most = ratio(idle, orders)? > 0.5;
     if !told.has_queue() || idle < FEWEST || !most {
         return None;
     }
@@ -217,7 +209,7 @@ fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
 }
 
 /// Flushes that no recorded thread requested.
-fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
+pub(super) fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let received = told.received();
     let is_one = told.recording.pid.is_some();
     let foreign = *told.recording.foreign.as_ref().ok().filter(|_| is_one)?;

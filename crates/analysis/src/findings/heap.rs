@@ -1,5 +1,4 @@
-//! Findings about a recording, with advice: each rule tests for one condition, and reports it only
-//! if the numbers support it.
+//! Leaks, fragmentation and costly patterns in a recording of allocations.
 
 use pagewise_model::heap::{
     AllocationKind, AllocationSite, AllocatorLayout, HeapAmount, HeapEnding, HeapRecording,
@@ -7,10 +6,11 @@ use pagewise_model::heap::{
 };
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
-use super::frames::Sites;
-use super::layout::{self, LayoutSums};
-use super::{peak, real, share, text};
-use crate::explain::fact;
+use super::fact;
+use crate::cells::{float, share, text};
+use crate::heap::frames::Sites;
+use crate::heap::layout::{self, LayoutSums};
+use crate::heap::peak;
 
 /// Smaller amounts are not a memory problem.
 const LARGE: u64 = 16 << 20;
@@ -20,22 +20,6 @@ const LEAK: u64 = 1 << 20;
 const MANY: u64 = 100_000;
 /// A smaller share of all is not the first cause to examine.
 const PART: f64 = 0.1;
-
-/// The findings, the gravest first.
-pub(super) fn all(sites: &Sites<'_>) -> Vec<Finding> {
-    let rules = [
-        growth(sites),
-        leak(sites),
-        held(sites),
-        untouched(sites),
-        spike(sites),
-        temporary(sites),
-        hot(sites),
-    ];
-    let mut findings: Vec<Finding> = rules.into_iter().flatten().collect();
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    findings
-}
 
 fn bytes(key: &'static str, label: &'static str, bytes: u64) -> Fact {
     fact(key, label, CellValue::Bytes(bytes), "")
@@ -54,10 +38,10 @@ fn is_over(recording: &HeapRecording) -> bool {
 }
 
 /// Memory that was not freed at the end, and did not grow all the time.
-fn leak(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn leak(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let leaked = recording.totals.leaked;
-    let part = real(leaked.bytes) / real(recording.totals.peak.bytes.max(1));
+    let part = float(leaked.bytes) / float(recording.totals.peak.bytes.max(1));
     if leaked.bytes < LEAK || part < PART || !is_over(recording) || grows(recording).is_some() {
         return None;
     }
@@ -134,7 +118,7 @@ fn grows(recording: &HeapRecording) -> Option<[u64; 4]> {
     if recording.attached {
         return grows_by(recording).map(|_| least);
     }
-    let steps = least.windows(2).all(|pair| real(pair[1]) > real(pair[0]) * 1.1);
+    let steps = least.windows(2).all(|pair| float(pair[1]) > float(pair[0]) * 1.1);
     (steps && least[3] >= least[1].saturating_mul(3) / 2 && least[3] - least[0] >= LEAK)
         .then_some(least)
 }
@@ -179,7 +163,7 @@ fn grows_by(recording: &HeapRecording) -> Option<u64> {
 }
 
 /// Memory that grows as long as the program runs.
-fn growth(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
@@ -229,7 +213,7 @@ fn time(moment: &HeapSnapshot) -> CellValue {
 }
 
 /// Footprint of the allocator that is not live.
-fn held(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // The live bytes are unknown if older blocks are: they cannot be compared with the footprint.
     if recording.attached {
@@ -249,7 +233,7 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     let at = (0..moments.len()).max_by_key(|at| free(*at))?;
     let (worst, unused) = (&moments[at], free(at)?);
     let held = worst.held.as_ref().ok()?.0;
-    if unused < LARGE || real(unused) * 3.0 < real(held) {
+    if unused < LARGE || float(unused) * 3.0 < float(held) {
         return None;
     }
     // The allocator never holds less than what is live: such a moment is of two times, and says
@@ -267,8 +251,9 @@ fn held(sites: &Sites<'_>) -> Option<Finding> {
     let threads = recording.threads.len() as u64;
     evidence.push(fact("threads", "threads", CellValue::Count(threads), ""));
     // The layout of another time does not apply to this one.
-    let layout = layout::worst(recording)
-        .filter(|layout| real(LayoutSums::from_layout(recording, layout).held) >= real(held) * 0.5);
+    let layout = layout::worst(recording).filter(|layout| {
+        float(LayoutSums::from_layout(recording, layout).held) >= float(held) * 0.5
+    });
     let place = layout.and_then(layout::where_unused);
     let mut claim = vec![
         text("Live "),
@@ -318,7 +303,7 @@ fn resident(sites: &Sites<'_>) -> Option<Finding> {
     let sums = LayoutSums::from_layout(recording, layout);
     let (live, resident) = (sums.live.ok()?.bytes, sums.resident.ok()?.0);
     let unused = resident.saturating_sub(live);
-    if unused < LARGE || real(unused) * 3.0 < real(resident) {
+    if unused < LARGE || float(unused) * 3.0 < float(resident) {
         return None;
     }
     let (facts, advice) = lies(sites, layout)?;
@@ -393,7 +378,7 @@ fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<C
 }
 
 /// Memory that was asked for and never touched.
-fn untouched(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let missing = |moment: &HeapSnapshot| {
         let it = moment.resident.as_ref().ok()?;
@@ -401,7 +386,7 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     };
     let worst = recording.moments.iter().max_by_key(|moment| missing(moment))?;
     let untouched = missing(worst)?;
-    if untouched < LARGE || real(untouched) < real(worst.live.bytes) * 0.25 {
+    if untouched < LARGE || float(untouched) < float(worst.live.bytes) * 0.25 {
         return None;
     }
     let mut evidence =
@@ -424,7 +409,7 @@ fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// A peak that stands alone.
-fn spike(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // With sampling, the highest estimate is an outlier by chance.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
@@ -435,11 +420,11 @@ fn spike(sites: &Sites<'_>) -> Option<Finding> {
     }
     live.sort_unstable();
     let median = live[live.len() / 2];
-    if real(peak) < real(median) * 2.0 {
+    if float(peak) < float(median) * 2.0 {
         return None;
     }
     let high = live.iter().filter(|live| **live > peak / 2).count();
-    let part = real(high as u64) / real(live.len() as u64);
+    let part = float(high as u64) / float(live.len() as u64);
     if part > PART {
         return None;
     }
@@ -465,9 +450,9 @@ fn spike(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// Allocations that are freed at once.
-fn temporary(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
-    if totals.temporary < MANY || real(totals.temporary) < real(totals.allocated.blocks) * 0.3 {
+    if totals.temporary < MANY || float(totals.temporary) < float(totals.allocated.blocks) * 0.3 {
         return None;
     }
     let mut evidence = vec![
@@ -492,14 +477,14 @@ fn temporary(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// One place that makes most of very many allocations.
-fn hot(sites: &Sites<'_>) -> Option<Finding> {
+pub(super) fn hot(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.allocated.blocks < 10 * MANY {
         return None;
     }
     let by_calls = |site: &AllocationSite| HeapAmount { bytes: site.allocated.blocks, blocks: 0 };
     let (place, calls) = sites.largest_place(by_calls)?;
-    if real(calls.bytes) < real(totals.allocated.blocks) * 0.5 {
+    if float(calls.bytes) < float(totals.allocated.blocks) * 0.5 {
         return None;
     }
     Some(Finding {

@@ -1,5 +1,4 @@
-//! Advice to avoid faults: each rule tests for one cause, and reports it only if the numbers
-//! support it.
+//! Causes of page faults, and how to avoid them.
 
 use std::collections::HashMap;
 
@@ -7,9 +6,10 @@ use pagewise_model::faults::{FaultKind, FaultRecording};
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Pid, Quadrant};
 
-use super::places::{FaultFrames, StackFaults};
-use super::{count, real};
-use crate::explain::fact;
+use super::fact;
+use crate::cells::{float, text};
+use crate::faults::count;
+use crate::faults::places::{FaultFrames, StackFaults};
 
 /// Fewer faults than this take no time that anyone notices.
 const MANY: u64 = 1000;
@@ -18,28 +18,7 @@ const MANY_MAJOR: u64 = 10;
 /// A smaller share of all is not the first cause to examine.
 const LARGE: f64 = 0.2;
 
-/// The findings, the gravest first.
-pub(super) fn all(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Vec<Finding> {
-    let rules = [
-        lost(recording),
-        major(recording, frames),
-        again(recording),
-        first_touch(recording, frames),
-        growth(frames),
-        copies(recording, frames),
-        zero(recording, frames),
-        dirty(recording, frames),
-    ];
-    let mut findings: Vec<Finding> = rules.into_iter().flatten().collect();
-    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    findings
-}
-
-fn text(text: impl Into<std::borrow::Cow<'static, str>>) -> CellValue {
-    CellValue::text(text)
-}
-
-fn lost(recording: &FaultRecording) -> Option<Finding> {
+pub(super) fn lost(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     (recording.lost > 0).then(|| Finding {
         id: "lost-events",
         severity: Severity::Critical,
@@ -55,7 +34,7 @@ fn lost(recording: &FaultRecording) -> Option<Finding> {
 /// Number of faults of a kind, if they are many and a large share of all.
 fn many(recording: &FaultRecording, kind: FaultKind) -> Option<u64> {
     let found = count(recording, |row, _| row.kind == kind);
-    let is_large = real(found) >= real(recording.count()) * LARGE;
+    let is_large = float(found) >= float(recording.count()) * LARGE;
     (found >= MANY && is_large).then_some(found)
 }
 
@@ -74,7 +53,7 @@ fn most_in(
     facts.into_iter().flatten().collect()
 }
 
-fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::Anonymous)?;
     let memory = recording.page_size.pages(found);
     let mut evidence = vec![
@@ -108,7 +87,7 @@ fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<F
 
 /// Faults on memory that was touched first more often than it has pages: released, and touched
 /// again.
-fn again(recording: &FaultRecording) -> Option<Finding> {
+pub(super) fn again(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     if recording.every > 1 {
         return None;
     }
@@ -124,7 +103,7 @@ fn again(recording: &FaultRecording) -> Option<Finding> {
         is_private.then(|| faults.saturating_sub(pages))
     };
     let found: u64 = sums.iter().filter_map(over).sum();
-    (found >= MANY && real(found) >= real(recording.count()) * LARGE).then(|| Finding {
+    (found >= MANY && float(found) >= float(recording.count()) * LARGE).then(|| Finding {
         id: "touched-again",
         severity: Severity::Warning,
         claim: vec![
@@ -141,7 +120,7 @@ fn again(recording: &FaultRecording) -> Option<Finding> {
     })
 }
 
-fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = count(recording, |row, _| row.kind == FaultKind::Major);
     let swapped = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
@@ -180,14 +159,14 @@ const GROWING: [&str; 5] = [
     "finish_grow",
 ];
 
-fn growth(frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn growth(_: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let grows = |stack: &[&pagewise_model::traced::Frame]| {
         let names = stack.iter().filter_map(|frame| frame.function.as_deref());
         names.into_iter().any(|name| GROWING.iter().any(|growing| name.contains(growing)))
     };
     let growing = frames.stacks.iter().filter(|(stack, _)| grows(stack));
     let found: u64 = growing.map(|(_, sum)| sum.count).sum();
-    (found >= MANY && real(found) >= real(frames.all) * LARGE).then(|| Finding {
+    (found >= MANY && float(found) >= float(frames.all) * LARGE).then(|| Finding {
         id: "growing-containers",
         severity: Severity::Note,
         claim: vec![
@@ -201,12 +180,12 @@ fn growth(frames: &FaultFrames<'_>) -> Option<Finding> {
     })
 }
 
-fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
         row.kind == FaultKind::CopyOnWrite && quadrant == Some(Quadrant::PrivateAnonymous)
     });
-    if found < MANY || real(found) < real(recording.count()) * LARGE {
+    if found < MANY || float(found) < float(recording.count()) * LARGE {
         return None;
     }
     let mut evidence = vec![
@@ -231,7 +210,7 @@ fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Findin
     })
 }
 
-fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::Zero)?;
     let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Zero.index()]));
@@ -249,7 +228,7 @@ fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding>
     })
 }
 
-fn dirty(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+pub(super) fn dirty(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::WriteProtect)?;
     let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::WriteProtect.index()]));

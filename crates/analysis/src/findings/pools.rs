@@ -1,0 +1,42 @@
+//! Pools of pagewise's allocators that hold memory for nothing.
+
+use pagewise_model::Bytes;
+use pagewise_model::pagewise_pools::RegisteredPool;
+use pagewise_model::report::{CellValue, Finding, Severity};
+
+use super::fact;
+use crate::pagewise_pools::called;
+
+/// A pool holds too much if it holds at least this many times its live bytes,
+const IDLE_TIMES: u64 = 4;
+/// and at least this.
+const IDLE_BYTES: Bytes = Bytes::mib(8);
+
+/// A pool that holds much more than is allocated from it.
+pub(super) fn idle(pool: &RegisteredPool) -> Option<Finding> {
+    let enough = Bytes(pool.live().0.saturating_mul(IDLE_TIMES)).max(IDLE_BYTES);
+    if !pool.lives || pool.held < enough {
+        return None;
+    }
+    let mut claim = called(pool);
+    claim.extend([
+        CellValue::text(" holds "),
+        CellValue::Bytes(pool.held.0),
+        CellValue::text(" for "),
+        CellValue::Bytes(pool.live().0),
+        CellValue::text(" that are out"),
+    ]);
+    Some(Finding {
+        id: "idle-pool",
+        severity: Severity::Note,
+        claim,
+        evidence: vec![
+            fact("live", "live", CellValue::Bytes(pool.live().0), ""),
+            fact("held", "held", CellValue::Bytes(pool.held.0), ""),
+            fact("peak_live", "at most", CellValue::Bytes(pool.peak_live.0), ""),
+        ],
+        next_step: vec![CellValue::text(
+            "if it will not soon be as full again, trim it: that releases its empty blocks",
+        )],
+    })
+}
