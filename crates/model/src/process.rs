@@ -67,42 +67,50 @@ pub struct Statm {
     pub data: Bytes,
 }
 
-/// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessStatus {
+/// Defines [`ProcessStatus`]: a field for each line, its name in the kernel, and the version of the
+/// kernel that introduced it, which is empty if all supported kernels have it.
+macro_rules! status_lines {
+    ($($(#[doc = $doc:literal])+ $field:ident: $line:literal, $since:literal;)+) => {
+        /// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct ProcessStatus {
+            $($(#[doc = $doc])+ #[serde(with = "plain")] pub $field: Reading<Bytes>,)+
+        }
+
+        impl ProcessStatus {
+            /// Reads each line by its name and the version of the kernel that introduced it.
+            pub fn from_lines(
+                read: impl Fn(&'static str, &'static str) -> Reading<Bytes>,
+            ) -> ProcessStatus {
+                ProcessStatus { $($field: read($line, $since),)+ }
+            }
+        }
+    };
+}
+
+status_lines! {
     /// Highest VIRT so far.
-    #[serde(with = "plain")]
-    pub vm_peak: Reading<Bytes>,
+    vm_peak: "VmPeak", "";
     /// Highest RES so far.
-    #[serde(with = "plain")]
-    pub vm_hwm: Reading<Bytes>,
+    vm_hwm: "VmHWM", "";
     /// Locked by mlock.
-    #[serde(with = "plain")]
-    pub vm_lck: Reading<Bytes>,
+    vm_lck: "VmLck", "";
     /// Pinned.
-    #[serde(with = "plain")]
-    pub vm_pin: Reading<Bytes>,
+    vm_pin: "VmPin", "3.2";
     /// Page tables.
-    #[serde(with = "plain")]
-    pub vm_pte: Reading<Bytes>,
+    vm_pte: "VmPTE", "";
     /// Anonymous memory in swap.
-    #[serde(with = "plain")]
-    pub vm_swap: Reading<Bytes>,
+    vm_swap: "VmSwap", "2.6.34";
     /// The main stack's mapping.
-    #[serde(with = "plain")]
-    pub vm_stk: Reading<Bytes>,
+    vm_stk: "VmStk", "";
     /// Resident anonymous.
-    #[serde(with = "plain")]
-    pub rss_anon: Reading<Bytes>,
+    rss_anon: "RssAnon", "4.5";
     /// Resident file pages.
-    #[serde(with = "plain")]
-    pub rss_file: Reading<Bytes>,
+    rss_file: "RssFile", "4.5";
     /// Resident tmpfs pages.
-    #[serde(with = "plain")]
-    pub rss_shmem: Reading<Bytes>,
+    rss_shmem: "RssShmem", "4.5";
     /// Huge TLB memory, which RES leaves out.
-    #[serde(with = "plain")]
-    pub hugetlb: Reading<Bytes>,
+    hugetlb: "HugetlbPages", "4.4";
 }
 
 /// One resource limit: `None` is unlimited.

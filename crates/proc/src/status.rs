@@ -25,26 +25,14 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
     let find =
         |name: &str| lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
     let value = |name: &str| find(name).map(|(_, value)| value);
-    let size = |name: &str, since: &'static str| -> Reading<Bytes> {
+    let size = |name: &'static str, since: &'static str| -> Reading<Bytes> {
         let text = value(name).ok_or_else(|| Absent::NotInThisKernel(since.into()))?;
         kilobytes(text).map(Bytes).ok_or_else(|| Absent::NotSupported("not a size in kB".into()))
     };
     let words = |name: &str| value(name).unwrap_or_default().split(u8::is_ascii_whitespace);
     let first = |name: &str| words(name).next().and_then(number);
     ParsedStatus {
-        status: ProcessStatus {
-            vm_peak: size("VmPeak", ""),
-            vm_hwm: size("VmHWM", ""),
-            vm_lck: size("VmLck", ""),
-            vm_pin: size("VmPin", "3.2"),
-            vm_pte: size("VmPTE", ""),
-            vm_swap: size("VmSwap", "2.6.34"),
-            vm_stk: size("VmStk", ""),
-            rss_anon: size("RssAnon", "4.5"),
-            rss_file: size("RssFile", "4.5"),
-            rss_shmem: size("RssShmem", "4.5"),
-            hugetlb: size("HugetlbPages", "4.4"),
-        },
+        status: ProcessStatus::from_lines(size),
         ns_pids: words("NSpid")
             .filter_map(number)
             .filter_map(|n| u32::try_from(n).ok())
