@@ -150,6 +150,15 @@ const LITTLE: u64 = 1 << 20;
 const SITES: usize = 1000;
 const SMALLEST: u64 = 2000;
 
+/// Adds each element that the list lacks.
+fn add_new<T: PartialEq>(list: &mut Vec<T>, more: impl IntoIterator<Item = T>) {
+    for one in more {
+        if !list.contains(&one) {
+            list.push(one);
+        }
+    }
+}
+
 impl Collector {
     /// Awaits recorders.
     ///
@@ -331,20 +340,7 @@ impl Collector {
             client.answer(greeting::NO);
             return Ok(());
         }
-        // A new process with the PID of a recorded one has replaced it by `execve`.
-        if let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) {
-            let recorded = self.running.swap_remove(index);
-            let then = match self.request.follow {
-                // The recording of a program before its `execve` gets a name of its own.
-                true if is_first => OutputFate::Move(self.beside(pid)),
-                true => OutputFate::Keep,
-                false => OutputFate::Discard,
-            };
-            let finished = self.end(recorded, LogEnding::Replaced, then)?;
-            if self.request.follow {
-                self.finished.push(finished);
-            }
-        }
+        self.end_replaced(pid, is_first)?;
         let create = |begin: &Begin| match is_first {
             true => RecordingOutput::create(&self.request.file, begin),
             false => RecordingOutput::create_new(&self.beside(pid), begin),
@@ -368,16 +364,8 @@ impl Collector {
             recorded => recorded.map_err(unread)?.ok(),
         };
         let Some((recorded, hooked)) = recorded else { return Ok(()) };
-        for left_out in hooked.left_out {
-            if !self.left_out.contains(&left_out) {
-                self.left_out.push(left_out);
-            }
-        }
-        for nameless in hooked.nameless {
-            if !self.nameless.contains(&nameless) {
-                self.nameless.push(nameless);
-            }
-        }
+        add_new(&mut self.left_out, hooked.left_out);
+        add_new(&mut self.nameless, hooked.nameless);
         // Others may want to know whether we live.
         if let Some(us) = Identity::of_process(&self.root, std::process::id()) {
             let words = [us.pid.into(), us.started, us.namespace];
@@ -385,6 +373,25 @@ impl Collector {
         }
         self.running.push(recorded);
         client.answer(greeting::YES);
+        Ok(())
+    }
+
+    /// Ends the recording of a process of this PID: a new one has replaced it by `execve`.
+    fn end_replaced(&mut self, pid: u32, is_first: bool) -> Result<(), HeapError> {
+        let Some(index) = self.running.iter().position(|recorded| recorded.pid == pid) else {
+            return Ok(());
+        };
+        let recorded = self.running.swap_remove(index);
+        let then = match self.request.follow {
+            // The recording of a program before its `execve` gets a name of its own.
+            true if is_first => OutputFate::Move(self.beside(pid)),
+            true => OutputFate::Keep,
+            false => OutputFate::Discard,
+        };
+        let finished = self.end(recorded, LogEnding::Replaced, then)?;
+        if self.request.follow {
+            self.finished.push(finished);
+        }
         Ok(())
     }
 

@@ -86,9 +86,12 @@ pub enum GuardEvent {
 pub struct UnresolvedBug {
     bug: MemoryBug,
     modules: Vec<RawModule>,
-    /// Call stacks of the access, the allocation and the free: addresses, and the module of each.
-    stacks: [Vec<(u64, Option<usize>)>; 3],
+    /// Call stacks of the access, the allocation and the free.
+    stacks: [AddressStack; 3],
 }
+
+/// The address of each frame, and the number of its module.
+type AddressStack = Vec<(u64, Option<usize>)>;
 
 #[derive(Debug)]
 struct RawModule {
@@ -253,27 +256,8 @@ fn read(words: &[u64], root: &ProcRoot) -> Option<GuardEvent> {
 fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<UnresolvedBug> {
     let get = |number: usize| words.get(number).copied();
     let tid = |number: usize| get(number).and_then(|tid| u32::try_from(tid).ok()).map(Pid);
-    let kind = match get(word::BUG)? {
-        bug::OVERFLOW => BugKind::Overflow,
-        bug::UNDERFLOW => BugKind::Underflow,
-        bug::USE_AFTER_FREE => BugKind::UseAfterFree,
-        bug::DOUBLE_FREE => BugKind::DoubleFree,
-        bug::INVALID_FREE => BugKind::InvalidFree,
-        bug::WILD => BugKind::Wild,
-        bug::MISMATCH => BugKind::Mismatch,
-        bug::FAULT => BugKind::Segv,
-        bug::BUS_FAULT => BugKind::Bus,
-        _ => return None,
-    };
-    let access = match get(word::ACCESS)? {
-        access::READ => BugAccess::Read,
-        access::WRITE => BugAccess::Write,
-        access::EXECUTE => BugAccess::Execute,
-        access::FREE => BugAccess::Free,
-        access::WRITTEN_BEFORE_FREE => BugAccess::WrittenBeforeFree,
-        access::WRITTEN_BEFORE_END => BugAccess::WrittenBeforeEnd,
-        _ => return None,
-    };
+    let kind = bug_kind(get(word::BUG)?)?;
+    let access = bug_access(get(word::ACCESS)?)?;
     let mut name = Vec::new();
     for word in words.get(word::NAME..word::NAME + 2)? {
         name.extend(word.to_ne_bytes());
@@ -281,17 +265,8 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<UnresolvedBug> {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let mut rest = words.get(word::BUG_WORDS..)?;
     let modules = modules(&mut rest, get(word::MODULES)?, program)?;
-    let mut stacks = [const { Vec::new() }; 3];
-    for (number, stack) in stacks.iter_mut().enumerate() {
-        let count = usize::try_from(get(word::FRAMES + number)?).ok()?;
-        if count > MAX_STACK_FRAMES {
-            return None;
-        }
-        for frame in split_words(&mut rest, count * 2)?.chunks_exact(2) {
-            let module = frame[1].checked_sub(1).and_then(|module| usize::try_from(module).ok());
-            stack.push((frame[0], module.filter(|&module| module < modules.len())));
-        }
-    }
+    let counts = words.get(word::FRAMES..word::FRAMES + 3)?;
+    let stacks = read_stacks(&mut rest, counts, modules.len())?;
     let unknown = || -> Reading<Vec<Frame>> {
         Err(Absent::NotCollected("the call stack could not be followed".into()))
     };
@@ -343,6 +318,47 @@ fn read_bug(words: &[u64], pid: Pid, program: &[u8]) -> Option<UnresolvedBug> {
         modules,
         stacks,
     })
+}
+
+fn bug_kind(word: u64) -> Option<BugKind> {
+    Some(match word {
+        bug::OVERFLOW => BugKind::Overflow,
+        bug::UNDERFLOW => BugKind::Underflow,
+        bug::USE_AFTER_FREE => BugKind::UseAfterFree,
+        bug::DOUBLE_FREE => BugKind::DoubleFree,
+        bug::INVALID_FREE => BugKind::InvalidFree,
+        bug::WILD => BugKind::Wild,
+        bug::MISMATCH => BugKind::Mismatch,
+        bug::FAULT => BugKind::Segv,
+        bug::BUS_FAULT => BugKind::Bus,
+        _ => return None,
+    })
+}
+
+fn bug_access(word: u64) -> Option<BugAccess> {
+    Some(match word {
+        access::READ => BugAccess::Read,
+        access::WRITE => BugAccess::Write,
+        access::EXECUTE => BugAccess::Execute,
+        access::FREE => BugAccess::Free,
+        access::WRITTEN_BEFORE_FREE => BugAccess::WrittenBeforeFree,
+        access::WRITTEN_BEFORE_END => BugAccess::WrittenBeforeEnd,
+        _ => return None,
+    })
+}
+
+/// Call stacks of the access, the allocation and the free: each frame is an address and one more
+/// than the number of its module, or 0. `None` if the words end early, or if a stack is too long.
+fn read_stacks(rest: &mut &[u64], counts: &[u64], modules: usize) -> Option<[AddressStack; 3]> {
+    let mut stacks = [const { Vec::new() }; 3];
+    for (stack, count) in stacks.iter_mut().zip(counts) {
+        let count = usize::try_from(*count).ok().filter(|count| *count <= MAX_STACK_FRAMES)?;
+        for frame in split_words(rest, count * 2)?.chunks_exact(2) {
+            let module = frame[1].checked_sub(1).and_then(|module| usize::try_from(module).ok());
+            stack.push((frame[0], module.filter(|&module| module < modules)));
+        }
+    }
+    Some(stacks)
 }
 
 /// The next words.

@@ -417,6 +417,20 @@ fn of_file(functions: &WantedFunctions, pieces: &[&Mapping]) -> Option<FileAlloc
         })?;
         Some(piece.range.start + (offset - piece.offset))
     };
+    let place = |name: &str| {
+        let seen = functions.seen.iter().find(|seen| seen.function.name == name)?;
+        Some((address(seen.function.offset)?, seen.function.size))
+    };
+    let found = named_functions(rows_of(functions), place);
+    let new = place("_Znwm").map(|(at, _)| at);
+    let has_new = found.iter().any(|found| Some(found.at) == new);
+    let name = found.first()?.name.clone();
+    let start = pieces.iter().map(|piece| piece.range.start).min()?;
+    Some(FileAllocator { file: first.name.clone(), name, start, functions: found, has_new })
+}
+
+/// Functions to hook, by the names that a file has: name, role, and function called instead.
+fn rows_of(functions: &WantedFunctions) -> Vec<(String, u64, String)> {
     let exports =
         |name: &str| functions.seen.iter().any(|seen| seen.exported && seen.function.name == name);
     let has = |name: &str| functions.seen.iter().any(|seen| seen.function.name == name);
@@ -446,11 +460,15 @@ fn of_file(functions: &WantedFunctions, pieces: &[&Mapping]) -> Option<FileAlloc
     if !rows.is_empty() || exports("malloc") {
         add(&mut rows, "", OF_CPP);
     }
+    rows
+}
+
+/// Those of the functions that `place` finds, each once.
+fn named_functions(
+    rows: Vec<(String, u64, String)>,
+    place: impl Fn(&str) -> Option<(u64, u64)>,
+) -> Vec<NamedFunction> {
     let mut found: Vec<NamedFunction> = Vec::new();
-    let place = |name: &str| {
-        let seen = functions.seen.iter().find(|seen| seen.function.name == name)?;
-        Some((address(seen.function.offset)?, seen.function.size))
-    };
     for (name, role, instead) in rows {
         let Some((at, size)) = place(&name) else { continue };
         // A function may have several names.
@@ -465,11 +483,7 @@ fn of_file(functions: &WantedFunctions, pieces: &[&Mapping]) -> Option<FileAlloc
             found.push(NamedFunction { name, at, size, role, instead });
         }
     }
-    let new = place("_Znwm").map(|(at, _)| at);
-    let has_new = found.iter().any(|found| Some(found.at) == new);
-    let name = found.first()?.name.clone();
-    let start = pieces.iter().map(|piece| piece.range.start).min()?;
-    Some(FileAllocator { file: first.name.clone(), name, start, functions: found, has_new })
+    found
 }
 
 #[cfg(test)]

@@ -439,6 +439,30 @@ impl SharedTables {
             lifetimes: vec![0; CELLS],
             ..LogCounts::default()
         };
+        self.add_threads(&mut counts, by_thread)?;
+        trim(&mut counts.sizes);
+        trim(&mut counts.lifetimes);
+        // It may be below zero for a moment.
+        let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
+        let now = sum(live.iter().copied());
+        // Copies are made on the way down. Without a descent the present values are the peak.
+        let is_peak = now.bytes > counts.peak.bytes;
+        if is_peak {
+            counts.peak = now;
+            for (site, live) in counts.sites.iter_mut().zip(&live) {
+                site.at_peak = *live;
+            }
+        }
+        Ok(CountedState { counts, live, peak, is_peak, mapped, unknown_freed })
+    }
+
+    /// Adds the counts of each thread: sizes and lifetimes to the sums, and a row for each thread
+    /// that allocated or freed.
+    fn add_threads(
+        &mut self,
+        counts: &mut LogCounts,
+        by_thread: Vec<(LogAmount, LogAmount)>,
+    ) -> io::Result<()> {
         let slots = by_thread.len();
         let words = THREADS.entry / 8;
         let read = self.entries(&THREADS, 0, slots)?.to_vec();
@@ -474,20 +498,7 @@ impl SharedTables {
                 counts.threads.push(told);
             }
         }
-        trim(&mut counts.sizes);
-        trim(&mut counts.lifetimes);
-        // It may be below zero for a moment.
-        let mapped = self.head(header::MAPPED)?.cast_signed().max(0).cast_unsigned();
-        let now = sum(live.iter().copied());
-        // Copies are made on the way down. Without a descent the present values are the peak.
-        let is_peak = now.bytes > counts.peak.bytes;
-        if is_peak {
-            counts.peak = now;
-            for (site, live) in counts.sites.iter_mut().zip(&live) {
-                site.at_peak = *live;
-            }
-        }
-        Ok(CountedState { counts, live, peak, is_peak, mapped, unknown_freed })
+        Ok(())
     }
 
     /// Counts in the slots of threads, and those of ended threads.

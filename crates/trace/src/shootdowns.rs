@@ -309,25 +309,14 @@ impl FlushRecorder {
             let by_cpu = session.counted(*which)?;
             sent.push((name.clone(), by_cpu.iter().map(|(_, count)| count).sum()));
         }
-        let counted =
-            |wanted, session: &TraceSession| -> Result<Reading<Vec<(u32, u64)>>, TraceError> {
-                let mut sums = Vec::new();
-                let mut found = false;
-                for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == wanted) {
-                    found = true;
-                    sums.extend(session.counted(which)?);
-                }
-                let missing = self.missing.first().map(|(_, absent)| absent.clone());
-                let absent = || missing.unwrap_or(Absent::NotInThisKernel("".into()));
-                Ok(if found { Ok(sums) } else { Err(absent()) })
-            };
+        let missing = self.missing.first().map(|(_, absent)| absent);
         let interrupts = match (&session, its_own) {
-            (_, Some(session)) => counted(FlushRole::Interrupt, session)?,
+            (_, Some(session)) => interrupts(session, &roles, missing)?,
             (Some(_), None) => Err(Absent::NotCollected(
                 "a higher `ulimit -n`: the process has more threads than events may be opened of"
                     .into(),
             )),
-            (None, None) => Err(self.missing.first().map_or(Absent::Vanished, |it| it.1.clone())),
+            (None, None) => Err(missing.cloned().unwrap_or(Absent::Vanished)),
         };
         let has = |wanted: FlushRole| roles.contains(&wanted);
         let foreign = if has(FlushRole::Done) && has(FlushRole::Queue) {
@@ -335,7 +324,7 @@ impl FlushRecorder {
         } else {
             Err(match &session {
                 Some(_) => Absent::NotInThisKernel("6.6".into()),
-                None => self.missing.first().map_or(Absent::Vanished, |it| it.1.clone()),
+                None => missing.cloned().unwrap_or(Absent::Vanished),
             })
         };
         let pid = match self.target {
@@ -376,6 +365,23 @@ impl FlushRecorder {
             folded: told.folded,
         })
     }
+}
+
+/// Interrupts of each CPU; absent without a tracepoint that counts them, for the reason that one is
+/// missing.
+fn interrupts(
+    session: &TraceSession,
+    roles: &[FlushRole],
+    missing: Option<&Absent>,
+) -> Result<Reading<Vec<(u32, u64)>>, TraceError> {
+    let mut sums = Vec::new();
+    let mut found = false;
+    for (which, _) in roles.iter().enumerate().filter(|(_, role)| **role == FlushRole::Interrupt) {
+        found = true;
+        sums.extend(session.counted(which)?);
+    }
+    let absent = || missing.cloned().unwrap_or(Absent::NotInThisKernel("".into()));
+    Ok(if found { Ok(sums) } else { Err(absent()) })
 }
 
 /// Bytes of each CPU's ring.

@@ -104,6 +104,48 @@ struct InstructionBefore {
     repeats: Option<(CodeBefore, Option<Rc<str>>)>,
 }
 
+/// The instruction that made an access.
+#[derive(Debug, Default)]
+struct AccessInstruction {
+    effect: Option<StoreEffect>,
+    text: Option<Rc<str>>,
+    /// True if the instruction repeats itself, and is not finished.
+    goes_on: bool,
+    /// True for a call, which wrote its return address: the writing function is the caller.
+    is_call: bool,
+}
+
+impl InstructionBefore {
+    /// The access to `length` bytes at `start` with these registers after it.
+    fn access(&self, registers: &KnownRegisters, start: u64, length: usize) -> AccessInstruction {
+        let effect = self.code.effect(registers, start, length);
+        let text = self.text.clone().filter(|_| effect.is_some());
+        let mut access = AccessInstruction { effect, text, ..AccessInstruction::default() };
+        if let Some((code, text)) = self.repeats.as_ref().filter(|_| access.effect.is_none()) {
+            access.effect = code.effect(registers, start, length);
+            access.goes_on = access.effect.is_some();
+            access.text = text.clone().filter(|_| access.goes_on);
+        }
+        access.is_call =
+            self.begins && (start..start + length as u64).contains(&registers.stack_pointer());
+        if access.is_call {
+            access.text = Some("call".into());
+        }
+        access
+    }
+}
+
+/// The watched bytes, if they are in the part of the stack that the kernel copied.
+fn copied_with_stack(
+    sample: &PerfSample<'_>,
+    stack_pointer: u64,
+    start: u64,
+    length: usize,
+) -> Option<Vec<u8>> {
+    let at = usize::try_from(start.wrapping_sub(stack_pointer)).ok()?;
+    Some(sample.stack.get(at..)?.get(..length)?.to_vec())
+}
+
 /// Results besides the accesses.
 #[derive(Debug, Default)]
 pub struct Hits {
@@ -430,45 +472,25 @@ impl Observer {
         self.needs_reading = found.is_none();
         let (start, length) = (self.start, self.length);
         let stack_pointer = registers.map_or(u64::MAX, |it| it.stack_pointer());
-        let copied = usize::try_from(start.wrapping_sub(stack_pointer)).ok();
-        let copied =
-            copied.and_then(|at| sample.stack.get(at..)?.get(..length)).map(<[u8]>::to_vec);
+        let copied = copied_with_stack(sample, stack_pointer, start, length);
         let mut addresses = std::mem::take(&mut self.callers(sample, stack_pointer));
-        let (mut effect, mut instruction, mut kernel) = (None, None, None);
-        let mut goes_on = false;
+        let mut kernel = None;
+        let mut access = AccessInstruction::default();
         if sample.is_in_kernel() {
             kernel = Some(self.in_kernel(sample));
         } else if let (Some(registers), Some(place)) = (registers, addresses.first().copied()) {
             let before = self.before(sample.pid, place);
-            effect = before.code.effect(&registers, start, length);
-            instruction = before.text.clone().filter(|_| effect.is_some());
-            if let Some((code, text)) = before.repeats.as_ref().filter(|_| effect.is_none()) {
-                effect = code.effect(&registers, start, length);
-                instruction = effect.and(text.clone());
-                goes_on = effect.is_some();
-            }
-            if before.begins && (start..start + length as u64).contains(&stack_pointer) {
-                // The return address that a call has left: the caller is who wrote.
-                instruction = Some("call".into());
+            access = before.access(&registers, start, length);
+            if access.is_call {
                 addresses.remove(0);
             }
         }
         // The address reported for an access is after the instruction: like a return address, it is
         // decremented by one byte.
-        if let Some(first) = addresses.first_mut().filter(|_| !goes_on) {
+        if let Some(first) = addresses.first_mut().filter(|_| !access.goes_on) {
             *first = first.saturating_sub(1);
         }
-        let stack = match self.room {
-            0 => StackId::OTHER,
-            _ => self.stacks.number(&self.spaces, sample.pid, addresses.into_iter()),
-        };
-        self.told.other_stacks += u64::from(stack == StackId::OTHER);
-        if let Some(places) = self.stacks.places().get(stack.index())
-            && stack.index() >= self.numbered
-        {
-            self.numbered = stack.index() + 1;
-            self.room = self.room.saturating_sub(places.len() * FRAME);
-        }
+        let stack = self.number_stack(sample.pid, addresses);
         let PerfSample { time, pid, tid, ip, which, .. } = *sample;
         let (which, thread) = (1 << which, self.thread(pid, tid));
         self.pending.push_back(PendingAccess {
@@ -480,14 +502,30 @@ impl Observer {
             left: left(sample),
             which,
             registers,
-            effect,
+            effect: access.effect,
             copied,
             found,
-            instruction,
+            instruction: access.text,
             kernel,
             stack,
             thread,
         });
+    }
+
+    /// Number of a call stack; that of all others once the memory for stacks is used up.
+    fn number_stack(&mut self, pid: u32, addresses: Vec<u64>) -> StackId {
+        let stack = match self.room {
+            0 => StackId::OTHER,
+            _ => self.stacks.number(&self.spaces, pid, addresses.into_iter()),
+        };
+        self.told.other_stacks += u64::from(stack == StackId::OTHER);
+        if let Some(places) = self.stacks.places().get(stack.index())
+            && stack.index() >= self.numbered
+        {
+            self.numbered = stack.index() + 1;
+            self.room = self.room.saturating_sub(places.len() * FRAME);
+        }
+        stack
     }
 
     /// True if the access was reported before: by another breakpoint with otherwise equal data; or

@@ -191,8 +191,9 @@ fn allocated<'a>(
     (by, from)
 }
 
-fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions) -> ReportTable {
-    let mut groups: HashMap<Between<'_>, (u64, Vec<u32>)> = HashMap::new();
+/// Groups by touching and allocating line, the most faults first.
+fn groups<'a>(recording: &'a FaultRecording, heap: &'a FaultHeap) -> Vec<FaultGroup<'a>> {
+    let mut groups: HashMap<Between<'a>, (u64, Vec<u32>)> = HashMap::new();
     for row in &recording.rows {
         let (number, by_program) = match row.owner {
             Owner::Block(number) => (number, true),
@@ -207,7 +208,7 @@ fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions)
         group.0 += row.count;
         group.1.push(number);
     }
-    let mut rows: Vec<FaultGroup<'_>> = groups
+    let mut rows: Vec<FaultGroup<'a>> = groups
         .into_iter()
         .map(|(between, (faults, mut numbers))| {
             numbers.sort_unstable();
@@ -220,6 +221,11 @@ fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions)
         })
         .collect();
     rows.sort_by_key(|row| (Reverse(row.faults), row.between));
+    rows
+}
+
+fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions) -> ReportTable {
+    let rows = groups(recording, heap);
     let (shown, note) = first(&rows, options.limit, "--rows");
     let all = recording.count();
     let each = |cell: &dyn Fn(&FaultGroup<'_>) -> CellValue| {

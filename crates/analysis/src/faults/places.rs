@@ -96,7 +96,55 @@ impl<'a> FaultFrames<'a> {
 
     /// By function: those that faulted, and those that called them.
     pub(crate) fn functions(&self, options: &FaultOptions) -> ReportTable {
-        let mut sums: HashMap<FunctionKey<'_>, (StackFaults, u64)> = HashMap::new();
+        let rows = self.by_function();
+        let (shown, note) = first(&rows, options.limit, "--rows");
+        let own = || shown.iter().map(|(_, (own, _))| own);
+        let functions = || shown.iter().map(|(function, _)| *function);
+        let module = |function: FunctionKey<'_>| {
+            function.1.map_or(CellValue::None, |module| CellValue::Name(Name::new(module.base())))
+        };
+        let path = |function: FunctionKey<'_>| {
+            function.1.map_or(CellValue::None, |it| CellValue::Name(it.clone()))
+        };
+        let name = |function: FunctionKey<'_>| {
+            function.0.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.as_bytes())))
+        };
+        let people = |key, label, cells| TableColumn {
+            audience: Audience::People,
+            ..TableColumn::new(key, label, cells)
+        };
+        let mut columns = self.sums(own());
+        columns.push(TableColumn::new(
+            "faults_below",
+            "WITH CALLEES",
+            ColumnCells::Counts(shown.iter().map(|(_, (_, below))| *below).collect()),
+        ));
+        columns.push(TableColumn::new(
+            "most_kind",
+            "MOST ARE",
+            ColumnCells::Labels(own().map(StackFaults::most).collect()),
+        ));
+        columns.push(for_programs(TableColumn::new(
+            "module",
+            "FILE",
+            ColumnCells::Values(functions().map(path).collect()),
+        )));
+        let files = ColumnCells::Values(functions().map(module).collect());
+        columns.push(people("file", "FILE", files));
+        columns.push(for_programs(TableColumn::new(
+            "function",
+            "FUNCTION",
+            ColumnCells::Values(functions().map(name).collect()),
+        )));
+        let names = ColumnCells::Names(functions().map(called).collect());
+        columns.push(people("called", "FUNCTION", names));
+        ReportTable { note, ..table("functions", "By function", Audience::Everyone, columns) }
+    }
+
+    /// Own faults of each function that has some, and its faults with those of its callees; the
+    /// most own faults first.
+    fn by_function(&self) -> Vec<(FunctionKey<'a>, (StackFaults, u64))> {
+        let mut sums: HashMap<FunctionKey<'a>, (StackFaults, u64)> = HashMap::new();
         for (stack, sum) in &self.stacks {
             // A function that calls itself counts once.
             let mut seen = HashSet::new();
@@ -116,59 +164,10 @@ impl<'a> FaultFrames<'a> {
                 known.1 += sum.count;
             }
         }
-        let mut rows: Vec<(FunctionKey<'_>, (StackFaults, u64))> = sums.into_iter().collect();
+        let mut rows: Vec<(FunctionKey<'a>, (StackFaults, u64))> = sums.into_iter().collect();
         rows.retain(|(_, (own, _))| own.count > 0);
         rows.sort_by_key(|(function, (own, _))| (Reverse(own.count), *function));
-        let (shown, note) = first(&rows, options.limit, "--rows");
-        let own = || shown.iter().map(|(_, (own, _))| own);
-        let functions = || shown.iter().map(|(function, _)| *function);
-        let module = |function: FunctionKey<'_>| {
-            function.1.map_or(CellValue::None, |module| CellValue::Name(Name::new(module.base())))
-        };
-        let path = |function: FunctionKey<'_>| {
-            function.1.map_or(CellValue::None, |it| CellValue::Name(it.clone()))
-        };
-        let name = |function: FunctionKey<'_>| {
-            function.0.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.as_bytes())))
-        };
-        let mut columns = self.sums(own());
-        columns.push(TableColumn::new(
-            "faults_below",
-            "WITH CALLEES",
-            ColumnCells::Counts(shown.iter().map(|(_, (_, below))| *below).collect()),
-        ));
-        columns.push(TableColumn::new(
-            "most_kind",
-            "MOST ARE",
-            ColumnCells::Labels(own().map(StackFaults::most).collect()),
-        ));
-        columns.push(for_programs(TableColumn::new(
-            "module",
-            "FILE",
-            ColumnCells::Values(functions().map(path).collect()),
-        )));
-        columns.push(TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "file",
-                "FILE",
-                ColumnCells::Values(functions().map(module).collect()),
-            )
-        });
-        columns.push(for_programs(TableColumn::new(
-            "function",
-            "FUNCTION",
-            ColumnCells::Values(functions().map(name).collect()),
-        )));
-        columns.push(TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "called",
-                "FUNCTION",
-                ColumnCells::Names(functions().map(called).collect()),
-            )
-        });
-        ReportTable { note, ..table("functions", "By function", Audience::Everyone, columns) }
+        rows
     }
 
     fn sums<'s>(&self, sums: impl Iterator<Item = &'s StackFaults> + Clone) -> Vec<TableColumn> {

@@ -212,6 +212,60 @@ fn time(moment: &HeapSnapshot) -> CellValue {
     CellValue::Nanos(moment.time_ns)
 }
 
+/// The snapshot with the largest part of the footprint that is not live.
+struct HeldUnused<'a> {
+    worst: &'a HeapSnapshot,
+    /// Bytes of the footprint in that snapshot.
+    held: u64,
+    /// Bytes held and not live at the end of the recording.
+    at_end: u64,
+}
+
+impl HeldUnused<'_> {
+    /// `None` if the allocator never held much more than what was live.
+    fn largest(moments: &[HeapSnapshot]) -> Option<HeldUnused<'_>> {
+        // The footprint is compared with the bytes requested from `malloc` only. It was read a
+        // little later: the live bytes of the next snapshot may have been live already.
+        let free = |at: usize| {
+            let held = moments[at].held.as_ref().ok()?.0;
+            let next = moments.get(at + 1).map_or(0, |next| next.live.bytes);
+            held.checked_sub(moments[at].live.bytes.max(next))
+        };
+        let at = (0..moments.len()).max_by_key(|at| free(*at))?;
+        let (worst, unused) = (&moments[at], free(at)?);
+        let held = worst.held.as_ref().ok()?.0;
+        if unused < LARGE || float(unused) * 3.0 < float(held) {
+            return None;
+        }
+        // The allocator never holds less than what is live: a snapshot that says so mixes two
+        // times.
+        let at_end = (0..moments.len()).rev().find_map(free)?;
+        Some(HeldUnused { worst, held, at_end })
+    }
+}
+
+fn held_claim(
+    live: u64,
+    held: u64,
+    resident: Option<u64>,
+    layout: Option<&AllocatorLayout>,
+    lasts: bool,
+) -> Vec<CellValue> {
+    let mut claim =
+        vec![text("Live "), CellValue::Bytes(live), text(", held "), CellValue::Bytes(held)];
+    if let Some(resident) = resident {
+        claim.extend([text(", resident "), CellValue::Bytes(resident)]);
+    }
+    claim.push(text(match layout.and_then(layout::where_unused) {
+        Some(place) => format!(": fragmentation, {place}."),
+        None => ": fragmentation, or free memory that the allocator keeps for reuse.".to_owned(),
+    }));
+    if !lasts {
+        claim.push(text(" At the end it had been released."));
+    }
+    claim
+}
+
 /// Footprint of the allocator that is not live.
 pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
@@ -222,24 +276,8 @@ pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
     if recording.moments.iter().all(|moment| moment.held.is_err()) {
         return resident(sites);
     }
-    // The footprint is compared with the bytes requested from `malloc` only. It was read a little
-    // later: the live bytes of the next snapshot may have been live already.
-    let moments = &recording.moments;
-    let free = |at: usize| {
-        let held = moments[at].held.as_ref().ok()?.0;
-        let next = moments.get(at + 1).map_or(0, |next| next.live.bytes);
-        held.checked_sub(moments[at].live.bytes.max(next))
-    };
-    let at = (0..moments.len()).max_by_key(|at| free(*at))?;
-    let (worst, unused) = (&moments[at], free(at)?);
-    let held = worst.held.as_ref().ok()?.0;
-    if unused < LARGE || float(unused) * 3.0 < float(held) {
-        return None;
-    }
-    // The allocator never holds less than what is live: such a moment is of two times, and says
-    // nothing.
-    let last = (0..moments.len()).rev().find(|at| free(*at).is_some())?;
-    let lasts = free(last).is_some_and(|unused| unused >= LARGE);
+    let HeldUnused { worst, held, at_end } = HeldUnused::largest(&recording.moments)?;
+    let lasts = at_end >= LARGE;
     let mut evidence = vec![
         fact("time", "at", time(worst), ""),
         bytes("live", "live", worst.live.bytes),
@@ -247,30 +285,13 @@ pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
     ];
     let resident = worst.resident.as_ref().ok().map(|it| it.rss());
     evidence.extend(resident.map(|resident| bytes("resident", "resident", resident)));
-    evidence.push(bytes("unused_at_end", "unused at the end", free(last).unwrap_or(0)));
+    evidence.push(bytes("unused_at_end", "unused at the end", at_end));
     let threads = recording.threads.len() as u64;
     evidence.push(fact("threads", "threads", CellValue::Count(threads), ""));
     // The layout of another time does not apply to this one.
     let layout = layout::worst(recording).filter(|layout| {
         float(LayoutSums::from_layout(recording, layout).held) >= float(held) * 0.5
     });
-    let place = layout.and_then(layout::where_unused);
-    let mut claim = vec![
-        text("Live "),
-        CellValue::Bytes(worst.live.bytes),
-        text(", held "),
-        CellValue::Bytes(held),
-    ];
-    if let Some(resident) = resident {
-        claim.extend([text(", resident "), CellValue::Bytes(resident)]);
-    }
-    claim.push(text(match &place {
-        Some(place) => format!(": fragmentation, {place}."),
-        None => ": fragmentation, or free memory that the allocator keeps for reuse.".to_owned(),
-    }));
-    if !lasts {
-        claim.push(text(" At the end it had been released."));
-    }
     let mut advice = vec![text(
         "With glibc, malloc_trim(0) releases free whole pages: if that helps, lower MALLOC_TRIM_THRESHOLD_ and \
          MALLOC_MMAP_THRESHOLD_. If it does not, long-lived blocks lie between short-lived ones: keep them apart, in a pool of \
@@ -289,7 +310,7 @@ pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
     Some(Finding {
         id: "held-unused",
         severity: if lasts { Severity::Warning } else { Severity::Note },
-        claim,
+        claim: held_claim(worst.live.bytes, held, resident, layout, lasts),
         evidence,
         next_step: advice,
     })

@@ -193,15 +193,35 @@ fn process_columns(
     ]
 }
 
-pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
+/// A process, a call stack and a cause, with the sum of their sites and the chain of functions in
+/// the kernel.
+type StackRow<'a> = ((usize, usize, &'a Cause), (FlushSum, &'a [String]));
+
+/// Rows of [`by_stack`], those that interrupted most CPUs first.
+fn sums_by_stack<'a>(told: &'a ShootdownCauses<'_>) -> Vec<StackRow<'a>> {
     // Different kernel paths of one location are summed.
     let mut sums: BTreeMap<(usize, usize, &Cause), (FlushSum, &[String])> = BTreeMap::new();
     for (site, cause) in told.recording.sites.iter().zip(&told.causes) {
         let entry = sums.entry((site.process, site.stack, cause));
         entry.or_insert_with(|| (FlushSum::default(), told.chain(site))).0.add(site);
     }
-    let mut rows: Vec<_> = sums.into_iter().collect();
+    let mut rows: Vec<StackRow<'a>> = sums.into_iter().collect();
     rows.sort_by_key(|(_, (sum, _))| std::cmp::Reverse((sum.ipis, sum.orders, sum.local)));
+    rows
+}
+
+fn kernel_functions(chain: &[String]) -> CellValue {
+    CellValue::List(chain.iter().map(|name| CellValue::Name(Name::new(name.as_bytes()))).collect())
+}
+
+/// The innermost known line of a call stack.
+fn source_line(stack: &[Frame]) -> CellValue {
+    let line = place(stack).and_then(|frame| line(frame, false));
+    line.map_or(CellValue::None, CellValue::Name)
+}
+
+pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -> ReportTable {
+    let mut rows = sums_by_stack(told);
     if options.limit.is_some() {
         // A flush of the own CPU only costs little.
         rows.retain(|(_, (sum, _))| sum.orders > 0);
@@ -209,16 +229,7 @@ pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -
     let (shown, note) = first(&rows, options);
     let stack = |row: usize| told.recording.stacks.get(row).map_or(&[][..], Vec::as_slice);
     let each = || shown.iter();
-    let lines = each().map(|((_, at, _), _)| {
-        place(stack(*at))
-            .and_then(|frame| line(frame, false))
-            .map_or(CellValue::None, CellValue::Name)
-    });
-    let kernel = |chain: &[String]| {
-        CellValue::List(
-            chain.iter().map(|name| CellValue::Name(Name::new(name.as_bytes()))).collect(),
-        )
-    };
+    let lines = each().map(|((_, at, _), _)| source_line(stack(*at)));
     let sums: Vec<FlushSum> = each().map(|(_, (sum, _))| *sum).collect();
     let mut columns = sum_columns(told, &sums);
     columns.push(TableColumn::new(
@@ -258,7 +269,7 @@ pub(super) fn by_stack(told: &ShootdownCauses<'_>, options: &ShootdownOptions) -
     columns.push(for_programs(TableColumn::new(
         "kernel",
         "KERNEL",
-        values(each().map(|(_, (_, chain))| kernel(chain))),
+        values(each().map(|(_, (_, chain))| kernel_functions(chain))),
     )));
     some_rows(ReportTable {
         note,

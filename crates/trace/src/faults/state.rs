@@ -498,6 +498,24 @@ impl FaultState {
     }
 }
 
+/// Numbers of frames: equal ones have the same.
+#[derive(Default)]
+struct FrameNumbers(HashMap<Frame, u32>);
+
+impl FrameNumbers {
+    fn number(&mut self, frame: Frame) -> u32 {
+        let next = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        *self.0.entry(frame).or_insert(next)
+    }
+
+    /// The frames in the order of their numbers.
+    fn into_frames(self) -> Vec<Frame> {
+        let mut frames: Vec<(u32, Frame)> = self.0.into_iter().map(|(it, at)| (at, it)).collect();
+        frames.sort_unstable_by_key(|(at, _)| *at);
+        frames.into_iter().map(|(_, frame)| frame).collect()
+    }
+}
+
 /// The frames of stacks, the stacks made of them, and which of those each is. Those of which most
 /// is counted come first: once there are too many frames, the others are one, and once names take
 /// too much memory, places go without.
@@ -514,12 +532,8 @@ fn symbolize(
     const NUMBERS: u64 = 512;
     let mut names = limit.part(NAMES);
     let mut numbers_left = limit.part(NUMBERS);
-    let mut number_of: HashMap<Frame, u32> = HashMap::new();
     let mut frames_of: HashMap<*const CodePlace, Vec<u32>> = HashMap::new();
-    let mut number = |frame: Frame| {
-        let next = u32::try_from(number_of.len()).unwrap_or(u32::MAX);
-        *number_of.entry(frame).or_insert(next)
-    };
+    let mut numbers = FrameNumbers::default();
     let (mut lists, mut list_of): (Vec<Vec<u32>>, HashMap<Vec<u32>, u32>) = Default::default();
     let mut stack_of = HashMap::new();
     let mut order: Vec<(StackId, u64)> = counted.into_iter().collect();
@@ -529,7 +543,7 @@ fn symbolize(
         let is_summed = id == StackId::OTHER || numbers_left == 0;
         let mut list = Vec::new();
         if is_summed {
-            list.push(number(Folded::frame()));
+            list.push(numbers.number(Folded::frame()));
             if id != StackId::OTHER {
                 error = error.max(count);
                 folded.stacks += 1;
@@ -537,16 +551,16 @@ fn symbolize(
         }
         let places = stacks.places().get(id.index()).filter(|_| !is_summed);
         for place in places.into_iter().flat_map(|stack| stack.iter()) {
-            let numbers = frames_of.entry(std::rc::Rc::as_ptr(place)).or_insert_with(|| {
+            let of_place = frames_of.entry(std::rc::Rc::as_ptr(place)).or_insert_with(|| {
                 if names == 0 {
                     folded.unresolved_places += 1;
-                    return vec![number(place.unresolved())];
+                    return vec![numbers.number(place.unresolved())];
                 }
                 let frames = symbols.frames(place);
                 names = names.saturating_sub(frames.iter().map(bytes_of).sum());
-                frames.iter().cloned().map(&mut number).collect()
+                frames.iter().map(|frame| numbers.number(frame.clone())).collect()
             });
-            list.extend_from_slice(numbers);
+            list.extend_from_slice(of_place);
         }
         let stack = *list_of.entry(list).or_insert_with_key(|list| {
             numbers_left = numbers_left.saturating_sub(list.len());
@@ -559,7 +573,5 @@ fn symbolize(
         }
     }
     folded.stack_error += error;
-    let mut frames: Vec<(u32, Frame)> = number_of.into_iter().map(|(it, at)| (at, it)).collect();
-    frames.sort_unstable_by_key(|(at, _)| *at);
-    (frames.into_iter().map(|(_, frame)| frame).collect(), lists, stack_of)
+    (numbers.into_frames(), lists, stack_of)
 }

@@ -75,6 +75,22 @@ fn size(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
+impl HeaderSection {
+    /// Parses an entry of the section header table, of a 64-bit file if `is_wide`.
+    fn parse(words: &HeaderWords<'_>, is_wide: bool) -> HeaderSection {
+        let word = if is_wide { 8 } else { 4 };
+        let by_class = |wide: usize, narrow: usize| if is_wide { wide } else { narrow };
+        HeaderSection {
+            name: words.u32(0),
+            kind: words.u32(4),
+            flags: words.get(8, word),
+            offset: words.get(by_class(24, 16), word),
+            size: words.get(by_class(32, 20), word),
+            link: words.u32(by_class(40, 24)),
+        }
+    }
+}
+
 impl FileLayout {
     /// Parses the headers of a file. `None` if the file is not ELF.
     pub(crate) fn parse(source: &FileSource) -> Option<FileLayout> {
@@ -123,17 +139,9 @@ impl FileLayout {
             }
             let length = count.min(MAX_SECTIONS) * section_size;
             let table = source.read(sections_at, length).unwrap_or_default();
-            for bytes in table.chunks_exact(size(section_size)) {
-                let words = HeaderWords { bytes, endian };
-                layout.sections.push(HeaderSection {
-                    name: words.u32(0),
-                    kind: words.u32(4),
-                    flags: words.get(8, word),
-                    offset: words.get(by_class(24, 16), word),
-                    size: words.get(by_class(32, 20), word),
-                    link: words.u32(by_class(40, 24)),
-                });
-            }
+            let sections = table.chunks_exact(size(section_size));
+            let section = |bytes| HeaderSection::parse(&HeaderWords { bytes, endian }, is_wide);
+            layout.sections.extend(sections.map(section));
             let table = layout.sections.get(size(names)).cloned();
             layout.names = table
                 .and_then(|it| source.read(it.offset, it.size.min(MAX_NAMES)))

@@ -1,11 +1,11 @@
 //! `pagewise heap attach`: records the heap of a program that runs already.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{Attached, CollectRequest, Collector, LeftBehind};
+use pagewise_heap::{AttachRefused, Attached, CollectRequest, Collector, HeapError, LeftBehind};
 use pagewise_heaplog::recording::LogEnding;
 use pagewise_model::Pid;
 use pagewise_proc::{ProcError, ProcRoot};
@@ -20,21 +20,64 @@ use crate::pause;
 /// Between looks at whether it is to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Records until the time is over, a signal interrupts, or the process ends.
-pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
-    let root = ProcRoot::live();
+/// Takes in what the recorders write until `is_over`, or until the recording fails.
+fn collect(
+    collector: &mut Collector,
+    keeper: &mut KeeperProcess,
+    is_over: impl Fn() -> bool,
+) -> Result<(), HeapError> {
+    loop {
+        let next = collector.step()?;
+        keeper.note_heaps(&collector.children());
+        if is_over() {
+            return Ok(());
+        }
+        sleep(next.min(POLL_INTERVAL));
+    }
+}
+
+/// Takes the recorder out of the process and its children. Returns what is left in the process, and
+/// true if memory of the recorder stays mapped in any of them.
+fn detach(
+    attached: Attached,
+    children: &[u32],
+    mut keeper: KeeperProcess,
+) -> (Result<LeftBehind, AttachRefused>, bool) {
+    let children = children.iter().map(|child| attached.child(*child));
+    let children: Vec<Attached> = children.filter_map(Result::ok).collect();
+    let ended = attached.end(&mut keeper);
+    let mut stays = matches!(ended, Ok(LeftBehind::MemoryStays) | Err(_));
+    for child in children {
+        // A child that has ended needs nothing.
+        stays |= matches!(child.end(&mut keeper), Ok(LeftBehind::MemoryStays));
+    }
+    match stays {
+        true => keeper.leave_the_rest(),
+        false => keeper.dismiss(),
+    }
+    (ended, stays)
+}
+
+/// The program of a process, which must be visible to us.
+fn program_of(root: &ProcRoot, pid: u32) -> anyhow::Result<PathBuf> {
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
-    let pid = args.pid;
     match root.check_access(Pid(pid)) {
         Err(denied @ ProcError::NoAccess { .. }) => return Err(denied.into()),
         // `is_visible` reports every other error.
         _ => pagewise_heap::is_visible(pid)?,
     }
-    let program = std::fs::read_link(root.file(Pid(pid), "exe"))
-        .with_context(|| format!("cannot see the program of process {pid}"))?;
-    let file = args.output.clone().unwrap_or_else(|| usual_name(Path::new(&program), pid));
+    std::fs::read_link(root.file(Pid(pid), "exe"))
+        .with_context(|| format!("cannot see the program of process {pid}"))
+}
+
+/// Records until the time is over, a signal interrupts, or the process ends.
+pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
+    let root = ProcRoot::live();
+    let pid = args.pid;
+    let program = program_of(&root, pid)?;
+    let file = args.output.clone().unwrap_or_else(|| usual_name(&program, pid));
     // The recorder's functions are to be put back, whoever asks us to end.
     let interrupts = NotedInterrupts::note_all();
     let request = CollectRequest {
@@ -60,29 +103,13 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         }
     };
     let deadline = args.time.map(|time| Instant::now() + time);
-    let recorded = loop {
-        let next = collector.step().map(|next| next.min(POLL_INTERVAL));
-        let Ok(next) = next else { break next.map(drop) };
-        keeper.note_heaps(&collector.children());
-        let left = deadline.map_or(next, |it| it.saturating_duration_since(Instant::now()));
-        if left.is_zero() || interrupts.came() || has_ended(&root, pid) {
-            break Ok(());
-        }
-        sleep(next.min(left));
+    let is_over = || {
+        let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        is_late || interrupts.came() || has_ended(&root, pid)
     };
+    let recorded = collect(&mut collector, &mut keeper, is_over);
     // Whatever happened, its functions are put back first.
-    let children = collector.children().into_iter().map(|child| attached.child(child));
-    let children: Vec<Attached> = children.filter_map(Result::ok).collect();
-    let ended = attached.end(&mut keeper);
-    let mut stays = matches!(ended, Ok(LeftBehind::MemoryStays) | Err(_));
-    for child in children {
-        // One that has ended needs nothing.
-        stays |= matches!(child.end(&mut keeper), Ok(LeftBehind::MemoryStays));
-    }
-    match stays {
-        true => keeper.leave_the_rest(),
-        false => keeper.dismiss(),
-    }
+    let (ended, stays) = detach(attached, &collector.children(), keeper);
     let ended = ended?;
     recorded?;
     let how = match ended {

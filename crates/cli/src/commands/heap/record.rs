@@ -221,33 +221,7 @@ pub(super) fn tell(
         let program = pagewise_model::name::escape(program);
         note(format_args!("{program} was not recorded: it has a malloc of its own, and {why}"));
     }
-    for recording in finished {
-        let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
-        if recording.without_memory {
-            note(format_args!("{file} is empty: there was no memory for the recorder's tables"));
-        } else {
-            note(format_args!("see `pagewise heap report {file}`"));
-        }
-        if recording.without_new {
-            note(format_args!(
-                "{file} is without what C++ code allocates: the allocator's library has an operator new of its own"
-            ));
-        }
-        if recording.broken {
-            note(format_args!("{file} ends where the recorder's tables could no longer be read"));
-        }
-        if recording.became_another {
-            note(format_args!(
-                "{file} ends where the program became another (execve), which did not load the recorder: its \
-                 environment was emptied, or it gains privileges or is linked statically"
-            ));
-        }
-        if recording.without_calls {
-            note(format_args!(
-                "{file} ends where the program gave up system calls (seccomp), before it ended"
-            ));
-        }
-    }
+    finished.iter().for_each(tell_recording);
     if finished.is_empty() {
         let why = if greeted == refused && greeted > 0 {
             "only children of the command loaded the recorder: see --follow"
@@ -259,5 +233,34 @@ pub(super) fn tell(
         }
     } else if refused > 0 {
         note(format_args!("{refused} children were not recorded: see --follow"));
+    }
+}
+
+/// Says on standard error where a recording is, and which parts it lacks.
+fn tell_recording(recording: &Finished) {
+    let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
+    if recording.without_memory {
+        note(format_args!("{file} is empty: there was no memory for the recorder's tables"));
+    } else {
+        note(format_args!("see `pagewise heap report {file}`"));
+    }
+    if recording.without_new {
+        note(format_args!(
+            "{file} is without what C++ code allocates: the allocator's library has an operator new of its own"
+        ));
+    }
+    if recording.broken {
+        note(format_args!("{file} ends where the recorder's tables could no longer be read"));
+    }
+    if recording.became_another {
+        note(format_args!(
+            "{file} ends where the program became another (execve), which did not load the recorder: its \
+                 environment was emptied, or it gains privileges or is linked statically"
+        ));
+    }
+    if recording.without_calls {
+        note(format_args!(
+            "{file} ends where the program gave up system calls (seccomp), before it ended"
+        ));
     }
 }
