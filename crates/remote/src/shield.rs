@@ -87,10 +87,12 @@ impl TracingShield {
         let Some(info) = ptrace::signal_info(tid).filter(|info| info.code == TRAP_BRKPT) else {
             return false;
         };
-        // The address is that of the next instruction. A child has the same code as its parent.
-        let before = [info.address.wrapping_sub(1)];
-        let byte = read_each::<1>(tid.unsigned_abs(), &before)
-            .or_else(|_| read_each::<1>(self.pid, &before));
-        !matches!(byte.as_deref(), Ok([Some([INT1])]))
+        // The address is that of the next instruction; some hypervisors report that of `int1`
+        // itself, and without a handler that steps over it the thread would execute it for ever.
+        // A child has the same code as its parent.
+        let places = [info.address.wrapping_sub(1), info.address];
+        let bytes = read_each::<1>(tid.unsigned_abs(), &places)
+            .or_else(|_| read_each::<1>(self.pid, &places));
+        !bytes.is_ok_and(|bytes| bytes.contains(&Some([INT1])))
     }
 }
