@@ -20,19 +20,20 @@ use crate::pause;
 /// Between looks at whether it is to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Takes in what the recorders write until `is_over`, or until the recording fails.
+/// Takes in what the recorders write while `left`, the time to the end of the recording, is not 0.
 fn collect(
     collector: &mut Collector,
     keeper: &mut KeeperProcess,
-    is_over: impl Fn() -> bool,
+    left: impl Fn() -> Duration,
 ) -> Result<(), HeapError> {
     loop {
         let next = collector.step()?;
         keeper.note_heaps(&collector.children());
-        if is_over() {
+        let left = left();
+        if left.is_zero() {
             return Ok(());
         }
-        sleep(next.min(POLL_INTERVAL));
+        sleep(next.min(left).min(POLL_INTERVAL));
     }
 }
 
@@ -103,11 +104,13 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         }
     };
     let deadline = args.time.map(|time| Instant::now() + time);
-    let is_over = || {
-        let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
-        is_late || interrupts.came() || has_ended(&root, pid)
+    let left = || {
+        if interrupts.came() || has_ended(&root, pid) {
+            return Duration::ZERO;
+        }
+        deadline.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()))
     };
-    let recorded = collect(&mut collector, &mut keeper, is_over);
+    let recorded = collect(&mut collector, &mut keeper, left);
     // Whatever happened, its functions are put back first.
     let (ended, stays) = detach(attached, &collector.children(), keeper);
     let ended = ended?;
