@@ -45,7 +45,12 @@ pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> 
 
 /// A column that only programs see.
 pub(crate) fn for_programs(column: TableColumn) -> TableColumn {
-    TableColumn { audience: Audience::Programs, ..column }
+    seen_by(Audience::Programs, column)
+}
+
+/// A column that only these readers see.
+pub(crate) fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
+    TableColumn { audience, ..column }
 }
 
 /// The process that a report is of, if it is of one, and the command that was run, if one was.

@@ -12,6 +12,7 @@ use pagewise_model::simulated::{
 };
 
 use crate::blocks::{facts_of, for_programs, table};
+use crate::cells;
 use crate::explain::{fact, meaning};
 
 /// Limits of every count.
@@ -222,12 +223,8 @@ fn of_prefetcher(simulation: &Simulation) -> String {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 fn share(part: AccessSplit, of: AccessSplit) -> CellValue {
-    match of.total() {
-        0 => CellValue::None,
-        all => CellValue::Share(part.total() as f64 / all as f64),
-    }
+    cells::share(part.total(), of.total())
 }
 
 /// `1,234 (5.6 %)`, as pieces.

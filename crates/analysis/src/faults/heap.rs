@@ -13,7 +13,7 @@ use pagewise_model::traced::{Frame, SourcePosition};
 
 use super::FaultOptions;
 use super::places::{FunctionKey, called, function};
-use crate::blocks::{facts_of, first, for_programs, table};
+use crate::blocks::{facts_of, first, for_programs, seen_by, table};
 use crate::cells::share;
 use crate::explain::fact;
 use crate::heap::frames::passes_on;
@@ -233,11 +233,8 @@ fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions)
     };
     // The blocks of a row are unknown if only the allocator touched it.
     let known = |row: &FaultGroup<'_>, value| if row.blocks == 0 { CellValue::None } else { value };
-    let long = |column| TableColumn { audience: Audience::Long, ..column };
-    let people = |key, label, cells| TableColumn {
-        audience: Audience::People,
-        ..TableColumn::new(key, label, cells)
-    };
+    let long = |column| seen_by(Audience::Long, column);
+    let people = |key, label, cells| seen_by(Audience::People, TableColumn::new(key, label, cells));
     let mut columns = vec![
         TableColumn::new("faults", "FAULTS", each(&|row| CellValue::Count(row.faults))),
         long(TableColumn::new("share", "SHARE", each(&|row| share(row.faults, all)))),

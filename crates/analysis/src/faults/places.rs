@@ -9,7 +9,7 @@ use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTabl
 use pagewise_model::traced::{Frame, SourcePosition};
 
 use super::FaultOptions;
-use crate::blocks::{first, for_programs, table};
+use crate::blocks::{first, for_programs, seen_by, table};
 use crate::cells::share;
 
 /// A function: its name, where it has one, and its file.
@@ -109,10 +109,8 @@ impl<'a> FaultFrames<'a> {
         let name = |function: FunctionKey<'_>| {
             function.0.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.as_bytes())))
         };
-        let people = |key, label, cells| TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(key, label, cells)
-        };
+        let people =
+            |key, label, cells| seen_by(Audience::People, TableColumn::new(key, label, cells));
         let mut columns = self.sums(own());
         columns.push(TableColumn::new(
             "faults_below",

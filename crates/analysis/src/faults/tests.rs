@@ -199,7 +199,7 @@ fn faults_are_added_up_by_who_touched_and_who_allocated() {
     assert_eq!(column(allocations, "allocated_at"), allocated);
     assert_eq!(column(allocations, "called_from")[0], CellValue::Name("main".into()));
     assert_eq!(column(allocations, "blocks")[0], CellValue::Count(2));
-    assert_eq!(column(allocations, "blocks")[3], CellValue::None, "no block is told of");
+    assert_eq!(column(allocations, "blocks")[3], CellValue::None, "the blocks are unknown");
     let stacks = table(&report, "allocation_stacks");
     assert_eq!(column(stacks, "faults"), [17, 2].map(CellValue::Count));
     assert_eq!(column(stacks, "by_allocator"), [3, 2].map(CellValue::Count));

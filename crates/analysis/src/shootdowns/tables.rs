@@ -11,7 +11,7 @@ use pagewise_model::{Name, Reading};
 
 use super::causes::Cause;
 use super::{CALLS, FLUSH, FlushSum, ShootdownCauses, ShootdownOptions, unknown};
-use crate::blocks::{for_programs, table};
+use crate::blocks::{for_programs, seen_by, table};
 use crate::cells::ratio;
 
 fn values(values: impl IntoIterator<Item = CellValue>) -> ColumnCells {
@@ -29,10 +29,6 @@ fn counts(counts: impl IntoIterator<Item = u64>) -> ColumnCells {
 
 fn labels(labels: impl IntoIterator<Item = String>) -> ColumnCells {
     ColumnCells::Labels(labels.into_iter().map(Label::from).collect())
-}
-
-fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
-    TableColumn { audience, ..column }
 }
 
 /// A table without rows is hidden from people.

@@ -54,9 +54,21 @@ pub(crate) struct FileLayout {
 struct HeaderWords<'a> {
     bytes: &'a [u8],
     endian: RunTimeEndian,
+    /// True if words have 64 bits.
+    is_wide: bool,
 }
 
 impl HeaderWords<'_> {
+    /// One of two places or sizes: that of 64-bit files, or that of 32-bit files.
+    fn by_class(&self, wide: usize, narrow: usize) -> usize {
+        if self.is_wide { wide } else { narrow }
+    }
+
+    /// The word at a place.
+    fn word(&self, wide: usize, narrow: usize) -> u64 {
+        self.get(self.by_class(wide, narrow), self.by_class(8, 4))
+    }
+
     fn get(&self, at: usize, width: usize) -> u64 {
         let bytes = self.bytes.get(at..at + width).unwrap_or_default();
         match width {
@@ -76,17 +88,15 @@ fn size(number: u64) -> usize {
 }
 
 impl HeaderSection {
-    /// Parses an entry of the section header table, of a 64-bit file if `is_wide`.
-    fn parse(words: &HeaderWords<'_>, is_wide: bool) -> HeaderSection {
-        let word = if is_wide { 8 } else { 4 };
-        let by_class = |wide: usize, narrow: usize| if is_wide { wide } else { narrow };
+    /// Parses an entry of the section header table.
+    fn parse(words: &HeaderWords<'_>) -> HeaderSection {
         HeaderSection {
             name: words.u32(0),
             kind: words.u32(4),
-            flags: words.get(8, word),
-            offset: words.get(by_class(24, 16), word),
-            size: words.get(by_class(32, 20), word),
-            link: words.u32(by_class(40, 24)),
+            flags: words.word(8, 8),
+            offset: words.word(24, 16),
+            size: words.word(32, 20),
+            link: words.u32(words.by_class(40, 24)),
         }
     }
 }
@@ -102,12 +112,9 @@ impl FileLayout {
             }
             _ => return None,
         };
-        let words = HeaderWords { bytes: &head, endian };
-        let word = if is_wide { 8 } else { 4 };
-        let by_class = |wide: usize, narrow: usize| if is_wide { wide } else { narrow };
-        let (segments_at, sections_at) =
-            (words.get(by_class(32, 28), word), words.get(by_class(40, 32), word));
-        let half = |wide, narrow| words.get(by_class(wide, narrow), 2);
+        let words = HeaderWords { bytes: &head, endian, is_wide };
+        let (segments_at, sections_at) = (words.word(32, 28), words.word(40, 32));
+        let half = |wide, narrow| words.get(words.by_class(wide, narrow), 2);
         let (segment_size, segment_count) = (half(54, 42), half(56, 44));
         let (section_size, mut count, mut names) = (half(58, 46), half(60, 48), half(62, 50));
         let mut layout = FileLayout {
@@ -121,26 +128,26 @@ impl FileLayout {
             alt_link: None,
         };
         let mut notes = Vec::new();
-        if segment_size == by_class(56, 32) as u64 {
+        if segment_size == words.by_class(56, 32) as u64 {
             let length = segment_count.min(MAX_SEGMENTS) * segment_size;
             let table = source.read(segments_at, length).unwrap_or_default();
             for bytes in table.chunks_exact(size(segment_size)) {
-                layout.segment(&HeaderWords { bytes, endian }, word, &mut notes);
+                layout.segment(&HeaderWords { bytes, endian, is_wide }, &mut notes);
             }
         }
-        if section_size == by_class(64, 40) as u64 && sections_at != 0 {
-            let first = source.read(sections_at, section_size).unwrap_or_default();
-            let first = HeaderWords { bytes: &first, endian };
+        if section_size == words.by_class(64, 40) as u64 && sections_at != 0 {
+            let section =
+                |bytes: &[u8]| HeaderSection::parse(&HeaderWords { bytes, endian, is_wide });
+            let first = section(&source.read(sections_at, section_size).unwrap_or_default());
             if count == 0 {
-                count = first.get(by_class(32, 20), word);
+                count = first.size;
             }
             if names == 0xffff {
-                names = first.u32(by_class(40, 24)).into();
+                names = first.link.into();
             }
             let length = count.min(MAX_SECTIONS) * section_size;
             let table = source.read(sections_at, length).unwrap_or_default();
             let sections = table.chunks_exact(size(section_size));
-            let section = |bytes| HeaderSection::parse(&HeaderWords { bytes, endian }, is_wide);
             layout.sections.extend(sections.map(section));
             let table = layout.sections.get(size(names)).cloned();
             layout.names = table
@@ -152,14 +159,12 @@ impl FileLayout {
         Some(layout)
     }
 
-    fn segment(&mut self, words: &HeaderWords<'_>, word: usize, notes: &mut Vec<(u64, u64)>) {
+    fn segment(&mut self, words: &HeaderWords<'_>, notes: &mut Vec<(u64, u64)>) {
         const LOAD: u32 = 1;
         const NOTE: u32 = 4;
         const EXECUTE: u32 = 1;
-        let (flags, offset, address, length) = match word {
-            8 => (words.u32(4), words.get(8, 8), words.get(16, 8), words.get(32, 8)),
-            _ => (words.u32(24), words.get(4, 4), words.get(8, 4), words.get(16, 4)),
-        };
+        let flags = words.u32(words.by_class(4, 24));
+        let (offset, address, length) = (words.word(8, 4), words.word(16, 8), words.word(32, 16));
         match words.u32(0) {
             LOAD => {
                 let execute = flags & EXECUTE != 0;
@@ -188,7 +193,7 @@ impl FileLayout {
         };
         let debug_link = read(b".gnu_debuglink").and_then(|(bytes, end)| {
             let crc = bytes.get((end + 1).next_multiple_of(4)..)?.get(..4)?;
-            Some((bytes[..end].to_vec(), HeaderWords { bytes: crc, endian: self.endian }.u32(0)))
+            Some((bytes[..end].to_vec(), self.endian.read_u32(crc)))
         });
         let alt_link = read(b".gnu_debugaltlink");
         self.alt_link =
@@ -215,11 +220,10 @@ impl FileLayout {
         at_most: u64,
     ) -> Option<Vec<u8>> {
         const ZLIB: u32 = 1;
-        let (header, word, at) = if self.is_wide { (24, 8, 8) } else { (12, 4, 4) };
         let bytes = source.read(section.offset, section.size.min(at_most))?;
-        let words = HeaderWords { bytes: &bytes, endian: self.endian };
-        let length = words.get(at, word);
-        let rest = bytes.get(header..).filter(|_| words.u32(0) == ZLIB)?;
+        let words = HeaderWords { bytes: &bytes, endian: self.endian, is_wide: self.is_wide };
+        let length = words.word(8, 4);
+        let rest = bytes.get(words.by_class(24, 12)..).filter(|_| words.u32(0) == ZLIB)?;
         super::inflate(rest, length, at_most)
     }
 
