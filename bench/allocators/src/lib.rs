@@ -78,7 +78,7 @@ impl BenchResults {
 
     fn index(&self, name: &str) -> usize {
         let found = self.names.iter().position(|known| known == name);
-        found.unwrap_or_else(|| panic!("nobody is called {name}"))
+        found.unwrap_or_else(|| panic!("no measurement is called {name}"))
     }
 
     /// Says whether `name` took at most `most` times what `peer` did.

@@ -35,7 +35,7 @@ fn main() {
                 "pagewise syscalls",
                 &run(&format!("{PAGEWISE} syscalls --calls 0 --")),
             ),
-            RaceCommand::shell("nobody", &run("")),
+            RaceCommand::shell("no observer", &run("")),
         ];
         let results = race(title, rounds, &runners);
         if act != "nothing" {

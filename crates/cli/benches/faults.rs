@@ -28,7 +28,7 @@ fn main() {
         let runners = [
             RaceCommand::shell("perf record -g", &run(&perf)),
             RaceCommand::shell("pagewise faults", &run(&pagewise)),
-            RaceCommand::shell("nobody", &run("")),
+            RaceCommand::shell("no observer", &run("")),
         ];
         let results = race(title, rounds, &runners);
         goal(&results, "pagewise faults", 1.0, None);
@@ -46,7 +46,7 @@ fn main() {
             RaceCommand::shell("pagewise faults", &run(&faults(""))),
             RaceCommand::shell("pagewise faults --heap", &run(&faults("--heap"))),
             RaceCommand::shell("pagewise faults --heap=1", &run(&faults("--heap=1"))),
-            RaceCommand::shell("nobody", &run("")),
+            RaceCommand::shell("no observer", &run("")),
         ];
         race(title, rounds, &runners);
     }

@@ -58,7 +58,7 @@ fn main() {
         )
     };
     let mut rows = vec![
-        ("nobody", format!("echo | {program} {WRITES} 1")),
+        ("no observer", format!("echo | {program} {WRITES} 1")),
         ("pagewise watch, never written", watch("of_nobody")),
         ("pagewise watch, each write a hit", watch("sequence")),
     ];

@@ -279,7 +279,7 @@ impl FlushRecorder {
         self.began_ns = since.and_then(|since| u64::try_from(since.as_nanos()).ok());
     }
 
-    /// Waits for events, at most so long, and takes them in.
+    /// Waits for events, at most for the time `at_most`, and takes them in.
     pub fn turn(&mut self, at_most: Duration) {
         let FlushRecorder { session, roles, so_far, .. } = self;
         let Some(session) = session else { return std::thread::sleep(at_most) };

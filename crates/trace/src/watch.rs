@@ -344,8 +344,8 @@ impl MemoryWatch {
         &self.observer.frames
     }
 
-    /// Waits for accesses, at most so long, and hands on those of which all is known that will be,
-    /// in order of time.
+    /// Waits for accesses, at most for the time `at_most`. Passes those that are complete to
+    /// `each`, in order of time.
     pub fn step(&mut self, at_most: Duration, each: &mut dyn FnMut(Hit)) {
         /// While values follow from the code, nothing is gained by looking at each access at once.
         const REST: Duration = Duration::from_millis(2);

@@ -38,7 +38,7 @@ fn lists() {
     let memory = memory.as_mut_ptr().cast();
     let runners = vec![
         // SAFETY: the memory has room for all nodes.
-        BenchRunner::new("floor: nobody looks for room", NODES, || unsafe {
+        BenchRunner::new("floor: no check of free space", NODES, || unsafe {
             race_floor_list(memory, NODES)
         }),
         BenchRunner::new("pagewise", NODES, || race_ours_list(NODES)),
@@ -57,7 +57,7 @@ fn frames() {
     let units = TIMES * DEPTH * REQUESTS;
     // SAFETY: there are as many levels, and the memory has room for what they ask for.
     let runners = vec![
-        BenchRunner::new("floor: nobody looks for room", units, || unsafe {
+        BenchRunner::new("floor: no check of free space", units, || unsafe {
             race_floor_frames(memory, levels, DEPTH, TIMES);
         }),
         BenchRunner::new("pagewise, pw_scope", units, || unsafe {
@@ -71,7 +71,7 @@ fn frames() {
     let title = "frames in frames in C, 32 deep, 4 requests of 8 to 128 bytes each: a request";
     let results = race(title, 31, runners);
     for ours in ["pagewise, pw_scope", "pagewise, t_scope"] {
-        results.goal(ours, 1.25, "floor: nobody looks for room");
+        results.goal(ours, 1.25, "floor: no check of free space");
         results.goal(ours, 0.5, "obstack");
     }
 }

@@ -355,7 +355,7 @@ impl WordRing {
     }
 
     fn shared_words(&self) -> &[AtomicU64; LENGTH] {
-        self.0.as_words()[WORDS..].first_chunk().expect("so much was mapped")
+        self.0.as_words()[WORDS..].first_chunk().expect("the mapping holds both parts")
     }
 
     fn count(&self, which: usize) -> usize {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Label, AxisUnit};
-use pagewise_model::{Bytes, Pid};
+use pagewise_model::{Absent, Bytes, Pid};
 use pagewise_proc::{ProcRoot, status};
 use pagewise_sys::fork::{ForkedChild, fork};
 use pagewise_sys::mapping::{OwnedMapping, MapRequest};
@@ -193,7 +193,8 @@ fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
     let text = ProcRoot::live().read(Pid(pid), "status");
     let status = status::parse(&text.map_err(|error| LabError::Failed(error.to_string()))?).status;
     let parts = [status.rss_anon, status.rss_file, status.rss_shmem, status.vm_swap, status.vm_pte];
-    let sum: u64 = parts.into_iter().map(|part| part.map_or(0, |bytes| bytes.0)).sum();
+    let sum: Result<Bytes, Absent> = parts.into_iter().sum();
+    let sum = sum.map_err(|absent| LabError::Failed(absent.to_string()))?.0;
     let points = i64::try_from(limit.0).unwrap_or(i64::MAX) / 1000 * adjusted;
     Ok(sum.saturating_add_signed(points))
 }

@@ -112,7 +112,7 @@ fn lists() {
             lists.push(($name, RefCell::new(Box::new($list))));
         };
     }
-    list!("floor: nobody looks for room", |built| with_floor(&mut memory, built));
+    list!("floor: no check of free space", |built| with_floor(&mut memory, built));
     list!("pagewise", |built| stack.scope(|scope| {
         build(|node| scope.alloc(node));
         built();
@@ -271,7 +271,7 @@ fn frames() {
             runners.push(BenchRunner::new($name, TIMES * DEPTH * REQUESTS, round));
         };
     }
-    runner!("floor: nobody looks for room", || {
+    runner!("floor: no check of free space", || {
         floor(black_box(&mut StackFloor { next: memory.as_mut_ptr().cast() }), levels);
     });
     runner!("pagewise", || stack.scope(|scope| ours(scope, levels)));
