@@ -175,10 +175,11 @@ impl Display for Skips {
     }
 }
 
-/// Test programs that change settings of the machine, or compare with counters of the whole
-/// machine: each runs alone, after all others.
+/// Test programs that change settings of the machine, compare with counters of the whole machine,
+/// or keep all CPUs busy: each runs alone, after all others.
 const ALONE: &[&str] = &[
     "huge_pages",
+    "kills",
     "lab",
     "live",
     "machine",
@@ -191,7 +192,7 @@ const ALONE: &[&str] = &[
 
 /// Test programs that take longest. They start first, so that the last program to end is a short
 /// one.
-const LONG: &[&str] = &["kills", "guard", "heap_run", "heap_attach", "heap_arenas", "outputs"];
+const LONG: &[&str] = &["guard", "heap_run", "heap_attach", "heap_arenas", "outputs"];
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]

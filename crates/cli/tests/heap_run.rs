@@ -515,7 +515,9 @@ fn children_that_are_followed_have_a_recording_each() {
     let (run, _) = hard_with("fork_among_threads", &["--follow"]);
     let reports = files(run.folder.path());
     assert_eq!(reports.len(), 31);
-    assert!(reports[1..].iter().all(|child| number(child, "totals.allocations") == 300));
+    let allocations: Vec<u64> =
+        reports[1..].iter().map(|child| number(child, "totals.allocations")).collect();
+    assert_eq!(allocations, [300; 30]);
     let (run, _) = hard_with("spawns", &["--follow"]);
     assert_eq!(files(run.folder.path()).len(), 41);
 }
