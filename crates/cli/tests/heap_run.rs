@@ -522,6 +522,24 @@ fn children_that_are_followed_have_a_recording_each() {
     assert_eq!(files(run.folder.path()).len(), 41);
 }
 
+/// A stopped collector holds a program for the time of the recorder's patience only.
+#[test]
+fn a_recorder_that_is_not_answered_says_so() {
+    let path = program("heaphard");
+    // The collector is the parent of the shell's parent.
+    let commands = format!(
+        "read -r _ _ _ collector _ < /proc/$PPID/stat; kill -STOP $collector; {} _exit; kill -CONT $collector",
+        path.display()
+    );
+    let run = RunRecording::record(&["--follow"], &["sh", "-c", &commands]);
+    let said = run.said();
+    assert!(run.output.status.success() && said.contains("waited 5 s for an answer"), "{said}");
+    let reports = files(run.folder.path());
+    let unrecorded =
+        reports.iter().filter(|report| number(report, "totals.allocations") == 0).count();
+    assert_eq!((reports.len(), unrecorded), (2, 1), "{said}");
+}
+
 #[test]
 fn a_program_that_becomes_another_is_recorded_as_both() {
     let path = program("heaphard");

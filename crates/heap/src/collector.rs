@@ -90,11 +90,8 @@ pub struct Finished {
     pub peak: LogAmount,
     /// Live amount at the end.
     pub live: LogAmount,
-    /// The recorder had no memory for its tables: nothing was recorded.
-    pub without_memory: bool,
-    /// The program gave up the system calls that the recorder needs: what came later was not
-    /// recorded.
-    pub without_calls: bool,
+    /// Why the recorder ended before its program, if it did.
+    pub trouble: Option<RecorderTrouble>,
     /// The allocator has an `operator new` of its own, which is not seen.
     pub without_new: bool,
     /// The program made something of the tables that cannot be read: the file ends before.
@@ -115,11 +112,33 @@ impl Finished {
             allocated: none,
             peak: none,
             live: none,
-            without_memory: false,
-            without_calls: false,
+            trouble: None,
             without_new: false,
             broken: false,
             became_another: false,
+        }
+    }
+}
+
+/// Why a recorder ended before its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecorderTrouble {
+    /// It had no memory for its tables: nothing was recorded.
+    Memory,
+    /// The program gave up the system calls that the recorder needs: what came later was not
+    /// recorded.
+    Calls,
+    /// The collector did not answer in time: nothing was recorded.
+    Late,
+}
+
+impl RecorderTrouble {
+    fn from_head(word: u64) -> Option<RecorderTrouble> {
+        match word {
+            tables::trouble::MEMORY => Some(RecorderTrouble::Memory),
+            tables::trouble::CALLS => Some(RecorderTrouble::Calls),
+            tables::trouble::LATE => Some(RecorderTrouble::Late),
+            _ => None,
         }
     }
 }
@@ -784,16 +803,13 @@ impl CollectedProcess {
         self.counts(state, time)?;
         let CollectedProcess { pid, output, has_new, became_another, .. } = self;
         let (path, bytes) = output.end(&LogEnd { time_ns: nanoseconds(time), how }, then)?;
-        let without_memory = trouble == tables::trouble::MEMORY;
-        let without_calls = trouble == tables::trouble::CALLS;
         let without_new = own_new != 0 && !has_new;
         let nothing = Finished::nothing(pid, path, bytes, how);
         Ok(Finished {
             allocated,
             peak,
             live,
-            without_memory,
-            without_calls,
+            trouble: RecorderTrouble::from_head(trouble),
             without_new,
             became_another,
             ..nothing

@@ -26,7 +26,7 @@ mod tables;
 pub use attach::{AttachRefused, Attached, LeftBehind, is_visible};
 pub use block_lookup::block_at;
 pub use blocks::LiveBlocks;
-pub use collector::{CollectRequest, Collector, Finished};
+pub use collector::{CollectRequest, Collector, Finished, RecorderTrouble};
 pub use error::HeapError;
 pub use hook::{LeftOut, Why};
 pub use library::{RecorderLibrary, library};

@@ -501,6 +501,8 @@ pub mod trouble {
     pub const MEMORY: u64 = 1;
     /// The program gave up the system calls that it needs.
     pub const CALLS: u64 = 2;
+    /// The collector did not answer in time: nothing was recorded.
+    pub const LATE: u64 = 3;
 }
 
 /// Messages between a recorder and a collector at the start of a recording, on a Unix socket.

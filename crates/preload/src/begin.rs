@@ -315,7 +315,10 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     head(header::MAGIC).store(MAGIC, Ordering::Release);
     connection.send(&hello(), &tables).ok()?;
     let mut answer = [0_u8];
-    connection.read(&mut answer).ok()?;
+    if connection.read(&mut answer).is_err() {
+        set_head(header::TROUBLE, trouble::LATE);
+        return None;
+    }
     prepared?;
     if answer != [greeting::YES] {
         return None;

@@ -90,7 +90,7 @@ impl OwnedFile {
         Ok(file)
     }
 
-    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for two
+    /// A Unix socket that is connected to `path`; connecting, sending and receiving wait for five
     /// seconds each at most.
     pub(crate) fn connect(path: &[u8]) -> Result<OwnedFile, Errno> {
         let kind = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC).cast_unsigned() as usize;
@@ -107,7 +107,7 @@ impl OwnedFile {
             *to = from.cast_signed();
         }
         // Also of connecting: whoever listens may be slow, or stopped.
-        let patience = libc::timeval { tv_sec: 2, tv_usec: 0 };
+        let patience = libc::timeval { tv_sec: 5, tv_usec: 0 };
         for option in [libc::SO_SNDTIMEO, libc::SO_RCVTIMEO] {
             let arguments = [
                 socket.argument(),

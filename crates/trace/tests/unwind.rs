@@ -23,8 +23,9 @@ const PAGES: usize = 300;
 type StackCounts = BTreeMap<Vec<String>, usize>;
 
 fn record(flags: &[&str]) -> Option<(StackCounts, StackCounts)> {
-    let (tables, pointers, cut) = record_with(flags, 8192)?;
-    assert_eq!(cut, 0, "{tables:#?}");
+    // How many stacks of the loader are too long for the copy depends on which pages of the
+    // libraries are in memory, so the number of incomplete stacks is not checked here.
+    let (tables, pointers, _) = record_with(flags, 8192)?;
     Some((tables, pointers))
 }
 

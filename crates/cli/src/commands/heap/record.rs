@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use pagewise_heap::{CollectRequest, Collector, Finished, RecorderLibrary, Why, library, probes};
+use pagewise_heap::{
+    CollectRequest, Collector, Finished, RecorderLibrary, RecorderTrouble, Why, library, probes,
+};
 use pagewise_heaplog::recording::LogEnding;
 use pagewise_proc::ProcRoot;
 use pagewise_sys::interrupt::NotedInterrupts;
@@ -239,10 +241,19 @@ pub(super) fn tell(
 /// Says on standard error where a recording is, and which parts it lacks.
 fn tell_recording(recording: &Finished) {
     let file = pagewise_model::name::escape(recording.file.as_os_str().as_bytes());
-    if recording.without_memory {
-        note(format_args!("{file} is empty: there was no memory for the recorder's tables"));
-    } else {
-        note(format_args!("see `pagewise heap report {file}`"));
+    match recording.trouble {
+        Some(RecorderTrouble::Memory) => {
+            note(format_args!("{file} is empty: there was no memory for the recorder's tables"));
+        }
+        Some(RecorderTrouble::Late) => note(format_args!(
+            "{file} is empty: the recorder waited 5 s for an answer, then let its program run \
+             unrecorded"
+        )),
+        Some(RecorderTrouble::Calls) => note(format_args!(
+            "{file} ends where the program gave up system calls (seccomp), before it ended; see \
+             `pagewise heap report {file}`"
+        )),
+        None => note(format_args!("see `pagewise heap report {file}`")),
     }
     if recording.without_new {
         note(format_args!(
@@ -256,11 +267,6 @@ fn tell_recording(recording: &Finished) {
         note(format_args!(
             "{file} ends where the program became another (execve), which did not load the recorder: its \
                  environment was emptied, or it gains privileges or is linked statically"
-        ));
-    }
-    if recording.without_calls {
-        note(format_args!(
-            "{file} ends where the program gave up system calls (seccomp), before it ended"
         ));
     }
 }
