@@ -1,7 +1,7 @@
 //! Blocks of reports as most analyses make them.
 
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Label, NamedFacts, ReportTable, TableColumn,
 };
@@ -64,16 +64,21 @@ pub(crate) fn process(pid: impl Into<Option<Pid>>, command: &[Name]) -> [Fact; 2
     ]
 }
 
-/// Ending of a process.
-pub(crate) fn ended(ending: CallEnding) -> CellValue {
-    CellValue::text(match ending {
-        CallEnding::Exited(status) => format!("exit {status}"),
-        CallEnding::Killed(signal) => format!("signal {signal}"),
-    })
+/// Ending of a program, in words.
+pub(crate) fn ending(ending: ProgramEnding) -> String {
+    match ending {
+        ProgramEnding::Exited(status) => format!("exit {status}"),
+        ProgramEnding::Killed(signal) => format!("signal {signal}"),
+    }
+}
+
+/// The same as a value of a table.
+pub(crate) fn ended(ended: ProgramEnding) -> CellValue {
+    CellValue::text(ending(ended))
 }
 
 /// The same of one that may be running yet.
-pub(crate) fn ended_yet(ending: Option<CallEnding>) -> CellValue {
+pub(crate) fn ended_yet(ending: Option<ProgramEnding>) -> CellValue {
     ending.map_or_else(|| CellValue::text("still running"), ended)
 }
 

@@ -1,6 +1,6 @@
 //! Memory errors of a program: each with its call stacks.
 
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::guard::{
     AllocatorCall, BugAccess, BugKind, Family, FreeMismatch, GuardMeans, Guarded, MemoryBug,
 };
@@ -386,7 +386,7 @@ fn stacks(bug: &MemoryBug, number: usize) -> ReportTable {
 
 /// The signal that killed the command.
 fn ended_by(guarded: &Guarded) -> Option<String> {
-    let CallEnding::Killed(signal) = guarded.ending else { return None };
+    let ProgramEnding::Killed(signal) = guarded.ending else { return None };
     let name = match signal {
         1 => "SIGHUP",
         2 => "SIGINT",

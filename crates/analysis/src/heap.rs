@@ -159,8 +159,7 @@ fn meant(key: &'static str, label: &'static str, value: CellValue) -> Fact {
 
 fn ending(recording: &HeapRecording) -> String {
     match recording.ending {
-        HeapEnding::Exited(status) => format!("exit {status}"),
-        HeapEnding::Killed(signal) => format!("signal {signal}"),
+        HeapEnding::Ended(ending) => blocks::ending(ending),
         HeapEnding::Replaced => "replaced by another program (execve)".to_owned(),
         HeapEnding::Detached => "runs on".to_owned(),
         HeapEnding::Gone => "gone".to_owned(),
@@ -254,7 +253,7 @@ fn summary(sites: &Sites<'_>) -> Paragraph {
     pieces.extend(match (recording.ending, totals.leaked.blocks) {
         (_, 0) if recording.attached => vec![text("All of these were freed.")],
         (_, 0) => vec![text("All of it was freed.")],
-        (HeapEnding::Exited(_) | HeapEnding::Killed(_) | HeapEnding::Gone, _) => vec![
+        (HeapEnding::Ended(_) | HeapEnding::Gone, _) => vec![
             text(format!("When it ended, {about}")),
             CellValue::Bytes(totals.leaked.bytes),
             text(" in "),

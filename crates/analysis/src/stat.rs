@@ -5,7 +5,8 @@ mod compare;
 pub(crate) mod rows;
 mod tables;
 
-use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement};
+use pagewise_model::ending::ProgramEnding;
+use pagewise_model::measured::{MeasuredArm, Measurement};
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock, ReportTable,
 };
@@ -175,9 +176,9 @@ fn exit_fact(key: &'static str, arm: &MeasuredArm) -> Fact {
 
 /// Facts about one command, for programs.
 fn outcome(arm: &MeasuredArm, rows: &StatRows) -> Vec<Fact> {
-    let ended = |ending: CommandEnding| match ending {
-        CommandEnding::Exited(status) => ("exited", status),
-        CommandEnding::Killed(signal) => ("killed", signal),
+    let ended = |ending: ProgramEnding| match ending {
+        ProgramEnding::Exited(status) => ("exited", status),
+        ProgramEnding::Killed(signal) => ("killed", signal),
     };
     let endings = arm.runs.iter().map(|run| {
         let (how, number) = ended(run.ending);

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{self as raw, LogRecording, ROOT};
 use pagewise_heaplog::tables::{NODES, PLACES, SITES, TableRange};
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::heap::{
     self, AllocationKind, AllocationSite, AllocatorArea, AllocatorAreaKind, AllocatorLayout,
     HeapAmount, HeapEnding, HeapSnapshot, HeapThread, LiveTree, PageDensity, PinnedPages,
@@ -583,8 +584,8 @@ fn thread(raw: &raw::LogThread) -> HeapThread {
 
 fn ending(how: raw::LogEnding) -> HeapEnding {
     match how {
-        raw::LogEnding::Exited(status) => HeapEnding::Exited(status),
-        raw::LogEnding::Killed(signal) => HeapEnding::Killed(signal),
+        raw::LogEnding::Exited(status) => HeapEnding::Ended(ProgramEnding::Exited(status)),
+        raw::LogEnding::Killed(signal) => HeapEnding::Ended(ProgramEnding::Killed(signal)),
         raw::LogEnding::Replaced => HeapEnding::Replaced,
         raw::LogEnding::Detached => HeapEnding::Detached,
         raw::LogEnding::Gone => HeapEnding::Gone,

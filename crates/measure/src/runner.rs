@@ -6,14 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::measured::{
-    CommandEnding, Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin,
-    MetricScope, MetricUnit, RunConditions,
+    Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin, MetricScope,
+    MetricUnit, RunConditions,
 };
 use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
+use pagewise_proc::program_ending;
 use pagewise_stats::{Interval, median_interval, ratio_of_medians};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::launch::{Launcher, RunOutcome, RunningCommand};
-use pagewise_sys::{system, trace};
+use pagewise_sys::system;
 
 use crate::counters::Counters;
 use crate::error::MeasureError;
@@ -262,7 +263,7 @@ impl MeasureSession<'_> {
         values.extend(opened.into_iter().flat_map(|opened| opened.read()));
         values.extend(now.since(&before));
         let floor = Bytes(outcome.floor);
-        Ok(MeasuredRun { at, ending: ending(outcome.ending), floor, values, at_peak })
+        Ok(MeasuredRun { at, ending: program_ending(outcome.ending), floor, values, at_peak })
     }
 
     fn wait(&self, mut running: RunningCommand<'_>) -> io::Result<(RunOutcome, Option<Sampler>)> {
@@ -291,13 +292,6 @@ impl MeasureSession<'_> {
 fn walls(arm: &MeasuredArm) -> Vec<f64> {
     let estimate = |run: &MeasuredRun| run.values.first()?.clone().ok()?.estimate().ok();
     arm.runs.iter().filter_map(estimate).collect()
-}
-
-fn ending(ending: trace::TraceEnding) -> CommandEnding {
-    match ending {
-        trace::TraceEnding::Exited(status) => CommandEnding::Exited(status),
-        trace::TraceEnding::Killed { signal, .. } => CommandEnding::Killed(signal),
-    }
 }
 
 /// A number that the clock and `wait4` give.

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ending::ProgramEnding;
 use crate::reading::plain;
 use crate::{AddrRange, Bytes, Name, PageSize, Pid, Reading};
 
@@ -27,7 +28,7 @@ pub struct CallRecording {
     #[serde(default)]
     pub paused_ns: Option<u64>,
     /// Ending of the command or process; `None` if it is still running.
-    pub ending: Option<CallEnding>,
+    pub ending: Option<ProgramEnding>,
     /// The processes that were there at the end.
     pub left: Vec<Pid>,
     /// Events in order of time.
@@ -48,16 +49,6 @@ pub enum CallStops {
     MemoryCalls,
     /// At all: a process that runs cannot be given a filter, and some commands should not.
     EveryCall,
-}
-
-/// Ending of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CallEnding {
-    /// By itself, with this status.
-    Exited(i32),
-    /// By this signal.
-    Killed(i32),
 }
 
 /// Something that happened.
@@ -93,7 +84,7 @@ pub enum CallEventKind {
     /// The process ended.
     Ended {
         /// Exit status or signal.
-        ending: CallEnding,
+        ending: ProgramEnding,
         /// VIRT just before, as the kernel counts it; `None` where it was gone already.
         virt: Option<Bytes>,
     },

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Folded;
-use crate::calls::CallEnding;
+use crate::ending::ProgramEnding;
 use crate::histogram::TimeHistogram;
 use crate::mapping::{AddrRange, Quadrant};
 use crate::reading::plain;
@@ -34,7 +34,7 @@ pub struct FaultRecording {
     /// Duration in nanoseconds.
     pub took_ns: u64,
     /// Ending of the command or process; `None` if it is still running.
-    pub ending: Option<CallEnding>,
+    pub ending: Option<ProgramEnding>,
     /// Source of the faults.
     pub source: FaultSource,
     /// Sampling rate: one in `every` faults was recorded; every count is a multiple of it.

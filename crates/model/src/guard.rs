@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::CallEnding;
+use crate::ending::ProgramEnding;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Name, Pid, Reading};
@@ -37,7 +37,7 @@ pub struct Guarded {
     #[serde(default)]
     pub bugs_dropped: u64,
     /// Ending of the command.
-    pub ending: CallEnding,
+    pub ending: ProgramEnding,
     /// Duration in nanoseconds.
     pub took_ns: u64,
 }

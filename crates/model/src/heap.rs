@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use profile::Of;
 
+use crate::ending::ProgramEnding;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
@@ -68,10 +69,8 @@ pub struct HeapRecording {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeapEnding {
-    /// The process ended, with this status.
-    Exited(i32),
-    /// A signal ended it.
-    Killed(i32),
+    /// The process ended.
+    Ended(ProgramEnding),
     /// It became another program (`execve`).
     Replaced,
     /// It runs on.

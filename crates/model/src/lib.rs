@@ -8,6 +8,7 @@
 pub mod bounds;
 pub mod calls;
 pub mod counters;
+pub mod ending;
 pub mod faults;
 pub mod fields;
 pub mod fragmentation;

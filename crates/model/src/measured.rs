@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ending::ProgramEnding;
 use crate::reading::plain;
 use crate::report::Label;
 use crate::{Absent, Bytes, Name, PageSize, Reading, Snapshot};
@@ -124,33 +125,13 @@ pub struct MeasuredMetric {
     pub origin: MetricOrigin,
 }
 
-/// Ending of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CommandEnding {
-    /// It exited with this status.
-    Exited(i32),
-    /// A signal killed it.
-    Killed(i32),
-}
-
-impl CommandEnding {
-    /// The exit status that a shell reports.
-    pub const fn status(self) -> i32 {
-        match self {
-            CommandEnding::Exited(status) => status,
-            CommandEnding::Killed(signal) => 128 + signal,
-        }
-    }
-}
-
 /// One run of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredRun {
     /// When it began, in nanoseconds since the first run did.
     pub at: u64,
     /// Ending of the run.
-    pub ending: CommandEnding,
+    pub ending: ProgramEnding,
     /// Resident memory before the program began, as the kernel counts it: `peak_res` cannot be
     /// lower.
     pub floor: Bytes,
@@ -295,7 +276,7 @@ mod tests {
     fn runs_survive_json_with_their_gaps() {
         let run = MeasuredRun {
             at: 5,
-            ending: CommandEnding::Killed(9),
+            ending: ProgramEnding::Killed(9),
             floor: Bytes::kib(600),
             values: vec![Ok(Count::exact(1)), Err(Absent::NeverScheduled)],
             at_peak: None,

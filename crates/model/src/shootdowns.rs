@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounds::Folded;
-use crate::calls::CallEnding;
+use crate::ending::ProgramEnding;
 use crate::histogram::TimeHistogram;
 use crate::reading::plain;
 use crate::traced::Frame;
@@ -27,7 +27,7 @@ pub struct ShootdownRecording {
     /// Duration in nanoseconds.
     pub took_ns: u64,
     /// Ending of the command; `None` if it is still running, and for a running process.
-    pub ending: Option<CallEnding>,
+    pub ending: Option<ProgramEnding>,
     /// Number of events that did not fit into the perf ring buffers.
     pub lost: u64,
     /// Number of incomplete call stacks; `None` if unknown, because callers were found by frame

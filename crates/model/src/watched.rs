@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::CallEnding;
+use crate::ending::ProgramEnding;
 use crate::reading::plain;
 use crate::traced::Frame;
 use crate::{Name, Pid, Reading};
@@ -69,7 +69,7 @@ pub struct WatchRecording {
 #[serde(rename_all = "snake_case")]
 pub enum WatchEnding {
     /// The process ended; how, where it was a command.
-    Process(Option<CallEnding>),
+    Process(Option<ProgramEnding>),
     /// It executes another program: the memory is gone.
     Executed,
     /// There were as many accesses as were wanted.

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::{
-    CallDetail, CallEnding, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall,
-    MemoryCallKind, NamedMapping, ProgramImage, descriptor,
+    CallDetail, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall, MemoryCallKind,
+    NamedMapping, ProgramImage, descriptor,
 };
 use pagewise_model::{AddrRange, Bytes, Mapping, Name, PageSize, Pid, Reading};
 use pagewise_sys::trace::calls::{self as watch, TraceEvent, TracedProgram};
-use pagewise_sys::{remote, system, trace};
+use pagewise_sys::{remote, system};
 
-use crate::{ProcRoot, auxv, maps, meminfo, stat};
+use crate::{ProcRoot, auxv, maps, meminfo, program_ending, stat};
 
 /// The longest name that `memfd_create` takes, with the NUL at its end.
 const MAX_NAME_BYTES: usize = 250;
@@ -68,7 +68,7 @@ pub fn record(
         },
         took_ns,
         paused_ns: watched.pause().map(nanoseconds),
-        ending: watched.ending().map(ending),
+        ending: watched.ending().map(program_ending),
         left,
         lost: recorder.lost,
         lost_processes: recorder.lost_processes,
@@ -170,9 +170,10 @@ impl<'r> CallRecorder<'r> {
             watch::TraceEventKind::Entered(call) => return self.enter(seen.tid, time_ns, call),
             watch::TraceEventKind::Left(done) => return self.leave(seen, done),
             watch::TraceEventKind::Ending => return self.measure(seen),
-            watch::TraceEventKind::Ended(how) => {
-                CallEventKind::Ended { ending: ending(how), virt: self.last.remove(&seen.pid) }
-            }
+            watch::TraceEventKind::Ended(how) => CallEventKind::Ended {
+                ending: program_ending(how),
+                virt: self.last.remove(&seen.pid),
+            },
         };
         self.push(CallEvent { time_ns, pid: Pid(seen.pid), tid: Pid(seen.tid), what });
     }
@@ -380,15 +381,10 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn ending(ending: trace::TraceEnding) -> CallEnding {
-    match ending {
-        trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
-        trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use pagewise_model::ending::ProgramEnding;
+
     use super::*;
 
     #[test]
@@ -409,7 +405,7 @@ mod tests {
                 about: CallDetail::Nothing,
             })
         };
-        let ended = || CallEventKind::Ended { ending: CallEnding::Exited(0), virt: None };
+        let ended = || CallEventKind::Ended { ending: ProgramEnding::Exited(0), virt: None };
         for pid in 2..6 {
             push(pid, CallEventKind::Born { by: Pid(1), shares_memory: false });
             push(pid, call());

@@ -7,6 +7,7 @@ pub mod calls;
 pub mod capture;
 pub mod cgroup;
 pub mod elf;
+mod ending;
 mod error;
 pub mod fragmentation;
 mod heads;
@@ -41,5 +42,6 @@ pub mod users;
 pub mod variables;
 pub mod vmstat;
 
+pub use ending::program_ending;
 pub use error::{CAP_SYS_PTRACE, ProcError};
 pub use root::ProcRoot;

@@ -27,7 +27,7 @@ mod time_line;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::faults::{Allocation, FaultRecording, FaultSource, Owner, VERSION};
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Name, PageSize, Pid, Reading};
@@ -114,7 +114,7 @@ pub struct FaultsContext {
     /// The command's words.
     pub command: Vec<Name>,
     /// Ending of the command; `None` if it is still running.
-    pub ending: Option<CallEnding>,
+    pub ending: Option<ProgramEnding>,
     /// Minor and major faults as the kernel counted them for the command.
     pub usage: Reading<(u64, u64)>,
 }

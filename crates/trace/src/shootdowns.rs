@@ -19,7 +19,7 @@ use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_model::bounds::{Folded, MemoryLimit};
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::shootdowns::{
     self, FlushCaller, FlushCpu, FlushProcess, FlushSite, FlushThread, REMOTE, REMOTE_SEND, Reason,
@@ -294,7 +294,7 @@ impl FlushRecorder {
     pub fn finish(
         self,
         command: Vec<Name>,
-        ending: Option<CallEnding>,
+        ending: Option<ProgramEnding>,
     ) -> Result<ShootdownRecording, TraceError> {
         let FlushRecorder { mut session, roles, mut so_far, .. } = self;
         let took = self.began.elapsed();

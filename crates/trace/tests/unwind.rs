@@ -23,8 +23,8 @@ const PAGES: usize = 300;
 type StackCounts = BTreeMap<Vec<String>, usize>;
 
 fn record(flags: &[&str]) -> Option<(StackCounts, StackCounts)> {
-    // How many stacks of the loader are too long for the copy depends on which pages of the
-    // libraries are in memory, so the number of incomplete stacks is not checked here.
+    // Incomplete stacks are not counted here: which deep functions of the loader fault depends on
+    // the pages of the libraries that are in memory.
     let (tables, pointers, _) = record_with(flags, 8192)?;
     Some((tables, pointers))
 }

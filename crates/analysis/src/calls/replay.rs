@@ -5,9 +5,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use pagewise_model::calls::{
-    CallEnding, CallEvent, CallEventKind, CallRecording, MemoryCall, ProgramImage,
-};
+use pagewise_model::calls::{CallEvent, CallEventKind, CallRecording, MemoryCall, ProgramImage};
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::{Bytes, Name, Pid};
 
 use super::effect::{self, CallEffect, Rounding};
@@ -73,7 +72,7 @@ pub(super) struct ReplayedProcess {
     pub(super) virt_otherwise: Option<i64>,
     pub(super) virt_end: Option<Bytes>,
     /// `None` where it runs on.
-    pub(super) ending: Option<CallEnding>,
+    pub(super) ending: Option<ProgramEnding>,
 }
 
 /// State of a live process.
@@ -206,7 +205,7 @@ impl<'r> Player<'r> {
         });
     }
 
-    fn end(&mut self, pid: Pid, ending: Option<CallEnding>, virt: Option<Bytes>) {
+    fn end(&mut self, pid: Pid, ending: Option<ProgramEnding>, virt: Option<Bytes>) {
         let Some(live) = self.live.remove(&pid) else { return };
         let process = &mut self.played.processes[live.at];
         process.ending = ending;

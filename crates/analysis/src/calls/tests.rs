@@ -1,9 +1,10 @@
 //! Recordings made by hand, and recordings of anything.
 
 use pagewise_model::calls::{
-    CallDetail, CallEnding, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall,
-    MemoryCallKind, NamedMapping, ProgramImage,
+    CallDetail, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall, MemoryCallKind,
+    NamedMapping, ProgramImage,
 };
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::report::{CellValue, ReportBlock, ReportTable};
 use pagewise_model::{AddrRange, Bytes, PageSize, Pid};
 use proptest::prelude::*;
@@ -52,7 +53,7 @@ fn recording(events: Vec<CallEventKind>) -> CallRecording {
         stops: CallStops::MemoryCalls,
         took_ns: 10,
         paused_ns: None,
-        ending: Some(CallEnding::Exited(0)),
+        ending: Some(ProgramEnding::Exited(0)),
         left: Vec::new(),
         events: (0..).zip(events).map(event).collect(),
         lost: 0,
@@ -105,7 +106,7 @@ fn without_an_entry_event_a_program_begins_with_its_first_own_call() {
 
 #[test]
 fn changes_not_explained_by_calls_are_reported() {
-    let ended = |virt| CallEventKind::Ended { ending: CallEnding::Exited(0), virt };
+    let ended = |virt| CallEventKind::Ended { ending: ProgramEnding::Exited(0), virt };
     let otherwise = |virt| {
         let events = vec![image(true), map_from(LINKER, 0x40_0000), ended(virt)];
         cells(&table(&recording(events), "processes"), "virt_otherwise").remove(0)
@@ -117,7 +118,8 @@ fn changes_not_explained_by_calls_are_reported() {
 
 #[test]
 fn a_recording_that_is_not_whole_explains_nothing() {
-    let ended = CallEventKind::Ended { ending: CallEnding::Killed(9), virt: Some(Bytes::mib(1)) };
+    let ended =
+        CallEventKind::Ended { ending: ProgramEnding::Killed(9), virt: Some(Bytes::mib(1)) };
     let part = CallRecording { lost: 3, ..recording(vec![image(true), ended]) };
     let otherwise = cells(&table(&part, "processes"), "virt_otherwise").remove(0);
     assert!(matches!(otherwise, CellValue::Absent(_)));
@@ -153,7 +155,7 @@ fn anything() -> impl Strategy<Value = CallEventKind> {
         1 => (5..9_u32, any::<bool>())
             .prop_map(|(by, shares_memory)| CallEventKind::Born { by: Pid(by), shares_memory }),
         1 => Just(CallEventKind::Begun),
-        1 => Just(CallEventKind::Ended { ending: CallEnding::Killed(9), virt: Some(Bytes(u64::MAX)) }),
+        1 => Just(CallEventKind::Ended { ending: ProgramEnding::Killed(9), virt: Some(Bytes(u64::MAX)) }),
     ]
 }
 

@@ -34,7 +34,7 @@ fn most_in(sites: &Sites<'_>, amount: impl Fn(&AllocationSite) -> HeapAmount) ->
 
 /// True if nothing will be freed any more.
 fn is_over(recording: &HeapRecording) -> bool {
-    matches!(recording.ending, HeapEnding::Exited(_) | HeapEnding::Killed(_) | HeapEnding::Gone)
+    matches!(recording.ending, HeapEnding::Ended(_) | HeapEnding::Gone)
 }
 
 /// Memory that was not freed at the end, and did not grow all the time.

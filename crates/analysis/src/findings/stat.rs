@@ -1,7 +1,8 @@
 //! Reasons to doubt the numbers.
 
 use pagewise_model::Name;
-use pagewise_model::measured::{CommandEnding, MeasuredArm, Measurement, MetricScope};
+use pagewise_model::ending::ProgramEnding;
+use pagewise_model::measured::{MeasuredArm, Measurement, MetricScope};
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 use pagewise_stats::{Summary, TrendDrift, drift, outliers};
 
@@ -75,13 +76,13 @@ pub(super) fn interrupted(measurement: &Measurement, _: &[StatRows]) -> Option<F
 
 /// Runs that did not end with status 0.
 fn failed(arm: &MeasuredArm, whose: DoubtedCommand) -> Option<Finding> {
-    let failed: Vec<CommandEnding> =
+    let failed: Vec<ProgramEnding> =
         arm.runs.iter().map(|run| run.ending).filter(|end| end.status() != 0).collect();
     let first = match failed.first()? {
-        CommandEnding::Exited(status) => {
+        ProgramEnding::Exited(status) => {
             vec![text("exited with status "), CellValue::Number(f64::from(*status))]
         }
-        CommandEnding::Killed(signal) => {
+        ProgramEnding::Killed(signal) => {
             vec![text("were killed by signal "), CellValue::Number(f64::from(*signal))]
         }
     };

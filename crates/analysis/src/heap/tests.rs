@@ -1,5 +1,6 @@
 //! Reports of small recordings, whose numbers are known.
 
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::heap::{
     AllocationKind, AllocationSite, AllocatorArea, AllocatorAreaKind, AllocatorLayout, HeapAmount,
     HeapEnding, HeapRecording, HeapSnapshot, HeapThread, LiveTree, PageDensity, PinnedPages,
@@ -88,7 +89,7 @@ fn recording(sites: Vec<AllocationSite>) -> HeapRecording {
         took_ns: 1_000_000_000,
         every_bytes: None,
         attached: false,
-        ending: HeapEnding::Exited(0),
+        ending: HeapEnding::Ended(ProgramEnding::Exited(0)),
         totals,
         peak_at_ns: Ok(500_000_000),
         frames: vec![new, frame("read", 10), frame("keep", 20), frame("main", 30)],

@@ -1,6 +1,6 @@
 //! Recordings whose report is known.
 
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::report::{CellValue, Report, ReportBlock, ReportTable};
 use pagewise_model::shootdowns::{
@@ -56,7 +56,7 @@ fn recording() -> ShootdownRecording {
         command: vec!["./bench".into()],
         began_ns: None,
         took_ns: 1_000_000_000,
-        ending: Some(CallEnding::Exited(0)),
+        ending: Some(ProgramEnding::Exited(0)),
         lost: 0,
         cut: None,
         tracepoints: [FLUSH, QUEUE, DONE, CALLS[0], CALLS[1]].map(str::to_owned).to_vec(),

@@ -25,7 +25,7 @@ fn measured(arms: &[&[Values]]) -> Measurement {
         runs: (0..columns[0].1.len())
             .map(|run| MeasuredRun {
                 at: run as u64,
-                ending: CommandEnding::Exited(0),
+                ending: ProgramEnding::Exited(0),
                 floor: Bytes::kib(700),
                 values: columns
                     .iter()
@@ -171,8 +171,8 @@ fn runs_that_stand_out_drift_or_fail_are_doubted() {
     assert_eq!(of(&[100, 101, 99, 300, 102, 98, 100]), ["outliers"]);
     assert_eq!(of(&[100, 110, 121, 130, 142, 150, 161, 170, 181, 190]), ["drift"]);
     let mut failing = measured(&[&[wall(&[1, 1, 1])]]);
-    failing.arms[0].runs[1].ending = CommandEnding::Exited(3);
-    failing.arms[0].runs[2].ending = CommandEnding::Killed(9);
+    failing.arms[0].runs[1].ending = ProgramEnding::Exited(3);
+    failing.arms[0].runs[2].ending = ProgramEnding::Killed(9);
     assert_eq!(doubts(&stat(&failing)), ["failed-runs"]);
     assert_eq!(exit_status(&failing), 3, "the first that is not 0");
     assert_eq!(at(&stat(&failing), "", "exit_status"), &CellValue::Count(3));

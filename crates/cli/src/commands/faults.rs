@@ -11,13 +11,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use pagewise_analysis::faults::{self, FaultOptions};
 use pagewise_heap::{LiveBlocks, library};
-use pagewise_model::calls::CallEnding;
 use pagewise_model::faults::{FaultRecording, VERSION};
 use pagewise_model::{Absent, Name, Pid};
-use pagewise_proc::{ProcRoot, stat, target};
+use pagewise_proc::{ProcRoot, program_ending, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::launch::{Launcher, RunOutcome, RunningCommand};
-use pagewise_sys::{system, trace};
+use pagewise_sys::system;
 use pagewise_trace::TraceTarget;
 use pagewise_trace::faults::{FaultRecorder, FaultsContext, FaultsRequest};
 use pagewise_view::text::Units;
@@ -163,7 +162,7 @@ fn command(args: &Faults) -> anyhow::Result<(FaultRecording, ExitCode)> {
     let recording = recorder.finish(FaultsContext {
         pid,
         command: args.command.iter().map(|word: &OsString| Name::new(word.as_bytes())).collect(),
-        ending: Some(ending(outcome.ending)),
+        ending: Some(program_ending(outcome.ending)),
         usage: if args.during.is_some() { Err(stopped_early()) } else { Ok(usage) },
     });
     Ok((recording, exit_code(outcome.ending)))
@@ -194,13 +193,6 @@ fn allow_files() {
     let limit = getrlimit(Resource::Nofile);
     // Without the right to raise it, the limit stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
-fn ending(ending: trace::TraceEnding) -> CallEnding {
-    match ending {
-        trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
-        trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
-    }
 }
 
 fn watch(name: &str, args: &Faults) -> anyhow::Result<FaultRecording> {

@@ -13,10 +13,10 @@ use anyhow::{Context, bail};
 use pagewise_analysis::guard;
 use pagewise_heap::guard::{GuardEvent, GuardOptions, Listener, PageSide, Resolver};
 use pagewise_heap::library;
-use pagewise_model::calls::CallEnding;
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::guard::{GuardMeans, Guarded};
 use pagewise_model::{Absent, Name, Pid};
-use pagewise_proc::ProcRoot;
+use pagewise_proc::{ProcRoot, program_ending};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::launch::{Launcher, RunOutcome, RunningCommand};
 use pagewise_sys::trace;
@@ -150,7 +150,7 @@ impl<'a> GuardReport<'a> {
                 most_bytes: 0,
                 bugs: Vec::new(),
                 bugs_dropped: 0,
-                ending: CallEnding::Exited(0),
+                ending: ProgramEnding::Exited(0),
                 took_ns: 0,
             },
             pids: BTreeSet::new(),
@@ -189,10 +189,7 @@ impl<'a> GuardReport<'a> {
 
     fn finish(self, outcome: &RunOutcome) -> Guarded {
         Guarded {
-            ending: match outcome.ending {
-                trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
-                trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
-            },
+            ending: program_ending(outcome.ending),
             took_ns: u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX),
             ..self.guarded
         }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::{Bytes, Pid, Snapshot};
-use pagewise_proc::ProcRoot;
 use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
+use pagewise_proc::{ProcRoot, program_ending};
 use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
 use crate::target::{CommandMoment, TakenSnapshot};
@@ -172,9 +172,5 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The command's own exit code; a signal's as a shell gives it.
 pub(crate) fn exit_code(ending: TraceEnding) -> ExitCode {
-    let code = match ending {
-        TraceEnding::Exited(status) => status,
-        TraceEnding::Killed { signal, .. } => 128 + signal,
-    };
-    ExitCode::from(u8::try_from(code).unwrap_or(1))
+    ExitCode::from(u8::try_from(program_ending(ending).status()).unwrap_or(1))
 }

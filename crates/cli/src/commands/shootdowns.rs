@@ -11,10 +11,9 @@ use anyhow::{Context, bail};
 use clap::Args;
 use pagewise_analysis::shootdowns::{self, ShootdownOptions};
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::calls::CallEnding;
 use pagewise_model::shootdowns::ShootdownRecording;
 use pagewise_model::{Name, Pid};
-use pagewise_proc::{ProcRoot, stat, target};
+use pagewise_proc::{ProcRoot, program_ending, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::launch::{Launcher, RunningCommand};
 use pagewise_sys::trace;
@@ -129,11 +128,7 @@ fn command(
     let mut recorder = recorder.context("nothing was prepared")?;
     let ending = until_it_ends(&mut running, &mut recorder).map_err(not_run)?;
     let names = words.iter().map(|word| Name::new(word.as_bytes())).collect();
-    let told = match ending {
-        trace::TraceEnding::Exited(status) => CallEnding::Exited(status),
-        trace::TraceEnding::Killed { signal, .. } => CallEnding::Killed(signal),
-    };
-    Ok((recorder.finish(names, Some(told))?, exit_code(ending)))
+    Ok((recorder.finish(names, Some(program_ending(ending)))?, exit_code(ending)))
 }
 
 fn until_it_ends(

@@ -17,12 +17,12 @@ use pagewise_heap::block_at;
 use pagewise_model::bounds::{Folded, MemoryLimit};
 use pagewise_model::mapping::{Mapping, Sharing};
 use pagewise_model::watched::{Hit, WatchEnding, WatchRecording};
-use pagewise_model::{Name, Pid, calls};
+use pagewise_model::{Name, Pid};
 use pagewise_proc::variables::{self, ProgramVariable};
-use pagewise_proc::{ProcRoot, maps, stat, target};
+use pagewise_proc::{ProcRoot, maps, program_ending, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_sys::perf_event::PerfCounter;
-use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
+use pagewise_sys::trace::{Stopped, Traced};
 use pagewise_trace::{MemoryWatch, StackId};
 use pagewise_view::text::{Units, inline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -622,7 +622,7 @@ fn command(
         if let Stopped::Ended(ending) = traced.run(Some(Instant::now()))? {
             end = Some(ending);
         }
-        Ok(end.map(|ending| WatchEnding::Process(Some(told(ending)))))
+        Ok(end.map(|ending| WatchEnding::Process(Some(program_ending(ending)))))
     })?;
     let name = Name::new(program.as_bytes());
     let mut watched = made(watch, seen, found, pid, name, ended);
@@ -634,11 +634,4 @@ fn command(
         None => traced.finish().context("cannot wait for the command")?,
     };
     Ok((watched, exit_code(end)))
-}
-
-fn told(ending: TraceEnding) -> calls::CallEnding {
-    match ending {
-        TraceEnding::Exited(status) => calls::CallEnding::Exited(status),
-        TraceEnding::Killed { signal, .. } => calls::CallEnding::Killed(signal),
-    }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use pagewise_model::ending::ProgramEnding;
 use pagewise_model::heap::*;
 use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid};
@@ -53,7 +54,7 @@ pub(crate) fn empty() -> HeapRecording {
         took_ns: 0,
         every_bytes: None,
         attached: false,
-        ending: HeapEnding::Exited(0),
+        ending: HeapEnding::Ended(ProgramEnding::Exited(0)),
         totals: Totals::default(),
         peak_at_ns: Ok(0),
         frames: numbered.map(|(number, name)| frame(number, name)).collect(),
