@@ -1,41 +1,253 @@
-//! Headers of ELF files that programs have mapped: where segments, unwind tables and the build ID
-//! are.
+//! Headers of ELF files that programs have mapped: segments, sections, unwind index, build ID and
+//! links to debug files.
 //!
 //! Any file can be mapped, so nothing here trusts what it reads, and no more is read than is asked
 //! for.
 
-use std::fs::File;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
+mod source;
 
-/// Source of the bytes of a file.
-#[derive(Debug)]
-pub(crate) enum ElfBytes {
-    /// A file.
-    File(File),
-    /// Bytes in memory.
-    Memory(Vec<u8>),
+use std::io::Read;
+use std::ops::Range;
+
+use gimli::{Endianity, RunTimeEndian};
+
+pub(crate) use source::FileSource;
+
+/// Larger files have their tables cut: no linker writes more.
+const MAX_SEGMENTS: u64 = 512;
+const MAX_SECTIONS: u64 = 1 << 16;
+const MAX_NAMES: u64 = 4 << 20;
+const MAX_NOTES: u64 = 1 << 16;
+const MAX_LINK: u64 = 4 << 10;
+
+/// A section.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeaderSection {
+    name: u32,
+    pub(crate) kind: u32,
+    flags: u64,
+    pub(crate) address: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) link: u32,
 }
 
-impl ElfBytes {
-    /// Returns at most `at_most` bytes from an offset on; fewer at the end.
-    pub(crate) fn read(&self, offset: u64, at_most: u64) -> Option<Vec<u8>> {
-        let whole = match self {
-            ElfBytes::File(file) => file.metadata().ok()?.len(),
-            ElfBytes::Memory(bytes) => bytes.len() as u64,
-        };
-        let length = usize::try_from(whole.checked_sub(offset)?.min(at_most)).ok()?;
-        match self {
-            ElfBytes::File(file) => {
-                let mut bytes = vec![0; length];
-                file.read_exact_at(&mut bytes, offset).ok()?;
-                Some(bytes)
+impl HeaderSection {
+    const NOBITS: u32 = 8;
+    const COMPRESSED: u64 = 1 << 11;
+
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.flags & HeaderSection::COMPRESSED != 0
+    }
+}
+
+/// Contents of a file's headers.
+#[derive(Clone, Debug)]
+pub(crate) struct FileLayout {
+    pub(crate) endian: RunTimeEndian,
+    /// True if it is of 64 bits.
+    pub(crate) is_wide: bool,
+    pub(crate) sections: Vec<HeaderSection>,
+    names: Vec<u8>,
+    pub(crate) segments: Segments,
+    /// Address range of the index of unwind tables, `PT_GNU_EH_FRAME`.
+    pub(crate) unwind_index: Option<Range<u64>>,
+    /// Checksum that the linker stored; the debug file has the same.
+    pub(crate) build_id: Option<Vec<u8>>,
+    /// The file name and CRC of `.gnu_debuglink`.
+    pub(crate) debug_link: Option<(Vec<u8>, u32)>,
+    /// The path and build ID of `.gnu_debugaltlink`.
+    pub(crate) alt_link: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Numbers at places in bytes; those behind the end are 0.
+struct HeaderWords<'a> {
+    bytes: &'a [u8],
+    endian: RunTimeEndian,
+    /// True if words have 64 bits.
+    is_wide: bool,
+}
+
+impl HeaderWords<'_> {
+    /// One of two places or sizes: that of 64-bit files, or that of 32-bit files.
+    fn by_class(&self, wide: usize, narrow: usize) -> usize {
+        if self.is_wide { wide } else { narrow }
+    }
+
+    /// The word at a place.
+    fn word(&self, wide: usize, narrow: usize) -> u64 {
+        self.get(self.by_class(wide, narrow), self.by_class(8, 4))
+    }
+
+    fn get(&self, at: usize, width: usize) -> u64 {
+        let bytes = self.bytes.get(at..at + width).unwrap_or_default();
+        match width {
+            2 => bytes.try_into().map_or(0, |it: [u8; 2]| self.endian.read_u16(&it).into()),
+            4 => bytes.try_into().map_or(0, |it: [u8; 4]| self.endian.read_u32(&it).into()),
+            _ => bytes.try_into().map_or(0, |it: [u8; 8]| self.endian.read_u64(&it)),
+        }
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::try_from(self.get(at, 4)).unwrap_or(0)
+    }
+}
+
+fn size(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl HeaderSection {
+    /// Parses an entry of the section header table.
+    fn parse(words: &HeaderWords<'_>) -> HeaderSection {
+        HeaderSection {
+            name: words.u32(0),
+            kind: words.u32(4),
+            flags: words.word(8, 8),
+            address: words.word(16, 12),
+            offset: words.word(24, 16),
+            size: words.word(32, 20),
+            link: words.u32(words.by_class(40, 24)),
+        }
+    }
+}
+
+impl FileLayout {
+    /// Parses the headers of a file. `None` if the file is not ELF.
+    pub(crate) fn parse(source: &FileSource) -> Option<FileLayout> {
+        let head = source.read(0, 64)?;
+        let (is_wide, endian) = match head.get(..6)? {
+            [0x7f, b'E', b'L', b'F', class @ 1..=2, order @ 1..=2] => {
+                let endian = if *order == 1 { RunTimeEndian::Little } else { RunTimeEndian::Big };
+                (*class == 2, endian)
             }
-            ElfBytes::Memory(bytes) => {
-                let start = usize::try_from(offset).ok()?;
-                bytes.get(start..start.checked_add(length)?).map(<[u8]>::to_vec)
+            _ => return None,
+        };
+        let words = HeaderWords { bytes: &head, endian, is_wide };
+        let (segments_at, sections_at) = (words.word(32, 28), words.word(40, 32));
+        let half = |wide, narrow| words.get(words.by_class(wide, narrow), 2);
+        let (segment_size, segment_count) = (half(54, 42), half(56, 44));
+        let (section_size, mut count, mut names) = (half(58, 46), half(60, 48), half(62, 50));
+        let mut layout = FileLayout {
+            endian,
+            is_wide,
+            sections: Vec::new(),
+            names: Vec::new(),
+            segments: Segments::default(),
+            unwind_index: None,
+            build_id: None,
+            debug_link: None,
+            alt_link: None,
+        };
+        let mut notes = Vec::new();
+        if segment_size == words.by_class(56, 32) as u64 {
+            let length = segment_count.min(MAX_SEGMENTS) * segment_size;
+            let table = source.read(segments_at, length).unwrap_or_default();
+            for bytes in table.chunks_exact(size(segment_size)) {
+                layout.segment(&HeaderWords { bytes, endian, is_wide }, &mut notes);
             }
         }
+        if section_size == words.by_class(64, 40) as u64 && sections_at != 0 {
+            let section =
+                |bytes: &[u8]| HeaderSection::parse(&HeaderWords { bytes, endian, is_wide });
+            let first = section(&source.read(sections_at, section_size).unwrap_or_default());
+            if count == 0 {
+                count = first.size;
+            }
+            if names == 0xffff {
+                names = first.link.into();
+            }
+            let length = count.min(MAX_SECTIONS) * section_size;
+            let table = source.read(sections_at, length).unwrap_or_default();
+            let sections = table.chunks_exact(size(section_size));
+            layout.sections.extend(sections.map(section));
+            let table = layout.sections.get(size(names)).cloned();
+            layout.names = table
+                .and_then(|it| source.read(it.offset, it.size.min(MAX_NAMES)))
+                .unwrap_or_default();
+        }
+        layout.read_notes(source, &notes);
+        layout.read_links(source);
+        Some(layout)
+    }
+
+    fn segment(&mut self, words: &HeaderWords<'_>, notes: &mut Vec<(u64, u64)>) {
+        const LOAD: u32 = 1;
+        const NOTE: u32 = 4;
+        const EH_FRAME: u32 = 0x6474_e550;
+        const EXECUTE: u32 = 1;
+        let flags = words.u32(words.by_class(4, 24));
+        let (offset, address, length) = (words.word(8, 4), words.word(16, 8), words.word(32, 16));
+        match words.u32(0) {
+            // A file of debugging information has none of the bytes, but has the addresses.
+            LOAD => {
+                let execute = flags & EXECUTE != 0;
+                self.segments.0.push(ElfSegment { offset, address, length, execute });
+            }
+            NOTE => notes.push((offset, length)),
+            EH_FRAME => {
+                let end = address.checked_add(words.word(40, 20));
+                self.unwind_index = end.map(|end| address..end);
+            }
+            _ => {}
+        }
+    }
+
+    /// The build ID: of a debug file the segments have no bytes, but the section has.
+    fn read_notes(&mut self, source: &FileSource, segments: &[(u64, u64)]) {
+        let section = self.find(b".note.gnu.build-id").map(|it| (it.offset, it.size));
+        self.build_id = section.iter().chain(segments).find_map(|(offset, length)| {
+            let notes = source.read(*offset, (*length).min(MAX_NOTES))?;
+            build_id(&notes, |bytes| self.endian.read_u32(&bytes))
+        });
+    }
+
+    fn read_links(&mut self, source: &FileSource) {
+        let read = |name: &[u8]| {
+            let section = self.find(name)?;
+            let bytes = source.read(section.offset, section.size.min(MAX_LINK))?;
+            let end = bytes.iter().position(|byte| *byte == 0)?;
+            Some((bytes, end))
+        };
+        let debug_link = read(b".gnu_debuglink").and_then(|(bytes, end)| {
+            let crc = bytes.get((end + 1).next_multiple_of(4)..)?.get(..4)?;
+            Some((bytes[..end].to_vec(), self.endian.read_u32(crc)))
+        });
+        let alt_link = read(b".gnu_debugaltlink");
+        self.alt_link =
+            alt_link.map(|(bytes, end)| (bytes[..end].to_vec(), bytes[end + 1..].to_vec()));
+        self.debug_link = debug_link;
+    }
+
+    /// The section of a name that has bytes in the file.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<&HeaderSection> {
+        let is_it = |section: &&HeaderSection| {
+            let rest = self.names.get(size(section.name.into())..).unwrap_or_default();
+            section.kind != HeaderSection::NOBITS
+                && rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
+        };
+        self.sections.iter().find(is_it)
+    }
+
+    /// The bytes of a compressed section, up to a maximum number. `None` for any compression but
+    /// zlib's.
+    pub(crate) fn decompressed(
+        &self,
+        source: &FileSource,
+        section: &HeaderSection,
+        at_most: u64,
+    ) -> Option<Vec<u8>> {
+        const ZLIB: u32 = 1;
+        let bytes = source.read(section.offset, section.size.min(at_most))?;
+        let words = HeaderWords { bytes: &bytes, endian: self.endian, is_wide: self.is_wide };
+        let length = words.word(8, 4);
+        let rest = bytes.get(words.by_class(24, 12)..).filter(|_| words.u32(0) == ZLIB)?;
+        inflate(rest, length, at_most)
+    }
+
+    /// True if there is debugging information in it.
+    pub(crate) fn has_dwarf(&self) -> bool {
+        self.find(b".debug_info").is_some()
     }
 }
 
@@ -71,130 +283,23 @@ impl Segments {
     }
 }
 
-/// The program headers of a file. Sections are not asked: who strips a file may take them away.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Headers {
-    pub(crate) segments: Segments,
-    /// Address range of the index of unwind tables, `PT_GNU_EH_FRAME`.
-    pub(crate) unwind_index: Option<Range<u64>>,
-    /// Checksum that the linker stored; the file of debugging information has the same.
-    pub(crate) build_id: Option<Vec<u8>>,
-}
-
-/// More program headers than this no file has.
-const HEADERS: u64 = 512;
-/// A longer note is not a build ID.
-const NOTES: u64 = 1 << 16;
-
-/// `p_type`, and a flag.
-mod segment {
-    pub(super) const LOAD: u32 = 1;
-    pub(super) const NOTE: u32 = 4;
-    pub(super) const EH_FRAME: u32 = 0x6474_e550;
-    pub(super) const EXECUTE: u32 = 1;
-}
-
-/// A little-endian number at a place.
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk().copied()
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u64> {
-    number(bytes, at).map(|it| u16::from_le_bytes(it).into())
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    number(bytes, at).map(u32::from_le_bytes)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    number(bytes, at).map(u64::from_le_bytes)
-}
-
-impl Headers {
-    /// Headers of a little-endian 64-bit file. `None` for any other file.
-    pub(crate) fn parse(bytes: &ElfBytes) -> Option<Headers> {
-        const MAGIC: &[u8] = b"\x7fELF\x02\x01";
-        const FILE_HEADER: u64 = 64;
-        const HEADER: usize = 56;
-        let file = bytes.read(0, FILE_HEADER)?;
-        let (start, size, count) = (u64_at(&file, 32)?, u16_at(&file, 54)?, u16_at(&file, 56)?);
-        if !file.starts_with(MAGIC) || size != HEADER as u64 {
-            return None;
-        }
-        let table = bytes.read(start, count.min(HEADERS) * size)?;
-        let mut headers = Headers::default();
-        for header in table.chunks_exact(HEADER) {
-            let (kind, flags) = (u32_at(header, 0)?, u32_at(header, 4)?);
-            let (offset, address) = (u64_at(header, 8)?, u64_at(header, 16)?);
-            let (in_file, in_memory) = (u64_at(header, 32)?, u64_at(header, 40)?);
-            match kind {
-                // A file of debugging information has none of the bytes, but has the addresses.
-                segment::LOAD => headers.segments.0.push(ElfSegment {
-                    offset,
-                    address,
-                    length: in_file,
-                    execute: flags & segment::EXECUTE != 0,
-                }),
-                segment::EH_FRAME => {
-                    let end = address.checked_add(in_memory)?;
-                    headers.unwind_index = Some(address..end);
-                }
-                segment::NOTE if headers.build_id.is_none() => {
-                    let notes = bytes.read(offset, in_file.min(NOTES)).unwrap_or_default();
-                    headers.build_id = build_id(&notes, u32::from_le_bytes);
-                }
-                _ => {}
-            }
-        }
-        Some(headers)
-    }
-}
-
-/// A section of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ElfSection {
-    pub(crate) address: u64,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
-}
-
-/// The section of a name.
-pub(crate) fn section(bytes: &ElfBytes, name: &[u8]) -> Option<ElfSection> {
-    const FILE_HEADER: u64 = 64;
-    const HEADER: usize = 64;
-    /// More sections than this no file has, nor names longer together.
-    const SECTIONS: u64 = 1 << 14;
-    const NAMES: u64 = 1 << 20;
-    let file = bytes.read(0, FILE_HEADER)?;
-    let (start, size, count) = (u64_at(&file, 40)?, u16_at(&file, 58)?, u16_at(&file, 60)?);
-    if size != HEADER as u64 {
+/// Decompresses a section, up to a maximum number of bytes.
+fn inflate(bytes: &[u8], length: u64, at_most: u64) -> Option<Vec<u8>> {
+    if length > at_most {
         return None;
     }
-    let table = bytes.read(start, count.min(SECTIONS) * size)?;
-    let header = |at: usize| table.chunks_exact(HEADER).nth(at);
-    let names = header(usize::try_from(u16_at(&file, 62)?).ok()?)?;
-    let names = bytes.read(u64_at(names, 24)?, u64_at(names, 32)?.min(NAMES))?;
-    let is_it = |header: &&[u8]| {
-        let at = u32_at(header, 0).and_then(|at| usize::try_from(at).ok());
-        let rest = at.and_then(|at| names.get(at..)).unwrap_or_default();
-        rest.strip_prefix(name).is_some_and(|rest| rest.first() == Some(&0))
-    };
-    let found = table.chunks_exact(HEADER).find(is_it)?;
-    Some(ElfSection {
-        address: u64_at(found, 16)?,
-        offset: u64_at(found, 24)?,
-        size: u64_at(found, 32)?,
-    })
+    let mut inflated = Vec::new();
+    flate2::read::ZlibDecoder::new(bytes).take(length).read_to_end(&mut inflated).ok()?;
+    (inflated.len() as u64 == length).then_some(inflated)
 }
 
 /// The description of the note `NT_GNU_BUILD_ID` in bytes that hold notes, with the byte order of
 /// the file.
-pub(crate) fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Option<Vec<u8>> {
+fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Option<Vec<u8>> {
     const BUILD_ID: u32 = 3;
     let padded = |length: u32| usize::try_from(length).ok()?.checked_next_multiple_of(4);
     loop {
-        let word = |at| number(notes, at).map(&order);
+        let word = |at: usize| notes.get(at..)?.first_chunk().copied().map(&order);
         let (name_length, length, kind) = (word(0)?, word(4)?, word(8)?);
         let (name, rest) = notes.get(12..)?.split_at_checked(padded(name_length)?)?;
         let description = rest.get(..usize::try_from(length).ok()?)?;
@@ -207,6 +312,8 @@ pub(crate) fn build_id(mut notes: &[u8], order: impl Fn([u8; 4]) -> u32) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use pagewise_skip::{Lack, skip};
     use proptest::prelude::*;
 
@@ -222,7 +329,7 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let readelf = std::process::Command::new("readelf").arg("-Wl").arg(&path).output();
         let Ok(output) = readelf else { return skip(&Lack::Tool("readelf")) };
-        let headers = Headers::parse(&ElfBytes::File(File::open(path).unwrap())).unwrap();
+        let headers = FileLayout::parse(&FileSource::from(File::open(path).unwrap())).unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap();
         let mut seen = 0;
@@ -265,7 +372,7 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.truncate(cut);
-            if let Some(headers) = Headers::parse(&ElfBytes::Memory(bytes)) {
+            if let Some(headers) = FileLayout::parse(&FileSource::Memory(bytes)) {
                 let _ = (headers.segments.address(0x1234), headers.segments.offset(u64::MAX));
             }
         }

@@ -11,9 +11,10 @@ use pagewise_model::Name;
 use pagewise_model::traced::Frame;
 use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 
+use crate::elf::{FileLayout, FileSource};
 use crate::files::{self, DEBUG};
 use crate::links::{DebugFilePath, DebugLinks};
-use crate::symbolizer::{FileLayout, FileSource, SymbolModule as Opened};
+use crate::symbolizer::SymbolModule as Opened;
 use crate::symbols;
 
 /// A file as it was when the program ran.

@@ -12,9 +12,10 @@ use pagewise_model::{Name, Pid};
 use pagewise_proc::target_file::{self, FileId, TargetRoot};
 use pagewise_proc::{ProcRoot, maps};
 
+use crate::elf::{FileLayout, FileSource};
 use crate::jit;
 use crate::links::{DebugFilePath, DebugLinks};
-use crate::symbolizer::{FileLayout, FileSource, FoundCall, SymbolModule};
+use crate::symbolizer::{FoundCall, SymbolModule};
 
 /// Folder in which distributions install debugging information.
 pub(crate) const DEBUG: &str = "/usr/lib/debug";

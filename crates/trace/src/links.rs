@@ -18,7 +18,8 @@ use std::rc::Rc;
 
 use pagewise_proc::target_file::{MAX_ELF_BYTES, TargetRoot};
 
-use crate::symbolizer::{FileLayout, FileSource, SymbolModule};
+use crate::elf::{FileLayout, FileSource};
+use crate::symbolizer::SymbolModule;
 
 /// No larger file is read from end to end for its CRC, and no more of all files.
 const MAX_CRC_BYTES: u64 = 512 << 20;

@@ -18,22 +18,19 @@
 //! Functions without DWARF information are looked up in the symbol tables.
 
 mod dwarf;
-mod layout;
 mod reader;
 mod table;
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::rc::Rc;
 
 use gimli::{Dwarf, SectionId};
 
 use dwarf::DebugInfo;
-pub(crate) use layout::FileLayout;
 use reader::{PieceReader, PieceSource};
 use table::SymbolTable;
+
+use crate::elf::{FileLayout, FileSource};
 
 /// Bytes of decompressed sections of a file.
 const MAX_DECOMPRESSED: u64 = 256 << 20;
@@ -42,96 +39,6 @@ const TO_OPEN: u64 = 512 << 20;
 const TO_LOOK_UP: u64 = 64 << 20;
 /// Bytes that are interpreted of a file, all together. Those of a browser's whole run are fewer.
 const MAX_INTERPRETED: u64 = 2 << 30;
-
-/// Source of a file's bytes.
-#[derive(Debug)]
-pub(crate) enum FileSource {
-    /// A file.
-    File(Original),
-    /// Memory.
-    Memory(Vec<u8>),
-}
-
-/// A file as it was when it was opened. Nothing is read of it once it was changed: no name is
-/// better than a wrong one, and code that reads a table twice may rely on reading the same.
-#[derive(Debug)]
-pub(crate) struct Original {
-    file: File,
-    /// Its size, and when it was written to.
-    state: (u64, i64, i64),
-    changed: Cell<bool>,
-}
-
-fn state(file: &File) -> (u64, i64, i64) {
-    file.metadata().map_or((0, 0, 0), |it| (it.len(), it.mtime(), it.mtime_nsec()))
-}
-
-impl From<File> for FileSource {
-    fn from(file: File) -> FileSource {
-        let state = state(&file);
-        FileSource::File(Original { file, state, changed: Cell::new(false) })
-    }
-}
-
-impl Original {
-    /// Reads available bytes and returns their number; `None` if the file cannot be read or has
-    /// changed.
-    fn read(&self, offset: u64, to: &mut [u8]) -> Option<usize> {
-        let mut filled = 0;
-        while filled < to.len() {
-            let at = offset.checked_add(filled as u64)?;
-            match self.file.read_at(&mut to[filled..], at) {
-                Ok(0) => break,
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
-            }
-        }
-        // After the reading: what was read is of the original then.
-        self.changed.set(self.changed.get() || state(&self.file) != self.state);
-        (!self.changed.get()).then_some(filled)
-    }
-}
-
-impl FileSource {
-    /// Returns available bytes from an offset on, at least one. `None` at the end, or if the file
-    /// cannot be read.
-    fn read_into(&self, offset: u64, to: &mut [u8]) -> Option<usize> {
-        let count = match self {
-            FileSource::File(original) => original.read(offset, to)?,
-            FileSource::Memory(bytes) => {
-                let rest = bytes.get(usize::try_from(offset).ok()?..)?;
-                let count = rest.len().min(to.len());
-                to[..count].copy_from_slice(&rest[..count]);
-                count
-            }
-        };
-        (count > 0).then_some(count)
-    }
-
-    /// Bytes from an offset on: as many, or those that there are.
-    pub(crate) fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
-        // No more memory is asked for than the file has bytes.
-        let length = self.size().checked_sub(offset)?.min(length);
-        let mut bytes = vec![0; usize::try_from(length).ok()?];
-        let count = self.read_into(offset, &mut bytes)?;
-        bytes.truncate(count);
-        Some(bytes)
-    }
-
-    /// Bytes in all.
-    pub(crate) fn size(&self) -> u64 {
-        match self {
-            FileSource::File(original) => original.state.0,
-            FileSource::Memory(bytes) => bytes.len() as u64,
-        }
-    }
-
-    /// True if something could not be read of it, since it was written to after it was opened.
-    pub(crate) fn has_changed(&self) -> bool {
-        matches!(self, FileSource::File(original) if original.changed.get())
-    }
-}
 
 /// A function that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -313,14 +220,4 @@ fn load(
         Some(PieceReader::of_memory(pieces, layout.endian, bytes))
     };
     Dwarf::load(|id| section(id).ok_or(())).ok()
-}
-
-/// Decompresses a section, up to a maximum number of bytes.
-fn inflate(bytes: &[u8], length: u64, at_most: u64) -> Option<Vec<u8>> {
-    if length > at_most {
-        return None;
-    }
-    let mut inflated = Vec::new();
-    flate2::read::ZlibDecoder::new(bytes).take(length).read_to_end(&mut inflated).ok()?;
-    (inflated.len() as u64 == length).then_some(inflated)
 }

@@ -20,10 +20,11 @@ use pagewise_model::traced::{Frame, SourcePosition};
 use pagewise_model::{Absent, Name};
 use pagewise_proc::target_file::FileId;
 
+use crate::elf::{FileLayout, FileSource};
 use crate::files::{self, CodeFiles, VDSO};
 use crate::jit;
 use crate::spaces::Spaces;
-use crate::symbolizer::{FileLayout, FileSource, FoundCall, SymbolModule};
+use crate::symbolizer::{FoundCall, SymbolModule};
 
 /// Bytes of memory, about, that are made of files before those that are not used are dropped.
 const MAX_MEMORY: u64 = 160 << 20;

@@ -21,13 +21,14 @@ use std::rc::Rc;
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, Encoding, EndianSlice, EvaluationResult, LittleEndian,
-    Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
+    Location, Register, RegisterRule, RunTimeEndian, UnwindContext, UnwindExpression,
+    UnwindSection, Value,
 };
 use pagewise_model::Name;
 use pagewise_proc::target_file::FileId;
 use pagewise_sys::perf_ring::Carries;
 
-use crate::elf::{self, ElfBytes, Headers, u32_at};
+use crate::elf::{FileLayout, FileSource, Segments};
 use crate::files::{self, VDSO};
 use crate::record::PerfSample;
 use crate::spaces::{SpaceRegion, Spaces};
@@ -109,7 +110,8 @@ struct FoundCaller {
 /// The tables of a file.
 #[derive(Debug, Default)]
 struct UnwindModule {
-    headers: Headers,
+    segments: Segments,
+    build_id: Option<Vec<u8>>,
     /// The index: its address, and its entries, each the start of a function and where its table
     /// is, from the index on.
     index: u64,
@@ -258,9 +260,9 @@ impl Unwinder {
     ) -> Option<(u64, Option<&[u8]>)> {
         let region = spaces.find(pid, address)?;
         let module = self.module(pid, region)?;
-        let headers = &self.modules[module].headers;
-        let own = headers.segments.address(region.offset.checked_add(address - region.start)?)?;
-        Some((address.wrapping_sub(own), headers.build_id.as_deref()))
+        let module = &self.modules[module];
+        let own = module.segments.address(region.offset.checked_add(address - region.start)?)?;
+        Some((address.wrapping_sub(own), module.build_id.as_deref()))
     }
 
     /// Number of stacks that were not followed to the start of their thread: the stack copy ended,
@@ -340,7 +342,7 @@ impl Unwinder {
     ) -> Option<(usize, Rc<CallerRules>)> {
         let module = self.module(pid, region)?;
         let offset = region.offset.checked_add(place - region.start)?;
-        let address = self.modules[module].headers.segments.address(offset)?;
+        let address = self.modules[module].segments.address(offset)?;
         let known = self.rows.at(module, address);
         if let Some(known) = known.as_ref().filter(|it| it.of == (module, address)) {
             return known.row.clone().map(|row| (module, row));
@@ -364,8 +366,8 @@ impl Unwinder {
         }
         self.files += 1;
         let bytes = match region.inode {
-            0 => files::vdso().map(ElfBytes::Memory),
-            _ => files::open(pid, &region.name, region.id()).map(ElfBytes::File),
+            0 => files::vdso().map(FileSource::Memory),
+            _ => files::open(pid, &region.name, region.id()).map(FileSource::from),
         };
         let module = bytes.and_then(|bytes| UnwindModule::read(&bytes, self.left));
         let module = module.map(|module| {
@@ -402,41 +404,50 @@ fn by_frame_pointer(registers: &FrameRegisters, stack: StackCopy<'_>) -> Option<
 
 type TableSlice<'a> = EndianSlice<'a, LittleEndian>;
 
+/// A little-endian number at a place.
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes)
+}
+
 impl UnwindModule {
     /// Reads the tables of a file, at most `at_most` bytes.
-    fn read(bytes: &ElfBytes, at_most: u64) -> Option<UnwindModule> {
+    fn read(bytes: &FileSource, at_most: u64) -> Option<UnwindModule> {
         /// Version 1; from here on in four bytes; a count of four bytes; entries of two offsets of
         /// four bytes from the index on. No linker writes another.
         const LAYOUT: &[u8] = &[1, 0x1b, 0x03, 0x3b];
         const ENTRIES: usize = 12;
-        let headers = Headers::parse(bytes)?;
-        let Some(Range { start: index, end }) = headers.unwind_index.clone() else {
-            return UnwindModule::without_index(headers, bytes, at_most);
+        let layout = FileLayout::parse(bytes)?;
+        if !layout.is_wide || layout.endian != RunTimeEndian::Little {
+            return None;
+        }
+        let Some(Range { start: index, end }) = layout.unwind_index.clone() else {
+            return UnwindModule::without_index(layout, bytes, at_most);
         };
         // Tables that exceed the limit are not read.
         let fits = |length: u64, before: usize| {
             let length = length.min(LARGEST);
             (length.saturating_add(before as u64) <= at_most).then_some(length)
         };
-        let entries = bytes.read(headers.segments.offset(index)?.start, fits(end - index, 0)?)?;
+        let entries = bytes.read(layout.segments.offset(index)?.start, fits(end - index, 0)?)?;
         if !entries.starts_with(LAYOUT) {
             return None;
         }
         let from_field = u32_at(&entries, LAYOUT.len())?.cast_signed();
         let address =
             index.checked_add(LAYOUT.len() as u64)?.checked_add_signed(from_field.into())?;
-        let Range { start, end } = headers.segments.offset(address)?;
+        let Range { start, end } = layout.segments.offset(address)?;
         let tables = bytes.read(start, fits(end - start, entries.len())?)?;
         let count = usize::try_from(u32_at(&entries, 8)?).ok()?;
         let entries = entries.get(ENTRIES..)?.chunks_exact(8).take(count).flatten().copied();
         let entries: Vec<u8> = entries.collect();
-        Some(UnwindModule { headers, index, entries, tables, address })
+        let FileLayout { segments, build_id, .. } = layout;
+        Some(UnwindModule { segments, build_id, index, entries, tables, address })
     }
 
     /// As linkers leave programs that are linked statically: the tables are there, and an index is
     /// made of them.
-    fn without_index(headers: Headers, bytes: &ElfBytes, at_most: u64) -> Option<UnwindModule> {
-        let section = elf::section(bytes, b".eh_frame")?;
+    fn without_index(layout: FileLayout, bytes: &FileSource, at_most: u64) -> Option<UnwindModule> {
+        let section = layout.find(b".eh_frame")?.clone();
         let length = Some(section.size.min(LARGEST)).filter(|length| *length <= at_most)?;
         let tables = bytes.read(section.offset, length)?;
         let mut eh_frame = EhFrame::new(&tables, LittleEndian);
@@ -456,7 +467,8 @@ impl UnwindModule {
         let entries = found.iter().flat_map(|(start, at)| [start.to_le_bytes(), at.to_le_bytes()]);
         let entries = entries.flatten().collect();
         let (index, address) = (section.address, section.address);
-        fits.then_some(UnwindModule { headers, index, entries, tables, address })
+        let FileLayout { segments, build_id, .. } = layout;
+        fits.then_some(UnwindModule { segments, build_id, index, entries, tables, address })
     }
 
     /// Row of the tables for an address.
@@ -603,7 +615,7 @@ mod tests {
     const START: u64 = 0x5555_0000_0000;
 
     /// The test itself, mapped as one piece.
-    fn own() -> (Spaces, ElfBytes) {
+    fn own() -> (Spaces, FileSource) {
         let path = std::env::current_exe().unwrap();
         let file = File::open(&path).unwrap();
         let metadata = file.metadata().unwrap();
@@ -619,7 +631,7 @@ mod tests {
         };
         let mut spaces = Spaces::default();
         spaces.note(&PerfRecord::Mapped(mapped));
-        (spaces, ElfBytes::File(file))
+        (spaces, FileSource::from(file))
     }
 
     /// Addresses, of which many are in the file, and many on the stack.

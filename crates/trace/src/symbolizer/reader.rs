@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use gimli::{Error, ReaderOffsetId, Result, RunTimeEndian};
 
-use super::FileSource;
+use crate::elf::FileSource;
 
 /// Bytes that are read at a time.
 const PIECE: u64 = 16 << 10;

@@ -2,8 +2,8 @@
 
 use gimli::{Endianity, RunTimeEndian};
 
-use super::FileSource;
-use super::layout::{FileLayout, HeaderSection};
+use crate::elf::FileSource;
+use crate::elf::{FileLayout, HeaderSection};
 
 /// A table with more symbols is not read: those of browsers have two million.
 const MAX_SYMBOLS: u64 = 6 << 20;
