@@ -19,6 +19,7 @@ use pagewise_heaplog::recording::{
 };
 use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_model::Pid;
+use pagewise_model::units::nanoseconds;
 use pagewise_proc::ProcRoot;
 
 use crate::error::HeapError;
@@ -844,10 +845,6 @@ fn allocator(tables: &SharedTables, program: &[u8], hooked: &Hooked) -> io::Resu
         }
     }
     Ok(allocator)
-}
-
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// CPU time of this thread.

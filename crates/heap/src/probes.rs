@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pagewise_heaplog::recording::{Begin, LogEnd, LogEnding, LogSnapshot};
 use pagewise_model::Pid;
+use pagewise_model::units::nanoseconds;
 use pagewise_proc::target_file::{self, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
@@ -25,7 +26,7 @@ use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_trace::{PerfRecord, SessionEvent, TraceSession, TraceTarget, Unwinder, Uprobes};
 use thiserror::Error;
 
-use crate::collector::{FIRST, Finished, MOMENTS, lives, nanoseconds, tree};
+use crate::collector::{FIRST, Finished, MOMENTS, lives, tree};
 use crate::memory;
 use crate::output::{OutputFate, RecordingOutput};
 use state::{ProbeRole, ProbeState, Probed, ProbedCall};

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_model::lab::{self, ExperimentArm, ExperimentRun, NOTEBOOK_VERSION, Notebook};
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_stats::ratio_of_medians;
@@ -154,7 +155,7 @@ impl LabRunner<'_> {
         self.journal.restore()?;
         entry.noise = if about.timed { noise(about, &mut entry) } else { None };
         entry.claims = experiment.judge(&ExperimentResults(&entry));
-        entry.took_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        entry.took_ns = nanoseconds(begin.elapsed());
         Ok(entry)
     }
 

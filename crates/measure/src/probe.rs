@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::measured::{Count, MetricUnit};
 use pagewise_model::report::Label;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Pid, Reading, SmapsCounter};
 use pagewise_proc::{ProcRoot, smaps};
 use pagewise_sys::launch::KernelUsage;
@@ -97,8 +98,8 @@ struct UsageNumber {
 }
 
 const RESOURCES: &[UsageNumber] = &[
-    UsageNumber { name: "user", unit: MetricUnit::Nanos, of: |usage| nanos(usage.user) },
-    UsageNumber { name: "sys", unit: MetricUnit::Nanos, of: |usage| nanos(usage.system) },
+    UsageNumber { name: "user", unit: MetricUnit::Nanos, of: |usage| nanoseconds(usage.user) },
+    UsageNumber { name: "sys", unit: MetricUnit::Nanos, of: |usage| nanoseconds(usage.system) },
     UsageNumber { name: "minflt", unit: MetricUnit::Count, of: |usage| usage.minor_faults },
     UsageNumber { name: "majflt", unit: MetricUnit::Count, of: |usage| usage.major_faults },
     UsageNumber { name: "inblock", unit: MetricUnit::Count, of: |usage| usage.blocks_in },
@@ -118,10 +119,6 @@ pub const MEMORY: &[SmapsCounter] = &[
 
 /// Number of measurements of an empty region, for its median.
 const EMPTY_REGIONS: usize = 21;
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
 
 /// Measures regions of code of the thread that opened it.
 ///
@@ -263,7 +260,7 @@ impl CodeProbe {
         self.groups.read_counts().map_err(MeasureError::Counter)?;
         let memory = self.memory_now();
         let mut values = Vec::with_capacity(self.quantities.len());
-        values.push(Ok(Count::exact(nanos(end.saturating_duration_since(begun.at)))));
+        values.push(Ok(Count::exact(nanoseconds(end.saturating_duration_since(begun.at)))));
         if let (Some(now), Some(before)) = (usage, begun.usage) {
             let used = now.since(before);
             values.extend(RESOURCES.iter().map(|resource| Ok(Count::exact((resource.of)(&used)))));

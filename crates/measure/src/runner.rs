@@ -9,6 +9,7 @@ use pagewise_model::measured::{
     Count, MeasuredArm, MeasuredMetric, MeasuredRun, Measurement, MetricOrigin, MetricScope,
     MetricUnit, RunConditions,
 };
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
 use pagewise_proc::program_ending;
 use pagewise_stats::{Interval, median_interval, ratio_of_medians};
@@ -148,7 +149,7 @@ fn command_names(command: &MeasuredCommand) -> Vec<Name> {
 }
 
 fn conditions(plan: &MeasurePlan) -> RunConditions {
-    let sampled_every = plan.sample.map(nanos);
+    let sampled_every = plan.sample.map(nanoseconds);
     RunConditions {
         kernel: Name::new(&system::kernel_release()),
         page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
@@ -168,10 +169,6 @@ fn governor(cpu: u32) -> Reading<Name> {
     let text =
         text.map_err(|_| Absent::NotSupported("this CPU's frequency is not chosen here".into()))?;
     Ok(Name::new(text.trim_ascii_end()))
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Runs so far.
@@ -243,7 +240,7 @@ impl MeasureSession<'_> {
         launcher: &mut Launcher,
         command: &MeasuredCommand,
     ) -> Result<MeasuredRun, MeasureError> {
-        let at = nanos(self.begin.elapsed());
+        let at = nanoseconds(self.begin.elapsed());
         let before = MachineCounts::now();
         let mut opened = None;
         let prepare = |pid| {
@@ -315,9 +312,9 @@ impl RunResource {
 
 /// The first is what runs are compared by.
 const RESOURCES: &[RunResource] = &[
-    RunResource { name: "wall", unit: MetricUnit::Nanos, of: |o| Ok(nanos(o.wall)) },
-    RunResource { name: "user", unit: MetricUnit::Nanos, of: |o| Ok(nanos(o.usage.user)) },
-    RunResource { name: "sys", unit: MetricUnit::Nanos, of: |o| Ok(nanos(o.usage.system)) },
+    RunResource { name: "wall", unit: MetricUnit::Nanos, of: |o| Ok(nanoseconds(o.wall)) },
+    RunResource { name: "user", unit: MetricUnit::Nanos, of: |o| Ok(nanoseconds(o.usage.user)) },
+    RunResource { name: "sys", unit: MetricUnit::Nanos, of: |o| Ok(nanoseconds(o.usage.system)) },
     RunResource { name: "peak_res", unit: MetricUnit::Bytes, of: peak_res },
     RunResource { name: "minflt", unit: MetricUnit::Count, of: |o| Ok(o.usage.minor_faults) },
     RunResource { name: "majflt", unit: MetricUnit::Count, of: |o| Ok(o.usage.major_faults) },

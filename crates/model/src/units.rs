@@ -3,8 +3,14 @@
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// Whole nanoseconds of a duration; the largest number for one that is longer than 584 years.
+pub fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// A number of bytes.
 ///

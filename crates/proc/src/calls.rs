@@ -3,13 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pagewise_model::bounds::MemoryLimit;
 use pagewise_model::calls::{
     CallDetail, CallEvent, CallEventKind, CallRecording, CallStops, MemoryCall, MemoryCallKind,
     NamedMapping, ProgramImage, descriptor,
 };
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Bytes, Mapping, Name, PageSize, Pid, Reading};
 use pagewise_sys::trace::calls::{self as watch, TraceEvent, TracedProgram};
 use pagewise_sys::{remote, system};
@@ -375,10 +376,6 @@ fn mapped(mappings: Vec<Mapping>) -> Vec<NamedMapping> {
     let in_user_space = |mapping: &Mapping| mapping.name.as_bytes() != b"[vsyscall]";
     let mapped = mappings.into_iter().filter(in_user_space);
     mapped.map(|mapping| NamedMapping { range: mapping.range, name: mapping.name }).collect()
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use pagewise_model::object::ElfObject;
 use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::process::{KsmStat, NodeShare, Process, Statm};
 use pagewise_model::snapshot::{MappingHead, SNAPSHOT_VERSION, Snapshot};
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading, SmapsCounter, parallel};
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
@@ -134,7 +135,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
             sees_frames: capture.features.frames && root.is_live(),
             method: capture.method,
             unix_seconds,
-            took_ns: nanos(begin),
+            took_ns: nanoseconds(begin.elapsed()),
             longest_hold_ns: capture.longest_hold(),
             root: Name::new(root.path().as_os_str().as_encoded_bytes()),
             moment: request.moment,
@@ -315,7 +316,7 @@ impl<'a> Capture<'a> {
     fn age(&self) -> Reading<u64> {
         let since_boot =
             if self.root.is_live() { system::since_boot() } else { uptime_of(self.root)? };
-        let since_boot = u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX);
+        let since_boot = nanoseconds(since_boot);
         let tick_ns = 1_000_000_000 / system::ticks_per_second().max(1);
         Ok(since_boot.saturating_sub(self.stat.start_ticks.saturating_mul(tick_ns)))
     }
@@ -388,8 +389,4 @@ fn uptime(text: &[u8]) -> Option<Duration> {
 fn arguments(cmdline: &[u8]) -> Vec<Name> {
     let text = cmdline.strip_suffix(b"\0").unwrap_or(cmdline);
     if text.is_empty() { Vec::new() } else { text.split(|&b| b == 0).map(Name::new).collect() }
-}
-
-fn nanos(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use pagewise_model::fragmentation::{BootCounter, FreeMemory, SizeStats};
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
 use pagewise_sys::system;
 
@@ -49,7 +50,7 @@ pub(crate) fn huge_size(root: &ProcRoot) -> Reading<Bytes> {
 
 fn since_boot_ns(root: &ProcRoot) -> Reading<u64> {
     let since = if root.is_live() { system::since_boot() } else { capture::uptime_of(root)? };
-    Ok(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    Ok(nanoseconds(since))
 }
 
 /// The folders `hugepages-64kB` and so on, by size.

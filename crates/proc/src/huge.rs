@@ -12,6 +12,7 @@ use std::{fs, io, slice, thread};
 
 use pagewise_model::machine::Gap;
 use pagewise_model::thp::{HugeMapping, HugePage, HugePageLook, HugePages};
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::Features;
@@ -202,8 +203,8 @@ impl Scanner {
             sizes: Ok(Vec::new()),
             look,
             read: self.reader.page_size.pages(self.reader.read),
-            took_ns: nanos(begin.elapsed()),
-            longest_hold_ns: nanos(self.space.longest()),
+            took_ns: nanoseconds(begin.elapsed()),
+            longest_hold_ns: nanoseconds(self.space.longest()),
             gaps: self.gaps,
         }
     }
@@ -429,10 +430,6 @@ pub fn is_zero(page: &[u8]) -> bool {
 
 fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-fn nanos(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use std::time::Instant;
 use pagewise_model::listing::{ByQuadrant, Listing, ProcessSummary};
 use pagewise_model::machine::ReadMethod;
 use pagewise_model::mapping::Breakdown;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{
     Absent, Backing, Bytes, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
     SmapsCounter,
@@ -70,12 +71,8 @@ pub fn list(root: &ProcRoot, wish: Wish) -> Result<Listing, ProcError> {
             PidOutcome::Hidden => listing.hidden += 1,
         }
     }
-    listing.took_ns = nanos(begin);
+    listing.took_ns = nanoseconds(begin.elapsed());
     Ok(listing)
-}
-
-fn nanos(begin: Instant) -> u64 {
-    u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Result for a PID.
@@ -319,7 +316,7 @@ impl<'a> ListingReader<'a> {
     fn read_rollup(&mut self, pid: Pid, status: &ListingStatus) -> Reading<ListingMemory> {
         let begin = Instant::now();
         let read = self.fill(pid, "smaps_rollup");
-        self.longest_hold_ns = self.longest_hold_ns.max(nanos(begin));
+        self.longest_hold_ns = self.longest_hold_ns.max(nanoseconds(begin.elapsed()));
         read?;
         // A process that ends while we read gives nothing, or half.
         let rollup = smaps::parse_rollup(&self.buffer).ok_or(Absent::Vanished)?;

@@ -15,6 +15,7 @@ use pagewise_model::page_map::{
     MappedPages, PageMap, PageMapKind, PageRun, PageState, PageTableWay,
 };
 use pagewise_model::process::Process;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Backing, Mapping, PageSize, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::{Features, tracks_soft_dirty};
@@ -103,8 +104,8 @@ pub fn read(
         frames,
         soft_dirty,
         mappings: all,
-        took_ns: nanos(begin.elapsed()),
-        longest_hold_ns: nanos(reader.space.longest()),
+        took_ns: nanoseconds(begin.elapsed()),
+        longest_hold_ns: nanoseconds(reader.space.longest()),
         gaps,
     })
 }
@@ -330,8 +331,4 @@ fn worded(mapping: &Mapping, state: EntryState, soft_dirty: Option<bool>) -> Pag
     };
     let soft_dirty = soft_dirty.filter(|_| exclusive.is_some());
     PageState { kind, exclusive, soft_dirty, ..PageState::default() }
-}
-
-fn nanos(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -6,6 +6,7 @@ use pagewise_model::settings::{
     Capabilities, EnvVariable, ProcessSettings, SettingFile, ShootdownCount, SizeSetting,
     SystemSettings,
 };
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_sys::system::{CapabilitySet, has_capability};
 
@@ -113,7 +114,7 @@ fn shootdowns(root: &ProcRoot, sample: Duration) -> Reading<ShootdownCount> {
     let (begin, before) = (Instant::now(), count()?);
     std::thread::sleep(sample);
     let count = count()?.saturating_sub(before);
-    let interval_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let interval_ns = nanoseconds(begin.elapsed());
     Ok(ShootdownCount { count, interval_ns })
 }
 

@@ -1,6 +1,7 @@
 //! Reads a large file of `/proc` while it is parsed: the kernel writes on one CPU, we read on
 //! another.
 
+use pagewise_model::units::nanoseconds;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -107,7 +108,7 @@ fn fill(mut file: &File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Re
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        longest.0 = longest.0.max(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        longest.0 = longest.0.max(nanoseconds(begin.elapsed()));
         filled += read;
     }
     Ok(filled)

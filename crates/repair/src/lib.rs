@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::AddrRange;
 use pagewise_model::thp::{Action, FixMethod, FixPlan, Repair};
+use pagewise_model::units::nanoseconds;
 use pagewise_sys::madvise::Advice;
 
 pub use error::RepairError;
@@ -104,8 +105,8 @@ pub fn carry_out(
         why: outcome.why,
         rss_before,
         rss_after: target.resident()?,
-        took_ns: nanos(took),
-        longest_stop_ns: nanos(outcome.longest_stop),
+        took_ns: nanoseconds(took),
+        longest_stop_ns: nanoseconds(outcome.longest_stop),
         not_held: held.err(),
     })
 }
@@ -180,8 +181,4 @@ fn advise(
 
 fn ranges(ranges: &[AddrRange]) -> Vec<Range<u64>> {
     ranges.iter().map(|range| range.start..range.end).collect()
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

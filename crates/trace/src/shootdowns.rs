@@ -26,6 +26,7 @@ use pagewise_model::shootdowns::{
     ShootdownRecording, SystemCall,
 };
 use pagewise_model::traced::Frame;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::ProcRoot;
 use pagewise_sys::perf_ring::Carries;
@@ -340,7 +341,7 @@ impl FlushRecorder {
             pid,
             command,
             began_ns: self.began_ns,
-            took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
+            took_ns: nanoseconds(took),
             ending,
             lost,
             cut,

@@ -15,6 +15,7 @@ use pagewise_heap::guard::{GuardEvent, GuardOptions, Listener, PageSide, Resolve
 use pagewise_heap::library;
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::guard::{GuardMeans, Guarded};
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Name, Pid};
 use pagewise_proc::{ProcRoot, program_ending};
 use pagewise_sys::interrupt::NotedInterrupts;
@@ -190,7 +191,7 @@ impl<'a> GuardReport<'a> {
     fn finish(self, outcome: &RunOutcome) -> Guarded {
         Guarded {
             ending: program_ending(outcome.ending),
-            took_ns: u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            took_ns: nanoseconds(self.began.elapsed()),
             ..self.guarded
         }
     }

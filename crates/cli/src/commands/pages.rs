@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use pagewise_analysis::page_map::{PageMapOptions, pages, touched};
 use pagewise_model::page_map::{PageTableWay, TouchedMemory};
 use pagewise_model::process::Process;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Name, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::page_map::{self, PageMapRequest};
@@ -126,9 +127,9 @@ fn watch(
     Ok(TouchedMemory {
         process,
         mappings,
-        interval_ns: nanos(waited),
-        clear_ns: nanos(cleared),
-        read_ns: nanos(begin.elapsed().saturating_sub(waited)),
+        interval_ns: nanoseconds(waited),
+        clear_ns: nanoseconds(cleared),
+        read_ns: nanoseconds(begin.elapsed().saturating_sub(waited)),
         written,
     })
 }
@@ -238,10 +239,6 @@ fn size(text: &str) -> Option<u64> {
         _ => (text, 0),
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

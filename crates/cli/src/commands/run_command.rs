@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_model::machine::ProcessMoment;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Bytes, Pid, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
 use pagewise_proc::{ProcRoot, program_ending};
@@ -112,7 +113,7 @@ impl RunWatch {
         };
         match stopped {
             Stopped::AtTime => {
-                let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+                let nanos = nanoseconds(delay);
                 self.capture(ProcessMoment::After(nanos)).map(Some)
             }
             Stopped::AtExit => self.capture(ProcessMoment::AtExit).map(Some),

@@ -13,6 +13,7 @@ use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Bytes, SmapsCounter};
+use pagewise_model::units::nanoseconds;
 
 use super::RunExperiment;
 use crate::bench::{count, nanos};
@@ -322,7 +323,7 @@ fn replace<A: DisciplinedAllocator>(
         let slot = random.usize(..live);
         let begin = Instant::now();
         put(slot, &mut random);
-        times.note(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        times.note(nanoseconds(begin.elapsed()));
     }
     (took / count(steps as u64), times)
 }

@@ -10,6 +10,7 @@ use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Bytes, SmapsCounter};
+use pagewise_model::units::nanoseconds;
 use pagewise_sys::fork::{ForkedChild, fork};
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::mapping::{OwnedMapping, MapRequest};
@@ -157,7 +158,7 @@ fn serve(memory: &mut AlignedRegion, requests: &[usize], byte: u8) -> (f64, Time
         let begin = Instant::now();
         bytes[*at] = byte;
         black_box(&mut *bytes);
-        times.note(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        times.note(nanoseconds(begin.elapsed()));
     }
     (nanos(begin) / count(requests.len() as u64), times)
 }

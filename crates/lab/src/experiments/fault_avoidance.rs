@@ -8,6 +8,7 @@ use pagewise_model::Bytes;
 use pagewise_model::histogram::TimeHistogram;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::units::nanoseconds;
 use pagewise_sys::libc_malloc::{HeapBlock, Tuning, tune};
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::mapping::{OwnedMapping, MapRequest};
@@ -157,7 +158,7 @@ fn fill(memory: &mut FilledMemory, length: usize, page: usize, times: &mut TimeH
         for at in (0..length).step_by(page) {
             let begin = Instant::now();
             fill(at);
-            times.note(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            times.note(nanoseconds(begin.elapsed()));
         }
     };
     match memory {

@@ -10,6 +10,7 @@ use pagewise_measure::pin::PinnedThread;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
+use pagewise_model::units::nanoseconds;
 use pagewise_proc::interrupts;
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::mapping::{PageAccess, OwnedMapping, MapRequest};
@@ -144,7 +145,7 @@ fn take_often(how: &str, page: usize, calls: usize, times: &mut Vec<u64>) -> Res
             Some(next) => mapping = next,
             None => take_away(how, page, &mapping).while_("cannot unmap a page")?,
         }
-        times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        times.push(nanoseconds(begin.elapsed()));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::probe::Features;
 
@@ -91,7 +92,7 @@ impl Walker {
 
     /// Totals of the walk.
     pub(super) fn finish(self, longest: Duration) -> PageWalk {
-        let longest_hold_ns = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        let longest_hold_ns = nanoseconds(longest);
         let doubt = self.is_doubtful().then(|| {
             Absent::NotPermitted(
                 "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),

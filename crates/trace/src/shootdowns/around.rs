@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use pagewise_model::shootdowns;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Name, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, maps, variables};
@@ -237,7 +238,7 @@ fn cost(kind: PerfType, wanted: &[SessionEvent], roles: &[FlushRole], ours: u32)
         .map(|_| {
             let began = Instant::now();
             madvise::nothing();
-            u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+            nanoseconds(began.elapsed())
         })
         .collect();
     let files = of_process(ours);

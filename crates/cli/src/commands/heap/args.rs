@@ -10,6 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) use export::{HeapExport, OfArg};
 
 use crate::args::{OutputArgs, RowLimit, byte_count, limit, percent};
+use pagewise_model::units::nanoseconds;
 
 /// The subcommands of `heap`.
 #[derive(Debug, Subcommand)]
@@ -205,7 +206,7 @@ fn moment(text: &str) -> Result<TimePoint, String> {
         time => {
             let time = humantime::parse_duration(time)
                 .map_err(|error| format!("{error}: a time (`500ms`, `2s`), `peak` or `end`"))?;
-            Ok(TimePoint::Time(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+            Ok(TimePoint::Time(nanoseconds(time)))
         }
     }
 }
