@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 
+use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, PREVIOUS_IN_USE, UNIT};
 use pagewise_heaplog::recording::LogRecording;
 use pagewise_heaplog::tables::header;
 use pagewise_heaplog::tables::live::{KIND, LEAF, NARROW, SPACE};
@@ -19,13 +20,6 @@ use crate::layout::live::{self, LiveMapEntry};
 use crate::resolve;
 use crate::tables::{self, SharedTables};
 
-/// Bits in the size before a block of the C library's, and that it has a mapping of its own.
-const FLAGS: u64 = 7;
-const MAPPED: u64 = 2;
-/// That the block before is in use.
-const BEFORE_IS_USED: u64 = 1;
-/// Bytes of the C library's words before a block.
-const HEAD: u64 = 16;
 /// Number of bytes of cells that are read at a time, and at most.
 const PIECE: u64 = 4 << 10;
 const MAX_MAP_BYTES: u64 = 16 << 20;
@@ -160,19 +154,20 @@ impl LookupProcess {
     /// Usable size of a block of the C library that begins here; `None` unless its header and the
     /// following one are valid.
     fn room(self, start: u64, mapping: AddrRange) -> Option<u64> {
-        let chunk = start.checked_sub(HEAD).filter(|chunk| *chunk >= mapping.start)?;
+        let chunk = start.checked_sub(HEADER).filter(|chunk| *chunk >= mapping.start)?;
         let head = self.word(start - 8)?;
-        let (size, is_mapped) = (head & !FLAGS, head & MAPPED != 0);
+        let (size, is_mapped) = (glibc_chunk::size(head), glibc_chunk::is_mapped(head));
         let end = chunk.checked_add(size).filter(|end| *end <= mapping.end)?;
-        if size < 2 * HEAD || !size.is_multiple_of(HEAD) {
+        if size < MIN_CHUNK || !size.is_multiple_of(UNIT) {
             return None;
         }
         if is_mapped {
-            return Some(size - HEAD);
+            return Some(glibc_chunk::room(head));
         }
         // The last chunk of a heap is never an allocated one, so another follows.
         let next = self.word(end + 8).filter(|_| end < mapping.end)?;
-        let makes_sense = next & BEFORE_IS_USED != 0 && (next & !FLAGS).is_multiple_of(HEAD);
-        makes_sense.then_some(size - 8)
+        let makes_sense =
+            next & PREVIOUS_IN_USE != 0 && glibc_chunk::size(next).is_multiple_of(UNIT);
+        makes_sense.then_some(glibc_chunk::room(head))
     }
 }

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
+use pagewise_heaplog::glibc_chunk::{self, MAPPED, MIN_CHUNK, OTHER_ARENA, UNIT};
 use pagewise_heaplog::recording::{LogAmount, LogArea, LogAreaKind, LogLayout};
 use pagewise_heaplog::tables::live::{KIND, NARROW};
 use pagewise_heaplog::tables::{allocator, header};
@@ -35,13 +36,6 @@ const READINGS: usize = 16;
 /// Number of bytes with block headers that are read at a time, and the number of pieces.
 const PIECE: u64 = 1 << 20;
 const PIECES: usize = 1000;
-/// Alignment and minimum size of chunks.
-const UNIT: u64 = 16;
-const MIN_CHUNK: u64 = 32;
-/// Bits in the size before a block.
-const FLAGS: u64 = 7;
-const MAPPED: u64 = 2;
-const OTHER_ARENA: u64 = 4;
 
 /// Data kept from one layout to the next.
 #[derive(Debug, Default)]
@@ -389,7 +383,7 @@ impl Looking<'_> {
         let (before, head) = words.split_at(8);
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let (before, head) = (word(before), word(head));
-        let size = head & !FLAGS;
+        let size = glibc_chunk::size(head);
         let end = chunk.checked_add(size).filter(|end| *end <= range.end && size >= MIN_CHUNK);
         let start = chunk.checked_sub(before).filter(|start| *start >= range.start);
         match (head & (MAPPED | OTHER_ARENA), end, start) {
@@ -492,11 +486,11 @@ impl Looking<'_> {
             self.unclear += 1;
             return;
         };
-        let (size, extent) = (word & !FLAGS, &self.extents[at]);
+        let (size, extent) = (glibc_chunk::size(word), &self.extents[at]);
         let end = (block.address - UNIT).checked_add(size);
         let fits = size >= MIN_CHUNK
             && size.is_multiple_of(UNIT)
-            && word & MAPPED == 0
+            && !glibc_chunk::is_mapped(word)
             && end.is_some_and(|end| end <= extent.range.end)
             && block.address - 8 >= extent.last;
         if !fits {

@@ -8,6 +8,7 @@
 
 #[cfg(feature = "file")]
 mod format;
+pub mod glibc_chunk;
 pub mod guard;
 #[cfg(feature = "file")]
 mod layouts;

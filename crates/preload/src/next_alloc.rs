@@ -4,6 +4,8 @@ use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
 
+use pagewise_heaplog::glibc_chunk;
+
 use crate::modules::{self, FindObject};
 use crate::stubs::{EntryFunction, FUNCTIONS};
 
@@ -360,11 +362,6 @@ pub(crate) fn free(block: *mut c_void) {
     unsafe { function(block) }
 }
 
-/// Bits in the size that stands before a block of the C library's.
-const FLAGS: u64 = 7;
-/// The block has a mapping of its own.
-const MAPPED: u64 = 2;
-
 /// The word before a block.
 #[inline(always)]
 fn glibc_size(address: u64) -> u64 {
@@ -375,16 +372,15 @@ fn glibc_size(address: u64) -> u64 {
 
 /// Length of a block's own mapping.
 pub(crate) fn glibc_mapped(address: u64) -> Option<u64> {
-    let size = glibc_size(address);
-    (size & MAPPED != 0).then_some(size & !FLAGS)
+    let word = glibc_size(address);
+    glibc_chunk::is_mapped(word).then_some(glibc_chunk::size(word))
 }
 
-/// Usable size of a block of the C library, from its header (`malloc_chunk`, unchanged for twenty
-/// years); [`has_headers`] has verified the format.
+/// Usable size of a block of the C library, from its header; [`has_headers`] has verified the
+/// format.
 #[inline(always)]
 pub(crate) fn glibc_room(address: u64) -> u64 {
-    let size = glibc_size(address);
-    (size & !FLAGS) - if size & MAPPED == 0 { 8 } else { 16 }
+    glibc_chunk::room(glibc_size(address))
 }
 
 /// True if headers of blocks say what the C library says.

@@ -6,10 +6,11 @@
 
 use std::ops::Range;
 
+use pagewise_heaplog::glibc_chunk::{self, MIN_CHUNK, UNIT};
 use pagewise_model::Mapping;
 use pagewise_sys::remote;
 
-use super::{FLAGS, MAPPED, MAX_EXTENTS, MIN_CHUNK, UNIT, WalkedProcess, is_memory};
+use super::{MAX_EXTENTS, WalkedProcess, is_memory};
 use crate::memory::ARENA;
 
 /// A heap of an arena that is not the first.
@@ -119,7 +120,7 @@ pub(super) fn top(
     mut ends: impl Iterator<Item = Range<u64>>,
 ) -> Option<u64> {
     let range = ends.find(|range| range.contains(&top))?;
-    let size = process.word(top.checked_add(8)?)? & !FLAGS;
+    let size = glibc_chunk::size(process.word(top.checked_add(8)?)?);
     // A heap may be able to be written behind what it uses.
     let end = top.checked_add(size).filter(|end| *end <= range.end)?;
     let is_it = top.is_multiple_of(UNIT) && end.is_multiple_of(process.page) && size >= MIN_CHUNK;
@@ -133,8 +134,8 @@ pub(super) fn walk(process: &WalkedProcess, range: Range<u64>) -> Option<u64> {
     let mut head = range.start;
     for _ in 0..MAX_FREE_CHUNKS {
         let word = process.word(head)?;
-        let size = word & !FLAGS;
-        if size < MIN_CHUNK || !size.is_multiple_of(UNIT) || word & MAPPED != 0 {
+        let size = glibc_chunk::size(word);
+        if size < MIN_CHUNK || !size.is_multiple_of(UNIT) || glibc_chunk::is_mapped(word) {
             return None;
         }
         head = head.checked_add(size)?;
