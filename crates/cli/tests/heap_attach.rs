@@ -299,7 +299,11 @@ fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     recording.kill().unwrap();
     recording.wait().unwrap();
     busy.ask();
-    assert!(is_hooked(busy.child.id()));
+    if !is_hooked(busy.child.id()) {
+        // Any run undoes what a killed one left, those of other tests, too.
+        busy.end();
+        return skip(&Lack::Chance("another run of pagewise has undone the changes already"));
+    }
     let file = folder.path().join("next.pwh");
     let recording = begin(&busy, &file);
     wait_until(|| std::fs::metadata(&file).is_ok_and(|it| it.len() > 500));

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pagewise_skip::{Lack, is_root, skip};
+use pagewise_skip::{Lack, has_all_rights, is_root, skip, skip_part};
 use serde_json::Value;
 
 use fixture::{json, number, pagewise, program, sum};
@@ -197,7 +197,10 @@ fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
     assert!(number(fix, "rss_before") >= 64 * MIB, "{fix}");
     assert!(number(fix, "rss_after") < 5 * MIB, "{fix}");
     assert_eq!((number(fix, "done"), number(fix, "failed")), (32, 0));
-    assert_eq!(number(fix, "longest_stop_ns"), 0, "splitting from outside stops nobody");
+    // Advice from outside needs CAP_SYS_NICE; without it the process is stopped for a moment.
+    if has_all_rights() {
+        assert_eq!(number(fix, "longest_stop_ns"), 0, "splitting from outside stops nobody");
+    }
     assert!(fix["seconds"].as_f64().unwrap() > 0.0);
     assert!(running.counter("Rss") < 5 * MIB);
     assert!(running.flags().contains(" hg "), "without --hold nothing is forbidden");
@@ -208,6 +211,14 @@ fn a_plan_changes_nothing_and_a_fix_gives_zero_pages_back() {
 fn every_chosen_method_releases_zero_pages_and_keeps_written_ones() {
     for method in ["split", "drop", "swap"] {
         let Some(running) = RunningHuge::huge(32, 64) else { return };
+        if method != "drop" && !has_all_rights() {
+            let words = ["thp", &running.pid(), "--fix", "--yes", "--method", method];
+            let output = pagewise(&words);
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(!output.status.success() && said.contains("needs CAP_SYS_NICE"), "{said}");
+            skip_part(&Lack::Root);
+            continue;
+        }
         let fix = &thp(&running, &["--fix", "--yes", "--method", method])["fix"];
         assert_eq!(fix["method"], method);
         assert!(number(fix, "rss_after") < 8 * MIB, "{fix}");
@@ -245,6 +256,9 @@ fn dense_huge_pages_are_spared() {
 
 #[test]
 fn split_pages_can_be_made_huge_again() {
+    if !is_root() {
+        return;
+    }
     let Some(running) = RunningHuge::huge(16, 4) else { return };
     let split = format!("{}-{}", running.facts["huge.start"], running.facts["huge.start"] + HUGE);
     assert_eq!(running.counter("AnonHugePages"), 16 * MIB, "{split}");

@@ -12,6 +12,7 @@ pub mod self_test;
 mod target;
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,9 @@ impl fmt::Debug for RepairConditions<'_> {
         f.debug_struct("Conditions").field("max_pause", &self.max_pause).finish_non_exhaustive()
     }
 }
+
+/// Why the kernel refuses advice for another process.
+const NOT_PERMITTED: &str = "not permitted: process_madvise needs CAP_SYS_NICE";
 
 /// Why the rest of a plan was not carried out.
 const INTERRUPTED: &str = "a signal asked pagewise to end";
@@ -99,7 +103,7 @@ pub fn carry_out(
     let took = begin.elapsed();
     Ok(Repair {
         action: plan.action,
-        method: (plan.action == Action::Shrink).then_some(method),
+        method: (plan.action == Action::Shrink && !plan.ranges.is_empty()).then_some(method),
         done: outcome.done,
         failed: outcome.failed,
         why: outcome.why,
@@ -158,7 +162,10 @@ fn advise(
                 return Err(RepairError::system("the process is gone", error));
             }
             Err(error) => {
-                outcome.fail(error);
+                match error.kind() {
+                    ErrorKind::PermissionDenied => outcome.fail(NOT_PERMITTED),
+                    _ => outcome.fail(error),
+                }
                 ranges = &ranges[1..];
                 continue;
             }

@@ -120,7 +120,8 @@ pub fn is_root() -> bool {
     is_root
 }
 
-fn has_all_rights() -> bool {
+/// True if the user is root, with `CAP_SYS_ADMIN`.
+pub fn has_all_rights() -> bool {
     let has_capability = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     rustix::process::geteuid().is_root() && has_capability

@@ -9,9 +9,9 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{LineProgram, build, events, faults, functions};
+use common::{LineProgram, TOO_LITTLE_MEMORY, build, events, faults, functions};
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_skip::{Lack, skip};
+use pagewise_skip::{Lack, has_all_rights, skip};
 use pagewise_sys::perf_event::{PerfEvent, PerfType};
 use pagewise_sys::perf_ring::Carries;
 use pagewise_trace::{Callers, Finder, RecordedStacks, StackId, Symbols, Unwinder};
@@ -165,7 +165,7 @@ fn perf_finds_the_same_callers() {
         "record",
         "-q",
         "-m",
-        "16M",
+        "4M",
         "-e",
         "page-faults:u",
         "-c",
@@ -179,7 +179,10 @@ fn perf_finds_the_same_callers() {
     };
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     if !child.wait().unwrap().success() {
-        return skip(&Lack::Ability { of: "perf", what: "may not record" });
+        return match has_all_rights() {
+            true => skip(&Lack::Ability { of: "perf", what: "may not record" }),
+            false => skip(&Lack::Machine(TOO_LITTLE_MEMORY)),
+        };
     }
     let mut script = Command::new("perf");
     script.args(["script", "-F", "ip,sym", "-i"]).arg(&data);

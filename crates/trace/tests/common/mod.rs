@@ -6,10 +6,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pagewise_proc::ProcRoot;
-use pagewise_skip::{Lack, skip};
+use pagewise_skip::{Lack, has_all_rights, skip};
 use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
 use pagewise_sys::perf_ring::{Carries, Sampling};
 use pagewise_trace::{
@@ -23,9 +24,21 @@ pub(crate) fn skip_without_events() {
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
     match PerfCounter::open(event, PerfScope::ThisThread, mode, None) {
         Err(error) => skip(&Lack::Refused { call: "perf_event_open", error: &error }),
+        Ok(_) if !has_all_rights() => skip(&Lack::Machine(TOO_LITTLE_MEMORY)),
         Ok(_) => panic!("a session cannot be opened, but events can"),
     }
 }
+
+/// All ring buffers of an ordinary user together have a limit.
+pub(crate) const TOO_LITTLE_MEMORY: &str = "this user may lock too little memory for the ring buffers that the test needs \
+     (kernel.perf_event_mlock_kb, RLIMIT_MEMLOCK)";
+
+/// Bytes of a ring buffer for each CPU that hold what the tests record: two of this size are within
+/// what an ordinary user may lock by default.
+pub(crate) const RING_BYTES: usize = 4 << 20;
+
+/// The tests of a program take their ring buffers one after the other.
+static RINGS: Mutex<()> = Mutex::new(());
 
 /// Builds a program of `tests/programs`. `None`, with a message, without a compiler.
 pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -104,8 +117,9 @@ pub(crate) fn events(
     let mode = Mode { exclude_kernel: true, ..Mode::default() };
     let sampling = Sampling { event, every, carries, mode, tasks: true, wake_at: 1 << 16 };
     let wanted = SessionEvent { name: "what is tested".into(), sampling };
+    let _alone = RINGS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut session =
-        match TraceSession::open(TraceTarget::Process(running.pid), &[wanted], 1 << 23) {
+        match TraceSession::open(TraceTarget::Process(running.pid), &[wanted], RING_BYTES) {
             Ok(session) => session,
             Err(_) => {
                 skip_without_events();
