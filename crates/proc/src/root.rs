@@ -260,7 +260,7 @@ impl ProcRoot {
         match Errno::from_io_error(&error) {
             Some(Errno::SRCH) => ProcError::NoSuchProcess { pid },
             Some(Errno::NOENT) if gone() => ProcError::NoSuchProcess { pid },
-            // A zombie has no memory that anybody could be permitted to read.
+            // A zombie has no memory, so its files are not a question of permission.
             Some(Errno::PERM | Errno::ACCESS) if self.live && self.is_zombie(pid) => {
                 ProcError::NoSuchProcess { pid }
             }
