@@ -64,3 +64,66 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
+
+/// A pool that is a pointer for C: its opaque type, access to the pool behind a pointer, and the
+/// calls that create and destroy it.
+macro_rules! pool {
+    (see $header:literal, $pool:ident as $of_c:ident; raw $raw:ident, get $get:ident, create $create:ident,
+        create_in $create_in:ident, destroy $destroy:ident $(,)?) => {
+        #[doc = concat!("The type that `pagewise/", $header, "` declares and does not define.")]
+        #[derive(Debug)]
+        #[repr(C)]
+        pub struct $raw([u8; 0]);
+
+        fn create(memory: ::pagewise_alloc::source::SystemOrBuffer) -> *mut $raw {
+            $crate::common::pointer($pool::unguarded(memory).map($pool::into_raw)).cast()
+        }
+
+        /// The pool behind a pointer, which is not dropped.
+        ///
+        /// # Safety
+        /// The pointer came from `create`, and was not destroyed.
+        unsafe fn $get(raw: *const $raw) -> ::std::mem::ManuallyDrop<$of_c> {
+            // SAFETY: the caller passes a live pool, so it is not NULL.
+            let raw = unsafe { ::std::ptr::NonNull::new_unchecked(raw.cast_mut()) };
+            // SAFETY: the caller passes a live pool; the value is not dropped.
+            ::std::mem::ManuallyDrop::new(unsafe { $pool::from_raw(raw.cast()) })
+        }
+
+        #[doc = concat!("See `pagewise/", $header, "`.")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $create() -> *mut $raw {
+            create(::pagewise_alloc::source::SystemOrBuffer::system())
+        }
+
+        #[doc = concat!("See `pagewise/", $header, "`.")]
+        ///
+        /// # Safety
+        /// As the header says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $create_in(
+            buffer: *mut ::std::ffi::c_void,
+            size: usize,
+        ) -> *mut $raw {
+            let Some(start) = ::std::ptr::NonNull::new(buffer.cast()) else {
+                return ::std::ptr::null_mut();
+            };
+            // SAFETY: the header requires that the buffer is valid, and used by the pool only.
+            create(unsafe { ::pagewise_alloc::source::SystemOrBuffer::buffer(start, size) })
+        }
+
+        #[doc = concat!("See `pagewise/", $header, "`.")]
+        ///
+        /// # Safety
+        /// As the header says.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $destroy(raw: *mut $raw) {
+            if !raw.is_null() {
+                // SAFETY: the header requires a live pool.
+                let pool = unsafe { $get(raw) };
+                $crate::failure::or_abort(|| drop(::std::mem::ManuallyDrop::into_inner(pool)));
+            }
+        }
+    };
+}
+pub(crate) use pool;

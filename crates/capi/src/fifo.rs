@@ -2,66 +2,24 @@
 
 use std::alloc::Layout;
 use std::ffi::c_void;
-use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::Fifo;
 use pagewise_alloc::source::SystemOrBuffer;
 
-use crate::common::{functions, layout, pointer};
+use crate::common::{functions, layout, pointer, pool};
 use crate::failure::or_abort;
 
 /// `pw_fifo` is the beginning of this type.
 type CFifo = Fifo<SystemOrBuffer>;
 
-/// `pw_fifo`, of which nothing is known here.
-#[derive(Debug)]
-#[repr(C)]
-pub struct RawFifo([u8; 0]);
-
-fn create(memory: SystemOrBuffer) -> *mut RawFifo {
-    pointer(Fifo::unguarded(memory).map(Fifo::into_raw)).cast()
-}
-
-/// The pool behind a pointer, which stays.
-///
-/// # Safety
-/// It came from `create`.
-unsafe fn pool(raw: *const RawFifo) -> ManuallyDrop<CFifo> {
-    // SAFETY: the caller passes a live pool, so it is not NULL.
-    let raw = unsafe { NonNull::new_unchecked(raw.cast_mut()) };
-    // SAFETY: the caller passes a live pool; the value is not dropped.
-    ManuallyDrop::new(unsafe { Fifo::from_raw(raw.cast()) })
-}
-
-/// See `pagewise/fifo.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn pw_fifo_create() -> *mut RawFifo {
-    create(SystemOrBuffer::system())
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_create_in(buffer: *mut c_void, size: usize) -> *mut RawFifo {
-    let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
-    create(unsafe { SystemOrBuffer::buffer(start, size) })
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_destroy(raw: *mut RawFifo) {
-    if !raw.is_null() {
-        // SAFETY: the header requires a live pool.
-        let pool = unsafe { pool(raw) };
-        or_abort(|| drop(ManuallyDrop::into_inner(pool)));
-    }
+pool! {
+    see "fifo.h", Fifo as CFifo;
+    raw RawFifo,
+    get pool,
+    create pw_fifo_create,
+    create_in pw_fifo_create_in,
+    destroy pw_fifo_destroy,
 }
 
 functions! {

@@ -9,36 +9,25 @@ use pagewise_alloc::Ring;
 use pagewise_alloc::ring::{OpenRingFrame, Sealed};
 use pagewise_alloc::source::SystemOrBuffer;
 
-use crate::common::{functions, layout, pointer};
+use crate::common::{functions, layout, pointer, pool};
 use crate::failure::or_abort;
 
 /// `pw_ring` is the beginning of this type.
 type CRing = Ring<SystemOrBuffer>;
 
-/// `pw_ring`, of which nothing is known here.
-#[derive(Debug)]
-#[repr(C)]
-pub struct RawRing([u8; 0]);
+pool! {
+    see "ring.h", Ring as CRing;
+    raw RawRing,
+    get ring,
+    create pw_ring_create,
+    create_in pw_ring_create_in,
+    destroy pw_ring_destroy,
+}
 
 /// `pw_ring_frame`, an opaque type.
 #[derive(Debug)]
 #[repr(C)]
 pub struct RawFrame([u8; 0]);
-
-fn create(memory: SystemOrBuffer) -> *mut RawRing {
-    pointer(Ring::unguarded(memory).map(Ring::into_raw)).cast()
-}
-
-/// The ring behind a pointer, which stays.
-///
-/// # Safety
-/// It came from `create`.
-unsafe fn ring(raw: *const RawRing) -> ManuallyDrop<CRing> {
-    // SAFETY: the caller passes a live ring, so it is not NULL.
-    let raw = unsafe { NonNull::new_unchecked(raw.cast_mut()) };
-    // SAFETY: the caller passes a live ring; the value is not dropped.
-    ManuallyDrop::new(unsafe { Ring::from_raw(raw.cast()) })
-}
 
 /// The open frame, which stays so.
 ///
@@ -48,36 +37,6 @@ fn open(ring: &CRing) -> ManuallyDrop<OpenRingFrame<'_, SystemOrBuffer>> {
     assert!(ring.is_open(), "ring: no frame is open");
     // SAFETY: one is, of which C has no other handle.
     ManuallyDrop::new(unsafe { OpenRingFrame::resume(ring) })
-}
-
-/// See `pagewise/ring.h`.
-#[unsafe(no_mangle)]
-pub extern "C" fn pw_ring_create() -> *mut RawRing {
-    create(SystemOrBuffer::system())
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_create_in(buffer: *mut c_void, size: usize) -> *mut RawRing {
-    let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
-    // SAFETY: the header requires that the buffer is valid, and used by the pool only.
-    create(unsafe { SystemOrBuffer::buffer(start, size) })
-}
-
-/// See `pagewise/ring.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_ring_destroy(raw: *mut RawRing) {
-    if !raw.is_null() {
-        // SAFETY: the header requires a live ring.
-        let ring = unsafe { ring(raw) };
-        or_abort(|| drop(ManuallyDrop::into_inner(ring)));
-    }
 }
 
 functions! {

@@ -415,7 +415,7 @@ mod tests {
         assert!(false_alarms(&mut drifting) <= TRIALS / 20);
     }
 
-    /// On a busy machine times of one moment resemble each other, which the limit does not allow for.
+    /// Times of one moment resemble each other on a busy machine, which the limit does not allow.
     #[test]
     #[ignore = "it measures"]
     fn the_same_work_timed_twice_is_not_called_another() {
