@@ -23,14 +23,15 @@ pub(crate) struct Cli {
 /// Options of the output's appearance, which every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct LookArgs {
-    /// Colour the output: `auto` colours on a terminal unless NO_COLOR is set
-    #[arg(long, global = true, value_enum, default_value_t = ColorWhen::Auto, value_name = "WHEN", help_heading = "Look")]
+    /// When to colour the output; `auto`: on a terminal, unless NO_COLOR is set
+    #[arg(long, global = true, value_enum, default_value_t = ColorWhen::Auto, value_name = "WHEN", help_heading = "Display")]
     pub(crate) color: ColorWhen,
-    /// Fit tables to N columns; by default to the terminal, or to 100 without one
-    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Look")]
+    /// Limit tables to N characters per line; default: the width of the terminal, or 100 without a
+    /// terminal
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Display")]
     pub(crate) width: Option<u16>,
     /// Unit of sizes in text and HTML; JSON always has bytes
-    #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Look")]
+    #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Display")]
     pub(crate) units: Option<UnitArg>,
 }
 
@@ -54,7 +55,7 @@ pub(crate) enum UnitArg {
 /// The process to read, and the source to read it from.
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
-    /// A PID, a process name or a unique part of one, or `self`
+    /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET", required_unless_present_any = ["from", "command"])]
     pub(crate) target: Option<String>,
     /// Read a saved snapshot instead of a process
@@ -63,7 +64,7 @@ pub(crate) struct SourceArgs {
     /// Read a copy of the /proc tree instead of /proc
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// Run this command and read its memory at its exit, before the kernel unmaps it
+    /// Run this command and take the snapshot when it exits, while its memory is still mapped
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["target", "root"])]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -81,7 +82,7 @@ pub(crate) struct MomentArgs {
     /// Read the command's memory at TIME after its start (`500ms`, `2s`)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "command", conflicts_with = "at_peak")]
     pub(crate) at: Option<Duration>,
-    /// Read the command's memory near its highest RES
+    /// Take the snapshot near the command's highest RES
     #[arg(long, requires = "command")]
     pub(crate) at_peak: bool,
 }
@@ -89,8 +90,8 @@ pub(crate) struct MomentArgs {
 /// The way to read: by default `--full` for processes up to 64 MiB of RES, else `--polite`.
 #[derive(Debug, Args)]
 pub(crate) struct ReadingArgs {
-    /// Read page tables in pieces of 2 MiB with a sleep after each, so that the process never waits
-    /// long
+    /// Read page tables for 2 MiB of addresses at a time and sleep in between, so that the process
+    /// never waits long for mmap_lock
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) polite: bool,
     /// Read page tables at full speed, without sleeps

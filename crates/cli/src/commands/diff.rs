@@ -31,7 +31,7 @@ pub(crate) struct Diff {
     /// Stop after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
     pub(crate) during: Option<Duration>,
-    /// Show which mappings have other addresses in the later snapshot (ASLR)
+    /// Show which mappings moved to another address in the later snapshot, for example by ASLR
     #[arg(long)]
     pub(crate) layout: bool,
     #[command(flatten)]

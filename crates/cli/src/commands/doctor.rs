@@ -21,7 +21,8 @@ pub(crate) struct Doctor {
     /// `self`
     #[arg(value_name = "TARGET")]
     pub(crate) target: Option<String>,
-    /// The goal; without one only settings that cost both latency and memory are checked
+    /// The goal to optimize for; without it only settings that are bad for both latency and memory
+    /// are checked
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileArg>,
     /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys

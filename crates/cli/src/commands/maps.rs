@@ -24,7 +24,7 @@ pub(crate) struct Maps {
     /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first
     #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
     pub(crate) sort: Option<String>,
-    /// Show only the mappings for which EXPRESSION is true: `rss>1M && name~libc`
+    /// Show only mappings that match EXPRESSION, for example `rss>1M && name~libc` (`~`: contains)
     #[arg(long, value_name = "EXPRESSION")]
     pub(crate) filter: Option<String>,
     /// List the ELF sections in each file mapping

@@ -26,7 +26,7 @@ use crate::terminal;
 
 #[derive(Debug, Args)]
 pub(crate) struct PagesArgs {
-    /// A PID, a process name or a unique part of one, or `self`
+    /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Limit the report to an address range (START-END or START+SIZE in hex), the mapping at an
@@ -36,8 +36,8 @@ pub(crate) struct PagesArgs {
     /// List runs of pages in the same state; this is the default if a RANGE or MAPPING is given
     #[arg(long)]
     pub(crate) runs: bool,
-    /// Read page frames too: the number of mappings of each page, pages merged by KSM, folio sizes
-    /// (needs root)
+    /// Show data of page frames too: the map count of each page, KSM pages, folio sizes (needs
+    /// root)
     #[arg(long)]
     pub(crate) detail: bool,
     /// The kernel interface to use
@@ -46,7 +46,7 @@ pub(crate) struct PagesArgs {
     /// Read page tables at full speed, without sleeps
     #[arg(long)]
     pub(crate) fast: bool,
-    /// Report the pages accessed within TIME. This clears the referenced bits of the process first
+    /// Clear the referenced bits of the process, wait TIME, and report the pages accessed since
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
     pub(crate) touched: Option<Duration>,
     #[command(flatten)]
@@ -55,12 +55,12 @@ pub(crate) struct PagesArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ByArg {
-    /// /proc/PID/pagemap, and PAGEMAP_SCAN for the facts that pagemap lacks: the fastest way
+    /// /proc/PID/pagemap, and PAGEMAP_SCAN for what pagemap does not report (the fastest)
     Both,
     /// Only PAGEMAP_SCAN, which also reports written pages if the process tracks writes with
     /// userfaultfd
     Scan,
-    /// Only /proc/PID/pagemap, which does not show huge page-table entries and zero pages
+    /// Only /proc/PID/pagemap, which shows neither PMD-mapped huge pages nor zero pages
     Pagemap,
 }
 

@@ -14,14 +14,15 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct PoolsArgs {
-    /// A PID, a process name or a unique part of one, or `self`
+    /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Show only pools whose type or name contains this text
     #[arg(value_name = "POOL")]
     pub(crate) pool: Option<String>,
-    /// Draw the growth of the N largest pools; by default 1, or all if a POOL is given
-    #[arg(long, value_name = "POOLS")]
+    /// Draw growth charts of the N largest pools; default: 1, or all matching pools if POOL is
+    /// given
+    #[arg(long, value_name = "N")]
     pub(crate) charts: Option<usize>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,

@@ -33,7 +33,8 @@ pub(crate) struct Syscalls {
     /// Stop recording after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
-    /// The longest allowed pause of all threads at the start of the recording
+    /// Stop all threads for at most TIME at the start of the recording; give up if that is too
+    /// short
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) max_pause: Duration,
     /// Show N calls of the time line, or `all`; JSON has all

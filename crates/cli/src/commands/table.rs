@@ -26,7 +26,7 @@ pub(crate) enum Command {
     ///   pagewise explain --at-peak -- make -j2
     #[command(verbatim_doc_comment)]
     Explain(explain::Explain),
-    /// List the mappings of a process with every smaps counter
+    /// List the mappings of a process, with any counter of smaps
     ///
     /// Examples:
     ///   pagewise maps 1234 --sort rss
@@ -34,7 +34,7 @@ pub(crate) enum Command {
     ///   pagewise maps 1234 --columns all --json
     #[command(verbatim_doc_comment)]
     Maps(maps::Maps),
-    /// List all processes by PSS, USS, RSS and swap
+    /// List all processes with their PSS, USS, RSS and swap
     Ps(ps::Ps),
     /// Show which memory grew, between snapshots or over time
     ///
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]
     Pages(pages::PagesArgs),
-    /// Show the pools of pagewise's allocators in a process
+    /// Show the memory pools of a process that uses the pagewise allocator library
     ///
     /// Examples:
     ///   pagewise pools 1234
@@ -67,7 +67,7 @@ pub(crate) enum Command {
     ///   pagewise thp 1234 --fix --hold --yes
     #[command(verbatim_doc_comment)]
     Thp(thp::Thp),
-    /// Run a command with transparent huge pages restricted
+    /// Run a command with transparent huge pages disabled or restricted
     ///
     /// Examples:
     ///   pagewise run --thp=never -- redis-server
@@ -89,7 +89,7 @@ pub(crate) enum Command {
     ///   pagewise stat --events cycles,instructions,tlb:tlb_flush -- ./bench
     #[command(verbatim_doc_comment)]
     Stat(stat::StatArgs),
-    /// List the events that this machine can count
+    /// List the perf events that this machine can count
     ///
     /// States the reason for each event that it cannot count.
     ///
@@ -124,7 +124,7 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(syscalls::Syscalls),
-    /// Record TLB shootdowns: call, source line, CPUs, waiting time
+    /// Record TLB shootdowns: system call, source line, target CPUs, wait time
     ///
     /// If pagewise runs a command, the text report goes to standard error and JSON
     /// goes to standard output. The command keeps its own standard input and output.
@@ -167,7 +167,7 @@ pub(crate) enum Command {
     ///   pagewise guard --rate 1 --then continue -- ./program
     #[command(verbatim_doc_comment)]
     Guard(guard::args::GuardArgs),
-    /// Report each write to some bytes of a process
+    /// Report each write to an address range of a process (watchpoint)
     ///
     /// Reports the old and the new value, the thread, and the call stack with source
     /// lines.
@@ -221,14 +221,14 @@ pub(crate) enum Command {
         /// The process
         pid: u32,
     },
-    /// Define a term, column or kernel counter
+    /// Print the definition of a term, column or kernel counter
     Define(define::Define),
     /// Print a completion script for a shell
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write those of all commands
+    /// Print the manual page, or write one for each command into a folder
     Man {
         /// Write one manual page for each command into DIR
         #[arg(long, value_name = "DIR")]

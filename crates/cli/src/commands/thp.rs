@@ -24,7 +24,7 @@ use crate::{pause, terminal};
 
 #[derive(Debug, Args)]
 pub(crate) struct Thp {
-    /// A PID, a process name or a unique part of one, or `self`
+    /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
     /// Read PAGES base pages, chosen at random, instead of all
@@ -68,7 +68,7 @@ pub(crate) struct ThpActs {
     /// supports
     #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
     pub(crate) method: ShrinkMethod,
-    /// With --fix --method drop: the longest allowed pause of all threads
+    /// With --fix --method drop: stop all threads for at most TIME; give up if that is too short
     #[arg(long, value_name = "TIME", default_value = "100ms", requires = "fix", value_parser = humantime::parse_duration, help_heading = "Change the process")]
     pub(crate) max_pause: Duration,
 }

@@ -17,9 +17,8 @@ use pagewise_model::units::nanoseconds;
 pub(crate) enum HeapCommand {
     /// Run a command and record every malloc and free with its call stack
     ///
-    /// The command keeps its own standard streams and exit code, and receives Ctrl-C
-    /// itself. The recording is small (some KiB to 1 MiB); `pagewise heap report`
-    /// reads it.
+    /// The command uses the standard streams of pagewise and receives Ctrl-C; pagewise exits with
+    /// its exit code. The recording is small (some KiB to 1 MiB); `pagewise heap report` reads it.
     ///
     /// Examples:
     ///   pagewise heap run -- ./server --test
@@ -28,9 +27,9 @@ pub(crate) enum HeapCommand {
     Run(HeapRun),
     /// Record the heap of a running program: the blocks that it allocates from now on
     ///
-    /// One thread of the program loads the recorder at a point where this is safe.
-    /// After the recording the program's functions are as they were. Needs glibc on
-    /// x86-64.
+    /// pagewise makes one thread of the program load a recorder library, at a point where dlopen is
+    /// safe. It redirects malloc, free and related functions, and restores them at the end. Needs
+    /// glibc on x86-64.
     ///
     /// Examples:
     ///   pagewise heap attach 1234 --for 10s
@@ -46,14 +45,14 @@ pub(crate) enum HeapCommand {
     ///   pagewise heap report heap.pwh --by calls --threshold 5
     #[command(verbatim_doc_comment)]
     Report(HeapReport),
-    /// Report the growth between two recordings by call stack, also of different builds
+    /// Report the growth by call stack between two recordings, even of different builds
     ///
     /// Examples:
     ///   pagewise heap diff before.pwh after.pwh
     ///   pagewise heap diff before.pwh after.pwh --by leaked
     #[command(verbatim_doc_comment)]
     Diff(HeapDiff),
-    /// Write a recording for other tools: massif, heaptrack, pprof, flame graphs, Perfetto
+    /// Convert a recording for massif, heaptrack, pprof, flame graphs or Perfetto
     ///
     /// Examples:
     ///   pagewise heap export heap.pwh --massif massif.out
@@ -72,7 +71,7 @@ pub(crate) struct HeapRun {
     /// Record one sample every SIZE bytes on average instead of every call; use this in production
     #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
-    /// Record the program's own mmap, mremap and brk calls too
+    /// Also record mmap, mremap and brk calls that are not made by malloc
     #[arg(long)]
     pub(crate) mmap: bool,
     /// Record each block of pagewise's own allocators too, which makes them slower; see
@@ -101,13 +100,14 @@ pub(crate) struct HeapAttach {
     /// Record one sample every SIZE bytes on average instead of every call
     #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
-    /// Record the program's own mmap, mremap and brk calls from now on too
+    /// Also record mmap, mremap and brk calls that are not made by malloc
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Record children that it forks meanwhile too, each in its own file `FILE.PID`
+    /// Also record children that are forked during the recording, each in its own file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
-    /// The longest allowed pause of all threads, at the start and at the end of the recording
+    /// Stop all threads for at most TIME at the start and at the end of the recording; give up if
+    /// that is too short
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: std::time::Duration,
 }
@@ -120,7 +120,7 @@ pub(crate) struct HeapReport {
     /// Show N rows of each table, or `all`; by default 10, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<RowLimit>,
-    /// Add up branches of trees below PERCENT of the total
+    /// Merge tree branches smaller than PERCENT of the total into one row
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     pub(crate) threshold: f64,
     /// Show the blocks that were live at TIME after the start (`500ms`, `2s`), at the `peak` (the
