@@ -38,7 +38,7 @@ const RULES: &[TidyRule] = &[
 ];
 
 /// The crates that may hold unsafe code.
-const UNSAFE: &[&str] = &["sys", "alloc", "capi", "preload"];
+const UNSAFE: &[&str] = &["sys", "labmem", "alloc", "capi", "preload"];
 
 /// Paths into the standard library that a crate must not name.
 const IMPURE: &[(&str, &[&str])] = &[
@@ -52,7 +52,7 @@ const IMPURE: &[(&str, &[&str])] = &[
 /// The crates that must not print by the macros of the standard library.
 const SILENT: &[&str] = &[
     "model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view",
-    "capi", "heap", "trace", "cli",
+    "capi", "heap", "heapread", "labmem", "trace", "cli",
 ];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];

@@ -17,7 +17,6 @@ use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
 use crate::layout::live::{self, LiveMapEntry};
-use crate::resolve;
 use crate::tables::{self, SharedTables};
 
 /// Number of bytes of cells that are read at a time, and at most.
@@ -54,7 +53,7 @@ pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock>
         ..LogRecording::default()
     };
     let mut symbols = FileSymbols::default();
-    let stacks = resolve::stacks(recording, &[found.site], &mut symbols, &mut Vec::new());
+    let stacks = pagewise_heapread::stacks(recording, &[found.site], &mut symbols, &mut Vec::new());
     let frames = stacks.into_iter().next()?;
     Some(WatchedBlock { start: found.start, size: found.size, room: found.room, frames })
 }

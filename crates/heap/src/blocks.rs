@@ -27,7 +27,6 @@ use crate::error::HeapError;
 use crate::hook::{self, Why};
 use crate::library::{NAME, RecorderLibrary};
 use crate::rendezvous::{Answered, Client, Heard};
-use crate::resolve;
 use crate::tables::{Logged, SharedTables};
 
 /// No more live blocks are kept than this, some 40 bytes each: no log that is made to harm takes
@@ -279,7 +278,7 @@ impl LiveBlocks {
                 ..LogRecording::default()
             };
             let sites: Vec<u32> = asked.iter().map(|(site, _)| *site).collect();
-            let stacks = resolve::stacks(recording, &sites, &mut symbols, &mut lacks);
+            let stacks = pagewise_heapread::stacks(recording, &sites, &mut symbols, &mut lacks);
             for ((_, all), frames) in asked.into_iter().zip(stacks) {
                 all.frames = frames;
             }

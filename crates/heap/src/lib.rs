@@ -1,7 +1,7 @@
-//! Records the heap of a running program, and reads such recordings.
+//! Records the heap of a running program.
 //!
 //! The recorder in the program (`pagewise-preload`) counts; from here its tables are read and made
-//! into a file, and a file into a [`pagewise_model::heap::HeapRecording`] with functions and lines.
+//! into a file, which `pagewise-heapread` reads.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -19,7 +19,6 @@ mod output;
 pub mod probes;
 mod recorder_cache;
 mod rendezvous;
-mod resolve;
 mod run_dir;
 mod tables;
 
@@ -31,4 +30,3 @@ pub use error::HeapError;
 pub use hook::{LeftOut, Why};
 pub use library::{RecorderLibrary, library};
 pub use names::Nameless;
-pub use resolve::resolve;

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use pagewise_heaplog::tables;
+
 use crate::recorder_cache;
 
 /// The recorder that this crate was built with; empty on other machines.
@@ -13,7 +15,7 @@ static RECORDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libpagewise_p
 const CONTENTS: &str = env!("PAGEWISE_RECORDER_CONTENTS");
 
 /// File name of the recorder.
-pub(crate) const NAME: &str = "libpagewise_preload.so";
+pub(crate) const NAME: &str = tables::RECORDER_FILE;
 
 /// Location of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq)]

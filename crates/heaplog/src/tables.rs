@@ -495,6 +495,9 @@ pub mod attached {
     pub const FAILED: u64 = 2;
 }
 
+/// File name of the recorder.
+pub const RECORDER_FILE: &str = "libpagewise_preload.so";
+
 /// Why a recorder ends before its program.
 pub mod trouble {
     /// Out of memory for its tables.

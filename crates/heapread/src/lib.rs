@@ -1,4 +1,6 @@
-//! Recordings with functions and lines: addresses are looked up in the files that they were in.
+//! Recordings of heaps with functions and lines: addresses are looked up in the files that they
+//! were in. Nothing here looks at a process.
+#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -7,7 +9,7 @@ use std::rc::Rc;
 
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{self as raw, LogRecording, ROOT};
-use pagewise_heaplog::tables::{NODES, PLACES, SITES, TableRange};
+use pagewise_heaplog::tables::{NODES, PLACES, RECORDER_FILE, SITES, TableRange};
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::heap::{
     self, AllocationKind, AllocationSite, AllocatorArea, AllocatorAreaKind, AllocatorLayout,
@@ -17,8 +19,6 @@ use pagewise_model::heap::{
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 use pagewise_trace::{FileSymbols, MappedModule, Unusable};
-
-use crate::library::NAME;
 
 /// Maximum number of stored frames of a call stack, innermost first: further frames of a recursion
 /// have no information.
@@ -113,7 +113,7 @@ pub fn resolve(
 }
 
 /// The call stacks of some sites; none of a site that is not there.
-pub(crate) fn stacks(
+pub fn stacks(
     mut recording: LogRecording,
     asked: &[u32],
     symbols: &mut FileSymbols,
@@ -226,7 +226,7 @@ impl AddressFrames {
         {
             let name = Name::new(&module.path);
             // Actions of the recorder are not the program's.
-            let is_recorder = name.base().starts_with(NAME.as_bytes());
+            let is_recorder = name.base().starts_with(RECORDER_FILE.as_bytes());
             // A return address is behind the call: the call itself may be the last of its line or
             // function.
             let instruction = |at: &usize| {

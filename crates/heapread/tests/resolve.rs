@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use pagewise_heap::resolve;
 use pagewise_heaplog::reader::Cut;
 use pagewise_heaplog::recording::{
     Begin, LogAddress, LogAmount, LogCallNode, LogCounts, LogEnd, LogEnding, LogKind, LogLiveTree,
     LogModule, LogRecording, LogResident, LogSite, LogSiteCounts, LogSnapshot, ROOT,
 };
+use pagewise_heapread::resolve;
 use pagewise_model::traced::Frame;
 use pagewise_model::{Absent, Bytes, heap};
 use pagewise_skip::{Lack, skip};

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use pagewise_labmem::mapping::{MapRequest, OwnedMapping};
 use pagewise_model::lab::Environment;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 use pagewise_proc::{ProcRoot, meminfo};
-use pagewise_sys::mapping::{MapRequest, OwnedMapping};
 use pagewise_sys::system;
 
 use crate::bench::{count, nanos};

@@ -138,7 +138,7 @@ impl Journal {
     /// [`LabError::System`]
     pub fn swap_on(&self, path: &Path) -> Result<(), LabError> {
         self.note(&JournalChange::Swap { path: path.to_owned() })?;
-        pagewise_sys::swap::on(path).while_(format!("cannot swap to {}", path.display()))
+        pagewise_labmem::swap::on(path).while_(format!("cannot swap to {}", path.display()))
     }
 
     /// Writes down a change that is about to be made.
@@ -234,7 +234,7 @@ fn undo(change: &JournalChange) -> Result<(), LabError> {
         JournalChange::Cgroup { path } => remove_cgroup(path),
         JournalChange::Swap { path } => {
             // A file that is not used as swap any more, or never was, is not an error.
-            let off = pagewise_sys::swap::off(path);
+            let off = pagewise_labmem::swap::off(path);
             let is_gone = |error: &io::Error| {
                 matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT))
             };

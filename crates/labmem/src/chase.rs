@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use crate::region::AlignedRegion;
+use pagewise_sys::region::AlignedRegion;
 
 /// A place: it holds the address of the next.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use crate::madvise::Advice;
+use pagewise_sys::madvise::Advice;
 
 /// Parameters of a mapping.
 #[derive(Clone, Copy, Debug, Default)]
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn page() -> usize {
-        usize::try_from(crate::system::page_size()).unwrap()
+        usize::try_from(pagewise_sys::system::page_size()).unwrap()
     }
 
     #[test]

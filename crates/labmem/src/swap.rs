@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::system::page_size;
+use pagewise_sys::system::page_size;
 
 /// The last ten bytes of the first page, by which the kernel knows swap.
 const MAGIC: &[u8] = b"SWAPSPACE2";

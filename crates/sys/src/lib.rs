@@ -4,15 +4,11 @@
 
 pub mod bpf;
 pub mod cache;
-pub mod chase;
 pub mod cpuid;
-pub mod fork;
 pub mod interrupt;
 pub mod launch;
-pub mod libc_malloc;
 pub mod libraries;
 pub mod madvise;
-pub mod mapping;
 pub mod output_file;
 pub mod pagemap_scan;
 pub mod peer;
@@ -26,7 +22,6 @@ pub mod procmap_query;
 pub mod ptrace;
 pub mod region;
 pub mod remote;
-pub mod swap;
 pub mod system;
 pub mod thp;
 pub mod trace;

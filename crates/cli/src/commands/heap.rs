@@ -14,8 +14,8 @@ use anyhow::Context;
 use pagewise_analysis::heap::{
     self, DiffOptions, Direction, GrownQuantity, HeapOptions, TreeMoment, TreeQuantity,
 };
-use pagewise_heap::resolve;
 use pagewise_heaplog::reader;
+use pagewise_heapread::resolve;
 use pagewise_model::heap::HeapRecording;
 use pagewise_trace::FileSymbols;
 use pagewise_view::html;

@@ -9,9 +9,9 @@ use std::time::Instant;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
-use pagewise_sys::fork::{ForkedChild, fork};
+use pagewise_labmem::fork::{ForkedChild, fork};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::RunExperiment;

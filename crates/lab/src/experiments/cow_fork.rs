@@ -11,9 +11,9 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Bytes, SmapsCounter};
 use pagewise_model::units::nanoseconds;
-use pagewise_sys::fork::{ForkedChild, fork};
+use pagewise_labmem::fork::{ForkedChild, fork};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 use pagewise_sys::region::AlignedRegion;
 
 use super::RunExperiment;

@@ -9,10 +9,10 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::process::Statm;
 use pagewise_model::{Bytes, SmapsCounter};
-use pagewise_sys::fork::fork;
+use pagewise_labmem::fork::fork;
 use pagewise_sys::launch::KernelUsage;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::count;

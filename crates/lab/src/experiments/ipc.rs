@@ -13,8 +13,8 @@ use pagewise_measure::pin::PinnedThread;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
-use pagewise_sys::fork::fork;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::fork::fork;
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 use pagewise_sys::remote;
 use rustix::fs::{MemfdFlags, memfd_create};
 

@@ -12,7 +12,7 @@ use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Bytes, SmapsCounter, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::count;

@@ -13,7 +13,7 @@ use pagewise_measure::pin::PinnedThread;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Label, Scale, AxisUnit};
 use pagewise_model::{Absent, Bytes};
-use pagewise_sys::chase::RingChase;
+use pagewise_labmem::chase::RingChase;
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::region::AlignedRegion;
 

@@ -13,7 +13,7 @@ use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_sim::geometry::TlbPageSize;
 use pagewise_sim::workload::{self, Order};
 use pagewise_sys::launch::KernelUsage;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 use pagewise_sys::thp;
 
 use super::RunExperiment;

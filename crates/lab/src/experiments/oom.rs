@@ -10,8 +10,8 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Label, AxisUnit};
 use pagewise_model::{Absent, Bytes, Pid};
 use pagewise_proc::{ProcRoot, status};
-use pagewise_sys::fork::{ForkedChild, fork};
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::fork::{ForkedChild, fork};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::{count, join};

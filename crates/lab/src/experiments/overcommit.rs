@@ -8,7 +8,7 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Absent, Bytes};
 use pagewise_proc::meminfo;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::count;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
-use pagewise_sys::libc_malloc::HeapBlock;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::libc_malloc::HeapBlock;
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::{count, nanos};

@@ -6,7 +6,7 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_sys::launch::KernelUsage;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::count;

@@ -9,7 +9,7 @@ use pagewise_model::{Bytes, SmapsCounter};
 use pagewise_sim::geometry::TlbPageSize;
 use pagewise_sim::workload;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::bench::count;

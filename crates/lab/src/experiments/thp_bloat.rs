@@ -5,7 +5,7 @@ use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::{Bytes, SmapsCounter};
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::error::While;

@@ -13,7 +13,7 @@ use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::units::nanoseconds;
 use pagewise_proc::interrupts;
 use pagewise_sys::madvise::Advice;
-use pagewise_sys::mapping::{PageAccess, OwnedMapping, MapRequest};
+use pagewise_labmem::mapping::{PageAccess, OwnedMapping, MapRequest};
 
 use super::RunExperiment;
 use crate::error::While;

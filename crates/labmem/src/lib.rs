@@ -1,0 +1,10 @@
+//! Memory operations that only experiments need: mappings of every kind whose bytes are written by
+//! offset, forked children, chains of pointers, the C library's heap, swap files.
+//!
+//! These are safe functions around unsafe operations, so that the lab itself has none.
+
+pub mod chase;
+pub mod fork;
+pub mod libc_malloc;
+pub mod mapping;
+pub mod swap;
