@@ -1,36 +1,21 @@
 //! Analyses: model values to reports. Pure: no I/O, no clock.
 #![forbid(unsafe_code)]
-mod address_map;
 mod blocks;
-pub mod calls;
 mod cells;
 pub mod define;
-pub mod diff;
-pub mod doctor;
-pub mod events;
-pub mod explain;
-pub mod faults;
-pub mod filter;
 mod findings;
-pub mod fragmentation;
-pub mod guard;
-pub mod heap;
-pub mod invariants;
-pub mod lab;
-pub mod maps;
-pub mod page_map;
-pub mod pagewise_pools;
-pub mod pools;
-pub mod ps;
-pub mod pss;
-pub mod quadrants;
-pub mod sections;
-pub mod shootdowns;
-pub mod simulated;
-pub mod stat;
-mod swapped;
-pub mod thp;
-pub mod watch;
 
+mod machine;
+mod measured;
+mod process;
+mod recorded;
 #[cfg(test)]
 mod sample;
+pub use machine::{doctor, events, fragmentation};
+pub use measured::{lab, simulated, stat};
+pub(crate) use process::{address_map, swapped};
+pub use process::{
+    diff, explain, filter, invariants, maps, page_map, pagewise_pools, pools, ps, pss, quadrants,
+    sections, thp,
+};
+pub use recorded::{calls, faults, guard, heap, shootdowns, watch};

@@ -1,0 +1,17 @@
+//! Reports about the memory of processes as it is.
+
+pub(crate) mod address_map;
+pub mod diff;
+pub mod explain;
+pub mod filter;
+pub mod invariants;
+pub mod maps;
+pub mod page_map;
+pub mod pagewise_pools;
+pub mod pools;
+pub mod ps;
+pub mod pss;
+pub mod quadrants;
+pub mod sections;
+pub(crate) mod swapped;
+pub mod thp;

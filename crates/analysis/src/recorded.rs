@@ -1,0 +1,8 @@
+//! Reports about recordings: what a process did over time.
+
+pub mod calls;
+pub mod faults;
+pub mod guard;
+pub mod heap;
+pub mod shootdowns;
+pub mod watch;

@@ -1,0 +1,5 @@
+//! Files that a process has mapped: ELF headers, symbols, and safe ways to open them.
+
+pub mod elf;
+pub mod target_file;
+pub mod variables;

@@ -1,0 +1,8 @@
+//! Pages of a process and what the kernel says of each.
+
+pub mod huge;
+pub mod ksm;
+pub mod numa;
+pub mod page_map;
+pub mod pages;
+pub mod referenced;

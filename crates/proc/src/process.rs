@@ -1,0 +1,18 @@
+//! Files of one process, or of all: mappings, counters, threads, and the snapshot made of them.
+
+pub mod auxv;
+pub mod calls;
+pub mod capture;
+pub mod cgroup;
+pub(crate) mod heads;
+pub mod limits;
+pub mod listing;
+pub mod maps;
+pub mod pagewise_pools;
+pub mod saved;
+pub mod smaps;
+pub mod stat;
+pub mod status;
+pub mod target;
+pub mod threads;
+pub mod tree;
