@@ -129,8 +129,12 @@ impl ProcError {
         }
     }
 
-    /// That the kernel denies access to a process, and the capability that permits it.
+    /// That the kernel denies access to a process, and the capability that permits it; or that the
+    /// process has ended: the files of a zombie are denied to users without that capability.
     pub fn no_access(root: &ProcRoot, pid: Pid, needs: &'static str) -> ProcError {
+        if root.is_zombie(pid) {
+            return ProcError::NoSuchProcess { pid };
+        }
         ProcError::NoAccess { pid, owner: root.owner(pid), needs }
     }
 

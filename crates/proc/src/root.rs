@@ -260,10 +260,6 @@ impl ProcRoot {
         match Errno::from_io_error(&error) {
             Some(Errno::SRCH) => ProcError::NoSuchProcess { pid },
             Some(Errno::NOENT) if gone() => ProcError::NoSuchProcess { pid },
-            // A zombie has no memory, so its files are not a question of permission.
-            Some(Errno::PERM | Errno::ACCESS) if self.live && self.is_zombie(pid) => {
-                ProcError::NoSuchProcess { pid }
-            }
             Some(Errno::PERM | Errno::ACCESS) if self.live => {
                 ProcError::no_access(self, pid, CAP_SYS_PTRACE)
             }
@@ -273,7 +269,7 @@ impl ProcRoot {
     }
 
     /// True if all threads of a process have ended.
-    fn is_zombie(&self, pid: Pid) -> bool {
+    pub(crate) fn is_zombie(&self, pid: Pid) -> bool {
         let stat = read_all(&self.file(pid, "stat")).ok().and_then(|text| stat::parse(&text).ok());
         stat.is_some_and(|stat| stat.has_ended() && stat.threads < 2)
     }
