@@ -56,7 +56,7 @@ pub fn pages(map: &PageMap, options: &PageMapOptions) -> Report {
     if options.address_map {
         blocks.push(ReportBlock::AddressMap(clustered(cells(map).into_iter())));
     }
-    Report { schema: SCHEMA, title: who::title_of(&map.process, "its pages"), blocks }
+    Report { schema: SCHEMA, title: who::title_of("Pages", &map.process, ""), blocks }
 }
 
 /// Bytes by what the pages are.

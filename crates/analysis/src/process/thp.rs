@@ -41,7 +41,7 @@ pub fn thp(snapshot: &Snapshot, huge: &Reading<HugePages>) -> Report {
         Ok(huge) => blocks.extend(body(snapshot, huge)),
         Err(absent) => blocks.extend(withheld(absent)),
     }
-    Report { schema: SCHEMA, title: who::title_of(&snapshot.process, "its huge pages"), blocks }
+    Report { schema: SCHEMA, title: who::title_of("Huge pages", &snapshot.process, ""), blocks }
 }
 
 fn body(snapshot: &Snapshot, huge: &HugePages) -> Vec<ReportBlock> {

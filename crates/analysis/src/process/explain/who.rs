@@ -15,14 +15,15 @@ pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
         ProcessMoment::After(_) => ", some time after its start",
         ProcessMoment::AtPeak(_) => ", near its peak",
     };
-    title_of(&snapshot.process, &format!("where its memory is{when}"))
+    title_of("Memory", &snapshot.process, when)
 }
 
-/// `NAME (PID): SUBJECT`.
-pub(crate) fn title_of(process: &Process, subject: &str) -> Vec<CellValue> {
+/// `SUBJECT of NAME (PID)WHEN`.
+pub(crate) fn title_of(subject: &str, process: &Process, when: &str) -> Vec<CellValue> {
     vec![
+        CellValue::text(format!("{subject} of ")),
         CellValue::Name(process.name.clone()),
-        CellValue::text(format!(" ({}): {subject}", process.pid)),
+        CellValue::text(format!(" ({}){when}", process.pid)),
     ]
 }
 

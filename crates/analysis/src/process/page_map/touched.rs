@@ -41,7 +41,7 @@ pub fn touched(touched: &TouchedMemory) -> Report {
     ];
     Report {
         schema: SCHEMA,
-        title: who::title_of(&touched.process, "touched memory"),
+        title: who::title_of("Touched memory", &touched.process, ""),
         blocks: vec![
             ReportBlock::Facts(who::process(&touched.process)),
             ReportBlock::Facts(facts_of("interval", "Reading", FactsShape::Line, interval)),
