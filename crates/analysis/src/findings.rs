@@ -1,8 +1,8 @@
 //! Findings: each rule tests for one condition, reports it with its evidence if the numbers support
 //! it, and gives the next step. A healthy process has none.
 //!
-//! All rules of all commands are in one table. A rule names the evidence that it needs; a command
-//! calls [`find`] with the evidence that it has.
+//! Each module has the rules about one kind of evidence, and lists them in its table. A rule names
+//! the evidence that it needs; a command calls [`find`] with the evidence that it has.
 
 mod faults;
 mod heap;
@@ -65,46 +65,16 @@ enum FindingRule {
     EachCommand(fn(&Measurement, &[StatRows]) -> Vec<Finding>),
 }
 
-/// All rules. Findings of the same severity are reported in this order.
-const RULES: &[FindingRule] = &[
-    FindingRule::Snapshot(snapshot::swapped),
-    FindingRule::Snapshot(snapshot::writable_code),
-    FindingRule::Snapshot(snapshot::stale_files),
-    FindingRule::Snapshot(snapshot::many_arenas),
-    FindingRule::Snapshot(snapshot::page_tables),
-    FindingRule::Snapshot(snapshot::huge_page_bloat),
-    FindingRule::Snapshot(snapshot::copied_file_pages),
-    FindingRule::Snapshot(snapshot::reserved_only),
-    FindingRule::Snapshot(snapshot::merged),
-    FindingRule::Snapshot(snapshot::spread_over_nodes),
-    FindingRule::Snapshot(limits::map_count),
-    FindingRule::Snapshot(limits::cgroup),
-    FindingRule::Limits(limits::resource_limits),
-    FindingRule::HugePages(huge_pages::bloat),
-    FindingRule::Pool(pools::idle),
-    FindingRule::Faults(faults::lost),
-    FindingRule::Faults(faults::major),
-    FindingRule::Faults(faults::again),
-    FindingRule::Faults(faults::first_touch),
-    FindingRule::Faults(faults::growth),
-    FindingRule::Faults(faults::copies),
-    FindingRule::Faults(faults::zero),
-    FindingRule::Faults(faults::dirty),
-    FindingRule::ShootdownCauses(shootdowns::causes),
-    FindingRule::Shootdowns(shootdowns::many_cpus),
-    FindingRule::Shootdowns(shootdowns::for_nothing),
-    FindingRule::Shootdowns(shootdowns::from_others),
-    FindingRule::Heap(heap::growth),
-    FindingRule::Heap(heap::leak),
-    FindingRule::Heap(heap::held),
-    FindingRule::Heap(heap::untouched),
-    FindingRule::Heap(heap::spike),
-    FindingRule::Heap(heap::temporary),
-    FindingRule::Heap(heap::hot),
-    FindingRule::Measurement(stat::interrupted),
-    FindingRule::EachCommand(stat::of_each_command),
-    FindingRule::Measurement(stat::user_mode_only),
-    FindingRule::Measurement(stat::changing_frequency),
+/// All rules, by module. Findings of the same severity are reported in this order.
+const RULES: &[&[FindingRule]] = &[
+    snapshot::RULES,
+    limits::RULES,
+    huge_pages::RULES,
+    pools::RULES,
+    faults::RULES,
+    shootdowns::RULES,
+    heap::RULES,
+    stat::RULES,
 ];
 
 impl FindingRule {
@@ -139,7 +109,8 @@ impl FindingRule {
 
 /// The findings that the evidence supports, the gravest first.
 pub(crate) fn find(evidence: Evidence<'_>) -> Vec<Finding> {
-    let mut findings: Vec<_> = RULES.iter().flat_map(|rule| rule.apply(evidence)).collect();
+    let mut findings: Vec<_> =
+        RULES.iter().copied().flatten().flat_map(|rule| rule.apply(evidence)).collect();
     findings.sort_by_key(|finding| Reverse(finding.severity));
     findings
 }

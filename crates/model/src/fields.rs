@@ -1,5 +1,10 @@
 //! Meaning of every number: one row per field. Help, tables and documents are generated from it.
 
+use serde::{Deserialize, Serialize};
+
+use crate::reading::plain;
+use crate::{Bytes, Reading};
+
 /// One field: a line of a `/proc` file, or a column that we print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldMeaning {
@@ -39,8 +44,11 @@ pub fn is_alike(a: &str, b: &str) -> bool {
     a.bytes().map(plain).eq(b.bytes().map(plain))
 }
 
+/// Defines [`FIELDS`], and [`ProcessStatus`] of the rows that end with `as` and a name.
 macro_rules! fields {
-    ($($source:literal { $($name:literal $unit:literal $since:literal $meaning:literal $trap:literal;)* })*) => {
+    ($($source:literal {
+        $($name:literal $unit:literal $since:literal $meaning:literal $trap:literal $(as $field:ident)?;)*
+    })*) => {
         /// Every field, by source and in the kernel's order.
         pub const FIELDS: &[FieldMeaning] = &[$($(FieldMeaning {
             name: $name,
@@ -50,10 +58,35 @@ macro_rules! fields {
             meaning: $meaning,
             trap: $trap,
         },)*)*];
+
+        /// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct ProcessStatus {
+            $($($(#[doc = $meaning] #[serde(with = "plain")] pub $field: Reading<Bytes>,)?)*)*
+        }
+
+        impl ProcessStatus {
+            /// Reads each line by its name and the version of the kernel that introduced it, which
+            /// is empty if all supported kernels have it.
+            pub fn from_lines(
+                read: impl Fn(&'static str, &'static str) -> Reading<Bytes>,
+            ) -> ProcessStatus {
+                ProcessStatus { $($($($field: read($name, recent($since)),)?)*)* }
+            }
+        }
     };
 }
 
-// Name, unit, since; the meaning; the trap. Releases are those that first printed the line.
+/// A version of the kernel; empty for versions that all supported kernels succeed.
+const fn recent(since: &'static str) -> &'static str {
+    match since.as_bytes() {
+        [b'2', b'.', ..] => "",
+        _ => since,
+    }
+}
+
+// Name, unit, since; the meaning; the trap; the field of `ProcessStatus`. Releases are those that
+// first printed the line.
 fields! {
     "smaps" {
         "Size" "kB" "2.6.14"
@@ -215,37 +248,45 @@ fields! {
             "";
         "VmPeak" "kB" "2.6.15"
             "The highest VmSize so far."
-            "Address space, not memory: VmHWM is the peak in memory.";
+            "Address space, not memory: VmHWM is the peak in memory."
+            as vm_peak;
         "VmSize" "kB" ""
             "Address space of all mappings: VIRT."
             "Reserved, not used. [vsyscall] is not counted.";
         "VmLck" "kB" ""
             "Size of the mappings that mlock holds."
-            "The whole size of the mappings, resident or not.";
+            "The whole size of the mappings, resident or not."
+            as vm_lck;
         "VmPin" "kB" "3.2"
             "Memory that drivers pinned for direct access and charged to the process."
-            "Only drivers that account for it count, as RDMA and io_uring do; pages pinned otherwise do not show.";
+            "Only drivers that account for it count, as RDMA and io_uring do; pages pinned otherwise do not show."
+            as vm_pin;
         "VmHWM" "kB" "2.6.15"
             "The highest VmRSS so far: peak RES."
-            "After fork it starts at what the child inherited, and writing 5 to clear_refs resets it.";
+            "After fork it starts at what the child inherited, and writing 5 to clear_refs resets it."
+            as vm_hwm;
         "VmRSS" "kB" ""
             "Resident memory: RssAnon + RssFile + RssShmem."
             "Counted per CPU and off by some pages on many kernels: smaps is exact.";
         "RssAnon" "kB" "4.5"
             "Resident anonymous memory."
-            "Counted per CPU and off by some pages on many kernels.";
+            "Counted per CPU and off by some pages on many kernels."
+            as rss_anon;
         "RssFile" "kB" "4.5"
             "Resident page cache of files."
-            "The page cache itself stays when the process ends. Counted per CPU and off by some pages on many kernels.";
+            "The page cache itself stays when the process ends. Counted per CPU and off by some pages on many kernels."
+            as rss_file;
         "RssShmem" "kB" "4.5"
             "Resident tmpfs memory: shared anonymous memory, memfd, System V, /dev/shm."
-            "Counted per CPU and off by some pages on many kernels.";
+            "Counted per CPU and off by some pages on many kernels."
+            as rss_shmem;
         "VmData" "kB" ""
             "Address space of private writable mappings, stacks left out."
             "Reserved, not resident. statm's data adds the stack.";
         "VmStk" "kB" ""
             "Address space of mappings that grow down: the main stack."
-            "Stacks of other threads are in VmData; the resident part is smaller.";
+            "Stacks of other threads are in VmData; the resident part is smaller."
+            as vm_stk;
         "VmExe" "kB" ""
             "Address space of the program's text."
             "The program's own only: libraries are in VmLib.";
@@ -254,16 +295,19 @@ fields! {
             "Text of libraries, but JIT code and the vdso too; no data of libraries.";
         "VmPTE" "kB" "2.6.10"
             "Memory of the process's page tables, all levels."
-            "Before 4.15 only the lowest level, with VmPMD beside it.";
+            "Before 4.15 only the lowest level, with VmPMD beside it."
+            as vm_pte;
         "VmPMD" "kB" "4.0"
             "Memory of the second level of page tables."
             "Gone since 4.15: VmPTE counts all levels.";
         "VmSwap" "kB" "2.6.34"
             "Anonymous memory of the process in swap."
-            "Swapped tmpfs pages are left out, so it can be less than the sum of Swap in smaps.";
+            "Swapped tmpfs pages are left out, so it can be less than the sum of Swap in smaps."
+            as vm_swap;
         "HugetlbPages" "kB" "4.4"
             "Memory of the huge TLB pool that the process maps."
-            "Not in VmRSS.";
+            "Not in VmRSS."
+            as hugetlb;
         "CoreDumping" "flag" "4.15"
             "1 while its memory is being dumped."
             "";

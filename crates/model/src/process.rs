@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::fields::ProcessStatus;
 use crate::reading::plain;
 use crate::{Bytes, Name, Pid, Reading};
 
@@ -65,52 +66,6 @@ pub struct Statm {
     pub text: Bytes,
     /// Private writable memory that is reserved, resident or not: DATA.
     pub data: Bytes,
-}
-
-/// Defines [`ProcessStatus`]: a field for each line, its name in the kernel, and the version of the
-/// kernel that introduced it, which is empty if all supported kernels have it.
-macro_rules! status_lines {
-    ($($(#[doc = $doc:literal])+ $field:ident: $line:literal, $since:literal;)+) => {
-        /// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct ProcessStatus {
-            $($(#[doc = $doc])+ #[serde(with = "plain")] pub $field: Reading<Bytes>,)+
-        }
-
-        impl ProcessStatus {
-            /// Reads each line by its name and the version of the kernel that introduced it.
-            pub fn from_lines(
-                read: impl Fn(&'static str, &'static str) -> Reading<Bytes>,
-            ) -> ProcessStatus {
-                ProcessStatus { $($field: read($line, $since),)+ }
-            }
-        }
-    };
-}
-
-status_lines! {
-    /// Highest VIRT so far.
-    vm_peak: "VmPeak", "";
-    /// Highest RES so far.
-    vm_hwm: "VmHWM", "";
-    /// Locked by mlock.
-    vm_lck: "VmLck", "";
-    /// Pinned.
-    vm_pin: "VmPin", "3.2";
-    /// Page tables.
-    vm_pte: "VmPTE", "";
-    /// Anonymous memory in swap.
-    vm_swap: "VmSwap", "2.6.34";
-    /// The main stack's mapping.
-    vm_stk: "VmStk", "";
-    /// Resident anonymous.
-    rss_anon: "RssAnon", "4.5";
-    /// Resident file pages.
-    rss_file: "RssFile", "4.5";
-    /// Resident tmpfs pages.
-    rss_shmem: "RssShmem", "4.5";
-    /// Huge TLB memory, which RES leaves out.
-    hugetlb: "HugetlbPages", "4.4";
 }
 
 /// One resource limit: `None` is unlimited.

@@ -6,10 +6,22 @@ use pagewise_model::faults::{FaultKind, FaultRecording};
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Pid, Quadrant};
 
-use super::fact;
+use super::{FindingRule, fact};
 use crate::cells::{float, text};
 use crate::faults::count;
 use crate::faults::places::{FaultFrames, StackFaults};
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::Faults(lost),
+    FindingRule::Faults(major),
+    FindingRule::Faults(again),
+    FindingRule::Faults(first_touch),
+    FindingRule::Faults(growth),
+    FindingRule::Faults(copies),
+    FindingRule::Faults(zero),
+    FindingRule::Faults(dirty),
+];
 
 /// Fewer faults than this take no time that anyone notices.
 const MANY: u64 = 1000;
@@ -18,7 +30,7 @@ const MANY_MAJOR: u64 = 10;
 /// A smaller share of all is not the first cause to examine.
 const LARGE: f64 = 0.2;
 
-pub(super) fn lost(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
+fn lost(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     (recording.lost > 0).then(|| Finding {
         id: "lost-events",
         severity: Severity::Critical,
@@ -53,7 +65,7 @@ fn most_in(
     facts.into_iter().flatten().collect()
 }
 
-pub(super) fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::Anonymous)?;
     let memory = recording.page_size.pages(found);
     let mut evidence = vec![
@@ -87,7 +99,7 @@ pub(super) fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) 
 
 /// Faults on memory that was touched first more often than it has pages: released, and touched
 /// again.
-pub(super) fn again(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
+fn again(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<Finding> {
     if recording.every > 1 {
         return None;
     }
@@ -120,7 +132,7 @@ pub(super) fn again(recording: &FaultRecording, _: &FaultFrames<'_>) -> Option<F
     })
 }
 
-pub(super) fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = count(recording, |row, _| row.kind == FaultKind::Major);
     let swapped = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
@@ -159,7 +171,7 @@ const GROWING: [&str; 5] = [
     "finish_grow",
 ];
 
-pub(super) fn growth(_: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn growth(_: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let grows = |stack: &[&pagewise_model::traced::Frame]| {
         let names = stack.iter().filter_map(|frame| frame.function.as_deref());
         names.into_iter().any(|name| GROWING.iter().any(|growing| name.contains(growing)))
@@ -180,7 +192,7 @@ pub(super) fn growth(_: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Fin
     })
 }
 
-pub(super) fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = count(recording, |row, mapped| {
         let quadrant = mapped.and_then(|mapped| mapped.quadrant);
         row.kind == FaultKind::CopyOnWrite && quadrant == Some(Quadrant::PrivateAnonymous)
@@ -210,7 +222,7 @@ pub(super) fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Op
     })
 }
 
-pub(super) fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::Zero)?;
     let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Zero.index()]));
@@ -228,7 +240,7 @@ pub(super) fn zero(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Opti
     })
 }
 
-pub(super) fn dirty(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
+fn dirty(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding> {
     let found = many(recording, FaultKind::WriteProtect)?;
     let mut evidence = vec![fact("faults", "faults", CellValue::Count(found), "")];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::WriteProtect.index()]));

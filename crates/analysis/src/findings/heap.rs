@@ -6,11 +6,22 @@ use pagewise_model::heap::{
 };
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
-use super::fact;
+use super::{FindingRule, fact};
 use crate::cells::{float, share, text};
 use crate::heap::frames::Sites;
 use crate::heap::layout::{self, LayoutSums};
 use crate::heap::peak;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::Heap(growth),
+    FindingRule::Heap(leak),
+    FindingRule::Heap(held),
+    FindingRule::Heap(untouched),
+    FindingRule::Heap(spike),
+    FindingRule::Heap(temporary),
+    FindingRule::Heap(hot),
+];
 
 /// Smaller amounts are not a memory problem.
 const LARGE: u64 = 16 << 20;
@@ -38,7 +49,7 @@ fn is_over(recording: &HeapRecording) -> bool {
 }
 
 /// Memory that was not freed at the end, and did not grow all the time.
-pub(super) fn leak(sites: &Sites<'_>) -> Option<Finding> {
+fn leak(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let leaked = recording.totals.leaked;
     let part = float(leaked.bytes) / float(recording.totals.peak.bytes.max(1));
@@ -163,7 +174,7 @@ fn grows_by(recording: &HeapRecording) -> Option<u64> {
 }
 
 /// Memory that grows as long as the program runs.
-pub(super) fn growth(sites: &Sites<'_>) -> Option<Finding> {
+fn growth(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let quarters = grows(recording)?;
     let leaked = recording.totals.leaked;
@@ -267,7 +278,7 @@ fn held_claim(
 }
 
 /// Footprint of the allocator that is not live.
-pub(super) fn held(sites: &Sites<'_>) -> Option<Finding> {
+fn held(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // The live bytes are unknown if older blocks are: they cannot be compared with the footprint.
     if recording.attached {
@@ -399,7 +410,7 @@ fn lies(sites: &Sites<'_>, layout: &AllocatorLayout) -> Option<(Vec<Fact>, Vec<C
 }
 
 /// Memory that was asked for and never touched.
-pub(super) fn untouched(sites: &Sites<'_>) -> Option<Finding> {
+fn untouched(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     let missing = |moment: &HeapSnapshot| {
         let it = moment.resident.as_ref().ok()?;
@@ -430,7 +441,7 @@ pub(super) fn untouched(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// A peak that stands alone.
-pub(super) fn spike(sites: &Sites<'_>) -> Option<Finding> {
+fn spike(sites: &Sites<'_>) -> Option<Finding> {
     let recording = sites.recording;
     // With sampling, the highest estimate is an outlier by chance.
     let peak = peak::bounds(recording).map_or(recording.totals.peak.bytes, |it| it.least);
@@ -471,7 +482,7 @@ pub(super) fn spike(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// Allocations that are freed at once.
-pub(super) fn temporary(sites: &Sites<'_>) -> Option<Finding> {
+fn temporary(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.temporary < MANY || float(totals.temporary) < float(totals.allocated.blocks) * 0.3 {
         return None;
@@ -498,7 +509,7 @@ pub(super) fn temporary(sites: &Sites<'_>) -> Option<Finding> {
 }
 
 /// One place that makes most of very many allocations.
-pub(super) fn hot(sites: &Sites<'_>) -> Option<Finding> {
+fn hot(sites: &Sites<'_>) -> Option<Finding> {
     let totals = &sites.recording.totals;
     if totals.allocated.blocks < 10 * MANY {
         return None;

@@ -3,12 +3,15 @@
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Reading, Snapshot};
 
-use super::fact;
+use super::{FindingRule, fact};
 use crate::thp::table::ThpRows;
 use crate::thp::{MUCH, NOTABLE, SPARSE, ZeroEstimate};
 
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[FindingRule::HugePages(bloat)];
+
 /// Huge pages that hold little.
-pub(super) fn bloat(
+fn bloat(
     snapshot: &Snapshot,
     rows: &ThpRows<'_>,
     bloat: &Reading<ZeroEstimate>,

@@ -4,10 +4,17 @@ use pagewise_model::process::{ResourceLimit, ResourceLimits};
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Bytes, Reading};
 
-use super::{bytes, command, fact, finding, size};
+use super::{FindingRule, bytes, command, fact, finding, size};
 use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::PoolKind;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::Snapshot(map_count),
+    FindingRule::Snapshot(cgroup),
+    FindingRule::Limits(resource_limits),
+];
 
 /// From this share of a limit on, the next doubling of a buffer meets it.
 const NEAR: f64 = 0.8;
@@ -27,7 +34,7 @@ fn near(used: Bytes, limit: Bytes, from: f64) -> Option<f64> {
 }
 
 /// `vm.max_map_count`.
-pub(super) fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let count = subject.mappings.len() as u64;
     let limit = *subject.snapshot.machine.max_map_count.as_ref().ok()?;
     let share = near(Bytes(count), Bytes(limit), NEAR)?;
@@ -53,7 +60,7 @@ pub(super) fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 /// The memory cgroup.
-pub(super) fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let cgroup = subject.snapshot.cgroup.as_ref().ok()?;
     let (limit, usage) = (cgroup.limit?, *cgroup.usage.as_ref().ok()?);
     let share = near(usage, limit, NEAR_CGROUP)?;
@@ -138,7 +145,7 @@ fn main_stack(subject: &ExplainSubject<'_>) -> Option<Bytes> {
 }
 
 /// RLIMIT_STACK, RLIMIT_AS, RLIMIT_DATA and RLIMIT_MEMLOCK.
-pub(super) fn resource_limits(subject: &ExplainSubject<'_>) -> Vec<Finding> {
+fn resource_limits(subject: &ExplainSubject<'_>) -> Vec<Finding> {
     let Ok(limits) = &subject.snapshot.limits else { return Vec::new() };
     BOUNDS.iter().filter_map(|bound| resource_limit(subject, limits, bound)).collect()
 }

@@ -4,8 +4,11 @@ use pagewise_model::Bytes;
 use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::report::{CellValue, Finding, Severity};
 
-use super::fact;
+use super::{FindingRule, fact};
 use crate::pagewise_pools::called;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[FindingRule::Pool(idle)];
 
 /// A pool holds too much if it holds at least this many times its live bytes,
 const IDLE_TIMES: u64 = 4;
@@ -13,7 +16,7 @@ const IDLE_TIMES: u64 = 4;
 const IDLE_BYTES: Bytes = Bytes::mib(8);
 
 /// A pool that holds much more than is allocated from it.
-pub(super) fn idle(pool: &RegisteredPool) -> Option<Finding> {
+fn idle(pool: &RegisteredPool) -> Option<Finding> {
     let enough = Bytes(pool.live().0.saturating_mul(IDLE_TIMES)).max(IDLE_BYTES);
     if !pool.lives || pool.held < enough {
         return None;

@@ -2,10 +2,18 @@
 
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 
-use super::fact;
+use super::{FindingRule, fact};
 use crate::cells::{float, ratio, text};
 use crate::shootdowns::causes::Cause;
 use crate::shootdowns::{FlushSum, ShootdownCauses};
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::ShootdownCauses(causes),
+    FindingRule::Shootdowns(many_cpus),
+    FindingRule::Shootdowns(for_nothing),
+    FindingRule::Shootdowns(from_others),
+];
 
 /// Fewer than this are not worth a word, whatever they cost.
 const FEWEST: u64 = 100;
@@ -47,7 +55,7 @@ fn evidence(told: &ShootdownCauses<'_>, sum: &FlushSum) -> Vec<Fact> {
 }
 
 /// One finding for each cause that costs enough.
-pub(super) fn causes(told: &ShootdownCauses<'_>) -> Vec<Finding> {
+fn causes(told: &ShootdownCauses<'_>) -> Vec<Finding> {
     let causes = told.by_cause().into_iter();
     causes.filter_map(|(cause, sum)| of_cause(told, cause, &sum)).collect()
 }
@@ -165,7 +173,7 @@ fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)>
 }
 
 /// Each order interrupts many CPUs.
-pub(super) fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
+fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { shootdowns, ipis, .. } = told.all;
     let each = ratio(ipis, shootdowns).filter(|each| *each >= MANY_CPUS)?;
     if !told.has_queue() || shootdowns < FEWEST || per_second(told, shootdowns) < OFTEN {
@@ -184,7 +192,7 @@ pub(super) fn many_cpus(told: &ShootdownCauses<'_>) -> Option<Finding> {
 }
 
 /// Requests that interrupt no CPU.
-pub(super) fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
+fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let FlushSum { orders, shootdowns, .. } = told.all;
     let idle = orders.saturating_sub(shootdowns);
     let most = ratio(idle, orders)? > 0.5;
@@ -209,7 +217,7 @@ pub(super) fn for_nothing(told: &ShootdownCauses<'_>) -> Option<Finding> {
 }
 
 /// Flushes that no recorded thread requested.
-pub(super) fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
+fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
     let received = told.received();
     let is_one = told.recording.pid.is_some();
     let foreign = *told.recording.foreign.as_ref().ok().filter(|_| is_one)?;

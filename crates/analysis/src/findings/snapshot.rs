@@ -4,11 +4,25 @@ use pagewise_model::object::OnDisk;
 use pagewise_model::report::{CellValue, Finding, Severity};
 use pagewise_model::{Backing, Bytes, Mapping, Name, Sharing, SmapsCounter};
 
-use super::{bytes, command, fact, finding, size};
+use super::{FindingRule, bytes, command, fact, finding, size};
 use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::{ARENA_HEAP, PoolKind};
 use crate::swapped;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::Snapshot(swapped),
+    FindingRule::Snapshot(writable_code),
+    FindingRule::Snapshot(stale_files),
+    FindingRule::Snapshot(many_arenas),
+    FindingRule::Snapshot(page_tables),
+    FindingRule::Snapshot(huge_page_bloat),
+    FindingRule::Snapshot(copied_file_pages),
+    FindingRule::Snapshot(reserved_only),
+    FindingRule::Snapshot(merged),
+    FindingRule::Snapshot(spread_over_nodes),
+];
 
 /// Less in swap than this is what start-up code leaves there on any machine that swaps.
 const SWAPPED: Bytes = Bytes::mib(1);
@@ -16,7 +30,7 @@ const SWAPPED: Bytes = Bytes::mib(1);
 const MOSTLY_SWAPPED: f64 = 0.25;
 
 /// Memory in swap.
-pub(super) fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
     // If swapped shared memory is unknown, this is a lower bound.
     let swap =
         swapped::total(subject.snapshot).or_else(|_| swapped::private(subject.snapshot)).ok()?;
@@ -45,7 +59,7 @@ pub(super) fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 /// Memory that is writable and executable at once.
-pub(super) fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let mappings =
         || subject.mappings.iter().enumerate().filter(|(_, m)| m.prot.write && m.prot.exec);
     let (index, largest) = mappings().max_by_key(|(_, m)| m.size())?;
@@ -85,7 +99,7 @@ pub(super) fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 /// Programs and libraries whose file was deleted or replaced since.
-pub(super) fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
     };
@@ -139,7 +153,7 @@ pub(super) fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
 const MANY_HEAPS: u64 = 16;
 
 /// glibc arenas.
-pub(super) fn many_arenas(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn many_arenas(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let in_use = |index: &usize| {
         subject.pools.pool_of(*index).kind == PoolKind::MallocArena
             && !subject.mappings[*index].prot.is_none()
@@ -181,7 +195,7 @@ const LARGE_TABLES: Bytes = Bytes::mib(16);
 const TABLES_TO_RESIDENT: f64 = 0.04;
 
 /// Page tables that are large beside what they map.
-pub(super) fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let tables = *subject.snapshot.status.as_ref().ok()?.vm_pte.as_ref().ok()?;
     let resident = resident(subject)?;
     let large = tables >= LARGE_TABLES
@@ -212,7 +226,7 @@ const MOSTLY_HUGE: f64 = 0.5;
 
 /// Memory in huge pages that the program did not request with `MADV_HUGEPAGE`, or may not have
 /// requested: only `smaps` has the `VmFlags` that show it.
-pub(super) fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
     let all_huge = || subject.mappings.iter().filter(is_huge);
     let is_known = all_huge().all(|m| asked_for_huge_pages(m).is_some());
@@ -263,7 +277,7 @@ const MANY_COPIES: Bytes = Bytes::mib(16);
 const COPIES_TO_RESIDENT: f64 = 0.1;
 
 /// Private copies of pages of mapped files.
-pub(super) fn copied_file_pages(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn copied_file_pages(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_private_file =
         |m: &&Mapping| m.sharing == Sharing::Private && m.backing() == Backing::File;
     let copies = || subject.mappings.iter().filter(is_private_file).map(|m| (anonymous(m), m));
@@ -307,7 +321,7 @@ const HUGE_VIRT: Bytes = Bytes::gib(8);
 const LITTLE_RESIDENT: f64 = 1.0 / 16.0;
 
 /// Huge address space of which little is resident.
-pub(super) fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let statm = subject.snapshot.statm.as_ref().ok()?;
     let share = statm.resident.fraction_of(statm.size)?;
     if statm.size < HUGE_VIRT || share > LITTLE_RESIDENT {
@@ -355,7 +369,7 @@ fn who_reserves(subject: &ExplainSubject<'_>, largest: PoolKind) -> &'static str
 const MERGED: Bytes = Bytes::mib(1);
 
 /// KSM.
-pub(super) fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn merged(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let ksm = subject.snapshot.ksm.as_ref().ok()?;
     let page_size = subject.snapshot.provenance.page_size;
     let merged = page_size.pages(ksm.merging_pages);
@@ -393,7 +407,7 @@ const FULLEST_NODE: f64 = 0.75;
 const OTHER_NODES: f64 = 0.05;
 
 /// NUMA imbalance.
-pub(super) fn spread_over_nodes(subject: &ExplainSubject<'_>) -> Option<Finding> {
+fn spread_over_nodes(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let nodes = subject.snapshot.numa.as_ref().ok()?;
     let total: Bytes = nodes.iter().map(|node| node.resident).sum();
     let fullest = nodes.iter().max_by_key(|node| node.resident)?;

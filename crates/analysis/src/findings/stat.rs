@@ -6,10 +6,18 @@ use pagewise_model::measured::{MeasuredArm, Measurement, MetricScope};
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 use pagewise_stats::{Summary, TrendDrift, drift, outliers};
 
-use super::{fact, finding};
+use super::{FindingRule, fact, finding};
 use crate::cells::text;
 use crate::stat::WALL;
 use crate::stat::rows::StatRows;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::Measurement(interrupted),
+    FindingRule::EachCommand(of_each_command),
+    FindingRule::Measurement(user_mode_only),
+    FindingRule::Measurement(changing_frequency),
+];
 
 /// A trend is reported if chance alone makes one so seldom,
 const UNLIKELY: f64 = 0.01;
@@ -17,7 +25,7 @@ const UNLIKELY: f64 = 0.01;
 const NOTABLE: f64 = 0.02;
 
 /// Doubts about the runs of each command.
-pub(super) fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
+fn of_each_command(measurement: &Measurement, arms: &[StatRows]) -> Vec<Finding> {
     let mut found = Vec::new();
     for (at, (arm, rows)) in measurement.arms.iter().zip(arms).enumerate() {
         let whose = DoubtedCommand(["A", "B"].get(at).copied().filter(|_| arms.len() > 1));
@@ -61,7 +69,7 @@ fn doubt(
     finding(id, severity, claim, evidence.into_iter().collect::<Vec<_>>(), next_step)
 }
 
-pub(super) fn interrupted(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
+fn interrupted(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     let runs = measurement.arms.first().map_or(0, |arm| arm.runs.len());
     measurement.conditions.interrupted.then(|| {
         doubt(
@@ -192,7 +200,7 @@ fn multiplexed(rows: &StatRows, whose: DoubtedCommand) -> Option<Finding> {
 }
 
 /// Events that we may count in user mode only.
-pub(super) fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
+fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Finding> {
     let rows = arms.first()?;
     let partly =
         rows.iter().filter(|row| row.scope == MetricScope::ProcessUser && row.summary().is_ok());
@@ -214,7 +222,7 @@ pub(super) fn user_mode_only(_: &Measurement, arms: &[StatRows]) -> Option<Findi
 }
 
 /// A CPU whose clock follows the load.
-pub(super) fn changing_frequency(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
+fn changing_frequency(measurement: &Measurement, _: &[StatRows]) -> Option<Finding> {
     let governor = measurement.conditions.governor.as_ref().ok()?;
     (*governor != Name::new(b"performance")).then(|| {
         doubt(
