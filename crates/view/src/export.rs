@@ -32,10 +32,106 @@ use std::io::{self, Write};
 
 use flate2::{Compression, GzBuilder};
 use pagewise_model::Name;
+use pagewise_model::heap::{HeapRecording, Of};
 use pagewise_model::name::escape;
 use pagewise_model::traced::{Frame, StackCount, StackProfile};
 
 use crate::json::push_string;
+
+/// A format of another tool for recordings of heaps.
+#[derive(Debug)]
+pub struct HeapFormat {
+    /// Name of the option.
+    pub name: &'static str,
+    /// Its description in the help text.
+    pub help: &'static str,
+    /// Its heading in the help text: [`OVER_TIME`] or [`CALL_STACKS`].
+    pub heading: &'static str,
+    /// True if a terminal cannot show the format.
+    pub is_binary: bool,
+    /// Writes a recording; returns notes on what the format cannot hold.
+    pub write: HeapFormatWriter,
+}
+
+/// Writes a recording; returns notes on what the format cannot hold.
+pub type HeapFormatWriter =
+    fn(&HeapRecording, &HeapFormatOptions, &mut dyn Write) -> io::Result<Vec<String>>;
+
+/// Options that several formats share.
+#[derive(Clone, Copy, Debug)]
+pub struct HeapFormatOptions {
+    /// Quantity of formats that hold one number of each call stack.
+    pub of: Of,
+    /// Share of the total below which a branch of a tree is left out.
+    pub threshold: f64,
+    /// True if the name of the file ends in `.gz`.
+    pub is_packed: bool,
+}
+
+/// Heading of formats that show the heap over time.
+pub const OVER_TIME: &str = "Over time";
+/// Heading of formats that show call stacks.
+pub const CALL_STACKS: &str = "Call stacks";
+
+/// The formats, in the order of the help text.
+pub const HEAP_FORMATS: &[HeapFormat] = &[
+    HeapFormat {
+        name: "massif",
+        help: "Write a massif file, for ms_print and massif-visualizer",
+        heading: OVER_TIME,
+        is_binary: false,
+        write: |recording, options, out| {
+            massif::write(recording, options.threshold, out).map(no_notes)
+        },
+    },
+    HeapFormat {
+        name: "heaptrack",
+        help: "Write a heaptrack file, for heaptrack_print and heaptrack_gui; compressed if OUT ends in .gz",
+        heading: OVER_TIME,
+        is_binary: false,
+        write: |recording, options, out| {
+            heaptrack::write_with_notes(recording, options.is_packed, out)
+        },
+    },
+    HeapFormat {
+        name: "perfetto",
+        help: "Write a trace for ui.perfetto.dev with live, allocator and resident bytes",
+        heading: OVER_TIME,
+        is_binary: false,
+        write: |recording, _, out| counters::write(recording, out).map(no_notes),
+    },
+    HeapFormat {
+        name: "pprof",
+        help: "Write a profile for `go tool pprof`: bytes allocated, live at the end, live at the peak",
+        heading: CALL_STACKS,
+        is_binary: true,
+        write: |recording, _, out| pprof::write_heap(recording, out).map(no_notes),
+    },
+    HeapFormat {
+        name: "collapsed",
+        help: "Write one line for each call stack with its number, for flamegraph.pl and speedscope",
+        heading: CALL_STACKS,
+        is_binary: false,
+        write: |recording, options, out| {
+            collapsed::write_heap(recording, options.of, out).map(no_notes)
+        },
+    },
+    HeapFormat {
+        name: "flamegraph",
+        help: "Write a flame graph as SVG, for any browser",
+        heading: CALL_STACKS,
+        is_binary: false,
+        write: |recording, options, out| {
+            let words: Vec<_> = recording.command.iter().map(Name::escaped).collect();
+            let title = format!("Heap of {}: {}", words.join(" "), options.of.what());
+            flamegraph::write_heap(recording, options.of, &title, out).map(no_notes)
+        },
+    },
+];
+
+fn no_notes((): ()) -> Vec<String> {
+    Vec::new()
+}
 
 /// Checks the counts of a profile: sums of readers end at 2^63.
 fn checked(profile: &StackProfile) -> io::Result<()> {

@@ -23,7 +23,7 @@ use pagewise_model::heap::{AllocationSite, HeapAmount, HeapRecording};
 use pagewise_model::traced::Frame;
 
 use super::snapshots::{ExportSnapshot, SnapshotTime, snapshots, sum};
-use super::{addable, plain};
+use super::{addable, packed, plain};
 
 /// Maximum number of allocations that are written: the reader goes through them three times. Above
 /// it, each stands for several.
@@ -585,4 +585,31 @@ impl StringNumbers {
         }
         writeln!(out, "{line}")
     }
+}
+
+/// Writes a recording as [`write`] does, with at most [`MAX_ALLOCATIONS`] allocations. Returns
+/// notes on what the file does not hold.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub(super) fn write_with_notes(
+    recording: &HeapRecording,
+    is_packed: bool,
+    out: &mut dyn Write,
+) -> io::Result<Vec<String>> {
+    let write_all = |out: &mut dyn Write| write(recording, MAX_ALLOCATIONS, out);
+    let losses = if is_packed { packed(out, write_all)? } else { write_all(out)? };
+    let HeaptrackLosses { each, not_temporary } = losses;
+    let mut notes = Vec::new();
+    if each > 1 {
+        notes.push(format!(
+            "an allocation in the file for heaptrack stands for {each}; bytes are exact"
+        ));
+    }
+    if not_temporary > 0 {
+        notes.push(format!(
+            "{not_temporary} temporary allocations are not marked as temporary in the file for heaptrack: they were live at the peak"
+        ));
+    }
+    Ok(notes)
 }

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
+use pagewise_view::export::{CALL_STACKS, HEAP_FORMATS, HeapFormat, OVER_TIME};
+
 use crate::args::percent;
-use crate::commands::heap::export::{CALL_STACKS, FORMATS, HeapFormat, OVER_TIME};
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapExport {
@@ -46,12 +47,12 @@ pub(crate) struct ChosenFormats(pub(crate) Vec<(&'static HeapFormat, Option<Path
 
 impl Args for ChosenFormats {
     fn augment_args(command: Command) -> Command {
-        let command = FORMATS.iter().fold(command, |command, format| {
+        let command = HEAP_FORMATS.iter().fold(command, |command, format| {
             let option = Arg::new(format.name).long(format.name).value_name("OUT").num_args(0..=1);
             let option = option.value_parser(value_parser!(PathBuf));
             command.arg(option.help_heading(format.heading).help(format.help))
         });
-        let names = FORMATS.iter().map(|format| format.name);
+        let names = HEAP_FORMATS.iter().map(|format| format.name);
         command.group(ArgGroup::new("formats").required(true).multiple(true).args(names))
     }
 
@@ -62,7 +63,7 @@ impl Args for ChosenFormats {
 
 impl FromArgMatches for ChosenFormats {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let chosen = FORMATS.iter().filter(|format| matches.contains_id(format.name));
+        let chosen = HEAP_FORMATS.iter().filter(|format| matches.contains_id(format.name));
         let with_file = |format: &'static HeapFormat| {
             (format, matches.get_one::<PathBuf>(format.name).cloned())
         };
