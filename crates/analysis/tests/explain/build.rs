@@ -168,17 +168,13 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         },
         statm: absent(),
         status: Ok(ProcessStatus {
-            vm_peak: absent(),
             vm_hwm: Ok(Bytes::mib(64)),
             vm_lck: Ok(Bytes::ZERO),
             vm_pin: Ok(Bytes::ZERO),
             vm_pte: Ok(Bytes::kib(60)),
             vm_swap: Ok(Bytes::ZERO),
-            vm_stk: absent(),
-            rss_anon: absent(),
-            rss_file: absent(),
-            rss_shmem: absent(),
             hugetlb: Ok(Bytes::ZERO),
+            ..ProcessStatus::from_lines(|_, _| absent())
         }),
         rollup: absent(),
         walk: absent(),
