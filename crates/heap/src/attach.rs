@@ -36,7 +36,7 @@ use pagewise_remote::{
 use pagewise_sys::remote::read_each;
 use thiserror::Error;
 
-use crate::collector::{Collector, Identity};
+use crate::collector::{Collector, Identity, program_file};
 use crate::probes;
 use mallocs::Mallocs;
 use safe::Judge;
@@ -943,6 +943,26 @@ fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, AttachRefused> {
     Ok(maps::parse(&text).mappings)
 }
 
+/// `/proc/PID/status`, once no other process of this program traces the process any more: one that
+/// undoes the changes of a killed run is done in a moment.
+fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
+    let own = program_file(root, std::process::id());
+    let began = Instant::now();
+    loop {
+        let status = root.read(Pid(pid), "status").unwrap_or_default();
+        let tracer = String::from_utf8_lossy(&status)
+            .lines()
+            .find_map(|line| line.strip_prefix("TracerPid:"))
+            .and_then(|tracer| tracer.trim().parse().ok())
+            .unwrap_or(0);
+        let is_ours = tracer != 0 && own.is_some() && program_file(root, tracer) == own;
+        if !is_ours || began.elapsed() >= PATIENCE {
+            return status;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
 /// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its
 /// allocators other than the C library's.
 fn can_be_attached(
@@ -954,7 +974,7 @@ fn can_be_attached(
     if pid == std::process::id() {
         return not("it is this one".to_owned());
     }
-    let status = root.read(Pid(pid), "status").unwrap_or_default();
+    let status = status_without_our_tracer(root, pid);
     let status = String::from_utf8_lossy(&status);
     let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     if line("Seccomp:").is_some_and(|mode| mode != "0") {

@@ -665,7 +665,7 @@ impl CollectedProcess {
             peak: 0,
             peak_at_ns: None,
             highest: Highest::default(),
-            executable: executable(root, pid),
+            executable: program_file(root, pid),
             became_another: false,
             attached,
             layouts: Layouts::begin(now, begin.every_bytes != 0),
@@ -680,7 +680,7 @@ impl CollectedProcess {
     /// Takes down how it is now.
     fn look(&mut self, root: &ProcRoot) -> Result<(), HeapError> {
         let before = Instant::now();
-        let now = executable(root, self.pid);
+        let now = program_file(root, self.pid);
         if self.became_another || (now.is_some() && now != self.executable) {
             self.became_another = true;
             self.next = before + Duration::from_secs(1);
@@ -818,8 +818,8 @@ impl CollectedProcess {
     }
 }
 
-/// Which file a process executes.
-fn executable(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
+/// Device and inode of the file that a process executes.
+pub(crate) fn program_file(root: &ProcRoot, pid: u32) -> Option<(u64, u64)> {
     fs::metadata(root.file(Pid(pid), "exe")).ok().map(|file| (file.dev(), file.ino()))
 }
 
