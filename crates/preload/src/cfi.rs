@@ -4,6 +4,11 @@
 //! the frame pointer, return addresses just below the frame. Any other row is
 //! [`UnwindRow::Unknown`], where a call stack ends. DWARF 5, section 6.4, and the Linux Standard
 //! Base, "Exception Frames".
+//!
+//! gimli 0.34 with storage of fixed size (`read-core`) is not used here, as `pagewise-trace` does:
+//! it finds the same rows in 1.6 times the time (260 ns, not 160 ns, for an address of glibc or
+//! libstdc++), and its context takes 8.7 KB of the stack of the thread that allocates, which may be
+//! a coroutine with 16 KiB. The eight states here take less than 0.6 KB.
 
 /// Rule that computes the caller's frame from the function's frame, at one of its instructions.
 /// Offsets are in words of 8 bytes.
@@ -380,6 +385,7 @@ fn execute(
     address: usize,
 ) -> Option<UnwindState> {
     let mut location = begin;
+    const _: () = assert!(8 * size_of::<UnwindState>() < 600);
     let mut kept = [state; 8];
     let mut depth = 0;
     while cursor.at < cursor.end {
@@ -401,7 +407,7 @@ fn execute(
                 0x03 => Some(u64::from(cursor.read_value::<u16>()?)),
                 0x04 => Some(u64::from(cursor.read_value::<u32>()?)),
                 _ => {
-                    other(
+                    rare_instruction(
                         cursor,
                         common,
                         &mut state,
@@ -426,7 +432,7 @@ fn execute(
 }
 
 /// The instructions that are not among the most frequent.
-fn other(
+fn rare_instruction(
     cursor: &mut ImageCursor<'_>,
     common: &Common,
     state: &mut UnwindState,
@@ -440,6 +446,34 @@ fn other(
         0x00 => {}
         // set_loc
         0x01 => *location = cursor.address(common.encoding, 0)?,
+        // remember_state
+        0x0a => {
+            *kept.get_mut(*depth)? = *state;
+            *depth += 1;
+        }
+        // restore_state
+        0x0b => {
+            *depth = depth.checked_sub(1)?;
+            *state = kept[*depth];
+        }
+        0x0c..=0x0f | 0x12 | 0x13 => state.end = frame_end(cursor, common, state.end, byte)?,
+        // GNU_args_size
+        0x2e => drop(cursor.unsigned()?),
+        _ => register_rule(cursor, common, state, initial, byte)?,
+    }
+    Some(())
+}
+
+/// The instructions that define where a register was saved.
+#[inline(always)]
+fn register_rule(
+    cursor: &mut ImageCursor<'_>,
+    common: &Common,
+    state: &mut UnwindState,
+    initial: UnwindState,
+    byte: u8,
+) -> Option<()> {
+    match byte {
         // offset_extended
         0x05 => {
             let register = cursor.unsigned()?;
@@ -458,39 +492,6 @@ fn other(
             cursor.unsigned()?;
             rule(state, register, RegisterRule::Other);
         }
-        // remember_state
-        0x0a => {
-            *kept.get_mut(*depth)? = *state;
-            *depth += 1;
-        }
-        // restore_state
-        0x0b => {
-            *depth = depth.checked_sub(1)?;
-            *state = kept[*depth];
-        }
-        // def_cfa
-        0x0c => {
-            let register = cursor.unsigned()?;
-            state.end = FrameEnd::Register(register, i64::try_from(cursor.unsigned()?).ok()?);
-        }
-        // def_cfa_register
-        0x0d => {
-            let register = cursor.unsigned()?;
-            state.end = match state.end {
-                FrameEnd::Register(_, offset) => FrameEnd::Register(register, offset),
-                _ => FrameEnd::Other,
-            };
-        }
-        // def_cfa_offset
-        0x0e => {
-            let offset = i64::try_from(cursor.unsigned()?).ok()?;
-            state.end = match state.end {
-                FrameEnd::Register(register, _) => FrameEnd::Register(register, offset),
-                _ => FrameEnd::Other,
-            };
-        }
-        // def_cfa_expression
-        0x0f => state.end = expression(cursor)?,
         // expression, val_expression
         0x10 | 0x16 => {
             let register = cursor.unsigned()?;
@@ -514,27 +515,12 @@ fn other(
             let offset = cursor.signed()?.checked_mul(common.data_unit)?;
             rule(state, register, RegisterRule::At(offset));
         }
-        // def_cfa_sf
-        0x12 => {
-            let register = cursor.unsigned()?;
-            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
-            state.end = FrameEnd::Register(register, offset);
-        }
-        // def_cfa_offset_sf
-        0x13 => {
-            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
-            if let FrameEnd::Register(register, _) = state.end {
-                state.end = FrameEnd::Register(register, offset);
-            }
-        }
         // val_offset, val_offset_sf
         0x14 | 0x15 => {
             let register = cursor.unsigned()?;
             cursor.unsigned()?;
             rule(state, register, RegisterRule::Other);
         }
-        // GNU_args_size
-        0x2e => drop(cursor.unsigned()?),
         // GNU_negative_offset_extended
         0x2f => {
             let register = cursor.unsigned()?;
@@ -544,6 +530,55 @@ fn other(
         _ => return None,
     }
     Some(())
+}
+
+/// The instructions that define the end of the frame, the canonical frame address.
+#[inline(always)]
+fn frame_end(
+    cursor: &mut ImageCursor<'_>,
+    common: &Common,
+    end: FrameEnd,
+    byte: u8,
+) -> Option<FrameEnd> {
+    Some(match byte {
+        // def_cfa
+        0x0c => {
+            let register = cursor.unsigned()?;
+            FrameEnd::Register(register, i64::try_from(cursor.unsigned()?).ok()?)
+        }
+        // def_cfa_register
+        0x0d => {
+            let register = cursor.unsigned()?;
+            match end {
+                FrameEnd::Register(_, offset) => FrameEnd::Register(register, offset),
+                _ => FrameEnd::Other,
+            }
+        }
+        // def_cfa_offset
+        0x0e => {
+            let offset = i64::try_from(cursor.unsigned()?).ok()?;
+            match end {
+                FrameEnd::Register(register, _) => FrameEnd::Register(register, offset),
+                _ => FrameEnd::Other,
+            }
+        }
+        // def_cfa_expression
+        0x0f => expression(cursor)?,
+        // def_cfa_sf
+        0x12 => {
+            let register = cursor.unsigned()?;
+            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
+            FrameEnd::Register(register, offset)
+        }
+        // def_cfa_offset_sf
+        _ => {
+            let offset = cursor.signed()?.checked_mul(common.data_unit)?;
+            match end {
+                FrameEnd::Register(register, _) => FrameEnd::Register(register, offset),
+                end => end,
+            }
+        }
+    })
 }
 
 fn scaled(offset: u64, common: &Common) -> Option<i64> {
