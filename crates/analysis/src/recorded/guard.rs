@@ -148,7 +148,7 @@ fn place(bug: &MemoryBug) -> String {
         }
         Some(distance) => format!("{} after the end of {whole}", count(distance)),
         None if bug.address == object.address => format!("at the beginning of {whole}"),
-        None => format!("{} inside {whole}", count(bug.address - object.address)),
+        None => format!("at offset {} of {whole}", bug.address - object.address),
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum Command {
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]
     Pages(pages::PagesArgs),
-    /// Show the memory pools of a process that uses the pagewise allocator library
+    /// Show the pools of a program that uses the pagewise allocators
     ///
     /// Examples:
     ///   pagewise pools 1234
@@ -67,7 +67,7 @@ pub(crate) enum Command {
     ///   pagewise thp 1234 --fix --hold --yes
     #[command(verbatim_doc_comment)]
     Thp(thp::Thp),
-    /// Run a command with transparent huge pages disabled or restricted
+    /// Run a command with huge pages disabled or restricted
     ///
     /// Examples:
     ///   pagewise run --thp=never -- redis-server
@@ -124,7 +124,7 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(syscalls::Syscalls),
-    /// Record TLB shootdowns: system call, source line, target CPUs, wait time
+    /// Record TLB shootdowns: causing call, line, CPUs, wait time
     ///
     /// If pagewise runs a command, the text report goes to standard error and JSON
     /// goes to standard output. The command keeps its own standard input and output.
@@ -139,8 +139,8 @@ pub(crate) enum Command {
     /// Record page faults by function, mapping and call stack
     ///
     /// By default every fault is recorded with its call stack, which is unwound by
-    /// frame pointers. If pagewise runs a command, the text report goes to standard
-    /// error.
+    /// frame pointers and by unwind tables (--stack). If pagewise runs a command, the
+    /// text report goes to standard error.
     ///
     /// Examples:
     ///   pagewise faults -- ./server
@@ -167,7 +167,7 @@ pub(crate) enum Command {
     ///   pagewise guard --rate 1 --then continue -- ./program
     #[command(verbatim_doc_comment)]
     Guard(guard::args::GuardArgs),
-    /// Report each write to an address range of a process (watchpoint)
+    /// Report each write to an address range (watchpoint)
     ///
     /// Reports the old and the new value, the thread, and the call stack with source
     /// lines.
@@ -228,7 +228,7 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write one for each command into a folder
+    /// Print the manual page, or write one for each command
     Man {
         /// Write one manual page for each command into DIR
         #[arg(long, value_name = "DIR")]
