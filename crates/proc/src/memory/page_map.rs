@@ -16,7 +16,7 @@ use pagewise_model::page_map::{
 };
 use pagewise_model::process::Process;
 use pagewise_model::units::nanoseconds;
-use pagewise_model::{Absent, AddrRange, Backing, Mapping, PageSize, Reading, Sharing};
+use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::{Features, tracks_soft_dirty};
 
@@ -75,12 +75,14 @@ pub fn read(
         huge_size: walk::huge_size().filter(|_| way == PageTableWay::Both),
         soft_dirty: soft_dirty.is_ok(),
         words: vec![Word::default(); WORDS],
+        read: NOTHING,
         detail: if look.detail { Detail::open(root.path(), features.frames) } else { None },
     };
     let frames = reader.frames(look.detail);
     let mut gaps = Vec::new();
     let mut all = Vec::new();
-    for mapping in mappings {
+    let ends = ends_of_neighbours(&mappings, page_size);
+    for (mapping, neighbours_end) in mappings.into_iter().zip(ends) {
         let range = within.map_or(Some(mapping.range), |within| mapping.range.intersection(within));
         let Some(range) = range.filter(|range| range.end <= KERNEL_HALF) else { continue };
         if reader.hugetlb.holds(&mapping) == Ok(true) {
@@ -91,7 +93,7 @@ pub fn read(
         let runs = match way {
             PageTableWay::Scan => reader.scan(&mapping, range)?,
             PageTableWay::Both | PageTableWay::Pagemap => {
-                reader.runs_from_words(&mapping, range)?
+                reader.runs_from_words(&mapping, range, neighbours_end)?
             }
         };
         let runs = reader.refine(runs)?;
@@ -127,7 +129,25 @@ struct PageReader {
     huge_size: Option<u64>,
     soft_dirty: bool,
     words: Vec<Word>,
+    /// The range whose words `words` begins with.
+    read: AddrRange,
     detail: Option<Detail>,
+}
+
+const NOTHING: AddrRange = AddrRange { start: 0, end: 0 };
+
+/// For each mapping, the end of the last one that follows it, or another of these, so closely that
+/// one read of both is cheaper than two.
+fn ends_of_neighbours(mappings: &[Mapping], page_size: PageSize) -> Vec<u64> {
+    let bridge = page_size.pages(walk::BRIDGE).0;
+    let mut ends: Vec<u64> = mappings.iter().map(|mapping| mapping.range.end).collect();
+    for at in (1..mappings.len()).rev() {
+        let (start, before) = (mappings[at].range.start, mappings[at - 1].range.end);
+        if start.checked_sub(before).is_some_and(|gap| gap <= bridge) && start < KERNEL_HALF {
+            ends[at - 1] = ends[at].min(KERNEL_HALF);
+        }
+    }
+    ends
 }
 
 impl PageReader {
@@ -162,11 +182,13 @@ impl PageReader {
         Ok(runs.finish())
     }
 
-    /// The pages of a mapping by the words of `pagemap`, and scans for the rest.
+    /// The pages of a mapping by the words of `pagemap`, and scans for the rest. What is read up to
+    /// `neighbours_end` serves the mappings that follow.
     fn runs_from_words(
         &mut self,
         mapping: &Mapping,
         range: AddrRange,
+        neighbours_end: u64,
     ) -> Result<Vec<PageRun>, ProcError> {
         let mut runs = RunCollector::over(range);
         let most = self.space.page_size().pages(self.words.len() as u64).0;
@@ -174,8 +196,20 @@ impl PageReader {
         let mut at = range.start;
         while at < range.end {
             // Parts begin and end where huge pages do.
-            let end = range.end.min((at / most + 1).saturating_mul(most));
-            let read = self.space.read_briskly(AddrRange { start: at, end }, &mut words)?;
+            let part_end = (at / most + 1).saturating_mul(most);
+            if !(self.read.start..self.read.end).contains(&at) {
+                let end = part_end.min(neighbours_end.max(range.end));
+                self.read = NOTHING;
+                let read = self.space.read_briskly(AddrRange { start: at, end }, &mut words)?;
+                let length = self.space.page_size().pages(read.len() as u64).0;
+                self.read = AddrRange { start: at, end: at + length };
+            }
+            let (page_size, start) = (self.space.page_size(), self.read.start);
+            let index = |address: u64| {
+                usize::try_from(page_size.count(Bytes(address - start))).unwrap_or(usize::MAX)
+            };
+            let end = range.end.min(part_end).min(self.read.end);
+            let read = &words[index(at)..index(end)];
             let is_empty = read.iter().all(|word| *word == Word::default());
             self.put_words(mapping, at, read, &mut runs)?;
             at += self.space.page_size().pages(read.len() as u64).0;
@@ -262,6 +296,7 @@ impl PageReader {
     fn refine(&mut self, runs: Vec<PageRun>) -> Result<Vec<PageRun>, ProcError> {
         let Some(detail) = &mut self.detail else { return Ok(runs) };
         let Some(range) = whole(&runs) else { return Ok(runs) };
+        self.read = NOTHING;
         let mut refined = RunCollector::over(range);
         for run in runs {
             if !run.state.kind.is_resident() {

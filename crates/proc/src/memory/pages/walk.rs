@@ -18,7 +18,7 @@ use crate::{ProcError, ProcRoot};
 
 /// A gap of this number of pages between two mappings is read too: that is cheaper than another
 /// read.
-const BRIDGE: u64 = 64;
+pub(crate) const BRIDGE: u64 = 64;
 
 /// Without `PAGEMAP_SCAN`, holes have to be read, so larger mappings are left out.
 const TOO_LARGE: Bytes = Bytes::gib(64);
