@@ -42,6 +42,8 @@ impl RunCollector {
         if self.at < self.range.end {
             self.push(AddrRange { start: self.at, end: self.range.end }, PageState::default());
         }
+        // Most mappings have one run, and there are tens of thousands of them.
+        self.runs.shrink_to_fit();
         self.runs
     }
 }
