@@ -182,8 +182,8 @@ impl PageReader {
         Ok(runs.finish())
     }
 
-    /// The pages of a mapping by the words of `pagemap`, and scans for the rest. What is read up to
-    /// `neighbours_end` serves the mappings that follow.
+    /// The pages of a mapping by the words of `pagemap`, and scans for the rest. Words are read up
+    /// to `neighbours_end`, and kept for the mappings that follow.
     fn runs_from_words(
         &mut self,
         mapping: &Mapping,
