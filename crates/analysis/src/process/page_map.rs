@@ -31,6 +31,8 @@ const DRAWN: usize = 4000;
 pub struct PageMapOptions {
     /// The runs themselves, for people as well.
     pub runs: bool,
+    /// The report is for programs, which always get the runs.
+    pub for_programs: bool,
     /// The address space as a picture.
     pub address_map: bool,
 }
@@ -48,8 +50,10 @@ pub fn pages(map: &PageMap, options: &PageMapOptions) -> Report {
         ReportBlock::Facts(seen(map)),
         ReportBlock::Facts(totals(map, &total)),
         ReportBlock::Table(mappings(map, &sums, &total)),
-        ReportBlock::Table(runs(map, options.runs)),
     ];
+    if options.runs || options.for_programs {
+        blocks.push(ReportBlock::Table(runs(map, options.runs)));
+    }
     if !map.mappings.is_empty() {
         blocks.insert(4, ReportBlock::Text(legend()));
     }

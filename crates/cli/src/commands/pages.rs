@@ -96,6 +96,7 @@ pub(crate) fn run(args: &PagesArgs, look: &terminal::TerminalLook) -> anyhow::Re
     let map = page_map::read(&root, process, mappings, within, page_size, &how)?;
     let options = PageMapOptions {
         runs: args.runs || place.is_some(),
+        for_programs: args.output.json,
         address_map: args.output.html.is_some(),
     };
     emit(&pages(&map, &options), &args.output, look, Units::Human)?;
