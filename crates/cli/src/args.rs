@@ -10,7 +10,7 @@ use pagewise_model::bounds::MemoryLimit;
 
 use crate::commands::table::Command;
 
-/// Show where a Linux process's memory goes, what it costs, and how to reduce it.
+/// Show where a Linux process's memory goes, how much time it costs, and how to reduce both.
 #[derive(Debug, Parser)]
 #[command(name = "pagewise", version, max_term_width = 100, propagate_version = true)]
 pub(crate) struct Cli {
@@ -23,14 +23,15 @@ pub(crate) struct Cli {
 /// Options of the output's appearance, which every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct LookArgs {
-    /// When to colour the output; `auto`: on a terminal, unless NO_COLOR is set
+    /// Colour the output; `auto`: only on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, value_enum, default_value_t = ColorWhen::Auto, value_name = "WHEN", help_heading = "Display")]
     pub(crate) color: ColorWhen,
     /// Limit tables to N characters per line; default: the width of the terminal, or 100 without a
     /// terminal
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Display")]
     pub(crate) width: Option<u16>,
-    /// Unit of sizes in text and HTML; JSON always has bytes
+    /// Unit of sizes in text reports; default: kib for `maps`, human for all others. JSON always
+    /// has bytes, HTML always has scaled sizes
     #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Display")]
     pub(crate) units: Option<UnitArg>,
 }
@@ -64,7 +65,8 @@ pub(crate) struct SourceArgs {
     /// Read a copy of the /proc tree instead of /proc
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
-    /// Run this command and take the snapshot when it exits, while its memory is still mapped
+    /// Run this command, and take the snapshot when the command exits, while its memory is still
+    /// mapped
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["target", "root"])]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]
@@ -79,10 +81,10 @@ pub(crate) struct SourceArgs {
 /// The time at which to read a command that pagewise runs.
 #[derive(Debug, Args)]
 pub(crate) struct MomentArgs {
-    /// Read the command's memory at TIME after its start (`500ms`, `2s`)
+    /// Take the snapshot at TIME after the start of the command (`500ms`, `2s`)
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "command", conflicts_with = "at_peak")]
     pub(crate) at: Option<Duration>,
-    /// Take the snapshot near the command's highest RES
+    /// Take the snapshot at about the time of the command's highest RES
     #[arg(long, requires = "command")]
     pub(crate) at_peak: bool,
 }
@@ -91,13 +93,16 @@ pub(crate) struct MomentArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ReadingArgs {
     /// Read page tables for 2 MiB of addresses at a time and sleep in between, so that the process
-    /// never waits long for mmap_lock
+    /// whose memory is read never waits long for its mmap_lock. This is the default for processes
+    /// above 64 MiB of RES
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) polite: bool,
     /// Read page tables at full speed, without sleeps
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) fast: bool,
-    /// Read all smaps counters; the process waits while the kernel walks each of its mappings
+    /// Read smaps, which also has dirty, referenced and locked bytes, and flags. The kernel holds
+    /// the mmap_lock of the process while it walks a mapping; a thread that needs this lock waits.
+    /// This is the default for processes up to 64 MiB of RES
     #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) full: bool,
 }
@@ -112,13 +117,13 @@ impl ReadingArgs {
 /// The destination of a report.
 #[derive(Debug, Args)]
 pub(crate) struct OutputArgs {
-    /// Print JSON, with all sizes in bytes; docs/json.md documents the keys
+    /// Print JSON, with all sizes in bytes; docs/json.md in pagewise's source documents the keys
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
     /// Write the report to FILE as one self-contained HTML page
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) html: Option<PathBuf>,
-    /// Write the report to FILE instead of standard output
+    /// Write the report to FILE instead of printing it
     #[arg(long, short, value_name = "FILE", help_heading = "Output")]
     pub(crate) output: Option<PathBuf>,
     /// Add the meaning of each number
@@ -142,8 +147,9 @@ pub(crate) fn percent_above_zero(text: &str) -> Result<f64, String> {
 /// The memory bound of a recorder.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct MemoryArgs {
-    /// Use at most SIZE of memory, 32M or more. Above it the least frequent entries are added up as
-    /// one, and the report states their number
+    /// Limit the memory of pagewise to SIZE, at least 32M. At this limit, pagewise merges the
+    /// rarest call stacks into one entry, and likewise threads and mappings; the report states the
+    /// number of events in these entries
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_limit)]
     pub(crate) memory_limit: MemoryLimit,
 }

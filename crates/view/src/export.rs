@@ -95,7 +95,7 @@ pub const HEAP_FORMATS: &[HeapFormat] = &[
     },
     HeapFormat {
         name: "perfetto",
-        help: "Write a trace for ui.perfetto.dev with live, allocator and resident bytes",
+        help: "Write a trace for ui.perfetto.dev: live bytes, allocator footprint and resident bytes over time",
         heading: OVER_TIME,
         is_binary: false,
         write: |recording, _, out| counters::write(recording, out).map(no_notes),
@@ -109,7 +109,7 @@ pub const HEAP_FORMATS: &[HeapFormat] = &[
     },
     HeapFormat {
         name: "collapsed",
-        help: "Write one line for each call stack with its number, for flamegraph.pl and speedscope",
+        help: "Write one line for each call stack with its quantity (--of), for flamegraph.pl and speedscope",
         heading: CALL_STACKS,
         is_binary: false,
         write: |recording, options, out| {

@@ -13,7 +13,7 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct Define {
-    /// A term, column or kernel counter; without one all are listed
+    /// A term, column or kernel counter; without NAME, all are listed
     #[arg(value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// Print JSON

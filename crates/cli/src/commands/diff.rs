@@ -19,19 +19,20 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    /// The earlier snapshot; with --every, a process
+    /// The earlier snapshot: a file that `pagewise explain --save` wrote. With --every, the
+    /// process: a PID, a process name, or a part of a name that matches one process only
     #[arg(value_name = "A")]
     pub(crate) before: String,
-    /// The later snapshot
+    /// The later snapshot, also a file
     #[arg(value_name = "B", required_unless_present = "every", conflicts_with = "every")]
     pub(crate) after: Option<PathBuf>,
     /// Read the process every TIME, and report the growth since the previous reading
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) every: Option<Duration>,
-    /// Stop after TIME
+    /// Stop after TIME, and report the growth since the start; default: stop when the process ends
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
     pub(crate) during: Option<Duration>,
-    /// Show which mappings moved to another address in the later snapshot, for example by ASLR
+    /// Show the mappings that have another address in the later snapshot, for example by ASLR
     #[arg(long)]
     pub(crate) layout: bool,
     #[command(flatten)]

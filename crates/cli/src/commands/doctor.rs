@@ -17,12 +17,12 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Check the limits, cgroup and environment of this process too: a PID, a process name, or
-    /// `self`
+    /// Check the limits, cgroup and environment of this process too: a PID, a process name, a part
+    /// of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: Option<String>,
-    /// The goal to optimize for; without it only settings that are bad for both latency and memory
-    /// are checked
+    /// The goal to optimize for; without --profile, only settings that are bad for both latency and
+    /// memory are checked
     #[arg(long, value_enum, value_name = "PROFILE")]
     pub(crate) profile: Option<ProfileArg>,
     /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys

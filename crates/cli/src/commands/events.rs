@@ -13,7 +13,8 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct Events {
-    /// List only events whose name contains this text, tracepoints included
+    /// List only events whose name contains LETTERS, and search all tracepoints of the kernel too.
+    /// Without LETTERS, the list has the events that pagewise describes
     #[arg(value_name = "LETTERS")]
     pub(crate) like: Option<String>,
     #[command(flatten)]

@@ -16,7 +16,7 @@ use crate::terminal::TerminalLook;
 pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Show the N largest mappings
+    /// Show the N mappings with the highest RES
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) largest: usize,
     #[command(flatten)]

@@ -32,29 +32,33 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct Faults {
-    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C or its end
+    /// A PID, a process name, or a part of a name that matches one process only. The process
+    /// is recorded until Ctrl-C, or until it ends
     #[arg(value_name = "TARGET", required_unless_present_any = ["command", "from"])]
     pub(crate) target: Option<String>,
     /// Stop recording after TIME; a command continues to run
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) during: Option<Duration>,
-    /// Record one in N faults; every count is then a multiple of N
+    /// Record one in N faults, and count each recorded fault N times. Without root, each major
+    /// fault is recorded and counts once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) every: u64,
-    /// Measure how long the kernel handles each fault (needs root)
+    /// Measure the time that the kernel takes to handle each fault (needs root)
     #[arg(long)]
     pub(crate) latency: bool,
     /// Copy BYTES of the stack at each fault, at most 65528. Callers without frame pointers are
     /// found within these bytes. The report states how many stacks were cut off
     #[arg(long, value_name = "BYTES", default_value_t = pagewise_trace::faults::STACK, value_parser = clap::value_parser!(u16).range(8..=65528))]
     pub(crate) stack: u16,
-    /// Record mremap (needs root), so that faults in memory that mremap just moved or extended have
-    /// a type. This adds some 50 ns to every system call of the machine
+    /// Record calls of mremap too (needs root). Without them, the type of a fault (such as first
+    /// touch or copy-on-write) is unknown in memory that mremap just moved or extended. This option
+    /// adds about 50 ns to every system call of the machine
     #[arg(long)]
     pub(crate) mremap: bool,
-    /// Load the heap recorder into the command, and report the call stack that allocated the memory
-    /// of each fault, for blocks of a page or of BYTES and more. Children of the command are not
-    /// recorded
+    /// Also report the call stack that allocated the heap block in which each fault occurs, for
+    /// blocks of at least BYTES (default: one page). This loads the recorder library of `pagewise
+    /// heap run` into the command. Heap blocks of the command's children are not recorded; their
+    /// faults are
     #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, requires = "command", value_parser = byte_count)]
     pub(crate) heap: Option<Option<u64>>,
     /// Show N rows of each table, or `all`; JSON has all

@@ -20,7 +20,7 @@ pub(crate) struct FragmentationArgs {
     /// Repeat the report every TIME, with the counts since the previous report
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "root")]
     pub(crate) every: Option<Duration>,
-    /// Stop after TIME
+    /// Stop after TIME, and report the counts since the start; default: continue until Ctrl-C
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, requires = "every")]
     pub(crate) during: Option<Duration>,
     /// Read a copy of the /proc tree instead of /proc; DIR/sysfs holds the files of /sys

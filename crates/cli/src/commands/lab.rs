@@ -28,6 +28,10 @@ pub(crate) struct LabArgs {
     pub(crate) command: LabCommand,
 }
 
+/// Help of `lab describe --change-system`.
+const CHANGE_SYSTEM_HELP: &str =
+    "Describe the experiment as `lab run --change-system` runs it; nothing is changed";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
     /// List the experiments
@@ -36,8 +40,15 @@ pub(crate) enum LabCommand {
         output: OutputArgs,
     },
     /// Describe the question, expectation, method and requirements of an experiment
+    #[command(
+        mut_arg("quick", |arg| arg.help("Describe the experiment as `lab run --quick` runs it")),
+        mut_arg("full", |arg| arg.help("Describe the experiment as `lab run --full` runs it")),
+        mut_arg("set", |arg| arg.help("Describe the experiment with VALUE for its parameter KEY")),
+        mut_arg("change_system", |arg| arg.help(CHANGE_SYSTEM_HELP)),
+        mut_arg("disk", |arg| arg.help("No effect: `lab describe` writes no files"))
+    )]
     Describe {
-        /// The experiment's name
+        /// The name of the experiment; `lab list` lists the names
         name: String,
         #[command(flatten)]
         how: LabSizes,
@@ -46,7 +57,7 @@ pub(crate) enum LabCommand {
     },
     /// Run experiments and report which expectations hold on this machine
     Run(LabTry),
-    /// Show the results that `run --save` saved
+    /// Show the results that `lab run --save` saved
     Report {
         /// Saved results; several files are shown as one report
         #[arg(value_name = "FILE", required = true)]
@@ -54,11 +65,11 @@ pub(crate) enum LabCommand {
         #[command(flatten)]
         output: LabOutput,
     },
-    /// Compare two files of saved results
+    /// Compare two files of results that `lab run --save` saved
     Compare {
-        /// The earlier results
+        /// The file of the earlier results
         before: PathBuf,
-        /// The later results
+        /// The file of the later results
         after: PathBuf,
         #[command(flatten)]
         output: OutputArgs,
@@ -72,10 +83,11 @@ pub(crate) struct LabTry {
     pub(crate) names: Vec<String>,
     #[command(flatten)]
     pub(crate) how: LabSizes,
-    /// Run each condition N times
+    /// Run each condition of an experiment (for example with and without huge pages) N times; the
+    /// default depends on the experiment and is 1 to 10
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) runs: Option<u32>,
-    /// Save every measured value to FILE, for `report` and `compare`
+    /// Save every measured value to FILE, for `lab report` and `lab compare`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) save: Option<PathBuf>,
     #[command(flatten)]
@@ -88,17 +100,18 @@ pub(crate) struct LabSizes {
     /// Use small sizes: each experiment takes seconds and shows the direction of the effect
     #[arg(long, conflicts_with = "full")]
     pub(crate) quick: bool,
-    /// Use the sizes of the original experiments: gigabytes, and minutes for each experiment
+    /// Use large sizes: gigabytes of memory, and minutes for each experiment. Without --quick and
+    /// --full, the sizes are for a machine with 2 CPUs and 2 GiB of memory
     #[arg(long)]
     pub(crate) full: bool,
-    /// Set a parameter of the experiments that have it; `describe` lists the parameters
+    /// Set the parameter KEY of the experiments that have it; `lab describe` lists the parameters
     #[arg(long, value_name = "KEY=VALUE", value_parser = assignment)]
     pub(crate) set: Vec<(String, u64)>,
-    /// Let experiments change system settings and add swap files. Every change is undone, after a
-    /// crash at the next start
+    /// Let experiments change system settings and add swap files. Every change is undone at the end
+    /// of the experiment; after a crash, the next `lab run` undoes it
     #[arg(long)]
     pub(crate) change_system: bool,
-    /// The directory for files of experiments; it must be on a disk
+    /// The directory for files of experiments, which must be on a disk (not tmpfs)
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub(crate) disk: PathBuf,
 }
@@ -106,7 +119,7 @@ pub(crate) struct LabSizes {
 /// The destination of a report on saved results.
 #[derive(Debug, Args)]
 pub(crate) struct LabOutput {
-    /// Print JSON to FILE or standard output; docs/json.md documents the keys
+    /// Print JSON to FILE or standard output; docs/json.md in pagewise's source documents the keys
     #[arg(long, value_name = "FILE", num_args = 0..=1, help_heading = "Output")]
     pub(crate) json: Option<Option<PathBuf>>,
     /// Write the report to FILE as one self-contained HTML page

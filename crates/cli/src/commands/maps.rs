@@ -17,14 +17,15 @@ use crate::terminal::TerminalLook;
 pub(crate) struct Maps {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Columns to show: `default`, `all` (with every smaps counter), or a list such as
-    /// `address,rss,Pss_Dirty,name`
+    /// Columns to show: `default`, `all` (every smaps counter; reads the process as --full does),
+    /// or a list such as `address,rss,Pss_Dirty,name`. `pagewise define` lists the names
     #[arg(long, value_name = "COLUMNS", default_value = "default")]
     pub(crate) columns: String,
-    /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first
+    /// Sort by COLUMN, largest first; `+COLUMN` sorts smallest first. Default: by address
     #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
     pub(crate) sort: Option<String>,
-    /// Show only mappings that match EXPRESSION, for example `rss>1M && name~libc` (`~`: contains)
+    /// Show only mappings that match EXPRESSION, for example `rss>1M && name~libc`. Operators: `>`,
+    /// `>=`, `<`, `<=`, `==`, `!=`, `~` (contains), `!~`, `&&`, `||`, `!` and parentheses
     #[arg(long, value_name = "EXPRESSION")]
     pub(crate) filter: Option<String>,
     /// List the ELF sections in each file mapping

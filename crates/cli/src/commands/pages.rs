@@ -29,8 +29,10 @@ pub(crate) struct PagesArgs {
     /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Limit the report to an address range (START-END or START+SIZE in hex), the mapping at an
-    /// address, or the mappings whose name contains this text
+    /// Limit the report to an address range (START-END, or START+SIZE with a SIZE such as `2M`), to
+    /// the mapping that contains an address, or to the mappings whose name contains MAPPING.
+    /// Addresses are hexadecimal. A single address has at least 7 characters; shorter text is a
+    /// MAPPING
     #[arg(value_name = "RANGE|MAPPING")]
     pub(crate) place: Option<String>,
     /// List runs of pages in the same state; this is the default if a RANGE or MAPPING is given
@@ -43,10 +45,11 @@ pub(crate) struct PagesArgs {
     /// The kernel interface to use
     #[arg(long, value_enum, default_value_t = ByArg::Both, value_name = "INTERFACE")]
     pub(crate) by: ByArg,
-    /// Read page tables at full speed, without sleeps
+    /// Read page tables at full speed; the default is to sleep after each 2 MiB of addresses
     #[arg(long)]
     pub(crate) fast: bool,
-    /// Clear the referenced bits of the process, wait TIME, and report the pages accessed since
+    /// Clear the referenced bits of the process, wait TIME, and report the pages that were accessed
+    /// in this time
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with_all = ["runs", "detail", "fast"])]
     pub(crate) touched: Option<Duration>,
     #[command(flatten)]
@@ -55,7 +58,8 @@ pub(crate) struct PagesArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ByArg {
-    /// /proc/PID/pagemap, and PAGEMAP_SCAN for what pagemap does not report (the fastest)
+    /// /proc/PID/pagemap, and PAGEMAP_SCAN only to find huge pages and zero pages; this is the
+    /// fastest choice
     Both,
     /// Only PAGEMAP_SCAN, which also reports written pages if the process tracks writes with
     /// userfaultfd

@@ -17,7 +17,7 @@ pub(crate) struct PoolsArgs {
     /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Show only pools whose type or name contains this text
+    /// Show only pools whose type or name contains POOL
     #[arg(value_name = "POOL")]
     pub(crate) pool: Option<String>,
     /// Draw growth charts of the N largest pools; default: 1, or all matching pools if POOL is

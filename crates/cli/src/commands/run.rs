@@ -27,7 +27,8 @@ pub(crate) enum ThpArg {
     Never,
     /// Only in memory for which the command calls madvise(MADV_HUGEPAGE)
     Madvise,
-    /// All that the system's settings allow, even if this shell disabled them
+    /// All that the system's settings allow, even if the process that starts pagewise disabled huge
+    /// pages (prctl PR_SET_THP_DISABLE)
     Always,
 }
 

@@ -32,7 +32,8 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct ShootdownsArgs {
-    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C or its end
+    /// A PID, a process name, or a part of a name that matches one process only. The process
+    /// is recorded until Ctrl-C, or until it ends
     #[arg(value_name = "TARGET", required_unless_present_any = ["command", "system"])]
     pub(crate) target: Option<String>,
     /// Record all processes and kernel threads of the machine, until Ctrl-C
@@ -48,9 +49,9 @@ pub(crate) struct ShootdownsArgs {
     /// of the stack at each event
     #[arg(long)]
     pub(crate) unwind: bool,
-    /// Measure madvise, mprotect, munmap, mremap and mmap in user mode too, from the call of the C
-    /// library's function to its return. Each call hits two uprobes; the report states their
-    /// measured cost
+    /// Also measure the time that the program spends in each madvise, mprotect, munmap, mremap and
+    /// mmap call, from the call of the C library's function to its return. Each call hits two
+    /// uprobes; the report states the measured cost of the uprobes
     #[arg(long)]
     pub(crate) user_wait: bool,
     /// Run this command, and record it and its descendants until it ends

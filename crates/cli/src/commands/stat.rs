@@ -21,10 +21,11 @@ use crate::terminal::TerminalLook;
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
     /// Run the command N times; `auto` runs it until the median wall time is as precise as
-    /// --precision asks
+    /// --precision requires, or until the time of --for is over
     #[arg(short = 'n', long = "runs", value_name = "N|auto", default_value = "1", value_parser = how_often)]
     pub(crate) runs: HowOften,
-    /// With `-n auto`: the largest half-width of the 95 % confidence interval
+    /// With `-n auto`: run until the half-width of the 95 % confidence interval is at most PERCENT
+    /// of the median wall time (with --vs: of the ratio of both)
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = percent_above_zero)]
     pub(crate) precision: f64,
     /// With `-n auto`: start no run after TIME
@@ -33,18 +34,21 @@ pub(crate) struct StatArgs {
     /// Run the command N times before the measured runs
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) warmup: u32,
-    /// Run on CPU N only
+    /// Run the command on CPU N only
     #[arg(long, value_name = "N")]
     pub(crate) cpu: Option<u32>,
-    /// Events to count: names, sets (`usual`, `all`, `none`, ..), `system:tracepoint`, `r1a2`,
-    /// `cpu/event=0xd0/`; see `pagewise events`
+    /// Events to count, separated by commas: names, sets (`usual`, `software`, `tracepoints`,
+    /// `hardware`, `all`, `none`), `system:tracepoint`, `r1a2`, `cpu/event=0xd0/`; see
+    /// `pagewise events`. Default: `usual`
     #[arg(long, short, value_name = "EVENTS")]
     pub(crate) events: Option<String>,
-    /// Compare with COMMAND, in interleaved runs. COMMAND is split into words as by a shell, but no
-    /// shell runs it
+    /// Compare with COMMAND, in interleaved runs. pagewise splits COMMAND into words as a shell
+    /// does, but runs no shell
     #[arg(long, value_name = "COMMAND")]
     pub(crate) vs: Option<String>,
-    /// Sample the command's memory every TIME: peak PSS, private/shared x anonymous/file memory
+    /// Read the memory of the command and its descendants every TIME (10ms if TIME is omitted), and
+    /// report the peak PSS and, for the largest process near the peak, private anonymous, private
+    /// file, shared anonymous and shared file memory
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "10ms", value_parser = humantime::parse_duration)]
     pub(crate) sample: Option<Duration>,
     /// Print CSV with one row for each metric

@@ -23,25 +23,31 @@ use crate::output::emit;
 use crate::pause;
 use crate::terminal::TerminalLook;
 
+/// Help of `--memory-limit`.
+const MEMORY_LIMIT_HELP: &str = "Limit the memory of pagewise to SIZE, at least 32M. At this limit, the recording of a \
+    TARGET ends, and further calls of a COMMAND are only counted";
+
 #[derive(Debug, Args)]
+#[command(mut_arg("memory_limit", |arg| arg.help(MEMORY_LIMIT_HELP)))]
 pub(crate) struct Syscalls {
-    /// A PID, or a process name or a unique part of one. It is recorded until Ctrl-C, Ctrl-Z or its
-    /// end. Each system call stops it for some microseconds. A SIGSTOP to pagewise stops it too,
-    /// until SIGCONT
+    /// A PID, a process name, or a part of a name that matches one process only. The process is
+    /// recorded until Ctrl-C or Ctrl-Z, or until it ends. Each system call stops the calling thread
+    /// for a few microseconds. If SIGSTOP stops pagewise, each thread of the process stops at its
+    /// next system call, until pagewise receives SIGCONT
     #[arg(value_name = "TARGET", required_unless_present = "command")]
     pub(crate) target: Option<String>,
     /// Stop recording after TIME
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) during: Option<Duration>,
-    /// Stop all threads for at most TIME at the start of the recording; give up if that is too
-    /// short
+    /// Stop all threads for at most TIME at the start of the recording; if the threads are expected
+    /// to be stopped for longer, nothing is recorded
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration, conflicts_with = "command")]
     pub(crate) max_pause: Duration,
-    /// Show N calls of the time line, or `all`; JSON has all
+    /// Show the first N calls and the first N processes, or `all`; JSON has all
     #[arg(long, value_name = "N", default_value = "100", value_parser = limit)]
     pub(crate) calls: RowLimit,
-    /// Run this command and record it and its descendants until all have ended. After the command
-    /// itself has ended, Ctrl-C ends its remaining descendants
+    /// Run this command, and record it and its descendants until all of these processes have ended.
+    /// When only descendants remain, Ctrl-C ends them
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

@@ -26,7 +26,7 @@ pub(crate) enum Command {
     ///   pagewise explain --at-peak -- make -j2
     #[command(verbatim_doc_comment)]
     Explain(explain::Explain),
-    /// List the mappings of a process, with any counter of smaps
+    /// List the mappings of a process with their smaps counters
     ///
     /// Examples:
     ///   pagewise maps 1234 --sort rss
@@ -52,7 +52,12 @@ pub(crate) enum Command {
     ///   pagewise pages 1234 --touched 5s
     #[command(verbatim_doc_comment)]
     Pages(pages::PagesArgs),
-    /// Show the pools of a program that uses the pagewise allocators
+    /// Show the pools of a program linked with pagewise's allocators
+    ///
+    /// The Rust crate pagewise-alloc and the C library libpagewise are allocators for
+    /// programs. A pool is memory that such an allocator takes from the system and
+    /// hands out in blocks. A Rust program must enable the feature `stats` of the
+    /// crate.
     ///
     /// Examples:
     ///   pagewise pools 1234
@@ -75,12 +80,13 @@ pub(crate) enum Command {
     Run(run::RunArgs),
     /// Measure a command: time, faults, cache misses, shootdowns
     ///
-    /// Runs the command once or N times and reports medians with confidence
-    /// intervals.
+    /// stat runs the command once, or N times with -n N, and reports medians with
+    /// confidence intervals.
     ///
-    /// The text report goes to standard error, JSON and CSV go to standard output.
-    /// The command keeps its own standard input and output. pagewise exits with the
-    /// command's exit status.
+    /// The text report goes to standard error; JSON and CSV go to standard output.
+    /// The command uses the same standard input and output; `-o FILE` keeps JSON and
+    /// CSV apart from the output of the command. pagewise exits with the exit status
+    /// of the command; of several runs, with the first status that is not 0.
     ///
     /// Examples:
     ///   pagewise stat -- make -j2
@@ -91,7 +97,7 @@ pub(crate) enum Command {
     Stat(stat::StatArgs),
     /// List the perf events that this machine can count
     ///
-    /// States the reason for each event that it cannot count.
+    /// For each event that the machine cannot count, the list gives the reason.
     ///
     /// Examples:
     ///   pagewise events
@@ -100,16 +106,17 @@ pub(crate) enum Command {
     Events(events::Events),
     /// Show how much free memory can become huge pages
     ///
-    /// Shows also the kernel's compaction and reclaim since the start.
+    /// The report also has the kernel's counts of compaction and reclaim since boot.
     ///
     /// Examples:
     ///   pagewise fragmentation
     ///   pagewise fragmentation --every 1s --for 1m
     #[command(verbatim_doc_comment)]
     Fragmentation(fragmentation::FragmentationArgs),
-    /// Check system settings that cost latency or memory
+    /// Check system settings that increase latency or memory use
     ///
-    /// Prints how to change and how to restore each setting.
+    /// For each setting that could be better, doctor prints the commands that change
+    /// and restore the setting, if there are such commands. doctor changes nothing.
     ///
     /// Examples:
     ///   pagewise doctor
@@ -124,11 +131,15 @@ pub(crate) enum Command {
     ///   pagewise syscalls 1234 --for 5s
     #[command(verbatim_doc_comment)]
     Syscalls(syscalls::Syscalls),
-    /// Record TLB shootdowns: causing call, line, CPUs, wait time
+    /// Record TLB shootdowns by cause, source line and interrupted CPU
+    ///
+    /// The report shows the system call or kernel operation that caused the
+    /// shootdowns, its call stack with source lines, the interrupted CPUs, and the
+    /// time that the causing thread waited for them. Recording needs root.
     ///
     /// If pagewise runs a command, the text report goes to standard error and JSON
-    /// goes to standard output. The command keeps its own standard input and output.
-    /// Needs root.
+    /// goes to standard output. The command uses the same standard input and output;
+    /// `-o FILE` keeps JSON apart from the output of the command.
     ///
     /// Examples:
     ///   pagewise shootdowns -- ./bench
@@ -151,16 +162,20 @@ pub(crate) enum Command {
     /// Record the heap: peak, leaks, functions that allocate most
     #[command(subcommand)]
     Heap(heap::args::HeapCommand),
-    /// Detect heap memory errors: overflow, use after free, ..
+    /// Detect heap memory errors such as overflow and use after free
     ///
-    /// Detects overflow, underflow, use after free, double free and invalid free in a
-    /// command.
+    /// guard detects overflow, underflow, use after free, double free and invalid free
+    /// of heap blocks.
     ///
-    /// One in N allocations, chosen at random, is placed between guard pages. A
-    /// memory error is reported at the moment of the access, with the call stacks of
-    /// the access, the allocation and the free. Then the command ends by the signal
-    /// that it would have received, or continues. The command keeps its own standard
-    /// streams.
+    /// guard places one in N allocations (--rate), chosen at random, between guard
+    /// pages; errors in other blocks are not detected. An access to a guard page or to
+    /// a freed block is reported when it occurs, with the call stacks of the access,
+    /// the allocation and the free. A write next to the block that misses the guard
+    /// page is reported when the block is freed. After an error, the command ends by a
+    /// signal or continues (--then).
+    ///
+    /// The command uses the standard streams of pagewise. The text report goes to
+    /// standard error, JSON goes to standard output.
     ///
     /// Examples:
     ///   pagewise guard -- ./server --test
@@ -169,12 +184,13 @@ pub(crate) enum Command {
     Guard(guard::args::GuardArgs),
     /// Report each write to an address range (watchpoint)
     ///
-    /// Reports the old and the new value, the thread, and the call stack with source
-    /// lines.
+    /// For each write, watch reports the old and the new value, the thread, and the
+    /// call stack with source lines.
     ///
     /// Hardware watchpoints of the CPU report the writes of all threads, also of
-    /// threads that start later. No thread is stopped. On a virtual machine a helper
-    /// process traces the process meanwhile, so no debugger can attach to it.
+    /// threads that start later. No thread is stopped. On a virtual machine, a helper
+    /// process traces the watched process during the watch, so no debugger can attach
+    /// to the watched process.
     ///
     /// Examples:
     ///   pagewise watch 1234 counter --count 1
@@ -188,8 +204,8 @@ pub(crate) enum Command {
     Sim(sim::args::Sim),
     /// Check common claims about memory by experiments
     ///
-    /// Each experiment states its expectation and judges whether it holds on this
-    /// machine.
+    /// Each experiment states an expectation, and reports whether the expectation
+    /// holds on this machine.
     ///
     /// Examples:
     ///   pagewise lab list

@@ -27,7 +27,8 @@ pub(crate) struct Thp {
     /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
     #[arg(value_name = "TARGET")]
     pub(crate) target: String,
-    /// Read PAGES base pages, chosen at random, instead of all
+    /// Estimate the zero-filled memory from PAGES base pages, chosen at random, instead of reading
+    /// all base pages. If PAGES is omitted, it is 24576
     #[arg(long, value_name = "PAGES", num_args = 0..=1, default_missing_value = "24576", conflicts_with_all = ["fix"], value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sample: Option<u64>,
     #[command(flatten)]
@@ -41,24 +42,27 @@ pub(crate) struct Thp {
 /// The changes that `thp` makes. Without --yes it only prints the plan.
 #[derive(Debug, Args)]
 pub(crate) struct ThpActs {
-    /// Plan: split sparse huge pages and release their zero-filled base pages
+    /// Split sparse huge pages, and release their zero-filled base pages. Without --yes, only print
+    /// this plan
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) fix: bool,
-    /// Plan: collapse fully resident base pages into huge pages
+    /// Collapse fully resident base pages into huge pages. Without --yes, only print this plan
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) collapse: bool,
-    /// Plan: move memory to swap that was not accessed for the time of --idle
+    /// Swap out the mappings that were not accessed for the time of --idle. Without --yes, only
+    /// print this plan
     #[arg(long, group = "act", help_heading = "Change the process")]
     pub(crate) pageout: bool,
-    /// With --pageout: move mappings that were not accessed for TIME. This clears the referenced
-    /// bits of the process first
+    /// With --pageout: clear the referenced bits of the process, wait TIME, and select the mappings
+    /// that were not accessed in this time
     #[arg(long, value_name = "TIME", default_value = "5s", requires = "pageout", value_parser = humantime::parse_duration, help_heading = "Change the process")]
     pub(crate) idle: Duration,
-    /// Carry out the plan
+    /// Carry out the plan of --fix, --collapse or --pageout
     #[arg(long, requires = "act", help_heading = "Change the process")]
     pub(crate) yes: bool,
-    /// With --fix: disable huge pages for this memory from now on (stops one thread for some
-    /// microseconds)
+    /// With --fix: disable huge pages from now on, for each mapping in which at least half of the
+    /// huge pages are sparse, and for the sparse huge pages of other mappings. This stops one
+    /// thread for a few microseconds
     #[arg(long, requires = "fix", help_heading = "Change the process")]
     pub(crate) hold: bool,
     /// With --fix: treat a huge page as sparse if at least PERCENT of it is zero-filled
@@ -68,7 +72,8 @@ pub(crate) struct ThpActs {
     /// supports
     #[arg(long, value_enum, default_value_t = ShrinkMethod::Auto, requires = "fix", help_heading = "Change the process")]
     pub(crate) method: ShrinkMethod,
-    /// With --fix --method drop: stop all threads for at most TIME; give up if that is too short
+    /// With --fix --method drop: stop all threads for at most TIME at a time. Huge pages for which
+    /// TIME is too short are not changed
     #[arg(long, value_name = "TIME", default_value = "100ms", requires = "fix", value_parser = humantime::parse_duration, help_heading = "Change the process")]
     pub(crate) max_pause: Duration,
 }

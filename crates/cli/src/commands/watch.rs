@@ -36,11 +36,17 @@ use crate::shield::OptionalShield;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
 
+/// Help of `--memory-limit`.
+const MEMORY_LIMIT_HELP: &str = "Limit the memory of pagewise to SIZE, at least 32M. At this limit, further accesses are only \
+    counted, and new call stacks are merged into one entry";
+
 #[derive(Debug, Args)]
+#[command(mut_arg("memory_limit", |arg| arg.help(MEMORY_LIMIT_HELP)))]
 pub(crate) struct WatchArgs {
-    /// TARGET: a PID, or a process name or a unique part of one. ADDR|SYMBOL: an address, or a
-    /// global or static variable, also with an offset (`table+64`). LEN: the number of bytes, up to
-    /// 32; by default the size of the variable, or up to 8 aligned bytes at an address
+    /// TARGET: a PID, a process name, or a part of a name that matches one process only.
+    /// ADDR|SYMBOL: an address, or a global or static variable, also with an offset (`table+64`).
+    /// LEN: the number of bytes, at most 32. The default of LEN is the size of the variable; for an
+    /// address, it is the largest of 8, 4, 2 and 1 that divides the address
     #[arg(value_names = ["TARGET", "ADDR|SYMBOL", "LEN"], num_args = 0..=3)]
     pub(crate) words: Vec<String>,
     /// Watch the variable NAME
@@ -62,15 +68,15 @@ pub(crate) struct WatchArgs {
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) during: Option<Duration>,
     /// Report only the accesses for which CONDITION is true: `value == 0`,
-    /// `value < 10 && old >= 10`; values are unsigned
+    /// `value < 10 && old >= 10`. Values are unsigned; the operators are those of `maps --filter`
     #[arg(long, value_name = "CONDITION")]
     pub(crate) when: Option<String>,
-    /// Show the last N accesses, or `all`, at the end instead of each at once. Files get 100 by
-    /// default, JSON has all
+    /// Show the last N accesses, or `all`, at the end, instead of each access when it occurs. Files
+    /// of -o and --html have the last 100 accesses by default; JSON has all
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) hits: Option<RowLimit>,
-    /// Run this command and watch a variable of its program before its first instruction, or a
-    /// variable of a library before the library's code runs
+    /// Run this command and watch a variable. The watch starts before the first instruction of the
+    /// program; for a variable of a library, it starts before code of the library runs
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
     #[command(flatten)]

@@ -17,15 +17,16 @@ pub(crate) struct GuardArgs {
     /// The fate of the command after a memory error
     #[arg(long, value_enum, value_name = "FATE", default_value_t = AfterError::Abort)]
     pub(crate) then: AfterError,
-    /// The position of a block in its pages. An overflow on this side is reported at the access, an
-    /// overflow on the other side at the free. The default is `end` at rate 1, else `chance`
+    /// The position of a block in its pages. An access beyond this side of the block is reported
+    /// when it occurs; a write beyond the other side is reported when the block is freed. The
+    /// default is `end` with --rate 1, else `chance`
     #[arg(long, value_enum, value_name = "SIDE")]
     pub(crate) side: Option<SideArg>,
-    /// The way to make guard pages. If the kernel lacks it, the next one of the list is used. The
-    /// default is `moves` if more than one in 100 allocations is guarded, else `marks`
+    /// The method of making guard pages. If the kernel lacks the method, guard uses the next one of
+    /// the list. The default is `moves` with a --rate up to 100, else `marks`
     #[arg(long, value_enum, value_name = "MEANS")]
     pub(crate) means: Option<MeansArg>,
-    /// The exit code if a memory error was found but the command exited by itself
+    /// The exit code of pagewise if a memory error was found but no signal ended the command
     #[arg(long, value_name = "CODE", default_value_t = 99)]
     pub(crate) error_exitcode: u8,
     #[command(flatten)]
@@ -38,22 +39,23 @@ pub(crate) struct GuardArgs {
 /// The way to make guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MeansArg {
-    /// Move the pages of freed small blocks away with UFFDIO_MOVE (Linux 6.8), through a
-    /// userfaultfd descriptor in the program
+    /// Move the page of a freed small block to a new block (UFFDIO_MOVE, Linux 6.8), so that
+    /// accesses to the freed block fault. The command then holds a userfaultfd descriptor. Large
+    /// blocks use `marks` or `mappings`
     Moves,
-    /// Guard markers in the page tables (MADV_GUARD_INSTALL, Linux 6.13)
+    /// Set guard markers in the page tables (MADV_GUARD_INSTALL, Linux 6.13)
     Marks,
-    /// Mappings without access (mprotect); vm.max_map_count limits their number
+    /// Make mappings without access (mprotect); vm.max_map_count limits the number of mappings
     Mappings,
 }
 
 /// The fate of the program after a memory error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AfterError {
-    /// End by the signal that the program would have received (SIGSEGV, SIGABRT), or run its own
-    /// handler
+    /// Send SIGSEGV after a wrong access, or SIGABRT after a wrong free. The signal ends the
+    /// command unless the command has a handler for it
     Abort,
-    /// Continue after the access
+    /// Make the accessed page accessible, or ignore the wrong free, and let the command continue
     Continue,
 }
 

@@ -18,7 +18,8 @@ pub(crate) enum HeapCommand {
     /// Run a command and record every malloc and free with its call stack
     ///
     /// The command uses the standard streams of pagewise and receives Ctrl-C; pagewise exits with
-    /// its exit code. The recording is small (some KiB to 1 MiB); `pagewise heap report` reads it.
+    /// the exit code of the command. The recording is small (a few KiB to 1 MiB);
+    /// `pagewise heap report` reads the recording.
     ///
     /// Examples:
     ///   pagewise heap run -- ./server --test
@@ -28,8 +29,8 @@ pub(crate) enum HeapCommand {
     /// Record the heap of a running program: the blocks that it allocates from now on
     ///
     /// pagewise makes one thread of the program load a recorder library, at a point where dlopen is
-    /// safe. It redirects malloc, free and related functions, and restores them at the end. Needs
-    /// glibc on x86-64.
+    /// safe. pagewise redirects malloc, free and related functions to this library, and restores
+    /// these functions at the end. The program must use glibc on x86-64.
     ///
     /// Examples:
     ///   pagewise heap attach 1234 --for 10s
@@ -68,17 +69,18 @@ pub(crate) struct HeapRun {
     /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Record one sample every SIZE bytes on average instead of every call; use this in production
+    /// Instead of every call, record one allocation per SIZE allocated bytes on average; use this
+    /// in production
     #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
     /// Also record mmap, mremap and brk calls that are not made by malloc
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Record each block of pagewise's own allocators too, which makes them slower; see
-    /// `pagewise pools`
+    /// Also record each block of a program's pools (see `pagewise pools`); this makes the
+    /// allocators of the pools slower
     #[arg(long)]
     pub(crate) pools: bool,
-    /// Record the command's children too, each in its own file `FILE.PID`
+    /// Record the command's children too, each in a file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
     /// The command and its arguments
@@ -97,17 +99,18 @@ pub(crate) struct HeapAttach {
     /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Record one sample every SIZE bytes on average instead of every call
+    /// Instead of every call, record one allocation per SIZE allocated bytes on average
     #[arg(long, value_name = "SIZE", value_parser = byte_count)]
     pub(crate) sample: Option<u64>,
     /// Also record mmap, mremap and brk calls that are not made by malloc
     #[arg(long)]
     pub(crate) mmap: bool,
-    /// Also record children that are forked during the recording, each in its own file `FILE.PID`
+    /// Also record children that are forked during the recording, each in a file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Stop all threads for at most TIME at the start and at the end of the recording; give up if
-    /// that is too short
+    /// Stop all threads for at most TIME at a time, at the start and at the end of the recording.
+    /// If TIME is too short at the start, nothing is recorded; if it is too short at the end, the
+    /// limit rises to 2 s
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: std::time::Duration,
 }
@@ -120,17 +123,17 @@ pub(crate) struct HeapReport {
     /// Show N rows of each table, or `all`; by default 10, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<RowLimit>,
-    /// Merge tree branches smaller than PERCENT of the total into one row
+    /// Merge branches of the call trees that have less than PERCENT of the total into one row
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent)]
     pub(crate) threshold: f64,
     /// Show the blocks that were live at TIME after the start (`500ms`, `2s`), at the `peak` (the
     /// default), or at the `end`
     #[arg(long, value_name = "TIME|peak|end", value_parser = moment)]
     pub(crate) at: Option<TimePoint>,
-    /// The root of the trees
+    /// The root of the call trees in the report
     #[arg(long, value_enum, value_name = "WAY", default_value_t = TreeRoot::BottomUp)]
     pub(crate) tree: TreeRoot,
-    /// The quantity that the trees add up
+    /// The quantity that the call trees add up
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = TreeSum::Live)]
     pub(crate) by: TreeSum,
     #[command(flatten)]

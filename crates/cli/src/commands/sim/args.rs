@@ -68,17 +68,18 @@ pub(crate) struct Hardware {
     /// The CPU whose cache and TLB sizes are simulated
     #[arg(long, value_enum, value_name = "CPU", default_value_t = CpuArg::Machine, help_heading = "Model")]
     pub(crate) cpu: CpuArg,
-    /// Replacement policy of TLBs and caches; `cache` shows all policies, this one first
+    /// Replacement policy of TLBs and caches; `sim cache` reports all policies, this one first
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyArg::Lru, help_heading = "Model")]
     pub(crate) policy: PolicyArg,
-    /// L1 data cache: size, ways, bytes of a line
+    /// L1 data cache: size, ways, bytes of a line. Default: that of the CPU
     #[arg(long, value_name = "SIZE,WAYS,LINE", value_parser = cache, help_heading = "Model")]
     pub(crate) l1d: Option<CacheShape>,
-    /// L2 cache: size, ways, bytes of a line
+    /// L2 cache: size, ways, bytes of a line. Default: that of the CPU
     #[arg(long, value_name = "SIZE,WAYS,LINE", value_parser = cache, help_heading = "Model")]
     pub(crate) l2: Option<CacheShape>,
-    /// TLB prefetcher for 4 KiB pages: prefetch the next page after STEPS sequential misses,
-    /// PERCENT of the prefetches arrive in time; or `none`
+    /// TLB prefetcher for 4 KiB pages: prefetch the next page after STEPS sequential misses;
+    /// PERCENT of the prefetches arrive in time. `none` simulates no prefetcher. The default
+    /// belongs to the CPU: `none` for `machine`, `3,84` for `i7-6800k`
     #[arg(long, value_name = "STEPS,PERCENT", value_parser = prefetcher, help_heading = "Model")]
     pub(crate) prefetch: Option<PrefetchArg>,
 }
@@ -108,11 +109,11 @@ pub(crate) struct Feed {
     #[arg(long, value_name = "FILE", conflicts_with = "command", help_heading = "Accesses")]
     pub(crate) trace: Option<PathBuf>,
     /// Stop after N accesses, and end the command. The default is 100,000,000 for commands,
-    /// `random` and `chase`, and all accesses of other sources
+    /// `random` and `chase`; `mem-access` and --trace have no limit by default
     #[arg(long, value_name = "N", help_heading = "Accesses")]
     pub(crate) limit: Option<u64>,
     /// Run this command under valgrind's lackey, which traces every access and slows the command
-    /// down some hundred times. Children of the command are not traced
+    /// down by a factor of several hundred. Children of the command are not traced
     #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["workload", "trace"])]
     pub(crate) command: Vec<OsString>,
 }
@@ -140,11 +141,12 @@ pub(crate) enum PolicyArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WorkloadArg {
-    /// 2^20 windows of 32 KiB, 16 passes over each, one write in 8 accesses
+    /// Pass 16 times over each of 2^20 windows of 32 KiB in the memory of --size; windows can
+    /// overlap or repeat, and one access in 8 is a write
     MemAccess,
-    /// Reads at random addresses
+    /// Read at random addresses
     Random,
-    /// A pointer chase: reads every cache line once in random order, again and again
+    /// Chase pointers: read every cache line once in random order, again and again
     Chase,
 }
 

@@ -18,10 +18,11 @@ pub(crate) struct HeapExport {
     /// The quantity in --collapsed and --flamegraph
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = OfArg::Peak, help_heading = CALL_STACKS)]
     pub(crate) of: OfArg,
-    /// Leave out branches of massif's trees below PERCENT of the total
+    /// Leave out branches of massif's call trees below PERCENT of the total
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent, help_heading = OVER_TIME)]
     pub(crate) threshold: f64,
-    /// Write the one format that has no OUT to this file instead of standard output
+    /// The output file of a format option that is given without OUT (at most one); default:
+    /// standard output
     #[arg(long, short, value_name = "OUT")]
     pub(crate) output: Option<PathBuf>,
 }
