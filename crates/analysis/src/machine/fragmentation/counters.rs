@@ -140,7 +140,7 @@ fn people(rows: &[CounterRow], has_rates: bool) -> ReportTable {
     let mut columns = vec![
         TableColumn::new(
             "counter",
-            "SmapsCounter",
+            "Counter",
             ColumnCells::Labels(texts(&shown, |row| row.name.clone())),
         ),
         TableColumn::new(
