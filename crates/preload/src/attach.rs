@@ -16,7 +16,7 @@ use pagewise_heaplog::tables::{attached, hooks};
 
 use crate::begin::{self, StartStage};
 use crate::shared::{self, head};
-use crate::{inline, kernel, live, log, mappings, named, peak, pools, rows, threads, tree};
+use crate::{inline, kernel, named, peak, threads};
 
 /// Begins to record; [`attached::YES`], or why not.
 ///
@@ -90,14 +90,8 @@ unsafe fn release(with_moved: bool) {
 
 /// Forgets what may be left of another recording.
 fn forget() {
-    threads::reset();
+    begin::reset_tables();
     threads::forget_births();
-    rows::reset();
-    tree::reset();
-    live::reset();
-    log::reset();
-    mappings::reset();
-    pools::reset();
 }
 
 /// Says how this recording is ended. In a program that ran already there may be any number of
