@@ -56,6 +56,8 @@ pub(crate) fn run() -> Result<ExitCode> {
     let began = Instant::now();
     say("tidy");
     crate::tidy::run()?;
+    say("words");
+    crate::words::run(tools_required())?;
     for step in STEPS {
         step.run()?;
     }

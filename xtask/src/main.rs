@@ -1,4 +1,4 @@
-//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `capture`, `install`.
+//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `words`, `capture`, `install`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
@@ -10,6 +10,7 @@ mod install;
 mod prose;
 mod qemu;
 mod tidy;
+mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,6 +22,7 @@ Usage: cargo xtask COMMAND
 
   ci              every check: format, tidy, lints, documents, tests
   tidy            the rules of this workspace that no other tool knows
+  words           spelling and grammar, by typos and harper
   capture         copy the /proc of the fixture programs on this kernel (as root)
   capture --qemu  the same on Debian's stock kernel, booted under QEMU
   install --prefix DIR
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
     let done = match args[..] {
         ["ci"] => ci::run(),
         ["tidy"] => tidy::run().map(|()| ExitCode::SUCCESS),
+        ["words"] => words::run(true).map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
         ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
         ["install", "--prefix", prefix] => {

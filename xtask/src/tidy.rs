@@ -134,9 +134,9 @@ fn check(file: &SourceFile) -> Vec<Problem> {
 }
 
 /// One file of ours. Captured `/proc` trees hold any bytes, so the text may be lossy.
-struct SourceFile {
+pub(crate) struct SourceFile {
     /// Relative to the root, with `/`.
-    path: String,
+    pub(crate) path: String,
     text: String,
     /// The code that is built into the product: empty for anything but Rust.
     product: String,
@@ -185,7 +185,7 @@ impl SourceFile {
 }
 
 /// Every file of ours below `root`; links and hidden folders but `.ci` and `.cargo` are left out.
-fn files(root: &Path) -> Result<Vec<SourceFile>> {
+pub(crate) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {

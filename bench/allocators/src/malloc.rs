@@ -90,7 +90,7 @@ unsafe impl GlobalAlloc for Tcmalloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(functions) = functions() else { return std::ptr::null_mut() };
         if layout.align() <= 16 {
-            // SAFETY: it takes any size.
+            // SAFETY: `malloc` takes any size.
             unsafe { (functions.malloc)(layout.size()) }.cast()
         } else {
             // SAFETY: an alignment of a layout is a power of two.
@@ -101,7 +101,7 @@ unsafe impl GlobalAlloc for Tcmalloc {
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         match functions() {
-            // SAFETY: it takes any size.
+            // SAFETY: `calloc` takes any sizes.
             Some(functions) if layout.align() <= 16 => unsafe {
                 (functions.calloc)(1, layout.size()).cast()
             },

@@ -301,7 +301,8 @@ impl<S: Source> Pages<S> {
         let moved = self.allocate(Layout::from_size_align(size, layout.align()).ok()?)?;
         // SAFETY: the new run is longer, and they are apart.
         unsafe { moved.copy_from_nonoverlapping(start, layout.size()) };
-        // SAFETY: the caller promises it, and what it held has moved.
+        // SAFETY: the caller passes a run of this pool with this layout; its contents were copied
+        // to `moved`.
         unsafe { self.free(start, layout.size()) };
         Some(moved)
     }

@@ -335,7 +335,8 @@ unsafe fn reallocate<S: Source, const N: usize>(
     // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
     // apart.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
-    // SAFETY: the caller promises it, and what it held has moved.
+    // SAFETY: the caller passes a block of this front and heap; its contents were copied to
+    // `moved`.
     unsafe { free(front, heap, payload, layout.size()) };
     Some(moved)
 }

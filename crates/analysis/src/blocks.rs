@@ -48,9 +48,21 @@ pub(crate) fn for_programs(column: TableColumn) -> TableColumn {
     seen_by(Audience::Programs, column)
 }
 
+/// A column that only people see.
+pub(crate) fn for_people(column: TableColumn) -> TableColumn {
+    seen_by(Audience::People, column)
+}
+
 /// A column that only these readers see.
 pub(crate) fn seen_by(audience: Audience, column: TableColumn) -> TableColumn {
     TableColumn { audience, ..column }
+}
+
+/// Call stacks of a recording that do not reach the start of their thread; `None` if the kernel
+/// followed them.
+pub(crate) fn stacks_cut(cut: Option<u64>) -> Fact {
+    fact("stacks_cut", "stacks cut off", cut.map_or(CellValue::None, CellValue::Count), "")
+        .hidden_if(cut.is_none_or(|cut| cut == 0))
 }
 
 /// The process that a report is of, if it is of one, and the command that was run, if one was.

@@ -15,6 +15,11 @@ pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align).ok()
 }
 
+/// The old and the new layout of a block that changes its size.
+pub(crate) fn layouts(old: usize, new: usize, align: usize) -> Option<[Layout; 2]> {
+    Some([layout(old, align)?, layout(new, align)?])
+}
+
 /// Calls that are alike for every pool: `functions!(see "stack.h", stack(*mut CStack); held
 /// pw_stack_held, ..)`, where `stack` makes the pool of a pointer.
 macro_rules! functions {

@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use pagewise_alloc::Fifo;
 use pagewise_alloc::source::SystemOrBuffer;
 
-use crate::common::{functions, layout, pointer, pool};
+use crate::common::{functions, layout, layouts, pointer, pool};
 use crate::failure::or_abort;
 
 /// `pw_fifo` is the beginning of this type.
@@ -42,8 +42,7 @@ pub unsafe extern "C" fn pw_fifo_realloc(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
-    let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
+    let Some([old, new]) = layouts(old, size, align) else { return ptr::null_mut() };
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(raw) };
     pointer(match NonNull::new(block.cast()) {
@@ -51,6 +50,21 @@ pub unsafe extern "C" fn pw_fifo_realloc(
         // SAFETY: the header requires a block of this pool with this size.
         Some(block) => or_abort(|| unsafe { pool.reallocate(block, old, size) }),
     })
+}
+
+/// A block of the pool; NULL if the layout is impossible or memory is exhausted.
+///
+/// # Safety
+/// The pool is live.
+unsafe fn allocate(
+    raw: *mut RawFifo,
+    size: usize,
+    align: usize,
+    how: fn(&CFifo, Layout) -> Option<NonNull<u8>>,
+) -> *mut c_void {
+    // SAFETY: the caller passes a live pool.
+    let pool = unsafe { pool(raw) };
+    pointer(layout(size, align).and_then(|layout| how(&pool, layout)))
 }
 
 /// See `pagewise/fifo.h`.
@@ -63,10 +77,8 @@ pub unsafe extern "C" fn pw_fifo_alloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = layout(size, align);
     // SAFETY: the header requires a live pool.
-    let pool = unsafe { pool(raw) };
-    pointer(layout.and_then(|layout| pool.allocate(layout)))
+    unsafe { allocate(raw, size, align, CFifo::allocate) }
 }
 
 /// See `pagewise/fifo.h`.
@@ -79,10 +91,8 @@ pub unsafe extern "C" fn pw_fifo_zalloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layout = layout(size, align);
     // SAFETY: the header requires a live pool.
-    let pool = unsafe { pool(raw) };
-    pointer(layout.and_then(|layout| pool.allocate_zeroed(layout)))
+    unsafe { allocate(raw, size, align, CFifo::allocate_zeroed) }
 }
 
 /// See `pagewise/fifo.h`.

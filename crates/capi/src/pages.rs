@@ -35,7 +35,7 @@ macro_rules! of_kind {
     };
 }
 
-// SAFETY: whatever each of them promises.
+// SAFETY: each kind gives each block to one taker, which keeps it until it is released.
 unsafe impl Source for PwPagesSource {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         of_kind!(self, source => source.take(layout))

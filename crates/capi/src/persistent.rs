@@ -154,7 +154,8 @@ unsafe fn with<T>(
         Ok(())
     });
     if number != 0 {
-        // SAFETY: the call has no condition.
+        // SAFETY: `__errno_location` takes nothing, and returns an address that is valid in this
+        // thread.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: it is the thread's own.
         unsafe { errno.write(number) };

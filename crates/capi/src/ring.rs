@@ -1,6 +1,5 @@
 //! `pagewise/ring.h`: what its inline functions call where they do not know what to do.
 
-use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
@@ -9,7 +8,7 @@ use pagewise_alloc::Ring;
 use pagewise_alloc::ring::{OpenRingFrame, Sealed};
 use pagewise_alloc::source::SystemOrBuffer;
 
-use crate::common::{functions, layout, pointer, pool};
+use crate::common::{functions, layout, layouts, pointer, pool};
 use crate::failure::or_abort;
 
 /// `pw_ring` is the beginning of this type.
@@ -109,8 +108,7 @@ pub unsafe extern "C" fn pw_ring_realloc(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
-    let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
+    let Some([old, new]) = layouts(old, size, align) else { return ptr::null_mut() };
     // SAFETY: the header requires a live ring.
     let ring = unsafe { ring(raw) };
     or_abort(|| {

@@ -1,6 +1,5 @@
 //! `pagewise/stack.h`: what its inline functions call where they do not know what to do.
 
-use std::alloc::Layout;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
@@ -8,7 +7,7 @@ use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::stack::thread::{LinkedStack, t_stack};
 use pagewise_alloc::stack::{FrameLink, LinkedPolicy, Stack};
 
-use crate::common::{functions, layout, pointer};
+use crate::common::{functions, layout, layouts, pointer};
 use crate::failure::or_abort;
 
 /// `pw_stack`, whose layout the crate of the allocators asserts.
@@ -94,8 +93,7 @@ pub unsafe extern "C" fn pw_stack_realloc_slow(
     size: usize,
     align: usize,
 ) -> *mut c_void {
-    let layouts = [old, size].map(|size| Layout::from_size_align(size, align));
-    let [Ok(old), Ok(new)] = layouts else { return ptr::null_mut() };
+    let Some([old, new]) = layouts(old, size, align) else { return ptr::null_mut() };
     // SAFETY: the header requires a valid stack.
     let stack = unsafe { stack(pointer_to) };
     pointer(match NonNull::new(block.cast()) {

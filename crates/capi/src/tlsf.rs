@@ -22,7 +22,7 @@ pub enum Below {
     Pages(&'static CPages),
 }
 
-// SAFETY: whatever either promises.
+// SAFETY: both kinds give each block to one taker, which keeps it until it is released.
 unsafe impl Source for Below {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         match self {

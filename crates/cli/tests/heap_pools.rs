@@ -56,7 +56,7 @@ fn blocks(more: &[&str]) -> BTreeMap<String, [u64; 3]> {
     let words = ["run", "-o", file.to_str().unwrap()];
     let command = ["--", program.to_str().unwrap()];
     let test = ["--exact", "is_what_is_recorded", "--test-threads=1"];
-    // SAFETY: tests that read this variable run in processes of their own.
+    // SAFETY: the tests of this file that read the environment run in processes of their own.
     unsafe { std::env::set_var(VARIABLE, "1") };
     let output = heap(&[&words, more, &command, &test].concat());
     assert!(output.status.success(), "{output:?}");

@@ -26,7 +26,7 @@ use crate::{Journal, LabError, RunExperiment, find};
 /// Experiments to run, and their parameters.
 #[derive(Clone, Debug)]
 pub struct LabPlan {
-    /// The program that runs one condition once: it is called with `lab-run` and the words of
+    /// The program that runs one condition once: it is called with `lab-once` and the words of
     /// [`crate::RunContext`].
     pub program: PathBuf,
     /// The experiments, by name.
@@ -197,7 +197,7 @@ impl LabRunner<'_> {
     ) -> Result<ExperimentRun, Name> {
         let arm = arm.strip_suffix(AGAIN).unwrap_or(arm);
         let mut command = Command::new(&self.plan.program);
-        command.args(["lab-run", about.name, arm]);
+        command.args(["lab-once", about.name, arm]);
         for (name, value) in parameters.iter() {
             command.arg("--set").arg(format!("{name}={value}"));
         }

@@ -54,7 +54,7 @@ impl HeapBlock {
     #[inline(always)]
     pub fn write(&mut self, at: usize, byte: u8) {
         assert!(at < self.length, "{at} is beyond the block");
-        // SAFETY: it lies in the block, by the line above.
+        // SAFETY: `at` is below the size of the block, as was just checked.
         let place = unsafe { self.start.add(at) };
         // SAFETY: the block is ours alone, and any byte may be written. Volatile, so that it is
         // written.
@@ -72,7 +72,7 @@ impl HeapBlock {
     /// Panics if the part ends beyond the block.
     pub fn fill(&mut self, part: Range<usize>, byte: u8) {
         assert!(part.start <= part.end && part.end <= self.length, "{part:?} is beyond the block");
-        // SAFETY: the part begins in the block or at its end, by the line above.
+        // SAFETY: `part.start` is at most the size of the block, as was just checked.
         let start = unsafe { self.start.add(part.start) };
         // SAFETY: the part ends inside the block, as this line checks; the block is ours alone.
         unsafe { start.write_bytes(byte, part.len()) };

@@ -139,7 +139,7 @@ impl OwnedMapping {
     #[inline(always)]
     fn byte(&self, at: usize) -> &AtomicU8 {
         assert!(at < self.length, "{at} is beyond the mapping");
-        // SAFETY: it lies in the mapping, by the line above.
+        // SAFETY: `at` is below the length of the mapping, as was just checked.
         let byte = unsafe { self.start.add(at) };
         // SAFETY: a byte is aligned, and all accesses to the mapping are atomic. Without the access
         // right, the kernel ends the process.
@@ -183,7 +183,7 @@ impl OwnedMapping {
             part.start <= part.end && part.end <= self.length,
             "{part:?} is beyond the mapping"
         );
-        // SAFETY: the part begins in the mapping or at its end, by the line above.
+        // SAFETY: `part.start` is at most the length of the mapping, as was just checked.
         let start = unsafe { self.start.add(part.start) };
         // SAFETY: the part ends inside the mapping, as this line checks; no other code of this
         // process accesses it.

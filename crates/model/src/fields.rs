@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
-use crate::{Bytes, Reading};
+use crate::{Absent, Bytes, Reading};
 
 /// One field: a line of a `/proc` file, or a column that we print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,11 @@ macro_rules! fields {
         /// The `Vm*`, `Rss*` and `HugetlbPages` lines of `/proc/<pid>/status`, in bytes.
         #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub struct ProcessStatus {
-            $($($(#[doc = $meaning] #[serde(with = "plain")] pub $field: Reading<Bytes>,)?)*)*
+            $($($(
+                #[doc = $meaning]
+                #[serde(with = "plain", default = "not_saved")]
+                pub $field: Reading<Bytes>,
+            )?)*)*
         }
 
         impl ProcessStatus {
@@ -75,6 +79,11 @@ macro_rules! fields {
             }
         }
     };
+}
+
+/// The value of a line that the pagewise which saved a snapshot did not read.
+fn not_saved() -> Reading<Bytes> {
+    Err(Absent::NotCollected("save the snapshot with this version of pagewise".into()))
 }
 
 /// A version of the kernel; empty for versions that all supported kernels succeed.
@@ -2073,6 +2082,13 @@ fields! {
 mod tests {
     use super::*;
     use crate::SmapsCounter;
+
+    #[test]
+    fn a_status_line_that_an_older_file_lacks_is_absent() {
+        let saved: ProcessStatus = serde_json::from_str(r#"{"vm_hwm": 4096}"#).unwrap();
+        assert_eq!(saved.vm_hwm, Ok(Bytes(4096)));
+        assert!(matches!(saved.vm_pin, Err(Absent::NotCollected(_))), "{:?}", saved.vm_pin);
+    }
 
     #[test]
     fn every_counter_has_a_row_with_the_same_release() {

@@ -16,7 +16,7 @@ use pagewise_heaplog::tables::{attached, hooks};
 
 use crate::begin::{self, StartStage};
 use crate::shared::{self, head};
-use crate::{inline, kernel, live, log, mappings, named, peak, pools, rows, threads, tree};
+use crate::{inline, kernel, named, peak, threads};
 
 /// Begins to record; [`attached::YES`], or why not.
 ///
@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
         return attached::BUSY;
     }
     forget();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a text that ends with a zero.
     let settings = unsafe { CStr::from_ptr(settings) };
     let result = begin::attach(settings.to_bytes());
     if result == attached::FAILED {
@@ -58,7 +58,7 @@ pub(crate) extern "C" fn pagewise_heap_detach() -> u64 {
 /// no thread was in them or was to return into them.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(crate) unsafe extern "C" fn pagewise_heap_release(with_moved: u64) -> u64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: recording has ended, and no thread is in the recorder, as the caller guarantees.
     unsafe { release(with_moved != 0) };
     attached::YES
 }
@@ -71,31 +71,27 @@ unsafe fn release(with_moved: bool) {
     forget();
     begin::forget_alive();
     if with_moved {
-        // SAFETY: the caller's promise.
+        // SAFETY: no thread executes the relocated prologues or returns into them, as the caller
+        // guarantees.
         unsafe { inline::forget() };
         // A program that was begun with this library calls the functions behind by way of others
         // that are set up once.
         if begin::was_attached() {
-            // SAFETY: the caller's promise.
+            // SAFETY: no thread executes the relocated prologues or returns into them, as the
+            // caller guarantees.
             unsafe { named::forget() };
         }
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: no thread is in the recorder, whose memory this is, as the caller guarantees.
     unsafe { kernel::unmap_all() };
-    // SAFETY: the caller's promise.
+    // SAFETY: no thread is in the recorder, which alone uses the tables, as the caller guarantees.
     unsafe { shared::uninstall() };
 }
 
 /// Forgets what may be left of another recording.
 fn forget() {
-    threads::reset();
+    begin::reset_tables();
     threads::forget_births();
-    rows::reset();
-    tree::reset();
-    live::reset();
-    log::reset();
-    mappings::reset();
-    pools::reset();
 }
 
 /// Says how this recording is ended. In a program that ran already there may be any number of

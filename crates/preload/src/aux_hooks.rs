@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn pthread_create(
     start: *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments to `pthread_create`.
     unsafe { on_pthread_create(thread, attributes, start, argument) }
 }
 
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn thrd_create(
     start: *mut c_void,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments to `thrd_create`.
     unsafe { on_thrd_create(thread, start, argument) }
 }
 
@@ -209,7 +209,7 @@ pub(crate) unsafe extern "C" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments to `prctl`.
     unsafe { on_prctl(option, second, third, fourth, fifth) }
 }
 
@@ -242,7 +242,7 @@ unsafe extern "C" fn on_prctl(
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed this handle to `dlclose`.
     unsafe { on_dlclose(handle) }
 }
 

@@ -97,13 +97,7 @@ pub(crate) fn is_recording() -> bool {
     }
     // After fork this is the only thread, and the recorder's own memory is zeros.
     set_stage(StartStage::Begins);
-    threads::reset();
-    rows::reset();
-    tree::reset();
-    live::reset();
-    log::reset();
-    mappings::reset();
-    pools::reset();
+    reset_tables();
     // SAFETY: no thread writes it after this stage.
     let settings = unsafe { &*SETTINGS.0.get() };
     if record(settings).is_none() {
@@ -350,6 +344,17 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
         named::patch()?;
     }
     Some(())
+}
+
+/// Empties all tables of the recorder.
+pub(crate) fn reset_tables() {
+    threads::reset();
+    rows::reset();
+    tree::reset();
+    live::reset();
+    log::reset();
+    mappings::reset();
+    pools::reset();
 }
 
 fn set_head(number: usize, value: u64) {

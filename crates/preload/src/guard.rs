@@ -585,7 +585,7 @@ pub(crate) unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize 
     type UsableSizeFn = unsafe extern "C" fn(*mut c_void) -> usize;
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, UsableSizeFn>(function) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passes a block of the C library's, or NULL.
     unsafe { function(block) }
 }
 
@@ -604,11 +604,11 @@ pub(crate) unsafe extern "C" fn fork() -> c_int {
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(function) };
     let entered = if is_on() { threads::enter() } else { None };
     let Some(entered) = entered else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `fork` takes nothing; the program calls it where it may.
         return unsafe { function() };
     };
     pool::hold_for_fork();
-    // SAFETY: the caller's promise.
+    // SAFETY: `fork` takes nothing; the program calls it where it may, and the pool's lock is held.
     let result = unsafe { function() };
     // SAFETY: it was held above, by this thread, or by the one that it is a copy of.
     unsafe { pool::go_on_after_fork() };

@@ -132,7 +132,8 @@ pub(crate) fn ask(
         KNOWN[index][LENGTH].store(0, Relaxed);
         if at != 0 {
             let code: *const u64 = std::ptr::with_exposed_provenance(function.addr());
-            // SAFETY: functions are longer, or others lie behind them.
+            // SAFETY: eight bytes are mapped there: the function is longer, or other code follows
+            // it.
             KNOWN[index][BEFORE].store(unsafe { code.read_unaligned() }, Relaxed);
         }
     }
@@ -257,7 +258,8 @@ pub(crate) unsafe fn forget() {
     aux_hooks::forget();
     for near in rooms.into_iter().filter(|&near| near != 0) {
         let at = std::ptr::with_exposed_provenance_mut(near as usize);
-        // SAFETY: the caller's promise; the page was mapped as long.
+        // SAFETY: `CODE_WORDS` words were mapped at `at`, and the caller excludes that a thread
+        // executes them.
         unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
     }
 }

@@ -240,7 +240,8 @@ impl OwnedFile {
         words: &mut [u64; N],
     ) -> Result<usize, Errno> {
         let to = words.as_mut_ptr().addr();
-        // SAFETY: the caller's promise; the request has the words' length in it.
+        // SAFETY: the request names the length of `words`, and affects no memory in use, as the
+        // caller guarantees.
         unsafe { call(libc::SYS_ioctl, [self.argument(), request, to, 0, 0, 0]) }
     }
 
@@ -250,7 +251,7 @@ impl OwnedFile {
     /// The memory is our own.
     pub(crate) unsafe fn refuse_missing(&self, at: usize, length: usize) -> Result<usize, Errno> {
         let mut words = [at as u64, length as u64, missing::MODE_MISSING, 0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes a range of the recorder's own memory.
         unsafe { self.control(missing::REGISTER, &mut words) }
     }
 
@@ -265,7 +266,8 @@ impl OwnedFile {
         page: usize,
     ) -> Result<usize, Errno> {
         let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes addresses of the recorder's own pages; a page that is there
+        // stays.
         unsafe { self.control(missing::COPY, &mut words) }
     }
 
@@ -280,7 +282,7 @@ impl OwnedFile {
         page: usize,
     ) -> Result<usize, Errno> {
         let mut words = [to as u64, from as u64, page as u64, missing::DO_NOT_WAKE, 0];
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller passes pages of the guard, the first of which no thread accesses.
         unsafe { self.control(missing::MOVE, &mut words) }
     }
 
@@ -354,7 +356,7 @@ pub(crate) fn memory_at(address: u64, length: usize) -> Result<u64, Errno> {
 
 /// Changes how the pages may be used that a range is in.
 pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Result<(), Errno> {
-    // SAFETY: it only asks.
+    // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     let begin = address & !(page - 1);
     let length = (address - begin) as usize + length;
@@ -369,7 +371,8 @@ pub(crate) fn protect_code(address: u64, length: usize, protection: i32) -> Resu
 /// The range is of [`memory`], and who still reads it takes zeros for nothing.
 pub(crate) unsafe fn forget(at: *mut u8, length: usize) {
     let advice = libc::MADV_DONTNEED.cast_unsigned() as usize;
-    // SAFETY: the caller's promise.
+    // SAFETY: the range is of `memory`, and its readers take zeros for nothing, as the caller
+    // guarantees.
     let _ = unsafe { call(libc::SYS_madvise, [at.addr(), length, advice, 0, 0, 0]) };
 }
 
@@ -401,7 +404,7 @@ fn map_new(length: usize, protection: i32) -> Result<*mut u8, Errno> {
 /// # Safety
 /// The whole range was mapped by this module, and is not in use.
 pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a mapping of this module that is not in use.
     let _ = unsafe { call(libc::SYS_munmap, [at.addr(), length, 0, 0, 0, 0]) };
 }
 
@@ -410,7 +413,8 @@ pub(crate) unsafe fn unmap(at: *mut u8, length: usize) {
 /// # Safety
 /// They are of [`reserve`], and who must not be disturbed does not use them.
 pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the pages are of `reserve`, and no thread depends on their rights, as the caller
+    // guarantees.
     unsafe { call(libc::SYS_mprotect, [at, length, protection.cast_unsigned() as usize, 0, 0, 0]) }
 }
 
@@ -419,7 +423,8 @@ pub(crate) unsafe fn protect(at: usize, length: usize, protection: i32) -> Resul
 /// # Safety
 /// They are of [`reserve`], and who must not be disturbed does not use them.
 pub(crate) unsafe fn advise(at: usize, length: usize, advice: i32) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the pages are of `reserve`, and no thread depends on their contents, as the caller
+    // guarantees.
     unsafe { call(libc::SYS_madvise, [at, length, advice.cast_unsigned() as usize, 0, 0, 0]) }
 }
 
@@ -458,7 +463,7 @@ pub(crate) fn read_own(at: usize, into: &mut [u8]) -> bool {
 
 /// Lets others run.
 pub(crate) fn give_way() {
-    // SAFETY: it changes nothing.
+    // SAFETY: `sched_yield` takes nothing and changes no memory.
     let _ = unsafe { call(libc::SYS_sched_yield, [0; 6]) };
 }
 
@@ -513,7 +518,8 @@ fn note_piece(at: usize, length: usize) {
 pub(crate) unsafe fn unmap_all() {
     for piece in &ALL[..PIECES_USED.swap(0, Ordering::Acquire).min(PIECES)] {
         let at = ptr::with_exposed_provenance_mut(piece.at.load(Ordering::Relaxed));
-        // SAFETY: the caller's promise.
+        // SAFETY: the piece was mapped with this length, and the caller guarantees that it is not
+        // in use.
         unsafe { unmap(at, piece.length.swap(0, Ordering::Relaxed)) };
     }
 }

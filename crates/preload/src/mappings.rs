@@ -159,7 +159,7 @@ fn put(start: u64, end: u64, site: u32) -> Option<()> {
 
 /// Whole pages.
 fn range(start: u64, length: u64) -> (u64, u64) {
-    // SAFETY: it only asks.
+    // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) };
     let end = start.saturating_add(length).checked_next_multiple_of(page).unwrap_or(u64::MAX);
     (start & !(page - 1), end)
@@ -344,7 +344,7 @@ unsafe extern "C" fn on_brk(end: *mut c_void, stack: u64, frame: u64) -> c_int {
     let (Some(now), Some(function)) = (behind!(Sbrk, Now), behind!(Brk, BrkFn)) else {
         return -1;
     };
-    // SAFETY: it moves nothing.
+    // SAFETY: `sbrk(0)` returns the end of the heap and moves nothing.
     let before = unsafe { now(0) };
     // SAFETY: the program called it with this argument.
     let result = unsafe { function(end) };

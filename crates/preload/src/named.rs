@@ -201,7 +201,8 @@ pub(crate) unsafe fn forget() {
     let rooms = ROOM_COUNT.swap(0, Relaxed);
     for room in ROOMS.iter().take(rooms) {
         let [at, length] = room.each_ref().map(|word| word.load(Relaxed) as usize);
-        // SAFETY: the caller's promise; the room was mapped as long.
+        // SAFETY: `length` bytes were mapped there, and the caller excludes that a thread executes
+        // them.
         unsafe { kernel::unmap(std::ptr::with_exposed_provenance_mut(at), length) };
     }
 }

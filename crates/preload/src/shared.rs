@@ -35,7 +35,8 @@ pub(crate) fn install_for_tests() {
 pub(crate) unsafe fn uninstall() {
     let base = BASE.swap(std::ptr::null_mut(), Relaxed);
     if !base.is_null() {
-        // SAFETY: the caller's promise; the mapping is as long as it was made.
+        // SAFETY: `LENGTH` bytes were mapped at `base`, and the caller guarantees that they are not
+        // in use.
         unsafe { kernel::unmap(base, LENGTH) };
     }
 }

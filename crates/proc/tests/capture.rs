@@ -319,7 +319,7 @@ fn a_name_finds_one_process_and_several_are_listed() {
     let (_folder, path) = own_sleep("pw-find-some");
     let one = Sleeper::start(&path);
     assert_eq!(target::find(&root, "pw-find-some").unwrap(), one.pid());
-    assert_eq!(target::find(&root, "w-find-som").unwrap(), one.pid());
+    assert_eq!(target::find(&root, "w-find-so").unwrap(), one.pid());
     assert_eq!(target::find(&root, &one.pid().to_string()).unwrap(), one.pid());
     let two = Sleeper::start(&path);
     match target::find(&root, "pw-find-some") {

@@ -181,7 +181,7 @@ fn every_process_that_procps_lists_is_listed_or_a_kernel_thread() {
 }
 
 #[test]
-fn names_and_commands_are_the_processs_own() {
+fn names_and_commands_are_those_of_the_process() {
     let idle = Idle::start("sh", &["-c", "cat; :", "a b", ""]);
     let listing = list(Wish::Auto);
     let sh = find(&listing, idle.pid());

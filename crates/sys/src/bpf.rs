@@ -356,7 +356,7 @@ fn program(address: u64, length: i32, outputs: RawFd) -> Vec<u64> {
 /// # Safety
 /// As of [`raw_bpf`].
 unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller promises what it needs.
+    // SAFETY: the caller passes the command with the attributes that the kernel reads for it.
     let fd = unsafe { raw_bpf(command, attributes) }?;
     // SAFETY: the kernel has just made this descriptor for us; it closes at `exec` by itself.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -55,7 +55,7 @@ unsafe extern "C" fn of_library(
 ) -> c_int {
     // SAFETY: the caller promises that it is the loader's.
     let info = unsafe { &*info };
-    // SAFETY: the caller promises what it is, and that nothing else uses it.
+    // SAFETY: the caller passes a vector of segments that nothing else uses during the call.
     let found = unsafe { &mut *found.cast::<Vec<ReadOnlySegment>>() };
     // SAFETY: the loader's names end with a zero. That of the program is empty.
     let is_program = info.dlpi_name.is_null() || unsafe { *info.dlpi_name } == 0;

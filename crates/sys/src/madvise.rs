@@ -79,7 +79,7 @@ impl PidfdProcess {
             })
             .collect();
         // SAFETY: the kernel reads `pieces`, which outlives the call; the addresses in it are those
-        // of the other process, of which the advices that lose data are refused unless it is
+        // of the other process, of which any advice that loses data is refused unless it is
         // ourselves.
         let advised = unsafe {
             libc::syscall(

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use common::{LineProgram, build, functions};
+use common::{LineProgram, build, functions, tool};
 use pagewise_skip::{Lack, skip, skip_part};
 use pagewise_trace::{
     CodePlace, MmapAccess, MmapRecord, PerfRecord, RecordedStacks, Spaces, Symbols,
@@ -67,16 +67,6 @@ fn place_at(program: &Path, device: (u32, u32), at: u64) -> (Vec<Rc<CodePlace>>,
 fn device(path: &Path) -> (u32, u32) {
     let device = fs::metadata(path).unwrap().dev();
     (rustix::fs::major(device), rustix::fs::minor(device))
-}
-
-/// Runs objcopy or strip. `None`, with a word, where it is not installed.
-fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
-    let Ok(status) = Command::new(name).args(args).args(files).status() else {
-        skip(&Lack::Tool(name));
-        return None;
-    };
-    assert!(status.success(), "{name} {args:?}");
-    Some(())
 }
 
 /// Offset of a function in a program built without `-pie`. `None`, with a message, without readelf.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 
-use common::{LineProgram, build, faults, functions};
+use common::{LineProgram, build, faults, functions, tool};
 use pagewise_proc::ProcRoot;
 use pagewise_skip::{Lack, skip};
 use pagewise_trace::{
@@ -46,16 +46,6 @@ fn stacks(
 
 fn chain(command: &mut Command, symbols: &mut Symbols) -> Option<Vec<Rc<CodePlace>>> {
     stack(&mut LineProgram::start(command.arg(PAGES.to_string())), symbols)
-}
-
-/// Runs a tool that takes programs apart. `None`, with a word, where it is not installed.
-fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
-    let Ok(status) = Command::new(name).args(args).args(files).status() else {
-        skip(&Lack::Tool(name));
-        return None;
-    };
-    assert!(status.success(), "{name} {args:?}");
-    Some(())
 }
 
 /// The build ID, as another program reads it.

@@ -189,7 +189,8 @@ fn longest() -> usize {
 }
 
 fn errno() -> i32 {
-    // SAFETY: the call has no condition.
+    // SAFETY: `__errno_location` takes nothing, and returns an address that is valid in this
+    // thread.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: the thread's errno is there for as long as the thread.
     unsafe { *place }

@@ -56,7 +56,7 @@ impl Reserved {
 }
 
 fn process() -> libc::pid_t {
-    // SAFETY: the call has no condition.
+    // SAFETY: `getpid` takes nothing and cannot fail.
     unsafe { libc::getpid() }
 }
 

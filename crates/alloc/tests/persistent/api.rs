@@ -265,7 +265,7 @@ fn a_child_that_inherits_a_heap_neither_damages_nor_locks_it() {
     mem::forget(child);
     assert_eq!(numbers(heap.as_ref().unwrap()), [2, 1]);
     let lives_on = HeapChild::run(|| {
-        // SAFETY: the call has no condition.
+        // SAFETY: `pause` takes nothing; a signal ends it.
         unsafe { libc::pause() };
         0
     });

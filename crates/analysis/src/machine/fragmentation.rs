@@ -10,10 +10,11 @@ mod zones;
 
 use pagewise_model::fragmentation::{FreeMemory, Zone};
 use pagewise_model::report::{
-    Audience, CellValue, Fact, FactsShape, Label, NamedFacts, Paragraph, Report, ReportBlock,
+    Audience, CellValue, FactsShape, Label, NamedFacts, Paragraph, Report, ReportBlock,
 };
 use pagewise_model::{Absent, Bytes, PageSize, Reading};
 
+use crate::blocks::facts_of;
 use crate::explain::fact;
 
 /// Name and version of the JSON form.
@@ -138,19 +139,12 @@ fn withheld(now: &FreeMemory, absent: &Absent) -> Vec<ReportBlock> {
         CellValue::text("."),
     ];
     vec![
-        ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..facts_of("", facts) }),
+        ReportBlock::Facts(NamedFacts {
+            audience: Audience::Programs,
+            ..facts_of("", "", FactsShape::Line, facts)
+        }),
         ReportBlock::Text(Paragraph { title: "".into(), pieces, audience: Audience::People }),
     ]
-}
-
-fn facts_of(key: &'static str, facts: Vec<Fact>) -> NamedFacts {
-    NamedFacts {
-        key: key.into(),
-        title: "".into(),
-        audience: Audience::Everyone,
-        shape: FactsShape::Line,
-        facts,
-    }
 }
 
 fn totals(subject: &ZoneSubject<'_>) -> NamedFacts {
@@ -189,7 +183,7 @@ fn totals(subject: &ZoneSubject<'_>) -> NamedFacts {
             "The share of free memory in blocks that are too small: 1 - allocatable / free.",
         ),
     ];
-    facts_of("", facts)
+    facts_of("", "", FactsShape::Line, facts)
 }
 
 fn verdict(subject: &ZoneSubject<'_>) -> Paragraph {
@@ -232,7 +226,7 @@ pub fn series_row(first: &FreeMemory, before: &FreeMemory, now: &FreeMemory) -> 
         Err(absent) => line.push(fact("allocatable_huge", "", CellValue::Absent(absent), "")),
     }
     line.extend(counters::moving(before, now));
-    blocks.insert(0, ReportBlock::Facts(facts_of("", line)));
+    blocks.insert(0, ReportBlock::Facts(facts_of("", "", FactsShape::Line, line)));
     blocks.extend(counters::programs(Some(before), now).map(ReportBlock::Table));
     Report { schema: "pagewise.fragmentation.series/1", title: Vec::new(), blocks }
 }

@@ -13,6 +13,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes, Mapping, Name, Prot, Quadrant, Reading, Sharing, Snapshot};
 
+use crate::blocks::facts_of;
 use crate::explain;
 use crate::maps::mode;
 use crate::pools::{self, PoolKind, PoolMap};
@@ -682,13 +683,7 @@ fn fact(key: impl Into<Label>, label: &'static str, value: CellValue) -> Fact {
 }
 
 fn facts(key: &'static str, shape: FactsShape) -> NamedFacts {
-    NamedFacts {
-        key: key.into(),
-        title: "".into(),
-        audience: Audience::Everyone,
-        shape,
-        facts: Vec::new(),
-    }
+    facts_of(key, "", shape, Vec::new())
 }
 
 fn table(key: &'static str, title: &'static str, columns: Vec<TableColumn>) -> ReportTable {

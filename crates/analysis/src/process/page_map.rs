@@ -16,7 +16,7 @@ use pagewise_model::{Bytes, Mapping, Name, Reading};
 pub use touched::touched;
 
 use crate::address_map::clustered;
-use crate::blocks::{facts_of, for_programs, table};
+use crate::blocks::{facts_of, for_people, for_programs, table};
 use crate::explain::{fact, meaning, who};
 
 /// Name and version of the JSON form.
@@ -258,10 +258,11 @@ fn mappings(map: &PageMap, sums: &[PageSums], total: &PageSums) -> ReportTable {
     }
     let strip = |pages: &MappedPages| strip::draw(&pages.runs, map.page_size);
     let strips = all.iter().map(|pages| CellValue::Picture(Cow::Owned(strip(pages))));
-    columns.push(TableColumn {
-        audience: Audience::People,
-        ..TableColumn::new("strip", "Pages", ColumnCells::Values(strips.collect()))
-    });
+    columns.push(for_people(TableColumn::new(
+        "strip",
+        "Pages",
+        ColumnCells::Values(strips.collect()),
+    )));
     columns.push(TableColumn::new(
         "name",
         "Mapping",

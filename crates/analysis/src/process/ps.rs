@@ -10,6 +10,8 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
+use crate::blocks::for_programs;
+use crate::explain::fact;
 use crate::filter::FilterError;
 
 /// Options of the report.
@@ -139,13 +141,7 @@ pub fn ps(listing: &Listing, options: &PsOptions) -> Result<Report, FilterError>
 }
 
 fn overview(listing: &Listing) -> NamedFacts {
-    let fact = |key: &'static str, label: &'static str, value| Fact {
-        key: key.into(),
-        label: label.into(),
-        value,
-        meaning: "".into(),
-        audience: Audience::Everyone,
-    };
+    let fact = |key, label, value| fact(key, label, value, "");
     NamedFacts {
         key: "machine".into(),
         title: "".into(),
@@ -200,10 +196,7 @@ fn processes(listing: &Listing, options: &PsOptions) -> Result<ReportTable, Filt
         }
     }));
     let names = shown.iter().map(|s| s.name.clone()).collect();
-    columns.push(TableColumn {
-        audience: Audience::Programs,
-        ..TableColumn::new("name", "NAME", ColumnCells::Names(names))
-    });
+    columns.push(for_programs(TableColumn::new("name", "NAME", ColumnCells::Names(names))));
     let commands = shown.iter().map(|s| command(s)).collect();
     columns.push(TableColumn::new("command", "COMMAND", ColumnCells::Names(commands)));
     let total = total_row(&columns, &sums(listing), format!("{} processes", rows.len()).into());
@@ -256,14 +249,11 @@ fn groups(
             ..TableColumn::new(metric.key, metric.label, cells)
         }
     }));
-    columns.push(TableColumn {
-        audience: Audience::Programs,
-        ..TableColumn::new(
-            "unread",
-            "UNREAD",
-            ColumnCells::Counts(each().map(|sum| sum.unread).collect()),
-        )
-    });
+    columns.push(for_programs(TableColumn::new(
+        "unread",
+        "UNREAD",
+        ColumnCells::Counts(each().map(|sum| sum.unread).collect()),
+    )));
     let key = match group {
         ProcessGrouping::User => ("user", "USER"),
         ProcessGrouping::Name => ("name", "NAME"),
@@ -378,13 +368,7 @@ fn total_row(
 }
 
 fn totals(listing: &Listing) -> NamedFacts {
-    let fact = |key: &'static str, label: &'static str, value| Fact {
-        key: key.into(),
-        label: label.into(),
-        value,
-        meaning: "".into(),
-        audience: Audience::Everyone,
-    };
+    let fact = |key, label, value| fact(key, label, value, "");
     let read = listing.processes.iter().filter(|s| s.pss.is_ok()).count() as u64;
     let mut facts: Vec<Fact> = sums(listing)
         .iter()

@@ -18,7 +18,9 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Name, Pid};
 
-use crate::blocks::{ended_yet, facts_of, first, for_programs, process, table};
+use crate::blocks::{
+    ended_yet, facts_of, first, for_people, for_programs, process, seen_by, table,
+};
 use crate::explain::fact;
 use replay::{LifePhase, Played, ReplayedProcess, TimelineAct, TimelineRow};
 pub(crate) use words::advice;
@@ -302,7 +304,6 @@ fn time_line(all: &[TimelineRow<'_>], options: &CallOptions) -> ReportTable {
     let arguments = rows.iter().map(|row| arguments(row.act)).collect();
     let callers: Vec<(LifePhase, &Name)> = rows.iter().map(|row| (row.phase, &row.by)).collect();
     let [caller, by] = callers_columns(&callers);
-    let seen_by = |audience, column: TableColumn| TableColumn { audience, ..column };
     let (processes, threads) = several(rows);
     let columns = vec![
         TableColumn::new("time", "AT", values(|row| CellValue::Seconds(row.event.time_ns))),
@@ -313,13 +314,13 @@ fn time_line(all: &[TimelineRow<'_>], options: &CallOptions) -> ReportTable {
             "PHASE",
             values(|row| CellValue::text(row.phase.name())),
         )),
-        seen_by(Audience::People, TableColumn::new("stage", "PHASE", values(stage))),
+        for_people(TableColumn::new("stage", "PHASE", values(stage))),
         TableColumn {
             meaning: "The system call; execve where a program was executed.".into(),
             ..TableColumn::new("name", "CALL", ColumnCells::Labels(names))
         },
         TableColumn::new("args", "ARGUMENTS", ColumnCells::Names(arguments)),
-        seen_by(Audience::People, TableColumn::new("outcome", "RESULT", values(outcome))),
+        for_people(TableColumn::new("outcome", "RESULT", values(outcome))),
         for_programs(TableColumn::new("result", "RESULT", values(result))),
         for_programs(TableColumn::new("error", "ERROR", values(error))),
         for_programs(TableColumn::new("bytes", "BYTES", values(bytes))),

@@ -17,7 +17,8 @@ use pagewise_model::report::{
 use pagewise_model::{Absent, Name, Quadrant};
 
 use crate::blocks::{
-    ended_yet, facts_of, first, folded, folded_remarks, for_programs, process, table,
+    ended_yet, facts_of, first, folded, folded_remarks, for_people, for_programs, process,
+    stacks_cut, table,
 };
 use crate::cells::{float, share};
 use crate::explain::fact;
@@ -110,13 +111,7 @@ fn recording_facts(recording: &FaultRecording) -> NamedFacts {
                 .hidden_if(recording.lost == 0),
             fact("stack_bytes", "stack", CellValue::Bytes(recording.stack_bytes.into()), "")
                 .for_programs(),
-            fact(
-                "stacks_cut",
-                "stacks cut off",
-                recording.cut.map_or(CellValue::None, CellValue::Count),
-                "",
-            )
-            .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
+            stacks_cut(recording.cut),
             fact("page_size", "page", CellValue::Bytes(recording.page_size.bytes()), "")
                 .for_programs(),
         ],
@@ -245,10 +240,7 @@ fn kinds_table(
     let labels = each().map(|(kind, _)| Label::from(kind.label())).collect();
     let meanings = each().map(|(kind, _)| Label::from(kind.meaning())).collect();
     let columns = vec![
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new("kind", "KIND", ColumnCells::Labels(labels))
-        },
+        for_people(TableColumn::new("kind", "KIND", ColumnCells::Labels(labels))),
         values("faults", "FAULTS", &|(_, count)| CellValue::Count(*count)),
         values("share", "SHARE", &|(_, count)| share(*count, all)),
         timed("median_ns", "MEDIAN", &percentile(0.5)),
@@ -280,10 +272,7 @@ fn quadrants(recording: &FaultRecording) -> ReportTable {
     let labels = rows.iter().map(|it| Label::from(it.map_or("in no mapping", Quadrant::label)));
     let keys = rows.iter().map(|it| Label::from(it.map_or("nowhere", Quadrant::key)));
     let mut columns = vec![
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new("quadrant", "QUADRANT", ColumnCells::Labels(labels.collect()))
-        },
+        for_people(TableColumn::new("quadrant", "QUADRANT", ColumnCells::Labels(labels.collect()))),
         TableColumn::new("faults", "FAULTS", ColumnCells::Counts(sums.clone())),
         TableColumn::new(
             "share",

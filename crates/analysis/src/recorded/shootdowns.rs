@@ -16,7 +16,7 @@ use pagewise_model::shootdowns::{FlushSite, NO_PID, ShootdownRecording, TimedCal
 use pagewise_model::traced::{Frame, StackCount, StackProfile};
 use pagewise_model::{Absent, Name, Reading};
 
-use crate::blocks::{ended, facts_of, folded, folded_remarks, process};
+use crate::blocks::{ended, facts_of, folded, folded_remarks, process, stacks_cut};
 use crate::cells::{float, ratio};
 use crate::explain::{fact, meaning};
 use crate::findings::{Evidence, find};
@@ -250,13 +250,7 @@ fn recording_facts(recording: &ShootdownRecording) -> NamedFacts {
             fact("lost", "EVENTS LOST", CellValue::Count(recording.lost), "")
                 .hidden_if(recording.lost == 0),
             fact("stacks", "stacks", CellValue::text(stacks), "").for_programs(),
-            fact(
-                "stacks_cut",
-                "stacks cut off",
-                recording.cut.map_or(CellValue::None, CellValue::Count),
-                "",
-            )
-            .hidden_if(recording.cut.is_none_or(|cut| cut == 0)),
+            stacks_cut(recording.cut),
             fact("tracepoints", "tracepoints", CellValue::List(tracepoints), "").for_programs(),
             fact("missing", "missing", CellValue::List(missing.collect()), "").for_programs(),
             fact("user_wait", "in the program", around(recording), "").for_programs(),

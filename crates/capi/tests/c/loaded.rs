@@ -27,7 +27,8 @@ impl LoadedC {
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "{path:?} cannot be loaded");
         let loaded = LoadedC { handle };
-        // SAFETY: the function has this type there.
+        // SAFETY: each loaded program defines `connect_to`, which takes a pointer to its `struct
+        // library`.
         let connect: extern "C" fn(&L) = unsafe { loaded.function(c"connect_to") };
         connect(library);
         Some(loaded)

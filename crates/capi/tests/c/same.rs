@@ -111,7 +111,7 @@ const BUFFER: usize = 4 << 20;
 #[test]
 fn c_and_rust_leave_the_same_bytes() {
     let Some(in_c) = load() else { return };
-    // SAFETY: the function has this type there.
+    // SAFETY: the loaded file defines `run_all` with this type.
     let run_all: unsafe extern "C" fn(*mut LinkedStack, *const StackStep, usize) -> i32 =
         unsafe { in_c.function(c"run_all") };
     let mut buffer = vec![0_u8; BUFFER];
@@ -157,7 +157,7 @@ extern "C" fn allocates_in_rust(_: *mut c_void) {
 #[test]
 fn scopes_of_c_and_of_rust_are_on_one_stack_of_the_thread() {
     let Some(in_c) = load() else { return };
-    // SAFETY: the function has this type there.
+    // SAFETY: the loaded file defines `allocated_by_c` with this type.
     let allocated_by_c: extern "C" fn() -> *mut c_char =
         unsafe { in_c.function(c"allocated_by_c") };
     // SAFETY: the function of the loaded file has this type.

@@ -127,7 +127,7 @@ fn fifo_pools_of_c_and_of_rust_leave_the_same_bytes() {
         free: fifo::pw_fifo_free_slow,
     };
     let Some(in_c) = LoadedC::load("fifo.c", &library) else { return };
-    // SAFETY: the function has this type there.
+    // SAFETY: the loaded file defines `run_all` with this type.
     let run_all: unsafe extern "C" fn(
         *mut c_void,
         *mut LiveInC,
@@ -214,7 +214,7 @@ fn rings_of_c_and_of_rust_leave_the_same_bytes() {
         release: ring::pw_ring_release,
     };
     let Some(in_c) = LoadedC::load("ring.c", &library) else { return };
-    // SAFETY: the function has this type there.
+    // SAFETY: the loaded file defines `run_all` with this type.
     let run_all: unsafe extern "C" fn(
         *mut c_void,
         *mut *mut ring::RawFrame,

@@ -100,7 +100,7 @@ fn tlsf_pools_of_c_and_of_rust_leave_the_same_bytes() {
     let ours = TlsfLibrary { alloc: api::pw_tlsf_alloc_slow, free: api::pw_tlsf_free_slow };
     let Some(in_c) = LoadedC::load("tlsf.c", &ours) else { return };
     type RunAll = unsafe extern "C" fn(*mut CTlsf, *const TlsfStep, usize, *mut *mut u8) -> usize;
-    // SAFETY: the function has this type there.
+    // SAFETY: the loaded file defines `run_all` with this type.
     let run_all: RunAll = unsafe { in_c.function(c"run_all") };
     let mut buffer = vec![0_u8; BUFFER];
     for seed in 0..8 {

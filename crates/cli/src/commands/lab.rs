@@ -134,7 +134,7 @@ pub(crate) struct LabOutput {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct LabRun {
+pub(crate) struct LabOnce {
     pub(crate) experiment: String,
     pub(crate) arm: String,
     #[arg(long, value_parser = assignment)]
@@ -178,8 +178,8 @@ pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode
 }
 
 /// One run of one condition: what it measured goes to standard output.
-pub(crate) fn run_once(args: LabRun) -> anyhow::Result<ExitCode> {
-    let LabRun { experiment, arm, set, journal, folder, cgroup } = args;
+pub(crate) fn run_once(args: LabOnce) -> anyhow::Result<ExitCode> {
+    let LabOnce { experiment, arm, set, journal, folder, cgroup } = args;
     let child = RunContext { experiment, arm, parameters: set, journal, folder, cgroup };
     run_child(&child, &mut io::stdout().lock())?;
     Ok(ExitCode::SUCCESS)

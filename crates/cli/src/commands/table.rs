@@ -216,7 +216,7 @@ pub(crate) enum Command {
     Lab(lab::LabArgs),
     /// Run one condition of an experiment once; `lab run` starts this command for each run
     #[command(hide = true)]
-    LabRun(lab::LabRun),
+    LabOnce(lab::LabOnce),
     /// Write to BYTES bytes of new memory, and print the nanoseconds that a page took
     #[command(hide = true)]
     LabTouch {
@@ -278,7 +278,7 @@ impl Command {
             Command::Watch(args) => watch::run(&args, &look, &TerminalLook::on_stderr(options)),
             Command::Sim(args) => sim::run(args, &look),
             Command::Lab(args) => lab::run(args, &look),
-            Command::LabRun(args) => lab::run_once(args),
+            Command::LabOnce(args) => lab::run_once(args),
             Command::LabTouch { bytes } => lab::touch(bytes),
             Command::Keep(args) => Ok(keeper::run(&args)),
             Command::Shield { pid } => shield::run(pid),

@@ -72,7 +72,7 @@ const WROTE: u8 = 2;
 const END: u8 = 3;
 
 /// Value that the child writes.
-const CHILDS: u8 = 7;
+const CHILDREN: u8 = 7;
 
 /// One after the other, as the curves have them.
 #[derive(Clone, Copy)]
@@ -156,7 +156,7 @@ impl Life<'_> {
         let (mapping, quarters) = (&self.mapping, quarter.clone());
         let child = fork(|| {
             wait_for(&talk, WRITE);
-            quarters.for_each(|at| mapping.write(at, CHILDS));
+            quarters.for_each(|at| mapping.write(at, CHILDREN));
             talk.write(0, WROTE);
             wait_for(&talk, END);
             0
@@ -167,7 +167,7 @@ impl Life<'_> {
         talk.write(0, WRITE);
         wait_for(&talk, WROTE);
         let copied = self.pss()?;
-        let seen = quarter.filter(|at| self.mapping.read(*at) == CHILDS).count();
+        let seen = quarter.filter(|at| self.mapping.read(*at) == CHILDREN).count();
         talk.write(0, END);
         child.wait().while_("cannot wait for the child")?;
         self.bench.record("forked", forked);

@@ -95,7 +95,7 @@ pub(crate) fn forked() -> Option<()> {
 /// # Safety
 /// The pages are the guard's own.
 pub(crate) unsafe fn add(at: usize, length: usize) -> Option<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes pages of the guard.
     unsafe { file()?.refuse_missing(at, length) }.ok().map(drop)
 }
 
@@ -116,7 +116,7 @@ fn done(result: Result<usize, Errno>) -> bool {
 pub(crate) unsafe fn put(to: usize) -> bool {
     let Some(file) = file() else { return false };
     let zeros = ZEROS.load(Relaxed).addr();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes a page of the guard; `zeros` is a page that is only read.
     let put = unsafe { file.put_page(zeros, to, page()) };
     put == Err(Errno(libc::EEXIST)) || done(put)
 }
@@ -127,7 +127,7 @@ pub(crate) unsafe fn put(to: usize) -> bool {
 /// Both belong to the guard, and no thread accesses the first from now on.
 pub(crate) unsafe fn go(from: usize, to: usize) -> bool {
     let Some(file) = file() else { return false };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller passes pages of the guard, the first of which no thread accesses.
     let moved = unsafe { file.move_page(from, to, page()) };
     // Pages that are shared with a child of `fork` stay where they are.
     moved.is_ok()

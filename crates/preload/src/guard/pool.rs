@@ -327,7 +327,7 @@ impl Id {
 /// The page is of [`reserve`](kernel::reserve), and who must not be disturbed does not use it.
 unsafe fn bar(at: usize) -> bool {
     let barred = if HAS_MARKS.load(Relaxed) != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the page is of `reserve`, and its slot is empty.
         unsafe { kernel::advise(at, page(), INSTALL) }
     } else {
         // SAFETY: the page belongs to this slot, which is empty.
@@ -342,7 +342,7 @@ unsafe fn bar(at: usize) -> bool {
 /// As there.
 unsafe fn unbar(from: usize, to: usize) {
     if HAS_MARKS.load(Relaxed) != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the pages are of `reserve`, and the object of their slot was freed.
         let _ = unsafe { kernel::advise(from, to - from, REMOVE) };
     } else {
         // SAFETY: the pages belong to this slot, whose object was freed.
@@ -791,7 +791,7 @@ pub(crate) fn hold_for_fork() {
 /// # Safety
 /// This thread called that.
 pub(crate) unsafe fn go_on_after_fork() {
-    // SAFETY: the caller's promise.
+    // SAFETY: this thread holds the lock since `hold_for_fork`.
     unsafe { LOCK.open() };
 }
 

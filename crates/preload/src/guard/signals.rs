@@ -68,7 +68,7 @@ unsafe fn really(
     }
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, SigAction>(function) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the program's pointers are to actions or NULL, as its own call requires.
     unsafe { function(signal, action, old) }
 }
 
@@ -267,18 +267,18 @@ pub(crate) unsafe extern "C" fn sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     if !is_on() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program passed these arguments.
         return unsafe { really(signal, action, old) };
     }
     let Some(index) = index(signal) else {
         if action.is_null() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the program passed these arguments.
             return unsafe { really(signal, action, old) };
         }
         // SAFETY: it is not null, and so is one.
         let mut open = unsafe { action.read() };
         unblock(&mut open.sa_mask);
-        // SAFETY: the caller's promise.
+        // SAFETY: `open` is an action, and the program passed an address for the old one, or NULL.
         return unsafe { really(signal, &raw const open, old) };
     };
     let _held = LOCK.hold();
@@ -291,7 +291,7 @@ pub(crate) unsafe extern "C" fn sigaction(
         result = set(index);
     }
     if !old.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program passed an address for an action, which is not NULL.
         unsafe { old.write(before) };
     }
     result
@@ -313,7 +313,7 @@ pub(crate) unsafe extern "C" fn signal(
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = to;
         action.sa_flags = libc::SA_RESTART;
-        // SAFETY: both lie here.
+        // SAFETY: both actions are variables of this function.
         let result = unsafe { sigaction(signal, &raw const action, &raw mut old) };
         return if result == 0 { old.sa_sigaction } else { libc::SIG_ERR };
     }
@@ -323,7 +323,7 @@ pub(crate) unsafe extern "C" fn signal(
     }
     // SAFETY: the symbol of this name has this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, Signal>(function) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments.
     unsafe { function(signal, to) }
 }
 
@@ -339,13 +339,14 @@ unsafe fn set_mask(
     // SAFETY: the symbols for which this is called have this type.
     let function = unsafe { std::mem::transmute::<*mut c_void, SetMask>(function) };
     if !is_on() || mask.is_null() || how == libc::SIG_UNBLOCK {
-        // SAFETY: the caller's promise.
+        // SAFETY: the program passed these arguments.
         return unsafe { function(how, mask, old) };
     }
     // SAFETY: it is not null, and so is one.
     let mut open = unsafe { mask.read() };
     unblock(&mut open);
-    // SAFETY: the caller's promise.
+    // SAFETY: `open` is a set of signals, and the program passed an address for the old one, or
+    // NULL.
     unsafe { function(how, &raw const open, old) }
 }
 
@@ -359,7 +360,8 @@ pub(crate) unsafe extern "C" fn sigprocmask(
     mask: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments, and the symbol is of the type that `set_mask`
+    // calls.
     unsafe { set_mask(behind(&SIGPROCMASK, c"sigprocmask"), how, mask, old) }
 }
 
@@ -373,6 +375,7 @@ pub(crate) unsafe extern "C" fn pthread_sigmask(
     mask: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
+    // SAFETY: the program passed these arguments, and the symbol is of the type that `set_mask`
+    // calls.
     unsafe { set_mask(behind(&PTHREAD_SIGMASK, c"pthread_sigmask"), how, mask, old) }
 }

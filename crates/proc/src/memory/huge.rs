@@ -349,6 +349,22 @@ fn pieces(range: Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
+/// Requests the resident pages, and which of them are of files, zero or huge.
+fn resident_request() -> ScanRequest {
+    ScanRequest {
+        all_of: Categories::PRESENT,
+        report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
+        ..ScanRequest::default()
+    }
+}
+
+/// True for anonymous memory of the program, which the kernel may keep in huge pages.
+fn is_anonymous(mapping: &Mapping) -> bool {
+    mapping.sharing == Sharing::Private
+        && mapping.backing() == Backing::Anonymous
+        && mapping.range.end <= KERNEL_HALF
+}
+
 /// Memory that could be huge and is not, as blocks of the size of a huge page that are resident
 /// throughout in anonymous base pages; and how much more is resident in such pages elsewhere.
 ///
@@ -367,19 +383,10 @@ pub fn dense_blocks(
         Err(absent) => return Ok(Err(absent)),
     };
     let mut space = PageTables::open(&features, root, pid, page_size, pace)?;
-    let request = ScanRequest {
-        all_of: Categories::PRESENT,
-        report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
-        ..ScanRequest::default()
-    };
-    let is_anonymous = |mapping: &&Mapping| {
-        mapping.sharing == Sharing::Private
-            && mapping.backing() == Backing::Anonymous
-            && mapping.range.end <= KERNEL_HALF
-            && mapping.size().0 >= huge_size
-    };
+    let request = resident_request();
+    let can_be_huge = |mapping: &&Mapping| is_anonymous(mapping) && mapping.size().0 >= huge_size;
     let (mut blocks, mut resident) = (Vec::new(), Bytes::ZERO);
-    for mapping in mappings.iter().filter(is_anonymous) {
+    for mapping in mappings.iter().filter(can_be_huge) {
         let mut run = AddrRange { start: 0, end: 0 };
         space.each_region(mapping.range, &request, |region: &ScanRegion| {
             if region.categories != Categories::default() {

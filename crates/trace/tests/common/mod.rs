@@ -56,6 +56,16 @@ pub(crate) fn build(folder: &Path, program: &str, flags: &[&str]) -> Option<Path
     Some(to)
 }
 
+/// Runs a tool that changes programs, such as strip. `None`, with a message, where it is missing.
+pub(crate) fn tool(name: &str, args: &[&str], files: &[&Path]) -> Option<()> {
+    let Ok(status) = Command::new(name).args(args).args(files).status() else {
+        skip(&Lack::Tool(name));
+        return None;
+    };
+    assert!(status.success(), "{name} {args:?}");
+    Some(())
+}
+
 /// A program that does its work once for each line, and answers with a line.
 pub(crate) struct LineProgram {
     child: Child,

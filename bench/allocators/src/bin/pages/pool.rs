@@ -130,7 +130,7 @@ impl PagePool for CFunctions {
     }
 
     fn take(&self, pages: usize) -> *mut u8 {
-        // SAFETY: it takes any size.
+        // SAFETY: `malloc` takes any size.
         unsafe { (self.malloc)(pages * PAGE) }.cast()
     }
 

@@ -30,10 +30,10 @@ fn find(name: &CStr) -> *mut c_void {
 fn call(function: &AtomicPtr<c_void>, start: NonNull<u8>, size: usize) {
     let function = function.load(Relaxed);
     if !function.is_null() {
-        // SAFETY: the function of this name has this type, as its header says.
+        // SAFETY: `function` is a symbol that asan_interface.h declares with this type.
         let function: unsafe extern "C" fn(*const c_void, usize) =
             unsafe { mem::transmute(function) };
-        // SAFETY: it changes nothing but the shadow of memory that is the pool's.
+        // SAFETY: the function changes only the shadow of this memory, which is the pool's.
         unsafe { function(start.as_ptr().cast(), size) };
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn is_there() -> bool {
     }
     // SAFETY: the function of this name has this type.
     let wants: unsafe extern "C" fn() -> bool = unsafe { mem::transmute(wants) };
-    // SAFETY: it only answers.
+    // SAFETY: the recorder's `wants` takes nothing and reads a flag.
     let wants = unsafe { wants() };
     if wants {
         TOLD.store(told, Relaxed);

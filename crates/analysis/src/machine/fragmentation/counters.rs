@@ -3,11 +3,13 @@
 use pagewise_model::fields::{FIELDS, FieldMeaning};
 use pagewise_model::fragmentation::{BootCounter, FreeMemory, SizeStats};
 use pagewise_model::report::{
-    Audience, CellValue, ColumnCells, Fact, Label, ReportBlock, ReportTable, TableColumn,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, ReportBlock, ReportTable,
+    TableColumn,
 };
 use pagewise_model::{Absent, Name, Reading};
 
-use super::{fact, facts_of, label};
+use super::{fact, label};
+use crate::blocks::facts_of;
 use crate::explain::meaning;
 
 /// The fields of a source that have a meaning.
@@ -87,7 +89,8 @@ pub(super) fn blocks(before: Option<&FreeMemory>, now: &FreeMemory) -> Vec<Repor
 }
 
 fn missing(key: &'static str, label: &'static str, absent: Absent) -> ReportBlock {
-    ReportBlock::Facts(facts_of("", vec![fact(key, label, CellValue::Absent(absent), "")]))
+    let facts = vec![fact(key, label, CellValue::Absent(absent), "")];
+    ReportBlock::Facts(facts_of("", "", FactsShape::Line, facts))
 }
 
 fn table(key: &'static str, audience: Audience, columns: Vec<TableColumn>) -> ReportTable {

@@ -2,14 +2,15 @@
 
 use pagewise_model::fragmentation::{PageTypes, TypedFree, Zone};
 use pagewise_model::report::{
-    Audience, CellValue, ColumnCells, Fact, Label, ReportBlock, ReportTable, TableColumn,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, ReportBlock, ReportTable,
+    TableColumn,
 };
 use pagewise_model::{Absent, Bytes, Name};
 
 use super::{
-    ZoneSubject, allocatable, block, fact, facts_of, fragmentation_index, free, index,
-    unusable_index,
+    ZoneSubject, allocatable, block, fact, fragmentation_index, free, index, unusable_index,
 };
+use crate::blocks::facts_of;
 use crate::blocks::table;
 use crate::explain::meaning;
 
@@ -145,7 +146,10 @@ pub(super) fn types(subject: &ZoneSubject<'_>) -> Vec<ReportBlock> {
                 ReportBlock::Table(sums(subject, types)),
             ]
         }
-        Err(absent) => vec![ReportBlock::Facts(facts_of("", vec![without_types(absent)]))],
+        Err(absent) => {
+            let facts = vec![without_types(absent)];
+            vec![ReportBlock::Facts(facts_of("", "", FactsShape::Line, facts))]
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use pagewise_model::report::{Audience, CellValue, Fact, FactsShape, NamedFacts};
 use pagewise_model::{Absent, Name, Reading, Snapshot};
 
 use super::{ExplainSubject, fact};
+use crate::blocks::facts_of;
 
 /// The line that names the subject.
 pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
@@ -60,7 +61,7 @@ pub(crate) fn process(process: &Process) -> NamedFacts {
         )
         .hidden_if(process.ns_pids.len() < 2),
     ];
-    line("process", facts)
+    facts_of("process", "", FactsShape::Line, facts)
 }
 
 fn ns_pids(process: &Process) -> CellValue {
@@ -132,7 +133,7 @@ pub(super) fn provenance(
             .hidden_if(seen.root.as_bytes() == b"/proc"),
     );
     facts.extend(gaps(snapshot));
-    NamedFacts { title: "Reading".into(), ..line("provenance", facts) }
+    facts_of("provenance", "Reading", FactsShape::Line, facts)
 }
 
 const fn method(method: ReadMethod) -> &'static str {
@@ -191,14 +192,4 @@ fn gaps(snapshot: &Snapshot) -> [Fact; 2] {
             ..list
         },
     ]
-}
-
-fn line(key: &'static str, facts: Vec<Fact>) -> NamedFacts {
-    NamedFacts {
-        key: key.into(),
-        title: "".into(),
-        audience: Audience::Everyone,
-        shape: FactsShape::Line,
-        facts,
-    }
 }

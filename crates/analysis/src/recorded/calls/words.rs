@@ -76,9 +76,9 @@ const MREMAP: Arg = Arg::Flags(&[
     (MREMAP_DONTUNMAP, "MREMAP_DONTUNMAP"),
 ]);
 
-const ADVICE: Arg = Arg::One(ADVICES);
+const ADVICE: Arg = Arg::One(ADVICE_NAMES);
 
-const ADVICES: &[(u64, &str)] = &[
+const ADVICE_NAMES: &[(u64, &str)] = &[
     (0, "MADV_NORMAL"),
     (1, "MADV_RANDOM"),
     (2, "MADV_SEQUENTIAL"),
@@ -110,7 +110,7 @@ const ADVICES: &[(u64, &str)] = &[
 
 /// The word for what `madvise` is asked for.
 pub(crate) fn advice(number: u64) -> Option<&'static str> {
-    ADVICES.iter().find(|(known, _)| *known == number).map(|(_, word)| *word)
+    ADVICE_NAMES.iter().find(|(known, _)| *known == number).map(|(_, word)| *word)
 }
 
 const MSYNC: Arg = Arg::Flags(&[(1, "MS_ASYNC"), (2, "MS_INVALIDATE"), (4, "MS_SYNC")]);

@@ -13,7 +13,7 @@ use pagewise_model::traced::{Frame, SourcePosition};
 
 use super::FaultOptions;
 use super::places::{FunctionKey, called, function};
-use crate::blocks::{facts_of, first, for_programs, seen_by, table};
+use crate::blocks::{facts_of, first, for_people, for_programs, seen_by, table};
 use crate::cells::share;
 use crate::explain::fact;
 use crate::heap::frames::passes_on;
@@ -234,7 +234,7 @@ fn by_line(recording: &FaultRecording, heap: &FaultHeap, options: &FaultOptions)
     // The blocks of a row are unknown if only the allocator touched it.
     let known = |row: &FaultGroup<'_>, value| if row.blocks == 0 { CellValue::None } else { value };
     let long = |column| seen_by(Audience::Long, column);
-    let people = |key, label, cells| seen_by(Audience::People, TableColumn::new(key, label, cells));
+    let people = |key, label, cells| for_people(TableColumn::new(key, label, cells));
     let mut columns = vec![
         TableColumn::new("faults", "FAULTS", each(&|row| CellValue::Count(row.faults))),
         long(TableColumn::new("share", "SHARE", each(&|row| share(row.faults, all)))),

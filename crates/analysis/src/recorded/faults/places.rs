@@ -9,7 +9,7 @@ use pagewise_model::report::{Audience, CellValue, ColumnCells, Label, ReportTabl
 use pagewise_model::traced::{Frame, SourcePosition};
 
 use super::FaultOptions;
-use crate::blocks::{first, for_programs, seen_by, table};
+use crate::blocks::{first, for_people, for_programs, table};
 use crate::cells::share;
 
 /// A function: its name, where it has one, and its file.
@@ -109,8 +109,7 @@ impl<'a> FaultFrames<'a> {
         let name = |function: FunctionKey<'_>| {
             function.0.map_or(CellValue::None, |it| CellValue::Name(Name::new(it.as_bytes())))
         };
-        let people =
-            |key, label, cells| seen_by(Audience::People, TableColumn::new(key, label, cells));
+        let people = |key, label, cells| for_people(TableColumn::new(key, label, cells));
         let mut columns = self.sums(own());
         columns.push(TableColumn::new(
             "faults_below",
@@ -218,10 +217,7 @@ impl<'a> FaultFrames<'a> {
                 names(&|line, _| Name::new(line.file.as_bytes())),
             )),
             for_programs(TableColumn::new("line", "LINE", ColumnCells::Counts(numbers))),
-            TableColumn {
-                audience: Audience::People,
-                ..TableColumn::new("place", "LINE", names(&|line, _| brief(line)))
-            },
+            for_people(TableColumn::new("place", "LINE", names(&|line, _| brief(line)))),
             TableColumn::new("function", "FUNCTION", names(&|_, function| called(function))),
         ]);
         ReportTable { note, ..table("lines", "By line", Audience::Everyone, columns) }

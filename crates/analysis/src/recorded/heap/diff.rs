@@ -13,7 +13,7 @@ use pagewise_model::report::{
 
 use super::frames::{SiteSum, Sites, name, short};
 use super::{kind_word, meaning, table, within};
-use crate::blocks::{facts_of, first, for_programs};
+use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::text;
 use crate::explain::fact;
 use pagewise_model::traced::Frame;
@@ -254,10 +254,7 @@ fn totals((before, after): (&HeapRecording, &HeapRecording)) -> ReportTable {
         });
     }
     let columns = vec![
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new("what", "", ColumnCells::Labels(labels))
-        },
+        for_people(TableColumn::new("what", "", ColumnCells::Labels(labels))),
         TableColumn::new("before", "BEFORE", ColumnCells::Values(first)),
         TableColumn::new("after", "AFTER", ColumnCells::Values(second)),
         TableColumn::new("change", "CHANGE", ColumnCells::Values(changes)),
@@ -323,14 +320,11 @@ fn stacks(
                     .collect(),
             ),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "where",
-                "ALLOCATED IN ← CALLED BY",
-                ColumnCells::Names(shown.iter().map(|(key, _)| functions.brief(key)).collect()),
-            )
-        },
+        for_people(TableColumn::new(
+            "where",
+            "ALLOCATED IN ← CALLED BY",
+            ColumnCells::Names(shown.iter().map(|(key, _)| functions.brief(key)).collect()),
+        )),
     ]);
     let audience = if rows.is_empty() { Audience::Programs } else { Audience::Everyone };
     ReportTable { note, ..table("stacks", "Changes by call stack", audience, columns) }

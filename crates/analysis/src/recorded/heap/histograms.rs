@@ -6,7 +6,7 @@ use pagewise_model::report::{
 };
 
 use super::table;
-use crate::blocks::for_programs;
+use crate::blocks::{for_people, for_programs};
 use crate::cells::{float, share};
 
 /// The two histograms; none of what was not measured.
@@ -102,10 +102,11 @@ impl HeapHistogram<'_> {
                 "SHARE",
                 ColumnCells::Values(rows.iter().map(|row| share(row.2, all)).collect()),
             )),
-            TableColumn {
-                audience: Audience::People,
-                ..TableColumn::new("bar", "", ColumnCells::Values(rows.iter().map(bar).collect()))
-            },
+            for_people(TableColumn::new(
+                "bar",
+                "",
+                ColumnCells::Values(rows.iter().map(bar).collect()),
+            )),
         ];
         table(self.key, self.title, audience, columns)
     }

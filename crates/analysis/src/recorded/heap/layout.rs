@@ -14,7 +14,7 @@ use pagewise_model::{Absent, Bytes, Reading};
 
 use super::frames::Sites;
 use super::{HeapOptions, TreeMoment, meant, table};
-use crate::blocks::{facts_of, first, for_programs};
+use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::{float, share, text};
 
 /// Cells of pages of which no more than a quarter is live, but something.
@@ -394,7 +394,7 @@ fn page_use(recording: &HeapRecording, pages: &PageDensity) -> [ReportTable; 2] 
                 ColumnCells::Bytes(rows.iter().map(|row| row.2.saturating_mul(page)).collect()),
             ),
             TableColumn::new("share", "SHARE", cells(&|row| share(row.2, all))),
-            TableColumn { audience: Audience::People, ..TableColumn::new("bar", "", cells(&bar)) },
+            for_people(TableColumn::new("bar", "", cells(&bar))),
         ];
         table(
             "page_use",
@@ -449,22 +449,19 @@ fn pinned(sites: &Sites<'_>, pages: &PageDensity, options: &HeapOptions) -> Repo
                     .collect(),
             ),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "where",
-                "ALLOCATED IN ← CALLED BY",
-                ColumnCells::Names(
-                    shown
-                        .iter()
-                        .map(|it| {
-                            site(it.site)
-                                .map_or_else(|| sites.frame_text(None), |it| sites.stack_words(it))
-                        })
-                        .collect(),
-                ),
-            )
-        },
+        for_people(TableColumn::new(
+            "where",
+            "ALLOCATED IN ← CALLED BY",
+            ColumnCells::Names(
+                shown
+                    .iter()
+                    .map(|it| {
+                        site(it.site)
+                            .map_or_else(|| sites.frame_text(None), |it| sites.stack_words(it))
+                    })
+                    .collect(),
+            ),
+        )),
     ];
     let audience = if shown.is_empty() { Audience::Programs } else { Audience::Everyone };
     let title = "Allocations pinning mostly empty pages";

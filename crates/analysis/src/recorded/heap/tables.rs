@@ -12,7 +12,7 @@ use pagewise_model::report::{
 
 use super::frames::{AllocatingFrame, SiteSum, Sites, plus};
 use super::{HeapOptions, table, within};
-use crate::blocks::{facts_of, first, for_programs};
+use crate::blocks::{facts_of, first, for_people, for_programs};
 use crate::cells::share;
 use crate::explain::fact;
 
@@ -79,14 +79,11 @@ pub(super) fn leaks(sites: &Sites<'_>, options: &HeapOptions) -> Vec<ReportBlock
             "CALL STACK",
             ColumnCells::Values(shown.iter().map(|site| sites.stack_value(site)).collect()),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "where",
-                "ALLOCATED IN ← CALLED BY",
-                ColumnCells::Names(shown.iter().map(|site| sites.stack_words(site)).collect()),
-            )
-        },
+        for_people(TableColumn::new(
+            "where",
+            "ALLOCATED IN ← CALLED BY",
+            ColumnCells::Names(shown.iter().map(|site| sites.stack_words(site)).collect()),
+        )),
     ];
     let leaked = ReportTable { note, ..table("leaks", "Not freed", Audience::Everyone, columns) };
     let mut blocks = vec![ReportBlock::Table(for_programs_if_empty(leaked))];
@@ -200,16 +197,11 @@ fn places_table(
             "OFFSET",
             value(&|frame| Some(CellValue::Count(frame.offset))),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "where",
-                "ALLOCATED IN",
-                ColumnCells::Names(
-                    shown.iter().map(|(place, _)| sites.frame_text(*place)).collect(),
-                ),
-            )
-        },
+        for_people(TableColumn::new(
+            "where",
+            "ALLOCATED IN",
+            ColumnCells::Names(shown.iter().map(|(place, _)| sites.frame_text(*place)).collect()),
+        )),
     ]);
     ReportTable { note, ..table(key, title, Audience::Everyone, columns) }
 }
@@ -278,14 +270,11 @@ pub(super) fn libraries(sites: &Sites<'_>, options: &HeapOptions) -> ReportTable
             "FILE",
             ColumnCells::Values(shown.iter().map(path).collect()),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new(
-                "file",
-                "FILE",
-                ColumnCells::Names(shown.iter().map(called).collect()),
-            )
-        },
+        for_people(TableColumn::new(
+            "file",
+            "FILE",
+            ColumnCells::Names(shown.iter().map(called).collect()),
+        )),
     ]);
     let audience = if rows.len() > 1 { Audience::Everyone } else { Audience::Programs };
     ReportTable { note, ..table("libraries", "By library", audience, columns) }

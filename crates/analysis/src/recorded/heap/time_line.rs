@@ -8,7 +8,7 @@ use pagewise_model::report::{
 use pagewise_model::{Absent, Bytes};
 
 use super::{HeapOptions, table};
-use crate::blocks::for_programs;
+use crate::blocks::{for_people, for_programs};
 use crate::cells::float;
 
 /// Lines of live, held and resident bytes; `None` for fewer than three points.
@@ -131,10 +131,7 @@ fn moments(
                 each().map(|moment| CellValue::Flag(moment.tree.is_some())).collect(),
             ),
         )),
-        TableColumn {
-            audience: Audience::People,
-            ..TableColumn::new("bar", "", ColumnCells::Values(each().map(bar).collect()))
-        },
+        for_people(TableColumn::new("bar", "", ColumnCells::Values(each().map(bar).collect()))),
     ];
     // A column without any value is left out.
     let unknown = |column: &TableColumn| {

@@ -64,8 +64,9 @@ pub(crate) enum HeapCommand {
     Export(HeapExport),
 }
 
+/// Options of a recording, of a command and of a process alike.
 #[derive(Debug, Args)]
-pub(crate) struct HeapRun {
+pub(crate) struct RecordArgs {
     /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -76,6 +77,12 @@ pub(crate) struct HeapRun {
     /// Also record mmap, mremap and brk calls that are not made by malloc
     #[arg(long)]
     pub(crate) mmap: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HeapRun {
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
     /// Also record each block of a program's pools (see `pagewise pools`); this makes the
     /// allocators of the pools slower
     #[arg(long)]
@@ -96,15 +103,8 @@ pub(crate) struct HeapAttach {
     /// Stop after TIME (`10s`, `500ms`); by default at Ctrl-C or the end of the process
     #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
     pub(crate) time: Option<std::time::Duration>,
-    /// Write the recording to FILE instead of `PROGRAM.PID.pwh`
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// Instead of every call, record one allocation per SIZE allocated bytes on average
-    #[arg(long, value_name = "SIZE", value_parser = byte_count)]
-    pub(crate) sample: Option<u64>,
-    /// Also record mmap, mremap and brk calls that are not made by malloc
-    #[arg(long)]
-    pub(crate) mmap: bool,
+    #[command(flatten)]
+    pub(crate) record: RecordArgs,
     /// Also record children that are forked during the recording, each in a file `FILE.PID`
     #[arg(long)]
     pub(crate) follow: bool,

@@ -78,14 +78,14 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let root = ProcRoot::live();
     let pid = args.pid;
     let program = program_of(&root, pid)?;
-    let file = args.output.clone().unwrap_or_else(|| usual_name(&program, pid));
+    let file = args.record.output.clone().unwrap_or_else(|| usual_name(&program, pid));
     // The recorder's functions are to be put back, whoever asks us to end.
     let interrupts = NotedInterrupts::note_all();
     let request = CollectRequest {
         file: file.clone(),
-        every_bytes: args.sample,
+        every_bytes: args.record.sample,
         follow: args.follow,
-        mappings: args.mmap,
+        mappings: args.record.mmap,
         // Existing pools have decided already whether they report to a recorder.
         pools: false,
         library: the_library()?,

@@ -41,12 +41,12 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let not_run = |error| NotRun::new(program, error);
     // A Ctrl-C is for the command.
     let _interrupts = NotedInterrupts::note();
-    let file = args.output.clone().unwrap_or_default();
+    let file = args.record.output.clone().unwrap_or_default();
     let request = CollectRequest {
         file,
-        every_bytes: args.sample,
+        every_bytes: args.record.sample,
         follow: args.follow,
-        mappings: args.mmap,
+        mappings: args.record.mmap,
         pools: args.pools,
         library,
     };
@@ -55,7 +55,8 @@ pub(crate) fn run(args: &HeapRun) -> anyhow::Result<ExitCode> {
     let mut launcher =
         Launcher::start_with(program, arguments, None, &environment).map_err(not_run)?;
     let running = launcher.launch(|pid| -> io::Result<()> {
-        let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
+        let name =
+            args.record.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
         collector.expect(pid, name);
         Ok(())
     })?;
@@ -81,7 +82,7 @@ fn cannot(program: &OsStr) -> String {
 /// A program that loads no library.
 fn by_probes(args: &HeapRun, plan: &probes::ProbePlan) -> anyhow::Result<ExitCode> {
     let (program, arguments) = args.command.split_first().context("no command was given")?;
-    if args.mmap || args.pools {
+    if args.record.mmap || args.pools {
         let why = "it is linked statically: only its allocation calls (malloc and similar) can be recorded; omit --mmap and --pools";
         bail!("{}: {why}", cannot(program));
     }
@@ -90,12 +91,13 @@ fn by_probes(args: &HeapRun, plan: &probes::ProbePlan) -> anyhow::Result<ExitCod
     let mut launcher = Launcher::start(program, arguments, None).map_err(not_run)?;
     let mut recorder = None;
     let mut running = launcher.launch(|pid| -> anyhow::Result<()> {
-        let name = args.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
+        let name =
+            args.record.output.clone().unwrap_or_else(|| usual_name(Path::new(program), pid));
         let command = args.command.iter().map(|word| word.as_bytes().to_vec()).collect();
         let request = probes::ProbeRequest {
             file: name,
             command,
-            every_bytes: args.sample,
+            every_bytes: args.record.sample,
             follow: args.follow,
         };
         let new = probes::Probes::open(plan, pid, request).with_context(|| cannot(program))?;

@@ -9,10 +9,10 @@ use std::fs;
 use std::path::Path;
 
 use pagewise_model::thp::{FolioSize, HugeMapping};
-use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
-use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion};
 
-use super::{KERNEL_HALF, count_one, index};
+use super::{count_one, index, is_anonymous, resident_request};
 use crate::pages::entry::{Word, frame};
 use crate::pages::flags::FrameFlagsFile;
 use crate::pages::space::PageTables;
@@ -108,18 +108,9 @@ fn survey(
     zeros: &mut Option<Zeros>,
     sizes: &mut FolioSizes,
 ) -> Result<(), ProcError> {
-    let request = ScanRequest {
-        all_of: Categories::PRESENT,
-        report: Categories::FILE | Categories::PFNZERO | Categories::HUGE,
-        ..ScanRequest::default()
-    };
-    let is_anonymous = |mapping: &&Mapping| {
-        mapping.sharing == Sharing::Private
-            && mapping.backing() == Backing::Anonymous
-            && mapping.range.end <= KERNEL_HALF
-    };
+    let request = resident_request();
     let mut words = vec![Word::default(); WORDS];
-    for mapping in mappings.iter().filter(is_anonymous) {
+    for mapping in mappings.iter().filter(|mapping| is_anonymous(mapping)) {
         let mut runs = Vec::new();
         space.each_region(mapping.range, &request, |region: &ScanRegion| {
             if region.categories == Categories::default() {

@@ -252,7 +252,7 @@ mod tests {
     const PAGE: PageSize = PageSize::new(4096).unwrap();
 
     #[test]
-    fn shares_are_rounded_a_page_in_4096ths_and_a_mapping_in_kib() {
+    fn shares_are_rounded_to_a_4096th_of_a_page_and_a_kib_of_a_mapping() {
         let mut tally = PageTally::default();
         for _ in 0..3 {
             tally.add_counted(Ground::Shmem, PageOrigin::File, PAGE, 3);
