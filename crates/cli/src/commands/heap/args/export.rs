@@ -21,7 +21,7 @@ pub(crate) struct HeapExport {
     /// Leave out branches of massif's call trees below PERCENT of the total
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = percent, help_heading = OVER_TIME)]
     pub(crate) threshold: f64,
-    /// The output file of a format option that is given without OUT (at most one); default:
+    /// The output file of the one format option whose OUT is missing; default:
     /// standard output
     #[arg(long, short, value_name = "OUT")]
     pub(crate) output: Option<PathBuf>,
