@@ -21,6 +21,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("measure", &["model", "sys", "proc", "stats"]),
     ("remote", &["model", "sys", "proc"]),
     ("repair", &["model", "sys", "proc", "remote"]),
+    ("scan", &["model", "sys", "proc", "remote"]),
     ("analysis", &["model", "stats"]),
     ("view", &["model"]),
     ("capi", &["alloc", "measure", "model"]),
