@@ -147,7 +147,10 @@ impl HeapLayout {
             ));
         };
         let brk = brk_heap(memory.mappings());
-        let parameters = arena::parameters(memory, &main, brk);
+        let around_top = memory.mappings().iter().find(|it| it.range.contains(main.top));
+        // If brk fails from the start, the arena begins in a mapping.
+        let first = if brk.is_empty() { around_top.map_or(brk, |it| it.range) } else { brk };
+        let parameters = arena::parameters(memory, &main, first);
         let mut segments: Vec<HeapSegment> = Vec::new();
         if !main.is_unused() && !brk.is_empty() {
             let start = parameters.map_or(brk.start, |parameters| parameters.heap_start);

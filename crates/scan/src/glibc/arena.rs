@@ -45,8 +45,6 @@ const NONCONTIGUOUS: u32 = 2;
 /// Known flags, of all versions.
 const ALL_FLAGS: u32 = 7;
 
-/// Number of empty bins side by side that give an arena away: bins of the largest chunks.
-const MIN_EMPTY_BINS: u64 = 8;
 /// An arena has at least this number of bins whose two words agree; a corrupted one may have
 /// others.
 const MIN_SOUND_BINS: usize = 100;
@@ -143,47 +141,37 @@ impl ArenaState {
 }
 
 /// The main arenas of the C libraries of a process, most often one.
+///
+/// The link to the next arena gives one away: it is the address of the main arena itself, or that
+/// of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
-    let data = memory.mappings().iter().filter(|mapping| is_data(mapping));
-    for mapping in data {
-        let mut runs = Vec::new();
-        memory.visit(mapping.range, &mut |address, bytes| empty_bins(address, bytes, &mut runs));
-        for (first, length) in runs {
-            let before = (0..=(BIN_COUNT as u64).saturating_sub(length)).map(|bin| 16 * bin);
-            let addresses = before.filter_map(|before| first.checked_sub(BINS + before));
-            let state = addresses.into_iter().find_map(|at| main_arena(memory, at));
-            found.extend(state.filter(|new| found.iter().all(|it| it.address != new.address)));
-        }
+    for mapping in memory.mappings().iter().filter(|mapping| is_data(mapping)) {
+        memory.visit(mapping.range, &mut |address, bytes| {
+            let words = bytes.as_chunks().0.iter().zip((address..).step_by(8));
+            let arenas = words.filter_map(|(link, at)| {
+                let arena = at.checked_sub(NEXT)?;
+                let link = u64::from_le_bytes(*link);
+                (link == arena || is_in_heap_header(link)).then_some(arena)
+            });
+            found.extend(arenas.filter_map(|arena| main_arena(memory, arena)));
+        });
     }
     found
+}
+
+fn is_in_heap_header(address: u64) -> bool {
+    HEAP_ALIGNMENTS.iter().any(|alignment| {
+        let header = address % alignment;
+        address > header
+            && (UNIT..=MAX_HEAP_HEADER).contains(&header)
+            && header.is_multiple_of(UNIT)
+    })
 }
 
 /// True if a mapping holds the initialized data of a program or library.
 fn is_data(mapping: &Mapping) -> bool {
     mapping.sharing == Sharing::Private && mapping.prot.write && mapping.inode != 0
-}
-
-/// Adds the places where a word and the next both point 16 bytes before the first of them: empty
-/// bins, several side by side.
-fn empty_bins(address: u64, bytes: &[u8], runs: &mut Vec<(u64, u64)>) {
-    for phase in [0, 8] {
-        let pairs = bytes.get(phase..).unwrap_or_default().chunks_exact(16);
-        let mut length = 0;
-        let mut at = address + phase as u64;
-        for pair in pairs.chain([[0; 16].as_slice()]) {
-            let itself = at.wrapping_sub(16);
-            if word(pair, 0) == itself && word(pair, 8) == itself {
-                length += 1;
-            } else {
-                if length >= MIN_EMPTY_BINS {
-                    runs.push((at - 16 * length, length));
-                }
-                length = 0;
-            }
-            at += 16;
-        }
-    }
 }
 
 fn main_arena(memory: &dyn Memory, address: u64) -> Option<ArenaState> {

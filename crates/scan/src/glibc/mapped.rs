@@ -104,7 +104,7 @@ impl OutsideMemory {
             return Some(pages.end);
         }
         let top = top.filter(|_| head & FLAGS == PREVIOUS_IN_USE)?;
-        let end = part_end(memory, limit, top)?;
+        let end = part_end(memory, limit, top)?.next_multiple_of(page);
         self.main.push(AddrRange { start: limit.start, end });
         Some(end)
     }
