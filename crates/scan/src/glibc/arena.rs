@@ -53,6 +53,8 @@ const MAX_ARENAS: usize = 1 << 14;
 const MAX_HEAPS: usize = 1 << 16;
 /// Alignment of heaps: without and with huge pages of 2 MiB for malloc.
 const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
+/// No program has memory behind this address: sums of addresses and sizes cannot overflow.
+pub(super) const MAX_ADDRESS: u64 = 1 << 62;
 /// An arena lies at most this far from the beginning of its heap.
 const MAX_HEAP_HEADER: u64 = 128;
 
@@ -171,7 +173,10 @@ fn is_in_heap_header(address: u64) -> bool {
 
 /// True if a mapping holds the initialized data of a program or library.
 fn is_data(mapping: &Mapping) -> bool {
-    mapping.sharing == Sharing::Private && mapping.prot.write && mapping.inode != 0
+    mapping.sharing == Sharing::Private
+        && mapping.prot.write
+        && mapping.inode != 0
+        && mapping.range.end <= MAX_ADDRESS
 }
 
 fn main_arena(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
@@ -200,7 +205,7 @@ struct HeapInfo {
 impl HeapInfo {
     fn read(memory: &dyn Memory, start: u64, alignment: u64) -> Option<HeapInfo> {
         let mut raw = [0; 32];
-        if start == 0 || !memory.read(start, &mut raw) {
+        if start == 0 || start > MAX_ADDRESS || !memory.read(start, &mut raw) {
             return None;
         }
         let [arena, previous, bytes, accessible] = [0, 8, 16, 24].map(|at| word(&raw, at));
@@ -311,18 +316,18 @@ const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
 const BEFORE: u64 = 40;
 const CHECKED: usize = 72;
 
-/// The parameters, which lie in the same data as the main arena. `heap` is the memory that the main
-/// arena may have begun in.
+/// The parameters, which lie in the same data as the main arena. `is_start` is true for addresses
+/// at which the main arena may have begun.
 pub(super) fn parameters(
     memory: &dyn Memory,
     main: &ArenaState,
-    heap: AddrRange,
+    is_start: &dyn Fn(u64) -> bool,
 ) -> Option<MallocParameters> {
     let data = memory.mappings().iter().find(|it| it.range.contains(main.address))?;
     let mut found = None;
     memory.visit(data.range, &mut |address, bytes| {
         let words = bytes.chunks_exact(8).zip((address..).step_by(8));
-        let starts = words.filter(|(bytes, _)| heap.contains(word(bytes, 0)));
+        let starts = words.filter(|(bytes, _)| is_start(word(bytes, 0)));
         for (_, at) in starts {
             found = found.or_else(|| parameters_at(memory, at));
         }
