@@ -32,7 +32,6 @@ fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
 /// Contradictions in the allocator's data.
 fn corrupted(scan: &HeapScan) -> Option<Finding> {
     let first = scan.heap.corruption.first()?;
-    let locked = scan.heap.arenas.iter().filter(|arena| arena.is_locked).count() as u64;
     let mut evidence = vec![
         fact("contradictions", "contradictions", CellValue::Count(scan.heap.corrupted), ""),
         fact("block", "first block", CellValue::Address(first.block), ""),
@@ -40,14 +39,14 @@ fn corrupted(scan: &HeapScan) -> Option<Finding> {
         fact("expected", "expected", CellValue::text(first.expected.clone()), ""),
         fact("found", "found", CellValue::Address(first.found), ""),
     ];
-    if locked > 0 {
-        let label = "arenas with a call in progress";
-        evidence.push(fact("locked", label, CellValue::Count(locked), ""));
+    if scan.may_be_in_change() {
+        let threads = CellValue::Count(scan.copy.unsettled_threads);
+        evidence.push(fact("unsettled", "threads inside of malloc", threads, ""));
         return Some(finding(
             "heap-in-change",
             Severity::Note,
             [text(
-                "The allocator's data contradicts itself, and a thread was changing it at the time of the scan.",
+                "The allocator's data contradicts itself, and a thread may have been changing it at the time of the scan.",
             )],
             evidence,
             vec![text(

@@ -10,7 +10,9 @@ use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
 use pagewise_model::Pid;
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine::ProcessMoment;
+use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, target};
+use pagewise_scan::glibc::malloc_code;
 use pagewise_scan::live::{CopyRequest, CopyScope, ExpectedPause, copy_running, copy_stopped};
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
@@ -23,6 +25,9 @@ use crate::output::{emit, note};
 use crate::pause::WORTH_SAYING;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
+
+/// Number of scans of a process whose heap is changing.
+const MAX_SCANS: u32 = 4;
 
 /// Scans a process, a command at its exit, or opens a saved scan.
 pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
@@ -65,8 +70,9 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     Ok((Some(earlier), running(&root, pid, args.max_pause)?))
 }
 
+/// Scans a running process. If its allocator's data contradicts itself while a thread may have been
+/// changing it, the process is scanned again.
 fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<HeapScan> {
-    let began = Instant::now();
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
             note(format_args!(
@@ -76,8 +82,24 @@ fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<Hea
             ));
         }
     };
-    let request = CopyRequest { scope: CopyScope::Heap, max_pause, announce: &announce };
-    let copy = copy_running(root, pid, &request)?;
+    let busy_code = match outline(root, pid)?.1 {
+        Ok(mappings) => malloc_code(root, pid, &mappings),
+        Err(_) => Vec::new(),
+    };
+    let scope = CopyScope::Heap;
+    let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
+    for _ in 1..MAX_SCANS {
+        let scan = scan_once(root, pid, &request)?;
+        if scan.heap.corrupted == 0 || !scan.may_be_in_change() {
+            return Ok(scan);
+        }
+    }
+    scan_once(root, pid, &request)
+}
+
+fn scan_once(root: &ProcRoot, pid: Pid, request: &CopyRequest<'_>) -> anyhow::Result<HeapScan> {
+    let began = Instant::now();
+    let copy = copy_running(root, pid, request)?;
     Ok(scan::scan(&copy, ProcessMoment::Running, began)?.scan)
 }
 
