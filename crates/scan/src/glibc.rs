@@ -73,7 +73,7 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanE
     let has_all_lists: Vec<bool> =
         layout.states.iter().map(|state| reader.add_arena(state, &mut listed, &mut log)).collect();
     listed.sort();
-    let bounds = layout.bounds(&has_all_lists);
+    let bounds = layout.bounds(page_size, &has_all_lists);
     let sums = layout.sums(&threads);
     let mut walk = ChunkWalk::new(memory, page_size, &bounds, sums, &listed, &mut log);
     let mapped = walk_all(&mut walk, memory, &layout);
@@ -183,13 +183,16 @@ impl HeapLayout {
         Ok(HeapLayout { states, mains, segments, outside, parameters, brk })
     }
 
-    fn bounds(&self, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
+    fn bounds(&self, page_size: PageSize, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
+        let huge_page = self.parameters.map_or(0, |parameters| parameters.huge_page);
+        let trim_unit = page_size.bytes().max(huge_page);
         let arenas = self.states.iter().zip(has_all_lists).enumerate();
         arenas
             .map(|(number, (state, &has_all_lists))| ArenaBounds {
                 is_main: number < self.mains,
                 top: state.top,
                 brk: (number == 0).then_some(self.brk.end),
+                trim_unit,
                 has_all_lists,
             })
             .collect()

@@ -307,11 +307,16 @@ pub(super) struct MallocParameters {
     pub(super) heap_start: u64,
     /// Blocks with mappings of their own.
     pub(super) mapped: LiveAmount,
+    /// Size of the huge pages that malloc requests; the end of the brk heap is released in units of
+    /// it. 0 without, and before glibc 2.35.
+    pub(super) huge_page: u64,
 }
 
 /// Offsets from the start of the brk heap in `malloc_par`: number of mappings, most permitted, most
 /// so far, and whether the threshold is fixed. Until glibc 2.34, and since.
 const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
+/// Offset of the page size, since 2.35.
+const HUGE_PAGE: u64 = 56;
 /// Bytes before that word, and all bytes, that are checked.
 const BEFORE: u64 = 40;
 const CHECKED: usize = 72;
@@ -348,10 +353,15 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
         && (1..=1024).contains(&bins)
         && most_cached < 1 << 32
         && entries <= 1 << 16;
-    let blocks = MAPPING_COUNTS.into_iter().find_map(|offsets| {
+    let blocks = MAPPING_COUNTS.into_iter().enumerate().find_map(|(layout, offsets)| {
         let [now, permitted, most, fixed] = offsets.map(|before| half(&raw, BEFORE - before));
-        (now <= most && most <= permitted && fixed <= 1).then_some(now)
+        (now <= most && most <= permitted && fixed <= 1).then_some((layout, now))
     });
-    let mapped = LiveAmount { blocks: blocks?.into(), bytes };
-    makes_sense.then_some(MallocParameters { heap_start: word(&raw, BEFORE), mapped })
+    let (layout, blocks) = blocks?;
+    let huge_page = if layout > 0 { memory.word(at.checked_sub(HUGE_PAGE)?)? } else { 0 };
+    makes_sense.then_some(MallocParameters {
+        heap_start: word(&raw, BEFORE),
+        mapped: LiveAmount { blocks: blocks.into(), bytes },
+        huge_page: if huge_page.is_power_of_two() { huge_page } else { 0 },
+    })
 }

@@ -38,6 +38,8 @@ pub(super) struct ArenaBounds {
     pub(super) top: u64,
     /// End of the brk heap, if this arena has it and can shrink it.
     pub(super) brk: Option<u64>,
+    /// The brk heap shrinks by multiples of this.
+    pub(super) trim_unit: u64,
     /// True if all its free lists could be followed: a free chunk is then in one of them.
     pub(super) has_all_lists: bool,
 }
@@ -325,16 +327,17 @@ impl<'a> ChunkWalk<'a> {
         self.sums[state.segment.arena].free.top += end - top;
         let free_since = state.free_since.take().unwrap_or(top);
         if state.bounds.brk == Some(end) {
-            self.add_top_trim(state.segment.arena, AddrRange { start: free_since, end });
+            let range = AddrRange { start: free_since, end };
+            self.add_top_trim(state.segment.arena, range, state.bounds.trim_unit);
         }
         state.next = end;
         state.end = Some(end);
     }
 
     /// As `systrim` releases the end of the brk heap.
-    fn add_top_trim(&mut self, arena: usize, top: AddrRange) {
+    fn add_top_trim(&mut self, arena: usize, top: AddrRange, unit: u64) {
         let spare = top.len().0.saturating_sub(MIN_CHUNK + 1);
-        let extra = spare - spare % self.page;
+        let extra = spare - spare % unit;
         let range = AddrRange { start: top.end - extra, end: top.end };
         if extra > 0 {
             self.trims.push(TrimRange { arena, range, is_top: true });

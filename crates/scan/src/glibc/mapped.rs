@@ -99,10 +99,10 @@ impl OutsideMemory {
         if before != 0 || size < MIN_CHUNK {
             return None;
         }
-        if head & FLAGS == MAPPED && size.is_multiple_of(page) && size <= limit.len().0 {
-            let pages = AddrRange { start: limit.start, end: limit.start + size };
-            self.blocks.push(MappedChunk { pages, block: block(memory, pages) });
-            return Some(pages.end);
+        if head & FLAGS == MAPPED && size.is_multiple_of(page) {
+            let chunk = mapped_chunk(memory, limit, size, page)?;
+            self.blocks.push(chunk);
+            return Some(chunk.pages.end);
         }
         let top = top.filter(|_| head & FLAGS == PREVIOUS_IN_USE)?;
         let end = part_end(memory, limit, top)?.next_multiple_of(page);
@@ -111,25 +111,62 @@ impl OutsideMemory {
     }
 }
 
-/// The block in a mapping. If it was requested with an alignment, its chunk begins further behind,
-/// and the header at the start of the mapping is left over.
-fn block(memory: &dyn Memory, pages: AddrRange) -> LiveBlock {
-    let size = pages.len().0;
-    let aligned = (5..u64::BITS).map(|power| 1_u64 << power).take_while(|it| *it < size);
-    let chunks = aligned.filter_map(|alignment| {
-        let block = (pages.start + HEADER).checked_next_multiple_of(alignment)?;
-        let chunk = block - HEADER;
-        let is_near = chunk - pages.start < MIN_CHUNK;
-        Some(if is_near { chunk.checked_add(alignment)? } else { chunk })
-    });
-    let is_chunk = |chunk: &u64| {
-        let lead = chunk - pages.start;
-        *chunk < pages.end
-            && memory.word(*chunk) == Some(lead)
-            && memory.word(chunk + 8) == Some((size - lead) | MAPPED)
+/// The block in the mapping at the start of `limit`, whose first header has `size`.
+fn mapped_chunk(
+    memory: &dyn Memory,
+    limit: AddrRange,
+    size: u64,
+    page: u64,
+) -> Option<MappedChunk> {
+    let unaligned = (limit.start, limit.start.checked_add(size)?);
+    let (chunk, end) = aligned_chunk(memory, limit, size, page).unwrap_or(unaligned);
+    (end <= limit.end).then_some(MappedChunk {
+        pages: AddrRange { start: limit.start, end },
+        block: LiveBlock { start: chunk + HEADER, size: end - chunk - HEADER },
+    })
+}
+
+/// The chunk and its end, if the block was requested with an alignment: it begins further behind,
+/// and its first word is the distance.
+///
+/// The header at the start of the mapping is left over. `realloc` can have changed the size since,
+/// and moved the mapping to an address with another alignment: the block then begins at any page.
+fn aligned_chunk(
+    memory: &dyn Memory,
+    limit: AddrRange,
+    size: u64,
+    page: u64,
+) -> Option<(u64, u64)> {
+    let end_of = |chunk: u64, lead: u64, head: u64| {
+        let end = chunk.checked_add(glibc_chunk::size(head))?;
+        let is_chunk = lead == chunk - limit.start
+            && head & FLAGS == MAPPED
+            && end.is_multiple_of(page)
+            && (chunk + MIN_CHUNK..=limit.end).contains(&end);
+        is_chunk.then_some((chunk, end))
     };
-    let chunk = chunks.into_iter().find(is_chunk).unwrap_or(pages.start);
-    LiveBlock { start: chunk + HEADER, size: pages.end - chunk - HEADER }
+    let small = (5..).map(|power| 1_u64 << power).take_while(|alignment| *alignment < page);
+    let small = small.filter_map(|alignment| {
+        let chunk = limit.start + alignment - HEADER;
+        let chunk = if alignment < HEADER + MIN_CHUNK { chunk + alignment } else { chunk };
+        end_of(chunk, memory.word(chunk)?, memory.word(chunk + 8)?)
+    });
+    let mut found = small.into_iter().next();
+    let within = AddrRange { start: limit.start, end: limit.start.checked_add(size)? };
+    memory.visit(within, &mut |address, bytes| {
+        let word = |at: usize| {
+            let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+            word.map_or(0, |word| u64::from_le_bytes(*word))
+        };
+        let mut boundary = (address + HEADER).next_multiple_of(page);
+        while found.is_none() && boundary <= address + bytes.len() as u64 {
+            let chunk = boundary - HEADER;
+            let at = usize::try_from(chunk - address).unwrap_or(usize::MAX);
+            found = end_of(chunk, word(at), word(at.saturating_add(8)));
+            boundary += page;
+        }
+    });
+    found
 }
 
 /// The end of the part of a main arena that begins at the start of `limit`: behind its last chunk
