@@ -40,6 +40,8 @@ use transfer::{CopyBuffer, TransferFailure};
 const ATTEMPTS: u32 = 4;
 /// Memory that must stay available on the machine beside the copy.
 const RESERVE: Bytes = Bytes::mib(64);
+/// Part of the memory for growth that is faulted in beforehand.
+const FAULTED_SPARE: u64 = 1 << 20;
 /// Number of stops until no thread is in the code of the allocator, and the time between two.
 const MAX_STOPS: u64 = 30;
 const BETWEEN_STOPS: Duration = Duration::from_micros(300);
@@ -166,7 +168,8 @@ impl<'r> Prepared<'r> {
         let plan = CopyPlan::read(&scanner, mappings, request.scope, &[])?;
         let wanted = room_for(plan.bytes());
         permit_memory(root, wanted)?;
-        let mut buffer = CopyBuffer::map(wanted).map_err(ScanError::Buffer)?;
+        let needed = plan.bytes().saturating_add(plan.bytes() / 128).saturating_add(FAULTED_SPARE);
+        let mut buffer = CopyBuffer::map(wanted, needed).map_err(ScanError::Buffer)?;
         let pause = expected(&plan, &mut buffer, reader, threads);
         let expected = ExpectedPause { threads, bytes: Bytes(plan.bytes()), pause };
         if pause > request.max_pause {

@@ -43,16 +43,20 @@ struct TransferJob<'b> {
 }
 
 impl CopyBuffer {
-    /// Maps memory, and has the kernel fault it in: page faults in the pause would prolong it.
-    pub(super) fn map(bytes: u64) -> io::Result<CopyBuffer> {
-        let length = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        let mut region = AlignedRegion::map(length, ALIGNMENT)?;
+    /// Maps memory, and has the kernel fault in the part that will be needed: page faults in the
+    /// pause would prolong it.
+    pub(super) fn map(capacity: u64, needed: u64) -> io::Result<CopyBuffer> {
+        let [capacity, needed] = [capacity, needed.min(capacity)].map(usize::try_from);
+        let (Ok(capacity), Ok(needed)) = (capacity, needed) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let mut region = AlignedRegion::map(capacity, ALIGNMENT)?;
         // Without huge pages the copy is slower, not wrong.
         let _ = region.advise(Advice::HugePage);
         // Several threads fault pages in faster than one.
         thread::scope(|scope| {
-            let part = length.div_ceil(threads()).next_multiple_of(ALIGNMENT);
-            for part in region.bytes().chunks_mut(part) {
+            let part = needed.div_ceil(threads()).next_multiple_of(ALIGNMENT);
+            for part in region.bytes()[..needed].chunks_mut(part.max(ALIGNMENT)) {
                 scope.spawn(|| fault_in(part));
             }
         });
@@ -201,7 +205,7 @@ mod tests {
             range(start, start + page),
             range(start + 2 * page, start + 4 * page),
         ];
-        let mut buffer = CopyBuffer::map(8 * page).unwrap();
+        let mut buffer = CopyBuffer::map(8 * page, 8 * page).unwrap();
         let unread = buffer.fill(std::process::id(), &ranges, None).unwrap();
         assert_eq!(unread, [range(page, 2 * page)]);
         let copied: Vec<u8> =
@@ -213,7 +217,7 @@ mod tests {
     fn a_copy_ends_at_its_deadline() {
         let source = AlignedRegion::map(1 << 12, 1 << 12).unwrap();
         let ranges = [AddrRange { start: source.start(), end: source.start() + (1 << 12) }];
-        let mut buffer = CopyBuffer::map(1 << 12).unwrap();
+        let mut buffer = CopyBuffer::map(1 << 12, 0).unwrap();
         let past = Instant::now();
         while Instant::now() <= past {}
         let failure = buffer.fill(std::process::id(), &ranges, Some(past)).unwrap_err();
