@@ -263,13 +263,27 @@ impl<'r> Prepared<'r> {
 fn unsettled_threads(reader: Pid, stops: &[(u32, StopPoint)], code: &[AddrRange]) -> u64 {
     let is_busy = |address: u64| code.iter().any(|range| range.contains(address));
     let returns = |stop: &StopPoint| {
-        let mut bytes = [0; STACK_BYTES];
+        let mut bytes = vec![0; examined_stack(stop)];
         let range = stop.stack..stop.stack.saturating_add(bytes.len() as u64);
         let read = remote::read(reader.0, std::slice::from_ref(&range), &mut bytes).unwrap_or(0);
         bytes[..read].as_chunks().0.iter().any(|word| is_busy(u64::from_le_bytes(*word)))
     };
     let busy = stops.iter().filter(|(_, stop)| is_busy(stop.instruction) || returns(stop));
     if code.is_empty() { 0 } else { busy.count() as u64 }
+}
+
+/// Number of bytes above the stack pointer that are examined for return addresses. A thread that
+/// sleeps in a system call that allocators do not make has only stale ones.
+fn examined_stack(stop: &StopPoint) -> usize {
+    /// `mmap`, `mprotect`, `munmap`, `brk`, `mremap` and `madvise` on x86-64.
+    const OF_ALLOCATORS: [u64; 6] = [9, 10, 11, 12, 25, 28];
+    /// `futex`: the wait for a lock of the allocator has a small frame.
+    const FUTEX: u64 = 202;
+    match stop.call {
+        Some((FUTEX, _)) => STACK_BYTES / 8,
+        Some((number, _)) if !OF_ALLOCATORS.contains(&number) => 0,
+        _ => STACK_BYTES,
+    }
 }
 
 fn thread(tid: u32, stop: &StopPoint, names: &HashMap<u32, Vec<u8>>) -> ScannedThread {
