@@ -269,6 +269,9 @@ fn truncated(subject: &ExplainSubject<'_>) -> Option<Finding> {
     })
 }
 
+/// A smaller part is what programs exclude themselves, such as keys.
+const MUCH_LEFT_OUT: f64 = 1.0 / 16.0;
+
 /// Writable anonymous memory that was not dumped.
 fn filtered(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let coverage = subject.coverage.as_ref()?;
@@ -281,12 +284,18 @@ fn filtered(subject: &ExplainSubject<'_>) -> Option<Finding> {
         .collect();
     let (largest, _) = *left_out.iter().max_by_key(|(_, bytes)| *bytes)?;
     let total: Bytes = left_out.iter().map(|(_, bytes)| *bytes).sum();
+    let all: Bytes = subject.mappings.iter().filter(|m| is_data(m)).map(Mapping::size).sum();
+    if total.fraction_of(all)? < MUCH_LEFT_OUT {
+        return None;
+    }
     Some(finding(
         "filtered-core",
         Severity::Warning,
         [
             bytes(total),
-            text(" of writable anonymous memory were not dumped: data of the program is missing."),
+            text(" of "),
+            bytes(all),
+            text(" of writable anonymous memory was not dumped: data of the program is missing."),
         ],
         [
             size("left_out", "left out", total),
