@@ -1,0 +1,257 @@
+//! The ranges of a process to copy.
+
+use std::fs::File;
+
+use pagewise_model::mapping::Sharing;
+use pagewise_model::page_map::{PageMapKind, PageTableWay};
+use pagewise_model::process::Process;
+use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize, Pid};
+use pagewise_proc::ProcRoot;
+use pagewise_proc::page_map::{self, PageMapRequest};
+use pagewise_proc::pages::Pace;
+use pagewise_remote::StopPoint;
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
+use pagewise_sys::probe::{Features, scans_guards};
+
+use super::CopyScope;
+use crate::ScanError;
+
+/// Bytes below the stack pointer that a function may use (System V ABI, 3.2.2).
+const RED_ZONE: u64 = 128;
+/// Number of runs of pages that one system call returns.
+const REGIONS: usize = 1024;
+
+/// The ranges to copy, and the pages that cannot be.
+#[derive(Debug)]
+pub(super) struct CopyPlan {
+    /// All mappings of the process.
+    pub(super) mappings: Vec<Mapping>,
+    /// In order of address, none empty, none adjacent to the next.
+    pub(super) ranges: Vec<AddrRange>,
+    /// Pages in swap: reading them would bring them back into memory.
+    pub(super) swapped: Bytes,
+}
+
+/// The page tables of a process, opened before it is stopped.
+pub(super) struct PageScanner<'a> {
+    root: &'a ProcRoot,
+    process: Process,
+    page_size: PageSize,
+    /// `None` before Linux 6.7, which has no `PAGEMAP_SCAN`.
+    pagemap: Option<File>,
+    report: Categories,
+}
+
+impl<'a> PageScanner<'a> {
+    pub(super) fn open(
+        root: &'a ProcRoot,
+        process: &Process,
+        reader: Pid,
+        page_size: PageSize,
+    ) -> Result<PageScanner<'a>, ScanError> {
+        let path = root.file(reader, "pagemap");
+        let can_scan = Features::detect().pagemap_scan;
+        let pagemap = can_scan.then(|| File::open(path)).transpose().map_err(ScanError::Copy)?;
+        let guard =
+            if can_scan && scans_guards() { Categories::GUARD } else { Categories::default() };
+        let report = Categories::PRESENT | Categories::SWAPPED | Categories::FILE;
+        let report = report | Categories::PFNZERO | guard;
+        Ok(PageScanner { root, process: process.clone(), page_size, pagemap, report })
+    }
+
+    /// Calls `each` for consecutive pages of one kind, in order of address. Untouched pages are
+    /// left out.
+    fn scan(
+        &self,
+        wanted: &[&Mapping],
+        mut each: impl FnMut(AddrRange, PageMapKind),
+    ) -> Result<(), ScanError> {
+        match &self.pagemap {
+            Some(pagemap) => {
+                wanted.iter().try_for_each(|it| self.scan_mapping(pagemap, it, &mut each))
+            }
+            None => {
+                let wanted = wanted.iter().map(|it| (*it).clone()).collect();
+                let request =
+                    PageMapRequest { way: PageTableWay::Scan, detail: false, pace: Pace::FAST };
+                let process = self.process.clone();
+                let map =
+                    page_map::read(self.root, process, wanted, None, self.page_size, &request)?;
+                let runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+                runs.for_each(|run| each(run.range, run.state.kind));
+                Ok(())
+            }
+        }
+    }
+
+    fn scan_mapping(
+        &self,
+        pagemap: &File,
+        mapping: &Mapping,
+        each: &mut impl FnMut(AddrRange, PageMapKind),
+    ) -> Result<(), ScanError> {
+        let request = ScanRequest {
+            any_of: Categories::PRESENT | Categories::SWAPPED,
+            report: self.report,
+            ..ScanRequest::default()
+        };
+        let mut regions = [ScanRegion::default(); REGIONS];
+        let mut at = mapping.range.start;
+        while at < mapping.range.end {
+            let found = scan(pagemap, at..mapping.range.end, &request, &mut regions);
+            let found = found.map_err(ScanError::Copy)?;
+            for region in &regions[..found.regions] {
+                let range = AddrRange { start: region.start, end: region.end };
+                each(range, kind(region.categories, mapping));
+            }
+            at = found.walk_end.max(at + self.page_size.bytes());
+        }
+        Ok(())
+    }
+}
+
+fn kind(categories: Categories, mapping: &Mapping) -> PageMapKind {
+    let has = |category| categories.contains(category);
+    if has(Categories::GUARD) {
+        PageMapKind::Guard
+    } else if has(Categories::SWAPPED) {
+        PageMapKind::Swapped
+    } else if has(Categories::PFNZERO) {
+        PageMapKind::Zero
+    } else if !has(Categories::FILE) {
+        PageMapKind::Anonymous
+    } else if mapping.backing() == Backing::Shmem {
+        PageMapKind::Shmem
+    } else {
+        PageMapKind::File
+    }
+}
+
+impl CopyPlan {
+    /// Reads the page tables of the mappings that a scan needs. Dead stack memory is left out: that
+    /// below the stack pointers of `stops`.
+    pub(super) fn read(
+        scanner: &PageScanner<'_>,
+        mappings: Vec<Mapping>,
+        scope: CopyScope,
+        stops: &[(u32, StopPoint)],
+    ) -> Result<CopyPlan, ScanError> {
+        let dead = dead_stacks(&mappings, scanner.page_size, stops);
+        let mut plan = CopyPlan { mappings, ranges: Vec::new(), swapped: Bytes::ZERO };
+        let mappings = std::mem::take(&mut plan.mappings);
+        let wanted: Vec<&Mapping> =
+            mappings.iter().filter(|mapping| is_wanted(mapping, scope)).collect();
+        scanner.scan(&wanted, |range, kind| match kind {
+            PageMapKind::Anonymous | PageMapKind::Shmem => plan.add(range, &dead),
+            PageMapKind::Swapped => plan.swapped += range.len(),
+            PageMapKind::Untouched | PageMapKind::File | PageMapKind::Zero | PageMapKind::Guard => {
+            }
+        })?;
+        Ok(CopyPlan { mappings, ..plan })
+    }
+
+    fn add(&mut self, range: AddrRange, dead: &[AddrRange]) {
+        let mut start = range.start;
+        let first = dead.partition_point(|it| it.end <= range.start);
+        for gap in dead[first..].iter().take_while(|it| it.start < range.end) {
+            self.push(AddrRange { start, end: gap.start.max(start) });
+            start = gap.end.min(range.end);
+        }
+        self.push(AddrRange { start, end: range.end });
+    }
+
+    fn push(&mut self, range: AddrRange) {
+        match self.ranges.last_mut() {
+            _ if range.is_empty() => {}
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.ranges.push(range),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.len().0).sum()
+    }
+
+    /// The first ranges, up to a number of bytes.
+    pub(super) fn first_bytes(&self, bytes: u64) -> Vec<AddrRange> {
+        let mut left = bytes;
+        let mut first = Vec::new();
+        for range in &self.ranges {
+            let end = range.end.min(range.start.saturating_add(left));
+            if end == range.start {
+                break;
+            }
+            left -= end - range.start;
+            first.push(AddrRange { start: range.start, end });
+        }
+        first
+    }
+}
+
+/// True if a mapping can hold blocks or pointers to blocks. A page of a private file mapping that
+/// is still the file's was never written.
+fn is_wanted(mapping: &Mapping, scope: CopyScope) -> bool {
+    if !mapping.prot.read {
+        return false;
+    }
+    match (mapping.backing(), mapping.sharing) {
+        (Backing::Special, _) => false,
+        (_, Sharing::Private) => {
+            mapping.prot.write || scope == CopyScope::HeapAndRoots && !mapping.prot.exec
+        }
+        (Backing::Shmem, Sharing::Shared) => scope == CopyScope::HeapAndRoots && mapping.prot.write,
+        // `maps` always has the letter.
+        (_, Sharing::Shared | Sharing::Unknown) => false,
+    }
+}
+
+/// Stack memory below the stack pointers, in order of address. Other mappings than stacks have
+/// none: the stack of a coroutine may be a block of the heap.
+fn dead_stacks(
+    mappings: &[Mapping],
+    page_size: PageSize,
+    stops: &[(u32, StopPoint)],
+) -> Vec<AddrRange> {
+    let page = page_size.bytes();
+    let mut dead: Vec<AddrRange> = stops
+        .iter()
+        .filter_map(|(_, stop)| {
+            let at = mappings.partition_point(|it| it.range.end <= stop.stack);
+            let mapping = mappings.get(at).filter(|it| it.range.contains(stop.stack))?;
+            let below = at.checked_sub(1).map(|below| &mappings[below]);
+            let is_guarded =
+                below.is_some_and(|it| it.prot.is_none() && it.range.end == mapping.range.start);
+            // The C library places the data of a thread at the top of its stack.
+            let is_stack = mapping.name.as_bytes() == b"[stack]"
+                || is_guarded
+                    && stop.stack < stop.thread_data
+                    && mapping.range.contains(stop.thread_data);
+            let live = stop.stack.saturating_sub(RED_ZONE);
+            let end = live - live % page;
+            is_stack.then_some(AddrRange { start: mapping.range.start, end })
+        })
+        .filter(|range| !range.is_empty())
+        .collect();
+    dead.sort_unstable();
+    dead.dedup_by_key(|range| range.start);
+    dead
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dead_ranges_are_left_out_and_neighbours_joined() {
+        let range = |start, end| AddrRange { start, end };
+        let mut plan = CopyPlan { mappings: Vec::new(), ranges: Vec::new(), swapped: Bytes::ZERO };
+        let dead = [range(10, 20), range(30, 40)];
+        for part in [range(0, 5), range(5, 12), range(15, 35), range(38, 50), range(60, 70)] {
+            plan.add(part, &dead);
+        }
+        assert_eq!(plan.ranges, [range(0, 10), range(20, 30), range(40, 50), range(60, 70)]);
+        assert_eq!(plan.bytes(), 40);
+        assert_eq!(plan.first_bytes(15), [range(0, 10), range(20, 25)]);
+        assert_eq!(plan.first_bytes(0), []);
+    }
+}
