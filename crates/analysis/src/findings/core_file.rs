@@ -24,6 +24,8 @@ const SIGSEGV: u32 = 11;
 
 /// A member of an object at address 0 lies below this, `vm.mmap_min_addr` of most machines.
 const NEAR_NULL: u64 = 1 << 16;
+/// A stack with less than this below the stack pointer is full.
+const NEAR_FULL: u64 = 1 << 16;
 /// A frame that is larger than this can jump over a guard.
 const NEAR_STACK: u64 = 1 << 20;
 
@@ -62,8 +64,11 @@ fn overflowed_stack<'a>(
     let is_stack = matches!(kind, PoolKind::MainStack | PoolKind::ThreadStack)
         // A thread whose stack pointer has left its stack leaves no other evidence of it.
         || stack.prot.write && stack.backing() == Backing::Anonymous && is_guard(subject, index);
+    // A stack that is not full was not overflowed.
+    let is_full = fault.thread.stack_pointer < stack.range.start.saturating_add(NEAR_FULL);
     let below = stack.range.start.checked_sub(fault.address);
-    (is_stack && below.is_some_and(|below| (1..=NEAR_STACK).contains(&below))).then_some(stack)
+    (is_stack && is_full && below.is_some_and(|below| (1..=NEAR_STACK).contains(&below)))
+        .then_some(stack)
 }
 
 /// True if a mapping without access ends where this one starts.

@@ -66,6 +66,8 @@ impl ImageFiles {
             let exe = exe.filter(|_| image.is_program);
             let file = match exe {
                 Some(exe) => Some(open_program(exe, &image)?),
+                // Without a recorded build ID no file can be identified as the mapped one.
+                None if image.build_id.is_none() => None,
                 None => root.as_ref().and_then(|root| {
                     root.open(Path::new(OsStr::from_bytes(image.name.as_bytes())), MAX_FILE_BYTES)
                         .ok()
@@ -84,8 +86,9 @@ impl ImageFiles {
         let Some(part) = after.checked_sub(1).map(|index| &self.parts[index]) else { return false };
         let room = part.range.end.checked_sub(address);
         let fits = room.is_some_and(|room| room >= into.len() as u64);
-        let offset = part.offset + (address - part.range.start);
-        fits && self.files[part.file].read_exact_at(into, offset).is_ok()
+        let offset = part.offset.checked_add(address - part.range.start);
+        let is_read = |offset| fits && self.files[part.file].read_exact_at(into, offset).is_ok();
+        offset.is_some_and(is_read)
     }
 
     /// The address ranges that files can fill, by address.
@@ -106,7 +109,7 @@ impl ImageFiles {
         });
         let on_disk = match is_same {
             _ if recorded.is_none() => {
-                Err(Absent::NotRecorded("the core has no build ID: it".into()))
+                Err(Absent::NotSupported("the core holds no build ID of it".into()))
             }
             None => Ok(OnDisk::Missing),
             Some(true) => Ok(OnDisk::Same),

@@ -242,7 +242,12 @@ impl NoteReader<'_> {
                 Some(next) if self.left > 0 => at = next,
                 // A truncated segment is a gap already.
                 _ if held < end => return,
-                _ => {
+                Some(_) => {
+                    let reason = format!("at most {MAX_NOTES} are read, up to offset {at:#x}");
+                    self.gaps.push(gap("notes", reason));
+                    return;
+                }
+                None => {
                     self.gaps.push(gap("notes", format!("damaged from offset {at:#x} on")));
                     return;
                 }
