@@ -55,7 +55,7 @@ fn each_end_of_a_program_is_the_first_finding() {
     let cases = [
         ("null", "crash", "accessed address 0x10, near 0: a null pointer."),
         ("readonly", "crash", "crashing, which cannot be written."),
-        ("behind", "crash", "which is not mapped: 24 B behind the end of "),
+        ("behind", "crash", "which is not mapped: 24 bytes behind the end of "),
         ("abort", "crash", "called abort, "),
         ("stack", "stack-overflow", "used all 1.0M of its stack "),
         ("thread", "stack-overflow", "used all 256K of its stack "),
