@@ -4,6 +4,7 @@
 //! Each module has the rules about one kind of evidence, and lists them in its table. A rule names
 //! the evidence that it needs; a command calls [`find`] with the evidence that it has.
 
+mod core_file;
 mod faults;
 mod heap;
 mod heap_scan;
@@ -72,6 +73,7 @@ enum FindingRule {
 
 /// All rules, by module. Findings of the same severity are reported in this order.
 const RULES: &[&[FindingRule]] = &[
+    core_file::RULES,
     snapshot::RULES,
     limits::RULES,
     huge_pages::RULES,

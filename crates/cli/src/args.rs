@@ -57,11 +57,13 @@ pub(crate) enum UnitArg {
 #[derive(Debug, Args)]
 pub(crate) struct SourceArgs {
     /// A PID, a process name, a part of a name that matches one process only, or `self` (pagewise)
-    #[arg(value_name = "TARGET", required_unless_present_any = ["from", "command"])]
+    #[arg(value_name = "TARGET", required_unless_present_any = ["from", "core", "command"])]
     pub(crate) target: Option<String>,
     /// Read a saved snapshot instead of a process
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "root"])]
     pub(crate) from: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) core: CoreArgs,
     /// Read a copy of the /proc tree instead of /proc
     #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
@@ -76,6 +78,18 @@ pub(crate) struct SourceArgs {
     /// Save the snapshot to FILE, which `--from` opens on any machine
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
+}
+
+/// A core file in place of a process.
+#[derive(Debug, Args)]
+pub(crate) struct CoreArgs {
+    /// Read a core file instead of a process, also one compressed with zstd or LZ4
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "root", "from", "reading"])]
+    pub(crate) core: Option<PathBuf>,
+    /// The program of the core file, if it is not at the path that the core records; its build ID
+    /// must be the recorded one
+    #[arg(long, value_name = "FILE", requires = "core")]
+    pub(crate) exe: Option<PathBuf>,
 }
 
 /// The time at which to read a command that pagewise runs.

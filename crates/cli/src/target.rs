@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use pagewise_model::{Absent, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::core_file::{self, CoreFile, DecompressBounds, ImageFiles};
 use pagewise_proc::{CAP_SYS_PTRACE, ProcError, ProcRoot, saved, target};
 
 use crate::args;
@@ -33,6 +34,8 @@ pub(crate) enum InspectedTarget {
     Saved(PathBuf),
     /// A process of a live or copied `/proc`.
     Process { root: ProcRoot, name: String },
+    /// A core file, and its program.
+    Core { path: PathBuf, exe: Option<PathBuf> },
     /// A command to run.
     Command { program: OsString, arguments: Vec<OsString>, when: CommandMoment },
 }
@@ -81,6 +84,10 @@ pub(crate) fn look_at(source: args::SourceArgs, sums: bool) -> anyhow::Result<Ta
         InspectedTarget::Saved(path) => {
             TakenSnapshot { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS, denied: None }
         }
+        InspectedTarget::Core { path, exe } => {
+            let snapshot = read_core(&path, exe.as_deref())?;
+            TakenSnapshot { snapshot, exit: ExitCode::SUCCESS, denied: None }
+        }
         InspectedTarget::Process { root, name } => process(&root, &name, &request)?,
         InspectedTarget::Command { program, arguments, when } => {
             run_command::run(&program, &arguments, when, &request)?
@@ -96,6 +103,9 @@ fn subject(source: args::SourceArgs) -> anyhow::Result<InspectedTarget> {
     if let Some(path) = source.from {
         return Ok(InspectedTarget::Saved(path));
     }
+    if let Some(path) = source.core.core {
+        return Ok(InspectedTarget::Core { path, exe: source.core.exe });
+    }
     if let Some((program, arguments)) = source.command.split_first() {
         let when = match source.moment {
             args::MomentArgs { at: Some(after), .. } => CommandMoment::After(after),
@@ -110,6 +120,20 @@ fn subject(source: args::SourceArgs) -> anyhow::Result<InspectedTarget> {
     }
     let name = source.target.context("no target was given")?;
     Ok(InspectedTarget::Process { root: root(source.root.as_deref()), name })
+}
+
+/// The snapshot of a core file.
+fn read_core(path: &Path, exe: Option<&Path>) -> Result<Snapshot, ProcError> {
+    let core = CoreFile::open(path, &decompress_bounds())?;
+    let images = ImageFiles::find(&core, exe)?;
+    Ok(core_file::snapshot(&core, &images))
+}
+
+/// A decompressed core lies in `$TMPDIR`, else in the default folder.
+fn decompress_bounds() -> DecompressBounds {
+    let default = DecompressBounds::default();
+    let folder = std::env::var_os("TMPDIR").filter(|folder| !folder.is_empty());
+    DecompressBounds { folder: folder.map_or(default.folder, PathBuf::from), ..default }
 }
 
 fn process(root: &ProcRoot, name: &str, request: &CaptureRequest) -> anyhow::Result<TakenSnapshot> {

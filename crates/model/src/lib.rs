@@ -7,6 +7,7 @@
 
 pub mod bounds;
 pub mod calls;
+pub mod core_dump;
 pub mod counters;
 pub mod ending;
 pub mod faults;

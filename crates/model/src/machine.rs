@@ -44,6 +44,8 @@ pub enum ReadMethod {
     Fast,
     /// As `Fast`, with rests between chunks so that the target is never held long.
     Polite,
+    /// A core file: no process is read.
+    CoreFile,
 }
 
 impl ReadMethod {
@@ -53,6 +55,7 @@ impl ReadMethod {
             ReadMethod::Full => "full",
             ReadMethod::Fast => "fast",
             ReadMethod::Polite => "polite",
+            ReadMethod::CoreFile => "core file",
         }
     }
 }
@@ -69,6 +72,8 @@ pub enum ProcessMoment {
     After(u64),
     /// Near its highest RES; the number is the highest, the snapshot's own RES is in `statm`.
     AtPeak(Bytes),
+    /// When its core file was written.
+    CoreDumped,
 }
 
 /// Something that is missing from a snapshot, or doubtful in it.

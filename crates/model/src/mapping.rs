@@ -75,6 +75,8 @@ pub enum Sharing {
     Private,
     /// Writes reach whoever maps the same object.
     Shared,
+    /// Not recorded: a core file has no such letter for mappings of files.
+    Unknown,
 }
 
 /// Backing of a mapping.
@@ -145,6 +147,24 @@ pub struct Device {
     pub major: u32,
     /// Minor number.
     pub minor: u32,
+}
+
+/// Identity of a mapped file within one process.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MappedFileKey {
+    /// The device of the file.
+    pub device: Device,
+    /// Its inode; 0 if it is not recorded.
+    pub inode: u64,
+    /// Its name, if the inode is not recorded, as in a core file.
+    pub name: Option<Name>,
+}
+
+impl MappedFileKey {
+    /// The key of a file by its properties.
+    pub fn new(device: Device, inode: u64, name: &Name) -> MappedFileKey {
+        MappedFileKey { device, inode, name: (inode == 0).then(|| name.clone()) }
+    }
 }
 
 /// The pages of one mapping by kind, from the page tables: what `smaps` cannot split.
@@ -247,6 +267,12 @@ impl Mapping {
         self.path().len() != self.name.as_bytes().len()
     }
 
+    /// The file behind it; `None` for other memory.
+    pub fn file_key(&self) -> Option<MappedFileKey> {
+        let is_file = self.inode != 0 || self.name.as_bytes().starts_with(b"/");
+        is_file.then(|| MappedFileKey::new(self.device, self.inode, &self.name))
+    }
+
     /// Backing of the mapping.
     pub fn backing(&self) -> Backing {
         let name = self.name.as_bytes();
@@ -261,7 +287,7 @@ impl Mapping {
             Backing::Anonymous
         } else if has(b"/dev/zero") && self.path() == b"/dev/zero" || has(b"/anon_hugepage") {
             match self.sharing {
-                Sharing::Private => Backing::Anonymous,
+                Sharing::Private | Sharing::Unknown => Backing::Anonymous,
                 Sharing::Shared => Backing::Shmem,
             }
         } else if has(b"/SYSV") || has(b"/memfd:") || has(b"/dev/shm/") || self.on_tmpfs {
@@ -274,14 +300,17 @@ impl Mapping {
     }
 
     /// The quadrant by what was asked of `mmap`. Private tmpfs files count as shared anonymous,
-    /// since their pages are; the kernel's own pages count as file pages, as the kernel does.
+    /// since their pages are; the kernel's own pages count as file pages, as the kernel does. A
+    /// mapping whose sharing is unknown counts as private.
     pub fn declared(&self) -> Quadrant {
         match (self.backing(), self.sharing) {
-            (Backing::Anonymous, Sharing::Private) => Quadrant::PrivateAnonymous,
+            (Backing::Anonymous, Sharing::Private | Sharing::Unknown) => Quadrant::PrivateAnonymous,
             (Backing::Anonymous, Sharing::Shared) | (Backing::Shmem, _) => {
                 Quadrant::SharedAnonymous
             }
-            (Backing::File | Backing::Special, Sharing::Private) => Quadrant::PrivateFile,
+            (Backing::File | Backing::Special, Sharing::Private | Sharing::Unknown) => {
+                Quadrant::PrivateFile
+            }
             (Backing::File | Backing::Special, Sharing::Shared) => Quadrant::SharedFile,
         }
     }

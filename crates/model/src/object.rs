@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::mapping::{AddrRange, Device};
+use crate::mapping::{AddrRange, Device, MappedFileKey};
 use crate::reading::plain;
 use crate::{Name, Reading};
 
@@ -21,6 +21,13 @@ pub struct ElfObject {
     /// Its headers; absent with the reason if the file is not ELF or could not be read.
     #[serde(with = "plain")]
     pub elf: Reading<Elf>,
+}
+
+impl ElfObject {
+    /// The file, as [`crate::Mapping::file_key`] has it.
+    pub fn key(&self) -> MappedFileKey {
+        MappedFileKey::new(self.device, self.inode, &self.name)
+    }
 }
 
 /// Present state of the path of a mapped file.

@@ -26,6 +26,8 @@ pub enum Absent {
     NotCollected(Arc<str>),
     /// The values that were read do not decide it; `0` names the command or file that would.
     Ambiguous(Arc<str>),
+    /// The source has no such value; `0` names the source.
+    NotRecorded(Arc<str>),
     /// It was there and went away while we read (a process that ended).
     Vanished,
 }
@@ -40,6 +42,7 @@ impl fmt::Display for Absent {
             Absent::NeverScheduled => f.write_str("the counter never ran"),
             Absent::NotCollected(how) => write!(f, "not collected: {how}"),
             Absent::Ambiguous(what) => write!(f, "ambiguous: {what}"),
+            Absent::NotRecorded(source) => write!(f, "{source} does not record it"),
             Absent::Vanished => f.write_str("vanished while it was read"),
         }
     }

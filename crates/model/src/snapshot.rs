@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::core_dump::CoreDump;
 use crate::machine::{MachineSettings, Provenance};
 use crate::mapping::{Mapping, MappingPages};
 use crate::object::ElfObject;
@@ -57,6 +58,9 @@ pub struct Snapshot {
     /// The pools of pagewise's allocators that count themselves, where they could be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<RegisteredPool>,
+    /// The core file that it was read from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<Box<CoreDump>>,
     /// `limits`.
     #[serde(with = "plain")]
     pub limits: Reading<ResourceLimits>,

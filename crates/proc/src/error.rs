@@ -86,6 +86,24 @@ pub enum ProcError {
         /// Their ids and names.
         candidates: Vec<(Pid, Name)>,
     },
+    /// A file is not a core file that can be read.
+    #[error("{}: offset {offset:#x}: {problem}", shown(path))]
+    CoreFile {
+        /// The file.
+        path: PathBuf,
+        /// Offset of the problem; of compressed data, the offset in the decompressed core.
+        offset: u64,
+        /// Problem at this offset.
+        problem: String,
+    },
+    /// A program is not the one that a core file is of.
+    #[error("{} is not the program of the core file: {problem}", shown(path))]
+    OtherProgram {
+        /// The program.
+        path: PathBuf,
+        /// Difference.
+        problem: String,
+    },
     /// A file is not a snapshot that this version can open.
     #[error("{} is not a snapshot: {why}", shown(path))]
     NotASnapshot {
@@ -110,7 +128,11 @@ impl ProcError {
             ProcError::NotASnapshot { .. } => {
                 Some("`pagewise explain TARGET --save FILE` makes one".into())
             }
+            ProcError::OtherProgram { .. } => {
+                Some("`--exe` takes the file of the same build, stripped or not".into())
+            }
             ProcError::NoAccess { .. }
+            | ProcError::CoreFile { .. }
             | ProcError::Parse { .. }
             | ProcError::Io { .. }
             | ProcError::Write { .. } => None,

@@ -4,6 +4,7 @@
 //! ```text
 //!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
 //!  live     memory of a live process, copied while it is stopped
+//!  core_image  memory of a core file, read from the file on request
 //!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
 //!  scan     a copy and its walk as one value
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod core_image;
 mod error;
 pub mod glibc;
 pub mod live;

@@ -1,6 +1,7 @@
 //! Memory of a process: its identity, the columns of top and better ones, the quadrants, the pools,
 //! the largest mappings, and findings about them.
 
+pub(crate) mod core;
 mod tables;
 mod totals;
 pub(crate) mod who;
@@ -11,6 +12,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Absent, Mapping, Reading, Snapshot, parallel};
 
+use self::core::CoreCoverage;
 use crate::address_map;
 use crate::findings::{Evidence, find};
 use crate::invariants::{self, Invariants};
@@ -51,6 +53,8 @@ pub(crate) struct ExplainSubject<'a> {
     pub(crate) total: PoolSums,
     pub(crate) quadrants: Quadrants,
     pub(crate) invariants: Invariants,
+    /// The contents of the core file, if the snapshot is of one.
+    pub(crate) coverage: Option<CoreCoverage<'a>>,
 }
 
 impl<'a> ExplainSubject<'a> {
@@ -67,7 +71,19 @@ impl<'a> ExplainSubject<'a> {
         let (quadrants, (pools, sums)) = parallel::both(is_large, by_quadrant, by_pool);
         let total = pools::total(&sums);
         let invariants = invariants::check(snapshot, mappings, &pss, &total);
-        Ok(ExplainSubject { snapshot, mappings, pss, pools, sums, total, quadrants, invariants })
+        let core = snapshot.core.as_deref();
+        let coverage = core.map(|dump| CoreCoverage::new(dump, mappings));
+        Ok(ExplainSubject {
+            snapshot,
+            mappings,
+            pss,
+            pools,
+            sums,
+            total,
+            quadrants,
+            invariants,
+            coverage,
+        })
     }
 }
 
@@ -77,6 +93,11 @@ impl<'a> ExplainSubject<'a> {
 /// O(n log n) in the number of mappings; some microseconds each.
 pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
     let subject = ExplainSubject::from_snapshot(snapshot);
+    if let Ok(subject) = &subject
+        && let Some(coverage) = &subject.coverage
+    {
+        return explain_core(subject, coverage, options);
+    }
     let mut blocks = vec![
         ReportBlock::Facts(who::process(&snapshot.process)),
         ReportBlock::Facts(who::provenance(snapshot, subject.as_ref())),
@@ -90,6 +111,50 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }
 
+/// Explains a core file. The cause of the end comes first; columns that need a live process are for
+/// programs, with the reason of their absence.
+fn explain_core(
+    subject: &ExplainSubject<'_>,
+    coverage: &CoreCoverage<'_>,
+    options: &ExplainOptions,
+) -> Report {
+    let snapshot = subject.snapshot;
+    let totals = totals::totals(snapshot, Ok(subject));
+    let mut blocks = vec![
+        ReportBlock::Facts(who::process(&snapshot.process)),
+        ReportBlock::Facts(who::provenance(snapshot, Ok(subject))),
+        ReportBlock::Facts(core::facts(subject, coverage)),
+        findings(subject),
+        ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..totals }),
+        ReportBlock::Facts(absent_for_programs(&["quadrants"], &not_in_core())),
+    ];
+    blocks.extend(tables::pools(subject));
+    blocks.extend(tables::largest(subject, options.largest).map(ReportBlock::Table));
+    blocks.extend(core::threads(subject, coverage.dump));
+    blocks.extend(drawings(subject, options));
+    Report { schema: SCHEMA, title: who::title(snapshot), blocks }
+}
+
+/// The reason of values that no core file has.
+fn not_in_core() -> Absent {
+    Absent::NotRecorded("a core file".into())
+}
+
+fn findings(subject: &ExplainSubject<'_>) -> ReportBlock {
+    ReportBlock::Findings(Findings {
+        list: find(Evidence::Snapshot(subject)),
+        none: "Nothing unusual.".into(),
+    })
+}
+
+/// The list of mappings for programs, and the address map.
+fn drawings(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlock> {
+    let list = || ReportBlock::Table(tables::mappings(subject));
+    let map = || ReportBlock::AddressMap(address_map::address_map(subject));
+    let list = options.all_mappings.then(list);
+    list.into_iter().chain(options.address_map.then(map)).collect()
+}
+
 fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlock> {
     let mut blocks = tables::quadrants(&subject.quadrants, !subject.mappings.is_empty());
     blocks.extend(tables::pools(subject));
@@ -97,10 +162,7 @@ fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlo
     if options.all_mappings {
         blocks.push(ReportBlock::Table(tables::mappings(subject)));
     }
-    blocks.push(ReportBlock::Findings(Findings {
-        list: find(Evidence::Snapshot(subject)),
-        none: "Nothing unusual.".into(),
-    }));
+    blocks.push(findings(subject));
     if options.address_map {
         blocks.push(ReportBlock::AddressMap(address_map::address_map(subject)));
     }
@@ -122,15 +184,7 @@ fn nothing_there(snapshot: &Snapshot) -> Option<Paragraph> {
 
 /// Blocks in place of the mappings, for people and for programs.
 fn withheld(snapshot: &Snapshot, absent: &Absent) -> Vec<ReportBlock> {
-    let keys = ["quadrants", "pools", "mappings", "findings"];
-    let fact = |key: &'static str| fact(key, key, CellValue::Absent(absent.clone()), "");
-    let facts = NamedFacts {
-        key: "".into(),
-        title: "".into(),
-        audience: Audience::Programs,
-        shape: FactsShape::List,
-        facts: keys.map(fact).to_vec(),
-    };
+    let facts = absent_for_programs(&["quadrants", "pools", "mappings", "findings"], absent);
     let mut blocks = vec![ReportBlock::Facts(facts)];
     if nothing_there(snapshot).is_none() {
         let pieces = vec![
@@ -141,6 +195,18 @@ fn withheld(snapshot: &Snapshot, absent: &Absent) -> Vec<ReportBlock> {
         blocks.push(ReportBlock::Text(paragraph(pieces)));
     }
     blocks
+}
+
+/// Keys of the report without a value.
+fn absent_for_programs(keys: &[&'static str], absent: &Absent) -> NamedFacts {
+    let fact = |key: &&'static str| fact(*key, *key, CellValue::Absent(absent.clone()), "");
+    NamedFacts {
+        key: "".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        shape: FactsShape::List,
+        facts: keys.iter().map(fact).collect(),
+    }
 }
 
 fn paragraph(pieces: Vec<CellValue>) -> Paragraph {

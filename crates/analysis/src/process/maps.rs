@@ -267,23 +267,30 @@ impl Reserve {
 fn letters(mapping: &Mapping, reserve: Reserve) -> Label {
     let prot = mapping.prot;
     let access = usize::from(prot.read) * 4 + usize::from(prot.write) * 2 + usize::from(prot.exec);
-    let sharing = usize::from(mapping.sharing == Sharing::Shared);
+    let sharing = match mapping.sharing {
+        Sharing::Private => 0,
+        Sharing::Shared => 1,
+        Sharing::Unknown => 2,
+    };
     Cow::Borrowed(MODES[reserve as usize][sharing][access])
 }
 
 /// Every mode there is: by reserve (charged, not charged, unknown), sharing and access.
-const MODES: [[[&str; 8]; 2]; 3] = [
+const MODES: [[[&str; 8]; 3]; 3] = [
     [
         ["---p-", "--xp-", "-w-p-", "-wxp-", "r--p-", "r-xp-", "rw-p-", "rwxp-"],
         ["---s-", "--xs-", "-w-s-", "-wxs-", "r--s-", "r-xs-", "rw-s-", "rwxs-"],
+        ["---?-", "--x?-", "-w-?-", "-wx?-", "r--?-", "r-x?-", "rw-?-", "rwx?-"],
     ],
     [
         ["---pR", "--xpR", "-w-pR", "-wxpR", "r--pR", "r-xpR", "rw-pR", "rwxpR"],
         ["---sR", "--xsR", "-w-sR", "-wxsR", "r--sR", "r-xsR", "rw-sR", "rwxsR"],
+        ["---?R", "--x?R", "-w-?R", "-wx?R", "r--?R", "r-x?R", "rw-?R", "rwx?R"],
     ],
     [
         ["---p?", "--xp?", "-w-p?", "-wxp?", "r--p?", "r-xp?", "rw-p?", "rwxp?"],
         ["---s?", "--xs?", "-w-s?", "-wxs?", "r--s?", "r-xs?", "rw-s?", "rwxs?"],
+        ["---??", "--x??", "-w-??", "-wx??", "r--??", "r-x??", "rw-??", "rwx??"],
     ],
 ];
 

@@ -13,7 +13,8 @@ mod sums;
 
 use std::collections::HashMap;
 
-use pagewise_model::{Backing, Device, Mapping, Name, Snapshot};
+use pagewise_model::mapping::MappedFileKey;
+use pagewise_model::{Backing, Mapping, Name, Snapshot};
 
 pub(crate) use anonymous::ARENA_HEAP;
 pub use sums::{PoolSums, sums, total};
@@ -213,7 +214,7 @@ pub fn classify(snapshot: &Snapshot) -> PoolMap {
 /// Property that distinguishes pools of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum PoolMark {
-    File(Device, u64),
+    File(MappedFileKey),
     Name(Name),
     Number(u64),
 }

@@ -28,9 +28,9 @@ pub fn placed<'a>(snapshot: &'a Snapshot, mappings: &[&Mapping]) -> Vec<PlacedSe
     let mut all = Vec::new();
     for mapping in mappings.iter().filter(|m| m.backing() == Backing::File) {
         let Some((object, elf)) = object(snapshot, mapping) else { continue };
-        let last = biases.get(&(mapping.device, mapping.inode)).copied();
+        let last = biases.get(&mapping.file_key()).copied();
         let Some(bias) = load_bias(mapping, elf, page_size, last) else { continue };
-        biases.insert((mapping.device, mapping.inode), bias);
+        biases.insert(mapping.file_key(), bias);
         for section in elf.sections.iter().filter(|s| !(s.thread_local && s.zero_filled)) {
             let range = shift(section.range, bias);
             let is_here = mapping.range.contains(range.start) && !range.is_empty();
@@ -66,7 +66,7 @@ fn load_bias(mapping: &Mapping, elf: &Elf, page_size: PageSize, last: Option<u64
 }
 
 fn object<'a>(snapshot: &'a Snapshot, mapping: &Mapping) -> Option<(&'a ElfObject, &'a Elf)> {
-    let same = |o: &&ElfObject| o.device == mapping.device && o.inode == mapping.inode;
+    let same = |o: &&ElfObject| Some(o.key()) == mapping.file_key();
     let object = snapshot.objects.iter().find(same)?;
     Some((object, object.elf.as_ref().ok()?))
 }
@@ -134,7 +134,7 @@ fn access(section: &ObjectSection) -> Label {
 fn missing(snapshot: &Snapshot, mappings: &[&Mapping]) -> Label {
     let mut files: Vec<(&Name, String)> = Vec::new();
     for mapping in mappings.iter().filter(|m| m.backing() == Backing::File && m.prot.exec) {
-        let same = |o: &&ElfObject| o.device == mapping.device && o.inode == mapping.inode;
+        let same = |o: &&ElfObject| Some(o.key()) == mapping.file_key();
         let why = match snapshot.objects.iter().find(same).map(|object| &object.elf) {
             None => "not read".to_owned(),
             Some(Err(absent)) => absent.to_string(),

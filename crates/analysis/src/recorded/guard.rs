@@ -1,6 +1,6 @@
 //! Memory errors of a program: each with its call stacks.
 
-use pagewise_model::ending::ProgramEnding;
+use pagewise_model::ending::{ProgramEnding, signal_name};
 use pagewise_model::guard::{
     AllocatorCall, BugAccess, BugKind, Family, FreeMismatch, GuardMeans, Guarded, MemoryBug,
 };
@@ -387,22 +387,8 @@ fn stacks(bug: &MemoryBug, number: usize) -> ReportTable {
 /// The signal that killed the command.
 fn ended_by(guarded: &Guarded) -> Option<String> {
     let ProgramEnding::Killed(signal) = guarded.ending else { return None };
-    let name = match signal {
-        1 => "SIGHUP",
-        2 => "SIGINT",
-        4 => "SIGILL",
-        5 => "SIGTRAP",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        13 => "SIGPIPE",
-        15 => "SIGTERM",
-        31 => "SIGSYS",
-        _ => return Some(format!("signal {signal}")),
-    };
-    Some(name.to_owned())
+    let name = u32::try_from(signal).ok().and_then(signal_name);
+    Some(name.map_or_else(|| format!("signal {signal}"), str::to_owned))
 }
 
 fn remarks(guarded: &Guarded) -> Vec<Paragraph> {

@@ -183,6 +183,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         objects: Vec::new(),
         heads: Vec::new(),
         pools: Vec::new(),
+        core: None,
         limits: Ok(ResourceLimits {
             stack: ResourceLimit { soft: Some(8 << 20), hard: None },
             address_space: unlimited,

@@ -24,6 +24,7 @@ pub(crate) enum Command {
     ///   pagewise explain 1234 --html report.html
     ///   pagewise explain firefox --save now.json
     ///   pagewise explain --at-peak -- make -j2
+    ///   pagewise explain --core core.1234
     #[command(verbatim_doc_comment)]
     Explain(explain::Explain),
     /// List the mappings of a process with their smaps counters

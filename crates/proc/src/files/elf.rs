@@ -142,9 +142,7 @@ impl Looker<'_> {
             }
             why => Absent::NotSupported(why.to_string().into()),
         })?;
-        let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
-        let is_exe = self.exe == Some(&first.name);
-        headers(FilePieces(&ReadCache::new(&file), LARGEST), if is_exe { all } else { &all[..1] })
+        of_file(&file, self.exe == Some(&first.name))
     }
 }
 
@@ -164,6 +162,15 @@ impl<'d> ReadRef<'d> for FilePieces<'d> {
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
         self.0.read_bytes_at_until(range, end)
     }
+}
+
+/// The headers of an open ELF file; `is_exe` looks for allocators in its full symbol table, too.
+///
+/// # Errors
+/// [`Absent::NotSupported`] if it is not ELF, or damaged.
+pub(crate) fn of_file(file: &File, is_exe: bool) -> Reading<Elf> {
+    let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
+    headers(FilePieces(&ReadCache::new(file), LARGEST), if is_exe { all } else { &all[..1] })
 }
 
 /// Parses the headers of an ELF file of 64 or 32 bits from memory.

@@ -329,7 +329,7 @@ fn present(mapping: &Mapping, file: bool) -> PageMapKind {
     match (mapping.backing(), mapping.sharing) {
         (Backing::Anonymous, _) => PageMapKind::Anonymous,
         (Backing::Shmem, Sharing::Shared) => PageMapKind::Shmem,
-        (Backing::Shmem, Sharing::Private) if file => PageMapKind::Shmem,
+        (Backing::Shmem, Sharing::Private | Sharing::Unknown) if file => PageMapKind::Shmem,
         _ if file => PageMapKind::File,
         (_, Sharing::Private) => PageMapKind::Anonymous,
         _ => PageMapKind::File,

@@ -120,6 +120,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
         objects: capture.objects(&memory.mappings, &process),
         heads: capture.heads(&memory.mappings),
         pools: capture.pools(&memory.mappings),
+        core: None,
         mappings: memory.mappings,
         limits: root.reading(pid, "limits").and_then(|text| {
             limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))

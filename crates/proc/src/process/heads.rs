@@ -35,7 +35,8 @@ pub(crate) fn read(
         .collect()
 }
 
-fn is_candidate(mapping: &Mapping) -> bool {
+/// True for memory that may be a chunk or a heap of glibc.
+pub(crate) fn is_candidate(mapping: &Mapping) -> bool {
     mapping.size() >= LARGE
         && mapping.sharing == Sharing::Private
         && mapping.prot.read
@@ -55,7 +56,8 @@ fn is_present(pagemap: &File, address: u64, page_size: PageSize) -> bool {
     pagemap.read_exact_at(&mut entry, at).is_ok() && u64::from_ne_bytes(entry) & PRESENT != 0
 }
 
-fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+/// The two words of a head.
+pub(crate) fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     let (low, high) = bytes.split_at(8);
     [low, high].map(|half| u64::from_ne_bytes(half.try_into().expect("half of 16 bytes are 8")))
 }

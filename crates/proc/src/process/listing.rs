@@ -554,7 +554,7 @@ fn effective(mapping: &Mapping, pages: &Breakdown) -> [Bytes; 4] {
     match (mapping.backing(), mapping.sharing) {
         (Backing::Shmem, _) => [pages.anon_exclusive, co_mapped + file, Bytes::ZERO, Bytes::ZERO],
         (_, Sharing::Shared) => [pages.anon_exclusive, co_mapped, Bytes::ZERO, file],
-        (_, Sharing::Private) => {
+        (_, Sharing::Private | Sharing::Unknown) => {
             [pages.anon_exclusive, co_mapped, pages.file_exclusive, pages.file_co_mapped]
         }
     }

@@ -173,9 +173,10 @@ fn is_in_heap_header(address: u64) -> bool {
 
 /// True if a mapping holds the initialized data of a program or library.
 fn is_data(mapping: &Mapping) -> bool {
-    mapping.sharing == Sharing::Private
+    // A core file has neither inodes nor the sharing of files.
+    mapping.sharing != Sharing::Shared
         && mapping.prot.write
-        && mapping.inode != 0
+        && mapping.file_key().is_some()
         && mapping.range.end <= MAX_ADDRESS
 }
 

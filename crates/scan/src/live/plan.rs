@@ -200,7 +200,8 @@ fn is_wanted(mapping: &Mapping, scope: CopyScope) -> bool {
             mapping.prot.write || scope == CopyScope::HeapAndRoots && !mapping.prot.exec
         }
         (Backing::Shmem, Sharing::Shared) => scope == CopyScope::HeapAndRoots && mapping.prot.write,
-        (_, Sharing::Shared) => false,
+        // `maps` always has the letter.
+        (_, Sharing::Shared | Sharing::Unknown) => false,
     }
 }
 

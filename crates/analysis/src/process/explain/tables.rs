@@ -12,7 +12,7 @@ use super::{ExplainSubject, meaning};
 use crate::blocks::table;
 use crate::maps::mode;
 use crate::pools::{PoolKind, PoolSums};
-use crate::quadrants::{self, QuadrantCell, Quadrants};
+use crate::quadrants::{self, QuadrantCell, Quadrants, counts_in_virt};
 
 /// Rows of one kind of pool that people see; what is smaller shares a row when there are more.
 const ROWS_OF_A_KIND: usize = 6;
@@ -77,30 +77,69 @@ struct PoolTableRow {
     kind: PoolKind,
     name: Name,
     sums: PoolSums,
+    /// Bytes in the core file, if there is one.
+    in_core: Bytes,
 }
 
 impl PoolTableRow {
-    /// Largest first: by resident size, then by address space.
+    /// Largest first: by resident size or bytes in the core file, then by address space.
     fn rank(&self) -> Reverse<(Bytes, Bytes)> {
-        Reverse((self.sums.resident.clone().unwrap_or_default(), self.sums.reserved))
+        let resident = self.sums.resident.clone().unwrap_or(self.in_core);
+        Reverse((resident, self.sums.reserved))
     }
 }
 
 /// The pools: every one for programs, small ones of a kind folded for people.
 pub(super) fn pools(subject: &ExplainSubject<'_>) -> [ReportBlock; 2] {
-    let pools = subject.pools.list().iter().zip(&subject.sums);
+    let pools = subject.pools.list().iter().zip(&subject.sums).zip(in_core_by_pool(subject));
     let mut rows: Vec<PoolTableRow> = pools
-        .map(|(pool, sums)| PoolTableRow {
+        .map(|((pool, sums), in_core)| PoolTableRow {
             kind: pool.kind,
             name: pool.name.clone(),
             sums: sums.clone(),
+            in_core,
         })
         .collect();
     rows.sort_by_key(PoolTableRow::rank);
-    let all = pool_table(&rows, Audience::Programs);
+    let is_core = subject.coverage.is_some();
+    let all = pool_table(&rows, is_core, Audience::Programs);
     let shown = if rows.is_empty() { Audience::Programs } else { Audience::People };
-    [ReportBlock::Table(all), ReportBlock::Table(pool_table(&fold(rows), shown))]
+    [ReportBlock::Table(all), ReportBlock::Table(pool_table(&fold(rows), is_core, shown))]
 }
+
+/// Bytes of each pool in the core file; 0 without one.
+fn in_core_by_pool(subject: &ExplainSubject<'_>) -> Vec<Bytes> {
+    let mut sums = vec![Bytes::ZERO; subject.pools.list().len()];
+    let Some(coverage) = &subject.coverage else { return sums };
+    let counted = |(index, _): &(usize, &Bytes)| counts_in_virt(&subject.mappings[*index]);
+    for (mapping, held) in coverage.held.iter().enumerate().filter(counted) {
+        sums[subject.pools.index(mapping)] += *held;
+    }
+    sums
+}
+
+/// Adds the column of bytes in the core file behind the column `after`. Columns that no core file
+/// fills are for programs.
+fn with_core(columns: Vec<TableColumn>, after: &str, in_core: Vec<u64>) -> Vec<TableColumn> {
+    let mut added = Vec::with_capacity(columns.len() + 1);
+    let mut in_core = Some(TableColumn {
+        meaning: IN_CORE.into(),
+        ..TableColumn::new("in_core", "In core", ColumnCells::Bytes(in_core))
+    });
+    for column in columns {
+        let is_last = column.key == after;
+        let is_unrecorded = matches!(column.gaps, Gaps::All(Absent::NotRecorded(_)));
+        let audience = if is_unrecorded { Audience::Programs } else { column.audience };
+        added.push(TableColumn { audience, ..column });
+        if is_last {
+            added.extend(in_core.take());
+        }
+    }
+    added
+}
+
+/// Meaning of the column of bytes in a core file.
+const IN_CORE: &str = "Bytes of memory that the core file has. They need not have been resident.";
 
 /// Folds the smaller rows of each kind into one where a kind has many.
 fn fold(rows: Vec<PoolTableRow>) -> Vec<PoolTableRow> {
@@ -109,7 +148,7 @@ fn fold(rows: Vec<PoolTableRow>) -> Vec<PoolTableRow> {
         *of_kind.entry(row.kind).or_default() += 1;
     }
     let mut seen: BTreeMap<PoolKind, usize> = BTreeMap::new();
-    let mut folded: BTreeMap<PoolKind, (usize, PoolSums)> = BTreeMap::new();
+    let mut folded: BTreeMap<PoolKind, (usize, PoolSums, Bytes)> = BTreeMap::new();
     let mut kept = Vec::new();
     for row in rows {
         let seen = seen.entry(row.kind).or_default();
@@ -117,20 +156,22 @@ fn fold(rows: Vec<PoolTableRow>) -> Vec<PoolTableRow> {
         if of_kind[&row.kind] <= ROWS_OF_A_KIND || *seen < ROWS_OF_A_KIND {
             kept.push(row);
         } else {
-            let (count, sums) = folded.entry(row.kind).or_insert((0, PoolSums::NONE));
+            let (count, sums, in_core) =
+                folded.entry(row.kind).or_insert((0, PoolSums::NONE, Bytes::ZERO));
             *count += 1;
             sums.add(&row.sums);
+            *in_core += row.in_core;
         }
     }
-    kept.extend(folded.into_iter().map(|(kind, (count, sums))| {
+    kept.extend(folded.into_iter().map(|(kind, (count, sums, in_core))| {
         let name = Name::from(format!("and {count} more").as_str());
-        PoolTableRow { kind, name, sums }
+        PoolTableRow { kind, name, sums, in_core }
     }));
     kept.sort_by_key(PoolTableRow::rank);
     kept
 }
 
-fn pool_table(rows: &[PoolTableRow], audience: Audience) -> ReportTable {
+fn pool_table(rows: &[PoolTableRow], is_core: bool, audience: Audience) -> ReportTable {
     let label = |of: fn(PoolKind) -> &'static str| {
         ColumnCells::Labels(rows.iter().map(|row| of(row.kind).into()).collect())
     };
@@ -140,7 +181,7 @@ fn pool_table(rows: &[PoolTableRow], audience: Audience) -> ReportTable {
         |number: fn(&PoolSums) -> Reading<Bytes>| rows.iter().map(move |r| number(&r.sums));
     let mappings = rows.iter().map(|row| row.sums.mappings).collect();
     let names = ColumnCells::Names(rows.iter().map(|row| row.name.clone()).collect());
-    let columns = vec![
+    let mut columns = vec![
         TableColumn { audience: Audience::Programs, ..ids },
         TableColumn { audience: Audience::People, ..labels },
         bytes("reserved", "Reserved", "VIRT", number(|s| Ok(s.reserved))),
@@ -150,14 +191,17 @@ fn pool_table(rows: &[PoolTableRow], audience: Audience) -> ReportTable {
         TableColumn::new("mappings", "Maps", ColumnCells::Counts(mappings)),
         TableColumn::new("name", "Name", names),
     ];
+    if is_core {
+        columns = with_core(columns, "reserved", rows.iter().map(|row| row.in_core.0).collect());
+    }
     table("pools", "By pool", audience, columns)
 }
 
-/// The mappings with the most resident memory, for people.
+/// The mappings with the most resident memory, or with the most bytes in a core file, for people.
 pub(super) fn largest(subject: &ExplainSubject<'_>, count: usize) -> Option<ReportTable> {
     let mappings = subject.mappings;
-    let chosen = most_resident(mappings, count);
-    let chosen: Vec<&Mapping> = chosen.iter().map(|&index| &mappings[index]).collect();
+    let indices = largest_first(subject, count);
+    let chosen: Vec<&Mapping> = indices.iter().map(|&index| &mappings[index]).collect();
     if chosen.is_empty() {
         return None;
     }
@@ -171,7 +215,7 @@ pub(super) fn largest(subject: &ExplainSubject<'_>, count: usize) -> Option<Repo
     let number = |number: fn(&Mapping) -> Reading<Bytes>| chosen.iter().map(move |m| number(m));
     let modes = ColumnCells::Labels(chosen.iter().map(|m| mode(m)).collect());
     let starts = ColumnCells::Addresses(chosen.iter().map(|m| m.range.start).collect());
-    let columns = vec![
+    let mut columns = vec![
         TableColumn::new("address", "Address", starts),
         TableColumn::new("mode", "Mode", modes),
         bytes("size", "Size", "Size", number(|m| Ok(m.size()))),
@@ -182,13 +226,22 @@ pub(super) fn largest(subject: &ExplainSubject<'_>, count: usize) -> Option<Repo
         quiet(bytes("swap", "Swap", "Swap", number(Mapping::swap))),
         TableColumn::new("name", "Name", ColumnCells::Names(chosen.iter().map(name).collect())),
     ];
+    if let Some(coverage) = &subject.coverage {
+        let in_core = indices.iter().map(|&index| coverage.held[index].0).collect();
+        columns = with_core(columns, "size", in_core);
+    }
     Some(table("largest", "Largest mappings", Audience::People, columns))
 }
 
-/// The places of the mappings with the most resident memory, the largest first.
-fn most_resident(mappings: &[Mapping], count: usize) -> Vec<usize> {
-    let rank =
-        |(index, m): (usize, &Mapping)| (Reverse((m.rss().unwrap_or_default(), m.size())), index);
+/// The indices of the mappings with the most resident memory, or with the most bytes in a core
+/// file, the largest first.
+fn largest_first(subject: &ExplainSubject<'_>, count: usize) -> Vec<usize> {
+    let mappings = subject.mappings;
+    let in_core = |index: usize| subject.coverage.as_ref().map(|coverage| coverage.held[index]);
+    let rank = |(index, m): (usize, &Mapping)| {
+        let bytes = m.rss().ok().or_else(|| in_core(index)).unwrap_or_default();
+        (Reverse((bytes, m.size())), index)
+    };
     let mut ranks: Vec<_> = mappings.iter().enumerate().map(rank).collect();
     if count < ranks.len() {
         ranks.select_nth_unstable(count);
@@ -204,7 +257,7 @@ pub(super) fn mappings(subject: &ExplainSubject<'_>) -> ReportTable {
     let number = |number: fn(&Mapping) -> Reading<Bytes>| mappings.iter().map(number);
     let counts = |count: fn(&Mapping) -> u64| mappings.iter().map(count).collect::<Vec<_>>();
     let pools = (0..mappings.len()).map(|index| subject.pools.pool_of(index).id().into());
-    let columns = vec![
+    let mut columns = vec![
         TableColumn::new("start", "Start", ColumnCells::Addresses(counts(|m| m.range.start))),
         TableColumn::new("end", "End", ColumnCells::Addresses(counts(|m| m.range.end))),
         TableColumn::new("mode", "Mode", ColumnCells::Labels(mappings.iter().map(mode).collect())),
@@ -223,6 +276,10 @@ pub(super) fn mappings(subject: &ExplainSubject<'_>) -> ReportTable {
         bytes("anon_huge", "Huge", "AnonHugePages", number(Mapping::anon_huge)),
         bytes("dirty", "Dirty", "dirty", number(Mapping::dirty)),
     ];
+    if let Some(coverage) = &subject.coverage {
+        let in_core = coverage.held.iter().map(|held| held.0).collect();
+        columns = with_core(columns, "quadrant", in_core);
+    }
     table("mappings", "Mappings", Audience::Programs, columns)
 }
 

@@ -15,6 +15,7 @@ pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
         ProcessMoment::AtExit => ", as it exited",
         ProcessMoment::After(_) => ", some time after its start",
         ProcessMoment::AtPeak(_) => ", near its peak",
+        ProcessMoment::CoreDumped => ", as its core file was written",
     };
     title_of("Memory", &snapshot.process, when)
 }
@@ -105,10 +106,11 @@ pub(super) fn provenance(
         drift("drift_res", "RES off by", checked.and_then(|i| i.drift.res.clone())),
     ];
     let mut facts = vec![
-        fact("kernel", "kernel", CellValue::Name(seen.kernel.clone()), ""),
+        fact("kernel", "kernel", kernel(&seen.kernel), "").hidden_if(seen.kernel.is_empty()),
         fact("page_size", "page size", CellValue::Bytes(seen.page_size.bytes()), ""),
         fact("method", "read", CellValue::text(seen.method.key()), method(seen.method)),
-        fact("privileges", "as", CellValue::text(privileges(snapshot)), ""),
+        fact("privileges", "as", CellValue::text(privileges(snapshot)), "")
+            .hidden_if(snapshot.core.is_some()),
         fact("took_ns", "in", CellValue::Nanos(seen.took_ns), "Duration of the reading."),
         fact(
             "longest_hold_ns",
@@ -136,6 +138,14 @@ pub(super) fn provenance(
     facts_of("provenance", "Reading", FactsShape::Line, facts)
 }
 
+/// The release; a core file without a vdso has none.
+fn kernel(release: &Name) -> CellValue {
+    if release.is_empty() {
+        return CellValue::Absent(Absent::NotRecorded("a core file without a vdso".into()));
+    }
+    CellValue::Name(release.clone())
+}
+
 const fn method(method: ReadMethod) -> &'static str {
     match method {
         ReadMethod::Full => "smaps, every counter.",
@@ -143,6 +153,7 @@ const fn method(method: ReadMethod) -> &'static str {
         ReadMethod::Polite => {
             "maps and page tables, with rests so that the process is never held long."
         }
+        ReadMethod::CoreFile => "A core file: mappings, threads and bytes, without counters.",
     }
 }
 
@@ -166,12 +177,14 @@ fn moment(moment: ProcessMoment) -> Fact {
         ProcessMoment::AtExit => ("at exit", CellValue::None),
         ProcessMoment::After(ns) => ("after", CellValue::Nanos(ns)),
         ProcessMoment::AtPeak(peak) => ("near the peak RES", CellValue::Bytes(peak.0)),
+        ProcessMoment::CoreDumped => ("core dumped", CellValue::None),
     };
     let pieces = match value {
         CellValue::None => CellValue::text(name),
         value => CellValue::List(vec![CellValue::text(name), value]),
     };
-    fact("moment", "moment", pieces, "").hidden_if(moment == ProcessMoment::Running)
+    let is_plain = matches!(moment, ProcessMoment::Running | ProcessMoment::CoreDumped);
+    fact("moment", "moment", pieces, "").hidden_if(is_plain)
 }
 
 /// Parts that could not be read: the number for people, each one for programs and on request.

@@ -9,8 +9,9 @@
 
 use std::collections::HashMap;
 
+use pagewise_model::mapping::MappedFileKey;
 use pagewise_model::object::{Elf, ElfObject, LoadSegment};
-use pagewise_model::{AddrRange, Device, Mapping, PageSize, Snapshot};
+use pagewise_model::{AddrRange, Mapping, PageSize, Snapshot};
 
 use super::{ElfPart, PoolKind, PoolMark, Sorter};
 
@@ -21,7 +22,7 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
     for image in &images {
         for &(mapping, part) in &image.mappings {
             sorter.parts[mapping] = Some(part);
-            place_one(sorter, mapping, part, image.object, program);
+            place_one(sorter, mapping, part, image.object, program.as_ref());
         }
     }
 }
@@ -31,12 +32,11 @@ fn place_one(
     mapping: usize,
     part: ElfPart,
     object: &ElfObject,
-    program: Option<ImageFileId>,
+    program: Option<&MappedFileKey>,
 ) {
-    let id = (object.device, object.inode);
-    let kind = if program == Some(id) { program_kind(part) } else { PoolKind::Library };
-    sorter
-        .put_marked(mapping, kind, PoolMark::File(id.0, id.1), || super::names::path(&object.name));
+    let key = object.key();
+    let kind = if program == Some(&key) { program_kind(part) } else { PoolKind::Library };
+    sorter.put_marked(mapping, kind, PoolMark::File(key), || super::names::path(&object.name));
 }
 
 const fn program_kind(part: ElfPart) -> PoolKind {
@@ -48,8 +48,6 @@ const fn program_kind(part: ElfPart) -> PoolKind {
         ElfPart::Padding => PoolKind::Program,
     }
 }
-
-type ImageFileId = (Device, u64);
 
 /// An ELF file that was loaded at one place.
 struct LoadedImage<'a> {
@@ -65,24 +63,23 @@ struct LoadedImage<'a> {
 /// The images in a process, by address.
 fn find<'a>(sorter: &Sorter<'a>) -> Vec<LoadedImage<'a>> {
     let page = sorter.snapshot.provenance.page_size;
-    let objects: HashMap<ImageFileId, &ElfObject> =
-        sorter.snapshot.objects.iter().map(|o| ((o.device, o.inode), o)).collect();
+    let objects: HashMap<MappedFileKey, &ElfObject> =
+        sorter.snapshot.objects.iter().map(|o| (o.key(), o)).collect();
     let mut images = Vec::new();
     let mut current: Option<LoadedImage<'a>> = None;
-    let mut last: Option<(ImageFileId, Option<&ElfObject>)> = None;
+    let mut last: Option<(MappedFileKey, Option<&ElfObject>)> = None;
     for (index, mapping) in sorter.mappings.iter().enumerate() {
-        if mapping.inode == 0 {
+        let Some(key) = mapping.file_key() else {
             if let Some(image) = &mut current {
                 image.take_anonymous(index, mapping);
             }
             continue;
-        }
-        let id = (mapping.device, mapping.inode);
-        let object = match last {
-            Some((same, object)) if same == id => object,
-            _ => objects.get(&id).copied(),
         };
-        last = Some((id, object));
+        let object = match &last {
+            Some((same, object)) if *same == key => *object,
+            _ => objects.get(&key).copied(),
+        };
+        last = Some((key, object));
         let taken = current.as_mut().is_some_and(|image| image.take_file(index, mapping));
         if !taken && let Some(object) = object {
             images.extend(current.take());
@@ -98,11 +95,11 @@ fn find<'a>(sorter: &Sorter<'a>) -> Vec<LoadedImage<'a>> {
 }
 
 /// The file that the process executes: where `exe` points, else the lowest image with code.
-fn program(images: &[LoadedImage<'_>], snapshot: &Snapshot) -> Option<ImageFileId> {
+fn program(images: &[LoadedImage<'_>], snapshot: &Snapshot) -> Option<MappedFileKey> {
     let exe = snapshot.process.exe.as_ref().ok().map(super::names::path);
     let named = images.iter().find(|i| Some(super::names::path(&i.object.name)) == exe);
     let image = named.or_else(|| images.iter().find(|i| i.executable))?;
-    Some((image.object.device, image.object.inode))
+    Some(image.object.key())
 }
 
 impl<'a> LoadedImage<'a> {
@@ -119,7 +116,7 @@ impl<'a> LoadedImage<'a> {
     /// Adds a file mapping if it is of this image: same file, and each byte where its segment puts
     /// it.
     fn take_file(&mut self, index: usize, mapping: &Mapping) -> bool {
-        let same = (self.object.device, self.object.inode) == (mapping.device, mapping.inode);
+        let same = mapping.file_key() == Some(self.object.key());
         let part = if same { self.file_part(mapping) } else { None };
         if let Some(part) = part {
             self.mappings.push((index, part));

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use pagewise_model::{Backing, Device, Mapping, Name, Sharing};
+use pagewise_model::mapping::MappedFileKey;
+use pagewise_model::{Backing, Mapping, Name, Sharing};
 
 use super::{PoolKind, PoolMark, Sorter};
 
@@ -57,8 +58,8 @@ const NAMES: &[(&[u8], PoolKind, Naming)] = &[
 
 /// Places every mapping that has a name or a file, and still no home.
 pub(super) fn place(sorter: &mut Sorter<'_>) {
-    let readable: HashMap<(Device, u64), bool> =
-        sorter.snapshot.objects.iter().map(|o| ((o.device, o.inode), o.elf.is_ok())).collect();
+    let readable: HashMap<MappedFileKey, bool> =
+        sorter.snapshot.objects.iter().map(|o| (o.key(), o.elf.is_ok())).collect();
     let exe = sorter.snapshot.process.exe.as_ref().ok().map(path);
     for (index, mapping) in sorter.mappings.iter().enumerate() {
         if !sorter.is_free(index) || mapping.name.is_empty() && mapping.inode == 0 {
@@ -67,7 +68,7 @@ pub(super) fn place(sorter: &mut Sorter<'_>) {
         match NAMES.iter().find(|(prefix, ..)| mapping.name.as_bytes().starts_with(prefix)) {
             Some(&(prefix, kind, naming)) => put(sorter, index, mapping, kind, naming, prefix),
             None => {
-                let is_elf = readable.get(&(mapping.device, mapping.inode)).copied();
+                let is_elf = mapping.file_key().and_then(|key| readable.get(&key).copied());
                 put_file(sorter, index, mapping, exe.as_ref(), is_elf == Some(true));
             }
         }
@@ -97,7 +98,8 @@ fn put(
 }
 
 fn put_by_file(sorter: &mut Sorter<'_>, index: usize, mapping: &Mapping, kind: PoolKind) {
-    let mark = PoolMark::File(mapping.device, mapping.inode);
+    let key = MappedFileKey::new(mapping.device, mapping.inode, &mapping.name);
+    let mark = PoolMark::File(key);
     sorter.put_marked(index, kind, mark, || path(&mapping.name));
 }
 
@@ -126,7 +128,7 @@ fn put_file(
 fn file_kind(mapping: &Mapping, exe: Option<&Name>, is_elf: bool) -> PoolKind {
     if exe.is_some_and(|exe| exe.as_bytes() == mapping.path()) {
         PoolKind::Program
-    } else if mapping.sharing == Sharing::Private && !is_elf && is_library_name(mapping.path()) {
+    } else if mapping.sharing != Sharing::Shared && !is_elf && is_library_name(mapping.path()) {
         PoolKind::Library
     } else {
         PoolKind::File

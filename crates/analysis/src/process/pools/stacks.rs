@@ -58,8 +58,11 @@ fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<ThreadS
 }
 
 fn name(thread: &Thread, others: usize) -> Name {
-    let mut name = thread.name.as_bytes().to_vec();
-    name.extend(format!(" ({})", thread.tid).bytes());
+    let mut name = match thread.name.as_bytes() {
+        // A core file has the name of the first thread only.
+        b"" => format!("thread {}", thread.tid).into_bytes(),
+        name => [name, format!(" ({})", thread.tid).as_bytes()].concat(),
+    };
     if others > 0 {
         name.extend(format!(" and {others} more").bytes());
     }

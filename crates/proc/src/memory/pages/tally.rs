@@ -37,7 +37,9 @@ impl Ground {
         match (backing, sharing) {
             (Backing::Anonymous, _) => Ground::Anonymous,
             (Backing::Shmem, Sharing::Shared) => Ground::Shmem,
-            (Backing::Shmem | Backing::File, Sharing::Private) => Ground::PrivateFile,
+            (Backing::Shmem | Backing::File, Sharing::Private | Sharing::Unknown) => {
+                Ground::PrivateFile
+            }
             (Backing::File, Sharing::Shared) | (Backing::Special, _) => Ground::Other,
         }
     }

@@ -43,7 +43,8 @@ impl MemoryReader<'_> {
         match method {
             ReadMethod::Full => self.full(),
             ReadMethod::Fast => self.by_pages(&Pace::FAST),
-            ReadMethod::Polite => self.by_pages(&Pace::POLITE),
+            // No process is read in the manner of a core file.
+            ReadMethod::Polite | ReadMethod::CoreFile => self.by_pages(&Pace::POLITE),
         }
     }
 
