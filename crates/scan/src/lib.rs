@@ -4,8 +4,10 @@
 //! ```text
 //!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
 //!  blocks   the live blocks that an allocator walk found
+//!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+pub mod graph;
 pub mod memory;
