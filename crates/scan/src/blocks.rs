@@ -37,7 +37,7 @@ impl BlockTable {
         self.starts.len()
     }
 
-    /// True if there is no block.
+    /// True if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }

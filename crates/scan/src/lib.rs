@@ -3,11 +3,22 @@
 //!
 //! ```text
 //!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
+//!  live     memory of a live process, copied while it is stopped
+//!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
+//!  scan     a copy and its walk as one value
+//!  saved    scans in files
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod blocks;
+mod error;
+pub mod glibc;
 pub mod graph;
+pub mod live;
 pub mod memory;
+pub mod saved;
+pub mod scan;
+
+pub use error::ScanError;
