@@ -1,5 +1,6 @@
 //! Files that a process has mapped: ELF headers, symbols, and safe ways to open them.
 
+pub mod data_symbols;
 pub mod elf;
 pub mod target_file;
 pub mod variables;

@@ -36,8 +36,8 @@ pub use edges::{BlockTypes, HeapPointers, UnrecordedPointers};
 pub use entities::{RootEntity, RootPart};
 pub use leaks::{HeapLeak, HeapLeaks};
 pub use paths::{KeepPath, paths_to};
-pub use retained::{RetainedSizes, RetentionNode, RetentionTree, reachable};
-pub use roots::{RootSpan, RootSpanKind, root_spans};
+pub use retained::{NodeClass, RetainedSizes, RetentionNode, RetentionTree, reachable};
+pub use roots::{RootSpan, RootSpanKind, range_without, root_spans};
 pub use traversal::{Traversal, VIRTUAL_ROOT};
 
 use pagewise_model::AddrRange;

@@ -7,6 +7,7 @@
 //!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
+//!  reachability  the graph as a model value, with names
 //!  scan     a copy and its walk as one value
 //!  saved    scans in files
 //! ```
@@ -18,6 +19,7 @@ pub mod glibc;
 pub mod graph;
 pub mod live;
 pub mod memory;
+pub mod reachability;
 pub mod saved;
 pub mod scan;
 

@@ -2,6 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
+use pagewise_model::heap_graph::HeapGraph;
 use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::units::nanoseconds;
@@ -10,6 +11,7 @@ use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::glibc;
 use crate::live::ProcessCopy;
+use crate::reachability::{GraphRequest, heap_graph};
 
 /// A scan, and the live blocks of the heap.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +22,8 @@ pub struct ScannedHeap {
     pub blocks: BlockTable,
 }
 
-/// Walks the heap of a copied process. `began` is the time at which the copy was begun.
+/// Walks the heap of a copied process, and searches its pointers for a `request`. `began` is the
+/// time at which the copy was begun.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`]
@@ -28,9 +31,17 @@ pub fn scan(
     copy: &ProcessCopy,
     moment: ProcessMoment,
     began: Instant,
+    request: Option<&GraphRequest<'_>>,
 ) -> Result<ScannedHeap, ScanError> {
     let time = SystemTime::now() - began.elapsed();
     let walk = glibc::walk(copy, copy.page_size)?;
+    let graph = request.map(|request| {
+        let graph = heap_graph(copy, &walk.blocks, &walk.managed, request)?;
+        Ok::<_, ScanError>(HeapGraph {
+            unseen: copy.measured.swapped + copy.measured.unread,
+            ..graph
+        })
+    });
     let scan = HeapScan {
         pagewise_heap_scan: HEAP_SCAN_VERSION,
         process: copy.process.clone(),
@@ -40,6 +51,7 @@ pub fn scan(
         copy: copy.measured,
         took_ns: nanoseconds(began.elapsed()),
         heap: walk.heap,
+        graph: graph.transpose()?,
     };
     Ok(ScannedHeap { scan, blocks: walk.blocks })
 }

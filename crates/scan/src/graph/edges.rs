@@ -101,6 +101,22 @@ fn constant_data(memory: &dyn Memory) -> Vec<AddrRange> {
     mappings.filter(is_constant).map(|mapping| mapping.range).collect()
 }
 
+impl HeapPointers {
+    /// Addresses of the pointers in data of objects.
+    pub fn data_addresses(&self, spans: &[RootSpan]) -> impl Iterator<Item = u64> {
+        let runs = &self.roots.runs;
+        let ends = runs.iter().skip(1).map(|run| run.1 as usize).chain([self.roots.targets.len()]);
+        let is_data = |span: u32| {
+            let span = spans.get(span as usize);
+            span.is_some_and(|span| matches!(span.kind, RootSpanKind::Data(_)))
+        };
+        let runs = runs.iter().zip(ends).filter(move |((span, _), _)| is_data(*span));
+        runs.flat_map(|(&(_, start), end)| {
+            self.roots.addresses[start as usize..end].iter().copied()
+        })
+    }
+}
+
 /// Pointers of roots to blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RootPointers {

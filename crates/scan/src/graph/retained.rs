@@ -64,17 +64,25 @@ pub struct RetentionNode {
     pub retained_blocks: u64,
     /// Their bytes.
     pub retained_bytes: u64,
+    /// Class of its nodes.
+    pub class: NodeClass,
     depth: u32,
-    class: NodeClass,
     /// The last entry that was made below this one.
     last: u32,
 }
 
 /// Nodes of one class below the same entry share an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum NodeClass {
+pub enum NodeClass {
+    /// A root, by its node.
     Root(u32),
-    Block { size: u64, block_type: u32 },
+    /// Blocks.
+    Block {
+        /// Usable bytes of each.
+        size: u64,
+        /// Number of the type.
+        block_type: u32,
+    },
 }
 
 /// The dominator tree by size and type of blocks. A chain of blocks of one class, such as a list,

@@ -55,7 +55,7 @@ pub fn root_spans(memory: &dyn Memory, allocator: &[AddrRange], tls_bytes: u64) 
             continue;
         }
         for span in of_mapping(memory, at, tls_bytes) {
-            let without = outside(span.range, allocator);
+            let without = range_without(span.range, allocator);
             spans.extend(without.into_iter().map(|range| RootSpan { range, ..span }));
         }
     }
@@ -215,8 +215,8 @@ fn is_of_finished_thread(memory: &dyn Memory, at: usize) -> bool {
     found
 }
 
-/// The parts of a range outside `taken`, which is in order of address.
-fn outside(range: AddrRange, taken: &[AddrRange]) -> Vec<AddrRange> {
+/// The parts of a range that are not in `taken`, which is in order of address.
+pub fn range_without(range: AddrRange, taken: &[AddrRange]) -> Vec<AddrRange> {
     let mut parts = Vec::new();
     let mut at = range.start;
     let first = taken.partition_point(|it| it.end <= range.start);
@@ -237,8 +237,11 @@ mod tests {
     fn ranges_of_the_allocator_are_cut_out() {
         let range = |start, end| AddrRange { start, end };
         let taken = [range(0, 10), range(20, 30), range(40, 50), range(90, 120)];
-        assert_eq!(outside(range(5, 100), &taken), [range(10, 20), range(30, 40), range(50, 90)]);
-        assert_eq!(outside(range(22, 28), &taken), []);
-        assert_eq!(outside(range(60, 70), &taken), [range(60, 70)]);
+        assert_eq!(
+            range_without(range(5, 100), &taken),
+            [range(10, 20), range(30, 40), range(50, 90)]
+        );
+        assert_eq!(range_without(range(22, 28), &taken), []);
+        assert_eq!(range_without(range(60, 70), &taken), [range(60, 70)]);
     }
 }

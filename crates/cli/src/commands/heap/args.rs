@@ -48,6 +48,7 @@ pub(crate) enum HeapCommand {
     /// Examples:
     ///   pagewise heap scan 1234
     ///   pagewise heap scan 1234 --every 10s
+    ///   pagewise heap scan 1234 --leaks --retained
     ///   pagewise heap scan --save heap.json -- ./server --test
     #[command(verbatim_doc_comment)]
     Scan(HeapScanArgs),

@@ -1,25 +1,34 @@
 //! `pagewise heap scan`: the heap of a process as it is, from outside.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
+use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
 use pagewise_model::Pid;
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine::ProcessMoment;
+use pagewise_proc::data_symbols::named_variables;
 use pagewise_proc::{ProcRoot, target};
-use pagewise_scan::live::{CopyRequest, CopyScope, ExpectedPause, copy_running, copy_stopped};
+use pagewise_scan::live::{
+    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_running, copy_stopped,
+};
+use pagewise_scan::memory::Memory;
+use pagewise_scan::reachability::GraphRequest;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
+use pagewise_trace::demangled;
+use pagewise_view::html;
 use pagewise_view::text::Units;
 
 use super::{ROWS, rows};
 use crate::commands::heap::args::HeapScanArgs;
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::output::{emit, note};
+use crate::output::{emit_with_page, note};
 use crate::pause::WORTH_SAYING;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
@@ -29,7 +38,7 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
     let (earlier, scan, exit) = match (&args.from, args.command.split_first()) {
         (Some(file), _) => (None, saved::open(file)?, ExitCode::SUCCESS),
         (None, Some((program, arguments))) => {
-            let (scan, exit) = at_exit(program, arguments)?;
+            let (scan, exit) = at_exit(args, program, arguments)?;
             (None, scan, exit)
         }
         (None, None) => {
@@ -41,7 +50,13 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
         saved::save(&scan, file).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let options = HeapScanOptions { limit: rows(args.top, &args.output, ROWS) };
-    emit(&heap_scan(&scan, earlier.as_ref(), &options), &args.output, look, Units::Human)?;
+    let report = heap_scan(&scan, earlier.as_ref(), &options);
+    let cells = scan.graph.as_ref().map(heap_graph::cells).unwrap_or_default();
+    let page = |out: &mut dyn Write| match cells.is_empty() {
+        true => html::write(&report, out),
+        false => html::write_retained(&report, &cells, out),
+    };
+    emit_with_page(&report, &args.output, look, Units::Human, page)?;
     Ok(exit)
 }
 
@@ -57,15 +72,15 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     }
     root.check_access(pid)?;
     let Some(interval) = args.every else {
-        return Ok((None, running(&root, pid, args.max_pause)?));
+        return Ok((None, running(args, &root, pid)?));
     };
     let began = Instant::now();
-    let earlier = running(&root, pid, args.max_pause)?;
+    let earlier = running(args, &root, pid)?;
     sleep(interval.saturating_sub(began.elapsed()));
-    Ok((Some(earlier), running(&root, pid, args.max_pause)?))
+    Ok((Some(earlier), running(args, &root, pid)?))
 }
 
-fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<HeapScan> {
+fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
@@ -76,13 +91,42 @@ fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<Hea
             ));
         }
     };
-    let request = CopyRequest { scope: CopyScope::Heap, max_pause, announce: &announce };
-    let copy = copy_running(root, pid, &request)?;
-    Ok(scan::scan(&copy, ProcessMoment::Running, began)?.scan)
+    let (scope, max_pause) = (scope(args), args.max_pause);
+    let copy = copy_running(root, pid, &CopyRequest { scope, max_pause, announce: &announce })?;
+    scanned(args, root, &copy, ProcessMoment::Running, began)
+}
+
+fn scope(args: &HeapScanArgs) -> CopyScope {
+    if args.searches_pointers() { CopyScope::HeapAndRoots } else { CopyScope::Heap }
+}
+
+/// Walks the heap of a copy and searches its pointers, if an option asks for that.
+fn scanned(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    copy: &ProcessCopy,
+    moment: ProcessMoment,
+    began: Instant,
+) -> anyhow::Result<HeapScan> {
+    let (mappings, program) = (copy.mappings(), copy.process.exe.as_ref().ok());
+    let variables =
+        |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
+    let request = GraphRequest {
+        retained: args.retained,
+        why: args.why,
+        variables: &variables,
+        demangle: &demangled,
+    };
+    let request = args.searches_pointers().then_some(&request);
+    Ok(scan::scan(copy, moment, began, request)?.scan)
 }
 
 /// Runs a command, and scans it when it is about to exit.
-fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan, ExitCode)> {
+fn at_exit(
+    args: &HeapScanArgs,
+    program: &OsStr,
+    arguments: &[OsString],
+) -> anyhow::Result<(HeapScan, ExitCode)> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
@@ -92,7 +136,7 @@ fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan,
     let stopped = traced.run(None)?;
     let began = Instant::now();
     let scanned = match stopped {
-        Stopped::AtExit => Some(stopped_at_exit(&root, &traced, began)),
+        Stopped::AtExit => Some(stopped_at_exit(args, &root, &traced, began)),
         _ => None,
     };
     let why = traced.untraced();
@@ -106,8 +150,13 @@ fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan,
     }
 }
 
-fn stopped_at_exit(root: &ProcRoot, traced: &Traced, began: Instant) -> anyhow::Result<HeapScan> {
+fn stopped_at_exit(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    traced: &Traced,
+    began: Instant,
+) -> anyhow::Result<HeapScan> {
     let (pid, task) = (Pid(traced.pid()), Pid(traced.task()));
-    let copy = copy_stopped(root, pid, task, CopyScope::Heap)?;
-    Ok(scan::scan(&copy, ProcessMoment::AtExit, began)?.scan)
+    let copy = copy_stopped(root, pid, task, scope(args))?;
+    scanned(args, root, &copy, ProcessMoment::AtExit, began)
 }
