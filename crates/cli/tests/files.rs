@@ -159,7 +159,7 @@ fn run(user: u32, words: &[&str]) -> String {
 }
 
 /// Every command that looks up what is in files of a process.
-fn commands(pid: &str) -> [Vec<&str>; 6] {
+fn commands(pid: &str) -> [Vec<&str>; 7] {
     [
         vec!["explain", pid],
         vec!["maps", pid, "--sections"],
@@ -167,6 +167,7 @@ fn commands(pid: &str) -> [Vec<&str>; 6] {
         vec!["shootdowns", pid, "--user-wait", "--for", "1s"],
         vec!["watch", pid, "--symbol", "no_such_variable", "--for", "1s"],
         vec!["heap", "attach", pid, "--for", "1s"],
+        vec!["heap", "scan", pid],
     ]
 }
 

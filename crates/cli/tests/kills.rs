@@ -91,10 +91,11 @@ const SYSCALLS: KillCase =
     KillCase { name: "syscalls", arguments: "syscalls PID --for 20ms -o FILE", ..READS };
 const WATCH: KillCase =
     KillCase { name: "watch", arguments: "watch PID failures 4 --rw --for 20ms -o FILE", ..READS };
+const SCAN: KillCase = KillCase { name: "heap scan", arguments: "heap scan PID", ..READS };
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [KillCase; 12] = [
+const CASES: [KillCase; 13] = [
     SPLIT,
     DROP,
     KillCase {
@@ -117,6 +118,7 @@ const CASES: [KillCase; 12] = [
     },
     ATTACH,
     ATTACH_JEMALLOC,
+    SCAN,
     SYSCALLS,
     WATCH,
     POOLS,
@@ -488,7 +490,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
     let mut random = Random::of_environment();
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 10);
     let harm = Harm::default();
-    let cases = [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SYSCALLS, WATCH, POOLS];
+    let cases = [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN, SYSCALLS, WATCH, POOLS];
     for case in cases.iter().filter(|it| it.is_chosen()) {
         let Some(whole) = duration(case, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)

@@ -663,6 +663,7 @@ fn hidden_files_of_another_user_are_absent_with_the_needed_rights() {
         vec!["syscalls", &pid, "--for", "10ms"],
         vec!["watch", &pid, "0x1000", "--for", "10ms"],
         vec!["heap", "attach", &pid, "--for", "10ms"],
+        vec!["heap", "scan", &pid],
         vec!["faults", &pid, "--for", "10ms"],
     ];
     // Other kernels do not have the tracepoint.

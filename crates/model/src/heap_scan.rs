@@ -35,6 +35,13 @@ pub struct HeapScan {
     pub graph: Option<HeapGraph>,
 }
 
+impl HeapScan {
+    /// True if a thread may have been changing the heap at the time of the copy.
+    pub fn may_be_in_change(&self) -> bool {
+        self.copy.unsettled_threads > 0 || self.heap.arenas.iter().any(|arena| arena.is_locked)
+    }
+}
+
 /// A copy of the memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryCopy {
@@ -48,6 +55,10 @@ pub struct MemoryCopy {
     pub pause_ns: u64,
     /// The expected duration of the pause, in nanoseconds.
     pub expected_pause_ns: u64,
+    /// Number of times that the process was stopped: again if a thread was changing the heap.
+    pub stops: u64,
+    /// Number of threads that may have been changing the heap at the time of the copy.
+    pub unsettled_threads: u64,
 }
 
 /// The heap of an allocator.

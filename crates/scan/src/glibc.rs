@@ -8,6 +8,7 @@
 //!  mapped        blocks and parts of the main arena outside of heaps
 //!  chunks        the walk over all chunks, which settles the use of each
 //!  density       pages by live share
+//!  code          the code that changes all this
 //! ```
 //!
 //! None of this is an interface of glibc. All data is checked against the addresses and sizes that
@@ -16,10 +17,13 @@
 
 mod arena;
 mod chunks;
+mod code;
 mod corruption;
 mod density;
 mod lists;
 mod mapped;
+#[cfg(test)]
+mod tests;
 mod thread_cache;
 
 use pagewise_heaplog::glibc_chunk::UNIT;
@@ -30,13 +34,15 @@ use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::graph::range_without;
 use crate::memory::Memory;
-use arena::{ArenaState, HeapSegment, MallocParameters, ThreadArena};
+use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
 use corruption::CorruptionLog;
 use density::resident_in;
 use lists::{FreeListReader, ListedChunks};
 use mapped::OutsideMemory;
 use thread_cache::ThreadData;
+
+pub use code::malloc_code;
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,7 +158,7 @@ impl HeapLayout {
             ));
         };
         let brk = brk_heap(memory.mappings());
-        let parameters = arena::parameters(memory, &main, brk);
+        let mut parameters = arena::parameters(memory, &main, &|at| brk.contains(at));
         let mut segments: Vec<HeapSegment> = Vec::new();
         if !main.is_unused() && !brk.is_empty() {
             let start = parameters.map_or(brk.start, |parameters| parameters.heap_start);
@@ -172,6 +178,11 @@ impl HeapLayout {
         let top = Some(main.top).filter(|_| has_outside && !main.is_unused());
         let outside = mapped::outside(memory, &segments, page_size, top);
         let parts = outside.main.iter();
+        if brk.is_empty() {
+            // If brk fails from the start, the arena begins in a mapping.
+            let is_part = |at| outside.main.iter().any(|part| part.start == at);
+            parameters = arena::parameters(memory, &main, &is_part);
+        }
         segments.extend(parts.map(|&chunks| HeapSegment { arena: 0, start: chunks.start, chunks }));
         let segments = lists::without_overlaps(segments, log);
         Ok(HeapLayout { states, mains, segments, outside, parameters, brk })
@@ -231,7 +242,8 @@ impl HeapLayout {
 
 /// The heap that `brk` moves; mprotect can have split it into several mappings.
 fn brk_heap(mappings: &[Mapping]) -> AddrRange {
-    let mut parts = mappings.iter().filter(|it| it.name.as_bytes() == b"[heap]");
+    let mut parts =
+        mappings.iter().filter(|it| it.name.as_bytes() == b"[heap]" && it.range.end <= MAX_ADDRESS);
     let Some(first) = parts.next() else { return AddrRange { start: 0, end: 0 } };
     parts.fold(first.range, |all, part| AddrRange { end: part.range.end, ..all })
 }

@@ -16,29 +16,35 @@ mod plan;
 mod transfer;
 
 use std::collections::HashMap;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::heap_scan::MemoryCopy;
 use pagewise_model::process::Process;
 use pagewise_model::units::nanoseconds;
-use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid};
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, meminfo};
 use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, on_tracer_thread};
 use pagewise_sys::ptrace::expected_pause;
-use pagewise_sys::system;
+use pagewise_sys::{remote, system};
 
 use crate::ScanError;
 use crate::memory::ScannedThread;
 
 pub use image::ProcessCopy;
-use plan::CopyPlan;
+use plan::{CopyPlan, PageScanner};
 use transfer::{CopyBuffer, TransferFailure};
 
 /// Number of attempts to prepare a copy that is large enough.
 const ATTEMPTS: u32 = 4;
 /// Memory that must stay available on the machine beside the copy.
 const RESERVE: Bytes = Bytes::mib(64);
+/// Number of stops until no thread is in the code of the allocator, and the time between two.
+const MAX_STOPS: u64 = 30;
+const BETWEEN_STOPS: Duration = Duration::from_micros(300);
+/// Bytes above the stack pointer that are examined for return addresses.
+const STACK_BYTES: usize = 512;
 /// Number of bytes that are copied before the pause to measure the rate.
 const TRIAL: u64 = 32 << 20;
 /// Slowest rate that an estimate assumes, in bytes per microsecond, and the rate without a trial.
@@ -61,6 +67,8 @@ pub struct CopyRequest<'a> {
     pub scope: CopyScope,
     /// The longest permitted pause.
     pub max_pause: Duration,
+    /// Code in which no thread should be at the time of the copy: that of the allocator.
+    pub busy_code: &'a [AddrRange],
     /// Called with the expected pause, before it begins.
     pub announce: &'a (dyn Fn(ExpectedPause) + Sync),
 }
@@ -109,19 +117,20 @@ pub fn copy_stopped(
     task: Pid,
     scope: CopyScope,
 ) -> Result<ProcessCopy, ScanError> {
-    let request = CopyRequest { scope, max_pause: Duration::MAX, announce: &|_| {} };
+    let max_pause = Duration::MAX;
+    let request = CopyRequest { scope, max_pause, busy_code: &[], announce: &|_| {} };
     let tids = threads_of(root, pid);
-    let mut prepared = Prepared::new(root, task, &request, tids.len())?;
+    let prepared = Prepared::new(root, task, &request, tids.len())?;
     let stops = tids.iter().filter_map(|tid| {
         let id = i32::try_from(*tid).ok()?;
         Some((*tid, StopPoint::of_traced(id).ok()?))
     });
     let stops: Vec<(u32, StopPoint)> = stops.collect();
-    prepared.process.pid = pid;
     let copy = prepared.fill(root, &stops, Instant::now(), &request)?;
     let mut copy = copy.ok_or(ScanError::Grows)?;
     // Nothing waited for the copy: the command was about to end.
     (copy.measured.pause_ns, copy.measured.expected_pause_ns) = (0, 0);
+    copy.process.pid = pid;
     Ok(copy)
 }
 
@@ -131,36 +140,42 @@ fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
 }
 
 /// A copy with its memory, before the pause.
-struct Prepared {
+struct Prepared<'r> {
     process: Process,
+    /// The process, or a thread of it if the first has ended: the one whose memory can be read.
+    reader: Pid,
     page_size: PageSize,
+    scanner: PageScanner<'r>,
     buffer: CopyBuffer,
     names: HashMap<u32, Vec<u8>>,
     expected: ExpectedPause,
 }
 
-impl Prepared {
+impl<'r> Prepared<'r> {
     fn new(
-        root: &ProcRoot,
+        root: &'r ProcRoot,
         pid: Pid,
         request: &CopyRequest<'_>,
         threads: usize,
-    ) -> Result<Prepared, ScanError> {
+    ) -> Result<Prepared<'r>, ScanError> {
         let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
         let (process, mappings) = outline(root, pid)?;
         let mappings = readable(root, pid, mappings)?;
-        let plan = CopyPlan::read(root, &process, mappings, page_size, request.scope, &[])?;
+        let reader = reader_of(root, pid);
+        let scanner = PageScanner::open(root, &process, reader, page_size)?;
+        let plan = CopyPlan::read(&scanner, mappings, request.scope, &[])?;
         let wanted = room_for(plan.bytes());
         permit_memory(root, wanted)?;
         let mut buffer = CopyBuffer::map(wanted).map_err(ScanError::Buffer)?;
-        let pause = expected(&plan, &mut buffer, pid, threads);
+        let pause = expected(&plan, &mut buffer, reader, threads);
         let expected = ExpectedPause { threads, bytes: Bytes(plan.bytes()), pause };
         if pause > request.max_pause {
             let (bytes, limit) = (expected.bytes, request.max_pause);
             return Err(ScanError::PauseTooLong { bytes, takes: pause, limit });
         }
         let names = threads_of(root, pid).into_iter().map(|tid| (tid, name_of(root, pid, tid)));
-        Ok(Prepared { process, page_size, buffer, names: names.collect(), expected })
+        let names = names.collect();
+        Ok(Prepared { process, reader, page_size, scanner, buffer, names, expected })
     }
 
     /// Stops all threads, copies, and lets them run on. `None` if the process has grown beyond the
@@ -171,22 +186,35 @@ impl Prepared {
         target: &RemoteProcess,
         request: &CopyRequest<'_>,
     ) -> Result<Option<ProcessCopy>, ScanError> {
-        let since = Instant::now();
-        let stopped = target.stop_all_anywhere(request.max_pause)?;
-        if stopped.is_empty() {
-            return Err(RemoteError::Gone.into());
+        let mut longest = Duration::ZERO;
+        let mut number = 1;
+        loop {
+            let since = Instant::now();
+            let stopped = target.stop_all_anywhere(request.max_pause)?;
+            if stopped.is_empty() {
+                return Err(RemoteError::Gone.into());
+            }
+            let stops: Vec<(u32, StopPoint)> =
+                stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
+            let unsettled = unsettled_threads(self.reader, &stops, request.busy_code);
+            if unsettled > 0 && number < MAX_STOPS {
+                drop(stopped);
+                longest = longest.max(since.elapsed());
+                number += 1;
+                sleep(BETWEEN_STOPS);
+                continue;
+            }
+            let copied = self.fill(root, &stops, since, request);
+            drop(stopped);
+            let pause = longest.max(since.elapsed());
+            return copied.map(|copy| {
+                copy.map(|mut copy| {
+                    copy.measured.pause_ns = nanoseconds(pause);
+                    (copy.measured.stops, copy.measured.unsettled_threads) = (number, unsettled);
+                    copy
+                })
+            });
         }
-        let stops: Vec<(u32, StopPoint)> =
-            stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
-        let copied = self.fill(root, &stops, since, request);
-        drop(stopped);
-        let pause = since.elapsed();
-        copied.map(|copy| {
-            copy.map(|mut copy| {
-                copy.measured.pause_ns = nanoseconds(pause);
-                copy
-            })
-        })
     }
 
     /// Copies a stopped process.
@@ -197,33 +225,48 @@ impl Prepared {
         since: Instant,
         request: &CopyRequest<'_>,
     ) -> Result<Option<ProcessCopy>, ScanError> {
-        let Prepared { process, page_size, mut buffer, names, expected } = self;
-        let text = root.read(process.pid, "maps")?;
+        let Prepared { process, reader, page_size, scanner, mut buffer, names, expected } = self;
+        let text = root.read(reader, "maps")?;
         let mappings = pagewise_proc::maps::parse(&text).mappings;
-        let plan = CopyPlan::read(root, &process, mappings, page_size, request.scope, stops)?;
+        let plan = CopyPlan::read(&scanner, mappings, request.scope, stops)?;
         if plan.bytes() > buffer.capacity() {
             return Ok(None);
         }
         let deadline = since.checked_add(request.max_pause);
-        let unread =
-            buffer.fill(process.pid.0, &plan.ranges, deadline).map_err(|why| match why {
-                TransferFailure::Late => ScanError::PauseTooLong {
-                    bytes: Bytes(plan.bytes()),
-                    takes: since.elapsed(),
-                    limit: request.max_pause,
-                },
-                TransferFailure::Refused(error) => ScanError::Copy(error),
-            })?;
+        let unread = buffer.fill(reader.0, &plan.ranges, deadline).map_err(|why| match why {
+            TransferFailure::Late => ScanError::PauseTooLong {
+                bytes: Bytes(plan.bytes()),
+                takes: since.elapsed(),
+                limit: request.max_pause,
+            },
+            TransferFailure::Refused(error) => ScanError::Copy(error),
+        })?;
         let measured = MemoryCopy {
             copied: Bytes(plan.bytes() - unread.iter().map(|hole| hole.len().0).sum::<u64>()),
             swapped: plan.swapped,
             unread: unread.iter().map(|hole| hole.len()).sum(),
             pause_ns: nanoseconds(since.elapsed()),
             expected_pause_ns: nanoseconds(expected.pause),
+            stops: 1,
+            unsettled_threads: 0,
         };
         let threads = stops.iter().map(|(tid, stop)| thread(*tid, stop, &names)).collect();
         Ok(Some(ProcessCopy::new(process, page_size, plan, threads, buffer, &unread, measured)))
     }
+}
+
+/// Number of threads whose next instruction, or a return address near the top of their stack, is in
+/// a range of code.
+fn unsettled_threads(reader: Pid, stops: &[(u32, StopPoint)], code: &[AddrRange]) -> u64 {
+    let is_busy = |address: u64| code.iter().any(|range| range.contains(address));
+    let returns = |stop: &StopPoint| {
+        let mut bytes = [0; STACK_BYTES];
+        let range = stop.stack..stop.stack.saturating_add(bytes.len() as u64);
+        let read = remote::read(reader.0, std::slice::from_ref(&range), &mut bytes).unwrap_or(0);
+        bytes[..read].as_chunks().0.iter().any(|word| is_busy(u64::from_le_bytes(*word)))
+    };
+    let busy = stops.iter().filter(|(_, stop)| is_busy(stop.instruction) || returns(stop));
+    if code.is_empty() { 0 } else { busy.count() as u64 }
 }
 
 fn thread(tid: u32, stop: &StopPoint, names: &HashMap<u32, Vec<u8>>) -> ScannedThread {
@@ -251,6 +294,14 @@ fn readable(
                 .into())
         }
     }
+}
+
+/// The thread of a process whose memory can be read: the first one, unless it has ended before the
+/// others.
+fn reader_of(root: &ProcRoot, pid: Pid) -> Pid {
+    let has_memory = |pid: &Pid| root.read(*pid, "maps").is_ok_and(|text| !text.is_empty());
+    let threads = threads_of(root, pid).into_iter().map(Pid);
+    std::iter::once(pid).chain(threads).find(has_memory).unwrap_or(pid)
 }
 
 fn name_of(root: &ProcRoot, pid: Pid, tid: u32) -> Vec<u8> {

@@ -421,6 +421,9 @@ fn scan_facts(scan: &HeapScan) -> NamedFacts {
         .hidden_if(scan.copy.swapped.is_zero()),
         fact("unread", "not readable", CellValue::Bytes(scan.copy.unread.0), "")
             .hidden_if(scan.copy.unread.is_zero()),
+        fact("stops", "stops", CellValue::Count(scan.copy.stops), "").for_programs(),
+        fact("unsettled_threads", "", CellValue::Count(scan.copy.unsettled_threads), "")
+            .for_programs(),
         fact("page_size", "page size", CellValue::Bytes(scan.page_size.bytes()), ""),
         fact("took_ns", "in", CellValue::Nanos(scan.took_ns), "Duration of copy and walk."),
         fact(

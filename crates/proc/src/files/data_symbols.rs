@@ -40,7 +40,7 @@ pub struct NamedVariables {
 }
 
 /// Variables that contain any of `addresses`, which are in order; and all thread-local variables of
-/// `program`. None of a file that is broken, or no ELF file of 64 bits.
+/// `program`. Without addresses only the size of thread-local storage is read. None of a file that is broken, or no ELF file of 64 bits.
 pub fn named_variables(
     root: &ProcRoot,
     pid: Pid,
@@ -87,6 +87,9 @@ impl NamedVariables {
         let data = FilePieces(&cache, LARGEST);
         let symbols = FileSymbols::read(data)?;
         self.thread_local_bytes = self.thread_local_bytes.saturating_add(symbols.tls_bytes);
+        if addresses.is_empty() {
+            return None;
+        }
         let bias = load_bias(mappings, first, &symbols.loads)?;
         symbols.each(data, |symbol| {
             let variable = |start: u64, size: u64| NamedVariable {

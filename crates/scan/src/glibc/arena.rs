@@ -45,8 +45,6 @@ const NONCONTIGUOUS: u32 = 2;
 /// Known flags, of all versions.
 const ALL_FLAGS: u32 = 7;
 
-/// Number of empty bins side by side that give an arena away: bins of the largest chunks.
-const MIN_EMPTY_BINS: u64 = 8;
 /// An arena has at least this number of bins whose two words agree; a corrupted one may have
 /// others.
 const MIN_SOUND_BINS: usize = 100;
@@ -55,6 +53,8 @@ const MAX_ARENAS: usize = 1 << 14;
 const MAX_HEAPS: usize = 1 << 16;
 /// Alignment of heaps: without and with huge pages of 2 MiB for malloc.
 const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
+/// No program has memory behind this address: sums of addresses and sizes cannot overflow.
+pub(super) const MAX_ADDRESS: u64 = 1 << 62;
 /// An arena lies at most this far from the beginning of its heap.
 const MAX_HEAP_HEADER: u64 = 128;
 
@@ -143,47 +143,40 @@ impl ArenaState {
 }
 
 /// The main arenas of the C libraries of a process, most often one.
+///
+/// The link to the next arena gives one away: it is the address of the main arena itself, or that
+/// of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
-    let data = memory.mappings().iter().filter(|mapping| is_data(mapping));
-    for mapping in data {
-        let mut runs = Vec::new();
-        memory.visit(mapping.range, &mut |address, bytes| empty_bins(address, bytes, &mut runs));
-        for (first, length) in runs {
-            let before = (0..=(BIN_COUNT as u64).saturating_sub(length)).map(|bin| 16 * bin);
-            let addresses = before.filter_map(|before| first.checked_sub(BINS + before));
-            let state = addresses.into_iter().find_map(|at| main_arena(memory, at));
-            found.extend(state.filter(|new| found.iter().all(|it| it.address != new.address)));
-        }
+    for mapping in memory.mappings().iter().filter(|mapping| is_data(mapping)) {
+        memory.visit(mapping.range, &mut |address, bytes| {
+            let words = bytes.as_chunks().0.iter().zip((address..).step_by(8));
+            let arenas = words.filter_map(|(link, at)| {
+                let arena = at.checked_sub(NEXT)?;
+                let link = u64::from_le_bytes(*link);
+                (link == arena || is_in_heap_header(link)).then_some(arena)
+            });
+            found.extend(arenas.filter_map(|arena| main_arena(memory, arena)));
+        });
     }
     found
 }
 
-/// True if a mapping holds the initialized data of a program or library.
-fn is_data(mapping: &Mapping) -> bool {
-    mapping.sharing == Sharing::Private && mapping.prot.write && mapping.inode != 0
+fn is_in_heap_header(address: u64) -> bool {
+    HEAP_ALIGNMENTS.iter().any(|alignment| {
+        let header = address % alignment;
+        address > header
+            && (UNIT..=MAX_HEAP_HEADER).contains(&header)
+            && header.is_multiple_of(UNIT)
+    })
 }
 
-/// Adds the places where a word and the next both point 16 bytes before the first of them: empty
-/// bins, several side by side.
-fn empty_bins(address: u64, bytes: &[u8], runs: &mut Vec<(u64, u64)>) {
-    for phase in [0, 8] {
-        let pairs = bytes.get(phase..).unwrap_or_default().chunks_exact(16);
-        let mut length = 0;
-        let mut at = address + phase as u64;
-        for pair in pairs.chain([[0; 16].as_slice()]) {
-            let itself = at.wrapping_sub(16);
-            if word(pair, 0) == itself && word(pair, 8) == itself {
-                length += 1;
-            } else {
-                if length >= MIN_EMPTY_BINS {
-                    runs.push((at - 16 * length, length));
-                }
-                length = 0;
-            }
-            at += 16;
-        }
-    }
+/// True if a mapping holds the initialized data of a program or library.
+fn is_data(mapping: &Mapping) -> bool {
+    mapping.sharing == Sharing::Private
+        && mapping.prot.write
+        && mapping.inode != 0
+        && mapping.range.end <= MAX_ADDRESS
 }
 
 fn main_arena(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
@@ -212,7 +205,7 @@ struct HeapInfo {
 impl HeapInfo {
     fn read(memory: &dyn Memory, start: u64, alignment: u64) -> Option<HeapInfo> {
         let mut raw = [0; 32];
-        if start == 0 || !memory.read(start, &mut raw) {
+        if start == 0 || start > MAX_ADDRESS || !memory.read(start, &mut raw) {
             return None;
         }
         let [arena, previous, bytes, accessible] = [0, 8, 16, 24].map(|at| word(&raw, at));
@@ -323,18 +316,18 @@ const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
 const BEFORE: u64 = 40;
 const CHECKED: usize = 72;
 
-/// The parameters, which lie in the same data as the main arena. `heap` is the memory that the main
-/// arena may have begun in.
+/// The parameters, which lie in the same data as the main arena. `is_start` is true for addresses
+/// at which the main arena may have begun.
 pub(super) fn parameters(
     memory: &dyn Memory,
     main: &ArenaState,
-    heap: AddrRange,
+    is_start: &dyn Fn(u64) -> bool,
 ) -> Option<MallocParameters> {
     let data = memory.mappings().iter().find(|it| it.range.contains(main.address))?;
     let mut found = None;
     memory.visit(data.range, &mut |address, bytes| {
         let words = bytes.chunks_exact(8).zip((address..).step_by(8));
-        let starts = words.filter(|(bytes, _)| heap.contains(word(bytes, 0)));
+        let starts = words.filter(|(bytes, _)| is_start(word(bytes, 0)));
         for (_, at) in starts {
             found = found.or_else(|| parameters_at(memory, at));
         }

@@ -292,11 +292,17 @@ impl<'a> ChunkWalk<'a> {
         }
         self.settle_open(state, before, head);
         self.close_free_run(state, state.next);
+        let is_last = !state.bounds.is_main || !state.segment.chunks.contains(state.bounds.top);
+        let next = if is_last { None } else { self.find_chunk(state, end) };
+        let end = if next.is_some() {
+            end
+        } else {
+            end.next_multiple_of(self.page).min(state.segment.chunks.end)
+        };
         self.sums[state.segment.arena].own.0 += end - state.next;
         state.live_end = None;
         state.next = end;
-        let is_last = !state.bounds.is_main || !state.segment.chunks.contains(state.bounds.top);
-        match self.find_chunk(state, end).filter(|_| !is_last) {
+        match next {
             Some(next) => state.next = next,
             None => state.end = Some(end),
         }

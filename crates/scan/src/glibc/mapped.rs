@@ -10,7 +10,7 @@ use pagewise_heaplog::glibc_chunk::{
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Backing, Mapping, PageSize};
 
-use super::arena::HeapSegment;
+use super::arena::{HeapSegment, MAX_ADDRESS};
 use crate::blocks::LiveBlock;
 use crate::memory::Memory;
 
@@ -73,6 +73,7 @@ fn may_hold_blocks(mapping: &Mapping) -> bool {
     mapping.sharing == Sharing::Private
         && mapping.prot.write
         && mapping.backing() == Backing::Anonymous
+        && mapping.range.end <= MAX_ADDRESS
         && name != b"[heap]"
         && name != b"[stack]"
 }
@@ -104,7 +105,7 @@ impl OutsideMemory {
             return Some(pages.end);
         }
         let top = top.filter(|_| head & FLAGS == PREVIOUS_IN_USE)?;
-        let end = part_end(memory, limit, top)?;
+        let end = part_end(memory, limit, top)?.next_multiple_of(page);
         self.main.push(AddrRange { start: limit.start, end });
         Some(end)
     }

@@ -1,18 +1,25 @@
 //! The ranges of a process to copy.
 
+use std::fs::File;
+
 use pagewise_model::mapping::Sharing;
 use pagewise_model::page_map::{PageMapKind, PageTableWay};
 use pagewise_model::process::Process;
-use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize};
+use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize, Pid};
+use pagewise_proc::ProcRoot;
 use pagewise_proc::page_map::{self, PageMapRequest};
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcError, ProcRoot};
 use pagewise_remote::StopPoint;
+use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
+use pagewise_sys::probe::{Features, scans_guards};
 
 use super::CopyScope;
+use crate::ScanError;
 
 /// Bytes below the stack pointer that a function may use (System V ABI, 3.2.2).
 const RED_ZONE: u64 = 128;
+/// Number of runs of pages that one system call returns.
+const REGIONS: usize = 1024;
 
 /// The ranges to copy, and the pages that cannot be.
 #[derive(Debug)]
@@ -25,35 +32,122 @@ pub(super) struct CopyPlan {
     pub(super) swapped: Bytes,
 }
 
+/// The page tables of a process, opened before it is stopped.
+pub(super) struct PageScanner<'a> {
+    root: &'a ProcRoot,
+    process: Process,
+    page_size: PageSize,
+    /// `None` before Linux 6.7, which has no `PAGEMAP_SCAN`.
+    pagemap: Option<File>,
+    report: Categories,
+}
+
+impl<'a> PageScanner<'a> {
+    pub(super) fn open(
+        root: &'a ProcRoot,
+        process: &Process,
+        reader: Pid,
+        page_size: PageSize,
+    ) -> Result<PageScanner<'a>, ScanError> {
+        let path = root.file(reader, "pagemap");
+        let can_scan = Features::detect().pagemap_scan;
+        let pagemap = can_scan.then(|| File::open(path)).transpose().map_err(ScanError::Copy)?;
+        let guard =
+            if can_scan && scans_guards() { Categories::GUARD } else { Categories::default() };
+        let report = Categories::PRESENT | Categories::SWAPPED | Categories::FILE;
+        let report = report | Categories::PFNZERO | guard;
+        Ok(PageScanner { root, process: process.clone(), page_size, pagemap, report })
+    }
+
+    /// Calls `each` for consecutive pages of one kind, in order of address. Untouched pages are
+    /// left out.
+    fn scan(
+        &self,
+        wanted: &[&Mapping],
+        mut each: impl FnMut(AddrRange, PageMapKind),
+    ) -> Result<(), ScanError> {
+        match &self.pagemap {
+            Some(pagemap) => {
+                wanted.iter().try_for_each(|it| self.scan_mapping(pagemap, it, &mut each))
+            }
+            None => {
+                let wanted = wanted.iter().map(|it| (*it).clone()).collect();
+                let request =
+                    PageMapRequest { way: PageTableWay::Scan, detail: false, pace: Pace::FAST };
+                let process = self.process.clone();
+                let map =
+                    page_map::read(self.root, process, wanted, None, self.page_size, &request)?;
+                let runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+                runs.for_each(|run| each(run.range, run.state.kind));
+                Ok(())
+            }
+        }
+    }
+
+    fn scan_mapping(
+        &self,
+        pagemap: &File,
+        mapping: &Mapping,
+        each: &mut impl FnMut(AddrRange, PageMapKind),
+    ) -> Result<(), ScanError> {
+        let request = ScanRequest {
+            any_of: Categories::PRESENT | Categories::SWAPPED,
+            report: self.report,
+            ..ScanRequest::default()
+        };
+        let mut regions = [ScanRegion::default(); REGIONS];
+        let mut at = mapping.range.start;
+        while at < mapping.range.end {
+            let found = scan(pagemap, at..mapping.range.end, &request, &mut regions);
+            let found = found.map_err(ScanError::Copy)?;
+            for region in &regions[..found.regions] {
+                let range = AddrRange { start: region.start, end: region.end };
+                each(range, kind(region.categories, mapping));
+            }
+            at = found.walk_end.max(at + self.page_size.bytes());
+        }
+        Ok(())
+    }
+}
+
+fn kind(categories: Categories, mapping: &Mapping) -> PageMapKind {
+    let has = |category| categories.contains(category);
+    if has(Categories::GUARD) {
+        PageMapKind::Guard
+    } else if has(Categories::SWAPPED) {
+        PageMapKind::Swapped
+    } else if has(Categories::PFNZERO) {
+        PageMapKind::Zero
+    } else if !has(Categories::FILE) {
+        PageMapKind::Anonymous
+    } else if mapping.backing() == Backing::Shmem {
+        PageMapKind::Shmem
+    } else {
+        PageMapKind::File
+    }
+}
+
 impl CopyPlan {
     /// Reads the page tables of the mappings that a scan needs. Dead stack memory is left out: that
     /// below the stack pointers of `stops`.
     pub(super) fn read(
-        root: &ProcRoot,
-        process: &Process,
+        scanner: &PageScanner<'_>,
         mappings: Vec<Mapping>,
-        page_size: PageSize,
         scope: CopyScope,
         stops: &[(u32, StopPoint)],
-    ) -> Result<CopyPlan, ProcError> {
-        let dead = dead_stacks(&mappings, page_size, stops);
-        let wanted = mappings.iter().filter(|mapping| is_wanted(mapping, scope)).cloned().collect();
-        let request = PageMapRequest { way: PageTableWay::Scan, detail: false, pace: Pace::FAST };
-        let map = page_map::read(root, process.clone(), wanted, None, page_size, &request)?;
+    ) -> Result<CopyPlan, ScanError> {
+        let dead = dead_stacks(&mappings, scanner.page_size, stops);
         let mut plan = CopyPlan { mappings, ranges: Vec::new(), swapped: Bytes::ZERO };
-        for pages in &map.mappings {
-            for run in &pages.runs {
-                match run.state.kind {
-                    PageMapKind::Anonymous | PageMapKind::Shmem => plan.add(run.range, &dead),
-                    PageMapKind::Swapped => plan.swapped += run.range.len(),
-                    PageMapKind::Untouched
-                    | PageMapKind::File
-                    | PageMapKind::Zero
-                    | PageMapKind::Guard => {}
-                }
+        let mappings = std::mem::take(&mut plan.mappings);
+        let wanted: Vec<&Mapping> =
+            mappings.iter().filter(|mapping| is_wanted(mapping, scope)).collect();
+        scanner.scan(&wanted, |range, kind| match kind {
+            PageMapKind::Anonymous | PageMapKind::Shmem => plan.add(range, &dead),
+            PageMapKind::Swapped => plan.swapped += range.len(),
+            PageMapKind::Untouched | PageMapKind::File | PageMapKind::Zero | PageMapKind::Guard => {
             }
-        }
-        Ok(plan)
+        })?;
+        Ok(CopyPlan { mappings, ..plan })
     }
 
     fn add(&mut self, range: AddrRange, dead: &[AddrRange]) {

@@ -12,8 +12,10 @@ use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
 use pagewise_model::Pid;
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine::ProcessMoment;
+use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::named_variables;
 use pagewise_proc::{ProcRoot, target};
+use pagewise_scan::glibc::malloc_code;
 use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_running, copy_stopped,
 };
@@ -32,6 +34,9 @@ use crate::output::{emit_with_page, note};
 use crate::pause::WORTH_SAYING;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
+
+/// Number of scans of a process whose heap is changing.
+const MAX_SCANS: u32 = 4;
 
 /// Scans a process, a command at its exit, or opens a saved scan.
 pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
@@ -80,8 +85,9 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     Ok((Some(earlier), running(args, &root, pid)?))
 }
 
+/// Scans a running process. If its allocator's data contradicts itself while a thread may have been
+/// changing it, the process is scanned again.
 fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<HeapScan> {
-    let began = Instant::now();
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
             note(format_args!(
@@ -91,8 +97,29 @@ fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<Hea
             ));
         }
     };
+    let busy_code = match outline(root, pid)?.1 {
+        Ok(mappings) => malloc_code(root, pid, &mappings),
+        Err(_) => Vec::new(),
+    };
     let (scope, max_pause) = (scope(args), args.max_pause);
-    let copy = copy_running(root, pid, &CopyRequest { scope, max_pause, announce: &announce })?;
+    let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
+    for _ in 1..MAX_SCANS {
+        let scan = scan_once(args, root, pid, &request)?;
+        if scan.heap.corrupted == 0 || !scan.may_be_in_change() {
+            return Ok(scan);
+        }
+    }
+    scan_once(args, root, pid, &request)
+}
+
+fn scan_once(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    pid: Pid,
+    request: &CopyRequest<'_>,
+) -> anyhow::Result<HeapScan> {
+    let began = Instant::now();
+    let copy = copy_running(root, pid, request)?;
     scanned(args, root, &copy, ProcessMoment::Running, began)
 }
 
