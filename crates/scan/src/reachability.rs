@@ -86,8 +86,8 @@ pub fn heap_graph(
     Ok(found)
 }
 
-/// Space that glibc reserves below the thread pointer for the variables of libraries that are loaded
-/// later: 1,664 bytes in glibc 2.36. The frames of a thread begin below it.
+/// Space that glibc reserves below the thread pointer for the variables of libraries that are
+/// loaded later: 1,664 bytes in glibc 2.36. The frames of a thread begin below it.
 const TLS_SURPLUS: u64 = 1600;
 
 /// Names of areas and types.

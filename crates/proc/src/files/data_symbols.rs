@@ -40,7 +40,8 @@ pub struct NamedVariables {
 }
 
 /// Variables that contain any of `addresses`, which are in order; and all thread-local variables of
-/// `program`. Without addresses only the size of thread-local storage is read. None of a file that is broken, or no ELF file of 64 bits.
+/// `program`. Without addresses, only the size of thread-local storage is read. A file that is
+/// broken, or no ELF file of 64 bits, has no variables.
 pub fn named_variables(
     root: &ProcRoot,
     pid: Pid,
