@@ -144,16 +144,19 @@ fn measure(image: &HeapImage) -> ([Duration; 6], String) {
     done(4);
     let classes = RetentionTree::new(&graph, &traversal, &tree, &image.blocks);
     done(5);
+    let reached = reachable(&retained).0;
+    let entries = classes.entries.len();
+    drop((traversal, tree, retained, classes));
     let begin = cpu_time();
     let paths = paths_to(&graph, (graph.blocks() / 2) as u32, 10);
     let counts = format!(
         "{} pointers, {} not recorded; {} reachable, {} lost in {} leaks; {} entries; {} paths in {:?}",
         graph.pointers(),
         graph.unrecorded(),
-        reachable(&retained).0,
+        reached,
         leaks.blocks,
         leaks.leaks.len(),
-        classes.entries.len(),
+        entries,
         paths.len(),
         cpu_time().saturating_sub(begin)
     );

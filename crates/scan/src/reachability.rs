@@ -18,8 +18,8 @@ use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::graph::{
     DominatorTree, HeapLeaks, HeapPointers, KeepPath, NodeClass, PointerGraph, RetainedSizes,
-    RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal, VIRTUAL_ROOT,
-    dominators, heap_pointers, paths_to, root_spans,
+    RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal, dominators,
+    heap_pointers, paths_to, root_spans,
 };
 use crate::memory::Memory;
 
@@ -77,7 +77,10 @@ pub fn heap_graph(
         if request.retained {
             (found.retained, found.retention) = described.retention(&traversal, &tree);
         }
-        found.why = request.why.map(|asked| described.kept(asked, &traversal, &retained));
+        let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &retained));
+        // The search for paths needs as much memory as these.
+        drop((traversal, tree, retained));
+        found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));
         found
     } else {
         described.reachability(&Traversal::new(&graph))
@@ -358,21 +361,28 @@ impl DescribedGraph<'_> {
         kept
     }
 
-    fn kept(&self, asked: u64, traversal: &Traversal, retained: &RetainedSizes) -> KeptBlock {
+    fn retained_by(
+        &self,
+        asked: u64,
+        traversal: &Traversal,
+        retained: &RetainedSizes,
+    ) -> LiveAmount {
         let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
         let number = block.and_then(|block| traversal.number(block));
+        number.map_or_else(LiveAmount::default, |number| LiveAmount {
+            blocks: retained.blocks(number),
+            bytes: retained.bytes(number),
+        })
+    }
+
+    fn kept(&self, asked: u64, retained: LiveAmount) -> KeptBlock {
+        let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
         let paths = block.map(|block| paths_to(self.graph, block, MAX_PATHS)).unwrap_or_default();
         KeptBlock {
             asked,
             block: block.map(|block| self.step(block)),
             paths: paths.iter().map(|path| self.root_path(path)).collect(),
-            retained: number.filter(|&number| number != VIRTUAL_ROOT).map_or_else(
-                LiveAmount::default,
-                |number| LiveAmount {
-                    blocks: retained.blocks(number),
-                    bytes: retained.bytes(number),
-                },
-            ),
+            retained,
         }
     }
 
