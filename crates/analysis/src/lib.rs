@@ -15,7 +15,7 @@ pub use machine::{doctor, events, fragmentation};
 pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};
 pub use process::{
-    diff, explain, filter, heap_scan, invariants, maps, page_map, pagewise_pools, pools, ps, pss,
-    quadrants, sections, thp,
+    diff, explain, filter, heap_graph, heap_scan, invariants, maps, page_map, pagewise_pools,
+    pools, ps, pss, quadrants, sections, thp,
 };
 pub use recorded::{calls, faults, guard, heap, shootdowns, watch};

@@ -124,9 +124,18 @@ fn subject(source: args::SourceArgs) -> anyhow::Result<InspectedTarget> {
 
 /// The snapshot of a core file.
 fn read_core(path: &Path, exe: Option<&Path>) -> Result<Snapshot, ProcError> {
+    let (core, images) = open_core(path, exe)?;
+    Ok(core_file::snapshot(&core, &images))
+}
+
+/// Opens a core file, and the files that it had mapped. `exe` is its program.
+pub(crate) fn open_core(
+    path: &Path,
+    exe: Option<&Path>,
+) -> Result<(CoreFile, ImageFiles), ProcError> {
     let core = CoreFile::open(path, &decompress_bounds())?;
     let images = ImageFiles::find(&core, exe)?;
-    Ok(core_file::snapshot(&core, &images))
+    Ok((core, images))
 }
 
 /// A decompressed core lies in `$TMPDIR`, else in the default folder.

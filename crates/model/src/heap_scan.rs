@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::heap_graph::HeapGraph;
 use crate::machine::ProcessMoment;
 use crate::process::Process;
 use crate::{Absent, Bytes, PageSize};
@@ -29,6 +30,9 @@ pub struct HeapScan {
     pub took_ns: u64,
     /// The walked heap.
     pub heap: WalkedHeap,
+    /// Pointers between the blocks, if they were searched.
+    #[serde(default)]
+    pub graph: Option<HeapGraph>,
 }
 
 impl HeapScan {

@@ -15,6 +15,7 @@ pub mod fields;
 pub mod fragmentation;
 pub mod guard;
 pub mod heap;
+pub mod heap_graph;
 pub mod heap_scan;
 pub mod histogram;
 pub mod lab;

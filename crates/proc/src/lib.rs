@@ -13,7 +13,7 @@ mod text;
 
 pub use ending::program_ending;
 pub use error::{CAP_SYS_PTRACE, ProcError};
-pub use files::{core_file, elf, target_file, variables};
+pub use files::{core_file, data_symbols, elf, target_file, variables};
 pub use machine::{
     buddyinfo, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps, users,
     vmstat,

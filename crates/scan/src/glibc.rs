@@ -27,11 +27,12 @@ mod tests;
 mod thread_cache;
 
 use pagewise_heaplog::glibc_chunk::UNIT;
-use pagewise_model::heap_scan::{HeapAllocator, MappedBlocks, WalkedArena, WalkedHeap};
+use pagewise_model::heap_scan::{HeapAllocator, HeapGap, MappedBlocks, WalkedArena, WalkedHeap};
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize};
 
 use crate::ScanError;
 use crate::blocks::BlockTable;
+use crate::graph::range_without;
 use crate::memory::Memory;
 use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
@@ -50,6 +51,9 @@ pub struct GlibcWalk {
     pub heap: WalkedHeap,
     /// All live blocks.
     pub blocks: BlockTable,
+    /// Memory that the allocator manages, in order of address, without parts that could not be
+    /// walked.
+    pub managed: Vec<AddrRange>,
 }
 
 /// Walks the heaps of glibc.
@@ -95,7 +99,8 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanE
         corrupted: log.count,
         gaps,
     };
-    Ok(GlibcWalk { heap, blocks })
+    let managed = layout.managed(&heap.gaps);
+    Ok(GlibcWalk { heap, blocks, managed })
 }
 
 fn sorted(mut addresses: Vec<u64>) -> Vec<u64> {
@@ -186,6 +191,25 @@ impl HeapLayout {
     fn bounds(&self, page_size: PageSize, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
         let huge_page = self.parameters.map_or(0, |parameters| parameters.huge_page);
         let trim_unit = page_size.bytes().max(huge_page);
+    /// Heaps, mapped blocks and arena states, without the gaps: they may hold live blocks that are
+    /// unknown, and the pointers of these.
+    fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
+        let segments = self.segments.iter().map(|it| AddrRange { start: it.start, ..it.chunks });
+        let mapped = self.outside.blocks.iter().map(|chunk| chunk.pages);
+        let states = self.states.iter().map(|state| AddrRange {
+            start: state.address,
+            end: state.address.saturating_add(arena::STATE_BYTES),
+        });
+        let mut ranges: Vec<AddrRange> = segments.chain(mapped).chain(states).collect();
+        ranges.sort_unstable();
+        let gaps = gaps
+            .iter()
+            .map(|gap| AddrRange { start: gap.start, end: gap.start.saturating_add(gap.bytes.0) });
+        let mut gaps: Vec<AddrRange> = gaps.collect();
+        gaps.sort_unstable();
+        ranges.into_iter().flat_map(|range| range_without(range, &gaps)).collect()
+    }
+
         let arenas = self.states.iter().zip(has_all_lists).enumerate();
         arenas
             .map(|(number, (state, &has_all_lists))| ArenaBounds {

@@ -7,6 +7,8 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
+//!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
+//!  reachability  the graph as a model value, with names
 //!  scan     a copy and its walk as one value
 //!  saved    scans in files
 //! ```
@@ -16,8 +18,10 @@ pub mod blocks;
 pub mod core_image;
 mod error;
 pub mod glibc;
+pub mod graph;
 pub mod live;
 pub mod memory;
+pub mod reachability;
 pub mod saved;
 pub mod scan;
 

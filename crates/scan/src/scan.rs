@@ -1,18 +1,21 @@
-//! A copied process and the walk of its heap as one value.
+//! A copied process, or a core file, and the walk of its heap as one value.
 
 use std::time::{Instant, SystemTime};
 
-use pagewise_model::PageSize;
+use pagewise_model::heap_graph::HeapGraph;
 use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::process::Process;
 use pagewise_model::units::nanoseconds;
+use pagewise_model::{Bytes, PageSize};
 
 use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::core_image::CoreImage;
-use crate::glibc::{self, GlibcWalk};
+use crate::glibc;
 use crate::live::ProcessCopy;
+use crate::memory::Memory;
+use crate::reachability::{GraphRequest, heap_graph};
 
 /// A scan, and the live blocks of the heap.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +26,8 @@ pub struct ScannedHeap {
     pub blocks: BlockTable,
 }
 
-/// Walks the heap of a copied process. `began` is the time at which the copy was begun.
+/// Walks the heap of a copied process, and searches its pointers for a `request`. `began` is the
+/// time at which the copy was begun.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`]
@@ -31,31 +35,37 @@ pub fn scan(
     copy: &ProcessCopy,
     moment: ProcessMoment,
     began: Instant,
+    request: Option<&GraphRequest<'_>>,
 ) -> Result<ScannedHeap, ScanError> {
-    let walk = glibc::walk(copy, copy.page_size)?;
     let source = ScanSource {
         process: copy.process.clone(),
         moment,
         page_size: copy.page_size,
         copy: copy.measured,
+        unseen: copy.measured.swapped + copy.measured.unread,
     };
-    Ok(source.scanned(walk, began))
+    source.scanned(copy, began, request)
 }
 
-/// Walks the heap in a core file. `began` is the time at which it was opened.
+/// Walks the heap in a core file, and searches its pointers for a `request`. `began` is the time at
+/// which the file was opened.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`]
-pub fn scan_core(image: &CoreImage, began: Instant) -> Result<ScannedHeap, ScanError> {
-    let walk = glibc::walk(image, image.page_size())?;
+pub fn scan_core(
+    image: &CoreImage,
+    began: Instant,
+    request: Option<&GraphRequest<'_>>,
+) -> Result<ScannedHeap, ScanError> {
     let source = ScanSource {
         process: image.snapshot().process.clone(),
         moment: ProcessMoment::CoreDumped,
         page_size: image.page_size(),
         // No process is copied or stopped.
         copy: MemoryCopy::default(),
+        unseen: Bytes::ZERO,
     };
-    Ok(source.scanned(walk, began))
+    source.scanned(image, began, request)
 }
 
 /// The process of a scan.
@@ -64,11 +74,22 @@ struct ScanSource {
     moment: ProcessMoment,
     page_size: PageSize,
     copy: MemoryCopy,
+    unseen: Bytes,
 }
 
 impl ScanSource {
-    fn scanned(self, walk: GlibcWalk, began: Instant) -> ScannedHeap {
+    fn scanned(
+        self,
+        memory: &dyn Memory,
+        began: Instant,
+        request: Option<&GraphRequest<'_>>,
+    ) -> Result<ScannedHeap, ScanError> {
         let time = SystemTime::now() - began.elapsed();
+        let walk = glibc::walk(memory, self.page_size)?;
+        let graph = request.map(|request| {
+            let graph = heap_graph(memory, &walk.blocks, &walk.managed, request)?;
+            Ok::<_, ScanError>(HeapGraph { unseen: self.unseen, ..graph })
+        });
         let scan = HeapScan {
             pagewise_heap_scan: HEAP_SCAN_VERSION,
             process: self.process,
@@ -78,7 +99,8 @@ impl ScanSource {
             copy: self.copy,
             took_ns: nanoseconds(began.elapsed()),
             heap: walk.heap,
+            graph: graph.transpose()?,
         };
-        ScannedHeap { scan, blocks: walk.blocks }
+        Ok(ScannedHeap { scan, blocks: walk.blocks })
     }
 }

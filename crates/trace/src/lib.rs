@@ -36,7 +36,7 @@ pub use record::{Carried, MmapAccess, MmapRecord, PerfRecord, PerfSample};
 pub use session::{SessionEvent, TraceSession, TraceTarget, Uprobes};
 pub use spaces::{SpaceRegion, Spaces};
 pub use stacks::{RecordedStacks, StackId};
-pub use symbols::{CodePlace, Symbols};
+pub use symbols::{CodePlace, Symbols, demangled};
 pub use tracepoint::{Tracepoint, TracepointField};
 pub use unwind::Unwinder;
 pub use watch::{Hits, MemoryWatch};

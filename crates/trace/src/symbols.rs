@@ -244,7 +244,7 @@ pub(crate) fn bytes_of(frame: &Frame) -> usize {
 
 /// A name as its source has it. Only what is mangled: demanglers take a C function called `t` for a
 /// type.
-fn demangled(name: &str) -> String {
+pub fn demangled(name: &str) -> String {
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         return format!("{rust:#}");
     }

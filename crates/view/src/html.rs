@@ -5,11 +5,13 @@
 mod address_map;
 mod chart;
 mod heap;
+mod retained;
 mod table;
 
 use std::io::{self, Write};
 
 use pagewise_model::heap::HeapRecording;
+use pagewise_model::heap_graph::RetainedCell;
 use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Finding, Findings, NamedFacts, Paragraph, Report,
@@ -35,7 +37,7 @@ const JS: &str = include_str!("html/page.js");
 /// # Errors
 /// Returns the error of `out`.
 pub fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    write_page(report, None, out)
+    write_page(report, PageExtra::None, out)
 }
 
 /// Writes the report of a heap, with the recording in it: a time line on which to pick a moment,
@@ -48,14 +50,47 @@ pub fn write_heap(
     recording: &HeapRecording,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    write_page(report, Some(recording), out)
+    write_page(report, PageExtra::Recording(recording), out)
 }
 
-fn write_page(
+/// Writes the report of a heap, with an icicle of retained bytes before the table of roots.
+///
+/// # Errors
+/// Returns the error of `out`.
+pub fn write_retained(
     report: &Report,
-    recording: Option<&HeapRecording>,
+    cells: &[RetainedCell],
     out: &mut dyn Write,
 ) -> io::Result<()> {
+    write_page(report, PageExtra::Retained(cells), out)
+}
+
+/// An interactive part of a page.
+#[derive(Clone, Copy)]
+enum PageExtra<'a> {
+    None,
+    Recording(&'a HeapRecording),
+    Retained(&'a [RetainedCell]),
+}
+
+impl PageExtra<'_> {
+    const fn css(self) -> &'static str {
+        match self {
+            PageExtra::None => "",
+            PageExtra::Recording(_) | PageExtra::Retained(_) => heap::CSS,
+        }
+    }
+
+    const fn js(self) -> Option<&'static str> {
+        match self {
+            PageExtra::None => None,
+            PageExtra::Recording(_) => Some(heap::JS),
+            PageExtra::Retained(_) => Some(retained::JS),
+        }
+    }
+}
+
+fn write_page(report: &Report, extra: PageExtra<'_>, out: &mut dyn Write) -> io::Result<()> {
     let mut page = HtmlPage { out, html: String::new(), parts: 0 };
     let title = escaped(&WORDING.sentence(&report.title));
     page.html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
@@ -64,11 +99,14 @@ fn write_page(
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>{title}</title>\n<style>\n{CSS}{}</style>\n</head>\n<body>\n\
          <header><h1>{title}</h1>{}</header>\n<main>\n",
-        recording.map_or("", |_| heap::CSS),
+        extra.css(),
         if has_more(report) { MORE } else { "" }
     ));
     page.contents(&report.blocks);
-    let mut waiting = recording;
+    let mut waiting = match extra {
+        PageExtra::Recording(recording) => Some(recording),
+        PageExtra::None | PageExtra::Retained(_) => None,
+    };
     for block in &report.blocks {
         // The interactive part replaces the chart, which is for browsers without scripts.
         if let ReportBlock::Chart(chart) = block
@@ -77,6 +115,11 @@ fn write_page(
             page.heap(recording, Some(chart))?;
             continue;
         }
+        if let (ReportBlock::Table(table), PageExtra::Retained(cells)) = (block, extra)
+            && table.key == "retained"
+        {
+            page.retained(cells)?;
+        }
         page.block(block)?;
         page.flush()?;
     }
@@ -84,8 +127,8 @@ fn write_page(
         page.heap(recording, None)?;
     }
     page.html.push_str(&format!("</main>\n<script>\n{JS}</script>\n"));
-    if recording.is_some() {
-        page.html.push_str(&format!("<script>\n{}</script>\n", heap::JS));
+    if let Some(script) = extra.js() {
+        page.html.push_str(&format!("<script>\n{script}</script>\n"));
     }
     page.html.push_str("</body>\n</html>\n");
     page.flush()
@@ -340,7 +383,7 @@ mod tests {
 
     #[test]
     fn embedded_data_cannot_end_its_element() {
-        for script in [JS, heap::JS] {
+        for script in [JS, heap::JS, retained::JS] {
             assert!(!script.to_lowercase().contains("</script") && !script.contains("<!--"));
         }
         for style in [CSS, heap::CSS] {

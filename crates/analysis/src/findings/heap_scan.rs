@@ -10,6 +10,7 @@ use crate::cells::{share, text};
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] = &[
     FindingRule::HeapScan(corrupted),
+    FindingRule::HeapScan(leaked),
     FindingRule::HeapScan(trimmable),
     FindingRule::HeapScan(fragmented),
     FindingRule::HeapScan(cached),
@@ -21,6 +22,8 @@ pub(super) const RULES: &[FindingRule] = &[
 const LARGE: Bytes = Bytes::mib(8);
 /// An amount is worth a finding from this share of the resident heap on.
 const PART: f64 = 0.2;
+/// Leaks are worth a finding from this share of the live bytes on.
+const LEAKED_PART: f64 = 0.01;
 /// A heap with more arenas than this per thread has arenas that few threads use.
 const MANY_ARENAS: u64 = 8;
 
@@ -95,6 +98,37 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
         vec![text(
             "Call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
              Do not if the program soon needs the memory again: each page is then faulted in anew.",
+        )],
+    ))
+}
+
+/// Blocks that no root reaches. Pointers that were not read could lead to them.
+fn leaked(scan: &HeapScan) -> Option<Finding> {
+    let graph = scan.graph.as_ref().filter(|graph| graph.unseen.is_zero())?;
+    let (leaked, live) = (Bytes(graph.leaked.bytes), Bytes(scan.heap.live().bytes));
+    let first = graph.leaks.first()?;
+    if leaked.fraction_of(live).is_none_or(|part| part < LEAKED_PART) {
+        return None;
+    }
+    Some(finding(
+        "leaked-blocks",
+        Severity::Warning,
+        [
+            text("Memory leak: "),
+            bytes(leaked),
+            text(" in "),
+            CellValue::Count(graph.leaked.blocks),
+            text(" blocks are live, and no register, stack, variable or mapping leads to them."),
+        ],
+        [
+            size("leaked", "leaked", leaked),
+            size("live", "live", live),
+            size("size", "most bytes in leaks of blocks of", Bytes(first.size)),
+            fact("leaks", "leaks of this size", CellValue::Count(first.leaks), ""),
+        ],
+        vec![text(
+            "Run the program with `pagewise heap run` to find the call stacks that allocate blocks of this size. \
+             Programs that store pointers compressed or encrypted do not leak these blocks.",
         )],
     ))
 }

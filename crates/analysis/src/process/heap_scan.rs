@@ -17,6 +17,7 @@ use crate::blocks::{facts_of, first, for_programs, table};
 use crate::cells::{share, text};
 use crate::explain::{fact, who};
 use crate::findings::{Evidence, find};
+use crate::heap_graph;
 
 /// Name and version of the JSON form.
 pub const SCHEMA: &str = "pagewise.heap-scan/1";
@@ -30,12 +31,16 @@ pub struct HeapScanOptions {
 
 /// A scan as a report: a verdict, `findings`, `process`, `scan`, `live`, `free`, `arenas`,
 /// `mapped`, `sizes`, `page_use`, `corruption`, `gaps`, and `pause_us`. With an earlier scan of the
-/// same process also `growth` and `grown`.
+/// same process also `growth` and `grown`; if pointers were searched also `leaked`, `leaks`,
+/// `reachable`, `retained` and `why`.
 pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScanOptions) -> Report {
     let mut blocks = vec![ReportBlock::Text(verdict(scan))];
     if let Some(earlier) = earlier {
         blocks.push(ReportBlock::Facts(growth(earlier, scan)));
         blocks.push(ReportBlock::Table(grown(earlier, scan, options)));
+    }
+    if let Some(graph) = &scan.graph {
+        blocks.extend(heap_graph::blocks(graph, options.limit));
     }
     blocks.extend([
         ReportBlock::Findings(Findings {

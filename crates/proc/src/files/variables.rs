@@ -15,7 +15,7 @@ use crate::elf::FilePieces;
 use crate::{ProcRoot, target_file};
 
 /// No larger table is read: those of browsers are smaller, and a file may be all hole.
-const LARGEST: u64 = 256 << 20;
+pub(super) const LARGEST: u64 = 256 << 20;
 
 /// Symbols of these types may be variables.
 const VARIABLES: &[u8] = &[elf::STT_OBJECT, elf::STT_TLS, elf::STT_NOTYPE, elf::STT_COMMON];
@@ -94,7 +94,7 @@ pub struct WantedFunctions {
 }
 
 /// No longer name of a function is looked at, its final zero included.
-const MAX_NAME_BYTES: usize = 256;
+pub(super) const MAX_NAME_BYTES: usize = 256;
 
 /// Functions that a file defines whose names are `wanted`, by one reading of its tables. None of a
 /// file that is broken or no ELF file of 64 bits.
@@ -157,7 +157,7 @@ fn all_functions(
 
 /// All names of a symbol table: one by one they would each be a read of the file. `None` where they
 /// are too many.
-fn names<'d, H: FileHeader<Endian = Endianness>>(
+pub(super) fn names<'d, H: FileHeader<Endian = Endianness>>(
     sections: &SectionTable<'d, H, FilePieces<'d>>,
     at: SectionIndex,
     endian: Endianness,
@@ -171,12 +171,12 @@ fn names<'d, H: FileHeader<Endian = Endianness>>(
 }
 
 /// A name and what follows it.
-fn name_at(names: &[u8], at: u32) -> Option<&[u8]> {
+pub(super) fn name_at(names: &[u8], at: u32) -> Option<&[u8]> {
     names.get(usize::try_from(at).ok()?..)
 }
 
 /// The first mapping of each file.
-fn files(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
+pub(super) fn files(mappings: &[Mapping]) -> impl Iterator<Item = &Mapping> {
     let mut seen = HashSet::new();
     mappings
         .iter()
@@ -205,13 +205,7 @@ fn of_file(
     };
     // A damaged file has no usable variables.
     let Ok((loads, found)) = found else { return Vec::new() };
-    let its = |mapping: &&Mapping| (mapping.device, mapping.inode) == (first.device, first.inode);
-    let bias = mappings.iter().filter(its).find_map(|mapping| {
-        let load = loads.iter().find(|load| load.covers(mapping))?;
-        let at = load.address.wrapping_sub(load.offset).wrapping_add(mapping.offset);
-        Some(mapping.range.start.wrapping_sub(at))
-    });
-    let Some(bias) = bias else { return Vec::new() };
+    let Some(bias) = load_bias(mappings, first, &loads) else { return Vec::new() };
     let variables = found.into_iter().map(|symbol| ProgramVariable {
         address: symbol.value.wrapping_add(bias),
         size: symbol.size,
@@ -224,9 +218,24 @@ fn of_file(
     variables
 }
 
+/// Difference between the addresses of a process and those of a file: `first` is one of its
+/// mappings.
+pub(super) fn load_bias(
+    mappings: &[Mapping],
+    first: &Mapping,
+    loads: &[LoadHeader],
+) -> Option<u64> {
+    let its = |mapping: &&Mapping| (mapping.device, mapping.inode) == (first.device, first.inode);
+    mappings.iter().filter(its).find_map(|mapping| {
+        let load = loads.iter().find(|load| load.covers(mapping))?;
+        let at = load.address.wrapping_sub(load.offset).wrapping_add(mapping.offset);
+        Some(mapping.range.start.wrapping_sub(at))
+    })
+}
+
 /// A `PT_LOAD`.
 #[derive(Clone, Copy, Debug)]
-struct LoadHeader {
+pub(super) struct LoadHeader {
     offset: u64,
     size: u64,
     address: u64,
@@ -247,7 +256,7 @@ struct ElfSymbol {
     thread_local: bool,
 }
 
-fn loads<'d, H: FileHeader<Endian = Endianness>>(
+pub(super) fn loads<'d, H: FileHeader<Endian = Endianness>>(
     header: &H,
     endian: Endianness,
     data: FilePieces<'d>,

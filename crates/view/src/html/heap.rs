@@ -68,7 +68,7 @@ impl HtmlPage<'_> {
     }
 
     /// A member of the data: numbers, and `null` for what is not known.
-    fn column<T: std::fmt::Display>(
+    pub(super) fn column<T: std::fmt::Display>(
         &mut self,
         key: &str,
         values: impl Iterator<Item = Option<T>>,
@@ -181,7 +181,7 @@ impl HtmlPage<'_> {
 }
 
 /// A string of JSON that cannot end the element that it is in.
-fn embedded(text: &str) -> String {
+pub(super) fn embedded(text: &str) -> String {
     let mut out = Vec::new();
     push_string(&mut out, text);
     String::from_utf8_lossy(&out).replace('<', "\\u003c")

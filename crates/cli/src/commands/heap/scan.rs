@@ -1,29 +1,40 @@
 //! `pagewise heap scan`: the heap of a process as it is, from outside.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, bail};
+use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
 use pagewise_model::Pid;
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine::ProcessMoment;
 use pagewise_proc::capture::outline;
+use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
+use pagewise_scan::core_image::CoreImage;
 use pagewise_scan::glibc::malloc_code;
-use pagewise_scan::live::{CopyRequest, CopyScope, ExpectedPause, copy_running, copy_stopped};
+use pagewise_scan::live::{
+    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_running, copy_stopped,
+};
+use pagewise_scan::memory::Memory;
+use pagewise_scan::reachability::GraphRequest;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
+use pagewise_trace::demangled;
+use pagewise_view::html;
 use pagewise_view::text::Units;
 
 use super::{ROWS, rows};
 use crate::commands::heap::args::HeapScanArgs;
 use crate::commands::run_command::{NotRun, exit_code};
-use crate::output::{emit, note};
+use crate::output::{emit_with_page, note};
 use crate::pause::WORTH_SAYING;
-use crate::target::UsageError;
+use crate::target::{UsageError, open_core};
 use crate::terminal::TerminalLook;
 
 /// Number of scans of a process whose heap is changing.
@@ -31,13 +42,14 @@ const MAX_SCANS: u32 = 4;
 
 /// Scans a process, a command at its exit, or opens a saved scan.
 pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
-    let (earlier, scan, exit) = match (&args.from, args.command.split_first()) {
-        (Some(file), _) => (None, saved::open(file)?, ExitCode::SUCCESS),
-        (None, Some((program, arguments))) => {
-            let (scan, exit) = at_exit(program, arguments)?;
+    let (earlier, scan, exit) = match (&args.from, &args.core.core, args.command.split_first()) {
+        (Some(file), ..) => (None, saved::open(file)?, ExitCode::SUCCESS),
+        (None, Some(file), _) => (None, of_core(args, file)?, ExitCode::SUCCESS),
+        (None, None, Some((program, arguments))) => {
+            let (scan, exit) = at_exit(args, program, arguments)?;
             (None, scan, exit)
         }
-        (None, None) => {
+        (None, None, None) => {
             let (earlier, scan) = of_process(args)?;
             (earlier, scan, ExitCode::SUCCESS)
         }
@@ -46,8 +58,25 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
         saved::save(&scan, file).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let options = HeapScanOptions { limit: rows(args.top, &args.output, ROWS) };
-    emit(&heap_scan(&scan, earlier.as_ref(), &options), &args.output, look, Units::Human)?;
+    let report = heap_scan(&scan, earlier.as_ref(), &options);
+    let cells = scan.graph.as_ref().map(heap_graph::cells).unwrap_or_default();
+    let page = |out: &mut dyn Write| match cells.is_empty() {
+        true => html::write(&report, out),
+        false => html::write_retained(&report, &cells, out),
+    };
+    emit_with_page(&report, &args.output, look, Units::Human, page)?;
     Ok(exit)
+}
+
+/// The scan of a core file. Its variables have no names: the files that it had mapped are of another
+/// machine, or may have changed.
+fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
+    let began = Instant::now();
+    let (core, images) = open_core(file, args.core.exe.as_deref())?;
+    let image = CoreImage::new(core, images);
+    let variables = |_: &[u64]| NamedVariables::default();
+    let request = args.graph_request(&variables);
+    Ok(scan::scan_core(&image, began, request.as_ref())?.scan)
 }
 
 /// One scan, or two with a time between.
@@ -62,17 +91,17 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     }
     root.check_access(pid)?;
     let Some(interval) = args.every else {
-        return Ok((None, running(&root, pid, args.max_pause)?));
+        return Ok((None, running(args, &root, pid)?));
     };
     let began = Instant::now();
-    let earlier = running(&root, pid, args.max_pause)?;
+    let earlier = running(args, &root, pid)?;
     sleep(interval.saturating_sub(began.elapsed()));
-    Ok((Some(earlier), running(&root, pid, args.max_pause)?))
+    Ok((Some(earlier), running(args, &root, pid)?))
 }
 
 /// Scans a running process. If its allocator's data contradicts itself while a thread may have been
 /// changing it, the process is scanned again.
-fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<HeapScan> {
+fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<HeapScan> {
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
             note(format_args!(
@@ -86,25 +115,65 @@ fn running(root: &ProcRoot, pid: Pid, max_pause: Duration) -> anyhow::Result<Hea
         Ok(mappings) => malloc_code(root, pid, &mappings),
         Err(_) => Vec::new(),
     };
-    let scope = CopyScope::Heap;
+    let (scope, max_pause) = (scope(args), args.max_pause);
     let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
     for _ in 1..MAX_SCANS {
-        let scan = scan_once(root, pid, &request)?;
+        let scan = scan_once(args, root, pid, &request)?;
         if scan.heap.corrupted == 0 || !scan.may_be_in_change() {
             return Ok(scan);
         }
     }
-    scan_once(root, pid, &request)
+    scan_once(args, root, pid, &request)
 }
 
-fn scan_once(root: &ProcRoot, pid: Pid, request: &CopyRequest<'_>) -> anyhow::Result<HeapScan> {
+fn scan_once(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    pid: Pid,
+    request: &CopyRequest<'_>,
+) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let copy = copy_running(root, pid, request)?;
-    Ok(scan::scan(&copy, ProcessMoment::Running, began)?.scan)
+    scanned(args, root, &copy, ProcessMoment::Running, began)
+}
+
+fn scope(args: &HeapScanArgs) -> CopyScope {
+    if args.searches_pointers() { CopyScope::HeapAndRoots } else { CopyScope::Heap }
+}
+
+impl HeapScanArgs {
+    /// The search for pointers, if an option asks for it.
+    fn graph_request<'a>(
+        &self,
+        variables: &'a dyn Fn(&[u64]) -> NamedVariables,
+    ) -> Option<GraphRequest<'a>> {
+        let (retained, why) = (self.retained, self.why);
+        let request = GraphRequest { retained, why, variables, demangle: &demangled };
+        self.searches_pointers().then_some(request)
+    }
+}
+
+/// Walks the heap of a copy and searches its pointers, if an option asks for that.
+fn scanned(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    copy: &ProcessCopy,
+    moment: ProcessMoment,
+    began: Instant,
+) -> anyhow::Result<HeapScan> {
+    let (mappings, program) = (copy.mappings(), copy.process.exe.as_ref().ok());
+    let variables =
+        |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
+    let request = args.graph_request(&variables);
+    Ok(scan::scan(copy, moment, began, request.as_ref())?.scan)
 }
 
 /// Runs a command, and scans it when it is about to exit.
-fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan, ExitCode)> {
+fn at_exit(
+    args: &HeapScanArgs,
+    program: &OsStr,
+    arguments: &[OsString],
+) -> anyhow::Result<(HeapScan, ExitCode)> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is not of this pid namespace: a command run here would not be found in it");
@@ -114,7 +183,7 @@ fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan,
     let stopped = traced.run(None)?;
     let began = Instant::now();
     let scanned = match stopped {
-        Stopped::AtExit => Some(stopped_at_exit(&root, &traced, began)),
+        Stopped::AtExit => Some(stopped_at_exit(args, &root, &traced, began)),
         _ => None,
     };
     let why = traced.untraced();
@@ -128,8 +197,13 @@ fn at_exit(program: &OsStr, arguments: &[OsString]) -> anyhow::Result<(HeapScan,
     }
 }
 
-fn stopped_at_exit(root: &ProcRoot, traced: &Traced, began: Instant) -> anyhow::Result<HeapScan> {
+fn stopped_at_exit(
+    args: &HeapScanArgs,
+    root: &ProcRoot,
+    traced: &Traced,
+    began: Instant,
+) -> anyhow::Result<HeapScan> {
     let (pid, task) = (Pid(traced.pid()), Pid(traced.task()));
-    let copy = copy_stopped(root, pid, task, CopyScope::Heap)?;
-    Ok(scan::scan(&copy, ProcessMoment::AtExit, began)?.scan)
+    let copy = copy_stopped(root, pid, task, scope(args))?;
+    scanned(args, root, &copy, ProcessMoment::AtExit, began)
 }

@@ -1,0 +1,368 @@
+//! Leaked blocks of a heap, the bytes that roots retain, and the paths that keep a block alive.
+
+use pagewise_model::Name;
+use pagewise_model::heap_graph::{
+    HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainedCell, RetainingRoot,
+    RetentionEntry, RetentionStep, RootKind, RootPath,
+};
+use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Paragraph, ReportBlock,
+    ReportTable, TableColumn,
+};
+
+use crate::blocks::{facts_of, first, for_programs, table};
+use crate::cells::{share, text};
+use crate::explain::fact;
+
+/// Blocks of a path that text shows.
+const SHOWN_STEPS: usize = 8;
+
+/// The graph as blocks of a report: `leaked`, `leaks`, `reachable`, `retained`, `why`.
+pub(crate) fn blocks(graph: &HeapGraph, limit: Option<usize>) -> Vec<ReportBlock> {
+    let mut blocks = vec![
+        ReportBlock::Text(verdict(graph)),
+        ReportBlock::Facts(amount("leaked", "Leaked", graph.leaked)),
+        ReportBlock::Table(leaks(graph, limit)),
+        ReportBlock::Facts(reachable(graph)),
+    ];
+    if !graph.retained.is_empty() {
+        blocks.push(ReportBlock::Table(retained(graph, limit)));
+    }
+    if let Some(kept) = &graph.why {
+        blocks.push(ReportBlock::Facts(kept_block(kept)));
+        blocks.push(ReportBlock::Table(paths(kept, limit)));
+    }
+    blocks
+}
+
+fn verdict(graph: &HeapGraph) -> Paragraph {
+    let LiveAmount { blocks, bytes } = graph.leaked;
+    let mut pieces = match blocks {
+        0 => vec![text("Every live block is reachable: nothing is leaked.")],
+        _ => vec![
+            CellValue::Bytes(bytes),
+            text(" in "),
+            CellValue::Count(blocks),
+            text(" blocks are leaked: no register, stack, variable or mapping leads to them."),
+        ],
+    };
+    if !graph.unseen.is_zero() {
+        pieces.extend([
+            text(" Pointers in "),
+            CellValue::Bytes(graph.unseen.0),
+            text(
+                " that are in swap or not readable are unknown: blocks may be kept alive by them.",
+            ),
+        ]);
+    }
+    if graph.unrecorded > 0 {
+        pieces.extend([
+            CellValue::Count(graph.unrecorded),
+            text(" pointers exceeded the limit. Their blocks count as reachable."),
+        ]);
+    }
+    Paragraph { title: "".into(), pieces, audience: Audience::People }
+}
+
+fn amount(key: &'static str, title: &'static str, amount: LiveAmount) -> NamedFacts {
+    let facts = vec![
+        fact("blocks", "BLOCKS", CellValue::Count(amount.blocks), "Number of blocks."),
+        fact("bytes", "BYTES", CellValue::Bytes(amount.bytes), "Their usable bytes."),
+    ];
+    facts_of(key, title, FactsShape::Columns, facts)
+}
+
+fn reachable(graph: &HeapGraph) -> NamedFacts {
+    let count = |key: &'static str, label: &'static str, number: u64| {
+        fact(key, label, CellValue::Count(number), "")
+    };
+    let LiveAmount { blocks, bytes } = graph.reachable;
+    let facts = vec![
+        count("blocks", "blocks", blocks),
+        fact("bytes", "bytes", CellValue::Bytes(bytes), ""),
+        count("roots", "roots", graph.roots),
+        count("pointers", "pointers", graph.pointers),
+        count("unrecorded", "pointers beyond the limit", graph.unrecorded)
+            .hidden_if(graph.unrecorded == 0),
+        fact("unseen", "not read", CellValue::Bytes(graph.unseen.0), "")
+            .hidden_if(graph.unseen.is_zero()),
+        fact("took_ns", "in", CellValue::Nanos(graph.took_ns), "Duration of the search."),
+    ];
+    facts_of("reachable", "Reachable", FactsShape::Line, facts)
+}
+
+fn leaks(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
+    let audience = if graph.leaks.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let (shown, note) = first(&graph.leaks, limit, "--top");
+    let counts = |of: fn(&LeakGroup) -> u64| ColumnCells::Counts(shown.iter().map(of).collect());
+    let bytes = |of: fn(&LeakGroup) -> u64| ColumnCells::Bytes(shown.iter().map(of).collect());
+    let columns = vec![
+        TableColumn {
+            meaning: "Blocks that no other leaked block leads to, and cycles.".into(),
+            ..TableColumn::new("leaks", "LEAKS", counts(|it| it.leaks))
+        },
+        TableColumn {
+            meaning: "These blocks, and those that only they lead to.".into(),
+            ..TableColumn::new("blocks", "BLOCKS", counts(|it| it.blocks))
+        },
+        TableColumn::new("bytes", "BYTES", bytes(|it| it.bytes)),
+        TableColumn {
+            meaning: "Usable bytes of each block that no other leaked block leads to.".into(),
+            ..TableColumn::new("size", "SIZE", bytes(|it| it.size))
+        },
+        TableColumn {
+            meaning: "Class of the block, if it has virtual functions.".into(),
+            ..TableColumn::new("type", "TYPE", types(shown.iter().map(|it| &it.block_type)))
+        },
+        TableColumn {
+            meaning: "Address of one of these blocks.".into(),
+            ..TableColumn::new(
+                "address",
+                "ADDRESS",
+                ColumnCells::Addresses(shown.iter().map(|it| it.address).collect()),
+            )
+        },
+        TableColumn {
+            meaning: "First bytes of this block.".into(),
+            ..TableColumn::new(
+                "first_bytes",
+                "FIRST BYTES",
+                ColumnCells::Labels(shown.iter().map(|it| hex(&it.first_bytes)).collect()),
+            )
+        },
+        for_programs(TableColumn {
+            gaps: pagewise_model::report::Gaps::All(pagewise_model::Absent::NotCollected(
+                "run the program under `pagewise heap run`, which records call stacks".into(),
+            )),
+            ..TableColumn::new("stack", "", ColumnCells::Values(vec![CellValue::None; shown.len()]))
+        }),
+    ];
+    ReportTable { note, ..table("leaks", "Leaks by size and type", audience, columns) }
+}
+
+fn types<'a>(types: impl Iterator<Item = &'a Option<Name>>) -> ColumnCells {
+    ColumnCells::Values(
+        types.map(|it| it.clone().map_or(CellValue::None, CellValue::Name)).collect(),
+    )
+}
+
+fn hex(bytes: &[u8]) -> Label {
+    let words = bytes.chunks(8).map(|word| word.iter().map(|byte| format!("{byte:02x}")).collect());
+    words.collect::<Vec<String>>().join(" ").into()
+}
+
+fn retained(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
+    let (shown, note) = first(&graph.retained, limit, "--top");
+    let all = graph.reachable.bytes;
+    let bytes = |it: &RetainingRoot| it.retained.bytes;
+    let columns = vec![
+        TableColumn::new(
+            "bytes",
+            "RETAINED",
+            ColumnCells::Bytes(shown.iter().map(bytes).collect()),
+        ),
+        TableColumn::new(
+            "share",
+            "SHARE",
+            ColumnCells::Values(shown.iter().map(|it| share(bytes(it), all)).collect()),
+        ),
+        TableColumn::new(
+            "blocks",
+            "BLOCKS",
+            ColumnCells::Counts(shown.iter().map(|it| it.retained.blocks).collect()),
+        ),
+        TableColumn::new(
+            "kind",
+            "KIND",
+            ColumnCells::Labels(shown.iter().map(|it| it.root.kind.key().into()).collect()),
+        ),
+        TableColumn::new(
+            "root",
+            "ROOT",
+            ColumnCells::Names(shown.iter().map(|it| root_name(&it.root)).collect()),
+        ),
+        TableColumn {
+            meaning: "Blocks on the way to most of the retained bytes.".into(),
+            ..TableColumn::new(
+                "path",
+                "LARGEST BELOW",
+                ColumnCells::Values(shown.iter().map(|it| steps(&it.path)).collect()),
+            )
+        },
+        for_programs(TableColumn::new(
+            "address",
+            "",
+            ColumnCells::Addresses(shown.iter().map(|it| it.root.address).collect()),
+        )),
+    ];
+    let title = "Bytes that would be unreachable without each root";
+    ReportTable { note, ..table("retained", title, Audience::Everyone, columns) }
+}
+
+fn steps(path: &[RetentionStep]) -> CellValue {
+    let step = |step: &RetentionStep| {
+        let mut words = vec![
+            ("blocks".into(), CellValue::Count(step.blocks)),
+            ("size".into(), CellValue::Bytes(step.size)),
+        ];
+        words.extend(step.block_type.clone().map(|it| ("type".into(), CellValue::Name(it))));
+        words.push(("at".into(), CellValue::Address(step.address)));
+        CellValue::Record(words)
+    };
+    CellValue::List(path.iter().map(step).collect())
+}
+
+/// One name for a root: `item (s3)`, `stack of thread 7 (worker)`.
+pub fn root_name(root: &HeapRoot) -> Name {
+    let base = |name: &Name| String::from_utf8_lossy(name.base()).into_owned();
+    let name = String::from_utf8_lossy(root.name.as_bytes()).into_owned();
+    let thread = match root.tid {
+        Some(tid) if name.is_empty() || root.module.is_some() => format!("thread {tid}"),
+        Some(tid) => format!("thread {tid} ({name})"),
+        None => String::new(),
+    };
+    let address = root.address;
+    let text = match (root.kind, &root.module) {
+        (RootKind::Register, _) => format!("registers of {thread}"),
+        (RootKind::ThreadLocal, Some(module)) => format!("{name} ({}), {thread}", base(module)),
+        (RootKind::ThreadLocal, None) => format!("thread-local storage of {thread}"),
+        (RootKind::Stack, _) => format!("stack of {thread}"),
+        (RootKind::Variable, Some(module)) => format!("{name} ({})", base(module)),
+        (RootKind::Variable, None) => name,
+        (RootKind::Data, _) => format!("data of {} at {address:#x}", base(&root.name)),
+        (RootKind::Mapping, _) if name.is_empty() => format!("anonymous mapping at {address:#x}"),
+        (RootKind::Mapping, _) => format!("mapping {name} at {address:#x}"),
+        (RootKind::Several, _) => "several roots".to_owned(),
+        (RootKind::Unrecorded, _) => "pointers beyond the limit".to_owned(),
+    };
+    Name::from(text.as_str())
+}
+
+/// The tree of retained bytes as cells of a picture.
+pub fn cells(graph: &HeapGraph) -> Vec<RetainedCell> {
+    let cell = |entry: &RetentionEntry| RetainedCell {
+        parent: entry.parent,
+        label: entry_label(entry),
+        retained: entry.retained,
+    };
+    graph.retention.iter().map(cell).collect()
+}
+
+fn entry_label(entry: &RetentionEntry) -> Name {
+    let blocks = entry.blocks.as_ref().map(|step| {
+        let name = step.block_type.as_ref().map(|it| String::from_utf8_lossy(it.as_bytes()));
+        let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+        format!("{} x {} B{name}", step.blocks, step.size)
+    });
+    let root = entry.root.as_ref().map(root_name);
+    match (root, blocks) {
+        (Some(root), None) => root,
+        (Some(root), Some(blocks)) => {
+            let root = String::from_utf8_lossy(root.as_bytes()).into_owned();
+            Name::from(format!("{blocks}, kept by {root}").as_str())
+        }
+        (None, blocks) => Name::from(blocks.unwrap_or_default().as_str()),
+    }
+}
+
+fn kept_block(kept: &KeptBlock) -> NamedFacts {
+    let block = |of: fn(&KeptStep) -> CellValue| kept.block.as_ref().map_or(CellValue::None, of);
+    let facts: Vec<Fact> = vec![
+        fact("asked", "address", CellValue::Address(kept.asked), ""),
+        fact("block", "block", block(|it| CellValue::Address(it.address)), ""),
+        fact("size", "size", block(|it| CellValue::Bytes(it.size)), ""),
+        fact(
+            "type",
+            "type",
+            block(|it| it.block_type.clone().map_or(CellValue::None, CellValue::Name)),
+            "",
+        ),
+        fact("reachable", "reachable", CellValue::Flag(!kept.paths.is_empty()), ""),
+        fact("retained_bytes", "retained", CellValue::Bytes(kept.retained.bytes), ""),
+        fact("retained_blocks", "blocks", CellValue::Count(kept.retained.blocks), ""),
+    ];
+    facts_of("why", "Block", FactsShape::Line, facts)
+}
+
+fn paths(kept: &KeptBlock, limit: Option<usize>) -> ReportTable {
+    let (shown, note) = first(&kept.paths, limit, "--top");
+    let columns = vec![
+        TableColumn::new(
+            "root",
+            "ROOT",
+            ColumnCells::Names(shown.iter().map(|it| root_name(&it.root)).collect()),
+        ),
+        TableColumn::new(
+            "kind",
+            "KIND",
+            ColumnCells::Labels(shown.iter().map(|it| it.root.kind.key().into()).collect()),
+        ),
+        TableColumn::new(
+            "pointer",
+            "POINTER",
+            ColumnCells::Addresses(shown.iter().map(|it| it.root.address).collect()),
+        ),
+        TableColumn::new(
+            "length",
+            "BLOCKS",
+            ColumnCells::Counts(
+                shown.iter().map(|it| it.steps.len() as u64 + it.omitted).collect(),
+            ),
+        ),
+        TableColumn::new(
+            "steps",
+            "PATH",
+            ColumnCells::Values(shown.iter().map(path_steps).collect()),
+        ),
+    ];
+    let title = "Shortest paths that keep the block alive";
+    ReportTable { note, ..table("why.paths", title, Audience::Everyone, columns) }
+}
+
+fn path_steps(path: &RootPath) -> CellValue {
+    let step = |step: &KeptStep| {
+        let mut words = vec![
+            ("at".into(), CellValue::Address(step.address)),
+            ("size".into(), CellValue::Bytes(step.size)),
+        ];
+        words.extend(step.block_type.clone().map(|it| ("type".into(), CellValue::Name(it))));
+        CellValue::Record(words)
+    };
+    let (head, tail) = path.steps.split_at(path.steps.len().min(SHOWN_STEPS));
+    let shown_tail = &tail[tail.len().saturating_sub(SHOWN_STEPS)..];
+    let omitted = path.omitted + (tail.len() - shown_tail.len()) as u64;
+    let mut cells: Vec<CellValue> = head.iter().map(step).collect();
+    if omitted > 0 {
+        cells.push(CellValue::Record(vec![("omitted".into(), CellValue::Count(omitted))]));
+    }
+    cells.extend(shown_tail.iter().map(step));
+    CellValue::List(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_has_the_name_that_its_program_gave_it() {
+        let root = |kind, name: &str, module: Option<&str>, tid| HeapRoot {
+            kind,
+            name: name.into(),
+            module: module.map(Name::from),
+            tid,
+            address: 0x10,
+        };
+        let named = |root: HeapRoot| root_name(&root).escaped().into_owned();
+        assert_eq!(named(root(RootKind::Variable, "item", Some("/bin/s3"), None)), "item (s3)");
+        assert_eq!(
+            named(root(RootKind::Stack, "worker", None, Some(7))),
+            "stack of thread 7 (worker)"
+        );
+        assert_eq!(
+            named(root(RootKind::ThreadLocal, "own", Some("/bin/s3"), Some(7))),
+            "own (s3), thread 7"
+        );
+        assert_eq!(named(root(RootKind::Mapping, "", None, None)), "anonymous mapping at 0x10");
+    }
+}

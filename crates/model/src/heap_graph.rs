@@ -1,0 +1,191 @@
+//! Pointers between the blocks of a heap at one time: reachable and leaked blocks, and the bytes
+//! that each root retains.
+
+use serde::{Deserialize, Serialize};
+
+use crate::heap_scan::LiveAmount;
+use crate::{Bytes, Name};
+
+/// Reachability of the blocks of a heap.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapGraph {
+    /// Blocks that a root reaches.
+    pub reachable: LiveAmount,
+    /// Blocks that no root reaches.
+    pub leaked: LiveAmount,
+    /// Leaks by size and type, most bytes first.
+    pub leaks: Vec<LeakGroup>,
+    /// Number of roots that point to blocks.
+    pub roots: u64,
+    /// Number of pointers to blocks.
+    pub pointers: u64,
+    /// Number of pointers beyond the bound. Their blocks count as reachable.
+    pub unrecorded: u64,
+    /// Bytes that were not read: in swap, or not readable. Pointers in them are unknown.
+    pub unseen: Bytes,
+    /// Roots by retained bytes, most first; empty if they were not computed.
+    pub retained: Vec<RetainingRoot>,
+    /// Retained bytes by root, and below by size and type of blocks; empty if not computed.
+    pub retention: Vec<RetentionEntry>,
+    /// The block that was asked for.
+    pub why: Option<KeptBlock>,
+    /// Duration of the search in nanoseconds.
+    pub took_ns: u64,
+}
+
+/// Blocks of one size and type that a program lost, with the blocks that only they lead to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeakGroup {
+    /// Number of leaks: of blocks that no other leaked block leads to, or of cycles.
+    pub leaks: u64,
+    /// All blocks.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Usable bytes of each block that heads a leak.
+    pub size: u64,
+    /// Its type, if its first word points to the table of a class.
+    pub block_type: Option<Name>,
+    /// Address of one of these blocks.
+    pub address: u64,
+    /// First bytes of this block.
+    pub first_bytes: Vec<u8>,
+}
+
+/// Kind of memory that holds a root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RootKind {
+    /// A register of a thread.
+    Register,
+    /// The stack of a thread.
+    Stack,
+    /// A thread-local variable, or the control block of a thread.
+    ThreadLocal,
+    /// A global or static variable.
+    Variable,
+    /// Data of a program or library without a symbol.
+    Data,
+    /// Another mapping.
+    Mapping,
+    /// Several roots: without one of them the blocks stay reachable.
+    Several,
+    /// Pointers beyond the bound.
+    Unrecorded,
+}
+
+impl RootKind {
+    /// The name in JSON.
+    pub const fn key(self) -> &'static str {
+        match self {
+            RootKind::Register => "register",
+            RootKind::Stack => "stack",
+            RootKind::ThreadLocal => "thread_local",
+            RootKind::Variable => "variable",
+            RootKind::Data => "data",
+            RootKind::Mapping => "mapping",
+            RootKind::Several => "several",
+            RootKind::Unrecorded => "unrecorded",
+        }
+    }
+}
+
+/// A root.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapRoot {
+    /// Kind of its memory.
+    pub kind: RootKind,
+    /// The variable; the file or mapping of others; of a thread, its name.
+    pub name: Name,
+    /// The file that defines a variable.
+    pub module: Option<Name>,
+    /// The thread.
+    pub tid: Option<u32>,
+    /// Address of its first pointer; 0 of registers.
+    pub address: u64,
+}
+
+/// A root, and the blocks that would be unreachable without it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetainingRoot {
+    /// The root.
+    pub root: HeapRoot,
+    /// Retained blocks and bytes.
+    pub retained: LiveAmount,
+    /// The way to most of these bytes, from the root on.
+    pub path: Vec<RetentionStep>,
+}
+
+/// Blocks of one size and type on a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetentionStep {
+    /// Address of the first block.
+    pub address: u64,
+    /// Usable bytes of each.
+    pub size: u64,
+    /// Their type.
+    pub block_type: Option<Name>,
+    /// Number of the blocks.
+    pub blocks: u64,
+    /// Blocks and bytes that they retain, these blocks included.
+    pub retained: LiveAmount,
+}
+
+/// An entry of the tree of retained bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetentionEntry {
+    /// Index of the entry above; `None` at the top.
+    pub parent: Option<u32>,
+    /// The root, at the top.
+    pub root: Option<HeapRoot>,
+    /// The blocks; `None` of a root.
+    pub blocks: Option<RetentionStep>,
+    /// Retained blocks and bytes.
+    pub retained: LiveAmount,
+}
+
+/// A cell of a picture of retained bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetainedCell {
+    /// Index of the cell above; `None` at the top. It is lower than that of this cell.
+    pub parent: Option<u32>,
+    /// Root, or size and type of blocks.
+    pub label: Name,
+    /// Retained blocks and bytes.
+    pub retained: LiveAmount,
+}
+
+/// A block, and the paths of pointers that keep it alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptBlock {
+    /// The address that was asked for.
+    pub asked: u64,
+    /// The block that contains it.
+    pub block: Option<KeptStep>,
+    /// Shortest paths from roots.
+    pub paths: Vec<RootPath>,
+    /// Blocks and bytes that only this block keeps alive, the block included.
+    pub retained: LiveAmount,
+}
+
+/// A path from a root to a block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootPath {
+    /// The root.
+    pub root: HeapRoot,
+    /// Blocks from the root on; the last is the block that was asked for.
+    pub steps: Vec<KeptStep>,
+    /// Number of blocks that are left out in the middle.
+    pub omitted: u64,
+}
+
+/// A block on a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptStep {
+    /// Its address.
+    pub address: u64,
+    /// Usable bytes.
+    pub size: u64,
+    /// Its type.
+    pub block_type: Option<Name>,
+}

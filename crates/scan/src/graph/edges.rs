@@ -1,0 +1,565 @@
+//! One pass over memory: the pointers from blocks and roots to blocks.
+//!
+//! A pointer is an aligned word whose value lies in a block, also behind its start. Work is divided
+//! into pieces in order of address, which several threads read; their results, put one after the
+//! other, are in order of the pointing block.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use pagewise_model::{AddrRange, Backing, Mapping};
+
+use super::index::BlockIndex;
+use super::roots::{RootSpan, RootSpanKind};
+use crate::blocks::BlockTable;
+use crate::memory::Memory;
+
+/// Bytes of a piece of work.
+const PIECE_BYTES: u64 = 16 << 20;
+/// Blocks of a piece of work.
+const PIECE_BLOCKS: u64 = 64 << 10;
+/// Pointers of a piece for which capacity is reserved. An allocation of this size has a mapping of
+/// its own: capacity that is never used takes no memory, and freeing it returns its memory at once.
+const PIECE_POINTERS: usize = 256 << 10;
+/// Unused bytes between two blocks that are read with them: one request costs about as much.
+const MAX_READ_GAP: u64 = 64 << 10;
+/// Threads beyond this number wait for memory.
+const MAX_THREADS: usize = 8;
+/// Words that are looked up together, so that their cache misses overlap.
+const BATCH: usize = 256;
+/// Pointers that are stored for each block, on average.
+const POINTERS_PER_BLOCK: u64 = 16;
+/// Pointers that are stored in any case.
+const MIN_POINTERS: u64 = 1 << 20;
+
+/// Pointers to blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeapPointers {
+    /// Index in `targets` of the first pointer of each block; one more entry than blocks.
+    pub(super) offsets: Vec<u32>,
+    /// Blocks that the blocks point to, in order of the pointing block.
+    pub(super) targets: Vec<u32>,
+    /// Pointers of roots, in order of their spans.
+    pub(super) roots: RootPointers,
+    /// Pointers that were not stored.
+    pub unrecorded: UnrecordedPointers,
+    /// Types of blocks.
+    pub types: BlockTypes,
+}
+
+/// Types of blocks: the first word of an object with virtual functions points to the table of its
+/// class, which is read-only data of a program or library.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTypes {
+    /// By block, 0 for none; empty if no block has a type.
+    numbers: Vec<u32>,
+    /// The first words, by type.
+    words: Vec<u64>,
+}
+
+impl BlockTypes {
+    /// Number of a block's type; 0 for none.
+    pub fn number(&self, block: u32) -> u32 {
+        self.numbers.get(block as usize).copied().unwrap_or(0)
+    }
+
+    /// The first word of a block, if it points to read-only data of an object.
+    pub fn word(&self, block: u32) -> Option<u64> {
+        let number = self.number(block).checked_sub(1)?;
+        self.words.get(number as usize).copied()
+    }
+
+    /// The first words of all types.
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    fn new(blocks: usize, firsts: impl Iterator<Item = (u32, u64)>) -> BlockTypes {
+        let mut types = BlockTypes::default();
+        let mut known = std::collections::HashMap::new();
+        for (block, word) in firsts {
+            let number = *known.entry(word).or_insert_with(|| {
+                types.words.push(word);
+                super::number(types.words.len())
+            });
+            if types.numbers.is_empty() {
+                types.numbers = vec![0; blocks];
+            }
+            types.numbers[block as usize] = number;
+        }
+        types
+    }
+}
+
+/// Read-only data of objects, in order of address: tables of classes lie in it.
+fn constant_data(memory: &dyn Memory) -> Vec<AddrRange> {
+    let mappings = memory.mappings().iter();
+    let is_constant = |it: &&Mapping| {
+        let prot = it.prot;
+        prot.read && !prot.write && !prot.exec && it.backing() == Backing::File
+    };
+    mappings.filter(is_constant).map(|mapping| mapping.range).collect()
+}
+
+impl HeapPointers {
+    /// Addresses of the pointers in data of objects.
+    pub fn data_addresses(&self, spans: &[RootSpan]) -> impl Iterator<Item = u64> {
+        let runs = &self.roots.runs;
+        let ends = runs.iter().skip(1).map(|run| run.1 as usize).chain([self.roots.targets.len()]);
+        let is_data = |span: u32| {
+            let span = spans.get(span as usize);
+            span.is_some_and(|span| matches!(span.kind, RootSpanKind::Data(_)))
+        };
+        let runs = runs.iter().zip(ends).filter(move |((span, _), _)| is_data(*span));
+        runs.flat_map(|(&(_, start), end)| {
+            self.roots.addresses[start as usize..end].iter().copied()
+        })
+    }
+}
+
+/// Pointers of roots to blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RootPointers {
+    /// Addresses of the pointers; of a register, 0.
+    pub(super) addresses: Vec<u64>,
+    /// Blocks that they point to.
+    pub(super) targets: Vec<u32>,
+    /// Number of the span that each run of pointers lies in, and where the run begins.
+    pub(super) runs: Vec<(u32, u32)>,
+}
+
+/// Pointers beyond the bound of stored pointers. Their targets count as reachable, so a pointer
+/// that is not stored can hide a leak but not invent one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnrecordedPointers {
+    /// Their number.
+    pub count: u64,
+    /// The blocks that they point to, each once.
+    pub(super) targets: Vec<u32>,
+}
+
+/// Reads all blocks and roots once, with several threads.
+pub(super) fn pointers(
+    memory: &dyn Memory,
+    blocks: &BlockTable,
+    spans: &[RootSpan],
+    most_pointers: u64,
+) -> HeapPointers {
+    let index = BlockIndex::new(blocks);
+    let pieces = pieces(blocks, spans);
+    let pass = PointerPass {
+        memory,
+        blocks,
+        index,
+        pieces,
+        constants: constant_data(memory),
+        next: AtomicUsize::new(0),
+        stored: AtomicU64::new(0),
+        most_pointers,
+        unrecorded: (0..blocks.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        unrecorded_count: AtomicU64::new(0),
+    };
+    let mut results = pass.run();
+    results.sort_unstable_by_key(|result| result.piece);
+    pass.joined(results, spans)
+}
+
+/// Bound of the stored pointers for a number of blocks.
+pub(super) fn most_pointers(blocks: usize) -> u64 {
+    let bound = (blocks as u64).saturating_mul(POINTERS_PER_BLOCK).saturating_add(MIN_POINTERS);
+    bound.min(u64::from(u32::MAX / 2))
+}
+
+/// A piece of work: what one thread reads at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ScanPiece {
+    /// Addresses; blocks and spans may begin before and end behind them.
+    range: AddrRange,
+    contents: PieceContents,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PieceContents {
+    /// These blocks, from the first to before the second.
+    Blocks(usize, usize),
+    /// A span with roots.
+    Span(u32),
+}
+
+fn pieces(blocks: &BlockTable, spans: &[RootSpan]) -> Vec<ScanPiece> {
+    let mut pieces = pieces_of_blocks(blocks);
+    for (number, span) in (0..).zip(spans) {
+        let mut at = span.range.start;
+        while at < span.range.end {
+            let end = at.saturating_add(PIECE_BYTES).min(span.range.end);
+            let contents = PieceContents::Span(number);
+            pieces.push(ScanPiece { range: AddrRange { start: at, end }, contents });
+            at = end;
+        }
+    }
+    pieces
+}
+
+/// Pieces of at most [`PIECE_BYTES`] of blocks; a larger block is in several.
+fn pieces_of_blocks(blocks: &BlockTable) -> Vec<ScanPiece> {
+    let mut pieces = Vec::new();
+    // First block, start, bytes and blocks of the piece that grows.
+    let mut open: Option<(usize, u64, u64, u64)> = None;
+    let mut end = 0;
+    let piece = |first: usize, last: usize, start: u64, end: u64| ScanPiece {
+        range: AddrRange { start, end },
+        contents: PieceContents::Blocks(first, last + 1),
+    };
+    for (at, block) in (0..blocks.len()).filter_map(|at| Some((at, blocks.get(at)?))) {
+        let block_end = block.start.saturating_add(block.size);
+        let mut from = block.start;
+        if block.size > PIECE_BYTES {
+            if let Some((first, start, ..)) = open.take() {
+                pieces.push(piece(first, at - 1, start, end));
+            }
+            while block_end - from > PIECE_BYTES {
+                pieces.push(piece(at, at, from, from + PIECE_BYTES));
+                from += PIECE_BYTES;
+            }
+        }
+        let (first, start, bytes, count) = open.unwrap_or((at, from, 0, 0));
+        let (bytes, count) = (bytes + (block_end - from), count + 1);
+        end = block_end;
+        open = Some((first, start, bytes, count));
+        if bytes >= PIECE_BYTES || count >= PIECE_BLOCKS {
+            pieces.push(piece(first, at, start, end));
+            open = None;
+        }
+    }
+    if let Some((first, start, ..)) = open {
+        pieces.push(piece(first, blocks.len() - 1, start, end));
+    }
+    pieces
+}
+
+/// Pointers found in one piece.
+#[derive(Debug, Default)]
+struct PieceResult {
+    piece: usize,
+    targets: Vec<u32>,
+    /// Number of pointers of each block; empty for a span.
+    counts: Vec<u32>,
+    /// Address of each pointer of a span; empty for blocks.
+    addresses: Vec<u64>,
+    /// First words of blocks that point to read-only data of an object.
+    firsts: Vec<(u32, u64)>,
+}
+
+/// Data that all threads of the pass share.
+struct PointerPass<'a> {
+    memory: &'a dyn Memory,
+    blocks: &'a BlockTable,
+    index: BlockIndex<'a>,
+    pieces: Vec<ScanPiece>,
+    constants: Vec<AddrRange>,
+    next: AtomicUsize,
+    stored: AtomicU64,
+    most_pointers: u64,
+    /// One bit for each block that a pointer points to which was not stored.
+    unrecorded: Vec<AtomicU64>,
+    unrecorded_count: AtomicU64,
+}
+
+impl PointerPass<'_> {
+    fn run(&self) -> Vec<PieceResult> {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(MAX_THREADS).min(self.pieces.len());
+        thread::scope(|scope| {
+            let start = || thread::Builder::new().spawn_scoped(scope, || self.work());
+            let others: Vec<_> = (1..threads).filter_map(|_| start().ok()).collect();
+            let mut results = self.work();
+            for other in others {
+                let joined = other.join();
+                results.extend(joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            results
+        })
+    }
+
+    /// Takes pieces until none is left.
+    fn work(&self) -> Vec<PieceResult> {
+        let mut results = Vec::new();
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(&piece) = self.pieces.get(number) else { return results };
+            let found = match piece.contents {
+                PieceContents::Blocks(first, end) => self.of_blocks(piece.range, first, end),
+                PieceContents::Span(_) => self.of_span(piece.range),
+            };
+            results.push(PieceResult { piece: number, ..found });
+        }
+    }
+
+    fn of_blocks(&self, range: AddrRange, first: usize, end: usize) -> PieceResult {
+        let words = usize::try_from(range.len().0 / 8).unwrap_or(usize::MAX);
+        let mut reader = BlockReader {
+            pass: self,
+            range,
+            first,
+            current: first,
+            end,
+            pending: Vec::with_capacity(BATCH),
+            buckets: Vec::with_capacity(BATCH),
+            result: PieceResult {
+                counts: vec![0; end - first],
+                targets: Vec::with_capacity(PIECE_POINTERS.min(words)),
+                ..PieceResult::default()
+            },
+        };
+        let mut at = first;
+        while let Some((run, after)) = self.run_of_blocks(at, end, range) {
+            if !run.is_empty() {
+                self.memory.visit(run, &mut |address, bytes| reader.read(address, bytes));
+            }
+            at = after;
+        }
+        reader.look_up();
+        reader.result
+    }
+
+    /// The addresses of block `at` and of those behind it without large gaps, and the block after
+    /// them.
+    fn run_of_blocks(
+        &self,
+        at: usize,
+        end: usize,
+        within: AddrRange,
+    ) -> Option<(AddrRange, usize)> {
+        let block_range = |at: usize| {
+            let block = self.blocks.get(at).filter(|_| at < end)?;
+            let range =
+                AddrRange { start: block.start, end: block.start.saturating_add(block.size) };
+            Some(AddrRange { start: range.start.max(within.start), end: range.end.min(within.end) })
+        };
+        let mut run = block_range(at)?;
+        let mut after = at + 1;
+        while let Some(next) = block_range(after) {
+            if next.start.saturating_sub(run.end) > MAX_READ_GAP {
+                break;
+            }
+            run.end = run.end.max(next.end);
+            after += 1;
+        }
+        run.start = aligned_up(run.start);
+        Some((run, after))
+    }
+
+    fn of_span(&self, range: AddrRange) -> PieceResult {
+        let mut result = PieceResult::default();
+        self.memory.visit(range, &mut |start, bytes| {
+            for (address, word) in (start..).step_by(8).zip(bytes.chunks_exact(8)) {
+                self.root_word(address, word_of(word), &mut result);
+            }
+        });
+        result
+    }
+
+    fn root_word(&self, address: u64, word: u64, result: &mut PieceResult) {
+        if !self.index.may_contain(word) {
+            return;
+        }
+        let Some(target) = self.index.containing(word) else { return };
+        if self.takes(1, &[target]) {
+            result.addresses.push(address);
+            result.targets.push(target);
+        }
+    }
+
+    /// True if `count` more pointers can be stored; otherwise notes their targets.
+    fn takes(&self, count: u64, targets: &[u32]) -> bool {
+        if self.stored.fetch_add(count, Ordering::Relaxed) + count <= self.most_pointers {
+            return true;
+        }
+        self.unrecorded_count.fetch_add(count, Ordering::Relaxed);
+        for &target in targets {
+            let (bits, bit) = (&self.unrecorded[target as usize / 64], 1 << (target % 64));
+            if bits.load(Ordering::Relaxed) & bit == 0 {
+                bits.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        false
+    }
+
+    fn of_registers(&self, spans: &[RootSpan]) -> Vec<(u32, PieceResult)> {
+        let results = (0..).zip(spans).map(|(number, span)| {
+            let mut result = PieceResult::default();
+            if let RootSpanKind::Registers(thread) = span.kind {
+                let thread = &self.memory.threads()[thread as usize];
+                for &word in &thread.registers {
+                    self.root_word(0, word, &mut result);
+                }
+            }
+            (number, result)
+        });
+        results.collect()
+    }
+
+    /// Puts the results one after the other.
+    fn joined(self, results: Vec<PieceResult>, spans: &[RootSpan]) -> HeapPointers {
+        let mut all = HeapPointers::default();
+        let mut counts = vec![0_u32; self.blocks.len() + 1];
+        let stored = results.iter().filter(|it| !it.counts.is_empty()).map(|it| it.targets.len());
+        all.targets.reserve_exact(stored.sum());
+        for (span, result) in self.of_registers(spans) {
+            all.roots.append(span, &result);
+        }
+        let firsts = results.iter().flat_map(|result| result.firsts.iter().copied());
+        all.types = BlockTypes::new(self.blocks.len(), firsts);
+        for result in results {
+            match self.pieces[result.piece].contents {
+                PieceContents::Blocks(first, _) => {
+                    all.targets.extend_from_slice(&result.targets);
+                    for (sum, count) in counts[first..].iter_mut().zip(&result.counts) {
+                        *sum += count;
+                    }
+                }
+                PieceContents::Span(span) => all.roots.append(span, &result),
+            }
+        }
+        let mut sum = 0;
+        for count in &mut counts {
+            sum += std::mem::replace(count, sum);
+        }
+        all.offsets = counts;
+        all.unrecorded = self.unrecorded();
+        all
+    }
+
+    fn unrecorded(self) -> UnrecordedPointers {
+        let mut targets = Vec::new();
+        for (base, bits) in (0_u32..).step_by(64).zip(self.unrecorded) {
+            let bits = bits.into_inner();
+            targets.extend((0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| base + bit));
+        }
+        UnrecordedPointers { count: self.unrecorded_count.into_inner(), targets }
+    }
+}
+
+impl RootPointers {
+    fn append(&mut self, span: u32, result: &PieceResult) {
+        if result.targets.is_empty() {
+            return;
+        }
+        if self.runs.last().is_none_or(|&(last, _)| last != span) {
+            self.runs.push((span, u32::try_from(self.targets.len()).unwrap_or(u32::MAX)));
+        }
+        self.addresses.extend_from_slice(&result.addresses);
+        self.targets.extend_from_slice(&result.targets);
+    }
+}
+
+/// Reads the words of consecutive blocks.
+struct BlockReader<'a> {
+    pass: &'a PointerPass<'a>,
+    range: AddrRange,
+    first: usize,
+    current: usize,
+    end: usize,
+    /// Pointing block, relative to `first`, and a word that may be a pointer.
+    pending: Vec<(u32, u64)>,
+    /// Buckets of the pending words.
+    buckets: Vec<(u32, u32)>,
+    result: PieceResult,
+}
+
+impl BlockReader<'_> {
+    /// Reads the words of blocks in `bytes`, which start at `address`.
+    fn read(&mut self, address: u64, bytes: &[u8]) {
+        let end = address.saturating_add(bytes.len() as u64).min(self.range.end);
+        while let Some(block) =
+            self.pass.blocks.get(self.current).filter(|_| self.current < self.end)
+        {
+            let block_end = block.start.saturating_add(block.size);
+            let from = aligned_up(block.start.max(address).max(self.range.start));
+            let to = block_end.min(end);
+            if from < to {
+                let part = usize::try_from(from - address).unwrap_or(0)
+                    ..usize::try_from(to - address).unwrap_or(0);
+                let words = &bytes[part];
+                if from == block.start {
+                    self.first_word(words);
+                }
+                self.words(words);
+            }
+            if block_end > end {
+                return;
+            }
+            self.current += 1;
+        }
+    }
+
+    #[inline]
+    fn first_word(&mut self, bytes: &[u8]) {
+        let Some(word) = bytes.first_chunk().map(|word| u64::from_le_bytes(*word)) else { return };
+        let constants = &self.pass.constants;
+        let after = constants.partition_point(|range| range.start <= word);
+        if after.checked_sub(1).is_some_and(|at| constants[at].contains(word)) {
+            self.result.firsts.push((super::number(self.current), word));
+        }
+    }
+
+    #[inline]
+    fn words(&mut self, bytes: &[u8]) {
+        let source = u32::try_from(self.current - self.first).unwrap_or(u32::MAX);
+        for bytes in bytes.chunks_exact(8) {
+            let word = word_of(bytes);
+            if self.pass.index.may_contain(word) {
+                self.pending.push((source, word));
+                if self.pending.len() == BATCH {
+                    self.look_up();
+                }
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self) {
+        let before = self.result.targets.len();
+        let index = &self.pass.index;
+        self.buckets.clear();
+        self.buckets.extend(self.pending.iter().map(|&(_, word)| index.bucket(word)));
+        let mut last = None;
+        for ((source, word), &bucket) in self.pending.drain(..).zip(&self.buckets) {
+            let Some(target) = index.in_bucket(word, bucket) else { continue };
+            let is_own = self.first + source as usize == target as usize;
+            if is_own || last.replace((source, target)) == Some((source, target)) {
+                continue;
+            }
+            self.result.targets.push(target);
+            self.result.counts[source as usize] += 1;
+        }
+        let new = &self.result.targets[before..];
+        if let Some((source, _)) = last
+            && !self.pass.takes(new.len() as u64, new)
+        {
+            self.drop_targets(before, source as usize);
+        }
+    }
+
+    /// Removes the targets from `before` on, which belong to the blocks up to `source`.
+    fn drop_targets(&mut self, before: usize, source: usize) {
+        let mut excess = self.result.targets.len() - before;
+        self.result.targets.truncate(before);
+        for count in self.result.counts[..=source].iter_mut().rev() {
+            if excess == 0 {
+                break;
+            }
+            let part = excess.min(*count as usize);
+            *count -= u32::try_from(part).unwrap_or(u32::MAX);
+            excess -= part;
+        }
+    }
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
+fn aligned_up(address: u64) -> u64 {
+    address.saturating_add(7) & !7
+}

@@ -1,0 +1,202 @@
+//! The block that contains an address, in a few memory accesses.
+//!
+//! ```text
+//!  regions   runs of blocks without large gaps, each divided into buckets of equal size
+//!  buckets   number of the first block that starts in or after a bucket
+//! ```
+
+use crate::blocks::BlockTable;
+
+/// Gap between two blocks from which on they are in different regions.
+const REGION_GAP: u64 = 1 << 20;
+/// Smallest bucket, as a power of two: glibc's smallest chunk has 32 bytes.
+const MIN_BUCKET_SHIFT: u32 = 5;
+/// Blocks of a bucket that are compared one by one.
+const UNROLLED_SEARCH: u32 = 4;
+
+/// A run of blocks.
+#[derive(Clone, Copy, Debug)]
+struct IndexRegion {
+    start: u64,
+    end: u64,
+    first_bucket: usize,
+}
+
+/// Finds blocks by address.
+#[derive(Debug)]
+pub(super) struct BlockIndex<'a> {
+    blocks: &'a BlockTable,
+    low: u64,
+    span: u64,
+    regions: Vec<IndexRegion>,
+    buckets: Vec<u32>,
+    shift: u32,
+}
+
+impl<'a> BlockIndex<'a> {
+    /// Takes about 4 bytes for every two blocks.
+    pub(super) fn new(blocks: &'a BlockTable) -> BlockIndex<'a> {
+        let mut regions = regions(blocks);
+        let low = regions.first().map_or(0, |first| first.start);
+        let high = regions.last().map_or(0, |last| last.end);
+        let length: u64 = regions.iter().map(|region| region.end - region.start).sum();
+        let per_bucket = length / (blocks.len() as u64).div_ceil(2).max(1);
+        let shift = (per_bucket.max(1).ilog2() + 1).max(MIN_BUCKET_SHIFT);
+        let mut buckets = Vec::with_capacity(blocks.len() / 2 + 2 * regions.len() + 1);
+        let mut next = 0;
+        for region in &mut regions {
+            region.first_bucket = buckets.len();
+            let count = ((region.end - region.start - 1) >> shift) + 1;
+            for bucket in 0..count {
+                let start = region.start + (bucket << shift);
+                while blocks.get(next).is_some_and(|block| block.start < start) {
+                    next += 1;
+                }
+                buckets.push(number(next));
+            }
+            while blocks.get(next).is_some_and(|block| block.start < region.end) {
+                next += 1;
+            }
+            buckets.push(number(next));
+        }
+        BlockIndex { blocks, low, span: high - low, regions, buckets, shift }
+    }
+
+    /// False if no block contains `word`; true if one may.
+    #[inline]
+    pub(super) fn may_contain(&self, word: u64) -> bool {
+        word.wrapping_sub(self.low) < self.span
+    }
+
+    /// Number of the block that contains `address`.
+    #[inline]
+    pub(super) fn containing(&self, address: u64) -> Option<u32> {
+        self.in_bucket(address, self.bucket(address))
+    }
+
+    /// The blocks that start in the bucket of `address`: the first, and the one after the last.
+    /// Separate from [`Self::in_bucket`], so that a loop over many addresses waits for several
+    /// buckets at a time.
+    #[inline]
+    pub(super) fn bucket(&self, address: u64) -> (u32, u32) {
+        let after = self.regions.partition_point(|region| region.start <= address);
+        let Some(at) = after.checked_sub(1) else { return (0, 0) };
+        let region = self.regions[at];
+        // Behind the region, only its last block could contain the address, and does not.
+        let offset = address.min(region.end) - region.start;
+        let bucket = region.first_bucket + usize::try_from(offset >> self.shift).unwrap_or(0);
+        let end = self.buckets.get(bucket + 1).copied();
+        (self.buckets[bucket], end.unwrap_or(self.buckets[bucket]))
+    }
+
+    /// Number of the block that contains `address`, which lies in this bucket.
+    #[inline]
+    pub(super) fn in_bucket(&self, address: u64, (first, end): (u32, u32)) -> Option<u32> {
+        let after = first + self.starting_up_to(address, first, end);
+        let found = after.checked_sub(1)?;
+        let block = self.blocks.get(found as usize)?;
+        (address.wrapping_sub(block.start) < block.size.max(1)).then_some(found)
+    }
+
+    /// Number of blocks of `first..end` that start at or below `address`.
+    #[inline]
+    fn starting_up_to(&self, address: u64, first: u32, end: u32) -> u32 {
+        let is_up_to = |at: u32| self.blocks.get(at as usize).is_some_and(|it| it.start <= address);
+        if end - first <= UNROLLED_SEARCH {
+            // Comparing a fixed number of blocks has no branch that depends on the address.
+            let found = (0..UNROLLED_SEARCH).map(|at| first + at);
+            return found.map(|at| u32::from(at < end && is_up_to(at))).sum();
+        }
+        let (mut low, mut high) = (first, end);
+        while low < high {
+            let middle = low.midpoint(high);
+            if is_up_to(middle) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low - first
+    }
+}
+
+/// Block numbers fit in 32 bits: [`super::PointerGraph`] takes no larger table.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
+}
+
+/// Runs of blocks, at most one for every eight blocks: with blocks far apart, the gap inside a run
+/// may be larger.
+fn regions(blocks: &BlockTable) -> Vec<IndexRegion> {
+    let most = blocks.len() / 8 + 8;
+    let mut gap = REGION_GAP;
+    loop {
+        if let Some(regions) = regions_with_gap(blocks, gap, most) {
+            return regions;
+        }
+        gap = gap.saturating_mul(16);
+    }
+}
+
+fn regions_with_gap(blocks: &BlockTable, gap: u64, most: usize) -> Option<Vec<IndexRegion>> {
+    let mut regions: Vec<IndexRegion> = Vec::new();
+    for block in (0..blocks.len()).filter_map(|at| blocks.get(at)) {
+        let end = block.start.saturating_add(block.size.max(1));
+        if let Some(last) = regions.last_mut()
+            && block.start.saturating_sub(last.end) <= gap
+        {
+            last.end = last.end.max(end);
+        } else if regions.len() == most {
+            return None;
+        } else {
+            regions.push(IndexRegion { start: block.start, end, first_bucket: 0 });
+        }
+    }
+    Some(regions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::LiveBlock;
+    use proptest::prelude::*;
+
+    fn table(blocks: &[(u64, u64)]) -> BlockTable {
+        let mut table = BlockTable::default();
+        let mut at = 0x10_0000;
+        for &(gap, units) in blocks {
+            at += gap * 8;
+            assert!(table.push(LiveBlock { start: at, size: units * 8 }));
+            at += units * 8;
+        }
+        table
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_finds_what_a_search_of_the_table_finds(
+            blocks in proptest::collection::vec(
+                (prop_oneof![0..4_u64, 0..3000_u64, Just(1 << 18), Just(1 << 38)], 1..400_u64), 0..300),
+            words in proptest::collection::vec(any::<u64>(), 0..50),
+        ) {
+            let table = table(&blocks);
+            let index = BlockIndex::new(&table);
+            let edges = (0..table.len()).filter_map(|at| table.get(at)).flat_map(|block| {
+                let end = block.start + block.size;
+                [block.start - 1, block.start, block.start + block.size / 2, end - 1, end, end + 1]
+            });
+            for address in edges.chain(words) {
+                let found = index.may_contain(address).then(|| index.containing(address)).flatten();
+                prop_assert_eq!(found.map(|it| it as usize), table.containing(address), "{:x}", address);
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_table_contains_nothing() {
+        let table = BlockTable::default();
+        let index = BlockIndex::new(&table);
+        assert!([0, 1, u64::MAX].iter().all(|&word| !index.may_contain(word)));
+        assert_eq!(index.containing(7), None);
+    }
+}

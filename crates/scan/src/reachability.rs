@@ -1,0 +1,429 @@
+//! The pointer graph of a heap as a model value: leaks, retained bytes and paths, with the names of
+//! roots and types.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::Instant;
+
+use pagewise_model::heap_graph::{
+    HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainingRoot, RetentionEntry,
+    RetentionStep, RootKind, RootPath,
+};
+use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{AddrRange, Name};
+use pagewise_proc::data_symbols::{NamedVariable, NamedVariables};
+
+use crate::ScanError;
+use crate::blocks::BlockTable;
+use crate::graph::{
+    DominatorTree, HeapLeaks, HeapPointers, KeepPath, NodeClass, PointerGraph, RetainedSizes,
+    RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal, dominators,
+    heap_pointers, paths_to, root_spans,
+};
+use crate::memory::Memory;
+
+/// Groups of leaks, and roots, that a scan keeps.
+const MAX_ROWS: usize = 10_000;
+/// Entries of the tree of retained bytes.
+const MAX_ENTRIES: usize = 5000;
+/// Part of all retained bytes that an entry of this tree has at least: one in N.
+const MIN_ENTRY_PART: u64 = 5000;
+/// Paths to a block.
+const MAX_PATHS: usize = 16;
+/// Blocks of a path that are kept at its beginning and at its end.
+const PATH_END: usize = 16;
+/// First bytes of a leaked block that are kept.
+const FIRST_BYTES: usize = 16;
+
+/// Conclusions to draw from a graph.
+#[expect(missing_debug_implementations, reason = "it holds functions")]
+pub struct GraphRequest<'a> {
+    /// Compute retained bytes.
+    pub retained: bool,
+    /// Search the paths to this address.
+    pub why: Option<u64>,
+    /// Finds the variables that contain addresses, which are in order.
+    pub variables: &'a dyn Fn(&[u64]) -> NamedVariables,
+    /// Converts a mangled name.
+    pub demangle: &'a dyn Fn(&str) -> String,
+}
+
+/// Searches the pointers of a heap. `managed` is the memory of the allocator, in order of address.
+///
+/// # Errors
+/// [`ScanError::NoHeap`] for more blocks than can be numbered.
+///
+/// # Complexity
+/// Linear in the memory; the dominators O(n log n) in the number of pointers.
+pub fn heap_graph(
+    memory: &dyn Memory,
+    blocks: &BlockTable,
+    managed: &[AddrRange],
+    request: &GraphRequest<'_>,
+) -> Result<HeapGraph, ScanError> {
+    let began = Instant::now();
+    let thread_local_bytes = (request.variables)(&[]).thread_local_bytes;
+    let spans = root_spans(memory, managed, thread_local_bytes.saturating_add(TLS_SURPLUS));
+    let pointers = heap_pointers(memory, blocks, &spans)
+        .ok_or(ScanError::NoHeap("it has too many blocks to search their pointers"))?;
+    let names = RootNames::new(memory, &spans, &pointers, request);
+    let graph = PointerGraph::new(pointers, &spans, &names.areas);
+    let described = DescribedGraph { memory, blocks, spans: &spans, graph: &graph, names: &names };
+    let mut found = if request.retained || request.why.is_some() {
+        let (traversal, tree) = dominators(&graph);
+        let retained = RetainedSizes::new(&traversal, &tree, blocks);
+        let mut found = described.reachability(&traversal);
+        if request.retained {
+            (found.retained, found.retention) = described.retention(&traversal, &tree);
+        }
+        let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &retained));
+        // The search for paths needs as much memory as these.
+        drop((traversal, tree, retained));
+        found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));
+        found
+    } else {
+        described.reachability(&Traversal::new(&graph))
+    };
+    found.took_ns = nanoseconds(began.elapsed());
+    Ok(found)
+}
+
+/// Space that glibc reserves below the thread pointer for the variables of libraries that are
+/// loaded later: 1,664 bytes in glibc 2.36. The frames of a thread begin below it.
+const TLS_SURPLUS: u64 = 1600;
+
+/// Names of areas and types.
+struct RootNames {
+    /// In order of address: variables, and the thread-local variables of each thread.
+    areas: Vec<AddrRange>,
+    /// The variable of each area.
+    variables: Vec<NamedVariable>,
+    /// Types by their number, from 1 on.
+    types: Vec<Option<Name>>,
+}
+
+impl RootNames {
+    fn new(
+        memory: &dyn Memory,
+        spans: &[RootSpan],
+        pointers: &HeapPointers,
+        request: &GraphRequest<'_>,
+    ) -> RootNames {
+        let words = pointers.types.words();
+        let mut addresses: Vec<u64> =
+            pointers.data_addresses(spans).chain(words.iter().copied()).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let found = (request.variables)(&addresses);
+        let type_of = |word: &u64| {
+            let variable = variable_at(&found.variables, *word)?;
+            let name = variable.name.as_bytes();
+            if !name.starts_with(b"_ZTV") {
+                return None;
+            }
+            let name = (request.demangle)(&String::from_utf8_lossy(name));
+            Some(Name::from(name.strip_prefix("vtable for ").unwrap_or(&name)))
+        };
+        let types = words.iter().map(type_of).collect();
+        let locals = memory.threads().iter().flat_map(|thread| {
+            found.thread_local.iter().map(|variable| NamedVariable {
+                range: AddrRange {
+                    start: thread.thread_pointer.wrapping_add(variable.range.start),
+                    end: thread.thread_pointer.wrapping_add(variable.range.end),
+                },
+                ..variable.clone()
+            })
+        });
+        let mut variables: Vec<NamedVariable> = locals.take(MAX_THREAD_LOCALS).collect();
+        variables.extend(found.variables);
+        variables.retain(|variable| !variable.range.is_empty());
+        variables.sort_by_key(|variable| variable.range);
+        for variable in &mut variables {
+            let name = (request.demangle)(&String::from_utf8_lossy(variable.name.as_bytes()));
+            variable.name = Name::from(name.as_str());
+        }
+        let areas = variables.iter().map(|variable| variable.range).collect();
+        RootNames { areas, variables, types }
+    }
+}
+
+/// Thread-local variables of all threads together.
+const MAX_THREAD_LOCALS: usize = 1 << 18;
+
+fn variable_at(variables: &[NamedVariable], address: u64) -> Option<&NamedVariable> {
+    let after = variables.partition_point(|variable| variable.range.start <= address);
+    variables[..after].last().filter(|variable| variable.range.contains(address))
+}
+
+/// A graph and the data that describe its nodes.
+struct DescribedGraph<'a> {
+    memory: &'a dyn Memory,
+    blocks: &'a BlockTable,
+    spans: &'a [RootSpan],
+    graph: &'a PointerGraph,
+    names: &'a RootNames,
+}
+
+impl DescribedGraph<'_> {
+    fn reachability(&self, traversal: &Traversal) -> HeapGraph {
+        let leaks = HeapLeaks::new(self.graph, traversal, self.blocks);
+        let all = (0..self.blocks.len()).filter_map(|at| self.blocks.get(at));
+        let bytes: u64 = all.map(|block| block.size).sum();
+        HeapGraph {
+            reachable: LiveAmount {
+                blocks: self.blocks.len() as u64 - leaks.blocks,
+                bytes: bytes - leaks.bytes,
+            },
+            leaked: LiveAmount { blocks: leaks.blocks, bytes: leaks.bytes },
+            leaks: self.leak_groups(&leaks),
+            roots: self.graph.roots().len() as u64,
+            pointers: self.graph.pointers() as u64,
+            unrecorded: self.graph.unrecorded(),
+            ..HeapGraph::default()
+        }
+    }
+
+    fn leak_groups(&self, leaks: &HeapLeaks) -> Vec<LeakGroup> {
+        let mut groups: HashMap<(u64, u32), LeakGroup> = HashMap::new();
+        for leak in &leaks.leaks {
+            let Some(block) = self.blocks.get(leak.head as usize) else { continue };
+            let block_type = self.graph.types().number(leak.head);
+            let group = groups.entry((block.size, block_type)).or_insert_with(|| LeakGroup {
+                leaks: 0,
+                blocks: 0,
+                bytes: 0,
+                size: block.size,
+                block_type: self.type_name(block_type),
+                address: block.start,
+                first_bytes: self.first_bytes(block.start, block.size),
+            });
+            group.leaks += 1;
+            group.blocks += leak.blocks;
+            group.bytes += leak.bytes;
+        }
+        let mut groups: Vec<LeakGroup> = groups.into_values().collect();
+        groups.sort_by_key(|group| (Reverse(group.bytes), group.size, group.address));
+        groups.truncate(MAX_ROWS);
+        groups
+    }
+
+    fn first_bytes(&self, address: u64, size: u64) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX).min(FIRST_BYTES)];
+        let is_read = self.memory.read(address, &mut bytes);
+        bytes.truncate(if is_read { FIRST_BYTES } else { 0 });
+        bytes
+    }
+
+    fn type_name(&self, number: u32) -> Option<Name> {
+        self.names.types.get((number as usize).checked_sub(1)?).cloned().flatten()
+    }
+
+    fn step(&self, block: u32) -> KeptStep {
+        let found = self.blocks.get(block as usize);
+        KeptStep {
+            address: found.map_or(0, |block| block.start),
+            size: found.map_or(0, |block| block.size),
+            block_type: self.type_name(self.graph.types().number(block)),
+        }
+    }
+
+    fn root(&self, node: u32) -> HeapRoot {
+        let several = HeapRoot {
+            kind: RootKind::Several,
+            name: Name::default(),
+            module: None,
+            tid: None,
+            address: 0,
+        };
+        let Some(root) = self.graph.root_of(node) else { return several };
+        let span = root.span.and_then(|span| self.spans.get(span as usize));
+        let Some(span) = span else { return HeapRoot { kind: RootKind::Unrecorded, ..several } };
+        let variable = match root.part {
+            RootPart::Area(area) => self.names.variables.get(area as usize),
+            RootPart::Word | RootPart::Rest => None,
+        };
+        let (kind, thread, mapping) = match span.kind {
+            RootSpanKind::Registers(thread) => (RootKind::Register, Some(thread), None),
+            RootSpanKind::Stack(thread) => (RootKind::Stack, Some(thread), None),
+            RootSpanKind::ThreadLocal(thread) => (RootKind::ThreadLocal, Some(thread), None),
+            RootSpanKind::Data(mapping) => (RootKind::Data, None, Some(mapping)),
+            RootSpanKind::Other(mapping) => (RootKind::Mapping, None, Some(mapping)),
+        };
+        let thread = thread.and_then(|thread| self.memory.threads().get(thread as usize));
+        let thread_name = thread.map(|thread| Name::from(thread.name.as_slice()));
+        let mapping_name = mapping.map(|mapping| self.mapping_name(mapping));
+        HeapRoot {
+            kind: if variable.is_some() && kind == RootKind::Data {
+                RootKind::Variable
+            } else {
+                kind
+            },
+            name: variable
+                .map(|variable| variable.name.clone())
+                .or(thread_name)
+                .or(mapping_name)
+                .unwrap_or_default(),
+            module: variable.map(|variable| variable.module.clone()),
+            tid: thread.map(|thread| thread.tid),
+            address: root.address,
+        }
+    }
+
+    /// The name of a mapping; of the anonymous end of `.bss`, that of the file before it.
+    fn mapping_name(&self, mapping: u32) -> Name {
+        let mappings = self.memory.mappings();
+        let mapping = mapping as usize;
+        let Some(own) = mappings.get(mapping) else { return Name::default() };
+        let before = mapping.checked_sub(1).and_then(|before| mappings.get(before));
+        match before
+            .filter(|it| own.name.is_empty() && it.inode != 0 && it.range.end == own.range.start)
+        {
+            Some(before) => before.name.clone(),
+            None => own.name.clone(),
+        }
+    }
+
+    fn retention(
+        &self,
+        traversal: &Traversal,
+        tree: &DominatorTree,
+    ) -> (Vec<RetainingRoot>, Vec<RetentionEntry>) {
+        let retention = RetentionTree::new(self.graph, traversal, tree, self.blocks);
+        let below = LargestBelow::new(&retention);
+        let mut tops: Vec<usize> = (0..retention.entries.len())
+            .filter(|&at| {
+                retention.entries[at].parent.is_none() && retention.entries[at].retained_blocks > 0
+            })
+            .collect();
+        tops.sort_by_key(|&at| Reverse(retention.entries[at].retained_bytes));
+        tops.truncate(MAX_ROWS);
+        let roots = tops.iter().map(|&at| {
+            let entry = &retention.entries[at];
+            RetainingRoot {
+                root: self.root(entry.first),
+                retained: retained_of(entry),
+                path: self.path_down(&retention, &below, at),
+            }
+        });
+        (roots.collect(), self.entries(&retention))
+    }
+
+    /// Entries from a root down, as long as one of them retains half of the root's bytes.
+    fn path_down(
+        &self,
+        retention: &RetentionTree,
+        below: &LargestBelow,
+        top: usize,
+    ) -> Vec<RetentionStep> {
+        let all = retention.entries[top].retained_bytes;
+        let largest = |&at: &usize| below.0[at].map(|next| next as usize);
+        let entries = std::iter::successors(Some(top), largest);
+        let large = entries.take_while(|&at| retention.entries[at].retained_bytes >= all / 2);
+        large.filter_map(|at| self.retention_step(&retention.entries[at])).collect()
+    }
+
+    fn retention_step(&self, entry: &RetentionNode) -> Option<RetentionStep> {
+        let NodeClass::Block { size, block_type } = entry.class else { return None };
+        Some(RetentionStep {
+            address: self.step(entry.first).address,
+            size,
+            block_type: self.type_name(block_type),
+            blocks: entry.blocks,
+            retained: retained_of(entry),
+        })
+    }
+
+    /// The entries with the most retained bytes; those above an entry are among them.
+    fn entries(&self, retention: &RetentionTree) -> Vec<RetentionEntry> {
+        let tops = retention.entries.iter().filter(|entry| entry.parent.is_none());
+        let all: u64 = tops.map(|entry| entry.retained_bytes).sum();
+        let mut sizes: Vec<u64> =
+            retention.entries.iter().map(|entry| entry.retained_bytes).collect();
+        sizes.sort_unstable_by_key(|&size| Reverse(size));
+        let least = sizes.get(MAX_ENTRIES).map_or(1, |&size| size + 1).max(all / MIN_ENTRY_PART);
+        let mut kept = Vec::new();
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        for (at, entry) in (0..).zip(&retention.entries) {
+            if entry.retained_bytes < least {
+                continue;
+            }
+            let parent = entry.parent.and_then(|parent| numbers.get(&parent).copied());
+            numbers.insert(at, u32::try_from(kept.len()).unwrap_or(u32::MAX));
+            let is_root = matches!(entry.class, NodeClass::Root(_));
+            kept.push(RetentionEntry {
+                parent,
+                root: (is_root || entry.parent.is_none()).then(|| self.root(entry.first)),
+                blocks: self.retention_step(entry),
+                retained: retained_of(entry),
+            });
+        }
+        kept
+    }
+
+    fn retained_by(
+        &self,
+        asked: u64,
+        traversal: &Traversal,
+        retained: &RetainedSizes,
+    ) -> LiveAmount {
+        let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
+        let number = block.and_then(|block| traversal.number(block));
+        number.map_or_else(LiveAmount::default, |number| LiveAmount {
+            blocks: retained.blocks(number),
+            bytes: retained.bytes(number),
+        })
+    }
+
+    fn kept(&self, asked: u64, retained: LiveAmount) -> KeptBlock {
+        let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
+        let paths = block.map(|block| paths_to(self.graph, block, MAX_PATHS)).unwrap_or_default();
+        KeptBlock {
+            asked,
+            block: block.map(|block| self.step(block)),
+            paths: paths.iter().map(|path| self.root_path(path)).collect(),
+            retained,
+        }
+    }
+
+    fn root_path(&self, path: &KeepPath) -> RootPath {
+        let (&root, blocks) = path.nodes.split_first().unwrap_or((&u32::MAX, &[]));
+        let omitted = blocks.len().saturating_sub(2 * PATH_END);
+        let (first, last) = if omitted > 0 {
+            (&blocks[..PATH_END], &blocks[blocks.len() - PATH_END..])
+        } else {
+            (blocks, &[][..])
+        };
+        let mut root = HeapRoot { ..self.root(root) };
+        let pointer =
+            blocks.first().and_then(|&block| self.graph.root_pointer(path.nodes[0], block));
+        root.address = pointer.unwrap_or(root.address);
+        RootPath {
+            root,
+            steps: first.iter().chain(last).map(|&block| self.step(block)).collect(),
+            omitted: omitted as u64,
+        }
+    }
+}
+
+fn retained_of(entry: &RetentionNode) -> LiveAmount {
+    LiveAmount { blocks: entry.retained_blocks, bytes: entry.retained_bytes }
+}
+
+/// The entry with the most retained bytes directly below each entry.
+struct LargestBelow(Vec<Option<u32>>);
+
+impl LargestBelow {
+    fn new(retention: &RetentionTree) -> LargestBelow {
+        let mut largest: Vec<Option<u32>> = vec![None; retention.entries.len()];
+        let bytes = |at: u32| retention.entries[at as usize].retained_bytes;
+        for (at, entry) in (0..).zip(&retention.entries) {
+            let Some(parent) = entry.parent else { continue };
+            let known = &mut largest[parent as usize];
+            if known.is_none_or(|known| bytes(known) < bytes(at)) {
+                *known = Some(at);
+            }
+        }
+        LargestBelow(largest)
+    }
+}
