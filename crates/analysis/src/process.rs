@@ -15,3 +15,4 @@ pub mod quadrants;
 pub mod sections;
 pub(crate) mod swapped;
 pub mod thp;
+pub mod trim;

@@ -50,7 +50,7 @@ const ACTIONS: [&str; 19] = [
 const LAST: [&str; 3] = ["exit", "kill", "leader"];
 
 /// All commands that take a process. `PID` is its id, `FILE` a file to write.
-const COMMANDS: [&str; 36] = [
+const COMMANDS: [&str; 40] = [
     "explain PID",
     "explain PID --full --json",
     "explain PID --polite --save FILE",
@@ -87,6 +87,10 @@ const COMMANDS: [&str; 36] = [
     "heap attach PID --for 40ms -o FILE --mmap",
     "heap attach PID --for 40ms -o FILE --sample 4k",
     "heap attach PID --for 1ms -o FILE",
+    "trim PID --json",
+    "trim PID --heap --stacks --yes --settle 10ms",
+    "trim PID --heap --stacks --huge --yes --settle 0s",
+    "trim PID --cold 10ms --yes --settle 0s",
 ];
 
 /// Destination of an output of pagewise.
