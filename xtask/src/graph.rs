@@ -21,6 +21,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("measure", &["model", "sys", "proc", "stats"]),
     ("remote", &["model", "sys", "proc"]),
     ("repair", &["model", "sys", "proc", "remote", "heap"]),
+    ("scan", &["model", "sys", "proc", "remote", "heaplog"]),
     ("analysis", &["model", "stats"]),
     ("view", &["model"]),
     ("capi", &["alloc", "measure", "model"]),
@@ -34,7 +35,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         "cli",
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
-            "analysis", "view", "lab", "trace", "heap", "heapread", "remote",
+            "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan",
         ],
     ),
     ("skip", &[]),

@@ -6,6 +6,7 @@
 
 mod faults;
 mod heap;
+mod heap_scan;
 mod huge_pages;
 mod limits;
 mod pools;
@@ -16,6 +17,7 @@ mod stat;
 use std::cmp::Reverse;
 
 use pagewise_model::faults::FaultRecording;
+use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::measured::Measurement;
 use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
@@ -45,6 +47,8 @@ pub(crate) enum Evidence<'a> {
     Shootdowns(&'a ShootdownCauses<'a>),
     /// Recorded allocations, by call stack.
     Heap(&'a Sites<'a>),
+    /// A heap scanned from outside.
+    HeapScan(&'a HeapScan),
     /// Measured runs of one command or two, with the metrics of each.
     Measurement(&'a Measurement, &'a [StatRows]),
 }
@@ -60,6 +64,7 @@ enum FindingRule {
     /// Each cause of shootdowns has its own remedy.
     ShootdownCauses(fn(&ShootdownCauses<'_>) -> Vec<Finding>),
     Heap(fn(&Sites<'_>) -> Option<Finding>),
+    HeapScan(fn(&HeapScan) -> Option<Finding>),
     Measurement(fn(&Measurement, &[StatRows]) -> Option<Finding>),
     /// Each measured command has its own doubts.
     EachCommand(fn(&Measurement, &[StatRows]) -> Vec<Finding>),
@@ -74,6 +79,7 @@ const RULES: &[&[FindingRule]] = &[
     faults::RULES,
     shootdowns::RULES,
     heap::RULES,
+    heap_scan::RULES,
     stat::RULES,
 ];
 
@@ -91,6 +97,7 @@ impl FindingRule {
             }
             (FindingRule::Shootdowns(rule), Evidence::Shootdowns(causes)) => rule(causes),
             (FindingRule::Heap(rule), Evidence::Heap(sites)) => rule(sites),
+            (FindingRule::HeapScan(rule), Evidence::HeapScan(scan)) => rule(scan),
             (FindingRule::Measurement(rule), Evidence::Measurement(measurement, arms)) => {
                 rule(measurement, arms)
             }

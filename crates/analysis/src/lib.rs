@@ -15,7 +15,7 @@ pub use machine::{doctor, events, fragmentation};
 pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};
 pub use process::{
-    diff, explain, filter, invariants, maps, page_map, pagewise_pools, pools, ps, pss, quadrants,
-    sections, thp, trim,
+    diff, explain, filter, heap_scan, invariants, maps, page_map, pagewise_pools, pools, ps, pss,
+    quadrants, sections, thp, trim,
 };
 pub use recorded::{calls, faults, guard, heap, shootdowns, watch};

@@ -4,6 +4,7 @@ pub(crate) mod address_map;
 pub mod diff;
 pub mod explain;
 pub mod filter;
+pub mod heap_scan;
 pub mod invariants;
 pub mod maps;
 pub mod page_map;

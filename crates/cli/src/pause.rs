@@ -10,7 +10,7 @@ use pagewise_sys::ptrace::expected_pause;
 use crate::output::note;
 
 /// Shorter pauses are not worth a message: the scheduler makes threads wait as long.
-const WORTH_SAYING: Duration = Duration::from_millis(10);
+pub(crate) const WORTH_SAYING: Duration = Duration::from_millis(10);
 
 /// Refuses to stop all threads of a process for longer than permitted, and prints the time if it is
 /// long.

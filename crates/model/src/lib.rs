@@ -14,6 +14,7 @@ pub mod fields;
 pub mod fragmentation;
 pub mod guard;
 pub mod heap;
+pub mod heap_scan;
 pub mod histogram;
 pub mod lab;
 pub mod listing;

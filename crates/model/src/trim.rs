@@ -92,6 +92,8 @@ pub struct TrimEstimate {
     /// Memory that was not accessed.
     #[serde(with = "plain")]
     pub cold: Reading<Bytes>,
+    /// The longest time for which the process was stopped for the estimate, in nanoseconds.
+    pub longest_stop_ns: u64,
 }
 
 impl TrimEstimate {

@@ -68,6 +68,17 @@ pub struct StopPoint {
     pub call: Option<(u64, u64)>,
 }
 
+impl StopPoint {
+    /// Position of a thread that the calling thread traces and has stopped by other means than
+    /// [`crate::RemoteProcess`].
+    ///
+    /// # Errors
+    /// `ESRCH` if the thread was killed or is not stopped, `Unsupported` on other architectures.
+    pub fn of_traced(tid: Tid) -> io::Result<StopPoint> {
+        Ok(Registers::read_from(tid)?.place())
+    }
+}
+
 /// A function for a thread to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteFunction {

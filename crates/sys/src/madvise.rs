@@ -100,7 +100,10 @@ fn size(number: u64) -> usize {
 }
 
 /// Gives advice on memory of our own that no other code uses.
-pub(crate) fn advise_own(bytes: &mut [u8], advice: Advice) -> io::Result<()> {
+///
+/// # Errors
+/// `EINVAL` for advice that the kernel does not know; others as `madvise` returns them.
+pub fn advise_own(bytes: &mut [u8], advice: Advice) -> io::Result<()> {
     // SAFETY: the range is borrowed mutably, so no one else looks at it; every advice leaves it
     // mapped and its bytes valid numbers.
     let done = unsafe { libc::madvise(bytes.as_mut_ptr().cast(), bytes.len(), advice as i32) };

@@ -58,6 +58,15 @@ impl AlignedRegion {
         unsafe { slice::from_raw_parts_mut(start.as_ptr(), self.length) }
     }
 
+    /// Its bytes, to read.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: `offset + length` is at most `mapped`, since the offset is below the alignment.
+        let start = unsafe { self.mapping.add(self.offset) };
+        // SAFETY: the bytes are mapped for reading until `self` is dropped, any bytes are valid,
+        // and while `self` is borrowed `bytes` cannot be called.
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.length) }
+    }
+
     /// Gives the kernel advice on all of it.
     ///
     /// # Errors
@@ -66,6 +75,11 @@ impl AlignedRegion {
         advise_own(self.bytes(), advice)
     }
 }
+
+// SAFETY: the mapping belongs to the value alone, and no thread has a part in it.
+unsafe impl Send for AlignedRegion {}
+// SAFETY: through a shared reference the bytes can only be read.
+unsafe impl Sync for AlignedRegion {}
 
 impl Drop for AlignedRegion {
     fn drop(&mut self) {

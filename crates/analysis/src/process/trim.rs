@@ -72,6 +72,15 @@ fn estimate_blocks(estimate: &TrimEstimate) -> Vec<ReportBlock> {
         )
         .hidden_if(running == 0),
     );
+    facts.push(
+        fact(
+            "longest_stop_ns",
+            "longest stop",
+            CellValue::Nanos(estimate.longest_stop_ns),
+            "The time for which the process was stopped to copy its heap.",
+        )
+        .hidden_if(estimate.longest_stop_ns == 0),
+    );
     let mut blocks =
         vec![ReportBlock::Facts(facts_of("estimate", "Estimate", FactsShape::Columns, facts))];
     blocks.extend(stacks(estimate).map(ReportBlock::Table));
@@ -319,4 +328,79 @@ fn in_vain(result: &TrimResult) -> Option<Paragraph> {
         .collect();
     let pieces = less("Less than ", &vain, " was released of each of these: ");
     (!vain.is_empty()).then(|| paragraph(pieces.to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Breakdown;
+    use pagewise_model::trim::UnusedStacks;
+
+    use crate::sample::snapshot;
+
+    use super::*;
+
+    fn memory(resident: u64) -> MemoryByKind {
+        let breakdown = Breakdown { anon_exclusive: Bytes(resident), ..Breakdown::default() };
+        MemoryByKind { breakdown, page_tables: Ok(Bytes::kib(64)) }
+    }
+
+    fn estimated(heap: Reading<Bytes>) -> TrimEstimate {
+        TrimEstimate {
+            heap,
+            functions: Vec::new(),
+            stacks: Ok(UnusedStacks::default()),
+            huge: Ok(Bytes::mib(3)),
+            cold: Err(Absent::NotCollected("--cold".into())),
+            longest_stop_ns: 0,
+        }
+    }
+
+    fn fact_of(report: &Report, block: &str, key: &str) -> CellValue {
+        let facts = report.blocks.iter().filter_map(|it| match it {
+            ReportBlock::Facts(facts) if facts.key == block => Some(&facts.facts),
+            _ => None,
+        });
+        facts.flatten().find(|fact| fact.key == key).unwrap().value.clone()
+    }
+
+    fn advice(report: &Report) -> String {
+        let texts = report.blocks.iter().filter_map(|it| match it {
+            ReportBlock::Text(text) => Some(format!("{:?}", text.pieces)),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    #[test]
+    fn an_absent_estimate_is_not_zero() {
+        let heap = Err(Absent::NotSupported("no symbols".into()));
+        let report = estimate(&snapshot(Vec::new()), &estimated(heap.clone()), &[]);
+        assert_eq!(fact_of(&report, "estimate", "heap"), CellValue::bytes(heap));
+        assert_eq!(fact_of(&report, "estimate", "stacks"), CellValue::Bytes(0));
+        assert!(advice(&report).contains("--huge --yes"), "{}", advice(&report));
+        assert!(!advice(&report).contains("--stacks"), "{}", advice(&report));
+    }
+
+    #[test]
+    fn a_process_that_grows_meanwhile_returns_a_negative_amount() {
+        let outcome = PartOutcome {
+            rss_before: Bytes::mib(5),
+            rss_after: Bytes::mib(6),
+            done: 1,
+            longest_stop_ns: 1_500,
+            ..PartOutcome::default()
+        };
+        let result = TrimResult {
+            parts: vec![(TrimPart::Heap, Ok(outcome))],
+            before: memory(5 << 20),
+            after: memory(6 << 20),
+            settled: Err(Absent::Vanished),
+        };
+        let report = effect(&snapshot(Vec::new()), &estimated(Ok(Bytes::mib(1))), &result);
+        assert_eq!(fact_of(&report, "returned", "heap"), CellValue::Change(-(1 << 20)));
+        assert!(matches!(fact_of(&report, "returned", "stacks"), CellValue::Absent(_)));
+        assert_eq!(fact_of(&report, "", "pause_us"), CellValue::Count(2));
+        assert_eq!(fact_of(&report, "cost", "minor_faults"), CellValue::Absent(Absent::Vanished));
+        assert!(advice(&report).contains("heap"), "{}", advice(&report));
+    }
 }

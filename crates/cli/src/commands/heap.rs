@@ -1,9 +1,10 @@
-//! `pagewise heap`: recordings of heaps, and what they say.
+//! `pagewise heap`: recordings of heaps and their reports, and scans of heaps from outside.
 
 pub(crate) mod args;
 mod attach;
 pub(crate) mod export;
 mod record;
+pub(crate) mod scan;
 
 use std::fs::File;
 use std::io::Write;
@@ -40,6 +41,7 @@ const ROWS_IN_JSON: usize = 10_000;
 pub(crate) fn run(args: &HeapCommand, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     match args {
         HeapCommand::Run(args) => return record::run(args),
+        HeapCommand::Scan(args) => return scan::run(args, look),
         HeapCommand::Attach(args) => attach::run(args)?,
         HeapCommand::Report(args) => report(args, look)?,
         HeapCommand::Diff(args) => diff(args, look)?,

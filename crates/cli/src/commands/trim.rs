@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
 use pagewise_analysis::{thp as thp_report, trim as trim_report};
+use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{FixMethod, FixPlan, HugePageLook, HugePages};
 use pagewise_model::trim::{
     PartOutcome, ReleaseFunction, TrimEstimate, TrimPart, TrimResult, UnusedStacks,
@@ -50,9 +51,9 @@ pub(crate) struct Trim {
     /// Count page faults of the process for TIME after the release
     #[arg(long, value_name = "TIME", default_value = "10s", requires = "yes", value_parser = humantime::parse_duration)]
     pub(crate) settle: Duration,
-    /// Let the heap's function wait for a lock for at most TIME; with --huge, stop all threads for
-    /// at most TIME
-    #[arg(long, value_name = "TIME", default_value = "100ms", requires = "yes", value_parser = humantime::parse_duration)]
+    /// Stop all threads for at most TIME to copy the heap for the estimate; let the heap's function
+    /// wait for a lock for at most TIME
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,
     #[command(flatten)]
     pub(crate) reading: ReadingArgs,
@@ -131,8 +132,13 @@ fn plan(
         plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.change.clone())
     };
     let functions = functions(process);
+    let scan = functions
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|functions| walk(root, snapshot, functions, args.max_pause));
     let estimate = TrimEstimate {
-        heap: functions.as_ref().map_err(Clone::clone).and_then(|_| Err(not_walked())),
+        longest_stop_ns: scan.as_ref().map_or(0, |scan| scan.copy.pause_ns),
+        heap: scan.map(|scan| scan.heap.trimmable()),
         functions: functions.unwrap_or_default(),
         stacks: unused(root, snapshot)?,
         huge: change(&huge),
@@ -141,8 +147,22 @@ fn plan(
     Ok(TrimPlan { estimate, huge, cold })
 }
 
-fn not_walked() -> Absent {
-    Absent::NotCollected("--heap --yes measures it".into())
+/// Walks the heap of glibc. Other allocators are not walked: their effect shows afterwards.
+fn walk(
+    root: &ProcRoot,
+    snapshot: &Snapshot,
+    functions: &[ReleaseFunction],
+    max_pause: Duration,
+) -> Reading<HeapScan> {
+    if let Some(other) = functions.iter().find(|function| function.name != heap::GLIBC) {
+        let why = format!(
+            "{} has an allocator that is not walked: --heap --yes measures it",
+            other.file.escaped()
+        );
+        return Err(Absent::NotSupported(why.into()));
+    }
+    let scan = super::heap::scan::running(root, snapshot.process.pid, max_pause);
+    scan.map_err(|error| Absent::NotSupported(format!("{error:#}").into()))
 }
 
 fn functions(process: &RepairTarget) -> Reading<Vec<ReleaseFunction>> {

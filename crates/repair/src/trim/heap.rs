@@ -32,9 +32,12 @@ const PLAIN: ReleaseRow =
 const MALLCTL: ReleaseRow =
     ReleaseRow { text: Some("arena.4096.purge"), success: Some(0), ..PLAIN };
 
+/// The function of glibc.
+pub const GLIBC: &str = "malloc_trim";
+
 const RELEASES: [ReleaseRow; 6] = [
     // One arena after the other: it waits for a mutex only while it has locked none (malloc.c).
-    ReleaseRow { name: "malloc_trim", waits_free: true, ..PLAIN },
+    ReleaseRow { name: GLIBC, waits_free: true, ..PLAIN },
     ReleaseRow { name: "mallctl", ..MALLCTL },
     ReleaseRow { name: "je_mallctl", ..MALLCTL },
     ReleaseRow { name: "_rjem_mallctl", ..MALLCTL },

@@ -1,6 +1,7 @@
 //! The options of `pagewise heap`.
 
 mod export;
+mod scan;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use export::{HeapExport, OfArg};
+pub(crate) use scan::HeapScanArgs;
 
 use crate::args::{OutputArgs, RowLimit, byte_count, limit, percent};
 use pagewise_model::units::nanoseconds;
@@ -36,6 +38,19 @@ pub(crate) enum HeapCommand {
     ///   pagewise heap attach 1234 -o heap.pwh --sample 512k
     #[command(verbatim_doc_comment)]
     Attach(HeapAttach),
+    /// Scan the heap of a running program as it is: live blocks, fragmentation, trimmable memory
+    ///
+    /// Needs no recorder and no restart. pagewise stops all threads of the program while it copies
+    /// the heap (about 0.1 s per GiB), lets them run on, and walks the allocator's data in the
+    /// copy. It needs as much available memory as the heap has. Supports malloc of glibc 2.27 to
+    /// 2.42 on x86-64.
+    ///
+    /// Examples:
+    ///   pagewise heap scan 1234
+    ///   pagewise heap scan 1234 --every 10s
+    ///   pagewise heap scan --save heap.json -- ./server --test
+    #[command(verbatim_doc_comment)]
+    Scan(HeapScanArgs),
     /// Report the heap at its peak, the blocks that were never freed, and the functions that
     /// allocate most
     ///

@@ -1,0 +1,207 @@
+//! Findings about a heap that was scanned from outside.
+
+use pagewise_model::Bytes;
+use pagewise_model::heap_scan::{HeapScan, WalkedArena};
+use pagewise_model::report::{CellValue, Finding, Severity};
+
+use super::{FindingRule, bytes, fact, finding, size};
+use crate::cells::{share, text};
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] = &[
+    FindingRule::HeapScan(corrupted),
+    FindingRule::HeapScan(trimmable),
+    FindingRule::HeapScan(fragmented),
+    FindingRule::HeapScan(cached),
+    FindingRule::HeapScan(many_arenas),
+    FindingRule::HeapScan(not_walked),
+];
+
+/// Smaller amounts are not a memory problem.
+const LARGE: Bytes = Bytes::mib(8);
+/// An amount is worth a finding from this share of the resident heap on.
+const PART: f64 = 0.2;
+/// A heap with more arenas than this per thread has arenas that few threads use.
+const MANY_ARENAS: u64 = 8;
+
+fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
+    let part = amount.fraction_of(scan.heap.resident());
+    amount >= LARGE && part.is_some_and(|part| part >= PART)
+}
+
+/// Contradictions in the allocator's data.
+fn corrupted(scan: &HeapScan) -> Option<Finding> {
+    let first = scan.heap.corruption.first()?;
+    let locked = scan.heap.arenas.iter().filter(|arena| arena.is_locked).count() as u64;
+    let mut evidence = vec![
+        fact("contradictions", "contradictions", CellValue::Count(scan.heap.corrupted), ""),
+        fact("block", "first block", CellValue::Address(first.block), ""),
+        fact("address", "wrong word at", CellValue::Address(first.address), ""),
+        fact("expected", "expected", CellValue::text(first.expected.clone()), ""),
+        fact("found", "found", CellValue::Address(first.found), ""),
+    ];
+    if locked > 0 {
+        let label = "arenas with a call in progress";
+        evidence.push(fact("locked", label, CellValue::Count(locked), ""));
+        return Some(finding(
+            "heap-in-change",
+            Severity::Note,
+            [text(
+                "The allocator's data contradicts itself, and a thread was changing it at the time of the scan.",
+            )],
+            evidence,
+            vec![text(
+                "Scan again: if the contradictions remain at the same addresses, the heap is corrupted.",
+            )],
+        ));
+    }
+    Some(finding(
+        "heap-corrupted",
+        Severity::Critical,
+        [
+            text("The heap is corrupted: the allocator's data contradicts itself in "),
+            CellValue::Count(scan.heap.corrupted),
+            text(" places. The program has written outside of its blocks, or freed a block twice."),
+        ],
+        evidence,
+        vec![text(
+            "Run the program under `pagewise guard -- CMD`, which reports the first wrong access with its call stack.",
+        )],
+    ))
+}
+
+/// Free pages that a call of `malloc_trim` would return.
+fn trimmable(scan: &HeapScan) -> Option<Finding> {
+    let trimmable = scan.heap.trimmable();
+    if !is_large(scan, trimmable) {
+        return None;
+    }
+    let resident = scan.heap.resident();
+    let top: Bytes = scan.heap.arenas.iter().map(|arena| arena.trimmable_top).sum();
+    Some(finding(
+        "trimmable-heap",
+        Severity::Warning,
+        [
+            bytes(trimmable),
+            text(" of the heap are whole pages of free chunks: "),
+            share(trimmable.0, resident.0),
+            text(" of its resident memory. `malloc_trim(0)` returns them to the system."),
+        ],
+        [
+            size("resident", "resident heap", resident),
+            size("live", "live", Bytes(scan.heap.live().bytes)),
+            size("trimmable", "trimmable", trimmable),
+            size("top", "part at the end of the heap", top),
+        ],
+        vec![text(
+            "Call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
+             Do not if the program soon needs the memory again: each page is then faulted in anew.",
+        )],
+    ))
+}
+
+/// Bytes of pages that a few live blocks pin.
+fn fragmented(scan: &HeapScan) -> Option<Finding> {
+    let heap = &scan.heap;
+    let arenas = || heap.arenas.iter();
+    let resident: Bytes = arenas().map(|arena| arena.resident).sum();
+    let used: Bytes = arenas().map(|arena| arena.live_chunks + arena.own).sum();
+    let pinned = resident.saturating_sub(used).saturating_sub(heap.trimmable());
+    if !is_large(scan, pinned) {
+        return None;
+    }
+    let gap = arenas().map(|arena| arena.largest_gap).max().unwrap_or_default();
+    let blocks = arenas().map(|arena| arena.live.blocks).sum();
+    Some(finding(
+        "fragmented-heap",
+        Severity::Warning,
+        [
+            text("Memory fragmentation: "),
+            bytes(pinned),
+            text(" of the heap are free and cannot be returned, because they share pages with "),
+            CellValue::Count(blocks),
+            text(" live blocks of "),
+            bytes(Bytes(arenas().map(|arena| arena.live.bytes).sum())),
+            text("."),
+        ],
+        [
+            size("resident", "resident in arenas", resident),
+            size("live", "live chunks", arenas().map(|arena| arena.live_chunks).sum()),
+            size("trimmable", "trimmable", heap.trimmable()),
+            size("largest_gap", "largest gap between live blocks", gap),
+        ],
+        vec![text(
+            "Allocate long-lived blocks from a pool of their own, or copy the survivors after the peak and free the originals. \
+             `malloc_trim` does not help here. `pagewise heap run` shows the functions whose blocks pin pages.",
+        )],
+    ))
+}
+
+/// Free blocks in caches of threads.
+fn cached(scan: &HeapScan) -> Option<Finding> {
+    let cached = Bytes(scan.heap.free().tcache);
+    is_large(scan, cached).then(|| {
+        finding(
+            "thread-caches",
+            Severity::Note,
+            [bytes(cached), text(" of the heap are free blocks in thread caches, which other threads cannot use.")],
+            [size("cached", "in thread caches", cached)],
+            vec![text(
+                "Set the tunable `glibc.malloc.tcache_count` lower (GLIBC_TUNABLES), or let idle threads end: a thread's cache is \
+                 freed at its end.",
+            )],
+        )
+    })
+}
+
+/// Arenas whose free memory other threads cannot use.
+fn many_arenas(scan: &HeapScan) -> Option<Finding> {
+    let others: Vec<&WalkedArena> =
+        scan.heap.arenas.iter().filter(|arena| !arena.is_main).collect();
+    let free: u64 = others.iter().map(|arena| arena.free.total()).sum();
+    if (others.len() as u64) < MANY_ARENAS || !is_large(scan, Bytes(free)) {
+        return None;
+    }
+    let idle = others.iter().filter(|arena| arena.threads == 0).count() as u64;
+    Some(finding(
+        "arena-heavy",
+        Severity::Note,
+        [
+            CellValue::Count(others.len() as u64),
+            text(" thread arenas hold "),
+            CellValue::Bytes(free),
+            text(" of free memory, which threads of other arenas cannot use."),
+        ],
+        [
+            fact("arenas", "thread arenas", CellValue::Count(others.len() as u64), ""),
+            fact("idle", "arenas without a thread", CellValue::Count(idle), ""),
+            size("free", "free in them", Bytes(free)),
+        ],
+        vec![text(
+            "Start the program with `MALLOC_ARENA_MAX=2`: less memory, more waiting for locks if many threads allocate at once.",
+        )],
+    ))
+}
+
+/// Parts without a result.
+fn not_walked(scan: &HeapScan) -> Option<Finding> {
+    let missing: Bytes = scan.heap.gaps.iter().map(|gap| gap.bytes).sum();
+    (!missing.is_zero()).then(|| {
+        finding(
+            "heap-not-walked",
+            Severity::Note,
+            [
+                bytes(missing),
+                text(" of the heap could not be walked, so that all sums are lower bounds."),
+            ],
+            [
+                size("missing", "not walked", missing),
+                size("swapped", "in swap", scan.copy.swapped),
+                fact("ranges", "ranges", CellValue::Count(scan.heap.gaps.len() as u64), ""),
+            ],
+            vec![text(
+                "Bring swapped memory back (`swapoff -a`, then `swapon -a`) and scan again.",
+            )],
+        )
+    })
+}

@@ -1,0 +1,252 @@
+//! The heap of a process from outside, at one time: its live blocks, and the free memory between
+//! them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::ProcessMoment;
+use crate::process::Process;
+use crate::{Absent, Bytes, PageSize};
+
+/// The version of the form in which scans are saved.
+pub const HEAP_SCAN_VERSION: u32 = 1;
+
+/// A scan of a heap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeapScan {
+    /// [`HEAP_SCAN_VERSION`] of the writer.
+    pub pagewise_heap_scan: u32,
+    /// The process.
+    pub process: Process,
+    /// Time of the scan in the life of the process.
+    pub moment: ProcessMoment,
+    /// Nanoseconds since 1970 at the beginning of the scan.
+    pub time_ns: u64,
+    /// The base page size.
+    pub page_size: PageSize,
+    /// The copy of the memory that was scanned.
+    pub copy: MemoryCopy,
+    /// Duration of copy and walk in nanoseconds.
+    pub took_ns: u64,
+    /// The walked heap.
+    pub heap: WalkedHeap,
+}
+
+/// A copy of the memory of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryCopy {
+    /// Copied bytes.
+    pub copied: Bytes,
+    /// Bytes in swap, which were not copied.
+    pub swapped: Bytes,
+    /// Resident bytes that could not be read.
+    pub unread: Bytes,
+    /// The longest time for which the process was stopped, in nanoseconds.
+    pub pause_ns: u64,
+    /// The expected duration of the pause, in nanoseconds.
+    pub expected_pause_ns: u64,
+}
+
+/// The heap of an allocator.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WalkedHeap {
+    /// The allocator, and its layout as far as it was detected.
+    pub allocator: HeapAllocator,
+    /// Arenas, the main arena first, then in order of address.
+    pub arenas: Vec<WalkedArena>,
+    /// Blocks with mappings of their own.
+    pub mapped: MappedBlocks,
+    /// Live blocks by usable size, in order of size.
+    pub sizes: Vec<LiveSize>,
+    /// Resident pages of arenas by their live share. Cell 0 counts pages without a live block, cell
+    /// *n* those of which more than *n* - 1 eighths are live and no more than *n*.
+    pub density: Vec<u64>,
+    /// Contradictions in the data of the allocator, up to a limit.
+    pub corruption: Vec<HeapCorruption>,
+    /// Number of all contradictions.
+    pub corrupted: u64,
+    /// Parts of the heap that could not be walked, with the reason.
+    pub gaps: Vec<HeapGap>,
+}
+
+/// An allocator that was walked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapAllocator {
+    /// Its name.
+    pub name: String,
+    /// Layout of the thread caches; empty if no thread has one.
+    pub thread_caches: String,
+    /// True if links of singly linked free lists are mangled (safe-linking); `None` if no list
+    /// shows it.
+    pub mangles_links: Option<bool>,
+}
+
+/// Number of blocks, and their usable bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveAmount {
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Bytes that the program may use, as `malloc_usable_size` returns them.
+    pub bytes: u64,
+}
+
+impl LiveAmount {
+    /// Adds another amount.
+    pub fn add(&mut self, other: LiveAmount) {
+        self.blocks = self.blocks.saturating_add(other.blocks);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+/// Free bytes by the list that holds them, headers of chunks included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreeBytes {
+    /// In thread caches (tcache).
+    pub tcache: u64,
+    /// In fastbins.
+    pub fastbins: u64,
+    /// In the unsorted bin.
+    pub unsorted: u64,
+    /// In small bins.
+    pub small_bins: u64,
+    /// In large bins.
+    pub large_bins: u64,
+    /// In the last chunk (`top`).
+    pub top: u64,
+    /// Free by their headers, and in no list.
+    pub unlisted: u64,
+}
+
+impl FreeBytes {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let FreeBytes { tcache, fastbins, unsorted, small_bins, large_bins, top, unlisted } = *self;
+        [tcache, fastbins, unsorted, small_bins, large_bins, top, unlisted]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, other: &FreeBytes) {
+        let sum = |own: &mut u64, other: u64| *own = own.saturating_add(other);
+        sum(&mut self.tcache, other.tcache);
+        sum(&mut self.fastbins, other.fastbins);
+        sum(&mut self.unsorted, other.unsorted);
+        sum(&mut self.small_bins, other.small_bins);
+        sum(&mut self.large_bins, other.large_bins);
+        sum(&mut self.top, other.top);
+        sum(&mut self.unlisted, other.unlisted);
+    }
+}
+
+/// An arena.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WalkedArena {
+    /// Start of its first part.
+    pub start: u64,
+    /// Address of its `malloc_state`.
+    pub state: u64,
+    /// True for the main arena.
+    pub is_main: bool,
+    /// Number of its parts: heaps, or ranges of the main arena.
+    pub parts: u64,
+    /// Bytes of its parts.
+    pub held: Bytes,
+    /// Resident part of these.
+    pub resident: Bytes,
+    /// Bytes that it has from the system by its own count (`system_mem`).
+    pub system: Bytes,
+    /// Live blocks.
+    pub live: LiveAmount,
+    /// Bytes of the chunks of live blocks: with headers and rounding.
+    pub live_chunks: Bytes,
+    /// Free bytes.
+    pub free: FreeBytes,
+    /// Bytes of the allocator itself: thread caches, the state of the arena, end marks.
+    pub own: Bytes,
+    /// Resident bytes that `malloc_trim(0)` would return.
+    pub trimmable: Bytes,
+    /// Part of these at the end of the arena (`top`), which `malloc_trim(PAD)` keeps up to PAD.
+    pub trimmable_top: Bytes,
+    /// Length of the longest range between two live blocks.
+    pub largest_gap: Bytes,
+    /// Number of threads that allocate from it.
+    pub threads: u64,
+    /// True if this number is of the threads' own data; false if it is the count of the arena.
+    pub threads_seen: bool,
+    /// True if a thread was working on the arena at the time of the scan (its lock was held).
+    pub is_locked: bool,
+}
+
+/// Blocks with mappings of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedBlocks {
+    /// Live blocks.
+    pub live: LiveAmount,
+    /// Bytes of their mappings.
+    pub held: Bytes,
+    /// Resident part of these.
+    pub resident: Bytes,
+    /// Number and bytes by the allocator's own count; `None` if it was not found.
+    pub counted: Option<LiveAmount>,
+}
+
+/// Live blocks of one usable size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveSize {
+    /// Usable bytes of each.
+    pub size: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
+/// A contradiction in the data of an allocator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapCorruption {
+    /// Address of the block, as the allocator returned it; of other data its address.
+    pub block: u64,
+    /// Address of the word that contradicts.
+    pub address: u64,
+    /// Expected value, in words.
+    pub expected: String,
+    /// The word.
+    pub found: u64,
+}
+
+/// A part of a heap that was not walked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeapGap {
+    /// Its first address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: Bytes,
+    /// Why.
+    pub why: Absent,
+}
+
+impl WalkedHeap {
+    /// Live blocks of all arenas and mappings.
+    pub fn live(&self) -> LiveAmount {
+        self.arenas.iter().fold(self.mapped.live, |mut sum, arena| {
+            sum.add(arena.live);
+            sum
+        })
+    }
+
+    /// Free bytes of all arenas.
+    pub fn free(&self) -> FreeBytes {
+        self.arenas.iter().fold(FreeBytes::default(), |mut sum, arena| {
+            sum.add(&arena.free);
+            sum
+        })
+    }
+
+    /// Resident bytes that `malloc_trim(0)` would return.
+    pub fn trimmable(&self) -> Bytes {
+        self.arenas.iter().map(|arena| arena.trimmable).sum()
+    }
+
+    /// Resident bytes of all arenas and mappings.
+    pub fn resident(&self) -> Bytes {
+        self.arenas.iter().map(|arena| arena.resident).sum::<Bytes>() + self.mapped.resident
+    }
+}

@@ -1,0 +1,92 @@
+//! Live blocks of a heap, in order of address.
+
+/// A live block: the bytes that the program may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Address that the allocator returned.
+    pub start: u64,
+    /// Usable bytes.
+    pub size: u64,
+}
+
+/// All live blocks of a process, in order of address. They do not overlap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTable {
+    starts: Vec<u64>,
+    /// In units of 8 bytes: blocks of up to 32 GiB.
+    units: Vec<u32>,
+}
+
+impl BlockTable {
+    /// Bytes of a unit of block sizes.
+    const UNIT: u64 = 8;
+
+    /// Appends a block that lies behind all others. Returns false, and keeps the table as it is, if
+    /// it does not, or is too large.
+    pub fn push(&mut self, block: LiveBlock) -> bool {
+        let behind = self.last().is_none_or(|last| last.start + last.size <= block.start);
+        let units = u32::try_from(block.size.div_ceil(Self::UNIT));
+        let (true, Ok(units)) = (behind, units) else { return false };
+        self.starts.push(block.start);
+        self.units.push(units);
+        true
+    }
+
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// True if the table is empty.
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// The block with number `index`, in order of address.
+    pub fn get(&self, index: usize) -> Option<LiveBlock> {
+        let (&start, &units) = (self.starts.get(index)?, self.units.get(index)?);
+        Some(LiveBlock { start, size: u64::from(units) * Self::UNIT })
+    }
+
+    /// The last block.
+    pub fn last(&self) -> Option<LiveBlock> {
+        self.len().checked_sub(1).and_then(|last| self.get(last))
+    }
+
+    /// Number of the block that contains `address`.
+    pub fn containing(&self, address: u64) -> Option<usize> {
+        let index = self.starts.partition_point(|&start| start <= address).checked_sub(1)?;
+        let block = self.get(index)?;
+        (address - block.start < block.size.max(1)).then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(blocks: &[(u64, u64)]) -> BlockTable {
+        let mut table = BlockTable::default();
+        assert!(blocks.iter().all(|&(start, size)| table.push(LiveBlock { start, size })));
+        table
+    }
+
+    #[test]
+    fn an_address_inside_a_block_belongs_to_it() {
+        let table = table(&[(0x1000, 24), (0x1020, 40)]);
+        let found = |address| table.containing(address);
+        assert_eq!(found(0xfff), None);
+        assert_eq!(found(0x1000), Some(0));
+        assert_eq!(found(0x1017), Some(0));
+        assert_eq!(found(0x1018), None);
+        assert_eq!(found(0x1047), Some(1));
+        assert_eq!(found(0x1048), None);
+    }
+
+    #[test]
+    fn blocks_that_overlap_are_refused() {
+        let mut table = table(&[(0x1000, 24)]);
+        assert!(!table.push(LiveBlock { start: 0x1010, size: 8 }));
+        assert_eq!(table.len(), 1);
+    }
+}

@@ -1,0 +1,213 @@
+//! Walk of the heaps of glibc's malloc, from the memory of a process: arenas, chunks, free lists,
+//! thread caches, and blocks with mappings of their own.
+//!
+//! ```text
+//!  arena         arenas and heaps, found and checked by structure
+//!  thread_cache  the arena and the cache of each thread
+//!  lists         the chunks of all free lists
+//!  mapped        blocks and parts of the main arena outside of heaps
+//!  chunks        the walk over all chunks, which settles the use of each
+//!  density       pages by live share
+//! ```
+//!
+//! None of this is an interface of glibc. All data is checked against the addresses and sizes that
+//! it must have. A contradiction is reported, and the walk goes on behind it. Every loop is bounded
+//! by the size of the memory, so that a hostile heap costs time in proportion to its size.
+
+mod arena;
+mod chunks;
+mod corruption;
+mod density;
+mod lists;
+mod mapped;
+mod thread_cache;
+
+use pagewise_heaplog::glibc_chunk::UNIT;
+use pagewise_model::heap_scan::{HeapAllocator, MappedBlocks, WalkedArena, WalkedHeap};
+use pagewise_model::{AddrRange, Bytes, Mapping, PageSize};
+
+use crate::ScanError;
+use crate::blocks::BlockTable;
+use crate::memory::Memory;
+use arena::{ArenaState, HeapSegment, MallocParameters, ThreadArena};
+use chunks::{ArenaBounds, ChunkWalk};
+use corruption::CorruptionLog;
+use density::resident_in;
+use lists::{FreeListReader, ListedChunks};
+use mapped::OutsideMemory;
+use thread_cache::ThreadData;
+
+/// A walked heap, and its live blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GlibcWalk {
+    /// Sums.
+    pub heap: WalkedHeap,
+    /// All live blocks.
+    pub blocks: BlockTable,
+}
+
+/// Walks the heaps of glibc.
+///
+/// # Errors
+/// [`ScanError::NoHeap`] if the process has no main arena of glibc.
+///
+/// # Complexity
+/// O(n log n) in the number of free chunks in lists, O(n) in all others.
+pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanError> {
+    let mut log = CorruptionLog::default();
+    let layout = HeapLayout::read(memory, page_size, &mut log)?;
+    let addresses = sorted(layout.states.iter().map(|state| state.address).collect());
+    let threads = thread_cache::thread_data(memory, &addresses);
+    let mut reader = FreeListReader::new(memory, &layout.segments, &layout.states, &threads.caches);
+    let mangles = reader.mangles;
+    let mut listed = ListedChunks::default();
+    for cache in &threads.caches {
+        reader.add_cache(cache, &mut listed, &mut log);
+    }
+    let has_all_lists: Vec<bool> =
+        layout.states.iter().map(|state| reader.add_arena(state, &mut listed, &mut log)).collect();
+    listed.sort();
+    let bounds = layout.bounds(&has_all_lists);
+    let sums = layout.sums(&threads);
+    let mut walk = ChunkWalk::new(memory, page_size, &bounds, sums, &listed, &mut log);
+    let mapped = walk_all(&mut walk, memory, &layout);
+    walk.finish();
+    let ChunkWalk { blocks, mut sums, sizes, density, gaps, .. } = walk;
+    sums.retain(|sum| sum.parts > 0);
+    sums.sort_by_key(|sum| (!sum.is_main, sum.start));
+    let heap = WalkedHeap {
+        allocator: HeapAllocator {
+            name: "glibc".to_owned(),
+            thread_caches: threads.caches.first().map_or("", |it| it.layout.name).to_owned(),
+            mangles_links: mangles,
+        },
+        arenas: sums,
+        mapped,
+        sizes: sizes.finish(),
+        density: density.to_vec(),
+        corruption: log.entries,
+        corrupted: log.count,
+        gaps,
+    };
+    Ok(GlibcWalk { heap, blocks })
+}
+
+fn sorted(mut addresses: Vec<u64>) -> Vec<u64> {
+    addresses.sort_unstable();
+    addresses
+}
+
+/// Walks segments and blocks with mappings of their own, in order of address.
+fn walk_all(walk: &mut ChunkWalk<'_>, memory: &dyn Memory, layout: &HeapLayout) -> MappedBlocks {
+    let mut mapped = MappedBlocks {
+        counted: layout.parameters.map(|parameters| parameters.mapped),
+        ..MappedBlocks::default()
+    };
+    let mut segments = layout.segments.iter().peekable();
+    for chunk in &layout.outside.blocks {
+        while let Some(segment) = segments.next_if(|it| it.start < chunk.pages.start) {
+            walk.add_segment(segment);
+        }
+        mapped.live.add(walk.add_mapped(chunk));
+        mapped.held += chunk.pages.len();
+        let mut runs = Vec::new();
+        memory.visit(chunk.pages, &mut |start, bytes| {
+            runs.push(AddrRange { start, end: start + bytes.len() as u64 });
+        });
+        mapped.resident += Bytes(resident_in(&runs, chunk.pages));
+    }
+    segments.for_each(|segment| walk.add_segment(segment));
+    mapped
+}
+
+/// Arenas and their memory.
+struct HeapLayout {
+    /// Main arenas, then the others.
+    states: Vec<ArenaState>,
+    mains: usize,
+    /// In order of address.
+    segments: Vec<HeapSegment>,
+    outside: OutsideMemory,
+    parameters: Option<MallocParameters>,
+    /// The brk heap.
+    brk: AddrRange,
+}
+
+impl HeapLayout {
+    fn read(
+        memory: &dyn Memory,
+        page_size: PageSize,
+        log: &mut CorruptionLog,
+    ) -> Result<HeapLayout, ScanError> {
+        let mut mains = arena::main_arenas(memory);
+        mains.sort_by_key(|main| std::cmp::Reverse(main.system));
+        let Some(main) = mains.first().cloned() else {
+            return Err(ScanError::NoHeap(
+                "no heap of glibc was found: the program uses another allocator, or has not allocated yet",
+            ));
+        };
+        let brk = brk_heap(memory.mappings());
+        let parameters = arena::parameters(memory, &main, brk);
+        let mut segments: Vec<HeapSegment> = Vec::new();
+        if !main.is_unused() && !brk.is_empty() {
+            let start = parameters.map_or(brk.start, |parameters| parameters.heap_start);
+            let chunks = AddrRange { start: start.next_multiple_of(UNIT), end: brk.end };
+            segments.push(HeapSegment { arena: 0, start, chunks });
+        }
+        let rings: Vec<Vec<ThreadArena>> =
+            mains.iter().map(|main| arena::thread_arenas(memory, main, log)).collect();
+        let mut states = mains;
+        let mains = states.len();
+        for thread_arena in rings.iter().flatten() {
+            segments.extend(thread_arena.segments(memory, states.len(), log));
+            states.push(thread_arena.state.clone());
+        }
+        let mut segments = lists::without_overlaps(segments, log);
+        let has_outside = !main.is_contiguous() || !brk.contains(main.top);
+        let top = Some(main.top).filter(|_| has_outside && !main.is_unused());
+        let outside = mapped::outside(memory, &segments, page_size, top);
+        let parts = outside.main.iter();
+        segments.extend(parts.map(|&chunks| HeapSegment { arena: 0, start: chunks.start, chunks }));
+        let segments = lists::without_overlaps(segments, log);
+        Ok(HeapLayout { states, mains, segments, outside, parameters, brk })
+    }
+
+    fn bounds(&self, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
+        let arenas = self.states.iter().zip(has_all_lists).enumerate();
+        arenas
+            .map(|(number, (state, &has_all_lists))| ArenaBounds {
+                is_main: number < self.mains,
+                top: state.top,
+                brk: (number == 0).then_some(self.brk.end),
+                has_all_lists,
+            })
+            .collect()
+    }
+
+    fn sums(&self, threads: &ThreadData) -> Vec<WalkedArena> {
+        let arenas = self.states.iter().enumerate();
+        arenas
+            .map(|(number, state)| {
+                let seen = threads.arenas.as_ref().map(|arenas| {
+                    arenas.iter().filter(|arena| **arena == state.address).count() as u64
+                });
+                WalkedArena {
+                    state: state.address,
+                    is_main: number < self.mains,
+                    system: Bytes(state.system),
+                    threads: seen.unwrap_or(state.threads),
+                    threads_seen: seen.is_some(),
+                    is_locked: state.is_locked,
+                    ..WalkedArena::default()
+                }
+            })
+            .collect()
+    }
+}
+
+/// The heap that `brk` moves; mprotect can have split it into several mappings.
+fn brk_heap(mappings: &[Mapping]) -> AddrRange {
+    let mut parts = mappings.iter().filter(|it| it.name.as_bytes() == b"[heap]");
+    let Some(first) = parts.next() else { return AddrRange { start: 0, end: 0 } };
+    parts.fold(first.range, |all, part| AddrRange { end: part.range.end, ..all })
+}

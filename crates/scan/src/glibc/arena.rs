@@ -1,0 +1,364 @@
+//! `malloc_state`, `malloc_par` and `heap_info`: found and checked by their structure, since C
+//! libraries are usually stripped.
+//!
+//! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.42, on 64-bit machines:
+//!
+//! ```text
+//!  malloc_state                        malloc_par until 2.34, since 2.35    heap_info
+//!     0  lock                           32  32  arena_max                    0  arena
+//!     4  flags                               40  page sizes, flags           8  previous heap
+//!     8  has fastbin chunks             40  60  mappings, most at once      16  bytes in use
+//!    16  fastbins[10]                   48  68  most so far                 24  accessible bytes
+//!    96  top                            52  72  fixed threshold             32  page size (2.35)
+//!   104  last remainder                 56  80  mapped bytes
+//!   112  bins[127]: first and last      72  96  start of the brk heap
+//!  2160  next arena                     80 104  bins of thread caches
+//!  2176  threads                        96 120  entries of a bin
+//!  2184  bytes from the system
+//! ```
+
+use std::collections::HashSet;
+
+use pagewise_heaplog::glibc_chunk::UNIT;
+use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::mapping::Sharing;
+use pagewise_model::{AddrRange, Mapping};
+
+use super::corruption::CorruptionLog;
+use crate::memory::Memory;
+
+/// Bytes of `malloc_state`.
+pub(super) const STATE_BYTES: u64 = 2200;
+const FASTBINS: u64 = 16;
+const TOP: u64 = 96;
+const BINS: u64 = 112;
+const NEXT: u64 = 2160;
+const THREADS: u64 = 2176;
+const SYSTEM: u64 = 2184;
+const MAX_SYSTEM: u64 = 2192;
+
+/// Number of fastbins, and of the other bins.
+pub(super) const FASTBIN_COUNT: usize = 10;
+pub(super) const BIN_COUNT: usize = 127;
+/// Flag of a main arena that has memory outside of the brk heap.
+const NONCONTIGUOUS: u32 = 2;
+/// Known flags, of all versions.
+const ALL_FLAGS: u32 = 7;
+
+/// Number of empty bins side by side that give an arena away: bins of the largest chunks.
+const MIN_EMPTY_BINS: u64 = 8;
+/// An arena has at least this number of bins whose two words agree; a corrupted one may have
+/// others.
+const MIN_SOUND_BINS: usize = 100;
+/// More arenas than this are not walked, nor more heaps of an arena.
+const MAX_ARENAS: usize = 1 << 14;
+const MAX_HEAPS: usize = 1 << 16;
+/// Alignment of heaps: without and with huge pages of 2 MiB for malloc.
+const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
+/// An arena lies at most this far from the beginning of its heap.
+const MAX_HEAP_HEADER: u64 = 128;
+
+/// `malloc_state`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ArenaState {
+    pub(super) address: u64,
+    pub(super) is_locked: bool,
+    flags: u32,
+    pub(super) fastbins: Vec<u64>,
+    pub(super) top: u64,
+    /// First and last chunk of each bin.
+    pub(super) bins: Vec<[u64; 2]>,
+    next: u64,
+    pub(super) threads: u64,
+    pub(super) system: u64,
+    max_system: u64,
+}
+
+fn word(bytes: &[u8], at: u64) -> u64 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+fn half(bytes: &[u8], at: u64) -> u32 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+impl ArenaState {
+    pub(super) fn read(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
+        let mut bytes = vec![0; usize::try_from(STATE_BYTES).ok()?];
+        if !address.is_multiple_of(8) || !memory.read(address, &mut bytes) {
+            return None;
+        }
+        let word = |at| word(&bytes, at);
+        let flags = half(&bytes, 4);
+        let state = ArenaState {
+            address,
+            is_locked: half(&bytes, 0) != 0,
+            flags,
+            fastbins: (0..FASTBIN_COUNT as u64).map(|at| word(FASTBINS + 8 * at)).collect(),
+            top: word(TOP),
+            bins: (0..BIN_COUNT as u64)
+                .map(|at| [word(BINS + 16 * at), word(BINS + 16 * at + 8)])
+                .collect(),
+            next: word(NEXT),
+            threads: word(THREADS),
+            system: word(SYSTEM),
+            max_system: word(MAX_SYSTEM),
+        };
+        let lock_is_one = half(&bytes, 0) <= 2 && half(&bytes, 8) <= 1;
+        (lock_is_one && state.makes_sense()).then_some(state)
+    }
+
+    /// Address that a bin has as a chunk: its two words are `fd` and `bk`.
+    pub(super) fn bin(&self, index: usize) -> u64 {
+        self.address.wrapping_add(BINS - UNIT).wrapping_add(16 * index as u64)
+    }
+
+    /// True if the arena has no memory yet: its last chunk is a bin.
+    pub(super) fn is_unused(&self) -> bool {
+        self.system == 0 && self.top == self.bin(0)
+    }
+
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.flags & NONCONTIGUOUS == 0
+    }
+
+    fn makes_sense(&self) -> bool {
+        let is_sound = |index: usize| {
+            let [first, last] = self.bins[index];
+            let bin = self.bin(index);
+            first != 0 && last != 0 && (first == bin) == (last == bin)
+        };
+        self.flags <= ALL_FLAGS
+            && self.top != 0
+            && self.top.is_multiple_of(8)
+            && self.next != 0
+            && self.next.is_multiple_of(8)
+            && self.system <= self.max_system
+            && self.threads < 1 << 30
+            && (self.system > 0 || self.is_unused())
+            && (0..BIN_COUNT).filter(|index| is_sound(*index)).count() >= MIN_SOUND_BINS
+    }
+}
+
+/// The main arenas of the C libraries of a process, most often one.
+pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
+    let mut found: Vec<ArenaState> = Vec::new();
+    let data = memory.mappings().iter().filter(|mapping| is_data(mapping));
+    for mapping in data {
+        let mut runs = Vec::new();
+        memory.visit(mapping.range, &mut |address, bytes| empty_bins(address, bytes, &mut runs));
+        for (first, length) in runs {
+            let before = (0..=(BIN_COUNT as u64).saturating_sub(length)).map(|bin| 16 * bin);
+            let addresses = before.filter_map(|before| first.checked_sub(BINS + before));
+            let state = addresses.into_iter().find_map(|at| main_arena(memory, at));
+            found.extend(state.filter(|new| found.iter().all(|it| it.address != new.address)));
+        }
+    }
+    found
+}
+
+/// True if a mapping holds the initialized data of a program or library.
+fn is_data(mapping: &Mapping) -> bool {
+    mapping.sharing == Sharing::Private && mapping.prot.write && mapping.inode != 0
+}
+
+/// Adds the places where a word and the next both point 16 bytes before the first of them: empty
+/// bins, several side by side.
+fn empty_bins(address: u64, bytes: &[u8], runs: &mut Vec<(u64, u64)>) {
+    for phase in [0, 8] {
+        let pairs = bytes.get(phase..).unwrap_or_default().chunks_exact(16);
+        let mut length = 0;
+        let mut at = address + phase as u64;
+        for pair in pairs.chain([[0; 16].as_slice()]) {
+            let itself = at.wrapping_sub(16);
+            if word(pair, 0) == itself && word(pair, 8) == itself {
+                length += 1;
+            } else {
+                if length >= MIN_EMPTY_BINS {
+                    runs.push((at - 16 * length, length));
+                }
+                length = 0;
+            }
+            at += 16;
+        }
+    }
+}
+
+fn main_arena(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
+    let state = ArenaState::read(memory, address)?;
+    let is_ring = state.next == address || ThreadArena::read(memory, state.next).is_some();
+    is_ring.then_some(state)
+}
+
+/// An arena in a heap of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ThreadArena {
+    pub(super) state: ArenaState,
+    /// Alignment of its heaps.
+    alignment: u64,
+}
+
+/// `heap_info`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HeapInfo {
+    start: u64,
+    arena: u64,
+    previous: u64,
+    bytes: u64,
+}
+
+impl HeapInfo {
+    fn read(memory: &dyn Memory, start: u64, alignment: u64) -> Option<HeapInfo> {
+        let mut raw = [0; 32];
+        if start == 0 || !memory.read(start, &mut raw) {
+            return None;
+        }
+        let [arena, previous, bytes, accessible] = [0, 8, 16, 24].map(|at| word(&raw, at));
+        let makes_sense = (1..=accessible).contains(&bytes)
+            && accessible <= alignment
+            && previous.is_multiple_of(alignment);
+        makes_sense.then_some(HeapInfo { start, arena, previous, bytes })
+    }
+}
+
+/// A range of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeapSegment {
+    /// Number of the arena.
+    pub(super) arena: usize,
+    /// Start of the memory that the arena has here.
+    pub(super) start: u64,
+    /// From the first chunk to the end of the last.
+    pub(super) chunks: AddrRange,
+}
+
+impl ThreadArena {
+    fn read(memory: &dyn Memory, address: u64) -> Option<ThreadArena> {
+        let alignment = HEAP_ALIGNMENTS.into_iter().find(|alignment| {
+            let header = address % alignment;
+            let info = HeapInfo::read(memory, address - header, *alignment);
+            (UNIT..=MAX_HEAP_HEADER).contains(&header)
+                && info.is_some_and(|info| info.arena == address && info.previous == 0)
+        })?;
+        Some(ThreadArena { state: ArenaState::read(memory, address)?, alignment })
+    }
+
+    /// The heaps, the one with the last chunk first.
+    pub(super) fn segments(
+        &self,
+        memory: &dyn Memory,
+        arena: usize,
+        log: &mut CorruptionLog,
+    ) -> Vec<HeapSegment> {
+        let header = self.state.address % self.alignment;
+        let first_heap = self.state.address - header;
+        let mut segments: Vec<HeapSegment> = Vec::new();
+        let mut known = HashSet::new();
+        let mut start = self.state.top - self.state.top % self.alignment;
+        let mut link = self.state.address + TOP;
+        loop {
+            let info = HeapInfo::read(memory, start, self.alignment);
+            let info = info.filter(|info| info.arena == self.state.address);
+            let is_new = segments.len() < MAX_HEAPS && known.insert(start);
+            let Some(info) = info.filter(|_| is_new) else {
+                let expected = "an address in a heap of this arena";
+                log.add(self.state.address, link, expected, start);
+                break;
+            };
+            let first = if start == first_heap {
+                (self.state.address + STATE_BYTES).next_multiple_of(UNIT)
+            } else {
+                start + header
+            };
+            let chunks = AddrRange { start: first, end: start + info.bytes };
+            segments.push(HeapSegment { arena, start, chunks });
+            if info.previous == 0 {
+                break;
+            }
+            link = info.start + 8;
+            start = info.previous;
+        }
+        segments
+    }
+}
+
+/// The arenas of the ring behind a main arena.
+pub(super) fn thread_arenas(
+    memory: &dyn Memory,
+    main: &ArenaState,
+    log: &mut CorruptionLog,
+) -> Vec<ThreadArena> {
+    let mut arenas: Vec<ThreadArena> = Vec::new();
+    let mut known = HashSet::new();
+    let (mut next, mut before) = (main.next, main.address);
+    while next != main.address {
+        let is_new = arenas.len() < MAX_ARENAS && known.insert(next);
+        let arena = ThreadArena::read(memory, next).filter(|_| is_new);
+        let Some(arena) = arena else {
+            log.add(before, before + NEXT, "the address of another arena", next);
+            break;
+        };
+        before = next;
+        next = arena.state.next;
+        arenas.push(arena);
+    }
+    arenas
+}
+
+/// `malloc_par`, in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MallocParameters {
+    /// First address of the brk heap.
+    pub(super) heap_start: u64,
+    /// Blocks with mappings of their own.
+    pub(super) mapped: LiveAmount,
+}
+
+/// Offsets from the start of the brk heap in `malloc_par`: number of mappings, most permitted, most
+/// so far, and whether the threshold is fixed. Until glibc 2.34, and since.
+const MAPPING_COUNTS: [[u64; 4]; 2] = [[32, 28, 24, 20], [36, 32, 28, 24]];
+/// Bytes before that word, and all bytes, that are checked.
+const BEFORE: u64 = 40;
+const CHECKED: usize = 72;
+
+/// The parameters, which lie in the same data as the main arena. `heap` is the memory that the main
+/// arena may have begun in.
+pub(super) fn parameters(
+    memory: &dyn Memory,
+    main: &ArenaState,
+    heap: AddrRange,
+) -> Option<MallocParameters> {
+    let data = memory.mappings().iter().find(|it| it.range.contains(main.address))?;
+    let mut found = None;
+    memory.visit(data.range, &mut |address, bytes| {
+        let words = bytes.chunks_exact(8).zip((address..).step_by(8));
+        let starts = words.filter(|(bytes, _)| heap.contains(word(bytes, 0)));
+        for (_, at) in starts {
+            found = found.or_else(|| parameters_at(memory, at));
+        }
+    });
+    found
+}
+
+/// The parameters if the word at `at` is the start of the brk heap.
+fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
+    let mut raw = [0; CHECKED];
+    if !memory.read(at.checked_sub(BEFORE)?, &mut raw) {
+        return None;
+    }
+    let [bytes, most_bytes] = [16, 8].map(|before| word(&raw, BEFORE - before));
+    let [bins, most_cached, entries] = [8, 16, 24].map(|behind| word(&raw, BEFORE + behind));
+    let makes_sense = bytes <= most_bytes
+        && bytes.is_multiple_of(512)
+        && (1..=1024).contains(&bins)
+        && most_cached < 1 << 32
+        && entries <= 1 << 16;
+    let blocks = MAPPING_COUNTS.into_iter().find_map(|offsets| {
+        let [now, permitted, most, fixed] = offsets.map(|before| half(&raw, BEFORE - before));
+        (now <= most && most <= permitted && fixed <= 1).then_some(now)
+    });
+    let mapped = LiveAmount { blocks: blocks?.into(), bytes };
+    makes_sense.then_some(MallocParameters { heap_start: word(&raw, BEFORE), mapped })
+}

@@ -1,0 +1,552 @@
+//! The walk over the chunks of a heap, in order of address.
+//!
+//! A chunk is in use if the flag of the *next* chunk is set, unless a fastbin or a thread cache has
+//! it. So each chunk is settled when the next header is read.
+
+use std::collections::BTreeMap;
+
+use pagewise_heaplog::glibc_chunk::{
+    self, FLAGS, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
+};
+use pagewise_model::heap_scan::{HeapGap, LiveAmount, LiveSize, WalkedArena};
+use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
+
+use super::arena::HeapSegment;
+use super::corruption::CorruptionLog;
+use super::density::{CELLS, PageDensityCounter, resident_in};
+use super::lists::{ChunkList, ListedChunks};
+use super::mapped::{FENCEPOST, MappedChunk};
+use crate::blocks::{BlockTable, LiveBlock};
+use crate::memory::Memory;
+
+/// Number of consecutive chunks that must hold together where the walk goes on behind a
+/// contradiction.
+const CHAIN: usize = 8;
+/// Number of headers that are examined in all to go on behind contradictions.
+const MAX_TRIES: u64 = 8 << 20;
+/// `malloc_trim` keeps the header of a free chunk: `sizeof(struct malloc_chunk)`.
+const KEPT_HEADER: u64 = 48;
+/// Usable sizes below this are counted in an array.
+const SMALL_SIZES: u64 = 64 << 10;
+const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
+const NO_CHUNKS: &str = "no further chunks were found in it";
+
+/// An arena as the walk needs it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArenaBounds {
+    pub(super) is_main: bool,
+    pub(super) top: u64,
+    /// End of the brk heap, if this arena has it and can shrink it.
+    pub(super) brk: Option<u64>,
+    /// True if all its free lists could be followed: a free chunk is then in one of them.
+    pub(super) has_all_lists: bool,
+}
+
+/// Bytes that `malloc_trim` would release, if they are resident.
+#[derive(Clone, Copy, Debug)]
+struct TrimRange {
+    arena: usize,
+    range: AddrRange,
+    is_top: bool,
+}
+
+/// A chunk whose use is not settled yet.
+#[derive(Clone, Copy, Debug)]
+struct OpenChunk {
+    start: u64,
+    head: u64,
+}
+
+impl OpenChunk {
+    const fn size(self) -> u64 {
+        glibc_chunk::size(self.head)
+    }
+}
+
+/// Sums of the walk.
+pub(super) struct ChunkWalk<'a> {
+    memory: &'a dyn Memory,
+    page: u64,
+    arenas: &'a [ArenaBounds],
+    listed: &'a ListedChunks,
+    /// Number of the next listed chunk, and its address.
+    next_listed: (usize, u64),
+    tries: u64,
+    trims: Vec<TrimRange>,
+    pub(super) blocks: BlockTable,
+    pub(super) sums: Vec<WalkedArena>,
+    pub(super) sizes: SizeTally,
+    pub(super) density: [u64; CELLS],
+    pub(super) gaps: Vec<HeapGap>,
+    pub(super) log: &'a mut CorruptionLog,
+}
+
+/// Number of blocks by usable size.
+#[derive(Debug, Default)]
+pub(super) struct SizeTally {
+    small: Vec<u64>,
+    large: BTreeMap<u64, u64>,
+}
+
+impl SizeTally {
+    fn add(&mut self, size: u64) {
+        let index = usize::try_from(size / 8).unwrap_or(usize::MAX);
+        if size < SMALL_SIZES && size.is_multiple_of(8) {
+            if self.small.is_empty() {
+                self.small = vec![0; usize::try_from(SMALL_SIZES / 8).unwrap_or(0)];
+            }
+            self.small[index] += 1;
+        } else {
+            *self.large.entry(size).or_default() += 1;
+        }
+    }
+
+    /// In order of size.
+    pub(super) fn finish(self) -> Vec<LiveSize> {
+        let small = (0..).step_by(8).zip(self.small).filter(|(_, blocks)| *blocks > 0);
+        small.chain(self.large).map(|(size, blocks)| LiveSize { size, blocks }).collect()
+    }
+}
+
+/// A segment during its walk.
+struct SegmentState<'s> {
+    segment: &'s HeapSegment,
+    bounds: ArenaBounds,
+    /// Address of the next header.
+    next: u64,
+    open: Option<OpenChunk>,
+    /// Start of the free chunks that `malloc_trim` would coalesce, up to the open chunk.
+    free_since: Option<u64>,
+    /// End of the last live chunk.
+    live_end: Option<u64>,
+    /// The end of the walk: nothing further belongs to the arena.
+    end: Option<u64>,
+    /// Resident ranges.
+    runs: Vec<AddrRange>,
+}
+
+impl<'a> ChunkWalk<'a> {
+    pub(super) fn new(
+        memory: &'a dyn Memory,
+        page_size: PageSize,
+        arenas: &'a [ArenaBounds],
+        sums: Vec<WalkedArena>,
+        listed: &'a ListedChunks,
+        log: &'a mut CorruptionLog,
+    ) -> ChunkWalk<'a> {
+        let mut walk = ChunkWalk {
+            memory,
+            page: page_size.bytes(),
+            arenas,
+            listed,
+            next_listed: (0, 0),
+            tries: MAX_TRIES,
+            trims: Vec::new(),
+            blocks: BlockTable::default(),
+            sums,
+            sizes: SizeTally::default(),
+            density: [0; CELLS],
+            gaps: Vec::new(),
+            log,
+        };
+        walk.seek_listed(0);
+        walk
+    }
+
+    fn seek_listed(&mut self, index: usize) {
+        let address = self.listed.get(index).map_or(u64::MAX, |(chunk, _)| chunk);
+        self.next_listed = (index, address);
+    }
+
+    /// Reports listed addresses before `chunk`: no chunk begins there.
+    fn report_strays(&mut self, chunk: u64) {
+        while self.next_listed.1 < chunk {
+            let stray = self.next_listed.1;
+            let word = self.memory.word(stray + 8).unwrap_or(0);
+            self.log.add(stray + HEADER, stray + 8, "a chunk where a free list has one", word);
+            self.seek_listed(self.next_listed.0 + 1);
+        }
+    }
+
+    /// The list of a chunk.
+    fn list_of(&mut self, chunk: u64) -> Option<ChunkList> {
+        self.report_strays(chunk);
+        if self.next_listed.1 != chunk {
+            return None;
+        }
+        let list = self.listed.get(self.next_listed.0).map(|(_, list)| list);
+        self.seek_listed(self.next_listed.0 + 1);
+        while self.next_listed.1 == chunk {
+            let block = chunk + HEADER;
+            self.log.add(block, block, "a block in one free list only", block);
+            self.seek_listed(self.next_listed.0 + 1);
+        }
+        list
+    }
+
+    /// Adds a block with a mapping of its own. Blocks and segments come in order of address.
+    pub(super) fn add_mapped(&mut self, chunk: &MappedChunk) -> LiveAmount {
+        if !self.blocks.push(chunk.block) {
+            return LiveAmount::default();
+        }
+        self.sizes.add(chunk.block.size);
+        LiveAmount { blocks: 1, bytes: chunk.block.size }
+    }
+
+    /// Walks a segment.
+    pub(super) fn add_segment(&mut self, segment: &HeapSegment) {
+        let mut state = SegmentState {
+            segment,
+            bounds: self.arenas[segment.arena],
+            next: segment.chunks.start,
+            open: None,
+            free_since: None,
+            live_end: None,
+            end: None,
+            runs: Vec::new(),
+        };
+        let first_block = self.blocks.len();
+        let all = AddrRange { start: segment.start, end: segment.chunks.end };
+        self.memory.visit(all, &mut |address, bytes| self.add_piece(&mut state, address, bytes));
+        if state.end.is_none() {
+            self.settle_lost(&mut state);
+            self.add_gap(state.next, segment.chunks.end, NOT_RESIDENT);
+            state.end = Some(segment.chunks.end);
+        }
+        self.finish_segment(&state, first_block);
+    }
+
+    fn add_piece(&mut self, state: &mut SegmentState<'_>, address: u64, bytes: &[u8]) {
+        let end = address + bytes.len() as u64;
+        match state.runs.last_mut() {
+            Some(last) if last.end == address => last.end = end,
+            _ => state.runs.push(AddrRange { start: address, end }),
+        }
+        while state.end.is_none() && state.next < end {
+            let Some(offset) = state.next.checked_sub(address) else {
+                self.settle_lost(state);
+                self.go_on(state, address, NOT_RESIDENT);
+                continue;
+            };
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            let Some(header) = bytes.get(offset..offset.saturating_add(16)) else { break };
+            let word =
+                |at: usize| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            self.add_chunk(state, word(0), word(8));
+        }
+    }
+
+    /// Settles the chunk before the one at `state.next`, and opens that one.
+    fn add_chunk(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64) {
+        let chunk = state.next;
+        let size = glibc_chunk::size(head);
+        let left = state.segment.chunks.end - chunk;
+        if chunk == state.bounds.top {
+            return self.add_top(state, before, head);
+        }
+        let is_chunk = size >= MIN_CHUNK
+            && size.is_multiple_of(UNIT)
+            && size <= left
+            && !glibc_chunk::is_mapped(head);
+        if !is_chunk {
+            return match self.end_marks(state, chunk, head) {
+                Some(end) => self.add_end(state, before, head, end),
+                None => self.recover(state, head),
+            };
+        }
+        self.settle_open(state, before, head);
+        state.open = Some(OpenChunk { start: chunk, head });
+        state.next = chunk + size;
+    }
+
+    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, or one and one
+    /// of 0 bytes at the end of a heap that is not the last of its arena.
+    fn end_marks(&self, state: &SegmentState<'_>, chunk: u64, head: u64) -> Option<u64> {
+        let end = chunk + HEADER;
+        match (glibc_chunk::size(head), state.bounds.is_main) {
+            (0, false) if head & FLAGS == PREVIOUS_IN_USE => Some(end),
+            (FENCEPOST, is_main) => {
+                let mark = if is_main { FENCEPOST } else { 0 };
+                let next = self.memory.word(end + 8)?;
+                let is_end =
+                    next == mark | PREVIOUS_IN_USE && end + HEADER <= state.segment.chunks.end;
+                is_end.then_some(end + HEADER)
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a part of an arena. Another part of the main arena may follow if the program has moved
+    /// the end of the brk heap itself.
+    fn add_end(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64, end: u64) {
+        // At the end of a heap the last mark can have the header of a small chunk.
+        let is_mark = |open: &OpenChunk| {
+            !state.bounds.is_main
+                && glibc_chunk::size(head) == 0
+                && open.size() == MIN_CHUNK
+                && open.head & OTHER_ARENA == 0
+        };
+        if let Some(mark) = state.open.take_if(|open| is_mark(open)) {
+            self.sums[state.segment.arena].own.0 += mark.size();
+            self.close_free_run(state, mark.start);
+        }
+        self.settle_open(state, before, head);
+        self.close_free_run(state, state.next);
+        self.sums[state.segment.arena].own.0 += end - state.next;
+        state.live_end = None;
+        state.next = end;
+        let is_last = !state.bounds.is_main || !state.segment.chunks.contains(state.bounds.top);
+        match self.find_chunk(state, end).filter(|_| !is_last) {
+            Some(next) => state.next = next,
+            None => state.end = Some(end),
+        }
+    }
+
+    fn add_top(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64) {
+        let top = state.next;
+        self.settle_open(state, before, head);
+        let limit = state.segment.chunks.end;
+        let end = top.saturating_add(glibc_chunk::size(head));
+        let is_sound = end <= limit
+            && end > top
+            && head & PREVIOUS_IN_USE != 0
+            && (end == limit || state.bounds.is_main);
+        if !is_sound {
+            let expected = format!("the size {} of the last chunk", limit - top);
+            self.log.add(top + HEADER, top + 8, &expected, head);
+        }
+        let end = if is_sound { end } else { limit };
+        self.sums[state.segment.arena].free.top += end - top;
+        let free_since = state.free_since.take().unwrap_or(top);
+        if state.bounds.brk == Some(end) {
+            self.add_top_trim(state.segment.arena, AddrRange { start: free_since, end });
+        }
+        state.next = end;
+        state.end = Some(end);
+    }
+
+    /// As `systrim` releases the end of the brk heap.
+    fn add_top_trim(&mut self, arena: usize, top: AddrRange) {
+        let spare = top.len().0.saturating_sub(MIN_CHUNK + 1);
+        let extra = spare - spare % self.page;
+        let range = AddrRange { start: top.end - extra, end: top.end };
+        if extra > 0 {
+            self.trims.push(TrimRange { arena, range, is_top: true });
+        }
+    }
+
+    fn settle_open(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64) {
+        let Some(open) = state.open.take() else { return };
+        let is_used = head & PREVIOUS_IN_USE != 0;
+        if !is_used && before != open.size() {
+            let expected = format!("the size {} of the free chunk before", open.size());
+            self.log.add(open.start + HEADER, state.next, &expected, before);
+        }
+        self.settle(state, open, is_used);
+    }
+
+    fn settle(&mut self, state: &mut SegmentState<'_>, chunk: OpenChunk, is_used: bool) {
+        let list = if chunk.start < self.next_listed.1 { None } else { self.list_of(chunk.start) };
+        let OpenChunk { start, head } = chunk;
+        let size = chunk.size();
+        let sum = &mut self.sums[state.segment.arena];
+        if list.is_some_and(|list| list.looks_used() != is_used) {
+            let expected =
+                if is_used { "the flag of a free chunk" } else { "the flag of a used chunk" };
+            self.log.add(start + HEADER, start + size + 8, expected, u64::from(is_used));
+        }
+        match list {
+            None if is_used => return self.add_live(state, chunk),
+            Some(ChunkList::CacheItself) => {
+                sum.own.0 += size;
+                self.close_free_run(state, start);
+                state.live_end = Some(start + size);
+                return;
+            }
+            Some(ChunkList::Tcache) => {
+                sum.free.tcache += size;
+                return self.close_free_run(state, start);
+            }
+            Some(ChunkList::Fastbin) => sum.free.fastbins += size,
+            Some(ChunkList::Unsorted) => sum.free.unsorted += size,
+            Some(ChunkList::Small) => sum.free.small_bins += size,
+            Some(ChunkList::Large) => sum.free.large_bins += size,
+            None => {
+                sum.free.unlisted += size;
+                if state.bounds.has_all_lists {
+                    self.log.add(start + HEADER, start + 8, "a free chunk in a bin", head);
+                }
+            }
+        }
+        state.free_since = state.free_since.or(Some(start));
+    }
+
+    fn add_live(&mut self, state: &mut SegmentState<'_>, chunk: OpenChunk) {
+        let OpenChunk { start, head } = chunk;
+        let size = chunk.size();
+        if (head & OTHER_ARENA == 0) != state.bounds.is_main {
+            self.log.add(start + HEADER, start + 8, "the flag of its arena", head);
+        }
+        self.close_free_run(state, start);
+        let block = LiveBlock { start: start + HEADER, size: size - 8 };
+        if !self.blocks.push(block) {
+            return self.add_gap(start, start + size, "it is larger than a block can be");
+        }
+        self.sizes.add(block.size);
+        let sum = &mut self.sums[state.segment.arena];
+        sum.live.add(LiveAmount { blocks: 1, bytes: block.size });
+        sum.live_chunks.0 += size;
+        if let Some(end) = state.live_end {
+            sum.largest_gap = sum.largest_gap.max(Bytes(start - end));
+        }
+        state.live_end = Some(start + size);
+    }
+
+    /// Ends the free chunks before `end`, which `malloc_trim` would coalesce and release in part.
+    fn close_free_run(&mut self, state: &mut SegmentState<'_>, end: u64) {
+        let Some(start) = state.free_since.take() else { return };
+        let first = (start + KEPT_HEADER).next_multiple_of(self.page);
+        let last = first + end.saturating_sub(first) / self.page * self.page;
+        if last > first {
+            let range = AddrRange { start: first, end: last };
+            self.trims.push(TrimRange { arena: state.segment.arena, range, is_top: false });
+        }
+    }
+
+    /// Goes on behind a header that contradicts.
+    fn recover(&mut self, state: &mut SegmentState<'_>, head: u64) {
+        let chunk = state.next;
+        // The size that led here may be the wrong one: it may span other chunks.
+        let inside = state.open.and_then(|open| {
+            let next = self.find_chunk_before(state, open.start + MIN_CHUNK, chunk)?;
+            Some((open, next))
+        });
+        if let Some((open, next)) = inside {
+            let expected = format!("a size that ends at a chunk, such as {}", next - open.start);
+            self.log.add(open.start + HEADER, open.start + 8, &expected, open.head);
+            let head = (next - open.start) | (open.head & FLAGS);
+            state.open = Some(OpenChunk { head, ..open });
+            self.settle_lost(state);
+            state.next = next;
+            return;
+        }
+        self.log.add(chunk + HEADER, chunk + 8, "the size of a chunk", head);
+        self.settle_lost(state);
+        self.go_on(state, chunk + UNIT, NO_CHUNKS);
+    }
+
+    /// Settles a chunk whose next header is not known: it counts as live unless a list has it.
+    fn settle_lost(&mut self, state: &mut SegmentState<'_>) {
+        if let Some(open) = state.open.take() {
+            let is_listed = self.next_listed.1 == open.start;
+            let list = self.listed.get(self.next_listed.0).filter(|_| is_listed);
+            self.settle(state, open, list.is_none_or(|(_, list)| list.looks_used()));
+        }
+        self.close_free_run(state, state.next);
+        state.live_end = None;
+    }
+
+    /// Continues at the next chunk from `from` on.
+    fn go_on(&mut self, state: &mut SegmentState<'_>, from: u64, why: &'static str) {
+        let next = self.find_chunk(state, from);
+        let end = state.segment.chunks.end;
+        self.add_gap(state.next, next.unwrap_or(end), why);
+        match next {
+            Some(next) => state.next = next,
+            None => state.end = Some(end),
+        }
+    }
+
+    fn add_gap(&mut self, start: u64, end: u64, why: &'static str) {
+        /// Neighbouring gaps are one; no more than this are kept.
+        const MAX_GAPS: usize = 100;
+        let bytes = Bytes(end.saturating_sub(start));
+        if !bytes.is_zero() && self.gaps.len() < MAX_GAPS {
+            self.gaps.push(HeapGap { start, bytes, why: Absent::NotCollected(why.into()) });
+        }
+    }
+
+    fn find_chunk(&mut self, state: &SegmentState<'_>, from: u64) -> Option<u64> {
+        self.find_chunk_before(state, from, state.segment.chunks.end)
+    }
+
+    /// The first address at which several chunks hold together.
+    fn find_chunk_before(&mut self, state: &SegmentState<'_>, from: u64, end: u64) -> Option<u64> {
+        let mut at = from.checked_next_multiple_of(UNIT)?;
+        while at < end && self.tries > 0 {
+            if self.is_chain(state, at) {
+                return Some(at);
+            }
+            at += UNIT;
+        }
+        None
+    }
+
+    fn is_chain(&mut self, state: &SegmentState<'_>, first: u64) -> bool {
+        let end = state.segment.chunks.end;
+        let other_flags = if state.bounds.is_main { MAPPED | OTHER_ARENA } else { MAPPED };
+        let (mut at, mut before) = (first, None);
+        for _ in 0..CHAIN {
+            self.tries = self.tries.saturating_sub(1);
+            if at == state.bounds.top {
+                return true;
+            }
+            let Some(head) = self.memory.word(at + 8) else { return false };
+            let size = glibc_chunk::size(head);
+            let is_free_before = head & PREVIOUS_IN_USE == 0;
+            let agrees = !is_free_before || before.is_none() || self.memory.word(at) == before;
+            if at > first && self.end_marks(state, at, head).is_some() {
+                return true;
+            }
+            let is_chunk = size >= MIN_CHUNK && size.is_multiple_of(UNIT) && size <= end - at;
+            if !is_chunk || !agrees || head & other_flags != 0 {
+                return false;
+            }
+            before = Some(size);
+            at += size;
+            if at + HEADER > end {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn finish_segment(&mut self, state: &SegmentState<'_>, first_block: usize) {
+        let end = state.end.unwrap_or(state.segment.chunks.end);
+        let all = AddrRange { start: state.segment.start, end };
+        let pages = AddrRange { start: all.start, end: end.next_multiple_of(self.page) };
+        let resident = resident_in(&state.runs, pages);
+        let mut counter = PageDensityCounter::new(self.page, &state.runs);
+        for block in (first_block..self.blocks.len()).filter_map(|at| self.blocks.get(at)) {
+            let start = block.start - HEADER;
+            counter.add(AddrRange { start, end: block.start + block.size - 8 });
+        }
+        let cells = counter.finish(resident / self.page);
+        self.density.iter_mut().zip(cells).for_each(|(sum, cell)| *sum += cell);
+        let sum = &mut self.sums[state.segment.arena];
+        if sum.parts == 0 {
+            sum.start = all.start;
+        }
+        sum.parts += 1;
+        sum.held.0 += all.len().0;
+        sum.resident.0 += resident;
+        sum.own.0 += state.segment.chunks.start - all.start;
+        let mut runs = state.runs.as_slice();
+        for trim in self.trims.drain(..) {
+            while runs.first().is_some_and(|run| run.end <= trim.range.start) {
+                runs = &runs[1..];
+            }
+            let bytes = Bytes(resident_in(runs, trim.range));
+            let sum = &mut self.sums[trim.arena];
+            sum.trimmable += bytes;
+            if trim.is_top {
+                sum.trimmable_top += bytes;
+            }
+        }
+    }
+
+    /// Listed chunks that are in no segment that was walked.
+    pub(super) fn finish(&mut self) {
+        self.report_strays(u64::MAX);
+    }
+}

@@ -1,0 +1,24 @@
+//! Contradictions in the data of an allocator.
+
+use pagewise_model::heap_scan::HeapCorruption;
+
+/// No more contradictions than this are kept one by one.
+const MAX_ENTRIES: usize = 100;
+
+/// The contradictions of a walk.
+#[derive(Debug, Default)]
+pub(super) struct CorruptionLog {
+    pub(super) entries: Vec<HeapCorruption>,
+    pub(super) count: u64,
+}
+
+impl CorruptionLog {
+    /// Adds one: the word at `address` should be `expected`.
+    pub(super) fn add(&mut self, block: u64, address: u64, expected: &str, found: u64) {
+        self.count += 1;
+        if self.entries.len() < MAX_ENTRIES {
+            let expected = expected.to_owned();
+            self.entries.push(HeapCorruption { block, address, expected, found });
+        }
+    }
+}

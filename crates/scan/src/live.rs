@@ -1,0 +1,286 @@
+//! Memory of a live process: all its threads are stopped, the resident pages that a scan needs are
+//! copied, and the process runs on.
+//!
+//! ```text
+//!  plan      the ranges to copy: resident pages of mappings that can hold blocks or pointers
+//!  transfer  the copy itself, by several threads
+//!  image     the copied ranges as a `Memory`
+//! ```
+//!
+//! The pause begins with the first stopped thread. Page tables are read before it, to map and fault
+//! in the memory for the copy, and again in it, since the process ran meanwhile. If pagewise is
+//! killed in the pause, the kernel detaches all threads, and they run on.
+
+mod image;
+mod plan;
+mod transfer;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use pagewise_model::heap_scan::MemoryCopy;
+use pagewise_model::process::Process;
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid};
+use pagewise_proc::capture::outline;
+use pagewise_proc::{ProcRoot, meminfo};
+use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, on_tracer_thread};
+use pagewise_sys::ptrace::expected_pause;
+use pagewise_sys::system;
+
+use crate::ScanError;
+use crate::memory::ScannedThread;
+
+pub use image::ProcessCopy;
+use plan::CopyPlan;
+use transfer::{CopyBuffer, TransferFailure};
+
+/// Number of attempts to prepare a copy that is large enough.
+const ATTEMPTS: u32 = 4;
+/// Memory that must stay available on the machine beside the copy.
+const RESERVE: Bytes = Bytes::mib(64);
+/// Number of bytes that are copied before the pause to measure the rate.
+const TRIAL: u64 = 32 << 20;
+/// Slowest rate that an estimate assumes, in bytes per microsecond, and the rate without a trial.
+const MIN_RATE: u64 = 256;
+const USUAL_RATE: u64 = 8 << 10;
+
+/// The memory to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyScope {
+    /// Memory that can hold blocks, and the data of the allocator.
+    Heap,
+    /// This and all memory that can hold pointers to blocks.
+    HeapAndRoots,
+}
+
+/// Parameters of a copy.
+#[expect(missing_debug_implementations, reason = "it holds a function")]
+pub struct CopyRequest<'a> {
+    /// The memory to copy.
+    pub scope: CopyScope,
+    /// The longest permitted pause.
+    pub max_pause: Duration,
+    /// Called with the expected pause, before it begins.
+    pub announce: &'a (dyn Fn(ExpectedPause) + Sync),
+}
+
+/// The pause that a copy is expected to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpectedPause {
+    /// Number of threads to stop.
+    pub threads: usize,
+    /// Number of bytes to copy.
+    pub bytes: Bytes,
+    /// Duration.
+    pub pause: Duration,
+}
+
+/// Copies a running process. The calling thread may be any.
+///
+/// # Errors
+/// [`ScanError::NoMemory`], [`ScanError::PauseTooLong`] before or in the pause; those of reading
+/// and of stopping a process.
+pub fn copy_running(
+    root: &ProcRoot,
+    pid: Pid,
+    request: &CopyRequest<'_>,
+) -> Result<ProcessCopy, ScanError> {
+    let target = RemoteProcess::open(pid.0, None)?;
+    for _ in 0..ATTEMPTS {
+        let prepared = Prepared::new(root, pid, request, target.threads()?.len())?;
+        (request.announce)(prepared.expected);
+        let copied = on_tracer_thread(|| prepared.copy(root, &target, request))?;
+        if let Some(copy) = copied {
+            return Ok(copy);
+        }
+    }
+    Err(ScanError::Grows)
+}
+
+/// Copies a process that the calling thread has stopped: all its threads are in ptrace stops.
+/// `task` is the process, or one of its threads if the first thread has ended.
+///
+/// # Errors
+/// As [`copy_running`], without those of stopping.
+pub fn copy_stopped(
+    root: &ProcRoot,
+    pid: Pid,
+    task: Pid,
+    scope: CopyScope,
+) -> Result<ProcessCopy, ScanError> {
+    let request = CopyRequest { scope, max_pause: Duration::MAX, announce: &|_| {} };
+    let tids = threads_of(root, pid);
+    let mut prepared = Prepared::new(root, task, &request, tids.len())?;
+    let stops = tids.iter().filter_map(|tid| {
+        let id = i32::try_from(*tid).ok()?;
+        Some((*tid, StopPoint::of_traced(id).ok()?))
+    });
+    let stops: Vec<(u32, StopPoint)> = stops.collect();
+    prepared.process.pid = pid;
+    let copy = prepared.fill(root, &stops, Instant::now(), &request)?;
+    let mut copy = copy.ok_or(ScanError::Grows)?;
+    // Nothing waited for the copy: the command was about to end.
+    (copy.measured.pause_ns, copy.measured.expected_pause_ns) = (0, 0);
+    Ok(copy)
+}
+
+fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
+    let listed = std::fs::read_dir(root.file(pid, "task")).into_iter().flatten();
+    listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// A copy with its memory, before the pause.
+struct Prepared {
+    process: Process,
+    page_size: PageSize,
+    buffer: CopyBuffer,
+    names: HashMap<u32, Vec<u8>>,
+    expected: ExpectedPause,
+}
+
+impl Prepared {
+    fn new(
+        root: &ProcRoot,
+        pid: Pid,
+        request: &CopyRequest<'_>,
+        threads: usize,
+    ) -> Result<Prepared, ScanError> {
+        let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
+        let (process, mappings) = outline(root, pid)?;
+        let mappings = readable(root, pid, mappings)?;
+        let plan = CopyPlan::read(root, &process, mappings, page_size, request.scope, &[])?;
+        let wanted = room_for(plan.bytes());
+        permit_memory(root, wanted)?;
+        let mut buffer = CopyBuffer::map(wanted).map_err(ScanError::Buffer)?;
+        let pause = expected(&plan, &mut buffer, pid, threads);
+        let expected = ExpectedPause { threads, bytes: Bytes(plan.bytes()), pause };
+        if pause > request.max_pause {
+            let (bytes, limit) = (expected.bytes, request.max_pause);
+            return Err(ScanError::PauseTooLong { bytes, takes: pause, limit });
+        }
+        let names = threads_of(root, pid).into_iter().map(|tid| (tid, name_of(root, pid, tid)));
+        Ok(Prepared { process, page_size, buffer, names: names.collect(), expected })
+    }
+
+    /// Stops all threads, copies, and lets them run on. `None` if the process has grown beyond the
+    /// prepared memory.
+    fn copy(
+        self,
+        root: &ProcRoot,
+        target: &RemoteProcess,
+        request: &CopyRequest<'_>,
+    ) -> Result<Option<ProcessCopy>, ScanError> {
+        let since = Instant::now();
+        let stopped = target.stop_all_anywhere(request.max_pause)?;
+        if stopped.is_empty() {
+            return Err(RemoteError::Gone.into());
+        }
+        let stops: Vec<(u32, StopPoint)> =
+            stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
+        let copied = self.fill(root, &stops, since, request);
+        drop(stopped);
+        let pause = since.elapsed();
+        copied.map(|copy| {
+            copy.map(|mut copy| {
+                copy.measured.pause_ns = nanoseconds(pause);
+                copy
+            })
+        })
+    }
+
+    /// Copies a stopped process.
+    fn fill(
+        self,
+        root: &ProcRoot,
+        stops: &[(u32, StopPoint)],
+        since: Instant,
+        request: &CopyRequest<'_>,
+    ) -> Result<Option<ProcessCopy>, ScanError> {
+        let Prepared { process, page_size, mut buffer, names, expected } = self;
+        let text = root.read(process.pid, "maps")?;
+        let mappings = pagewise_proc::maps::parse(&text).mappings;
+        let plan = CopyPlan::read(root, &process, mappings, page_size, request.scope, stops)?;
+        if plan.bytes() > buffer.capacity() {
+            return Ok(None);
+        }
+        let deadline = since.checked_add(request.max_pause);
+        let unread =
+            buffer.fill(process.pid.0, &plan.ranges, deadline).map_err(|why| match why {
+                TransferFailure::Late => ScanError::PauseTooLong {
+                    bytes: Bytes(plan.bytes()),
+                    takes: since.elapsed(),
+                    limit: request.max_pause,
+                },
+                TransferFailure::Refused(error) => ScanError::Copy(error),
+            })?;
+        let measured = MemoryCopy {
+            copied: Bytes(plan.bytes() - unread.iter().map(|hole| hole.len().0).sum::<u64>()),
+            swapped: plan.swapped,
+            unread: unread.iter().map(|hole| hole.len()).sum(),
+            pause_ns: nanoseconds(since.elapsed()),
+            expected_pause_ns: nanoseconds(expected.pause),
+        };
+        let threads = stops.iter().map(|(tid, stop)| thread(*tid, stop, &names)).collect();
+        Ok(Some(ProcessCopy::new(process, page_size, plan, threads, buffer, &unread, measured)))
+    }
+}
+
+fn thread(tid: u32, stop: &StopPoint, names: &HashMap<u32, Vec<u8>>) -> ScannedThread {
+    ScannedThread {
+        tid,
+        name: names.get(&tid).cloned().unwrap_or_default(),
+        stack_pointer: stop.stack,
+        thread_pointer: stop.thread_data,
+        registers: stop.registers.to_vec(),
+    }
+}
+
+fn readable(
+    root: &ProcRoot,
+    pid: Pid,
+    mappings: Result<Vec<Mapping>, Absent>,
+) -> Result<Vec<Mapping>, ScanError> {
+    match mappings {
+        Ok(mappings) if !mappings.is_empty() => Ok(mappings),
+        Ok(_) => {
+            Err(ScanError::NoHeap("the process has no memory: it has ended, or is a kernel thread"))
+        }
+        Err(_) => {
+            Err(pagewise_proc::ProcError::no_access(root, pid, pagewise_proc::CAP_SYS_PTRACE)
+                .into())
+        }
+    }
+}
+
+fn name_of(root: &ProcRoot, pid: Pid, tid: u32) -> Vec<u8> {
+    let name = root.read(pid, &format!("task/{tid}/comm")).unwrap_or_default();
+    name.strip_suffix(b"\n").map(<[u8]>::to_vec).unwrap_or(name)
+}
+
+/// The copy is prepared for some growth.
+const fn room_for(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 16).saturating_add(8 << 20)
+}
+
+fn permit_memory(root: &ProcRoot, wanted: u64) -> Result<(), ScanError> {
+    let needed = Bytes(wanted);
+    match meminfo::machine(root).mem_available {
+        Ok(available) if available < needed + RESERVE => {
+            Err(ScanError::NoMemory { needed, available, reserve: RESERVE })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The expected pause, by the rate at which the first part is copied while the process runs.
+fn expected(plan: &CopyPlan, buffer: &mut CopyBuffer, pid: Pid, threads: usize) -> Duration {
+    let trial = plan.first_bytes(TRIAL);
+    let bytes: u64 = trial.iter().map(|range| range.len().0).sum();
+    let begin = Instant::now();
+    let read = buffer.fill(pid.0, &trial, None).is_ok();
+    let micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+    let rate = if read && bytes >= TRIAL / 2 { bytes / micros } else { USUAL_RATE };
+    let copy = Duration::from_micros(plan.bytes() / rate.max(MIN_RATE));
+    expected_pause(threads) + copy
+}
