@@ -2,7 +2,7 @@
 //!
 //! `PAGEWISE_TRIMS` says how often each program is trimmed under load.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "what fails here fails a test")]
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
 mod fixture;
 

@@ -2,10 +2,10 @@
 //! hooked while it is stopped.
 //!
 //! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only
-//! where it is in no function of the C library that holds a lock ([`crate::safe_call`]), on a stack of ours;
-//! entries of functions change only while all threads are stopped and none is in, or will return
-//! into, the first instructions; memory of the recorder is unmapped only when no thread can come to
-//! it.
+//! where it is in no function of the C library that holds a lock ([`crate::safe_call`]), on a stack
+//! of ours; entries of functions change only while all threads are stopped and none is in, or will
+//! return into, the first instructions; memory of the recorder is unmapped only when no thread can
+//! come to it.
 //!
 //! This process may be killed at any point. Threads restore their own registers by themselves
 //! ([`pagewise_remote`]); code is changed by single writes within a page, each of which leaves a

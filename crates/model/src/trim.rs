@@ -53,7 +53,7 @@ pub struct UnusedStack {
 /// Unused parts of the stacks of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedStacks {
-    /// Of each thread with a known stack pointer.
+    /// The threads with known stack pointers.
     pub threads: Vec<UnusedStack>,
     /// Number of threads that were running: their stack pointers are unknown.
     pub running: u64,

@@ -101,8 +101,9 @@ impl RemoteFunction {
     /// `rt_sigreturn` with the context saved at `context`. The code writes four words at `words`,
     /// which are zero at first: the number, the value, and the time to wait.
     ///
-    /// After a handler of a signal it waits for what is left of the time. `ppoll` leaves no trace in the thread when it is interrupted: a call with a time to wait that
-    /// the first stop had interrupted still goes on with what was left of the time.
+    /// After a handler of a signal it waits for what is left of the time. `ppoll` leaves no trace
+    /// in the thread when it is interrupted: a call with a time to wait that the first stop had
+    /// interrupted still goes on with what was left of its time.
     ///
     /// ```text
     /// call *%rax;  movabs $words, %rcx;  mov %rax, 8(%rcx)
@@ -531,8 +532,8 @@ impl Tracee {
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `WouldBlock`
-    /// where it waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` where it
-    /// does not return within ten seconds, or one where the process was stopped by a signal: the
+    /// where it waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` where
+    /// it does not return within ten seconds, or one where the process was stopped by a signal: the
     /// thread is then left to finish it, and returns to its own registers by itself.
     pub fn run(
         &mut self,

@@ -128,7 +128,7 @@ impl Registers {
         StopPoint { instruction: of.rip, stack: of.rsp, registers, thread_data: of.fs_base, call }
     }
 
-    /// These registers, about to call a function. The number tells this call from others.
+    /// These registers, about to call a function. The number distinguishes this call from others.
     pub(crate) fn for_function(
         &self,
         function: &RemoteFunction,

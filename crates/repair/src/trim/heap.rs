@@ -21,16 +21,15 @@ struct ReleaseRow {
     arguments: [u64; 5],
     /// True if the function holds nothing while it waits for a lock.
     waits_free: bool,
-    /// The value that an unsuccessful call returns, in the low 32 bits, where any other is an
-    /// error number.
-    success: Option<u32>,
+    /// True if the function returns an `int` that is 0 or an error number.
+    returns_error: bool,
 }
 
 const PLAIN: ReleaseRow =
-    ReleaseRow { name: "", text: None, arguments: [0; 5], waits_free: false, success: None };
+    ReleaseRow { name: "", text: None, arguments: [0; 5], waits_free: false, returns_error: false };
 /// `MALLCTL_ARENAS_ALL` is 4096. The control takes no value: all other arguments are null.
 const MALLCTL: ReleaseRow =
-    ReleaseRow { text: Some("arena.4096.purge"), success: Some(0), ..PLAIN };
+    ReleaseRow { text: Some("arena.4096.purge"), returns_error: true, ..PLAIN };
 
 /// The function of glibc.
 pub const GLIBC: &str = "malloc_trim";
@@ -109,19 +108,20 @@ fn call(
     let results = calls.call(&[call], conditions.keeper).map_err(|error| absent(&error))?;
     outcome.longest_stop_ns = outcome.longest_stop_ns.max(nanoseconds(results.stopped));
     for returned in results.returned {
-        match (returned, row.success) {
-            (Ok(value), Some(success)) if value as u32 != success => {
-                outcome.fail(format!("{} returned error {}", row.name, value as u32));
-            }
-            (Ok(_), _) => {
+        match returned.map(|value| if row.returns_error { value & INT } else { 0 }) {
+            Ok(0) => {
                 outcome.done += 1;
                 outcome.functions.extend(named(std::slice::from_ref(function)));
             }
-            (Err(error), _) => outcome.fail(why_not(row.name, &error)),
+            Ok(error) => outcome.fail(format!("{} returned error {error}", row.name)),
+            Err(error) => outcome.fail(why_not(row.name, &error)),
         }
     }
     Ok(())
 }
+
+/// The bits of an `int` in a register.
+const INT: u64 = 0xffff_ffff;
 
 /// Shorter waits for a lock are normal on a busy machine.
 const MIN_LOCK_WAIT: Duration = Duration::from_millis(20);

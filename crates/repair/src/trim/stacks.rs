@@ -1,8 +1,8 @@
 //! Unused parts of stacks, released by their own threads.
 //!
-//! A thread that is stopped uses nothing below its stack pointer but the red zone, if its call stack
-//! leads from there up to its start. It is made to call `madvise(MADV_DONTNEED)` itself: if this
-//! process is killed meanwhile, the thread makes the call with the same stack pointer or not at all.
+//! A stopped thread uses nothing below its stack pointer but the red zone, if its call stack leads
+//! from there up to its start. It is made to call `madvise(MADV_DONTNEED)` itself: if this process
+//! is killed meanwhile, the thread makes the call with the same stack pointer or not at all.
 //!
 //! ```text
 //!  | guard | released ........ | margin | saved context | red zone | in use ... | struct pthread |
@@ -118,8 +118,8 @@ struct StackRelease<'a> {
 }
 
 impl StackRelease<'_> {
-    /// The longest time that the thread was stopped for; `None` if it has ended, or if its stack has
-    /// nothing to release.
+    /// The longest time that the thread was stopped for; `None` if it has ended, or if its stack
+    /// has nothing to release.
     fn release_of_thread(&mut self, tid: u32) -> Result<Option<Duration>, String> {
         let (mut longest, mut from, mut attempts) = (None, 0, 0);
         let Some(thread) = self.stop(tid)? else { return Ok(None) };
@@ -207,7 +207,7 @@ fn bounds(
     memory.read(place.thread_data, &mut data).ok()?;
     let words: Vec<u64> =
         data.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let block = words.array_windows::<3>().find_map(|words| block_of(*words, place, page))?;
+    let block = words.windows(3).find_map(|words| block_of(*words.first_chunk()?, place, page))?;
     Some(block.start.max(mapped.start)..block.end.min(mapped.end))
 }
 
