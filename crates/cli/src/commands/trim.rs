@@ -132,10 +132,14 @@ fn plan(
         plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.change.clone())
     };
     let functions = functions(process);
-    let scan = functions
-        .as_ref()
-        .map_err(Clone::clone)
-        .and_then(|functions| walk(root, snapshot, functions, args.max_pause));
+    let scan = match args.heap || args.parts().is_empty() {
+        true => functions
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|functions| walk(root, snapshot, functions, args.max_pause)),
+        // The walk stops the process.
+        false => Err(Absent::NotCollected("--heap was not given".into())),
+    };
     let estimate = TrimEstimate {
         longest_stop_ns: scan.as_ref().map_or(0, |scan| scan.copy.pause_ns),
         heap: scan.map(|scan| scan.heap.trimmable()),
