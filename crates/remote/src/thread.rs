@@ -554,10 +554,16 @@ impl Tracee {
         // the loader needs, until each thread has received this signal.
         arch::set_signal_mask(self.tid, !SIGSETXID)?;
         let mut limits = FunctionLimits::from_now(function.lock_wait);
-        let mut signal = 0;
+        // Stops at system calls take long, but the last of them cannot be missed: a thread that has
+        // more functions to run must not go back to its own registers.
+        let is_followed = function.lock_wait.is_none();
+        let (mut signal, mut is_ending) = (0, false);
         loop {
-            ptrace::resume(self.tid, signal);
-            let has_returned = || function.value(self.tid, number).is_some();
+            match is_followed {
+                true => ptrace::resume_to_syscall(self.tid, signal),
+                false => ptrace::resume(self.tid, signal),
+            }
+            let has_returned = || !is_followed && function.value(self.tid, number).is_some();
             let change = match limits.next(self.tid, &has_returned, idle) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     self.leave();
@@ -583,6 +589,12 @@ impl Tracee {
             if signal == 0
                 && let Some(value) = function.value(self.tid, number)
             {
+                if change == ThreadChange::Syscall && !is_ending {
+                    // It begins to wait for us, which this ends.
+                    ptrace::interrupt(self.tid);
+                    is_ending = true;
+                    continue;
+                }
                 if function.has(place.instruction) {
                     arch::set_signal_mask(self.tid, u64::MAX)?;
                 } else {
