@@ -20,7 +20,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("proc", &["model", "sys"]),
     ("measure", &["model", "sys", "proc", "stats"]),
     ("remote", &["model", "sys", "proc"]),
-    ("repair", &["model", "sys", "proc", "remote"]),
+    ("repair", &["model", "sys", "proc", "remote", "heap"]),
     ("scan", &["model", "sys", "proc", "remote", "heaplog"]),
     ("analysis", &["model", "stats"]),
     ("view", &["model"]),

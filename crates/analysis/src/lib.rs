@@ -16,6 +16,6 @@ pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};
 pub use process::{
     diff, explain, filter, heap_graph, heap_scan, invariants, maps, page_map, pagewise_pools,
-    pools, ps, pss, quadrants, sections, thp,
+    pools, ps, pss, quadrants, sections, thp, trim,
 };
 pub use recorded::{calls, faults, guard, heap, shootdowns, watch};

@@ -17,3 +17,4 @@ pub mod quadrants;
 pub mod sections;
 pub(crate) mod swapped;
 pub mod thp;
+pub mod trim;

@@ -6,7 +6,7 @@ mod fixture;
 
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pagewise_skip::{Lack, skip};
@@ -41,7 +41,7 @@ fn core_of(mode: &str) -> Option<(PathBuf, TempDir)> {
     Some((core, folder))
 }
 
-fn explain(core: &PathBuf) -> Value {
+fn explain(core: &Path) -> Value {
     json(&["explain", "--core", core.to_str().unwrap(), "--json"])
 }
 

@@ -59,14 +59,19 @@ struct KillCase {
 const READS: KillCase = KillCase {
     name: "",
     memory: VictimMemory::AsItIs,
-    allowed: AllowedChanges { forbids_huge_pages: false, library: false, allocator: false },
+    allowed: AllowedChanges {
+        forbids_huge_pages: false,
+        library: false,
+        allocator: false,
+        heap_end: false,
+    },
     arguments: "",
     needs_swap: false,
     preload: "",
 };
 const HOLDS: KillCase = KillCase {
     memory: VictimMemory::Sparse,
-    allowed: AllowedChanges { forbids_huge_pages: true, library: false, allocator: false },
+    allowed: AllowedChanges { forbids_huge_pages: true, ..READS.allowed },
     ..READS
 };
 
@@ -76,16 +81,35 @@ const DROP: KillCase =
     KillCase { name: "thp drop", arguments: "thp PID --fix --hold --yes --method drop", ..HOLDS };
 const ATTACH: KillCase = KillCase {
     name: "heap attach",
-    allowed: AllowedChanges { forbids_huge_pages: false, library: true, allocator: false },
+    allowed: AllowedChanges { library: true, ..READS.allowed },
     arguments: "heap attach PID --for 20ms -o FILE",
     ..READS
 };
 /// The same of a program whose `malloc` is another.
 const ATTACH_JEMALLOC: KillCase = KillCase {
     name: "heap attach, jemalloc",
-    allowed: AllowedChanges { forbids_huge_pages: false, library: true, allocator: true },
+    allowed: AllowedChanges { library: true, allocator: true, ..READS.allowed },
     preload: "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
     ..ATTACH
+};
+const TRIM: KillCase = KillCase {
+    name: "trim",
+    allowed: AllowedChanges { heap_end: true, ..READS.allowed },
+    arguments: "trim PID --heap --stacks --yes --settle 0s",
+    ..READS
+};
+/// The same of a program whose `malloc` is another.
+const TRIM_JEMALLOC: KillCase = KillCase {
+    name: "trim, jemalloc",
+    allowed: AllowedChanges { allocator: true, heap_end: true, ..READS.allowed },
+    preload: "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
+    ..TRIM
+};
+const TRIM_HUGE: KillCase = KillCase {
+    name: "trim huge",
+    memory: VictimMemory::Sparse,
+    arguments: "trim PID --huge --yes --settle 0s",
+    ..READS
 };
 const SYSCALLS: KillCase =
     KillCase { name: "syscalls", arguments: "syscalls PID --for 20ms -o FILE", ..READS };
@@ -95,7 +119,7 @@ const SCAN: KillCase = KillCase { name: "heap scan", arguments: "heap scan PID",
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [KillCase; 13] = [
+const CASES: [KillCase; 16] = [
     SPLIT,
     DROP,
     KillCase {
@@ -119,6 +143,9 @@ const CASES: [KillCase; 13] = [
     ATTACH,
     ATTACH_JEMALLOC,
     SCAN,
+    TRIM,
+    TRIM_JEMALLOC,
+    TRIM_HUGE,
     SYSCALLS,
     WATCH,
     POOLS,
@@ -406,7 +433,7 @@ fn harm_is_noticed() {
 #[test]
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
     kill_at_steps(
-        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC],
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, TRIM, TRIM_JEMALLOC],
         30,
         &[Calls::Target, Calls::Outward],
         &[KILL],
@@ -422,7 +449,7 @@ fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
 fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
-        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SYSCALLS],
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, TRIM, SYSCALLS],
         10,
         &[Calls::Target, Calls::All],
         &SIGNALS,
@@ -490,7 +517,8 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
     let mut random = Random::of_environment();
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 10);
     let harm = Harm::default();
-    let cases = [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN, SYSCALLS, WATCH, POOLS];
+    let cases =
+        [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN, TRIM, TRIM_JEMALLOC, SYSCALLS, WATCH, POOLS];
     for case in cases.iter().filter(|it| it.is_chosen()) {
         let Some(whole) = duration(case, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)

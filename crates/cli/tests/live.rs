@@ -659,6 +659,7 @@ fn hidden_files_of_another_user_are_absent_with_the_needed_rights() {
         vec!["pools", &pid],
         vec!["thp", &pid],
         vec!["thp", &pid, "--json"],
+        vec!["trim", &pid],
         vec!["diff", &pid, "--every", "10ms", "--for", "20ms"],
         vec!["syscalls", &pid, "--for", "10ms"],
         vec!["watch", &pid, "0x1000", "--for", "10ms"],

@@ -288,6 +288,7 @@ const COMMANDS: &[&[&str]] = &[
     &["pages", "self", "--touched", "10ms"],
     &["pools", "self"],
     &["thp", "self"],
+    &["trim", "self"],
     &["run", "--thp=never", "--", "true"],
     &["stat", "--", "true"],
     &["stat", "-n", "3", "--", "true"],

@@ -50,7 +50,7 @@ const ACTIONS: [&str; 19] = [
 const LAST: [&str; 3] = ["exit", "kill", "leader"];
 
 /// All commands that take a process. `PID` is its id, `FILE` a file to write.
-const COMMANDS: [&str; 38] = [
+const COMMANDS: [&str; 42] = [
     "explain PID",
     "explain PID --full --json",
     "explain PID --polite --save FILE",
@@ -89,6 +89,10 @@ const COMMANDS: [&str; 38] = [
     "heap attach PID --for 1ms -o FILE",
     "heap scan PID",
     "heap scan PID --every 10ms --json",
+    "trim PID --json",
+    "trim PID --heap --stacks --yes --settle 10ms",
+    "trim PID --heap --stacks --huge --yes --settle 0s",
+    "trim PID --cold 10ms --yes --settle 0s",
 ];
 
 /// Destination of an output of pagewise.

@@ -2,44 +2,40 @@
 //! hooked while it is stopped.
 //!
 //! Nothing may be harmed, so each step waits until it is safe. A thread loads the library only
-//! where it is in no function of the C library that holds a lock ([`safe`]), on a stack of ours;
-//! entries of functions change only while all threads are stopped and none is in, or will return
-//! into, the first instructions; memory of the recorder is unmapped only when no thread can come to
-//! it.
+//! where it is in no function of the C library that holds a lock ([`crate::safe_call`]), on a stack
+//! of ours; entries of functions change only while all threads are stopped and none is in, or will
+//! return into, the first instructions; memory of the recorder is unmapped only when no thread can
+//! come to it.
 //!
 //! This process may be killed at any point. Threads restore their own registers by themselves
 //! ([`pagewise_remote`]); code is changed by single writes within a page, each of which leaves a
 //! program that works; and a keeper outside of the target ends the rest
 //! ([`Attached::left_behind`]).
 
-mod mallocs;
-mod safe;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
-use pagewise_model::{AddrRange, Mapping, Name, Pid};
+use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
-use pagewise_remote::{
-    self as remote, Keeper, RemoteFunction, Scratch, TargetMemory, Tracee, on_tracer_thread,
-};
+use pagewise_remote::{self as remote, Keeper, TargetMemory, Tracee, on_tracer_thread};
 use pagewise_sys::remote::read_each;
 use thiserror::Error;
 
-use crate::collector::{Collector, Identity, program_file};
+use crate::collector::{Collector, Identity};
 use crate::probes;
-use mallocs::Mallocs;
-use safe::Judge;
+use crate::safe_call::{
+    CallRoom, Judge, Mallocs, PATIENCE, ProcessFunction, is_libc, is_of_32_bits, is_ready,
+    is_recorder, permits_calls, safe_thread,
+};
 
 /// Why a running program is not recorded.
 #[derive(Debug, Error)]
@@ -116,8 +112,6 @@ pub enum AttachRefused {
     Collector(#[from] crate::HeapError),
 }
 
-/// For how long threads are asked for one that may load the library.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Limits of the attempts to stop all threads at a point at which none of them blocks the change.
 #[derive(Clone, Copy, Debug)]
 struct Pauses {
@@ -143,11 +137,6 @@ const TO_UNMAP_CODE: Pauses = Pauses { attempts: 10, at_last: Duration::ZERO };
 const PAUSE_AT_LAST: Duration = Duration::from_secs(2);
 /// Attempts that may take too long: the machine is busy.
 const TOO_LONG: u32 = 10;
-/// Threads that are stopped once before one is chosen, so that the files of their code are read
-/// while none waits.
-const FIRST_THREADS: usize = 16;
-/// The stack that functions of ours run on.
-const STACK: u64 = 1 << 20;
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 64 << 10;
 /// Bytes of a jump.
@@ -426,8 +415,8 @@ impl Attached {
         // The others go on, some of them perhaps inside the recorder, which works until it is ended
         // and afterwards.
         drop(stopped);
-        let room = Room::make(process, &mut thread, keeper)?;
-        let ended = room.call(&mut thread, self.detach, [0; 3], &mut || {});
+        let room = process.room(&mut thread, keeper)?;
+        let ended = room.call(&mut thread, &ProcessFunction::at(self.detach), [0; 5], &mut || {});
         room.unmap(&mut thread, keeper);
         drop(thread);
         ended.map_err(|source| process.not_called(source))?;
@@ -463,8 +452,13 @@ impl Attached {
         };
         // The others need not wait for that.
         drop(stopped);
-        let room = Room::make(process, &mut thread, keeper)?;
-        let released = room.call(&mut thread, self.release, [with_moved, 0, 0], &mut || {});
+        let room = process.room(&mut thread, keeper)?;
+        let released = room.call(
+            &mut thread,
+            &ProcessFunction::at(self.release),
+            [with_moved, 0, 0, 0, 0],
+            &mut || {},
+        );
         room.unmap(&mut thread, keeper);
         released.map(|_| LeftBehind::Whole).map_err(|source| process.not_called(source))
     }
@@ -569,35 +563,9 @@ impl AttachedProcess {
 
     /// A thread that is stopped where it may load a library.
     fn safe_thread(&self, judge: &mut Judge) -> Result<Tracee, AttachRefused> {
-        let began = Instant::now();
-        let mut pause = Duration::from_micros(100);
-        // Files are read before the threads are stopped.
-        let mut is_first = true;
-        while began.elapsed() < PATIENCE {
-            let threads = self.target.threads().map_err(|error| self.not_stopped(error))?;
-            let count = if is_first { FIRST_THREADS } else { threads.len() };
-            for tid in threads.into_iter().take(count) {
-                let mut thread = match self.target.stop(tid) {
-                    Ok(Some(thread)) => thread,
-                    Ok(None) | Err(remote::RemoteError::Restartable(_)) => continue,
-                    Err(error) => return Err(self.not_stopped(error)),
-                };
-                let place = thread.place();
-                let stack = self.memory().read_up_to(place.stack, SEARCHED * 16);
-                if is_first {
-                    thread.release();
-                    judge.is_safe(&self.root, self.pid, &place, &stack);
-                } else if judge.is_safe(&self.root, self.pid, &place, &stack)
-                    && self.is_ready(&mut thread)?
-                {
-                    return Ok(thread);
-                }
-            }
-            is_first = false;
-            sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(2));
-        }
-        Err(self.never_safe(judge.mallocs()))
+        let found = safe_thread(&self.root, &self.target, judge);
+        let found = found.map_err(|error| self.not_stopped(error))?;
+        found.ok_or_else(|| self.never_safe(judge.mallocs()))
     }
 
     fn never_safe(&self, mallocs: &Mallocs) -> AttachRefused {
@@ -616,13 +584,18 @@ impl AttachedProcess {
         AttachRefused::InMalloc { pid, waited, files: files.join(" and "), why }
     }
 
+    /// A stack and code in it for functions that one of its threads is made to call.
+    fn room(
+        &self,
+        thread: &mut Tracee,
+        keeper: &mut dyn Keeper,
+    ) -> Result<CallRoom, AttachRefused> {
+        CallRoom::make(&self.target, thread, keeper).map_err(|error| self.not_stopped(error))
+    }
+
     /// Makes a stopped thread ready for calls; false where it has no room on its stack.
     fn is_ready(&self, thread: &mut Tracee) -> Result<bool, AttachRefused> {
-        match self.target.prepare(thread) {
-            Ok(()) => Ok(true),
-            Err(remote::RemoteError::NoStack(_) | remote::RemoteError::Restartable(_)) => Ok(false),
-            Err(error) => Err(self.not_stopped(error)),
-        }
+        is_ready(&self.target, thread).map_err(|error| self.not_stopped(error))
     }
 
     /// Takes one of the stopped threads, ready for calls; none where none has room on its stack.
@@ -702,7 +675,7 @@ impl AttachedProcess {
         collector: &mut Collector,
         keeper: &mut dyn Keeper,
     ) -> Result<(), AttachRefused> {
-        let room = Room::make(self, thread, keeper)?;
+        let room = self.room(thread, keeper)?;
         let loaded = self.load_in(&room, thread, loader, library, collector);
         room.unmap(thread, keeper);
         loaded
@@ -710,35 +683,36 @@ impl AttachedProcess {
 
     fn load_in(
         &self,
-        room: &Room,
+        room: &CallRoom,
         thread: &mut Tracee,
         loader: &Loader,
         library: &Path,
         collector: &mut Collector,
     ) -> Result<(), AttachRefused> {
         let not = |why: String| AttachRefused::Not { pid: self.pid, why };
-        let run = |thread: &mut Tracee, function, arguments| {
-            room.call(thread, function, arguments, &mut || {}).map_err(|it| self.not_called(it))
+        let run = |thread: &mut Tracee, function, [first, second]: [u64; 2]| {
+            let (function, arguments) = (ProcessFunction::at(function), [first, second, 0, 0, 0]);
+            room.call(thread, &function, arguments, &mut || {}).map_err(|it| self.not_called(it))
         };
         let text = |at: u64, bytes: &[u8]| {
             let bytes = [bytes, b"\0"].concat();
-            let at = room.stack.range().start + at;
+            let at = room.text() + at;
             self.memory().write(at, &bytes).map(|()| at).map_err(|it| self.unreadable(it))
         };
         let path = text(0, library.as_os_str().as_bytes())?;
         let attach = text(0x4000, b"pagewise_heap_attach")?;
         let detach = text(0x4040, b"pagewise_heap_detach")?;
         let settings = text(0x4080, collector.settings().as_bytes())?;
-        let handle = run(thread, loader.open, [path, loader.flags, 0])?;
+        let handle = run(thread, loader.open, [path, loader.flags])?;
         if handle == 0 {
-            let words = loader.error.map(|error| run(thread, error, [0; 3])).transpose()?;
+            let words = loader.error.map(|error| run(thread, error, [0; 2])).transpose()?;
             let words = words.map(|at| self.memory().read_up_to(at, 300)).unwrap_or_default();
             let words = words.split(|&byte| byte == 0).next().unwrap_or_default();
             let words = pagewise_model::name::escape(words);
             return Err(not(format!("it does not load the recorder: {words}")));
         }
-        let attach = run(thread, loader.symbol, [handle, attach, 0])?;
-        let detach = run(thread, loader.symbol, [handle, detach, 0])?;
+        let attach = run(thread, loader.symbol, [handle, attach])?;
+        let detach = run(thread, loader.symbol, [handle, detach])?;
         if attach == 0 || detach == 0 {
             return Err(not("it has loaded another version of the recorder".to_owned()));
         }
@@ -748,7 +722,8 @@ impl AttachedProcess {
                 failed.get_or_insert(error);
             }
         };
-        let answer = room.call(thread, attach, [settings, 0, 0], &mut idle);
+        let answer =
+            room.call(thread, &ProcessFunction::at(attach), [settings, 0, 0, 0, 0], &mut idle);
         if let Some(error) = failed {
             return Err(error.into());
         }
@@ -817,71 +792,6 @@ fn moved_code(
     Ok(rooms.into_iter().map(|(at, length)| at..at.saturating_add(length)).collect())
 }
 
-/// A stack and code in the process for functions that it is made to call.
-struct Room {
-    stack: Scratch,
-    code: Scratch,
-    /// The end of the functions' stack: above it is the context by which the thread returns to its
-    /// own registers.
-    top: u64,
-}
-
-impl Room {
-    /// Maps both, by a thread that is ready for calls.
-    fn make(
-        process: &AttachedProcess,
-        thread: &mut Tracee,
-        keeper: &mut dyn Keeper,
-    ) -> Result<Room, AttachRefused> {
-        let not = |error| process.not_stopped(error);
-        let target = &process.target;
-        let stack = Scratch::map(target, thread, STACK, keeper).map_err(not)?;
-        let code = match Scratch::map_code(target, thread, page_size(), keeper) {
-            Ok(code) => code,
-            Err(error) => {
-                // If that fails, too, the keeper does it.
-                let _ = stack.unmap(thread, keeper);
-                return Err(not(error));
-            }
-        };
-        let top = stack.range().start + STACK / 2;
-        let room = Room { stack, code, top };
-        let written = thread.save_at(target.memory(), top).and_then(|()| {
-            target.memory().write(room.code.range().start, &RemoteFunction::code(top))
-        });
-        match written {
-            Ok(()) => Ok(room),
-            Err(source) => {
-                room.unmap(thread, keeper);
-                Err(process.unreadable(source))
-            }
-        }
-    }
-
-    fn call(
-        &self,
-        thread: &mut Tracee,
-        address: u64,
-        arguments: [u64; 3],
-        idle: &mut dyn FnMut(),
-    ) -> io::Result<u64> {
-        // The return address of remote calls lies right below the context.
-        let stack = self.top - 64;
-        let function = RemoteFunction { address, code: self.code.range().start, stack };
-        thread.run(&function, arguments, idle)
-    }
-
-    /// Unmaps both. A thread that was left to end a function by itself uses them until then: the
-    /// keeper unmaps them.
-    fn unmap(self, thread: &mut Tracee, keeper: &mut dyn Keeper) {
-        if thread.use_own_stack() {
-            // They fail only where the process is gone.
-            let _ = self.stack.unmap(thread, keeper);
-            let _ = self.code.unmap(thread, keeper);
-        }
-    }
-}
-
 /// Functions of the C library that load libraries.
 #[derive(Clone, Debug)]
 struct Loader {
@@ -931,36 +841,10 @@ impl Loader {
     }
 }
 
-/// True if a mapping is of GNU's C library.
-fn is_libc(name: &Name) -> bool {
-    let file = name.base();
-    file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
-}
-
 fn mappings(root: &ProcRoot, pid: u32) -> Result<Vec<Mapping>, AttachRefused> {
     let text = root.read(Pid(pid), "maps");
     let text = text.map_err(|error| AttachRefused::Not { pid, why: error.to_string() })?;
     Ok(maps::parse(&text).mappings)
-}
-
-/// `/proc/PID/status`, once no other process of this program traces the process any more: one that
-/// undoes the changes of a killed run is done in a moment.
-fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
-    let own = program_file(root, std::process::id());
-    let began = Instant::now();
-    loop {
-        let status = root.read(Pid(pid), "status").unwrap_or_default();
-        let tracer = String::from_utf8_lossy(&status)
-            .lines()
-            .find_map(|line| line.strip_prefix("TracerPid:"))
-            .and_then(|tracer| tracer.trim().parse().ok())
-            .unwrap_or(0);
-        let is_ours = tracer != 0 && own.is_some() && program_file(root, tracer) == own;
-        if !is_ours || began.elapsed() >= PATIENCE {
-            return status;
-        }
-        sleep(Duration::from_millis(1));
-    }
 }
 
 /// Refuses a process that cannot be recorded, as far as that shows from outside. Returns its
@@ -970,22 +854,8 @@ fn can_be_attached(
     pid: u32,
     mappings: &[Mapping],
 ) -> Result<Mallocs, AttachRefused> {
+    permits_calls(root, pid).map_err(|why| AttachRefused::Not { pid, why })?;
     let not = |why: String| Err(AttachRefused::Not { pid, why });
-    if pid == std::process::id() {
-        return not("it is this one".to_owned());
-    }
-    let status = status_without_our_tracer(root, pid);
-    let status = String::from_utf8_lossy(&status);
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    if line("Seccomp:").is_some_and(|mode| mode != "0") {
-        return not("a filter of its system calls (seccomp) might kill it".to_owned());
-    }
-    if let Some(tracer) = line("TracerPid:").filter(|tracer| *tracer != "0") {
-        return not(format!("a debugger or tracer has it, process {tracer}"));
-    }
-    if line("State:").is_some_and(|state| state.starts_with(['T', 't'])) {
-        return not("it is stopped: it can be once it goes on".to_owned());
-    }
     if !mappings.iter().any(|it| is_libc(&it.name)) {
         return not(without_libc(root, pid, mappings).to_owned());
     }
@@ -1018,11 +888,6 @@ fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str
 
 fn executable(root: &ProcRoot, pid: u32) -> Option<File> {
     target_file::open_program(root, Pid(pid)).ok()
-}
-
-fn is_of_32_bits(file: &File) -> bool {
-    let mut head = [0; 5];
-    file.read_exact_at(&mut head, 0).is_ok() && head == *b"\x7fELF\x01"
 }
 
 /// Why a process cannot be looked into at all; none where it can.
@@ -1060,12 +925,6 @@ fn loaded(mappings: &[Mapping]) -> Option<PathBuf> {
         let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
         is_recorder(&mapping.name).then(|| OsStr::from_bytes(path).into())
     })
-}
-
-fn is_recorder(name: &Name) -> bool {
-    let name = name.as_bytes();
-    let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    path.ends_with(b"/libpagewise_preload.so")
 }
 
 /// Returns an error unless the process has the same recorder file under this name.

@@ -20,6 +20,7 @@ pub mod probes;
 mod recorder_cache;
 mod rendezvous;
 mod run_dir;
+pub mod safe_call;
 mod tables;
 
 pub use attach::{AttachRefused, Attached, LeftBehind, is_visible};

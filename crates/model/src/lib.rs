@@ -37,6 +37,7 @@ pub mod simulated;
 pub mod snapshot;
 pub mod thp;
 pub mod traced;
+pub mod trim;
 pub mod units;
 pub mod watched;
 

@@ -16,3 +16,4 @@ pub mod status;
 pub mod target;
 pub mod threads;
 pub mod tree;
+pub mod unused_stacks;

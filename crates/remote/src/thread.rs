@@ -23,10 +23,12 @@ use std::cell::RefCell;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pagewise_sys::madvise::Advice;
 use pagewise_sys::ptrace::{self, Tid};
+use pagewise_sys::remote;
 use pagewise_sys::trace::wait::{self, ThreadChange};
 
 use crate::arch::{self, Registers, layout};
@@ -47,6 +49,9 @@ const POLL: Duration = Duration::from_micros(200);
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
+/// The number of the next call of a function.
+static NEXT_CALL: AtomicU64 = AtomicU64::new(1);
+
 /// Position of a stopped thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopPoint {
@@ -61,8 +66,6 @@ pub struct StopPoint {
     pub thread_data: u64,
     /// The system call that the thread is in, and its first argument.
     pub call: Option<(u64, u64)>,
-    /// The value that a function returned, see [`RemoteFunction::code`].
-    pub(crate) returned: u64,
 }
 
 impl StopPoint {
@@ -83,23 +86,133 @@ pub struct RemoteFunction {
     pub address: u64,
     /// The address of [`RemoteFunction::code`].
     pub code: u64,
+    /// The address of four words for the code.
+    pub words: u64,
     /// The end of the stack that it may use.
     pub stack: u64,
+    /// Time after which the thread is taken out of the function again while it waits for a lock.
+    /// The function must hold nothing while it waits for one. `None` for other functions.
+    pub lock_wait: Option<Duration>,
 }
 
 impl RemoteFunction {
-    /// Code that calls the function and then `getpid`, by which the tracer notices the function's
-    /// end. Without a tracer the thread goes on to `rt_sigreturn` with the context saved at
-    /// `context`: `call *%rax; mov %rax, %rdi; mov $39, %eax; syscall; movabs $context, %rsp; mov
-    /// $15, %eax; syscall`.
-    pub fn code(context: u64) -> Vec<u8> {
-        let call = [0xff, 0xd0, 0x48, 0x89, 0xc7, 0xb8, 39, 0, 0, 0, 0x0f, 0x05];
+    /// Code that calls the function, stores its value and a number that the tracer waits for, and
+    /// waits for the tracer. Without one the thread goes on, after a tenth of a second, to
+    /// `rt_sigreturn` with the context saved at `context`. The code writes four words at `words`,
+    /// which are zero at first: the number, the value, and the time to wait.
+    ///
+    /// After a handler of a signal it waits for what is left of the time. `ppoll` leaves no trace
+    /// in the thread when it is interrupted: a call with a time to wait that the first stop had
+    /// interrupted still goes on with what was left of its time.
+    ///
+    /// ```text
+    /// call *%rax;  movabs $words, %rcx;  mov %rax, 8(%rcx)
+    /// movq $0, 16(%rcx);  movq $100000000, 24(%rcx);  mov %r12, (%rcx)
+    /// xor %edi, %edi;  xor %esi, %esi;  lea 16(%rcx), %rdx;  xor %r10d, %r10d
+    /// mov $8, %r8d
+    /// 1: mov $SYS_ppoll, %eax;  syscall;  cmp $-EINTR, %rax;  je 1b
+    /// movabs $context, %rsp;  mov $SYS_rt_sigreturn, %eax;  syscall;  hlt
+    /// ```
+    pub fn code(context: u64, words: u64) -> Vec<u8> {
+        let store = [
+            0x48, 0x89, 0x41, 0x08, 0x48, 0xc7, 0x41, 0x10, 0, 0, 0, 0, 0x48, 0xc7, 0x41, 0x18, 0,
+            0xe1, 0xf5, 0x05, 0x4c, 0x89, 0x21,
+        ];
+        let wait = [
+            0x31, 0xff, 0x31, 0xf6, 0x48, 0x8d, 0x51, 0x10, 0x45, 0x31, 0xd2, 0x41, 0xb8, 8, 0, 0,
+            0, 0xb8, 0x0f, 1, 0, 0, 0x0f, 0x05, 0x48, 0x83, 0xf8, 0xfc, 0x74, 0xf3,
+        ];
         let restore = [0xb8, 15, 0, 0, 0, 0x0f, 0x05, 0xf4];
-        [&call[..], &[0x48, 0xbc], &context.to_le_bytes(), &restore].concat()
+        [
+            &[0xff, 0xd0, 0x48, 0xb9][..],
+            &words.to_le_bytes(),
+            &store,
+            &wait,
+            &[0x48, 0xbc],
+            &context.to_le_bytes(),
+            &restore,
+        ]
+        .concat()
     }
 
-    /// The offset behind the first system call of the code.
-    const END: u64 = 12;
+    /// True if a stopped thread is in the code, before or after the function.
+    fn has(&self, instruction: u64) -> bool {
+        let length = RemoteFunction::code(0, 0).len() as u64;
+        (self.code..self.code + length).contains(&instruction)
+    }
+
+    /// The value of a call, once it has returned.
+    fn value(&self, tid: Tid, number: u64) -> Option<u64> {
+        let addresses = [self.words, self.words + 8];
+        let words = remote::read_each::<8>(tid.unsigned_abs(), &addresses).ok()?;
+        let [last, value] = [words[0]?, words[1]?].map(u64::from_le_bytes);
+        (last == number).then_some(value)
+    }
+}
+
+impl StopPoint {
+    /// A position of which only the stack pointer and the thread's own data matter.
+    pub fn at_stack(stack: u64, thread_data: u64) -> StopPoint {
+        let registers = [0; 17];
+        StopPoint { instruction: 0, stack, registers, thread_data, call: None }
+    }
+
+    /// Returns true if the thread has waited for a futex, and was interrupted before it was woken:
+    /// a wake that it has received must not be lost.
+    fn waits_for_a_lock(&self) -> bool {
+        const INTERRUPTED: i64 = -512;
+        let is_futex = self.call.is_some_and(|(call, _)| call == libc::SYS_futex.cast_unsigned());
+        is_futex && self.registers[0].cast_signed() == INTERRUPTED
+    }
+}
+
+/// Time limits of a function that a thread runs.
+#[derive(Clone, Copy, Debug)]
+struct FunctionLimits {
+    /// When the thread is left to finish the function by itself.
+    end: Instant,
+    lock_wait: Option<Duration>,
+    /// When the thread is interrupted to see whether it waits for a lock.
+    interrupt: Option<Instant>,
+    /// True if it was interrupted.
+    was_interrupted: bool,
+}
+
+impl FunctionLimits {
+    fn from_now(lock_wait: Option<Duration>) -> FunctionLimits {
+        let now = Instant::now();
+        let interrupt = lock_wait.map(|wait| now + wait);
+        FunctionLimits { end: now + FUNCTION_LIMIT, lock_wait, interrupt, was_interrupted: false }
+    }
+
+    /// The next stop of the thread, which is interrupted once the function has returned, and where
+    /// it takes too long.
+    fn next(
+        &mut self,
+        tid: Tid,
+        has_returned: &dyn Fn() -> bool,
+        idle: &mut dyn FnMut(),
+    ) -> io::Result<ThreadChange> {
+        let mut was_asked = false;
+        let mut idle = |_| {
+            if !was_asked && has_returned() {
+                ptrace::interrupt(tid);
+                was_asked = true;
+            }
+            idle();
+            std::thread::yield_now();
+        };
+        if let Some(interrupt) = self.interrupt.filter(|&interrupt| interrupt < self.end) {
+            match next(tid, interrupt, &mut idle) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                change => return change,
+            }
+            ptrace::interrupt(tid);
+            self.was_interrupted = true;
+            self.interrupt = self.lock_wait.map(|wait| Instant::now() + wait);
+        }
+        next(tid, self.end, &mut idle)
+    }
 }
 
 /// Progress of a thread away from its own registers.
@@ -346,6 +459,29 @@ impl Tracee {
         self.call(libc::SYS_prctl, [option, 1, 0, 0, 0, 0]).map(drop)
     }
 
+    /// The lowest address of the thread's own stack that is in use: that of its saved context.
+    /// `None` before [`RemoteProcess::prepare`](crate::RemoteProcess::prepare).
+    pub fn stack_end(&self) -> Option<u64> {
+        self.own_chain
+    }
+
+    /// The alternate stack of the thread's signal handlers, if it has one (`sigaltstack`).
+    ///
+    /// # Errors
+    /// As [`Tracee::call`]; others where the memory cannot be read.
+    pub fn signal_stack(&mut self, memory: &TargetMemory) -> io::Result<Option<Range<u64>>> {
+        /// `struct stack_t`: the address, the flags, the size.
+        const BYTES: u64 = 24;
+        let below = self.own_chain.ok_or(io::ErrorKind::InvalidInput)?;
+        let at = (below - BYTES) & !(layout::ALIGNMENT - 1);
+        self.call(libc::SYS_sigaltstack, [0, at, 0, 0, 0, 0])?;
+        let mut words = [[0; 8]; 3];
+        memory.read(at, words.as_flattened_mut())?;
+        let [start, flags, size] = words.map(u64::from_le_bytes);
+        let is_off = flags & u64::from(libc::SS_DISABLE.cast_unsigned()) != 0;
+        Ok((!is_off).then(|| start..start.saturating_add(size)))
+    }
+
     /// Maps memory at an address where nothing is: private, anonymous, readable, and writable or
     /// executable.
     ///
@@ -395,35 +531,40 @@ impl Tracee {
     /// that the thread holds.
     ///
     /// # Errors
-    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `TimedOut`
-    /// where it does not return within ten seconds, or one where the process was stopped by a
-    /// signal: the thread is then left to finish it, and returns to its own registers by itself.
+    /// `ESRCH` where the thread was killed, `Interrupted` where the function faulted; `WouldBlock`
+    /// where it waited for a lock for longer than [`RemoteFunction::lock_wait`]; `TimedOut` where
+    /// it does not return within ten seconds, or one where the process was stopped by a signal: the
+    /// thread is then left to finish it, and returns to its own registers by itself.
     pub fn run(
         &mut self,
         function: &RemoteFunction,
-        arguments: [u64; 3],
+        arguments: [u64; 5],
         idle: &mut dyn FnMut(),
     ) -> io::Result<u64> {
         if self.chain.is_none() || self.phase == BorrowPhase::Left {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.vectors()?;
-        self.registers.for_function(function, arguments).write(self.tid)?;
+        let number = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
+        self.registers.for_function(function, arguments, number).write(self.tid)?;
         self.vectors_changed = true;
         self.phase = BorrowPhase::Ran;
         self.mask()?;
         // A thread that calls `setuid` or a similar function holds a lock of the C library, which
         // the loader needs, until each thread has received this signal.
         arch::set_signal_mask(self.tid, !SIGSETXID)?;
-        let end = function.code + RemoteFunction::END;
-        let mut deadline = Instant::now() + FUNCTION_LIMIT;
-        let (mut signal, mut ends) = (0, 0);
+        let mut limits = FunctionLimits::from_now(function.lock_wait);
+        // Stops at system calls take long, but the last of them cannot be missed: a thread that has
+        // more functions to run must not go back to its own registers.
+        let is_followed = function.lock_wait.is_none();
+        let (mut signal, mut is_ending) = (0, false);
         loop {
-            ptrace::resume_to_syscall(self.tid, signal);
-            let change = match next(self.tid, deadline, &mut |_| {
-                idle();
-                std::thread::yield_now();
-            }) {
+            match is_followed {
+                true => ptrace::resume_to_syscall(self.tid, signal),
+                false => ptrace::resume(self.tid, signal),
+            }
+            let has_returned = || !is_followed && function.value(self.tid, number).is_some();
+            let change = match limits.next(self.tid, &has_returned, idle) {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                     self.leave();
                     return Err(error);
@@ -431,10 +572,6 @@ impl Tracee {
                 change => change?,
             };
             signal = match change {
-                ThreadChange::Syscall => {
-                    ends += u8::from(Registers::read_from(self.tid)?.place().instruction == end);
-                    0
-                }
                 // A fault of the function: signals that others send are blocked.
                 ThreadChange::Signal(
                     libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE,
@@ -443,14 +580,32 @@ impl Tracee {
                 }
                 ThreadChange::Signal(signal) => signal,
                 ThreadChange::GroupStop => {
-                    deadline = deadline.min(Instant::now() + STOPPED_LIMIT);
+                    limits.end = limits.end.min(Instant::now() + STOPPED_LIMIT);
                     0
                 }
                 _ => 0,
             };
-            if ends == 2 {
-                arch::set_signal_mask(self.tid, u64::MAX)?;
-                return Ok(Registers::read_from(self.tid)?.place().returned);
+            let place = Registers::read_from(self.tid)?.place();
+            if signal == 0
+                && let Some(value) = function.value(self.tid, number)
+            {
+                if change == ThreadChange::Syscall && !is_ending {
+                    // It begins to wait for us, which this ends.
+                    ptrace::interrupt(self.tid);
+                    is_ending = true;
+                    continue;
+                }
+                if function.has(place.instruction) {
+                    arch::set_signal_mask(self.tid, u64::MAX)?;
+                } else {
+                    // It has waited long enough, and has its own registers and mask again.
+                    self.phase = BorrowPhase::Left;
+                    self.detach();
+                }
+                return Ok(value);
+            }
+            if limits.was_interrupted && place.waits_for_a_lock() {
+                return Err(io::ErrorKind::WouldBlock.into());
             }
         }
     }

@@ -43,17 +43,10 @@ impl Registers {
     }
 
     pub(crate) fn place(&self) -> StopPoint {
-        StopPoint {
-            instruction: 0,
-            stack: 0,
-            registers: [0; 17],
-            thread_data: 0,
-            call: None,
-            returned: 0,
-        }
+        StopPoint { instruction: 0, stack: 0, registers: [0; 17], thread_data: 0, call: None }
     }
 
-    pub(crate) fn for_function(&self, _: &RemoteFunction, _: [u64; 3]) -> Registers {
+    pub(crate) fn for_function(&self, _: &RemoteFunction, _: [u64; 5], _: u64) -> Registers {
         *self
     }
 

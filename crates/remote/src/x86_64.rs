@@ -125,19 +125,17 @@ impl Registers {
             of.r10, of.r11, of.r12, of.r13, of.r14, of.r15,
         ];
         let call = (of.orig_rax.cast_signed() >= 0).then_some((of.orig_rax, of.rdi));
-        StopPoint {
-            instruction: of.rip,
-            stack: of.rsp,
-            registers,
-            thread_data: of.fs_base,
-            call,
-            returned: of.rdi,
-        }
+        StopPoint { instruction: of.rip, stack: of.rsp, registers, thread_data: of.fs_base, call }
     }
 
-    /// These registers, about to call a function.
-    pub(crate) fn for_function(&self, function: &RemoteFunction, arguments: [u64; 3]) -> Registers {
-        let [rdi, rsi, rdx] = arguments;
+    /// These registers, about to call a function. The number distinguishes this call from others.
+    pub(crate) fn for_function(
+        &self,
+        function: &RemoteFunction,
+        arguments: [u64; 5],
+        number: u64,
+    ) -> Registers {
+        let [rdi, rsi, rdx, rcx, r8] = arguments;
         /// Direction flag and trap flag clear, as functions expect them.
         const FLAGS: u64 = 0x202;
         Registers(libc::user_regs_struct {
@@ -151,6 +149,10 @@ impl Registers {
             rdi,
             rsi,
             rdx,
+            rcx,
+            r8,
+            // A register that functions restore.
+            r12: number,
             ..self.0
         })
     }

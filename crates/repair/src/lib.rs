@@ -2,7 +2,8 @@
 //! carried out, and its result is a [`Repair`].
 //!
 //! No written data of a process is lost, even on errors: pages are only split, moved to swap, or
-//! dropped if they are proven zero while no thread can write to them.
+//! dropped if they are proven zero while no thread can write to them, or lie below the stack
+//! pointer of the thread that drops them.
 #![forbid(unsafe_code)]
 
 mod drop_zeros;
@@ -10,6 +11,7 @@ mod error;
 mod hold;
 pub mod self_test;
 mod target;
+pub mod trim;
 
 use std::fmt;
 use std::io::ErrorKind;

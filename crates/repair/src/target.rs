@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use pagewise_model::mapping::MappingPages;
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::pages::{self, Pace};
 use pagewise_proc::{ProcRoot, huge, maps, stat};
@@ -43,6 +44,10 @@ impl RepairTarget {
         self.pid
     }
 
+    pub(crate) const fn start_ticks(&self) -> u64 {
+        self.start_ticks
+    }
+
     pub(crate) const fn process(&self) -> &PidfdProcess {
         &self.process
     }
@@ -70,11 +75,15 @@ impl RepairTarget {
     /// # Errors
     /// As reading its pages.
     pub fn resident(&self) -> Result<Bytes, RepairError> {
+        Ok(self.total()?.breakdown.resident())
+    }
+
+    /// The sum of its pages.
+    pub(crate) fn total(&self) -> Result<MappingPages, RepairError> {
         let mut mappings = self.mappings()?;
         let (root, pid) = (&self.root, self.pid);
         let walk = pages::read(root, pid, &mut mappings, self.page_size, &Pace::POLITE)?;
-        let total = walk.total.map_err(RepairError::Refused)?;
-        Ok(total.breakdown.resident())
+        walk.total.map_err(RepairError::Refused)
     }
 
     /// Number of blocks that are still mapped by a huge entry.

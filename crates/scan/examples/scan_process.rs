@@ -25,7 +25,7 @@ fn main() {
     let began = Instant::now();
     let copy = copy_running(&root, pid, &request).unwrap();
     let copied = began.elapsed();
-    let scanned = scan(&copy, ProcessMoment::Running, began).unwrap();
+    let scanned = scan(&copy, ProcessMoment::Running, began, None).unwrap();
     let all = began.elapsed();
     println!("copy {copied:?} {:?}", copy.measured);
     println!("walk {:?}", all.checked_sub(copied).unwrap());

@@ -188,9 +188,6 @@ impl HeapLayout {
         Ok(HeapLayout { states, mains, segments, outside, parameters, brk })
     }
 
-    fn bounds(&self, page_size: PageSize, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
-        let huge_page = self.parameters.map_or(0, |parameters| parameters.huge_page);
-        let trim_unit = page_size.bytes().max(huge_page);
     /// Heaps, mapped blocks and arena states, without the gaps: they may hold live blocks that are
     /// unknown, and the pointers of these.
     fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
@@ -210,6 +207,9 @@ impl HeapLayout {
         ranges.into_iter().flat_map(|range| range_without(range, &gaps)).collect()
     }
 
+    fn bounds(&self, page_size: PageSize, has_all_lists: &[bool]) -> Vec<ArenaBounds> {
+        let huge_page = self.parameters.map_or(0, |parameters| parameters.huge_page);
+        let trim_unit = page_size.bytes().max(huge_page);
         let arenas = self.states.iter().zip(has_all_lists).enumerate();
         arenas
             .map(|(number, (state, &has_all_lists))| ArenaBounds {

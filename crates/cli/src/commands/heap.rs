@@ -4,7 +4,7 @@ pub(crate) mod args;
 mod attach;
 pub(crate) mod export;
 mod record;
-mod scan;
+pub(crate) mod scan;
 
 use std::fs::File;
 use std::io::Write;

@@ -23,6 +23,7 @@ pub(crate) mod stat;
 pub(crate) mod syscalls;
 pub(crate) mod table;
 pub(crate) mod thp;
+pub(crate) mod trim;
 pub(crate) mod watch;
 
 use pagewise_model::Pid;

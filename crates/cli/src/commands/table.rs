@@ -9,7 +9,7 @@ use clap::{CommandFactory, Subcommand};
 
 use super::{
     define, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps, pages,
-    pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, watch,
+    pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, trim, watch,
 };
 use crate::args::{Cli, LookArgs};
 use crate::terminal::TerminalLook;
@@ -73,6 +73,19 @@ pub(crate) enum Command {
     ///   pagewise thp 1234 --fix --hold --yes
     #[command(verbatim_doc_comment)]
     Thp(thp::Thp),
+    /// Release memory that a running process holds but does not use
+    ///
+    /// Estimates the memory that the process can release without a restart: free pages
+    /// of its heap, unused pages of its stacks, zero-filled pages of huge pages, and
+    /// memory that was not accessed. With --yes it releases the selected parts, and
+    /// reports the effect and the cost.
+    ///
+    /// Examples:
+    ///   pagewise trim 1234
+    ///   pagewise trim 1234 --heap --stacks --yes
+    ///   pagewise trim 1234 --cold 1m --yes
+    #[command(verbatim_doc_comment)]
+    Trim(trim::Trim),
     /// Run a command with huge pages disabled or restricted
     ///
     /// Examples:
@@ -266,6 +279,7 @@ impl Command {
             Command::Pages(args) => pages::run(&args, &look),
             Command::Pools(args) => pools::run(&args, &look),
             Command::Thp(args) => thp::run(&args, &look),
+            Command::Trim(args) => trim::run(&args, &look),
             Command::Run(args) => run::run(&args),
             Command::Stat(args) => stat::run(&args, &TerminalLook::on_stderr(options)),
             Command::Events(args) => events::run(&args, &look),
@@ -294,7 +308,7 @@ impl Command {
 const GROUPS: [(&str, &[&str]); 6] = [
     ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
     ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
-    ("Fix", &["thp", "run"]),
+    ("Fix", &["trim", "thp", "run"]),
     ("System", &["doctor", "fragmentation", "events"]),
     ("Learn", &["lab", "sim", "define"]),
     ("Shell", &["completions", "man", "help"]),

@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Thp, look: &terminal::TerminalLook) -> anyhow::Result<E
     Ok(exit)
 }
 
-fn scan(
+pub(crate) fn scan(
     root: &ProcRoot,
     snapshot: &Snapshot,
     look: HugePageLook,
@@ -160,20 +160,24 @@ fn plan(
         return Ok(Some(thp::collapse(blocks.clone(), *spared)));
     }
     if act.pageout {
-        return page_out(root, snapshot, act).map(Some);
+        return page_out(root, snapshot, act.idle).map(Some);
     }
     Ok(None)
 }
 
 /// Waits to see what is not used.
-fn page_out(root: &ProcRoot, snapshot: &Snapshot, act: &ThpActs) -> anyhow::Result<FixPlan> {
+pub(crate) fn page_out(
+    root: &ProcRoot,
+    snapshot: &Snapshot,
+    idle: Duration,
+) -> anyhow::Result<FixPlan> {
     match snapshot.machine.swap_free {
         Ok(free) if !free.is_zero() => {}
         _ => bail!("swap is off: memory cannot be moved to it"),
     }
     let pid = snapshot.process.pid;
     referenced::clear(root, pid)?;
-    std::thread::sleep(act.idle);
+    std::thread::sleep(idle);
     let plan = thp::page_out(&referenced::mappings(root, pid)?);
     plan.map_err(|absent| anyhow::anyhow!("its huge pages are unknown: {absent}"))
 }
@@ -192,10 +196,7 @@ fn act(
     let method = match act.method {
         // Nothing needs a method where there is nothing to do.
         _ if plan.ranges.is_empty() => FixMethod::Split,
-        ShrinkMethod::Auto => match self_test::choose(&FixMethod::ALL, &subject) {
-            Ok(method) => method,
-            Err(absent) => bail!("{absent}"),
-        },
+        ShrinkMethod::Auto => gentlest_method()?,
         ShrinkMethod::Split => FixMethod::Split,
         ShrinkMethod::Drop => FixMethod::Drop,
         ShrinkMethod::Swap => FixMethod::Swap,
@@ -216,6 +217,11 @@ fn act(
     let repair = repair?;
     let failed = repair.done == 0 && repair.failed > 0;
     Ok((repair_blocks(&repair), failed))
+}
+
+/// The least intrusive method that this kernel supports, tried on a child process.
+pub(crate) fn gentlest_method() -> anyhow::Result<FixMethod> {
+    self_test::choose(&FixMethod::ALL, &subject).map_err(|absent| anyhow::anyhow!("{absent}"))
 }
 
 /// This very program, to try on what works.

@@ -18,6 +18,10 @@ pub struct PidStat {
     pub parent: Pid,
     /// `PF_*` flags of the task.
     pub flags: u64,
+    /// Page faults of all its threads that needed no disk.
+    pub minor_faults: u64,
+    /// Page faults that needed one.
+    pub major_faults: u64,
     /// Number of threads.
     pub threads: u64,
     /// When it was started, in clock ticks since boot.
@@ -83,6 +87,8 @@ fn fields(text: &[u8]) -> Option<PidStat> {
         state: char::from(*at(3)?.first()?),
         parent: Pid(u32::try_from(number(at(4)?)?).ok()?),
         flags: number(at(9)?)?,
+        minor_faults: number(at(10)?)?,
+        major_faults: number(at(12)?)?,
         threads: number(at(20)?)?,
         start_ticks: number(at(22)?)?,
         pending: at(31).and_then(number),
@@ -117,8 +123,9 @@ mod tests {
     #[test]
     fn a_name_may_hold_brackets_blanks_and_newlines() {
         let mut text = b"12 (a) S (\n)) R 7 ".to_vec();
-        text.extend_from_slice(b"1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 3 0 99 0 0");
+        text.extend_from_slice(b"1 1 0 -1 4194560 5 0 6 0 0 0 0 0 20 0 3 0 99 0 0");
         let stat = parse(&text).unwrap();
+        assert_eq!((stat.minor_faults, stat.major_faults), (5, 6));
         assert_eq!(stat.name, Name::new(b"a) S (\n)"));
         assert_eq!((stat.state, stat.parent, stat.threads, stat.start_ticks), ('R', Pid(7), 3, 99));
         assert!(!stat.is_kernel_thread());

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
@@ -68,14 +68,14 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
     Ok(exit)
 }
 
-/// The scan of a core file. Its variables have no names: the files that it had mapped are of another
-/// machine, or may have changed.
+/// The scan of a core file. Its variables have no names: the files that it had mapped are of
+/// another machine, or may have changed.
 fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let (core, images) = open_core(file, args.core.exe.as_deref())?;
     let image = CoreImage::new(core, images);
     let variables = |_: &[u64]| NamedVariables::default();
-    let request = args.graph_request(&variables);
+    let request = args.pointer_search().map(|search| search.request(&variables));
     Ok(scan::scan_core(&image, began, request.as_ref())?.scan)
 }
 
@@ -90,18 +90,24 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
     root.check_access(pid)?;
+    let search = args.pointer_search();
     let Some(interval) = args.every else {
-        return Ok((None, running(args, &root, pid)?));
+        return Ok((None, running(&root, pid, args.max_pause, search)?));
     };
     let began = Instant::now();
-    let earlier = running(args, &root, pid)?;
+    let earlier = running(&root, pid, args.max_pause, search)?;
     sleep(interval.saturating_sub(began.elapsed()));
-    Ok((Some(earlier), running(args, &root, pid)?))
+    Ok((Some(earlier), running(&root, pid, args.max_pause, search)?))
 }
 
 /// Scans a running process. If its allocator's data contradicts itself while a thread may have been
 /// changing it, the process is scanned again.
-fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<HeapScan> {
+pub(crate) fn running(
+    root: &ProcRoot,
+    pid: Pid,
+    max_pause: Duration,
+    search: Option<PointerSearch>,
+) -> anyhow::Result<HeapScan> {
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
             note(format_args!(
@@ -115,56 +121,65 @@ fn running(args: &HeapScanArgs, root: &ProcRoot, pid: Pid) -> anyhow::Result<Hea
         Ok(mappings) => malloc_code(root, pid, &mappings),
         Err(_) => Vec::new(),
     };
-    let (scope, max_pause) = (scope(args), args.max_pause);
+    let scope = scope(search);
     let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
     for _ in 1..MAX_SCANS {
-        let scan = scan_once(args, root, pid, &request)?;
+        let scan = scan_once(root, pid, &request, search)?;
         if scan.heap.corrupted == 0 || !scan.may_be_in_change() {
             return Ok(scan);
         }
     }
-    scan_once(args, root, pid, &request)
+    scan_once(root, pid, &request, search)
 }
 
 fn scan_once(
-    args: &HeapScanArgs,
     root: &ProcRoot,
     pid: Pid,
     request: &CopyRequest<'_>,
+    search: Option<PointerSearch>,
 ) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let copy = copy_running(root, pid, request)?;
-    scanned(args, root, &copy, ProcessMoment::Running, began)
+    scanned(root, &copy, ProcessMoment::Running, began, search)
 }
 
-fn scope(args: &HeapScanArgs) -> CopyScope {
-    if args.searches_pointers() { CopyScope::HeapAndRoots } else { CopyScope::Heap }
+const fn scope(search: Option<PointerSearch>) -> CopyScope {
+    if search.is_some() { CopyScope::HeapAndRoots } else { CopyScope::Heap }
+}
+
+/// Results that need the pointers of the heap.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PointerSearch {
+    retained: bool,
+    why: Option<u64>,
+}
+
+impl PointerSearch {
+    fn request<'a>(self, variables: &'a dyn Fn(&[u64]) -> NamedVariables) -> GraphRequest<'a> {
+        let PointerSearch { retained, why } = self;
+        GraphRequest { retained, why, variables, demangle: &demangled }
+    }
 }
 
 impl HeapScanArgs {
-    /// The search for pointers, if an option asks for it.
-    fn graph_request<'a>(
-        &self,
-        variables: &'a dyn Fn(&[u64]) -> NamedVariables,
-    ) -> Option<GraphRequest<'a>> {
-        let (retained, why) = (self.retained, self.why);
-        let request = GraphRequest { retained, why, variables, demangle: &demangled };
-        self.searches_pointers().then_some(request)
+    fn pointer_search(&self) -> Option<PointerSearch> {
+        let search = PointerSearch { retained: self.retained, why: self.why };
+        (self.leaks || self.retained || self.why.is_some()).then_some(search)
     }
 }
 
 /// Walks the heap of a copy and searches its pointers, if an option asks for that.
 fn scanned(
-    args: &HeapScanArgs,
     root: &ProcRoot,
     copy: &ProcessCopy,
     moment: ProcessMoment,
     began: Instant,
+    search: Option<PointerSearch>,
 ) -> anyhow::Result<HeapScan> {
     let (mappings, program) = (copy.mappings(), copy.process.exe.as_ref().ok());
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
-    let request = args.graph_request(&variables);
+    let request = search.map(|search| search.request(&variables));
     Ok(scan::scan(copy, moment, began, request.as_ref())?.scan)
 }
 
@@ -183,7 +198,7 @@ fn at_exit(
     let stopped = traced.run(None)?;
     let began = Instant::now();
     let scanned = match stopped {
-        Stopped::AtExit => Some(stopped_at_exit(args, &root, &traced, began)),
+        Stopped::AtExit => Some(stopped_at_exit(args.pointer_search(), &root, &traced, began)),
         _ => None,
     };
     let why = traced.untraced();
@@ -198,12 +213,12 @@ fn at_exit(
 }
 
 fn stopped_at_exit(
-    args: &HeapScanArgs,
+    search: Option<PointerSearch>,
     root: &ProcRoot,
     traced: &Traced,
     began: Instant,
 ) -> anyhow::Result<HeapScan> {
     let (pid, task) = (Pid(traced.pid()), Pid(traced.task()));
-    let copy = copy_stopped(root, pid, task, scope(args))?;
-    scanned(args, root, &copy, ProcessMoment::AtExit, began)
+    let copy = copy_stopped(root, pid, task, scope(search))?;
+    scanned(root, &copy, ProcessMoment::AtExit, began, search)
 }

@@ -46,13 +46,6 @@ pub(crate) struct HeapScanArgs {
     pub(crate) output: OutputArgs,
 }
 
-impl HeapScanArgs {
-    /// True if the pointers of the heap are needed.
-    pub(crate) fn searches_pointers(&self) -> bool {
-        self.leaks || self.retained || self.why.is_some()
-    }
-}
-
 fn hex_address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u64::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is not a hexadecimal address"))

@@ -1,4 +1,5 @@
-//! Conditions under which a stopped thread may load a library: it holds no lock that loading needs.
+//! Conditions under which a stopped thread may load a library or call an allocator: it holds no
+//! lock that these need.
 //!
 //! Loading takes locks of the loader and of `malloc`. A thread that holds one is inside the C
 //! library or the loader: so the whole call stack is followed, and except for the start of the
@@ -16,8 +17,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use pagewise_model::{Name, Pid};
-use pagewise_proc::ProcRoot;
-use pagewise_remote::StopPoint;
+use pagewise_proc::{ProcRoot, maps};
+use pagewise_remote::{RemoteProcess, StopPoint};
 
 use pagewise_trace::{SpaceRegion, Spaces, Unwinder};
 
@@ -25,70 +26,84 @@ use super::mallocs::Mallocs;
 
 /// Judges places.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(crate) struct Judge {
     spaces: Spaces,
     unwinder: Unwinder,
     /// Entry code of the program.
     entry: Range<u64>,
     /// Allocators in the place of the C library's.
     mallocs: Mallocs,
+    /// True if no loader of libraries is mapped.
+    is_static: bool,
 }
 
 /// Numbers of system calls.
 mod call {
-    pub(super) const FUTEX: u64 = 202;
+    pub(crate) const FUTEX: u64 = 202;
     /// `read write poll select pause nanosleep accept recvfrom recvmsg wait4 semop msgrcv
     /// rt_sigtimedwait rt_sigsuspend io_getevents restart_syscall clock_nanosleep epoll_wait waitid
     /// pselect6 ppoll epoll_pwait accept4 recvmmsg`: `malloc` and the loader wait in none of them
     /// except `read`, whose callers show it. A restarted call has a time limit; waits for their
     /// locks have none.
-    pub(super) const WAITS: &[u64] = &[
+    pub(crate) const WAITS: &[u64] = &[
         0, 1, 7, 23, 34, 35, 43, 45, 47, 61, 65, 70, 128, 130, 208, 219, 230, 232, 247, 270, 271,
         281, 288, 299,
     ];
-    pub(super) const READ: u64 = 0;
-    pub(super) const RESTART: u64 = 219;
+    pub(crate) const READ: u64 = 0;
+    pub(crate) const RESTART: u64 = 219;
     /// `poll select pause accept recvfrom recvmsg wait4 rt_sigtimedwait rt_sigsuspend io_getevents
     /// epoll_wait waitid pselect6 ppoll epoll_pwait accept4 recvmmsg`: allocators may sleep between
     /// attempts to take a lock, and read files of `/proc`, but wait for none of these.
-    pub(super) const WAITS_FOR_EVENTS: &[u64] =
+    pub(crate) const WAITS_FOR_EVENTS: &[u64] =
         &[7, 23, 34, 43, 45, 47, 61, 128, 130, 208, 232, 247, 270, 271, 281, 288, 299];
     /// `poll select pselect6 ppoll restart_syscall`: without files, which are the first argument or
     /// their number, they only sleep.
-    pub(super) const SLEEPS_WITHOUT_FILES: &[u64] = &[7, 23, 270, 271, 219];
+    pub(crate) const SLEEPS_WITHOUT_FILES: &[u64] = &[7, 23, 270, 271, 219];
 }
 
 /// Upper bound of the size of a program's entry code.
 const BEGINNING: u64 = 64;
+
+/// `mov %rax, %rdi; mov $60, %eax; syscall`: the code behind the call of a thread's first function,
+/// in `clone` and `clone3` of glibc. Older ones move `%eax` to `%edi`, without the first byte.
+const ENDS_THREAD: [u8; 10] = [0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05];
+
+/// `mov $15, %rax; syscall`: the code to which signal handlers return in static programs.
+const RETURNS_FROM_SIGNAL: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
 /// Heaps of further arenas begin at multiples of this; their lock is in the first bytes.
 const ARENA: u64 = 64 << 20;
 const HEAD: u64 = 1 << 10;
 
 impl Judge {
-    pub(super) fn new(root: &ProcRoot, pid: u32, mallocs: Mallocs) -> Judge {
+    pub(crate) fn new(root: &ProcRoot, pid: u32, mallocs: Mallocs) -> Judge {
         let mut spaces = Spaces::default();
         spaces.read(root, pid);
         let entry = entry(root, pid).unwrap_or(0);
         let entry = entry..entry.saturating_add(BEGINNING);
-        Judge { spaces, unwinder: Unwinder::default(), entry, mallocs }
+        let is_static = root.read(Pid(pid), "maps").is_ok_and(|text| {
+            maps::parse(&text).mappings.iter().all(|it| !(it.prot.exec && is_loader(&it.name)))
+        });
+        Judge { spaces, unwinder: Unwinder::default(), entry, mallocs, is_static }
     }
 
     /// Allocators in the place of the C library's.
-    pub(super) fn mallocs(&self) -> &Mallocs {
+    pub(crate) fn mallocs(&self) -> &Mallocs {
         &self.mallocs
     }
 
-    /// True if a thread may load a library at its present address.
-    pub(super) fn is_safe(
+    /// True if a thread may load a library, or call an allocator, at its present address.
+    pub(crate) fn is_safe(
         &mut self,
         root: &ProcRoot,
-        pid: u32,
+        target: &RemoteProcess,
         place: &StopPoint,
         stack: &[u8],
     ) -> bool {
-        if self.spaces.find(pid, place.instruction).is_none() {
-            self.spaces.read(root, pid);
+        let pid = target.pid();
+        self.read_new_code(root, pid, place);
+        if self.is_static {
+            return self.is_outside_static(root, target, place, stack);
         }
         let spaces = &self.spaces;
         let calls = self.unwinder.unwind_stopped(spaces, pid, &place.registers, stack);
@@ -141,6 +156,64 @@ impl Judge {
         }
     }
 
+    /// True if the call stack leads from the stack pointer up to the start of the thread, by memory
+    /// above the stack pointer alone. Then the thread uses nothing below: it is on no stack that
+    /// lies within another one (of a coroutine, of a signal handler).
+    pub(crate) fn reaches_start(
+        &mut self,
+        root: &ProcRoot,
+        target: &RemoteProcess,
+        place: &StopPoint,
+        stack: &[u8],
+    ) -> bool {
+        let pid = target.pid();
+        self.read_new_code(root, pid, place);
+        let calls = self.unwinder.unwind_stopped(&self.spaces, pid, &place.registers, stack);
+        let Some(&start) = calls.and_then(<[u64]>::last) else { return false };
+        if self.entry.contains(&start) {
+            return true;
+        }
+        let mut code = [0; ENDS_THREAD.len()];
+        let is_read = target.memory().read(start, &mut code).is_ok();
+        is_read && (code == ENDS_THREAD || code.starts_with(&ENDS_THREAD[1..]))
+    }
+
+    fn read_new_code(&mut self, root: &ProcRoot, pid: u32, place: &StopPoint) {
+        if self.spaces.find(pid, place.instruction).is_none() {
+            self.spaces.read(root, pid);
+        }
+    }
+
+    /// The rule for a program that is linked statically, whose allocator cannot be distinguished
+    /// from the program: the thread waits for an event, and has interrupted nothing by a signal.
+    fn is_outside_static(
+        &mut self,
+        root: &ProcRoot,
+        target: &RemoteProcess,
+        place: &StopPoint,
+        stack: &[u8],
+    ) -> bool {
+        let waits = match place.call {
+            Some((call::READ, file)) => is_stream(root, target.pid(), file),
+            Some((number, 0)) if call::SLEEPS_WITHOUT_FILES.contains(&number) => false,
+            Some((number, _)) => call::WAITS_FOR_EVENTS.contains(&number),
+            None => false,
+        };
+        if !waits {
+            return false;
+        }
+        let calls =
+            self.unwinder.unwind_stopped(&self.spaces, target.pid(), &place.registers, stack);
+        let returns_from_signal = |&call: &u64| {
+            let mut code = [0; RETURNS_FROM_SIGNAL.len()];
+            // Interrupted code is given as if behind a call.
+            let at = |at: u64, code: &mut [u8]| target.memory().read(at, code).is_ok();
+            let read = [call, call.wrapping_sub(1)].map(|from| at(from, &mut code).then_some(code));
+            read.contains(&Some(RETURNS_FROM_SIGNAL))
+        };
+        calls.is_some_and(|calls| !calls.iter().any(returns_from_signal))
+    }
+
     /// Returns true if a futex word cannot belong to a lock of the C library or of an allocator.
     fn is_nobodys_lock(&self, pid: u32, word: u64) -> bool {
         let Some(region) = self.spaces.find(pid, word) else { return false };
@@ -167,7 +240,7 @@ fn is_stream(root: &ProcRoot, pid: u32, file: u64) -> bool {
 }
 
 /// Entry address of the program, from the kernel's auxiliary vector.
-pub(super) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
+pub(crate) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
     const ENTRY: u64 = 9;
     let vector = root.read(Pid(pid), "auxv").ok()?;
     let words = vector.as_chunks::<8>().0;
@@ -176,7 +249,7 @@ pub(super) fn entry(root: &ProcRoot, pid: u32) -> Option<u64> {
 }
 
 /// True if a file is the loader.
-pub(super) fn is_loader(name: &Name) -> bool {
+pub(crate) fn is_loader(name: &Name) -> bool {
     let file = name.base();
     file.starts_with(b"ld-linux") || file.starts_with(b"ld-2.") || file.starts_with(b"ld.so")
 }

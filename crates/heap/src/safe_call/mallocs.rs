@@ -1,6 +1,6 @@
 //! Files of a process with a `malloc` that other files see. The loader of libraries may call it, so
 //! a thread that is made to load one must be in no function of it. Decides nothing about threads:
-//! that is in [`super::safe`].
+//! that is in [`super::judge`].
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use pagewise_proc::ProcRoot;
 use pagewise_proc::target_file::{self, FileId};
 use pagewise_proc::variables::{self, WantedFunctions};
 
-use super::{is_libc, is_recorder, safe};
+use super::{is_libc, is_recorder, judge};
 use crate::names;
 
 /// A file with a `malloc`.
@@ -37,10 +37,10 @@ enum AllocatorCode {
 
 /// All of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Mallocs {
+pub(crate) struct Mallocs {
     all: Vec<MallocFile>,
     /// The C library's `poll`, if it must be distinguished from other calls that are restarted.
-    pub(super) poll: Range<u64>,
+    pub(crate) poll: Range<u64>,
 }
 
 /// Functions by which allocators are known, each of them exported.
@@ -63,14 +63,14 @@ impl Mallocs {
     ///
     /// # Errors
     /// Why no thread of such a process may be made to call anything.
-    pub(super) fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, String> {
-        let entry = safe::entry(root, pid);
+    pub(crate) fn find(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Result<Mallocs, String> {
+        let entry = judge::entry(root, pid);
         let mut mallocs = Mallocs::default();
         let mut seen: Vec<FileId> = Vec::new();
         for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
             let id = FileId::of_mapping(mapping);
             let is_passed = is_libc(&mapping.name)
-                || safe::is_loader(&mapping.name)
+                || judge::is_loader(&mapping.name)
                 || is_recorder(&mapping.name);
             if seen.contains(&id) || is_passed {
                 continue;
@@ -95,7 +95,7 @@ impl Mallocs {
     }
 
     /// Returns true if an address in a file is known to be code of one of these allocators.
-    pub(super) fn contain(&self, address: u64, file: FileId) -> bool {
+    pub(crate) fn contain(&self, address: u64, file: FileId) -> bool {
         self.all.iter().any(|malloc| {
             let is_in_file = malloc.extent != AllocatorCode::Program && malloc.id == file;
             is_in_file || malloc.functions.iter().any(|function| function.contains(&address))
@@ -103,18 +103,18 @@ impl Mallocs {
     }
 
     /// Returns true if a file contains one of these allocators.
-    pub(super) fn has_file(&self, file: FileId) -> bool {
+    pub(crate) fn has_file(&self, file: FileId) -> bool {
         self.all.iter().any(|malloc| malloc.id == file)
     }
 
     /// A file with a `malloc` whose code may be mixed with the program's.
-    pub(super) fn scattered(&self) -> Option<&Name> {
+    pub(crate) fn scattered(&self) -> Option<&Name> {
         let found = self.all.iter().find(|malloc| malloc.extent != AllocatorCode::File);
         found.map(|malloc| &malloc.name)
     }
 
     /// Their files.
-    pub(super) fn names(&self) -> impl Iterator<Item = &Name> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
         self.all.iter().map(|malloc| &malloc.name)
     }
 }
@@ -170,7 +170,7 @@ fn exports(functions: &WantedFunctions, name: &str) -> bool {
 }
 
 /// The address at which an offset of a file is mapped.
-fn address(pieces: &[&Mapping], offset: u64) -> Option<u64> {
+pub(crate) fn address(pieces: &[&Mapping], offset: u64) -> Option<u64> {
     pieces.iter().find_map(|piece| {
         let into = offset.checked_sub(piece.offset)?;
         let address = piece.range.start.checked_add(into)?;

@@ -1,0 +1,337 @@
+//! Calls of a running process's own functions, made by one of its threads that is stopped where it
+//! holds no lock that they need ([`judge`]), on a stack of ours ([`room`]).
+
+mod judge;
+mod mallocs;
+mod room;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_model::{Mapping, Name, Pid};
+use pagewise_proc::target_file::{self, FileId};
+use pagewise_proc::{ProcRoot, variables};
+use pagewise_remote::{Keeper, RemoteError, RemoteProcess, Tracee, on_tracer_thread};
+use thiserror::Error;
+
+use crate::collector::program_file;
+
+pub(crate) use judge::Judge;
+pub(crate) use mallocs::Mallocs;
+pub(crate) use room::{CallRoom, ProcessFunction};
+
+/// For how long threads are asked for one that may make a call.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// Threads that are stopped once before one is chosen, so that the files of their code are read
+/// while none waits.
+const FIRST_THREADS: usize = 16;
+/// Number of bytes of a thread's stack that are searched for return addresses.
+const SEARCHED: usize = 1 << 20;
+
+/// Why no function of a process is called.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CallRefused {
+    /// A call would harm it, or is not possible.
+    #[error("{0}")]
+    Unfit(String),
+    /// No thread was where it may make the call.
+    #[error("in {} s none of its threads was outside its allocator and the C library", .0.as_secs())]
+    NeverSafe(Duration),
+    /// Its threads could not be stopped, or made no call.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+}
+
+/// A running process whose threads can be made to call its functions.
+#[derive(Debug)]
+pub struct SafeCalls {
+    root: ProcRoot,
+    target: RemoteProcess,
+    mallocs: Mallocs,
+}
+
+/// Decides about the stacks of stopped threads. It belongs to the thread that stops them.
+#[derive(Debug)]
+pub struct StackJudge<'a> {
+    root: &'a ProcRoot,
+    target: &'a RemoteProcess,
+    judge: Judge,
+}
+
+/// A function of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundFunction {
+    /// Its name.
+    pub name: &'static str,
+    /// Its file.
+    pub file: Name,
+    /// Its address.
+    pub address: u64,
+}
+
+/// A call of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FunctionCall {
+    /// The address of the function.
+    pub address: u64,
+    /// A text for the function to read: its address replaces the first argument.
+    pub text: Option<&'static str>,
+    /// The arguments.
+    pub arguments: [u64; 5],
+    /// The time that the function may wait for a lock, for one that holds nothing meanwhile.
+    pub lock_wait: Option<Duration>,
+}
+
+/// Results of calls.
+#[derive(Debug)]
+pub struct CallResults {
+    /// The value that each function returned, up to the first that did not return.
+    pub returned: Vec<io::Result<u64>>,
+    /// The time that the calling thread was stopped for.
+    pub stopped: Duration,
+}
+
+impl SafeCalls {
+    /// The process `pid` that started at `start_ticks`.
+    ///
+    /// # Errors
+    /// [`CallRefused`], where calls would harm it.
+    pub fn open(pid: u32, start_ticks: u64) -> Result<SafeCalls, CallRefused> {
+        let root = ProcRoot::live();
+        permits_calls(&root, pid).map_err(CallRefused::Unfit)?;
+        let target = RemoteProcess::open(pid, Some(start_ticks))?;
+        target.permits_calls()?;
+        let mappings = target.mappings()?;
+        let mallocs = Mallocs::find(&root, pid, &mappings).map_err(CallRefused::Unfit)?;
+        Ok(SafeCalls { root, target, mallocs })
+    }
+
+    /// The process.
+    pub fn target(&self) -> &RemoteProcess {
+        &self.target
+    }
+
+    /// Functions of some names in the files that the process executes.
+    ///
+    /// # Errors
+    /// [`RemoteError::Gone`]
+    pub fn functions(&self, names: &[&'static str]) -> Result<Vec<FoundFunction>, CallRefused> {
+        Ok(functions_in(&self.root, self.target.pid(), &self.target.mappings()?, names))
+    }
+
+    /// Has a thread make calls, one after the other, while the other threads run.
+    ///
+    /// # Errors
+    /// [`CallRefused`], where no thread makes any.
+    pub fn call(
+        &self,
+        calls: &[FunctionCall],
+        keeper: &mut (dyn Keeper + Send),
+    ) -> Result<CallResults, CallRefused> {
+        let SafeCalls { root, target, mallocs } = self;
+        on_tracer_thread(|| {
+            let mut judge = Judge::new(root, target.pid(), mallocs.clone());
+            let thread = safe_thread(root, target, &mut judge)?;
+            let mut thread = thread.ok_or(CallRefused::NeverSafe(PATIENCE))?;
+            let room = CallRoom::make(target, &mut thread, keeper)?;
+            let returned = call_each(target, &room, &mut thread, calls);
+            room.unmap(&mut thread, keeper);
+            Ok(CallResults { returned, stopped: thread.release() })
+        })
+    }
+
+    /// A judge of stacks.
+    pub fn stack_judge(&self) -> StackJudge<'_> {
+        let judge = Judge::new(&self.root, self.target.pid(), Mallocs::default());
+        StackJudge { root: &self.root, target: &self.target, judge }
+    }
+}
+
+impl StackJudge<'_> {
+    /// Lets a thread run on, and reads the files of the code on its call stack, so that they need
+    /// not be read while it is stopped the next time.
+    pub fn read_files(&mut self, thread: Tracee) {
+        let place = thread.place();
+        let stack = self.target.memory().read_up_to(place.stack, SEARCHED);
+        thread.release();
+        self.judge.reaches_start(self.root, self.target, &place, &stack);
+    }
+
+    /// True if a stopped thread uses no memory of its stack below its stack pointer.
+    pub fn is_on_own_stack(&mut self, thread: &Tracee) -> bool {
+        let place = thread.place();
+        let stack = self.target.memory().read_up_to(place.stack, SEARCHED);
+        self.judge.reaches_start(self.root, self.target, &place, &stack)
+    }
+}
+
+fn call_each(
+    target: &RemoteProcess,
+    room: &CallRoom,
+    thread: &mut Tracee,
+    calls: &[FunctionCall],
+) -> Vec<io::Result<u64>> {
+    let mut returned = Vec::new();
+    for call in calls {
+        let result = call_one(target, room, thread, call);
+        let has_returned = result.is_ok();
+        returned.push(result);
+        if !has_returned {
+            break;
+        }
+    }
+    returned
+}
+
+fn call_one(
+    target: &RemoteProcess,
+    room: &CallRoom,
+    thread: &mut Tracee,
+    call: &FunctionCall,
+) -> io::Result<u64> {
+    let mut arguments = call.arguments;
+    if let Some(text) = call.text {
+        arguments[0] = room.text();
+        target.memory().write(room.text(), &[text.as_bytes(), b"\0"].concat())?;
+    }
+    let function = ProcessFunction { address: call.address, lock_wait: call.lock_wait };
+    room.call(thread, &function, arguments, &mut || {})
+}
+
+/// A thread that is stopped where it may call an allocator or load a library, ready for calls.
+/// `None` if none was for [`PATIENCE`].
+pub(crate) fn safe_thread(
+    root: &ProcRoot,
+    target: &RemoteProcess,
+    judge: &mut Judge,
+) -> Result<Option<Tracee>, RemoteError> {
+    let began = Instant::now();
+    let mut pause = Duration::from_micros(100);
+    // Files are read before the threads are stopped.
+    let mut is_first = true;
+    while began.elapsed() < PATIENCE {
+        let threads = target.threads()?;
+        let count = if is_first { FIRST_THREADS } else { threads.len() };
+        for tid in threads.into_iter().take(count) {
+            let mut thread = match target.stop(tid) {
+                Ok(Some(thread)) => thread,
+                Ok(None) | Err(RemoteError::Restartable(_)) => continue,
+                Err(error) => return Err(error),
+            };
+            let place = thread.place();
+            let stack = target.memory().read_up_to(place.stack, SEARCHED);
+            if is_first {
+                thread.release();
+                judge.is_safe(root, target, &place, &stack);
+            } else if judge.is_safe(root, target, &place, &stack) && is_ready(target, &mut thread)?
+            {
+                return Ok(Some(thread));
+            }
+        }
+        is_first = false;
+        sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(2));
+    }
+    Ok(None)
+}
+
+/// Makes a stopped thread ready for calls; false where it has no room on its stack.
+pub(crate) fn is_ready(target: &RemoteProcess, thread: &mut Tracee) -> Result<bool, RemoteError> {
+    match target.prepare(thread) {
+        Ok(()) => Ok(true),
+        Err(RemoteError::NoStack(_) | RemoteError::Restartable(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Functions of some names in the executable files of a process, each once.
+pub fn functions_in(
+    root: &ProcRoot,
+    pid: u32,
+    mappings: &[Mapping],
+    names: &[&'static str],
+) -> Vec<FoundFunction> {
+    let mut seen: Vec<FileId> = Vec::new();
+    let mut found = Vec::new();
+    for mapping in mappings.iter().filter(|it| it.inode != 0 && it.prot.exec) {
+        let id = FileId::of_mapping(mapping);
+        if seen.contains(&id) {
+            continue;
+        }
+        seen.push(id);
+        let Ok(file) = target_file::open_mapped(root, Pid(pid), mapping) else { continue };
+        let pieces: Vec<&Mapping> =
+            mappings.iter().filter(|it| it.prot.exec && FileId::of_mapping(it) == id).collect();
+        for function in variables::functions(&file, names) {
+            let name = names.iter().find(|name| **name == function.name);
+            let address = mallocs::address(&pieces, function.offset);
+            if let Some((name, address)) = name.zip(address) {
+                found.push(FoundFunction { name, file: mapping.name.clone(), address });
+            }
+        }
+    }
+    found
+}
+
+/// Refuses a process of which no thread may make calls, as far as that shows from outside.
+pub(crate) fn permits_calls(root: &ProcRoot, pid: u32) -> Result<(), String> {
+    if pid == std::process::id() {
+        return Err("it is this one".to_owned());
+    }
+    let status = status_without_our_tracer(root, pid);
+    let status = String::from_utf8_lossy(&status);
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    if line("Seccomp:").is_some_and(|mode| mode != "0") {
+        return Err("a filter of its system calls (seccomp) might kill it".to_owned());
+    }
+    if let Some(tracer) = line("TracerPid:").filter(|tracer| *tracer != "0") {
+        return Err(format!("a debugger or tracer has it, process {tracer}"));
+    }
+    if line("State:").is_some_and(|state| state.starts_with(['T', 't'])) {
+        return Err("it is stopped: it can be once it goes on".to_owned());
+    }
+    Ok(())
+}
+
+/// `/proc/PID/status`, once no other process of this program traces the process any more: one that
+/// undoes the changes of a killed run is done in a moment.
+fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
+    let own = program_file(root, std::process::id());
+    let began = Instant::now();
+    loop {
+        let status = root.read(Pid(pid), "status").unwrap_or_default();
+        let tracer = String::from_utf8_lossy(&status)
+            .lines()
+            .find_map(|line| line.strip_prefix("TracerPid:"))
+            .and_then(|tracer| tracer.trim().parse().ok())
+            .unwrap_or(0);
+        let is_ours = tracer != 0 && own.is_some() && program_file(root, tracer) == own;
+        if !is_ours || began.elapsed() >= PATIENCE {
+            return status;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// True if a program is of 32 bits.
+pub(crate) fn is_of_32_bits(file: &File) -> bool {
+    let mut head = [0; 5];
+    file.read_exact_at(&mut head, 0).is_ok() && head == *b"\x7fELF\x01"
+}
+
+/// True if a mapping is of GNU's C library.
+pub(crate) fn is_libc(name: &Name) -> bool {
+    let file = name.base();
+    file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
+}
+
+/// True if a mapping is of the recorder.
+pub(crate) fn is_recorder(name: &Name) -> bool {
+    let name = name.as_bytes();
+    let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    path.ends_with(b"/libpagewise_preload.so")
+}

@@ -1,0 +1,139 @@
+//! Free pages of a heap, released by the allocator's own function.
+//!
+//! The function takes the locks of all arenas. The thread that calls it holds none of them
+//! ([`pagewise_heap::safe_call`]), and the other threads run meanwhile and release theirs.
+
+use std::time::Duration;
+
+use pagewise_heap::safe_call::{FoundFunction, FunctionCall, SafeCalls};
+use pagewise_model::trim::{PartOutcome, ReleaseFunction};
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{Absent, Reading};
+
+use super::{absent, around};
+use crate::{INTERRUPTED, RepairConditions, RepairError, RepairTarget};
+
+/// A function of an allocator that releases free pages.
+struct ReleaseRow {
+    name: &'static str,
+    /// A text for its first argument.
+    text: Option<&'static str>,
+    arguments: [u64; 5],
+    /// True if the function holds nothing while it waits for a lock.
+    waits_free: bool,
+    /// True if the function returns an `int` that is 0 or an error number.
+    returns_error: bool,
+}
+
+const PLAIN: ReleaseRow =
+    ReleaseRow { name: "", text: None, arguments: [0; 5], waits_free: false, returns_error: false };
+/// `MALLCTL_ARENAS_ALL` is 4096. The control takes no value: all other arguments are null.
+const MALLCTL: ReleaseRow =
+    ReleaseRow { text: Some("arena.4096.purge"), returns_error: true, ..PLAIN };
+
+/// The function of glibc.
+pub const GLIBC: &str = "malloc_trim";
+
+const RELEASES: [ReleaseRow; 6] = [
+    // One arena after the other: it waits for a mutex only while it has locked none (malloc.c).
+    ReleaseRow { name: GLIBC, waits_free: true, ..PLAIN },
+    ReleaseRow { name: "mallctl", ..MALLCTL },
+    ReleaseRow { name: "je_mallctl", ..MALLCTL },
+    ReleaseRow { name: "_rjem_mallctl", ..MALLCTL },
+    ReleaseRow { name: "mi_collect", arguments: [1, 0, 0, 0, 0], ..PLAIN },
+    ReleaseRow { name: "MallocExtension_ReleaseFreeMemory", ..PLAIN },
+];
+
+/// The names of functions that release free pages.
+fn names() -> Vec<&'static str> {
+    RELEASES.iter().map(|row| row.name).collect()
+}
+
+/// Functions of the process that release free pages.
+///
+/// # Errors
+/// The reason why none can be called.
+pub fn functions(calls: &SafeCalls) -> Reading<Vec<FoundFunction>> {
+    let found = calls.functions(&names()).map_err(|error| absent(&error))?;
+    if found.is_empty() {
+        let why = "none of its files has a function that releases free pages: malloc_trim, mallctl, mi_collect, \
+                   MallocExtension_ReleaseFreeMemory";
+        return Err(Absent::NotSupported(why.into()));
+    }
+    Ok(found)
+}
+
+/// The same for a report.
+pub fn named(functions: &[FoundFunction]) -> Vec<ReleaseFunction> {
+    let named =
+        |it: &FoundFunction| ReleaseFunction { name: it.name.to_owned(), file: it.file.clone() };
+    functions.iter().map(named).collect()
+}
+
+/// Has the allocators of a process release their free pages.
+///
+/// # Errors
+/// [`RepairError`] where the process is gone; the reason where no function was called.
+pub fn release(
+    target: &RepairTarget,
+    conditions: &mut RepairConditions<'_>,
+) -> Result<Reading<PartOutcome>, RepairError> {
+    around(target, |outcome| {
+        let calls = target.safe_calls()?;
+        let found = functions(&calls)?;
+        for function in &found {
+            if (conditions.is_interrupted)() {
+                outcome.fail(INTERRUPTED);
+                break;
+            }
+            call(&calls, function, conditions, outcome)?;
+        }
+        Ok(())
+    })
+}
+
+fn call(
+    calls: &SafeCalls,
+    function: &FoundFunction,
+    conditions: &mut RepairConditions<'_>,
+    outcome: &mut PartOutcome,
+) -> Reading<()> {
+    let Some(row) = RELEASES.iter().find(|row| row.name == function.name) else { return Ok(()) };
+    let call = FunctionCall {
+        address: function.address,
+        text: row.text,
+        arguments: row.arguments,
+        lock_wait: row.waits_free.then_some(conditions.max_pause.max(MIN_LOCK_WAIT)),
+    };
+    let results = calls.call(&[call], conditions.keeper).map_err(|error| absent(&error))?;
+    outcome.longest_stop_ns = outcome.longest_stop_ns.max(nanoseconds(results.stopped));
+    for returned in results.returned {
+        match returned.map(|value| if row.returns_error { value & INT } else { 0 }) {
+            Ok(0) => {
+                outcome.done += 1;
+                outcome.functions.extend(named(std::slice::from_ref(function)));
+            }
+            Ok(error) => outcome.fail(format!("{} returned error {error}", row.name)),
+            Err(error) => outcome.fail(why_not(row.name, &error)),
+        }
+    }
+    Ok(())
+}
+
+/// The bits of an `int` in a register.
+const INT: u64 = 0xffff_ffff;
+
+/// Shorter waits for a lock are normal on a busy machine.
+const MIN_LOCK_WAIT: Duration = Duration::from_millis(20);
+
+fn why_not(name: &str, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::WouldBlock => {
+            format!("{name} waited too long for the lock of an arena, and was ended")
+        }
+        std::io::ErrorKind::TimedOut => {
+            format!("{name} has not returned yet; pagewise let it go on")
+        }
+        _ => format!("{name} did not return: {error}"),
+    }
+}
