@@ -1,5 +1,5 @@
 //! Calls of a running process's own functions, made by one of its threads that is stopped where it
-//! holds no lock that they need ([`judge`]), on a stack of ours ([`room`]).
+//! holds no lock that they need (`judge`), on a stack of ours (`room`).
 
 mod judge;
 mod mallocs;

@@ -51,7 +51,8 @@ pub struct MemoryCopy {
     pub swapped: Bytes,
     /// Resident bytes that could not be read.
     pub unread: Bytes,
-    /// The longest time for which the process was stopped, in nanoseconds.
+    /// The longest time for which the process was stopped, in nanoseconds, also for copies that
+    /// were discarded.
     pub pause_ns: u64,
     /// The expected duration of the pause, in nanoseconds.
     pub expected_pause_ns: u64,
@@ -59,6 +60,16 @@ pub struct MemoryCopy {
     pub stops: u64,
     /// Number of threads that may have been changing the heap at the time of the copy.
     pub unsettled_threads: u64,
+}
+
+impl MemoryCopy {
+    /// This copy, with the stops of `earlier` ones whose contents were discarded: the process was
+    /// stopped for them too.
+    #[must_use]
+    pub fn after(self, earlier: MemoryCopy) -> MemoryCopy {
+        let pause_ns = self.pause_ns.max(earlier.pause_ns);
+        MemoryCopy { pause_ns, stops: self.stops + earlier.stops, ..self }
+    }
 }
 
 /// The heap of an allocator.

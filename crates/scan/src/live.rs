@@ -42,8 +42,9 @@ const ATTEMPTS: u32 = 4;
 const RESERVE: Bytes = Bytes::mib(64);
 /// Part of the memory for growth that is faulted in beforehand.
 const FAULTED_SPARE: u64 = 1 << 20;
-/// Number of stops until no thread is in the code of the allocator, and the time between two.
-const MAX_STOPS: u64 = 30;
+/// Number of repeated stops until no thread is in the code of the allocator, and the time between
+/// two.
+const MAX_REPEATS: u64 = 29;
 const BETWEEN_STOPS: Duration = Duration::from_micros(300);
 /// Bytes above the stack pointer that are examined for return addresses.
 const STACK_BYTES: usize = 512;
@@ -97,10 +98,11 @@ pub fn copy_running(
     request: &CopyRequest<'_>,
 ) -> Result<ProcessCopy, ScanError> {
     let target = RemoteProcess::open(pid.0, None)?;
+    let mut pauses = Pauses::default();
     for _ in 0..ATTEMPTS {
         let prepared = Prepared::new(root, pid, request, target.threads()?.len())?;
         (request.announce)(prepared.expected);
-        let copied = on_tracer_thread(|| prepared.copy(root, &target, request))?;
+        let copied = on_tracer_thread(|| prepared.copy(root, &target, request, &mut pauses))?;
         if let Some(copy) = copied {
             return Ok(copy);
         }
@@ -139,6 +141,21 @@ pub fn copy_stopped(
 fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
     let listed = std::fs::read_dir(root.file(pid, "task")).into_iter().flatten();
     listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Stops of a process.
+#[derive(Debug, Default)]
+struct Pauses {
+    longest: Duration,
+    count: u64,
+}
+
+impl Pauses {
+    /// Adds a stop that began at `since` and has ended.
+    fn add(&mut self, since: Instant) {
+        self.longest = self.longest.max(since.elapsed());
+        self.count += 1;
+    }
 }
 
 /// A copy with its memory, before the pause.
@@ -182,15 +199,15 @@ impl<'r> Prepared<'r> {
     }
 
     /// Stops all threads, copies, and lets them run on. `None` if the process has grown beyond the
-    /// prepared memory.
+    /// prepared memory. The stops are added to `pauses`.
     fn copy(
         self,
         root: &ProcRoot,
         target: &RemoteProcess,
         request: &CopyRequest<'_>,
+        pauses: &mut Pauses,
     ) -> Result<Option<ProcessCopy>, ScanError> {
-        let mut longest = Duration::ZERO;
-        let mut number = 1;
+        let mut repeats = 0;
         loop {
             let since = Instant::now();
             let stopped = target.stop_all_anywhere(request.max_pause)?;
@@ -200,23 +217,23 @@ impl<'r> Prepared<'r> {
             let stops: Vec<(u32, StopPoint)> =
                 stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
             let unsettled = unsettled_threads(self.reader, &stops, request.busy_code);
-            if unsettled > 0 && number < MAX_STOPS {
+            if unsettled > 0 && repeats < MAX_REPEATS {
                 drop(stopped);
-                longest = longest.max(since.elapsed());
-                number += 1;
+                pauses.add(since);
+                repeats += 1;
                 sleep(BETWEEN_STOPS);
                 continue;
             }
             let copied = self.fill(root, &stops, since, request);
             drop(stopped);
-            let pause = longest.max(since.elapsed());
-            return copied.map(|copy| {
-                copy.map(|mut copy| {
-                    copy.measured.pause_ns = nanoseconds(pause);
-                    (copy.measured.stops, copy.measured.unsettled_threads) = (number, unsettled);
-                    copy
-                })
-            });
+            pauses.add(since);
+            let measured = |mut copy: ProcessCopy| {
+                copy.measured.pause_ns = nanoseconds(pauses.longest);
+                copy.measured.stops = pauses.count;
+                copy.measured.unsettled_threads = unsettled;
+                copy
+            };
+            return copied.map(|copy| copy.map(measured));
         }
     }
 

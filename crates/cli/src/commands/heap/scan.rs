@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
 use pagewise_model::Pid;
-use pagewise_model::heap_scan::HeapScan;
+use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
@@ -123,13 +123,17 @@ pub(crate) fn running(
     };
     let scope = scope(search);
     let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
-    for _ in 1..MAX_SCANS {
-        let scan = scan_once(root, pid, &request, search)?;
-        if scan.heap.corrupted == 0 || !scan.may_be_in_change() {
+    let (mut discarded, mut scans) = (MemoryCopy::default(), 0);
+    loop {
+        let mut scan = scan_once(root, pid, &request, search)?;
+        scan.copy = scan.copy.after(discarded);
+        scans += 1;
+        let is_settled = scan.heap.corrupted == 0 || !scan.may_be_in_change();
+        if is_settled || scans == MAX_SCANS {
             return Ok(scan);
         }
+        discarded = scan.copy;
     }
-    scan_once(root, pid, &request, search)
 }
 
 fn scan_once(
