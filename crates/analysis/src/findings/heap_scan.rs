@@ -95,10 +95,16 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
             size("trimmable", "trimmable", trimmable),
             size("top", "part at the end of the heap", top),
         ],
-        vec![text(
-            "Call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
-             Do not if the program soon needs the memory again: each page is then faulted in anew.",
-        )],
+        vec![
+            CellValue::text(format!(
+                "Run `pagewise trim {} --heap --yes`, which makes the running process call `malloc_trim(0)`. ",
+                scan.process.pid
+            )),
+            text(
+                "In the program, call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
+                 Do not if the program soon needs the memory again: each page is then faulted in anew.",
+            ),
+        ],
     ))
 }
 

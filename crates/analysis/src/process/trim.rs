@@ -19,13 +19,19 @@ pub const SCHEMA: &str = "pagewise.trim/1";
 /// Less is not worth a stop of the process.
 const WORTHWHILE: Bytes = Bytes::kib(256);
 
-/// The memory that can be released, before anything is changed: facts `process` and `estimate`,
+/// The memory that can be released, and the command that does it: facts `process` and `estimate`,
 /// table `stacks`.
 pub fn estimate(snapshot: &Snapshot, estimate: &TrimEstimate, asked: &[TrimPart]) -> Report {
+    let mut report = announced(snapshot, estimate);
+    report.blocks.push(ReportBlock::Text(next_step(snapshot, estimate, asked)));
+    report
+}
+
+/// The memory that can be released, directly before the release.
+pub fn announced(snapshot: &Snapshot, estimate: &TrimEstimate) -> Report {
     let mut report = titled(snapshot);
     report.blocks.push(ReportBlock::Facts(who::process(&snapshot.process)));
     report.blocks.extend(estimate_blocks(estimate));
-    report.blocks.push(ReportBlock::Text(next_step(snapshot, estimate, asked)));
     report
 }
 

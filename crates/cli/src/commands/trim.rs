@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Trim, look: &terminal::TerminalLook) -> anyhow::Result<
         return Ok(ExitCode::SUCCESS);
     }
     if args.is_read_at_once() {
-        show(&trim_report::estimate(&snapshot, &plan.estimate, &parts))?;
+        show(&trim_report::announced(&snapshot, &plan.estimate))?;
     }
     let result = release(&process, &snapshot, &plan, args)?;
     show(&match args.is_read_at_once() {
