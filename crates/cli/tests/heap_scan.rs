@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use fixture::{json, number, sum};
+use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
 /// A program that allocates at random, one round each time it is asked.
@@ -234,6 +235,32 @@ fn a_saved_scan_gives_the_same_report() {
     let live = target.scan(&["--save", file]);
     assert_eq!(json(&["heap", "scan", "--from", file, "--json"]), live);
     target.end();
+}
+
+#[test]
+fn a_core_file_has_the_heap_of_the_process_that_it_was_made_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = RandomProgram::start(&fixture::program("scanned"), 1, 7, "m", "");
+    program.answer();
+    let pid = program.child.id().to_string();
+    let prefix = folder.path().join("core");
+    let gcore = Command::new("gcore").arg("-o").arg(&prefix).arg(&pid).output();
+    let Ok(made) = gcore else { return skip(&Lack::Tool("gcore")) };
+    assert!(made.status.success(), "{made:?}");
+
+    let core = format!("{}.{pid}", prefix.display());
+    let (process, core_scan) =
+        (program.scan(&[]), json(&["heap", "scan", "--core", &core, "--leaks", "--json"]));
+    assert!(number(&process, "live.blocks") > 0, "{process}");
+    for key in ["live.blocks", "live.bytes", "free.bytes"] {
+        assert_eq!(number(&core_scan, key), number(&process, key), "{key}");
+    }
+    // Nothing is known about the residence of its pages, and the process may be gone.
+    let page = fixture::pagewise(&["heap", "scan", "--core", &core]);
+    let page = String::from_utf8(page.stdout).unwrap();
+    assert!(page.contains("of heap are in the core file"), "{page}");
+    assert!(!page.contains("malloc_trim(0)` would") && !page.contains("pagewise trim"), "{page}");
+    program.end();
 }
 
 #[test]

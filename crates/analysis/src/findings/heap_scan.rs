@@ -2,6 +2,7 @@
 
 use pagewise_model::Bytes;
 use pagewise_model::heap_scan::{HeapScan, WalkedArena};
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Finding, Severity};
 
 use super::{FindingRule, bytes, fact, finding, size};
@@ -72,10 +73,11 @@ fn corrupted(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Free pages that a call of `malloc_trim` would return.
+/// Free pages that a call of `malloc_trim` would return. A core file does not record which pages
+/// were resident.
 fn trimmable(scan: &HeapScan) -> Option<Finding> {
     let trimmable = scan.heap.trimmable();
-    if !is_large(scan, trimmable) {
+    if scan.moment == ProcessMoment::CoreDumped || !is_large(scan, trimmable) {
         return None;
     }
     let resident = scan.heap.resident();
@@ -96,10 +98,13 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
             size("top", "part at the end of the heap", top),
         ],
         vec![
-            CellValue::text(format!(
-                "Run `pagewise trim {} --heap --yes`, which makes the running process call `malloc_trim(0)`. ",
-                scan.process.pid
-            )),
+            CellValue::text(match scan.moment {
+                ProcessMoment::Running => format!(
+                    "Run `pagewise trim {} --heap --yes`, which makes the running process call `malloc_trim(0)`. ",
+                    scan.process.pid
+                ),
+                _ => String::new(),
+            }),
             text(
                 "In the program, call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
                  Do not if the program soon needs the memory again: each page is then faulted in anew.",

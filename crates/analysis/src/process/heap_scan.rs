@@ -8,6 +8,7 @@ use pagewise_model::Bytes;
 use pagewise_model::heap_scan::{
     FreeBytes, HeapScan, LiveAmount, LiveSize, MappedBlocks, WalkedArena,
 };
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, Fact, FactsShape, Findings, NamedFacts, Paragraph, Report,
     ReportBlock, ReportTable, TableColumn,
@@ -66,13 +67,20 @@ pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScan
 fn verdict(scan: &HeapScan) -> Paragraph {
     let heap = &scan.heap;
     let (live, resident) = (heap.live(), heap.resident());
+    // The pages of a core file are those that were written into it, resident or not.
+    let (held, trimmable) = match scan.moment {
+        ProcessMoment::CoreDumped => {
+            (" of heap are in the core file, ", " blocks. Whole pages of free chunks hold ")
+        }
+        _ => (" of heap are resident, ", " blocks. `malloc_trim(0)` would return "),
+    };
     let mut pieces = vec![
         CellValue::Bytes(resident.0),
-        text(" of heap are resident, "),
+        text(held),
         CellValue::Bytes(live.bytes),
         text(" of them live in "),
         CellValue::Count(live.blocks),
-        text(" blocks. `malloc_trim(0)` would return "),
+        text(trimmable),
         CellValue::Bytes(heap.trimmable().0),
         text(". "),
     ];
