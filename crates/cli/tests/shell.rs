@@ -52,7 +52,10 @@ fn subcommands(help: &str) -> Vec<String> {
 
 /// The long options that a help explains: `  -o, --output <FILE>`.
 fn options(help: &str) -> BTreeSet<String> {
-    let words = help.lines().filter_map(|line| {
+    // Descriptions have a deeper indent, and may begin with the name of another option.
+    const DESCRIPTION: &str = "          ";
+    let lines = help.lines().filter(|line| !line.starts_with(DESCRIPTION));
+    let words = lines.filter_map(|line| {
         let line = line.trim_start();
         let line =
             line.split_once(", ").filter(|(short, _)| short.len() == 2).map_or(line, |l| l.1);
