@@ -186,7 +186,7 @@ fn free(scan: &HeapScan) -> NamedFacts {
         ),
         fact(
             "trimmable_top",
-            "OF THIS TOP",
+            "TRIMMABLE TOP",
             CellValue::Bytes(scan.heap.arenas.iter().map(|it| it.trimmable_top).sum::<Bytes>().0),
             "Part of these at the end of the main arena, which malloc_trim(PAD) keeps up to PAD.",
         ),
