@@ -31,7 +31,7 @@ pub(crate) struct LookArgs {
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(40..), help_heading = "Display")]
     pub(crate) width: Option<u16>,
     /// Unit of sizes in text reports; default: kib for `maps`, human for all others. JSON always
-    /// has bytes, HTML always has scaled sizes
+    /// has bytes; HTML always has scaled sizes
     #[arg(long, global = true, value_enum, value_name = "UNIT", help_heading = "Display")]
     pub(crate) units: Option<UnitArg>,
 }

@@ -189,7 +189,7 @@ pub(crate) enum Command {
     /// signal or continues (--then).
     ///
     /// The command uses the standard streams of pagewise. The text report goes to
-    /// standard error, JSON goes to standard output.
+    /// standard error; JSON goes to standard output.
     ///
     /// Examples:
     ///   pagewise guard -- ./server --test
