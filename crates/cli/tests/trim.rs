@@ -87,7 +87,7 @@ impl Drop for CheckedProgram {
 }
 
 fn bytes(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number of bytes"))
 }
 
 /// The row of a part of the memory.

@@ -215,7 +215,7 @@ fn release(
     args: &Trim,
 ) -> anyhow::Result<TrimResult> {
     let before = process.memory_by_kind()?;
-    // Whoever asks us to end gets a report of what was done until then.
+    // After a signal, the report still has the parts that were released.
     let interrupts = NotedInterrupts::note_all();
     let is_interrupted = || interrupts.came();
     let mut keeper = KeeperProcess::start();

@@ -3,8 +3,8 @@
 
 use object::Endianness;
 use object::elf;
+use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
-use object::read::{ReadCache, ReadRef};
 use pagewise_model::{AddrRange, Mapping, Name, Pid};
 
 use super::variables::{
@@ -135,8 +135,7 @@ struct DataSymbol<'a> {
 
 impl FileSymbols {
     fn read(data: FilePieces<'_>) -> Option<FileSymbols> {
-        let is_elf = data.read_bytes_at(0, 5) == Ok(&[0x7f, b'E', b'L', b'F', elf::ELFCLASS64]);
-        if !is_elf {
+        if !data.is_elf64() {
             return None;
         }
         let header = elf::FileHeader64::<Endianness>::parse(data).ok()?;

@@ -150,6 +150,13 @@ impl Looker<'_> {
 #[derive(Clone, Copy)]
 pub(crate) struct FilePieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) u64);
 
+impl FilePieces<'_> {
+    /// True if it begins as an ELF file of 64 bits.
+    pub(crate) fn is_elf64(self) -> bool {
+        matches!(self.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]))
+    }
+}
+
 impl<'d> ReadRef<'d> for FilePieces<'d> {
     fn len(self) -> Result<u64, ()> {
         self.0.len()

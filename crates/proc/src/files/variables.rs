@@ -101,7 +101,7 @@ pub(super) const MAX_NAME_BYTES: usize = 256;
 pub fn functions_where(file: &File, wanted: &dyn Fn(&[u8]) -> bool) -> WantedFunctions {
     let cache = ReadCache::new(file);
     let data = FilePieces(&cache, LARGEST);
-    if !matches!(data.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64])) {
+    if !data.is_elf64() {
         return WantedFunctions::default();
     }
     all_functions(data, wanted).unwrap_or_default()
