@@ -72,12 +72,16 @@ impl MemoryCopy {
     }
 }
 
-/// The heap of an allocator.
+/// The heap of a process: all of its allocators.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WalkedHeap {
-    /// The allocator, and its layout as far as it was detected.
-    pub allocator: HeapAllocator,
-    /// Arenas, the main arena first, then in order of address.
+    /// The allocators, and their layouts as far as these were detected.
+    #[serde(default)]
+    pub allocators: Vec<HeapAllocator>,
+    /// Allocators that were found and could not be walked.
+    #[serde(default)]
+    pub refused: Vec<RefusedAllocator>,
+    /// Arenas by allocator; of each the main arena first, then in order of address.
     pub arenas: Vec<WalkedArena>,
     /// Blocks with mappings of their own.
     pub mapped: MappedBlocks,
@@ -104,6 +108,18 @@ pub struct HeapAllocator {
     /// True if links of singly linked free lists are mangled (safe-linking); `None` if no list
     /// shows it.
     pub mangles_links: Option<bool>,
+    /// Its live blocks.
+    #[serde(default)]
+    pub live: LiveAmount,
+}
+
+/// An allocator that was found and not walked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedAllocator {
+    /// Its name.
+    pub name: String,
+    /// Why it was not walked.
+    pub why: String,
 }
 
 /// Number of blocks, and their usable bytes.
@@ -140,13 +156,20 @@ pub struct FreeBytes {
     pub top: u64,
     /// Free by their headers, and in no list.
     pub unlisted: u64,
+    /// In pages whose slots all have one size (slabs, spans, pools), beside other slots.
+    #[serde(default)]
+    pub slots: u64,
+    /// In runs of whole free pages that the allocator keeps.
+    #[serde(default)]
+    pub pages: u64,
 }
 
 impl FreeBytes {
     /// All of them.
     pub fn total(&self) -> u64 {
-        let FreeBytes { tcache, fastbins, unsorted, small_bins, large_bins, top, unlisted } = *self;
-        [tcache, fastbins, unsorted, small_bins, large_bins, top, unlisted]
+        let FreeBytes { tcache, fastbins, unsorted, small_bins, large_bins, .. } = *self;
+        let FreeBytes { top, unlisted, slots, pages, .. } = *self;
+        [tcache, fastbins, unsorted, small_bins, large_bins, top, unlisted, slots, pages]
             .into_iter()
             .fold(0, u64::saturating_add)
     }
@@ -161,12 +184,17 @@ impl FreeBytes {
         sum(&mut self.large_bins, other.large_bins);
         sum(&mut self.top, other.top);
         sum(&mut self.unlisted, other.unlisted);
+        sum(&mut self.slots, other.slots);
+        sum(&mut self.pages, other.pages);
     }
 }
 
 /// An arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WalkedArena {
+    /// Index of its allocator in [`WalkedHeap::allocators`].
+    #[serde(default)]
+    pub allocator: usize,
     /// Start of its first part.
     pub start: u64,
     /// Address of its `malloc_state`.
@@ -216,6 +244,25 @@ pub struct MappedBlocks {
     pub counted: Option<LiveAmount>,
 }
 
+impl MappedBlocks {
+    /// Adds those of another allocator.
+    pub fn add(&mut self, other: &MappedBlocks) {
+        // A sum is known only if each allocator with such blocks has counted its own.
+        let count =
+            |of: &MappedBlocks| of.counted.or((of.live.blocks == 0).then(LiveAmount::default));
+        self.counted = match (self.counted, other.counted) {
+            (None, None) => None,
+            _ => count(self).zip(count(other)).map(|(mut own, other)| {
+                own.add(other);
+                own
+            }),
+        };
+        self.live.add(other.live);
+        self.held += other.held;
+        self.resident += other.resident;
+    }
+}
+
 /// Live blocks of one usable size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveSize {
@@ -250,6 +297,29 @@ pub struct HeapGap {
 }
 
 impl WalkedHeap {
+    /// Adds the heap of another allocator.
+    pub fn merge(&mut self, other: WalkedHeap) {
+        let allocators = self.allocators.len();
+        self.allocators.extend(other.allocators);
+        self.refused.extend(other.refused);
+        self.arenas.extend(
+            other
+                .arenas
+                .into_iter()
+                .map(|arena| WalkedArena { allocator: arena.allocator + allocators, ..arena }),
+        );
+        self.mapped.add(&other.mapped);
+        self.sizes = merged_sizes(&self.sizes, &other.sizes);
+        if self.density.len() < other.density.len() {
+            self.density.resize(other.density.len(), 0);
+        }
+        self.density.iter_mut().zip(&other.density).for_each(|(own, other)| *own += other);
+        self.corruption.extend(other.corruption);
+        self.corrupted = self.corrupted.saturating_add(other.corrupted);
+        self.gaps.extend(other.gaps);
+        self.gaps.sort_by_key(|gap| gap.start);
+    }
+
     /// Live blocks of all arenas and mappings.
     pub fn live(&self) -> LiveAmount {
         self.arenas.iter().fold(self.mapped.live, |mut sum, arena| {
@@ -274,5 +344,63 @@ impl WalkedHeap {
     /// Resident bytes of all arenas and mappings.
     pub fn resident(&self) -> Bytes {
         self.arenas.iter().map(|arena| arena.resident).sum::<Bytes>() + self.mapped.resident
+    }
+}
+
+/// Both lists as one, in order of size.
+fn merged_sizes(one: &[LiveSize], other: &[LiveSize]) -> Vec<LiveSize> {
+    let mut all = [one, other].concat();
+    all.sort_by_key(|it| it.size);
+    let mut sums: Vec<LiveSize> = Vec::with_capacity(all.len());
+    for entry in all {
+        match sums.last_mut().filter(|last| last.size == entry.size) {
+            Some(last) => last.blocks = last.blocks.saturating_add(entry.blocks),
+            None => sums.push(entry),
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heap(name: &str, sizes: &[(u64, u64)], counted: Option<u64>) -> WalkedHeap {
+        let allocator = HeapAllocator { name: name.to_owned(), ..HeapAllocator::default() };
+        let amount = |blocks| LiveAmount { blocks, bytes: blocks * 8 };
+        WalkedHeap {
+            allocators: vec![allocator],
+            arenas: vec![WalkedArena::default()],
+            mapped: MappedBlocks {
+                live: amount(counted.unwrap_or(2)),
+                counted: counted.map(amount),
+                ..MappedBlocks::default()
+            },
+            sizes: sizes.iter().map(|&(size, blocks)| LiveSize { size, blocks }).collect(),
+            density: vec![1; 9],
+            ..WalkedHeap::default()
+        }
+    }
+
+    #[test]
+    fn heaps_of_two_allocators_merge() {
+        let mut merged = WalkedHeap::default();
+        merged.merge(heap("one", &[(8, 1), (16, 2)], Some(3)));
+        merged.merge(heap("two", &[(16, 5), (32, 1)], Some(4)));
+        let names: Vec<&str> = merged.allocators.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["one", "two"]);
+        assert_eq!(merged.arenas.iter().map(|it| it.allocator).collect::<Vec<_>>(), [0, 1]);
+        let sizes: Vec<(u64, u64)> = merged.sizes.iter().map(|it| (it.size, it.blocks)).collect();
+        assert_eq!(sizes, [(8, 1), (16, 7), (32, 1)]);
+        assert_eq!(merged.density, [2; 9]);
+        assert_eq!(merged.mapped.counted.unwrap().blocks, 7);
+    }
+
+    #[test]
+    fn a_missing_count_of_one_allocator_leaves_the_sum_unknown() {
+        let mut merged = heap("one", &[], Some(3));
+        merged.merge(heap("two", &[], None));
+        assert_eq!(merged.mapped.counted, None);
+        assert_eq!(merged.mapped.live.blocks, 5);
     }
 }

@@ -32,6 +32,26 @@ impl BlockTable {
         true
     }
 
+    /// Both tables as one. If two blocks overlap, the one with the lower address remains.
+    #[must_use]
+    pub fn merged(&self, other: &BlockTable) -> BlockTable {
+        let mut merged = BlockTable::default();
+        let (mut own, mut others) = (self.iter().peekable(), other.iter().peekable());
+        while let Some(block) = match (own.peek(), others.peek()) {
+            (Some(one), Some(two)) if two.start < one.start => others.next(),
+            (None, _) => others.next(),
+            _ => own.next(),
+        } {
+            merged.push(block);
+        }
+        merged
+    }
+
+    /// All blocks, in order of address.
+    pub fn iter(&self) -> impl Iterator<Item = LiveBlock> {
+        (0..self.len()).filter_map(|index| self.get(index))
+    }
+
     /// Number of blocks.
     pub fn len(&self) -> usize {
         self.starts.len()
@@ -81,6 +101,14 @@ mod tests {
         assert_eq!(found(0x1018), None);
         assert_eq!(found(0x1047), Some(1));
         assert_eq!(found(0x1048), None);
+    }
+
+    #[test]
+    fn tables_merge_in_order_of_address() {
+        let merged = table(&[(0x1000, 24), (0x3000, 8)]).merged(&table(&[(0x2000, 16)]));
+        assert_eq!(merged, table(&[(0x1000, 24), (0x2000, 16), (0x3000, 8)]));
+        let overlapping = table(&[(0x1000, 64)]).merged(&table(&[(0x1010, 8), (0x1040, 8)]));
+        assert_eq!(overlapping, table(&[(0x1000, 64), (0x1040, 8)]));
     }
 
     #[test]

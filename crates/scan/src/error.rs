@@ -54,6 +54,14 @@ pub enum ScanError {
     /// No allocator that can be walked was found.
     #[error("{0}")]
     NoHeap(&'static str),
+    /// An allocator was found that cannot be walked.
+    #[error("the heap of {allocator} cannot be walked: {why}")]
+    NotWalked {
+        /// Its name.
+        allocator: &'static str,
+        /// The expected data that is missing.
+        why: String,
+    },
     /// A saved scan cannot be opened.
     #[error("{0} is not a saved heap scan: {1}")]
     NotAScan(String, String),

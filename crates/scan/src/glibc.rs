@@ -27,13 +27,14 @@ mod tests;
 mod thread_cache;
 
 use pagewise_heaplog::glibc_chunk::UNIT;
-use pagewise_model::heap_scan::{HeapAllocator, HeapGap, MappedBlocks, WalkedArena, WalkedHeap};
+use pagewise_model::heap_scan::{
+    HeapAllocator, HeapGap, LiveAmount, MappedBlocks, WalkedArena, WalkedHeap,
+};
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize};
 
-use crate::ScanError;
-use crate::blocks::BlockTable;
 use crate::graph::range_without;
 use crate::memory::Memory;
+use crate::walk::AllocatorWalk;
 use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
 use corruption::CorruptionLog;
@@ -44,26 +45,11 @@ use thread_cache::ThreadData;
 
 pub use code::malloc_code;
 
-/// A walked heap, and its live blocks.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GlibcWalk {
-    /// Sums.
-    pub heap: WalkedHeap,
-    /// All live blocks.
-    pub blocks: BlockTable,
-    /// Memory that the allocator manages, in order of address, without parts that could not be
-    /// walked.
-    pub managed: Vec<AddrRange>,
-}
-
-/// Walks the heaps of glibc.
-///
-/// # Errors
-/// [`ScanError::NoHeap`] if the process has no main arena of glibc.
+/// Walks the heaps of glibc. Returns `None` if the process has no main arena of glibc.
 ///
 /// # Complexity
 /// O(n log n) in the number of free chunks in lists, O(n) in all others.
-pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanError> {
+pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
     let mut log = CorruptionLog::default();
     let layout = HeapLayout::read(memory, page_size, &mut log)?;
     let addresses = sorted(layout.states.iter().map(|state| state.address).collect());
@@ -85,12 +71,14 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanE
     let ChunkWalk { blocks, mut sums, sizes, density, gaps, .. } = walk;
     sums.retain(|sum| sum.parts > 0);
     sums.sort_by_key(|sum| (!sum.is_main, sum.start));
-    let heap = WalkedHeap {
-        allocator: HeapAllocator {
+    let mut heap = WalkedHeap {
+        allocators: vec![HeapAllocator {
             name: "glibc".to_owned(),
             thread_caches: threads.caches.first().map_or("", |it| it.layout.name).to_owned(),
             mangles_links: mangles,
-        },
+            live: LiveAmount::default(),
+        }],
+        refused: Vec::new(),
         arenas: sums,
         mapped,
         sizes: sizes.finish(),
@@ -99,8 +87,9 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<GlibcWalk, ScanE
         corrupted: log.count,
         gaps,
     };
+    heap.allocators[0].live = heap.live();
     let managed = layout.managed(&heap.gaps);
-    Ok(GlibcWalk { heap, blocks, managed })
+    Some(AllocatorWalk { heap, blocks, managed })
 }
 
 fn sorted(mut addresses: Vec<u64>) -> Vec<u64> {
@@ -149,14 +138,10 @@ impl HeapLayout {
         memory: &dyn Memory,
         page_size: PageSize,
         log: &mut CorruptionLog,
-    ) -> Result<HeapLayout, ScanError> {
+    ) -> Option<HeapLayout> {
         let mut mains = arena::main_arenas(memory);
         mains.sort_by_key(|main| std::cmp::Reverse(main.system));
-        let Some(main) = mains.first().cloned() else {
-            return Err(ScanError::NoHeap(
-                "no heap of glibc was found: the program uses another allocator, or has not allocated yet",
-            ));
-        };
+        let main = mains.first().cloned()?;
         let brk = brk_heap(memory.mappings());
         let mut parameters = arena::parameters(memory, &main, &|at| brk.contains(at));
         let mut segments: Vec<HeapSegment> = Vec::new();
@@ -185,7 +170,7 @@ impl HeapLayout {
         }
         segments.extend(parts.map(|&chunks| HeapSegment { arena: 0, start: chunks.start, chunks }));
         let segments = lists::without_overlaps(segments, log);
-        Ok(HeapLayout { states, mains, segments, outside, parameters, brk })
+        Some(HeapLayout { states, mains, segments, outside, parameters, brk })
     }
 
     /// Heaps, mapped blocks and arena states, without the gaps: they may hold live blocks that are

@@ -5,6 +5,7 @@
 //!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
 //!  live     memory of a live process, copied while it is stopped
 //!  core_image  memory of a core file, read from the file on request
+//!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -24,5 +25,6 @@ pub mod memory;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
+pub mod walk;
 
 pub use error::ScanError;

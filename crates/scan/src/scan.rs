@@ -12,10 +12,10 @@ use pagewise_model::{Bytes, PageSize};
 use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::core_image::CoreImage;
-use crate::glibc;
 use crate::live::ProcessCopy;
 use crate::memory::Memory;
 use crate::reachability::{GraphRequest, heap_graph};
+use crate::walk::walk_heap;
 
 /// A scan, and the live blocks of the heap.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub struct ScannedHeap {
 /// time at which the copy was begun.
 ///
 /// # Errors
-/// [`ScanError::NoHeap`]
+/// [`ScanError::NoHeap`] or [`ScanError::NotWalked`]
 pub fn scan(
     copy: &ProcessCopy,
     moment: ProcessMoment,
@@ -51,7 +51,7 @@ pub fn scan(
 /// which the file was opened.
 ///
 /// # Errors
-/// [`ScanError::NoHeap`]
+/// [`ScanError::NoHeap`] or [`ScanError::NotWalked`]
 pub fn scan_core(
     image: &CoreImage,
     began: Instant,
@@ -85,7 +85,7 @@ impl ScanSource {
         request: Option<&GraphRequest<'_>>,
     ) -> Result<ScannedHeap, ScanError> {
         let time = SystemTime::now() - began.elapsed();
-        let walk = glibc::walk(memory, self.page_size)?;
+        let walk = walk_heap(memory, self.page_size)?;
         let graph = request.map(|request| {
             let graph = heap_graph(memory, &walk.blocks, &walk.managed, request)?;
             Ok::<_, ScanError>(HeapGraph { unseen: self.unseen, ..graph })

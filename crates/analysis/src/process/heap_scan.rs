@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
 use pagewise_model::heap_scan::{
-    FreeBytes, HeapScan, LiveAmount, LiveSize, MappedBlocks, WalkedArena,
+    FreeBytes, HeapAllocator, HeapScan, LiveAmount, LiveSize, MappedBlocks, RefusedAllocator,
+    WalkedArena, WalkedHeap,
 };
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{
@@ -51,7 +52,9 @@ pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScan
         ReportBlock::Facts(who::process(&scan.process)),
         ReportBlock::Facts(live(scan.heap.live())),
         ReportBlock::Facts(free(scan)),
-        ReportBlock::Table(arenas(&scan.heap.arenas)),
+        ReportBlock::Table(allocators(&scan.heap.allocators)),
+        ReportBlock::Table(refused(&scan.heap.refused)),
+        ReportBlock::Table(arenas(&scan.heap)),
         ReportBlock::Facts(mapped(&scan.heap.mapped)),
         ReportBlock::Table(sizes(&scan.heap.sizes, options)),
         ReportBlock::Table(page_use(scan)),
@@ -124,7 +127,7 @@ struct FreeListRow {
     meaning: &'static str,
 }
 
-const FREE_LISTS: [FreeListRow; 7] = [
+const FREE_LISTS: [FreeListRow; 9] = [
     FreeListRow {
         key: "tcache",
         label: "TCACHE",
@@ -167,6 +170,18 @@ const FREE_LISTS: [FreeListRow; 7] = [
         bytes: |free| free.unlisted,
         meaning: "Free, and in no list that could be read.",
     },
+    FreeListRow {
+        key: "slots",
+        label: "SLOTS",
+        bytes: |free| free.slots,
+        meaning: "In slabs, spans and pools, beside live blocks of the same size class.",
+    },
+    FreeListRow {
+        key: "pages",
+        label: "PAGES",
+        bytes: |free| free.pages,
+        meaning: "In runs of whole free pages that the allocator keeps.",
+    },
 ];
 
 fn free(scan: &HeapScan) -> NamedFacts {
@@ -198,7 +213,36 @@ fn free(scan: &HeapScan) -> NamedFacts {
     facts_of("free", "Free", FactsShape::Columns, facts)
 }
 
-fn arenas(arenas: &[WalkedArena]) -> ReportTable {
+/// Live blocks by allocator: shown to people if there are several.
+fn allocators(allocators: &[HeapAllocator]) -> ReportTable {
+    let counts = |of: fn(&HeapAllocator) -> u64| allocators.iter().map(of).collect();
+    let audience = if allocators.len() > 1 { Audience::Everyone } else { Audience::Programs };
+    let columns = vec![
+        TableColumn::new(
+            "name",
+            "ALLOCATOR",
+            ColumnCells::Labels(allocators.iter().map(|it| it.name.clone().into()).collect()),
+        ),
+        TableColumn::new("blocks", "BLOCKS", ColumnCells::Counts(counts(|it| it.live.blocks))),
+        TableColumn::new("bytes", "BYTES", ColumnCells::Bytes(counts(|it| it.live.bytes))),
+    ];
+    table("allocators", "Live blocks by allocator", audience, columns)
+}
+
+fn refused(refused: &[RefusedAllocator]) -> ReportTable {
+    let audience = if refused.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let labels = |of: fn(&RefusedAllocator) -> &String| {
+        ColumnCells::Labels(refused.iter().map(|it| of(it).clone().into()).collect())
+    };
+    let columns = vec![
+        TableColumn::new("name", "ALLOCATOR", labels(|it| &it.name)),
+        TableColumn::new("why", "REASON", labels(|it| &it.why)),
+    ];
+    table("refused", "Allocators that could not be walked", audience, columns)
+}
+
+fn arenas(heap: &WalkedHeap) -> ReportTable {
+    let arenas = &heap.arenas;
     let bytes = |of: fn(&WalkedArena) -> u64| ColumnCells::Bytes(arenas.iter().map(of).collect());
     let counts = |of: fn(&WalkedArena) -> u64| ColumnCells::Counts(arenas.iter().map(of).collect());
     let flags = |of: fn(&WalkedArena) -> bool| {
@@ -209,6 +253,11 @@ fn arenas(arenas: &[WalkedArena]) -> ReportTable {
         ..column
     };
     let kind = arenas.iter().map(|it| if it.is_main { "main" } else { "thread" }.into()).collect();
+    let name = |arena: &WalkedArena| {
+        heap.allocators.get(arena.allocator).map_or_else(String::new, |it| it.name.clone()).into()
+    };
+    let names = ColumnCells::Labels(arenas.iter().map(name).collect());
+    let names = TableColumn::new("allocator", "ALLOCATOR", names);
     let mut columns = vec![
         TableColumn::new(
             "start",
@@ -216,6 +265,7 @@ fn arenas(arenas: &[WalkedArena]) -> ReportTable {
             ColumnCells::Addresses(arenas.iter().map(|arena| arena.start).collect()),
         ),
         TableColumn::new("kind", "KIND", ColumnCells::Labels(kind)),
+        if heap.allocators.len() > 1 { names } else { for_programs(names) },
         described(
             TableColumn::new("held", "HELD", bytes(|arena| arena.held.0)),
             "Bytes that the arena has from the system.",
@@ -406,7 +456,8 @@ fn gaps(scan: &HeapScan) -> ReportTable {
 }
 
 fn scan_facts(scan: &HeapScan) -> NamedFacts {
-    let allocator = &scan.heap.allocator;
+    let unknown = HeapAllocator::default();
+    let allocator = scan.heap.allocators.first().unwrap_or(&unknown);
     let mangles = allocator.mangles_links.map_or(CellValue::None, CellValue::Flag);
     let facts = vec![
         fact("allocator", "allocator", CellValue::text(allocator.name.clone()), ""),

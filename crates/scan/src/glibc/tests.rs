@@ -266,19 +266,19 @@ fn put_thread_arena(made: &mut MadeProcess, version: Version) {
     }
 }
 
-fn walked(made: &MadeProcess) -> GlibcWalk {
+fn walked(made: &MadeProcess) -> AllocatorWalk {
     walk(made, PageSize::new(PAGE).unwrap()).unwrap()
 }
 
 #[test]
 fn the_layouts_of_all_versions_are_detected() {
     for version in VERSIONS {
-        let GlibcWalk { heap, blocks, .. } = walked(&made(version));
+        let AllocatorWalk { heap, blocks, .. } = walked(&made(version));
         let name = version.name;
         assert_eq!(heap.corruption, [], "{name}");
         assert_eq!(heap.gaps, [], "{name}");
-        assert_eq!(heap.allocator.mangles_links, Some(version.mangles), "{name}");
-        assert!(!heap.allocator.thread_caches.is_empty(), "{name}");
+        assert_eq!(heap.allocators[0].mangles_links, Some(version.mangles), "{name}");
+        assert!(!heap.allocators[0].thread_caches.is_empty(), "{name}");
         let sizes: Vec<u64> = (0..blocks.len()).map(|at| blocks.get(at).unwrap().size).collect();
         let mapped = [33 * PAGE - 16, 2 * PAGE];
         let main = [40, 104, 1992, 24, 56, 40];
@@ -347,7 +347,7 @@ fn changed_words_are_contradictions_and_the_walk_ends() {
             };
             made.bytes[index][at..at + 8].copy_from_slice(&word.to_le_bytes());
         }
-        if let Ok(found) = walk(&made, PageSize::new(PAGE).unwrap()) {
+        if let Some(found) = walk(&made, PageSize::new(PAGE).unwrap()) {
             noticed += usize::from(found.heap.corrupted > 0);
             let blocks = (0..found.blocks.len()).map(|at| found.blocks.get(at).unwrap());
             assert!(blocks.map(|block| block.size).sum::<u64>() < 200 * PAGE);
