@@ -730,6 +730,10 @@ impl AttachedProcess {
         match answer.map_err(|source| self.not_called(source))? {
             attached::YES => Ok(()),
             attached::BUSY => Err(AttachRefused::Recorded { pid: self.pid }),
+            attached::LATE => Err(not(
+                "its recorder waited too long for an answer, because the machine is busy: try again"
+                    .to_owned(),
+            )),
             _ => Err(not(match collector.not_hooked().first() {
                 Some((_, why)) => why.to_string(),
                 None => "its recorder cannot begin: it has no memory, or may not open a socket"

@@ -491,8 +491,10 @@ pub mod attached {
     pub const YES: u64 = 0;
     /// It records for another collector.
     pub const BUSY: u64 = 1;
-    /// Failed: no answer, or out of memory.
+    /// Failed: no socket, or no memory.
     pub const FAILED: u64 = 2;
+    /// The collector did not answer in time.
+    pub const LATE: u64 = 3;
 }
 
 /// File name of the recorder.

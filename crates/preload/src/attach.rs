@@ -32,7 +32,7 @@ pub(crate) unsafe extern "C" fn pagewise_heap_attach(settings: *const c_char) ->
     // SAFETY: the caller passes a text that ends with a zero.
     let settings = unsafe { CStr::from_ptr(settings) };
     let result = begin::attach(settings.to_bytes());
-    if result == attached::FAILED {
+    if result != attached::YES {
         // SAFETY: calls are not recorded, so only this thread came to the recorder; moved
         // instructions of an earlier recording stay.
         unsafe { release(!inline::is_ready() && !named::are_some()) };

@@ -196,7 +196,8 @@ pub(crate) fn attach(words: &[u8]) -> u64 {
     }
     if record(settings).is_none() {
         turn_off();
-        return attached::FAILED;
+        let is_late = shared::trouble() == Some(trouble::LATE);
+        return if is_late { attached::LATE } else { attached::FAILED };
     }
     attached::YES
 }

@@ -73,6 +73,11 @@ pub(crate) fn head(number: usize) -> &'static AtomicU64 {
     word(&HEADER, number, 0)
 }
 
+/// The reason why recording ended; `None` without tables.
+pub(crate) fn trouble() -> Option<u64> {
+    (!BASE.load(Relaxed).is_null()).then(|| head(header::TROUBLE).load(Relaxed))
+}
+
 /// The epoch of peaks.
 #[inline(always)]
 pub(crate) fn peak_epoch() -> &'static AtomicU32 {
