@@ -29,7 +29,7 @@ const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory,
 /// Walks the heaps of all allocators of a process.
 ///
 /// # Errors
-/// - [`ScanError::NoHeap`] if the process uses no allocator of [`WALKERS`].
+/// - [`ScanError::NoHeap`] if the process uses no allocator that can be walked.
 /// - [`ScanError::NotWalked`] if no allocator could be walked, and the layout of one is unknown.
 pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWalk, ScanError> {
     let mut whole: Option<AllocatorWalk> = None;
