@@ -1,5 +1,7 @@
 //! The state of every page of a process, as runs of pages alike.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::machine::Gap;
@@ -64,7 +66,7 @@ pub struct MappedPages {
     pub mapping: Mapping,
     /// Its pages, or that part of them that was asked for: in order, without gap or overlap, and no
     /// two neighbours alike.
-    pub runs: Vec<PageRun>,
+    pub runs: PageRuns,
 }
 
 /// Pages in a row that are alike.
@@ -74,6 +76,124 @@ pub struct PageRun {
     pub range: AddrRange,
     /// State of each page.
     pub state: PageState,
+}
+
+/// Adjacent runs of pages in 8 bytes each: a process of 8 GiB can have two million of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageRuns {
+    start: u64,
+    end: u64,
+    /// Each the length in bytes and, in the upper bits, the index of the state.
+    runs: Vec<u64>,
+    states: Vec<PageState>,
+    /// Indices of the states, if there are more than a few.
+    #[serde(skip)]
+    indices: HashMap<PageState, usize>,
+}
+
+impl PageRuns {
+    /// Bits of a length: user addresses have 47 bits, or 56 with five levels of page tables, of
+    /// which a single mapping covers less.
+    const LENGTH_BITS: u32 = 48;
+    const MAX_LENGTH: u64 = (1 << PageRuns::LENGTH_BITS) - 1;
+    const MAX_STATES: usize = 1 << (u64::BITS - PageRuns::LENGTH_BITS);
+    const FEW_STATES: usize = 8;
+
+    /// No runs, at an address.
+    pub fn new(start: u64) -> PageRuns {
+        PageRuns { start, end: start, ..PageRuns::default() }
+    }
+
+    /// Appends `length` bytes of pages in the same state. Pages in more different states than the
+    /// table holds lose the properties of their frames.
+    pub fn push(&mut self, length: u64, state: PageState) {
+        if length == 0 {
+            return;
+        }
+        let index = self.index_of(state).unwrap_or_else(|| {
+            let known = PageState { mappers: None, folio: None, ..state };
+            self.index_of(known).unwrap_or(0)
+        });
+        self.end = self.end.saturating_add(length);
+        let last = self.runs.last().copied().map(PageRuns::unpack);
+        let mut rest = length;
+        if let Some((before, _)) = last.filter(|(_, state)| *state == index) {
+            self.runs.pop();
+            rest = rest.saturating_add(before);
+        }
+        while rest > 0 {
+            let part = rest.min(PageRuns::MAX_LENGTH);
+            self.runs.push(PageRuns::pack(part, index));
+            rest -= part;
+        }
+    }
+
+    fn pack(length: u64, index: usize) -> u64 {
+        length | (index as u64) << PageRuns::LENGTH_BITS
+    }
+
+    fn unpack(run: u64) -> (u64, usize) {
+        let index = usize::try_from(run >> PageRuns::LENGTH_BITS).unwrap_or(usize::MAX);
+        (run & PageRuns::MAX_LENGTH, index)
+    }
+
+    /// Index of a state, which is added if there is space. Neighbours often alternate between two
+    /// states.
+    fn index_of(&mut self, state: PageState) -> Option<usize> {
+        let mut recent = self.runs.iter().rev().take(2).map(|run| PageRuns::unpack(*run).1);
+        let recent = recent.find(|index| self.states.get(*index) == Some(&state));
+        let known = || match self.indices.is_empty() {
+            true => self.states.iter().position(|known| *known == state),
+            false => self.indices.get(&state).copied(),
+        };
+        if let Some(index) = recent.or_else(known) {
+            return Some(index);
+        }
+        let index = self.states.len();
+        if index == PageRuns::MAX_STATES {
+            return None;
+        }
+        self.states.push(state);
+        if index == PageRuns::FEW_STATES {
+            self.indices.extend(self.states.iter().copied().zip(0..));
+        } else if index > PageRuns::FEW_STATES {
+            self.indices.insert(state, index);
+        }
+        Some(index)
+    }
+
+    /// The address range.
+    pub const fn range(&self) -> AddrRange {
+        AddrRange { start: self.start, end: self.end }
+    }
+
+    /// The runs, in order of address.
+    pub fn iter(&self) -> impl Iterator<Item = PageRun> + Clone {
+        let mut start = self.start;
+        self.runs.iter().map(move |run| {
+            let (length, index) = PageRuns::unpack(*run);
+            let range = AddrRange { start, end: start.saturating_add(length) };
+            start = range.end;
+            PageRun { range, state: self.states.get(index).copied().unwrap_or_default() }
+        })
+    }
+
+    /// Number of runs.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// True without pages.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Releases memory that only more runs would need.
+    pub fn shrink_to_fit(&mut self) {
+        self.runs.shrink_to_fit();
+        self.states.shrink_to_fit();
+        self.indices = HashMap::new();
+    }
 }
 
 /// State of a page. A field is `None` if no interface that was read provides it.
@@ -169,4 +289,38 @@ pub struct TouchedMemory {
     /// Bytes written in the interval, of each mapping in order.
     #[serde(with = "plain")]
     pub written: Reading<Vec<Bytes>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_keep_lengths_and_states() {
+        let mut runs = PageRuns::new(0x1000);
+        let state = |kind| PageState { kind, ..PageState::default() };
+        runs.push(0x1000, state(PageMapKind::File));
+        runs.push(0x3000, state(PageMapKind::Zero));
+        runs.push(0x2000, state(PageMapKind::Zero));
+        runs.push(0x1000, state(PageMapKind::File));
+        let found: Vec<_> = runs.iter().map(|run| (run.range.start, run.state.kind)).collect();
+        let expected =
+            [(0x1000, PageMapKind::File), (0x2000, PageMapKind::Zero), (0x7000, PageMapKind::File)];
+        assert_eq!(found, expected);
+        assert_eq!(runs.range(), AddrRange { start: 0x1000, end: 0x8000 });
+        assert_eq!(runs.len(), 3);
+    }
+
+    #[test]
+    fn more_states_than_the_table_holds_lose_only_the_properties_of_frames() {
+        let mut runs = PageRuns::new(0);
+        let states = u32::try_from(PageRuns::MAX_STATES).unwrap();
+        for mappers in 0..states + 10 {
+            let kind = PageMapKind::Anonymous;
+            runs.push(1, PageState { kind, mappers: Some(mappers), ..PageState::default() });
+        }
+        let last = runs.iter().last().unwrap();
+        assert_eq!(last.range.end, u64::from(states) + 10);
+        assert_eq!((last.state.kind, last.state.mappers), (PageMapKind::Anonymous, Some(0)));
+    }
 }

@@ -6,7 +6,7 @@ mod touched;
 
 use std::borrow::Cow;
 
-use pagewise_model::page_map::{MappedPages, PageMap, PageMapKind, PageRun, PageState};
+use pagewise_model::page_map::{MappedPages, PageMap, PageMapKind, PageRun, PageRuns, PageState};
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, FactsShape, MapCell, NamedFacts, Paragraph, Report,
     ReportBlock, ReportTable, TableColumn,
@@ -75,9 +75,9 @@ struct PageSums {
 }
 
 impl PageSums {
-    fn from_runs(runs: &[PageRun]) -> PageSums {
+    fn from_runs(runs: &PageRuns) -> PageSums {
         let mut sums = PageSums::default();
-        for PageRun { range, state } in runs {
+        for PageRun { range, state } in runs.iter() {
             let bytes = range.len();
             sums.by_kind[state.kind as usize] += bytes;
             let resident = state.kind.is_resident();
@@ -186,7 +186,7 @@ impl PageMeasure {
 
 /// True if the words of `pagemap` were read, which distinguish pages mapped once from others.
 fn has_words(map: &PageMap) -> bool {
-    let mut runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+    let mut runs = map.mappings.iter().flat_map(|pages| pages.runs.iter());
     runs.any(|run| run.state.exclusive.is_some())
 }
 
@@ -284,26 +284,26 @@ fn legend() -> Paragraph {
 }
 
 fn runs(map: &PageMap, for_people: bool) -> ReportTable {
-    let all: Vec<&PageRun> = map.mappings.iter().flat_map(|pages| &pages.runs).collect();
+    let all = || map.mappings.iter().flat_map(|pages| pages.runs.iter());
     let address =
-        |of: fn(&PageRun) -> u64| ColumnCells::Addresses(all.iter().map(|r| of(r)).collect());
+        |of: fn(&PageRun) -> u64| ColumnCells::Addresses(all().map(|run| of(&run)).collect());
     let flag = |of: fn(&PageState) -> Option<bool>| {
-        let cell = |run: &&PageRun| of(&run.state).map_or(CellValue::None, CellValue::Flag);
-        ColumnCells::Values(all.iter().map(cell).collect())
+        let cell = |run: PageRun| of(&run.state).map_or(CellValue::None, CellValue::Flag);
+        ColumnCells::Values(all().map(cell).collect())
     };
     let count = |of: fn(&PageState) -> Option<u32>| {
         let cell =
-            |run: &&PageRun| of(&run.state).map_or(CellValue::None, |n| CellValue::Count(n.into()));
-        ColumnCells::Values(all.iter().map(cell).collect())
+            |run: PageRun| of(&run.state).map_or(CellValue::None, |n| CellValue::Count(n.into()));
+        ColumnCells::Values(all().map(cell).collect())
     };
-    let states = all.iter().map(|run| Cow::Borrowed(run.state.kind.key())).collect();
+    let states = all().map(|run| Cow::Borrowed(run.state.kind.key())).collect();
     let columns = vec![
         TableColumn::new("start", "Address", address(|run| run.range.start)),
         TableColumn::new("end", "End", address(|run| run.range.end)),
         TableColumn::new(
             "size",
             "Size",
-            ColumnCells::Bytes(all.iter().map(|r| r.range.len().0).collect()),
+            ColumnCells::Bytes(all().map(|run| run.range.len().0).collect()),
         ),
         TableColumn::new("state", "State", ColumnCells::Labels(states)),
         TableColumn::new("huge", "Huge", flag(|state| state.huge)),
@@ -329,8 +329,10 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
 fn cells(map: &PageMap) -> Vec<MapCell> {
     let count: usize = map.mappings.iter().map(|pages| pages.runs.len()).sum();
     if count <= DRAWN {
-        let cells =
-            map.mappings.iter().flat_map(|pages| pages.runs.iter().map(|run| run_cell(pages, run)));
+        let cells = map
+            .mappings
+            .iter()
+            .flat_map(|pages| pages.runs.iter().map(|run| run_cell(pages, &run)));
         return cells.collect();
     }
     map.mappings.iter().map(mapping_cell).collect()

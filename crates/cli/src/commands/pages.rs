@@ -149,7 +149,7 @@ fn written(root: &ProcRoot, process: &Process, mappings: &[Mapping]) -> anyhow::
     let read = |mapping: &Mapping| {
         let mapping = vec![mapping.clone()];
         let map = page_map::read(root, process.clone(), mapping, None, page_size(), &how)?;
-        let runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+        let runs = map.mappings.iter().flat_map(|pages| pages.runs.iter());
         let dirty = runs.filter(|run| run.state.soft_dirty == Some(true));
         Ok(dirty.map(|run| run.range.len()).sum())
     };

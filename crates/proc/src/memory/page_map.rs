@@ -12,7 +12,7 @@ mod runs;
 use std::time::Instant;
 
 use pagewise_model::page_map::{
-    MappedPages, PageMap, PageMapKind, PageRun, PageState, PageTableWay,
+    MappedPages, PageMap, PageMapKind, PageRuns, PageState, PageTableWay,
 };
 use pagewise_model::process::Process;
 use pagewise_model::units::nanoseconds;
@@ -160,7 +160,7 @@ impl PageReader {
     }
 
     /// The pages of a mapping by `PAGEMAP_SCAN`.
-    fn scan(&mut self, mapping: &Mapping, range: AddrRange) -> Result<Vec<PageRun>, ProcError> {
+    fn scan(&mut self, mapping: &Mapping, range: AddrRange) -> Result<PageRuns, ProcError> {
         let mut report =
             Categories::PRESENT | Categories::FILE | Categories::PFNZERO | Categories::HUGE;
         report = report | Categories::SWAPPED | Categories::SOFT_DIRTY;
@@ -189,7 +189,7 @@ impl PageReader {
         mapping: &Mapping,
         range: AddrRange,
         neighbours_end: u64,
-    ) -> Result<Vec<PageRun>, ProcError> {
+    ) -> Result<PageRuns, ProcError> {
         let mut runs = RunCollector::over(range);
         let most = self.space.page_size().pages(self.words.len() as u64).0;
         let mut words = std::mem::take(&mut self.words);
@@ -293,12 +293,11 @@ impl PageReader {
     }
 
     /// Adds the data of the frames behind resident pages.
-    fn refine(&mut self, runs: Vec<PageRun>) -> Result<Vec<PageRun>, ProcError> {
+    fn refine(&mut self, runs: PageRuns) -> Result<PageRuns, ProcError> {
         let Some(detail) = &mut self.detail else { return Ok(runs) };
-        let Some(range) = whole(&runs) else { return Ok(runs) };
         self.read = NOTHING;
-        let mut refined = RunCollector::over(range);
-        for run in runs {
+        let mut refined = RunCollector::over(runs.range());
+        for run in runs.iter() {
             if !run.state.kind.is_resident() {
                 refined.put(run.range, run.state);
                 continue;
@@ -317,10 +316,6 @@ impl PageReader {
         }
         Ok(refined.finish())
     }
-}
-
-fn whole(runs: &[PageRun]) -> Option<AddrRange> {
-    Some(AddrRange { start: runs.first()?.range.start, end: runs.last()?.range.end })
 }
 
 /// Kind of a present page, by the backing of its mapping: the file bit alone does not distinguish

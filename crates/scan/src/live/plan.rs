@@ -77,7 +77,7 @@ impl<'a> PageScanner<'a> {
                 let process = self.process.clone();
                 let map =
                     page_map::read(self.root, process, wanted, None, self.page_size, &request)?;
-                let runs = map.mappings.iter().flat_map(|pages| &pages.runs);
+                let runs = map.mappings.iter().flat_map(|pages| pages.runs.iter());
                 runs.for_each(|run| each(run.range, run.state.kind));
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! A mapping's pages in one line: each cell is an equal part of it.
 
-use pagewise_model::page_map::{PageMapKind, PageRun};
+use pagewise_model::page_map::{PageMapKind, PageRun, PageRuns};
 use pagewise_model::{AddrRange, PageSize};
 
 /// Maximum number of cells of a strip; a small mapping has one per page.
@@ -11,19 +11,20 @@ pub(super) const LEGEND: &str = "Each cell of a strip is an equal part: · untou
 nearly all and all of it resident, H in huge pages, z the zero page, s in swap, g guard.";
 
 /// Draws the strip of a mapping.
-pub(super) fn draw(runs: &[PageRun], page_size: PageSize) -> String {
-    let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return String::new() };
-    let whole = AddrRange { start: first.range.start, end: last.range.end };
+pub(super) fn draw(runs: &PageRuns, page_size: PageSize) -> String {
+    let whole = runs.range();
+    if whole.is_empty() {
+        return String::new();
+    }
     let size = whole.len().0;
     let cells = page_size.count(whole.len()).clamp(1, CELLS);
     let bound = |i: u64| whole.start + share(size, i, cells);
-    let mut rest = runs;
+    let mut rest = runs.iter().peekable();
     (0..cells)
         .map(|i| {
             let cell = AddrRange { start: bound(i), end: bound(i + 1) };
-            let glyph = glyph(cell, rest);
-            let passed = rest.iter().take_while(|run| run.range.end <= cell.end).count();
-            rest = &rest[passed..];
+            let glyph = glyph(cell, rest.clone());
+            while rest.next_if(|run| run.range.end <= cell.end).is_some() {}
             glyph
         })
         .collect()
@@ -35,10 +36,10 @@ fn share(size: u64, part: u64, of: u64) -> u64 {
     u64::try_from(exact).unwrap_or(u64::MAX)
 }
 
-fn glyph(cell: AddrRange, runs: &[PageRun]) -> char {
+fn glyph(cell: AddrRange, runs: impl Iterator<Item = PageRun>) -> char {
     let mut by_kind = [0_u64; PageMapKind::ALL.len()];
     let mut huge = 0;
-    let near = runs.iter().take_while(|run| run.range.start < cell.end);
+    let near = runs.take_while(|run| run.range.start < cell.end);
     for run in near {
         let Some(part) = run.range.intersection(cell) else { continue };
         by_kind[run.state.kind as usize] += part.len().0;
@@ -68,17 +69,13 @@ mod tests {
     use super::*;
     use pagewise_model::page_map::PageState;
 
-    fn runs(lengths: &[(u64, PageMapKind, bool)]) -> Vec<PageRun> {
-        let mut at = 0x10000;
-        lengths
-            .iter()
-            .map(|&(length, kind, huge)| {
-                let range = AddrRange { start: at, end: at + length * 4096 };
-                at = range.end;
-                let state = PageState { kind, huge: Some(huge), ..PageState::default() };
-                PageRun { range, state }
-            })
-            .collect()
+    fn runs(lengths: &[(u64, PageMapKind, bool)]) -> PageRuns {
+        let mut runs = PageRuns::new(0x10000);
+        for &(length, kind, huge) in lengths {
+            let state = PageState { kind, huge: Some(huge), ..PageState::default() };
+            runs.push(length * 4096, state);
+        }
+        runs
     }
 
     fn strip(lengths: &[(u64, PageMapKind, bool)]) -> String {

@@ -1,47 +1,36 @@
 //! Runs that cover a range from end to end.
 
 use pagewise_model::AddrRange;
-use pagewise_model::page_map::{PageRun, PageState};
+use pagewise_model::page_map::{PageRuns, PageState};
 
 /// Collects runs in order: what is left out between them is untouched, and neighbours alike become
 /// one.
 #[derive(Debug)]
 pub(super) struct RunCollector {
     range: AddrRange,
-    at: u64,
-    runs: Vec<PageRun>,
+    runs: PageRuns,
 }
 
 impl RunCollector {
     pub(super) fn over(range: AddrRange) -> RunCollector {
-        RunCollector { range, at: range.start, runs: Vec::new() }
+        RunCollector { range, runs: PageRuns::new(range.start) }
     }
 
     /// Adds pages. The part before the end of the last ones, or outside of the range, is ignored.
     pub(super) fn put(&mut self, range: AddrRange, state: PageState) {
-        let start = range.start.clamp(self.at, self.range.end);
+        let at = self.runs.range().end;
+        let start = range.start.clamp(at, self.range.end);
         let end = range.end.min(self.range.end);
         if start >= end {
             return;
         }
-        if start > self.at {
-            self.push(AddrRange { start: self.at, end: start }, PageState::default());
-        }
-        self.push(AddrRange { start, end }, state);
-        self.at = end;
+        self.runs.push(start - at, PageState::default());
+        self.runs.push(end - start, state);
     }
 
-    fn push(&mut self, range: AddrRange, state: PageState) {
-        match self.runs.last_mut() {
-            Some(last) if last.state == state => last.range.end = range.end,
-            _ => self.runs.push(PageRun { range, state }),
-        }
-    }
-
-    pub(super) fn finish(mut self) -> Vec<PageRun> {
-        if self.at < self.range.end {
-            self.push(AddrRange { start: self.at, end: self.range.end }, PageState::default());
-        }
+    pub(super) fn finish(mut self) -> PageRuns {
+        let rest = self.range.end.saturating_sub(self.runs.range().end);
+        self.runs.push(rest, PageState::default());
         // Most mappings have one run, and there are tens of thousands of them.
         self.runs.shrink_to_fit();
         self.runs
@@ -79,7 +68,7 @@ mod tests {
                 }
                 at += length;
             }
-            let runs = runs.finish();
+            let runs: Vec<_> = runs.finish().iter().collect();
             prop_assert_eq!(runs[0].range.start, 10);
             prop_assert_eq!(runs[runs.len() - 1].range.end, 60);
             for pair in runs.windows(2) {
