@@ -2,9 +2,7 @@
 //! truncated in the place of a library. Every command ends in its time and opens nothing but
 //! regular files of the target.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -1,8 +1,6 @@
 //! Outputs: full disks, signals, planted links, full and closed standard streams.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};

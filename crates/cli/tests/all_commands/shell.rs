@@ -1,9 +1,7 @@
 //! `completions` and `man` against the help of every command, read by the programs that they are
 //! for.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -1,8 +1,6 @@
 //! `explain -- COMMAND`: the command is itself, and is seen when it should be.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -2,9 +2,7 @@
 //!
 //! `PAGEWISE_TRIMS` says how often each program is trimmed under load.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,9 +2,7 @@
 //! blocks in known arenas: compared with glibc's `malloc_info` and `mallinfo2`, and with the
 //! kernel's smaps.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,7 @@
 //! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to
 //! it. The program checks itself.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -615,12 +613,9 @@ fn other_pid_namespaces_are_recorded_and_other_users_are_not() {
     inside.end();
     // Other users may not trace root's processes.
     let busy = BusyHeap::start(0);
-    let pagewise = folder.path().join("pagewise");
-    fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &pagewise);
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(folder.path(), open).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&pagewise);
+    let readable = fixture::readable_copies(&[]);
+    let mut command = fixture::as_nobody();
+    command.arg(readable.path().join("pagewise"));
     match command.args(["heap", "attach", &busy.pid()]).output() {
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,9 +1,7 @@
 //! `heap export` and the page of `heap report`: a file with known counts, as the tools and the
 //! browser that read them see it. Which numbers each format has is tested beside the formats.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

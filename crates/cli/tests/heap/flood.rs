@@ -1,9 +1,7 @@
 //! Processes that connect to where recorders and guards are awaited, again and again, and say
 //! nothing.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -142,7 +140,7 @@ fn other_users_cannot_connect() {
         begin(folder.path(), &["heap", "run", "-o", "r.pwh", "--", "sh", "-c", "read line; :"]);
     let socket = socket_of(&mut pagewise);
     let mut stranger = Command::new(std::env::current_exe().unwrap());
-    stranger.args(["--exact", "other_users_cannot_connect", "--nocapture"]);
+    stranger.args(["--exact", "flood::other_users_cannot_connect", "--nocapture"]);
     stranger.env(STRANGER, socket.parent().unwrap()).current_dir("/").uid(65534).gid(65534);
     let stranger = stranger.output();
     // We can, so that it is not for lack of a socket.

@@ -1,9 +1,7 @@
 //! `heap` and `guard` of a program whose every name is made to harm: what reaches a terminal has no
 //! escape, and what others read is what they take. Then the same as a user without rights.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;

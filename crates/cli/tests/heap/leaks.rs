@@ -1,9 +1,7 @@
 //! `heap scan --leaks`, `--retained` and `--why` of a program with known leaks and hidden pointers,
 //! against LeakSanitizer and memcheck on the same source.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

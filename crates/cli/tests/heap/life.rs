@@ -1,9 +1,7 @@
 //! Life and surroundings of recorded programs: what they and their children find, and what is left
 //! of a recording.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};

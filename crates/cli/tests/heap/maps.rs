@@ -1,9 +1,7 @@
 //! `pagewise heap run --mmap`: mappings that a program makes itself, which are known by how it is
 //! written.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 

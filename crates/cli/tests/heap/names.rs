@@ -2,9 +2,7 @@
 //! `operator new`: what they allocate is known by how they are written
 //! (`fixtures/programs/allocators`).
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

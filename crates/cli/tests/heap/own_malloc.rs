@@ -1,9 +1,7 @@
 //! `pagewise heap run` of programs with a `malloc` of their own, which a preloaded library does not
 //! interpose. Their allocations are known from the source.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::process::Command;
 

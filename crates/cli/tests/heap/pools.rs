@@ -1,9 +1,7 @@
 //! `pagewise heap run --pools`: blocks of pagewise's allocators by call stack. The program that is
 //! recorded is this test.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -11,8 +9,6 @@ use std::collections::BTreeMap;
 use fixture::number;
 use fixture::recorder::{heap, report};
 use pagewise_alloc::{Os, Tlsf};
-
-const VARIABLE: &str = "PAGEWISE_TEST_POOLS";
 
 #[inline(never)]
 fn fill_small(pool: &mut Tlsf<Os>) -> Vec<std::ptr::NonNull<u8>> {
@@ -29,12 +25,10 @@ fn fill_large(pool: &mut Tlsf<Os>) {
     }
 }
 
-/// Program that is recorded, if it is run for that.
+/// Program that is recorded.
 #[test]
-fn is_what_is_recorded() {
-    if std::env::var_os(VARIABLE).is_none() {
-        return;
-    }
+#[ignore = "the other test runs it"]
+fn the_program() {
     let mut pool = Tlsf::<Os>::new(Os);
     let blocks = fill_small(&mut pool);
     let layout = Layout::from_size_align(100, 8).unwrap();
@@ -55,9 +49,7 @@ fn blocks(more: &[&str]) -> BTreeMap<String, [u64; 3]> {
     let program = std::env::current_exe().unwrap();
     let words = ["run", "-o", file.to_str().unwrap()];
     let command = ["--", program.to_str().unwrap()];
-    let test = ["--exact", "is_what_is_recorded", "--test-threads=1"];
-    // SAFETY: the tests of this file that read the environment run in processes of their own.
-    unsafe { std::env::set_var(VARIABLE, "1") };
+    let test = ["--ignored", "--exact", "pools::the_program", "--test-threads=1"];
     let output = heap(&[&words, more, &command, &test].concat());
     assert!(output.status.success(), "{output:?}");
     let mut functions: BTreeMap<String, [u64; 3]> = BTreeMap::new();

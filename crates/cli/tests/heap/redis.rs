@@ -1,9 +1,7 @@
 //! `pagewise heap attach` to a server that is busy: redis, whose `malloc` is jemalloc in Debian. It
 //! answers all the time, and counts for itself.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::process::{Child, Command, Stdio};

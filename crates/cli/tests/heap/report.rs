@@ -1,9 +1,7 @@
 //! `heap report` and `heap diff`: files written by a program that counts what it does twice, once
 //! as a recorder and once plainly.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,7 @@
 //! `heap run`: programs that count for themselves what they allocate, function by function, and
 //! programs that make it hard to count. Other recorders of heaps are asked about the same.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -799,7 +797,7 @@ fn cxx(compiler: &str, words: &[&str], name: &str) -> Option<PathBuf> {
 /// the program counted there.
 #[test]
 fn each_of_many_ways_is_distinguished_from_the_others() {
-    let source = include_str!("../../../fixtures/programs/ways.c");
+    let source = include_str!("../../../../fixtures/programs/ways.c");
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let variants: [&[&str]; 2] = [&["-O2"], &["-O1", "-fno-omit-frame-pointer"]];
     for words in variants {

@@ -1,9 +1,7 @@
 //! `heap scan` of programs that count their own live blocks, against these counts, `mallinfo2` and
 //! the effect of `malloc_trim`; of programs that damage their own heap; and of busy ones.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,7 @@
 //! `pagewise heap run` of programs that load no library. Their allocations are known from the
 //! source.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test may do both")]
-
-mod fixture;
+use crate::fixture;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -155,16 +153,13 @@ fn a_refused_watch_names_the_needed_rights() {
     let Some(program) = fixture::static_program("heap_known").filter(|_| has_probes()) else {
         return;
     };
-    // Both must be readable for other users: a private folder of root may be on the way.
-    let folder = tempfile::tempdir_in("/tmp").unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    std::fs::set_permissions(folder.path(), open).unwrap();
-    let [pagewise, known] = ["pagewise", "known"].map(|name| folder.path().join(name));
-    fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &pagewise);
-    fixture::copy_program(&program, &known);
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(&pagewise);
-    command.args(["heap", "run", "--"]).arg(&known).current_dir(folder.path());
+    let folder = fixture::readable_copies(&[&program]);
+    let writable = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), writable).unwrap();
+    let known = folder.path().join(program.file_name().unwrap());
+    let mut command = fixture::as_nobody();
+    command.arg(folder.path().join("pagewise")).args(["heap", "run", "--"]).arg(&known);
+    command.current_dir(folder.path());
     let Ok(output) = command.output() else { return skip(&Lack::Tool("setpriv")) };
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");

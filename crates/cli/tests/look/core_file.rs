@@ -1,8 +1,6 @@
 //! `explain` and `maps` of core files that the kernel wrote.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::io::Read;

@@ -1,8 +1,6 @@
 //! `pools` and `explain` on pools of this very process, whose numbers are known.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::alloc::Layout;
 use std::collections::VecDeque;

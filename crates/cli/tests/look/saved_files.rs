@@ -7,9 +7,7 @@
 //!     pagewise faults --save faults.json -- /bin/true
 //!     pagewise lab run first-touch --quick --runs 1 --save lab.json
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::fs;
 use std::path::PathBuf;

@@ -2,9 +2,7 @@
 //! programs themselves count (getrusage around each step), `perf stat` of the same tracepoint, and
 //! the lines where they know that they touch memory.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,9 +2,7 @@
 //! touched. The other side is a program that allocates at some lines and touches known numbers of
 //! pages at others.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

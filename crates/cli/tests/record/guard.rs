@@ -1,9 +1,7 @@
 //! `guard`: programs with one memory error each, and programs without. Compared with
 //! AddressSanitizer, valgrind's memcheck, and plain runs of the programs.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -458,7 +456,7 @@ fn operators(name: &str, options: &[&str]) -> Option<PathBuf> {
 
 /// The line of the C++ program that ends so, and has this in it.
 fn line_with(part: &str, end: &str) -> u32 {
-    let source = include_str!("../../../fixtures/programs/operators.cpp");
+    let source = include_str!("../../../../fixtures/programs/operators.cpp");
     let mut lines = (1..).zip(source.lines());
     let is_it = |line: &str| line.ends_with(&format!("// {end}")) && line.contains(part);
     lines.find(|(_, line)| is_it(line)).unwrap().0
@@ -496,7 +494,7 @@ fn objects_that_are_freed_by_another_function_are_found_as_addresssanitizer_does
         assert_eq!(words, ["mismatch", "free", made_by, freed_as], "{name}");
         assert_eq!(bug["freed_size"].as_u64(), size, "{name}");
         assert!(has_line(&bug["allocation_stack"], line_with("", allocation)), "{name}: {bug:#}");
-        let wrong = (1..).zip(include_str!("../../../fixtures/programs/operators.cpp").lines());
+        let wrong = (1..).zip(include_str!("../../../../fixtures/programs/operators.cpp").lines());
         let mut wrong = wrong.skip_while(|(_, line)| !line.contains(&format!("\"{name}\"")));
         let (line, _) = wrong.find(|(_, line)| line.ends_with("// bad")).unwrap();
         assert!(has_line(&bug["stack"], line), "{name}, {line}: {bug:#}");

@@ -1,9 +1,7 @@
 //! `syscalls`: every memory call, its effect, and that the target is not disturbed. Compared with
 //! strace, the programs' own reading of their VIRT, and calls with known effects.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;

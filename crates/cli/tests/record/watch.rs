@@ -1,9 +1,7 @@
 //! `watch`: every access with its value, its thread and its call stack. The other sides are
 //! programs that say what they write, and gdb.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
-
-mod fixture;
+use crate::fixture;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -254,16 +252,11 @@ fn all_kinds_of_stores_are_reported_with_their_values_at_any_rate() {
 
 #[test]
 fn values_derived_from_code_need_no_rights_and_are_right() {
-    let (stores, folder) = (program("stores"), tempfile::tempdir().unwrap());
+    let folder = fixture::readable_copies(&[&program("stores")]);
     let [ours, theirs, report] = ["pagewise", "stores", "report"].map(|it| folder.path().join(it));
-    fixture::copy_program(Path::new(env!("CARGO_BIN_EXE_pagewise")), &ours);
-    fixture::copy_program(&stores, &theirs);
     fs::write(&report, "").unwrap();
-    for (path, mode) in [(folder.path(), 0o755), (&report, 0o666)] {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    }
-    let output = Command::new("setpriv")
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+    fs::set_permissions(&report, fs::Permissions::from_mode(0o666)).unwrap();
+    let output = fixture::as_nobody()
         .arg(&ours)
         .args(["watch", "--json", "--output"])
         .arg(&report)
