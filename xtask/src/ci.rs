@@ -194,7 +194,7 @@ const ALONE: &[&str] = &[
 
 /// Test programs that take longest. They start first, so that the last program to end is a short
 /// one.
-const LONG: &[&str] = &["guard", "heap_run", "heap_attach", "heap_arenas", "outputs"];
+const LONG: &[&str] = &["heap", "c", "all_commands", "record"];
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use pagewise_heaplog::tables::named::{self, row};
 use pagewise_heaplog::tables::{self, HEADER, MAGIC, attached, header, hooks};
 use pagewise_model::{AddrRange, Mapping, Pid};
+use pagewise_proc::elf::{is_of_32_bits, is_static_program};
 use pagewise_proc::target_file::{self, Refusal, TargetRoot};
 use pagewise_proc::{ProcRoot, maps, variables};
 use pagewise_remote::{self as remote, Keeper, TargetMemory, Tracee, on_tracer_thread};
@@ -33,8 +34,8 @@ use thiserror::Error;
 use crate::collector::{Collector, Identity};
 use crate::probes;
 use crate::safe_call::{
-    CallRoom, Judge, Mallocs, PATIENCE, ProcessFunction, is_libc, is_of_32_bits, is_ready,
-    is_recorder, permits_calls, safe_thread,
+    CallRoom, Judge, Mallocs, PATIENCE, ProcessFunction, is_libc, is_ready, is_recorder,
+    permits_calls, safe_thread,
 };
 
 /// Why a running program is not recorded.
@@ -883,7 +884,7 @@ fn without_libc(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> &'static str
         Some(file) if probes::is_of_go(&file) => {
             "it is a Go program, whose runtime does not use malloc: `go tool pprof` shows the Go heap"
         }
-        Some(file) if probes::is_static(&file).unwrap_or(false) => {
+        Some(file) if is_static_program(&file) => {
             "it is linked statically and so loads nothing: `pagewise heap run` records it from its beginning"
         }
         _ => "it has no C library of GNU's that could load the recorder",

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pagewise_heaplog::recording::{Begin, LogEnd, LogEnding, LogSnapshot};
 use pagewise_model::Pid;
 use pagewise_model::units::nanoseconds;
+use pagewise_proc::elf::is_static_program;
 use pagewise_proc::target_file::{self, MAX_ELF_BYTES};
 use pagewise_proc::{ProcRoot, variables};
 use pagewise_sys::perf_event::{Mode, PerfEvent, PerfType};
@@ -101,7 +102,7 @@ pub struct ProbePlan {
 pub fn plan(program: &OsStr) -> Result<Option<ProbePlan>, Unwatched> {
     let Some(path) = find(program) else { return Ok(None) };
     let Ok(file) = target_file::open_regular(&path, MAX_ELF_BYTES) else { return Ok(None) };
-    if !is_static(&file).unwrap_or(false) {
+    if !is_static_program(&file) {
         return Ok(None);
     }
     let names: Vec<&str> = FUNCTIONS.iter().map(|(name, _)| *name).chain(CACHE_FLUSHES).collect();
@@ -140,28 +141,6 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
     let mut paths = std::env::split_paths(&folders).map(|folder| folder.join(program));
     paths.find(|path| path.is_file()).and_then(|path| fs::canonicalize(path).ok())
-}
-
-/// True if an ELF file of 64 bits names no loader.
-pub(crate) fn is_static(file: &File) -> Option<bool> {
-    const INTERPRETER: u32 = 3;
-    const HEADER: usize = 56;
-    /// Executable, or one that can be loaded anywhere.
-    const KINDS: [u16; 2] = [2, 3];
-    let mut head = [0; 64];
-    file.read_exact_at(&mut head, 0).ok()?;
-    let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
-    if !head.starts_with(b"\x7fELF\x02\x01") || !KINDS.contains(&half(16)?) {
-        return Some(false);
-    }
-    let at = u64::from_le_bytes(head[32..40].try_into().ok()?);
-    let count = half(56)?;
-    let mut table = vec![0; usize::from(count.min(512)) * HEADER];
-    file.read_exact_at(&mut table, at).ok()?;
-    let kinds = table
-        .chunks_exact(HEADER)
-        .map(|header| header[..4].try_into().map_or(0, u32::from_le_bytes));
-    Some(!kinds.clone().any(|kind| kind == INTERPRETER) && count > 0)
 }
 
 /// True if Go's linker made it: it says so near the beginning.

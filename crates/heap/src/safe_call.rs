@@ -5,9 +5,7 @@ mod judge;
 mod mallocs;
 mod room;
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -315,12 +313,6 @@ fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
         }
         sleep(Duration::from_millis(1));
     }
-}
-
-/// True if a program is of 32 bits.
-pub(crate) fn is_of_32_bits(file: &File) -> bool {
-    let mut head = [0; 5];
-    file.read_exact_at(&mut head, 0).is_ok() && head == *b"\x7fELF\x01"
 }
 
 /// True if a mapping is of GNU's C library.

@@ -308,32 +308,17 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
     let is_running = IS_RUNNING.swap(0, Ordering::Relaxed) != 0;
     attach::tell(is_running);
     head(header::MAGIC).store(MAGIC, Ordering::Release);
-    connection.send(&hello(), &tables).ok()?;
-    let mut answer = [0_u8];
-    if connection.read(&mut answer).is_err() {
-        set_head(header::TROUBLE, trouble::LATE);
-        return None;
-    }
+    let is_accepted = is_accepted(&connection, &tables)?;
     prepared?;
-    if answer != [greeting::YES] {
+    if !is_accepted {
         return None;
     }
     if how != 0 {
         next_alloc::replace(inline::install_hooks(&functions)?);
     }
     let was_named = named::are_some();
-    named::prepare_trampolines()?;
-    let is_named = named::are_some();
-    let is_usual = is_glibc && !is_named;
-    if is_named {
-        set_head(header::ALLOCATOR, allocator::SEVERAL);
-        IS_GLIBC.store(0, Ordering::Relaxed);
-        // In a child of `fork` they are surrounded already.
-        if how == 0 && !is_glibc && !was_named {
-            next_alloc::replace(inline::surround(&functions));
-        }
-    }
-    let targets = switch_on(&settings, is_usual, is_named)?;
+    let is_named = prepare_named(how, is_glibc, &functions)?;
+    let targets = switch_on(&settings, is_glibc && !is_named, is_named)?;
     set_stage(StartStage::Records);
     stubs::aim(targets);
     // In children of `fork` the jumps are there, and in a program that was running before, the
@@ -345,6 +330,35 @@ fn record(settings: &[u8; MAX_SETTINGS_BYTES]) -> Option<()> {
         named::patch()?;
     }
     Some(())
+}
+
+/// Sends the tables to the collector. Returns true if the collector records this process; `None` if
+/// it does not answer.
+fn is_accepted(connection: &OwnedFile, tables: &OwnedFile) -> Option<bool> {
+    connection.send(&hello(), tables).ok()?;
+    let mut answer = [0_u8];
+    if connection.read(&mut answer).is_err() {
+        set_head(header::TROUBLE, trouble::LATE);
+        return None;
+    }
+    Some(answer == [greeting::YES])
+}
+
+/// Prepares the recording of allocators that have names of their own. Returns true if the process
+/// has such allocators; `None` without memory.
+fn prepare_named(how: u8, is_glibc: bool, functions: &[*mut (); FUNCTIONS]) -> Option<bool> {
+    let was_named = named::are_some();
+    named::prepare_trampolines()?;
+    let is_named = named::are_some();
+    if is_named {
+        set_head(header::ALLOCATOR, allocator::SEVERAL);
+        IS_GLIBC.store(0, Ordering::Relaxed);
+        // In a child of `fork` they are surrounded already.
+        if how == 0 && !is_glibc && !was_named {
+            next_alloc::replace(inline::surround(functions));
+        }
+    }
+    Some(is_named)
 }
 
 /// Empties all tables of the recorder.

@@ -213,6 +213,25 @@ impl FunctionLimits {
         }
         next(tid, self.end, &mut idle)
     }
+
+    /// The signal with which a stopped thread is resumed.
+    ///
+    /// # Errors
+    /// `Interrupted` where the function faulted.
+    fn signal_after(&mut self, change: ThreadChange) -> io::Result<i32> {
+        match change {
+            // A fault of the function: signals that others send are blocked.
+            ThreadChange::Signal(libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE) => {
+                Err(io::ErrorKind::Interrupted.into())
+            }
+            ThreadChange::Signal(signal) => Ok(signal),
+            ThreadChange::GroupStop => {
+                self.end = self.end.min(Instant::now() + STOPPED_LIMIT);
+                Ok(0)
+            }
+            _ => Ok(0),
+        }
+    }
 }
 
 /// Progress of a thread away from its own registers.
@@ -544,15 +563,8 @@ impl Tracee {
         if self.chain.is_none() || self.phase == BorrowPhase::Left {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.vectors()?;
         let number = NEXT_CALL.fetch_add(1, Ordering::Relaxed);
-        self.registers.for_function(function, arguments, number).write(self.tid)?;
-        self.vectors_changed = true;
-        self.phase = BorrowPhase::Ran;
-        self.mask()?;
-        // A thread that calls `setuid` or a similar function holds a lock of the C library, which
-        // the loader needs, until each thread has received this signal.
-        arch::set_signal_mask(self.tid, !SIGSETXID)?;
+        self.prepare_function(function, arguments, number)?;
         let mut limits = FunctionLimits::from_now(function.lock_wait);
         // Stops at system calls take long, but the last of them cannot be missed: a thread that has
         // more functions to run must not go back to its own registers.
@@ -564,27 +576,12 @@ impl Tracee {
                 false => ptrace::resume(self.tid, signal),
             }
             let has_returned = || !is_followed && function.value(self.tid, number).is_some();
-            let change = match limits.next(self.tid, &has_returned, idle) {
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    self.leave();
-                    return Err(error);
-                }
-                change => change?,
-            };
-            signal = match change {
-                // A fault of the function: signals that others send are blocked.
-                ThreadChange::Signal(
-                    libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE,
-                ) => {
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-                ThreadChange::Signal(signal) => signal,
-                ThreadChange::GroupStop => {
-                    limits.end = limits.end.min(Instant::now() + STOPPED_LIMIT);
-                    0
-                }
-                _ => 0,
-            };
+            let change = limits.next(self.tid, &has_returned, idle);
+            if change.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+                self.leave();
+            }
+            let change = change?;
+            signal = limits.signal_after(change)?;
             let place = Registers::read_from(self.tid)?.place();
             if signal == 0
                 && let Some(value) = function.value(self.tid, number)
@@ -595,19 +592,42 @@ impl Tracee {
                     is_ending = true;
                     continue;
                 }
-                if function.has(place.instruction) {
-                    arch::set_signal_mask(self.tid, u64::MAX)?;
-                } else {
-                    // It has waited long enough, and has its own registers and mask again.
-                    self.phase = BorrowPhase::Left;
-                    self.detach();
-                }
+                self.finish_function(function.has(place.instruction))?;
                 return Ok(value);
             }
             if limits.was_interrupted && place.waits_for_a_lock() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }
+    }
+
+    /// Gives the thread the registers and the signal mask for a function.
+    fn prepare_function(
+        &mut self,
+        function: &RemoteFunction,
+        arguments: [u64; 5],
+        number: u64,
+    ) -> io::Result<()> {
+        self.vectors()?;
+        self.registers.for_function(function, arguments, number).write(self.tid)?;
+        self.vectors_changed = true;
+        self.phase = BorrowPhase::Ran;
+        self.mask()?;
+        // A thread that calls `setuid` or a similar function holds a lock of the C library, which
+        // the loader needs, until each thread has received this signal.
+        arch::set_signal_mask(self.tid, !SIGSETXID)
+    }
+
+    /// Ends the run of a function that has returned. A thread that has left the code of the
+    /// function runs on.
+    fn finish_function(&mut self, is_in_function: bool) -> io::Result<()> {
+        if is_in_function {
+            return arch::set_signal_mask(self.tid, u64::MAX);
+        }
+        // It has waited long enough, and has its own registers and mask again.
+        self.phase = BorrowPhase::Left;
+        self.detach();
+        Ok(())
     }
 
     fn run_to_syscall_stop(&self, deadline: Instant) -> io::Result<()> {

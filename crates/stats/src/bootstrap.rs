@@ -9,8 +9,8 @@
 //! 1.5 %.
 //!
 //! BCa and the studentised bootstrap divide by a spread that is 0 where values are tied, as counts
-//! are; a smoothed bootstrap ends where no value was seen. `tests/calibration.rs` counts how often
-//! the intervals hold.
+//! are; a smoothed bootstrap ends where no value was seen. `tests/statistics/calibration.rs` counts
+//! how often the intervals hold.
 
 use fastrand::Rng;
 

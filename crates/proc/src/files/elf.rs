@@ -153,7 +153,11 @@ pub(crate) struct FilePieces<'d>(pub(crate) &'d ReadCache<&'d File>, pub(crate) 
 impl FilePieces<'_> {
     /// True if it begins as an ELF file of 64 bits.
     pub(crate) fn is_elf64(self) -> bool {
-        matches!(self.read_bytes_at(0, 5), Ok([0x7f, b'E', b'L', b'F', elf::ELFCLASS64]))
+        self.has_class(elf::ELFCLASS64)
+    }
+
+    fn has_class(self, class: u8) -> bool {
+        self.read_bytes_at(0, 5).is_ok_and(|head| head[..4] == elf::ELFMAG && head[4] == class)
     }
 }
 
@@ -169,6 +173,27 @@ impl<'d> ReadRef<'d> for FilePieces<'d> {
     fn read_bytes_at_until(self, range: std::ops::Range<u64>, end: u8) -> Result<&'d [u8], ()> {
         self.0.read_bytes_at_until(range, end)
     }
+}
+
+/// True if a file begins as an ELF file of 32 bits.
+pub fn is_of_32_bits(file: &File) -> bool {
+    FilePieces(&ReadCache::new(file), LARGEST).has_class(elf::ELFCLASS32)
+}
+
+/// True if a file is an ELF program of 64 bits that names no loader.
+pub fn is_static_program(file: &File) -> bool {
+    let cache = ReadCache::new(file);
+    let data = FilePieces(&cache, LARGEST);
+    data.is_elf64() && names_no_loader(data).unwrap_or(false)
+}
+
+fn names_no_loader(data: FilePieces<'_>) -> object::read::Result<bool> {
+    let header = elf::FileHeader64::<Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let programs = header.program_headers(endian, data)?;
+    let is_program = matches!(header.e_type(endian), elf::ET_EXEC | elf::ET_DYN);
+    let is_interpreter = |header: &elf::ProgramHeader64<_>| header.p_type(endian) == elf::PT_INTERP;
+    Ok(is_program && !programs.is_empty() && !programs.iter().any(is_interpreter))
 }
 
 /// The headers of an open ELF file; `is_exe` looks for allocators in its full symbol table, too.
@@ -362,6 +387,28 @@ mod tests {
         let found =
             headers(FilePieces(&ReadCache::new(&file), LARGEST), &[elf::SHT_SYMTAB]).unwrap();
         assert_eq!((found.sections, found.allocator), (vec![], None));
+    }
+
+    #[test]
+    fn a_program_without_a_loader_is_static() {
+        let is_static = |bytes: &[u8]| {
+            let file = tempfile::tempfile().unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).unwrap();
+            is_static_program(&file)
+        };
+        let with_type =
+            |bytes: &[u8], kind: u16| [&bytes[..16], &kind.to_le_bytes(), &bytes[18..]].concat();
+        let interpreter = elf::PT_INTERP.to_le_bytes();
+        let mut bytes = own_bytes().to_vec();
+        assert!(!is_static(&bytes), "the shell has a loader");
+        let headers = (64..64 + 56 * usize::from(bytes[56])).step_by(56);
+        for at in headers.filter(|&at| own_bytes()[at..at + 4] == interpreter) {
+            bytes[at..at + 4].copy_from_slice(&elf::PT_NULL.to_le_bytes());
+        }
+        assert!(is_static(&bytes));
+        assert!(!is_static(&with_type(&bytes, elf::ET_REL)), "an object file");
+        assert!(!is_static(&bytes[..80]), "its program headers are cut off");
+        assert!(!is_static(b"\x7fELF\x02\x01\x01") && !is_static(b""));
     }
 
     #[test]

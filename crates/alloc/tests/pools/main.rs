@@ -1,0 +1,12 @@
+//! Tests of the allocators beyond those that every allocator passes: one module per allocator.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests, their helpers too")]
+
+mod collections;
+mod examples;
+mod fifo;
+mod pages;
+mod ring;
+mod sources;
+mod stack;
+mod tlsf;

@@ -1,0 +1,243 @@
+//! `trim`, on programs that check their live blocks and stacks all the time.
+//!
+//! `PAGEWISE_TRIMS` says how often each program is trimmed under load.
+
+use crate::fixture;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use pagewise_skip::{Lack, skip};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use fixture::{json, pagewise, program};
+
+const MIB: u64 = 1 << 20;
+const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+
+/// A program that answers whether all its bytes are as it wrote them. It is killed with the value.
+struct CheckedProgram {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    facts: BTreeMap<String, u64>,
+}
+
+impl CheckedProgram {
+    fn start(command: &mut Command) -> CheckedProgram {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut facts = BTreeMap::new();
+        let mut line = String::new();
+        while stdout.read_line(&mut line).unwrap() > 0 && line != "ready\n" {
+            let (key, value) = line.trim().split_once(" = ").unwrap();
+            facts.insert(key.to_owned(), value.parse().unwrap());
+            line.clear();
+        }
+        CheckedProgram { child, stdin, stdout, facts }
+    }
+
+    /// `arena_heavy.c` with this number of threads and microseconds between checks.
+    fn arenas(threads: u32, rest: u32) -> CheckedProgram {
+        let arguments = [threads, 12, 256, rest].map(|number| number.to_string());
+        CheckedProgram::start(Command::new(program("arena_heavy")).args(arguments))
+    }
+
+    /// `deep_stack.c` with a recursion of this depth.
+    fn stacks(mib: u64) -> CheckedProgram {
+        CheckedProgram::start(Command::new(program("deep_stack")).arg(mib.to_string()))
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Asserts that all threads go on, and that no byte was ever wrong.
+    fn assert_intact(&mut self) {
+        self.stdin.write_all(b"q").unwrap();
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        assert!(answer.starts_with("ok "), "{answer:?}: {:?}", self.child.try_wait());
+    }
+
+    /// Resident memory, from the page tables.
+    fn resident(&self) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    fn trim(&self, options: &[&str]) -> Value {
+        json(&[&["trim", &self.pid(), "--json"], options].concat())
+    }
+}
+
+impl Drop for CheckedProgram {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number of bytes"))
+}
+
+/// The row of a part of the memory.
+fn part<'v>(report: &'v Value, name: &str) -> &'v Value {
+    let parts = report["parts"].as_array().unwrap();
+    parts.iter().find(|part| part["part"] == name).unwrap()
+}
+
+#[test]
+fn without_yes_nothing_changes() {
+    let mut stacks = CheckedProgram::stacks(32);
+    let before = stacks.resident();
+    let report = stacks.trim(&[]);
+    assert!(bytes(&report["estimate"]["stacks"]) > 32 * MIB, "{report}");
+    assert!(bytes(&report["estimate"]["huge"]) < MIB, "{report}");
+    assert!(report["returned"].is_null() && report["pause_us"].is_null(), "{report}");
+    assert!(stacks.resident() > before - 2 * MIB);
+    stacks.assert_intact();
+}
+
+#[test]
+fn free_pages_of_arenas_are_released_and_live_blocks_keep_their_bytes() {
+    let mut arenas = CheckedProgram::arenas(8, 20_000);
+    let before = arenas.resident();
+    // On busy CPUs the copy for the estimate takes long.
+    let report = arenas.trim(&["--heap", "--yes", "--settle", "200ms", "--max-pause", "5s"]);
+    let after = arenas.resident();
+    arenas.assert_intact();
+    // Each live block keeps one or two pages, and each thread some pages of its latest blocks.
+    let kept = arenas.facts["heap.live"] * 8 + 8 * MIB;
+    let expected = arenas.facts["heap.allocated"] - kept;
+    let returned = bytes(&report["returned"]["heap"]);
+    assert!(returned > expected, "{returned} of {expected}: {report}");
+    // The threads allocate and free between the estimate and the release.
+    let estimate = bytes(&report["estimate"]["heap"]);
+    assert!(estimate.abs_diff(returned) < 4 * MIB, "{returned} of {estimate}: {report}");
+    assert!(before - after > expected, "{before} to {after}: {report}");
+    assert!(bytes(&report["pause_us"]) > 0, "{report}");
+    assert_eq!(part(&report, "heap")["functions"], serde_json::json!(["malloc_trim"]));
+    assert!(bytes(&report["cost"]["waited_ns"]) >= 200_000_000, "{report}");
+    assert!(report["returned"]["stacks"]["absent"].is_string(), "{report}");
+}
+
+#[test]
+fn stacks_are_released_below_the_stack_pointer_alone() {
+    let mut stacks = CheckedProgram::stacks(64);
+    let before = stacks.resident();
+    let report = stacks.trim(&["--stacks", "--yes", "--settle", "0s"]);
+    let after = stacks.resident();
+    stacks.assert_intact();
+    let deep = stacks.facts["stacks.deep"];
+    assert!(bytes(&report["returned"]["stacks"]) > deep - 2 * MIB, "{report}");
+    assert!(before - after > deep - 2 * MIB, "{before} to {after}: {report}");
+    // Threads whose stack pointer is in an array of their own stack, or in a handler's there.
+    let part = part(&report, "stacks");
+    assert!(bytes(&part["failed"]) >= 1, "{report}");
+    assert!(part["why"].as_str().unwrap().contains("cannot be followed"), "{report}");
+}
+
+#[test]
+fn programs_that_are_trimmed_again_and_again_under_load_lose_no_byte() {
+    let rounds = std::env::var("PAGEWISE_TRIMS").map_or(5, |number| number.parse().unwrap());
+    let mut arenas = CheckedProgram::arenas(8, 0);
+    let mut stacks = CheckedProgram::stacks(8);
+    let mut done = BTreeMap::new();
+    let mut pauses = Vec::new();
+    for _ in 0..rounds {
+        for program in [&mut arenas, &mut stacks] {
+            let pid = program.pid();
+            let words = ["trim", &pid, "--json", "--heap", "--stacks", "--yes", "--settle", "0s"];
+            let output = pagewise(&words);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code().is_some_and(|code| code < 2), "{output:?}");
+            let report: Value = serde_json::from_slice(&output.stdout).expect(&said);
+            for part in report["parts"].as_array().unwrap() {
+                let key = (part["part"].as_str().unwrap().to_owned(), part["done"].is_number());
+                *done.entry(key).or_insert(0) += 1;
+            }
+            pauses.push(bytes(&report["pause_us"]));
+            program.assert_intact();
+        }
+    }
+    pauses.sort_unstable();
+    let median = pauses[pauses.len() / 2];
+    eprintln!(
+        "{rounds} rounds: {done:?}; pause {median} us median, {:?} us at most",
+        pauses.last()
+    );
+    assert!(done.contains_key(&("heap".to_owned(), true)), "{done:?}");
+    assert!(done.contains_key(&("stacks".to_owned(), true)), "{done:?}");
+}
+
+#[test]
+fn jemalloc_releases_its_free_pages_itself() {
+    if !fs::exists(JEMALLOC).unwrap() {
+        return skip(&Lack::Tool(JEMALLOC));
+    }
+    let mut command = Command::new(program("arena_heavy"));
+    command.args(["4", "12", "256", "20000"]).env("LD_PRELOAD", JEMALLOC);
+    // Otherwise it releases most pages after some seconds.
+    command.env("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1");
+    let mut arenas = CheckedProgram::start(&mut command);
+    let report = arenas.trim(&["--heap", "--yes", "--settle", "0s"]);
+    arenas.assert_intact();
+    let functions = &part(&report, "heap")["functions"];
+    assert!(functions.as_array().unwrap().iter().any(|it| it == "mallctl"), "{report}");
+    assert!(bytes(&report["returned"]["heap"]) > 20 * MIB, "{report}");
+}
+
+#[test]
+fn a_static_program_releases_its_free_pages() {
+    let Some(program) = fixture::static_program("arena_heavy") else { return };
+    let mut arenas = CheckedProgram::start(Command::new(program).args(["4", "12", "256", "20000"]));
+    let report = arenas.trim(&["--heap", "--yes", "--settle", "0s"]);
+    arenas.assert_intact();
+    assert!(bytes(&report["returned"]["heap"]) > 20 * MIB, "{report}");
+}
+
+#[test]
+fn a_stopped_process_is_left_as_it_is() {
+    let mut stacks = CheckedProgram::stacks(8);
+    let pid = Pid::from_raw(stacks.child.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let is_stopped = || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", stacks.pid())).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('T')
+    };
+    while !is_stopped() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let output = pagewise(&[
+        "trim",
+        &stacks.pid(),
+        "--json",
+        "--heap",
+        "--stacks",
+        "--yes",
+        "--settle",
+        "0s",
+    ]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for key in ["heap", "stacks"] {
+        let why = report["returned"][key]["absent"].as_str().unwrap();
+        assert!(why.contains("it is stopped"), "{why}");
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    stacks.assert_intact();
+}
+
+#[test]
+fn yes_needs_a_selection() {
+    let output = pagewise(&["trim", "1", "--yes"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}

@@ -1,0 +1,628 @@
+//! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to
+//! it. The program checks itself.
+
+use crate::fixture;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use fixture::number;
+use fixture::recorder::{begins_with_a_jump, by_function, heap, report};
+use pagewise_skip::{Lack, is_root, skip};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// `busy_heap`, running.
+struct BusyHeap {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl BusyHeap {
+    fn start(threads: u32) -> BusyHeap {
+        BusyHeap::start_command(
+            Command::new(fixture::program("busy_heap")).arg(threads.to_string()),
+        )
+    }
+
+    /// Any program that says when it is ready.
+    fn start_command(command: &mut Command) -> BusyHeap {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut busy = BusyHeap { child, input, output };
+        busy.wait_for("ready");
+        busy
+    }
+
+    fn wait_for(&mut self, word: &str) {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap() > 0 {
+            if line.trim() == word {
+                return;
+            }
+            line.clear();
+        }
+        panic!("it ended before it said {word}");
+    }
+
+    /// Has it allocate some blocks.
+    fn ask(&mut self) {
+        self.ask_for(b"x");
+    }
+
+    fn ask_for(&mut self, what: &[u8; 1]) {
+        self.input.as_mut().unwrap().write_all(what).unwrap();
+        self.wait_for("done");
+    }
+
+    fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Lets it end: it has found nothing that it had not put there.
+    fn end(mut self) {
+        drop(self.input.take());
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "the program found errors, or was killed: {status}");
+    }
+}
+
+impl Drop for BusyHeap {
+    fn drop(&mut self) {
+        // Both fail only where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn attach(busy: &BusyHeap, file: &Path, more: &[&str]) -> Output {
+    let pid = busy.pid();
+    // A busy machine takes long to stop threads.
+    let patient = ["--max-pause", "10s"];
+    heap(&[&["attach", &pid, "-o", file.to_str().unwrap()], &patient[..], more].concat())
+}
+
+/// Begins to record until Ctrl-C; returns once it records.
+fn begin(busy: &BusyHeap, file: &Path) -> Child {
+    begin_with(busy, file, &[])
+}
+
+fn begin_with(busy: &BusyHeap, file: &Path, more: &[&str]) -> Child {
+    let mut command = fixture::interruptible();
+    command.args(["heap", "attach", &busy.pid(), "--max-pause", "10s", "-o"]).arg(file).args(more);
+    command.stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    wait_until(|| is_hooked(busy.child.id()));
+    child
+}
+
+/// True if `malloc` of the process's C library begins with a jump, as a debugger would see it.
+fn is_hooked(pid: u32) -> bool {
+    begins_with_a_jump(pid, "libc.so.6", "malloc")
+}
+
+fn wait_until(mut is_true: impl FnMut() -> bool) {
+    for _ in 0..3000 {
+        if is_true() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it never came to be");
+}
+
+fn interrupt(child: &Child) {
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::INT).unwrap();
+}
+
+#[test]
+fn only_allocations_during_the_attach_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = BusyHeap::start(0);
+    busy.ask();
+    let recording = begin(&busy, &file);
+    busy.ask();
+    busy.ask();
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!is_hooked(busy.child.id()), "functions are as they were");
+    busy.ask();
+    busy.end();
+    let report = report(&file);
+    assert_eq!(report["recording"]["attached"], true);
+    assert_eq!(by_function(&report)["asked"], [200, 4800, 180]);
+    assert_eq!(number(&report, "totals.unknown_frees"), 20, "of blocks that were there before");
+    assert_eq!(number(&report, "totals.leaked_blocks"), 20);
+}
+
+/// `steady`, running.
+fn steady(how: &str) -> BusyHeap {
+    BusyHeap::start_command(Command::new(fixture::program("steady")).arg(how))
+}
+
+/// Which findings a recording of some seconds has.
+fn findings_of(busy: &BusyHeap, more: &[&str]) -> (Vec<String>, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("steady.pwh");
+    let output = attach(busy, &file, &[&["--for", "4s"], more].concat());
+    assert!(output.status.success(), "{output:?}");
+    let report = report(&file);
+    let ids = report["findings"].as_array().unwrap().iter();
+    (ids.map(|finding| finding["id"].as_str().unwrap().to_owned()).collect(), report)
+}
+
+#[test]
+fn a_program_whose_blocks_are_replaced_neither_leaks_nor_has_a_fragmented_heap() {
+    for more in [&[][..], &["--sample", "64k"]] {
+        let busy = steady("steady");
+        let (findings, report) = findings_of(&busy, more);
+        busy.end();
+        let is_verdict = |id: &String| ["grows", "held-unused", "spike"].contains(&id.as_str());
+        assert!(!findings.iter().any(is_verdict), "{more:?}: {findings:?} {}", report["findings"]);
+    }
+}
+
+#[test]
+fn a_program_that_leaks_is_found_to() {
+    let busy = steady("leaks");
+    // If the program does not run for a second, it does not leak all the time.
+    let found = (0..5).map(|_| findings_of(&busy, &[])).find(|(findings, _)| {
+        assert!(!findings.contains(&"held-unused".to_owned()), "{findings:?}");
+        findings.contains(&"grows".to_owned())
+    });
+    busy.end();
+    let (_, report) = found.unwrap();
+    let all = report["findings"].as_array().unwrap();
+    let finding = all.iter().find(|finding| finding["id"] == "grows").unwrap();
+    let grew = number(&finding["evidence"], "grew_by");
+    let forgotten = by_function(&report)["forgotten"][1];
+    // The least of a quarter is compared: what is leaked in the first and in the last may be
+    // missing.
+    assert!(grew <= forgotten && grew >= forgotten / 4, "{grew} of {forgotten}");
+}
+
+#[test]
+fn thread_caches_freed_at_exit_are_not_blocks_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("threads.pwh");
+    let mut busy = steady("threads");
+    let recording = begin(&busy, &file);
+    busy.ask();
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    busy.end();
+    let report = report(&file);
+    // As the program counts: 24 threads, each of which allocates and frees 50 blocks, and frees 50
+    // older ones.
+    assert_eq!(by_function(&report)["item"][0], 24 * 50);
+    assert_eq!(number(&report, "totals.frees"), 24 * 50);
+    assert_eq!(number(&report, "totals.unknown_frees"), 24 * 50);
+}
+
+#[test]
+fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = BusyHeap::start(4);
+    for _ in 0..50 {
+        let output = attach(&busy, &file, &["--for", "30ms"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let report = report(&file);
+    let functions = by_function(&report);
+    for function in ["some", "zeros", "longer", "aligned"] {
+        let [allocations, ..] = functions[function];
+        assert!(allocations > 0, "{function} was not seen: {functions:?}");
+    }
+    assert!(!is_hooked(busy.child.id()));
+    busy.end();
+}
+
+#[test]
+fn samples_are_taken_of_it_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = BusyHeap::start(2);
+    let output = attach(&busy, &file, &["--for", "300ms", "--sample", "64k"]);
+    assert!(output.status.success(), "{output:?}");
+    let report = report(&file);
+    assert_eq!(report["totals"]["estimated"], true);
+    assert!(by_function(&report).contains_key("zeros"), "{report}");
+    busy.end();
+}
+
+#[test]
+fn a_program_whose_collector_is_killed_runs_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = BusyHeap::start(2);
+    let mut recording = begin(&busy, &file);
+    recording.kill().unwrap();
+    recording.wait().unwrap();
+    wait_until(|| !is_hooked(busy.child.id()));
+    busy.ask();
+    let output = attach(&busy, &file, &["--for", "10ms"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(!is_hooked(busy.child.id()));
+    busy.end();
+}
+
+#[test]
+fn a_thread_that_loads_the_recorder_finds_back_without_us() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    for _ in 0..20 {
+        let mut busy = BusyHeap::start(2);
+        let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        recording.args(["heap", "attach", &busy.pid(), "-o"]).arg(&file);
+        recording.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut recording = recording.spawn().unwrap();
+        // The loader has mapped the recorder, and has yet to make it ready.
+        let maps = format!("/proc/{}/maps", busy.pid());
+        while !std::fs::read_to_string(&maps).unwrap().contains("libpagewise_preload.so") {
+            std::hint::spin_loop();
+        }
+        recording.kill().unwrap();
+        recording.wait().unwrap();
+        busy.ask();
+        wait_until(|| !is_hooked(busy.child.id()));
+        busy.end();
+    }
+}
+
+#[test]
+fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = BusyHeap::start(2);
+    let mut recording = begin(&busy, &file);
+    let pid = recording.id();
+    // A second recording learns of the first.
+    let output = attach(&busy, &folder.path().join("second.pwh"), &["--for", "10ms"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another recording"), "{output:?}");
+    assert!(is_hooked(busy.child.id()));
+    // The process that would wait for its end is killed before.
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let guardian = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    kill_process(guardian, Signal::KILL).unwrap();
+    recording.kill().unwrap();
+    recording.wait().unwrap();
+    busy.ask();
+    if !is_hooked(busy.child.id()) {
+        // Any run undoes what a killed one left, those of other tests, too.
+        busy.end();
+        return skip(&Lack::Chance("another run of pagewise has undone the changes already"));
+    }
+    let file = folder.path().join("next.pwh");
+    let recording = begin(&busy, &file);
+    wait_until(|| std::fs::metadata(&file).is_ok_and(|it| it.len() > 500));
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!is_hooked(busy.child.id()));
+    assert!(by_function(&report(&file)).contains_key("some"));
+    busy.end();
+}
+
+/// True if a process has mapped the memory of a recorder.
+fn has_recorder_memory(pid: u32) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.contains("/memfd:pagewise-heap")
+}
+
+#[test]
+fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut busy = BusyHeap::start(2);
+    let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
+    let mut stayed = false;
+    // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds.
+    for number in 0..200 {
+        let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
+        kill_process(pid, Signal::STOP).unwrap();
+        interrupt(&recording);
+        let output = recording.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(!is_hooked(busy.child.id()));
+        let error = String::from_utf8_lossy(&output.stderr);
+        stayed = error.contains("has not left the recorder yet");
+        assert_eq!(has_recorder_memory(busy.child.id()), stayed, "{error}");
+        kill_process(pid, Signal::CONT).unwrap();
+        if stayed {
+            break;
+        }
+    }
+    assert!(stayed, "no thread was in the recorder when it was stopped");
+    wait_until(|| !has_recorder_memory(busy.child.id()));
+    busy.ask();
+    busy.end();
+}
+
+/// glibc's setuid holds a lock that the loader needs, until each thread has received a signal.
+#[test]
+fn a_program_that_changes_its_user_id_all_the_time_goes_on() {
+    use std::io::{BufRead, BufReader, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(fixture::program("setuids"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "ready");
+    let mut input = child.stdin.take().unwrap();
+    let mut times = || -> u64 {
+        input.write_all(b"x").unwrap();
+        lines.next().unwrap().parse().unwrap()
+    };
+    let pid = child.id().to_string();
+    for number in 0..3 {
+        let file = folder.path().join(format!("{number}.pwh"));
+        let words = ["attach", &pid, "--for", "10ms", "--max-pause", "10s", "-o"];
+        let output = heap(&[&words[..], &[file.to_str().unwrap()]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let before = times();
+        wait_until(|| times() > before);
+    }
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}
+
+/// `plugged`, which loads and unloads two libraries that are built here.
+fn plugged(folder: &Path, more: &[&str]) -> BusyHeap {
+    let library = |name: &str, size: u32| {
+        let source = format!(
+            "#include <stdlib.h>\nvoid *{name}(void) {{ void *block = malloc({size}); __asm__ volatile(\"\"::\"r\"(block)); return block; }}\n"
+        );
+        let (path, text) = (folder.join(format!("{name}.so")), folder.join(format!("{name}.c")));
+        std::fs::write(&text, source).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-g", "-shared", "-fPIC", "-o"]).args([&path, &text]);
+        assert!(cc.status().unwrap().success());
+        path
+    };
+    let libraries = [library("of_first", 1111), library("of_second", 2222)];
+    BusyHeap::start_command(Command::new(fixture::program("plugged")).args(libraries).args(more))
+}
+
+#[test]
+fn a_program_that_loads_libraries_and_forks_all_the_time_finds_nothing_wrong() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("busy.pwh");
+    let busy = plugged(folder.path(), &[]);
+    let mut seen = [0; 2];
+    for round in 0..20 {
+        let more = [&["--mmap"][..], &["--follow"], &["--sample", "64k"], &[]][round % 4];
+        let output = attach(&busy, &file, &[&["--for", "50ms"], more].concat());
+        assert!(output.status.success(), "{output:?}");
+        assert!(!is_hooked(busy.child.id()), "functions are as they were");
+        if round % 4 == 2 {
+            continue;
+        }
+        let report = report(&file);
+        // Each is at the other's address now and then.
+        let functions = by_function(&report);
+        for ((name, size), seen) in
+            [("of_first", 1111), ("of_second", 2222)].into_iter().zip(&mut seen)
+        {
+            let [allocations, bytes, _] = functions.get(name).copied().unwrap_or_default();
+            assert_eq!(bytes, allocations * size, "{name}: {functions:?}");
+            *seen += allocations;
+        }
+    }
+    assert!(seen.iter().all(|&allocations| allocations > 0), "{seen:?}");
+    busy.end();
+}
+
+#[test]
+fn mappings_and_children_are_recorded_where_that_is_asked_for() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = plugged(folder.path(), &["alone"]);
+    let recording = begin_with(&busy, &file, &["--mmap", "--follow"]);
+    busy.ask_for(b"m");
+    busy.ask_for(b"f");
+    interrupt(&recording);
+    let output = recording.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    // None of the child's is the parent's.
+    let report_of = report(&file);
+    assert!(!by_function(&report_of).contains_key("in_child"));
+    let mapped: Vec<_> = report_of["sites"].as_array().unwrap().iter().collect();
+    let mapped: Vec<_> = mapped.into_iter().filter(|site| site["kind"] == "mapping").collect();
+    assert_eq!(mapped.len(), 1, "the C library's own are none of the program's: {report_of}");
+    assert!(mapped[0]["stack"][1].as_str().unwrap().starts_with("maps "), "{mapped:?}");
+    assert_eq!(number(mapped[0], "allocations"), 10);
+    assert_eq!(number(mapped[0], "leaked_bytes"), 6 * (64 << 10));
+    let others = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let child = others.filter(|path| path.to_string_lossy().contains(".pwh.")).collect::<Vec<_>>();
+    assert_eq!(child.len(), 1, "{output:?}");
+    assert_eq!(by_function(&report(&child[0]))["in_child"], [50, 1500, 0]);
+    // Without being asked for, neither is.
+    assert!(attach(&busy, &file, &["--for", "10ms"]).status.success());
+    busy.ask_for(b"m");
+    busy.end();
+}
+
+#[test]
+fn a_peak_of_one_thread_is_known_to_the_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("busy.pwh");
+    let mut busy = BusyHeap::start(0);
+    let recording = begin(&busy, &file);
+    busy.ask();
+    busy.ask();
+    interrupt(&recording);
+    assert!(recording.wait_with_output().unwrap().status.success());
+    busy.end();
+    let report = report(&file);
+    // Ten of the first hundred stay; of the others one at a time is live, until ten stay.
+    assert_eq!(number(&report, "totals.peak_bytes"), 20 * 24, "{}", report["totals"]);
+    assert_eq!(number(&report, "totals.peak_within"), 0);
+}
+
+#[test]
+fn a_program_that_was_begun_with_a_recorder_can_be_attached_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, file) = (folder.path().join("run.pwh"), folder.path().join("busy.pwh"));
+    // A child that is not followed has the recorder before its malloc, and does not record.
+    let script = format!("{} 0; true", fixture::program("busy_heap").display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["heap", "run", "-o"]).arg(&run).args(["--", "sh", "-c", &script]);
+    let mut command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(command.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let pid = line.trim().strip_prefix("pid = ").unwrap().to_owned();
+    for _ in 0..2 {
+        let output = heap(&["attach", &pid, "--for", "300ms", "-o", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    let file = folder.path().join("more.pwh");
+    let mut attach = fixture::interruptible();
+    attach.args(["heap", "attach", &pid, "-o"]).arg(&file);
+    let attach = attach.stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = command.stdin.take().unwrap();
+    wait_until(|| {
+        // Its calls are recorded once they are seen.
+        input.write_all(b"x").unwrap();
+        std::fs::metadata(&file).is_ok_and(|it| it.len() > 500)
+    });
+    interrupt(&attach);
+    let output = attach.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let [allocations, bytes, _] = by_function(&report(&file))["asked"];
+    assert!(allocations > 0 && bytes == 24 * allocations);
+    drop(input);
+    let output = command.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_refused_attach_gives_the_reason() {
+    let refused = |pid: u32, expected: &str| {
+        let output = heap(&["attach", &pid.to_string(), "--for", "10ms"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(expected), "{said}");
+    };
+    let stopped = fixture::Fixture::start("quadrants", &[]);
+    refused(stopped.pid, "it is stopped");
+    let busy = |command: &mut Command, expected: &str| {
+        let mut busy = BusyHeap::start_command(command);
+        refused(busy.child.id(), expected);
+        busy.ask();
+        busy.end();
+    };
+    if let Some(program) = fixture::static_program("busy_heap") {
+        busy(&mut Command::new(program), "linked statically");
+    }
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
+    let musl = folder.path().join("musl");
+    let mut build = Command::new("musl-gcc");
+    build.args(["-pthread", "-o"]).arg(&musl).arg(sources.join("busy_heap.c"));
+    match build.status() {
+        Ok(status) => {
+            assert!(status.success());
+            busy(&mut Command::new(musl), "its C library is musl's");
+        }
+        Err(_) => skip(&Lack::Tool("musl-gcc")),
+    }
+    // A zombie, one that is gone, and the kernel's own.
+    let mut gone = Command::new("true").spawn().unwrap();
+    let pid = gone.id();
+    let is_zombie =
+        || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z");
+    wait_until(is_zombie);
+    refused(pid, "a zombie");
+    gone.wait().unwrap();
+    refused(pid, "the process does not exist");
+    let is_kernel = std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name == "kthreadd\n");
+    if is_kernel {
+        refused(2, "a thread of the kernel");
+    }
+    // One that something else traces already.
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-qq", "-o", "/dev/null"]).arg(fixture::program("busy_heap")).arg("0");
+    match traced.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() {
+        Ok(mut strace) => {
+            let mut lines = BufReader::new(strace.stdout.take().unwrap()).lines();
+            let pid = lines.next().unwrap().unwrap();
+            refused(
+                pid.strip_prefix("pid = ").unwrap().parse().unwrap(),
+                "a debugger or tracer has it",
+            );
+            drop(strace.stdin.take());
+            assert!(lines.all(|line| line.is_ok()) && strace.wait().unwrap().success());
+        }
+        Err(_) => skip(&Lack::Tool("strace")),
+    }
+}
+
+#[test]
+fn a_process_with_a_seccomp_filter_is_not_changed() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let (source, program) = (folder.path().join("main.c"), folder.path().join("filtered"));
+    let text = r#"
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <sys/prctl.h>
+        #include <unistd.h>
+        int main(void) {
+            struct sock_filter code[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+            struct sock_fprog filter = {1, code};
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) return 1;
+            char byte;
+            return write(1, "ready\n", 6) != 6 || read(0, &byte, 1) != 0;
+        }"#;
+    std::fs::write(&source, text).unwrap();
+    let built = Command::new("cc").arg("-o").args([&program, &source]).status();
+    assert!(built.unwrap().success());
+    let busy = BusyHeap::start_command(&mut Command::new(program));
+    let output = attach(&busy, &folder.path().join("x.pwh"), &["--for", "10ms"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("(seccomp)"), "{output:?}");
+    busy.end();
+}
+
+#[test]
+fn other_pid_namespaces_are_recorded_and_other_users_are_not() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/tmp").unwrap();
+    let file = folder.path().join("x.pwh");
+    let program = fixture::program("busy_heap");
+    let inside = BusyHeap::start_command(
+        Command::new("unshare").args(["--pid", "--fork", "--"]).arg(&program).arg("1"),
+    );
+    let children = format!("/proc/{0}/task/{0}/children", inside.child.id());
+    let pid = std::fs::read_to_string(children).unwrap().trim().to_owned();
+    for _ in 0..2 {
+        let output = heap(&["attach", &pid, "--for", "2s", "-o", file.to_str().unwrap()]);
+        assert!(output.status.success(), "{output:?}");
+        assert!(by_function(&report(&file)).contains_key("some"));
+    }
+    inside.end();
+    // Other users may not trace root's processes.
+    let busy = BusyHeap::start(0);
+    let readable = fixture::readable_copies(&[]);
+    let mut command = fixture::as_nobody();
+    command.arg(readable.path().join("pagewise"));
+    match command.args(["heap", "attach", &busy.pid()]).output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("owner root") && said.contains("CAP_SYS_PTRACE"), "{said}");
+        }
+        Err(_) => skip(&Lack::Tool("setpriv")),
+    }
+    busy.end();
+}

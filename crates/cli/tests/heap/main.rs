@@ -1,0 +1,23 @@
+//! Tests of `pagewise heap`, one module per subject.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
+
+mod arenas;
+mod attach;
+mod export;
+mod flood;
+mod hostile;
+mod leaks;
+mod life;
+mod maps;
+mod names;
+mod own_malloc;
+mod pools;
+mod redis;
+mod report;
+mod run;
+mod scan;
+mod static_programs;

@@ -1,0 +1,252 @@
+//! `pools` and `explain` on pools of this very process, whose numbers are known.
+
+use crate::fixture;
+
+use std::alloc::Layout;
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::process::{Command, Stdio};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pagewise_alloc::persistent::{Persistent, PersistentOptions, Rel};
+use pagewise_alloc::{Fifo, Os, Ring, Stack, Tlsf};
+use serde_json::Value;
+
+use fixture::{json, number, pagewise};
+
+/// Tests of one process share its table.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn report(command: &str) -> Value {
+    json(&[command, &std::process::id().to_string(), "--json"])
+}
+
+/// The one pool that lives.
+fn living(report: &Value) -> &Value {
+    let pools = report["pools"].as_array().unwrap();
+    let living: Vec<&Value> = pools.iter().filter(|pool| pool["lives"] == true).collect();
+    assert_eq!(living.len(), 1, "{report}");
+    living[0]
+}
+
+fn fill(pool: &mut Tlsf<Os>, layout: Layout, count: usize) -> Vec<NonNull<u8>> {
+    let take = |_| {
+        let block = pool.allocate(layout).unwrap();
+        // SAFETY: the block has this size and is ours.
+        unsafe { block.write_bytes(7, layout.size()) };
+        block
+    };
+    (0..count).map(take).collect()
+}
+
+#[test]
+fn a_running_pool_tells_what_it_handed_out_and_got_back() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    let layout = Layout::from_size_align(100, 8).unwrap();
+    let blocks = fill(&mut pool, layout, 1000);
+    for block in &blocks[..400] {
+        // SAFETY: it came from there with this layout and is used no more.
+        unsafe { pool.free(*block, layout) };
+    }
+    let report = report("pools");
+    let found = living(&report);
+    assert_eq!(found["kind"], "tlsf");
+    // TLSF reports in slow paths, and it reports the usable sizes of its blocks.
+    let expected = [
+        ("pool_live", 60_000..=68_000),
+        ("requested", 98_000..=112_000),
+        ("returned", 36_000..=46_000),
+        ("requests", 960..=1000),
+        ("mean_size", 100..=112),
+        ("pool_held", pool.held() as u64..=pool.held() as u64),
+    ];
+    for (key, range) in expected {
+        assert!(range.contains(&number(found, key)), "{key}: {found}");
+    }
+    for key in ["pool_live", "pool_held"] {
+        assert_eq!(number(&report, &format!("totals.{key}")), number(found, key), "{key}");
+    }
+    let ranges = found["ranges"].as_array().unwrap();
+    let holds = |block: &NonNull<u8>| {
+        let address = block.addr().get() as u64;
+        ranges.iter().any(|r| (number(r, "start")..number(r, "end")).contains(&address))
+    };
+    assert!(blocks.iter().all(holds), "{ranges:?}");
+    let sizes = found["size_classes"].as_array().unwrap();
+    assert_eq!(sizes.len(), 1, "all are of one class: {sizes:?}");
+    assert_eq!(number(&sizes[0], "up_to"), 128);
+    let peak = number(found, "pool_peak");
+    assert!((90_000..=112_000).contains(&peak), "{peak}");
+    let points = found["series"].as_array().unwrap();
+    assert!(points.len() > 10 && points.len() <= 65, "{points:?}");
+    assert!(points.is_sorted_by_key(|point| number(point, "requests")));
+    assert!(points.iter().all(|point| number(point, "live") <= number(point, "held")));
+}
+
+/// A stack reports its progress at the ends of its blocks only, one with canaries after each 32
+/// KiB.
+#[test]
+fn a_running_stack_is_read_to_a_block() {
+    let _turn = alone();
+    let layout = Layout::from_size_align(100, 4).unwrap();
+    for (mut stack, block) in [(Stack::unguarded(Os), 70_000), (Stack::guarded(Os), 64 << 10)] {
+        stack.set_name("frames");
+        stack.scope(|outer| {
+            (0..50_000).for_each(|_| _ = outer.allocate(layout).unwrap());
+            outer.scope(|inner| (0..30_000).for_each(|_| _ = inner.allocate(layout).unwrap()));
+            let report = report("pools");
+            let found = living(&report);
+            assert_eq!(
+                (found["kind"].as_str(), found["name"].as_str()),
+                (Some("stack"), Some("frames"))
+            );
+            let about = |key: &str, expected: u64, within: u64| {
+                let value = number(found, key);
+                assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
+            };
+            about("pool_live", 5_000_000, block);
+            about("pool_peak", 8_000_000, 70_000);
+            about("requested", 8_000_000, block);
+            about("returned", 3_000_000, block);
+            about("requests", 80_000, block / 100);
+            about("mean_size", 100, 0);
+        });
+    }
+}
+
+/// A persistent heap counts the sizes of its blocks exactly; an eighth of its transactions may be
+/// unreported, and of a large one 4 KiB of its log.
+#[test]
+fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
+    let _turn = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let name = CString::new(folder.path().join("heap").to_str().unwrap()).unwrap();
+    // SAFETY: no other code has the file open.
+    let mut heap = unsafe { Persistent::open(&name, &PersistentOptions::DEFAULT) }.unwrap();
+    let layout = Layout::from_size_align(64, 8).unwrap();
+    let told = || {
+        let report = report("pools");
+        let found = living(&report);
+        assert_eq!(found["kind"], "persistent");
+        ["requests", "requested", "returned"].map(|key| number(found, key))
+    };
+    let mut blocks: Vec<Rel<u8>> = Vec::new();
+    for transactions in [1, 4, 100, 4000] {
+        while blocks.len() < transactions {
+            let mut tx = heap.begin();
+            blocks.push(tx.alloc(layout).unwrap());
+            tx.commit().unwrap();
+        }
+        let ([requests, requested, returned], most) = (told(), transactions as u64);
+        assert!((most - most / 8..=most).contains(&requests), "{requests} of {most}");
+        assert_eq!((requested, returned), (64 * requests, 0));
+    }
+    let mut tx = heap.begin();
+    (0..10_000).for_each(|_| blocks.push(tx.alloc(layout).unwrap()));
+    tx.commit().unwrap();
+    let [requests, ..] = told();
+    assert!((13_800..=14_000).contains(&requests), "{requests}");
+    let mut tx = heap.begin();
+    blocks.iter().for_each(|block| tx.free(*block).unwrap());
+    tx.commit().unwrap();
+    assert_eq!(told(), [14_000, 14_000 * 64, 14_000 * 64]);
+}
+
+#[test]
+fn explain_shows_the_memory_of_a_pool_as_its_own() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    let layout = Layout::from_size_align(1 << 20, 8).unwrap();
+    let _blocks = fill(&mut pool, layout, 64);
+    let report = report("explain");
+    let pools = report["pools"].as_array().unwrap();
+    let ours = |pool: &&Value| pool["pool"] == "pagewise" && pool["name"] == "tlsf";
+    let resident = pools.iter().find(ours).map_or(0, |pool| number(pool, "resident"));
+    let held = pool.held() as u64;
+    // The kernel merges neighbours: a piece of it may lie in a mapping that is mostly another's.
+    assert!((60 << 20..held + (8 << 20)).contains(&resident), "{resident} of {held}");
+}
+
+#[test]
+fn an_ended_pool_is_reported() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    fill(&mut pool, Layout::new::<[u64; 4]>(), 10);
+    drop(pool);
+    let report = report("pools");
+    let pools = report["pools"].as_array().unwrap();
+    assert!(!pools.is_empty() && pools.iter().all(|pool| pool["lives"] == false), "{pools:?}");
+    assert_eq!(number(&report, "totals.count"), 0);
+}
+
+#[test]
+fn a_process_without_pools_is_reported() {
+    let mut sleep = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+    let output = pagewise(&["pools", &sleep.id().to_string()]);
+    sleep.kill().unwrap();
+    sleep.wait().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("no pools of pagewise's"), "{error}");
+}
+
+/// A number of the one pool that lives is this, or less far from it than `within`.
+fn assert_about(report: &Value, key: &str, expected: u64, within: u64) {
+    let value = number(living(report), key);
+    assert!(value.abs_diff(expected) <= within, "{key}: {value}, not {expected}");
+}
+
+/// A FIFO pool reports its progress when it leaves a page, one with canaries after each 32 KiB.
+#[test]
+fn a_running_queue_is_read_to_two_pages() {
+    let _turn = alone();
+    let layout = Layout::from_size_align(104, 8).unwrap();
+    for (pool, within) in [(Fifo::unguarded(Os), 2 << 16), (Fifo::guarded(Os), 64 << 10)] {
+        let pool = pool.unwrap();
+        pool.set_name("queue");
+        let mut queue = VecDeque::new();
+        for _ in 0..50_000 {
+            queue.push_back(pool.allocate(layout).unwrap());
+            if queue.len() > 5000 {
+                // SAFETY: it came from there with this layout and is used no more.
+                unsafe { pool.free(queue.pop_front().unwrap(), layout) };
+            }
+        }
+        let report = report("pools");
+        assert_eq!(living(&report)["kind"], "fifo");
+        assert_eq!(living(&report)["name"], "queue");
+        assert_about(&report, "requested", 50_000 * 104, within);
+        assert_about(&report, "returned", 45_000 * 104, within);
+        assert_about(&report, "pool_live", 5000 * 104, within);
+        assert_about(&report, "requests", 50_000, within / 104);
+        for block in queue {
+            // SAFETY: the block is of this pool and has this layout.
+            unsafe { pool.free(block, layout) };
+        }
+    }
+}
+
+/// A ring reports its progress when it leaves a block, and counts frames if they are shorter.
+#[test]
+fn a_running_ring_is_read_to_two_blocks() {
+    let _turn = alone();
+    let mut ring = Ring::unguarded(Os).unwrap();
+    ring.set_name("jobs");
+    let kept: Vec<_> =
+        (0..10_000).map(|_| ring.message(|frame| frame.alloc([0_u8; 640]))).collect();
+    for _ in 0..10_000 {
+        ring.message(|frame| frame.alloc([0_u8; 640]));
+    }
+    let report = report("pools");
+    assert_eq!(living(&report)["name"], "jobs");
+    // Blocks are of 64 KiB to 1 MiB, and the longer the more there are.
+    assert_about(&report, "requested", 20_000 * 640, 2 << 20);
+    assert_about(&report, "pool_live", 10_000 * 640, 2 << 20);
+    assert_about(&report, "requests", 20_000, (2 << 20) / 640);
+    drop(kept);
+}

@@ -1,0 +1,12 @@
+//! Tests of commands that record a running program, except `heap`: one module per command.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
+
+mod faults;
+mod faults_heap;
+mod guard;
+mod syscalls;
+mod watch;
