@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{copy_program, interruptible};
+use fixture::{as_nobody, interruptible, readable_copies};
 
 /// Sizes at which an experiment only shows that it runs. Those that are not here are quick as they
 /// are.
@@ -302,11 +302,9 @@ fn memory_is_bounded_by_what_is_stated() {
 #[test]
 fn a_refusal_names_the_needed_rights() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
     let words =
         ["lab", "run", "compete", "overcommit", "oom", "--quick", "--change-system", "--json"];
-    let output = as_nobody(&words, folder.path());
-    let Some(output) = output else { return };
+    let Some(output) = run_unprivileged(&words) else { return };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     for experiment in found["experiments"].as_array().unwrap() {
@@ -317,19 +315,12 @@ fn a_refusal_names_the_needed_rights() {
 
 /// Output of a command run by an unprivileged user; `None`, with a message, if that is not
 /// possible.
-fn as_nobody(words: &[&str], folder: &Path) -> Option<Output> {
-    let program = Path::new(env!("CARGO_BIN_EXE_pagewise"));
+fn run_unprivileged(words: &[&str]) -> Option<Output> {
     if !rustix::process::geteuid().is_root() {
-        return Some(Command::new(program).args(words).output().unwrap());
+        return Some(fixture::pagewise(words));
     }
-    // Unprivileged users may not read the folders that it was built in.
-    let copy = folder.join("pagewise");
-    copy_program(program, &copy);
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(folder, open).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(copy).args(words);
-    match command.output() {
+    let folder = readable_copies(&[]);
+    match as_nobody().arg(folder.path().join("pagewise")).args(words).output() {
         Ok(output) => Some(output),
         Err(error) => {
             assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "setpriv: {error}");

@@ -7,7 +7,6 @@ mod fixture;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +16,9 @@ use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 
-use fixture::{copy_program, interruptible, number, program, reported, skip_without_events, sum};
+use fixture::{
+    as_nobody, interruptible, number, program, readable_copies, reported, skip_without_events, sum,
+};
 
 /// Time limit for a certain event on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -619,13 +620,9 @@ fn a_refusal_names_the_needed_privilege() {
     if !is_root() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let copy = folder.path().join("pagewise");
-    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &copy);
-    let output = Command::new("setpriv")
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
-        .arg(copy)
+    let folder = readable_copies(&[]);
+    let output = as_nobody()
+        .arg(folder.path().join("pagewise"))
         .args(["shootdowns", "--", "sh", "-c", "exit 3"])
         .output();
     let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };
@@ -639,17 +636,12 @@ fn without_rights_the_machines_interrupts_are_shown_and_unknown_values_are_not_z
     if !is_root() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let [copy, theirs] = ["pagewise", "shoot"].map(|name| folder.path().join(name));
-    copy_program(env!("CARGO_BIN_EXE_pagewise").as_ref(), &copy);
-    copy_program(shoot().as_ref(), &theirs);
+    let folder = readable_copies(&[shoot().as_ref()]);
     let before = interrupts();
-    let output = Command::new("setpriv")
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
-        .arg(copy)
+    let output = as_nobody()
+        .arg(folder.path().join("pagewise"))
         .args(["shootdowns", "--json", "--"])
-        .arg(theirs)
+        .arg(folder.path().join("shoot"))
         .args(["madvise", "2", "300"])
         .output();
     let Ok(output) = output else { return skip(&Lack::Tool("setpriv")) };

@@ -301,7 +301,9 @@ fn functions_of_the_recorder_are_on_no_call_stack() {
     let at = thread.iter().position(|call| call.contains("pthread_create")).unwrap();
     assert!(thread[at + 1].starts_with("main "), "{thread:?}");
     for (_, stack) in &stacks {
-        assert!(!stack.iter().any(|call| call.contains("pagewise")), "{stack:?}");
+        // The source files may lie in a folder of this name.
+        let mut functions = stack.iter().map(|call| call.split(" (").next().unwrap());
+        assert!(!functions.any(|name| name.contains("pagewise")), "{stack:?}");
     }
     // Neither are they in the file.
     let bytes = fs::read(place.at("a.pwh")).unwrap();
