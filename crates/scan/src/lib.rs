@@ -7,6 +7,7 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
+//!  cpython  the walk of CPython's obmalloc
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -19,6 +20,7 @@
 pub mod blocks;
 pub mod core_image;
 mod corruption;
+mod cpython;
 mod density;
 mod error;
 pub mod glibc;
