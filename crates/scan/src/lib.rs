@@ -8,6 +8,7 @@
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
 //!  cpython  the walk of CPython's obmalloc
+//!  pagewise_pools  the walk of pagewise's own allocators
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -27,6 +28,7 @@ pub mod glibc;
 pub mod graph;
 pub mod live;
 pub mod memory;
+mod pagewise_pools;
 pub mod reachability;
 pub mod saved;
 pub mod scan;

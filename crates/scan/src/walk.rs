@@ -6,7 +6,7 @@ use pagewise_model::{AddrRange, PageSize};
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::graph::range_without;
 use crate::memory::{MaskedMemory, Memory};
-use crate::{ScanError, cpython, glibc};
+use crate::{ScanError, cpython, glibc, pagewise_pools};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,7 +29,7 @@ type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>
 const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory, page_size))];
 
 /// Walkers of allocators whose memory can lie in blocks of those of [`WALKERS`].
-const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk];
+const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk, pagewise_pools::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
