@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::heap_graph::HeapGraph;
 use crate::machine::ProcessMoment;
 use crate::process::Process;
-use crate::{Absent, Bytes, PageSize};
+use crate::{Absent, Bytes, Name, PageSize};
 
 /// The version of the form in which scans are saved.
 pub const HEAP_SCAN_VERSION: u32 = 1;
@@ -87,6 +87,9 @@ pub struct WalkedHeap {
     pub mapped: MappedBlocks,
     /// Live blocks by usable size, in order of size.
     pub sizes: Vec<LiveSize>,
+    /// Live Python objects by type, most bytes first, up to a limit.
+    #[serde(default)]
+    pub objects: Vec<LiveType>,
     /// Resident pages of arenas by their live share. Cell 0 counts pages without a live block, cell
     /// *n* those of which more than *n* - 1 eighths are live and no more than *n*.
     pub density: Vec<u64>,
@@ -108,9 +111,13 @@ pub struct HeapAllocator {
     /// True if links of singly linked free lists are mangled (safe-linking); `None` if no list
     /// shows it.
     pub mangles_links: Option<bool>,
-    /// Its live blocks.
+    /// Its live blocks, without those that hold the memory of another allocator.
     #[serde(default)]
     pub live: LiveAmount,
+    /// Live blocks of other allocators that hold its memory. The arenas of these allocators count
+    /// them.
+    #[serde(default)]
+    pub nested: LiveAmount,
 }
 
 /// An allocator that was found and not walked.
@@ -136,6 +143,15 @@ impl LiveAmount {
     pub fn add(&mut self, other: LiveAmount) {
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+
+    /// This amount without a part of it.
+    #[must_use]
+    pub fn without(self, part: LiveAmount) -> LiveAmount {
+        LiveAmount {
+            blocks: self.blocks.saturating_sub(part.blocks),
+            bytes: self.bytes.saturating_sub(part.bytes),
+        }
     }
 }
 
@@ -195,6 +211,9 @@ pub struct WalkedArena {
     /// Index of its allocator in [`WalkedHeap::allocators`].
     #[serde(default)]
     pub allocator: usize,
+    /// Its kind and name, if it is another arena than those of malloc.
+    #[serde(default)]
+    pub label: String,
     /// Start of its first part.
     pub start: u64,
     /// Address of its `malloc_state`.
@@ -272,6 +291,15 @@ pub struct LiveSize {
     pub blocks: u64,
 }
 
+/// Live objects of an interpreter that have one type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveType {
+    /// Its name.
+    pub name: Name,
+    /// The blocks of the objects; other blocks that an object owns do not count.
+    pub live: LiveAmount,
+}
+
 /// A contradiction in the data of an allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapCorruption {
@@ -310,6 +338,7 @@ impl WalkedHeap {
         );
         self.mapped.add(&other.mapped);
         self.sizes = merged_sizes(&self.sizes, &other.sizes);
+        self.objects.extend(other.objects);
         if self.density.len() < other.density.len() {
             self.density.resize(other.density.len(), 0);
         }
@@ -320,12 +349,13 @@ impl WalkedHeap {
         self.gaps.sort_by_key(|gap| gap.start);
     }
 
-    /// Live blocks of all arenas and mappings.
+    /// Live blocks of all arenas and mappings, without those that hold the memory of an allocator.
     pub fn live(&self) -> LiveAmount {
-        self.arenas.iter().fold(self.mapped.live, |mut sum, arena| {
+        let all = self.arenas.iter().fold(self.mapped.live, |mut sum, arena| {
             sum.add(arena.live);
             sum
-        })
+        });
+        self.allocators.iter().fold(all, |sum, allocator| sum.without(allocator.nested))
     }
 
     /// Free bytes of all arenas.

@@ -47,6 +47,19 @@ impl BlockTable {
         merged
     }
 
+    /// The table without the blocks of these numbers, which are in order.
+    #[must_use]
+    pub fn without(&self, numbers: &[usize]) -> BlockTable {
+        let mut others = BlockTable::default();
+        let mut removed = numbers.iter().peekable();
+        for (number, block) in self.iter().enumerate() {
+            if removed.next_if(|removed| **removed == number).is_none() {
+                others.push(block);
+            }
+        }
+        others
+    }
+
     /// All blocks, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = LiveBlock> {
         (0..self.len()).filter_map(|index| self.get(index))
@@ -109,6 +122,13 @@ mod tests {
         assert_eq!(merged, table(&[(0x1000, 24), (0x2000, 16), (0x3000, 8)]));
         let overlapping = table(&[(0x1000, 64)]).merged(&table(&[(0x1010, 8), (0x1040, 8)]));
         assert_eq!(overlapping, table(&[(0x1000, 64), (0x1040, 8)]));
+    }
+
+    #[test]
+    fn blocks_are_removed_by_number() {
+        let all = table(&[(0x1000, 24), (0x2000, 16), (0x3000, 8)]);
+        assert_eq!(all.without(&[0, 2]), table(&[(0x2000, 16)]));
+        assert_eq!(all.without(&[]), all);
     }
 
     #[test]

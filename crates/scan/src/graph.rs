@@ -27,7 +27,7 @@ mod roots;
 mod traversal;
 
 #[cfg(test)]
-mod image;
+pub(crate) mod image;
 #[cfg(test)]
 mod properties;
 

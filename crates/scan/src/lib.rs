@@ -7,6 +7,9 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
+//!  cpython  the walk of CPython's obmalloc
+//!  pagewise_pools  the walk of pagewise's own allocators
+//!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
@@ -17,14 +20,19 @@
 
 pub mod blocks;
 pub mod core_image;
+mod corruption;
+mod cpython;
+mod density;
 mod error;
 pub mod glibc;
 pub mod graph;
 pub mod live;
 pub mod memory;
+mod pagewise_pools;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
+mod size_tally;
 pub mod walk;
 
 pub use error::ScanError;

@@ -5,12 +5,14 @@
 //!  plan      the ranges to copy: resident pages of mappings that can hold blocks or pointers
 //!  transfer  the copy itself, by several threads
 //!  image     the copied ranges as a `Memory`
+//!  constants  bytes of mapped files that are not copied
 //! ```
 //!
 //! The pause begins with the first stopped thread. Page tables are read before it, to map and fault
 //! in the memory for the copy, and again in it, since the process ran meanwhile. If pagewise is
 //! killed in the pause, the kernel detaches all threads, and they run on.
 
+mod constants;
 mod image;
 mod plan;
 mod transfer;
@@ -32,6 +34,7 @@ use pagewise_sys::{remote, system};
 use crate::ScanError;
 use crate::memory::ScannedThread;
 
+use constants::MappedFiles;
 pub use image::ProcessCopy;
 use plan::{CopyPlan, PageScanner};
 use transfer::{CopyBuffer, TransferFailure};
@@ -271,7 +274,10 @@ impl<'r> Prepared<'r> {
             unsettled_threads: 0,
         };
         let threads = stops.iter().map(|(tid, stop)| thread(*tid, stop, &names)).collect();
-        Ok(Some(ProcessCopy::new(process, page_size, plan, threads, buffer, &unread, measured)))
+        let files = MappedFiles::new(root, reader);
+        Ok(Some(ProcessCopy::new(
+            process, page_size, plan, threads, buffer, &unread, measured, files,
+        )))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use pagewise_model::{AddrRange, Mapping};
 
+use crate::graph::range_without;
+
 /// A thread at the time of the scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScannedThread {
@@ -34,9 +36,52 @@ pub trait Memory: Sync {
     /// Fills `into` with the bytes at `address`. Returns false if any of them is not known.
     fn read(&self, address: u64, into: &mut [u8]) -> bool;
 
+    /// As [`Memory::read`], also for bytes of mapped files that the process has not changed.
+    fn read_constant(&self, address: u64, into: &mut [u8]) -> bool {
+        self.read(address, into)
+    }
+
     /// The word at `address`, if it is known.
     fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+/// Memory without some ranges, which appear unknown.
+#[expect(missing_debug_implementations, reason = "it holds any memory")]
+pub struct MaskedMemory<'a> {
+    memory: &'a dyn Memory,
+    /// In order of address.
+    hidden: &'a [AddrRange],
+}
+
+impl<'a> MaskedMemory<'a> {
+    /// Hides ranges, which are in order of address.
+    pub fn new(memory: &'a dyn Memory, hidden: &'a [AddrRange]) -> MaskedMemory<'a> {
+        MaskedMemory { memory, hidden }
+    }
+}
+
+impl Memory for MaskedMemory<'_> {
+    fn mappings(&self) -> &[Mapping] {
+        self.memory.mappings()
+    }
+
+    fn threads(&self) -> &[ScannedThread] {
+        self.memory.threads()
+    }
+
+    fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
+        range_without(range, self.hidden)
+            .into_iter()
+            .for_each(|part| self.memory.visit(part, each));
+    }
+
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        let end = address.saturating_add(into.len() as u64);
+        let at = self.hidden.partition_point(|range| range.end <= address);
+        let is_hidden = self.hidden.get(at).is_some_and(|range| range.start < end);
+        !is_hidden && self.memory.read(address, into)
     }
 }

@@ -1,11 +1,12 @@
 //! The walks of all allocators of a process, as one heap.
 
-use pagewise_model::heap_scan::{RefusedAllocator, WalkedHeap};
+use pagewise_model::heap_scan::{LiveAmount, LiveSize, RefusedAllocator, WalkedHeap};
 use pagewise_model::{AddrRange, PageSize};
 
-use crate::blocks::BlockTable;
-use crate::memory::Memory;
-use crate::{ScanError, glibc};
+use crate::blocks::{BlockTable, LiveBlock};
+use crate::graph::range_without;
+use crate::memory::{MaskedMemory, Memory};
+use crate::{ScanError, cpython, glibc, pagewise_pools};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,8 +24,12 @@ pub struct AllocatorWalk {
 /// [`ScanError::NotWalked`] if its layout is unknown.
 type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>, ScanError>;
 
-/// All walkers, in the order of their arenas in reports.
+/// Walkers of allocators that have their memory from the kernel, in the order of their arenas in
+/// reports.
 const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory, page_size))];
+
+/// Walkers of allocators whose memory can lie in blocks of those of [`WALKERS`].
+const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk, pagewise_pools::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
@@ -32,23 +37,45 @@ const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory,
 /// - [`ScanError::NoHeap`] if the process uses no allocator that can be walked.
 /// - [`ScanError::NotWalked`] if no allocator could be walked, and the layout of one is unknown.
 pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWalk, ScanError> {
-    let mut whole: Option<AllocatorWalk> = None;
     let mut refusals = Vec::new();
-    for walker in WALKERS {
-        match walker(memory, page_size) {
-            Ok(Some(walk)) => whole = Some(whole.map_or_else(|| walk.clone(), |it| it.with(&walk))),
-            Ok(None) => {}
-            Err(refusal @ ScanError::NotWalked { .. }) => refusals.push(refusal),
-            Err(other) => return Err(other),
-        }
+    let mut nested = walks(NESTED_WALKERS, memory, page_size, &mut refusals)?;
+    let mut hidden: Vec<AddrRange> =
+        nested.iter().flat_map(|walk| walk.managed.iter().copied()).collect();
+    hidden.sort_unstable();
+    // Blocks of a nested allocator can look like headers of another one, and its pages count once.
+    let rest = MaskedMemory::new(memory, &hidden);
+    let mut outer = walks(WALKERS, &rest, page_size, &mut refusals)?;
+    for inner in &mut nested {
+        outer.iter_mut().for_each(|outer| outer.replace_holders(inner));
     }
-    let Some(mut whole) = whole else {
+    let merged = outer.into_iter().chain(nested).reduce(|whole, walk| whole.with(&walk));
+    let Some(mut whole) = merged else {
         return Err(refusals.pop().unwrap_or(ScanError::NoHeap(
             "no allocator that pagewise can walk was found: the program uses another one, or has not allocated yet",
         )));
     };
     whole.heap.refused.extend(refusals.into_iter().filter_map(refused_allocator));
+    if whole.heap.allocators.iter().any(|allocator| allocator.name == cpython::NAME) {
+        whole.heap.objects = cpython::live_types(memory, &whole.blocks);
+    }
     Ok(whole)
+}
+
+fn walks(
+    walkers: &[AllocatorWalker],
+    memory: &dyn Memory,
+    page_size: PageSize,
+    refusals: &mut Vec<ScanError>,
+) -> Result<Vec<AllocatorWalk>, ScanError> {
+    let mut walks = Vec::new();
+    for walker in walkers {
+        match walker(memory, page_size) {
+            Ok(walk) => walks.extend(walk),
+            Err(refusal @ ScanError::NotWalked { .. }) => refusals.push(refusal),
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(walks)
 }
 
 fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
@@ -57,6 +84,35 @@ fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
 }
 
 impl AllocatorWalk {
+    /// Removes the blocks that hold memory of a nested allocator: its blocks stand for them. Bytes
+    /// of such a block that this allocator does not manage can hold pointers of the program.
+    fn replace_holders(&mut self, inner: &mut AllocatorWalk) {
+        let ranges = inner.managed.iter();
+        let mut holders: Vec<usize> =
+            ranges.filter_map(|range| self.blocks.containing(range.start)).collect();
+        holders.dedup();
+        if holders.is_empty() {
+            return;
+        }
+        let blocks: Vec<LiveBlock> =
+            holders.iter().filter_map(|holder| self.blocks.get(*holder)).collect();
+        let held: Vec<AddrRange> = blocks
+            .iter()
+            .map(|block| AddrRange { start: block.start, end: block.start + block.size })
+            .collect();
+        let parts = self.managed.iter().flat_map(|range| range_without(*range, &held));
+        self.managed = parts.collect();
+        self.blocks = self.blocks.without(&holders);
+        for block in blocks {
+            let amount = LiveAmount { blocks: 1, bytes: block.size };
+            let own = self.heap.allocators.iter_mut();
+            own.for_each(|allocator| allocator.live = allocator.live.without(amount));
+            let others = inner.heap.allocators.iter_mut().take(1);
+            others.for_each(|allocator| allocator.nested.add(amount));
+            remove_size(&mut self.heap.sizes, block.size);
+        }
+    }
+
     /// This heap with that of another allocator.
     fn with(mut self, other: &AllocatorWalk) -> AllocatorWalk {
         self.blocks = self.blocks.merged(&other.blocks);
@@ -64,5 +120,71 @@ impl AllocatorWalk {
         self.managed.sort_unstable();
         self.heap.merge(other.heap.clone());
         self
+    }
+}
+
+fn remove_size(sizes: &mut Vec<LiveSize>, size: u64) {
+    let Ok(at) = sizes.binary_search_by_key(&size, |entry| entry.size) else { return };
+    sizes[at].blocks = sizes[at].blocks.saturating_sub(1);
+    if sizes[at].blocks == 0 {
+        sizes.remove(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::heap_scan::{HeapAllocator, WalkedArena};
+
+    use super::*;
+    use crate::graph::image::table;
+
+    fn walk(name: &str, blocks: &[(u64, u64)], managed: &[(u64, u64)]) -> AllocatorWalk {
+        let bytes = blocks.iter().map(|block| block.1).sum();
+        let live = LiveAmount { blocks: blocks.len() as u64, bytes };
+        let sizes = blocks.iter().map(|&(_, size)| LiveSize { size, blocks: 1 });
+        let mut sizes: Vec<LiveSize> = sizes.collect();
+        sizes.sort_by_key(|entry| entry.size);
+        AllocatorWalk {
+            heap: WalkedHeap {
+                allocators: vec![HeapAllocator {
+                    name: name.to_owned(),
+                    live,
+                    ..HeapAllocator::default()
+                }],
+                arenas: vec![WalkedArena { live, ..WalkedArena::default() }],
+                sizes,
+                ..WalkedHeap::default()
+            },
+            blocks: table(blocks.iter().copied()),
+            managed: managed.iter().map(|&(start, end)| AddrRange { start, end }).collect(),
+        }
+    }
+
+    #[test]
+    fn blocks_of_a_nested_allocator_replace_the_block_that_holds_them() {
+        let mut outer =
+            walk("malloc", &[(0x1000, 32), (0x2000, 0x1000), (0x8000, 48)], &[(0x1000, 0x9000)]);
+        let inner = &[(0x2110, 16), (0x2120, 24)];
+        // A pool has two ranges in one block.
+        let mut inner = walk("pool", inner, &[(0x2100, 0x2200), (0x2400, 0x2800)]);
+        outer.replace_holders(&mut inner);
+        let whole = outer.with(&inner);
+        assert_eq!(whole.heap.live(), LiveAmount { blocks: 4, bytes: 32 + 48 + 16 + 24 });
+        let all = [(0x1000, 32), (0x2110, 16), (0x2120, 24), (0x8000, 48)];
+        assert_eq!(whole.blocks, table(all));
+        let [malloc, pool] = &whole.heap.allocators[..] else { panic!() };
+        assert_eq!(malloc.live, LiveAmount { blocks: 2, bytes: 80 });
+        assert_eq!(pool.nested, LiveAmount { blocks: 1, bytes: 0x1000 });
+        let sizes: Vec<u64> = whole.heap.sizes.iter().map(|entry| entry.size).collect();
+        assert_eq!(sizes, [16, 24, 32, 48]);
+        // The other bytes of the block can hold pointers of the program.
+        let range = |start, end| AddrRange { start, end };
+        let managed = [
+            range(0x1000, 0x2000),
+            range(0x2100, 0x2200),
+            range(0x2400, 0x2800),
+            range(0x3000, 0x9000),
+        ];
+        assert_eq!(whole.managed, managed);
     }
 }

@@ -7,6 +7,7 @@ use pagewise_model::report::{CellValue, Finding, Severity};
 
 use super::{FindingRule, bytes, fact, finding, size};
 use crate::cells::{share, text};
+use crate::heap_scan::pinned;
 
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] = &[
@@ -149,8 +150,7 @@ fn fragmented(scan: &HeapScan) -> Option<Finding> {
     let heap = &scan.heap;
     let arenas = || heap.arenas.iter();
     let resident: Bytes = arenas().map(|arena| arena.resident).sum();
-    let used: Bytes = arenas().map(|arena| arena.live_chunks + arena.own).sum();
-    let pinned = resident.saturating_sub(used).saturating_sub(heap.trimmable());
+    let pinned: Bytes = arenas().map(pinned).sum();
     if !is_large(scan, pinned) {
         return None;
     }

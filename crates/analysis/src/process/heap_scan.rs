@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
 use pagewise_model::heap_scan::{
-    FreeBytes, HeapAllocator, HeapScan, LiveAmount, LiveSize, MappedBlocks, RefusedAllocator,
-    WalkedArena, WalkedHeap,
+    FreeBytes, HeapAllocator, HeapScan, LiveAmount, LiveSize, LiveType, MappedBlocks,
+    RefusedAllocator, WalkedArena, WalkedHeap,
 };
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{
-    Audience, CellValue, ColumnCells, Fact, FactsShape, Findings, NamedFacts, Paragraph, Report,
-    ReportBlock, ReportTable, TableColumn,
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Findings, Label, NamedFacts, Paragraph,
+    Report, ReportBlock, ReportTable, TableColumn,
 };
 
 use crate::blocks::{facts_of, first, for_programs, table};
@@ -57,6 +57,7 @@ pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScan
         ReportBlock::Table(arenas(&scan.heap)),
         ReportBlock::Facts(mapped(&scan.heap.mapped)),
         ReportBlock::Table(sizes(&scan.heap.sizes, options)),
+        ReportBlock::Table(objects(&scan.heap.objects, options)),
         ReportBlock::Table(page_use(scan)),
         ReportBlock::Table(corruption(scan, options)),
         ReportBlock::Table(gaps(scan)),
@@ -87,11 +88,9 @@ fn verdict(scan: &HeapScan) -> Paragraph {
         CellValue::Bytes(heap.trimmable().0),
         text(". "),
     ];
-    let used: Bytes = heap.arenas.iter().map(|arena| arena.live_chunks + arena.own).sum();
-    let rest =
-        resident.saturating_sub(used + heap.mapped.resident).saturating_sub(heap.trimmable());
+    let pinned: Bytes = heap.arenas.iter().map(pinned).sum();
     pieces.extend([
-        CellValue::Bytes(rest.0),
+        CellValue::Bytes(pinned.0),
         text(
             " are free in pages that also hold live blocks, or are kept for the next allocations.",
         ),
@@ -104,6 +103,13 @@ fn verdict(scan: &HeapScan) -> Paragraph {
         ]);
     }
     Paragraph { title: "".into(), pieces, audience: Audience::People }
+}
+
+/// Resident free bytes of an arena that `malloc_trim(0)` would keep. The pages of a block that
+/// holds the memory of another allocator are resident in the arenas of that one.
+pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
+    let used = arena.live_chunks + arena.own;
+    arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
 }
 
 fn live(live: LiveAmount) -> NamedFacts {
@@ -217,6 +223,14 @@ fn free(scan: &HeapScan) -> NamedFacts {
 fn allocators(allocators: &[HeapAllocator]) -> ReportTable {
     let counts = |of: fn(&HeapAllocator) -> u64| allocators.iter().map(of).collect();
     let audience = if allocators.len() > 1 { Audience::Everyone } else { Audience::Programs };
+    let nested_blocks = ColumnCells::Counts(counts(|it| it.nested.blocks));
+    let nested_blocks = for_programs(TableColumn::new("nested_blocks", "", nested_blocks));
+    let nested_bytes = TableColumn {
+        meaning: "Bytes of live blocks of another allocator in which its memory lies; they are not live there.".into(),
+        ..TableColumn::new("nested_bytes", "NESTED", ColumnCells::Bytes(counts(|it| it.nested.bytes)))
+    };
+    let is_nested = allocators.iter().any(|it| it.nested.blocks > 0);
+    let nested_bytes = if is_nested { nested_bytes } else { for_programs(nested_bytes) };
     let columns = vec![
         TableColumn::new(
             "name",
@@ -225,6 +239,8 @@ fn allocators(allocators: &[HeapAllocator]) -> ReportTable {
         ),
         TableColumn::new("blocks", "BLOCKS", ColumnCells::Counts(counts(|it| it.live.blocks))),
         TableColumn::new("bytes", "BYTES", ColumnCells::Bytes(counts(|it| it.live.bytes))),
+        nested_blocks,
+        nested_bytes,
     ];
     table("allocators", "Live blocks by allocator", audience, columns)
 }
@@ -241,6 +257,14 @@ fn refused(refused: &[RefusedAllocator]) -> ReportTable {
     table("refused", "Allocators that could not be walked", audience, columns)
 }
 
+fn kind_of(arena: &WalkedArena) -> Label {
+    match (arena.label.as_str(), arena.is_main) {
+        ("", true) => "main".into(),
+        ("", false) => "thread".into(),
+        (label, _) => label.to_owned().into(),
+    }
+}
+
 fn arenas(heap: &WalkedHeap) -> ReportTable {
     let arenas = &heap.arenas;
     let bytes = |of: fn(&WalkedArena) -> u64| ColumnCells::Bytes(arenas.iter().map(of).collect());
@@ -252,7 +276,7 @@ fn arenas(heap: &WalkedHeap) -> ReportTable {
         meaning: meaning.into(),
         ..column
     };
-    let kind = arenas.iter().map(|it| if it.is_main { "main" } else { "thread" }.into()).collect();
+    let kind = arenas.iter().map(kind_of).collect();
     let name = |arena: &WalkedArena| {
         heap.allocators.get(arena.allocator).map_or_else(String::new, |it| it.name.clone()).into()
     };
@@ -367,6 +391,40 @@ fn sizes(sizes: &[LiveSize], options: &HeapScanOptions) -> ReportTable {
         note,
         ..table("sizes", "Live blocks by usable size", Audience::Everyone, columns)
     }
+}
+
+/// Live Python objects by type.
+fn objects(types: &[LiveType], options: &HeapScanOptions) -> ReportTable {
+    let audience = if types.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let all: u64 = types.iter().map(|it| it.live.bytes).fold(0, u64::saturating_add);
+    let (shown, note) = first(types, options.limit, "--top");
+    let columns = vec![
+        TableColumn::new(
+            "type",
+            "TYPE",
+            ColumnCells::Names(shown.iter().map(|it| it.name.clone()).collect()),
+        ),
+        TableColumn::new(
+            "objects",
+            "OBJECTS",
+            ColumnCells::Counts(shown.iter().map(|it| it.live.blocks).collect()),
+        ),
+        TableColumn {
+            meaning: "Bytes of the blocks of the objects, without other blocks that they own."
+                .into(),
+            ..TableColumn::new(
+                "bytes",
+                "BYTES",
+                ColumnCells::Bytes(shown.iter().map(|it| it.live.bytes).collect()),
+            )
+        },
+        TableColumn::new(
+            "share",
+            "SHARE",
+            ColumnCells::Values(shown.iter().map(|it| share(it.live.bytes, all)).collect()),
+        ),
+    ];
+    ReportTable { note, ..table("objects", "Live Python objects by type", audience, columns) }
 }
 
 /// Labels of the cells of a density.

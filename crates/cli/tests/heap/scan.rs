@@ -294,3 +294,300 @@ fn a_command_is_scanned_at_its_exit() {
     assert_eq!(number(&report, "live.blocks"), blocks + 2);
     assert_eq!(number(&report, "pause_us"), 0);
 }
+
+/// Objects in memory, pointers of many kinds, and a pause in which the interpreter changes nothing.
+const QUIET_SCRIPT: &str = r#"
+import asyncio, json, random, signal, sqlite3, sys
+class Thing:
+    def __init__(self, i):
+        self.i, self.name, self.parts = i, "thing %d" % i, [i, str(i)]
+class Slotted:
+    __slots__ = ("a", "b")
+    def __init__(self, a):
+        self.a, self.b = a, None
+random.seed(1)
+things = [Thing(i) for i in range(3000)]
+slotted = [Slotted(i) for i in range(2000)]
+parsed = {str(i): json.loads('{"a": [1, {"b": null}], "c": "%d"}' % i) for i in range(1000)}
+db = sqlite3.connect(":memory:")
+db.execute("create table t (a integer, b text)")
+db.executemany("insert into t values (?, ?)", ((i, "x" * (i % 50)) for i in range(1000)))
+rows = db.execute("select * from t").fetchall()
+async def work(found):
+    for i in range(100):
+        await asyncio.sleep(0)
+        found.append(i)
+async def run():
+    found = []
+    await asyncio.gather(*(work(found) for _ in range(20)))
+    return found
+found = asyncio.run(run())
+loop = asyncio.new_event_loop()
+for i in range(0, 3000, 3):
+    things[i] = None
+bytes_of_all_sizes = [bytes(random.randrange(1, 600)) for i in range(5000)]
+bytes_of_all_sizes = [it for i, it in enumerate(bytes_of_all_sizes) if i % 7]
+import collections, gc
+gc.collect()
+gc.disable()
+counts = collections.Counter()
+for it in gc.get_objects():
+    counts[type(it).__name__] += 1
+for name in ("Thing", "function", "module", "type"):
+    print("objects of type", name, counts[name], file=sys.stderr)
+"#;
+
+/// Counts of the interpreter on standard error, then a pause: neither allocates.
+const COUNT_AND_PAUSE: &str = r#"
+import signal, sys
+pause, counts = signal.pause, sys._debugmallocstats
+print("getallocatedblocks", sys.getallocatedblocks(), file=sys.stderr, flush=True)
+counts()
+pause()
+"#;
+
+/// Has Python take arenas from `calloc`, and never give them back: the first half with mappings of
+/// their own, the others inside of malloc's heap.
+const NESTED_SCRIPT: &str = r#"
+import ctypes
+class ArenaAllocator(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "allocate", "free")]
+libc = ctypes.CDLL(None)
+address = lambda function: ctypes.cast(function, ctypes.c_void_p).value
+allocator = ArenaAllocator(1, address(libc.calloc), address(libc.labs))
+ctypes.pythonapi.PyObject_SetArenaAllocator(ctypes.byref(allocator))
+texts = [str(i) * (i % 9) for i in range(60000)]
+libc.mallopt(-3, 1 << 24)
+texts += [str(i) * (i % 9) for i in range(60000)]
+texts = [text for i, text in enumerate(texts) if i % 3]
+"#;
+
+/// Interpreters with a lock of their own, if this version has them.
+const INTERPRETERS_SCRIPT: &str = r#"
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+all = [interpreters.create() for _ in range(3)]
+for one in all:
+    interpreters.run_string(one, "texts = [str(i) * (i % 9) for i in range(20000)]")
+for one in all:
+    interpreters.run_string(one, "import sys; sys._debugmallocstats()")
+"#;
+
+/// Changes the number of live blocks of the pool that holds an object.
+const DAMAGED_SCRIPT: &str = r#"
+import ctypes, sys
+class Thing:
+    __slots__ = ("a",)
+things = [Thing() for i in range(3000)]
+pool = 16384 if sys.version_info >= (3, 10) else 4096
+ctypes.c_uint32.from_address(id(things[1500]) & -pool).value += 40
+"#;
+
+/// A Python that waits.
+struct QuietPython {
+    child: Child,
+    printed: std::path::PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+/// Interpreters to test: those in `PAGEWISE_PYTHONS`, divided by colons, or `python3`.
+fn pythons() -> Vec<String> {
+    let named = std::env::var("PAGEWISE_PYTHONS").unwrap_or_else(|_| "python3".to_owned());
+    let runs = |python: &&str| Command::new(python).arg("--version").output().is_ok();
+    let found: Vec<String> = named.split(':').filter(runs).map(str::to_owned).collect();
+    if found.is_empty() {
+        skip(&Lack::Tool("python3"));
+    }
+    found
+}
+
+impl QuietPython {
+    /// Runs a script, and then [`COUNT_AND_PAUSE`]. `None` if the interpreter lacks a module.
+    fn start(python: &str, script: &str) -> Option<QuietPython> {
+        let folder = tempfile::tempdir().unwrap();
+        let printed = folder.path().join("stderr");
+        let mut command = Command::new(python);
+        command.args(["-c", &format!("{script}\n{COUNT_AND_PAUSE}")]);
+        command.stdin(Stdio::null()).stderr(std::fs::File::create(&printed).unwrap());
+        for variable in ["PYTHONMALLOC", "PYTHONTRACEMALLOC", "PYTHONDEVMODE"] {
+            command.env_remove(variable);
+        }
+        let mut python = QuietPython { child: command.spawn().unwrap(), printed, _folder: folder };
+        while !python.is_paused() {
+            if python.child.try_wait().unwrap().is_some() {
+                let printed = python.printed();
+                assert!(printed.contains("ModuleNotFoundError"), "{printed}");
+                skip(&Lack::Machine("python3 lacks a module of the script"));
+                return None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        Some(python)
+    }
+
+    fn printed(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.printed).unwrap()).into_owned()
+    }
+
+    /// True if it waits behind its counts: it never waits for the file that it writes to.
+    fn is_paused(&self) -> bool {
+        let status = format!("/proc/{}/status", self.child.id());
+        let is_sleeping = std::fs::read_to_string(status).unwrap().contains("State:\tS");
+        let printed = self.printed();
+        is_sleeping
+            && printed.split("getallocatedblocks ").nth(1).is_some_and(|counts| {
+                counts.contains("# bytes in allocated blocks") && counts.contains("free Py")
+            })
+    }
+
+    fn scan(&self, more: &[&str]) -> Value {
+        let pid = self.child.id().to_string();
+        json(&[&["heap", "scan", &pid, "--json", "--top", "all"], more].concat())
+    }
+
+    /// Live blocks by size, as the interpreter counts them, of all interpreters of the process.
+    fn counted(&self) -> BTreeMap<u64, u64> {
+        let mut sizes = BTreeMap::new();
+        for line in self.printed().lines() {
+            let numbers: Option<Vec<u64>> =
+                line.split_whitespace().map(|word| word.parse().ok()).collect();
+            if let Some([_, size, _, blocks, _]) = numbers.as_deref() {
+                *sizes.entry(*size).or_default() += blocks;
+            }
+        }
+        sizes.retain(|_, blocks| *blocks > 0);
+        sizes
+    }
+
+    /// `sys.getallocatedblocks()`.
+    fn allocated(&self) -> u64 {
+        let printed = self.printed();
+        let line = printed.lines().find_map(|line| line.strip_prefix("getallocatedblocks "));
+        line.unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for QuietPython {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn allocator<'r>(report: &'r Value, name: &str) -> &'r Value {
+    let all = report["allocators"].as_array().unwrap();
+    all.iter().find(|it| it["name"] == name).unwrap_or_else(|| panic!("no {name}: {all:?}"))
+}
+
+/// Compares the blocks of Python in a report with the interpreter's own counts.
+fn assert_python_counts(report: &Value, python: &QuietPython) {
+    let counted = python.counted();
+    let sizes = report["sizes"].as_array().unwrap().iter();
+    // Usable sizes of malloc's blocks below its mapping threshold are 8 more than such a multiple.
+    let small = sizes.filter(|it| number(it, "size") <= 512 && number(it, "size") % 16 == 0);
+    let found: BTreeMap<u64, u64> =
+        small.map(|it| (number(it, "size"), number(it, "blocks"))).collect();
+    assert!(counted.len() > 20, "{}", python.printed());
+    assert_eq!(found, counted);
+    let own = allocator(report, "CPython");
+    assert_eq!(number(own, "blocks"), counted.values().sum::<u64>());
+    let bytes: u64 = counted.iter().map(|(size, blocks)| size * blocks).sum();
+    assert_eq!(number(own, "bytes"), bytes);
+    for key in ["blocks", "bytes"] {
+        let all = number(own, key) + number(allocator(report, "glibc"), key);
+        assert_eq!(number(report, &format!("live.{key}")), all, "{key}");
+    }
+    for table in ["corruption", "gaps", "refused"] {
+        assert_eq!(report[table].as_array().unwrap().len(), 0, "{}", report[table]);
+    }
+}
+
+#[test]
+fn blocks_of_python_are_those_that_the_interpreter_counts() {
+    for python in pythons() {
+        let Some(target) = QuietPython::start(&python, QUIET_SCRIPT) else { continue };
+        let report = target.scan(&["--leaks"]);
+        eprintln!("{python}");
+        assert_python_counts(&report, &target);
+        // Objects of more than 512 bytes are blocks of malloc, and so is other memory.
+        let large = target.allocated() - number(allocator(&report, "CPython"), "blocks");
+        assert!((1..=number(allocator(&report, "glibc"), "blocks")).contains(&large), "{large}");
+        assert_eq!(number(&report, "leaked.blocks"), 0, "{}", report["leaks"]);
+        let objects = |name: &str| {
+            let all = report["objects"].as_array().unwrap().iter();
+            all.filter(|it| it["type"] == name).map(|it| number(it, "objects")).sum::<u64>()
+        };
+        let printed = target.printed();
+        let counted = printed.lines().filter_map(|line| line.strip_prefix("objects of type "));
+        let counted: Vec<(&str, u64)> = counted
+            .filter_map(|it| it.split_once(' '))
+            .map(|it| (it.0, it.1.parse().unwrap()))
+            .collect();
+        assert!(counted.contains(&("Thing", 2000)) && counted.len() == 4, "{counted:?}");
+        assert_eq!(counted.iter().map(|it| (it.0, objects(it.0))).collect::<Vec<_>>(), counted);
+        assert_eq!(objects("Slotted"), 2000);
+        // Those without pointers are not of the garbage collector.
+        assert!(objects("dict") >= 2000 && objects("str") >= 5000 && objects("bytes") >= 4000);
+    }
+}
+
+#[test]
+fn a_core_file_of_python_has_the_blocks_of_the_process() {
+    for python in pythons() {
+        let Some(target) = QuietPython::start(&python, QUIET_SCRIPT) else { continue };
+        let folder = tempfile::tempdir().unwrap();
+        let pid = target.child.id().to_string();
+        let prefix = folder.path().join("core");
+        let gcore = Command::new("gcore").arg("-o").arg(&prefix).arg(&pid).output();
+        let Ok(made) = gcore else { return skip(&Lack::Tool("gcore")) };
+        assert!(made.status.success(), "{made:?}");
+        let core = format!("{}.{pid}", prefix.display());
+        let report = json(&["heap", "scan", "--core", &core, "--json", "--top", "all"]);
+        assert_python_counts(&report, &target);
+    }
+}
+
+#[test]
+fn arenas_inside_of_blocks_of_malloc_count_once() {
+    for python in pythons() {
+        let Some(target) = QuietPython::start(&python, NESTED_SCRIPT) else { continue };
+        let report = target.scan(&["--leaks"]);
+        eprintln!("{python}");
+        assert_python_counts(&report, &target);
+        let own = allocator(&report, "CPython");
+        let nested = |key: &str| number(own, &format!("nested_{key}"));
+        assert!(nested("blocks") >= 4 && nested("bytes") >= 4 << 18, "{own}");
+        let all = arenas(&report, "blocks") + number(&report, "mapped.blocks");
+        assert_eq!(all - nested("blocks"), number(&report, "live.blocks"));
+        assert_eq!(number(&report, "leaked.blocks"), 0, "{}", report["leaks"]);
+    }
+}
+
+#[test]
+fn each_interpreter_with_its_own_lock_has_arenas() {
+    for python in pythons() {
+        let Some(target) = QuietPython::start(&python, INTERPRETERS_SCRIPT) else { continue };
+        let report = target.scan(&["--leaks"]);
+        let all = report["arenas"].as_array().unwrap().iter();
+        let interpreters = all.filter(|it| it["kind"] == "interpreter").count();
+        eprintln!("{python}: {interpreters} with arenas of their own");
+        assert!(matches!(interpreters, 1 | 4), "{}", report["arenas"]);
+        assert_eq!(report["corruption"].as_array().unwrap().len(), 0);
+        assert_eq!(number(&report, "leaked.blocks"), 0, "{}", report["leaks"]);
+    }
+}
+
+#[test]
+fn a_damaged_pool_of_python_is_reported() {
+    for python in pythons() {
+        let Some(target) = QuietPython::start(&python, DAMAGED_SCRIPT) else { continue };
+        let report = target.scan(&[]);
+        assert_eq!(report["corruption"].as_array().unwrap().len(), 1, "{}", report["corruption"]);
+        assert_eq!(report["findings"][0]["id"], "heap-corrupted");
+        // The blocks of the pool are known by its free list.
+        assert_eq!(report["gaps"].as_array().unwrap().len(), 0);
+    }
+}

@@ -5,11 +5,13 @@ use crate::fixture;
 use std::alloc::Layout;
 use std::collections::VecDeque;
 use std::ffi::CString;
+use std::mem::MaybeUninit;
 use std::process::{Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pagewise_alloc::persistent::{Persistent, PersistentOptions, Rel};
+use pagewise_alloc::source::FixedBuffer;
 use pagewise_alloc::{Fifo, Os, Ring, Stack, Tlsf};
 use serde_json::Value;
 
@@ -22,7 +24,12 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn report(command: &str) -> Value {
-    json(&[command, &std::process::id().to_string(), "--json"])
+    report_of(&[command])
+}
+
+fn report_of(command: &[&str]) -> Value {
+    let pid = std::process::id().to_string();
+    json(&[command, &[pid.as_str(), "--json"]].concat())
 }
 
 /// The one pool that lives.
@@ -249,4 +256,52 @@ fn a_running_ring_is_read_to_two_blocks() {
     assert_about(&report, "pool_live", 10_000 * 640, 2 << 20);
     assert_about(&report, "requests", 20_000, (2 << 20) / 640);
     drop(kept);
+}
+
+#[test]
+fn heap_scan_walks_pools_and_counts_nested_memory_once() {
+    let _turn = alone();
+    let mut pool = Tlsf::<Os>::new(Os);
+    let layout = Layout::from_size_align(100, 8).unwrap();
+    let blocks = fill(&mut pool, layout, 1000);
+    for block in &blocks[..400] {
+        // SAFETY: it came from there with this layout and is used no more.
+        unsafe { pool.free(*block, layout) };
+    }
+    // Memory of malloc, which a stack divides.
+    let mut buffer = vec![MaybeUninit::<u8>::uninit(); 1 << 20];
+    let mut stack = Stack::unguarded(FixedBuffer::new(&mut buffer));
+    stack.set_name("frames");
+    stack.scope(|frame| {
+        (0..1000).for_each(|_| _ = frame.allocate(layout).unwrap());
+        let report = report_of(&["heap", "scan", "--leaks"]);
+        let arenas = report["arenas"].as_array().unwrap();
+        let of = |kind: &str| arenas.iter().find(|it| it["kind"] == kind).unwrap();
+        let tlsf = of("tlsf");
+        assert_eq!(number(tlsf, "held"), pool.held() as u64);
+        // The pool keeps 32 freed blocks of a size for its next requests, and merges two later.
+        assert!((600..=634).contains(&number(tlsf, "blocks")), "{tlsf}");
+        // Each with its word, and with 16 bytes more if no block could remain behind it.
+        let sizes = number(tlsf, "blocks") * 112..=number(tlsf, "blocks") * 128;
+        assert!(sizes.contains(&number(tlsf, "live")), "{tlsf}");
+        assert_eq!(
+            number(tlsf, "held"),
+            number(tlsf, "live") + number(tlsf, "free") + number(tlsf, "own")
+        );
+        let frames = of("stack frames");
+        assert!(number(frames, "live") >= 100_000 && number(frames, "blocks") >= 1, "{frames}");
+        let pools = report["allocators"].as_array().unwrap();
+        let pools = pools.iter().find(|it| it["name"] == "pagewise pools").unwrap();
+        assert_eq!((number(pools, "nested_blocks"), number(pools, "nested_bytes") >> 20), (1, 1));
+        let all = arenas.iter().map(|it| number(it, "blocks")).sum::<u64>();
+        assert_eq!(
+            all + number(&report, "mapped.blocks") - 1,
+            number(&report, "live.blocks"),
+            "{report}"
+        );
+        assert_eq!(report["corruption"].as_array().unwrap().len(), 0);
+        let leaks = report["leaks"].as_array().unwrap();
+        let of_pool = |leak: &&Value| number(leak, "size") == 112;
+        assert_eq!(leaks.iter().filter(of_pool).count(), 0, "{leaks:?}");
+    });
 }

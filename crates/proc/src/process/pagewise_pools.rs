@@ -63,8 +63,7 @@ pub fn read_registry(
     pid: Pid,
     mappings: &[Mapping],
 ) -> Result<Reading<Registry>, ProcError> {
-    let table = mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME);
-    let Some(table) = table.filter(|_| root.is_live()) else {
+    let Some(table) = table_of(mappings).filter(|_| root.is_live()) else {
         let why = "it has no pools of pagewise's that count: they do with the feature `stats`";
         return Ok(Err(Absent::NotCollected(why.into())));
     };
@@ -80,8 +79,20 @@ pub fn read_registry(
     let entries = piece(pid, first..first + length).map_err(explain)?;
     // They were read by the process's id.
     root.check(pid)?;
-    let pools = entries.chunks_exact(shape.entry_size).filter_map(parse).collect();
+    let pools = shape.pools(&entries);
     Ok(Ok(Registry { pid, process: Name::default(), pools, lost: shape.lost }))
+}
+
+/// The mapping of the table, if the process has one.
+pub fn table_of(mappings: &[Mapping]) -> Option<&Mapping> {
+    mappings.iter().find(|mapping| mapping.name.as_bytes() == NAME)
+}
+
+/// The pools of a table whose bytes are known. `None` of a table of another version.
+pub fn parse_table(table: &[u8]) -> Option<Vec<RegisteredPool>> {
+    let shape = RegistryShape::from_header(table, table.len() as u64)?;
+    let entries = table.get(HEADER..HEADER + shape.used * shape.entry_size)?;
+    Some(shape.pools(entries))
 }
 
 fn piece(pid: Pid, range: Range<u64>) -> std::io::Result<Vec<u8>> {
@@ -103,6 +114,10 @@ struct RegistryShape {
 }
 
 impl RegistryShape {
+    fn pools(&self, entries: &[u8]) -> Vec<RegisteredPool> {
+        entries.chunks_exact(self.entry_size).filter_map(parse).collect()
+    }
+
     /// `None` for data that is not a table, or does not fit into the mapping.
     fn from_header(header: &[u8], mapping: u64) -> Option<RegistryShape> {
         let magic = u64_at(header, 0)?;

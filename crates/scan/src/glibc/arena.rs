@@ -24,7 +24,7 @@ use pagewise_model::heap_scan::LiveAmount;
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Mapping};
 
-use super::corruption::CorruptionLog;
+use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
 /// Bytes of `malloc_state`.

@@ -4,6 +4,7 @@ use pagewise_model::heap_scan::MemoryCopy;
 use pagewise_model::process::Process;
 use pagewise_model::{AddrRange, Mapping, PageSize};
 
+use super::constants::MappedFiles;
 use super::plan::CopyPlan;
 use super::transfer::CopyBuffer;
 use crate::memory::{Memory, ScannedThread};
@@ -22,6 +23,7 @@ pub struct ProcessCopy {
     /// In order of address.
     pieces: Vec<CopiedPiece>,
     buffer: CopyBuffer,
+    files: MappedFiles,
 }
 
 /// Consecutive copied bytes.
@@ -41,10 +43,11 @@ impl ProcessCopy {
         buffer: CopyBuffer,
         unread: &[AddrRange],
         measured: MemoryCopy,
+        files: MappedFiles,
     ) -> ProcessCopy {
         let CopyPlan { mappings, ranges, .. } = plan;
         let pieces = pieces(&ranges, unread);
-        ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer }
+        ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files }
     }
 
     fn bytes(&self, piece: &CopiedPiece, part: AddrRange) -> &[u8] {
@@ -122,6 +125,18 @@ impl Memory for ProcessCopy {
             address += length as u64;
         }
         true
+    }
+
+    fn read_constant(&self, address: u64, into: &mut [u8]) -> bool {
+        if self.read(address, into) {
+            return true;
+        }
+        let at = self.mappings.partition_point(|mapping| mapping.range.end <= address);
+        let mapping = self.mappings.get(at).filter(|mapping| mapping.range.contains(address));
+        // A changed page that was not copied is in swap, or could not be read.
+        let all_copied = self.measured.swapped.is_zero() && self.measured.unread.is_zero();
+        let mapping = mapping.filter(|mapping| all_copied || !mapping.prot.write);
+        mapping.is_some_and(|mapping| self.files.read(mapping, address, into))
     }
 }
 
