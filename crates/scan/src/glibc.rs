@@ -7,7 +7,6 @@
 //!  lists         the chunks of all free lists
 //!  mapped        blocks and parts of the main arena outside of heaps
 //!  chunks        the walk over all chunks, which settles the use of each
-//!  density       pages by live share
 //!  code          the code that changes all this
 //! ```
 //!
@@ -18,8 +17,6 @@
 mod arena;
 mod chunks;
 mod code;
-mod corruption;
-mod density;
 mod lists;
 mod mapped;
 #[cfg(test)]
@@ -32,13 +29,13 @@ use pagewise_model::heap_scan::{
 };
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize};
 
+use crate::corruption::CorruptionLog;
+use crate::density::resident_in;
 use crate::graph::range_without;
 use crate::memory::Memory;
 use crate::walk::AllocatorWalk;
 use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
-use corruption::CorruptionLog;
-use density::resident_in;
 use lists::{FreeListReader, ListedChunks};
 use mapped::OutsideMemory;
 use thread_cache::ThreadData;

@@ -7,6 +7,7 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
+//!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
@@ -17,14 +18,19 @@
 
 pub mod blocks;
 pub mod core_image;
+mod corruption;
+mod density;
 mod error;
 pub mod glibc;
 pub mod graph;
 pub mod live;
+#[cfg(test)]
+mod made;
 pub mod memory;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
+mod size_tally;
 pub mod walk;
 
 pub use error::ScanError;

@@ -40,3 +40,15 @@ pub trait Memory: Sync {
         self.read(address, &mut bytes).then(|| u64::from_le_bytes(bytes))
     }
 }
+
+/// The word at an offset of bytes; 0 behind their end.
+pub(crate) fn word(bytes: &[u8], at: u64) -> u64 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+/// The 4 bytes at an offset of bytes; 0 behind their end.
+pub(crate) fn half(bytes: &[u8], at: u64) -> u32 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u32::from_le_bytes(*word))
+}

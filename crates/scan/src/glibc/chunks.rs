@@ -3,21 +3,20 @@
 //! A chunk is in use if the flag of the *next* chunk is set, unless a fastbin or a thread cache has
 //! it. So each chunk is settled when the next header is read.
 
-use std::collections::BTreeMap;
-
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
 };
-use pagewise_model::heap_scan::{HeapGap, LiveAmount, LiveSize, WalkedArena};
+use pagewise_model::heap_scan::{HeapGap, LiveAmount, WalkedArena};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
 
 use super::arena::HeapSegment;
-use super::corruption::CorruptionLog;
-use super::density::{CELLS, PageDensityCounter, resident_in};
 use super::lists::{ChunkList, ListedChunks};
 use super::mapped::{FENCEPOST, MappedChunk};
 use crate::blocks::{BlockTable, LiveBlock};
+use crate::corruption::CorruptionLog;
+use crate::density::{CELLS, PageDensityCounter, resident_in};
 use crate::memory::Memory;
+use crate::size_tally::SizeTally;
 
 /// Number of consecutive chunks that must hold together where the walk goes on behind a
 /// contradiction.
@@ -26,8 +25,6 @@ const CHAIN: usize = 8;
 const MAX_TRIES: u64 = 8 << 20;
 /// `malloc_trim` keeps the header of a free chunk: `sizeof(struct malloc_chunk)`.
 const KEPT_HEADER: u64 = 48;
-/// Usable sizes below this are counted in an array.
-const SMALL_SIZES: u64 = 64 << 10;
 const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 const NO_CHUNKS: &str = "no further chunks were found in it";
 
@@ -81,33 +78,6 @@ pub(super) struct ChunkWalk<'a> {
     pub(super) density: [u64; CELLS],
     pub(super) gaps: Vec<HeapGap>,
     pub(super) log: &'a mut CorruptionLog,
-}
-
-/// Number of blocks by usable size.
-#[derive(Debug, Default)]
-pub(super) struct SizeTally {
-    small: Vec<u64>,
-    large: BTreeMap<u64, u64>,
-}
-
-impl SizeTally {
-    fn add(&mut self, size: u64) {
-        let index = usize::try_from(size / 8).unwrap_or(usize::MAX);
-        if size < SMALL_SIZES && size.is_multiple_of(8) {
-            if self.small.is_empty() {
-                self.small = vec![0; usize::try_from(SMALL_SIZES / 8).unwrap_or(0)];
-            }
-            self.small[index] += 1;
-        } else {
-            *self.large.entry(size).or_default() += 1;
-        }
-    }
-
-    /// In order of size.
-    pub(super) fn finish(self) -> Vec<LiveSize> {
-        let small = (0..).step_by(8).zip(self.small).filter(|(_, blocks)| *blocks > 0);
-        small.chain(self.large).map(|(size, blocks)| LiveSize { size, blocks }).collect()
-    }
 }
 
 /// A segment during its walk.

@@ -4,8 +4,8 @@ use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, UNIT};
 use pagewise_model::AddrRange;
 
 use super::arena::{ArenaState, BIN_COUNT, FASTBIN_COUNT, HeapSegment};
-use super::corruption::CorruptionLog;
 use super::thread_cache::ThreadCache;
+use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
 
 /// Number of the first bin of large chunks, from 0 for the unsorted bin.
