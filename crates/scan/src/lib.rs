@@ -7,6 +7,8 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
+//!  musl     the walk of musl's malloc (mallocng)
+//!  slot_heap  sums of allocators whose pages hold slots of one size
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -27,10 +29,12 @@ pub mod live;
 #[cfg(test)]
 mod made;
 pub mod memory;
+mod musl;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
 mod size_tally;
+mod slot_heap;
 pub mod walk;
 
 pub use error::ScanError;

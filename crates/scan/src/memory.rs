@@ -1,6 +1,7 @@
 //! Memory, mappings and threads of a process at one time, from any source.
 
 use pagewise_model::{AddrRange, Mapping};
+use pagewise_proc::variables::FileFunction;
 
 /// A thread at the time of the scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,4 +52,11 @@ pub(crate) fn word(bytes: &[u8], at: u64) -> u64 {
 pub(crate) fn half(bytes: &[u8], at: u64) -> u32 {
     let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
     rest.map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+/// The addresses of a function of the file of a mapping.
+pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Option<AddrRange> {
+    let offset = function.offset.checked_sub(mapping.offset)?;
+    let start = mapping.range.start.checked_add(offset)?;
+    AddrRange { start, end: start.saturating_add(function.size) }.intersection(mapping.range)
 }

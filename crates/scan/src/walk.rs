@@ -1,11 +1,12 @@
 //! The walks of all allocators of a process, as one heap.
 
 use pagewise_model::heap_scan::{RefusedAllocator, WalkedHeap};
-use pagewise_model::{AddrRange, PageSize};
+use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
+use pagewise_proc::ProcRoot;
 
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
-use crate::{ScanError, glibc};
+use crate::{ScanError, glibc, musl};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,7 +25,8 @@ pub struct AllocatorWalk {
 type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>, ScanError>;
 
 /// All walkers, in the order of their arenas in reports.
-const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory, page_size))];
+const WALKERS: &[AllocatorWalker] =
+    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), musl::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
@@ -49,6 +51,14 @@ pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWa
     };
     whole.heap.refused.extend(refusals.into_iter().filter_map(refused_allocator));
     Ok(whole)
+}
+
+/// The code of the allocators of a process: while a thread executes it, their data may contradict
+/// itself.
+pub fn allocator_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
+    let mut code = glibc::malloc_code(root, pid, mappings);
+    code.extend(musl::malloc_code(root, pid, mappings));
+    code
 }
 
 fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
