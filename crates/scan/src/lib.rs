@@ -8,6 +8,7 @@
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
 //!  musl     the walk of musl's malloc (mallocng)
+//!  mimalloc  the walk of mimalloc 2
 //!  slot_heap  sums of allocators whose pages hold slots of one size
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
@@ -29,6 +30,7 @@ pub mod live;
 #[cfg(test)]
 mod made;
 pub mod memory;
+mod mimalloc;
 mod musl;
 pub mod reachability;
 pub mod saved;

@@ -54,6 +54,18 @@ pub(crate) fn half(bytes: &[u8], at: u64) -> u32 {
     rest.map_or(0, |word| u32::from_le_bytes(*word))
 }
 
+/// The bytes of a range; unknown ones, such as those of pages that were never touched, are 0.
+pub(crate) fn read_sparse(memory: &dyn Memory, range: AddrRange) -> Vec<u8> {
+    let mut all = vec![0; usize::try_from(range.len().0).unwrap_or(0)];
+    memory.visit(range, &mut |start, bytes| {
+        let at = usize::try_from(start - range.start).unwrap_or(usize::MAX);
+        if let Some(part) = at.checked_add(bytes.len()).and_then(|end| all.get_mut(at..end)) {
+            part.copy_from_slice(bytes);
+        }
+    });
+    all
+}
+
 /// The addresses of a function of the file of a mapping.
 pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Option<AddrRange> {
     let offset = function.offset.checked_sub(mapping.offset)?;

@@ -6,7 +6,7 @@ use pagewise_proc::ProcRoot;
 
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
-use crate::{ScanError, glibc, musl};
+use crate::{ScanError, glibc, mimalloc, musl};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,7 +26,7 @@ type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>
 
 /// All walkers, in the order of their arenas in reports.
 const WALKERS: &[AllocatorWalker] =
-    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), musl::walk];
+    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), musl::walk, mimalloc::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
@@ -58,6 +58,7 @@ pub fn walk_heap(memory: &dyn Memory, page_size: PageSize) -> Result<AllocatorWa
 pub fn allocator_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let mut code = glibc::malloc_code(root, pid, mappings);
     code.extend(musl::malloc_code(root, pid, mappings));
+    code.extend(mimalloc::malloc_code(root, pid, mappings));
     code
 }
 
