@@ -37,7 +37,8 @@ pub struct RemoteProcess {
     pid: u32,
     start_ticks: u64,
     memory: TargetMemory,
-    code: CodeAddresses,
+    /// The instructions of remote calls; `None` if the process can only be stopped.
+    code: Option<CodeAddresses>,
 }
 
 /// Runs `work` on a thread of its own, and waits for its end. A thread of a target that could not
@@ -67,18 +68,27 @@ impl RemoteProcess {
     /// [`RemoteError::Gone`], [`RemoteError::NotPermitted`]; [`RemoteError::Unsupported`] for other
     /// architectures and programs without a C library.
     pub fn open(pid: u32, start_ticks: Option<u64>) -> Result<RemoteProcess, RemoteError> {
+        let mut target = RemoteProcess::open_to_stop(pid, start_ticks)?;
+        let code = CodeAddresses::find(&target.memory, &target.mappings()?);
+        target.code = Some(code.ok_or(RemoteError::Unsupported(
+            "none of its files has the instructions that a C library for x86-64 has",
+        ))?);
+        Ok(target)
+    }
+
+    /// The same for a process whose threads are only stopped: it needs no code of a C library.
+    /// Remote calls in it fail.
+    ///
+    /// # Errors
+    /// As [`RemoteProcess::open`], without the last.
+    pub fn open_to_stop(pid: u32, start_ticks: Option<u64>) -> Result<RemoteProcess, RemoteError> {
         if cfg!(not(target_arch = "x86_64")) {
             return Err(RemoteError::Unsupported("they are made on x86-64 only"));
         }
         let root = ProcRoot::live();
         let begin = start_of(&root, pid)?;
         let memory = TargetMemory::open(pid).map_err(RemoteError::of_tracing)?;
-        let text = root.read(Pid(pid), "maps").map_err(|_| RemoteError::Gone)?;
-        let mappings = maps::parse(&text).mappings;
-        let code = CodeAddresses::find(&memory, &mappings).ok_or(RemoteError::Unsupported(
-            "none of its files has the instructions that a C library for x86-64 has",
-        ))?;
-        let target = RemoteProcess { root, pid, start_ticks: begin, memory, code };
+        let target = RemoteProcess { root, pid, start_ticks: begin, memory, code: None };
         // Whatever was opened is of this process if it has the number still.
         match start_of(&target.root, pid)? == start_ticks.unwrap_or(begin) {
             true => Ok(target),

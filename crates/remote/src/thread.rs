@@ -258,7 +258,8 @@ pub struct Tracee {
     registers: Registers,
     /// The thread's signal mask, once it was read.
     blocked: Option<u64>,
-    code: CodeAddresses,
+    /// `None` if the thread can only be stopped.
+    code: Option<CodeAddresses>,
     since: Instant,
     phase: BorrowPhase,
     /// The stack pointer of remote calls: the lowest address of the chain of saved contexts.
@@ -278,7 +279,11 @@ impl Tracee {
     ///
     /// # Errors
     /// `ESRCH` where the thread was killed.
-    pub(crate) fn seize(tid: Tid, code: CodeAddresses, since: Instant) -> io::Result<Tracee> {
+    pub(crate) fn seize(
+        tid: Tid,
+        code: Option<CodeAddresses>,
+        since: Instant,
+    ) -> io::Result<Tracee> {
         Ok(Tracee {
             tid,
             registers: Registers::read_from(tid)?,
@@ -356,14 +361,19 @@ impl Tracee {
 
     /// Return path of calls to the context on the thread's own stack, if there is one.
     pub(crate) fn returning(&self) -> Option<Returning> {
-        let restore = self.code.restore;
+        let restore = self.code?.restore;
         self.own_chain.map(|chain| Returning { thread: self.thread(), chain, restore })
+    }
+
+    /// The instructions of remote calls.
+    fn code(&self) -> io::Result<CodeAddresses> {
+        self.code.ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     /// The context itself, and the return address that leads to it.
     fn write_context(&mut self, memory: &TargetMemory, at: u64) -> io::Result<()> {
         let vectors = arch::vector_image(self.vectors()?.to_vec())?;
-        let mut bytes = self.code.restore.to_le_bytes().to_vec();
+        let mut bytes = self.code()?.restore.to_le_bytes().to_vec();
         let continued = self.registers.continued(&|at, length| memory.read_up_to(at, length));
         let blocked = match self.blocked {
             Some(blocked) => blocked,
@@ -389,9 +399,10 @@ impl Tracee {
         arguments: [u64; 6],
     ) -> io::Result<()> {
         self.write_context(memory, at)?;
-        let call = self.registers.for_call(self.code.syscall, number, arguments, at - 8);
+        let code = self.code()?;
+        let call = self.registers.for_call(code.syscall, number, arguments, at - 8);
         let first = at - CHAINED;
-        let mut bytes = self.code.restore.to_le_bytes().to_vec();
+        let mut bytes = code.restore.to_le_bytes().to_vec();
         bytes.extend(call.context(u64::MAX, at + layout::VECTORS, None));
         memory.write(first - 8, &bytes)?;
         self.chain = Some(first - 8);
@@ -422,7 +433,8 @@ impl Tracee {
         arguments: [u64; 6],
         chain: u64,
     ) -> io::Result<()> {
-        self.registers.for_call(self.code.syscall, number, arguments, chain).write(self.tid)?;
+        let syscall = self.code()?.syscall;
+        self.registers.for_call(syscall, number, arguments, chain).write(self.tid)?;
         if self.phase == BorrowPhase::Own {
             self.phase = BorrowPhase::Prepared;
         }

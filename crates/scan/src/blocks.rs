@@ -13,22 +13,29 @@ pub struct LiveBlock {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockTable {
     starts: Vec<u64>,
-    /// In units of 8 bytes: blocks of up to 32 GiB.
-    units: Vec<u32>,
+    /// Usable bytes, or [`BlockTable::LARGE`].
+    sizes: Vec<u32>,
+    /// Index and size of each block of 4 GiB and more, in order of index.
+    large: Vec<(usize, u64)>,
 }
 
 impl BlockTable {
-    /// Bytes of a unit of block sizes.
-    const UNIT: u64 = 8;
+    /// Stands for a size in `large`.
+    const LARGE: u32 = u32::MAX;
 
     /// Appends a block that lies behind all others. Returns false, and keeps the table as it is, if
-    /// it does not, or is too large.
+    /// it does not.
     pub fn push(&mut self, block: LiveBlock) -> bool {
-        let behind = self.last().is_none_or(|last| last.start + last.size <= block.start);
-        let units = u32::try_from(block.size.div_ceil(Self::UNIT));
-        let (true, Ok(units)) = (behind, units) else { return false };
+        let end = |block: LiveBlock| block.start.saturating_add(block.size);
+        if self.last().is_some_and(|last| end(last) > block.start) {
+            return false;
+        }
+        let size = u32::try_from(block.size).unwrap_or(Self::LARGE);
+        if size == Self::LARGE {
+            self.large.push((self.len(), block.size));
+        }
         self.starts.push(block.start);
-        self.units.push(units);
+        self.sizes.push(size);
         true
     }
 
@@ -77,8 +84,13 @@ impl BlockTable {
 
     /// The block with number `index`, in order of address.
     pub fn get(&self, index: usize) -> Option<LiveBlock> {
-        let (&start, &units) = (self.starts.get(index)?, self.units.get(index)?);
-        Some(LiveBlock { start, size: u64::from(units) * Self::UNIT })
+        let (&start, &size) = (self.starts.get(index)?, self.sizes.get(index)?);
+        let size = if size == Self::LARGE {
+            self.large[self.large.binary_search_by_key(&index, |it| it.0).ok()?].1
+        } else {
+            size.into()
+        };
+        Some(LiveBlock { start, size })
     }
 
     /// The last block.
@@ -129,6 +141,16 @@ mod tests {
         let all = table(&[(0x1000, 24), (0x2000, 16), (0x3000, 8)]);
         assert_eq!(all.without(&[0, 2]), table(&[(0x2000, 16)]));
         assert_eq!(all.without(&[]), all);
+    }
+
+    #[test]
+    fn sizes_are_exact() {
+        let sizes = [0, 13, 5 << 30, u64::from(u32::MAX), 1 << 40, 24];
+        let starts = (0..).map(|at: u64| at << 41);
+        let blocks: Vec<(u64, u64)> = starts.zip(sizes).collect();
+        let table = table(&blocks);
+        let found: Vec<u64> = table.iter().map(|block| block.size).collect();
+        assert_eq!(found, sizes);
     }
 
     #[test]

@@ -9,6 +9,9 @@
 //!  glibc    the walk of glibc's malloc
 //!  cpython  the walk of CPython's obmalloc
 //!  pagewise_pools  the walk of pagewise's own allocators
+//!  musl     the walk of musl's malloc (mallocng)
+//!  mimalloc  the walk of mimalloc 2
+//!  slot_heap  sums of allocators whose pages hold slots of one size
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -27,12 +30,17 @@ mod error;
 pub mod glibc;
 pub mod graph;
 pub mod live;
+#[cfg(test)]
+mod made;
 pub mod memory;
+mod mimalloc;
+mod musl;
 mod pagewise_pools;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
 mod size_tally;
+mod slot_heap;
 pub mod walk;
 
 pub use error::ScanError;

@@ -100,7 +100,7 @@ pub fn copy_running(
     pid: Pid,
     request: &CopyRequest<'_>,
 ) -> Result<ProcessCopy, ScanError> {
-    let target = RemoteProcess::open(pid.0, None)?;
+    let target = RemoteProcess::open_to_stop(pid.0, None)?;
     let mut pauses = Pauses::default();
     for _ in 0..ATTEMPTS {
         let prepared = Prepared::new(root, pid, request, target.threads()?.len())?;

@@ -1,6 +1,7 @@
 //! Memory, mappings and threads of a process at one time, from any source.
 
 use pagewise_model::{AddrRange, Mapping};
+use pagewise_proc::variables::FileFunction;
 
 use crate::graph::range_without;
 
@@ -84,4 +85,35 @@ impl Memory for MaskedMemory<'_> {
         let is_hidden = self.hidden.get(at).is_some_and(|range| range.start < end);
         !is_hidden && self.memory.read(address, into)
     }
+}
+
+/// The word at an offset of bytes; 0 behind their end.
+pub(crate) fn word(bytes: &[u8], at: u64) -> u64 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+/// The 4 bytes at an offset of bytes; 0 behind their end.
+pub(crate) fn half(bytes: &[u8], at: u64) -> u32 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
+    rest.map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+/// The bytes of a range; unknown ones, such as those of pages that were never touched, are 0.
+pub(crate) fn read_sparse(memory: &dyn Memory, range: AddrRange) -> Vec<u8> {
+    let mut all = vec![0; usize::try_from(range.len().0).unwrap_or(0)];
+    memory.visit(range, &mut |start, bytes| {
+        let at = usize::try_from(start - range.start).unwrap_or(usize::MAX);
+        if let Some(part) = at.checked_add(bytes.len()).and_then(|end| all.get_mut(at..end)) {
+            part.copy_from_slice(bytes);
+        }
+    });
+    all
+}
+
+/// The addresses of a function of the file of a mapping.
+pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Option<AddrRange> {
+    let offset = function.offset.checked_sub(mapping.offset)?;
+    let start = mapping.range.start.checked_add(offset)?;
+    AddrRange { start, end: start.saturating_add(function.size) }.intersection(mapping.range)
 }

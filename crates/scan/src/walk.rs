@@ -1,12 +1,13 @@
 //! The walks of all allocators of a process, as one heap.
 
 use pagewise_model::heap_scan::{LiveAmount, LiveSize, RefusedAllocator, WalkedHeap};
-use pagewise_model::{AddrRange, PageSize};
+use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
+use pagewise_proc::ProcRoot;
 
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::graph::range_without;
 use crate::memory::{MaskedMemory, Memory};
-use crate::{ScanError, cpython, glibc, pagewise_pools};
+use crate::{ScanError, cpython, glibc, mimalloc, musl, pagewise_pools};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,7 +27,8 @@ type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>
 
 /// Walkers of allocators that have their memory from the kernel, in the order of their arenas in
 /// reports.
-const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory, page_size))];
+const WALKERS: &[AllocatorWalker] =
+    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), musl::walk, mimalloc::walk];
 
 /// Walkers of allocators whose memory can lie in blocks of those of [`WALKERS`].
 const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk, pagewise_pools::walk];
@@ -76,6 +78,15 @@ fn walks(
         }
     }
     Ok(walks)
+}
+
+/// The code of the allocators of a process: while a thread executes it, their data may contradict
+/// itself.
+pub fn allocator_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
+    let mut code = glibc::malloc_code(root, pid, mappings);
+    code.extend(musl::malloc_code(root, pid, mappings));
+    code.extend(mimalloc::malloc_code(root, pid, mappings));
+    code
 }
 
 fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {

@@ -74,9 +74,9 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     // The pages of a core file are those that were written into it, resident or not.
     let (held, trimmable) = match scan.moment {
         ProcessMoment::CoreDumped => {
-            (" of heap are in the core file, ", " blocks. Whole pages of free chunks hold ")
+            (" of heap are in the core file, ", "Whole pages of free chunks hold ")
         }
-        _ => (" of heap are resident, ", " blocks. `malloc_trim(0)` would return "),
+        _ => (" of heap are resident, ", "`malloc_trim(0)` would return "),
     };
     let mut pieces = vec![
         CellValue::Bytes(resident.0),
@@ -84,10 +84,12 @@ fn verdict(scan: &HeapScan) -> Paragraph {
         CellValue::Bytes(live.bytes),
         text(" of them live in "),
         CellValue::Count(live.blocks),
-        text(trimmable),
-        CellValue::Bytes(heap.trimmable().0),
-        text(". "),
+        text(" blocks. "),
     ];
+    if has_trim(heap) {
+        let bytes = CellValue::Bytes(heap.trimmable().0);
+        pieces.extend([text(trimmable), bytes, text(". ")]);
+    }
     let pinned: Bytes = heap.arenas.iter().map(pinned).sum();
     pieces.extend([
         CellValue::Bytes(pinned.0),
@@ -110,6 +112,12 @@ fn verdict(scan: &HeapScan) -> Paragraph {
 pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     let used = arena.live_chunks + arena.own;
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
+}
+
+/// True if an allocator has `malloc_trim`. Scans of earlier versions name no allocator, and are of
+/// glibc.
+fn has_trim(heap: &WalkedHeap) -> bool {
+    heap.allocators.is_empty() || heap.allocators.iter().any(|it| it.name == "glibc")
 }
 
 fn live(live: LiveAmount) -> NamedFacts {

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use fixture::{json, number, pagewise, program};
+use fixture::{FixtureLink, json, number, pagewise, program};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
@@ -51,6 +51,30 @@ fn leaks_are_found_at_exit_each_under_its_head() {
     let expected = LEAKS.iter().map(|&(size, leaks, blocks)| (size, (leaks, blocks)));
     assert_eq!(leaks(&report), expected.collect(), "{}", report["leaks"]);
     assert_eq!(number(&report, "leaked.blocks"), LEAKS.iter().map(|leak| leak.2).sum::<u64>());
+}
+
+#[test]
+fn leaks_of_a_program_with_musl_are_the_same_with_the_requested_sizes() {
+    for link in [FixtureLink::Musl, FixtureLink::MuslStatic] {
+        let Some(program) = fixture::musl_program(link, "leaks") else { return };
+        let report = at_exit(&program);
+        let requested = |size| if size > 1 << 20 { size - ROUNDING } else { size };
+        let expected =
+            LEAKS.iter().map(|&(size, leaks, blocks)| (requested(size), (leaks, blocks)));
+        assert_eq!(leaks(&report), expected.collect(), "{link:?}: {}", report["leaks"]);
+        assert_eq!(report["scan"]["allocator"], "musl");
+    }
+}
+
+#[test]
+fn leaks_of_a_program_with_mimalloc_are_the_same() {
+    let Some(library) = fixture::mimalloc() else { return };
+    let program = program("leaks");
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let program = ["env", &preload, program.to_str().unwrap(), "exit"];
+    let report = json(&[&["heap", "scan", "--leaks", "--json", "--"], &program[..]].concat());
+    let leaked: u64 = LEAKS.iter().map(|leak| leak.2).sum();
+    assert_eq!(number(&report, "leaked.blocks"), leaked, "{}", report["leaks"]);
 }
 
 /// The program, built with LeakSanitizer.

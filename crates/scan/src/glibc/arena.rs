@@ -25,7 +25,7 @@ use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Mapping};
 
 use crate::corruption::CorruptionLog;
-use crate::memory::Memory;
+use crate::memory::{Memory, half, word};
 
 /// Bytes of `malloc_state`.
 pub(super) const STATE_BYTES: u64 = 2200;
@@ -72,16 +72,6 @@ pub(super) struct ArenaState {
     pub(super) threads: u64,
     pub(super) system: u64,
     max_system: u64,
-}
-
-fn word(bytes: &[u8], at: u64) -> u64 {
-    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
-    rest.map_or(0, |word| u64::from_le_bytes(*word))
-}
-
-fn half(bytes: &[u8], at: u64) -> u32 {
-    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..)?.first_chunk());
-    rest.map_or(0, |word| u32::from_le_bytes(*word))
 }
 
 impl ArenaState {

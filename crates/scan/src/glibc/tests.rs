@@ -1,11 +1,8 @@
 //! Heaps in made memory, with the layouts of all supported versions of glibc.
 
-use pagewise_model::mapping::{Prot, Sharing};
-use pagewise_model::{Absent, Device, Mapping, Name};
-
 use super::*;
 use crate::blocks::LiveBlock;
-use crate::memory::ScannedThread;
+use crate::made::{MadeProcess, mapping};
 
 const PAGE: u64 = 1 << 12;
 const HEAP: u64 = 0x5555_0000_0000;
@@ -18,47 +15,6 @@ const THREAD_HEAP_BYTES: u64 = 33 * PAGE;
 const MAPPED: u64 = 0x7f20_0000_0000;
 const TLS: u64 = 0x7f30_0000_0000;
 const POINTER: u64 = TLS + 0x740;
-
-/// Memory of a process that does not exist.
-#[derive(Clone)]
-struct MadeProcess {
-    mappings: Vec<Mapping>,
-    threads: Vec<ScannedThread>,
-    bytes: Vec<Vec<u8>>,
-}
-
-impl Memory for MadeProcess {
-    fn mappings(&self) -> &[Mapping] {
-        &self.mappings
-    }
-
-    fn threads(&self) -> &[ScannedThread] {
-        &self.threads
-    }
-
-    fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
-        for (mapping, bytes) in self.mappings.iter().zip(&self.bytes) {
-            let start = mapping.range.start;
-            if let Some(part) = mapping.range.intersection(range) {
-                let [first, end] = [part.start.next_multiple_of(8), part.end]
-                    .map(|at| usize::try_from(at - start).unwrap());
-                if first < end {
-                    each(start + first as u64, &bytes[first..end]);
-                }
-            }
-        }
-    }
-
-    fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        let found =
-            self.mappings.iter().zip(&self.bytes).find(|(it, _)| it.range.contains(address));
-        let bytes = found.and_then(|(mapping, bytes)| {
-            let first = usize::try_from(address - mapping.range.start).unwrap();
-            bytes.get(first..first + into.len())
-        });
-        bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
-    }
-}
 
 /// Differences between versions.
 #[derive(Clone, Copy, Debug)]
@@ -94,35 +50,7 @@ const fn version(
     Version { name, cache_bins, count_width, mangles, heap_header, parameters }
 }
 
-fn mapping(start: u64, bytes: u64, name: &str, inode: u64) -> Mapping {
-    Mapping {
-        range: AddrRange { start, end: start + bytes },
-        prot: Prot { read: true, write: true, exec: false },
-        sharing: Sharing::Private,
-        offset: 0,
-        device: Device::default(),
-        inode,
-        name: Name::new(name.as_bytes()),
-        on_tmpfs: false,
-        smaps: Err(Absent::NeverScheduled),
-        pages: Err(Absent::NeverScheduled),
-    }
-}
-
 impl MadeProcess {
-    fn put(&mut self, address: u64, word: u64) {
-        let index = self.mappings.iter().position(|it| it.range.contains(address)).unwrap();
-        let at = usize::try_from(address - self.mappings[index].range.start).unwrap();
-        self.bytes[index][at..at + 8].copy_from_slice(&word.to_le_bytes());
-    }
-
-    fn put_narrow(&mut self, address: u64, value: u64, width: u64) {
-        let old = self.word(address & !7).unwrap();
-        let shift = 8 * (address % 8);
-        let mask = ((1 << (8 * width)) - 1) << shift;
-        self.put(address & !7, (old & !mask) | (value << shift));
-    }
-
     /// An arena with empty bins.
     fn put_arena(&mut self, at: u64, top: u64, next: u64, bytes: u64) {
         for bin in 0..127 {
@@ -173,24 +101,14 @@ impl MadeProcess {
 
 /// A process with two arenas, one of each kind of free chunk, and a mapped block.
 fn made(version: Version) -> MadeProcess {
-    let mut mappings = vec![
+    let mappings = vec![
         mapping(HEAP, HEAP_BYTES, "[heap]", 0),
         mapping(LIBC, 2 * PAGE, "/lib/libc.so.6", 7),
         mapping(THREAD_HEAP, THREAD_HEAP_BYTES, "", 0),
         mapping(MAPPED, 40 * PAGE, "", 0),
         mapping(TLS, PAGE, "", 0),
     ];
-    mappings.sort_by_key(|mapping| mapping.range);
-    let lengths = mappings.iter().map(|it| usize::try_from(it.range.len().0).unwrap());
-    let bytes = lengths.map(|length| vec![0; length]).collect();
-    let thread = ScannedThread {
-        tid: 1,
-        name: Vec::new(),
-        stack_pointer: 0,
-        thread_pointer: POINTER,
-        registers: Vec::new(),
-    };
-    let mut made = MadeProcess { mappings, threads: vec![thread], bytes };
+    let mut made = MadeProcess::new(mappings, &[POINTER]);
     put_main(&mut made, version);
     put_thread_arena(&mut made, version);
     // A block of its own, an aligned one whose chunk begins further behind, and other memory.

@@ -17,12 +17,12 @@ use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
 use pagewise_scan::core_image::CoreImage;
-use pagewise_scan::glibc::malloc_code;
 use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_running, copy_stopped,
 };
 use pagewise_scan::memory::Memory;
 use pagewise_scan::reachability::GraphRequest;
+use pagewise_scan::walk::allocator_code;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
 use pagewise_trace::demangled;
@@ -118,7 +118,7 @@ pub(crate) fn running(
         }
     };
     let busy_code = match outline(root, pid)?.1 {
-        Ok(mappings) => malloc_code(root, pid, &mappings),
+        Ok(mappings) => allocator_code(root, pid, &mappings),
         Err(_) => Vec::new(),
     };
     let scope = scope(search);

@@ -1,0 +1,115 @@
+//! Memory of processes that do not exist, for tests.
+
+use pagewise_model::mapping::{Prot, Sharing};
+use pagewise_model::{Absent, AddrRange, Device, Mapping, Name};
+
+use crate::memory::{Memory, ScannedThread};
+
+/// Memory of a process that does not exist.
+#[derive(Clone)]
+pub(crate) struct MadeProcess {
+    pub(crate) mappings: Vec<Mapping>,
+    pub(crate) threads: Vec<ScannedThread>,
+    pub(crate) bytes: Vec<Vec<u8>>,
+}
+
+impl Memory for MadeProcess {
+    fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    fn threads(&self) -> &[ScannedThread] {
+        &self.threads
+    }
+
+    fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
+        for (mapping, bytes) in self.mappings.iter().zip(&self.bytes) {
+            let start = mapping.range.start;
+            if let Some(part) = mapping.range.intersection(range) {
+                let [first, end] = [part.start.next_multiple_of(8), part.end]
+                    .map(|at| usize::try_from(at - start).unwrap());
+                if first < end {
+                    each(start + first as u64, &bytes[first..end]);
+                }
+            }
+        }
+    }
+
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        let found =
+            self.mappings.iter().zip(&self.bytes).find(|(it, _)| it.range.contains(address));
+        let bytes = found.and_then(|(mapping, bytes)| {
+            let first = usize::try_from(address - mapping.range.start).unwrap();
+            bytes.get(first..first + into.len())
+        });
+        bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
+    }
+}
+
+/// A private mapping that can be written.
+pub(crate) fn mapping(start: u64, bytes: u64, name: &str, inode: u64) -> Mapping {
+    Mapping {
+        range: AddrRange { start, end: start + bytes },
+        prot: Prot { read: true, write: true, exec: false },
+        sharing: Sharing::Private,
+        offset: 0,
+        device: Device::default(),
+        inode,
+        name: Name::new(name.as_bytes()),
+        on_tmpfs: false,
+        smaps: Err(Absent::NeverScheduled),
+        pages: Err(Absent::NeverScheduled),
+    }
+}
+
+impl MadeProcess {
+    /// Zero-filled memory, and threads with these thread pointers.
+    pub(crate) fn new(mut mappings: Vec<Mapping>, thread_pointers: &[u64]) -> MadeProcess {
+        mappings.sort_by_key(|mapping| mapping.range);
+        let lengths = mappings.iter().map(|it| usize::try_from(it.range.len().0).unwrap());
+        let bytes = lengths.map(|length| vec![0; length]).collect();
+        let thread = |(tid, &thread_pointer)| ScannedThread {
+            tid,
+            name: Vec::new(),
+            stack_pointer: 0,
+            thread_pointer,
+            registers: Vec::new(),
+        };
+        let threads = (1..).zip(thread_pointers).map(thread).collect();
+        MadeProcess { mappings, threads, bytes }
+    }
+
+    pub(crate) fn put_bytes(&mut self, address: u64, bytes: &[u8]) {
+        for (at, byte) in (address..).zip(bytes) {
+            self.put_narrow(at, u64::from(*byte), 1);
+        }
+    }
+
+    pub(crate) fn put(&mut self, address: u64, word: u64) {
+        let index = self.mappings.iter().position(|it| it.range.contains(address)).unwrap();
+        let at = usize::try_from(address - self.mappings[index].range.start).unwrap();
+        self.bytes[index][at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    pub(crate) fn put_narrow(&mut self, address: u64, value: u64, width: u64) {
+        let old = self.word(address & !7).unwrap();
+        let shift = 8 * (address % 8);
+        let mask = ((1 << (8 * width)) - 1) << shift;
+        self.put(address & !7, (old & !mask) | (value << shift));
+    }
+
+    /// Replaces some words of the memory at random: by random words, or by addresses in it.
+    pub(crate) fn damage(&mut self, random: &mut fastrand::Rng, words: usize) {
+        for _ in 0..words {
+            let index = random.usize(..self.mappings.len());
+            let word = random.usize(..self.bytes[index].len() / 8) * 8;
+            let other = self.mappings[random.usize(..self.mappings.len())].range;
+            let value = match random.u8(..4) {
+                0 => random.u64(..),
+                1 => random.u64(..256),
+                _ => random.u64(other.start..other.end) & !15,
+            };
+            self.bytes[index][word..word + 8].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}

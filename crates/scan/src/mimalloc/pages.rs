@@ -1,0 +1,332 @@
+//! Pages with blocks of one size, and their free lists.
+//!
+//! A link of a list is the first word of a free block: the address of the next block or, in builds
+//! with encoded lists, this address combined with two keys of the page. The end of an encoded list
+//! is the address of the page's entry in the table. The list for other threads has flags in its two
+//! lowest bits.
+
+use std::collections::{BTreeSet, HashSet};
+
+use pagewise_model::AddrRange;
+
+use super::layout::{
+    DELAYED_FREE, DELAYED_KEYS, FIRST_BLOCK_RULES, FREE, FirstBlockRule, SegmentLayout,
+};
+use super::segments::{PageEntry, PageSpan, Segment};
+use crate::blocks::LiveBlock;
+use crate::corruption::CorruptionLog;
+use crate::memory::{Memory, half};
+
+/// Flags of the list for other threads.
+const FLAGS: u64 = 3;
+/// Bytes behind a block in builds with padding: a check value, and the number of unused bytes.
+const PADDING: u64 = 8;
+/// Number of blocks of a page that show the existence of padding.
+const PADDING_VOTES: u64 = 64;
+
+/// Number of pages that decide the position of the first block.
+const VOTING_PAGES: usize = 1000;
+
+/// Keys of a list.
+pub(super) type ListKeys = [u64; 2];
+
+/// A page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct BlockPage {
+    /// Number of its segment.
+    pub(super) segment: usize,
+    /// Address of its entry in the table.
+    address: u64,
+    /// From the first to the last block that is ready.
+    pub(super) blocks: AddrRange,
+    pub(super) block_size: u64,
+    /// Number of blocks that fit.
+    pub(super) reserved: u64,
+    /// True if the number of used blocks differs by one from that of the lists: its thread may be
+    /// allocating or freeing a block.
+    pub(super) is_in_change: bool,
+    used: u64,
+    /// The two lists of the owner, and that of other threads.
+    lists: [ListHead; 3],
+    heap: u64,
+    keys: Option<ListKeys>,
+    /// One bit for each block that is in a list.
+    listed: Vec<u64>,
+}
+
+/// The address of a link to the first block, and that block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ListHead {
+    address: u64,
+    first: u64,
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IndexedBlock {
+    pub(super) index: u64,
+    pub(super) block: LiveBlock,
+}
+
+impl BlockPage {
+    fn new(
+        layout: &SegmentLayout,
+        segment: usize,
+        span: &PageSpan,
+        rule: FirstBlockRule,
+    ) -> Option<BlockPage> {
+        let page = PageEntry { layout, entry: &span.entry, slices: span.slices };
+        let block_size = page.block_size();
+        let capacity = page.capacity();
+        let (offsets, word) = (&layout.page, |at| page.word(at));
+        let first = match offsets.first_block {
+            Some(at) => word(at),
+            None => span.slices.start + rule(block_size),
+        };
+        let head = |at: u64| ListHead { address: span.address + at, first: word(at) };
+        let mut others = head(offsets.thread_free);
+        others.first &= !FLAGS;
+        let blocks = AddrRange { start: first, end: first + capacity * block_size };
+        let is_page = capacity > 0 && blocks.end <= span.slices.end;
+        is_page.then(|| BlockPage {
+            segment,
+            address: span.address,
+            blocks,
+            block_size,
+            reserved: page.reserved(),
+            is_in_change: false,
+            used: page.used(),
+            lists: [head(FREE), head(offsets.local_free), others],
+            heap: word(offsets.heap),
+            keys: offsets.keys.map(|at| [word(at), word(at + 8)]),
+            listed: vec![0; usize::try_from(capacity.div_ceil(64)).unwrap_or(0)],
+        })
+    }
+
+    fn capacity(&self) -> u64 {
+        self.blocks.len().0 / self.block_size
+    }
+
+    /// Number of the block at an address.
+    fn index(&self, address: u64) -> Option<u64> {
+        let distance = address.checked_sub(self.blocks.start)?;
+        let is_block = self.blocks.contains(address) && distance.is_multiple_of(self.block_size);
+        is_block.then(|| distance / self.block_size)
+    }
+
+    /// The next block of a list, by the first word of a block.
+    fn next(&self, word: u64) -> u64 {
+        self.keys.map_or(word, |keys| decoded(word, keys, self.address))
+    }
+
+    /// Number of entries of a list before the first one outside of the blocks.
+    fn blocks_of_list(&self, memory: &dyn Memory, first: u64) -> u64 {
+        let (mut next, mut count) = (first, 0);
+        while count < self.capacity() && self.index(next).is_some() {
+            count += 1;
+            let Some(word) = memory.word(next) else { break };
+            next = self.next(word);
+        }
+        count
+    }
+
+    /// Marks a block as free. Returns false if it was.
+    fn mark(&mut self, index: u64) -> bool {
+        let cell = usize::try_from(index / 64).ok().and_then(|at| self.listed.get_mut(at));
+        let Some(cell) = cell else { return false };
+        let bit = 1 << (index % 64);
+        let is_new = *cell & bit == 0;
+        *cell |= bit;
+        is_new
+    }
+
+    fn is_listed(&self, index: u64) -> bool {
+        let cell = usize::try_from(index / 64).ok().and_then(|at| self.listed.get(at));
+        cell.is_some_and(|cell| cell >> (index % 64) & 1 != 0)
+    }
+}
+
+/// The pages of all segments.
+pub(super) struct PageReader<'a> {
+    memory: &'a dyn Memory,
+    /// In order of address.
+    pages: Vec<BlockPage>,
+    segments: &'a [Segment],
+}
+
+impl<'a> PageReader<'a> {
+    pub(super) fn new(
+        memory: &'a dyn Memory,
+        layout: &SegmentLayout,
+        segments: &'a [Segment],
+    ) -> PageReader<'a> {
+        let spans = || {
+            let numbered = segments.iter().enumerate();
+            numbered.flat_map(|(at, segment)| segment.pages.iter().map(move |span| (at, span)))
+        };
+        // The rule by which most entries of lists are blocks.
+        let agreeing = |rule: &FirstBlockRule| {
+            let pages = spans().filter_map(|(at, span)| BlockPage::new(layout, at, span, *rule));
+            let entries = |page: &BlockPage| {
+                page.lists.iter().map(|head| page.blocks_of_list(memory, head.first)).sum::<u64>()
+            };
+            pages.take(VOTING_PAGES).map(|page| entries(&page)).sum::<u64>()
+        };
+        let votes = FIRST_BLOCK_RULES.map(|rule| agreeing(&rule));
+        let most = votes.into_iter().max().unwrap_or(0);
+        let best = votes.iter().position(|votes| *votes == most).unwrap_or(0);
+        let rule = FIRST_BLOCK_RULES[best];
+        let pages = spans().filter_map(|(at, span)| BlockPage::new(layout, at, span, rule));
+        PageReader { memory, pages: pages.collect(), segments }
+    }
+
+    pub(super) fn pages(&self) -> &[BlockPage] {
+        &self.pages
+    }
+
+    /// Follows all lists.
+    pub(super) fn read_lists(&mut self, log: &mut CorruptionLog) {
+        for at in 0..self.pages.len() {
+            let [free, local, others] = self.pages[at].lists;
+            let own = self.read_list(at, free, log) + self.read_list(at, local, log);
+            // Blocks in the lists of other threads still count as used.
+            self.read_list(at, others, log);
+            self.check_used(at, own, log);
+        }
+        let heaps: BTreeSet<(u64, u64)> = self
+            .pages
+            .iter()
+            .filter(|page| page.heap != 0)
+            .map(|page| (page.heap, self.segments[page.segment].thread))
+            .collect();
+        for (heap, thread) in heaps {
+            self.read_delayed(heap, thread, log);
+        }
+    }
+
+    /// Marks the blocks of a list of a page, and returns their number.
+    fn read_list(&mut self, at: usize, head: ListHead, log: &mut CorruptionLog) -> u64 {
+        let (mut link, mut next, mut count) = (head.address, head.first, 0);
+        while next != 0 {
+            let page = &mut self.pages[at];
+            let is_new = page.index(next).is_some_and(|index| page.mark(index));
+            if !is_new {
+                log.add(page.blocks.start, link, "a free block of the page, in one list", next);
+                break;
+            }
+            count += 1;
+            link = next;
+            let Some(word) = self.memory.word(next) else { break };
+            next = self.pages[at].next(word);
+        }
+        count
+    }
+
+    /// Each block that is ready is in use, or in one of the `own` entries of the owner's lists.
+    fn check_used(&mut self, at: usize, own: u64, log: &mut CorruptionLog) {
+        let page = &mut self.pages[at];
+        let used = page.capacity().saturating_sub(own);
+        if used != page.used {
+            page.is_in_change = used.abs_diff(page.used) == 1;
+            let expected = format!("a page with {used} blocks in use");
+            log.add(page.blocks.start, page.address, &expected, page.used);
+        }
+    }
+
+    /// Marks the blocks that other threads have given to a heap.
+    fn read_delayed(&mut self, heap: u64, thread: u64, log: &mut CorruptionLog) {
+        let word = |at: u64| self.memory.word(heap.checked_add(at)?);
+        let Some(list) = DELAYED_FREE.into_iter().find(|at| word(at + 8) == Some(thread)) else {
+            return;
+        };
+        let keys = word(list + DELAYED_KEYS).zip(word(list + DELAYED_KEYS + 8));
+        let (mut link, mut next) = (heap + list, word(list).unwrap_or(0));
+        let mut known = HashSet::new();
+        while next != 0 {
+            let Some(at) = self.page_at(next).filter(|_| known.insert(next)) else {
+                log.add(heap, link, "a free block of the heap", next);
+                break;
+            };
+            let page = &mut self.pages[at];
+            let is_new = page.index(next).is_some_and(|index| page.mark(index));
+            if !is_new {
+                log.add(next, link, "a free block in one list", next);
+                break;
+            }
+            let is_encoded = page.keys.is_some();
+            link = next;
+            let Some(word) = self.memory.word(next) else { break };
+            next = match keys.filter(|_| is_encoded) {
+                Some((first, second)) => decoded(word, [first, second], heap),
+                None => word,
+            };
+        }
+    }
+
+    fn page_at(&self, address: u64) -> Option<usize> {
+        let at = self.pages.partition_point(|page| page.blocks.end <= address);
+        self.pages.get(at).filter(|page| page.blocks.contains(address)).map(|_| at)
+    }
+
+    /// The blocks of a page that are in no list.
+    pub(super) fn live_blocks(
+        &self,
+        page: &BlockPage,
+        log: &mut CorruptionLog,
+    ) -> Vec<IndexedBlock> {
+        let live = || (0..page.capacity()).filter(|index| !page.is_listed(*index));
+        let start = |index: u64| page.blocks.start + index * page.block_size;
+        let is_padded = page.keys.is_some_and(|keys| {
+            let votes = live().take(usize::try_from(PADDING_VOTES).unwrap_or(0));
+            let [whole, all] = votes.fold([0, 0], |[whole, all], index| {
+                let padding = self.padding(page, start(index), keys);
+                [whole + u64::from(padding.is_some()), all + 1]
+            });
+            2 * whole > all
+        });
+        let keys = page.keys.filter(|_| is_padded);
+        let size = |index: u64, log: &mut CorruptionLog| {
+            let Some(keys) = keys else { return page.block_size };
+            let usable = page.block_size.saturating_sub(PADDING);
+            let unused = self.padding(page, start(index), keys);
+            if unused.is_none() {
+                let padding = start(index) + usable;
+                let found = self.memory.word(padding).unwrap_or(0);
+                log.add(start(index), padding, "the check value behind the block", found);
+            }
+            usable - unused.unwrap_or(0)
+        };
+        let blocks = live().map(|index| IndexedBlock {
+            index,
+            block: LiveBlock { start: start(index), size: size(index, log) },
+        });
+        blocks.collect()
+    }
+
+    /// Number of unused bytes at the end of a block, by its padding; `None` if that is not whole.
+    fn padding(&self, page: &BlockPage, block: u64, keys: ListKeys) -> Option<u64> {
+        /// Since 2.1.8, the first byte of the check value is 0.
+        const CHECKED: u32 = 0xffff_ff00;
+        let usable = page.block_size.checked_sub(PADDING)?;
+        let mut bytes = [0; 8];
+        if !self.memory.read(block + usable, &mut bytes) {
+            return None;
+        }
+        let expected = half(&encoded(block, keys).to_le_bytes(), 0);
+        let (found, unused) = (half(&bytes, 0), u64::from(half(&bytes, 4)));
+        (found & CHECKED == expected & CHECKED && unused <= usable).then_some(unused)
+    }
+}
+
+/// `mi_ptr_encode`.
+#[expect(clippy::cast_possible_truncation, reason = "a rotation uses the lowest 6 bits")]
+pub(super) const fn encoded(address: u64, [first, second]: ListKeys) -> u64 {
+    (address ^ second).rotate_left(first as u32 & 63).wrapping_add(first)
+}
+
+/// `mi_ptr_decode`; `end` stands for the end of the list.
+#[expect(clippy::cast_possible_truncation, reason = "a rotation uses the lowest 6 bits")]
+fn decoded(word: u64, [first, second]: ListKeys, end: u64) -> u64 {
+    let address = word.wrapping_sub(first).rotate_right(first as u32 & 63) ^ second;
+    if address == end { 0 } else { address }
+}
