@@ -5,11 +5,13 @@
 //!  memory   memory, mappings and threads at one time: of a stopped process, a snapshot, a core file
 //!  live     memory of a live process, copied while it is stopped
 //!  core_image  memory of a core file, read from the file on request
+//!  running  memory of a live process that runs meanwhile
 //!  glibc    the walk of glibc's malloc
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
 //!  scan     a copy and its walk as one value
+//!  sample   live and free shares from windows of a running process
 //!  saved    scans in files
 //! ```
 #![forbid(unsafe_code)]
@@ -22,6 +24,8 @@ pub mod graph;
 pub mod live;
 pub mod memory;
 pub mod reachability;
+mod running;
+pub mod sample;
 pub mod saved;
 pub mod scan;
 
