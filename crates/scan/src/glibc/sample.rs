@@ -92,17 +92,22 @@ fn settled_layout(memory: &dyn Memory) -> Reading<ArenaLayout> {
 
 /// Resident memory of segments, by that of their mappings.
 fn resident_of(segments: &[HeapSegment], mappings: &[Mapping]) -> Option<Bytes> {
-    let mut sum = 0_u64;
+    let mut sum = Bytes::ZERO;
     for segment in segments {
         let all = AddrRange { start: segment.start, end: segment.chunks.end };
         let first = mappings.partition_point(|it| it.range.end <= all.start);
         for mapping in mappings[first..].iter().take_while(|it| it.range.start < all.end) {
             let part = mapping.range.intersection(all)?.len();
-            let share = part.fraction_of(mapping.size())?;
-            sum = sum.saturating_add((mapping.rss().ok()?.0 as f64 * share) as u64);
+            sum += scaled(mapping.rss().ok()?, part, mapping.size());
         }
     }
-    Some(Bytes(sum))
+    Some(sum)
+}
+
+/// `bytes`, of which a part of a whole counts.
+fn scaled(bytes: Bytes, part: Bytes, whole: Bytes) -> Bytes {
+    let scaled = u128::from(bytes.0) * u128::from(part.0) / u128::from(whole.0.max(1));
+    Bytes(u64::try_from(scaled).unwrap_or(bytes.0))
 }
 
 impl<'m> SampledArenas<'m> {
@@ -123,8 +128,11 @@ impl<'m> SampledArenas<'m> {
 
     /// Adds the large chunks of an arena's bins, the largest first. Returns true if all are added.
     fn add_large_chunks(&mut self, arena: usize) -> bool {
-        let bins = (FIRST_LARGE_LIST..LISTS).rev().chain([0]);
-        bins.fold(true, |is_whole, bin| self.add_bin(arena, bin) && is_whole)
+        let mut is_whole = true;
+        for bin in (FIRST_LARGE_LIST..LISTS).rev().chain([0]) {
+            is_whole &= self.add_bin(arena, bin);
+        }
+        is_whole
     }
 
     fn add_bin(&mut self, arena: usize, index: usize) -> bool {

@@ -40,8 +40,9 @@ impl WindowSample {
     /// Resident bytes of all windows, as far as these show it.
     pub(crate) fn resident(&self) -> Bytes {
         let read: u64 = self.windows.iter().map(|window| window.resident).sum();
-        let scale = self.population as f64 / self.windows.len().max(1) as f64;
-        Bytes((read as f64 * scale) as u64)
+        let scaled = u128::from(read) * u128::from(self.population);
+        let whole = scaled / (self.windows.len().max(1) as u128);
+        Bytes(u64::try_from(whole).unwrap_or(u64::MAX))
     }
 
     /// Bytes of a use. `resident` are those of all windows.
@@ -50,7 +51,7 @@ impl WindowSample {
         resident: Bytes,
         of_window: impl Fn(&WindowShares) -> WindowBounds,
     ) -> BytesEstimate {
-        let bytes = |share: f64| Bytes((share.clamp(0.0, 1.0) * resident.0 as f64) as u64);
+        let bytes = |share: f64| part_of(resident, share.clamp(0.0, 1.0));
         let (low, margin) = self.share(|window| of_window(window).low);
         let low = bytes(low - margin);
         let (high, margin) = self.share(|window| of_window(window).high);
@@ -81,11 +82,20 @@ impl WindowSample {
     }
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a number lies between 0 and it"
+)]
+fn part_of(whole: Bytes, share: f64) -> Bytes {
+    Bytes((whole.0 as f64 * share) as u64)
+}
+
 /// All numbers below `count` once, in an order in which each beginning is spread evenly: multiples
 /// of a step near the golden section, which has no common divisor with `count`.
 pub(crate) fn spread_order(count: u64) -> impl Iterator<Item = u64> {
-    const GOLDEN: f64 = 0.618_033_988_749_894_9;
-    let mut step = ((count as f64 * GOLDEN) as u64).max(1);
+    let golden = u128::from(count) * 618_034 / 1_000_000;
+    let mut step = u64::try_from(golden).unwrap_or(1).max(1);
     while count > 1 && common_divisor(step, count) > 1 {
         step += 1;
     }
