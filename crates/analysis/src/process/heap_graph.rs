@@ -259,18 +259,16 @@ pub fn root_name(root: &HeapRoot) -> Name {
     Name::from(text.as_str())
 }
 
-/// The root of a row; of blocks that several keep, the names of some: `several roots: item (s3),
-/// stack of thread 7`.
+/// The root of a row; of blocks that several keep, the names of some.
 fn retaining_name(row: &RetainingRoot) -> Name {
-    let name = String::from_utf8_lossy(root_name(&row.root).as_bytes()).into_owned();
     if row.roots.is_empty() {
-        return Name::from(name.as_str());
+        return root_name(&row.root);
     }
     let roots = row.roots.iter().map(root_name);
     let roots: Vec<String> =
         roots.map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()).collect();
     let more = if row.has_more_roots { " and others" } else { "" };
-    Name::from(format!("{name}: {}{more}", roots.join(", ")).as_str())
+    Name::from(format!("{}{more}", roots.join(", ")).as_str())
 }
 
 fn several(roots: &[HeapRoot]) -> CellValue {
