@@ -7,6 +7,7 @@
 mod core_file;
 mod faults;
 mod heap;
+mod heap_sample;
 mod heap_scan;
 mod huge_pages;
 mod limits;
@@ -75,6 +76,7 @@ enum FindingRule {
 const RULES: &[&[FindingRule]] = &[
     core_file::RULES,
     snapshot::RULES,
+    heap_sample::RULES,
     limits::RULES,
     huge_pages::RULES,
     pools::RULES,

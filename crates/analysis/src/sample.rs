@@ -129,6 +129,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         objects: Vec::new(),
         heads: Vec::new(),
         pools: Vec::new(),
+        heap_sample: Err(nobody_read()),
         core: None,
         limits: Err(nobody_read()),
         cgroup: Err(nobody_read()),

@@ -7,10 +7,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use pagewise_model::{Absent, Snapshot};
+use pagewise_model::machine::ProcessMoment;
+use pagewise_model::{Absent, Pid, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 use pagewise_proc::core_file::{self, CoreFile, DecompressBounds, ImageFiles};
 use pagewise_proc::{CAP_SYS_PTRACE, ProcError, ProcRoot, saved, target};
+use pagewise_scan::core_image::CoreImage;
+use pagewise_scan::sample;
 
 use crate::args;
 use crate::commands::run_command;
@@ -72,7 +75,8 @@ impl TakenSnapshot {
 
 /// Resolves the source options, takes the snapshot, and saves it where asked.
 ///
-/// `sums` says whether totals are wanted beside the mappings; what is saved always has them.
+/// `sums` says whether totals and a sample of the heap are wanted beside the mappings; what is
+/// saved always has them.
 pub(crate) fn look_at(source: args::SourceArgs, sums: bool) -> anyhow::Result<TakenSnapshot> {
     let request = CaptureRequest {
         wish: wish(&source.reading),
@@ -85,7 +89,7 @@ pub(crate) fn look_at(source: args::SourceArgs, sums: bool) -> anyhow::Result<Ta
             TakenSnapshot { snapshot: saved::open(&path)?, exit: ExitCode::SUCCESS, denied: None }
         }
         InspectedTarget::Core { path, exe } => {
-            let snapshot = read_core(&path, exe.as_deref())?;
+            let snapshot = read_core(&path, exe.as_deref(), request.sums)?;
             TakenSnapshot { snapshot, exit: ExitCode::SUCCESS, denied: None }
         }
         InspectedTarget::Process { root, name } => process(&root, &name, &request)?,
@@ -122,10 +126,28 @@ fn subject(source: args::SourceArgs) -> anyhow::Result<InspectedTarget> {
     Ok(InspectedTarget::Process { root: root(source.root.as_deref()), name })
 }
 
-/// The snapshot of a core file.
-fn read_core(path: &Path, exe: Option<&Path>) -> Result<Snapshot, ProcError> {
+/// The snapshot of a core file, with a sample of its heap if `sums` are wanted.
+fn read_core(path: &Path, exe: Option<&Path>, sums: bool) -> Result<Snapshot, ProcError> {
     let (core, images) = open_core(path, exe)?;
-    Ok(core_file::snapshot(&core, &images))
+    let mut snapshot = core_file::snapshot(&core, &images);
+    if sums {
+        sample::add_of_core(&CoreImage::new(core, images), &mut snapshot);
+    }
+    Ok(snapshot)
+}
+
+/// Reads a process, with a sample of its heap if sums are wanted. The snapshots from which
+/// `--at-peak` chooses have none: each would stop the process longer.
+pub(crate) fn captured(
+    root: &ProcRoot,
+    pid: Pid,
+    request: &CaptureRequest,
+) -> Result<Snapshot, ProcError> {
+    let mut snapshot = capture(root, pid, request)?;
+    if request.sums && !matches!(request.moment, ProcessMoment::AtPeak(_)) {
+        sample::add(root, &mut snapshot);
+    }
+    Ok(snapshot)
 }
 
 /// Opens a core file, and the files that it had mapped. `exe` is its program.
@@ -147,7 +169,7 @@ fn decompress_bounds() -> DecompressBounds {
 
 fn process(root: &ProcRoot, name: &str, request: &CaptureRequest) -> anyhow::Result<TakenSnapshot> {
     let (root, pid) = target::hold(root, name)?;
-    let snapshot = capture(&root, pid, request)?;
+    let snapshot = captured(&root, pid, request)?;
     let denied = match &snapshot.mappings {
         Err(Absent::NotPermitted(_)) if root.is_live() => {
             Some(ProcError::no_access(&root, pid, CAP_SYS_PTRACE))

@@ -114,6 +114,13 @@ pub struct RetainingRoot {
     pub retained: LiveAmount,
     /// The way to most of these bytes, from the root on.
     pub path: Vec<RetentionStep>,
+    /// For blocks that several roots keep alive: roots that lead to the first of these blocks, the
+    /// nearest first, up to a limit.
+    #[serde(default)]
+    pub roots: Vec<HeapRoot>,
+    /// True if further roots lead to this block, or may do so.
+    #[serde(default)]
+    pub has_more_roots: bool,
 }
 
 /// Blocks of one size and type on a path.
@@ -166,6 +173,9 @@ pub struct KeptBlock {
     pub paths: Vec<RootPath>,
     /// Blocks and bytes that only this block keeps alive, the block included.
     pub retained: LiveAmount,
+    /// True if further roots lead to the block.
+    #[serde(default)]
+    pub has_more_roots: bool,
 }
 
 /// A path from a root to a block.

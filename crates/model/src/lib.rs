@@ -16,6 +16,7 @@ pub mod fragmentation;
 pub mod guard;
 pub mod heap;
 pub mod heap_graph;
+pub mod heap_sample;
 pub mod heap_scan;
 pub mod histogram;
 pub mod lab;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::core_dump::CoreDump;
+use crate::heap_sample::{self, HeapSample};
 use crate::machine::{MachineSettings, Provenance};
 use crate::mapping::{Mapping, MappingPages};
 use crate::object::ElfObject;
@@ -58,6 +59,9 @@ pub struct Snapshot {
     /// The pools of pagewise's allocators that count themselves, where they could be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<RegisteredPool>,
+    /// A sample of the heap.
+    #[serde(with = "plain", default = "heap_sample::not_saved")]
+    pub heap_sample: Reading<HeapSample>,
     /// The core file that it was read from, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<Box<CoreDump>>,

@@ -7,6 +7,7 @@
 //!  lists         the chunks of all free lists
 //!  mapped        blocks and parts of the main arena outside of heaps
 //!  chunks        the walk over all chunks, which settles the use of each
+//!  sample        shares of live and free memory from windows, without a stop
 //!  code          the code that changes all this
 //! ```
 //!
@@ -19,6 +20,7 @@ mod chunks;
 mod code;
 mod lists;
 mod mapped;
+mod sample;
 #[cfg(test)]
 mod tests;
 mod thread_cache;
@@ -41,6 +43,7 @@ use mapped::OutsideMemory;
 use thread_cache::ThreadData;
 
 pub use code::malloc_code;
+pub(crate) use sample::sample;
 
 /// Walks the heaps of glibc. Returns `None` if the process has no main arena of glibc.
 ///
@@ -119,7 +122,45 @@ fn walk_all(walk: &mut ChunkWalk<'_>, memory: &dyn Memory, layout: &HeapLayout) 
     mapped
 }
 
-/// Arenas and their memory.
+/// Arenas and their heaps, without memory outside of these.
+struct ArenaLayout {
+    /// Main arenas, then the others.
+    states: Vec<ArenaState>,
+    mains: usize,
+    /// In order of address.
+    segments: Vec<HeapSegment>,
+    parameters: Option<MallocParameters>,
+    /// The brk heap.
+    brk: AddrRange,
+}
+
+impl ArenaLayout {
+    fn read(memory: &dyn Memory, log: &mut CorruptionLog) -> Option<ArenaLayout> {
+        let mut mains = arena::main_arenas(memory);
+        mains.sort_by_key(|main| std::cmp::Reverse(main.system));
+        let main = mains.first()?;
+        let brk = brk_heap(memory.mappings());
+        let parameters = arena::parameters(memory, main, &|at| brk.contains(at));
+        let mut segments: Vec<HeapSegment> = Vec::new();
+        if !main.is_unused() && !brk.is_empty() {
+            let start = parameters.map_or(brk.start, |parameters| parameters.heap_start);
+            let chunks = AddrRange { start: start.next_multiple_of(UNIT), end: brk.end };
+            segments.push(HeapSegment { arena: 0, start, chunks });
+        }
+        let rings: Vec<Vec<ThreadArena>> =
+            mains.iter().map(|main| arena::thread_arenas(memory, main, log)).collect();
+        let mut states = mains;
+        let mains = states.len();
+        for thread_arena in rings.iter().flatten() {
+            segments.extend(thread_arena.segments(memory, states.len(), log));
+            states.push(thread_arena.state.clone());
+        }
+        let segments = lists::without_overlaps(segments, log);
+        Some(ArenaLayout { states, mains, segments, parameters, brk })
+    }
+}
+
+/// Arenas and all their memory.
 struct HeapLayout {
     /// Main arenas, then the others.
     states: Vec<ArenaState>,
@@ -138,26 +179,9 @@ impl HeapLayout {
         page_size: PageSize,
         log: &mut CorruptionLog,
     ) -> Option<HeapLayout> {
-        let mut mains = arena::main_arenas(memory);
-        mains.sort_by_key(|main| std::cmp::Reverse(main.system));
-        let main = mains.first().cloned()?;
-        let brk = brk_heap(memory.mappings());
-        let mut parameters = arena::parameters(memory, &main, &|at| brk.contains(at));
-        let mut segments: Vec<HeapSegment> = Vec::new();
-        if !main.is_unused() && !brk.is_empty() {
-            let start = parameters.map_or(brk.start, |parameters| parameters.heap_start);
-            let chunks = AddrRange { start: start.next_multiple_of(UNIT), end: brk.end };
-            segments.push(HeapSegment { arena: 0, start, chunks });
-        }
-        let rings: Vec<Vec<ThreadArena>> =
-            mains.iter().map(|main| arena::thread_arenas(memory, main, log)).collect();
-        let mut states = mains;
-        let mains = states.len();
-        for thread_arena in rings.iter().flatten() {
-            segments.extend(thread_arena.segments(memory, states.len(), log));
-            states.push(thread_arena.state.clone());
-        }
-        let mut segments = lists::without_overlaps(segments, log);
+        let arenas = ArenaLayout::read(memory, log)?;
+        let ArenaLayout { states, mains, mut segments, mut parameters, brk } = arenas;
+        let main = &states[0];
         let has_outside = !main.is_contiguous() || !brk.contains(main.top);
         let top = Some(main.top).filter(|_| has_outside && !main.is_unused());
         let outside = mapped::outside(memory, &segments, page_size, top);
@@ -165,7 +189,7 @@ impl HeapLayout {
         if brk.is_empty() {
             // If brk fails from the start, the arena begins in a mapping.
             let is_part = |at| outside.main.iter().any(|part| part.start == at);
-            parameters = arena::parameters(memory, &main, &is_part);
+            parameters = arena::parameters(memory, main, &is_part);
         }
         segments.extend(parts.map(|&chunks| HeapSegment { arena: 0, start: chunks.start, chunks }));
         let segments = lists::without_overlaps(segments, log);

@@ -35,7 +35,7 @@ pub use dominators::{DominatorTree, dominators};
 pub use edges::{BlockTypes, HeapPointers, UnrecordedPointers};
 pub use entities::{RootEntity, RootPart};
 pub use leaks::{HeapLeak, HeapLeaks};
-pub use paths::{KeepPath, paths_to};
+pub use paths::{KeepPath, PathSearch, paths_to};
 pub use retained::{NodeClass, RetainedSizes, RetentionNode, RetentionTree, reachable};
 pub use roots::{RootSpan, RootSpanKind, range_without, root_spans};
 pub use traversal::{Traversal, VIRTUAL_ROOT};

@@ -6,6 +6,7 @@
 //!  live     memory of a live process, copied while it is stopped
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
+//!  running  memory of a live process that runs meanwhile
 //!  glibc    the walk of glibc's malloc
 //!  cpython  the walk of CPython's obmalloc
 //!  pagewise_pools  the walk of pagewise's own allocators
@@ -17,6 +18,7 @@
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
 //!  scan     a copy and its walk as one value
+//!  sample   live and free shares from windows of a running process
 //!  saved    scans in files
 //! ```
 #![forbid(unsafe_code)]
@@ -37,6 +39,8 @@ mod mimalloc;
 mod musl;
 mod pagewise_pools;
 pub mod reachability;
+mod running;
+pub mod sample;
 pub mod saved;
 pub mod scan;
 mod size_tally;

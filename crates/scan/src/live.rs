@@ -274,10 +274,8 @@ impl<'r> Prepared<'r> {
             unsettled_threads: 0,
         };
         let threads = stops.iter().map(|(tid, stop)| thread(*tid, stop, &names)).collect();
-        let files = MappedFiles::new(root, reader);
-        Ok(Some(ProcessCopy::new(
-            process, page_size, plan, threads, buffer, &unread, measured, files,
-        )))
+        let copy = ProcessCopy::new(process, page_size, plan, threads, buffer, &unread, measured);
+        Ok(Some(copy.with_files(MappedFiles::new(root, reader))))
     }
 }
 

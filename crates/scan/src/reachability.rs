@@ -17,9 +17,9 @@ use pagewise_proc::data_symbols::{NamedVariable, NamedVariables};
 use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::graph::{
-    DominatorTree, HeapLeaks, HeapPointers, KeepPath, NodeClass, PointerGraph, RetainedSizes,
-    RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal, dominators,
-    heap_pointers, paths_to, root_spans,
+    DominatorTree, HeapLeaks, HeapPointers, KeepPath, NodeClass, PathSearch, PointerGraph,
+    RetainedSizes, RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal,
+    dominators, heap_pointers, root_spans,
 };
 use crate::memory::Memory;
 
@@ -31,6 +31,11 @@ const MAX_ENTRIES: usize = 5000;
 const MIN_ENTRY_PART: u64 = 5000;
 /// Paths to a block.
 const MAX_PATHS: usize = 16;
+/// Roots that are named of blocks that several keep alive; rows of such blocks that have names; and
+/// nodes that the search for the names of one row visits.
+const MAX_SEVERAL: usize = 4;
+const MAX_NAMED_ROWS: usize = 100;
+const MAX_NAME_NODES: usize = 1 << 17;
 /// Blocks of a path that are kept at its beginning and at its end.
 const PATH_END: usize = 16;
 /// First bytes of a leaked block that are kept.
@@ -74,12 +79,14 @@ pub fn heap_graph(
         let (traversal, tree) = dominators(&graph);
         let retained = RetainedSizes::new(&traversal, &tree, blocks);
         let mut found = described.reachability(&traversal);
+        let mut shared = Vec::new();
         if request.retained {
-            (found.retained, found.retention) = described.retention(&traversal, &tree);
+            (found.retained, shared, found.retention) = described.retention(&traversal, &tree);
         }
         let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &retained));
         // The search for paths needs as much memory as these.
         drop((traversal, tree, retained));
+        described.name_several(&mut found.retained, &shared);
         found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));
         found
     } else {
@@ -284,11 +291,13 @@ impl DescribedGraph<'_> {
         }
     }
 
+    /// Rows of retained bytes; the number and the first block of those that several roots keep
+    /// alive; the tree of these bytes.
     fn retention(
         &self,
         traversal: &Traversal,
         tree: &DominatorTree,
-    ) -> (Vec<RetainingRoot>, Vec<RetentionEntry>) {
+    ) -> (Vec<RetainingRoot>, Vec<(usize, u32)>, Vec<RetentionEntry>) {
         let retention = RetentionTree::new(self.graph, traversal, tree, self.blocks);
         let below = LargestBelow::new(&retention);
         let mut tops: Vec<usize> = (0..retention.entries.len())
@@ -304,9 +313,30 @@ impl DescribedGraph<'_> {
                 root: self.root(entry.first),
                 retained: retained_of(entry),
                 path: self.path_down(&retention, &below, at),
+                roots: Vec::new(),
+                has_more_roots: false,
             }
         });
-        (roots.collect(), self.entries(&retention))
+        let shared = tops.iter().map(|&at| &retention.entries[at]).enumerate();
+        let shared = shared.filter(|(_, entry)| entry.is_shared());
+        let shared = shared.map(|(row, entry)| (row, entry.first)).take(MAX_NAMED_ROWS).collect();
+        (roots.collect(), shared, self.entries(&retention))
+    }
+
+    /// Names the roots of blocks that several roots keep alive.
+    fn name_several(&self, rows: &mut [RetainingRoot], shared: &[(usize, u32)]) {
+        if shared.is_empty() {
+            return;
+        }
+        let mut search = PathSearch::new(self.graph);
+        for &(row, block) in shared {
+            let paths = search.paths_to(block, MAX_SEVERAL + 1, MAX_NAME_NODES);
+            let row = &mut rows[row];
+            // Fewer than two: the others lie beyond the nodes that were visited.
+            row.has_more_roots = paths.len() > MAX_SEVERAL || paths.len() < 2;
+            let named = paths.iter().take(MAX_SEVERAL);
+            row.roots = named.map(|path| self.root_path(path).root).collect();
+        }
     }
 
     /// Entries from a root down, as long as one of them retains half of the root's bytes.
@@ -377,12 +407,17 @@ impl DescribedGraph<'_> {
 
     fn kept(&self, asked: u64, retained: LiveAmount) -> KeptBlock {
         let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
-        let paths = block.map(|block| paths_to(self.graph, block, MAX_PATHS)).unwrap_or_default();
+        let mut search = PathSearch::new(self.graph);
+        let paths = block.map(|block| search.paths_to(block, MAX_PATHS + 1, usize::MAX));
+        let mut paths = paths.unwrap_or_default();
+        let has_more_roots = paths.len() > MAX_PATHS;
+        paths.truncate(MAX_PATHS);
         KeptBlock {
             asked,
             block: block.map(|block| self.step(block)),
             paths: paths.iter().map(|path| self.root_path(path)).collect(),
             retained,
+            has_more_roots,
         }
     }
 

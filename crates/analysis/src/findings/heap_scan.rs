@@ -21,13 +21,20 @@ pub(super) const RULES: &[FindingRule] = &[
 ];
 
 /// Smaller amounts are not a memory problem.
-const LARGE: Bytes = Bytes::mib(8);
+pub(super) const LARGE: Bytes = Bytes::mib(8);
 /// An amount is worth a finding from this share of the resident heap on.
-const PART: f64 = 0.2;
+pub(super) const PART: f64 = 0.2;
 /// Leaks are worth a finding from this share of the live bytes on.
 const LEAKED_PART: f64 = 0.01;
 /// A heap with more arenas than this per thread has arenas that few threads use.
 const MANY_ARENAS: u64 = 8;
+
+/// The change of a program whose heap has free pages.
+pub(super) const TRIM_IN_PROGRAM: &str = "In the program, call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
+     Do not if the program soon needs the memory again: each page is then faulted in anew.";
+/// The change of a program whose live blocks pin pages.
+pub(super) const COPY_SURVIVORS: &str = "Allocate long-lived blocks from a pool of their own, or copy the survivors after the peak and free the originals. \
+     `malloc_trim` does not help here. `pagewise heap run` shows the functions whose blocks pin pages.";
 
 fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
     let part = amount.fraction_of(scan.heap.resident());
@@ -106,10 +113,7 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
                 ),
                 _ => String::new(),
             }),
-            text(
-                "In the program, call `malloc_trim(0)` after the peak, or set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower. \
-                 Do not if the program soon needs the memory again: each page is then faulted in anew.",
-            ),
+            text(TRIM_IN_PROGRAM),
         ],
     ))
 }
@@ -174,10 +178,7 @@ fn fragmented(scan: &HeapScan) -> Option<Finding> {
             size("trimmable", "trimmable", heap.trimmable()),
             size("largest_gap", "largest gap between live blocks", gap),
         ],
-        vec![text(
-            "Allocate long-lived blocks from a pool of their own, or copy the survivors after the peak and free the originals. \
-             `malloc_trim` does not help here. `pagewise heap run` shows the functions whose blocks pin pages.",
-        )],
+        vec![text(COPY_SURVIVORS)],
     ))
 }
 

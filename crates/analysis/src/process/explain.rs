@@ -2,6 +2,7 @@
 //! the largest mappings, and findings about them.
 
 pub(crate) mod core;
+pub(crate) mod heap;
 mod tables;
 mod totals;
 pub(crate) mod who;
@@ -130,6 +131,7 @@ fn explain_core(
     ];
     blocks.extend(tables::pools(subject));
     blocks.extend(tables::largest(subject, options.largest).map(ReportBlock::Table));
+    blocks.extend(heap::blocks(subject));
     blocks.extend(core::threads(subject, coverage.dump));
     blocks.extend(drawings(subject, options));
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
@@ -143,7 +145,7 @@ fn not_in_core() -> Absent {
 fn findings(subject: &ExplainSubject<'_>) -> ReportBlock {
     ReportBlock::Findings(Findings {
         list: find(Evidence::Snapshot(subject)),
-        none: "Nothing unusual.".into(),
+        none: "Nothing unusual in this snapshot.".into(),
     })
 }
 
@@ -162,6 +164,7 @@ fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlo
     if options.all_mappings {
         blocks.push(ReportBlock::Table(tables::mappings(subject)));
     }
+    blocks.extend(heap::blocks(subject));
     blocks.push(findings(subject));
     if options.address_map {
         blocks.push(ReportBlock::AddressMap(address_map::address_map(subject)));
@@ -185,7 +188,7 @@ fn nothing_there(snapshot: &Snapshot) -> Option<Paragraph> {
 /// Blocks in place of the mappings, for people and for programs.
 fn withheld(snapshot: &Snapshot, absent: &Absent) -> Vec<ReportBlock> {
     let facts = absent_for_programs(&["quadrants", "pools", "mappings", "findings"], absent);
-    let mut blocks = vec![ReportBlock::Facts(facts)];
+    let mut blocks = vec![ReportBlock::Facts(facts), ReportBlock::Facts(heap::missing(absent))];
     if nothing_there(snapshot).is_none() {
         let pieces = vec![
             CellValue::text("Its mappings cannot be shown ("),

@@ -11,7 +11,7 @@ use pagewise_model::report::{
     ReportTable, TableColumn,
 };
 
-use crate::blocks::{facts_of, first, for_programs, table};
+use crate::blocks::{facts_of, first, for_people, for_programs, table};
 use crate::cells::{share, text};
 use crate::explain::fact;
 
@@ -177,11 +177,31 @@ fn retained(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
             "KIND",
             ColumnCells::Labels(shown.iter().map(|it| it.root.kind.key().into()).collect()),
         ),
-        TableColumn::new(
+        for_people(TableColumn::new(
             "root",
             "ROOT",
+            ColumnCells::Names(shown.iter().map(retaining_name).collect()),
+        )),
+        for_programs(TableColumn::new(
+            "root",
+            "",
             ColumnCells::Names(shown.iter().map(|it| root_name(&it.root)).collect()),
-        ),
+        )),
+        for_programs(TableColumn {
+            meaning: "Roots that lead to the first of blocks that several roots keep.".into(),
+            ..TableColumn::new(
+                "roots",
+                "",
+                ColumnCells::Values(shown.iter().map(|it| several(&it.roots)).collect()),
+            )
+        }),
+        for_programs(TableColumn::new(
+            "more_roots",
+            "",
+            ColumnCells::Values(
+                shown.iter().map(|it| CellValue::Flag(it.has_more_roots)).collect(),
+            ),
+        )),
         TableColumn {
             meaning: "Blocks on the way to most of the retained bytes.".into(),
             ..TableColumn::new(
@@ -239,6 +259,22 @@ pub fn root_name(root: &HeapRoot) -> Name {
     Name::from(text.as_str())
 }
 
+/// The root of a row; of blocks that several keep, the names of some.
+fn retaining_name(row: &RetainingRoot) -> Name {
+    if row.roots.is_empty() {
+        return root_name(&row.root);
+    }
+    let roots = row.roots.iter().map(root_name);
+    let roots: Vec<String> =
+        roots.map(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()).collect();
+    let more = if row.has_more_roots { " and others" } else { "" };
+    Name::from(format!("{}{more}", roots.join(", ")).as_str())
+}
+
+fn several(roots: &[HeapRoot]) -> CellValue {
+    CellValue::List(roots.iter().map(|root| CellValue::Name(root_name(root))).collect())
+}
+
 /// The tree of retained bytes as cells of a picture.
 pub fn cells(graph: &HeapGraph) -> Vec<RetainedCell> {
     let cell = |entry: &RetentionEntry| RetainedCell {
@@ -279,10 +315,29 @@ fn kept_block(kept: &KeptBlock) -> NamedFacts {
             "",
         ),
         fact("reachable", "reachable", CellValue::Flag(!kept.paths.is_empty()), ""),
+        fact("roots", "kept by", kept_by(kept), "Roots that lead to the block, the nearest first."),
+        fact(
+            "more_roots",
+            "and others",
+            CellValue::Flag(kept.has_more_roots),
+            "True if further roots lead to the block.",
+        )
+        .hidden_if(!kept.has_more_roots),
         fact("retained_bytes", "retained", CellValue::Bytes(kept.retained.bytes), ""),
         fact("retained_blocks", "blocks", CellValue::Count(kept.retained.blocks), ""),
     ];
     facts_of("why", "Block", FactsShape::Line, facts)
+}
+
+/// The roots of the paths, each once.
+fn kept_by(kept: &KeptBlock) -> CellValue {
+    let mut names: Vec<Name> = Vec::new();
+    for name in kept.paths.iter().map(|path| root_name(&path.root)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    CellValue::List(names.into_iter().map(CellValue::Name).collect())
 }
 
 fn paths(kept: &KeptBlock, limit: Option<usize>) -> ReportTable {

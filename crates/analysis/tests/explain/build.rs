@@ -183,6 +183,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
         objects: Vec::new(),
         heads: Vec::new(),
         pools: Vec::new(),
+        heap_sample: absent(),
         core: None,
         limits: Ok(ResourceLimits {
             stack: ResourceLimit { soft: Some(8 << 20), hard: None },

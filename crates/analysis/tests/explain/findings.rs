@@ -2,6 +2,7 @@
 
 use pagewise_analysis::explain::{ExplainOptions, explain};
 use pagewise_model::SmapsCounter::*;
+use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::object::OnDisk;
 use pagewise_model::process::{CgroupMemory, KsmStat, NodeShare, ResourceLimit};
 use pagewise_model::report::{CellValue, Finding, Severity};
@@ -51,6 +52,25 @@ fn with(more: Vec<Mapping>) -> Snapshot {
 
 /// Address outside of the healthy process's mappings.
 const ROOM: u64 = 0x7100_0000_0000;
+
+#[test]
+fn a_sampled_heap_is_judged_by_the_bound_that_speaks_against_the_finding() {
+    let between = |low, high| BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
+    let sampled = |trimmable, pinned| {
+        let mut snapshot = healthy();
+        snapshot.heap_sample = Ok(HeapSample {
+            resident: Bytes::mib(100),
+            trimmable,
+            pinned,
+            ..HeapSample::default()
+        });
+        ids(&snapshot)
+    };
+    let little = between(0, 3);
+    assert_eq!(sampled(between(30, 60), little), ["trimmable-heap"]);
+    assert_eq!(sampled(little, between(30, 60)), ["fragmented-heap"]);
+    assert_eq!(sampled(between(5, 60), between(15, 90)), [""; 0]);
+}
 
 #[test]
 fn a_healthy_process_has_no_findings() {

@@ -9,11 +9,11 @@ use anyhow::{Context, bail};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Bytes, Pid, Snapshot};
-use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
+use pagewise_proc::capture::{CaptureRequest, Wish, resident};
 use pagewise_proc::{ProcRoot, program_ending};
 use pagewise_sys::trace::{Stopped, TraceEnding, Traced};
 
-use crate::target::{CommandMoment, TakenSnapshot};
+use crate::target::{CommandMoment, TakenSnapshot, captured};
 
 /// Between looks at the resident size, for `--at-peak`.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -96,7 +96,7 @@ impl RunWatch {
     fn capture(self, moment: ProcessMoment) -> anyhow::Result<Snapshot> {
         // A stopped process is not disturbed by a full reading.
         let wish = if self.request.wish == Wish::Auto { Wish::Full } else { self.request.wish };
-        Ok(capture(&ProcRoot::live(), self.pid, &CaptureRequest { wish, moment, ..self.request })?)
+        Ok(captured(&ProcRoot::live(), self.pid, &CaptureRequest { wish, moment, ..self.request })?)
     }
 
     fn at_exit(self, traced: &mut Traced) -> anyhow::Result<Option<Snapshot>> {

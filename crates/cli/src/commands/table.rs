@@ -19,6 +19,8 @@ use crate::{keeper, shield};
 pub(crate) enum Command {
     /// Explain where a process's memory goes and what can be reduced
     ///
+    /// Samples a large heap of glibc while the process runs, for about 50 ms at most.
+    ///
     /// Examples:
     ///   pagewise explain self
     ///   pagewise explain 1234 --html report.html

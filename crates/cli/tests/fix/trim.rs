@@ -241,3 +241,128 @@ fn yes_needs_a_selection() {
     let output = pagewise(&["trim", "1", "--yes"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
+
+/// `heap_states.c` in a state.
+fn in_state(state: &str) -> CheckedProgram {
+    CheckedProgram::start(Command::new(program("heap_states")).args([state, "80"]))
+}
+
+impl CheckedProgram {
+    fn explain(&self, options: &[&str]) -> Value {
+        json(&[&["explain", &self.pid(), "--json"], options].concat())
+    }
+}
+
+/// The findings about the heap.
+fn heap_findings(report: &Value) -> Vec<&Value> {
+    let ids = ["trimmable-heap", "fragmented-heap", "leaked-blocks"];
+    let findings = report["findings"].as_array().unwrap().iter();
+    findings.filter(|it| ids.iter().any(|id| it["id"] == *id)).collect()
+}
+
+/// The bounds of a share of the sampled heap.
+fn bounds(report: &Value, key: &str) -> (u64, u64) {
+    let bounds = &report["heap_sample"][key];
+    (bytes(&bounds["low"]), bytes(&bounds["high"]))
+}
+
+#[test]
+fn explain_names_a_trimmable_heap_and_trim_returns_what_it_says() {
+    let programs = [in_state("trimmable"), CheckedProgram::arenas(8, 20_000)];
+    for mut program in programs {
+        for reading in fixture::READINGS {
+            let report = program.explain(&[reading]);
+            let found = heap_findings(&report);
+            assert_eq!(found.len(), 1, "{reading}: {report}");
+            assert_eq!(found[0]["id"], "trimmable-heap");
+            let command = format!("`pagewise trim {} --heap --yes`", program.pid());
+            assert!(found[0]["next_step"].to_string().contains(&command), "{}", found[0]);
+        }
+        let report = program.explain(&[]);
+        let (low, high) = bounds(&report, "trimmable");
+        let top = bounds(&report, "top").1;
+        assert!(low > 40 * MIB && high < 100 * MIB, "{low} {high}");
+        let options = ["--heap", "--yes", "--settle", "0s", "--max-pause", "5s"];
+        let returned = bytes(&program.trim(&options)["returned"]["heap"]);
+        program.assert_intact();
+        // Threads allocate and free meanwhile.
+        let slack = 4 * MIB;
+        assert!(returned + slack >= low && returned <= high + top + slack, "{returned}: {report}");
+        let after = program.explain(&[]);
+        assert_eq!(heap_findings(&after), Vec::<&Value>::new(), "{after}");
+    }
+}
+
+#[test]
+fn explain_names_a_fragmented_heap_which_no_trim_but_a_copy_makes_smaller() {
+    let mut fragmented = in_state("fragmented");
+    let report = fragmented.explain(&[]);
+    let found = heap_findings(&report);
+    assert_eq!(found.len(), 1, "{report}");
+    assert_eq!(found[0]["id"], "fragmented-heap");
+    let (low, high) = bounds(&report, "pinned");
+    assert!(low > 60 * MIB && high < 85 * MIB, "{report}");
+    let options = ["--heap", "--yes", "--settle", "0s", "--max-pause", "5s"];
+    let returned = fragmented.trim(&options)["returned"]["heap"].as_i64().unwrap();
+    assert!(returned < 4 << 20, "{returned}");
+    fragmented.assert_intact();
+    // The remedy that the finding names.
+    let mut copied = in_state("copied");
+    assert_eq!(heap_findings(&copied.explain(&[])), Vec::<&Value>::new());
+    assert!(copied.resident() + low < fragmented.resident() + 8 * MIB);
+    copied.assert_intact();
+}
+
+#[test]
+fn explain_claims_no_leak_from_one_snapshot_and_names_the_command_that_finds_it() {
+    let mut leaking = in_state("leaking");
+    let report = leaking.explain(&[]);
+    assert_eq!(heap_findings(&report), Vec::<&Value>::new());
+    assert!(bounds(&report, "live").0 > 70 * MIB, "{report}");
+    let page = pagewise(&["explain", &leaking.pid()]);
+    let page = String::from_utf8(page.stdout).unwrap();
+    let pid = leaking.pid();
+    assert!(page.contains(&format!("`pagewise heap scan {pid} --leaks`")), "{page}");
+    let scan = json(&["heap", "scan", &pid, "--leaks", "--json", "--max-pause", "5s"]);
+    assert!(bytes(&scan["leaked"]["bytes"]) > 70 * MIB, "{}", scan["leaked"]);
+    leaking.assert_intact();
+}
+
+#[test]
+fn explain_has_no_finding_about_a_heap_that_is_in_use_or_free_at_its_end() {
+    for state in ["cache", "top", "trimmed"] {
+        let mut program = in_state(state);
+        let report = program.explain(&[]);
+        assert_eq!(heap_findings(&report), Vec::<&Value>::new(), "{state}");
+        let sample = &report["heap_sample"];
+        match state {
+            "cache" => assert!(bounds(&report, "live").0 > 70 * MIB, "{sample}"),
+            "top" => assert!(bounds(&report, "top").0 > 70 * MIB, "{sample}"),
+            _ => assert!(sample["absent"].is_string(), "{sample}"),
+        }
+        program.assert_intact();
+    }
+}
+
+#[test]
+fn a_saved_snapshot_has_the_sample_of_the_heap_and_so_has_a_core() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("snapshot.json");
+    let file = file.to_str().unwrap();
+    let program = in_state("fragmented");
+    let live = program.explain(&["--save", file]);
+    let saved = json(&["explain", "--from", file, "--json"]);
+    assert_eq!(saved["heap_sample"], live["heap_sample"]);
+    assert_eq!(saved["findings"], live["findings"]);
+    assert_eq!(heap_findings(&saved).len(), 1, "{saved}");
+
+    let prefix = folder.path().join("core");
+    let gcore = Command::new("gcore").arg("-o").arg(&prefix).arg(program.pid()).output();
+    let Ok(made) = gcore else { return skip(&Lack::Tool("gcore")) };
+    assert!(made.status.success(), "{made:?}");
+    let core = format!("{}.{}", prefix.display(), program.pid());
+    let report = json(&["explain", "--core", &core, "--json"]);
+    let found = heap_findings(&report);
+    assert_eq!(found.len(), 1, "{report}");
+    assert_eq!(found[0]["id"], "fragmented-heap");
+}

@@ -209,6 +209,32 @@ fn the_path_to_a_block_begins_at_its_variable() {
 }
 
 #[test]
+fn the_roots_of_blocks_that_several_keep_are_named() {
+    let target = LiveProgram::start();
+    let report = target.scan(&["--retained"]);
+    let rows = report["retained"].as_array().unwrap();
+    let is_shared = |row: &&Value| row["kind"] == "several" && row["path"][0]["size"] == 440;
+    let row = rows.iter().find(is_shared).unwrap_or_else(|| panic!("{rows:?}"));
+    let sorted = |roots: &Value| {
+        let roots = roots.as_array().unwrap().iter();
+        let mut names: Vec<String> = roots.map(|it| it.as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(sorted(&row["roots"]), ["one (leaks)", "two (leaks)"]);
+    assert_eq!(row["more_roots"], false);
+    let address = number(&row["path"][0], "at");
+    let kept = target.scan(&["--why", &format!("{address:#x}")]);
+    assert_eq!(sorted(&kept["why"]["roots"]), ["one (leaks)", "two (leaks)"]);
+    assert_eq!(kept["why"]["more_roots"], false);
+    let pid = target.0.id().to_string();
+    let words = ["heap", "scan", &pid, "--retained", "--top", "all", "--width", "300"];
+    let page = String::from_utf8(pagewise(&words).stdout).unwrap();
+    let names = ["one (leaks), two (leaks)", "two (leaks), one (leaks)"];
+    assert!(names.iter().any(|names| page.contains(names)), "{page}");
+}
+
+#[test]
 fn the_page_shows_what_each_root_retains() {
     let target = LiveProgram::start();
     let folder = tempfile::tempdir().unwrap();

@@ -120,6 +120,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
         objects: capture.objects(&memory.mappings, &process),
         heads: capture.heads(&memory.mappings),
         pools: capture.pools(&memory.mappings),
+        heap_sample: Err(Absent::NotCollected("this reading does not sample the heap".into())),
         core: None,
         mappings: memory.mappings,
         limits: root.reading(pid, "limits").and_then(|text| {

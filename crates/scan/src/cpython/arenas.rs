@@ -264,7 +264,7 @@ struct ArenaEntry {
 
 impl ArenaEntry {
     fn read(memory: &dyn Memory, at: u64) -> Option<ArenaEntry> {
-        let mut bytes = [0; ENTRY_BYTES as usize];
+        let mut bytes = [0; 48];
         if !memory.read(at, &mut bytes) {
             return None;
         }

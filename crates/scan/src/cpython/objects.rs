@@ -36,6 +36,8 @@ const READY_BIT: u32 = 12;
 const COLLECTED_BIT: u32 = 14;
 /// Bytes before an object that its type can require.
 const OFFSETS: [u64; 3] = [0, 16, 32];
+/// Bytes of a block that are examined: the largest offset, and an object.
+const EXAMINED_BYTES: usize = 48;
 /// Bytes of an object without contents.
 const MIN_OBJECT: u64 = 16;
 const MAX_BASIC_SIZE: u64 = 64 << 10;
@@ -97,7 +99,7 @@ struct KnownTypes<'a> {
 impl KnownTypes<'_> {
     /// Address of the type of the object in a block.
     fn type_of(&mut self, block: LiveBlock) -> Option<u64> {
-        let mut bytes = [0; (OFFSETS[2] + MIN_OBJECT) as usize];
+        let mut bytes = [0; EXAMINED_BYTES];
         let len = usize::try_from(block.size).unwrap_or(usize::MAX).min(bytes.len());
         if !self.memory.read(block.start, &mut bytes[..len]) {
             return None;
@@ -134,7 +136,7 @@ impl KnownTypes<'_> {
 /// True for a number of references. Since 3.12 the upper half of the word has flags, and an
 /// immortal object a large number; an address has other bits.
 const fn is_count(word: u64) -> bool {
-    word as u32 != 0 && word >> 32 & 0xffff == 0
+    word & 0xffff_ffff != 0 && word >> 32 & 0xffff == 0
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {

@@ -136,8 +136,8 @@ fn a_damaged_pool_is_reported_and_the_next_one_walked() {
         ("a link out of the pool", block(1), ARENA + (1 << 19)),
         ("a number of live blocks", first, 40),
         ("a size class", first + 32, 1 | 33 << 32),
-        ("the next unused block", first + 40, 48 + 5 * 64 + 8 | (pool - 64) << 32),
-        ("the last offset", first + 40, 48 + 5 * 64 | (pool - 48) << 32),
+        ("the next unused block", first + 40, (48 + 5 * 64 + 8) | ((pool - 64) << 32)),
+        ("the last offset", first + 40, (48 + 5 * 64) | ((pool - 48) << 32)),
     ];
     for (name, address, word) in damages {
         let mut image = python(1 << 20, pool, true);

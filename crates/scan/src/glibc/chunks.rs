@@ -24,7 +24,7 @@ const CHAIN: usize = 8;
 /// Number of headers that are examined in all to go on behind contradictions.
 const MAX_TRIES: u64 = 8 << 20;
 /// `malloc_trim` keeps the header of a free chunk: `sizeof(struct malloc_chunk)`.
-const KEPT_HEADER: u64 = 48;
+pub(super) const KEPT_HEADER: u64 = 48;
 const NOT_RESIDENT: &str = "its pages are in swap or could not be read";
 const NO_CHUNKS: &str = "no further chunks were found in it";
 

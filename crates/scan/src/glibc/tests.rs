@@ -284,3 +284,125 @@ fn memory_of_nothing_but_equal_small_sizes_is_walked_in_time() {
     assert!(heap.corrupted > 0);
     assert!(heap.corruption.len() <= 100);
 }
+
+/// Chunks of a main arena of some MiB, with contents that look like the allocator's data. All free
+/// chunks are in the unsorted bin, or in the last ones if they are large.
+fn large_heap(random: &mut fastrand::Rng, live: f64, fast: bool) -> MadeProcess {
+    const BYTES: u64 = 6 << 20;
+    let mappings =
+        vec![mapping(HEAP, BYTES, "[heap]", 0), mapping(LIBC, 2 * PAGE, "/libc.so.6", 7)];
+    let lengths = mappings.iter().map(|it| usize::try_from(it.range.len().0).unwrap());
+    let bytes = lengths.map(|length| vec![0; length]).collect();
+    let mut made = MadeProcess { mappings, threads: Vec::new(), bytes };
+    for word in made.bytes[0].as_chunks_mut::<8>().0 {
+        *word = match random.u8(..6) {
+            0 => random.u64(..),
+            1 => random.u64(..1 << 12),
+            2 => HEAP + random.u64(..BYTES),
+            3 => 0x31,
+            _ => 0,
+        }
+        .to_le_bytes();
+    }
+    let (mut chunks, mut left) = (Vec::new(), BYTES - (1 << 18));
+    while left > 0 {
+        let size = match random.u8(..100) {
+            0 => random.u64(1 << 12..600_000),
+            1..10 => random.u64(200..1 << 13),
+            _ => random.u64(32..200),
+        };
+        let size = (size & !15).clamp(32, left);
+        let size = if left - size < 32 { left } else { size };
+        let is_free = random.f64() > live
+            && size < left
+            && chunks.last().is_none_or(|last: &(u64, bool)| last.1);
+        chunks.push((size, !is_free));
+        left -= size;
+    }
+    chunks.push((1 << 18, true));
+    let addresses = made.put_chunks(HEAP, 0, &chunks);
+    let top = *addresses.last().unwrap();
+    made.put(top + 8, 1 << 18 | u64::from(chunks[chunks.len() - 2].1));
+    made.put_arena(MAIN, top, MAIN, BYTES);
+    let all = || addresses.iter().copied().zip(chunks.iter().copied());
+    let free = || all().filter(|(_, (_, is_used))| !is_used);
+    let is_large = |size: u64| size >= 40 << 10;
+    for (bin, large) in [(0, false), (125, true)] {
+        let listed: Vec<u64> =
+            free().filter(|(_, (size, _))| is_large(*size) == large).map(|it| it.0).collect();
+        made.put_ring(MAIN + 96 + 16 * bin, &listed);
+    }
+    let cached: Vec<u64> = all()
+        .filter(|(_, (size, is_used))| *is_used && *size == 64)
+        .filter(|_| fast && random.bool())
+        .map(|(at, _)| at + 16)
+        .collect();
+    if !cached.is_empty() {
+        made.put_list(VERSIONS[3], MAIN + 16 + 8 * 2, &cached, 16);
+    }
+    made
+}
+
+impl MadeProcess {
+    /// A bin with chunks.
+    fn put_ring(&mut self, head: u64, chunks: &[u64]) {
+        let ring: Vec<u64> = [&[head], chunks, &[head]].concat();
+        for pair in ring.windows(2) {
+            self.put(pair[0] + 16, pair[1]);
+            self.put(pair[1] + 24, pair[0]);
+        }
+    }
+}
+
+#[test]
+fn a_sample_of_all_windows_is_the_walk_and_one_of_some_contains_it() {
+    let mut random = fastrand::Rng::with_seed(3);
+    for (number, live) in [0.95, 0.6, 0.3, 0.05, 0.9, 0.5].into_iter().enumerate() {
+        let made = large_heap(&mut random, live, number % 2 == 0);
+        let heap = walked(&made).heap;
+        assert_eq!(heap.corruption, [], "{live}");
+        let truth = |trimmable: bool| match trimmable {
+            true => heap.arenas[0].trimmable.0 - heap.arenas[0].trimmable_top.0,
+            false => heap.arenas[0].free.total(),
+        };
+        for count in [u64::MAX, 40] {
+            let page = PageSize::new(PAGE).unwrap();
+            let found = sample(&made, page, &|_| true, &|read| read < count).unwrap().unwrap();
+            let resident = found.sample.resident();
+            assert!(resident.0.abs_diff(6 << 20) <= 1, "{resident}");
+            let free = found.sample.estimate(resident, |window| window.free);
+            let trimmable = found.sample.estimate(resident, |window| window.trimmable);
+            for (estimate, truth) in [(free, truth(false)), (trimmable, truth(true))] {
+                let is_inside = estimate.low.0 <= truth + 1 && truth <= estimate.high.0 + 1;
+                assert!(is_inside, "{live} {count}: {truth} {estimate:?}");
+            }
+            if count == u64::MAX {
+                let unsettled: u64 = found.sample.windows.iter().map(|it| it.unsettled).sum();
+                assert!(unsettled < 100 << 10, "{live}: {unsettled}");
+                assert!(free.high.0 - free.low.0 < 200 << 10, "{live}: {free:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sample_of_a_heap_that_is_damaged_ends_and_claims_less() {
+    let mut random = fastrand::Rng::with_seed(4);
+    for _ in 0..10 {
+        let mut made = large_heap(&mut random, 0.5, true);
+        for _ in 0..random.usize(1..2000) {
+            let at = random.usize(..made.bytes[0].len() / 8) * 8;
+            let word = [0, u64::MAX, 0x21, random.u64(..), HEAP + random.u64(..1 << 22)];
+            let word = word[random.usize(..word.len())];
+            made.bytes[0][at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let page = PageSize::new(PAGE).unwrap();
+        if let Ok(Some(found)) = sample(&made, page, &|_| true, &|_| true) {
+            for window in &found.sample.windows {
+                for bounds in [window.free, window.trimmable, window.pinned, window.top] {
+                    assert!(bounds.low <= bounds.high && bounds.high <= window.resident);
+                }
+            }
+        }
+    }
+}

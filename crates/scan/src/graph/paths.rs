@@ -14,27 +14,53 @@ pub struct KeepPath {
 /// Shortest paths to a block from at most `most` roots, the shortest first. None if the block is
 /// leaked.
 pub fn paths_to(graph: &PointerGraph, block: u32, most: usize) -> Vec<KeepPath> {
-    let sources = SourceLists::new(graph);
-    // The node that follows on the path to the block.
-    let mut next = vec![u32::MAX; graph.nodes()];
-    let mut queue = VecDeque::from([block]);
-    next[block as usize] = block;
-    let mut paths = Vec::new();
-    while let Some(node) = queue.pop_front() {
-        if graph.root_of(node).is_some() {
-            paths.push(KeepPath { nodes: follow(&next, node) });
-            if paths.len() >= most {
-                break;
-            }
-        }
-        for &source in sources.of(node) {
-            if next[source as usize] == u32::MAX {
-                next[source as usize] = node;
-                queue.push_back(source);
-            }
-        }
+    PathSearch::new(graph).paths_to(block, most, usize::MAX)
+}
+
+/// A search for paths to several blocks, one after the other.
+#[derive(Debug)]
+pub struct PathSearch<'g> {
+    graph: &'g PointerGraph,
+    sources: SourceLists,
+    /// The node that follows on the path to the block; [`NO_NODE`] of nodes that were not visited.
+    next: Vec<u32>,
+}
+
+const NO_NODE: u32 = u32::MAX;
+
+impl<'g> PathSearch<'g> {
+    /// Turns all pointers around.
+    pub fn new(graph: &'g PointerGraph) -> PathSearch<'g> {
+        let (sources, next) = (SourceLists::new(graph), vec![NO_NODE; graph.nodes()]);
+        PathSearch { graph, sources, next }
     }
-    paths
+
+    /// Shortest paths to a block from at most `most` roots, the shortest first, among the
+    /// `max_nodes` nodes that are nearest to the block.
+    pub fn paths_to(&mut self, block: u32, most: usize, max_nodes: usize) -> Vec<KeepPath> {
+        let mut queue = VecDeque::from([block]);
+        let mut visited = vec![block];
+        self.next[block as usize] = block;
+        let mut paths = Vec::new();
+        while let Some(node) = queue.pop_front() {
+            if self.graph.root_of(node).is_some() {
+                paths.push(KeepPath { nodes: follow(&self.next, node) });
+                if paths.len() >= most {
+                    break;
+                }
+            }
+            for &source in self.sources.of(node) {
+                let next = &mut self.next[source as usize];
+                if *next == NO_NODE && visited.len() < max_nodes {
+                    *next = node;
+                    visited.push(source);
+                    queue.push_back(source);
+                }
+            }
+        }
+        visited.iter().for_each(|&node| self.next[node as usize] = NO_NODE);
+        paths
+    }
 }
 
 fn follow(next: &[u32], from: u32) -> Vec<u32> {
@@ -43,6 +69,7 @@ fn follow(next: &[u32], from: u32) -> Vec<u32> {
 }
 
 /// Pointers by their target.
+#[derive(Debug)]
 struct SourceLists {
     offsets: Vec<u32>,
     sources: Vec<u32>,

@@ -23,7 +23,7 @@ pub struct ProcessCopy {
     /// In order of address.
     pieces: Vec<CopiedPiece>,
     buffer: CopyBuffer,
-    files: MappedFiles,
+    files: Option<MappedFiles>,
 }
 
 /// Consecutive copied bytes.
@@ -43,11 +43,15 @@ impl ProcessCopy {
         buffer: CopyBuffer,
         unread: &[AddrRange],
         measured: MemoryCopy,
-        files: MappedFiles,
     ) -> ProcessCopy {
         let CopyPlan { mappings, ranges, .. } = plan;
         let pieces = pieces(&ranges, unread);
-        ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files }
+        ProcessCopy { process, page_size, measured, mappings, threads, pieces, buffer, files: None }
+    }
+
+    /// Has bytes that were not copied read from the mapped files.
+    pub(super) fn with_files(self, files: MappedFiles) -> ProcessCopy {
+        ProcessCopy { files: Some(files), ..self }
     }
 
     fn bytes(&self, piece: &CopiedPiece, part: AddrRange) -> &[u8] {
@@ -136,7 +140,8 @@ impl Memory for ProcessCopy {
         // A changed page that was not copied is in swap, or could not be read.
         let all_copied = self.measured.swapped.is_zero() && self.measured.unread.is_zero();
         let mapping = mapping.filter(|mapping| all_copied || !mapping.prot.write);
-        mapping.is_some_and(|mapping| self.files.read(mapping, address, into))
+        let found = mapping.zip(self.files.as_ref());
+        found.is_some_and(|(mapping, files)| files.read(mapping, address, into))
     }
 }
 

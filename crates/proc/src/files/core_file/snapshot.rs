@@ -48,6 +48,7 @@ pub fn snapshot(core: &CoreFile, images: &ImageFiles) -> Snapshot {
         objects: images.objects().iter().filter(is_loaded).cloned().collect(),
         heads,
         pools: Vec::new(),
+        heap_sample: Err(Absent::NotCollected("this reading does not sample the heap".into())),
         core: Some(Box::new(dump(core))),
         mappings: Ok(found.mappings),
         limits: absent(),

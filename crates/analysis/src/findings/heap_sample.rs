@@ -1,0 +1,111 @@
+//! Findings about the heap of a process, from a sample of it. The rules and limits are those of a
+//! whole scan ([`super::heap_scan`]), applied to the bound that speaks against the finding.
+
+use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
+use pagewise_model::machine::ProcessMoment;
+use pagewise_model::report::{CellValue, Fact, Finding, Severity};
+use pagewise_model::{Bytes, Reading};
+
+use super::heap_scan::{COPY_SURVIVORS, LARGE, PART, TRIM_IN_PROGRAM};
+use super::{FindingRule, bytes, command, fact, finding, size};
+use crate::cells::{share, text};
+use crate::explain::ExplainSubject;
+use crate::explain::heap::estimate_cell;
+
+/// The rules, in the order of their reports.
+pub(super) const RULES: &[FindingRule] =
+    &[FindingRule::Snapshot(trimmable), FindingRule::Snapshot(fragmented)];
+
+/// A smaller part of RES is not worth a finding.
+const PART_OF_RES: f64 = 0.1;
+
+fn is_large(subject: &ExplainSubject<'_>, sample: &HeapSample, amount: Bytes) -> bool {
+    let is_part = |whole: Bytes, part: f64| amount.fraction_of(whole).is_some_and(|it| it >= part);
+    let resident = subject.snapshot.statm.as_ref().map(|statm| statm.resident);
+    amount >= LARGE
+        && is_part(sample.resident, PART)
+        && resident.map_or(true, |resident| is_part(resident, PART_OF_RES))
+}
+
+/// Bounds in a sentence: one number if they differ little.
+fn between(estimate: BytesEstimate) -> Vec<CellValue> {
+    let BytesEstimate { low, high } = estimate;
+    match high.0 - low.0.min(high.0) <= high.0 / 50 {
+        true => vec![bytes(low)],
+        false => vec![bytes(low), text(" to "), bytes(high)],
+    }
+}
+
+/// The sample as evidence.
+fn evidence(
+    sample: &HeapSample,
+    of: [(&'static str, &'static str, BytesEstimate); 2],
+) -> Vec<Fact> {
+    let mut facts = vec![size("resident", "resident heap", sample.resident)];
+    for (key, label, estimate) in of {
+        facts.push(fact(key, label, estimate_cell(estimate), ""));
+    }
+    let read = share(sample.windows, sample.population);
+    facts.push(fact("sampled", "part of the heap that was read", read, ""));
+    facts
+}
+
+/// Free pages below the ends of the arenas. A core file does not record which pages were resident.
+fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let sample = sample_of(subject).as_ref().ok()?;
+    let moment = subject.snapshot.provenance.moment;
+    let amount = sample.trimmable;
+    if moment == ProcessMoment::CoreDumped || !is_large(subject, sample, amount.low) {
+        return None;
+    }
+    let mut claim = between(amount);
+    claim.extend([
+        text(" of the heap are whole pages of free blocks: at least "),
+        share(amount.low.0, sample.resident.0),
+        text(" of its resident memory. `malloc_trim(0)` returns them to the system."),
+    ]);
+    let mut next_step = Vec::new();
+    if moment == ProcessMoment::Running {
+        next_step.extend(command(
+            "Run `pagewise trim ",
+            subject,
+            " --heap --yes`: the running process calls `malloc_trim(0)`, which returns ",
+        ));
+        next_step.extend(between(amount));
+        next_step.push(text(". "));
+    }
+    next_step.push(text(TRIM_IN_PROGRAM));
+    let evidence =
+        evidence(sample, [("live", "live", sample.live), ("trimmable", "trimmable", amount)]);
+    Some(finding("trimmable-heap", Severity::Warning, claim, evidence, next_step))
+}
+
+/// Free bytes of pages that live blocks pin.
+fn fragmented(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let sample = sample_of(subject).as_ref().ok()?;
+    let amount = sample.pinned;
+    if !is_large(subject, sample, amount.low) {
+        return None;
+    }
+    let mut claim = vec![text("Memory fragmentation: ")];
+    claim.extend(between(amount));
+    claim.push(text(
+        " of the heap are free and cannot be returned, because they share pages with live blocks, which take ",
+    ));
+    claim.extend(between(sample.live));
+    claim.push(text("."));
+    let mut next_step = vec![text(COPY_SURVIVORS)];
+    if subject.snapshot.provenance.moment == ProcessMoment::Running {
+        next_step.extend(command(
+            " `pagewise heap scan ",
+            subject,
+            "` counts the live blocks by size, to find the ones that stay.",
+        ));
+    }
+    let evidence = evidence(sample, [("live", "live", sample.live), ("pinned", "pinned", amount)]);
+    Some(finding("fragmented-heap", Severity::Warning, claim, evidence, next_step))
+}
+
+fn sample_of<'a>(subject: &ExplainSubject<'a>) -> &'a Reading<HeapSample> {
+    &subject.snapshot.heap_sample
+}

@@ -1,0 +1,226 @@
+//! Live and free shares of glibc's heaps, from windows at random places of a process that may run
+//! meanwhile.
+//!
+//! ```text
+//!  free lists   all free chunks of 40 KiB and more: exact
+//!  windows      64 KiB at random places, and the 40 KiB before each
+//!   |<- lead ->|<------- window ------->|
+//!      ^ the first chunk from which a chain of chunks holds together
+//! ```
+//!
+//! A chunk that begins before the lead, and ends in the window, is larger than 40 KiB: it is in
+//! use, or in the lists. So each byte of a window is settled. A contradiction, such as a change
+//! between two reads causes it, leaves the bytes behind it unknown: they widen the range.
+
+mod window;
+
+use pagewise_heaplog::glibc_chunk::{self, HEADER, UNIT};
+use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Reading};
+
+use super::ArenaLayout;
+use super::arena::{ArenaState, HeapSegment};
+use super::lists::FreeListReader;
+use crate::corruption::CorruptionLog;
+use crate::memory::Memory;
+use crate::sample::SampledArenaWindows;
+use crate::sample::estimate::{WindowSample, spread_order};
+use window::{WindowBytes, WindowWalk};
+
+/// Bytes of a window.
+const WINDOW: u64 = 64 << 10;
+/// Chunks of this size and more are looked up in the free lists.
+const LARGE_CHUNK: u64 = 40 << 10;
+/// Number of the first bin that can hold these, from 0 for the unsorted bin.
+const FIRST_LARGE_LIST: usize = 119;
+/// Number of the bins in use.
+const LISTS: usize = 126;
+/// Number of chunks in lists that are read in all.
+const MAX_LISTED: usize = 4000;
+/// Number of attempts to read the arenas of a process that changes them.
+const ATTEMPTS: u32 = 3;
+
+/// Arenas, and the large chunks of their free lists.
+struct SampledArenas<'m> {
+    memory: &'m dyn Memory,
+    page: u64,
+    /// In order of address.
+    segments: Vec<HeapSegment>,
+    states: Vec<ArenaState>,
+    mains: usize,
+    /// Free chunks, in order of address.
+    listed: Vec<AddrRange>,
+    /// For each arena, true if all its large free chunks are in `listed`.
+    is_listed: Vec<bool>,
+    /// True if links of singly linked lists are mangled; `None` if no fastbin shows it.
+    mangles: Option<bool>,
+}
+
+/// Samples the arenas of a process while `goes_on` for a number of windows. `None` if their
+/// resident memory is not worth it.
+///
+/// # Errors
+/// The reason of a process without such arenas.
+pub(crate) fn sample(
+    memory: &dyn Memory,
+    page_size: PageSize,
+    is_large: &dyn Fn(Bytes) -> bool,
+    goes_on: &dyn Fn(u64) -> bool,
+) -> Reading<Option<SampledArenaWindows>> {
+    let layout = settled_layout(memory)?;
+    let resident = resident_of(&layout.segments, memory.mappings());
+    let reserved = layout.segments.iter().map(|segment| segment.chunks.len()).sum();
+    if !is_large(resident.unwrap_or(reserved)) {
+        return Ok(None);
+    }
+    let arenas = SampledArenas::new(memory, page_size.bytes(), layout);
+    let sample = arenas.windows(goes_on);
+    Ok(Some(SampledArenaWindows { arenas: arenas.states.len() as u64, resident, sample }))
+}
+
+/// The arenas, read again if the process was changing them.
+fn settled_layout(memory: &dyn Memory) -> Reading<ArenaLayout> {
+    for _ in 0..ATTEMPTS {
+        let mut log = CorruptionLog::default();
+        let layout = ArenaLayout::read(memory, &mut log)
+            .ok_or(Absent::NotSupported("no heap of glibc was found".into()))?;
+        if log.count == 0 {
+            return Ok(layout);
+        }
+    }
+    Err(Absent::NotSupported("the data of the arenas contradicts itself".into()))
+}
+
+/// Resident memory of segments, by that of their mappings.
+fn resident_of(segments: &[HeapSegment], mappings: &[Mapping]) -> Option<Bytes> {
+    let mut sum = Bytes::ZERO;
+    for segment in segments {
+        let all = AddrRange { start: segment.start, end: segment.chunks.end };
+        let first = mappings.partition_point(|it| it.range.end <= all.start);
+        for mapping in mappings[first..].iter().take_while(|it| it.range.start < all.end) {
+            let part = mapping.range.intersection(all)?.len();
+            sum += scaled(mapping.rss().ok()?, part, mapping.size());
+        }
+    }
+    Some(sum)
+}
+
+/// `bytes`, of which a part of a whole counts.
+fn scaled(bytes: Bytes, part: Bytes, whole: Bytes) -> Bytes {
+    let scaled = u128::from(bytes.0) * u128::from(part.0) / u128::from(whole.0.max(1));
+    Bytes(u64::try_from(scaled).unwrap_or(bytes.0))
+}
+
+impl<'m> SampledArenas<'m> {
+    fn new(memory: &'m dyn Memory, page: u64, layout: ArenaLayout) -> SampledArenas<'m> {
+        let ArenaLayout { states, mains, segments, .. } = layout;
+        let mangles = FreeListReader::new(memory, &segments, &states, &[]).mangles;
+        let (listed, is_listed) = (Vec::new(), Vec::new());
+        let mut arenas =
+            SampledArenas { memory, page, segments, states, mains, listed, is_listed, mangles };
+        for arena in 0..arenas.states.len() {
+            let is_whole = arenas.add_large_chunks(arena);
+            arenas.is_listed.push(is_whole);
+        }
+        arenas.listed.sort_unstable();
+        arenas.listed.dedup_by(|next, last| next.start < last.end);
+        arenas
+    }
+
+    /// Adds the large chunks of an arena's bins, the largest first. Returns true if all are added.
+    fn add_large_chunks(&mut self, arena: usize) -> bool {
+        let mut is_whole = true;
+        for bin in (FIRST_LARGE_LIST..LISTS).rev().chain([0]) {
+            is_whole &= self.add_bin(arena, bin);
+        }
+        is_whole
+    }
+
+    fn add_bin(&mut self, arena: usize, index: usize) -> bool {
+        let head = self.states[arena].bin(index);
+        let (mut chunk, mut before) = (self.states[arena].bins[index][0], head);
+        let mut steps = 0;
+        while chunk != head {
+            let mut words = [0; 32];
+            let segment = self.segment_of(chunk).filter(|_| chunk.is_multiple_of(UNIT));
+            let (Some(segment), true) = (segment, steps < MAX_LISTED) else { return false };
+            if self.listed.len() >= MAX_LISTED || !self.memory.read(chunk, &mut words) {
+                return false;
+            }
+            let word = |at: usize| u64::from_le_bytes(words.as_chunks().0[at]);
+            let end = chunk.saturating_add(glibc_chunk::size(word(1)));
+            let range = AddrRange { start: chunk, end };
+            // So a list in which all links agree has no cycle.
+            if word(3) != before || range.end > segment.chunks.end {
+                return false;
+            }
+            if range.len().0 >= LARGE_CHUNK {
+                self.listed.push(range);
+            }
+            (before, chunk) = (chunk, word(2));
+            steps += 1;
+        }
+        true
+    }
+
+    fn segment_of(&self, address: u64) -> Option<HeapSegment> {
+        let at = self.segments.partition_point(|it| it.chunks.end <= address);
+        self.segments.get(at).filter(|it| it.chunks.contains(address)).copied()
+    }
+
+    /// The first listed chunk that ends behind `address`.
+    fn listed_behind(&self, address: u64) -> Option<AddrRange> {
+        let at = self.listed.partition_point(|it| it.end <= address);
+        self.listed.get(at).copied()
+    }
+
+    /// True if an arena has chunks in fastbins.
+    fn has_fast_chunks(&self, arena: usize) -> bool {
+        self.states[arena].fastbins.iter().any(|chunk| *chunk != 0)
+    }
+
+    /// Reads windows in an order of which each beginning is spread over all segments.
+    fn windows(&self, goes_on: &dyn Fn(u64) -> bool) -> WindowSample {
+        let counts: Vec<u64> = self.segments.iter().map(|it| windows_of(it, self.page)).collect();
+        let population = counts.iter().sum();
+        let mut sample = WindowSample { windows: Vec::new(), population };
+        let mut bytes = WindowBytes::new(self.page);
+        for number in spread_order(population) {
+            if !goes_on(sample.windows.len() as u64) {
+                break;
+            }
+            let Some((segment, window)) = self.window(&counts, number) else { break };
+            let lead = window.start.saturating_sub(LARGE_CHUNK);
+            let start = lead.max(page_of(segment.chunks.start, self.page));
+            bytes.fill(self.memory, AddrRange { start, end: window.end });
+            sample.windows.push(WindowWalk::new(self, segment, &bytes).settle(window));
+        }
+        sample
+    }
+
+    /// The window with a number among all.
+    fn window(&self, counts: &[u64], number: u64) -> Option<(HeapSegment, AddrRange)> {
+        let mut index = number;
+        for (segment, &count) in self.segments.iter().zip(counts) {
+            if index < count {
+                let start = page_of(segment.chunks.start, self.page) + index * WINDOW;
+                let end = segment.chunks.end.next_multiple_of(self.page).min(start + WINDOW);
+                return Some((*segment, AddrRange { start, end }));
+            }
+            index -= count;
+        }
+        None
+    }
+}
+
+fn page_of(address: u64, page: u64) -> u64 {
+    address - address % page
+}
+
+fn windows_of(segment: &HeapSegment, page: u64) -> u64 {
+    (segment.chunks.end - page_of(segment.chunks.start, page)).div_ceil(WINDOW)
+}
+
+/// Address of a block of a chunk.
+const fn block(chunk: u64) -> u64 {
+    chunk + HEADER
+}

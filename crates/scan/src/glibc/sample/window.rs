@@ -1,0 +1,440 @@
+//! One window of a heap: the chunks in it, and the use of each of its pages.
+
+use pagewise_heaplog::glibc_chunk::{
+    self, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
+};
+use pagewise_model::AddrRange;
+
+use super::{SampledArenas, block, page_of};
+use crate::glibc::arena::HeapSegment;
+use crate::glibc::chunks::KEPT_HEADER;
+use crate::memory::Memory;
+use crate::sample::estimate::{WindowBounds, WindowShares};
+
+/// Number of consecutive chunks that must hold together at the first one.
+const CHAIN: usize = 8;
+/// Number of words outside of the window that are read for it.
+const MAX_WORDS: u32 = 64;
+/// The largest chunk in a thread cache by default, and in a fastbin.
+const MAX_CACHED: u64 = 1040;
+const MAX_FAST: u64 = 128;
+/// A heap ends with marks (fenceposts) of no more than this.
+const END_MARKS: u64 = 64;
+
+/// Known bytes of a range.
+pub(super) struct WindowBytes {
+    page: u64,
+    range: AddrRange,
+    bytes: Vec<u8>,
+    /// Known bytes of each page.
+    known: Vec<u64>,
+}
+
+impl WindowBytes {
+    pub(super) fn new(page: u64) -> WindowBytes {
+        let range = AddrRange { start: 0, end: 0 };
+        WindowBytes { page, range, bytes: Vec::new(), known: Vec::new() }
+    }
+
+    /// Reads a range of whole pages.
+    pub(super) fn fill(&mut self, memory: &dyn Memory, range: AddrRange) {
+        let length = usize::try_from(range.len().0).unwrap_or(0);
+        self.range = range;
+        self.bytes.clear();
+        self.bytes.resize(length, 0);
+        self.known.clear();
+        self.known.resize(usize::try_from(range.len().0 / self.page).unwrap_or(0), 0);
+        memory.visit(range, &mut |address, bytes| {
+            let Some(offset) = address.checked_sub(range.start) else { return };
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            let end = offset.saturating_add(bytes.len());
+            let Some(own) = self.bytes.get_mut(offset..end) else { return };
+            own.copy_from_slice(bytes);
+            let piece = AddrRange { start: address, end: address + bytes.len() as u64 };
+            for (index, part) in pages(range, piece, self.page) {
+                self.known[index] += part.len().0;
+            }
+        });
+    }
+
+    fn is_known(&self, address: u64) -> bool {
+        let page = usize::try_from((address - self.range.start) / self.page).unwrap_or(usize::MAX);
+        self.known.get(page).is_some_and(|known| *known == self.page)
+    }
+
+    fn word(&self, address: u64) -> Option<u64> {
+        let offset = usize::try_from(address.checked_sub(self.range.start)?).ok()?;
+        let word = self.bytes.get(offset..)?.first_chunk()?;
+        self.is_known(address).then(|| u64::from_le_bytes(*word))
+    }
+}
+
+/// The parts of `piece` in the pages of `range`, with the number of the page.
+fn pages(
+    range: AddrRange,
+    piece: AddrRange,
+    page: u64,
+) -> impl Iterator<Item = (usize, AddrRange)> {
+    let piece = piece.intersection(range).unwrap_or(AddrRange { start: 0, end: 0 });
+    let first = if piece.is_empty() { 0 } else { (piece.start - range.start) / page };
+    let count = if piece.is_empty() { 0 } else { (piece.end - range.start).div_ceil(page) - first };
+    (first..first + count).filter_map(move |index| {
+        let start = range.start + index * page;
+        let part = piece.intersection(AddrRange { start, end: start + page })?;
+        Some((usize::try_from(index).ok()?, part))
+    })
+}
+
+/// The use of a chunk, as its neighbours and its contents show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChunkUse {
+    Live,
+    Free,
+    /// In a thread cache or a fastbin.
+    Cached,
+    /// In a fastbin, or live.
+    PerhapsCached,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SampledChunk {
+    range: AddrRange,
+    used_as: ChunkUse,
+}
+
+/// Bytes of a page by use, and whether `malloc_trim` would release it.
+#[derive(Clone, Copy, Debug, Default)]
+struct PageUse {
+    free: u64,
+    cached: u64,
+    perhaps: u64,
+    unknown: u64,
+    top: u64,
+    is_released: bool,
+    is_perhaps_released: bool,
+}
+
+impl PageUse {
+    fn add_to(self, shares: &mut WindowShares, page: u64) {
+        let (free, cached) = (self.free + self.cached, self.perhaps + self.unknown);
+        let is_free_at_most = free + cached + self.top >= page && self.unknown > 0;
+        let is_perhaps_released = self.is_perhaps_released || is_free_at_most;
+        shares.resident += page;
+        shares.unsettled += self.unknown;
+        let add = |bounds: &mut WindowBounds, low: u64, high: u64| {
+            bounds.low += low;
+            bounds.high += high;
+        };
+        add(&mut shares.free, free + self.top, free + cached + self.top);
+        add(&mut shares.top, self.top, self.top + self.unknown);
+        let released = |is_released: bool| if is_released { page } else { 0 };
+        add(
+            &mut shares.trimmable,
+            released(self.is_released),
+            released(is_perhaps_released || self.is_released),
+        );
+        let least = if is_perhaps_released || self.is_released { 0 } else { free };
+        let most = if self.is_released { 0 } else { free + cached };
+        add(&mut shares.pinned, least, most);
+    }
+}
+
+/// Adjacent chunks that `malloc_trim` would coalesce.
+#[derive(Clone, Copy, Debug, Default)]
+struct FreeRun(Option<u64>);
+
+impl FreeRun {
+    fn open(&mut self, start: u64) {
+        self.0 = self.0.or(Some(start));
+    }
+
+    /// Ends the run. Returns the pages that would be released: the header of the chunk stays.
+    fn close(&mut self, end: u64, page: u64) -> Option<AddrRange> {
+        let start = (self.0.take()? + KEPT_HEADER).next_multiple_of(page);
+        let end = page_of(end, page);
+        (start < end).then_some(AddrRange { start, end })
+    }
+}
+
+/// The runs that end at the current chunk: of chunks that are free for sure, and of those that
+/// may be, too.
+#[derive(Clone, Copy, Debug, Default)]
+struct FreeRuns {
+    sure: FreeRun,
+    perhaps: FreeRun,
+}
+
+impl FreeRuns {
+    /// Continues the runs with a chunk, or ends them before it.
+    fn add(&mut self, chunk: u64, is_free: bool, may_be_free: bool, tally: &mut PageTally) {
+        match is_free {
+            true => self.sure.open(chunk),
+            false => self.close_sure(chunk, tally),
+        }
+        match is_free || may_be_free {
+            true => self.perhaps.open(chunk),
+            false => self.close_perhaps(chunk, tally),
+        }
+    }
+
+    fn close(&mut self, end: u64, tally: &mut PageTally) {
+        self.close_sure(end, tally);
+        self.close_perhaps(end, tally);
+    }
+
+    fn close_sure(&mut self, end: u64, tally: &mut PageTally) {
+        tally.release(self.sure.close(end, tally.page), |page| page.is_released = true);
+    }
+
+    fn close_perhaps(&mut self, end: u64, tally: &mut PageTally) {
+        tally.release(self.perhaps.close(end, tally.page), |page| page.is_perhaps_released = true);
+    }
+}
+
+/// The walk over the chunks of one window.
+pub(super) struct WindowWalk<'w, 'm> {
+    arenas: &'w SampledArenas<'m>,
+    segment: HeapSegment,
+    bytes: &'w WindowBytes,
+    is_main: bool,
+    top: u64,
+    /// Number of words outside of the window that may still be read.
+    words: u32,
+    /// True if chunks held together for long, and then did not.
+    has_broken_chain: bool,
+}
+
+impl<'w, 'm> WindowWalk<'w, 'm> {
+    pub(super) fn new(
+        arenas: &'w SampledArenas<'m>,
+        segment: HeapSegment,
+        bytes: &'w WindowBytes,
+    ) -> WindowWalk<'w, 'm> {
+        let is_main = segment.arena < arenas.mains;
+        let top = arenas.states[segment.arena].top;
+        let (words, has_broken_chain) = (MAX_WORDS, false);
+        WindowWalk { arenas, segment, bytes, is_main, top, words, has_broken_chain }
+    }
+
+    fn word(&mut self, address: u64) -> Option<u64> {
+        if self.bytes.range.contains(address) {
+            return self.bytes.word(address);
+        }
+        self.words = self.words.checked_sub(1)?;
+        self.arenas.memory.word(address)
+    }
+
+    /// The chunk that begins at `start`; `None` if no chunk of the heap does.
+    fn chunk(&mut self, start: u64) -> Option<SampledChunk> {
+        let listed = self.arenas.listed_behind(start);
+        if let Some(range) = listed.filter(|listed| listed.start == start) {
+            return Some(SampledChunk { range, used_as: ChunkUse::Free });
+        }
+        let head = self.word(start + 8)?;
+        let size = glibc_chunk::size(head);
+        let end = start.checked_add(size)?;
+        let is_sound = size >= MIN_CHUNK
+            && size.is_multiple_of(UNIT)
+            && head & MAPPED == 0
+            && (head & OTHER_ARENA == 0 || !self.is_main)
+            && end < self.segment.chunks.end
+            && listed.is_none_or(|listed| end <= listed.start)
+            && (self.top <= start || end <= self.top);
+        if !is_sound {
+            return None;
+        }
+        let next = self.word(end + 8)?;
+        let used_as = match next & PREVIOUS_IN_USE {
+            0 if self.word(end)? == size => ChunkUse::Free,
+            0 => return None,
+            _ if !self.is_main && head & OTHER_ARENA == 0 => return None,
+            _ => self.cached(start, size),
+        };
+        Some(SampledChunk { range: AddrRange { start, end }, used_as })
+    }
+
+    /// The use of a chunk that looks used: in a cache it begins with a link to the next.
+    fn cached(&self, chunk: u64, size: u64) -> ChunkUse {
+        let Some(link) = self.bytes.word(block(chunk)) else { return ChunkUse::Live };
+        let is_link = |link: u64| {
+            link == 0 || link.is_multiple_of(UNIT) && self.arenas.segment_of(link).is_some()
+        };
+        let can_be_fast = size <= MAX_FAST && self.arenas.has_fast_chunks(self.segment.arena);
+        match self.arenas.mangles {
+            // Pointers of the program look alike.
+            Some(false) if can_be_fast && is_link(link) => ChunkUse::PerhapsCached,
+            Some(false) => ChunkUse::Live,
+            _ if size <= MAX_CACHED && is_link(link ^ (block(chunk) >> 12)) => ChunkUse::Cached,
+            _ => ChunkUse::Live,
+        }
+    }
+
+    /// True if it is known that something begins at an address.
+    fn is_boundary(&self, at: u64) -> bool {
+        at == self.top
+            || self.arenas.listed_behind(at).is_some_and(|listed| listed.start == at)
+            || self.is_end(at)
+    }
+
+    /// True if it is known that a chunk begins at an address.
+    fn is_start(&self, at: u64) -> bool {
+        at == self.segment.chunks.start || self.is_boundary(at)
+    }
+
+    fn is_end(&self, at: u64) -> bool {
+        let is_mark = |head: u64| glibc_chunk::size(head) <= HEADER;
+        self.segment.chunks.end.saturating_sub(at) <= END_MARKS
+            && self.bytes.word(at + 8).is_some_and(is_mark)
+    }
+
+    /// `None` if chunks hold together from `first` to `until`, and at least a number of them;
+    /// otherwise the address from which another chain may begin.
+    fn chain_break(&mut self, first: u64, until: u64) -> Option<u64> {
+        let (mut at, mut was_free, mut length) = (first, false, 0);
+        while length < CHAIN || at < until {
+            if self.is_boundary(at) {
+                return None;
+            }
+            let chunk = self.chunk(at);
+            // Free neighbours are coalesced.
+            let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
+            let Some(chunk) = chunk else {
+                // All chunks of a long chain lead to the same contradiction.
+                self.has_broken_chain |= length >= CHAIN;
+                return Some(if length >= CHAIN { at } else { first } + UNIT);
+            };
+            (at, was_free) = (chunk.range.end, chunk.used_as == ChunkUse::Free);
+            length += 1;
+        }
+        None
+    }
+
+    /// The first chunk in the known bytes that begins before the end of the window. Data of the
+    /// program that looks like chunks seldom does so for long.
+    fn first_chunk(&mut self, window: AddrRange) -> Option<u64> {
+        let start = self.bytes.range.start;
+        if start <= self.segment.chunks.start {
+            return Some(self.segment.chunks.start);
+        }
+        if self.top <= start && self.segment.chunks.contains(self.top) {
+            return Some(self.top);
+        }
+        let listed = self.arenas.listed_behind(start).filter(|listed| listed.start <= start);
+        if let Some(listed) = listed {
+            return Some(listed.start);
+        }
+        let mut at = start.next_multiple_of(UNIT);
+        while at < window.end {
+            let until = if at < window.start { window.start } else { window.end };
+            match self.chain_break(at, until) {
+                Some(next) => at = next,
+                None => return Some(at),
+            }
+        }
+        None
+    }
+
+    /// True if a chain of chunks begins inside of what may be a chunk: one of both is data of the
+    /// program that leads to a chunk by chance.
+    fn is_ambiguous(&mut self, chunk: AddrRange, until: u64) -> bool {
+        let mut at = chunk.start + UNIT;
+        while at < chunk.end.min(until) {
+            match self.chain_break(at, until) {
+                Some(next) => at = next,
+                None => return true,
+            }
+        }
+        false
+    }
+
+    /// The use of the window's resident pages.
+    pub(super) fn settle(mut self, window: AddrRange) -> WindowShares {
+        let mut tally = PageTally::new(window, self.bytes.page);
+        let first = self.first_chunk(window).unwrap_or(window.end);
+        // Without all free chunks, a large one can be before the first.
+        let is_settled =
+            self.arenas.is_listed[self.segment.arena] && self.words > 0 && !self.has_broken_chain;
+        if first > window.start && !is_settled {
+            tally.add(AddrRange { start: window.start, end: first }, |page| &mut page.unknown);
+        }
+        self.walk(first, window, &mut tally);
+        let mut shares = WindowShares::default();
+        let step = usize::try_from(self.bytes.page).unwrap_or(usize::MAX);
+        for (page, at) in tally.pages.iter().zip((window.start..).step_by(step)) {
+            if self.bytes.is_known(at) {
+                page.add_to(&mut shares, self.bytes.page);
+            }
+        }
+        shares
+    }
+
+    fn walk(&mut self, first: u64, window: AddrRange, tally: &mut PageTally) {
+        let end = window.end;
+        let joins_fast = self.arenas.has_fast_chunks(self.segment.arena);
+        let mut runs = FreeRuns::default();
+        let (mut at, mut was_free) = (first, false);
+        let mut sure_chunks = if self.is_start(first) { CHAIN } else { 0 };
+        while at < end && !self.is_end(at) {
+            if at == self.top {
+                let range = AddrRange { start: at, end: self.segment.chunks.end };
+                tally.add(range, |page| &mut page.top);
+                break;
+            }
+            let chunk = self.chunk(at);
+            let chunk = chunk.filter(|chunk| !(was_free && chunk.used_as == ChunkUse::Free));
+            let Some(SampledChunk { range, used_as }) = chunk else {
+                tally.add(AddrRange { start: at, end }, |page| &mut page.unknown);
+                break;
+            };
+            let is_sure = sure_chunks >= CHAIN || range.end <= window.start;
+            if !is_sure && self.is_ambiguous(range, end) {
+                tally.add(range, |page| &mut page.unknown);
+                runs.close(at, tally);
+                (at, was_free) = (range.end, false);
+                continue;
+            }
+            sure_chunks = if is_sure { sure_chunks + 1 } else { CHAIN };
+            match used_as {
+                ChunkUse::Live => {}
+                ChunkUse::Free => tally.add(range, |page| &mut page.free),
+                ChunkUse::Cached => tally.add(range, |page| &mut page.cached),
+                ChunkUse::PerhapsCached => tally.add(range, |page| &mut page.perhaps),
+            }
+            let is_free = used_as == ChunkUse::Free;
+            let can_join = joins_fast && range.len().0 <= MAX_FAST && used_as != ChunkUse::Live;
+            runs.add(at, is_free, can_join, tally);
+            (at, was_free) = (range.end, is_free);
+        }
+        runs.close(at, tally);
+    }
+}
+
+/// The pages of a window.
+struct PageTally {
+    window: AddrRange,
+    page: u64,
+    pages: Vec<PageUse>,
+}
+
+impl PageTally {
+    fn new(window: AddrRange, page: u64) -> PageTally {
+        let count = usize::try_from(window.len().0.div_ceil(page)).unwrap_or(0);
+        PageTally { window, page, pages: vec![PageUse::default(); count] }
+    }
+
+    /// Adds the bytes of a range to a use.
+    fn add(&mut self, range: AddrRange, of_page: impl Fn(&mut PageUse) -> &mut u64) {
+        for (index, part) in pages(self.window, range, self.page) {
+            if let Some(page) = self.pages.get_mut(index) {
+                *of_page(page) += part.len().0;
+            }
+        }
+    }
+
+    fn release(&mut self, pages_of_run: Option<AddrRange>, mark: impl Fn(&mut PageUse)) {
+        let Some(run) = pages_of_run else { return };
+        for (index, _) in pages(self.window, run, self.page) {
+            self.pages.get_mut(index).map(&mark);
+        }
+    }
+}
