@@ -16,10 +16,10 @@
 //! by the size of the memory, so that a hostile heap costs time in proportion to its size.
 
 mod arena;
-mod chunks;
+pub(crate) mod chunks;
 mod code;
-mod corruption;
-mod density;
+pub(crate) mod corruption;
+pub(crate) mod density;
 mod lists;
 mod mapped;
 #[cfg(test)]

@@ -7,6 +7,8 @@
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
+//!  jemalloc the walk of jemalloc
+//!  span_tally  sums of heaps whose blocks lie in slabs
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
@@ -20,11 +22,13 @@ pub mod core_image;
 mod error;
 pub mod glibc;
 pub mod graph;
+pub mod jemalloc;
 pub mod live;
 pub mod memory;
 pub mod reachability;
 pub mod saved;
 pub mod scan;
+mod span_tally;
 pub mod walk;
 
 pub use error::ScanError;

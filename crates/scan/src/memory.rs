@@ -40,3 +40,9 @@ pub trait Memory: Sync {
         self.read(address, &mut bytes).then(|| u64::from_le_bytes(bytes))
     }
 }
+
+/// Consecutive words, if all of them are known.
+pub(crate) fn words<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
+    let mut bytes = [[0; 8]; N];
+    memory.read(address, bytes.as_flattened_mut()).then(|| bytes.map(u64::from_le_bytes))
+}

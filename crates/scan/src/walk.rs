@@ -1,11 +1,11 @@
 //! The walks of all allocators of a process, as one heap.
 
 use pagewise_model::heap_scan::{RefusedAllocator, WalkedHeap};
-use pagewise_model::{AddrRange, PageSize};
+use pagewise_model::{AddrRange, Mapping, PageSize};
 
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
-use crate::{ScanError, glibc};
+use crate::{ScanError, glibc, jemalloc};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,7 +24,8 @@ pub struct AllocatorWalk {
 type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>, ScanError>;
 
 /// All walkers, in the order of their arenas in reports.
-const WALKERS: &[AllocatorWalker] = &[|memory, page_size| Ok(glibc::walk(memory, page_size))];
+const WALKERS: &[AllocatorWalker] =
+    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), jemalloc::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///
@@ -65,4 +66,13 @@ impl AllocatorWalk {
         self.heap.merge(other.heap.clone());
         self
     }
+}
+
+/// True if a file with a name that begins with `name` is mapped.
+pub(crate) fn maps_library(mappings: &[Mapping], name: &[u8]) -> bool {
+    mappings.iter().any(|mapping| {
+        let path = mapping.path();
+        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        mapping.inode != 0 && path[start..].starts_with(name)
+    })
 }

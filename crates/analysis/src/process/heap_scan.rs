@@ -127,7 +127,7 @@ struct FreeListRow {
     meaning: &'static str,
 }
 
-const FREE_LISTS: [FreeListRow; 9] = [
+const FREE_LISTS: [FreeListRow; 10] = [
     FreeListRow {
         key: "tcache",
         label: "TCACHE",
@@ -181,6 +181,12 @@ const FREE_LISTS: [FreeListRow; 9] = [
         label: "PAGES",
         bytes: |free| free.pages,
         meaning: "In runs of whole free pages that the allocator keeps.",
+    },
+    FreeListRow {
+        key: "retained",
+        label: "RETAINED",
+        bytes: |free| free.retained,
+        meaning: "Addresses that the allocator keeps without memory; not part of BYTES.",
     },
 ];
 

@@ -85,13 +85,13 @@ pub(super) struct ChunkWalk<'a> {
 
 /// Number of blocks by usable size.
 #[derive(Debug, Default)]
-pub(super) struct SizeTally {
+pub(crate) struct SizeTally {
     small: Vec<u64>,
     large: BTreeMap<u64, u64>,
 }
 
 impl SizeTally {
-    fn add(&mut self, size: u64) {
+    pub(crate) fn add(&mut self, size: u64) {
         let index = usize::try_from(size / 8).unwrap_or(usize::MAX);
         if size < SMALL_SIZES && size.is_multiple_of(8) {
             if self.small.is_empty() {
@@ -104,7 +104,7 @@ impl SizeTally {
     }
 
     /// In order of size.
-    pub(super) fn finish(self) -> Vec<LiveSize> {
+    pub(crate) fn finish(self) -> Vec<LiveSize> {
         let small = (0..).step_by(8).zip(self.small).filter(|(_, blocks)| *blocks > 0);
         small.chain(self.large).map(|(size, blocks)| LiveSize { size, blocks }).collect()
     }

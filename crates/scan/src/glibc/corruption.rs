@@ -7,14 +7,14 @@ const MAX_ENTRIES: usize = 100;
 
 /// The contradictions of a walk.
 #[derive(Debug, Default)]
-pub(super) struct CorruptionLog {
-    pub(super) entries: Vec<HeapCorruption>,
-    pub(super) count: u64,
+pub(crate) struct CorruptionLog {
+    pub(crate) entries: Vec<HeapCorruption>,
+    pub(crate) count: u64,
 }
 
 impl CorruptionLog {
     /// Adds one: the word at `address` should be `expected`.
-    pub(super) fn add(&mut self, block: u64, address: u64, expected: &str, found: u64) {
+    pub(crate) fn add(&mut self, block: u64, address: u64, expected: &str, found: u64) {
         self.count += 1;
         if self.entries.len() < MAX_ENTRIES {
             let expected = expected.to_owned();

@@ -3,11 +3,11 @@
 use pagewise_model::AddrRange;
 
 /// Cells of a density: pages without a live byte, and by eighths.
-pub(super) const CELLS: usize = 9;
+pub(crate) const CELLS: usize = 9;
 
 /// Counts the resident pages of a range of addresses by their live share. Live ranges come in
 /// order of address.
-pub(super) struct PageDensityCounter<'r> {
+pub(crate) struct PageDensityCounter<'r> {
     page: u64,
     /// Resident ranges, in order of address.
     runs: &'r [AddrRange],
@@ -17,11 +17,11 @@ pub(super) struct PageDensityCounter<'r> {
 }
 
 impl<'r> PageDensityCounter<'r> {
-    pub(super) fn new(page: u64, runs: &'r [AddrRange]) -> PageDensityCounter<'r> {
+    pub(crate) fn new(page: u64, runs: &'r [AddrRange]) -> PageDensityCounter<'r> {
         PageDensityCounter { page, runs, open: None, cells: [0; CELLS] }
     }
 
-    pub(super) fn add(&mut self, live: AddrRange) {
+    pub(crate) fn add(&mut self, live: AddrRange) {
         let page = self.page;
         let first = live.start - live.start % page;
         let last = live.end - live.end % page;
@@ -68,7 +68,7 @@ impl<'r> PageDensityCounter<'r> {
     }
 
     /// The cells. `pages` is the number of all resident pages.
-    pub(super) fn finish(mut self, pages: u64) -> [u64; CELLS] {
+    pub(crate) fn finish(mut self, pages: u64) -> [u64; CELLS] {
         self.close();
         let used: u64 = self.cells[1..].iter().sum();
         self.cells[0] = pages.saturating_sub(used);
@@ -77,7 +77,7 @@ impl<'r> PageDensityCounter<'r> {
 }
 
 /// Bytes of a range in `runs`, of which the first may lie before the range.
-pub(super) fn resident_in(runs: &[AddrRange], range: AddrRange) -> u64 {
+pub(crate) fn resident_in(runs: &[AddrRange], range: AddrRange) -> u64 {
     let parts = runs.iter().take_while(|run| run.start < range.end);
     parts.filter_map(|run| run.intersection(range)).map(|part| part.len().0).sum()
 }

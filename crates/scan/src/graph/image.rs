@@ -7,7 +7,7 @@ use crate::memory::{Memory, ScannedThread};
 
 /// A made-up process.
 #[derive(Debug, Default)]
-pub(super) struct TestImage {
+pub(crate) struct TestImage {
     mappings: Vec<Mapping>,
     contents: Vec<Vec<u8>>,
     threads: Vec<ScannedThread>,
@@ -16,7 +16,7 @@ pub(super) struct TestImage {
 impl TestImage {
     /// Adds a zero-filled readable and writable mapping behind all others. With a name it is one of
     /// a file.
-    pub(super) fn map(&mut self, start: u64, len: u64, name: &str) -> &mut Mapping {
+    pub(crate) fn map(&mut self, start: u64, len: u64, name: &str) -> &mut Mapping {
         let absent = || Absent::NotCollected("".into());
         self.mappings.push(Mapping {
             range: AddrRange { start, end: start + len },
@@ -34,20 +34,20 @@ impl TestImage {
         self.mappings.last_mut().unwrap()
     }
 
-    pub(super) fn thread(&mut self, stack_pointer: u64, thread_pointer: u64, registers: &[u64]) {
+    pub(crate) fn thread(&mut self, stack_pointer: u64, thread_pointer: u64, registers: &[u64]) {
         let tid = u32::try_from(self.threads.len()).unwrap() + 1;
         let registers = registers.to_vec();
         let name = Vec::new();
         self.threads.push(ScannedThread { tid, name, stack_pointer, thread_pointer, registers });
     }
 
-    pub(super) fn store(&mut self, address: u64, word: u64) {
+    pub(crate) fn store(&mut self, address: u64, word: u64) {
         let at = self.mappings.iter().position(|it| it.range.contains(address)).unwrap();
         let offset = usize::try_from(address - self.mappings[at].range.start).unwrap();
         self.contents[at][offset..offset + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    pub(super) fn bytes(&mut self, mapping: usize) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self, mapping: usize) -> &mut [u8] {
         &mut self.contents[mapping]
     }
 }
@@ -86,7 +86,7 @@ impl Memory for TestImage {
 }
 
 /// A table of these blocks: address and size.
-pub(super) fn table(blocks: impl IntoIterator<Item = (u64, u64)>) -> BlockTable {
+pub(crate) fn table(blocks: impl IntoIterator<Item = (u64, u64)>) -> BlockTable {
     let mut table = BlockTable::default();
     for (start, size) in blocks {
         assert!(table.push(LiveBlock { start, size }));
