@@ -15,7 +15,7 @@
 //! those of x86-64 have another structure, which is refused.
 
 mod extent;
-mod extent_tree;
+pub(crate) mod extent_tree;
 mod metadata;
 mod size_classes;
 #[cfg(test)]
@@ -302,7 +302,7 @@ impl ExtentWalk<'_, '_> {
             let expected = format!("the number {} of free slots", free.count());
             self.log.add(extent.pages.start, extent.edata, &expected, free_count);
         }
-        let mut slots = [SlotUse::Live; MAX_SLOTS as usize];
+        let mut slots = [SlotUse::Live; MAX_SLOTS];
         for (index, slot) in slots.iter_mut().enumerate() {
             if free.contains(index) {
                 *slot = SlotUse::Free;

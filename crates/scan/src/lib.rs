@@ -8,6 +8,7 @@
 //!  walk     the walks of all allocators, as one heap
 //!  glibc    the walk of glibc's malloc
 //!  jemalloc the walk of jemalloc
+//!  tcmalloc the walk of gperftools' tcmalloc
 //!  span_tally  sums of heaps whose blocks lie in slabs
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
@@ -29,6 +30,7 @@ pub mod reachability;
 pub mod saved;
 pub mod scan;
 mod span_tally;
+pub mod tcmalloc;
 pub mod walk;
 
 pub use error::ScanError;

@@ -1,6 +1,8 @@
 //! Sums of heaps whose blocks lie in spans of pages: slabs of equal slots, single blocks, and free
 //! pages. jemalloc calls spans extents.
 
+use std::collections::BTreeMap;
+
 use pagewise_model::heap_scan::{LiveAmount, LiveSize, WalkedArena};
 use pagewise_model::{AddrRange, Bytes, PageSize};
 
@@ -56,6 +58,30 @@ pub(crate) fn joined(ranges: impl IntoIterator<Item = AddrRange>) -> Vec<AddrRan
         }
     }
     all
+}
+
+/// Ranges that do not overlap.
+#[derive(Debug, Default)]
+pub(crate) struct DisjointRanges {
+    /// Starts and ends.
+    ranges: BTreeMap<u64, u64>,
+}
+
+impl DisjointRanges {
+    /// Adds a range. Returns false, and does not add it, if it overlaps another one.
+    pub(crate) fn insert(&mut self, range: AddrRange) -> bool {
+        let before = self.ranges.range(..range.end).next_back();
+        let is_apart = before.is_none_or(|(_, end)| *end <= range.start);
+        if is_apart {
+            self.ranges.insert(range.start, range.end);
+        }
+        is_apart
+    }
+
+    /// In order of address.
+    pub(crate) fn into_ranges(self) -> Vec<AddrRange> {
+        self.ranges.into_iter().map(|(start, end)| AddrRange { start, end }).collect()
+    }
 }
 
 /// The last span of an arena, and the last live block in it and the spans directly before it.

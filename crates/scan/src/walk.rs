@@ -5,7 +5,7 @@ use pagewise_model::{AddrRange, Mapping, PageSize};
 
 use crate::blocks::BlockTable;
 use crate::memory::Memory;
-use crate::{ScanError, glibc, jemalloc};
+use crate::{ScanError, glibc, jemalloc, tcmalloc};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,7 +25,7 @@ type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>
 
 /// All walkers, in the order of their arenas in reports.
 const WALKERS: &[AllocatorWalker] =
-    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), jemalloc::walk];
+    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), jemalloc::walk, tcmalloc::walk];
 
 /// Walks the heaps of all allocators of a process.
 ///

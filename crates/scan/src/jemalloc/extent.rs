@@ -182,7 +182,7 @@ impl ExtentLayout {
         let class = self.class(extent);
         let size = class_size(class).filter(|_| class < SMALL_CLASSES)?;
         let slots = extent.pages.len().0 / size;
-        (1..=MAX_SLOTS).contains(&slots).then_some((size, slots))
+        (1..=MAX_SLOTS as u64).contains(&slots).then_some((size, slots))
     }
 
     /// The layout with which most extents agree, if these are more than half.

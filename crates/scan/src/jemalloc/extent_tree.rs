@@ -18,15 +18,13 @@
 //! that it leads to has an extent whose address agrees with the position of the element. The
 //! position of the entry then gives the start of the root.
 
-use std::collections::BTreeMap;
-
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Backing, Mapping};
 
 use super::size_classes::PAGE;
 use crate::graph::is_data;
-use crate::memory::{Memory, words};
-use crate::span_tally::joined;
+use crate::memory::{Memory, first_word, words};
+use crate::span_tally::{DisjointRanges, joined};
 
 /// Pointers to nodes have this alignment.
 const NODE_ALIGNMENT: u64 = 64;
@@ -36,9 +34,6 @@ const EXTENT_ALIGNMENT: u64 = 64;
 const MAX_ADDRESS: u64 = 1 << 57;
 /// Bytes of zeros that are read in all behind pointers that lead to no node.
 const MAX_SEARCH: u64 = 1 << 30;
-/// Bytes that are read at a time in search of a word that is not zero.
-const SEARCH_STEP: u64 = 64 << 10;
-
 /// Shape of a tree, by the width of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TreeShape {
@@ -115,9 +110,10 @@ impl ExtentTree {
         overlapping: &mut dyn FnMut(u64, u64),
     ) -> Vec<AddrRange> {
         let root = TreeNode { address: self.root, levels: self.shape.levels, key: 0 };
-        let mut visit = TreeVisit { shape: self.shape, memory, nodes: BTreeMap::new(), each };
+        let mut visit =
+            TreeVisit { shape: self.shape, memory, nodes: DisjointRanges::default(), each };
         visit.node(root, overlapping);
-        visit.nodes.into_iter().map(|(start, end)| AddrRange { start, end }).collect()
+        visit.nodes.into_ranges()
     }
 }
 
@@ -133,8 +129,8 @@ struct TreeNode {
 struct TreeVisit<'a> {
     shape: TreeShape,
     memory: &'a dyn Memory,
-    /// Nodes below the root that were visited: starts and ends. No memory is visited twice.
-    nodes: BTreeMap<u64, u64>,
+    /// Nodes below the root that were visited. No memory is visited twice.
+    nodes: DisjointRanges,
     each: &'a mut dyn FnMut(LeafElement),
 }
 
@@ -176,22 +172,15 @@ impl TreeVisit<'_> {
     /// Adds a node, unless it overlaps another one.
     fn enter(&mut self, node: TreeNode) -> bool {
         let bytes = self.shape.node_bytes(node.levels);
-        let Some(end) = node.address.checked_add(bytes).filter(|end| *end <= MAX_ADDRESS) else {
-            return false;
-        };
-        let before = self.nodes.range(..end).next_back();
-        let is_apart = before.is_none_or(|(_, before)| *before <= node.address)
-            && node.address.is_multiple_of(8);
-        if is_apart {
-            self.nodes.insert(node.address, end);
-        }
-        is_apart
+        let end = node.address.checked_add(bytes).filter(|end| *end <= MAX_ADDRESS);
+        let range = end.map(|end| AddrRange { start: node.address, end });
+        node.address.is_multiple_of(8) && range.is_some_and(|range| self.nodes.insert(range))
     }
 }
 
 /// Private anonymous memory that is writable, in order of address. The kernel may have divided a
 /// block of the allocator into several mappings.
-pub(super) fn anonymous_memory(mappings: &[Mapping]) -> Vec<AddrRange> {
+pub(crate) fn anonymous_memory(mappings: &[Mapping]) -> Vec<AddrRange> {
     let is_anonymous = |it: &&Mapping| {
         it.sharing == Sharing::Private
             && it.prot.write
@@ -201,20 +190,23 @@ pub(super) fn anonymous_memory(mappings: &[Mapping]) -> Vec<AddrRange> {
     joined(mappings.iter().filter(is_anonymous).map(|it| it.range))
 }
 
+/// Writable data of the program and its libraries, in order of address.
+pub(crate) fn written_data(mappings: &[Mapping]) -> Vec<AddrRange> {
+    let is_written = |at: &usize| mappings[*at].prot.write && is_data(mappings, *at);
+    joined((0..mappings.len()).filter(is_written).map(|at| mappings[at].range))
+}
+
 /// The range of a sorted list that contains an address.
-pub(super) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> {
+pub(crate) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> {
     let at = ranges.partition_point(|range| range.end <= address);
     ranges.get(at).copied().filter(|range| range.contains(address))
 }
 
 /// Finds all trees of a process: a program and a library can have one each.
 pub(super) fn extent_trees(memory: &dyn Memory, anonymous: &[AddrRange]) -> Vec<ExtentTree> {
-    let mappings = memory.mappings();
-    let is_written = |at: &usize| mappings[*at].prot.write && is_data(mappings, *at);
-    let data = joined((0..mappings.len()).filter(is_written).map(|at| mappings[at].range));
     let mut search = TreeSearch { memory, anonymous, left: MAX_SEARCH };
     let mut trees: Vec<ExtentTree> = Vec::new();
-    for range in data {
+    for range in written_data(memory.mappings()) {
         memory.visit(range, &mut |address, bytes| {
             let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
             for (at, word) in (address..).step_by(8).zip(words) {
@@ -259,7 +251,8 @@ impl TreeSearch<'_> {
         }
         let range = AddrRange { start: node, end: node + bytes };
         if levels > 0 {
-            let (index, word) = self.first_word(range, 8, &|word| word != 0)?;
+            let (index, word) =
+                first_word(self.memory, range, 8, &mut self.left, &|word| word != 0)?;
             let region = range_of(self.anonymous, word)?;
             let page = self.page_below(shape, word, levels - 1, region.end - word)?;
             let own_index = (page / PAGE) >> (shape.level_bits * levels) & (shape.entries() - 1);
@@ -267,41 +260,12 @@ impl TreeSearch<'_> {
         }
         // An element whose extent became part of another one keeps its size class.
         let has_extent = |word| shape.edata(word) != 0;
-        let (index, word) = self.first_word(range, shape.element, &has_extent)?;
+        let (index, word) =
+            first_word(self.memory, range, shape.element, &mut self.left, &has_extent)?;
         let edata = shape.edata(word);
         range_of(self.anonymous, edata)?;
         let [address, size] = words(self.memory, edata.checked_add(8)?)?;
         page_with_index(address, size, index, shape.entries() - 1)
-    }
-
-    /// The first word of a range that fulfils a condition, of those at a distance of `stride` from
-    /// each other, and its index.
-    fn first_word(
-        &mut self,
-        range: AddrRange,
-        stride: u64,
-        is_it: &dyn Fn(u64) -> bool,
-    ) -> Option<(u64, u64)> {
-        let mut start = range.start;
-        while start < range.end && self.left > 0 {
-            let part = AddrRange { start, end: range.end.min(start + SEARCH_STEP) };
-            let mut first = None;
-            self.memory.visit(part, &mut |address, bytes| {
-                if first.is_none() {
-                    let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
-                    let offsets = (address - range.start..).step_by(8);
-                    let mut elements =
-                        offsets.zip(words).filter(|(offset, _)| offset.is_multiple_of(stride));
-                    first = elements.find(|(_, word)| is_it(*word));
-                    self.left = self.left.saturating_sub(bytes.len() as u64);
-                }
-            });
-            if let Some((offset, word)) = first {
-                return Some((offset / stride, word));
-            }
-            start = part.end;
-        }
-        None
     }
 }
 

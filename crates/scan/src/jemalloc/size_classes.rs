@@ -7,7 +7,7 @@ pub(super) const CLASSES: u64 = 232;
 /// Number of classes whose blocks lie in slabs (`SC_NBINS`).
 pub(super) const SMALL_CLASSES: u64 = 36;
 /// Maximum number of slots of a slab.
-pub(super) const MAX_SLOTS: u64 = 512;
+pub(super) const MAX_SLOTS: usize = 512;
 
 /// Bytes of the blocks of a class: 8, four multiples of 16, then four classes to each doubling.
 pub(super) const fn class_size(class: u64) -> Option<u64> {
