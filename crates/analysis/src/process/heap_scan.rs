@@ -18,6 +18,7 @@ use pagewise_model::report::{
 use crate::blocks::{facts_of, first, for_programs, table};
 use crate::cells::{share, text};
 use crate::explain::{fact, who};
+use crate::findings::heap_scan::advice;
 use crate::findings::{Evidence, find};
 use crate::heap_graph;
 
@@ -73,9 +74,13 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     // The pages of a core file are those that were written into it, resident or not.
     let (held, trimmable) = match scan.moment {
         ProcessMoment::CoreDumped => {
-            (" of heap are in the core file, ", " blocks. Whole pages of free chunks hold ")
+            (" of heap are in the core file, ", text(" blocks. Whole pages of free chunks hold "))
         }
-        _ => (" of heap are resident, ", " blocks. `malloc_trim(0)` would return "),
+        _ => {
+            let call = advice(heap, |arena| arena.trimmable.0).release;
+            let returned = format!(" blocks. `{call}` would return ");
+            (" of heap are resident, ", CellValue::text(returned))
+        }
     };
     let mut pieces = vec![
         CellValue::Bytes(resident.0),
@@ -83,7 +88,7 @@ fn verdict(scan: &HeapScan) -> Paragraph {
         CellValue::Bytes(live.bytes),
         text(" of them live in "),
         CellValue::Count(live.blocks),
-        text(trimmable),
+        trimmable,
         CellValue::Bytes(heap.trimmable().0),
         text(". "),
     ];
@@ -203,7 +208,7 @@ fn free(scan: &HeapScan) -> NamedFacts {
             "trimmable",
             "TRIMMABLE",
             CellValue::Bytes(scan.heap.trimmable().0),
-            "Resident bytes that malloc_trim(0) would return: whole pages of free chunks.",
+            "Resident bytes that a call would return (malloc_trim(0), or the purge of the allocator): whole free pages.",
         ),
         fact(
             "trimmable_top",
@@ -294,7 +299,7 @@ fn arenas(heap: &WalkedHeap) -> ReportTable {
         ),
         described(
             TableColumn::new("trimmable", "TRIMMABLE", bytes(|arena| arena.trimmable.0)),
-            "Resident bytes that malloc_trim(0) would return.",
+            "Resident bytes that malloc_trim(0), or the purge of the allocator, would return.",
         ),
         described(
             TableColumn::new("largest_gap", "GAP", bytes(|arena| arena.largest_gap.0)),
