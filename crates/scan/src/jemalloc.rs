@@ -373,7 +373,7 @@ impl ExtentWalk<'_, '_> {
         self.tally.add_block(arena, extent.pages, LiveBlock { start: extent.address, size }, slot);
     }
 
-    /// Reports cached blocks before `end` that lie in no slab and are no large block.
+    /// Reports cached blocks before `end` that lie in no slab and are not large.
     fn report_strays(&mut self, end: u64) {
         while let Some(block) = self.cached.next_if(|it| it.address < end) {
             self.log_stray(block);

@@ -22,7 +22,7 @@ const BITMAP: u64 = 64;
 /// Number of words of the bitmap.
 const BITMAP_WORDS: usize = 8;
 /// Number of extents by which the layout is detected.
-const MAX_VOTERS: usize = 4096;
+const MAX_VOTERS: usize = 4000;
 
 /// Layout of extents, by version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +35,8 @@ pub(super) struct ExtentLayout {
     free_shift: u32,
     /// Position of the class in the second word of elements of 16 bytes.
     leaf_class_shift: u32,
-    /// Bytes of a large extent that its block does not use (`sz_large_pad`): with them, blocks begin
-    /// at different cache lines.
+    /// Bytes of a large extent that its block does not use (`sz_large_pad`): blocks begin at
+    /// different cache lines.
     pad: u64,
 }
 

@@ -24,7 +24,7 @@ const HEADER: u64 = 144;
 const BASE: u64 = 192;
 /// Number of steps back to the start of a block, and of addresses without a block after which no
 /// further ones are searched.
-const MAX_STEPS: u64 = 1 << 12;
+const MAX_STEPS: u64 = 4000;
 const MAX_MISSES: u32 = 1 << 10;
 /// Blocks of an arena. Each has the size of all before it, or more.
 const MAX_CHAIN: usize = 1 << 10;

@@ -1,7 +1,8 @@
 //! Size classes of jemalloc, with its default quantum of 16 bytes and pages of 4 KiB.
 
 /// Bytes of a page of jemalloc, which it is built with.
-pub(super) const PAGE: u64 = 1 << 12;
+pub(super) const PAGE: u64 = 1 << PAGE_SHIFT;
+const PAGE_SHIFT: u32 = 12;
 /// Number of classes; also the class of an extent that holds no block (`SC_NSIZES`).
 pub(super) const CLASSES: u64 = 232;
 /// Number of classes whose blocks lie in slabs (`SC_NBINS`).

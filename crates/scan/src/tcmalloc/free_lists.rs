@@ -24,7 +24,7 @@ use crate::memory::{Memory, words};
 /// Number of classes, with unused ones at the end.
 pub(super) const CLASSES: usize = 128;
 const LIST_WORDS: usize = 4;
-const LISTS_BYTES: u64 = 4096;
+const LISTS_BYTES: u64 = (8 * LIST_WORDS * CLASSES) as u64;
 /// Words behind the lists that hold the neighbours.
 const NEIGHBOUR_WORDS: usize = 12;
 /// Largest size of a class.

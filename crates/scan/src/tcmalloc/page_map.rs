@@ -79,8 +79,8 @@ impl Span {
     }
 }
 
-/// Finds the root of the map: a pointer in data is an entry of it if the first span that it leads to
-/// has a number that agrees with the position of the pointer to the span.
+/// Finds the root of the map: a pointer in data is an entry of it if the number of the first span
+/// that it leads to agrees with the position of the pointer to the span.
 pub(super) fn page_map_root(memory: &dyn Memory, anonymous: &[AddrRange]) -> Option<AddrRange> {
     let mut found = None;
     let mut budget = MAX_SEARCH;
