@@ -43,6 +43,7 @@ use size_classes::{CLASSES, MAX_SLOTS, PAGE, class_size};
 use thread_cache::{CachedBlock, ThreadCaches, thread_caches};
 
 const NAME: &str = "jemalloc";
+const NO_TREE: &str = "no tree of extents of jemalloc 5.2 or 5.3, with pages of 4 KiB and addresses of 48 or 57 bits, was found in the data of the program and its libraries";
 const UNKNOWN_PAGES: &str = "its pages are in swap or could not be read";
 const UNKNOWN_USE: &str = "the data of its extent contradicts itself";
 
@@ -54,24 +55,15 @@ const UNKNOWN_USE: &str = "the data of its extent contradicts itself";
 /// # Complexity
 /// O(n log n) in the number of cached blocks, O(n) in all others.
 pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<AllocatorWalk>, ScanError> {
-    let refused = |why: String| Err(ScanError::NotWalked { allocator: NAME, why });
     let anonymous = anonymous_memory(memory.mappings());
     let trees = extent_trees(memory, &anonymous);
-    if trees.is_empty() {
-        return match maps_library(memory.mappings(), b"libjemalloc") {
-            false => Ok(None),
-            true => refused(
-                "no tree of extents of jemalloc 5.2 or 5.3, with pages of 4 KiB and addresses of 48 or 57 bits, was found in the data of the program and its libraries".to_owned(),
-            ),
-        };
-    }
     let mut log = CorruptionLog::default();
     let structure = HeapStructure::read(memory, &anonymous, &trees, &mut log);
     let Some(layout) = ExtentLayout::detect(&structure.extents, memory) else {
-        return refused(format!(
-            "of the {} extents in its tree, most have the layout of neither jemalloc 5.2 nor 5.3",
-            structure.extents.len()
-        ));
+        return match maps_library(memory.mappings(), b"libjemalloc") {
+            false => Ok(None),
+            true => Err(ScanError::NotWalked { allocator: NAME, why: NO_TREE.to_owned() }),
+        };
     };
     Ok(Some(structure.walked(memory, page_size, layout, log)))
 }
@@ -96,9 +88,17 @@ impl<'a> HeapStructure<'a> {
     ) -> HeapStructure<'a> {
         let mut base = BaseBlocks::new(memory, anonymous);
         let mut extents: Vec<Extent> = Vec::new();
-        let mut unread = Vec::new();
+        let (mut unread, mut roots) = (Vec::new(), Vec::new());
         for tree in trees {
-            let found = tree_extents(memory, *tree, log);
+            let mut own_log = CorruptionLog::default();
+            let found = tree_extents(memory, *tree, &mut own_log);
+            // Words that agree by chance lead to no extents.
+            if ExtentLayout::detect(&found.extents, memory).is_none() {
+                continue;
+            }
+            log.count += own_log.count;
+            log.entries.extend(own_log.entries);
+            roots.push(tree.root_range());
             found.nodes.iter().for_each(|node| {
                 base.find(node.start);
             });
@@ -123,7 +123,6 @@ impl<'a> HeapStructure<'a> {
             base.arena_of(block);
         }
         let caches = thread_caches(memory, &base, log);
-        let roots = trees.iter().map(|tree| tree.root_range()).collect();
         HeapStructure { extents, unread, roots, base, caches }
     }
 
