@@ -198,10 +198,13 @@ impl ExtentLayout {
         (best * 2 > voters.len()).then_some(ExtentLayout { pad, ..layout })
     }
 
-    /// True if an extent has a block that does not begin with its first page.
+    /// True if an extent is longer than its block, or the block begins behind its first page.
     fn shows_pad(self, extent: &Extent) -> bool {
         let is_large = self.state(extent) == ExtentState::Active && !extent.is_slab();
-        is_large && extent.address != extent.pages.start
+        let class = self.class(extent);
+        let is_longer = class >= SMALL_CLASSES
+            && class_size(class).is_some_and(|size| size < extent.pages.len().0);
+        is_large && (is_longer || extent.address != extent.pages.start)
     }
 
     /// Usable bytes of the only block of an extent. Since 5.3.1, blocks above 16 KiB have all sizes
