@@ -8,7 +8,7 @@ mod core_file;
 mod faults;
 mod heap;
 mod heap_sample;
-mod heap_scan;
+pub(crate) mod heap_scan;
 mod huge_pages;
 mod limits;
 mod pools;

@@ -178,6 +178,10 @@ pub struct FreeBytes {
     /// In runs of whole free pages that the allocator keeps.
     #[serde(default)]
     pub pages: u64,
+    /// Addresses that the allocator keeps without memory: released pages, and such that were never
+    /// touched. They are not part of the total.
+    #[serde(default)]
+    pub retained: u64,
 }
 
 impl FreeBytes {
@@ -202,6 +206,7 @@ impl FreeBytes {
         sum(&mut self.unlisted, other.unlisted);
         sum(&mut self.slots, other.slots);
         sum(&mut self.pages, other.pages);
+        sum(&mut self.retained, other.retained);
     }
 }
 

@@ -16,7 +16,7 @@
 //! by the size of the memory, so that a hostile heap costs time in proportion to its size.
 
 mod arena;
-mod chunks;
+pub(crate) mod chunks;
 mod code;
 mod lists;
 mod mapped;

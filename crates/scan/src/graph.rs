@@ -37,6 +37,7 @@ pub use entities::{RootEntity, RootPart};
 pub use leaks::{HeapLeak, HeapLeaks};
 pub use paths::{KeepPath, PathSearch, paths_to};
 pub use retained::{NodeClass, RetainedSizes, RetentionNode, RetentionTree, reachable};
+pub(crate) use roots::is_data;
 pub use roots::{RootSpan, RootSpanKind, range_without, root_spans};
 pub use traversal::{Traversal, VIRTUAL_ROOT};
 

@@ -14,6 +14,9 @@
 //!  mimalloc  the walk of mimalloc 2
 //!  slot_heap  sums of allocators whose pages hold slots of one size
 //!  size_tally, density, corruption  parts of the sums: sizes, pages by live share, contradictions
+//!  jemalloc the walk of jemalloc
+//!  tcmalloc the walk of gperftools' tcmalloc
+//!  span_tally  sums of heaps whose blocks lie in slabs
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
@@ -31,6 +34,7 @@ mod density;
 mod error;
 pub mod glibc;
 pub mod graph;
+pub mod jemalloc;
 pub mod live;
 #[cfg(test)]
 mod made;
@@ -45,6 +49,8 @@ pub mod saved;
 pub mod scan;
 mod size_tally;
 mod slot_heap;
+mod span_tally;
+pub mod tcmalloc;
 pub mod walk;
 
 pub use error::ScanError;

@@ -117,3 +117,43 @@ pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Opt
     let start = mapping.range.start.checked_add(offset)?;
     AddrRange { start, end: start.saturating_add(function.size) }.intersection(mapping.range)
 }
+
+/// Consecutive words, if all of them are known.
+pub(crate) fn words<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
+    let mut bytes = [[0; 8]; N];
+    memory.read(address, bytes.as_flattened_mut()).then(|| bytes.map(u64::from_le_bytes))
+}
+
+/// Bytes that are read at a time in search of a word.
+const SEARCH_STEP: u64 = 64 << 10;
+
+/// The first word of a range that fulfils a condition, of those at a distance of `stride` from each
+/// other, and its index. The bytes that are read are taken from `budget`.
+pub(crate) fn first_word(
+    memory: &dyn Memory,
+    range: AddrRange,
+    stride: u64,
+    budget: &mut u64,
+    is_it: &dyn Fn(u64) -> bool,
+) -> Option<(u64, u64)> {
+    let mut start = range.start;
+    while start < range.end && *budget > 0 {
+        let part = AddrRange { start, end: range.end.min(start + SEARCH_STEP) };
+        let mut first = None;
+        memory.visit(part, &mut |address, bytes| {
+            if first.is_none() {
+                let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+                let offsets = (address - range.start..).step_by(8);
+                let mut elements =
+                    offsets.zip(words).filter(|(offset, _)| offset.is_multiple_of(stride));
+                first = elements.find(|(_, word)| is_it(*word));
+                *budget = budget.saturating_sub(bytes.len() as u64);
+            }
+        });
+        if let Some((offset, word)) = first {
+            return Some((offset / stride, word));
+        }
+        start = part.end;
+    }
+    None
+}

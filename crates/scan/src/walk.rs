@@ -7,7 +7,7 @@ use pagewise_proc::ProcRoot;
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::graph::range_without;
 use crate::memory::{MaskedMemory, Memory};
-use crate::{ScanError, cpython, glibc, mimalloc, musl, pagewise_pools};
+use crate::{ScanError, cpython, glibc, jemalloc, mimalloc, musl, pagewise_pools, tcmalloc};
 
 /// A walked heap, and its live blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,8 +27,13 @@ type AllocatorWalker = fn(&dyn Memory, PageSize) -> Result<Option<AllocatorWalk>
 
 /// Walkers of allocators that have their memory from the kernel, in the order of their arenas in
 /// reports.
-const WALKERS: &[AllocatorWalker] =
-    &[|memory, page_size| Ok(glibc::walk(memory, page_size)), musl::walk, mimalloc::walk];
+const WALKERS: &[AllocatorWalker] = &[
+    |memory, page_size| Ok(glibc::walk(memory, page_size)),
+    jemalloc::walk,
+    tcmalloc::walk,
+    musl::walk,
+    mimalloc::walk,
+];
 
 /// Walkers of allocators whose memory can lie in blocks of those of [`WALKERS`].
 const NESTED_WALKERS: &[AllocatorWalker] = &[cpython::walk, pagewise_pools::walk];
@@ -140,6 +145,15 @@ fn remove_size(sizes: &mut Vec<LiveSize>, size: u64) {
     if sizes[at].blocks == 0 {
         sizes.remove(at);
     }
+}
+
+/// True if a file with a name that begins with `name` is mapped.
+pub(crate) fn maps_library(mappings: &[Mapping], name: &[u8]) -> bool {
+    mappings.iter().any(|mapping| {
+        let path = mapping.path();
+        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        mapping.inode != 0 && path[start..].starts_with(name)
+    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Findings about a heap that was scanned from outside.
 
 use pagewise_model::Bytes;
-use pagewise_model::heap_scan::{HeapScan, WalkedArena};
+use pagewise_model::heap_scan::{HeapAllocator, HeapScan, WalkedArena, WalkedHeap};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Finding, Severity};
 
@@ -34,7 +34,63 @@ pub(super) const TRIM_IN_PROGRAM: &str = "In the program, call `malloc_trim(0)` 
      Do not if the program soon needs the memory again: each page is then faulted in anew.";
 /// The change of a program whose live blocks pin pages.
 pub(super) const COPY_SURVIVORS: &str = "Allocate long-lived blocks from a pool of their own, or copy the survivors after the peak and free the originals. \
-     `malloc_trim` does not help here. `pagewise heap run` shows the functions whose blocks pin pages.";
+     Releasing free pages does not help here. `pagewise heap run` shows the functions whose blocks pin pages.";
+
+/// Calls and settings of an allocator that change its free memory.
+pub(crate) struct AllocatorAdvice {
+    name: &'static str,
+    /// Call that releases free pages.
+    pub(crate) release: &'static str,
+    /// Settings with which the allocator itself releases more.
+    settings: &'static str,
+    /// The change that makes thread caches smaller.
+    caches: &'static str,
+    /// The setting for fewer arenas.
+    arenas: &'static str,
+}
+
+const ALLOCATORS: [AllocatorAdvice; 3] = [
+    AllocatorAdvice {
+        name: "glibc",
+        release: "malloc_trim(0)",
+        settings: "set `MALLOC_TRIM_THRESHOLD_` and `MALLOC_ARENA_MAX` lower",
+        caches: "Set the tunable `glibc.malloc.tcache_count` lower (GLIBC_TUNABLES)",
+        arenas: "MALLOC_ARENA_MAX=2",
+    },
+    AllocatorAdvice {
+        name: "jemalloc",
+        release: "mallctl(\"arena.4096.purge\")",
+        settings: "set `MALLOC_CONF=background_thread:true,dirty_decay_ms:1000`",
+        caches: "Set `MALLOC_CONF=tcache_max:4096` (in 5.2 `lg_tcache_max:12`), call `mallctl(\"thread.tcache.flush\")` in threads that become idle",
+        arenas: "MALLOC_CONF=narenas:2",
+    },
+    AllocatorAdvice {
+        name: "tcmalloc",
+        release: "MallocExtension_ReleaseFreeMemory()",
+        settings: "set `TCMALLOC_RELEASE_RATE=10`",
+        caches: "Set `TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES` lower",
+        // It has no arenas.
+        arenas: "",
+    },
+];
+
+/// True if an allocator has a call that releases free pages.
+pub(crate) fn can_release(allocator: &str) -> bool {
+    ALLOCATORS.iter().any(|it| it.name == allocator)
+}
+
+/// Advice for the allocator with the most bytes by a measure; without any, for glibc.
+pub(crate) fn advice(
+    heap: &WalkedHeap,
+    measure: fn(&WalkedArena) -> u64,
+) -> &'static AllocatorAdvice {
+    let bytes = |(index, _): &(usize, &HeapAllocator)| -> u64 {
+        heap.arenas.iter().filter(|arena| arena.allocator == *index).map(measure).sum()
+    };
+    let largest = heap.allocators.iter().enumerate().rev().max_by_key(bytes);
+    let name = largest.map_or("", |(_, allocator)| allocator.name.as_str());
+    ALLOCATORS.iter().find(|it| it.name == name).unwrap_or(&ALLOCATORS[0])
+}
 
 fn is_large(scan: &HeapScan, amount: Bytes) -> bool {
     let part = amount.fraction_of(scan.heap.resident());
@@ -81,7 +137,7 @@ fn corrupted(scan: &HeapScan) -> Option<Finding> {
     ))
 }
 
-/// Free pages that a call of `malloc_trim` would return. A core file does not record which pages
+/// Free pages that a call of the allocator would return. A core file does not record which pages
 /// were resident.
 fn trimmable(scan: &HeapScan) -> Option<Finding> {
     let trimmable = scan.heap.trimmable();
@@ -90,14 +146,17 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
     }
     let resident = scan.heap.resident();
     let top: Bytes = scan.heap.arenas.iter().map(|arena| arena.trimmable_top).sum();
+    let AllocatorAdvice { release, settings, .. } = advice(&scan.heap, |arena| arena.trimmable.0);
     Some(finding(
         "trimmable-heap",
         Severity::Warning,
         [
             bytes(trimmable),
-            text(" of the heap are whole pages of free chunks: "),
+            text(" of the heap are whole free pages: "),
             share(trimmable.0, resident.0),
-            text(" of its resident memory. `malloc_trim(0)` returns them to the system."),
+            CellValue::text(format!(
+                " of its resident memory. `{release}` returns them to the system."
+            )),
         ],
         [
             size("resident", "resident heap", resident),
@@ -108,12 +167,15 @@ fn trimmable(scan: &HeapScan) -> Option<Finding> {
         vec![
             CellValue::text(match scan.moment {
                 ProcessMoment::Running => format!(
-                    "Run `pagewise trim {} --heap --yes`, which makes the running process call `malloc_trim(0)`. ",
+                    "Run `pagewise trim {} --heap --yes`, which makes the running process call `{release}`. ",
                     scan.process.pid
                 ),
                 _ => String::new(),
             }),
-            text(TRIM_IN_PROGRAM),
+            CellValue::text(format!(
+                "In the program, call `{release}` after the peak, or {settings}. \
+                 Do not if the program soon needs the memory again: each page is then faulted in anew."
+            )),
         ],
     ))
 }
@@ -185,16 +247,16 @@ fn fragmented(scan: &HeapScan) -> Option<Finding> {
 /// Free blocks in caches of threads.
 fn cached(scan: &HeapScan) -> Option<Finding> {
     let cached = Bytes(scan.heap.free().tcache);
+    let caches = advice(&scan.heap, |arena| arena.free.tcache).caches;
     is_large(scan, cached).then(|| {
         finding(
             "thread-caches",
             Severity::Note,
             [bytes(cached), text(" of the heap are free blocks in thread caches, which other threads cannot use.")],
             [size("cached", "in thread caches", cached)],
-            vec![text(
-                "Set the tunable `glibc.malloc.tcache_count` lower (GLIBC_TUNABLES), or let idle threads end: a thread's cache is \
-                 freed at its end.",
-            )],
+            vec![CellValue::text(format!(
+                "{caches}, or let idle threads end: a thread's cache is freed at its end."
+            ))],
         )
     })
 }
@@ -222,9 +284,10 @@ fn many_arenas(scan: &HeapScan) -> Option<Finding> {
             fact("idle", "arenas without a thread", CellValue::Count(idle), ""),
             size("free", "free in them", Bytes(free)),
         ],
-        vec![text(
-            "Start the program with `MALLOC_ARENA_MAX=2`: less memory, more waiting for locks if many threads allocate at once.",
-        )],
+        vec![CellValue::text(format!(
+            "Start the program with `{}`: less memory, more waiting for locks if many threads allocate at once.",
+            advice(&scan.heap, |arena| arena.free.total()).arenas
+        ))],
     ))
 }
 

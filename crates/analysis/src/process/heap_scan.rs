@@ -18,6 +18,7 @@ use pagewise_model::report::{
 use crate::blocks::{facts_of, first, for_programs, table};
 use crate::cells::{share, text};
 use crate::explain::{fact, who};
+use crate::findings::heap_scan::{advice, can_release};
 use crate::findings::{Evidence, find};
 use crate::heap_graph;
 
@@ -74,9 +75,12 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     // The pages of a core file are those that were written into it, resident or not.
     let (held, trimmable) = match scan.moment {
         ProcessMoment::CoreDumped => {
-            (" of heap are in the core file, ", "Whole pages of free chunks hold ")
+            (" of heap are in the core file, ", text("Whole pages of free chunks hold "))
         }
-        _ => (" of heap are resident, ", "`malloc_trim(0)` would return "),
+        _ => {
+            let call = advice(heap, |arena| arena.trimmable.0).release;
+            (" of heap are resident, ", CellValue::text(format!("`{call}` would return ")))
+        }
     };
     let mut pieces = vec![
         CellValue::Bytes(resident.0),
@@ -88,7 +92,7 @@ fn verdict(scan: &HeapScan) -> Paragraph {
     ];
     if has_trim(heap) {
         let bytes = CellValue::Bytes(heap.trimmable().0);
-        pieces.extend([text(trimmable), bytes, text(". ")]);
+        pieces.extend([trimmable, bytes, text(". ")]);
     }
     let pinned: Bytes = heap.arenas.iter().map(pinned).sum();
     pieces.extend([
@@ -114,10 +118,10 @@ pub(crate) fn pinned(arena: &WalkedArena) -> Bytes {
     arena.resident.saturating_sub(used).saturating_sub(arena.trimmable)
 }
 
-/// True if an allocator has `malloc_trim`. Scans of earlier versions name no allocator, and are of
-/// glibc.
+/// True if an allocator has a call that releases free pages. Scans of earlier versions name no
+/// allocator, and are of glibc.
 fn has_trim(heap: &WalkedHeap) -> bool {
-    heap.allocators.is_empty() || heap.allocators.iter().any(|it| it.name == "glibc")
+    heap.allocators.is_empty() || heap.allocators.iter().any(|it| can_release(&it.name))
 }
 
 fn live(live: LiveAmount) -> NamedFacts {
@@ -141,7 +145,7 @@ struct FreeListRow {
     meaning: &'static str,
 }
 
-const FREE_LISTS: [FreeListRow; 9] = [
+const FREE_LISTS: [FreeListRow; 10] = [
     FreeListRow {
         key: "tcache",
         label: "TCACHE",
@@ -196,6 +200,12 @@ const FREE_LISTS: [FreeListRow; 9] = [
         bytes: |free| free.pages,
         meaning: "In runs of whole free pages that the allocator keeps.",
     },
+    FreeListRow {
+        key: "retained",
+        label: "RETAINED",
+        bytes: |free| free.retained,
+        meaning: "Addresses that the allocator keeps without memory; not part of BYTES.",
+    },
 ];
 
 fn free(scan: &HeapScan) -> NamedFacts {
@@ -211,7 +221,7 @@ fn free(scan: &HeapScan) -> NamedFacts {
             "trimmable",
             "TRIMMABLE",
             CellValue::Bytes(scan.heap.trimmable().0),
-            "Resident bytes that malloc_trim(0) would return: whole pages of free chunks.",
+            "Resident bytes that a call would return (malloc_trim(0), or the purge of the allocator): whole free pages.",
         ),
         fact(
             "trimmable_top",
@@ -320,7 +330,7 @@ fn arenas(heap: &WalkedHeap) -> ReportTable {
         ),
         described(
             TableColumn::new("trimmable", "TRIMMABLE", bytes(|arena| arena.trimmable.0)),
-            "Resident bytes that malloc_trim(0) would return.",
+            "Resident bytes that malloc_trim(0), or the purge of the allocator, would return.",
         ),
         described(
             TableColumn::new("largest_gap", "GAP", bytes(|arena| arena.largest_gap.0)),

@@ -77,6 +77,25 @@ fn leaks_of_a_program_with_mimalloc_are_the_same() {
     assert_eq!(number(&report, "leaked.blocks"), leaked, "{}", report["leaks"]);
 }
 
+/// The sizes of blocks are others, the leaks the same.
+#[test]
+fn leaks_of_a_program_with_jemalloc_are_those_of_glibc() {
+    const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+    if !Path::new(LIBRARY).exists() {
+        return skip(&Lack::Tool(LIBRARY));
+    }
+    let program = program("leaks");
+    let preload = format!("LD_PRELOAD={LIBRARY}");
+    let command = ["env", &preload, program.to_str().unwrap(), "exit"];
+    let report = json(&[&["heap", "scan", "--leaks", "--json", "--"], &command[..]].concat());
+    let names = report["allocators"].as_array().unwrap();
+    assert!(names.iter().any(|it| it["name"] == "jemalloc"), "{names:?}");
+    let found = leaks(&report).into_values();
+    let found = found.fold((0, 0), |sum, (leaks, blocks)| (sum.0 + leaks, sum.1 + blocks));
+    let expected = LEAKS.iter().fold((0, 0), |sum, leak| (sum.0 + leak.1, sum.1 + leak.2));
+    assert_eq!(found, expected, "{}", report["leaks"]);
+}
+
 /// The program, built with LeakSanitizer.
 fn sanitized() -> Option<PathBuf> {
     let program = fixture::disk().join("leaks-sanitized");

@@ -37,6 +37,13 @@ impl RandomProgram {
         RandomProgram { child, lines }
     }
 
+    /// Starts a program with the library of another allocator.
+    fn preloading(library: &str, threads: u32, seed: u32, modes: &str) -> Self {
+        let mut command = Command::new(fixture::program("scanned"));
+        command.env("LD_PRELOAD", library).env_remove("MALLOC_CONF");
+        RandomProgram::spawn(command, threads, seed, modes)
+    }
+
     fn answer(&mut self) -> ProgramFacts {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
@@ -72,6 +79,18 @@ impl Drop for RandomProgram {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+
+/// A library; `None`, after printing the reason, if it is not installed.
+fn installed(library: &'static str) -> Option<&'static str> {
+    if Path::new(library).exists() {
+        return Some(library);
+    }
+    skip(&Lack::Tool(library));
+    None
 }
 
 fn arenas(report: &Value, key: &str) -> u64 {
@@ -334,6 +353,72 @@ fn a_program_that_never_leaves_malloc_is_not_corrupted() {
                 assert_ne!(finding["id"], "heap-corrupted", "{finding}");
             }
         }
+    }
+}
+
+/// Compares scans of programs with the library of another allocator with what these count.
+fn assert_counted(library: &str, allocator: &str) {
+    for (threads, seed, modes) in
+        [(0, 1, ""), (0, 2, "ma"), (0, 3, "k"), (1, 4, "m"), (3, 5, "ma"), (4, 6, "mak")]
+    {
+        let mut target = RandomProgram::preloading(library, threads, seed, modes);
+        target.answer();
+        let before = target.scan(&[]);
+        for round in 0..3 {
+            let facts = target.ask("r");
+            let report = target.scan(&["--top", "all"]);
+            eprintln!("{threads} threads, seed {seed}, {modes:?}, round {round}");
+            let live = |key: &str| number(&report, key) - number(&before, key);
+            let counted = (live("live.blocks"), live("live.bytes"));
+            assert_eq!(counted, (facts["blocks"], facts["bytes"]), "live");
+            let sizes = report["sizes"].as_array().unwrap();
+            let by_size: u64 =
+                sizes.iter().map(|it| number(it, "size") * number(it, "blocks")).sum();
+            assert_eq!(by_size, number(&report, "live.bytes"), "by size");
+            let names = report["allocators"].as_array().unwrap();
+            assert!(names.iter().any(|it| it["name"] == allocator), "{names:?}");
+            for table in ["corruption", "gaps", "refused"] {
+                assert_eq!(report[table].as_array().unwrap().len(), 0, "{}", report[table]);
+            }
+        }
+        target.end();
+    }
+}
+
+#[test]
+fn live_blocks_of_jemalloc_are_those_that_the_program_counts() {
+    let Some(library) = installed(JEMALLOC) else { return };
+    assert_counted(library, "jemalloc");
+}
+
+#[test]
+fn live_blocks_of_tcmalloc_are_those_that_the_program_counts() {
+    let Some(library) = installed(TCMALLOC) else { return };
+    assert_counted(library, "tcmalloc");
+}
+
+#[test]
+fn free_memory_of_jemalloc_is_that_of_its_statistics() {
+    let Some(library) = installed(JEMALLOC) else { return };
+    for threads in [0, 2] {
+        let mut target = RandomProgram::preloading(library, threads, 9, "m");
+        target.answer();
+        target.ask("r");
+        let facts = target.ask("j");
+        let report = target.scan(&[]);
+        let free = |key: &str| number(&report, &format!("free.{key}"));
+        let pages = facts["retained"] + facts["dirty"] + facts["muzzy"];
+        assert_eq!(free("pages") + free("retained"), pages);
+        // Blocks of the allocator itself are allocated, and so are cached ones.
+        let allocated = number(&report, "live.bytes") + free("tcache");
+        let own = u64::from(threads + 1) << 17;
+        assert!(facts["allocated"].abs_diff(allocated) < own, "{facts:?} {allocated}");
+        let all = arenas(&report, "live_chunks") + arenas(&report, "own") + free("bytes");
+        assert_eq!(all, arenas(&report, "held"), "each byte has one use");
+        assert!(free("trimmable") > 0 && free("trimmable") <= facts["dirty"] + facts["muzzy"]);
+        target.ask("p");
+        assert_eq!(number(&target.scan(&[]), "free.trimmable"), 0, "after a purge");
+        target.end();
     }
 }
 

@@ -87,7 +87,7 @@ fn is_relocated(mappings: &[Mapping], at: usize) -> bool {
 
 /// Data of an object: a private mapping of a file, or the anonymous mapping behind it, which is
 /// the end of `.bss`.
-fn is_data(mappings: &[Mapping], at: usize) -> bool {
+pub(crate) fn is_data(mappings: &[Mapping], at: usize) -> bool {
     let mapping = &mappings[at];
     let of_file = |it: &Mapping| it.inode != 0 && it.sharing == Sharing::Private;
     let before = at.checked_sub(1).map(|before| &mappings[before]);

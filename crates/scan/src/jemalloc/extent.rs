@@ -1,0 +1,284 @@
+//! Extents: runs of pages that hold a slab of equal slots, one block, or no block.
+//!
+//! `extent_t` of jemalloc 5.2 and `edata_t` of 5.3 differ in the first word:
+//!
+//! ```text
+//!  offset                                   bits of the first word    5.2      5.3
+//!    0  bits                                 arena                    0..12    0..12
+//!    8  address                              slab                     12       12
+//!   16  size; the low 12 bits are a number   state                    16..18   17..20
+//!   64  bitmap of 512 bits: free slots       size class               18..26   20..28
+//!                                            free slots of the slab   26..36   28..38
+//! ```
+
+use pagewise_model::AddrRange;
+
+use super::extent_tree::{ExtentTree, LeafElement};
+use super::size_classes::{MAX_SLOTS, PAGE, SMALL_CLASSES, class_size};
+use crate::corruption::CorruptionLog;
+use crate::memory::{Memory, words};
+
+const BITMAP: u64 = 64;
+/// Number of words of the bitmap.
+const BITMAP_WORDS: usize = 8;
+/// Number of extents by which the layout is detected.
+const MAX_VOTERS: usize = 4000;
+
+/// Layout of extents, by version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExtentLayout {
+    /// Versions that have it.
+    pub(super) name: &'static str,
+    state_shift: u32,
+    state_bits: u32,
+    class_shift: u32,
+    free_shift: u32,
+    /// Position of the class in the second word of elements of 16 bytes.
+    leaf_class_shift: u32,
+    /// Bytes of a large extent that its block does not use (`sz_large_pad`): blocks begin at
+    /// different cache lines.
+    pad: u64,
+}
+
+/// jemalloc 5.3 added a flag for guard pages, and states of extents that are being changed.
+const LAYOUTS: [ExtentLayout; 2] = [
+    ExtentLayout {
+        name: "jemalloc 5.3",
+        state_shift: 17,
+        state_bits: 3,
+        class_shift: 20,
+        free_shift: 28,
+        leaf_class_shift: 5,
+        pad: 0,
+    },
+    ExtentLayout {
+        name: "jemalloc 5.2",
+        state_shift: 16,
+        state_bits: 2,
+        class_shift: 18,
+        free_shift: 26,
+        leaf_class_shift: 0,
+        pad: 0,
+    },
+];
+
+/// State of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExtentState {
+    Active,
+    /// Free, with its memory.
+    Dirty,
+    /// Free; the kernel may take its memory (`MADV_FREE`).
+    Muzzy,
+    /// Free, without memory.
+    Retained,
+    /// A thread was changing it.
+    Changing,
+}
+
+/// An extent of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Address of its data.
+    pub(super) edata: u64,
+    /// Address of its block, on its first page.
+    pub(super) address: u64,
+    /// Its pages.
+    pub(super) pages: AddrRange,
+    bits: u64,
+    /// The element of its first page.
+    leaf: [u64; 2],
+    is_compact: bool,
+}
+
+impl Extent {
+    /// The extent of the first page of which this is the element.
+    fn read(memory: &dyn Memory, element: LeafElement, is_compact: bool) -> Result<Extent, u64> {
+        let read = words(memory, element.edata);
+        let [bits, address, size] = read.ok_or(element.raw[0])?;
+        let start = element.page;
+        let end = start.checked_add(size & !(PAGE - 1)).ok_or(size)?;
+        let pages = AddrRange { start, end };
+        if address & !(PAGE - 1) != start || pages.is_empty() {
+            return Err(address);
+        }
+        Ok(Extent { edata: element.edata, address, pages, bits, leaf: element.raw, is_compact })
+    }
+
+    /// Number of its arena.
+    pub(super) const fn arena(&self) -> u64 {
+        self.bits & 0xfff
+    }
+
+    /// True if it is a slab.
+    pub(super) const fn is_slab(&self) -> bool {
+        self.bits >> 12 & 1 != 0
+    }
+
+    /// Bits of the free ones of `count` slots, if they are known.
+    pub(super) fn free_slots(&self, memory: &dyn Memory, count: u64) -> Option<FreeSlots> {
+        let mut bits: [u64; BITMAP_WORDS] = words(memory, self.edata + BITMAP)?;
+        for (word, first) in bits.iter_mut().zip((0..).step_by(64)) {
+            // The bits behind those of slots are of earlier uses.
+            let own = count.saturating_sub(first).min(64);
+            *word &= u64::MAX.checked_shr(64 - u32::try_from(own).unwrap_or(64)).unwrap_or(0);
+        }
+        Some(FreeSlots(bits))
+    }
+
+    /// True if its size class and number of free slots agree with what lies elsewhere.
+    fn agrees(&self, layout: ExtentLayout, memory: &dyn Memory) -> bool {
+        let class = layout.class(self);
+        // A free extent keeps the flag of the slab that it was.
+        if class >= SMALL_CLASSES || !self.is_slab() {
+            return class == layout.leaf_class(self);
+        }
+        let free = layout.slots(self).and_then(|(_, count)| self.free_slots(memory, count));
+        free.is_some_and(|free| free.count() == layout.free_count(self))
+    }
+}
+
+/// Bits of the free slots of a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FreeSlots([u64; BITMAP_WORDS]);
+
+impl FreeSlots {
+    pub(super) fn count(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    pub(super) fn contains(&self, slot: usize) -> bool {
+        self.0.get(slot / 64).is_some_and(|word| word >> (slot % 64) & 1 != 0)
+    }
+}
+
+impl ExtentLayout {
+    pub(super) const fn state(self, extent: &Extent) -> ExtentState {
+        match extent.bits >> self.state_shift & ((1 << self.state_bits) - 1) {
+            0 => ExtentState::Active,
+            1 => ExtentState::Dirty,
+            2 => ExtentState::Muzzy,
+            3 => ExtentState::Retained,
+            _ => ExtentState::Changing,
+        }
+    }
+
+    pub(super) const fn class(self, extent: &Extent) -> u64 {
+        extent.bits >> self.class_shift & 0xff
+    }
+
+    pub(super) const fn free_count(self, extent: &Extent) -> u64 {
+        extent.bits >> self.free_shift & 0x3ff
+    }
+
+    /// The class that the tree has of an extent.
+    pub(super) const fn leaf_class(self, extent: &Extent) -> u64 {
+        let [first, second] = extent.leaf;
+        if extent.is_compact { first >> 48 } else { second >> self.leaf_class_shift & 0xff }
+    }
+
+    /// Bytes and number of the slots of a slab.
+    pub(super) fn slots(self, extent: &Extent) -> Option<(u64, u64)> {
+        let class = self.class(extent);
+        let size = class_size(class).filter(|_| class < SMALL_CLASSES)?;
+        let slots = extent.pages.len().0 / size;
+        (1..=MAX_SLOTS as u64).contains(&slots).then_some((size, slots))
+    }
+
+    /// The layout with which most extents agree, if these are more than half.
+    pub(super) fn detect(extents: &[Extent], memory: &dyn Memory) -> Option<ExtentLayout> {
+        let voters = &extents[..extents.len().min(MAX_VOTERS)];
+        let votes = |layout: ExtentLayout| {
+            voters.iter().filter(|extent| extent.agrees(layout, memory)).count()
+        };
+        let counted = LAYOUTS.map(|layout| (votes(layout), layout));
+        let (best, layout) = counted.into_iter().max_by_key(|(votes, _)| *votes)?;
+        let has_pad = extents.iter().any(|extent| layout.shows_pad(extent));
+        let pad = if has_pad { PAGE } else { 0 };
+        (best * 2 > voters.len()).then_some(ExtentLayout { pad, ..layout })
+    }
+
+    /// True if an extent is longer than its block, or the block begins behind its first page.
+    fn shows_pad(self, extent: &Extent) -> bool {
+        let is_large = self.state(extent) == ExtentState::Active && !extent.is_slab();
+        let class = self.class(extent);
+        let is_longer = class >= SMALL_CLASSES
+            && class_size(class).is_some_and(|size| size < extent.pages.len().0);
+        is_large && (is_longer || extent.address != extent.pages.start)
+    }
+
+    /// Usable bytes of the only block of an extent. Since 5.3.1, blocks above 16 KiB have all sizes
+    /// of whole pages, and the class that is next above.
+    pub(super) fn block_size(self, extent: &Extent) -> Option<u64> {
+        let class = self.class(extent);
+        if class < SMALL_CLASSES {
+            return class_size(class).filter(|size| *size <= extent.pages.len().0);
+        }
+        let size = extent.pages.len().0.checked_sub(self.pad)?;
+        let next_below = class_size(class - 1)?;
+        (next_below < size && size <= class_size(class)?).then_some(size)
+    }
+}
+
+/// The extents of a tree.
+#[derive(Debug, Default)]
+pub(super) struct TreeExtents {
+    /// In order of address, without overlaps.
+    pub(super) extents: Vec<Extent>,
+    /// Memory of the nodes of the tree.
+    pub(super) nodes: Vec<AddrRange>,
+    /// Pages whose extents could not be read.
+    pub(super) unread: Vec<u64>,
+}
+
+/// Reads all extents of a tree.
+pub(super) fn tree_extents(
+    memory: &dyn Memory,
+    tree: ExtentTree,
+    log: &mut CorruptionLog,
+) -> TreeExtents {
+    let mut found = TreeExtents::default();
+    let mut overlaps = Vec::new();
+    let is_compact = tree.shape.is_compact();
+    let nodes = tree.visit(
+        memory,
+        &mut |element| found.add(memory, element, is_compact, log),
+        &mut |at, word| {
+            overlaps.push((at, word));
+        },
+    );
+    for (at, word) in overlaps {
+        log.add(at, at, "the address of a node of its own in the tree of extents", word);
+    }
+    found.nodes = nodes;
+    found
+}
+
+impl TreeExtents {
+    /// Adds the extent of an element. The elements of the first and the last page, and in slabs
+    /// those of all pages, have the address of the extent.
+    fn add(
+        &mut self,
+        memory: &dyn Memory,
+        element: LeafElement,
+        is_compact: bool,
+        log: &mut CorruptionLog,
+    ) {
+        // The other bits of an element without an extent are those of one that was there.
+        if element.edata == 0 {
+            return;
+        }
+        let LeafElement { page, edata, .. } = element;
+        if let Some(last) = self.extents.last().filter(|last| last.pages.contains(page)) {
+            if last.edata != edata {
+                log.add(page, edata, "an extent behind the last one", last.pages.start);
+            }
+            return;
+        }
+        match Extent::read(memory, element, is_compact) {
+            Ok(extent) => self.extents.push(extent),
+            Err(_) if words::<3>(memory, edata).is_none() => self.unread.push(page),
+            Err(found) => log.add(page, edata + 8, "an extent that begins on this page", found),
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The radix tree by which jemalloc finds the extent of an address (`rtree_t`).
+//!
+//! Its root is an array in the data of the library or program. An entry leads to a leaf, or to a
+//! node whose entries lead to leaves. A leaf has an element for each page:
+//!
+//! ```text
+//!  built for addresses of 48 bits                       57 bits
+//!   root: 2^18 pointers to leaves                        root: 2^15 pointers to nodes
+//!                                                        node: 2^15 pointers to leaves
+//!   leaf: 2^18 elements of 8 bytes                       leaf: 2^15 elements of 16 bytes
+//!    48..56  size class of the extent                     first word: address of edata
+//!     7..48  address of edata                             second word, 5.3: bits 0 slab,
+//!     0..7   flags; 0: slab                               5..13 size class; 5.2: 0..8 size
+//!                                                         class, 32 slab
+//! ```
+//!
+//! Symbols of it are not exported. A pointer in data is an entry of a root if the first element
+//! that it leads to has an extent whose address agrees with the position of the element. The
+//! position of the entry then gives the start of the root.
+
+use pagewise_model::mapping::Sharing;
+use pagewise_model::{AddrRange, Backing, Mapping};
+
+use super::size_classes::PAGE;
+use crate::graph::is_data;
+use crate::memory::{Memory, first_word, words};
+use crate::span_tally::{DisjointRanges, joined};
+
+/// Pointers to nodes have this alignment.
+const NODE_ALIGNMENT: u64 = 64;
+/// Extents of jemalloc 5.3 have an alignment of 128, those of 5.2 of 64.
+const EXTENT_ALIGNMENT: u64 = 64;
+/// No program has memory behind this address.
+const MAX_ADDRESS: u64 = 1 << 57;
+/// Bytes of zeros that are read in all behind pointers that lead to no node.
+const MAX_SEARCH: u64 = 1 << 30;
+/// Shape of a tree, by the width of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TreeShape {
+    /// Bits of the page number that each level distinguishes.
+    level_bits: u32,
+    /// Levels of nodes below the root, leaves included.
+    levels: u32,
+    /// Bytes of an element of a leaf.
+    element: u64,
+}
+
+const SHAPES: [TreeShape; 2] = [
+    TreeShape { level_bits: 18, levels: 1, element: 8 },
+    TreeShape { level_bits: 15, levels: 2, element: 16 },
+];
+
+impl TreeShape {
+    const fn entries(self) -> u64 {
+        1 << self.level_bits
+    }
+
+    /// Bytes of a node `levels` above the leaves, or of a leaf.
+    const fn node_bytes(self, levels: u32) -> u64 {
+        self.entries() * if levels == 0 { self.element } else { 8 }
+    }
+
+    const fn root_bytes(self) -> u64 {
+        self.entries() * 8
+    }
+
+    /// True if the elements of leaves are one word.
+    pub(super) const fn is_compact(self) -> bool {
+        self.element == 8
+    }
+
+    /// The address of the extent in the first word of an element.
+    fn edata(self, word: u64) -> u64 {
+        let address = if self.is_compact() { word & ((1 << 48) - 1) } else { word };
+        address & !(EXTENT_ALIGNMENT - 1)
+    }
+}
+
+/// An element of a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LeafElement {
+    /// Address of the page.
+    pub(super) page: u64,
+    /// Address of its extent.
+    pub(super) edata: u64,
+    /// The words of the element.
+    pub(super) raw: [u64; 2],
+}
+
+/// A tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExtentTree {
+    pub(super) root: u64,
+    pub(super) shape: TreeShape,
+}
+
+impl ExtentTree {
+    /// The addresses of the root.
+    pub(super) fn root_range(self) -> AddrRange {
+        AddrRange { start: self.root, end: self.root + self.shape.root_bytes() }
+    }
+
+    /// Calls `each` for all elements that have an extent, in order of address. Returns the nodes.
+    /// A node that overlaps another is not walked, and `overlapping` is called with the address of
+    /// its entry.
+    pub(super) fn visit(
+        self,
+        memory: &dyn Memory,
+        each: &mut dyn FnMut(LeafElement),
+        overlapping: &mut dyn FnMut(u64, u64),
+    ) -> Vec<AddrRange> {
+        let root = TreeNode { address: self.root, levels: self.shape.levels, key: 0 };
+        let mut visit =
+            TreeVisit { shape: self.shape, memory, nodes: DisjointRanges::default(), each };
+        visit.node(root, overlapping);
+        visit.nodes.into_ranges()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct TreeNode {
+    address: u64,
+    /// Number of levels below it.
+    levels: u32,
+    /// Number of the first page that it covers.
+    key: u64,
+}
+
+struct TreeVisit<'a> {
+    shape: TreeShape,
+    memory: &'a dyn Memory,
+    /// Nodes below the root that were visited. No memory is visited twice.
+    nodes: DisjointRanges,
+    each: &'a mut dyn FnMut(LeafElement),
+}
+
+impl TreeVisit<'_> {
+    fn node(&mut self, node: TreeNode, overlapping: &mut dyn FnMut(u64, u64)) {
+        let TreeVisit { shape, memory, .. } = *self;
+        let entry = if node.levels == 0 { shape.element } else { 8 };
+        let bytes = shape.node_bytes(node.levels);
+        let range = AddrRange { start: node.address, end: node.address.saturating_add(bytes) };
+        memory.visit(range, &mut |address, bytes| {
+            let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            for (at, word) in (address..).step_by(8).zip(words) {
+                let offset = at - node.address;
+                if word == 0 || !offset.is_multiple_of(entry) {
+                    continue;
+                }
+                let index = offset / entry;
+                if node.levels == 0 {
+                    let second = if entry == 8 { 0 } else { memory.word(at + 8).unwrap_or(0) };
+                    let page = (node.key + index) * PAGE;
+                    (self.each)(LeafElement {
+                        page,
+                        edata: shape.edata(word),
+                        raw: [word, second],
+                    });
+                    continue;
+                }
+                let key = node.key + (index << (shape.level_bits * node.levels));
+                let child = TreeNode { address: word, levels: node.levels - 1, key };
+                if self.enter(child) {
+                    self.node(child, overlapping);
+                } else {
+                    overlapping(at, word);
+                }
+            }
+        });
+    }
+
+    /// Adds a node, unless it overlaps another one.
+    fn enter(&mut self, node: TreeNode) -> bool {
+        let bytes = self.shape.node_bytes(node.levels);
+        let end = node.address.checked_add(bytes).filter(|end| *end <= MAX_ADDRESS);
+        let range = end.map(|end| AddrRange { start: node.address, end });
+        node.address.is_multiple_of(8) && range.is_some_and(|range| self.nodes.insert(range))
+    }
+}
+
+/// Private anonymous memory that is writable, in order of address. The kernel may have divided a
+/// block of the allocator into several mappings.
+pub(crate) fn anonymous_memory(mappings: &[Mapping]) -> Vec<AddrRange> {
+    let is_anonymous = |it: &&Mapping| {
+        it.sharing == Sharing::Private
+            && it.prot.write
+            && it.backing() == Backing::Anonymous
+            && it.range.end <= MAX_ADDRESS
+    };
+    joined(mappings.iter().filter(is_anonymous).map(|it| it.range))
+}
+
+/// Writable data of the program and its libraries, in order of address.
+pub(crate) fn written_data(mappings: &[Mapping]) -> Vec<AddrRange> {
+    let is_written = |at: &usize| mappings[*at].prot.write && is_data(mappings, *at);
+    joined((0..mappings.len()).filter(is_written).map(|at| mappings[at].range))
+}
+
+/// The range of a sorted list that contains an address.
+pub(crate) fn range_of(ranges: &[AddrRange], address: u64) -> Option<AddrRange> {
+    let at = ranges.partition_point(|range| range.end <= address);
+    ranges.get(at).copied().filter(|range| range.contains(address))
+}
+
+/// Finds all trees of a process: a program and a library can have one each.
+pub(super) fn extent_trees(memory: &dyn Memory, anonymous: &[AddrRange]) -> Vec<ExtentTree> {
+    let mut search = TreeSearch { memory, anonymous, left: MAX_SEARCH };
+    let mut trees: Vec<ExtentTree> = Vec::new();
+    for range in written_data(memory.mappings()) {
+        memory.visit(range, &mut |address, bytes| {
+            let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            for (at, word) in (address..).step_by(8).zip(words) {
+                let is_in_tree = trees.last().is_some_and(|tree| tree.root_range().contains(at));
+                if word == 0 || !word.is_multiple_of(NODE_ALIGNMENT) || is_in_tree {
+                    continue;
+                }
+                trees.extend(search.tree_with_entry(at, word, range));
+            }
+        });
+    }
+    trees
+}
+
+struct TreeSearch<'a> {
+    memory: &'a dyn Memory,
+    anonymous: &'a [AddrRange],
+    /// Bytes of zeros that may still be read.
+    left: u64,
+}
+
+impl TreeSearch<'_> {
+    /// The tree whose root has the pointer `node` at `entry`, in a range of data.
+    fn tree_with_entry(&mut self, entry: u64, node: u64, data: AddrRange) -> Option<ExtentTree> {
+        let region = range_of(self.anonymous, node)?;
+        let room = region.end - node;
+        SHAPES.into_iter().find_map(|shape| {
+            let levels = shape.levels - 1;
+            let page = self.page_below(shape, node, levels, room)?;
+            let index = (page / PAGE) >> (shape.level_bits * shape.levels);
+            let root = entry.checked_sub(index.checked_mul(8)?)?;
+            let end = root.checked_add(shape.root_bytes())?;
+            (data.start <= root && end <= data.end).then_some(ExtentTree { root, shape })
+        })
+    }
+
+    /// The page of the first element below a node, if its extent has that page.
+    fn page_below(&mut self, shape: TreeShape, node: u64, levels: u32, room: u64) -> Option<u64> {
+        let bytes = shape.node_bytes(levels);
+        if room < bytes {
+            return None;
+        }
+        let range = AddrRange { start: node, end: node + bytes };
+        if levels > 0 {
+            let (index, word) =
+                first_word(self.memory, range, 8, &mut self.left, &|word| word != 0)?;
+            let region = range_of(self.anonymous, word)?;
+            let page = self.page_below(shape, word, levels - 1, region.end - word)?;
+            let own_index = (page / PAGE) >> (shape.level_bits * levels) & (shape.entries() - 1);
+            return (own_index == index).then_some(page);
+        }
+        // An element whose extent became part of another one keeps its size class.
+        let has_extent = |word| shape.edata(word) != 0;
+        let (index, word) =
+            first_word(self.memory, range, shape.element, &mut self.left, &has_extent)?;
+        let edata = shape.edata(word);
+        range_of(self.anonymous, edata)?;
+        let [address, size] = words(self.memory, edata.checked_add(8)?)?;
+        page_with_index(address, size, index, shape.entries() - 1)
+    }
+}
+
+/// The page of an extent whose number has the low bits `index`.
+fn page_with_index(address: u64, size: u64, index: u64, mask: u64) -> Option<u64> {
+    let pages = size / PAGE;
+    if pages == 0 || address >= MAX_ADDRESS || size >= MAX_ADDRESS {
+        return None;
+    }
+    let first = address / PAGE;
+    let ahead = index.wrapping_sub(first) & mask;
+    (ahead < pages).then_some((first + ahead) * PAGE)
+}
