@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
 };
-use pagewise_model::heap_scan::{HeapGap, LiveAmount, LiveSize, WalkedArena};
+use pagewise_model::heap_scan::{HeapGap, LiveAmount, LiveSize, MappedBlocks, WalkedArena};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
 
 use super::arena::HeapSegment;
@@ -187,12 +187,14 @@ impl<'a> ChunkWalk<'a> {
     }
 
     /// Adds a block with a mapping of its own. Blocks and segments come in order of address.
-    pub(super) fn add_mapped(&mut self, chunk: &MappedChunk) -> LiveAmount {
-        if !self.blocks.push(chunk.block) {
-            return LiveAmount::default();
+    pub(super) fn add_mapped(&mut self, chunk: &MappedChunk, sums: &mut MappedBlocks) {
+        let amount = LiveAmount { blocks: 1, bytes: chunk.block.size };
+        if self.list_of(chunk.chunk()).is_some() {
+            sums.cached.add(amount);
+        } else if self.blocks.push(chunk.block) {
+            self.sizes.add(chunk.block.size);
+            sums.live.add(amount);
         }
-        self.sizes.add(chunk.block.size);
-        LiveAmount { blocks: 1, bytes: chunk.block.size }
     }
 
     /// Walks a segment.
@@ -279,7 +281,7 @@ impl<'a> ChunkWalk<'a> {
     }
 
     /// Ends a part of an arena. Another part of the main arena may follow if the program has moved
-    /// the end of the brk heap itself.
+    /// the end of the brk heap itself, or if the arena had to map a part elsewhere meanwhile.
     fn add_end(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64, end: u64) {
         // At the end of a heap the last mark can have the header of a small chunk.
         let is_mark = |open: &OpenChunk| {
@@ -294,8 +296,7 @@ impl<'a> ChunkWalk<'a> {
         }
         self.settle_open(state, before, head);
         self.close_free_run(state, state.next);
-        let is_last = !state.bounds.is_main || !state.segment.chunks.contains(state.bounds.top);
-        let next = if is_last { None } else { self.find_chunk(state, end) };
+        let next = if state.bounds.is_main { self.find_chunk(state, end) } else { None };
         let end = if next.is_some() {
             end
         } else {
