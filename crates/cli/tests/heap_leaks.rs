@@ -55,12 +55,14 @@ fn leaks_are_found_at_exit_each_under_its_head() {
     assert_eq!(number(&report, "leaked.blocks"), LEAKS.iter().map(|leak| leak.2).sum::<u64>());
 }
 
-/// The program, built with LeakSanitizer.
-fn sanitized() -> Option<PathBuf> {
-    let program = fixture::disk().join("leaks-sanitized");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs/leaks.c");
+/// A program, built with LeakSanitizer.
+fn sanitized(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let program = fixture::disk().join(format!("{name}-sanitized"));
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/programs");
+    let source = sources.join(name).with_extension("c");
     let mut cc = Command::new("cc");
-    cc.args(["-O1", "-g", "-pthread", "-fsanitize=leak", "-o"]).arg(&program).arg(source);
+    cc.args(["-O1", "-g", "-pthread", "-fsanitize=leak"]).args(flags);
+    cc.arg("-o").arg(&program).arg(source);
     let built = cc.output().unwrap();
     if !built.status.success() {
         skip(&Lack::Ability { of: "cc", what: "it cannot link with LeakSanitizer" });
@@ -71,7 +73,7 @@ fn sanitized() -> Option<PathBuf> {
 
 #[test]
 fn leaks_are_those_of_leak_sanitizer() {
-    let Some(sanitized) = sanitized() else { return };
+    let Some(sanitized) = sanitized("leaks", &[]) else { return };
     let output = Command::new(sanitized).arg("exit").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     if text.contains("LeakSanitizer has encountered a fatal error") {
@@ -94,31 +96,41 @@ fn leaks_are_those_of_memcheck() {
         skip(&Lack::Tool("valgrind"));
         return;
     };
-    // ==1==    definitely lost: 1,055,256 bytes in 18 blocks
-    let text = String::from_utf8_lossy(&output.stdout).replace(',', "");
-    let sums = |of: &str| -> (u64, u64) {
-        let line = text.lines().find(|line| line.contains(of)).expect("memcheck sums up");
-        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
-        (numbers[1], numbers[0])
-    };
-    let (definite, indirect) = (sums("definitely lost:"), sums("indirectly lost:"));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let losses = memcheck_losses(&text);
     let report = at_exit(&path);
-    let expected = (definite.0 + indirect.0, definite.1 + indirect.1 + ROUNDING);
-    assert_eq!(leaked(&report), expected, "{text}");
-    assert_eq!(leaks(&report).values().map(|leak| leak.0).sum::<u64>(), definite.0, "{text}");
+    assert_eq!(leaked(&report), (losses.0, losses.1 + ROUNDING), "{text}");
+    let definite = memcheck_sums(&text, "definitely lost:").0;
+    assert_eq!(leaks(&report).values().map(|leak| leak.0).sum::<u64>(), definite, "{text}");
 }
 
-/// `leaks live`, until it is dropped.
+/// Number and bytes of blocks in a line of memcheck's summary.
+fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
+    // ==1==    definitely lost: 1,055,256 bytes in 18 blocks
+    let line = text.lines().find(|line| line.contains(of)).expect("memcheck sums up");
+    let line = line.replace(',', "");
+    let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    (numbers[1], numbers[0])
+}
+
+/// A program that waits for its input, until it is dropped.
 struct LiveProgram(Child);
 
 impl LiveProgram {
+    /// `leaks live`.
     fn start() -> LiveProgram {
-        let mut command = Command::new(program("leaks"));
-        command.arg("live").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let (target, line) = LiveProgram::waiting(&program("leaks"), &["live"]);
+        assert_eq!(line, "ready\n");
+        target
+    }
+
+    /// A program that has printed a line and waits, and the line.
+    fn waiting(program: &Path, words: &[&str]) -> (LiveProgram, String) {
+        let mut command = Command::new(program);
+        command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
         let waits = |child: &Child| {
             let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id()));
             call.is_ok_and(|call| call.starts_with("0 "))
@@ -126,12 +138,14 @@ impl LiveProgram {
         while !waits(&child) {
             std::thread::yield_now();
         }
-        LiveProgram(child)
+        (LiveProgram(child), line)
     }
 
     fn scan(&self, more: &[&str]) -> Value {
         let pid = self.0.id().to_string();
-        json(&[&["heap", "scan", &pid, "--json", "--top", "all"], more].concat())
+        // Other work on the machine can make the pause long.
+        let usual = ["heap", "scan", &pid, "--json", "--top", "all", "--max-pause", "1min"];
+        json(&[&usual, more].concat())
     }
 }
 
@@ -201,6 +215,81 @@ fn the_page_shows_what_each_root_retains() {
     let names = data["names"].as_array().unwrap();
     assert!(names.iter().any(|name| name == "list (leaks)"), "{names:?}");
     assert!(names.iter().any(|name| name == "1000 x 328 B"), "{names:?}");
+}
+
+/// Number and bytes of the blocks that `lost` prints.
+fn printed(line: &str) -> (u64, u64) {
+    let sizes = lost_sizes(line);
+    (sizes.len() as u64, sizes.iter().sum())
+}
+
+fn lost_sizes(line: &str) -> Vec<u64> {
+    let sizes = line.strip_prefix("lost").unwrap().split_whitespace();
+    sizes.map(|size| size.parse().unwrap()).collect()
+}
+
+/// Seeds of random graphs: `PAGEWISE_RUNS` of them, from `PAGEWISE_SEED` on.
+fn seeds() -> impl Iterator<Item = String> {
+    let given = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u32>().unwrap());
+    let first = given("PAGEWISE_SEED").unwrap_or_else(std::process::id);
+    eprintln!("PAGEWISE_SEED={first}");
+    (first..first + given("PAGEWISE_RUNS").unwrap_or(4)).map(|seed| seed.to_string())
+}
+
+#[test]
+fn lost_blocks_of_random_graphs_are_those_of_their_own_search() {
+    for program in [program("lost"), fixture::program_as_cpp("lost")] {
+        for (seed, modes) in seeds().flat_map(|seed| ["", "i"].map(|modes| (seed.clone(), modes))) {
+            let (target, line) = LiveProgram::waiting(&program, &[&seed, modes]);
+            let report = target.scan(&["--leaks"]);
+            assert_eq!(leaked(&report), printed(&line), "{}, {seed} {modes}", program.display());
+            let lost = lost_sizes(&line);
+            assert!(leaks(&report).keys().all(|size| lost.contains(size)), "{seed} {modes}");
+        }
+    }
+}
+
+#[test]
+fn leak_sanitizer_and_memcheck_find_the_lost_blocks_of_random_graphs() {
+    let Some(sanitized) = sanitized("lost", &["-xc++", "-Wl,--no-as-needed,-lstdc++"]) else {
+        return;
+    };
+    let plain = program("lost");
+    for seed in seeds().take(3) {
+        let mut command = Command::new(&sanitized);
+        command.env("LSAN_OPTIONS", "report_objects=1:max_leaks=1000").args([&seed, "ic"]);
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if text.contains("LeakSanitizer has encountered a fatal error") {
+            skip(&Lack::Ability { of: "LeakSanitizer", what: "it cannot trace its own process" });
+            return;
+        }
+        // 0x7f3c1a2b0010 (24 bytes)
+        let objects = text.lines().filter_map(|line| {
+            line.strip_prefix("0x")?.split_once(" (")?.1.strip_suffix(" bytes)")?.parse().ok()
+        });
+        let mut found: Vec<u64> = objects.collect();
+        found.sort_unstable();
+        assert_eq!(found, lost_sizes(&String::from_utf8_lossy(&output.stdout)), "{seed}: {text}");
+
+        // memcheck has no opinion about blocks that only interior pointers lead to.
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--leak-check=full", "--log-file=/dev/fd/2"]).arg(&plain);
+        let Ok(output) = valgrind.args([&seed, "e"]).output() else {
+            skip(&Lack::Tool("valgrind"));
+            return;
+        };
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(memcheck_losses(&text), printed(&line), "{seed}: {text}");
+    }
+}
+
+/// Number and bytes of blocks that memcheck calls lost, directly or not.
+fn memcheck_losses(text: &str) -> (u64, u64) {
+    let (definite, indirect) =
+        (memcheck_sums(text, "definitely lost:"), memcheck_sums(text, "indirectly lost:"));
+    (definite.0 + indirect.0, definite.1 + indirect.1)
 }
 
 /// Programs that free what they lose, or lose nothing: each command and its arguments.

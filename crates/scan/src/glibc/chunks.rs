@@ -263,18 +263,22 @@ impl<'a> ChunkWalk<'a> {
         state.next = chunk + size;
     }
 
-    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, or one and one
-    /// of 0 bytes at the end of a heap that is not the last of its arena.
+    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, three if there
+    /// was no room for a free chunk before them, or one and one of 0 bytes at the end of a heap that
+    /// is not the last of its arena.
     fn end_marks(&self, state: &SegmentState<'_>, chunk: u64, head: u64) -> Option<u64> {
         let end = chunk + HEADER;
         match (glibc_chunk::size(head), state.bounds.is_main) {
             (0, false) if head & FLAGS == PREVIOUS_IN_USE => Some(end),
             (FENCEPOST, is_main) => {
                 let mark = if is_main { FENCEPOST } else { 0 };
-                let next = self.memory.word(end + 8)?;
-                let is_end =
-                    next == mark | PREVIOUS_IN_USE && end + HEADER <= state.segment.chunks.end;
-                is_end.then_some(end + HEADER)
+                let is_mark = |at: u64| {
+                    at + HEADER <= state.segment.chunks.end
+                        && self.memory.word(at + 8) == Some(mark | PREVIOUS_IN_USE)
+                };
+                let second = end + HEADER;
+                let has_third = is_main && is_mark(second);
+                is_mark(end).then_some(if has_third { second + HEADER } else { second })
             }
             _ => None,
         }

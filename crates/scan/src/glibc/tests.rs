@@ -369,6 +369,28 @@ fn a_mapped_block_in_a_thread_cache_is_free() {
 }
 
 #[test]
+fn parts_of_the_brk_heap_are_walked_if_the_last_chunk_lies_elsewhere() {
+    let mut made = made(V2_36);
+    let top = walked(&made).blocks.containing(HEAP + 0x10000);
+    assert_eq!(top, None);
+    // The last chunk is in a mapping; before the brk heap's second part are three end marks.
+    let last = made.word(MAIN + V2_36.top).unwrap();
+    let size = made.word(last + 8).unwrap() - 1;
+    made.put(MAIN + V2_36.top, MAPPED + 38 * PAGE);
+    made.put(MAPPED + 38 * PAGE + 8, (2 * PAGE) | 1);
+    let used = made.put_chunks(last, 0, &[(size / 2, true), (16, true), (16, true), (16, true)]);
+    let second = used[3] + 16;
+    let rest = HEAP + HEAP_BYTES - second - 80;
+    let sizes = [(80, true), (rest - 32, true), (16, true), (16, true)];
+    made.put_chunks(second, 0, &sizes);
+    let heap = walked(&made).heap;
+    assert_eq!((heap.corruption, heap.gaps), (vec![], vec![]));
+    let main = &heap.arenas[0];
+    assert_eq!(main.live.blocks, 6 + 3);
+    assert_eq!(main.live_chunks.0 + main.own.0 + main.free.total(), main.held.0);
+}
+
+#[test]
 fn a_mapped_block_with_a_small_alignment_begins_in_the_first_bytes_since_2_43() {
     let mut made = made(V2_43);
     made.put(MAPPED + 16, 16);
