@@ -1,5 +1,5 @@
-//! Heaps in core files of any bytes: the walk and the search of pointers end, and the header of each
-//! block lies in a mapping.
+//! Heaps in core files of any bytes: the walk and the search of pointers end, and the header of
+//! each block lies in a mapping.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

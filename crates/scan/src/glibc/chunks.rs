@@ -264,8 +264,8 @@ impl<'a> ChunkWalk<'a> {
     }
 
     /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, three if there
-    /// was no room for a free chunk before them, or one and one of 0 bytes at the end of a heap that
-    /// is not the last of its arena.
+    /// was no room for a free chunk before them, or one and one of 0 bytes at the end of a heap
+    /// that is not the last of its arena.
     fn end_marks(&self, state: &SegmentState<'_>, chunk: u64, head: u64) -> Option<u64> {
         let end = chunk + HEADER;
         match (glibc_chunk::size(head), state.bounds.is_main) {
