@@ -260,7 +260,10 @@ pub struct WalkedArena {
 pub struct MappedBlocks {
     /// Live blocks.
     pub live: LiveAmount,
-    /// Bytes of their mappings.
+    /// Free blocks in thread caches, which hold such blocks since glibc 2.43.
+    #[serde(default)]
+    pub cached: LiveAmount,
+    /// Bytes of the mappings of both.
     pub held: Bytes,
     /// Resident part of these.
     pub resident: Bytes,

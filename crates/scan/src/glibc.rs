@@ -39,7 +39,7 @@ use crate::walk::AllocatorWalk;
 use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
 use lists::{FreeListReader, ListedChunks};
-use mapped::OutsideMemory;
+use mapped::{MappedChunk, OutsideLayout, OutsideMemory};
 use thread_cache::ThreadData;
 
 pub use code::malloc_code;
@@ -54,7 +54,9 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
     let layout = HeapLayout::read(memory, page_size, &mut log)?;
     let addresses = sorted(layout.states.iter().map(|state| state.address).collect());
     let threads = thread_cache::thread_data(memory, &addresses);
-    let mut reader = FreeListReader::new(memory, &layout.segments, &layout.states, &threads.caches);
+    let cacheable = layout.cacheable_blocks();
+    let mut reader =
+        FreeListReader::new(memory, &layout.segments, cacheable, &layout.states, &threads.caches);
     let mangles = reader.mangles;
     let mut listed = ListedChunks::default();
     for cache in &threads.caches {
@@ -110,7 +112,7 @@ fn walk_all(walk: &mut ChunkWalk<'_>, memory: &dyn Memory, layout: &HeapLayout) 
         while let Some(segment) = segments.next_if(|it| it.start < chunk.pages.start) {
             walk.add_segment(segment);
         }
-        mapped.live.add(walk.add_mapped(chunk));
+        walk.add_mapped(chunk, &mut mapped);
         mapped.held += chunk.pages.len();
         let mut runs = Vec::new();
         memory.visit(chunk.pages, &mut |start, bytes| {
@@ -183,8 +185,15 @@ impl HeapLayout {
         let ArenaLayout { states, mains, mut segments, mut parameters, brk } = arenas;
         let main = &states[0];
         let has_outside = !main.is_contiguous() || !brk.contains(main.top);
-        let top = Some(main.top).filter(|_| has_outside && !main.is_unused());
-        let outside = mapped::outside(memory, &segments, page_size, top);
+        let search = OutsideLayout {
+            page: page_size.bytes(),
+            mapped_end: main.layout.mapped_end(),
+            top: Some(main.top).filter(|_| has_outside && !main.is_unused()),
+        };
+        let outside = mapped::outside(memory, &segments, search);
+        if let Some(page) = outside.ended_at {
+            log.add(page, page, "fewer headers of chunks that lead to none", 0);
+        }
         let parts = outside.main.iter();
         if brk.is_empty() {
             // If brk fails from the start, the arena begins in a mapping.
@@ -196,15 +205,18 @@ impl HeapLayout {
         Some(HeapLayout { states, mains, segments, outside, parameters, brk })
     }
 
+    /// Blocks with mappings of their own that thread caches may hold: since glibc 2.43.
+    fn cacheable_blocks(&self) -> &[MappedChunk] {
+        let has_any = self.states.iter().any(|state| state.layout.mapped_end() > 0);
+        if has_any { &self.outside.blocks } else { &[] }
+    }
+
     /// Heaps, mapped blocks and arena states, without the gaps: they may hold live blocks that are
     /// unknown, and the pointers of these.
     fn managed(&self, gaps: &[HeapGap]) -> Vec<AddrRange> {
         let segments = self.segments.iter().map(|it| AddrRange { start: it.start, ..it.chunks });
         let mapped = self.outside.blocks.iter().map(|chunk| chunk.pages);
-        let states = self.states.iter().map(|state| AddrRange {
-            start: state.address,
-            end: state.address.saturating_add(arena::STATE_BYTES),
-        });
+        let states = self.states.iter().map(ArenaState::range);
         let mut ranges: Vec<AddrRange> = segments.chain(mapped).chain(states).collect();
         ranges.sort_unstable();
         let gaps = gaps

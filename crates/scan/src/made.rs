@@ -10,7 +10,20 @@ use crate::memory::{Memory, ScannedThread};
 pub(crate) struct MadeProcess {
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) threads: Vec<ScannedThread>,
-    pub(crate) bytes: Vec<Vec<u8>>,
+    pub(crate) pieces: Vec<MemoryPiece>,
+}
+
+/// Consecutive bytes, in order of address.
+#[derive(Clone)]
+pub(crate) struct MemoryPiece {
+    pub(crate) start: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl MemoryPiece {
+    fn range(&self) -> AddrRange {
+        AddrRange { start: self.start, end: self.start + self.bytes.len() as u64 }
+    }
 }
 
 impl Memory for MadeProcess {
@@ -23,24 +36,25 @@ impl Memory for MadeProcess {
     }
 
     fn visit(&self, range: AddrRange, each: &mut dyn FnMut(u64, &[u8])) {
-        for (mapping, bytes) in self.mappings.iter().zip(&self.bytes) {
-            let start = mapping.range.start;
-            if let Some(part) = mapping.range.intersection(range) {
-                let [first, end] = [part.start.next_multiple_of(8), part.end]
-                    .map(|at| usize::try_from(at - start).unwrap());
-                if first < end {
-                    each(start + first as u64, &bytes[first..end]);
-                }
+        let first = self.pieces.partition_point(|piece| piece.range().end <= range.start);
+        let parts = self.pieces[first..]
+            .iter()
+            .map_while(|piece| piece.range().intersection(range).map(|part| (piece, part)));
+        for (piece, part) in parts {
+            let [first, end] = [part.start.next_multiple_of(8), part.end]
+                .map(|at| usize::try_from(at - piece.start).unwrap());
+            if first < end {
+                each(piece.start + first as u64, &piece.bytes[first..end]);
             }
         }
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        let found =
-            self.mappings.iter().zip(&self.bytes).find(|(it, _)| it.range.contains(address));
-        let bytes = found.and_then(|(mapping, bytes)| {
-            let first = usize::try_from(address - mapping.range.start).unwrap();
-            bytes.get(first..first + into.len())
+        let index = self.pieces.partition_point(|piece| piece.range().end <= address);
+        let piece = self.pieces.get(index).filter(|piece| piece.start <= address);
+        let bytes = piece.and_then(|piece| {
+            let first = usize::try_from(address - piece.start).unwrap();
+            piece.bytes.get(first..first + into.len())
         });
         bytes.map(|bytes| into.copy_from_slice(bytes)).is_some()
     }
@@ -66,8 +80,11 @@ impl MadeProcess {
     /// Zero-filled memory, and threads with these thread pointers.
     pub(crate) fn new(mut mappings: Vec<Mapping>, thread_pointers: &[u64]) -> MadeProcess {
         mappings.sort_by_key(|mapping| mapping.range);
-        let lengths = mappings.iter().map(|it| usize::try_from(it.range.len().0).unwrap());
-        let bytes = lengths.map(|length| vec![0; length]).collect();
+        let pieces = mappings.iter().map(|it| MemoryPiece {
+            start: it.range.start,
+            bytes: vec![0; usize::try_from(it.range.len().0).unwrap()],
+        });
+        let pieces = pieces.collect();
         let thread = |(tid, &thread_pointer)| ScannedThread {
             tid,
             name: Vec::new(),
@@ -76,7 +93,7 @@ impl MadeProcess {
             registers: Vec::new(),
         };
         let threads = (1..).zip(thread_pointers).map(thread).collect();
-        MadeProcess { mappings, threads, bytes }
+        MadeProcess { mappings, threads, pieces }
     }
 
     pub(crate) fn put_bytes(&mut self, address: u64, bytes: &[u8]) {
@@ -86,9 +103,10 @@ impl MadeProcess {
     }
 
     pub(crate) fn put(&mut self, address: u64, word: u64) {
-        let index = self.mappings.iter().position(|it| it.range.contains(address)).unwrap();
-        let at = usize::try_from(address - self.mappings[index].range.start).unwrap();
-        self.bytes[index][at..at + 8].copy_from_slice(&word.to_le_bytes());
+        let mut pieces = self.pieces.iter_mut();
+        let piece = pieces.find(|piece| piece.range().contains(address)).unwrap();
+        let at = usize::try_from(address - piece.start).unwrap();
+        piece.bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
     pub(crate) fn put_narrow(&mut self, address: u64, value: u64, width: u64) {
@@ -101,15 +119,15 @@ impl MadeProcess {
     /// Replaces some words of the memory at random: by random words, or by addresses in it.
     pub(crate) fn damage(&mut self, random: &mut fastrand::Rng, words: usize) {
         for _ in 0..words {
-            let index = random.usize(..self.mappings.len());
-            let word = random.usize(..self.bytes[index].len() / 8) * 8;
+            let index = random.usize(..self.pieces.len());
+            let word = random.usize(..self.pieces[index].bytes.len() / 8) * 8;
             let other = self.mappings[random.usize(..self.mappings.len())].range;
             let value = match random.u8(..4) {
                 0 => random.u64(..),
                 1 => random.u64(..256),
                 _ => random.u64(other.start..other.end) & !15,
             };
-            self.bytes[index][word..word + 8].copy_from_slice(&value.to_le_bytes());
+            self.pieces[index].bytes[word..word + 8].copy_from_slice(&value.to_le_bytes());
         }
     }
 }

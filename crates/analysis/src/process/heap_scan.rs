@@ -366,6 +366,9 @@ fn mapped(mapped: &MappedBlocks) -> NamedFacts {
     let facts = vec![
         fact("blocks", "blocks", CellValue::Count(mapped.live.blocks), ""),
         fact("live", "live", CellValue::Bytes(mapped.live.bytes), ""),
+        fact("cached_blocks", "", CellValue::Count(mapped.cached.blocks), "").for_programs(),
+        fact("cached", "in thread caches", CellValue::Bytes(mapped.cached.bytes), "")
+            .hidden_if(mapped.cached.blocks == 0),
         fact("held", "held", CellValue::Bytes(mapped.held.0), ""),
         fact("resident", "resident", CellValue::Bytes(mapped.resident.0), ""),
         fact("counted_blocks", "", counted(|it| it.blocks), "").for_programs(),

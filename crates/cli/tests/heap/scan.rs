@@ -1,6 +1,9 @@
-//! `heap scan` of programs that count their own live blocks, against these counts, `mallinfo2` and
-//! the effect of `malloc_trim`; of programs that damage their own heap; and of busy ones. With
-//! glibc, musl and mimalloc.
+//! `heap scan` of programs that count their own live blocks, against these counts, `mallinfo2`,
+//! `malloc_info` and the effect of `malloc_trim`; of programs that damage their own heap; and of
+//! busy ones. With glibc, musl, mimalloc, jemalloc, tcmalloc and CPython.
+//!
+//! `PAGEWISE_GLIBC` names a folder with other C libraries. `PAGEWISE_RUNS` is the number of random
+//! programs for each C library, the first of which has the seed `PAGEWISE_SEED`.
 
 use crate::fixture;
 
@@ -9,7 +12,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use fixture::{FixtureLink, json, number, sum};
+use fixture::victim::Random;
+use fixture::{FixtureLink, OtherGlibc, json, number, sum};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
@@ -50,6 +54,15 @@ impl RandomProgram {
         let words: Vec<&str> = line.split_whitespace().collect();
         let pairs = words.chunks_exact(2);
         pairs.map(|pair| (pair[0].to_owned(), pair[1].parse().unwrap())).collect()
+    }
+
+    /// Its output up to a line.
+    fn text_until(&mut self, last: &str) -> String {
+        let mut text = String::new();
+        while !text.ends_with(&format!("{last}\n")) {
+            assert!(self.lines.read_line(&mut text).unwrap() > 0, "{text}");
+        }
+        text
     }
 
     fn send(&mut self, letters: &str) {
@@ -112,11 +125,13 @@ fn assert_equal(report: &Value, facts: &ProgramFacts, before: &Value, moves_brk:
     let used = arenas(report, "live_chunks") + arenas(report, "own") + free("tcache");
     assert!(used == facts["uordblks"] || moves_brk && used < facts["uordblks"], "used: {used}");
     let mapped = |key: &str| number(report, &format!("mapped.{key}"));
-    assert_eq!((mapped("blocks"), mapped("held")), (facts["hblks"], facts["hblkhd"]), "mapped");
-    assert_eq!(
-        (mapped("counted_blocks"), mapped("counted_bytes")),
-        (mapped("blocks"), mapped("held"))
-    );
+    assert_eq!(mapped("blocks") + mapped("cached_blocks"), facts["hblks"], "mapped");
+    let counted = (mapped("counted_blocks"), mapped("counted_bytes"));
+    assert_eq!(counted, (facts["hblks"], facts["hblkhd"]), "counted");
+    // Since 2.43 glibc counts 16 bytes too many at each `realloc` of such a block.
+    let excess = facts["hblkhd"].checked_sub(mapped("held")).unwrap();
+    let may_exceed = facts["glibc"] >= 43 && excess.is_multiple_of(16);
+    assert!(excess == 0 || may_exceed, "mapped bytes: {excess}");
     let sizes = report["sizes"].as_array().unwrap();
     let by_size: u64 = sizes.iter().map(|it| number(it, "size") * number(it, "blocks")).sum();
     assert_eq!(by_size, number(report, "live.bytes"), "by size");
@@ -125,16 +140,68 @@ fn assert_equal(report: &Value, facts: &ProgramFacts, before: &Value, moves_brk:
     }
 }
 
+/// Number of blocks by size in a report, without those of `before`.
+fn blocks_by_size(report: &Value, before: &Value) -> ProgramFacts {
+    let sizes = |report: &Value| -> ProgramFacts {
+        let rows = report["sizes"].as_array().unwrap().iter();
+        rows.map(|row| (number(row, "size").to_string(), number(row, "blocks"))).collect()
+    };
+    let before = sizes(before);
+    let rows = sizes(report).into_iter();
+    let rows = rows.map(|(size, blocks)| {
+        let others = before.get(&size).copied().unwrap_or(0);
+        (size, blocks.checked_sub(others).unwrap())
+    });
+    rows.filter(|(_, blocks)| *blocks > 0).collect()
+}
+
+/// Bytes that an arena has from the system, those in fastbins, and those in `top` and bins.
+type ArenaSums = [u64; 3];
+
+fn arena_sums(report: &Value) -> Vec<ArenaSums> {
+    let sums = |arena: &Value| {
+        let bins = ["unsorted", "small_bins", "large_bins", "unlisted", "top"];
+        let free: u64 = bins.map(|bin| number(arena, bin)).iter().sum();
+        [number(arena, "system"), number(arena, "fastbins"), free]
+    };
+    let mut all: Vec<ArenaSums> = report["arenas"].as_array().unwrap().iter().map(sums).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The same in the text of `malloc_info`.
+fn arena_sums_of_malloc_info(text: &str) -> Vec<ArenaSums> {
+    let attribute = |heap: &str, element: &str, name: &str| -> Option<u64> {
+        let element = heap.split_once(&format!("<{element} "))?.1.split_once('>')?.0;
+        element.split_once(&format!("{name}=\""))?.1.split_once('"')?.0.parse().ok()
+    };
+    let sums = |heap: &str| {
+        let rest = |name: &str| attribute(heap, "total type=\"rest\"", name).unwrap();
+        // Each size but that of `top` has the flag of a used chunk before it.
+        let free = rest("size") - (rest("count") - 1);
+        let fastbins = attribute(heap, "total type=\"fast\"", "size").unwrap_or(0);
+        [attribute(heap, "system type=\"current\"", "size").unwrap(), fastbins, free]
+    };
+    let heaps = text.split("<heap ").skip(1).map(|heap| heap.split("</heap>").next().unwrap());
+    let mut all: Vec<ArenaSums> = heaps.map(sums).filter(|heap| heap[0] > 0).collect();
+    all.sort_unstable();
+    all
+}
+
 /// Runs a program through some rounds, and compares a scan after each.
 fn rounds(program: &Path, threads: u32, seed: u32, modes: &str, tunables: &str, count: u32) {
     let mut target = RandomProgram::start(program, threads, seed, modes, tunables);
     target.answer();
-    let before = target.scan(&[]);
+    let before = target.scan(&["--top", "all"]);
     for round in 0..count {
         let facts = target.ask("r");
         let report = target.scan(&["--top", "all"]);
         eprintln!("{threads} threads, seed {seed}, {modes:?}, {tunables:?}, round {round}");
         assert_equal(&report, &facts, &before, modes.contains('s'));
+        assert_eq!(blocks_by_size(&report, &before), target.ask("l"), "blocks by size");
+        target.send("i");
+        let text = target.text_until("</malloc>");
+        assert_eq!(arena_sums(&report), arena_sums_of_malloc_info(&text), "{text}");
         let seen = arenas(&report, "threads");
         assert_eq!(seen, u64::from(threads) + 1, "each thread has an arena");
     }
@@ -304,6 +371,68 @@ fn a_core_file_has_the_heaps_of_musl_and_mimalloc() {
             assert_eq!(number(&core_scan, key), number(&process, key), "{key}");
         }
         program.end();
+    }
+}
+
+#[test]
+fn heaps_of_other_versions_of_glibc_are_walked_alike() {
+    for library in OtherGlibc::all() {
+        eprintln!("glibc {}", library.version);
+        let program = library.program("scanned");
+        for (seed, modes) in (0..).zip(["", "mak", "s", "bmk"]) {
+            rounds(&program, 0, seed, modes, "", 2);
+        }
+        for (seed, modes) in (1..).zip(["mac", "kb"]) {
+            rounds(&program, 2 * seed, seed, modes, "", 2);
+        }
+        // Since 2.42 thread caches hold large blocks, and since 2.43 mapped ones.
+        let large = "glibc.malloc.tcache_max=65536:glibc.malloc.mmap_threshold=20000";
+        rounds(&program, 2, 3, "mac", large, 2);
+    }
+}
+
+/// Settings of malloc for random programs.
+const RANDOM_TUNABLES: [&str; 13] = [
+    "",
+    "glibc.malloc.tcache_count=0",
+    "glibc.malloc.tcache_count=3",
+    "glibc.malloc.tcache_count=127",
+    "glibc.malloc.tcache_max=200",
+    "glibc.malloc.tcache_max=65536:glibc.malloc.mmap_threshold=20000",
+    "glibc.malloc.arena_max=1",
+    "glibc.malloc.arena_max=2",
+    "glibc.malloc.mmap_threshold=20000",
+    "glibc.malloc.mxfast=0",
+    "glibc.malloc.hugetlb=1",
+    "glibc.malloc.perturb=165",
+    "glibc.malloc.trim_threshold=4096:glibc.malloc.top_pad=0",
+];
+
+/// A random program of a seed, in a few rounds.
+fn random_rounds(program: &Path, seed: u32) {
+    let mut random = Random::new(seed.into());
+    let threads = u32::try_from(random.below(5)).unwrap();
+    let mut modes: String = "makcb".chars().filter(|_| random.below(2) == 0).collect();
+    let tunables = RANDOM_TUNABLES[usize::try_from(random.next() % 13).unwrap()];
+    // sbrk is not safe among threads; with huge pages, malloc fails where the end was moved.
+    if threads == 0 && !modes.contains('b') && !tunables.contains("hugetlb") {
+        modes.push('s');
+    }
+    rounds(program, threads, seed, &modes, tunables, 2);
+}
+
+#[test]
+fn random_programs_have_the_blocks_that_they_count() {
+    let given = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u32>().unwrap());
+    let seed = given("PAGEWISE_SEED").unwrap_or_else(std::process::id);
+    let others =
+        if std::env::var_os("PAGEWISE_GLIBC").is_some() { OtherGlibc::all() } else { vec![] };
+    let others = others.iter().map(|library| library.program("scanned"));
+    for program in std::iter::once(fixture::program("scanned")).chain(others) {
+        eprintln!("{}, PAGEWISE_SEED={seed}", program.display());
+        for seed in (seed..).take(given("PAGEWISE_RUNS").map_or(3, |runs| runs as usize)) {
+            random_rounds(&program, seed);
+        }
     }
 }
 
@@ -502,7 +631,8 @@ fn a_command_is_scanned_at_its_exit() {
     let said = String::from_utf8(output.stdout).unwrap();
     let words: Vec<&str> = said.lines().last().unwrap().split(' ').collect();
     let report: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    let blocks: u64 = words[1].parse().unwrap();
+    let number_of = words.iter().position(|word| *word == "blocks").unwrap() + 1;
+    let blocks: u64 = words[number_of].parse().unwrap();
     // Each thread has one block of the C library.
     assert_eq!(number(&report, "live.blocks"), blocks + 2);
     assert_eq!(number(&report, "pause_us"), 0);

@@ -1,25 +1,25 @@
 //! `malloc_state`, `malloc_par` and `heap_info`: found and checked by their structure, since C
 //! libraries are usually stripped.
 //!
-//! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.42, on 64-bit machines:
+//! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.44, on 64-bit machines:
 //!
 //! ```text
-//!  malloc_state                        malloc_par until 2.34, since 2.35    heap_info
-//!     0  lock                           32  32  arena_max                    0  arena
-//!     4  flags                               40  page sizes, flags           8  previous heap
-//!     8  has fastbin chunks             40  60  mappings, most at once      16  bytes in use
-//!    16  fastbins[10]                   48  68  most so far                 24  accessible bytes
-//!    96  top                            52  72  fixed threshold             32  page size (2.35)
-//!   104  last remainder                 56  80  mapped bytes
-//!   112  bins[127]: first and last      72  96  start of the brk heap
-//!  2160  next arena                     80 104  bins of thread caches
-//!  2176  threads                        96 120  entries of a bin
-//!  2184  bytes from the system
+//!  malloc_state until 2.42, since 2.43   malloc_par until 2.34, 2.42, since 2.43   heap_info
+//!     0     0  lock                       32  32  32  arena_max                     0  arena
+//!     4     4  flags                          40  40  page sizes, flags             8  previous heap
+//!     8        has fastbin chunks         40  60  68  mappings, most at once       16  bytes in use
+//!    16        fastbins[10]               48  68  76  most so far                  24  accessible bytes
+//!    96     8  top                        52  72  80  fixed threshold              32  page size (2.35)
+//!   104    16  last remainder             56  80  88  mapped bytes
+//!   112    24  bins[127]: first and last  72  96 104  start of the brk heap
+//!  2160  2072  next arena                 80 104 112  bins of thread caches
+//!  2176  2088  threads                    96 120 128  entries of a bin
+//!  2184  2096  bytes from the system
 //! ```
 
 use std::collections::HashSet;
 
-use pagewise_heaplog::glibc_chunk::UNIT;
+use pagewise_heaplog::glibc_chunk::{HEADER, UNIT};
 use pagewise_model::heap_scan::LiveAmount;
 use pagewise_model::mapping::Sharing;
 use pagewise_model::{AddrRange, Mapping};
@@ -27,15 +27,49 @@ use pagewise_model::{AddrRange, Mapping};
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half, word};
 
-/// Bytes of `malloc_state`.
-pub(super) const STATE_BYTES: u64 = 2200;
+/// Offset of the fastbins in `malloc_state`.
 const FASTBINS: u64 = 16;
-const TOP: u64 = 96;
-const BINS: u64 = 112;
-const NEXT: u64 = 2160;
-const THREADS: u64 = 2176;
-const SYSTEM: u64 = 2184;
-const MAX_SYSTEM: u64 = 2192;
+/// Offsets in `malloc_state` from `top` on, which are the same in all versions.
+const BINS: u64 = 16;
+const NEXT: u64 = 2064;
+const THREADS: u64 = 2080;
+const SYSTEM: u64 = 2088;
+const MAX_SYSTEM: u64 = 2096;
+const STATE_END: u64 = 2104;
+
+/// Layout of `malloc_state`, by version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StateLayout {
+    /// Until glibc 2.42.
+    WithFastbins,
+    /// Since glibc 2.43.
+    WithoutFastbins,
+}
+
+impl StateLayout {
+    const ALL: [StateLayout; 2] = [StateLayout::WithFastbins, StateLayout::WithoutFastbins];
+
+    /// Offset of `top`.
+    const fn top(self) -> u64 {
+        match self {
+            StateLayout::WithFastbins => 96,
+            StateLayout::WithoutFastbins => 8,
+        }
+    }
+
+    const fn bytes(self) -> u64 {
+        self.top() + STATE_END
+    }
+
+    /// Bytes behind a chunk with a mapping of its own: since glibc 2.43 its block reaches into
+    /// them, as that of any chunk into the next one.
+    pub(super) const fn mapped_end(self) -> u64 {
+        match self {
+            StateLayout::WithFastbins => 0,
+            StateLayout::WithoutFastbins => HEADER,
+        }
+    }
+}
 
 /// Number of fastbins, and of the other bins.
 pub(super) const FASTBIN_COUNT: usize = 10;
@@ -48,6 +82,8 @@ const ALL_FLAGS: u32 = 7;
 /// An arena has at least this number of bins whose two words agree; a corrupted one may have
 /// others.
 const MIN_SOUND_BINS: usize = 100;
+/// No more addresses than this are examined as those of main arenas.
+const MAX_CANDIDATES: usize = 1 << 17;
 /// More arenas than this are not walked, nor more heaps of an arena.
 const MAX_ARENAS: usize = 1 << 14;
 const MAX_HEAPS: usize = 1 << 16;
@@ -62,8 +98,10 @@ const MAX_HEAP_HEADER: u64 = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ArenaState {
     pub(super) address: u64,
+    pub(super) layout: StateLayout,
     pub(super) is_locked: bool,
     flags: u32,
+    /// Empty if the layout has none.
     pub(super) fastbins: Vec<u64>,
     pub(super) top: u64,
     /// First and last chunk of each bin.
@@ -75,34 +113,58 @@ pub(super) struct ArenaState {
 }
 
 impl ArenaState {
-    pub(super) fn read(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
-        let mut bytes = vec![0; usize::try_from(STATE_BYTES).ok()?];
+    pub(super) fn read(
+        memory: &dyn Memory,
+        address: u64,
+        layout: StateLayout,
+    ) -> Option<ArenaState> {
+        let mut bytes = vec![0; usize::try_from(layout.bytes()).ok()?];
         if !address.is_multiple_of(8) || !memory.read(address, &mut bytes) {
             return None;
         }
-        let word = |at| word(&bytes, at);
-        let flags = half(&bytes, 4);
+        let has_fastbins = layout == StateLayout::WithFastbins;
+        let fastbins = if has_fastbins { FASTBIN_COUNT as u64 } else { 0 };
+        let top = layout.top();
         let state = ArenaState {
             address,
+            layout,
             is_locked: half(&bytes, 0) != 0,
-            flags,
-            fastbins: (0..FASTBIN_COUNT as u64).map(|at| word(FASTBINS + 8 * at)).collect(),
-            top: word(TOP),
+            flags: half(&bytes, 4),
+            fastbins: (0..fastbins).map(|at| word(&bytes, FASTBINS + 8 * at)).collect(),
+            top: word(&bytes, top),
             bins: (0..BIN_COUNT as u64)
-                .map(|at| [word(BINS + 16 * at), word(BINS + 16 * at + 8)])
+                .map(|at| top + BINS + 16 * at)
+                .map(|at| [word(&bytes, at), word(&bytes, at + 8)])
                 .collect(),
-            next: word(NEXT),
-            threads: word(THREADS),
-            system: word(SYSTEM),
-            max_system: word(MAX_SYSTEM),
+            next: word(&bytes, top + NEXT),
+            threads: word(&bytes, top + THREADS),
+            system: word(&bytes, top + SYSTEM),
+            max_system: word(&bytes, top + MAX_SYSTEM),
         };
-        let lock_is_one = half(&bytes, 0) <= 2 && half(&bytes, 8) <= 1;
+        let lock_is_one = half(&bytes, 0) <= 2 && (!has_fastbins || half(&bytes, 8) <= 1);
         (lock_is_one && state.makes_sense()).then_some(state)
+    }
+
+    /// Its bytes.
+    pub(super) fn range(&self) -> AddrRange {
+        let end = self.address.saturating_add(self.layout.bytes());
+        AddrRange { start: self.address, end }
+    }
+
+    /// Address of a fastbin.
+    pub(super) fn fastbin(&self, index: usize) -> u64 {
+        self.address.wrapping_add(FASTBINS).wrapping_add(8 * index as u64)
+    }
+
+    /// Address of the link to the next arena.
+    fn next_link(&self) -> u64 {
+        self.address.wrapping_add(self.layout.top() + NEXT)
     }
 
     /// Address that a bin has as a chunk: its two words are `fd` and `bk`.
     pub(super) fn bin(&self, index: usize) -> u64 {
-        self.address.wrapping_add(BINS - UNIT).wrapping_add(16 * index as u64)
+        let first = self.address.wrapping_add(self.layout.top() + BINS - UNIT);
+        first.wrapping_add(16 * index as u64)
     }
 
     /// True if the arena has no memory yet: its last chunk is a bin.
@@ -138,15 +200,20 @@ impl ArenaState {
 /// of an arena at the start of a heap.
 pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
     let mut found: Vec<ArenaState> = Vec::new();
+    let mut candidates = 0..MAX_CANDIDATES;
     for mapping in memory.mappings().iter().filter(|mapping| is_data(mapping)) {
         memory.visit(mapping.range, &mut |address, bytes| {
             let words = bytes.as_chunks().0.iter().zip((address..).step_by(8));
-            let arenas = words.filter_map(|(link, at)| {
-                let arena = at.checked_sub(NEXT)?;
+            for (link, at) in words {
                 let link = u64::from_le_bytes(*link);
-                (link == arena || is_in_heap_header(link)).then_some(arena)
-            });
-            found.extend(arenas.filter_map(|arena| main_arena(memory, arena)));
+                let arenas = StateLayout::ALL.into_iter().filter_map(|layout| {
+                    let arena = at.checked_sub(layout.top() + NEXT)?;
+                    let is_link = link == arena || is_in_heap_header(link);
+                    let is_candidate = is_link && candidates.next().is_some();
+                    is_candidate.then(|| main_arena(memory, arena, layout)).flatten()
+                });
+                found.extend(arenas);
+            }
         });
     }
     found
@@ -170,9 +237,9 @@ fn is_data(mapping: &Mapping) -> bool {
         && mapping.range.end <= MAX_ADDRESS
 }
 
-fn main_arena(memory: &dyn Memory, address: u64) -> Option<ArenaState> {
-    let state = ArenaState::read(memory, address)?;
-    let is_ring = state.next == address || ThreadArena::read(memory, state.next).is_some();
+fn main_arena(memory: &dyn Memory, address: u64, layout: StateLayout) -> Option<ArenaState> {
+    let state = ArenaState::read(memory, address, layout)?;
+    let is_ring = state.next == address || ThreadArena::read(memory, state.next, layout).is_some();
     is_ring.then_some(state)
 }
 
@@ -219,14 +286,14 @@ pub(super) struct HeapSegment {
 }
 
 impl ThreadArena {
-    fn read(memory: &dyn Memory, address: u64) -> Option<ThreadArena> {
+    fn read(memory: &dyn Memory, address: u64, layout: StateLayout) -> Option<ThreadArena> {
         let alignment = HEAP_ALIGNMENTS.into_iter().find(|alignment| {
             let header = address % alignment;
             let info = HeapInfo::read(memory, address - header, *alignment);
             (UNIT..=MAX_HEAP_HEADER).contains(&header)
                 && info.is_some_and(|info| info.arena == address && info.previous == 0)
         })?;
-        Some(ThreadArena { state: ArenaState::read(memory, address)?, alignment })
+        Some(ThreadArena { state: ArenaState::read(memory, address, layout)?, alignment })
     }
 
     /// The heaps, the one with the last chunk first.
@@ -241,7 +308,7 @@ impl ThreadArena {
         let mut segments: Vec<HeapSegment> = Vec::new();
         let mut known = HashSet::new();
         let mut start = self.state.top - self.state.top % self.alignment;
-        let mut link = self.state.address + TOP;
+        let mut link = self.state.address + self.state.layout.top();
         loop {
             let info = HeapInfo::read(memory, start, self.alignment);
             let info = info.filter(|info| info.arena == self.state.address);
@@ -252,7 +319,7 @@ impl ThreadArena {
                 break;
             };
             let first = if start == first_heap {
-                (self.state.address + STATE_BYTES).next_multiple_of(UNIT)
+                self.state.range().end.next_multiple_of(UNIT)
             } else {
                 start + header
             };
@@ -276,17 +343,16 @@ pub(super) fn thread_arenas(
 ) -> Vec<ThreadArena> {
     let mut arenas: Vec<ThreadArena> = Vec::new();
     let mut known = HashSet::new();
-    let (mut next, mut before) = (main.next, main.address);
-    while next != main.address {
-        let is_new = arenas.len() < MAX_ARENAS && known.insert(next);
-        let arena = ThreadArena::read(memory, next).filter(|_| is_new);
+    let mut last = main;
+    while last.next != main.address {
+        let is_new = arenas.len() < MAX_ARENAS && known.insert(last.next);
+        let arena = ThreadArena::read(memory, last.next, main.layout).filter(|_| is_new);
         let Some(arena) = arena else {
-            log.add(before, before + NEXT, "the address of another arena", next);
+            log.add(last.address, last.next_link(), "the address of another arena", last.next);
             break;
         };
-        before = next;
-        next = arena.state.next;
         arenas.push(arena);
+        last = arenas.last().map_or(main, |arena| &arena.state);
     }
     arenas
 }
@@ -340,7 +406,8 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
     let [bytes, most_bytes] = [16, 8].map(|before| word(&raw, BEFORE - before));
     let [bins, most_cached, entries] = [8, 16, 24].map(|behind| word(&raw, BEFORE + behind));
     let makes_sense = bytes <= most_bytes
-        && bytes.is_multiple_of(512)
+        // Since glibc 2.43 each `realloc` of such a block counts 16 bytes too many.
+        && bytes.is_multiple_of(UNIT)
         && (1..=1024).contains(&bins)
         && most_cached < 1 << 32
         && entries <= 1 << 16;

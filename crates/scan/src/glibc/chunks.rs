@@ -6,7 +6,7 @@
 use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
 };
-use pagewise_model::heap_scan::{HeapGap, LiveAmount, WalkedArena};
+use pagewise_model::heap_scan::{HeapGap, LiveAmount, MappedBlocks, WalkedArena};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
 
 use super::arena::HeapSegment;
@@ -157,12 +157,14 @@ impl<'a> ChunkWalk<'a> {
     }
 
     /// Adds a block with a mapping of its own. Blocks and segments come in order of address.
-    pub(super) fn add_mapped(&mut self, chunk: &MappedChunk) -> LiveAmount {
-        if !self.blocks.push(chunk.block) {
-            return LiveAmount::default();
+    pub(super) fn add_mapped(&mut self, chunk: &MappedChunk, sums: &mut MappedBlocks) {
+        let amount = LiveAmount { blocks: 1, bytes: chunk.block.size };
+        if self.list_of(chunk.chunk()).is_some() {
+            sums.cached.add(amount);
+        } else if self.blocks.push(chunk.block) {
+            self.sizes.add(chunk.block.size);
+            sums.live.add(amount);
         }
-        self.sizes.add(chunk.block.size);
-        LiveAmount { blocks: 1, bytes: chunk.block.size }
     }
 
     /// Walks a segment.
@@ -231,25 +233,29 @@ impl<'a> ChunkWalk<'a> {
         state.next = chunk + size;
     }
 
-    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, or one and one
-    /// of 0 bytes at the end of a heap that is not the last of its arena.
+    /// End of the marks (fenceposts) that begin at a chunk: two chunks of 16 bytes, three if there
+    /// was no room for a free chunk before them, or one and one of 0 bytes at the end of a heap
+    /// that is not the last of its arena.
     fn end_marks(&self, state: &SegmentState<'_>, chunk: u64, head: u64) -> Option<u64> {
         let end = chunk + HEADER;
         match (glibc_chunk::size(head), state.bounds.is_main) {
             (0, false) if head & FLAGS == PREVIOUS_IN_USE => Some(end),
             (FENCEPOST, is_main) => {
                 let mark = if is_main { FENCEPOST } else { 0 };
-                let next = self.memory.word(end + 8)?;
-                let is_end =
-                    next == mark | PREVIOUS_IN_USE && end + HEADER <= state.segment.chunks.end;
-                is_end.then_some(end + HEADER)
+                let is_mark = |at: u64| {
+                    at + HEADER <= state.segment.chunks.end
+                        && self.memory.word(at + 8) == Some(mark | PREVIOUS_IN_USE)
+                };
+                let second = end + HEADER;
+                let has_third = is_main && is_mark(second);
+                is_mark(end).then_some(if has_third { second + HEADER } else { second })
             }
             _ => None,
         }
     }
 
     /// Ends a part of an arena. Another part of the main arena may follow if the program has moved
-    /// the end of the brk heap itself.
+    /// the end of the brk heap itself, or if the arena had to map a part elsewhere meanwhile.
     fn add_end(&mut self, state: &mut SegmentState<'_>, before: u64, head: u64, end: u64) {
         // At the end of a heap the last mark can have the header of a small chunk.
         let is_mark = |open: &OpenChunk| {
@@ -264,8 +270,7 @@ impl<'a> ChunkWalk<'a> {
         }
         self.settle_open(state, before, head);
         self.close_free_run(state, state.next);
-        let is_last = !state.bounds.is_main || !state.segment.chunks.contains(state.bounds.top);
-        let next = if is_last { None } else { self.find_chunk(state, end) };
+        let next = if state.bounds.is_main { self.find_chunk(state, end) } else { None };
         let end = if next.is_some() {
             end
         } else {

@@ -3,7 +3,8 @@
 use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, UNIT};
 use pagewise_model::AddrRange;
 
-use super::arena::{ArenaState, BIN_COUNT, FASTBIN_COUNT, HeapSegment};
+use super::arena::{ArenaState, BIN_COUNT, HeapSegment};
+use super::mapped::MappedChunk;
 use super::thread_cache::ThreadCache;
 use crate::corruption::CorruptionLog;
 use crate::memory::Memory;
@@ -68,6 +69,8 @@ pub(super) struct FreeListReader<'a> {
     memory: &'a dyn Memory,
     /// In order of address.
     segments: &'a [HeapSegment],
+    /// Chunks with mappings of their own that thread caches may hold, in order of address.
+    mapped: &'a [MappedChunk],
     /// True if links of singly linked lists are mangled by their address (safe-linking, since
     /// 2.32); `None` if no list shows it.
     pub(super) mangles: Option<bool>,
@@ -106,12 +109,13 @@ impl<'a> FreeListReader<'a> {
     pub(super) fn new(
         memory: &'a dyn Memory,
         segments: &'a [HeapSegment],
+        mapped: &'a [MappedChunk],
         arenas: &[ArenaState],
         caches: &[ThreadCache],
     ) -> FreeListReader<'a> {
         let bytes: u64 = segments.iter().map(|it| it.chunks.len().0).sum();
-        let mut reader =
-            FreeListReader { memory, segments, mangles: None, budget: bytes / MIN_CHUNK + 1 };
+        let budget = bytes / MIN_CHUNK + mapped.len() as u64 + 1;
+        let mut reader = FreeListReader { memory, segments, mapped, mangles: None, budget };
         let cached = caches.iter().flat_map(|cache| &cache.heads).map(|head| head.entry);
         let fast = arenas.iter().flat_map(|arena| &arena.fastbins);
         let fast = fast.filter(|chunk| **chunk != 0).map(|chunk| chunk.wrapping_add(HEADER));
@@ -124,9 +128,17 @@ impl<'a> FreeListReader<'a> {
         self.segments.get(at).is_some_and(|segment| segment.chunks.contains(address))
     }
 
+    fn is_mapped_chunk(&self, chunk: u64) -> bool {
+        self.mapped.binary_search_by_key(&chunk, MappedChunk::chunk).is_ok()
+    }
+
     /// Finds out by the first entries of lists whether their links are mangled.
     fn detect_mangling(&self, entries: impl Iterator<Item = u64>) -> Option<bool> {
-        let is_link = |link: u64| link == 0 || link.is_multiple_of(UNIT) && self.is_in_heap(link);
+        let is_block = |at: u64| {
+            at.is_multiple_of(UNIT)
+                && (self.is_in_heap(at) || self.is_mapped_chunk(at.wrapping_sub(HEADER)))
+        };
+        let is_link = |link: u64| link == 0 || is_block(link);
         let (mut plain, mut mangled) = (0_u64, 0_u64);
         for entry in entries {
             let Some(word) = self.memory.word(entry) else { continue };
@@ -158,7 +170,7 @@ impl<'a> FreeListReader<'a> {
         log: &mut CorruptionLog,
     ) -> bool {
         let mut whole = true;
-        for index in 0..FASTBIN_COUNT {
+        for index in 0..arena.fastbins.len() {
             whole &= self.add_fastbin(arena, index, chunks, log);
         }
         for index in 0..BIN_COUNT {
@@ -175,7 +187,7 @@ impl<'a> FreeListReader<'a> {
         log: &mut CorruptionLog,
     ) -> bool {
         let size = MIN_CHUNK + UNIT * index as u64;
-        let mut link_at = arena.address + 16 + 8 * index as u64;
+        let mut link_at = arena.fastbin(index);
         let mut chunk = arena.fastbins[index];
         let mut cycle = CycleDetector::new();
         while chunk != 0 {
@@ -202,7 +214,7 @@ impl<'a> FreeListReader<'a> {
 
     fn chunk_head(&self, chunk: u64) -> Option<u64> {
         let is_inside = self.is_in_heap(chunk) && self.is_in_heap(chunk.checked_add(UNIT)?);
-        is_inside.then(|| self.memory.word(chunk + 8)).flatten()
+        (is_inside || self.is_mapped_chunk(chunk)).then(|| self.memory.word(chunk + 8)).flatten()
     }
 
     fn add_bin(

@@ -8,7 +8,7 @@ use pagewise_heaplog::glibc_chunk::{
     self, FLAGS, HEADER, MAPPED, MIN_CHUNK, PREVIOUS_IN_USE, UNIT,
 };
 use pagewise_model::mapping::Sharing;
-use pagewise_model::{AddrRange, Backing, Mapping, PageSize};
+use pagewise_model::{AddrRange, Backing, Mapping};
 
 use super::arena::{HeapSegment, MAX_ADDRESS};
 use crate::blocks::LiveBlock;
@@ -16,8 +16,9 @@ use crate::memory::Memory;
 
 /// Size of the chunk before the end of a part, and of the one behind it (fenceposts).
 pub(super) const FENCEPOST: u64 = 16;
-/// No part of an arena has more chunks than this.
-const MAX_CHUNKS: u64 = 1 << 32;
+/// Number of headers that are examined in vain before the search ends: memory can be made so that
+/// every page leads through all others.
+const MAX_TRIES: u64 = 8 << 20;
 
 /// A block with a mapping of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,13 @@ pub(super) struct MappedChunk {
     pub(super) block: LiveBlock,
 }
 
+impl MappedChunk {
+    /// Address of its header.
+    pub(super) fn chunk(&self) -> u64 {
+        self.block.start - HEADER
+    }
+}
+
 /// The memory that was found.
 #[derive(Debug, Default)]
 pub(super) struct OutsideMemory {
@@ -34,18 +42,30 @@ pub(super) struct OutsideMemory {
     pub(super) blocks: Vec<MappedChunk>,
     /// Parts of the main arena, in order of address.
     pub(super) main: Vec<AddrRange>,
+    /// The page at which the search ended, if that was before the end of the memory.
+    pub(super) ended_at: Option<u64>,
 }
 
-/// Searches anonymous memory outside of `segments`, which are in order of address. `top` is the
-/// last chunk of a main arena that has parts outside of the brk heap.
+/// Properties of the memory that is searched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OutsideLayout {
+    /// Bytes of a page.
+    pub(super) page: u64,
+    /// Bytes between the end of a chunk and the end of its mapping.
+    pub(super) mapped_end: u64,
+    /// The last chunk of a main arena that has parts outside of the brk heap.
+    pub(super) top: Option<u64>,
+}
+
+/// Searches anonymous memory outside of `segments`, which are in order of address.
 pub(super) fn outside(
     memory: &dyn Memory,
     segments: &[HeapSegment],
-    page_size: PageSize,
-    top: Option<u64>,
+    layout: OutsideLayout,
 ) -> OutsideMemory {
-    let page = page_size.bytes();
-    let mut found = OutsideMemory::default();
+    let page = layout.page;
+    let found = OutsideMemory::default();
+    let mut search = PageSearch { memory, layout, found, tries: MAX_TRIES };
     let mut behind = 0;
     for mapping in memory.mappings().iter().filter(|mapping| may_hold_blocks(mapping)) {
         memory.visit(mapping.range, &mut |address, bytes| {
@@ -60,12 +80,12 @@ pub(super) fn outside(
                 let header = bytes.get(offset..).and_then(|rest| rest.first_chunk());
                 let Some(header) = header else { break };
                 let limit = AddrRange { start: at, end: mapping.range.end };
-                at = found.add(memory, header, limit, page, top).unwrap_or(at + page);
+                at = search.add(header, limit).unwrap_or(at + page);
             }
             behind = at;
         });
     }
-    found
+    search.found
 }
 
 fn may_hold_blocks(mapping: &Mapping) -> bool {
@@ -83,46 +103,71 @@ fn segment_end(segments: &[HeapSegment], at: u64) -> Option<u64> {
     segments.get(index).filter(|it| it.start <= at).map(|it| it.chunks.end)
 }
 
-impl OutsideMemory {
+/// The search for blocks and parts in pages.
+struct PageSearch<'a> {
+    memory: &'a dyn Memory,
+    layout: OutsideLayout,
+    found: OutsideMemory,
+    /// Number of headers that may still be examined in vain.
+    tries: u64,
+}
+
+impl PageSearch<'_> {
     /// Adds what begins at the start of `limit`, and returns its end.
-    fn add(
-        &mut self,
-        memory: &dyn Memory,
-        header: &[u8; 16],
-        limit: AddrRange,
-        page: u64,
-        top: Option<u64>,
-    ) -> Option<u64> {
+    fn add(&mut self, header: &[u8; 16], limit: AddrRange) -> Option<u64> {
+        let layout = self.layout;
         let [before, head] =
             [0, 8].map(|at| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word)));
         let size = glibc_chunk::size(head);
-        if before != 0 || size < MIN_CHUNK {
+        if before != 0 || size < MIN_CHUNK || self.tries == 0 {
             return None;
         }
-        if head & FLAGS == MAPPED && size.is_multiple_of(page) {
-            let chunk = mapped_chunk(memory, limit, size, page)?;
-            self.blocks.push(chunk);
+        let pages = size.checked_add(layout.mapped_end)?;
+        if head & FLAGS == MAPPED && pages.is_multiple_of(layout.page) {
+            let chunk = mapped_chunk(self.memory, limit, pages, layout);
+            let Some(chunk) = chunk else {
+                self.add_failure(limit, limit.len().0.min(pages) / layout.page);
+                return None;
+            };
+            self.found.blocks.push(chunk);
             return Some(chunk.pages.end);
         }
-        let top = top.filter(|_| head & FLAGS == PREVIOUS_IN_USE)?;
-        let end = part_end(memory, limit, top)?.next_multiple_of(page);
-        self.main.push(AddrRange { start: limit.start, end });
-        Some(end)
+        let top = layout.top.filter(|_| head & FLAGS == PREVIOUS_IN_USE)?;
+        match part_end(self.memory, limit, top) {
+            Ok(end) => {
+                let end = end.next_multiple_of(layout.page);
+                self.found.main.push(AddrRange { start: limit.start, end });
+                Some(end)
+            }
+            Err(headers) => {
+                self.add_failure(limit, headers);
+                None
+            }
+        }
+    }
+
+    fn add_failure(&mut self, limit: AddrRange, headers: u64) {
+        self.tries = self.tries.saturating_sub(headers);
+        if self.tries == 0 {
+            self.found.ended_at = Some(limit.start);
+        }
     }
 }
 
-/// The block in the mapping at the start of `limit`, whose first header has `size`.
+/// The block in the mapping at the start of `limit`, whose first header is that of `bytes`.
 fn mapped_chunk(
     memory: &dyn Memory,
     limit: AddrRange,
-    size: u64,
-    page: u64,
+    bytes: u64,
+    layout: OutsideLayout,
 ) -> Option<MappedChunk> {
-    let unaligned = (limit.start, limit.start.checked_add(size)?);
-    let (chunk, end) = aligned_chunk(memory, limit, size, page).unwrap_or(unaligned);
+    let unaligned = (limit.start, limit.start.checked_add(bytes)?);
+    let (chunk, end) = aligned_chunk(memory, limit, bytes, layout).unwrap_or(unaligned);
+    // A block reaches into the first word behind its chunk if the mapping does.
+    let block_end = end - layout.mapped_end / 2;
     (end <= limit.end).then_some(MappedChunk {
         pages: AddrRange { start: limit.start, end },
-        block: LiveBlock { start: chunk + HEADER, size: end - chunk - HEADER },
+        block: LiveBlock { start: chunk + HEADER, size: block_end.checked_sub(chunk + HEADER)? },
     })
 }
 
@@ -134,11 +179,13 @@ fn mapped_chunk(
 fn aligned_chunk(
     memory: &dyn Memory,
     limit: AddrRange,
-    size: u64,
-    page: u64,
+    bytes: u64,
+    layout: OutsideLayout,
 ) -> Option<(u64, u64)> {
+    let page = layout.page;
     let end_of = |chunk: u64, lead: u64, head: u64| {
-        let end = chunk.checked_add(glibc_chunk::size(head))?;
+        let size = glibc_chunk::size(head).checked_add(layout.mapped_end)?;
+        let end = chunk.checked_add(size)?;
         let is_chunk = lead == chunk - limit.start
             && head & FLAGS == MAPPED
             && end.is_multiple_of(page)
@@ -148,11 +195,13 @@ fn aligned_chunk(
     let small = (5..).map(|power| 1_u64 << power).take_while(|alignment| *alignment < page);
     let small = small.filter_map(|alignment| {
         let chunk = limit.start + alignment - HEADER;
-        let chunk = if alignment < HEADER + MIN_CHUNK { chunk + alignment } else { chunk };
+        // Until glibc 2.42 the bytes before it had to be enough for a chunk.
+        let is_too_near = alignment < HEADER + MIN_CHUNK && layout.mapped_end == 0;
+        let chunk = if is_too_near { chunk + alignment } else { chunk };
         end_of(chunk, memory.word(chunk)?, memory.word(chunk + 8)?)
     });
     let mut found = small.into_iter().next();
-    let within = AddrRange { start: limit.start, end: limit.start.checked_add(size)? };
+    let within = AddrRange { start: limit.start, end: limit.start.checked_add(bytes)? };
     memory.visit(within, &mut |address, bytes| {
         let word = |at: usize| {
             let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
@@ -170,24 +219,39 @@ fn aligned_chunk(
 }
 
 /// The end of the part of a main arena that begins at the start of `limit`: behind its last chunk
-/// or its fenceposts.
-fn part_end(memory: &dyn Memory, limit: AddrRange, top: u64) -> Option<u64> {
+/// or its fenceposts. The error is the number of headers that led there.
+fn part_end(memory: &dyn Memory, limit: AddrRange, top: u64) -> Result<u64, u64> {
     let mut chunk = limit.start;
-    for _ in 0..MAX_CHUNKS {
+    for headers in 1.. {
+        match PartStep::at(memory, limit, top, chunk) {
+            Some(PartStep::Chunk(end)) => chunk = end,
+            Some(PartStep::Last(end)) => return Ok(end),
+            None => return Err(headers),
+        }
+    }
+    Err(u64::MAX)
+}
+
+/// A chunk of a part of a main arena, by its end.
+enum PartStep {
+    Chunk(u64),
+    Last(u64),
+}
+
+impl PartStep {
+    fn at(memory: &dyn Memory, limit: AddrRange, top: u64, chunk: u64) -> Option<PartStep> {
         let head = memory.word(chunk.checked_add(8)?)?;
         let size = glibc_chunk::size(head);
         let end = chunk.checked_add(size).filter(|end| *end <= limit.end)?;
         if chunk == top {
-            return Some(end);
+            return (end > chunk).then_some(PartStep::Last(end));
         }
         if size == FENCEPOST {
-            return (memory.word(end + 8)? == FENCEPOST | PREVIOUS_IN_USE)
-                .then_some(end + FENCEPOST);
+            let is_last = memory.word(end + 8)? == FENCEPOST | PREVIOUS_IN_USE;
+            return is_last.then_some(PartStep::Last(end + FENCEPOST));
         }
-        if size < MIN_CHUNK || !size.is_multiple_of(UNIT) || head & (FLAGS - PREVIOUS_IN_USE) != 0 {
-            return None;
-        }
-        chunk = end;
+        let is_chunk =
+            size >= MIN_CHUNK && size.is_multiple_of(UNIT) && head & (FLAGS - PREVIOUS_IN_USE) == 0;
+        is_chunk.then_some(PartStep::Chunk(end))
     }
-    None
 }

@@ -113,7 +113,7 @@ fn scaled(bytes: Bytes, part: Bytes, whole: Bytes) -> Bytes {
 impl<'m> SampledArenas<'m> {
     fn new(memory: &'m dyn Memory, page: u64, layout: ArenaLayout) -> SampledArenas<'m> {
         let ArenaLayout { states, mains, segments, .. } = layout;
-        let mangles = FreeListReader::new(memory, &segments, &states, &[]).mangles;
+        let mangles = FreeListReader::new(memory, &segments, &[], &states, &[]).mangles;
         let (listed, is_listed) = (Vec::new(), Vec::new());
         let mut arenas =
             SampledArenas { memory, page, segments, states, mains, listed, is_listed, mangles };

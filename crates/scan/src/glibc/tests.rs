@@ -1,8 +1,18 @@
 //! Heaps in made memory, with the layouts of all supported versions of glibc.
 
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use pagewise_model::Pid;
+use pagewise_model::heap_scan::LiveAmount;
+use pagewise_proc::ProcRoot;
+use pagewise_skip::{Lack, skip};
+
 use super::*;
 use crate::blocks::LiveBlock;
-use crate::made::{MadeProcess, mapping};
+use crate::live::{CopyRequest, CopyScope, copy_running};
+use crate::made::{MadeProcess, MemoryPiece, mapping};
 
 const PAGE: u64 = 1 << 12;
 const HEAP: u64 = 0x5555_0000_0000;
@@ -24,6 +34,10 @@ struct Version {
     count_width: u64,
     mangles: bool,
     heap_header: u64,
+    /// Offset of `top` in `malloc_state`.
+    top: u64,
+    /// Bytes behind a chunk with a mapping of its own.
+    mapped_end: u64,
     /// Offsets of the number of mappings, of their most, of the mapped bytes, and of the start of
     /// the heap in `malloc_par`.
     parameters: [u64; 4],
@@ -31,34 +45,45 @@ struct Version {
 
 const OLD: [u64; 4] = [40, 44, 56, 72];
 const NEW: [u64; 4] = [60, 64, 80, 96];
-const VERSIONS: [Version; 5] = [
-    version("2.27", 64, 1, false, 32, OLD),
-    version("2.31", 64, 2, false, 32, OLD),
-    version("2.33", 64, 2, true, 32, OLD),
-    version("2.36", 64, 2, true, 48, NEW),
-    version("2.42", 76, 2, true, 48, NEW),
-];
+const NEWEST: [u64; 4] = [68, 72, 88, 104];
+const V2_27: Version = Version {
+    name: "2.27",
+    cache_bins: 64,
+    count_width: 1,
+    mangles: false,
+    heap_header: 32,
+    top: 96,
+    mapped_end: 0,
+    parameters: OLD,
+};
+const V2_31: Version = Version { name: "2.31", count_width: 2, ..V2_27 };
+const V2_33: Version = Version { name: "2.33", mangles: true, ..V2_31 };
+const V2_36: Version = Version { name: "2.36", heap_header: 48, parameters: NEW, ..V2_33 };
+const V2_42: Version = Version { name: "2.42", cache_bins: 76, ..V2_36 };
+const V2_43: Version =
+    Version { name: "2.43", top: 8, mapped_end: 16, parameters: NEWEST, ..V2_42 };
+const VERSIONS: [Version; 6] = [V2_27, V2_31, V2_33, V2_36, V2_42, V2_43];
 
-const fn version(
-    name: &'static str,
-    cache_bins: u64,
-    count_width: u64,
-    mangles: bool,
-    heap_header: u64,
-    parameters: [u64; 4],
-) -> Version {
-    Version { name, cache_bins, count_width, mangles, heap_header, parameters }
+impl Version {
+    const fn has_fastbins(self) -> bool {
+        self.top == 96
+    }
+
+    /// Address that a bin has as a chunk.
+    const fn bin(self, arena: u64, bin: u64) -> u64 {
+        arena + self.top + 16 * bin
+    }
 }
 
 impl MadeProcess {
     /// An arena with empty bins.
-    fn put_arena(&mut self, at: u64, top: u64, next: u64, bytes: u64) {
-        for bin in 0..127 {
-            self.put(at + 112 + 16 * bin, at + 96 + 16 * bin);
-            self.put(at + 120 + 16 * bin, at + 96 + 16 * bin);
+    fn put_arena(&mut self, version: Version, at: u64, top: u64, next: u64, bytes: u64) {
+        for bin in (0..127).map(|bin| version.bin(at, bin)) {
+            self.put(bin + 16, bin);
+            self.put(bin + 24, bin);
         }
-        for (offset, word) in [(96, top), (2160, next), (2176, 1), (2184, bytes), (2192, bytes)] {
-            self.put(at + offset, word);
+        for (offset, word) in [(0, top), (2064, next), (2080, 1), (2088, bytes), (2096, bytes)] {
+            self.put(at + version.top + offset, word);
         }
     }
 
@@ -80,8 +105,7 @@ impl MadeProcess {
     }
 
     /// A bin with one chunk.
-    fn put_bin(&mut self, arena: u64, bin: u64, chunk: u64) {
-        let head = arena + 96 + 16 * bin;
+    fn put_bin(&mut self, head: u64, chunk: u64) {
         for (at, word) in
             [(head + 16, chunk), (head + 24, chunk), (chunk + 16, head), (chunk + 24, head)]
         {
@@ -112,18 +136,22 @@ fn made(version: Version) -> MadeProcess {
     put_main(&mut made, version);
     put_thread_arena(&mut made, version);
     // A block of its own, an aligned one whose chunk begins further behind, and other memory.
-    made.put(MAPPED + 8, (33 * PAGE) | 2);
+    let end = version.mapped_end;
+    made.put(MAPPED + 8, (33 * PAGE - end) | 2);
     let aligned = MAPPED + 33 * PAGE;
-    made.put(aligned + 8, (5 * PAGE) | 2);
+    made.put(aligned + 8, (5 * PAGE - end) | 2);
     made.put(aligned + 3 * PAGE - 16, 3 * PAGE - 16);
-    made.put(aligned + 3 * PAGE - 8, (2 * PAGE + 16) | 2);
+    made.put(aligned + 3 * PAGE - 8, (2 * PAGE + 16 - end) | 2);
     made.put(POINTER - 0x48, HEAP + 16);
     made.put(POINTER - 0x30, MAIN);
     made
 }
 
 fn put_main(made: &mut MadeProcess, version: Version) {
-    let cache = (version.cache_bins * (version.count_width + 8) + 8).next_multiple_of(16);
+    // A chunk that was too small to be split; since 2.43 for a size that was rounded twice.
+    let too_much = if version.has_fastbins() { 16 } else { 32 };
+    let cache = version.cache_bins * (version.count_width + 8) + 8;
+    let cache = cache.next_multiple_of(16) + too_much;
     let sizes = [
         (cache, true),
         (48, true),
@@ -146,11 +174,13 @@ fn put_main(made: &mut MadeProcess, version: Version) {
     let used: u64 = sizes.iter().map(|(size, _)| size).sum();
     let top = HEAP_BYTES - used;
     let chunks = made.put_chunks(HEAP, 0, &[sizes.as_slice(), &[(top, true)]].concat());
-    made.put_arena(MAIN, chunks[14], THREAD_HEAP + version.heap_header, HEAP_BYTES);
-    made.put_list(version, MAIN + 16 + 8 * 3, &[chunks[5] + 16, chunks[6] + 16], 16);
-    made.put_bin(MAIN, 0, chunks[8]);
-    made.put_bin(MAIN, 31, chunks[10]);
-    made.put_bin(MAIN, 110, chunks[12]);
+    made.put_arena(version, MAIN, chunks[14], THREAD_HEAP + version.heap_header, HEAP_BYTES);
+    if version.has_fastbins() {
+        made.put_list(version, MAIN + 16 + 8 * 3, &[chunks[5] + 16, chunks[6] + 16], 16);
+    }
+    for (bin, chunk) in [(0, 8), (31, 10), (110, 12)] {
+        made.put_bin(version.bin(MAIN, bin), chunks[chunk]);
+    }
     let lists = HEAP + 16 + version.cache_bins * version.count_width;
     made.put_list(version, lists + 8 * 2, &[chunks[3] + 16, chunks[2] + 16], 0);
     let counts_entries = version.cache_bins == 64;
@@ -173,12 +203,12 @@ fn put_main(made: &mut MadeProcess, version: Version) {
 
 fn put_thread_arena(made: &mut MadeProcess, version: Version) {
     let arena = THREAD_HEAP + version.heap_header;
-    let first = (arena + 2200).next_multiple_of(16);
+    let first = (arena + version.top + 2104).next_multiple_of(16);
     let top = THREAD_HEAP + THREAD_HEAP_BYTES - first - 96 - 160;
     let chunks = made.put_chunks(first, 4, &[(96, true), (160, true), (top, true)]);
     // `top` has no flag of its arena.
     made.put(chunks[2] + 8, top | 1);
-    made.put_arena(arena, chunks[2], MAIN, THREAD_HEAP_BYTES);
+    made.put_arena(version, arena, chunks[2], MAIN, THREAD_HEAP_BYTES);
     for (offset, word) in [(0, arena), (8, 0), (16, THREAD_HEAP_BYTES), (24, THREAD_HEAP_BYTES)] {
         made.put(THREAD_HEAP + offset, word);
     }
@@ -198,17 +228,21 @@ fn the_layouts_of_all_versions_are_detected() {
         assert_eq!(heap.allocators[0].mangles_links, Some(version.mangles), "{name}");
         assert!(!heap.allocators[0].thread_caches.is_empty(), "{name}");
         let sizes: Vec<u64> = (0..blocks.len()).map(|at| blocks.get(at).unwrap().size).collect();
-        let mapped = [33 * PAGE - 16, 2 * PAGE];
+        let end = version.mapped_end / 2;
+        let mapped = [33 * PAGE - 16 - end, 2 * PAGE - end];
         let main = [40, 104, 1992, 24, 56, 40];
+        let main = if version.has_fastbins() {
+            main.to_vec()
+        } else {
+            [&main[..2], &[72, 72], &main[2..]].concat()
+        };
         assert_eq!(sizes, [&main[..], &[88, 152], &mapped].concat(), "{name}");
-        assert_eq!(
-            blocks.last(),
-            Some(LiveBlock { start: MAPPED + 36 * PAGE, size: 2 * PAGE }),
-            "{name}"
-        );
+        let last = LiveBlock { start: MAPPED + 36 * PAGE, size: 2 * PAGE - end };
+        assert_eq!(blocks.last(), Some(last), "{name}");
         let free = heap.arenas[0].free;
         let lists = [free.tcache, free.fastbins, free.unsorted, free.small_bins, free.large_bins];
-        assert_eq!(lists, [128, 160, 9008, 512, 20000], "{name}");
+        let fastbins = if version.has_fastbins() { 160 } else { 0 };
+        assert_eq!(lists, [128, fastbins, 9008, 512, 20000], "{name}");
         assert_eq!(free.unlisted, 0, "{name}");
         assert_eq!(heap.arenas.len(), 2, "{name}");
         let bytes = |arena: &WalkedArena| arena.live_chunks.0 + arena.own.0 + arena.free.total();
@@ -223,8 +257,54 @@ fn the_layouts_of_all_versions_are_detected() {
 }
 
 #[test]
+fn a_mapped_block_in_a_thread_cache_is_free() {
+    let mut made = made(V2_43);
+    // Bin 68 has chunks up to 256 KiB.
+    let lists = HEAP + 16 + V2_43.cache_bins * V2_43.count_width;
+    made.put_list(V2_43, lists + 8 * 68, &[MAPPED + 16], 0);
+    let AllocatorWalk { heap, blocks, .. } = walked(&made);
+    assert_eq!(heap.corruption, []);
+    assert_eq!(heap.mapped.cached, LiveAmount { blocks: 1, bytes: 33 * PAGE - 24 });
+    assert_eq!(heap.mapped.live, LiveAmount { blocks: 1, bytes: 2 * PAGE - 8 });
+    assert_eq!(heap.mapped.held.0, 38 * PAGE);
+    assert_eq!(blocks.containing(MAPPED + 16), None);
+}
+
+#[test]
+fn parts_of_the_brk_heap_are_walked_if_the_last_chunk_lies_elsewhere() {
+    let mut made = made(V2_36);
+    // The last chunk is in a mapping; before the brk heap's second part are three end marks.
+    let last = made.word(MAIN + V2_36.top).unwrap();
+    let size = made.word(last + 8).unwrap() - 1;
+    made.put(MAIN + V2_36.top, MAPPED + 38 * PAGE);
+    made.put(MAPPED + 38 * PAGE + 8, (2 * PAGE) | 1);
+    let used =
+        made.put_chunks(last, 0, &[(size / 32 * 16, true), (16, true), (16, true), (16, true)]);
+    let second = used[3] + 16;
+    let rest = HEAP + HEAP_BYTES - second - 80;
+    let sizes = [(80, true), (rest - 32, true), (16, true), (16, true)];
+    made.put_chunks(second, 0, &sizes);
+    let heap = walked(&made).heap;
+    assert_eq!((heap.corruption, heap.gaps), (vec![], vec![]));
+    let main = &heap.arenas[0];
+    assert_eq!(main.live.blocks, 6 + 3);
+    assert_eq!(main.live_chunks.0 + main.own.0 + main.free.total(), main.held.0);
+}
+
+#[test]
+fn a_mapped_block_with_a_small_alignment_begins_in_the_first_bytes_since_2_43() {
+    let mut made = made(V2_43);
+    made.put(MAPPED + 16, 16);
+    made.put(MAPPED + 24, (33 * PAGE - 32) | 2);
+    let AllocatorWalk { heap, blocks, .. } = walked(&made);
+    assert_eq!(heap.corruption, []);
+    let block = blocks.containing(MAPPED + 32).and_then(|index| blocks.get(index));
+    assert_eq!(block, Some(LiveBlock { start: MAPPED + 32, size: 33 * PAGE - 40 }));
+}
+
+#[test]
 fn trimmable_are_the_whole_pages_of_free_chunks_and_of_the_end() {
-    let heap = walked(&made(VERSIONS[3])).heap;
+    let heap = walked(&made(V2_36)).heap;
     let main = &heap.arenas[0];
     let top = main.free.top;
     assert_eq!(main.trimmable_top.0, (top - 33) / PAGE * PAGE);
@@ -233,7 +313,7 @@ fn trimmable_are_the_whole_pages_of_free_chunks_and_of_the_end() {
         let first = (start + 48).next_multiple_of(PAGE);
         (start + size - first) / PAGE * PAGE
     };
-    let unsorted = HEAP + 656 + 48 + 64 * 2 + 112 + 80 * 2 + 2000;
+    let unsorted = HEAP + 672 + 48 + 64 * 2 + 112 + 80 * 2 + 2000;
     let large = unsorted + 9008 + 32 + 512 + 64;
     let expected = chunk(unsorted, 9008) + chunk(large, 20000);
     assert!(expected > 2 * PAGE);
@@ -241,43 +321,146 @@ fn trimmable_are_the_whole_pages_of_free_chunks_and_of_the_end() {
     assert_eq!(heap.arenas[1].trimmable.0, 0, "malloc_trim leaves the end of thread arenas");
 }
 
-#[test]
-fn changed_words_are_contradictions_and_the_walk_ends() {
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut noticed = 0;
-    const IMAGES: usize = 3000;
-    for number in 0..IMAGES {
-        let mut made = made(VERSIONS[number % VERSIONS.len()]);
-        let first = made.bytes[0].clone();
+/// A word of memory before it was changed.
+struct ChangedWord {
+    piece: usize,
+    at: usize,
+    before: [u8; 8],
+}
+
+impl MadeProcess {
+    fn replace(&mut self, piece: usize, at: usize, word: u64) -> ChangedWord {
+        let bytes = &mut self.pieces[piece].bytes[at..at + 8];
+        let before = *bytes.first_chunk().unwrap();
+        bytes.copy_from_slice(&word.to_le_bytes());
+        ChangedWord { piece, at, before }
+    }
+
+    /// Changes some words, to such that an allocator could have there and to others.
+    fn change(&mut self, random: &mut fastrand::Rng) -> Vec<ChangedWord> {
+        let mut changes = Vec::new();
         for _ in 0..random.usize(1..20) {
+            let piece = random.usize(..self.pieces.len());
+            let bytes = self.pieces[piece].bytes.len();
             // The start of a mapping has more of the allocator's data.
-            let index = random.usize(..made.bytes.len());
-            let limit = if random.bool() { 4000 } else { made.bytes[index].len() };
+            let limit = if random.bool() { bytes.min(4000) } else { bytes };
             let at = random.usize(..limit / 8) * 8;
-            let base = made.mappings[random.usize(..made.mappings.len())].range.start;
+            let other = &self.pieces[random.usize(..self.pieces.len())];
+            let other_at = random.usize(..other.bytes.len() / 8) * 8;
             let word = match random.u8(..6) {
                 0 => random.u64(..),
                 1 => random.u64(..1 << 16),
                 2 => u64::MAX - random.u64(..64),
-                3 => base + random.u64(..PAGE) * 16,
-                4 => u64::from_le_bytes(*first[at % first.len()..].first_chunk().unwrap()),
+                3 => other.start + other_at as u64 / 16 * 16,
+                4 => u64::from_le_bytes(*other.bytes[other_at..].first_chunk().unwrap()),
                 _ => 0,
             };
-            made.bytes[index][at..at + 8].copy_from_slice(&word.to_le_bytes());
+            changes.push(self.replace(piece, at, word));
         }
-        if let Some(found) = walk(&made, PageSize::new(PAGE).unwrap()) {
-            noticed += usize::from(found.heap.corrupted > 0);
-            let blocks = (0..found.blocks.len()).map(|at| found.blocks.get(at).unwrap());
-            assert!(blocks.map(|block| block.size).sum::<u64>() < 200 * PAGE);
+        changes
+    }
+
+    fn restore(&mut self, changes: &[ChangedWord]) {
+        for change in changes.iter().rev() {
+            self.replace(change.piece, change.at, u64::from_le_bytes(change.before));
         }
     }
-    assert!(noticed > IMAGES / 4, "{noticed}");
+
+    /// Walks the heap of images with changed words. Returns the number of those in which a
+    /// contradiction was noticed.
+    fn walk_changed(&mut self, images: usize, random: &mut fastrand::Rng) -> usize {
+        let all: u64 = self.mappings.iter().map(|mapping| mapping.range.len().0).sum();
+        let mut noticed = 0;
+        for _ in 0..images {
+            let changes = self.change(random);
+            if let Some(found) = walk(self, PageSize::new(PAGE).unwrap()) {
+                noticed += usize::from(found.heap.corrupted > 0);
+                let blocks = (0..found.blocks.len()).map(|at| found.blocks.get(at).unwrap());
+                assert!(blocks.map(|block| block.size).sum::<u64>() <= all);
+            }
+            self.restore(&changes);
+        }
+        noticed
+    }
+}
+
+#[test]
+fn changed_words_are_contradictions_and_the_walk_ends() {
+    const IMAGES: usize = 500;
+    let mut random = fastrand::Rng::with_seed(1);
+    for version in VERSIONS {
+        let noticed = made(version).walk_changed(IMAGES, &mut random);
+        assert!(noticed > IMAGES / 4, "{}: {noticed}", version.name);
+    }
+}
+
+/// The memory of a shell with some variables: copied while it waits for its input.
+fn captured() -> Option<MadeProcess> {
+    let script = "for i in {1..400}; do a[i]=$i$i$i; done; for i in {1..400..3}; do unset 'a[i]'; done; echo; read";
+    let mut bash = Command::new("bash");
+    let child = bash.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Ok(mut child) = child else {
+        skip(&Lack::Tool("bash"));
+        return None;
+    };
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let request = CopyRequest {
+        scope: CopyScope::Heap,
+        max_pause: Duration::from_secs(60),
+        busy_code: &[],
+        announce: &|_| {},
+    };
+    let copy = copy_running(&ProcRoot::live(), Pid(child.id()), &request);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    let copy = copy.unwrap();
+    let mut pieces = Vec::new();
+    for mapping in copy.mappings() {
+        copy.visit(mapping.range, &mut |start, bytes| {
+            pieces.push(MemoryPiece { start, bytes: bytes.to_vec() });
+        });
+    }
+    let (mappings, threads) = (copy.mappings().to_vec(), copy.threads().to_vec());
+    Some(MadeProcess { mappings, threads, pieces })
+}
+
+/// `PAGEWISE_RUNS` is the number of images, and `PAGEWISE_SEED` chooses them.
+#[test]
+fn changed_words_of_a_real_heap_are_contradictions_and_the_walk_ends() {
+    let Some(mut captured) = captured() else { return };
+    let whole = walked(&captured);
+    assert_eq!(whole.heap.corruption, []);
+    assert!(whole.blocks.len() > 400, "{}", whole.blocks.len());
+    let given = |name: &str| std::env::var(name).ok().map(|it| it.parse::<u32>().unwrap());
+    let images = given("PAGEWISE_RUNS").map_or(300, |runs| runs as usize);
+    let seed = given("PAGEWISE_SEED").unwrap_or_else(std::process::id);
+    eprintln!("PAGEWISE_SEED={seed}");
+    let noticed = captured.walk_changed(images, &mut fastrand::Rng::with_seed(seed.into()));
+    assert!(noticed > images / 20, "{noticed}");
+    assert_eq!(walked(&captured), whole, "all changes are restored");
+}
+
+#[test]
+fn pages_that_all_lead_through_the_others_are_searched_in_time() {
+    let mut made = made(V2_36);
+    // The main arena has parts outside of the brk heap if its last chunk is there.
+    made.put(MAIN + V2_36.top, MAPPED + (1 << 40));
+    let bytes = 64 << 20;
+    let index = made.mappings.iter().position(|it| it.range.start == MAPPED).unwrap();
+    made.mappings[index].range.end = MAPPED + bytes;
+    let chunks = [[0, 0x21_u64, 0, 0], [0, (1 << 40) | 2, 0, 0]];
+    for chunk in chunks.map(|words| words.map(u64::to_le_bytes).concat()) {
+        made.pieces[index].bytes = chunk.repeat(usize::try_from(bytes).unwrap() / chunk.len());
+        let heap = walked(&made).heap;
+        let page = heap.corruption.iter().find(|it| it.expected.starts_with("fewer headers"));
+        assert!(page.is_some(), "{:?}", heap.corruption);
+    }
 }
 
 #[test]
 fn memory_of_nothing_but_equal_small_sizes_is_walked_in_time() {
-    let mut made = made(VERSIONS[3]);
-    for word in made.bytes[0].chunks_exact_mut(16) {
+    let mut made = made(V2_36);
+    for word in made.pieces[0].bytes.chunks_exact_mut(16) {
         word[8..].copy_from_slice(&0x21_u64.to_le_bytes());
     }
     let heap = walked(&made).heap;
@@ -291,10 +474,8 @@ fn large_heap(random: &mut fastrand::Rng, live: f64, fast: bool) -> MadeProcess 
     const BYTES: u64 = 6 << 20;
     let mappings =
         vec![mapping(HEAP, BYTES, "[heap]", 0), mapping(LIBC, 2 * PAGE, "/libc.so.6", 7)];
-    let lengths = mappings.iter().map(|it| usize::try_from(it.range.len().0).unwrap());
-    let bytes = lengths.map(|length| vec![0; length]).collect();
-    let mut made = MadeProcess { mappings, threads: Vec::new(), bytes };
-    for word in made.bytes[0].as_chunks_mut::<8>().0 {
+    let mut made = MadeProcess::new(mappings, &[]);
+    for word in made.pieces[0].bytes.as_chunks_mut::<8>().0 {
         *word = match random.u8(..6) {
             0 => random.u64(..),
             1 => random.u64(..1 << 12),
@@ -323,7 +504,7 @@ fn large_heap(random: &mut fastrand::Rng, live: f64, fast: bool) -> MadeProcess 
     let addresses = made.put_chunks(HEAP, 0, &chunks);
     let top = *addresses.last().unwrap();
     made.put(top + 8, 1 << 18 | u64::from(chunks[chunks.len() - 2].1));
-    made.put_arena(MAIN, top, MAIN, BYTES);
+    made.put_arena(V2_36, MAIN, top, MAIN, BYTES);
     let all = || addresses.iter().copied().zip(chunks.iter().copied());
     let free = || all().filter(|(_, (_, is_used))| !is_used);
     let is_large = |size: u64| size >= 40 << 10;
@@ -391,10 +572,10 @@ fn a_sample_of_a_heap_that_is_damaged_ends_and_claims_less() {
     for _ in 0..10 {
         let mut made = large_heap(&mut random, 0.5, true);
         for _ in 0..random.usize(1..2000) {
-            let at = random.usize(..made.bytes[0].len() / 8) * 8;
+            let at = random.usize(..made.pieces[0].bytes.len() / 8) * 8;
             let word = [0, u64::MAX, 0x21, random.u64(..), HEAP + random.u64(..1 << 22)];
             let word = word[random.usize(..word.len())];
-            made.bytes[0][at..at + 8].copy_from_slice(&word.to_le_bytes());
+            made.pieces[0].bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
         }
         let page = PageSize::new(PAGE).unwrap();
         if let Ok(Some(found)) = sample(&made, page, &|_| true, &|_| true) {

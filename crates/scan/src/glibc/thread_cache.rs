@@ -45,7 +45,7 @@ const LAYOUTS: [CacheLayout; 3] = [
         width: 2,
         counts_entries: true,
     },
-    CacheLayout { name: "76 bins (glibc 2.42)", bins: 76, width: 2, counts_entries: false },
+    CacheLayout { name: "76 bins (since glibc 2.42)", bins: 76, width: 2, counts_entries: false },
 ];
 
 impl CacheLayout {
@@ -53,9 +53,11 @@ impl CacheLayout {
         self.bins * (self.width + 8)
     }
 
-    /// Size of the chunk of a cache.
-    fn chunk(self) -> u64 {
-        (self.bytes() as u64 + 8).next_multiple_of(UNIT)
+    /// True for the size of the chunk of a cache: malloc does not split a chunk if the remainder
+    /// would be too small for one, and since glibc 2.43 adds the header twice for some caches.
+    fn has_chunk_of(self, size: u64) -> bool {
+        let needed = (self.bytes() as u64 + 8).next_multiple_of(UNIT);
+        (needed..needed + UNIT + MIN_CHUNK).contains(&size)
     }
 
     /// Sizes of the chunks in a bin.
@@ -97,7 +99,7 @@ impl ThreadCache {
         }
         let head = memory.word(address.checked_sub(8)?)?;
         let size = glibc_chunk::size(head);
-        let layout = LAYOUTS.into_iter().find(|layout| layout.chunk() == size)?;
+        let layout = LAYOUTS.into_iter().find(|layout| layout.has_chunk_of(size))?;
         let mut bytes = vec![0; layout.bytes()];
         if glibc_chunk::is_mapped(head) || !memory.read(address, &mut bytes) {
             return None;

@@ -16,6 +16,8 @@ use crate::memory::Memory;
 
 /// Bytes of a piece of work.
 const PIECE_BYTES: u64 = 16 << 20;
+/// A span is in no more pieces than this, however large it is.
+const MAX_SPAN_PIECES: u64 = 1 << 16;
 /// Blocks of a piece of work.
 const PIECE_BLOCKS: u64 = 64 << 10;
 /// Pointers of a piece for which capacity is reserved. An allocation of this size has a mapping of
@@ -189,9 +191,12 @@ enum PieceContents {
 fn pieces(blocks: &BlockTable, spans: &[RootSpan]) -> Vec<ScanPiece> {
     let mut pieces = pieces_of_blocks(blocks);
     for (number, span) in (0..).zip(spans) {
+        // A core file can have a mapping of any size, of which it holds little.
+        let share = span.range.len().0 / MAX_SPAN_PIECES;
+        let bytes = share.checked_next_multiple_of(PIECE_BYTES).unwrap_or(share).max(PIECE_BYTES);
         let mut at = span.range.start;
         while at < span.range.end {
-            let end = at.saturating_add(PIECE_BYTES).min(span.range.end);
+            let end = at.saturating_add(bytes).min(span.range.end);
             let contents = PieceContents::Span(number);
             pieces.push(ScanPiece { range: AddrRange { start: at, end }, contents });
             at = end;

@@ -76,7 +76,7 @@ fn data_that_contradicts_itself_is_reported() {
         (CACHE + 32 * CLASS, HEAP + 8, "a slot of 4096 bytes"),
         (CACHE + 32 * CLASS + 8, 7, "the number 1 of cached slots"),
         (CENTRAL + 1216 * CLASS + 128, HEAP + SLOT, "a slot of 4096 bytes"),
-        (LEAF + 8 * (HEAP / PAGE + 2 & 0x3ffff), SPANS, "a span that begins on this page"),
+        (LEAF + 8 * ((HEAP / PAGE + 2) & 0x3ffff), SPANS, "a span that begins on this page"),
     ];
     for (address, word, expected) in contradictions {
         let mut image = made();

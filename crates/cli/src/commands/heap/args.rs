@@ -44,7 +44,7 @@ pub(crate) enum HeapCommand {
     /// Needs no recorder and no restart. pagewise stops all threads of the program while it copies
     /// the heap (about 0.1 s per GiB), lets them run on, and walks the allocator's data in the
     /// copy. It needs as much available memory as the heap has. Supports malloc of glibc 2.27 to
-    /// 2.42 on x86-64. `--leaks`, `--retained` and `--why` also copy all other memory that can hold
+    /// 2.44 on x86-64. `--leaks`, `--retained` and `--why` also copy all other memory that can hold
     /// pointers, and follow these from registers, stacks, variables and mappings.
     ///
     /// Examples:
