@@ -19,6 +19,7 @@ use pagewise_repair::{RepairConditions, RepairError, RepairTarget, carry_out};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 
+use super::heap::scan::CopyMethod;
 use super::thp;
 use crate::args::{OutputArgs, ReadingArgs};
 use crate::keeper::KeeperProcess;
@@ -165,7 +166,8 @@ fn walk(
         );
         return Err(Absent::NotSupported(why.into()));
     }
-    let scan = super::heap::scan::running(root, snapshot.process.pid, max_pause, None);
+    let pid = snapshot.process.pid;
+    let scan = super::heap::scan::running(root, pid, CopyMethod::Stop, max_pause, None);
     scan.map_err(|error| Absent::NotSupported(format!("{error:#}").into()))
 }
 
