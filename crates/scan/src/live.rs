@@ -241,6 +241,7 @@ impl<'r> Prepared<'r> {
         drop(stopped);
         pauses.add(since);
         let measured = |mut copy: ProcessCopy| {
+            copy.release_spare();
             copy.measured.pause_ns = nanoseconds(pauses.longest);
             copy.measured.stops = pauses.count;
             copy.measured.unsettled_threads = unsettled;

@@ -163,6 +163,7 @@ impl<'r> Prepared<'r> {
         let lived = snapshot.end(keeper)?;
         let Some(mut copy) = copied? else { return Ok(None) };
         kept_from_children(root, original, &planned, copy.mappings())?;
+        copy.release_spare();
         copy.measured.pause_ns = nanoseconds(pauses.longest);
         copy.measured.stops = pauses.count;
         copy.measured.unsettled_threads = unsettled;
