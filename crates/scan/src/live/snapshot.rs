@@ -151,10 +151,12 @@ impl<'r> Prepared<'r> {
         let SettledStop { mut stopped, stops, since, unsettled } =
             settled_stop(target, self.reader, request, pauses)?;
         let forked = ForkedSnapshot::fork(target, &mut stopped, keeper);
+        // The mappings at that time: they come and go while the process runs.
+        let original = root.read(self.reader, "maps").unwrap_or_default();
         drop(stopped);
         pauses.add(since);
         let snapshot = forked?;
-        let (original, planned) = (self.reader, self.planned.clone());
+        let planned = self.planned.clone();
         let copied = self.of_snapshot(root, Pid(snapshot.pid())).and_then(|prepared| {
             // Nothing waits for the copy any more.
             let request = CopyRequest { max_pause: Duration::MAX, ..*request };
@@ -162,7 +164,8 @@ impl<'r> Prepared<'r> {
         });
         let lived = snapshot.end(keeper)?;
         let Some(mut copy) = copied? else { return Ok(None) };
-        kept_from_children(root, original, &planned, copy.mappings())?;
+        let original = maps::parse(&original).mappings;
+        copy.measured.unread += kept_from_children(&planned, &original, copy.mappings())?;
         copy.release_spare();
         copy.measured.pause_ns = nanoseconds(pauses.longest);
         copy.measured.stops = pauses.count;
@@ -182,42 +185,47 @@ impl<'r> Prepared<'r> {
     }
 }
 
-/// Returns an error if resident private memory of the process is missing in the snapshot
-/// (`MADV_DONTFORK`): a heap there would look empty.
+/// Resident private memory of the process that is missing in the snapshot (`MADV_DONTFORK`).
+///
+/// # Errors
+/// [`ScanError::ForkRefused`] if a part of the heap is missing, which would look empty.
 fn kept_from_children(
-    root: &ProcRoot,
-    original: Pid,
     planned: &[AddrRange],
+    original: &[Mapping],
     snapshot: &[Mapping],
-) -> Result<(), ScanError> {
-    // Memory that the process has unmapped meanwhile is not missing.
-    let text = root.read(original, "maps").unwrap_or_default();
-    let now = maps::parse(&text).mappings;
-    let missing = missing_bytes(planned, &now, snapshot);
-    match missing.is_zero() {
-        true => Ok(()),
-        false => Err(ScanError::ForkRefused(format!(
-            "it keeps {} KiB of its memory from forked children (madvise MADV_DONTFORK), so a snapshot lacks them",
+) -> Result<Bytes, ScanError> {
+    let of_heap: Vec<&Mapping> = original.iter().filter(|it| is_of_heap(it)).collect();
+    let missing = missing_bytes(planned, &of_heap, snapshot);
+    if !missing.is_zero() {
+        return Err(ScanError::ForkRefused(format!(
+            "it keeps {} KiB of its heap from forked children (madvise MADV_DONTFORK), so a snapshot lacks them",
             missing.0 >> 10
-        ))),
+        )));
     }
-}
-
-/// Bytes of the planned ranges that are in private anonymous mappings of `now`, and in no mapping
-/// of the snapshot.
-fn missing_bytes(planned: &[AddrRange], now: &[Mapping], snapshot: &[Mapping]) -> Bytes {
     let is_private =
         |it: &&Mapping| it.sharing == Sharing::Private && it.backing() == Backing::Anonymous;
-    let covered = |range: AddrRange, mappings: &mut dyn Iterator<Item = &Mapping>| -> u64 {
-        mappings.filter_map(|it| it.range.intersection(range)).map(|part| part.len().0).sum()
+    Ok(missing_bytes(planned, &original.iter().filter(is_private).collect::<Vec<_>>(), snapshot))
+}
+
+/// True if a mapping is a part of an arena of glibc: the program break, or a heap of a further
+/// arena, which begins at a multiple of its largest size.
+fn is_of_heap(mapping: &Mapping) -> bool {
+    const HEAP_MAX_SIZE: u64 = 64 << 20;
+    let is_arena = mapping.inode == 0 && mapping.range.start.is_multiple_of(HEAP_MAX_SIZE);
+    mapping.name.as_bytes() == b"[heap]" || is_arena && mapping.sharing == Sharing::Private
+}
+
+/// Bytes of the planned ranges that are in some mappings of the process, and in no mapping of the
+/// snapshot.
+fn missing_bytes(planned: &[AddrRange], original: &[&Mapping], snapshot: &[Mapping]) -> Bytes {
+    let covered = |range: AddrRange| -> u64 {
+        let parts = snapshot.iter().filter_map(|it| it.range.intersection(range));
+        parts.map(|part| part.len().0).sum()
     };
-    let private: Vec<&Mapping> = now.iter().filter(is_private).collect();
-    let missing = planned
+    let parts = planned
         .iter()
-        .flat_map(|range| private.iter().filter_map(|mapping| mapping.range.intersection(*range)));
-    missing
-        .map(|part| Bytes(part.len().0.saturating_sub(covered(part, &mut snapshot.iter()))))
-        .sum()
+        .flat_map(|range| original.iter().filter_map(|mapping| mapping.range.intersection(*range)));
+    parts.map(|part| Bytes(part.len().0.saturating_sub(covered(part)))).sum()
 }
 
 #[cfg(test)]
@@ -259,12 +267,15 @@ mod tests {
     fn memory_that_a_child_does_not_get_is_missing() {
         let mappings = |text: &[u8]| maps::parse(text).mappings;
         let range = |start, end| AddrRange { start, end };
-        let now = mappings(
+        let original = mappings(
             b"1000-5000 rw-p 00000000 00:00 0\n6000-8000 rw-s 00000000 00:01 7 /dev/shm/x\n",
         );
         let snapshot = mappings(b"1000-3000 rw-p 00000000 00:00 0\n");
         let planned = [range(0x1000, 0x4000), range(0x6000, 0x7000), range(0x9000, 0xa000)];
-        assert_eq!(missing_bytes(&planned, &now, &snapshot), Bytes(0x1000));
-        assert_eq!(missing_bytes(&planned, &now, &now), Bytes::ZERO);
+        let missing = |snapshot: &[Mapping]| kept_from_children(&planned, &original, snapshot);
+        assert_eq!(missing(&snapshot).unwrap(), Bytes(0x1000));
+        assert_eq!(missing(&original).unwrap(), Bytes::ZERO);
+        let heap = mappings(b"1000-5000 rw-p 00000000 00:00 0 [heap]\n");
+        assert!(kept_from_children(&planned, &heap, &snapshot).is_err());
     }
 }
