@@ -191,7 +191,7 @@ impl ForkedSnapshot {
     }
 
     /// Its number: its memory is that of the process at the time of the fork.
-    pub fn pid(&self) -> u32 {
+    pub fn child(&self) -> u32 {
         self.undo.child
     }
 

@@ -224,18 +224,22 @@ fn a_snapshot_has_the_memory_of_its_time_and_leaves_no_child() {
                 pagewise_sys::remote::read(pid, std::slice::from_ref(&range), &mut bytes).unwrap();
                 bytes
             };
-            let before = [read(target.pid()), read(snapshot.pid())];
+            let before = [read(target.pid()), read(snapshot.child())];
             assert_eq!(before[0], before[1]);
             // It has not returned from the call that made it.
             let place =
-                pagewise_remote::StopPoint::of_traced(snapshot.pid().cast_signed()).unwrap();
+                pagewise_remote::StopPoint::of_traced(snapshot.child().cast_signed()).unwrap();
             let mut instructions = [0; 3];
             code.read(place.instruction - 2, &mut instructions).unwrap();
             assert_eq!(instructions, [0x0f, 0x05, 0xc3], "behind `syscall`, at `ret`");
             assert_eq!(noted.0.len(), 1);
             drop(stopped);
             std::thread::sleep(Duration::from_millis(2));
-            assert_eq!(read(snapshot.pid()), before[1], "the process ran on, the snapshot did not");
+            assert_eq!(
+                read(snapshot.child()),
+                before[1],
+                "the process ran on, the snapshot did not"
+            );
             snapshot.end(&mut noted).unwrap();
         });
         assert_eq!(noted.0, []);
@@ -313,7 +317,7 @@ fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
             }
             // As if we were killed while the function runs.
             _ => {
-                drop(thread);
+                thread.leave();
                 let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
                 let undo: Undo = undo.to_string().parse().unwrap();
                 assert!(undo.carry_out(Duration::from_secs(20)).unwrap());

@@ -157,7 +157,7 @@ impl<'r> Prepared<'r> {
         pauses.add(since);
         let snapshot = forked?;
         let planned = self.planned.clone();
-        let copied = self.of_snapshot(root, Pid(snapshot.pid())).and_then(|prepared| {
+        let copied = self.of_snapshot(root, Pid(snapshot.child())).and_then(|prepared| {
             // Nothing waits for the copy any more.
             let request = CopyRequest { max_pause: Duration::MAX, ..*request };
             prepared.fill(root, &stops, Instant::now(), &request)
