@@ -116,10 +116,12 @@ const SYSCALLS: KillCase =
 const WATCH: KillCase =
     KillCase { name: "watch", arguments: "watch PID failures 4 --rw --for 20ms -o FILE", ..READS };
 const SCAN: KillCase = KillCase { name: "heap scan", arguments: "heap scan PID", ..READS };
+const SCAN_FORK: KillCase =
+    KillCase { name: "heap scan fork", arguments: "heap scan PID --fork", ..READS };
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [KillCase; 16] = [
+const CASES: [KillCase; 17] = [
     SPLIT,
     DROP,
     KillCase {
@@ -143,6 +145,7 @@ const CASES: [KillCase; 16] = [
     ATTACH,
     ATTACH_JEMALLOC,
     SCAN,
+    SCAN_FORK,
     TRIM,
     TRIM_JEMALLOC,
     TRIM_HUGE,
@@ -433,7 +436,7 @@ fn harm_is_noticed() {
 #[test]
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
     kill_at_steps(
-        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, TRIM, TRIM_JEMALLOC],
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, TRIM_JEMALLOC],
         30,
         &[Calls::Target, Calls::Outward],
         &[KILL],
@@ -449,7 +452,7 @@ fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
 fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
-        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, TRIM, SYSCALLS],
+        &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, SYSCALLS],
         10,
         &[Calls::Target, Calls::All],
         &SIGNALS,
@@ -517,8 +520,19 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
     let mut random = Random::of_environment();
     let rounds = number_of_environment("PAGEWISE_ROUNDS", 10);
     let harm = Harm::default();
-    let cases =
-        [SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN, TRIM, TRIM_JEMALLOC, SYSCALLS, WATCH, POOLS];
+    let cases = [
+        SPLIT,
+        DROP,
+        ATTACH,
+        ATTACH_JEMALLOC,
+        SCAN,
+        SCAN_FORK,
+        TRIM,
+        TRIM_JEMALLOC,
+        SYSCALLS,
+        WATCH,
+        POOLS,
+    ];
     for case in cases.iter().filter(|it| it.is_chosen()) {
         let Some(whole) = duration(case, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)

@@ -9,10 +9,12 @@ use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use pagewise_model::{Mapping, Name, Pid};
+use pagewise_model::{Bytes, Mapping, Name, Pid};
 use pagewise_proc::target_file::{self, FileId};
-use pagewise_proc::{ProcRoot, variables};
-use pagewise_remote::{Keeper, RemoteError, RemoteProcess, Tracee, on_tracer_thread};
+use pagewise_proc::{ProcRoot, maps, variables};
+use pagewise_remote::{
+    FunctionThread, Keeper, RemoteError, RemoteProcess, Tracee, on_tracer_thread,
+};
 use thiserror::Error;
 
 use crate::collector::program_file;
@@ -26,6 +28,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// Threads that are stopped once before one is chosen, so that the files of their code are read
 /// while none waits.
 const FIRST_THREADS: usize = 16;
+/// The longest time that a function on one more thread may run until it is left to itself.
+const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
 /// Number of bytes of a thread's stack that are searched for return addresses.
 const SEARCHED: usize = 1 << 20;
 
@@ -89,7 +93,7 @@ pub struct FunctionCall {
 pub struct CallResults {
     /// The value that each function returned, up to the first that did not return.
     pub returned: Vec<io::Result<u64>>,
-    /// The time that the calling thread was stopped for.
+    /// The longest time that a thread of the program was stopped for.
     pub stopped: Duration,
 }
 
@@ -140,6 +144,59 @@ impl SafeCalls {
             room.unmap(&mut thread, keeper);
             Ok(CallResults { returned, stopped: thread.release() })
         })
+    }
+
+    /// Has the process run a function of its C library with one argument, on one more thread, so
+    /// that none of its own threads is missing meanwhile. The function must use no variable of a
+    /// thread but `errno`. Its value is not known afterwards: the result has 0.
+    ///
+    /// `None` if the process has only one thread as far as its C library knows, which then takes no
+    /// locks; if the C library is not GNU's, or is linked statically.
+    ///
+    /// # Errors
+    /// [`CallRefused`], where it does not run.
+    pub fn call_on_new_thread(
+        &self,
+        function: &FoundFunction,
+        argument: u64,
+        keeper: &mut (dyn Keeper + Send),
+    ) -> Result<Option<CallResults>, CallRefused> {
+        if !is_libc(&function.file) || !self.has_several_threads()? {
+            return Ok(None);
+        }
+        let thread = FunctionThread::start(&self.target, function.address, argument, keeper)?;
+        let (value, stopped) = match thread.wait(FUNCTION_LIMIT)? {
+            // The value is not known.
+            true => (Ok(0), thread.unmap(keeper)),
+            false => (Err(io::ErrorKind::TimedOut.into()), thread.leave()),
+        };
+        Ok(Some(CallResults { returned: vec![value], stopped }))
+    }
+
+    /// True if the C library takes its locks since the process has several threads.
+    fn has_several_threads(&self) -> Result<bool, CallRefused> {
+        /// glibc since 2.32.
+        const IS_SINGLE: &[u8] = b"__libc_single_threaded";
+        /// Offset of `multiple_threads` in the data of each thread: before.
+        const SEVERAL: u64 = 24;
+        if self.target.threads()?.len() < 2 {
+            return Ok(false);
+        }
+        let (pid, mappings) = (Pid(self.target.pid()), self.target.mappings()?);
+        let memory = self.target.memory();
+        let mut found = variables::find(&self.root, pid, &mappings, IS_SINGLE)
+            .into_iter()
+            .filter(|variable| is_libc(&variable.module));
+        if let Some(variable) = found.next() {
+            let mut is_single = [1];
+            return Ok(memory.read(variable.address, &mut is_single).is_ok() && is_single == [0]);
+        }
+        let data = on_tracer_thread(|| {
+            Ok::<_, RemoteError>(self.target.any_thread()?.place().thread_data)
+        })?;
+        let mut several = [0; 4];
+        let is_read = memory.read(data.saturating_add(SEVERAL), &mut several).is_ok();
+        Ok(is_read && several != [0; 4])
     }
 
     /// A judge of stacks.
@@ -319,6 +376,22 @@ fn status_without_our_tracer(root: &ProcRoot, pid: u32) -> Vec<u8> {
 pub(crate) fn is_libc(name: &Name) -> bool {
     let file = name.base();
     file == b"libc.so.6" || (file.starts_with(b"libc-2.") && file.ends_with(b".so"))
+}
+
+/// Bytes of addresses that the recorder library takes in a process: it stays loaded after a
+/// recording, since a thread may be about to return into it.
+pub fn recorder_addresses(root: &ProcRoot, pid: u32) -> Bytes {
+    let text = root.read(Pid(pid), "maps").unwrap_or_default();
+    let mappings = maps::parse(&text).mappings;
+    let mut end = 0;
+    let own = mappings.iter().filter(|mapping| {
+        // Right behind the pages of the file are its zero-filled variables, which have no name.
+        let is_behind = mapping.inode == 0 && mapping.range.start == end;
+        let is_own = is_recorder(&mapping.name);
+        end = if is_own { mapping.range.end } else { 0 };
+        is_own || is_behind
+    });
+    own.map(|mapping| mapping.range.len()).sum()
 }
 
 /// True if a mapping is of the recorder.

@@ -60,6 +60,10 @@ pub struct MemoryCopy {
     pub stops: u64,
     /// Number of threads that may have been changing the heap at the time of the copy.
     pub unsettled_threads: u64,
+    /// The time for which the snapshot lived that the process was made to fork, in nanoseconds;
+    /// `None` if the process itself was copied.
+    #[serde(default)]
+    pub snapshot_ns: Option<u64>,
 }
 
 impl MemoryCopy {

@@ -93,7 +93,10 @@ pub struct TrimEstimate {
     #[serde(with = "plain")]
     pub cold: Reading<Bytes>,
     /// The longest time for which the process was stopped for the estimate, in nanoseconds.
-    pub longest_stop_ns: u64,
+    #[serde(with = "plain")]
+    pub longest_stop_ns: Reading<u64>,
+    /// Number of contradictions in the data of the allocator, if it was walked.
+    pub corrupted: u64,
 }
 
 impl TrimEstimate {

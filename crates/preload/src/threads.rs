@@ -699,7 +699,7 @@ pub(crate) fn code_has_gone() {
 
 /// Blocks whose lifetime is measured, and when they were allocated. A block that finds its place
 /// taken is not measured, which does not depend on how long it will live.
-const BIRTHS: usize = 1 << 14;
+const BIRTHS: usize = 1 << 13;
 static BORN: [(AtomicU64, AtomicU64); BIRTHS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; BIRTHS];
 

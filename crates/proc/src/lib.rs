@@ -21,7 +21,7 @@ pub use machine::{
 pub use memory::{huge, ksm, numa, page_map, pages, referenced};
 pub(crate) use process::heads;
 pub use process::{
-    auxv, calls, capture, cgroup, limits, listing, maps, pagewise_pools, saved, smaps, stat,
-    status, target, threads, tree, unused_stacks,
+    auxv, calls, capture, cgroup, fork_room, limits, listing, maps, pagewise_pools, saved, smaps,
+    stat, status, target, threads, tree, unused_stacks,
 };
 pub use root::ProcRoot;

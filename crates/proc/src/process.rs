@@ -4,6 +4,7 @@ pub mod auxv;
 pub mod calls;
 pub mod capture;
 pub mod cgroup;
+pub mod fork_room;
 pub(crate) mod heads;
 pub mod limits;
 pub mod listing;

@@ -68,6 +68,12 @@ impl RemoteError {
         }
     }
 
+    /// True if a call took too long: its thread was left to make it by itself, or to end it.
+    pub(crate) fn is_late(&self) -> bool {
+        let late = io::ErrorKind::TimedOut;
+        matches!(self, RemoteError::System { source, .. } if source.kind() == late)
+    }
+
     /// Converts the error of seizing a thread, or of opening its memory.
     pub(crate) fn of_tracing(source: io::Error) -> RemoteError {
         match source.raw_os_error() {

@@ -10,7 +10,10 @@
 //!  scratch  a mapping of ours in the target, for stacks and saved contexts
 //!  alone    calls while all other threads wait, whoever dies
 //!  code     instructions of the target that calls run by
+//!  function_thread  one more thread in the target, which runs a function and ends
 //!  memory   the target's memory
+//!  snapshot  a child that the process is made to fork, to be read
+//!  undo     changes that whoever finds their note undoes
 //!  shield   a tracer that keeps wrong SIGTRAPs from the target
 //! ```
 #![forbid(unsafe_code)]
@@ -18,11 +21,14 @@
 mod alone;
 mod code;
 mod error;
+mod function_thread;
 mod memory;
 mod process;
 mod scratch;
 mod shield;
+mod snapshot;
 pub mod thread;
+mod undo;
 
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "unsupported.rs"]
@@ -33,8 +39,11 @@ mod arch;
 
 pub use alone::Alone;
 pub use error::RemoteError;
+pub use function_thread::FunctionThread;
 pub use memory::TargetMemory;
 pub use process::{RemoteProcess, on_tracer_thread};
-pub use scratch::{Keeper, Returning, Scratch, Undo};
+pub use scratch::{MappingUndo, Returning, Scratch};
 pub use shield::TracingShield;
+pub use snapshot::{ChildUndo, ForkedSnapshot};
 pub use thread::{RemoteFunction, StopPoint, Tracee};
+pub use undo::{Keeper, Undo};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pagewise_model::{Mapping, Pid};
 use pagewise_proc::{ProcRoot, maps, stat};
 use pagewise_sys::interrupt::Deferred;
+use pagewise_sys::precise_sleep::PreciseRests;
 use pagewise_sys::ptrace::{self, Tid};
 use pagewise_sys::system;
 use pagewise_sys::trace::wait::ThreadChange;
@@ -46,7 +47,10 @@ pub struct RemoteProcess {
 /// stopped. Signals that would end or stop this process, but SIGKILL and SIGSTOP, wait until then.
 pub fn on_tracer_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let _deferred = Deferred::hold();
-    let traced = || (system::thread_id(), work());
+    let traced = || {
+        let _short = PreciseRests::start();
+        (system::thread_id(), work())
+    };
     let (tid, result) = std::thread::scope(|scope| match scope.spawn(traced).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),

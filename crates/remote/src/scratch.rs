@@ -5,8 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pagewise_model::AddrRange;
 use pagewise_model::mapping::Sharing;
@@ -14,6 +13,7 @@ use pagewise_sys::system::page_size;
 
 use crate::code::free_range;
 use crate::thread::Tracee;
+use crate::undo::{Keeper, Undo, attempt_until};
 use crate::{RemoteError, RemoteProcess};
 
 /// The first argument of calls among [`StopPoint::registers`](crate::StopPoint).
@@ -21,24 +21,10 @@ const DI: usize = 5;
 /// The longest pause for an undo.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Notes what has to be undone in a target if this process ends before it does so itself.
-pub trait Keeper {
-    /// Called before the target is changed.
-    fn note(&mut self, undo: &Undo);
-    /// Called once the change is undone.
-    fn strike(&mut self, undo: &Undo);
-}
-
-/// No keeper: what a killed process leaves in a target stays there.
-impl Keeper for () {
-    fn note(&mut self, _: &Undo) {}
-    fn strike(&mut self, _: &Undo) {}
-}
-
 /// A mapping that is to be unmapped: `PID START-TICKS FIRST-LAST TID CHAIN RESTORE`, as text; the
 /// last three words may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Undo {
+pub struct MappingUndo {
     /// The process.
     pub pid: u32,
     /// When it started, in clock ticks since boot.
@@ -81,7 +67,7 @@ impl Returning {
     }
 }
 
-impl fmt::Display for Undo {
+impl fmt::Display for MappingUndo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.pid, self.start_ticks, self.range)?;
         match self.by {
@@ -93,10 +79,10 @@ impl fmt::Display for Undo {
     }
 }
 
-impl FromStr for Undo {
+impl FromStr for MappingUndo {
     type Err = ();
 
-    fn from_str(text: &str) -> Result<Undo, ()> {
+    fn from_str(text: &str) -> Result<MappingUndo, ()> {
         let mut words = text.split(' ');
         let mut word = || words.next().ok_or(());
         let pid = word()?.parse().map_err(drop)?;
@@ -111,37 +97,18 @@ impl FromStr for Undo {
             }
             Err(()) => None,
         };
-        Ok(Undo { pid, start_ticks, range, by })
+        Ok(MappingUndo { pid, start_ticks, range, by })
     }
 }
 
-impl Undo {
+impl MappingUndo {
     /// Unmaps the mapping once no thread uses it any more. False where there is nothing to do: it
     /// was never mapped, or the process has ended or become another program.
     ///
-    /// It tries again until `patience` is over: on a busy machine threads may take longer to stop
-    /// than a process may be paused.
-    ///
     /// # Errors
-    /// As [`RemoteProcess::stop_all`]; [`RemoteError::NotStopped`] where a thread still uses it
-    /// after `patience`.
-    pub fn carry_out(&self, patience: Duration) -> Result<bool, RemoteError> {
-        let begin = Instant::now();
-        let mut pause = Duration::from_millis(1);
-        loop {
-            let error = match self.attempt() {
-                Ok(Some(was_mapped)) => return Ok(was_mapped),
-                Ok(None) => RemoteError::NotStopped(patience),
-                Err(RemoteError::Gone) => return Ok(false),
-                Err(error @ RemoteError::Unsupported(_)) => return Err(error),
-                Err(error) => error,
-            };
-            if begin.elapsed() > patience {
-                return Err(error);
-            }
-            sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(100));
-        }
+    /// As [`Undo::carry_out`].
+    pub(crate) fn carry_out(&self, patience: Duration) -> Result<bool, RemoteError> {
+        attempt_until(patience, &|| self.attempt())
     }
 
     /// True if it was unmapped; `None` where a thread uses it, has yet to map it, or none can make
@@ -198,7 +165,7 @@ impl Undo {
 /// A mapping of ours in a target. It is unmapped by [`Scratch::unmap`] only.
 #[derive(Debug)]
 pub struct Scratch {
-    undo: Undo,
+    undo: MappingUndo,
 }
 
 impl Scratch {
@@ -212,7 +179,7 @@ impl Scratch {
         length: u64,
         keeper: &mut dyn Keeper,
     ) -> Result<Scratch, RemoteError> {
-        Scratch::map_with(target, thread, length, false, keeper)
+        Scratch::map_with(target, thread, length, false, keeper)?.kept(thread, keeper)
     }
 
     /// The same, executable: it is filled through [`RemoteProcess::memory`].
@@ -225,10 +192,21 @@ impl Scratch {
         length: u64,
         keeper: &mut dyn Keeper,
     ) -> Result<Scratch, RemoteError> {
-        Scratch::map_with(target, thread, length, true, keeper)
+        Scratch::map_with(target, thread, length, true, keeper)?.kept(thread, keeper)
     }
 
-    fn map_with(
+    fn kept(self, thread: &mut Tracee, keeper: &mut dyn Keeper) -> Result<Scratch, RemoteError> {
+        match self.keep_from_children(thread) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.unmap(thread, keeper)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Maps memory by a single call.
+    pub(crate) fn map_with(
         target: &RemoteProcess,
         thread: &mut Tracee,
         length: u64,
@@ -240,21 +218,33 @@ impl Scratch {
         let range = free_range(&target.mappings()?, length, page);
         let range = range.ok_or(RemoteError::Unsupported("its address space is full"))?;
         let by = thread.returning();
-        let undo = Undo { pid: target.pid(), start_ticks: target.start_ticks(), range, by };
-        keeper.note(&undo);
+        let undo = MappingUndo { pid: target.pid(), start_ticks: target.start_ticks(), range, by };
+        keeper.note(&Undo::Mapping(undo));
         if let Err(error) = thread.map_at(range.start..range.end, execute) {
-            keeper.strike(&undo);
-            return Err(RemoteError::system("it cannot map memory")(error));
-        }
-        let scratch = Scratch { undo };
-        // A child that another thread forks meanwhile has no use for it.
-        match thread.keep_from_children(range.start..range.end) {
-            Ok(()) => Ok(scratch),
-            Err(error) => {
-                scratch.unmap(thread, keeper)?;
-                Err(RemoteError::system("it cannot map memory")(error))
+            let error = RemoteError::system("it cannot map memory")(error);
+            // The thread may still map it: then the note stays.
+            if !error.is_late() {
+                keeper.strike(&Undo::Mapping(undo));
             }
+            return Err(error);
         }
+        Ok(Scratch { undo })
+    }
+
+    /// Notes another thread, which is ready for calls, as the one that is about to use it.
+    pub(crate) fn note_user(&mut self, thread: &Tracee, keeper: &mut dyn Keeper) {
+        let before = self.undo;
+        self.undo.by = thread.returning();
+        if self.undo != before {
+            keeper.note(&Undo::Mapping(self.undo));
+            keeper.strike(&Undo::Mapping(before));
+        }
+    }
+
+    /// Keeps it from children that are forked meanwhile: they have no use for it.
+    pub(crate) fn keep_from_children(&self, thread: &mut Tracee) -> Result<(), RemoteError> {
+        let kept = thread.keep_from_children(self.undo.range.start..self.undo.range.end);
+        kept.map_err(RemoteError::system("it cannot map memory"))
     }
 
     /// Its addresses.
@@ -274,7 +264,7 @@ impl Scratch {
             .map_err(RemoteError::system("cannot unmap memory"))
         {
             Ok(()) | Err(RemoteError::Gone) => {
-                keeper.strike(&self.undo);
+                keeper.strike(&Undo::Mapping(self.undo));
                 Ok(())
             }
             refused => refused,
@@ -285,6 +275,7 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::thread::sleep;
 
     use pagewise_skip::{Lack, skip};
 
@@ -332,7 +323,7 @@ mod tests {
 
     /// Has a thread map memory when it goes on, and notes that, up to the moment when this process
     /// is killed.
-    fn left_behind(target: &RemoteProcess, is_masked: bool) -> Undo {
+    fn left_behind(target: &RemoteProcess, is_masked: bool) -> MappingUndo {
         let length = 16 * page_size();
         let range = free_range(&target.mappings().unwrap(), length, page_size()).unwrap();
         on_tracer_thread(|| {
@@ -352,7 +343,7 @@ mod tests {
                 false => thread.commit(libc::SYS_mmap, arguments, by.unwrap().chain).unwrap(),
             }
             std::mem::forget(thread);
-            Undo { pid: target.pid(), start_ticks: target.start_ticks(), range, by }
+            MappingUndo { pid: target.pid(), start_ticks: target.start_ticks(), range, by }
         })
     }
 
@@ -411,10 +402,10 @@ mod tests {
     fn a_note_is_read_as_it_was_written() {
         let range = AddrRange { start: 0x7f00_0000_0000, end: 0x7f00_0000_2000 };
         let by = Some(Returning { thread: 8, chain: 0x7ffc_1234_5678, restore: 0x7f12 });
-        let undo = Undo { pid: 7, start_ticks: 99, range, by };
+        let undo = MappingUndo { pid: 7, start_ticks: 99, range, by };
         assert_eq!(undo.to_string().parse(), Ok(undo));
         for text in ["", "7", "7 99", "7 99 5", "7 99 x-y", "a 99 1-2"] {
-            assert_eq!(text.parse::<Undo>(), Err(()), "{text}");
+            assert_eq!(text.parse::<MappingUndo>(), Err(()), "{text}");
         }
     }
 }

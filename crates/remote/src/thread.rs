@@ -19,6 +19,9 @@
 //! A tracer that lives restores registers itself, and so exactly: an interrupted call with a time
 //! to wait goes on with what was left of that time. Without a tracer such a call begins anew.
 
+mod fork;
+pub(crate) mod spawn;
+
 use std::cell::RefCell;
 use std::io;
 use std::marker::PhantomData;
@@ -36,14 +39,20 @@ use crate::code::CodeAddresses;
 use crate::memory::TargetMemory;
 use crate::scratch::Returning;
 
+pub(crate) use fork::ForkedChild;
+
 /// The bit of the signal by which glibc has all threads change their user and group IDs.
 const SIGSETXID: u64 = 1 << (33 - 1);
 /// Time limit of a remote system call, after which its thread is left alone.
 const CALL_LIMIT: Duration = Duration::from_secs(2);
 /// Time limit between two stops of a stopped thread.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
-/// Waiting threads are polled without a sleep for this time: most stop within microseconds.
-const POLL: Duration = Duration::from_micros(200);
+/// Waiting threads are polled without a sleep for this time: most stop within microseconds if a CPU
+/// is free.
+const SPIN: Duration = Duration::from_micros(20);
+/// After that, time between two polls. A tracer that yields its CPU instead has to wait for its
+/// next turn on a busy CPU, and one that does not yield may take the CPU that the thread needs.
+const POLL: Duration = Duration::from_micros(20);
 /// The longest time that a function may run until its thread is left to itself; of a process that a
 /// signal has stopped meanwhile, whose other threads may hold a lock that the function needs.
 const FUNCTION_LIMIT: Duration = Duration::from_secs(10);
@@ -200,7 +209,7 @@ impl FunctionLimits {
                 was_asked = true;
             }
             idle();
-            std::thread::yield_now();
+            std::thread::sleep(POLL);
         };
         if let Some(interrupt) = self.interrupt.filter(|&interrupt| interrupt < self.end) {
             match next(tid, interrupt, &mut idle) {
@@ -784,9 +793,9 @@ pub(crate) fn next(
 
 /// Waits for a stop: most come within microseconds.
 pub(crate) fn rest(waited: Duration) {
-    match waited < POLL {
-        true => std::thread::yield_now(),
-        false => std::thread::sleep(POLL / 4),
+    match waited < SPIN {
+        true => std::hint::spin_loop(),
+        false => std::thread::sleep(POLL),
     }
 }
 

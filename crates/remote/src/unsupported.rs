@@ -13,6 +13,7 @@ pub(crate) const RED_ZONE: u64 = 0;
 
 pub(crate) mod layout {
     pub(crate) const VECTORS: u64 = 0;
+    pub(crate) const FIRST_ARGUMENT: u64 = 0;
     pub(crate) const ALIGNMENT: u64 = 64;
     pub(crate) const HEAD: u64 = 0;
 }
@@ -39,6 +40,10 @@ impl Registers {
     }
 
     pub(crate) fn for_call(&self, _: u64, _: libc::c_long, _: [u64; 6], _: u64) -> Registers {
+        *self
+    }
+
+    pub(crate) fn for_start(&self, _: u64, _: u64, _: u64) -> Registers {
         *self
     }
 

@@ -38,12 +38,18 @@ pub(crate) const RED_ZONE: u64 = 128;
 pub(crate) mod layout {
     /// From the start of `struct ucontext` to the vector registers.
     pub(crate) const VECTORS: u64 = 320;
+    /// From there to the first argument of a system call, rdi: behind the flags, the next context,
+    /// a stack of three words, and r8 to r15.
+    pub(crate) const FIRST_ARGUMENT: u64 = 13 * 8;
     /// Addresses of saved contexts are multiples of this.
     pub(crate) const ALIGNMENT: u64 = 64;
     /// Bytes of everything but the vector registers: the return address and its padding, the
     /// context.
     pub(crate) const HEAD: u64 = ALIGNMENT + VECTORS;
 }
+
+/// Direction flag and trap flag clear, as functions expect them.
+const FLAGS: u64 = 0x202;
 
 /// Registers of a stopped thread.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +123,13 @@ impl Registers {
         })
     }
 
+    /// Registers of a thread that begins with a function. `stack` is the address of the return
+    /// address.
+    pub(crate) fn for_start(&self, function: u64, argument: u64, stack: u64) -> Registers {
+        let call = self.for_call(function, 0, [argument, 0, 0, 0, 0, 0], stack);
+        Registers(libc::user_regs_struct { rbp: 0, eflags: FLAGS, ..call.0 })
+    }
+
     /// Position of the thread.
     pub(crate) fn place(&self) -> StopPoint {
         let of = &self.0;
@@ -136,8 +149,6 @@ impl Registers {
         number: u64,
     ) -> Registers {
         let [rdi, rsi, rdx, rcx, r8] = arguments;
-        /// Direction flag and trap flag clear, as functions expect them.
-        const FLAGS: u64 = 0x202;
         Registers(libc::user_regs_struct {
             rip: function.code,
             rax: function.address,
@@ -347,6 +358,43 @@ mod tests {
         assert_eq!(found(0x1000, 0x7000, memory), Some(202));
         assert_eq!(found(0x1000, 0x7000, &memory[..2]), None);
         assert_eq!(found(0x1000, 0x8000, memory), None);
+    }
+
+    #[test]
+    fn the_first_argument_lies_where_a_saved_context_has_it() {
+        let zero = libc::user_regs_struct {
+            r15: 0,
+            r14: 0,
+            r13: 0,
+            r12: 0,
+            rbp: 0,
+            rbx: 0,
+            r11: 0,
+            r10: 0,
+            r9: 0,
+            r8: 0,
+            rax: 0,
+            rcx: 0,
+            rdx: 0,
+            rsi: 0,
+            rdi: 0,
+            orig_rax: 0,
+            rip: 0,
+            cs: 0,
+            eflags: 0,
+            rsp: 0,
+            ss: 0,
+            fs_base: 0,
+            gs_base: 0,
+            ds: 0,
+            es: 0,
+            fs: 0,
+            gs: 0,
+        };
+        let registers = Registers(libc::user_regs_struct { rdi: 0x1234_5678_9abc, ..zero });
+        let context = registers.context(0, 0, None);
+        let at = usize::try_from(layout::FIRST_ARGUMENT).unwrap();
+        assert_eq!(context[at..at + 8], 0x1234_5678_9abc_u64.to_le_bytes());
     }
 
     #[test]

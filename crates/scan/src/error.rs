@@ -42,6 +42,9 @@ pub enum ScanError {
         /// The longest time permitted.
         limit: Duration,
     },
+    /// The process is not made to fork a snapshot.
+    #[error("the process is not made to fork a snapshot: {0}")]
+    ForkRefused(String),
     /// It grew while its copy was prepared, each time.
     #[error("the process grows faster than its copy can be prepared")]
     Grows,

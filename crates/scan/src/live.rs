@@ -6,6 +6,7 @@
 //!  transfer  the copy itself, by several threads
 //!  image     the copied ranges as a `Memory`
 //!  constants  bytes of mapped files that are not copied
+//!  snapshot  the same from a child that the process is made to fork
 //! ```
 //!
 //! The pause begins with the first stopped thread. Page tables are read before it, to map and fault
@@ -15,6 +16,7 @@
 mod constants;
 mod image;
 mod plan;
+mod snapshot;
 mod transfer;
 
 use std::collections::HashMap;
@@ -22,12 +24,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::heap_scan::MemoryCopy;
+use pagewise_model::mapping::Sharing;
 use pagewise_model::process::Process;
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, meminfo};
-use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, on_tracer_thread};
+use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, Tracee, on_tracer_thread};
 use pagewise_sys::ptrace::expected_pause;
 use pagewise_sys::{remote, system};
 
@@ -37,6 +40,7 @@ use crate::memory::ScannedThread;
 use constants::MappedFiles;
 pub use image::ProcessCopy;
 use plan::{CopyPlan, PageScanner};
+pub use snapshot::copy_forked;
 use transfer::{CopyBuffer, TransferFailure};
 
 /// Number of attempts to prepare a copy that is large enough.
@@ -103,7 +107,11 @@ pub fn copy_running(
     let target = RemoteProcess::open_to_stop(pid.0, None)?;
     let mut pauses = Pauses::default();
     for _ in 0..ATTEMPTS {
-        let prepared = Prepared::new(root, pid, request, target.threads()?.len())?;
+        let threads = target.threads()?.len();
+        let reader = reader_of(root, pid);
+        let prepared = Prepared::new(root, pid, request, threads, &mut |plan, buffer| {
+            expected(plan, buffer, reader, threads)
+        })?;
         (request.announce)(prepared.expected);
         let copied = on_tracer_thread(|| prepared.copy(root, &target, request, &mut pauses))?;
         if let Some(copy) = copied {
@@ -127,7 +135,8 @@ pub fn copy_stopped(
     let max_pause = Duration::MAX;
     let request = CopyRequest { scope, max_pause, busy_code: &[], announce: &|_| {} };
     let tids = threads_of(root, pid);
-    let prepared = Prepared::new(root, task, &request, tids.len())?;
+    // Nothing waits for the copy.
+    let prepared = Prepared::new(root, task, &request, tids.len(), &mut |_, _| Duration::ZERO)?;
     let stops = tids.iter().filter_map(|tid| {
         let id = i32::try_from(*tid).ok()?;
         Some((*tid, StopPoint::of_traced(id).ok()?))
@@ -135,8 +144,8 @@ pub fn copy_stopped(
     let stops: Vec<(u32, StopPoint)> = stops.collect();
     let copy = prepared.fill(root, &stops, Instant::now(), &request)?;
     let mut copy = copy.ok_or(ScanError::Grows)?;
-    // Nothing waited for the copy: the command was about to end.
-    (copy.measured.pause_ns, copy.measured.expected_pause_ns) = (0, 0);
+    // The command was about to end.
+    copy.measured.pause_ns = 0;
     copy.process.pid = pid;
     Ok(copy)
 }
@@ -171,6 +180,10 @@ struct Prepared<'r> {
     buffer: CopyBuffer,
     names: HashMap<u32, Vec<u8>>,
     expected: ExpectedPause,
+    /// The ranges that would have been copied then.
+    planned: Vec<AddrRange>,
+    /// Size of the private mappings that a program can write to.
+    committed: Bytes,
 }
 
 impl<'r> Prepared<'r> {
@@ -179,6 +192,7 @@ impl<'r> Prepared<'r> {
         pid: Pid,
         request: &CopyRequest<'_>,
         threads: usize,
+        estimate: &mut dyn FnMut(&CopyPlan, &mut CopyBuffer) -> Duration,
     ) -> Result<Prepared<'r>, ScanError> {
         let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
         let (process, mappings) = outline(root, pid)?;
@@ -190,7 +204,7 @@ impl<'r> Prepared<'r> {
         permit_memory(root, wanted)?;
         let needed = plan.bytes().saturating_add(plan.bytes() / 128).saturating_add(FAULTED_SPARE);
         let mut buffer = CopyBuffer::map(wanted, needed).map_err(ScanError::Buffer)?;
-        let pause = expected(&plan, &mut buffer, reader, threads);
+        let pause = estimate(&plan, &mut buffer);
         let expected = ExpectedPause { threads, bytes: Bytes(plan.bytes()), pause };
         if pause > request.max_pause {
             let (bytes, limit) = (expected.bytes, request.max_pause);
@@ -198,7 +212,21 @@ impl<'r> Prepared<'r> {
         }
         let names = threads_of(root, pid).into_iter().map(|tid| (tid, name_of(root, pid, tid)));
         let names = names.collect();
-        Ok(Prepared { process, reader, page_size, scanner, buffer, names, expected })
+        let writable = plan.mappings.iter().filter(|it| it.prot.write);
+        let private = writable.filter(|it| it.sharing == Sharing::Private);
+        let committed = private.map(|it| it.range.len()).sum();
+        let planned = plan.ranges;
+        Ok(Prepared {
+            process,
+            reader,
+            page_size,
+            scanner,
+            buffer,
+            names,
+            expected,
+            planned,
+            committed,
+        })
     }
 
     /// Stops all threads, copies, and lets them run on. `None` if the process has grown beyond the
@@ -210,34 +238,19 @@ impl<'r> Prepared<'r> {
         request: &CopyRequest<'_>,
         pauses: &mut Pauses,
     ) -> Result<Option<ProcessCopy>, ScanError> {
-        let mut repeats = 0;
-        loop {
-            let since = Instant::now();
-            let stopped = target.stop_all_anywhere(request.max_pause)?;
-            if stopped.is_empty() {
-                return Err(RemoteError::Gone.into());
-            }
-            let stops: Vec<(u32, StopPoint)> =
-                stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
-            let unsettled = unsettled_threads(self.reader, &stops, request.busy_code);
-            if unsettled > 0 && repeats < MAX_REPEATS {
-                drop(stopped);
-                pauses.add(since);
-                repeats += 1;
-                sleep(BETWEEN_STOPS);
-                continue;
-            }
-            let copied = self.fill(root, &stops, since, request);
-            drop(stopped);
-            pauses.add(since);
-            let measured = |mut copy: ProcessCopy| {
-                copy.measured.pause_ns = nanoseconds(pauses.longest);
-                copy.measured.stops = pauses.count;
-                copy.measured.unsettled_threads = unsettled;
-                copy
-            };
-            return copied.map(|copy| copy.map(measured));
-        }
+        let SettledStop { stopped, stops, since, unsettled } =
+            settled_stop(target, self.reader, request, pauses)?;
+        let copied = self.fill(root, &stops, since, request);
+        drop(stopped);
+        pauses.add(since);
+        let measured = |mut copy: ProcessCopy| {
+            copy.release_spare();
+            copy.measured.pause_ns = nanoseconds(pauses.longest);
+            copy.measured.stops = pauses.count;
+            copy.measured.unsettled_threads = unsettled;
+            copy
+        };
+        copied.map(|copy| copy.map(measured))
     }
 
     /// Copies a stopped process.
@@ -248,7 +261,8 @@ impl<'r> Prepared<'r> {
         since: Instant,
         request: &CopyRequest<'_>,
     ) -> Result<Option<ProcessCopy>, ScanError> {
-        let Prepared { process, reader, page_size, scanner, mut buffer, names, expected } = self;
+        let Prepared { process, reader, page_size, scanner, mut buffer, names, expected, .. } =
+            self;
         let text = root.read(reader, "maps")?;
         let mappings = pagewise_proc::maps::parse(&text).mappings;
         let plan = CopyPlan::read(&scanner, mappings, request.scope, stops)?;
@@ -272,10 +286,48 @@ impl<'r> Prepared<'r> {
             expected_pause_ns: nanoseconds(expected.pause),
             stops: 1,
             unsettled_threads: 0,
+            snapshot_ns: None,
         };
         let threads = stops.iter().map(|(tid, stop)| thread(*tid, stop, &names)).collect();
         let copy = ProcessCopy::new(process, page_size, plan, threads, buffer, &unread, measured);
         Ok(Some(copy.with_files(MappedFiles::new(root, reader))))
+    }
+}
+
+/// All threads of a process, stopped.
+struct SettledStop {
+    stopped: Vec<Tracee>,
+    stops: Vec<(u32, StopPoint)>,
+    since: Instant,
+    /// Number of threads that may be in the code of the allocator.
+    unsettled: u64,
+}
+
+/// Stops all threads, again and again until none is in the code of the allocator, or this was
+/// repeated too often. The stops that were given up are added to `pauses`.
+fn settled_stop(
+    target: &RemoteProcess,
+    reader: Pid,
+    request: &CopyRequest<'_>,
+    pauses: &mut Pauses,
+) -> Result<SettledStop, ScanError> {
+    let mut repeats = 0;
+    loop {
+        let since = Instant::now();
+        let stopped = target.stop_all_anywhere(request.max_pause)?;
+        if stopped.is_empty() {
+            return Err(RemoteError::Gone.into());
+        }
+        let stops: Vec<(u32, StopPoint)> =
+            stopped.iter().map(|thread| (thread.thread(), thread.place())).collect();
+        let unsettled = unsettled_threads(reader, &stops, request.busy_code);
+        if unsettled == 0 || repeats == MAX_REPEATS {
+            return Ok(SettledStop { stopped, stops, since, unsettled });
+        }
+        drop(stopped);
+        pauses.add(since);
+        repeats += 1;
+        sleep(BETWEEN_STOPS);
     }
 }
 

@@ -119,6 +119,26 @@ pub fn resume_to_syscall(tid: Tid, signal: i32) {
     let _ = plain(libc::PTRACE_SYSCALL, tid, signal);
 }
 
+/// Changes the `PTRACE_O_*` options of a stopped thread.
+///
+/// # Errors
+/// `ESRCH` where the thread was killed or is not stopped.
+pub fn set_options(tid: Tid, options: c_int) -> io::Result<()> {
+    plain(libc::PTRACE_SETOPTIONS, tid, options)
+}
+
+/// Sends SIGKILL to a tracee.
+///
+/// # Errors
+/// `ESRCH` where it has ended, `EPERM` where it is another user's and we may not send it signals.
+pub fn kill(tid: Tid) -> io::Result<()> {
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    match unsafe { libc::kill(tid, libc::SIGKILL) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Leaves a thread in its group stop: it stays stopped until a SIGCONT, as without a tracer.
 pub fn listen(tid: Tid) {
     let _ = plain(libc::PTRACE_LISTEN, tid, 0);

@@ -570,6 +570,13 @@ fn scan_facts(scan: &HeapScan) -> NamedFacts {
             CellValue::Nanos(scan.copy.pause_ns),
             "The longest time for which all threads of the process were stopped.",
         ),
+        fact(
+            "snapshot_ns",
+            "lifetime of the forked snapshot",
+            scan.copy.snapshot_ns.map_or(CellValue::None, CellValue::Nanos),
+            "The time for which the child lived that the process was made to fork; the process ran meanwhile.",
+        )
+        .hidden_if(scan.copy.snapshot_ns.is_none()),
         fact("expected_pause_ns", "", CellValue::Nanos(scan.copy.expected_pause_ns), "")
             .for_programs(),
     ];

@@ -82,10 +82,13 @@ fn estimate_blocks(estimate: &TrimEstimate) -> Vec<ReportBlock> {
         fact(
             "longest_stop_ns",
             "longest stop",
-            CellValue::Nanos(estimate.longest_stop_ns),
+            CellValue::from_reading(
+                estimate.longest_stop_ns.as_ref().map_err(Clone::clone),
+                |stop| CellValue::Nanos(*stop),
+            ),
             "The time for which the process was stopped to copy its heap.",
         )
-        .hidden_if(estimate.longest_stop_ns == 0),
+        .hidden_if(estimate.longest_stop_ns.is_err()),
     );
     let mut blocks =
         vec![ReportBlock::Facts(facts_of("estimate", "Estimate", FactsShape::Columns, facts))];
@@ -357,7 +360,8 @@ mod tests {
             stacks: Ok(UnusedStacks::default()),
             huge: Ok(Bytes::mib(3)),
             cold: Err(Absent::NotCollected("--cold".into())),
-            longest_stop_ns: 0,
+            longest_stop_ns: Ok(0),
+            corrupted: 0,
         }
     }
 

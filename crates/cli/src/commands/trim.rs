@@ -19,6 +19,7 @@ use pagewise_repair::{RepairConditions, RepairError, RepairTarget, carry_out};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 
+use super::heap::scan::CopyMethod;
 use super::thp;
 use crate::args::{OutputArgs, ReadingArgs};
 use crate::keeper::KeeperProcess;
@@ -125,30 +126,46 @@ fn plan(
     args: &Trim,
     wish: Wish,
 ) -> anyhow::Result<TrimPlan> {
-    let huge = thp::scan(root, snapshot, HugePageLook::Exact, wish)?;
+    let parts = args.parts();
+    let unasked = |part: TrimPart| match parts.is_empty() || parts.contains(&part) {
+        true => Ok(()),
+        false => Err(Absent::NotCollected(format!("--{} was not given", part.key()).into())),
+    };
+    let huge = match unasked(TrimPart::Huge) {
+        Ok(()) => thp::scan(root, snapshot, HugePageLook::Exact, wish)?,
+        Err(absent) => Err(absent),
+    };
     let huge = huge.map(|huge| shrink(snapshot, &huge));
+    let stacks = match unasked(TrimPart::Stacks) {
+        Ok(()) => unused(root, snapshot)?,
+        Err(absent) => Err(absent),
+    };
     let cold = cold(root, snapshot, args)?;
     let change = |plan: &Reading<FixPlan>| {
         plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.change.clone())
     };
     let functions = functions(process);
-    let scan = match args.heap || args.parts().is_empty() {
-        true => functions
-            .as_ref()
-            .map_err(Clone::clone)
-            .and_then(|functions| walk(root, snapshot, functions, args.max_pause)),
-        // The walk stops the process.
-        false => Err(Absent::NotCollected("--heap was not given".into())),
-    };
+    // The walk stops the process.
+    let scan = unasked(TrimPart::Heap)
+        .and_then(|()| functions.as_ref().map_err(Clone::clone))
+        .and_then(|functions| walk(root, snapshot, functions, args.max_pause));
+    let of_scan = scan.as_ref().map_err(Clone::clone);
     let estimate = TrimEstimate {
-        longest_stop_ns: scan.as_ref().map_or(0, |scan| scan.copy.pause_ns),
+        // A copy may be given up in its pause: how long that was is not known.
+        longest_stop_ns: of_scan.map(|scan| scan.copy.pause_ns),
+        corrupted: scan.as_ref().map_or(0, damage),
         heap: scan.map(|scan| scan.heap.trimmable()),
         functions: functions.unwrap_or_default(),
-        stacks: unused(root, snapshot)?,
+        stacks,
         huge: change(&huge),
         cold: change(&cold),
     };
     Ok(TrimPlan { estimate, huge, cold })
+}
+
+/// Number of contradictions that no thread was just about to remove.
+fn damage(scan: &HeapScan) -> u64 {
+    if scan.may_be_in_change() { 0 } else { scan.heap.corrupted }
 }
 
 /// Walks the heap of glibc. Other allocators are not walked: their effect shows afterwards.
@@ -165,7 +182,8 @@ fn walk(
         );
         return Err(Absent::NotSupported(why.into()));
     }
-    let scan = super::heap::scan::running(root, snapshot.process.pid, max_pause, None);
+    let pid = snapshot.process.pid;
+    let scan = super::heap::scan::running(root, pid, CopyMethod::Stop, max_pause, None);
     scan.map_err(|error| Absent::NotSupported(format!("{error:#}").into()))
 }
 
@@ -248,6 +266,10 @@ fn release_part(
     conditions: &mut RepairConditions<'_>,
 ) -> anyhow::Result<Reading<PartOutcome>> {
     match part {
+        TrimPart::Heap if plan.estimate.corrupted > 0 => Ok(Err(Absent::NotSupported(
+            "the data of its allocator contradict themselves: malloc_trim might end the process. `pagewise heap scan` lists the contradictions"
+                .into(),
+        ))),
         TrimPart::Heap => Ok(heap::release(process, conditions)?),
         TrimPart::Stacks => {
             let known = plan.estimate.stacks.as_ref().map_or(&[][..], |stacks| &stacks.threads);

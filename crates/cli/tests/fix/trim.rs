@@ -195,6 +195,106 @@ fn jemalloc_releases_its_free_pages_itself() {
     assert!(bytes(&report["returned"]["heap"]) > 20 * MIB, "{report}");
 }
 
+/// An allocator in the place of the C library's, its function, and settings that keep it from
+/// releasing pages itself.
+fn another_allocator(library: &str, function: &str, setting: (&str, &str)) -> Option<i64> {
+    if !fs::exists(library).unwrap() {
+        skip(&Lack::Tool(library));
+        return None;
+    }
+    let mut command = Command::new(program("arena_heavy"));
+    command.args(["4", "12", "256", "20000"]).env("LD_PRELOAD", library);
+    let mut arenas = CheckedProgram::start(command.env(setting.0, setting.1));
+    let report = arenas.trim(&["--heap", "--yes", "--settle", "0s"]);
+    arenas.assert_intact();
+    let heap = part(&report, "heap");
+    let functions = heap["functions"].as_array().unwrap_or_else(|| panic!("{report}"));
+    assert!(functions.iter().any(|it| it == function), "{report}");
+    assert_eq!(heap["failed"], 0, "{report}");
+    Some(report["returned"]["heap"].as_i64().unwrap())
+}
+
+#[test]
+fn tcmalloc_releases_its_free_pages_itself() {
+    let library = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+    let setting = ("TCMALLOC_RELEASE_RATE", "0");
+    let returned = another_allocator(library, "MallocExtension_ReleaseFreeMemory", setting);
+    let Some(returned) = returned else { return };
+    assert!(returned > 8 << 20, "{returned}");
+}
+
+#[test]
+fn mimalloc_collects_its_free_pages_itself() {
+    let library = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
+    // It collects the pages of the calling thread alone, so the amount depends on the thread.
+    another_allocator(library, "mi_collect", ("MIMALLOC_PURGE_DELAY", "-1"));
+}
+
+/// True if the machine has swap now.
+fn has_swap() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
+}
+
+#[test]
+fn cold_memory_moves_to_swap_or_is_refused_without() {
+    let mut stacks = CheckedProgram::stacks(32);
+    let before = has_swap();
+    let output =
+        pagewise(&["trim", &stacks.pid(), "--json", "--cold", "50ms", "--yes", "--settle", "0s"]);
+    stacks.assert_intact();
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{output:?}, swap: {before}, {}", has_swap()));
+    match report["returned"]["cold"].as_i64() {
+        Some(_) => {
+            assert!(before || has_swap(), "there is no swap: {report}");
+            assert!(part(&report, "cold")["done"].is_number(), "{report}");
+        }
+        None => {
+            let why = report["returned"]["cold"]["absent"].as_str().unwrap();
+            assert!(why.contains("swap is off"), "{why}");
+            assert!(!before || !has_swap(), "there is swap: {report}");
+            assert_eq!(output.status.code(), Some(1));
+        }
+    }
+}
+
+#[test]
+fn only_selected_parts_are_read() {
+    let mut arenas = CheckedProgram::arenas(2, 20_000);
+    let report = arenas.trim(&["--heap", "--max-pause", "10s"]);
+    arenas.assert_intact();
+    let estimate = &report["estimate"];
+    assert!(estimate["heap"].is_number(), "{report}");
+    assert!(bytes(&estimate["longest_stop_ns"]) > 0, "{report}");
+    for part in ["stacks", "huge"] {
+        let why = estimate[part]["absent"].as_str().unwrap();
+        assert!(why.contains(&format!("--{part} was not given")), "{report}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_refused_has_no_duration_of_a_stop() {
+    let mut arenas = CheckedProgram::arenas(2, 20_000);
+    let report = arenas.trim(&["--heap", "--max-pause", "1us"]);
+    arenas.assert_intact();
+    assert!(report["estimate"]["heap"]["absent"].is_string(), "{report}");
+    assert!(!report["estimate"]["longest_stop_ns"].is_number(), "{report}");
+}
+
+#[test]
+fn the_heap_of_several_threads_is_released_while_all_of_them_run() {
+    let mut arenas = CheckedProgram::arenas(4, 20_000);
+    let threads = || fs::read_dir(format!("/proc/{}/task", arenas.child.id())).unwrap().count();
+    let maps = || fs::read_to_string(format!("/proc/{}/maps", arenas.child.id())).unwrap();
+    let before = threads();
+    let report = arenas.trim(&["--heap", "--yes", "--settle", "0s", "--max-pause", "10s"]);
+    // The thread that called it has ended, and its memory is unmapped.
+    assert_eq!(threads(), before);
+    assert!(!maps().lines().any(|it| it.contains(" r-xp 00000000 00:00 0 ") && !it.contains('[')));
+    assert!(bytes(&report["returned"]["heap"]) > 20 * MIB, "{report}");
+    arenas.assert_intact();
+}
+
 #[test]
 fn a_static_program_releases_its_free_pages() {
     let Some(program) = fixture::static_program("arena_heavy") else { return };

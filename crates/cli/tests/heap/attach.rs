@@ -279,6 +279,44 @@ fn a_thread_that_loads_the_recorder_finds_back_without_us() {
     }
 }
 
+/// Mappings of a process, by their addresses: sizes and names.
+fn mappings(pid: &str) -> std::collections::BTreeMap<String, (u64, String)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let row = |line: &str| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let address = |digits| u64::from_str_radix(digits, 16).unwrap();
+        let name = rest.split_whitespace().nth(4).unwrap_or_default().to_owned();
+        (range.to_owned(), (address(end) - address(start), name))
+    };
+    maps.lines().map(row).collect()
+}
+
+#[test]
+fn less_than_a_mebibyte_of_addresses_is_left_in_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    // Blocks that it allocates between the snapshots are its own: this program is idle.
+    let mut command = Command::new(fixture::program("arena_heavy"));
+    let program = BusyHeap::start_command(command.args(["8", "4", "64", "400000000"]));
+    let before = mappings(&program.pid());
+    for round in 0..2 {
+        let output = attach(&program, &folder.path().join("heap.pwh"), &["--for", "50ms"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let now = mappings(&program.pid());
+        // The loader allocates some blocks for the library in the program's own heap.
+        let is_new = |range: &String, name: &str| !before.contains_key(range) && name != "[heap]";
+        let new: Vec<_> = now.iter().filter(|(range, (_, name))| is_new(range, name)).collect();
+        let left: u64 = new.iter().map(|(_, (size, _))| size).sum();
+        assert!(left > 0 && left < 1 << 20, "round {round}: {left} bytes: {new:?}");
+        // It says so, and what is left is the library with its variables.
+        let named = format!("off: {} KiB of addresses", left >> 10);
+        assert!(said.contains(&named), "{left}: {said}");
+        let unnamed = new.iter().filter(|(_, (_, name))| name.is_empty()).count();
+        assert!(unnamed <= 1, "round {round}: {new:?}");
+    }
+}
+
 #[test]
 fn changes_of_a_killed_run_are_undone_by_the_next_attach() {
     let folder = tempfile::tempdir().unwrap();

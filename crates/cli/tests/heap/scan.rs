@@ -486,7 +486,7 @@ fn a_program_that_never_leaves_malloc_is_not_corrupted() {
 }
 
 /// Compares scans of programs with the library of another allocator with what these count.
-fn assert_counted(library: &str, allocator: &str) {
+fn assert_library_counted(library: &str, allocator: &str) {
     for (threads, seed, modes) in
         [(0, 1, ""), (0, 2, "ma"), (0, 3, "k"), (1, 4, "m"), (3, 5, "ma"), (4, 6, "mak")]
     {
@@ -517,13 +517,13 @@ fn assert_counted(library: &str, allocator: &str) {
 #[test]
 fn live_blocks_of_jemalloc_are_those_that_the_program_counts() {
     let Some(library) = installed(JEMALLOC) else { return };
-    assert_counted(library, "jemalloc");
+    assert_library_counted(library, "jemalloc");
 }
 
 #[test]
 fn live_blocks_of_tcmalloc_are_those_that_the_program_counts() {
     let Some(library) = installed(TCMALLOC) else { return };
-    assert_counted(library, "tcmalloc");
+    assert_library_counted(library, "tcmalloc");
 }
 
 #[test]
@@ -548,6 +548,116 @@ fn free_memory_of_jemalloc_is_that_of_its_statistics() {
         target.ask("p");
         assert_eq!(number(&target.scan(&[]), "free.trimmable"), 0, "after a purge");
         target.end();
+    }
+}
+
+/// Children of a process, zombies too.
+fn children(pid: u32) -> Vec<String> {
+    let folders = std::fs::read_dir("/proc").unwrap().map_while(Result::ok);
+    let stats = folders.filter_map(|it| std::fs::read_to_string(it.path().join("stat")).ok());
+    let parent = pid.to_string();
+    let is_child = |stat: &String| {
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(&parent))
+    };
+    stats.filter(is_child).collect()
+}
+
+/// Ends a program that waits for the end of its input.
+fn end(mut child: Child) -> std::process::ExitStatus {
+    drop(child.stdin.take());
+    child.wait().unwrap()
+}
+
+#[test]
+fn a_forked_snapshot_has_the_same_heap_and_is_gone_afterwards() {
+    let program = fixture::program("scanned");
+    // On busy CPUs it takes long to stop all threads.
+    let fork = ["--fork", "--max-pause", "10s", "--top", "all"];
+    for (threads, modes) in [(0, "mak"), (3, "mak")] {
+        let mut target = RandomProgram::start(&program, threads, 21, modes, "");
+        target.answer();
+        let before = target.scan(&fork);
+        for _ in 0..3 {
+            let facts = target.ask("r");
+            let report = target.scan(&fork);
+            assert_equal(&report, &facts, &before, false);
+            assert_eq!(arenas(&report, "threads"), u64::from(threads) + 1);
+            assert!(number(&report, "pause_us") > 0, "{report}");
+            assert!(number(&report, "scan.snapshot_ns") > 0, "{report}");
+            assert!(number(&report, "scan.expected_pause_ns") > 0, "{report}");
+            assert_eq!(number(&report, "process.pid"), u64::from(target.child.id()));
+            assert_eq!(children(target.child.id()), Vec::<String>::new());
+        }
+        // Stacks and registers are those of the process, and lead to the same blocks.
+        let leaks = |options: &[&str]| {
+            let report = target.scan(options);
+            (number(&report, "leaked.blocks"), number(&report, "reachable.blocks"))
+        };
+        let max = ["--max-pause", "10s", "--leaks"];
+        assert_eq!(leaks(&[&max[..], &["--fork"]].concat()), leaks(&max));
+        target.end();
+    }
+}
+
+#[test]
+fn a_busy_program_is_scanned_by_snapshots() {
+    let program = fixture::program("scanned");
+    let mut target = RandomProgram::start(&program, 3, 3, "w", "");
+    target.answer();
+    target.ask("r");
+    for _ in 0..5 {
+        let report = target.scan(&["--fork", "--max-pause", "10s"]);
+        assert!(number(&report, "live.blocks") > 0);
+        for finding in report["findings"].as_array().unwrap() {
+            assert_ne!(finding["id"], "heap-corrupted", "{finding}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_must_not_fork_is_not_made_to() {
+    let program = fixture::program("unforkable");
+    let reasons = [
+        ("vfork", "waits for a child of vfork"),
+        ("dontfork", "MADV_DONTFORK"),
+        ("userfaultfd", "userfaultfd"),
+        ("strict", "strict seccomp mode"),
+        ("tasks", "RLIMIT_NPROC"),
+    ];
+    for (way, reason) in reasons {
+        let mut child = Command::new(&program)
+            .arg(way)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let said: Vec<String> =
+            lines.map(Result::unwrap).take_while(|line| line != "ready").collect();
+        if said.contains(&"way.made = 0".to_owned()) {
+            end(child);
+            pagewise_skip::skip_part(&Lack::Machine(&format!("it cannot be made here: {way}")));
+            continue;
+        }
+        let pid = child.id();
+        let is_ready = |path: &str, text: &str| {
+            let path = format!("/proc/{pid}/{path}");
+            std::fs::read_to_string(path).unwrap_or_default().contains(text)
+        };
+        while way == "vfork" && !is_ready("stat", ") D ")
+            || way == "strict" && !is_ready("status", "Seccomp:\t1")
+        {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let output =
+            fixture::pagewise(&["heap", "scan", &pid.to_string(), "--fork", "--max-pause", "10s"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(reason), "{way}: {output:?}");
+        // A child of vfork is the program's own.
+        let own = usize::from(way == "vfork");
+        assert_eq!(children(pid).len(), own, "{way}");
+        let status = end(child);
+        assert!(status.success(), "{way}: {status}");
     }
 }
 

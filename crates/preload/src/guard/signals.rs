@@ -110,6 +110,7 @@ pub(crate) fn find() {
 
 /// Puts our handlers before the program's.
 pub(crate) fn begin() -> Option<()> {
+    OWN_STACK.store(kernel::memory(STACK).ok()?.addr(), Relaxed);
     for (index, signal) in SIGNALS.into_iter().enumerate() {
         let mut old = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: it writes what is there.
@@ -140,11 +141,9 @@ pub(crate) fn default(signal: c_int) {
 
 /// Our own stack: the program's may be as small as the kernel allows.
 const STACK: usize = 128 << 10;
-#[repr(C, align(64))]
-struct AlternateStack(std::cell::UnsafeCell<[u8; STACK]>);
-// SAFETY: it is used under a lock.
-unsafe impl Sync for AlternateStack {}
-static OWN_STACK: AlternateStack = AlternateStack(std::cell::UnsafeCell::new([0; STACK]));
+/// Its lowest address, once handlers are set: used under a lock. It is mapped, since static memory
+/// of a library stays mapped after the end of a recording.
+static OWN_STACK: AtomicUsize = AtomicUsize::new(0);
 static REPORTING: Lock = Lock::new();
 /// The thread that is on that stack.
 static REPORTER: AtomicUsize = AtomicUsize::new(0);
@@ -210,7 +209,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
         if REPORTER.load(Relaxed) != me {
             let _held = REPORTING.hold();
             REPORTER.store(me, Relaxed);
-            let top = OWN_STACK.0.get().addr() + STACK;
+            let top = OWN_STACK.load(Relaxed) + STACK;
             // SAFETY: no other thread uses the stack while the lock is held; the function returns.
             unsafe {
                 std::arch::asm!("mov r12, rsp", "mov rsp, {top}", "call {report}", "mov rsp, r12",

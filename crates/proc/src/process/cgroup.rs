@@ -15,6 +15,8 @@ use crate::{ProcRoot, mountinfo, pressure};
 
 /// v1 spells "no limit" as the largest number of whole pages; nothing near it is a limit.
 const UNLIMITED: u64 = 1 << 60;
+/// The controller of memory.
+const MEMORY: &[u8] = b"memory";
 
 /// A memory cgroup as `/proc/<pid>/cgroup` names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +29,18 @@ pub struct Member {
 
 /// Reads a whole `cgroup`: the memory controller's line of v1, else the line of v2.
 pub fn parse(text: &[u8]) -> Option<Member> {
+    member_of(text, MEMORY)
+}
+
+/// The line of a controller in v1, else the line of v2.
+fn member_of(text: &[u8], controller: &[u8]) -> Option<Member> {
     let rows = lines(text).filter_map(|(_, line)| {
         let mut parts = line.splitn(3, |&b| b == b':');
         Some((parts.next()?, parts.next()?, parts.next()?))
     });
     let rows: Vec<_> = rows.collect();
     let v1 =
-        rows.iter().find(|(_, list, _)| list.split(|&b| b == b',').any(|name| name == b"memory"));
+        rows.iter().find(|(_, list, _)| list.split(|&b| b == b',').any(|name| name == controller));
     let v2 = rows.iter().find(|(id, list, _)| *id == b"0" && list.is_empty());
     let member = |version, path: &[u8]| Member { version, path: Name::new(path) };
     v1.map(|row| member(1, row.2)).or_else(|| v2.map(|row| member(2, row.2)))
@@ -68,15 +75,45 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
     })
 }
 
+/// Bytes that may still be charged to the memory cgroups of a process: the least of all up to the
+/// root that we can see; `None` without a limit. Page cache that is easily reclaimed counts as
+/// free.
+pub(crate) fn memory_left(root: &ProcRoot, pid: Pid) -> Option<Bytes> {
+    let (member, folder) = place(root, pid).ok()?;
+    let names = names(&member);
+    let left = |folder: &Path| {
+        let (limit, usage) = (bytes(&folder.join(names.limit))?, bytes(&folder.join(names.usage))?);
+        let stat = read_all(&folder.join("memory.stat")).unwrap_or_default();
+        let cache = lines(&stat).find_map(|(_, line)| number(line.strip_prefix(names.cache)?));
+        Some(limit.saturating_sub(usage.saturating_sub(cache.unwrap_or(0))))
+    };
+    folder.up_to_top().filter_map(left).min().map(Bytes)
+}
+
+/// Number of tasks that the pids cgroups of a process may still get; `None` without a limit.
+pub(crate) fn tasks_left(root: &ProcRoot, pid: Pid) -> Option<u64> {
+    let (_, folder) = place_of(root, pid, b"pids").ok()?;
+    let left = |folder: &Path| {
+        let file = |name| bytes(&folder.join(name));
+        Some(file("pids.max")?.saturating_sub(file("pids.current")?))
+    };
+    folder.up_to_top().filter_map(left).min()
+}
+
 /// Path of the memory cgroup of a process.
 fn place(root: &ProcRoot, pid: Pid) -> Reading<(Member, CgroupFolder)> {
+    place_of(root, pid, MEMORY)
+}
+
+fn place_of(root: &ProcRoot, pid: Pid, controller: &[u8]) -> Reading<(Member, CgroupFolder)> {
     let text = root.reading(pid, "cgroup")?;
-    let member = parse(&text).ok_or_else(|| Absent::NotInThisKernel("".into()))?;
+    let member = member_of(&text, controller).ok_or_else(|| Absent::NotInThisKernel("".into()))?;
     if !root.is_live() {
         return Err(Absent::NotCollected("control groups are not in the copied tree".into()));
     }
     let mounts = our_mounts()?;
-    let folder = mounts.iter().find_map(|mount| CgroupFolder::of_member(&member, mount));
+    let folder =
+        mounts.iter().find_map(|mount| CgroupFolder::of_member(&member, mount, controller));
     let folder = folder.ok_or(Absent::NotSupported("no memory cgroup is mounted here".into()))?;
     Ok((member, folder))
 }
@@ -99,11 +136,17 @@ fn our_mounts() -> Reading<Vec<Mount>> {
 struct CgroupFiles {
     limit: &'static str,
     usage: &'static str,
+    /// The line of `memory.stat` for page cache that was not used lately, children included.
+    cache: &'static [u8],
 }
 
-static V1: CgroupFiles =
-    CgroupFiles { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" };
-static V2: CgroupFiles = CgroupFiles { limit: "memory.max", usage: "memory.current" };
+static V1: CgroupFiles = CgroupFiles {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: b"total_inactive_file ",
+};
+static V2: CgroupFiles =
+    CgroupFiles { limit: "memory.max", usage: "memory.current", cache: b"inactive_file " };
 
 /// A cgroup's folder, and the mount that it is below.
 struct CgroupFolder {
@@ -113,10 +156,11 @@ struct CgroupFolder {
 
 impl CgroupFolder {
     /// The folder, where the mount shows it.
-    fn of_member(member: &Member, mount: &Mount) -> Option<CgroupFolder> {
+    fn of_member(member: &Member, mount: &Mount, controller: &[u8]) -> Option<CgroupFolder> {
         let is_its_kind = match member.version {
             1 => {
-                mount.fs == b"cgroup" && mount.options.split(|&b| b == b',').any(|o| o == b"memory")
+                mount.fs == b"cgroup"
+                    && mount.options.split(|&b| b == b',').any(|o| o == controller)
             }
             _ => mount.fs == b"cgroup2",
         };
@@ -128,12 +172,17 @@ impl CgroupFolder {
             .then(|| CgroupFolder { path: mount.point.join(below), top: mount.point.clone() })
     }
 
+    /// This folder and those above it, up to the mount.
+    fn up_to_top(&self) -> impl Iterator<Item = &Path> {
+        let depth = self.path.components().count() - self.top.components().count();
+        self.path.ancestors().take(depth + 1)
+    }
+
     /// The lowest limit from here up to the mount, and the folder that has it; this one where none
     /// has any.
     fn lowest(&self, file: &str) -> (Option<Bytes>, &Path) {
-        let depth = self.path.components().count() - self.top.components().count();
-        let folders = self.path.ancestors().take(depth + 1);
-        let limits = folders.filter_map(|folder| Some((bytes(&folder.join(file))?, folder)));
+        let limits =
+            self.up_to_top().filter_map(|folder| Some((bytes(&folder.join(file))?, folder)));
         match limits.min_by_key(|(limit, _)| *limit) {
             Some((limit, folder)) => (Some(Bytes(limit)), folder),
             None => (None, &self.path),
@@ -172,7 +221,7 @@ mod tests {
         fs::write(middle.join("memory.max"), "4096\n").unwrap();
         fs::write(own.join("memory.max"), "max\n").unwrap();
         let member = Member { version: 2, path: "/pod/a/b".into() };
-        let folder = CgroupFolder::of_member(&member, &mount("/pod", top.path())).unwrap();
+        let folder = CgroupFolder::of_member(&member, &mount("/pod", top.path()), MEMORY).unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(4096)), middle.as_path()));
         fs::write(own.join("memory.max"), "1024\n").unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(1024)), own.as_path()));
@@ -190,8 +239,12 @@ mod tests {
         for path in ["/elsewhere", "/pod/../../etc"] {
             let member = Member { version: 2, path: path.into() };
             assert!(
-                CgroupFolder::of_member(&member, &mount("/pod", Path::new("/sys/fs/cgroup")))
-                    .is_none(),
+                CgroupFolder::of_member(
+                    &member,
+                    &mount("/pod", Path::new("/sys/fs/cgroup")),
+                    MEMORY
+                )
+                .is_none(),
                 "{path}"
             );
         }

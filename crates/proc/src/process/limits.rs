@@ -22,6 +22,12 @@ pub fn parse(text: &[u8]) -> Result<ResourceLimits, ProcError> {
     })
 }
 
+/// The soft limit of tasks of the user (`RLIMIT_NPROC`); `None` without a limit.
+pub fn max_processes(text: &[u8]) -> Option<u64> {
+    let row = lines(text).find_map(|(_, line)| line.strip_prefix(b"Max processes "));
+    row.and_then(columns)?.soft
+}
+
 fn columns(row: &[u8]) -> Option<ResourceLimit> {
     let mut words = row.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     Some(ResourceLimit { soft: bound(words.next()?)?, hard: bound(words.next()?)? })

@@ -4,13 +4,19 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::fs;
+use std::io::ErrorKind::TimedOut;
 use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use pagewise_remote::{Alone, RemoteError, RemoteProcess, Scratch, Tracee};
+use pagewise_model::{Mapping, Pid};
+use pagewise_proc::{ProcRoot, target_file, variables};
+use pagewise_remote::{
+    Alone, ForkedSnapshot, FunctionThread, Keeper, RemoteError, RemoteProcess, Scratch, Tracee,
+    Undo,
+};
 use pagewise_sys::madvise::Advice;
 
 const SIZE: u64 = 4 << 20;
@@ -164,6 +170,165 @@ fn calls_are_made_alone_and_threads_restore_themselves_from_there_too() {
     assert!(!undo.carry_out(Duration::from_secs(20)).unwrap(), "there is nothing to do twice");
     let maps = fs::read_to_string(format!("/proc/{}/maps", loops.child.id())).unwrap();
     assert!(!maps.contains(&scratch.range().to_string()));
+    loops.end();
+}
+
+/// Notes that were written and not struck out.
+#[derive(Default)]
+struct NotedUndos(Vec<Undo>);
+
+impl Keeper for NotedUndos {
+    fn note(&mut self, undo: &Undo) {
+        self.0.push(*undo);
+    }
+
+    fn strike(&mut self, undo: &Undo) {
+        self.0.retain(|noted| noted != undo);
+    }
+}
+
+/// Children of a process, zombies too.
+fn children(pid: u32) -> Vec<u32> {
+    let folders = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().file_name());
+    let pids = folders.filter_map(|name| name.to_str()?.parse::<u32>().ok());
+    let is_child = |child: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+        parent == Some(pid)
+    };
+    pids.filter(is_child).collect()
+}
+
+/// Waits until a process has no children any more.
+fn is_childless(pid: u32) -> bool {
+    (0..2000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        children(pid).is_empty()
+    })
+}
+
+#[test]
+fn a_snapshot_has_the_memory_of_its_time_and_leaves_no_child() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let code = target.memory();
+    for _ in 0..20 {
+        let mut noted = NotedUndos::default();
+        pagewise_remote::on_tracer_thread(|| {
+            let mut stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let snapshot = ForkedSnapshot::fork(&target, &mut stopped, &mut noted).unwrap();
+            let at = stopped[0].place().stack & !15;
+            let read = |pid: u32| {
+                let mut bytes = vec![0; 64];
+                let range = at..at + 64;
+                pagewise_sys::remote::read(pid, std::slice::from_ref(&range), &mut bytes).unwrap();
+                bytes
+            };
+            let before = [read(target.pid()), read(snapshot.child())];
+            assert_eq!(before[0], before[1]);
+            // It has not returned from the call that made it.
+            let place =
+                pagewise_remote::StopPoint::of_traced(snapshot.child().cast_signed()).unwrap();
+            let mut instructions = [0; 3];
+            code.read(place.instruction - 2, &mut instructions).unwrap();
+            assert_eq!(instructions, [0x0f, 0x05, 0xc3], "behind `syscall`, at `ret`");
+            assert_eq!(noted.0.len(), 1);
+            drop(stopped);
+            std::thread::sleep(Duration::from_millis(2));
+            assert_eq!(
+                read(snapshot.child()),
+                before[1],
+                "the process ran on, the snapshot did not"
+            );
+            snapshot.end(&mut noted).unwrap();
+        });
+        assert_eq!(noted.0, []);
+        assert_eq!(children(target.pid()), Vec::<u32>::new());
+    }
+    loops.end();
+}
+
+/// The tracing thread ends as if the process were killed, at each step from the fork on.
+#[test]
+fn a_snapshot_of_a_tracer_that_died_is_waited_for() {
+    let loops = Loops::start();
+    let target = loops.target();
+    for round in 0..20 {
+        let mut noted = NotedUndos::default();
+        pagewise_remote::on_tracer_thread(|| {
+            let mut stopped = target.stop_all(Duration::from_secs(5)).unwrap();
+            let snapshot = ForkedSnapshot::fork(&target, &mut stopped, &mut noted).unwrap();
+            match round % 2 {
+                // The forking thread has the registers of its last call: it waits itself.
+                0 => stopped.into_iter().for_each(std::mem::forget),
+                _ => drop(stopped),
+            }
+            std::mem::forget(snapshot);
+        });
+        if round % 2 == 1 {
+            let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
+            let undo: Undo = undo.to_string().parse().unwrap();
+            assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+            assert!(
+                !undo.carry_out(Duration::from_secs(20)).unwrap(),
+                "there is nothing to do twice"
+            );
+        }
+        assert!(is_childless(target.pid()), "round {round}");
+    }
+    loops.end();
+}
+
+/// The address of a function of the C library of a process.
+fn function(target: &RemoteProcess, name: &str) -> u64 {
+    let root = ProcRoot::live();
+    let mappings = target.mappings().unwrap();
+    let libc = |it: &&Mapping| it.prot.exec && it.name.base().starts_with(b"libc.so");
+    let libc = mappings.iter().find(libc).unwrap();
+    let file = target_file::open_mapped(&root, Pid(target.pid()), libc).unwrap();
+    let found = variables::functions(&file, &[name]);
+    libc.range.start + (found[0].offset - libc.offset)
+}
+
+#[test]
+fn a_function_runs_on_one_more_thread_which_is_gone_afterwards() {
+    let loops = Loops::start();
+    let target = loops.target();
+    let trim = function(&target, "malloc_trim");
+    let (before, mut ran) = (target.threads().unwrap().len(), 0);
+    for round in 0..20 {
+        let mut noted = NotedUndos::default();
+        let thread = match FunctionThread::start(&target, trim, 0, &mut noted) {
+            Ok(thread) => thread,
+            // A busy machine: the thread that was left alone makes the new one, or has made it.
+            Err(RemoteError::System { source, .. }) if source.kind() == TimedOut => {
+                let undone = noted.0.iter().all(|it| it.carry_out(Duration::from_secs(60)).is_ok());
+                assert!(undone, "{:?}", noted.0);
+                continue;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        ran += 1;
+        match round % 2 {
+            0 => {
+                assert!(thread.wait(Duration::from_secs(20)).unwrap());
+                thread.unmap(&mut noted);
+                assert_eq!(noted.0, []);
+            }
+            // As if we were killed while the function runs.
+            _ => {
+                thread.leave();
+                let [undo] = noted.0[..] else { panic!("{:?}", noted.0) };
+                let undo: Undo = undo.to_string().parse().unwrap();
+                assert!(undo.carry_out(Duration::from_secs(20)).unwrap());
+            }
+        }
+        // It leaves the memory shortly before it has ended.
+        while target.threads().unwrap().len() > before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert!(ran > 0, "no function ran");
     loops.end();
 }
 

@@ -1,11 +1,13 @@
 //! Free pages of a heap, released by the allocator's own function.
 //!
-//! The function takes the locks of all arenas. The thread that calls it holds none of them
-//! ([`pagewise_heap::safe_call`]), and the other threads run meanwhile and release theirs.
+//! The function takes the locks of all arenas. `malloc_trim` runs on one more thread if the process
+//! has several, so that none of the program's threads is missing meanwhile. Other functions, and
+//! those of a process with one thread, are called by a thread of the program that holds none of the
+//! locks ([`pagewise_heap::safe_call`]). All other threads run meanwhile and release theirs.
 
 use std::time::Duration;
 
-use pagewise_heap::safe_call::{FoundFunction, FunctionCall, SafeCalls};
+use pagewise_heap::safe_call::{CallResults, FoundFunction, FunctionCall, SafeCalls};
 use pagewise_model::trim::{PartOutcome, ReleaseFunction};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Reading};
@@ -21,12 +23,21 @@ struct ReleaseRow {
     arguments: [u64; 5],
     /// True if the function holds nothing while it waits for a lock.
     waits_free: bool,
+    /// True if the function uses no variable of the calling thread but `errno`, so that one more
+    /// thread without data of its own can call it.
+    needs_no_thread_data: bool,
     /// True if the function returns an `int` that is 0 or an error number.
     returns_error: bool,
 }
 
-const PLAIN: ReleaseRow =
-    ReleaseRow { name: "", text: None, arguments: [0; 5], waits_free: false, returns_error: false };
+const PLAIN: ReleaseRow = ReleaseRow {
+    name: "",
+    text: None,
+    arguments: [0; 5],
+    waits_free: false,
+    needs_no_thread_data: false,
+    returns_error: false,
+};
 /// `MALLCTL_ARENAS_ALL` is 4096. The control takes no value: all other arguments are null.
 const MALLCTL: ReleaseRow =
     ReleaseRow { text: Some("arena.4096.purge"), returns_error: true, ..PLAIN };
@@ -36,7 +47,7 @@ pub const GLIBC: &str = "malloc_trim";
 
 const RELEASES: [ReleaseRow; 6] = [
     // One arena after the other: it waits for a mutex only while it has locked none (malloc.c).
-    ReleaseRow { name: GLIBC, waits_free: true, ..PLAIN },
+    ReleaseRow { name: GLIBC, waits_free: true, needs_no_thread_data: true, ..PLAIN },
     ReleaseRow { name: "mallctl", ..MALLCTL },
     ReleaseRow { name: "je_mallctl", ..MALLCTL },
     ReleaseRow { name: "_rjem_mallctl", ..MALLCTL },
@@ -99,13 +110,40 @@ fn call(
     outcome: &mut PartOutcome,
 ) -> Reading<()> {
     let Some(row) = RELEASES.iter().find(|row| row.name == function.name) else { return Ok(()) };
+    let results = match row.needs_no_thread_data {
+        true => calls.call_on_new_thread(function, row.arguments[0], conditions.keeper),
+        false => Ok(None),
+    };
+    let results = match results.map_err(|error| absent(&error))? {
+        Some(results) => results,
+        None => borrow_thread(calls, function, row, conditions)?,
+    };
+    note(row, function, results, outcome);
+    Ok(())
+}
+
+/// Has a thread of the program make the call.
+fn borrow_thread(
+    calls: &SafeCalls,
+    function: &FoundFunction,
+    row: &ReleaseRow,
+    conditions: &mut RepairConditions<'_>,
+) -> Reading<CallResults> {
     let call = FunctionCall {
         address: function.address,
         text: row.text,
         arguments: row.arguments,
         lock_wait: row.waits_free.then_some(conditions.max_pause.max(MIN_LOCK_WAIT)),
     };
-    let results = calls.call(&[call], conditions.keeper).map_err(|error| absent(&error))?;
+    calls.call(&[call], conditions.keeper).map_err(|error| absent(&error))
+}
+
+fn note(
+    row: &ReleaseRow,
+    function: &FoundFunction,
+    results: CallResults,
+    outcome: &mut PartOutcome,
+) {
     outcome.longest_stop_ns = outcome.longest_stop_ns.max(nanoseconds(results.stopped));
     for returned in results.returned {
         match returned.map(|value| if row.returns_error { value & INT } else { 0 }) {
@@ -117,7 +155,6 @@ fn call(
             Err(error) => outcome.fail(why_not(row.name, &error)),
         }
     }
-    Ok(())
 }
 
 /// The bits of an `int` in a register.

@@ -54,6 +54,12 @@ impl ProcessCopy {
         ProcessCopy { files: Some(files), ..self }
     }
 
+    /// Releases memory that was prepared for growth of the process.
+    pub(super) fn release_spare(&mut self) {
+        let end = |piece: &CopiedPiece| piece.offset + piece.range.len().0;
+        self.buffer.release_spare(self.pieces.iter().map(end).max().unwrap_or(0));
+    }
+
     fn bytes(&self, piece: &CopiedPiece, part: AddrRange) -> &[u8] {
         let offset = piece.offset + (part.start - piece.range.start);
         let bounds = (usize::try_from(offset), usize::try_from(part.len().0));

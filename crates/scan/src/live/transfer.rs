@@ -71,6 +71,16 @@ impl CopyBuffer {
         self.region.as_bytes()
     }
 
+    /// Releases the memory behind the first `used` bytes: that was for growth of the process.
+    pub(super) fn release_spare(&mut self, used: u64) {
+        let page = usize::try_from(system::page_size()).unwrap_or(CHUNK);
+        let first = usize::try_from(used).ok().and_then(|it| it.checked_next_multiple_of(page));
+        if let Some(spare) = first.and_then(|first| self.region.bytes().get_mut(first..)) {
+            // If the kernel refuses, the memory stays until the end of the scan.
+            let _ = advise_own(spare, Advice::DontNeed);
+        }
+    }
+
     /// Copies ranges, one behind the other. Returns the pages that could not be read; their bytes
     /// in the buffer mean nothing.
     pub(super) fn fill(
@@ -211,6 +221,19 @@ mod tests {
         let copied: Vec<u8> =
             buffer.as_bytes().chunks(length).map(|bytes| bytes[length - 1]).collect();
         assert_eq!(copied[1..4], [1, 3, 4]);
+    }
+
+    #[test]
+    fn spare_memory_is_released_and_the_copy_stays() {
+        let page = system::page_size();
+        let mut buffer = CopyBuffer::map(4 * page, 4 * page).unwrap();
+        buffer.region.bytes().fill(7);
+        buffer.release_spare(page + 1);
+        let length = usize::try_from(page).unwrap();
+        let (used, spare) = buffer.as_bytes().split_at(2 * length);
+        assert!(used.iter().all(|&byte| byte == 7));
+        assert!(spare.iter().all(|&byte| byte == 0));
+        buffer.release_spare(u64::MAX);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use pagewise_heap::safe_call::recorder_addresses;
 use pagewise_heap::{AttachRefused, Attached, CollectRequest, Collector, HeapError, LeftBehind};
 use pagewise_heaplog::recording::LogEnding;
 use pagewise_model::Pid;
@@ -124,6 +125,13 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
         note(format_args!(
             "a thread of process {pid}, or of a child of it, has not left the recorder yet: the recorder's memory stays mapped until it does; a process \
              of pagewise waits 90 s for that, and `pagewise keep` unmaps it later"
+        ));
+    }
+    let library = recorder_addresses(&root, pid);
+    if !library.is_zero() && !stays {
+        note(format_args!(
+            "the recorder library stays loaded in process {pid}, off: {} KiB of addresses; all other memory of the recording is unmapped",
+            library.0.div_ceil(1 << 10)
         ));
     }
     let (greeted, refused) = collector.greeted();

@@ -18,7 +18,7 @@ use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
 use pagewise_scan::core_image::CoreImage;
 use pagewise_scan::live::{
-    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_running, copy_stopped,
+    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_running, copy_stopped,
 };
 use pagewise_scan::memory::Memory;
 use pagewise_scan::reachability::GraphRequest;
@@ -32,6 +32,7 @@ use pagewise_view::text::Units;
 use super::{ROWS, rows};
 use crate::commands::heap::args::HeapScanArgs;
 use crate::commands::run_command::{NotRun, exit_code};
+use crate::keeper::KeeperProcess;
 use crate::output::{emit_with_page, note};
 use crate::pause::WORTH_SAYING;
 use crate::target::{UsageError, open_core};
@@ -91,13 +92,24 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     }
     root.check_access(pid)?;
     let search = args.pointer_search();
+    let method = if args.fork { CopyMethod::Fork } else { CopyMethod::Stop };
+    let scan = || running(&root, pid, method, args.max_pause, search);
     let Some(interval) = args.every else {
-        return Ok((None, running(&root, pid, args.max_pause, search)?));
+        return Ok((None, scan()?));
     };
     let began = Instant::now();
-    let earlier = running(&root, pid, args.max_pause, search)?;
+    let earlier = scan()?;
     sleep(interval.saturating_sub(began.elapsed()));
-    Ok((Some(earlier), running(&root, pid, args.max_pause, search)?))
+    Ok((Some(earlier), scan()?))
+}
+
+/// The state of a process while its memory is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyMethod {
+    /// It is stopped.
+    Stop,
+    /// It runs, after it was made to fork a snapshot.
+    Fork,
 }
 
 /// Scans a running process. If its allocator's data contradicts itself while a thread may have been
@@ -105,13 +117,18 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
 pub(crate) fn running(
     root: &ProcRoot,
     pid: Pid,
+    method: CopyMethod,
     max_pause: Duration,
     search: Option<PointerSearch>,
 ) -> anyhow::Result<HeapScan> {
+    let purpose = match method {
+        CopyMethod::Stop => "to copy",
+        CopyMethod::Fork => "to fork a snapshot of",
+    };
     let announce = |expected: ExpectedPause| {
         if expected.pause > WORTH_SAYING {
             note(format_args!(
-                "stops process {pid} for about {} ms to copy {} MiB",
+                "stops process {pid} for about {} ms {purpose} {} MiB",
                 expected.pause.as_millis(),
                 expected.bytes.0 >> 20
             ));
@@ -125,7 +142,7 @@ pub(crate) fn running(
     let request = CopyRequest { scope, max_pause, busy_code: &busy_code, announce: &announce };
     let (mut discarded, mut scans) = (MemoryCopy::default(), 0);
     loop {
-        let mut scan = scan_once(root, pid, &request, search)?;
+        let mut scan = scan_once(root, pid, method, &request, search)?;
         scan.copy = scan.copy.after(discarded);
         scans += 1;
         let is_settled = scan.heap.corrupted == 0 || !scan.may_be_in_change();
@@ -139,11 +156,20 @@ pub(crate) fn running(
 fn scan_once(
     root: &ProcRoot,
     pid: Pid,
+    method: CopyMethod,
     request: &CopyRequest<'_>,
     search: Option<PointerSearch>,
 ) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
-    let copy = copy_running(root, pid, request)?;
+    let copy = match method {
+        CopyMethod::Stop => copy_running(root, pid, request)?,
+        CopyMethod::Fork => {
+            let mut keeper = KeeperProcess::start();
+            let copied = copy_forked(root, pid, request, &mut keeper);
+            keeper.dismiss();
+            copied?
+        }
+    };
     scanned(root, &copy, ProcessMoment::Running, began, search)
 }
 

@@ -32,6 +32,10 @@ pub(crate) struct HeapScanArgs {
     /// Stop the process for at most TIME; give up if that is too short
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,
+    /// Make the process fork a snapshot, and copy that while the process runs on: a shorter pause,
+    /// more memory
+    #[arg(long, conflicts_with_all = ["from", "core", "command"])]
+    pub(crate) fork: bool,
     /// Report leaks: blocks to which no register, stack, variable or mapping leads
     #[arg(long, conflicts_with = "from")]
     pub(crate) leaks: bool,

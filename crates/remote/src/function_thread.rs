@@ -1,0 +1,233 @@
+//! A function that a process runs on one more thread, which ends with the function.
+//!
+//! A thread of the program that runs a function instead of its own work is missing for that time:
+//! on busy CPUs for hundreds of milliseconds. One more thread takes none of them away. It has a
+//! stack, and data for the C library at `fs`, in a mapping of ours:
+//!
+//! ```text
+//!  | alive | .......... stack | contexts: the function, exit | variables of libraries | struct pthread |
+//!                                ^ first stack pointer                                ^ fs
+//! ```
+//!
+//! The new thread returns from `clone` by `rt_sigreturn`, as remote calls do, with registers of a
+//! call of the function. That returns by `rt_sigreturn` again, with registers of a call of `exit`.
+//! So it needs no code of ours, and the stack pointer of the thread is in the mapping from the
+//! first to the last instruction.
+//!
+//! The data are zero-filled, but for the words that code of the C library reads in any thread: its
+//! own address, and that there are several threads (locks are not skipped then). So the function
+//! must be one of the C library that uses no variable of a thread but `errno`.
+//!
+//! The mapping is noted before it is made. Whoever finds the note unmaps it once no thread uses it,
+//! and none has yet to make the new thread.
+
+use std::io;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_model::Mapping;
+
+use crate::process::on_tracer_thread;
+use crate::thread::spawn::ThreadMemory;
+use crate::{Keeper, RemoteError, RemoteProcess, Scratch, Tracee};
+
+/// Size of the mapping.
+const SIZE: u64 = 1 << 20;
+/// Offset of the end of the stack, where the contexts begin.
+const CONTEXTS: u64 = SIZE / 2;
+/// Offset of the data of the thread (`fs`). Behind it is the C library's `struct pthread`, of
+/// about 2.3 KiB.
+const THREAD_DATA: u64 = SIZE - (16 << 10);
+/// The largest size of thread-local variables of all libraries that fit below.
+const MAX_THREAD_VARIABLES: u64 = 256 << 10;
+/// Interval at which the end of the function is looked for.
+const POLL: Duration = Duration::from_micros(500);
+
+/// Offset of the word that the kernel clears.
+const ALIVE: u64 = 0;
+
+/// A thread of ours in a process.
+#[derive(Debug)]
+pub struct FunctionThread<'a> {
+    target: &'a RemoteProcess,
+    memory: Scratch,
+    longest_stop: Duration,
+}
+
+impl<'a> FunctionThread<'a> {
+    /// Makes a process run a function of its C library with one argument, on one more thread. A
+    /// thread of the process is stopped for each of some short calls.
+    ///
+    /// # Errors
+    /// Those of [`RemoteProcess::any_thread`] and [`Scratch::map`]; [`RemoteError::System`] where
+    /// the kernel makes no thread: the function is not run then.
+    pub fn start(
+        target: &'a RemoteProcess,
+        function: u64,
+        argument: u64,
+        keeper: &mut (dyn Keeper + Send),
+    ) -> Result<FunctionThread<'a>, RemoteError> {
+        if thread_variables(target, &target.mappings()?) > MAX_THREAD_VARIABLES {
+            return Err(RemoteError::Unsupported(
+                "its libraries have large thread-local variables",
+            ));
+        }
+        let mut longest_stop = Duration::ZERO;
+        let memory = short_stop(target, &mut longest_stop, |thread| {
+            Scratch::map_with(target, thread, SIZE, false, &mut *keeper)
+        })?;
+        let mut made = FunctionThread { target, memory, longest_stop };
+        match made.run(function, argument, keeper) {
+            Ok(()) => Ok(made),
+            // A thread may have yet to make the new one: the keeper unmaps the memory.
+            Err(error) if error.is_late() => Err(error),
+            Err(error) => {
+                made.unmap(keeper);
+                Err(error)
+            }
+        }
+    }
+
+    fn run(
+        &mut self,
+        function: u64,
+        argument: u64,
+        keeper: &mut (dyn Keeper + Send),
+    ) -> Result<(), RemoteError> {
+        let FunctionThread { target, memory, longest_stop } = self;
+        let start = memory.range().start;
+        let thread_data = start + THREAD_DATA;
+        short_stop(target, longest_stop, |thread| memory.keep_from_children(thread))?;
+        write(target, start, thread_data).map_err(RemoteError::system(NOT_WRITTEN))?;
+        let contexts =
+            ThreadMemory { contexts: start + CONTEXTS, thread_data, alive: start + ALIVE };
+        short_stop(target, longest_stop, |thread| {
+            // The thread that makes the new one uses the mapping from here on.
+            memory.note_user(thread, keeper);
+            thread
+                .make_thread(target.memory(), &contexts, function, argument)
+                .map_err(RemoteError::system("it cannot make a thread"))
+        })
+    }
+
+    /// Waits for the end of the function, for at most `limit`. Returns false if it still runs.
+    ///
+    /// # Errors
+    /// [`RemoteError::Gone`]
+    pub fn wait(&self, limit: Duration) -> Result<bool, RemoteError> {
+        let begin = Instant::now();
+        loop {
+            let mut alive = [0; 4];
+            let read = self.target.memory().read(self.memory.range().start + ALIVE, &mut alive);
+            read.map_err(|_| RemoteError::Gone)?;
+            if alive == [0; 4] || begin.elapsed() >= limit {
+                return Ok(alive == [0; 4]);
+            }
+            sleep(POLL);
+        }
+    }
+
+    /// Unmaps the memory, once the function has ended. Returns the longest time for which a thread
+    /// of the process was stopped.
+    pub fn unmap(self, keeper: &mut (dyn Keeper + Send)) -> Duration {
+        let FunctionThread { target, memory, mut longest_stop } = self;
+        // If this fails, the keeper unmaps it.
+        let unmapped =
+            short_stop(target, &mut longest_stop, |thread| memory.unmap(thread, &mut *keeper));
+        drop(unmapped);
+        longest_stop
+    }
+
+    /// Leaves the function to end by itself: the keeper unmaps the memory afterwards. Returns the
+    /// longest time for which a thread of the process was stopped.
+    pub fn leave(self) -> Duration {
+        self.longest_stop
+    }
+}
+
+const NOT_WRITTEN: &str = "cannot write to its memory";
+
+/// Writes the data of the thread.
+fn write(target: &RemoteProcess, start: u64, thread_data: u64) -> io::Result<()> {
+    /// Offsets in `tcbhead_t` of glibc (sysdeps/x86_64/nptl/tls.h): two words with its own address,
+    /// and `multiple_threads`.
+    const OWN_ADDRESS: [u64; 2] = [0, 16];
+    const SEVERAL_THREADS: u64 = 24;
+    let memory = target.memory();
+    memory.write(start + ALIVE, &1_u64.to_le_bytes())?;
+    for offset in OWN_ADDRESS {
+        memory.write(thread_data + offset, &thread_data.to_le_bytes())?;
+    }
+    memory.write(thread_data + SEVERAL_THREADS, &1_u32.to_le_bytes())
+}
+
+/// Does something with a thread of the process, whichever stops. The stops are short: the process
+/// runs between two calls.
+fn short_stop<T: Send>(
+    target: &RemoteProcess,
+    longest: &mut Duration,
+    act: impl FnOnce(&mut Tracee) -> Result<T, RemoteError> + Send,
+) -> Result<T, RemoteError> {
+    on_tracer_thread(|| {
+        let mut thread = target.any_thread()?;
+        let done = act(&mut thread);
+        *longest = thread.release().max(*longest);
+        done
+    })
+}
+
+/// Bytes of thread-local variables of all files that are mapped, by their ELF headers in memory.
+fn thread_variables(target: &RemoteProcess, mappings: &[Mapping]) -> u64 {
+    let first = mappings.iter().filter(|it| it.inode != 0 && it.offset == 0);
+    let sizes = first.map(|mapping| {
+        thread_variables_of(&target.memory().read_up_to(mapping.range.start, HEADERS)).unwrap_or(0)
+    });
+    sizes.fold(0, u64::saturating_add)
+}
+
+/// Bytes of a file from its start on that have its program headers.
+const HEADERS: usize = 4 << 10;
+
+/// Bytes of thread-local variables (`PT_TLS`) of an ELF file of 64 bits, with their alignment.
+fn thread_variables_of(head: &[u8]) -> Option<u64> {
+    const PT_TLS: u32 = 7;
+    /// Offsets of `e_phoff`, `e_phentsize` and `e_phnum`, and of `p_memsz` and `p_align`.
+    const TABLE: usize = 32;
+    const ENTRY_SIZE: usize = 54;
+    const ENTRY_COUNT: usize = 56;
+    const BYTES: usize = 40;
+    const ALIGNMENT: usize = 48;
+    let word = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));
+    let half = |at: usize| Some(u16::from_le_bytes(*head.get(at..)?.first_chunk()?).into());
+    head.strip_prefix(b"\x7fELF\x02")?;
+    let table = usize::try_from(word(TABLE)?).ok()?;
+    let (size, count): (usize, usize) = (half(ENTRY_SIZE)?, half(ENTRY_COUNT)?);
+    let entries = (0..count).map_while(|index| {
+        let entry = table.checked_add(index * size)?;
+        let kind = u32::from_le_bytes(*head.get(entry..)?.first_chunk()?);
+        let bytes = word(entry.checked_add(BYTES)?)?.saturating_add(word(entry + ALIGNMENT)?);
+        Some(if kind == PT_TLS { bytes } else { 0 })
+    });
+    Some(entries.fold(0, u64::saturating_add))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_thread_local_variables_is_in_the_program_headers() {
+        let mut head = vec![0; HEADERS];
+        head[..5].copy_from_slice(b"\x7fELF\x02");
+        head[32..40].copy_from_slice(&64_u64.to_le_bytes());
+        head[54..58].copy_from_slice(&[56, 0, 2, 0]);
+        head[64 + 56..64 + 60].copy_from_slice(&7_u32.to_le_bytes());
+        head[64 + 56 + 40..64 + 56 + 48].copy_from_slice(&1000_u64.to_le_bytes());
+        head[64 + 56 + 48..64 + 56 + 56].copy_from_slice(&16_u64.to_le_bytes());
+        assert_eq!(thread_variables_of(&head), Some(1016));
+        assert_eq!(thread_variables_of(&head[..100]), Some(0), "cut off");
+        head[32..40].fill(0xff);
+        assert_eq!(thread_variables_of(&head), Some(0), "a table at no place");
+        assert_eq!(thread_variables_of(b"#!/bin/sh"), None);
+    }
+}
