@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::data_types::TypeLack;
 use crate::heap_scan::LiveAmount;
 use crate::{Bytes, Name};
 
@@ -29,8 +30,74 @@ pub struct HeapGraph {
     pub retention: Vec<RetentionEntry>,
     /// The block that was asked for.
     pub why: Option<KeptBlock>,
+    /// Types of the live blocks, if they were asked for.
+    #[serde(default)]
+    pub types: Option<TypedBlocks>,
     /// Duration of the search in nanoseconds.
     pub took_ns: u64,
+}
+
+/// Live blocks by type.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TypedBlocks {
+    /// Types, most bytes first.
+    pub groups: Vec<TypeGroup>,
+    /// Blocks that have a type.
+    pub typed: LiveAmount,
+    /// Blocks to which pointers of different types lead: they have no type.
+    pub contradicted: LiveAmount,
+    /// Files without types.
+    pub lacks: Vec<TypeLack>,
+    /// Duration of the search for types in nanoseconds.
+    pub took_ns: u64,
+}
+
+/// Live blocks of one type.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TypeGroup {
+    /// The type; with `[]` if the blocks are arrays of it.
+    pub name: Name,
+    /// Origin of the type.
+    pub evidence: TypeEvidence,
+    /// Blocks and usable bytes.
+    pub live: LiveAmount,
+    /// Address of one of these blocks.
+    pub address: u64,
+}
+
+/// Origin of the type of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TypeEvidence {
+    /// The first word of the block points to the table of a class.
+    ClassTable,
+    /// A pointer whose type debug information describes.
+    DebugInformation,
+}
+
+impl TypeEvidence {
+    /// The name in JSON.
+    pub const fn key(self) -> &'static str {
+        match self {
+            TypeEvidence::ClassTable => "class_table",
+            TypeEvidence::DebugInformation => "debug_information",
+        }
+    }
+}
+
+/// Function that a thread was in, or that called it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootFrame {
+    /// Number of the frame: 0 is the innermost function.
+    pub depth: u32,
+    /// The function.
+    pub function: Option<Name>,
+    /// The program or library that contains it.
+    pub module: Option<Name>,
+    /// The source file.
+    pub source: Option<Name>,
+    /// The line.
+    pub line: u32,
 }
 
 /// Blocks of one size and type that a program lost, with the blocks that only they lead to.
@@ -44,7 +111,7 @@ pub struct LeakGroup {
     pub bytes: u64,
     /// Usable bytes of each block that heads a leak.
     pub size: u64,
-    /// Its type, if its first word points to the table of a class.
+    /// Its type.
     pub block_type: Option<Name>,
     /// Address of one of these blocks.
     pub address: u64,
@@ -99,6 +166,12 @@ pub struct HeapRoot {
     pub name: Name,
     /// The file that defines a variable.
     pub module: Option<Name>,
+    /// The source file of a variable that other source files cannot name.
+    #[serde(default)]
+    pub source: Option<Name>,
+    /// The function whose stack frame or registers hold the pointer.
+    #[serde(default)]
+    pub frame: Option<RootFrame>,
     /// The thread.
     pub tid: Option<u32>,
     /// Address of its first pointer; 0 of registers.
@@ -132,6 +205,9 @@ pub struct RetentionStep {
     pub size: u64,
     /// Their type.
     pub block_type: Option<Name>,
+    /// The member that leads to the first block, if the type of what holds it is known.
+    #[serde(default)]
+    pub member: Option<Name>,
     /// Number of the blocks.
     pub blocks: u64,
     /// Blocks and bytes that they retain, these blocks included.
@@ -198,4 +274,7 @@ pub struct KeptStep {
     pub size: u64,
     /// Its type.
     pub block_type: Option<Name>,
+    /// The member that leads to it, if the type of what holds it is known.
+    #[serde(default)]
+    pub member: Option<Name>,
 }

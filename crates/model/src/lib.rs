@@ -9,6 +9,7 @@ pub mod bounds;
 pub mod calls;
 pub mod core_dump;
 pub mod counters;
+pub mod data_types;
 pub mod ending;
 pub mod faults;
 pub mod fields;

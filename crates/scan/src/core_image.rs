@@ -51,7 +51,7 @@ impl CoreImage {
             name: name(note.tid).map_or_else(Vec::new, |name| name.as_bytes().to_vec()),
             stack_pointer: note.stack_pointer,
             thread_pointer: note.thread_pointer,
-            registers: note.registers.clone(),
+            registers: in_sample_order(&note.registers),
         };
         let threads = core.notes().threads.iter().map(thread).collect();
         let mappings = std::mem::replace(&mut snapshot.mappings, Ok(Vec::new()));
@@ -63,6 +63,11 @@ impl CoreImage {
     /// has.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
+    }
+
+    /// The files that the process had mapped.
+    pub fn images(&self) -> &ImageFiles {
+        &self.images
     }
 
     /// The base page size of the machine.
@@ -140,6 +145,16 @@ impl CoreImage {
                 return;
             }
         }
+    }
+}
+
+/// Registers of x86-64 in the order of perf samples. A core file has r15 to r12, bp, bx, r11 to r8,
+/// ax, cx, dx, si, di, ip, sp. Those of other machines stay as they are.
+fn in_sample_order(registers: &[u64]) -> Vec<u64> {
+    const ORDER: [usize; 17] = [10, 5, 11, 12, 13, 14, 4, 16, 15, 9, 8, 7, 6, 3, 2, 1, 0];
+    match <&[u64; 17]>::try_from(registers) {
+        Ok(registers) => ORDER.iter().map(|&at| registers[at]).collect(),
+        Err(_) => registers.to_vec(),
     }
 }
 

@@ -14,6 +14,7 @@
 //!  dominators   immediate dominators (semi-NCA)
 //!  retained     bytes that only one root or block keeps alive
 //!  paths        paths from roots to a block
+//!  typing       types of blocks by the types of pointers
 //! ```
 
 mod dominators;
@@ -25,6 +26,7 @@ mod paths;
 mod retained;
 mod roots;
 mod traversal;
+mod typing;
 
 #[cfg(test)]
 pub(crate) mod image;
@@ -40,6 +42,7 @@ pub use retained::{NodeClass, RetainedSizes, RetentionNode, RetentionTree, reach
 pub(crate) use roots::is_data;
 pub use roots::{RootSpan, RootSpanKind, range_without, root_spans};
 pub use traversal::{Traversal, VIRTUAL_ROOT};
+pub use typing::{BlockRounding, BlockType, BlockTyping, TypingInput, member_of};
 
 use pagewise_model::AddrRange;
 

@@ -16,7 +16,8 @@ pub struct ScannedThread {
     pub stack_pointer: u64,
     /// The base of thread-local storage (`fs` on x86-64).
     pub thread_pointer: u64,
-    /// General registers, the stack pointer included, in no particular order.
+    /// General registers, the stack pointer included. On x86-64 these are 17 in the order of perf
+    /// samples: ax, bx, cx, dx, si, di, bp, sp, ip, r8 to r15. Elsewhere their order is arbitrary.
     pub registers: Vec<u64>,
 }
 

@@ -1,10 +1,14 @@
 //! The pointer graph of a heap as a model value: leaks, retained bytes and paths, with the names of
 //! roots and types.
 
+mod names;
+mod types;
+
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use pagewise_model::data_types::DataTypes;
 use pagewise_model::heap_graph::{
     HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainingRoot, RetentionEntry,
     RetentionStep, RootKind, RootPath,
@@ -14,10 +18,14 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Name};
 use pagewise_proc::data_symbols::{NamedVariable, NamedVariables};
 
+use names::{AreaName, RootNames};
+pub use names::{FrameArea, FrameRequest, ThreadFrames};
+use types::{HeapTypes, TypingMemory};
+
 use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::graph::{
-    DominatorTree, HeapLeaks, HeapPointers, KeepPath, NodeClass, PathSearch, PointerGraph,
+    BlockRounding, DominatorTree, HeapLeaks, KeepPath, NodeClass, PathSearch, PointerGraph,
     RetainedSizes, RetentionNode, RetentionTree, RootPart, RootSpan, RootSpanKind, Traversal,
     dominators, heap_pointers, root_spans,
 };
@@ -41,6 +49,9 @@ const PATH_END: usize = 16;
 /// First bytes of a leaked block that are kept.
 const FIRST_BYTES: usize = 16;
 
+/// Finds types by addresses of variables and by names of classes.
+pub type FindTypes<'a> = dyn Fn(&[u64], &[Name]) -> DataTypes + 'a;
+
 /// Conclusions to draw from a graph.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct GraphRequest<'a> {
@@ -50,11 +61,17 @@ pub struct GraphRequest<'a> {
     pub why: Option<u64>,
     /// Finds the variables that contain addresses, which are in order.
     pub variables: &'a dyn Fn(&[u64]) -> NamedVariables,
+    /// Finds the functions of threads.
+    pub frames: &'a dyn Fn(&FrameRequest<'_>) -> ThreadFrames,
+    /// Finds the types of the variables that contain addresses, which are in order, and of classes
+    /// by name; `None` if types are not wanted.
+    pub types: Option<&'a FindTypes<'a>>,
     /// Converts a mangled name.
     pub demangle: &'a dyn Fn(&str) -> String,
 }
 
 /// Searches the pointers of a heap. `managed` is the memory of the allocator, in order of address.
+/// `rounding` is that of its sizes.
 ///
 /// # Errors
 /// [`ScanError::NoHeap`] for more blocks than can be numbered.
@@ -65,16 +82,30 @@ pub fn heap_graph(
     memory: &dyn Memory,
     blocks: &BlockTable,
     managed: &[AddrRange],
+    rounding: BlockRounding,
     request: &GraphRequest<'_>,
 ) -> Result<HeapGraph, ScanError> {
     let began = Instant::now();
     let thread_local_bytes = (request.variables)(&[]).thread_local_bytes;
     let spans = root_spans(memory, managed, thread_local_bytes.saturating_add(TLS_SURPLUS));
-    let pointers = heap_pointers(memory, blocks, &spans)
+    let mut pointers = heap_pointers(memory, blocks, &spans)
         .ok_or(ScanError::NoHeap("it has too many blocks to search their pointers"))?;
-    let names = RootNames::new(memory, &spans, &pointers, request);
+    let data = sorted(pointers.data_addresses(&spans));
+    let words = pointers.types.words().iter().copied();
+    let found = (request.variables)(&sorted(data.iter().copied().chain(words)));
+    let mut types = HeapTypes::of_classes(&pointers, &found, request);
+    let input = TypingMemory { memory, blocks, rounding, addresses: &data };
+    types.add_data_types(&input, &mut pointers, request);
+    let names = RootNames::new(memory, &spans, &pointers, request, found, types.variables());
     let graph = PointerGraph::new(pointers, &spans, &names.areas);
-    let described = DescribedGraph { memory, blocks, spans: &spans, graph: &graph, names: &names };
+    let described = DescribedGraph {
+        memory,
+        blocks,
+        spans: &spans,
+        graph: &graph,
+        names: &names,
+        types: &types,
+    };
     let mut found = if request.retained || request.why.is_some() {
         let (traversal, tree) = dominators(&graph);
         let retained = RetainedSizes::new(&traversal, &tree, blocks);
@@ -92,71 +123,21 @@ pub fn heap_graph(
     } else {
         described.reachability(&Traversal::new(&graph))
     };
+    found.types = types.summary(blocks, |block| graph.types().number(block));
     found.took_ns = nanoseconds(began.elapsed());
     Ok(found)
+}
+
+fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut addresses: Vec<u64> = addresses.collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
 }
 
 /// Space that glibc reserves below the thread pointer for the variables of libraries that are
 /// loaded later: 1,664 bytes in glibc 2.36. The frames of a thread begin below it.
 const TLS_SURPLUS: u64 = 1600;
-
-/// Names of areas and types.
-struct RootNames {
-    /// In order of address: variables, and the thread-local variables of each thread.
-    areas: Vec<AddrRange>,
-    /// The variable of each area.
-    variables: Vec<NamedVariable>,
-    /// Types by their number, from 1 on.
-    types: Vec<Option<Name>>,
-}
-
-impl RootNames {
-    fn new(
-        memory: &dyn Memory,
-        spans: &[RootSpan],
-        pointers: &HeapPointers,
-        request: &GraphRequest<'_>,
-    ) -> RootNames {
-        let words = pointers.types.words();
-        let mut addresses: Vec<u64> =
-            pointers.data_addresses(spans).chain(words.iter().copied()).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        let found = (request.variables)(&addresses);
-        let type_of = |word: &u64| {
-            let variable = variable_at(&found.variables, *word)?;
-            let name = variable.name.as_bytes();
-            if !name.starts_with(b"_ZTV") {
-                return None;
-            }
-            let name = (request.demangle)(&String::from_utf8_lossy(name));
-            Some(Name::from(name.strip_prefix("vtable for ").unwrap_or(&name)))
-        };
-        let types = words.iter().map(type_of).collect();
-        let locals = memory.threads().iter().flat_map(|thread| {
-            found.thread_local.iter().map(|variable| NamedVariable {
-                range: AddrRange {
-                    start: thread.thread_pointer.wrapping_add(variable.range.start),
-                    end: thread.thread_pointer.wrapping_add(variable.range.end),
-                },
-                ..variable.clone()
-            })
-        });
-        let mut variables: Vec<NamedVariable> = locals.take(MAX_THREAD_LOCALS).collect();
-        variables.extend(found.variables);
-        variables.retain(|variable| !variable.range.is_empty());
-        variables.sort_by_key(|variable| variable.range);
-        for variable in &mut variables {
-            let name = (request.demangle)(&String::from_utf8_lossy(variable.name.as_bytes()));
-            variable.name = Name::from(name.as_str());
-        }
-        let areas = variables.iter().map(|variable| variable.range).collect();
-        RootNames { areas, variables, types }
-    }
-}
-
-/// Thread-local variables of all threads together.
-const MAX_THREAD_LOCALS: usize = 1 << 18;
 
 fn variable_at(variables: &[NamedVariable], address: u64) -> Option<&NamedVariable> {
     let after = variables.partition_point(|variable| variable.range.start <= address);
@@ -170,6 +151,7 @@ struct DescribedGraph<'a> {
     spans: &'a [RootSpan],
     graph: &'a PointerGraph,
     names: &'a RootNames,
+    types: &'a HeapTypes,
 }
 
 impl DescribedGraph<'_> {
@@ -223,7 +205,7 @@ impl DescribedGraph<'_> {
     }
 
     fn type_name(&self, number: u32) -> Option<Name> {
-        self.names.types.get((number as usize).checked_sub(1)?).cloned().flatten()
+        self.types.name(number)
     }
 
     fn step(&self, block: u32) -> KeptStep {
@@ -232,6 +214,18 @@ impl DescribedGraph<'_> {
             address: found.map_or(0, |block| block.start),
             size: found.map_or(0, |block| block.size),
             block_type: self.type_name(self.graph.types().number(block)),
+            member: None,
+        }
+    }
+
+    /// The member of a node, a block or a root, by which it leads to a block.
+    fn member(&self, node: u32, to: u32) -> Option<Name> {
+        match self.graph.root_of(node) {
+            None => self.types.member(self.memory, self.blocks, node, to),
+            Some(_) => {
+                let address = self.graph.root_pointer(node, to)?;
+                self.types.variable_member(self.memory, self.blocks, address, to)
+            }
         }
     }
 
@@ -240,16 +234,26 @@ impl DescribedGraph<'_> {
             kind: RootKind::Several,
             name: Name::default(),
             module: None,
+            source: None,
+            frame: None,
             tid: None,
             address: 0,
         };
         let Some(root) = self.graph.root_of(node) else { return several };
         let span = root.span.and_then(|span| self.spans.get(span as usize));
         let Some(span) = span else { return HeapRoot { kind: RootKind::Unrecorded, ..several } };
-        let variable = match root.part {
-            RootPart::Area(area) => self.names.variables.get(area as usize),
+        let area = match root.part {
+            RootPart::Area(area) => self.names.named.get(area as usize),
             RootPart::Word | RootPart::Rest => None,
         };
+        let (variable, mut frame) = match area {
+            Some(AreaName::Variable(variable)) => (Some(variable), None),
+            Some(AreaName::Frame(frame)) => (None, Some(frame)),
+            None => (None, None),
+        };
+        if let RootSpanKind::Registers(thread) = span.kind {
+            frame = self.names.innermost.get(thread as usize).and_then(Option::as_ref);
+        }
         let (kind, thread, mapping) = match span.kind {
             RootSpanKind::Registers(thread) => (RootKind::Register, Some(thread), None),
             RootSpanKind::Stack(thread) => (RootKind::Stack, Some(thread), None),
@@ -272,6 +276,8 @@ impl DescribedGraph<'_> {
                 .or(mapping_name)
                 .unwrap_or_default(),
             module: variable.map(|variable| variable.module.clone()),
+            source: variable.and_then(|variable| variable.source.clone()),
+            frame: frame.cloned(),
             tid: thread.map(|thread| thread.tid),
             address: root.address,
         }
@@ -312,7 +318,7 @@ impl DescribedGraph<'_> {
             RetainingRoot {
                 root: self.root(entry.first),
                 retained: retained_of(entry),
-                path: self.path_down(&retention, &below, at),
+                path: self.path_down(&retention, &below, at, traversal),
                 roots: Vec::new(),
                 has_more_roots: false,
             }
@@ -320,7 +326,7 @@ impl DescribedGraph<'_> {
         let shared = tops.iter().map(|&at| &retention.entries[at]).enumerate();
         let shared = shared.filter(|(_, entry)| entry.is_shared());
         let shared = shared.map(|(row, entry)| (row, entry.first)).take(MAX_NAMED_ROWS).collect();
-        (roots.collect(), shared, self.entries(&retention))
+        (roots.collect(), shared, self.entries(&retention, traversal))
     }
 
     /// Names the roots of blocks that several roots keep alive.
@@ -345,17 +351,25 @@ impl DescribedGraph<'_> {
         retention: &RetentionTree,
         below: &LargestBelow,
         top: usize,
+        traversal: &Traversal,
     ) -> Vec<RetentionStep> {
         let all = retention.entries[top].retained_bytes;
         let largest = |&at: &usize| below.0[at].map(|next| next as usize);
         let entries = std::iter::successors(Some(top), largest);
         let large = entries.take_while(|&at| retention.entries[at].retained_bytes >= all / 2);
-        large.filter_map(|at| self.retention_step(&retention.entries[at])).collect()
+        large.filter_map(|at| self.retention_step(&retention.entries[at], traversal)).collect()
     }
 
-    fn retention_step(&self, entry: &RetentionNode) -> Option<RetentionStep> {
+    fn retention_step(
+        &self,
+        entry: &RetentionNode,
+        traversal: &Traversal,
+    ) -> Option<RetentionStep> {
         let NodeClass::Block { size, block_type } = entry.class else { return None };
+        let number = traversal.number(entry.first);
+        let from = number.and_then(|number| traversal.node(traversal.parent(number)));
         Some(RetentionStep {
+            member: from.and_then(|from| self.member(from, entry.first)),
             address: self.step(entry.first).address,
             size,
             block_type: self.type_name(block_type),
@@ -365,7 +379,7 @@ impl DescribedGraph<'_> {
     }
 
     /// The entries with the most retained bytes; those above an entry are among them.
-    fn entries(&self, retention: &RetentionTree) -> Vec<RetentionEntry> {
+    fn entries(&self, retention: &RetentionTree, traversal: &Traversal) -> Vec<RetentionEntry> {
         let tops = retention.entries.iter().filter(|entry| entry.parent.is_none());
         let all: u64 = tops.map(|entry| entry.retained_bytes).sum();
         let mut sizes: Vec<u64> =
@@ -384,7 +398,7 @@ impl DescribedGraph<'_> {
             kept.push(RetentionEntry {
                 parent,
                 root: (is_root || entry.parent.is_none()).then(|| self.root(entry.first)),
-                blocks: self.retention_step(entry),
+                blocks: self.retention_step(entry, traversal),
                 retained: retained_of(entry),
             });
         }
@@ -423,21 +437,18 @@ impl DescribedGraph<'_> {
 
     fn root_path(&self, path: &KeepPath) -> RootPath {
         let (&root, blocks) = path.nodes.split_first().unwrap_or((&u32::MAX, &[]));
+        let steps = path
+            .nodes
+            .windows(2)
+            .map(|pair| KeptStep { member: self.member(pair[0], pair[1]), ..self.step(pair[1]) });
         let omitted = blocks.len().saturating_sub(2 * PATH_END);
-        let (first, last) = if omitted > 0 {
-            (&blocks[..PATH_END], &blocks[blocks.len() - PATH_END..])
-        } else {
-            (blocks, &[][..])
-        };
+        let is_end = |at: usize| at < PATH_END || at >= blocks.len() - PATH_END;
+        let steps = steps.enumerate().filter(|(at, _)| omitted == 0 || is_end(*at));
         let mut root = HeapRoot { ..self.root(root) };
         let pointer =
             blocks.first().and_then(|&block| self.graph.root_pointer(path.nodes[0], block));
         root.address = pointer.unwrap_or(root.address);
-        RootPath {
-            root,
-            steps: first.iter().chain(last).map(|&block| self.step(block)).collect(),
-            omitted: omitted as u64,
-        }
+        RootPath { root, steps: steps.map(|(_, step)| step).collect(), omitted: omitted as u64 }
     }
 }
 

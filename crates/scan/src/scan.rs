@@ -12,6 +12,7 @@ use pagewise_model::{Bytes, PageSize};
 use crate::ScanError;
 use crate::blocks::BlockTable;
 use crate::core_image::CoreImage;
+use crate::graph::BlockRounding;
 use crate::live::ProcessCopy;
 use crate::memory::Memory;
 use crate::reachability::{GraphRequest, heap_graph};
@@ -87,7 +88,8 @@ impl ScanSource {
         let time = SystemTime::now() - began.elapsed();
         let walk = walk_heap(memory, self.page_size)?;
         let graph = request.map(|request| {
-            let graph = heap_graph(memory, &walk.blocks, &walk.managed, request)?;
+            let rounding = BlockRounding::of(&walk.heap.allocators);
+            let graph = heap_graph(memory, &walk.blocks, &walk.managed, rounding, request)?;
             Ok::<_, ScanError>(HeapGraph { unseen: self.unseen, ..graph })
         });
         let scan = HeapScan {

@@ -107,7 +107,7 @@ impl FileSymbols {
     }
 
     /// Sources of symbols, best first: debugging information by build ID or link, then the file.
-    fn modules(&self, module: &MappedModule<'_>) -> Result<Vec<Opened>, Unusable> {
+    pub(crate) fn modules(&self, module: &MappedModule<'_>) -> Result<Vec<Opened>, Unusable> {
         let path = Path::new(OsStr::from_bytes(module.path));
         let id = Some(module.build_id).filter(|id| !id.is_empty());
         let own = TargetRoot::own().map_err(|_| Unusable::Missing)?;

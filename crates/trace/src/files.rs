@@ -151,6 +151,11 @@ impl CodeFiles {
     }
 
     fn open(&self, pid: u32, module: &Name, id: FileId) -> Option<OpenCodeFile> {
+        Some(OpenCodeFile { modules: self.modules(pid, module, id)? })
+    }
+
+    /// Sources of symbols of a file that a process has mapped, best first; the last is the file.
+    pub(crate) fn modules(&self, pid: u32, module: &Name, id: FileId) -> Option<Vec<SymbolModule>> {
         let source = FileSource::from(open(pid, module, id)?);
         let layout = FileLayout::parse(&source)?;
         let folder = Path::new(OsStr::from_bytes(module.as_bytes())).parent().map(Path::to_owned);
@@ -161,7 +166,7 @@ impl CodeFiles {
         // Beside a file of the same name in our own root is another program's debug file.
         let folder = folder.filter(|_| theirs.is_none());
         places.extend(own.as_ref().map(|root| DebugFilePath { root, folder }));
-        Some(OpenCodeFile { modules: self.links.modules(source, layout, &places) })
+        Some(self.links.modules(source, layout, &places))
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod callers;
 mod code;
+mod data_types;
 mod elf;
 mod error;
 pub mod faults;
@@ -16,6 +17,7 @@ mod heaviest;
 mod jit;
 mod kernel;
 mod links;
+mod process_code;
 mod record;
 mod session;
 pub mod shootdowns;
@@ -32,6 +34,7 @@ pub use callers::{Callers, Finder};
 pub use error::TraceError;
 pub use file_symbols::{FileSymbols, MappedModule, Unusable};
 pub use kernel::KernelFunctions;
+pub use process_code::{ProcessCode, RecordedFile, StackFrame};
 pub use record::{Carried, MmapAccess, MmapRecord, PerfRecord, PerfSample};
 pub use session::{SessionEvent, TraceSession, TraceTarget, Uprobes};
 pub use spaces::{SpaceRegion, Spaces};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 
 use pagewise_model::mapping::{Device, Sharing};
-use pagewise_model::{Name, Pid};
+use pagewise_model::{Mapping, Name, Pid};
 use pagewise_proc::target_file::FileId;
 use pagewise_proc::{ProcRoot, maps, mountinfo};
 
@@ -110,6 +110,25 @@ impl Spaces {
         let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
         let mounts = mountinfo::parse(&text).into_iter();
         self.tmpfs.extend(mounts.filter(|mount| mount.fs == b"tmpfs").map(|mount| mount.device));
+    }
+
+    /// Takes in mappings that are known already: of a process that is stopped, or of a core file,
+    /// which has no inodes.
+    pub(crate) fn place(&mut self, pid: u32, mappings: &[Mapping]) {
+        let regions = mappings.iter().map(|mapping| SpaceRegion {
+            start: mapping.range.start,
+            end: mapping.range.end,
+            offset: mapping.offset,
+            inode: mapping.inode,
+            device: mapping.device,
+            name: mapping.name.clone(),
+            shared: mapping.sharing == Sharing::Shared,
+            execute: mapping.prot.exec,
+            on_tmpfs: mapping.on_tmpfs,
+        });
+        let regions = Rc::new(regions.map(|it| (it.start, it)).collect());
+        let program = self.next_program();
+        self.spaces.insert(pid, ProcessSpace { program, regions, has_ended: false });
     }
 
     /// Takes in the mappings of a process as they are now.

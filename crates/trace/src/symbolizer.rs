@@ -128,6 +128,11 @@ impl SymbolModule {
         tables.iter().flatten().find_map(|table| table.find(&self.source, address))
     }
 
+    /// The file with what several debug files share.
+    pub(crate) fn shared_file(&self) -> Option<(&FileSource, &FileLayout)> {
+        self.shared.as_ref().map(|(source, layout)| (&**source, layout))
+    }
+
     /// Bytes of memory that it takes, about.
     pub(crate) fn weight(&self) -> u64 {
         let tables = self.tables.borrow();

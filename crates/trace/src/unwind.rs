@@ -134,6 +134,10 @@ pub struct Unwinder {
     rows: KnownRows,
     context: Context,
     found: Vec<u64>,
+    /// Stack pointer of each function that was found.
+    pointers: Vec<u64>,
+    /// Files by name that were opened elsewhere: those of a core file have no inodes.
+    opened: BTreeMap<Name, Option<Rc<FileSource>>>,
     cut: u64,
 }
 
@@ -185,6 +189,8 @@ impl Unwinder {
             rows: KnownRows::default(),
             context: Context::default(),
             found: Vec::new(),
+            pointers: Vec::new(),
+            opened: BTreeMap::new(),
             cut: 0,
         }
     }
@@ -250,6 +256,24 @@ impl Unwinder {
         Some(&self.found)
     }
 
+    /// Has the tables of the file of a name read from `source`.
+    pub(crate) fn know_file(&mut self, name: Name, source: Option<Rc<FileSource>>) {
+        self.opened.insert(name, source);
+    }
+
+    /// The functions of a stopped thread, innermost first, as far as its stack can be followed:
+    /// address of the instruction, or behind the call, and the stack pointer.
+    pub(crate) fn unwind_frames(
+        &mut self,
+        spaces: &Spaces,
+        pid: u32,
+        values: &[u64],
+        stack: &[u8],
+    ) -> Vec<(u64, u64)> {
+        let _ = self.unwind_stopped(spaces, pid, values, stack);
+        self.found.iter().copied().zip(self.pointers.iter().copied()).collect()
+    }
+
     /// The file that is mapped at an address: the difference between addresses and the file's own,
     /// and its build ID. `None` if it has no unwind tables.
     pub fn file_at(
@@ -290,6 +314,8 @@ impl Unwinder {
         let (start, first) = (registers[STACK_POINTER]?, registers[INSTRUCTION]?);
         let stack = StackCopy { start, bytes: stack };
         self.found.push(first);
+        self.pointers.clear();
+        self.pointers.push(start);
         let (mut place, mut region) = (first, spaces.find(pid, first)?);
         while self.found.len() < DEPTH {
             let Some(caller) = self.caller(pid, region, place, &registers, stack)? else {
@@ -304,6 +330,7 @@ impl Unwinder {
             }
             // Readers take all callers to be behind a call.
             self.found.push(place.saturating_add(1));
+            self.pointers.extend(next[STACK_POINTER]);
             registers = next;
         }
         None
@@ -354,7 +381,8 @@ impl Unwinder {
 
     /// The number of a mapping's file, which is read when it is first met.
     fn module(&mut self, pid: u32, region: &SpaceRegion) -> Option<usize> {
-        if region.inode == 0 && region.name.as_bytes() != VDSO {
+        let opened = self.opened.get(&region.name);
+        if region.inode == 0 && region.name.as_bytes() != VDSO && opened.is_none() {
             return None;
         }
         let known = self.by_file.entry(region.id()).or_default();
@@ -365,9 +393,12 @@ impl Unwinder {
             return None;
         }
         self.files += 1;
-        let bytes = match region.inode {
-            0 => files::vdso().map(FileSource::Memory),
-            _ => files::open(pid, &region.name, region.id()).map(FileSource::from),
+        let bytes = match (opened, region.inode) {
+            (Some(opened), _) => opened.clone(),
+            (None, 0) => files::vdso().map(FileSource::Memory).map(Rc::new),
+            (None, _) => {
+                files::open(pid, &region.name, region.id()).map(FileSource::from).map(Rc::new)
+            }
         };
         let module = bytes.and_then(|bytes| UnwindModule::read(&bytes, self.left));
         let module = module.map(|module| {

@@ -3,7 +3,7 @@
 use pagewise_model::Name;
 use pagewise_model::heap_graph::{
     HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainedCell, RetainingRoot,
-    RetentionEntry, RetentionStep, RootKind, RootPath,
+    RetentionEntry, RetentionStep, RootFrame, RootKind, RootPath, TypedBlocks,
 };
 use pagewise_model::heap_scan::LiveAmount;
 use pagewise_model::report::{
@@ -18,7 +18,8 @@ use crate::explain::fact;
 /// Blocks of a path that text shows.
 const SHOWN_STEPS: usize = 8;
 
-/// The graph as blocks of a report: `leaked`, `leaks`, `reachable`, `retained`, `why`.
+/// The graph as blocks of a report: `leaked`, `leaks`, `reachable`, `typed`, `types`,
+/// `types_lack`, `retained`, `why`.
 pub(crate) fn blocks(graph: &HeapGraph, limit: Option<usize>) -> Vec<ReportBlock> {
     let mut blocks = vec![
         ReportBlock::Text(verdict(graph)),
@@ -26,6 +27,11 @@ pub(crate) fn blocks(graph: &HeapGraph, limit: Option<usize>) -> Vec<ReportBlock
         ReportBlock::Table(leaks(graph, limit)),
         ReportBlock::Facts(reachable(graph)),
     ];
+    if let Some(typed) = &graph.types {
+        blocks.push(ReportBlock::Facts(typed_facts(typed, graph)));
+        blocks.push(ReportBlock::Table(types_table(typed, graph, limit)));
+        blocks.push(ReportBlock::Table(lacks(typed)));
+    }
     if !graph.retained.is_empty() {
         blocks.push(ReportBlock::Table(retained(graph, limit)));
     }
@@ -112,7 +118,10 @@ fn leaks(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
             ..TableColumn::new("size", "SIZE", bytes(|it| it.size))
         },
         TableColumn {
-            meaning: "Class of the block, if it has virtual functions.".into(),
+            meaning:
+                "Class of the block if it has virtual functions, or with `--types` the type that \
+                      a pointer to it shows."
+                    .into(),
             ..TableColumn::new("type", "TYPE", types(shown.iter().map(|it| &it.block_type)))
         },
         TableColumn {
@@ -139,6 +148,88 @@ fn leaks(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
         }),
     ];
     ReportTable { note, ..table("leaks", "Leaks by size and type", audience, columns) }
+}
+
+fn live_bytes(graph: &HeapGraph) -> u64 {
+    graph.reachable.bytes.saturating_add(graph.leaked.bytes)
+}
+
+fn typed_facts(typed: &TypedBlocks, graph: &HeapGraph) -> NamedFacts {
+    let facts = vec![
+        fact("blocks", "blocks", CellValue::Count(typed.typed.blocks), "Blocks with a type."),
+        fact("bytes", "bytes", CellValue::Bytes(typed.typed.bytes), "Their usable bytes."),
+        fact(
+            "share",
+            "share",
+            share(typed.typed.bytes, live_bytes(graph)),
+            "Share of the live bytes.",
+        ),
+        fact(
+            "contradicted",
+            "contradicted",
+            CellValue::Count(typed.contradicted.blocks),
+            "Blocks to which pointers of different types lead: they have no type.",
+        )
+        .hidden_if(typed.contradicted.blocks == 0),
+        fact("took_ns", "in", CellValue::Nanos(typed.took_ns), "Duration of the search."),
+    ];
+    facts_of("typed", "Typed", FactsShape::Line, facts)
+}
+
+fn types_table(typed: &TypedBlocks, graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
+    let audience = if typed.groups.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let (shown, note) = first(&typed.groups, limit, "--top");
+    let all = live_bytes(graph);
+    let columns = vec![
+        TableColumn::new(
+            "bytes",
+            "BYTES",
+            ColumnCells::Bytes(shown.iter().map(|it| it.live.bytes).collect()),
+        ),
+        TableColumn {
+            meaning: "Share of the live bytes.".into(),
+            ..TableColumn::new(
+                "share",
+                "SHARE",
+                ColumnCells::Values(shown.iter().map(|it| share(it.live.bytes, all)).collect()),
+            )
+        },
+        TableColumn::new(
+            "blocks",
+            "BLOCKS",
+            ColumnCells::Counts(shown.iter().map(|it| it.live.blocks).collect()),
+        ),
+        TableColumn {
+            meaning: "Type of each block; with `[]` if each is an array of it.".into(),
+            ..TableColumn::new(
+                "type",
+                "TYPE",
+                ColumnCells::Names(shown.iter().map(|it| it.name.clone()).collect()),
+            )
+        },
+        for_programs(TableColumn::new(
+            "evidence",
+            "",
+            ColumnCells::Labels(shown.iter().map(|it| it.evidence.key().into()).collect()),
+        )),
+        for_programs(TableColumn::new(
+            "address",
+            "",
+            ColumnCells::Addresses(shown.iter().map(|it| it.address).collect()),
+        )),
+    ];
+    ReportTable { note, ..table("types", "Live blocks by type", audience, columns) }
+}
+
+fn lacks(typed: &TypedBlocks) -> ReportTable {
+    let audience = if typed.lacks.is_empty() { Audience::Programs } else { Audience::Everyone };
+    let names = typed.lacks.iter().map(|it| it.module.clone()).collect();
+    let reasons = typed.lacks.iter().map(|it| it.why.clone().into()).collect();
+    let columns = vec![
+        TableColumn::new("file", "FILE", ColumnCells::Names(names)),
+        TableColumn::new("why", "REASON", ColumnCells::Labels(reasons)),
+    ];
+    table("types_lack", "Files without types", audience, columns)
 }
 
 fn types<'a>(types: impl Iterator<Item = &'a Option<Name>>) -> ColumnCells {
@@ -215,6 +306,11 @@ fn retained(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
             "",
             ColumnCells::Addresses(shown.iter().map(|it| it.root.address).collect()),
         )),
+        for_programs(TableColumn::new(
+            "frame",
+            "",
+            ColumnCells::Values(shown.iter().map(|it| frame_record(&it.root)).collect()),
+        )),
     ];
     let title = "Bytes that would be unreachable without each root";
     ReportTable { note, ..table("retained", title, Audience::Everyone, columns) }
@@ -227,13 +323,14 @@ fn steps(path: &[RetentionStep]) -> CellValue {
             ("size".into(), CellValue::Bytes(step.size)),
         ];
         words.extend(step.block_type.clone().map(|it| ("type".into(), CellValue::Name(it))));
+        words.extend(step.member.clone().map(|it| ("member".into(), CellValue::Name(it))));
         words.push(("at".into(), CellValue::Address(step.address)));
         CellValue::Record(words)
     };
     CellValue::List(path.iter().map(step).collect())
 }
 
-/// One name for a root: `item (s3)`, `stack of thread 7 (worker)`.
+/// One name for a root: `s3.c: item (s3)`, `stack of thread 7 (worker), serve at s3.c:12`.
 pub fn root_name(root: &HeapRoot) -> Name {
     let base = |name: &Name| String::from_utf8_lossy(name.base()).into_owned();
     let name = String::from_utf8_lossy(root.name.as_bytes()).into_owned();
@@ -243,11 +340,14 @@ pub fn root_name(root: &HeapRoot) -> Name {
         None => String::new(),
     };
     let address = root.address;
+    let function = root.frame.as_ref().map(frame_name).unwrap_or_default();
+    let source = root.source.as_ref().map(|source| format!("{}: ", base(source)));
+    let name = format!("{}{name}", source.unwrap_or_default());
     let text = match (root.kind, &root.module) {
-        (RootKind::Register, _) => format!("registers of {thread}"),
+        (RootKind::Register, _) => format!("registers of {thread}{function}"),
         (RootKind::ThreadLocal, Some(module)) => format!("{name} ({}), {thread}", base(module)),
         (RootKind::ThreadLocal, None) => format!("thread-local storage of {thread}"),
-        (RootKind::Stack, _) => format!("stack of {thread}"),
+        (RootKind::Stack, _) => format!("stack of {thread}{function}"),
         (RootKind::Variable, Some(module)) => format!("{name} ({})", base(module)),
         (RootKind::Variable, None) => name,
         (RootKind::Data, _) => format!("data of {} at {address:#x}", base(&root.name)),
@@ -273,6 +373,37 @@ fn retaining_name(row: &RetainingRoot) -> Name {
 
 fn several(roots: &[HeapRoot]) -> CellValue {
     CellValue::List(roots.iter().map(|root| CellValue::Name(root_name(root))).collect())
+}
+
+/// The function of a frame as words.
+fn frame_record(root: &HeapRoot) -> CellValue {
+    let Some(frame) = &root.frame else { return CellValue::None };
+    let mut words = vec![("depth".into(), CellValue::Count(frame.depth.into()))];
+    let mut name = |key: &'static str, name: &Option<Name>| {
+        words.extend(name.clone().map(|it| (key.into(), CellValue::Name(it))));
+    };
+    name("function", &frame.function);
+    name("module", &frame.module);
+    name("source", &frame.source);
+    if frame.source.is_some() {
+        words.push(("line".into(), CellValue::Count(frame.line.into())));
+    }
+    CellValue::Record(words)
+}
+
+/// The function of a frame: `, serve at s3.c:12`.
+fn frame_name(frame: &RootFrame) -> String {
+    let text = |name: &Name| String::from_utf8_lossy(name.base()).into_owned();
+    let whole = |name: &Name| String::from_utf8_lossy(name.as_bytes()).into_owned();
+    let function = match (&frame.function, &frame.module) {
+        (Some(function), _) => whole(function),
+        (None, Some(module)) => format!("a function of {}", text(module)),
+        (None, None) => return String::new(),
+    };
+    match &frame.source {
+        Some(source) => format!(", {function} at {}:{}", text(source), frame.line),
+        None => format!(", {function}"),
+    }
 }
 
 /// The tree of retained bytes as cells of a picture.
@@ -382,6 +513,7 @@ fn path_steps(path: &RootPath) -> CellValue {
             ("size".into(), CellValue::Bytes(step.size)),
         ];
         words.extend(step.block_type.clone().map(|it| ("type".into(), CellValue::Name(it))));
+        words.extend(step.member.clone().map(|it| ("member".into(), CellValue::Name(it))));
         CellValue::Record(words)
     };
     let (head, tail) = path.steps.split_at(path.steps.len().min(SHOWN_STEPS));
@@ -405,6 +537,8 @@ mod tests {
             kind,
             name: name.into(),
             module: module.map(Name::from),
+            source: None,
+            frame: None,
             tid,
             address: 0x10,
         };
@@ -418,6 +552,20 @@ mod tests {
             named(root(RootKind::ThreadLocal, "own", Some("/bin/s3"), Some(7))),
             "own (s3), thread 7"
         );
+        let frame = RootFrame {
+            depth: 1,
+            function: Some("serve".into()),
+            module: Some("/bin/s3".into()),
+            source: Some("/src/s3.c".into()),
+            line: 12,
+        };
+        let framed = root(RootKind::Stack, "worker", None, Some(7));
+        assert_eq!(
+            named(HeapRoot { frame: Some(frame), ..framed }),
+            "stack of thread 7 (worker), serve at s3.c:12"
+        );
+        let local = root(RootKind::Variable, "item", Some("/bin/s3"), None);
+        assert_eq!(named(HeapRoot { source: Some("s3.c".into()), ..local }), "s3.c: item (s3)");
         assert_eq!(named(root(RootKind::Mapping, "", None, None)), "anonymous mapping at 0x10");
     }
 }

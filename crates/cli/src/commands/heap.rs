@@ -5,6 +5,7 @@ mod attach;
 pub(crate) mod export;
 mod record;
 pub(crate) mod scan;
+mod scan_code;
 
 use std::fs::File;
 use std::io::Write;

@@ -216,12 +216,14 @@ fn hidden_pointers_of_a_live_program_keep_their_blocks() {
         row.unwrap_or_else(|| panic!("no {root} in {rows:?}"))
     };
     let amounts = |row: &Value| (number(row, "blocks"), number(row, "bytes"));
-    assert_eq!(amounts(of("list (leaks)")), (1000, 328_000));
-    assert_eq!(amounts(of("array (leaks)")), (64, 64 * 424));
-    assert_eq!(amounts(of("interior (leaks)")), (1, 216));
-    assert_eq!(of("list (leaks)")["kind"], "variable");
+    assert_eq!(amounts(of("leaks.c: list (leaks)")), (1000, 328_000));
+    assert_eq!(amounts(of("leaks.c: array (leaks)")), (64, 64 * 424));
+    assert_eq!(amounts(of("leaks.c: interior (leaks)")), (1, 216));
+    assert_eq!(of("leaks.c: list (leaks)")["kind"], "variable");
     let threads = rows.iter().filter(|row| {
-        row["root"].as_str().is_some_and(|root| root.starts_with("of_thread (leaks), thread "))
+        row["root"]
+            .as_str()
+            .is_some_and(|root| root.starts_with("leaks.c: of_thread (leaks), thread "))
     });
     assert_eq!(threads.count(), 3, "one of each thread: {rows:?}");
     let sum: u64 = rows.iter().map(|row| number(row, "bytes")).sum();
@@ -233,13 +235,13 @@ fn the_path_to_a_block_begins_at_its_variable() {
     let target = LiveProgram::start();
     let report = target.scan(&["--retained"]);
     let rows = report["retained"].as_array().unwrap();
-    let list = rows.iter().find(|row| row["root"] == "list (leaks)").unwrap();
+    let list = rows.iter().find(|row| row["root"] == "leaks.c: list (leaks)").unwrap();
     let first = number(&list["path"][0], "at");
     let kept = target.scan(&["--why", &format!("{:#x}", first + 16)]);
     assert_eq!(number(&kept, "why.block"), first);
     assert_eq!(number(&kept, "why.retained_blocks"), 1000);
     let paths = kept["why"]["paths"].as_array().unwrap();
-    assert_eq!(paths[0]["root"], "list (leaks)");
+    assert_eq!(paths[0]["root"], "leaks.c: list (leaks)");
     assert_eq!(number(&paths[0], "length"), 1);
 }
 
@@ -282,7 +284,7 @@ fn the_page_shows_what_each_root_retains() {
         page.split_once("id=\"retained-data\">").unwrap().1.split_once("</script>").unwrap().0;
     let data: Value = serde_json::from_str(data).unwrap();
     let names = data["names"].as_array().unwrap();
-    assert!(names.iter().any(|name| name == "list (leaks)"), "{names:?}");
+    assert!(names.iter().any(|name| name == "leaks.c: list (leaks)"), "{names:?}");
     assert!(names.iter().any(|name| name == "1000 x 328 B"), "{names:?}");
 }
 

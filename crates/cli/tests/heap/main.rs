@@ -21,3 +21,4 @@ mod report;
 mod run;
 mod scan;
 mod static_programs;
+mod types;

@@ -940,7 +940,8 @@ fn assert_python_counts(report: &Value, python: &QuietPython) {
     let counted = python.counted();
     let sizes = report["sizes"].as_array().unwrap().iter();
     // Usable sizes of malloc's blocks below its mapping threshold are 8 more than such a multiple.
-    let small = sizes.filter(|it| number(it, "size") <= 512 && number(it, "size") % 16 == 0);
+    let small =
+        sizes.filter(|it| number(it, "size") <= 512 && number(it, "size").is_multiple_of(16));
     let found: BTreeMap<u64, u64> =
         small.map(|it| (number(it, "size"), number(it, "blocks"))).collect();
     assert!(counted.len() > 20, "{}", python.printed());

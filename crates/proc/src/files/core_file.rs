@@ -23,7 +23,7 @@ use self::bytes::CoreBytes;
 pub use self::compressed::DecompressBounds;
 use self::compressed::UnpackedCore;
 use self::headers::LoadHeader;
-pub use self::images::ImageFiles;
+pub use self::images::{ImageBuild, ImageFiles};
 pub use self::notes::{CoreNotes, MappedFileNote, ProcessNote, SignalNote, ThreadNote};
 pub use self::snapshot::snapshot;
 use crate::ProcError;

@@ -26,6 +26,8 @@ pub struct NamedVariable {
     pub name: Name,
     /// The file that defines it.
     pub module: Name,
+    /// The source file, if other source files cannot name the variable.
+    pub source: Option<Name>,
 }
 
 /// Names of variables of a process.
@@ -97,6 +99,7 @@ impl NamedVariables {
                 range: AddrRange { start, end: start.saturating_add(size.max(1)) },
                 name: Name::new(symbol.name),
                 module: first.name.clone(),
+                source: symbol.source.map(Name::new),
             };
             if self.variables.len() + self.thread_local.len() >= MAX_VARIABLES {
                 return;
@@ -131,6 +134,8 @@ struct DataSymbol<'a> {
     value: u64,
     size: u64,
     is_thread_local: bool,
+    /// The source file of a local symbol.
+    source: Option<&'a [u8]>,
 }
 
 impl FileSymbols {
@@ -162,15 +167,20 @@ impl FileSymbols {
             let table = sections.symbols(endian, data, kind).ok()?;
             let names = names(&sections, table.string_section(), endian, data).ok().flatten();
             let Some(names) = names else { continue };
+            // Local symbols follow the symbol of their source file.
+            let mut source = None;
             for symbol in table.iter() {
+                if symbol.st_type() == elf::STT_FILE {
+                    source = name_at(names, symbol.st_name(endian)).and_then(source_file);
+                }
                 let is_data = [elf::STT_OBJECT, elf::STT_TLS].contains(&symbol.st_type());
                 let is_defined = ![elf::SHN_UNDEF, elf::SHN_ABS].contains(&symbol.st_shndx(endian));
                 let name = name_at(names, symbol.st_name(endian)).filter(|_| is_data && is_defined);
                 let Some(rest) = name else { continue };
-                let rest = &rest[..rest.len().min(MAX_NAME_BYTES)];
-                let end = memchr::memchr(0, rest).unwrap_or(rest.len());
+                let source = source.filter(|_| symbol.st_bind() == elf::STB_LOCAL);
                 each(&DataSymbol {
-                    name: &rest[..end],
+                    source,
+                    name: before_zero(rest),
                     value: symbol.st_value(endian),
                     size: symbol.st_size(endian),
                     is_thread_local: symbol.st_type() == elf::STT_TLS,
@@ -179,4 +189,17 @@ impl FileSymbols {
         }
         Some(())
     }
+}
+
+/// A bounded name, up to its final zero.
+fn before_zero(rest: &[u8]) -> &[u8] {
+    let rest = &rest[..rest.len().min(MAX_NAME_BYTES)];
+    &rest[..memchr::memchr(0, rest).unwrap_or(rest.len())]
+}
+
+/// The name of a source file; `None` for units of code generation, which Rust has instead.
+fn source_file(rest: &[u8]) -> Option<&[u8]> {
+    const ENDS: [&[u8]; 8] = [b".c", b".cc", b".cpp", b".cxx", b".C", b".c++", b".m", b".mm"];
+    let name = before_zero(rest);
+    ENDS.iter().any(|end| name.ends_with(end)).then_some(name)
 }

@@ -71,6 +71,23 @@ impl BlockTypes {
         self.words.get(number as usize).copied()
     }
 
+    /// Blocks whose first word points to read-only data of an object, and the word.
+    pub fn firsts(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let numbers = (0..).zip(&self.numbers);
+        numbers.filter_map(|(block, _)| Some((block, self.word(block)?)))
+    }
+
+    /// Gives a block a type that another source than its first word shows. Numbers of such types
+    /// are above those of words.
+    pub(crate) fn set(&mut self, blocks: usize, block: u32, number: u32) {
+        if self.numbers.is_empty() {
+            self.numbers = vec![0; blocks];
+        }
+        if let Some(known) = self.numbers.get_mut(block as usize) {
+            *known = number;
+        }
+    }
+
     /// The first words of all types.
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -106,13 +123,24 @@ fn constant_data(memory: &dyn Memory) -> Vec<AddrRange> {
 impl HeapPointers {
     /// Addresses of the pointers in data of objects.
     pub fn data_addresses(&self, spans: &[RootSpan]) -> impl Iterator<Item = u64> {
+        self.addresses(spans, |kind| matches!(kind, RootSpanKind::Data(_)))
+    }
+
+    /// Addresses of the pointers on stacks.
+    pub fn stack_addresses(&self, spans: &[RootSpan]) -> impl Iterator<Item = u64> {
+        self.addresses(spans, |kind| matches!(kind, RootSpanKind::Stack(_)))
+    }
+
+    fn addresses(
+        &self,
+        spans: &[RootSpan],
+        is_wanted: fn(RootSpanKind) -> bool,
+    ) -> impl Iterator<Item = u64> {
         let runs = &self.roots.runs;
         let ends = runs.iter().skip(1).map(|run| run.1 as usize).chain([self.roots.targets.len()]);
-        let is_data = |span: u32| {
-            let span = spans.get(span as usize);
-            span.is_some_and(|span| matches!(span.kind, RootSpanKind::Data(_)))
-        };
-        let runs = runs.iter().zip(ends).filter(move |((span, _), _)| is_data(*span));
+        let is_wanted =
+            move |span: u32| spans.get(span as usize).is_some_and(|span| is_wanted(span.kind));
+        let runs = runs.iter().zip(ends).filter(move |((span, _), _)| is_wanted(*span));
         runs.flat_map(|(&(_, start), end)| {
             self.roots.addresses[start as usize..end].iter().copied()
         })

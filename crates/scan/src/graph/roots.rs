@@ -89,7 +89,12 @@ fn is_relocated(mappings: &[Mapping], at: usize) -> bool {
 /// the end of `.bss`.
 pub(crate) fn is_data(mappings: &[Mapping], at: usize) -> bool {
     let mapping = &mappings[at];
-    let of_file = |it: &Mapping| it.inode != 0 && it.sharing == Sharing::Private;
+    // A core file has no inodes, and does not show whether a mapping of a file was private.
+    let of_file = |it: &Mapping| match it.sharing {
+        Sharing::Private => it.inode != 0,
+        Sharing::Unknown => it.backing() == Backing::File,
+        Sharing::Shared => false,
+    };
     let before = at.checked_sub(1).map(|before| &mappings[before]);
     let is_bss = before.is_some_and(|before| {
         mapping.name.is_empty()

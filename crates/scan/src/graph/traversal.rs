@@ -128,7 +128,7 @@ impl Traversal {
     }
 
     /// Number of the node from which a number was reached.
-    pub(super) fn parent(&self, number: u32) -> u32 {
+    pub fn parent(&self, number: u32) -> u32 {
         self.parents[number as usize]
     }
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
-use pagewise_model::Pid;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
+use pagewise_model::{Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
@@ -21,14 +21,15 @@ use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_running, copy_stopped,
 };
 use pagewise_scan::memory::Memory;
-use pagewise_scan::reachability::GraphRequest;
+use pagewise_scan::reachability::{FrameRequest, GraphRequest};
 use pagewise_scan::walk::allocator_code;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
-use pagewise_trace::demangled;
+use pagewise_trace::{ProcessCode, RecordedFile, demangled};
 use pagewise_view::html;
 use pagewise_view::text::Units;
 
+use super::scan_code::ScannedCode;
 use super::{ROWS, rows};
 use crate::commands::heap::args::HeapScanArgs;
 use crate::commands::run_command::{NotRun, exit_code};
@@ -69,15 +70,24 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
     Ok(exit)
 }
 
-/// The scan of a core file. Its variables have no names: the files that it had mapped are of
-/// another machine, or may have changed.
+/// The scan of a core file. Its variables have names if debug information describes them: the files
+/// that it had mapped are of another machine, or may have changed, so they are found by build ID.
 fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let (core, images) = open_core(file, args.exe.as_deref())?;
     let image = CoreImage::new(core, images);
     let variables = |_: &[u64]| NamedVariables::default();
-    let request = args.pointer_search().map(|search| search.request(&variables));
-    Ok(scan::scan_core(&image, began, request.as_ref())?.scan)
+    let builds = image.images().builds().iter();
+    let files = builds.map(|it| RecordedFile {
+        name: it.name.clone(),
+        path: it.path.clone(),
+        build_id: it.build_id.clone(),
+    });
+    let code = ScannedCode::new(ProcessCode::of_core(image.mappings(), files.collect()));
+    let search = args.pointer_search();
+    with_request(search, &variables, &code, |request| {
+        Ok(scan::scan_core(&image, began, request)?.scan)
+    })
 }
 
 /// One scan, or two with a time between.
@@ -182,19 +192,35 @@ const fn scope(search: Option<PointerSearch>) -> CopyScope {
 pub(crate) struct PointerSearch {
     retained: bool,
     why: Option<u64>,
+    types: bool,
 }
 
-impl PointerSearch {
-    fn request<'a>(self, variables: &'a dyn Fn(&[u64]) -> NamedVariables) -> GraphRequest<'a> {
-        let PointerSearch { retained, why } = self;
-        GraphRequest { retained, why, variables, demangle: &demangled }
-    }
+/// Runs a scan with the request of a search, whose functions and types come from `code`.
+fn with_request<T>(
+    search: Option<PointerSearch>,
+    variables: &dyn Fn(&[u64]) -> NamedVariables,
+    code: &ScannedCode,
+    scan: impl FnOnce(Option<&GraphRequest<'_>>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let Some(PointerSearch { retained, why, types }) = search else { return scan(None) };
+    let frames = |wanted: &FrameRequest<'_>| code.frames(wanted);
+    let data_types = |addresses: &[u64], classes: &[Name]| code.data_types(addresses, classes);
+    let request = GraphRequest {
+        retained,
+        why,
+        variables,
+        frames: &frames,
+        types: types.then_some(&data_types as _),
+        demangle: &demangled,
+    };
+    scan(Some(&request))
 }
 
 impl HeapScanArgs {
     fn pointer_search(&self) -> Option<PointerSearch> {
-        let search = PointerSearch { retained: self.retained, why: self.why };
-        (self.leaks || self.retained || self.why.is_some()).then_some(search)
+        let search = PointerSearch { retained: self.retained, why: self.why, types: self.types };
+        let is_wanted = self.leaks || self.retained || self.types || self.why.is_some();
+        is_wanted.then_some(search)
     }
 }
 
@@ -209,8 +235,10 @@ fn scanned(
     let (mappings, program) = (copy.mappings(), copy.process.exe.as_ref().ok());
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
-    let request = search.map(|search| search.request(&variables));
-    Ok(scan::scan(copy, moment, began, request.as_ref())?.scan)
+    let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
+    with_request(search, &variables, &code, |request| {
+        Ok(scan::scan(copy, moment, began, request)?.scan)
+    })
 }
 
 /// Runs a command, and scans it when it is about to exit.

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pagewise_model::mapping::{AddrRange, Device};
 use pagewise_model::object::{Elf, ElfObject, OnDisk};
@@ -39,6 +39,18 @@ pub struct ImageFiles {
     parts: Vec<ImagePart>,
     files: Vec<File>,
     objects: Vec<ElfObject>,
+    builds: Vec<ImageBuild>,
+}
+
+/// The build of a mapped file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageBuild {
+    /// The name of the file in the core.
+    pub name: Name,
+    /// Its path here.
+    pub path: PathBuf,
+    /// The recorded build ID.
+    pub build_id: Vec<u8>,
 }
 
 /// Addresses whose bytes are those of a file.
@@ -73,6 +85,11 @@ impl ImageFiles {
                         .ok()
                 }),
             };
+            if let Some(build_id) = image.build_id.clone() {
+                let own = Path::new(OsStr::from_bytes(image.name.as_bytes()));
+                let path = exe.unwrap_or(own).to_owned();
+                found.builds.push(ImageBuild { name: image.name.clone(), path, build_id });
+            }
             found.add(core, image, file, exe.is_some());
         }
         found.parts.sort_by_key(|part| part.range);
@@ -94,6 +111,11 @@ impl ImageFiles {
     /// The address ranges that files can fill, by address.
     pub fn ranges(&self) -> impl Iterator<Item = AddrRange> + '_ {
         self.parts.iter().map(|part| part.range)
+    }
+
+    /// The builds of the mapped files, as far as the core records them.
+    pub fn builds(&self) -> &[ImageBuild] {
+        &self.builds
     }
 
     /// The ELF headers of the mapped files, by name.

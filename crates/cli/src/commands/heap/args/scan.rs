@@ -42,6 +42,10 @@ pub(crate) struct HeapScanArgs {
     /// Report the bytes that would be unreachable without each variable, stack or mapping
     #[arg(long, conflicts_with = "from")]
     pub(crate) retained: bool,
+    /// Report live blocks by type: classes with virtual functions, and what pointers of variables
+    /// lead to by debug information; also adds types to the other reports
+    #[arg(long, conflicts_with = "from")]
+    pub(crate) types: bool,
     /// Report the pointers that keep the block at ADDRESS (`0x55d0c0ffee00`) alive
     #[arg(long, value_name = "ADDRESS", value_parser = hex_address, conflicts_with_all = ["from", "every"])]
     pub(crate) why: Option<u64>,

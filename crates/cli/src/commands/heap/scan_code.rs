@@ -1,0 +1,110 @@
+//! Functions of stack frames, and types of data, of a scanned process: joins the memory that `scan`
+//! copied with the tables and debug information that `trace` reads.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pagewise_model::data_types::DataTypes;
+use pagewise_model::heap_graph::RootFrame;
+use pagewise_model::traced::Frame;
+use pagewise_model::{AddrRange, Name};
+use pagewise_scan::memory::{Memory, ScannedThread};
+use pagewise_scan::reachability::{FrameArea, FrameRequest, ThreadFrames};
+use pagewise_trace::{ProcessCode, StackFrame};
+
+/// Bytes of a stack from its stack pointer on in which callers are found.
+const MAX_STACK: u64 = 1 << 20;
+/// Threads whose stacks are unwound.
+const MAX_THREADS: usize = 1 << 14;
+/// Frames that are named.
+const MAX_FRAMES: usize = 1 << 16;
+
+/// The files of a scanned process.
+pub(super) struct ScannedCode(RefCell<ProcessCode>);
+
+impl ScannedCode {
+    pub(super) fn new(code: ProcessCode) -> ScannedCode {
+        ScannedCode(RefCell::new(code))
+    }
+
+    pub(super) fn data_types(&self, addresses: &[u64], classes: &[Name]) -> DataTypes {
+        self.0.borrow_mut().data_types(addresses, classes)
+    }
+
+    /// Frames that contain one of the wanted addresses, and the innermost function of each thread.
+    pub(super) fn frames(&self, wanted: &FrameRequest<'_>) -> ThreadFrames {
+        let mut found = ThreadFrames::default();
+        let code = &mut *self.0.borrow_mut();
+        let stacks: HashMap<u32, AddrRange> = wanted.stacks.iter().copied().collect();
+        for (thread, at) in wanted.memory.threads().iter().zip(0_u32..).take(MAX_THREADS) {
+            let stack = stacks.get(&at).copied();
+            let stack = stack.unwrap_or_else(|| mapped_stack(wanted.memory, thread));
+            let frames = unwound(code, wanted.memory, thread, stack);
+            found.innermost.push(frames.first().map(|frame| named(code, frame, 0)));
+            for (depth, frame) in (0_u32..).zip(&frames) {
+                let range = range_of(&frames, depth, stack);
+                let next = wanted.addresses.partition_point(|&it| it < range.start);
+                let is_wanted = wanted.addresses.get(next).is_some_and(|&it| range.contains(it));
+                if is_wanted && found.areas.len() < MAX_FRAMES {
+                    let frame = named(code, frame, depth);
+                    found.areas.push(FrameArea { range, frame });
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The memory from the stack pointer of a thread on, if its stack is unknown.
+fn mapped_stack(memory: &dyn Memory, thread: &ScannedThread) -> AddrRange {
+    let start = thread.stack_pointer;
+    let mapping = memory.mappings().iter().find(|it| it.range.contains(start));
+    AddrRange { start, end: mapping.map_or(start, |it| it.range.end) }
+}
+
+fn unwound(
+    code: &mut ProcessCode,
+    memory: &dyn Memory,
+    thread: &ScannedThread,
+    stack: AddrRange,
+) -> Vec<StackFrame> {
+    let Ok(registers) = <&[u64; 17]>::try_from(thread.registers.as_slice()) else {
+        return Vec::new();
+    };
+    let start = thread.stack_pointer;
+    let length = stack.end.saturating_sub(start).min(MAX_STACK);
+    let range = AddrRange { start, end: start.saturating_add(length) };
+    // Pages that were never touched are zeros.
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    memory.visit(range, &mut |address, piece| {
+        let at = address.checked_sub(start).and_then(|at| usize::try_from(at).ok());
+        let rest = at.and_then(|at| bytes.get_mut(at..)).unwrap_or_default();
+        let length = rest.len().min(piece.len());
+        rest[..length].copy_from_slice(&piece[..length]);
+    });
+    code.frames(registers, &bytes)
+}
+
+/// The addresses of a frame: from its stack pointer to that of its caller. The innermost one also
+/// has the red zone.
+fn range_of(frames: &[StackFrame], depth: u32, stack: AddrRange) -> AddrRange {
+    let depth = depth as usize;
+    let start = if depth == 0 { stack.start } else { frames[depth].stack_pointer };
+    let end = frames.get(depth + 1).map_or(stack.end, |caller| caller.stack_pointer);
+    AddrRange { start: start.min(end), end }
+}
+
+/// The function of a frame: that into which others were inlined, since the frame is of all of them.
+fn named(code: &mut ProcessCode, frame: &StackFrame, depth: u32) -> RootFrame {
+    let functions = code.functions(frame);
+    let outer = functions.last();
+    let name = |text: &String| Name::from(text.as_str());
+    let line = outer.and_then(|it| it.line.as_ref());
+    RootFrame {
+        depth,
+        function: outer.and_then(|it: &Frame| it.function.as_ref()).map(name),
+        module: outer.and_then(|it| it.module.clone()),
+        source: line.map(|line| name(&line.file)),
+        line: line.map_or(0, |line| line.number),
+    }
+}

@@ -1,0 +1,445 @@
+//! Types of blocks by the pointers that lead to them: breadth first from variables and objects of
+//! known classes.
+//!
+//! A pointer to the start of a block gives the block the type that the pointer is declared with, if
+//! the size of the block is that of the type, or of an array of it, and if its own pointers are
+//! null or lead to mapped memory. Two pointers of different types are a contradiction: the block
+//! has no type, and nothing follows from its contents.
+
+use std::collections::VecDeque;
+
+use pagewise_model::AddrRange;
+use pagewise_model::data_types::{DataForm, DataType, DataTypes, PointerField};
+use pagewise_model::heap_scan::{HeapAllocator, LiveAmount};
+
+use super::index::BlockIndex;
+use crate::blocks::{BlockTable, LiveBlock};
+use crate::memory::Memory;
+
+/// Bytes of a block that are read at a time.
+const PIECE: u64 = 64 << 10;
+/// Elements whose pointers are checked before a block is an array.
+const CHECKED_ELEMENTS: u64 = 4;
+/// Bytes of a block that are read for this check.
+const CHECKED_BYTES: u64 = 4 << 10;
+/// First members that are structures again.
+const MAX_NESTING: u32 = 16;
+/// Pointers that are followed besides one for each byte of the heap: types of a hostile file can
+/// have many at one place.
+const MIN_FOLLOWED: u64 = 16 << 20;
+
+/// Unused bytes at the end of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockRounding {
+    /// Chunks of 16 bytes, of which a block has all but 8, and mappings of whole pages.
+    Chunks,
+    /// Size classes, up to a fifth apart.
+    SizeClasses,
+}
+
+impl BlockRounding {
+    /// The largest rounding of some allocators.
+    pub fn of(allocators: &[HeapAllocator]) -> BlockRounding {
+        match allocators.iter().all(|allocator| allocator.name == "glibc") {
+            true => BlockRounding::Chunks,
+            false => BlockRounding::SizeClasses,
+        }
+    }
+}
+
+/// Type of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockType {
+    /// Index in [`DataTypes::types`].
+    pub data_type: u32,
+    /// True if the block is an array of several.
+    pub is_array: bool,
+}
+
+/// Types of blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTyping {
+    /// By block: 0 for none, [`CONTRADICTED`], or 1 + the index of the type.
+    codes: Vec<u32>,
+    /// Blocks to which pointers of different types lead.
+    pub contradicted: LiveAmount,
+}
+
+const UNKNOWN: u32 = 0;
+const CONTRADICTED: u32 = u32::MAX;
+/// The class of the block is known otherwise, and has no type here.
+const OTHERWISE: u32 = u32::MAX - 1;
+/// Types beyond this index have no code.
+const MAX_TYPE: u32 = u32::MAX - 3;
+
+/// The blocks to which types are given, and the types.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "it holds the memory of a process")]
+pub struct TypingInput<'a> {
+    /// The memory.
+    pub memory: &'a dyn Memory,
+    /// The blocks.
+    pub blocks: &'a BlockTable,
+    /// The types.
+    pub data: &'a DataTypes,
+    /// Rounding of sizes by the allocator.
+    pub rounding: BlockRounding,
+}
+
+impl BlockTyping {
+    /// Searches types. `classes` are blocks whose class is known otherwise, and the type of the
+    /// class if there is one.
+    ///
+    /// # Complexity
+    /// Linear in the bytes of typed blocks: the type of a block changes a few times at most.
+    pub fn new(input: &TypingInput<'_>, classes: &[(u32, Option<u32>)]) -> BlockTyping {
+        let mut search = TypeSearch::new(input, classes);
+        search.run();
+        let mut first = std::mem::take(&mut search.codes);
+        if first.contains(&CONTRADICTED) {
+            // Again without the conclusions from blocks whose type was then contradicted.
+            first.iter_mut().filter(|code| **code != CONTRADICTED).for_each(|code| *code = UNKNOWN);
+            search.codes = first;
+            search.seed(classes);
+            search.run();
+        } else {
+            search.codes = first;
+        }
+        let mut typing = BlockTyping { codes: search.codes, ..BlockTyping::default() };
+        for (at, code) in typing.codes.iter_mut().enumerate() {
+            match (*code, input.blocks.get(at)) {
+                (CONTRADICTED, Some(block)) => {
+                    typing.contradicted.add(LiveAmount { blocks: 1, bytes: block.size });
+                }
+                (OTHERWISE, _) => *code = UNKNOWN,
+                _ => {}
+            }
+        }
+        typing
+    }
+
+    /// The type of a block.
+    pub fn get(&self, input: &TypingInput<'_>, block: u32) -> Option<BlockType> {
+        let data_type = type_of(*self.codes.get(block as usize)?)?;
+        let described = input.data.types.get(data_type as usize)?;
+        let usable = input.blocks.get(block as usize)?.size;
+        let is_array = elements(described, usable, input.rounding)? > 1;
+        Some(BlockType { data_type, is_array })
+    }
+
+    /// The pointer of a typed block that leads to another block.
+    pub fn member<'a>(
+        &self,
+        input: &TypingInput<'a>,
+        block: u32,
+        to: AddrRange,
+    ) -> Option<&'a PointerField> {
+        let found = self.get(input, block)?;
+        let data_type = input.data.types.get(found.data_type as usize)?;
+        let start = input.blocks.get(block as usize)?.start;
+        // An element of an array has no name.
+        if found.is_array {
+            return None;
+        }
+        member_of(input.memory, data_type, start, to)
+    }
+}
+
+/// The pointer of an object at `start` that leads to `to`.
+pub fn member_of<'a>(
+    memory: &dyn Memory,
+    data_type: &'a DataType,
+    start: u64,
+    to: AddrRange,
+) -> Option<&'a PointerField> {
+    let leads = |field: &&PointerField| {
+        let at = |index: u64| start.wrapping_add(field.offset).wrapping_add(index * field.stride);
+        (0..field.count.min(PIECE / 8))
+            .any(|index| memory.word(at(index)).is_some_and(|word| to.contains(word)))
+    };
+    data_type.pointers.iter().find(leads)
+}
+
+fn type_of(code: u32) -> Option<u32> {
+    (code != CONTRADICTED && code != OTHERWISE).then(|| code.checked_sub(1)).flatten()
+}
+
+/// Number of objects of a type in a block: the block is as large as the allocator makes one for so
+/// many. `None` if it is not.
+fn elements(data_type: &DataType, usable: u64, rounding: BlockRounding) -> Option<u64> {
+    /// glibc does not split a chunk if less than the smallest chunk would remain.
+    const REST: u64 = 32;
+    /// From here on a block may have a mapping of its own.
+    const MAPPED: u64 = 64 << 10;
+    const PAGE: u64 = 4 << 10;
+    let size = data_type.size;
+    if size == 0 || size > usable {
+        return None;
+    }
+    if data_type.is_open_ended {
+        return Some(1);
+    }
+    let of_one = match size.checked_add(8)?.checked_next_multiple_of(16)? - 8 {
+        usable if usable < 24 => 24,
+        usable => usable,
+    };
+    let is_plain = data_type.form == DataForm::Scalar || data_type.form == DataForm::Pointer;
+    let is_one = usable == of_one && rounding == BlockRounding::Chunks && !is_plain;
+    let count = if is_one { 1 } else { usable / size };
+    let rest = usable - count * size;
+    let most = match rounding {
+        BlockRounding::Chunks if usable >= MAPPED => REST + PAGE,
+        BlockRounding::Chunks => REST,
+        BlockRounding::SizeClasses => REST.max(usable / 5),
+    };
+    (is_one || rest < most).then_some(count)
+}
+
+/// A search over blocks whose types are not settled yet.
+struct TypeSearch<'a> {
+    input: TypingInput<'a>,
+    index: BlockIndex<'a>,
+    codes: Vec<u32>,
+    /// Blocks whose class is known: pointers to a base class do not change it. Empty without any.
+    is_settled: Vec<bool>,
+    waiting: VecDeque<u32>,
+    /// Pointers that may still be followed.
+    left: u64,
+}
+
+impl<'a> TypeSearch<'a> {
+    fn new(input: &TypingInput<'a>, classes: &[(u32, Option<u32>)]) -> TypeSearch<'a> {
+        let mut search = TypeSearch {
+            input: *input,
+            index: BlockIndex::new(input.blocks),
+            codes: vec![UNKNOWN; input.blocks.len()],
+            is_settled: vec![false; if classes.is_empty() { 0 } else { input.blocks.len() }],
+            waiting: VecDeque::new(),
+            left: (0..input.blocks.len())
+                .filter_map(|at| input.blocks.get(at))
+                .fold(MIN_FOLLOWED, |sum, block| sum.saturating_add(block.size)),
+        };
+        search.seed(classes);
+        search
+    }
+
+    fn seed(&mut self, classes: &[(u32, Option<u32>)]) {
+        for &(block, data_type) in classes {
+            let Some(code) = self.codes.get_mut(block as usize) else { continue };
+            *code = match data_type.filter(|it| *it < MAX_TYPE) {
+                Some(data_type) => data_type + 1,
+                None => OTHERWISE,
+            };
+            if let (Some(_), Some(settled)) = (data_type, self.is_settled.get_mut(block as usize)) {
+                *settled = true;
+                self.waiting.push_back(block);
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        let data = self.input.data;
+        for variable in &data.variables {
+            if let Some(data_type) = data.types.get(variable.data_type as usize) {
+                self.object(data_type, variable.range.start);
+            }
+        }
+        while let Some(block) = self.waiting.pop_front() {
+            self.follow(block);
+        }
+    }
+
+    /// Follows the pointers of a block by its type.
+    fn follow(&mut self, block: u32) {
+        let data_type = self.codes.get(block as usize).and_then(|&code| type_of(code));
+        let data_type = data_type.and_then(|it| self.input.data.types.get(it as usize));
+        let (Some(data_type), Some(found)) = (data_type, self.input.blocks.get(block as usize))
+        else {
+            return;
+        };
+        if !data_type.pointers.iter().any(|field| field.target.is_some()) {
+            return;
+        }
+        let count = elements(data_type, found.size, self.input.rounding).unwrap_or(1);
+        if count == 1 || data_type.size > PIECE {
+            for element in 0..count {
+                self.object(data_type, found.start + element * data_type.size);
+            }
+            return;
+        }
+        self.array(data_type, found.start, count);
+    }
+
+    /// Follows the pointers of one object.
+    fn object(&mut self, data_type: &DataType, start: u64) {
+        let size = usize::try_from(data_type.size.min(PIECE)).unwrap_or(0);
+        let mut bytes = vec![0; size];
+        let is_read = self.input.memory.read(start, &mut bytes);
+        let bytes = if is_read { bytes.as_slice() } else { &[] };
+        self.pointers(data_type, start, bytes);
+    }
+
+    fn array(&mut self, data_type: &DataType, start: u64, count: u64) {
+        let at_once = (PIECE / data_type.size).max(1);
+        let size = usize::try_from(data_type.size).unwrap_or(usize::MAX);
+        let mut bytes = vec![0; usize::try_from(at_once * data_type.size).unwrap_or(0)];
+        let mut element = 0;
+        while element < count {
+            let now = at_once.min(count - element);
+            let from = start + element * data_type.size;
+            let piece = &mut bytes[..usize::try_from(now * data_type.size).unwrap_or(0)];
+            let is_read = self.input.memory.read(from, piece);
+            for at in 0..now {
+                let begin = usize::try_from(at * data_type.size).unwrap_or(0);
+                let of_one = if is_read { &bytes[begin..begin + size] } else { &[][..] };
+                self.pointers(data_type, from + at * data_type.size, of_one);
+            }
+            element += now;
+        }
+    }
+
+    /// Follows the pointers of an object; `bytes` are its first ones, or none if they are not
+    /// readable as a whole.
+    fn pointers(&mut self, data_type: &DataType, start: u64, bytes: &[u8]) {
+        for field in &data_type.pointers {
+            let Some(target) = field.target else { continue };
+            for index in 0..field.count {
+                let offset = field.offset.saturating_add(index.saturating_mul(field.stride));
+                if self.left == 0 || offset >= data_type.size {
+                    break;
+                }
+                self.left -= 1;
+                let at = usize::try_from(offset).unwrap_or(usize::MAX);
+                let word = bytes.get(at..).and_then(|rest| rest.first_chunk());
+                let word = match word {
+                    Some(word) => Some(u64::from_le_bytes(*word)),
+                    None => self.input.memory.word(start.wrapping_add(offset)),
+                };
+                if let Some(word) = word {
+                    self.lead(word, target);
+                }
+            }
+        }
+    }
+
+    /// Takes in that a pointer to `target` has the value `word`.
+    fn lead(&mut self, word: u64, target: u32) {
+        if !self.index.may_contain(word) || target >= MAX_TYPE {
+            return;
+        }
+        let Some(block) = self.index.containing(word) else { return };
+        let code = self.codes[block as usize];
+        let is_settled = self.is_settled.get(block as usize).is_some_and(|it| *it);
+        if is_settled || code == CONTRADICTED || code == OTHERWISE || code == target + 1 {
+            return;
+        }
+        let Some(found) = self.input.blocks.get(block as usize) else { return };
+        let Some(data_type) = self.input.data.types.get(target as usize) else { return };
+        if found.start != word || !self.is_plausible(data_type, found) {
+            return;
+        }
+        let joined = match type_of(code) {
+            Some(known) => self.joined(known, target),
+            None => Some(target),
+        };
+        let new = joined.map_or(CONTRADICTED, |joined| joined + 1);
+        if new != code {
+            self.codes[block as usize] = new;
+            self.waiting.push_back(block);
+        }
+    }
+
+    /// The type of a block to which pointers of two types lead. `None` if they contradict.
+    fn joined(&self, known: u32, new: u32) -> Option<u32> {
+        let types = &self.input.data.types;
+        let (a, b) = (types.get(known as usize)?, types.get(new as usize)?);
+        // Any object can be accessed as bytes.
+        let is_bytes = |it: &DataType| it.form == DataForm::Scalar && it.size == 1;
+        if is_bytes(b) || is_same(a, b) || self.begins(new, known) {
+            Some(known)
+        } else if is_bytes(a) || self.begins(known, new) {
+            Some(new)
+        } else {
+            None
+        }
+    }
+
+    /// True if an object of type `of` begins with one of type `first`: a base class, or a header.
+    fn begins(&self, first: u32, of: u32) -> bool {
+        let types = &self.input.data.types;
+        let Some(first) = types.get(first as usize) else { return false };
+        let mut at = types.get(of as usize);
+        for _ in 0..MAX_NESTING {
+            at = at.and_then(|it| it.first).and_then(|it| types.get(it as usize));
+            match at {
+                Some(found) if is_same(found, first) => return true,
+                Some(_) => {}
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// True if a block can hold objects of a type by its size and its pointers.
+    fn is_plausible(&self, data_type: &DataType, block: LiveBlock) -> bool {
+        let count = elements(data_type, block.size, self.input.rounding);
+        let Some(count) = count else { return false };
+        if data_type.pointers.is_empty() {
+            return true;
+        }
+        let checked = count.min(CHECKED_ELEMENTS) * data_type.size;
+        let mut bytes = vec![0; usize::try_from(checked.min(CHECKED_BYTES)).unwrap_or(0)];
+        if !self.input.memory.read(block.start, &mut bytes) {
+            return true;
+        }
+        let size = usize::try_from(data_type.size).unwrap_or(usize::MAX);
+        bytes.chunks_exact(size.min(bytes.len().max(1))).all(|object| {
+            data_type.pointers.iter().all(|field| {
+                let at = usize::try_from(field.offset).unwrap_or(usize::MAX);
+                let word = object.get(at..).and_then(|rest| rest.first_chunk());
+                word.is_none_or(|word| self.is_pointer(u64::from_le_bytes(*word)))
+            })
+        })
+    }
+
+    fn is_pointer(&self, word: u64) -> bool {
+        let mappings = self.input.memory.mappings();
+        let after = mappings.partition_point(|it| it.range.start <= word);
+        let below = after.checked_sub(1).map(|at| &mappings[at]);
+        // A pointer behind the last element may be the end of a mapping.
+        word == 0 || below.is_some_and(|it| it.range.contains(word) || it.range.end == word)
+    }
+}
+
+/// True for a type in two files.
+fn is_same(a: &DataType, b: &DataType) -> bool {
+    a.name == b.name && a.size == b.size && a.form == b.form && a.pointers.len() == b.pointers.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_size(size: u64, form: DataForm) -> DataType {
+        DataType { size, form, ..DataType::default() }
+    }
+
+    #[test]
+    fn a_block_holds_as_many_objects_as_its_size_allows() {
+        let count = |size, usable| {
+            elements(&of_size(size, DataForm::Structure), usable, BlockRounding::Chunks)
+        };
+        assert_eq!(count(16, 24), Some(1), "the smallest block");
+        assert_eq!(count(48, 56), Some(1));
+        assert_eq!(count(48, 40), None, "the block is too small");
+        assert_eq!(count(48, 104), Some(2), "96 bytes");
+        assert_eq!(count(100, 168), None, "neither one nor two");
+        assert_eq!(count(100, 0x2_0ff0), None);
+        let plain = of_size(8, DataForm::Pointer);
+        assert_eq!(elements(&plain, 8008, BlockRounding::Chunks), Some(1001));
+        let open = DataType { is_open_ended: true, ..of_size(16, DataForm::Structure) };
+        assert_eq!(elements(&open, 1000, BlockRounding::Chunks), Some(1));
+        let class = elements(&of_size(100, DataForm::Structure), 112, BlockRounding::SizeClasses);
+        assert_eq!(class, Some(1));
+    }
+}
