@@ -983,6 +983,8 @@ fn blocks_of_python_are_those_that_the_interpreter_counts() {
         assert!(counted.contains(&("Thing", 2000)) && counted.len() == 4, "{counted:?}");
         assert_eq!(counted.iter().map(|it| (it.0, objects(it.0))).collect::<Vec<_>>(), counted);
         assert_eq!(objects("Slotted"), 2000);
+        let forked = target.scan(&["--fork", "--max-pause", "60s"]);
+        assert_eq!(forked["objects"], report["objects"]);
         // Those without pointers are not of the garbage collector.
         assert!(objects("dict") >= 2000 && objects("str") >= 5000 && objects("bytes") >= 4000);
     }

@@ -12,6 +12,7 @@ use pagewise_proc::{ProcRoot, maps, status};
 use pagewise_remote::{ForkedSnapshot, Keeper, RemoteProcess, on_tracer_thread};
 use pagewise_sys::ptrace::expected_pause;
 
+use super::constants::MappedFiles;
 use super::plan::PageScanner;
 use super::{
     ATTEMPTS, CopyRequest, Pauses, Prepared, ProcessCopy, RESERVE, SettledStop, settled_stop,
@@ -156,14 +157,16 @@ impl<'r> Prepared<'r> {
         drop(stopped);
         pauses.add(since);
         let snapshot = forked?;
-        let planned = self.planned.clone();
+        let (planned, reader) = (self.planned.clone(), self.reader);
         let copied = self.of_snapshot(root, Pid(snapshot.child())).and_then(|prepared| {
             // Nothing waits for the copy any more.
             let request = CopyRequest { max_pause: Duration::MAX, ..*request };
             prepared.fill(root, &stops, Instant::now(), &request)
         });
         let lived = snapshot.end(keeper)?;
-        let Some(mut copy) = copied? else { return Ok(None) };
+        let Some(copy) = copied? else { return Ok(None) };
+        // The snapshot, whose files they also are, is gone.
+        let mut copy = copy.with_files(MappedFiles::new(root, reader));
         let original = maps::parse(&original).mappings;
         copy.measured.unread += kept_from_children(&planned, &original, copy.mappings())?;
         copy.release_spare();
