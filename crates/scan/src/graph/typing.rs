@@ -434,7 +434,8 @@ mod tests {
         assert_eq!(count(48, 40), None, "the block is too small");
         assert_eq!(count(48, 104), Some(2), "96 bytes");
         assert_eq!(count(100, 168), None, "neither one nor two");
-        assert_eq!(count(100, 0x2_0ff0), None);
+        assert_eq!(count(100, 0x2_0ff0), Some(1351), "a mapping has whole pages");
+        assert_eq!(count(0x6000, 0x2_0ff0), None, "five leave almost three pages");
         let plain = of_size(8, DataForm::Pointer);
         assert_eq!(elements(&plain, 8008, BlockRounding::Chunks), Some(1001));
         let open = DataType { is_open_ended: true, ..of_size(16, DataForm::Structure) };
