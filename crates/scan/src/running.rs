@@ -12,7 +12,7 @@ use std::time::Instant;
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
 use pagewise_proc::ProcRoot;
-use pagewise_sys::remote;
+use pagewise_sys::remote::OpenMemory;
 
 use crate::memory::{Memory, ScannedThread};
 
@@ -26,7 +26,7 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// Memory of a running process.
 #[derive(Debug)]
 pub(crate) struct RunningMemory<'m> {
-    pid: Pid,
+    memory: OpenMemory,
     page: u64,
     pagemap: File,
     mappings: &'m [Mapping],
@@ -43,7 +43,7 @@ impl<'m> RunningMemory<'m> {
     ) -> io::Result<RunningMemory<'m>> {
         let pagemap = File::open(root.file(pid, "pagemap"))?;
         let (page, longest_ns) = (page_size.bytes(), AtomicU64::new(0));
-        Ok(RunningMemory { pid, page, pagemap, mappings, longest_ns })
+        Ok(RunningMemory { memory: OpenMemory::open(pid.0)?, page, pagemap, mappings, longest_ns })
     }
 
     /// Duration of the longest system call in nanoseconds.
@@ -86,7 +86,7 @@ impl<'m> RunningMemory<'m> {
 
     fn copy(&self, address: u64, into: &mut [u8]) -> usize {
         let range = address..address.saturating_add(into.len() as u64);
-        self.measured(|| remote::read(self.pid.0, &[range], into)).unwrap_or(0)
+        self.measured(|| self.memory.read(&[range], into)).unwrap_or(0)
     }
 }
 

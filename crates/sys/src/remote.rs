@@ -1,7 +1,15 @@
-//! `process_vm_readv`: another process's memory, in small pieces or large ones, many a call.
+//! Another process's memory: small pieces, many a call, by `process_vm_readv`; large ones by
+//! `/proc/PID/mem`.
+//!
+//! To read a page that a process shares with a forked child, `process_vm_readv` first makes the
+//! kernel give the process a copy of its own (Linux 5.19 and newer, `gup_must_unshare`): reading
+//! all of a forked process would double its memory. `/proc/PID/mem` reads the shared page, at the
+//! same speed.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
 /// The most pieces the kernel takes in one call (`UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
@@ -39,24 +47,79 @@ fn read_batch<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<[u8
     Ok(bytes)
 }
 
-/// Reads `ranges`, no more than 1024 of them, one after the other into `buffer`. Returns how many
-/// bytes that was: fewer than asked for where the buffer is too small or a page cannot be read.
-///
-/// Reading an untouched page makes the kernel map it, so ask only for pages known to be present.
+/// Memory of a process, for many reads of large ranges.
+#[derive(Debug)]
+pub struct OpenMemory(File);
+
+impl OpenMemory {
+    /// Opens the memory of a process or thread.
+    ///
+    /// # Errors
+    /// `EPERM` where we may not trace the process, `ESRCH` where it is gone.
+    pub fn open(pid: u32) -> io::Result<OpenMemory> {
+        File::open(format!("/proc/{pid}/mem")).map(OpenMemory).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::ENOENT) => io::Error::from_raw_os_error(libc::ESRCH),
+                Some(libc::EACCES) => io::Error::from_raw_os_error(libc::EPERM),
+                _ => error,
+            }
+        })
+    }
+
+    /// Reads `ranges` one after the other into `buffer`. Returns how many bytes that was: fewer
+    /// than asked for where the buffer is too small or a page cannot be read. None can be read
+    /// after the process has ended or executed another program.
+    ///
+    /// Reading an untouched page makes the kernel map it, so ask only for pages known to be
+    /// present.
+    ///
+    /// # Errors
+    /// Those of `pread` other than that of a page that cannot be read.
+    pub fn read(&self, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        for range in ranges {
+            let length = usize::try_from(range.end.saturating_sub(range.start));
+            let rest = &mut buffer[filled..];
+            let wanted = length.unwrap_or(usize::MAX).min(rest.len());
+            let read = self.read_one(range.start, &mut rest[..wanted])?;
+            filled += read;
+            if read < wanted {
+                break;
+            }
+        }
+        Ok(filled)
+    }
+
+    /// Number of bytes that were read before a page that cannot be read.
+    fn read_one(&self, address: u64, into: &mut [u8]) -> io::Result<usize> {
+        let mut filled = 0;
+        while filled < into.len() {
+            match self.0.read_at(&mut into[filled..], address.saturating_add(filled as u64)) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // No process has addresses that `pread` does not take.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EIO | libc::EFAULT | libc::EINVAL)
+                    ) =>
+                {
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// Reads `ranges` as [`OpenMemory::read`] does, of a process that is opened for this call.
 ///
 /// # Errors
-/// `EPERM` where we may not trace the process, `ESRCH` where it is gone, `EINVAL` for too many
-/// ranges.
+/// As [`OpenMemory::open`] and [`OpenMemory::read`].
 pub fn read(pid: u32, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
-    let length = |range: &Range<u64>| usize::try_from(range.end.saturating_sub(range.start));
-    let remote: Vec<libc::iovec> = ranges
-        .iter()
-        .map(|range| libc::iovec {
-            iov_base: pointer(range.start),
-            iov_len: length(range).unwrap_or(0),
-        })
-        .collect();
-    read_pieces(pid, &remote, buffer)
+    OpenMemory::open(pid)?.read(ranges, buffer)
 }
 
 /// Number of bytes that were read before a piece that cannot be read; 0 if that is the first.
@@ -89,6 +152,11 @@ fn pointer(address: u64) -> *mut libc::c_void {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -109,6 +177,49 @@ mod tests {
         assert_eq!(buffer[..6], [5, 6, 7, 8, 1, 2]);
         let mut small = [0; 3];
         assert_eq!(read(std::process::id(), &ranges, &mut small).unwrap(), 3);
+    }
+
+    /// Bytes that a process alone maps.
+    fn exclusive(pid: u32) -> u64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("Private_")?.split_once(':'));
+        let numbers = lines.map(|(_, rest)| rest.trim().trim_end_matches(" kB").parse::<u64>());
+        numbers.map(|number| number.unwrap() << 10).sum()
+    }
+
+    const FORKED: &str = "import os, signal
+block = bytearray(b'x') * (8 << 20)
+if os.fork():
+    print('ready', flush=True)
+signal.pause()";
+
+    #[test]
+    fn pages_that_a_process_shares_with_a_forked_child_stay_shared() {
+        const SIZE: u64 = 8 << 20;
+        let mut python = Command::new("python3");
+        python.args(["-c", FORKED]).stdout(Stdio::piped()).process_group(0);
+        let Ok(mut child) = python.spawn() else {
+            return pagewise_skip::skip(&pagewise_skip::Lack::Tool("python3"));
+        };
+        let pid = child.id();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let large = maps.lines().filter_map(|line| {
+            let (start, rest) = line.split_once('-')?;
+            let (end, _) = rest.split_once(" rw-p 00000000 00:00 0")?;
+            let [start, end] = [start, end].map(|word| u64::from_str_radix(word, 16).unwrap());
+            (end - start > SIZE).then_some(end - SIZE..end)
+        });
+        let before = exclusive(pid);
+        let mut buffer = vec![0; 8 << 20];
+        let read: usize = large.map(|range| read(pid, &[range], &mut buffer).unwrap()).sum();
+        let after = exclusive(pid);
+        let group = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+        rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
+        child.wait().unwrap();
+        assert!(read as u64 >= SIZE, "{read} bytes were read");
+        assert!(after < before + (1 << 20), "{before} bytes were exclusive, then {after}");
     }
 
     #[test]

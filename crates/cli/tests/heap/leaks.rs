@@ -258,16 +258,19 @@ fn the_roots_of_blocks_that_several_keep_are_named() {
         names.sort();
         names
     };
-    assert_eq!(sorted(&row["roots"]), ["one (leaks)", "two (leaks)"]);
+    assert_eq!(sorted(&row["roots"]), ["leaks.c: one (leaks)", "leaks.c: two (leaks)"]);
     assert_eq!(row["more_roots"], false);
     let address = number(&row["path"][0], "at");
     let kept = target.scan(&["--why", &format!("{address:#x}")]);
-    assert_eq!(sorted(&kept["why"]["roots"]), ["one (leaks)", "two (leaks)"]);
+    assert_eq!(sorted(&kept["why"]["roots"]), ["leaks.c: one (leaks)", "leaks.c: two (leaks)"]);
     assert_eq!(kept["why"]["more_roots"], false);
     let pid = target.0.id().to_string();
     let words = ["heap", "scan", &pid, "--retained", "--top", "all", "--width", "300"];
     let page = String::from_utf8(pagewise(&words).stdout).unwrap();
-    let names = ["one (leaks), two (leaks)", "two (leaks), one (leaks)"];
+    let names = [
+        "leaks.c: one (leaks), leaks.c: two (leaks)",
+        "leaks.c: two (leaks), leaks.c: one (leaks)",
+    ];
     assert!(names.iter().any(|names| page.contains(names)), "{page}");
 }
 

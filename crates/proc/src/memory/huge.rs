@@ -16,7 +16,7 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Backing, Bytes, Mapping, PageSize, Pid, Reading, Sharing};
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest};
 use pagewise_sys::probe::Features;
-use pagewise_sys::remote;
+use pagewise_sys::remote::OpenMemory;
 
 use crate::pages::Pace;
 use crate::pages::hugetlb::Hugetlb;
@@ -48,7 +48,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// where it is gone.
 ///
 /// # Complexity
-/// The scan of the page tables, and what `process_vm_readv` needs for the huge pages: some 9 GB a
+/// The scan of the page tables, and the reading of the huge pages: some 9 GB a
 /// second.
 pub fn scan(
     root: &ProcRoot,
@@ -224,6 +224,14 @@ struct ContentReader {
 }
 
 impl ContentReader {
+    fn memory(&self) -> Result<OpenMemory, ProcError> {
+        OpenMemory::open(self.pid.0).map_err(|error| self.failure(error))
+    }
+
+    fn failure(&self, error: io::Error) -> ProcError {
+        ProcError::of_process(error, self.pid, "mem".as_ref())
+    }
+
     /// Adds the huge pages that a run is of. A run that a scan has cut in two gives its page once.
     fn note(&self, run: Range<u64>, starts: &mut Vec<u64>) {
         for piece in pieces(run, self.huge_size) {
@@ -240,13 +248,14 @@ impl ContentReader {
         let threads =
             thread::available_parallelism().map_or(1, NonZero::get).min(MAX_READER_THREADS);
         let share = starts.len().div_ceil(threads).max(1);
-        let (pid, page_size, huge_size) = (self.pid, self.page_size, self.huge_size);
+        let (page_size, huge_size) = (self.page_size, self.huge_size);
+        let memory = &self.memory()?;
         let buffers = self.buffers.iter_mut();
         let counted: Vec<_> = thread::scope(|scope| {
             let work =
                 |(starts, buffer): (&[u64], &mut Vec<u8>)| -> io::Result<Vec<BasePageCounts>> {
                     let count =
-                        |&start| count_one(pid, page_size, start..start + huge_size, buffer);
+                        |&start| count_one(memory, page_size, start..start + huge_size, buffer);
                     starts.iter().map(count).collect()
                 };
             let mut shares = starts.chunks(share).zip(buffers);
@@ -257,8 +266,8 @@ impl ContentReader {
                 others.into_iter().map(|other| other.join().expect("counting never panics"));
             own.into_iter().chain(others).collect()
         });
-        let failed = |error| ProcError::of_process(error, pid, "process_vm_readv".as_ref());
-        let counted = counted.into_iter().collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        let counted = counted.into_iter().collect::<io::Result<Vec<_>>>();
+        let counted = counted.map_err(|error| self.failure(error))?;
         for (&start, counted) in starts.iter().zip(counted.into_iter().flatten()) {
             huge.read += counted.read;
             huge.zero += counted.zero;
@@ -291,14 +300,16 @@ impl ContentReader {
                 (owner, address..address + self.page_size.bytes())
             })
             .collect();
+        let memory = self.memory()?;
         let buffer = &mut self.buffers[0];
         buffer.resize(BATCH * index(self.page_size.bytes()), 0);
         let mut rest = picks.as_slice();
         while !rest.is_empty() {
             let ranges: Vec<Range<u64>> =
                 rest.iter().take(BATCH).map(|(_, range)| range.clone()).collect();
-            let read = remote::read(self.pid.0, &ranges, buffer)
-                .map_err(|e| ProcError::of_process(e, self.pid, "process_vm_readv".as_ref()))?;
+            let read = memory
+                .read(&ranges, buffer)
+                .map_err(|e| ProcError::of_process(e, self.pid, "mem".as_ref()))?;
             let pages = buffer[..read].chunks_exact(index(self.page_size.bytes()));
             let count = pages.len();
             for ((owner, _), page) in rest.iter().zip(pages) {
@@ -325,14 +336,14 @@ struct BasePageCounts {
 
 /// Reads one huge page from end to end.
 fn count_one(
-    pid: Pid,
+    memory: &OpenMemory,
     page_size: PageSize,
     page: Range<u64>,
     buffer: &mut [u8],
 ) -> io::Result<BasePageCounts> {
     let mut counted = BasePageCounts::default();
     for piece in pieces(page, PIECE as u64) {
-        let read = remote::read(pid.0, slice::from_ref(&piece), buffer)?;
+        let read = memory.read(slice::from_ref(&piece), buffer)?;
         let pages = buffer[..read].chunks_exact(index(page_size.bytes()));
         counted.read += pages.len() as u64;
         counted.zero += pages.filter(|page| is_zero(page)).count() as u64;

@@ -10,7 +10,8 @@ use std::time::Instant;
 use pagewise_model::AddrRange;
 use pagewise_sys::madvise::{Advice, advise_own};
 use pagewise_sys::region::AlignedRegion;
-use pagewise_sys::{remote, system};
+use pagewise_sys::remote::OpenMemory;
+use pagewise_sys::system;
 
 /// Bytes that a thread copies at a time.
 const CHUNK: usize = 4 << 20;
@@ -89,6 +90,7 @@ impl CopyBuffer {
         ranges: &[AddrRange],
         deadline: Option<Instant>,
     ) -> Result<Vec<AddrRange>, TransferFailure> {
+        let memory = OpenMemory::open(pid).map_err(TransferFailure::Refused)?;
         let jobs = Mutex::new(jobs(self.region.bytes(), ranges).into_iter());
         let unread = Mutex::new(Vec::new());
         let work = || -> Result<(), TransferFailure> {
@@ -98,7 +100,7 @@ impl CopyBuffer {
                 if deadline.is_some_and(|deadline| Instant::now() > deadline) {
                     return Err(TransferFailure::Late);
                 }
-                let holes = job.copy(pid).map_err(TransferFailure::Refused)?;
+                let holes = job.copy(&memory).map_err(TransferFailure::Refused)?;
                 unread.lock().unwrap_or_else(PoisonError::into_inner).extend(holes);
             }
         };
@@ -154,14 +156,14 @@ fn jobs<'b>(buffer: &'b mut [u8], ranges: &[AddrRange]) -> Vec<TransferJob<'b>> 
 
 impl TransferJob<'_> {
     /// Copies the ranges. Returns pages that cannot be read.
-    fn copy(mut self, pid: u32) -> io::Result<Vec<AddrRange>> {
+    fn copy(mut self, memory: &OpenMemory) -> io::Result<Vec<AddrRange>> {
         let page = system::page_size();
         let mut unread = Vec::new();
         while !self.ranges.is_empty() {
             let batch = self.ranges.make_contiguous();
             let batch = &batch[..batch.len().min(MAX_RANGES)];
             let wanted: u64 = batch.iter().map(|range| range.end - range.start).sum();
-            let count = remote::read(pid, batch, self.bytes)?;
+            let count = memory.read(batch, self.bytes)?;
             self.advance(count);
             if count as u64 == wanted {
                 continue;
@@ -170,7 +172,7 @@ impl TransferJob<'_> {
             let Some(next) = self.ranges.front() else { break };
             let end = next.end.min((next.start / page + 1) * page);
             let start = next.start;
-            let count = remote::read(pid, std::slice::from_ref(&(start..end)), self.bytes)?;
+            let count = memory.read(std::slice::from_ref(&(start..end)), self.bytes)?;
             let length = usize::try_from(end - start).unwrap_or(usize::MAX);
             if count < length {
                 unread.push(AddrRange { start, end });

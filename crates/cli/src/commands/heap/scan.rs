@@ -107,9 +107,9 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
     let Some(interval) = args.every else {
         return Ok((None, scan()?));
     };
-    let began = Instant::now();
     let earlier = scan()?;
-    sleep(interval.saturating_sub(began.elapsed()));
+    // The interval begins with the earlier copy, not with what prepares it.
+    sleep(interval.saturating_sub(Duration::from_nanos(earlier.took_ns)));
     Ok((Some(earlier), scan()?))
 }
 

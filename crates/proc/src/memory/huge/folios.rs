@@ -11,6 +11,7 @@ use std::path::Path;
 use pagewise_model::thp::{FolioSize, HugeMapping};
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion};
+use pagewise_sys::remote::OpenMemory;
 
 use super::{count_one, index, is_anonymous, resident_request};
 use crate::pages::entry::{Word, frame};
@@ -169,8 +170,9 @@ fn zero_pages(
     range: std::ops::Range<u64>,
 ) -> Result<u64, ProcError> {
     let Some(Zeros { pid, buffer }) = zeros else { return Ok(0) };
-    let counted = count_one(*pid, page_size, range, buffer);
-    let failed = |error| ProcError::of_process(error, *pid, "process_vm_readv".as_ref());
+    let memory = OpenMemory::open(pid.0);
+    let counted = memory.and_then(|memory| count_one(&memory, page_size, range, buffer));
+    let failed = |error| ProcError::of_process(error, *pid, "mem".as_ref());
     counted.map(|counted| counted.zero).map_err(failed)
 }
 
