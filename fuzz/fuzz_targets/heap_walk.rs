@@ -25,6 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
         why: found.blocks.last().map(|block| block.start),
         variables: &|_| NamedVariables::default(),
         allocations: &|_| Err(not_recorded()),
+        recorder: &[],
         demangle: &str::to_owned,
     };
     let graph = heap_graph(&image, &found.blocks, &found.managed, &request);

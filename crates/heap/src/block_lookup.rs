@@ -16,13 +16,14 @@ use pagewise_model::traced::Frame;
 use pagewise_model::watched::WatchedBlock;
 use pagewise_model::{AddrRange, Mapping, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId};
-use pagewise_proc::{ProcRoot, maps};
+use pagewise_proc::{ProcRoot, elf, maps};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
 use crate::attach::own_number;
 use crate::collector::Identity;
 use crate::layout::live::{self, LiveMapEntry};
+use crate::safe_call::is_recorder;
 use crate::tables::{self, SharedTables};
 
 /// Number of bytes of cells that are read at a time, and at most.
@@ -89,10 +90,7 @@ struct RecordedProcess {
 impl RecordedProcess {
     fn open(root: &ProcRoot, pid: Pid) -> Option<RecordedProcess> {
         let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-        let range = tables::mapping(&mappings)?;
-        let shared = mappings.iter().find(|mapping| mapping.range == range)?;
-        let file = target_file::open_range(root, pid, range, FileId::of_mapping(shared)).ok()?;
-        let tables = SharedTables::open(file).ok()?;
+        let tables = shared_tables(root, pid, &mappings)?;
         if !is_recording(root, pid, &tables).ok()? {
             return None;
         }
@@ -136,6 +134,34 @@ impl RecordedProcess {
         let mut symbols = FileSymbols::default();
         Some(pagewise_heapread::stacks(recording, sites, &mut symbols, &mut Vec::new()))
     }
+}
+
+fn shared_tables(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<SharedTables> {
+    let range = tables::mapping(mappings)?;
+    let shared = mappings.iter().find(|mapping| mapping.range == range)?;
+    let file = target_file::open_range(root, pid, range, FileId::of_mapping(shared)).ok()?;
+    SharedTables::open(file).ok()
+}
+
+/// Memory of a recorder in a process: its tables, its library, and memory that it has mapped.
+/// Addresses of blocks in this memory are not pointers of the program.
+pub fn recorder_memory(root: &ProcRoot, pid: Pid) -> Vec<AddrRange> {
+    let Ok(text) = root.read(pid, "maps") else { return Vec::new() };
+    let mappings = maps::parse(&text).mappings;
+    let own = shared_tables(root, pid, &mappings).and_then(|tables| tables.own().ok()?);
+    let own = own.unwrap_or_default().into_iter();
+    let own = own.map(|(start, length)| AddrRange { start, end: start.saturating_add(length) });
+    own.chain(tables::mapping(&mappings)).chain(library(root, pid, &mappings)).collect()
+}
+
+/// The addresses of the recorder's library with the end of its `.bss`, to which the kernel may have
+/// joined other anonymous memory.
+fn library(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<AddrRange> {
+    let first = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
+    let file = target_file::open_range(root, pid, first.range, FileId::of_mapping(first)).ok()?;
+    let segments = elf::of_file(&file, false).ok()?.segments;
+    let length = segments.last()?.range.end.checked_sub(segments.first()?.range.start)?;
+    Some(AddrRange { start: first.range.start, end: first.range.start.checked_add(length)? })
 }
 
 /// True if the recorder of a process records: tables that stay in a process after a recording no
@@ -353,6 +379,22 @@ mod tests {
         assert_eq!(site(0x8010), Some(8));
         // Addresses without a leaf, and beyond the last one.
         assert_eq!([site(1 << 30), site(u64::MAX)], [None, None]);
+    }
+
+    #[test]
+    fn blocks_of_other_allocators_may_begin_between_multiples_of_16() {
+        let cell = |site: u64| (site + 1) << 38 | 8;
+        let (mut leaf, mut halves) = (vec![0_u64; 1 << (LEAF - 4)], vec![0_u64; 1 << (LEAF - 4)]);
+        leaf[4] = cell(6);
+        halves[4] = cell(7) | 1 << 63;
+        let mut table = table(leaf.as_ptr().addr() as u64);
+        table[1 << (SPACE - LEAF)] = halves.as_ptr().addr() as u64;
+        let map = CellMap { table: table.as_ptr().addr() as u64, is_narrow: false };
+        let site =
+            |map: CellMap, start| CellPiece::new(US(), map).entry_at(start).map(|entry| entry.site);
+        assert_eq!([site(map, 0x40), site(map, 0x48)], [Some(6), None]);
+        let halves = map.halves().unwrap();
+        assert_eq!([site(halves, 0x40), site(halves, 0x48)], [None, Some(7)]);
     }
 
     #[test]

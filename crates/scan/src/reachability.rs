@@ -72,6 +72,8 @@ pub struct GraphRequest<'a> {
     pub types: Option<&'a FindTypes<'a>>,
     /// Finds the call stacks of leaked blocks, whose addresses are in order.
     pub allocations: &'a FindAllocations<'a>,
+    /// Memory of a heap recorder in the process, which holds no roots.
+    pub recorder: &'a [AddrRange],
     /// Converts a mangled name.
     pub demangle: &'a dyn Fn(&str) -> String,
 }
@@ -93,7 +95,8 @@ pub fn heap_graph(
 ) -> Result<HeapGraph, ScanError> {
     let began = Instant::now();
     let thread_local_bytes = (request.variables)(&[]).thread_local_bytes;
-    let spans = root_spans(memory, managed, thread_local_bytes.saturating_add(TLS_SURPLUS));
+    let taken = joined(managed.iter().chain(request.recorder).copied().collect());
+    let spans = root_spans(memory, &taken, thread_local_bytes.saturating_add(TLS_SURPLUS));
     let mut pointers = heap_pointers(memory, blocks, &spans)
         .ok_or(ScanError::NoHeap("it has too many blocks to search their pointers"))?;
     let data = sorted(pointers.data_addresses(&spans));
@@ -133,6 +136,19 @@ pub fn heap_graph(
     found.types = types.summary(blocks, |block| graph.types().number(block));
     found.took_ns = nanoseconds(began.elapsed());
     Ok(found)
+}
+
+/// Ranges in order of address, those that overlap or touch as one.
+fn joined(mut ranges: Vec<AddrRange>) -> Vec<AddrRange> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
+    ranges
 }
 
 fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
@@ -512,5 +528,17 @@ impl LargestBelow {
             }
         }
         LargestBelow(largest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_are_joined() {
+        let range = |start, end| AddrRange { start, end };
+        let ranges = vec![range(40, 50), range(0, 30), range(5, 10), range(30, 35), range(9, 8)];
+        assert_eq!(joined(ranges), [range(0, 35), range(40, 50)]);
     }
 }

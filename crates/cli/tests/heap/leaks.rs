@@ -397,6 +397,12 @@ fn leaks_of_a_recorded_program_have_the_call_stacks_of_its_source() {
     let text = pagewise(&["heap", "scan", &pid.to_string(), "--leaks", "--max-pause", "1min"]);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("ALLOCATED BY"), "{text}");
+    // Pointers of the recorder keep no block alive.
+    let words = ["heap", "scan", &pid.to_string(), "--retained", "--json", "--max-pause", "1min"];
+    let retained = json(&words);
+    let of_list = |row: &&Value| row["root"] == "leaks.c: list (leaks)";
+    let row = retained["retained"].as_array().unwrap().iter().find(of_list);
+    assert_eq!(number(row.expect("the list has a row"), "blocks"), 1000, "{retained}");
     // The scan of a file has the same call stacks.
     let saved = folder.path().join("scan.json");
     let saved = saved.to_str().unwrap();

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
-use pagewise_heap::allocation_stacks;
+use pagewise_heap::{allocation_stacks, recorder_memory};
 use pagewise_model::heap_graph::not_recorded;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
-use pagewise_model::{Name, Pid};
+use pagewise_model::{AddrRange, Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
@@ -88,7 +88,7 @@ fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     let code = ScannedCode::new(ProcessCode::of_core(image.mappings(), files.collect()));
     let search = args.pointer_search();
     let allocations = |_: &[u64]| Err(not_recorded());
-    with_request(search, &variables, &code, &allocations, |request| {
+    with_request(search, &variables, &code, &allocations, &[], |request| {
         Ok(scan::scan_core(&image, began, request)?.scan)
     })
 }
@@ -204,6 +204,7 @@ fn with_request<T>(
     variables: &dyn Fn(&[u64]) -> NamedVariables,
     code: &ScannedCode,
     allocations: &FindAllocations<'_>,
+    recorder: &[AddrRange],
     scan: impl FnOnce(Option<&GraphRequest<'_>>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let Some(PointerSearch { retained, why, types }) = search else { return scan(None) };
@@ -216,6 +217,7 @@ fn with_request<T>(
         frames: &frames,
         types: types.then_some(&data_types as _),
         allocations,
+        recorder,
         demangle: &demangled,
     };
     scan(Some(&request))
@@ -243,7 +245,8 @@ fn scanned(
     let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
     // Leaked blocks stay as they are while the process runs on.
     let allocations = |starts: &[u64]| allocation_stacks(root, copy.process.pid, starts);
-    with_request(search, &variables, &code, &allocations, |request| {
+    let recorder = recorder_memory(root, copy.process.pid);
+    with_request(search, &variables, &code, &allocations, &recorder, |request| {
         Ok(scan::scan(copy, moment, began, request)?.scan)
     })
 }
