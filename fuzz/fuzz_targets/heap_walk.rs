@@ -4,6 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use pagewise_heaplog::glibc_chunk::HEADER;
+use pagewise_model::heap_graph::not_recorded;
 use pagewise_proc::core_file::{CoreFile, ImageFiles};
 use pagewise_proc::data_symbols::NamedVariables;
 use pagewise_scan::core_image::CoreImage;
@@ -23,6 +24,8 @@ fuzz_target!(|bytes: &[u8]| {
         retained: true,
         why: found.blocks.last().map(|block| block.start),
         variables: &|_| NamedVariables::default(),
+        allocations: &|_| Err(not_recorded()),
+        recorder: &[],
         demangle: &str::to_owned,
     };
     let graph = heap_graph(&image, &found.blocks, &found.managed, &request);

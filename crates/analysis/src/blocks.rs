@@ -3,9 +3,9 @@
 use pagewise_model::bounds::{Folded, OTHER_MAPPINGS, OTHER_STACKS, OTHER_THREADS};
 use pagewise_model::ending::ProgramEnding;
 use pagewise_model::report::{
-    Audience, CellValue, Fact, FactsShape, Label, NamedFacts, ReportTable, TableColumn,
+    Audience, CellValue, Fact, FactsShape, Gaps, Label, NamedFacts, ReportTable, TableColumn,
 };
-use pagewise_model::{Name, Pid};
+use pagewise_model::{Absent, Name, Pid};
 
 use crate::explain::{fact, meaning};
 
@@ -41,6 +41,17 @@ pub(crate) fn first<'t, T>(all: &'t [T], limit: Option<usize>, option: &str) -> 
         more => format!("{more} more: {option} all").into(),
     };
     (shown, note)
+}
+
+/// The gaps of a column; one that has no value at all for one reason stays small.
+pub(crate) fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
+    match absent.first() {
+        None => Gaps::None,
+        Some((_, first)) if absent.len() == rows && absent.iter().all(|(_, why)| why == first) => {
+            Gaps::All(first.clone())
+        }
+        Some(_) => Gaps::Some(absent.into_iter().collect()),
+    }
 }
 
 /// A column that only programs see.

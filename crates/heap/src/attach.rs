@@ -944,7 +944,7 @@ fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), AttachRefu
 }
 
 /// The number that a process has for itself.
-fn own_number(root: &ProcRoot, pid: u32) -> Option<u64> {
+pub(crate) fn own_number(root: &ProcRoot, pid: u32) -> Option<u64> {
     let status = root.read(Pid(pid), "status").ok()?;
     let status = String::from_utf8_lossy(&status);
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;

@@ -1,61 +1,181 @@
-//! The block that an address of a running process lies in now, where a recorder in the process
-//! keeps a map of them.
+//! Live blocks of a running process, and the call stacks that allocated them, from the map that a
+//! recorder in the process keeps.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 
 use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, PREVIOUS_IN_USE, UNIT};
 use pagewise_heaplog::recording::LogRecording;
-use pagewise_heaplog::tables::header;
 use pagewise_heaplog::tables::live::{KIND, LEAF, NARROW, SPACE};
+use pagewise_heaplog::tables::{collector, header};
+use pagewise_model::heap_graph::{AllocationStacks, not_recorded};
+use pagewise_model::traced::Frame;
 use pagewise_model::watched::WatchedBlock;
-use pagewise_model::{AddrRange, Pid};
+use pagewise_model::{AddrRange, Mapping, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId};
-use pagewise_proc::{ProcRoot, maps};
+use pagewise_proc::{ProcRoot, elf, maps};
 use pagewise_sys::remote;
 use pagewise_trace::FileSymbols;
 
+use crate::attach::own_number;
+use crate::collector::Identity;
 use crate::layout::live::{self, LiveMapEntry};
+use crate::safe_call::is_recorder;
 use crate::tables::{self, SharedTables};
 
 /// Number of bytes of cells that are read at a time, and at most.
 const PIECE: u64 = 4 << 10;
 const MAX_MAP_BYTES: u64 = 16 << 20;
+/// Allocation sites whose call stacks are resolved, those of most blocks first.
+const MAX_SITES: usize = 10_000;
 
-/// The block at an address; `None` without a recorder, outside of blocks, and if the block is
-/// uncertain.
+/// The block at an address; `None` without a recorder that records, outside of blocks, and if the
+/// block is uncertain.
 pub fn block_at(root: &ProcRoot, pid: Pid, address: u64) -> Option<WatchedBlock> {
-    let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
-    let range = tables::mapping(&mappings)?;
-    let tables = mappings.iter().find(|mapping| mapping.range == range)?;
-    let file = target_file::open_range(root, pid, range, FileId::of_mapping(tables)).ok()?;
-    let mut tables = SharedTables::open(file).ok()?;
-    let map = tables.head(header::LIVE_MAP).ok()?;
-    let mapping = mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
-    let process = LookupProcess { pid: pid.0 };
-    let is_narrow = map & KIND == NARROW;
-    let found = process.find(map & !KIND, is_narrow, mapping, address);
-    // Small blocks of other allocators that begin between multiples of 16 are in the other half of
-    // the table.
-    let other = || {
-        let other = (map & !KIND).checked_add(8 << (SPACE - LEAF))?;
-        process.find(other, false, mapping, address)
-    };
-    let found = found.or_else(|| if is_narrow { None } else { other() })?;
-    let path = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
-    let new = tables.news(&path).ok()?;
-    let recording = LogRecording {
-        modules: new.modules,
-        places: new.places,
-        nodes: new.nodes,
-        sites: new.sites,
-        ..LogRecording::default()
-    };
-    let mut symbols = FileSymbols::default();
-    let stacks = pagewise_heapread::stacks(recording, &[found.site], &mut symbols, &mut Vec::new());
-    let frames = stacks.into_iter().next()?;
-    Some(WatchedBlock { start: found.start, size: found.size, room: found.room, frames })
+    RecordedProcess::open(root, pid)?.block_at(address)
+}
+
+/// The call stacks that allocated the blocks which begin at `starts`, in order of address.
+///
+/// # Errors
+/// Returns the reason if no recorder records the process.
+pub fn allocation_stacks(root: &ProcRoot, pid: Pid, starts: &[u64]) -> Reading<AllocationStacks> {
+    let mut recorded = RecordedProcess::open(root, pid).ok_or_else(not_recorded)?;
+    let sites = recorded.sites(starts);
+    let asked = most_frequent(&sites);
+    let stacks = recorded.call_stacks(&asked).unwrap_or_default();
+    Ok(numbered(&sites, &asked, stacks))
+}
+
+/// The sites of most blocks, at most [`MAX_SITES`].
+fn most_frequent(sites: &[Option<u32>]) -> Vec<u32> {
+    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+    for site in sites.iter().flatten() {
+        *counts.entry(*site).or_default() += 1;
+    }
+    let mut sites: Vec<(u32, u64)> = counts.into_iter().collect();
+    sites.sort_by_key(|&(_, count)| Reverse(count));
+    sites.into_iter().map(|(site, _)| site).take(MAX_SITES).collect()
+}
+
+/// Equal call stacks of several sites become one. An empty call stack is an unknown one.
+fn numbered(sites: &[Option<u32>], asked: &[u32], stacks: Vec<Vec<Frame>>) -> AllocationStacks {
+    let mut found = AllocationStacks::default();
+    let mut of_stacks: HashMap<Vec<Frame>, u32> = HashMap::new();
+    let mut of_sites: HashMap<u32, u32> = HashMap::new();
+    let known = asked.iter().zip(stacks).filter(|(_, stack)| !stack.is_empty());
+    for (number, (site, stack)) in (0..).zip(known) {
+        of_sites.insert(*site, *of_stacks.entry(stack.clone()).or_insert(number));
+        found.stacks.push(stack);
+    }
+    let of_block = |site: &Option<u32>| site.and_then(|site| of_sites.get(&site).copied());
+    found.of_blocks = sites.iter().map(of_block).collect();
+    found
+}
+
+/// A process whose heap is being recorded.
+#[derive(Debug)]
+struct RecordedProcess {
+    process: LookupProcess,
+    mappings: Vec<Mapping>,
+    tables: SharedTables,
+    cells: CellMap,
+    /// Path of the program.
+    program: Vec<u8>,
+}
+
+impl RecordedProcess {
+    fn open(root: &ProcRoot, pid: Pid) -> Option<RecordedProcess> {
+        let mappings = maps::parse(&root.read(pid, "maps").ok()?).mappings;
+        let tables = shared_tables(root, pid, &mappings)?;
+        if !is_recording(root, pid, &tables).ok()? {
+            return None;
+        }
+        let map = tables.head(header::LIVE_MAP).ok()?;
+        let program = fs::read_link(root.file(pid, "exe")).ok()?.into_os_string().into_vec();
+        let cells = CellMap { table: map & !KIND, is_narrow: map & KIND == NARROW };
+        let process = LookupProcess { pid: pid.0 };
+        Some(RecordedProcess { process, mappings, tables, cells, program })
+    }
+
+    fn block_at(mut self, address: u64) -> Option<WatchedBlock> {
+        let mapping = self.mappings.iter().find(|mapping| mapping.range.contains(address))?.range;
+        let found = self.process.find(self.cells, mapping, address);
+        let halves = || self.process.find(self.cells.halves()?, mapping, address);
+        let found = found.or_else(halves)?;
+        let frames = self.call_stacks(&[found.site])?.into_iter().next()?;
+        Some(WatchedBlock { start: found.start, size: found.size, room: found.room, frames })
+    }
+
+    /// The allocation site of each block, by first addresses in order.
+    fn sites(&self, starts: &[u64]) -> Vec<Option<u32>> {
+        let mut wholes = CellPiece::new(self.process, self.cells);
+        let mut halves = self.cells.halves().map(|cells| CellPiece::new(self.process, cells));
+        let mut entry = |start| {
+            let found = wholes.entry_at(start);
+            found.or_else(|| halves.as_mut().and_then(|halves| halves.entry_at(start)))
+        };
+        starts.iter().map(|&start| entry(start).map(|entry| entry.site)).collect()
+    }
+
+    /// The call stacks of sites.
+    fn call_stacks(&mut self, sites: &[u32]) -> Option<Vec<Vec<Frame>>> {
+        let new = self.tables.news(&self.program).ok()?;
+        let recording = LogRecording {
+            modules: new.modules,
+            places: new.places,
+            nodes: new.nodes,
+            sites: new.sites,
+            ..LogRecording::default()
+        };
+        let mut symbols = FileSymbols::default();
+        Some(pagewise_heapread::stacks(recording, sites, &mut symbols, &mut Vec::new()))
+    }
+}
+
+fn shared_tables(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<SharedTables> {
+    let range = tables::mapping(mappings)?;
+    let shared = mappings.iter().find(|mapping| mapping.range == range)?;
+    let file = target_file::open_range(root, pid, range, FileId::of_mapping(shared)).ok()?;
+    SharedTables::open(file).ok()
+}
+
+/// Memory of a recorder in a process: its tables, its library, and memory that it has mapped.
+/// Addresses of blocks in this memory are not pointers of the program.
+pub fn recorder_memory(root: &ProcRoot, pid: Pid) -> Vec<AddrRange> {
+    let Ok(text) = root.read(pid, "maps") else { return Vec::new() };
+    let mappings = maps::parse(&text).mappings;
+    let own = shared_tables(root, pid, &mappings).and_then(|tables| tables.own().ok()?);
+    let own = own.unwrap_or_default().into_iter();
+    let own = own.map(|(start, length)| AddrRange { start, end: start.saturating_add(length) });
+    own.chain(tables::mapping(&mappings)).chain(library(root, pid, &mappings)).collect()
+}
+
+/// The addresses of the recorder's library with the end of its `.bss`, to which the kernel may have
+/// joined other anonymous memory.
+fn library(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Option<AddrRange> {
+    let first = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
+    let file = target_file::open_range(root, pid, first.range, FileId::of_mapping(first)).ok()?;
+    let segments = elf::of_file(&file, false).ok()?.segments;
+    let length = segments.last()?.range.end.checked_sub(segments.first()?.range.start)?;
+    Some(AddrRange { start: first.range.start, end: first.range.start.checked_add(length)? })
+}
+
+/// True if the recorder of a process records: tables that stay in a process after a recording no
+/// longer change.
+fn is_recording(root: &ProcRoot, pid: Pid, tables: &SharedTables) -> io::Result<bool> {
+    let who = [
+        tables.head(collector::PID)?,
+        tables.head(collector::STARTED)?,
+        tables.head(collector::NAMESPACE)?,
+    ];
+    let lives = Identity::told(who).is_some_and(|who| who.may_live(&ProcRoot::live()));
+    // A child has its parent's tables until it begins to record.
+    let is_its_own = own_number(root, pid.0) == Some(tables.head(header::PID)?);
+    Ok(lives && is_its_own && tables.head(header::TROUBLE)? == 0)
 }
 
 /// A block.
@@ -66,6 +186,64 @@ struct LookedUpBlock {
     size: Option<u64>,
     room: Option<u64>,
     site: u32,
+}
+
+/// The cells of live blocks in a process.
+#[derive(Clone, Copy, Debug)]
+struct CellMap {
+    /// Address of the table of leaves.
+    table: u64,
+    /// The cells have the format for glibc's blocks.
+    is_narrow: bool,
+}
+
+impl CellMap {
+    /// Bits of an address in a cell, and bytes of a cell.
+    const fn cell(self) -> (u32, u64) {
+        if self.is_narrow { (5, 4) } else { (4, 8) }
+    }
+
+    /// The cells of blocks that begin between multiples of 16, which only other allocators have.
+    fn halves(self) -> Option<CellMap> {
+        let table = self.table.checked_add(8 << (SPACE - LEAF)).filter(|_| !self.is_narrow)?;
+        Some(CellMap { table, ..self })
+    }
+
+    fn entry(self, index: u64, cell: &[u8]) -> Option<LiveMapEntry> {
+        let read = if self.is_narrow { live::narrow } else { live::wide };
+        read(index << self.cell().0, cell)
+    }
+}
+
+/// The cells that were read last, for addresses in order.
+#[derive(Debug)]
+struct CellPiece {
+    process: LookupProcess,
+    map: CellMap,
+    /// Index of the first of these cells.
+    first: Option<u64>,
+    bytes: Vec<u8>,
+}
+
+impl CellPiece {
+    const fn new(process: LookupProcess, map: CellMap) -> CellPiece {
+        CellPiece { process, map, first: None, bytes: Vec::new() }
+    }
+
+    /// The block that begins at an address.
+    fn entry_at(&mut self, start: u64) -> Option<LiveMapEntry> {
+        let (shift, width) = self.map.cell();
+        let (index, count) = (start >> shift, PIECE / width);
+        let first = index - index % count;
+        if self.first != Some(first) {
+            let bytes = self.process.cells(self.map, first, first + count);
+            self.bytes = bytes.unwrap_or_default();
+            self.first = Some(first);
+        }
+        let at = usize::try_from((index - first) * width).ok()?;
+        let cell = self.bytes.get(at..)?.get(..usize::try_from(width).ok()?)?;
+        self.map.entry(index, cell).filter(|entry| entry.address == start)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,43 +265,44 @@ impl LookupProcess {
         Ok(bytes)
     }
 
+    /// Cells of one leaf from an index up to `end`; no bytes without a leaf, `None` if they cannot
+    /// be read.
+    fn cells(self, map: CellMap, begin: u64, end: u64) -> Option<Vec<u8>> {
+        let (shift, width) = map.cell();
+        let number = begin >> (LEAF - shift);
+        if number >> (SPACE - LEAF) != 0 {
+            return None;
+        }
+        let leaf = self.word(map.table.checked_add(number * 8)?)?;
+        if leaf == 0 {
+            return Some(Vec::new());
+        }
+        let place = leaf.checked_add((begin - (number << (LEAF - shift))) * width)?;
+        self.read(place, (end - begin) * width).ok()
+    }
+
     /// The nearest block that begins at an address or before it in a mapping, if it reaches so far.
-    fn find(
-        self,
-        map: u64,
-        is_glibc: bool,
-        mapping: AddrRange,
-        address: u64,
-    ) -> Option<LookedUpBlock> {
-        let (shift, width) = if is_glibc { (5, 4) } else { (4, 8) };
+    fn find(self, map: CellMap, mapping: AddrRange, address: u64) -> Option<LookedUpBlock> {
+        let (shift, width) = map.cell();
         // Behind the last cell to look at.
         let mut end = (address >> shift) + 1;
         let first = mapping.start >> shift;
         let mut read = 0;
         while end > first && read < MAX_MAP_BYTES {
-            let in_leaf = LEAF - shift;
-            let number = (end - 1) >> in_leaf;
-            let begin = first.max(number << in_leaf).max(end.saturating_sub(PIECE / width));
-            if number >> (SPACE - LEAF) != 0 {
-                return None;
-            }
-            let leaf = self.word(map.checked_add(number * 8)?)?;
-            if leaf != 0 {
-                let place = leaf.checked_add((begin - (number << in_leaf)) * width)?;
-                let bytes = self.read(place, (end - begin) * width).ok()?;
-                let cells = bytes.chunks_exact(usize::try_from(width).ok()?);
-                let cells: Vec<(u64, &[u8])> = (begin..end).zip(cells).collect();
-                for (at, cell) in cells.into_iter().rev() {
-                    if cell.iter().any(|&byte| byte != 0) {
-                        let read = if is_glibc { live::narrow } else { live::wide };
-                        match self.block(read(at << shift, cell)?, is_glibc, mapping)? {
-                            // It begins behind the address.
-                            found if found.start > address => continue,
-                            found => {
-                                let length = found.size.or(found.room)?;
-                                let ends = found.start.saturating_add(length);
-                                return Some(found).filter(|_| address < ends);
-                            }
+            let leaf_start = (end - 1) >> (LEAF - shift) << (LEAF - shift);
+            let begin = first.max(leaf_start).max(end.saturating_sub(PIECE / width));
+            let bytes = self.cells(map, begin, end)?;
+            let cells = bytes.chunks_exact(usize::try_from(width).ok()?);
+            let cells: Vec<(u64, &[u8])> = (begin..end).zip(cells).collect();
+            for (at, cell) in cells.into_iter().rev() {
+                if cell.iter().any(|&byte| byte != 0) {
+                    match self.block(map.entry(at, cell)?, map.is_narrow, mapping)? {
+                        // It begins behind the address.
+                        found if found.start > address => {}
+                        found => {
+                            let length = found.size.or(found.room)?;
+                            let ends = found.start.saturating_add(length);
+                            return Some(found).filter(|_| address < ends);
                         }
                     }
                 }
@@ -168,5 +347,90 @@ impl LookupProcess {
         let makes_sense =
             next & PREVIOUS_IN_USE != 0 && glibc_chunk::size(next).is_multiple_of(UNIT);
         makes_sense.then_some(glibc_chunk::room(head))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of leaves of a map in our own process, with one leaf for all addresses below
+    /// 128 MiB.
+    fn table(leaf: u64) -> Vec<u64> {
+        let mut table = vec![0; 2 << (SPACE - LEAF)];
+        table[0] = leaf;
+        table
+    }
+
+    const US: fn() -> LookupProcess = || LookupProcess { pid: std::process::id() };
+
+    #[test]
+    fn a_site_is_that_of_the_block_that_begins_at_the_address() {
+        let mut leaf = vec![0_u32; 1 << (LEAF - 5)];
+        // A block at 0x40 of site 6, and one at 0x8010 of site 8.
+        leaf[2] = 7 << 6;
+        leaf[0x8010 >> 5] = 9 << 6 | 1 << 31;
+        let table = table(leaf.as_ptr().addr() as u64);
+        let map = CellMap { table: table.as_ptr().addr() as u64, is_narrow: true };
+        let mut piece = CellPiece::new(US(), map);
+        let mut site = |start| piece.entry_at(start).map(|entry| entry.site);
+        assert_eq!(site(0x40), Some(6));
+        assert_eq!([site(0x50), site(0x60)], [None, None]);
+        assert_eq!(site(0x8010), Some(8));
+        // Addresses without a leaf, and beyond the last one.
+        assert_eq!([site(1 << 30), site(u64::MAX)], [None, None]);
+    }
+
+    #[test]
+    fn blocks_of_other_allocators_may_begin_between_multiples_of_16() {
+        let cell = |site: u64| (site + 1) << 38 | 8;
+        let (mut leaf, mut halves) = (vec![0_u64; 1 << (LEAF - 4)], vec![0_u64; 1 << (LEAF - 4)]);
+        leaf[4] = cell(6);
+        halves[4] = cell(7) | 1 << 63;
+        let mut table = table(leaf.as_ptr().addr() as u64);
+        table[1 << (SPACE - LEAF)] = halves.as_ptr().addr() as u64;
+        let map = CellMap { table: table.as_ptr().addr() as u64, is_narrow: false };
+        let site =
+            |map: CellMap, start| CellPiece::new(US(), map).entry_at(start).map(|entry| entry.site);
+        assert_eq!([site(map, 0x40), site(map, 0x48)], [Some(6), None]);
+        let halves = map.halves().unwrap();
+        assert_eq!([site(halves, 0x40), site(halves, 0x48)], [None, Some(7)]);
+    }
+
+    #[test]
+    fn leaves_that_are_not_mapped_have_no_blocks() {
+        for leaf in [8, u64::MAX - 8] {
+            let table = table(leaf);
+            let address = table.as_ptr().addr() as u64;
+            for is_narrow in [true, false] {
+                let map = CellMap { table: address, is_narrow };
+                assert_eq!(CellPiece::new(US(), map).entry_at(0x40), None);
+            }
+        }
+        let map = CellMap { table: u64::MAX - 8, is_narrow: false };
+        assert!(map.halves().is_none());
+        assert_eq!(CellPiece::new(US(), map).entry_at(0x7fff_ffff_fff0), None);
+    }
+
+    #[test]
+    fn equal_call_stacks_of_sites_are_one_and_empty_ones_none() {
+        let frame = |name: &str| Frame {
+            function: Some(name.into()),
+            module: None,
+            offset: 0,
+            line: None,
+            inlined: false,
+        };
+        let sites = [Some(3), Some(5), None, Some(9), Some(5), Some(7)];
+        let asked = most_frequent(&sites);
+        assert_eq!(asked, [5, 3, 7, 9]);
+        let stacks = vec![vec![frame("a")], vec![frame("b")], vec![], vec![frame("a")]];
+        let found = numbered(&sites, &asked, stacks);
+        let name = |number: u32| found.stacks[number as usize][0].function.clone().unwrap();
+        let names: Vec<Option<String>> =
+            found.of_blocks.iter().map(|number| number.map(name)).collect();
+        let names: Vec<Option<&str>> = names.iter().map(Option::as_deref).collect();
+        assert_eq!(names, [Some("b"), Some("a"), None, Some("a"), Some("a"), None]);
+        assert_eq!(found.of_blocks[1], found.of_blocks[3]);
     }
 }

@@ -24,7 +24,7 @@ pub mod safe_call;
 mod tables;
 
 pub use attach::{AttachRefused, Attached, LeftBehind, is_visible};
-pub use block_lookup::block_at;
+pub use block_lookup::{allocation_stacks, block_at, recorder_memory};
 pub use blocks::LiveBlocks;
 pub use collector::{CollectRequest, Collector, Finished, RecorderTrouble};
 pub use error::HeapError;

@@ -26,6 +26,9 @@ const DEEPEST: usize = 1024;
 /// Maximum number of stored frames of all call stacks: a bound for hostile files.
 const CALLS: usize = 1 << 26;
 
+/// The same of the call stacks of some sites, which are not shared.
+const CALLS_OF_SITES: usize = 1 << 19;
+
 /// For a recording that does not say which.
 const SMALLEST_PAGE: PageSize = match PageSize::new(512) {
     Some(size) => size,
@@ -112,7 +115,8 @@ pub fn resolve(
     }
 }
 
-/// The call stacks of some sites; none of a site that is not there.
+/// The call stacks of some sites; an empty one for a site that does not exist, or whose call stack
+/// exceeds the bound.
 pub fn stacks(
     mut recording: LogRecording,
     asked: &[u32],
@@ -141,8 +145,16 @@ pub fn stacks(
     }
     let frames = AddressFrames::resolve(&recording, symbols, lacks);
     let frame = |number: &u32| frames.all.get(*number as usize).map(|frame| (**frame).clone());
+    let mut room = CALLS_OF_SITES;
     let all = nodes.iter().map(|node| stack(&recording, &frames, *node));
-    all.map(|stack| stack.iter().filter_map(frame).collect()).collect()
+    all.map(|stack| match room.checked_sub(stack.len()) {
+        Some(left) => {
+            room = left;
+            stack.iter().filter_map(frame).collect()
+        }
+        None => Vec::new(),
+    })
+    .collect()
 }
 
 fn lack(what: &str) -> Absent {

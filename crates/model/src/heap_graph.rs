@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::data_types::TypeLack;
 use crate::heap_scan::LiveAmount;
-use crate::{Bytes, Name};
+use crate::reading::plain;
+use crate::traced::Frame;
+use crate::{Absent, Bytes, Name, Reading};
 
 /// Reachability of the blocks of a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +16,7 @@ pub struct HeapGraph {
     pub reachable: LiveAmount,
     /// Blocks that no root reaches.
     pub leaked: LiveAmount,
-    /// Leaks by size and type, most bytes first.
+    /// Leaks by size, type and call stack, most bytes first.
     pub leaks: Vec<LeakGroup>,
     /// Number of roots that point to blocks.
     pub roots: u64,
@@ -100,7 +102,29 @@ pub struct RootFrame {
     pub line: u32,
 }
 
-/// Blocks of one size and type that a program lost, with the blocks that only they lead to.
+/// Call stacks that allocated blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocationStacks {
+    /// Call stacks: the allocating function, then its callers.
+    pub stacks: Vec<Vec<Frame>>,
+    /// Index of the call stack of each block; `None` if its allocation was not recorded.
+    pub of_blocks: Vec<Option<u32>>,
+}
+
+/// The reason why the call stacks of blocks are unknown if their process has no recorder.
+pub fn not_recorded() -> Absent {
+    Absent::NotCollected(
+        "run the program under `pagewise heap run`, which records call stacks, and scan it meanwhile"
+            .into(),
+    )
+}
+
+fn without_stack() -> Reading<Vec<Frame>> {
+    Err(not_recorded())
+}
+
+/// Blocks of one size, type and call stack that a program lost, with the blocks that only they lead
+/// to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeakGroup {
     /// Number of leaks: of blocks that no other leaked block leads to, or of cycles.
@@ -117,6 +141,9 @@ pub struct LeakGroup {
     pub address: u64,
     /// First bytes of this block.
     pub first_bytes: Vec<u8>,
+    /// The function that allocated these blocks, then its callers.
+    #[serde(with = "plain", default = "without_stack")]
+    pub stack: Reading<Vec<Frame>>,
 }
 
 /// Kind of memory that holds a root.

@@ -10,12 +10,13 @@ use std::time::Instant;
 
 use pagewise_model::data_types::DataTypes;
 use pagewise_model::heap_graph::{
-    HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainingRoot, RetentionEntry,
-    RetentionStep, RootKind, RootPath,
+    AllocationStacks, HeapGraph, HeapRoot, KeptBlock, KeptStep, LeakGroup, RetainingRoot,
+    RetentionEntry, RetentionStep, RootKind, RootPath,
 };
 use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::traced::Frame;
 use pagewise_model::units::nanoseconds;
-use pagewise_model::{AddrRange, Name};
+use pagewise_model::{Absent, AddrRange, Name, Reading};
 use pagewise_proc::data_symbols::{NamedVariable, NamedVariables};
 
 use names::{AreaName, RootNames};
@@ -52,6 +53,9 @@ const FIRST_BYTES: usize = 16;
 /// Finds types by addresses of variables and by names of classes.
 pub type FindTypes<'a> = dyn Fn(&[u64], &[Name]) -> DataTypes + 'a;
 
+/// Finds the call stacks that allocated the blocks which begin at addresses.
+pub type FindAllocations<'a> = dyn Fn(&[u64]) -> Reading<AllocationStacks> + 'a;
+
 /// Conclusions to draw from a graph.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct GraphRequest<'a> {
@@ -66,6 +70,10 @@ pub struct GraphRequest<'a> {
     /// Finds the types of the variables that contain addresses, which are in order, and of classes
     /// by name; `None` if types are not wanted.
     pub types: Option<&'a FindTypes<'a>>,
+    /// Finds the call stacks of leaked blocks, whose addresses are in order.
+    pub allocations: &'a FindAllocations<'a>,
+    /// Memory of a heap recorder in the process, which holds no roots.
+    pub recorder: &'a [AddrRange],
     /// Converts a mangled name.
     pub demangle: &'a dyn Fn(&str) -> String,
 }
@@ -87,7 +95,8 @@ pub fn heap_graph(
 ) -> Result<HeapGraph, ScanError> {
     let began = Instant::now();
     let thread_local_bytes = (request.variables)(&[]).thread_local_bytes;
-    let spans = root_spans(memory, managed, thread_local_bytes.saturating_add(TLS_SURPLUS));
+    let taken = joined(managed.iter().chain(request.recorder).copied().collect());
+    let spans = root_spans(memory, &taken, thread_local_bytes.saturating_add(TLS_SURPLUS));
     let mut pointers = heap_pointers(memory, blocks, &spans)
         .ok_or(ScanError::NoHeap("it has too many blocks to search their pointers"))?;
     let data = sorted(pointers.data_addresses(&spans));
@@ -105,6 +114,7 @@ pub fn heap_graph(
         graph: &graph,
         names: &names,
         types: &types,
+        allocations: request.allocations,
     };
     let mut found = if request.retained || request.why.is_some() {
         let (traversal, tree) = dominators(&graph);
@@ -126,6 +136,19 @@ pub fn heap_graph(
     found.types = types.summary(blocks, |block| graph.types().number(block));
     found.took_ns = nanoseconds(began.elapsed());
     Ok(found)
+}
+
+/// Ranges in order of address, those that overlap or touch as one.
+fn joined(mut ranges: Vec<AddrRange>) -> Vec<AddrRange> {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let touches = next.start <= last.end;
+        if touches {
+            last.end = last.end.max(next.end);
+        }
+        touches
+    });
+    ranges
 }
 
 fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
@@ -152,6 +175,27 @@ struct DescribedGraph<'a> {
     graph: &'a PointerGraph,
     names: &'a RootNames,
     types: &'a HeapTypes,
+    allocations: &'a FindAllocations<'a>,
+}
+
+/// The call stacks of leaks, in the order of the leaks.
+struct LeakStacks(Reading<AllocationStacks>);
+
+impl LeakStacks {
+    fn number(&self, leak: usize) -> Option<u32> {
+        self.0.as_ref().ok()?.of_blocks.get(leak).copied().flatten()
+    }
+
+    fn stack(&self, number: Option<u32>) -> Reading<Vec<Frame>> {
+        let known = self.0.as_ref().map_err(Absent::clone)?;
+        let stack = number.and_then(|number| known.stacks.get(number as usize)).cloned();
+        stack.ok_or_else(|| {
+            Absent::NotCollected(
+                "the recorder has no call stack of this block: it is older than the recording, or sampling left it out"
+                    .into(),
+            )
+        })
+    }
 }
 
 impl DescribedGraph<'_> {
@@ -174,11 +218,14 @@ impl DescribedGraph<'_> {
     }
 
     fn leak_groups(&self, leaks: &HeapLeaks) -> Vec<LeakGroup> {
-        let mut groups: HashMap<(u64, u32), LeakGroup> = HashMap::new();
-        for leak in &leaks.leaks {
+        let mut groups: HashMap<(u64, u32, Option<u32>), LeakGroup> = HashMap::new();
+        let stacks = self.leak_stacks(leaks);
+        for (at, leak) in leaks.leaks.iter().enumerate() {
             let Some(block) = self.blocks.get(leak.head as usize) else { continue };
             let block_type = self.graph.types().number(leak.head);
-            let group = groups.entry((block.size, block_type)).or_insert_with(|| LeakGroup {
+            let stack = stacks.number(at);
+            let key = (block.size, block_type, stack);
+            let group = groups.entry(key).or_insert_with(|| LeakGroup {
                 leaks: 0,
                 blocks: 0,
                 bytes: 0,
@@ -186,6 +233,7 @@ impl DescribedGraph<'_> {
                 block_type: self.type_name(block_type),
                 address: block.start,
                 first_bytes: self.first_bytes(block.start, block.size),
+                stack: stacks.stack(stack),
             });
             group.leaks += 1;
             group.blocks += leak.blocks;
@@ -195,6 +243,15 @@ impl DescribedGraph<'_> {
         groups.sort_by_key(|group| (Reverse(group.bytes), group.size, group.address));
         groups.truncate(MAX_ROWS);
         groups
+    }
+
+    fn leak_stacks(&self, leaks: &HeapLeaks) -> LeakStacks {
+        if leaks.leaks.is_empty() {
+            return LeakStacks(Ok(AllocationStacks::default()));
+        }
+        let start = |head: u32| self.blocks.get(head as usize).map_or(0, |block| block.start);
+        let starts: Vec<u64> = leaks.leaks.iter().map(|leak| start(leak.head)).collect();
+        LeakStacks((self.allocations)(&starts))
     }
 
     fn first_bytes(&self, address: u64, size: u64) -> Vec<u8> {
@@ -471,5 +528,17 @@ impl LargestBelow {
             }
         }
         LargestBelow(largest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_overlap_are_joined() {
+        let range = |start, end| AddrRange { start, end };
+        let ranges = vec![range(40, 50), range(0, 30), range(5, 10), range(30, 35), range(9, 8)];
+        assert_eq!(joined(ranges), [range(0, 35), range(40, 50)]);
     }
 }

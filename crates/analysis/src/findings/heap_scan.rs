@@ -1,12 +1,14 @@
 //! Findings about a heap that was scanned from outside.
 
 use pagewise_model::Bytes;
+use pagewise_model::heap_graph::LeakGroup;
 use pagewise_model::heap_scan::{HeapAllocator, HeapScan, WalkedArena, WalkedHeap};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Finding, Severity};
 
 use super::{FindingRule, bytes, fact, finding, size};
 use crate::cells::{share, text};
+use crate::heap::frames::{allocator, frame_cell};
 use crate::heap_scan::pinned;
 
 /// The rules, in the order of their reports.
@@ -188,27 +190,51 @@ fn leaked(scan: &HeapScan) -> Option<Finding> {
     if leaked.fraction_of(live).is_none_or(|part| part < LEAKED_PART) {
         return None;
     }
+    let mut claim = vec![
+        text("Memory leak: "),
+        bytes(leaked),
+        text(" in "),
+        CellValue::Count(graph.leaked.blocks),
+        text(" blocks are live, and no register, stack, variable or mapping leads to them."),
+    ];
+    let function = first.stack.as_ref().ok().and_then(|stack| allocator(stack)).map(frame_cell);
+    if let Some(function) = &function {
+        let group = text(" The largest group of these blocks was allocated by ");
+        claim.extend([group, function.clone(), text(".")]);
+    }
     Some(finding(
         "leaked-blocks",
         Severity::Warning,
-        [
-            text("Memory leak: "),
-            bytes(leaked),
-            text(" in "),
-            CellValue::Count(graph.leaked.blocks),
-            text(" blocks are live, and no register, stack, variable or mapping leads to them."),
-        ],
+        claim,
         [
             size("leaked", "leaked", leaked),
             size("live", "live", live),
             size("size", "most bytes in leaks of blocks of", Bytes(first.size)),
             fact("leaks", "leaks of this size", CellValue::Count(first.leaks), ""),
         ],
-        vec![text(
-            "Run the program with `pagewise heap run` to find the call stacks that allocate blocks of this size. \
-             Programs that store pointers compressed or encrypted do not leak these blocks.",
-        )],
+        leak_advice(first, function),
     ))
+}
+
+/// The change of a program that leaks most in a group of blocks, whose allocating function is given
+/// if it is known.
+fn leak_advice(group: &LeakGroup, function: Option<CellValue>) -> Vec<CellValue> {
+    let mut advice = match function {
+        Some(function) => vec![
+            text("Free the blocks of "),
+            function,
+            text(" before the last pointer to them is gone, which saves "),
+            bytes(Bytes(group.bytes)),
+            text(". `--json` prints its callers (`leaks[].stack`)."),
+        ],
+        None => vec![text(
+            "Run the program with `pagewise heap run` to find the call stacks that allocate blocks of this size.",
+        )],
+    };
+    advice.push(text(
+        " Programs that store pointers compressed or encrypted do not leak these blocks.",
+    ));
+    advice
 }
 
 /// Bytes of pages that a few live blocks pin.

@@ -10,10 +10,12 @@ use pagewise_model::report::{
     Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Paragraph, ReportBlock,
     ReportTable, TableColumn,
 };
+use pagewise_model::traced::Frame;
 
-use crate::blocks::{facts_of, first, for_people, for_programs, table};
+use crate::blocks::{facts_of, first, for_people, for_programs, gaps, table};
 use crate::cells::{share, text};
 use crate::explain::fact;
+use crate::heap::frames::{allocator, frame_cell};
 
 /// Blocks of a path that text shows.
 const SHOWN_STEPS: usize = 8;
@@ -140,14 +142,40 @@ fn leaks(graph: &HeapGraph, limit: Option<usize>) -> ReportTable {
                 ColumnCells::Labels(shown.iter().map(|it| hex(&it.first_bytes)).collect()),
             )
         },
-        for_programs(TableColumn {
-            gaps: pagewise_model::report::Gaps::All(pagewise_model::Absent::NotCollected(
-                "run the program under `pagewise heap run`, which records call stacks".into(),
-            )),
-            ..TableColumn::new("stack", "", ColumnCells::Values(vec![CellValue::None; shown.len()]))
-        }),
+        allocating_functions(shown),
+        for_programs(stack_column("stack", "", shown, |stack| {
+            CellValue::List(stack.iter().map(frame_cell).collect())
+        })),
     ];
-    ReportTable { note, ..table("leaks", "Leaks by size and type", audience, columns) }
+    let has_stacks = shown.iter().any(|it| it.stack.is_ok());
+    let title =
+        if has_stacks { "Leaks by size, type and call stack" } else { "Leaks by size and type" };
+    ReportTable { note, ..table("leaks", title, audience, columns) }
+}
+
+/// The function that allocated the blocks of each row; hidden from people if all are unknown.
+fn allocating_functions(shown: &[LeakGroup]) -> TableColumn {
+    let function = |stack: &[Frame]| allocator(stack).map_or(CellValue::None, frame_cell);
+    let column = TableColumn {
+        meaning: "Function and source line that allocated these blocks.".into(),
+        ..stack_column("allocated_by", "ALLOCATED BY", shown, function)
+    };
+    if shown.iter().any(|it| it.stack.is_ok()) { column } else { for_programs(column) }
+}
+
+fn stack_column(
+    key: &'static str,
+    label: &'static str,
+    shown: &[LeakGroup],
+    cell: impl Fn(&[Frame]) -> CellValue,
+) -> TableColumn {
+    let cells = shown.iter().map(|it| it.stack.as_ref().map_or(CellValue::None, |it| cell(it)));
+    let absent = shown.iter().enumerate();
+    let absent = absent.filter_map(|(at, it)| Some((at, it.stack.as_ref().err()?.clone())));
+    TableColumn {
+        gaps: gaps(absent.collect(), shown.len()),
+        ..TableColumn::new(key, label, ColumnCells::Values(cells.collect()))
+    }
 }
 
 fn live_bytes(graph: &HeapGraph) -> u64 {

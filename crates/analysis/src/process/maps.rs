@@ -15,6 +15,7 @@ use pagewise_model::{
     parallel,
 };
 
+use crate::blocks::gaps;
 use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
 use crate::pools::{self, MemoryPool, PoolMap};
 use crate::sections;
@@ -775,17 +776,6 @@ impl NumberColumn {
     fn finish(self, make: fn(Vec<u64>) -> ColumnCells) -> (ColumnCells, Gaps) {
         let gaps = gaps(self.absent, self.cells.len());
         (make(self.cells), gaps)
-    }
-}
-
-/// The gaps of a column; one that has no value at all for one reason stays small.
-fn gaps(absent: Vec<(usize, Absent)>, rows: usize) -> Gaps {
-    match absent.first() {
-        None => Gaps::None,
-        Some((_, first)) if absent.len() == rows && absent.iter().all(|(_, why)| why == first) => {
-            Gaps::All(first.clone())
-        }
-        Some(_) => Gaps::Some(absent.into_iter().collect()),
     }
 }
 

@@ -16,7 +16,7 @@ use pagewise_model::{Name, Reading};
 use crate::blocks::{self, facts_of, for_programs, process, table};
 use crate::explain::fact;
 use crate::filter::{BoundFilter, ColumnKind, Datum, FilterError, RowFilter};
-use crate::heap::frames::passes_on;
+use crate::heap::frames::{allocator, frame_cell, function_words, with_its_line};
 
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
@@ -147,10 +147,6 @@ fn title(watched: &WatchRecording) -> Vec<CellValue> {
     ]
 }
 
-fn words_of(frame: &Frame) -> CellValue {
-    CellValue::Name(Name::new(with_its_line(frame).as_bytes()))
-}
-
 fn recording_facts(watched: &WatchRecording) -> NamedFacts {
     let [pid, command] = process(watched.pid, &watched.command);
     let mapping = match &watched.mapping {
@@ -165,13 +161,10 @@ fn recording_facts(watched: &WatchRecording) -> NamedFacts {
     };
     let offset = |block: &WatchedBlock| watched.address.saturating_sub(block.start);
     let bytes = |bytes: Option<u64>| bytes.map_or(CellValue::None, CellValue::Bytes);
-    let who = |block: &WatchedBlock| {
-        let own = block.frames.iter().find(|frame| !passes_on(frame)).or(block.frames.first());
-        own.map_or(CellValue::None, words_of)
-    };
+    let who = |block: &WatchedBlock| allocator(&block.frames).map_or(CellValue::None, frame_cell);
     let allocated_by = of_block(&who);
     let block_frames =
-        |block: &WatchedBlock| CellValue::List(block.frames.iter().map(words_of).collect());
+        |block: &WatchedBlock| CellValue::List(block.frames.iter().map(frame_cell).collect());
     facts_of(
         "watched",
         "",
@@ -447,29 +440,11 @@ fn place(stacks: &[Vec<Frame>], hit: &Hit) -> Name {
         (Some(kernel), _, Some(frame)) => kernel + &by(frame),
         (Some(kernel), Some(first), None) => kernel + &by(first),
         (Some(kernel), None, None) => kernel,
-        (None, Some(first), Some(frame)) => function(first) + &by(frame),
+        (None, Some(first), Some(frame)) => function_words(first) + &by(frame),
         (None, None, Some(frame)) | (None, Some(frame), None) => with_its_line(frame),
         (None, None, None) => "?".to_owned(),
     };
     Name::new(text.as_bytes())
-}
-
-fn function(frame: &Frame) -> String {
-    match (&frame.function, &frame.module) {
-        (Some(function), _) => function.clone(),
-        (None, Some(module)) => {
-            format!("{}+{:#x}", String::from_utf8_lossy(module.base()), frame.offset)
-        }
-        (None, None) => format!("{:#x}", frame.offset),
-    }
-}
-
-fn with_its_line(frame: &Frame) -> String {
-    let line = frame.line.as_ref().map(|line| {
-        let file = line.file.rsplit('/').next().unwrap_or_default();
-        format!(" {file}:{}", line.number)
-    });
-    format!("{}{}", function(frame), line.unwrap_or_default())
 }
 
 /// Number of accesses of each call stack, largest first.
@@ -532,7 +507,7 @@ fn frames(watched: &WatchRecording) -> ReportTable {
             "FUNCTION",
             names(|frame| {
                 let inlined = if frame.inlined { " (inlined)" } else { "" };
-                Some(Name::new(format!("{}{inlined}", function(frame)).as_bytes()))
+                Some(Name::new(format!("{}{inlined}", function_words(frame)).as_bytes()))
             }),
         ),
         TableColumn::new(

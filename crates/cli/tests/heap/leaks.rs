@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use fixture::recorder::{attached, begins_with_a_jump};
 use fixture::{FixtureLink, json, number, pagewise, program};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
@@ -174,11 +175,7 @@ impl LiveProgram {
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let waits = |child: &Child| {
-            let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id()));
-            call.is_ok_and(|call| call.starts_with("0 "))
-        };
-        while !waits(&child) {
+        while !waits(child.id()) {
             std::thread::yield_now();
         }
         (LiveProgram(child), line)
@@ -289,6 +286,185 @@ fn the_page_shows_what_each_root_retains() {
     let names = data["names"].as_array().unwrap();
     assert!(names.iter().any(|name| name == "leaks.c: list (leaks)"), "{names:?}");
     assert!(names.iter().any(|name| name == "1000 x 328 B"), "{names:?}");
+}
+
+/// `leaks live` under `pagewise heap run` with options, until it waits: the command, and the
+/// program.
+fn recorded(more: &[&str], file: &Path) -> (LiveProgram, u32) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["heap", "run", "-o"]).arg(file).args(more).arg("--");
+    let mut child = command
+        .arg(program("leaks"))
+        .arg("live")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let pid = descendant(child.id()).expect("it runs the program");
+    while !waits(pid) {
+        std::thread::yield_now();
+    }
+    (LiveProgram(child), pid)
+}
+
+/// A process or descendant that runs the program `leaks`: pagewise starts it by a launcher.
+fn descendant(pid: u32) -> Option<u32> {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    if program.ends_with("leaks") {
+        return Some(pid);
+    }
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    children.split_whitespace().find_map(|pid| descendant(pid.parse().unwrap()))
+}
+
+/// True if a process waits for its input.
+fn waits(pid: u32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall"));
+    call.is_ok_and(|call| call.starts_with("0 "))
+}
+
+fn leaks_of(pid: u32) -> Value {
+    let pid = pid.to_string();
+    json(&["heap", "scan", &pid, "--leaks", "--json", "--top", "all", "--max-pause", "1min"])
+}
+
+/// Line of each allocation in the function `lose` of `leaks.c`, by the size of the block.
+fn lines_of_lose() -> BTreeMap<u64, Vec<String>> {
+    let source = include_str!("../../../../fixtures/programs/leaks.c");
+    let lines = (1..).zip(source.lines());
+    let lines = lines.skip_while(|(_, line)| !line.contains(" lose(void)"));
+    let mut found: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+    for (number, line) in lines.take_while(|(_, line)| *line != "}") {
+        let calls = line.split_once("node(").or_else(|| line.split_once("block("));
+        let Some((size, _)) = calls.and_then(|(_, after)| after.split_once(')')) else { continue };
+        let size = match size.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).unwrap() + ROUNDING,
+            None => size.parse().unwrap(),
+        };
+        found.entry(size).or_default().push(format!("lose leaks.c:{number}"));
+    }
+    found
+}
+
+/// Number of leaks by size, if the rows of some sizes are several.
+fn leaks_by_size(rows: &[Value]) -> BTreeMap<u64, u64> {
+    let mut counts = BTreeMap::new();
+    for row in rows {
+        *counts.entry(number(row, "size")).or_default() += number(row, "leaks");
+    }
+    counts
+}
+
+/// Checks the call stack of a row of leaks against the source.
+fn assert_stack(row: &Value, lines: &BTreeMap<u64, Vec<String>>) {
+    let frames = row["stack"].as_array().unwrap_or_else(|| panic!("{row}"));
+    let stack: Vec<&str> = frames.iter().map(|frame| frame.as_str().unwrap()).collect();
+    let lines = &lines[&number(row, "size")];
+    assert!(lines.iter().any(|line| stack.contains(&line.as_str())), "{row}: {lines:?}");
+    assert!(stack.iter().any(|frame| frame.starts_with("main leaks.c:")), "{row}");
+    let first = row["allocated_by"].as_str().unwrap();
+    assert!(first.starts_with("block leaks.c:"), "{row}");
+    assert_eq!(first, stack[0], "{row}");
+}
+
+fn assert_stacks(report: &Value) {
+    let (lines, rows) = (lines_of_lose(), report["leaks"].as_array().unwrap());
+    rows.iter().for_each(|row| assert_stack(row, &lines));
+    let expected = LEAKS.iter().map(|&(size, leaks, _)| (size, leaks)).collect();
+    assert_eq!(leaks_by_size(rows), expected, "{rows:?}");
+    // Two calls in `lose` allocate blocks of 184 bytes.
+    assert_eq!(rows.iter().filter(|row| row["size"] == 184).count(), 2, "{rows:?}");
+}
+
+/// Lets a recorded program end.
+fn end(mut recorder: LiveProgram) {
+    drop(recorder.0.stdin.take());
+    assert!(recorder.0.wait().unwrap().success());
+}
+
+#[test]
+fn leaks_of_a_recorded_program_have_the_call_stacks_of_its_source() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let (recorder, pid) = recorded(&[], &folder.path().join("leaks.pwh"));
+    let report = leaks_of(pid);
+    assert_stacks(&report);
+    // The largest leak, by a call of `block` in `lose`.
+    let of_leak = |it: &&Value| it["id"] == "leaked-blocks";
+    let findings = report["findings"].as_array().unwrap();
+    let finding = findings.iter().find(of_leak).unwrap_or_else(|| panic!("{findings:?}"));
+    let words = finding.to_string();
+    assert!(words.contains(report["leaks"][0]["allocated_by"].as_str().unwrap()), "{words}");
+    let text = pagewise(&["heap", "scan", &pid.to_string(), "--leaks", "--max-pause", "1min"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("ALLOCATED BY"), "{text}");
+    // Pointers of the recorder keep no block alive.
+    let words = ["heap", "scan", &pid.to_string(), "--retained", "--json", "--max-pause", "1min"];
+    let retained = json(&words);
+    let of_list = |row: &&Value| row["root"] == "leaks.c: list (leaks)";
+    let row = retained["retained"].as_array().unwrap().iter().find(of_list);
+    assert_eq!(number(row.expect("the list has a row"), "blocks"), 1000, "{retained}");
+    // The scan of a file has the same call stacks.
+    let saved = folder.path().join("scan.json");
+    let saved = saved.to_str().unwrap();
+    let words =
+        ["heap", "scan", &pid.to_string(), "--leaks", "--max-pause", "1min", "--save", saved];
+    assert!(pagewise(&words).status.success());
+    assert_stacks(&json(&["heap", "scan", "--from", saved, "--json", "--top", "all"]));
+    end(recorder);
+}
+
+#[test]
+fn leaks_that_sampling_left_out_have_no_call_stack() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let (recorder, pid) = recorded(&["--sample", "512k"], &folder.path().join("leaks.pwh"));
+    let report = leaks_of(pid);
+    let (lines, rows) = (lines_of_lose(), report["leaks"].as_array().unwrap());
+    let expected = LEAKS.iter().map(|&(size, leaks, _)| (size, leaks)).collect();
+    assert_eq!(leaks_by_size(rows), expected, "{rows:?}");
+    let (known, unknown): (Vec<&Value>, Vec<&Value>) =
+        rows.iter().partition(|row| row["stack"].is_array());
+    known.into_iter().for_each(|row| assert_stack(row, &lines));
+    // Ten such blocks are allocated: one per 512 KiB on average is recorded.
+    assert!(unknown.iter().any(|row| row["size"] == 104), "{rows:?}");
+    let reason = unknown[0]["stack"]["absent"].as_str().unwrap();
+    assert!(reason.contains("sampling left it out"), "{reason}");
+    end(recorder);
+}
+
+/// Checks that no leak has a call stack, and that the reason contains some words.
+fn assert_no_stacks(report: &Value, reason: &str) {
+    let rows = report["leaks"].as_array().unwrap();
+    assert_eq!(rows.len(), LEAKS.len(), "{rows:?}");
+    for absent in rows.iter().flat_map(|row| [&row["stack"], &row["allocated_by"]]) {
+        let words = absent["absent"].as_str().unwrap_or_else(|| panic!("{absent}"));
+        assert!(words.contains(reason), "{words}");
+    }
+}
+
+#[test]
+fn leaks_that_no_recorder_saw_have_no_call_stack() {
+    let target = LiveProgram::start();
+    assert_no_stacks(&target.scan(&["--leaks"]), "pagewise heap run");
+    let pid = target.0.id().to_string();
+    let text = pagewise(&["heap", "scan", &pid, "--leaks", "--max-pause", "1min"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("Leaks by size") && !text.contains("ALLOCATED BY"), "{text}");
+}
+
+#[test]
+fn leaks_older_than_the_recorder_have_no_call_stack() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("leaks.pwh");
+    let target = LiveProgram::start();
+    let pid = target.0.id();
+    let mut meanwhile = Value::Null;
+    let is_hooked = || begins_with_a_jump(pid, "libc.so.6", "malloc");
+    attached(pid, &file, is_hooked, || meanwhile = target.scan(&["--leaks"]));
+    assert_no_stacks(&meanwhile, "older than the recording");
+    assert_no_stacks(&target.scan(&["--leaks"]), "pagewise heap run");
 }
 
 /// Number and bytes of the blocks that `lost` prints.

@@ -200,7 +200,7 @@ fn names_no_loader(data: FilePieces<'_>) -> object::read::Result<bool> {
 ///
 /// # Errors
 /// [`Absent::NotSupported`] if it is not ELF, or damaged.
-pub(crate) fn of_file(file: &File, is_exe: bool) -> Reading<Elf> {
+pub fn of_file(file: &File, is_exe: bool) -> Reading<Elf> {
     let all: &[u32] = &[elf::SHT_DYNSYM, elf::SHT_SYMTAB];
     headers(FilePieces(&ReadCache::new(file), LARGEST), if is_exe { all } else { &all[..1] })
 }

@@ -75,6 +75,36 @@ pub(crate) fn passes_on(frame: &Frame) -> bool {
     frame.function.as_deref().is_some_and(is_one)
 }
 
+/// The function of a call stack that allocates for itself; the innermost one if none does.
+pub(crate) fn allocator(stack: &[Frame]) -> Option<&Frame> {
+    stack.iter().find(|frame| !passes_on(frame)).or(stack.first())
+}
+
+/// A function, or its address in its file.
+pub(crate) fn function_words(frame: &Frame) -> String {
+    match (&frame.function, &frame.module) {
+        (Some(function), _) => function.clone(),
+        (None, Some(module)) => {
+            format!("{}+{:#x}", String::from_utf8_lossy(module.base()), frame.offset)
+        }
+        (None, None) => format!("{:#x}", frame.offset),
+    }
+}
+
+/// A function with its source line.
+pub(crate) fn with_its_line(frame: &Frame) -> String {
+    let line = frame.line.as_ref().map(|line| {
+        let file = line.file.rsplit('/').next().unwrap_or_default();
+        format!(" {file}:{}", line.number)
+    });
+    format!("{}{}", function_words(frame), line.unwrap_or_default())
+}
+
+/// A function with its source line, as a cell.
+pub(crate) fn frame_cell(frame: &Frame) -> CellValue {
+    CellValue::Name(Name::new(with_its_line(frame).as_bytes()))
+}
+
 /// A function as people read it: words from outside.
 pub(crate) fn name(frame: &Frame) -> Name {
     match (&frame.function, &frame.module) {

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
+use pagewise_heap::{allocation_stacks, recorder_memory};
+use pagewise_model::heap_graph::not_recorded;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
-use pagewise_model::{Name, Pid};
+use pagewise_model::{AddrRange, Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
@@ -21,7 +23,7 @@ use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_running, copy_stopped,
 };
 use pagewise_scan::memory::Memory;
-use pagewise_scan::reachability::{FrameRequest, GraphRequest};
+use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest};
 use pagewise_scan::walk::allocator_code;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
@@ -85,7 +87,8 @@ fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     });
     let code = ScannedCode::new(ProcessCode::of_core(image.mappings(), files.collect()));
     let search = args.pointer_search();
-    with_request(search, &variables, &code, |request| {
+    let allocations = |_: &[u64]| Err(not_recorded());
+    with_request(search, &variables, &code, &allocations, &[], |request| {
         Ok(scan::scan_core(&image, began, request)?.scan)
     })
 }
@@ -200,6 +203,8 @@ fn with_request<T>(
     search: Option<PointerSearch>,
     variables: &dyn Fn(&[u64]) -> NamedVariables,
     code: &ScannedCode,
+    allocations: &FindAllocations<'_>,
+    recorder: &[AddrRange],
     scan: impl FnOnce(Option<&GraphRequest<'_>>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let Some(PointerSearch { retained, why, types }) = search else { return scan(None) };
@@ -211,6 +216,8 @@ fn with_request<T>(
         variables,
         frames: &frames,
         types: types.then_some(&data_types as _),
+        allocations,
+        recorder,
         demangle: &demangled,
     };
     scan(Some(&request))
@@ -236,7 +243,10 @@ fn scanned(
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
     let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
-    with_request(search, &variables, &code, |request| {
+    // Leaked blocks stay as they are while the process runs on.
+    let allocations = |starts: &[u64]| allocation_stacks(root, copy.process.pid, starts);
+    let recorder = recorder_memory(root, copy.process.pid);
+    with_request(search, &variables, &code, &allocations, &recorder, |request| {
         Ok(scan::scan(copy, moment, began, request)?.scan)
     })
 }
