@@ -43,9 +43,11 @@ pub(crate) enum HeapCommand {
     ///
     /// Needs no recorder and no restart. pagewise stops all threads of the program while it copies
     /// the heap (about 0.1 s per GiB), lets them run on, and walks the allocator's data in the
-    /// copy. It needs as much available memory as the heap has. Supports malloc of glibc 2.27 to
-    /// 2.44 on x86-64. `--leaks`, `--retained` and `--why` also copy all other memory that can hold
-    /// pointers, and follow these from registers, stacks, variables and mappings.
+    /// copy. It needs as much available memory as the heap has. Supports glibc, jemalloc, tcmalloc,
+    /// mimalloc, musl, CPython and pagewise's pools on x86-64 (versions: docs/heap.md). `--leaks`,
+    /// `--retained` and `--why` also copy all other memory that can hold pointers, and follow these
+    /// from registers, stacks, variables and mappings. While a recorder of `heap run` or `heap
+    /// attach` is on, `--leaks` also reports the call stacks that allocated the leaked blocks.
     ///
     /// Examples:
     ///   pagewise heap scan 1234
