@@ -1,8 +1,10 @@
 //! The copy of ranges into one buffer, by several threads.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -10,7 +12,7 @@ use std::time::Instant;
 use pagewise_model::AddrRange;
 use pagewise_sys::madvise::{Advice, advise_own};
 use pagewise_sys::region::AlignedRegion;
-use pagewise_sys::remote::OpenMemory;
+use pagewise_sys::remote::{self, OpenMemory};
 use pagewise_sys::system;
 
 /// Bytes that a thread copies at a time.
@@ -21,6 +23,10 @@ const ALIGNMENT: usize = 2 << 20;
 const MAX_THREADS: usize = 4;
 /// Ranges that one system call takes.
 const MAX_RANGES: usize = 1024;
+/// Bits of an entry of `pagemap`.
+const PRESENT: u64 = 1 << 63;
+const FILE_OR_SHARED: u64 = 1 << 61;
+const EXCLUSIVE: u64 = 1 << 56;
 
 /// Memory for a copy, faulted in.
 #[derive(Debug)]
@@ -90,7 +96,7 @@ impl CopyBuffer {
         ranges: &[AddrRange],
         deadline: Option<Instant>,
     ) -> Result<Vec<AddrRange>, TransferFailure> {
-        let memory = OpenMemory::open(pid).map_err(TransferFailure::Refused)?;
+        let memory = SourceMemory::open(pid).map_err(TransferFailure::Refused)?;
         let jobs = Mutex::new(jobs(self.region.bytes(), ranges).into_iter());
         let unread = Mutex::new(Vec::new());
         let work = || -> Result<(), TransferFailure> {
@@ -130,6 +136,39 @@ fn fault_in(bytes: &mut [u8]) {
     }
 }
 
+/// Memory that is copied.
+struct SourceMemory {
+    pid: u32,
+    page: u64,
+    memory: OpenMemory,
+    pagemap: File,
+}
+
+impl SourceMemory {
+    fn open(pid: u32) -> io::Result<SourceMemory> {
+        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        Ok(SourceMemory { pid, page: system::page_size(), memory: OpenMemory::open(pid)?, pagemap })
+    }
+
+    /// As [`OpenMemory::read`], by the faster call if it copies no page of the process.
+    fn read(&self, ranges: &[Range<u64>], buffer: &mut [u8]) -> io::Result<usize> {
+        if ranges.iter().all(|range| self.is_exclusive(range)) {
+            return remote::read_exclusive(self.pid, ranges, buffer);
+        }
+        self.memory.read(ranges, buffer)
+    }
+
+    /// True if no other process maps the anonymous pages of a range.
+    fn is_exclusive(&self, range: &Range<u64>) -> bool {
+        let pages = range.end.div_ceil(self.page).saturating_sub(range.start / self.page);
+        let mut entries = vec![0; usize::try_from(pages * 8).unwrap_or(0)];
+        let read = self.pagemap.read_exact_at(&mut entries, range.start / self.page * 8);
+        let is_own = |entry: u64| entry & PRESENT == 0 || entry & (FILE_OR_SHARED | EXCLUSIVE) != 0;
+        let mut words = entries.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+        read.is_ok() && words.all(is_own)
+    }
+}
+
 fn jobs<'b>(buffer: &'b mut [u8], ranges: &[AddrRange]) -> Vec<TransferJob<'b>> {
     let mut jobs = Vec::new();
     let mut parts = ranges.iter().map(|range| range.start..range.end);
@@ -156,7 +195,7 @@ fn jobs<'b>(buffer: &'b mut [u8], ranges: &[AddrRange]) -> Vec<TransferJob<'b>> 
 
 impl TransferJob<'_> {
     /// Copies the ranges. Returns pages that cannot be read.
-    fn copy(mut self, memory: &OpenMemory) -> io::Result<Vec<AddrRange>> {
+    fn copy(mut self, memory: &SourceMemory) -> io::Result<Vec<AddrRange>> {
         let page = system::page_size();
         let mut unread = Vec::new();
         while !self.ranges.is_empty() {
