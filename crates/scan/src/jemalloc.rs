@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::slice;
 
-use pagewise_model::heap_scan::{HeapAllocator, HeapGap, WalkedArena, WalkedHeap};
+use pagewise_model::heap_scan::{HeapGap, WalkedArena};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
 
 use crate::ScanError;
@@ -34,7 +34,7 @@ use crate::blocks::LiveBlock;
 use crate::corruption::CorruptionLog;
 use crate::graph::range_without;
 use crate::memory::Memory;
-use crate::span_tally::{FreePages, SlotUse, SpanSums, SpanTally, joined, resident_runs};
+use crate::span_tally::{FreePages, SlotUse, SpanTally, joined, resident_runs};
 use crate::walk::{AllocatorWalk, maps_library};
 use extent::{Extent, ExtentLayout, ExtentState, tree_extents};
 use extent_tree::{ExtentTree, anonymous_memory, extent_trees};
@@ -160,7 +160,7 @@ impl<'a> HeapStructure<'a> {
         }));
         gaps.sort_by_key(|gap| gap.start);
         let managed = self.managed(&gaps);
-        finished(tally.finish(), layout, log, gaps, managed)
+        tally.finish().into_walk(NAME, layout.name, log, gaps, managed)
     }
 
     /// Extents, metadata and roots, without parts whose blocks are unknown.
@@ -175,31 +175,6 @@ impl<'a> HeapStructure<'a> {
             .collect();
         joined(ranges).into_iter().flat_map(|range| range_without(range, &gaps)).collect()
     }
-}
-
-fn finished(
-    sums: SpanSums,
-    layout: ExtentLayout,
-    log: CorruptionLog,
-    gaps: Vec<HeapGap>,
-    managed: Vec<AddrRange>,
-) -> AllocatorWalk {
-    let mut heap = WalkedHeap {
-        allocators: vec![HeapAllocator {
-            name: NAME.to_owned(),
-            thread_caches: layout.name.to_owned(),
-            ..HeapAllocator::default()
-        }],
-        arenas: sums.arenas,
-        sizes: sums.sizes,
-        density: sums.density.to_vec(),
-        corruption: log.entries,
-        corrupted: log.count,
-        gaps,
-        ..WalkedHeap::default()
-    };
-    heap.allocators[0].live = heap.live();
-    AllocatorWalk { heap, blocks: sums.blocks, managed }
 }
 
 /// The arenas, by their numbers.

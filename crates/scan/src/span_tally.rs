@@ -3,13 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use pagewise_model::heap_scan::{LiveAmount, LiveSize, WalkedArena};
+use pagewise_model::heap_scan::{
+    HeapAllocator, HeapGap, LiveAmount, LiveSize, WalkedArena, WalkedHeap,
+};
 use pagewise_model::{AddrRange, Bytes, PageSize};
 
 use crate::blocks::{BlockTable, LiveBlock};
+use crate::corruption::CorruptionLog;
 use crate::density::{CELLS, PageDensityCounter, resident_in};
 use crate::memory::Memory;
 use crate::size_tally::SizeTally;
+use crate::walk::AllocatorWalk;
 
 /// Use of a slot in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +114,35 @@ pub(crate) struct SpanSums {
     pub(crate) blocks: BlockTable,
     pub(crate) sizes: Vec<LiveSize>,
     pub(crate) density: [u64; CELLS],
+}
+
+impl SpanSums {
+    /// The walked heap of one allocator. `layout` is that of its thread caches.
+    pub(crate) fn into_walk(
+        self,
+        allocator: &str,
+        layout: &str,
+        log: CorruptionLog,
+        gaps: Vec<HeapGap>,
+        managed: Vec<AddrRange>,
+    ) -> AllocatorWalk {
+        let mut heap = WalkedHeap {
+            allocators: vec![HeapAllocator {
+                name: allocator.to_owned(),
+                thread_caches: layout.to_owned(),
+                ..HeapAllocator::default()
+            }],
+            arenas: self.arenas,
+            sizes: self.sizes,
+            density: self.density.to_vec(),
+            corruption: log.entries,
+            corrupted: log.count,
+            gaps,
+            ..WalkedHeap::default()
+        };
+        heap.allocators[0].live = heap.live();
+        AllocatorWalk { heap, blocks: self.blocks, managed }
+    }
 }
 
 impl<'r> SpanTally<'r> {

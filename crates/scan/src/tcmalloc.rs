@@ -18,7 +18,7 @@ mod tests;
 use std::iter::Peekable;
 use std::slice;
 
-use pagewise_model::heap_scan::{HeapAllocator, HeapGap, WalkedArena, WalkedHeap};
+use pagewise_model::heap_scan::{HeapGap, WalkedArena};
 use pagewise_model::{Absent, AddrRange, PageSize};
 
 use crate::ScanError;
@@ -97,22 +97,7 @@ fn walked(
         .map(|gap| AddrRange { start: gap.start, end: gap.start + gap.bytes.0 })
         .collect();
     let managed = pages.into_iter().flat_map(|range| range_without(range, &gap_ranges)).collect();
-    let mut heap = WalkedHeap {
-        allocators: vec![HeapAllocator {
-            name: NAME.to_owned(),
-            thread_caches: "gperftools 2.8 to 2.18".to_owned(),
-            ..HeapAllocator::default()
-        }],
-        arenas: sums.arenas,
-        sizes: sums.sizes,
-        density: sums.density.to_vec(),
-        corruption: log.entries,
-        corrupted: log.count,
-        gaps,
-        ..WalkedHeap::default()
-    };
-    heap.allocators[0].live = heap.live();
-    AllocatorWalk { heap, blocks: sums.blocks, managed }
+    sums.into_walk(NAME, "gperftools 2.8 to 2.18", log, gaps, managed)
 }
 
 /// The walk over all spans, in order of address.
