@@ -326,6 +326,13 @@ fn a_damaged_heap_of_musl_is_reported_and_walked_on() {
     }
 }
 
+fn assert_not_corrupted(report: &Value) {
+    assert!(number(report, "live.blocks") > 0);
+    for finding in report["findings"].as_array().unwrap() {
+        assert_ne!(finding["id"], "heap-corrupted", "{finding}");
+    }
+}
+
 #[test]
 fn a_program_that_never_leaves_malloc_of_musl_is_not_corrupted() {
     for link in [FixtureLink::Musl, FixtureLink::MuslStatic] {
@@ -334,11 +341,7 @@ fn a_program_that_never_leaves_malloc_of_musl_is_not_corrupted() {
         target.answer();
         target.ask("r");
         for _ in 0..3 {
-            let report = target.scan(&[]);
-            assert!(number(&report, "live.blocks") > 0);
-            for finding in report["findings"].as_array().unwrap() {
-                assert_ne!(finding["id"], "heap-corrupted", "{finding}");
-            }
+            assert_not_corrupted(&target.scan(&[]));
         }
     }
 }
@@ -476,11 +479,7 @@ fn a_program_that_never_leaves_malloc_is_not_corrupted() {
         target.answer();
         target.ask("r");
         for _ in 0..5 {
-            let report = target.scan(&[]);
-            assert!(number(&report, "live.blocks") > 0);
-            for finding in report["findings"].as_array().unwrap() {
-                assert_ne!(finding["id"], "heap-corrupted", "{finding}");
-            }
+            assert_not_corrupted(&target.scan(&[]));
         }
     }
 }
@@ -604,11 +603,7 @@ fn a_busy_program_is_scanned_by_snapshots() {
     target.answer();
     target.ask("r");
     for _ in 0..5 {
-        let report = target.scan(&["--fork"]);
-        assert!(number(&report, "live.blocks") > 0);
-        for finding in report["findings"].as_array().unwrap() {
-            assert_ne!(finding["id"], "heap-corrupted", "{finding}");
-        }
+        assert_not_corrupted(&target.scan(&["--fork"]));
     }
 }
 
