@@ -476,14 +476,13 @@ fn tell_broken(id: Id, address: usize, node: u32, access: u64) {
 }
 
 /// True for an address that `malloc` cannot have returned: not aligned, on the stack, in a
-/// program's data, not mapped, or at the beginning of memory, without a header before it. The error
-/// is then reported.
+/// program's data, not mapped, or at the beginning of a page without the header of a block before
+/// it. The error is then reported.
 fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
     let has_no_header = || {
-        let before = address.wrapping_sub(pool::page());
         IS_GLIBC.load(Relaxed) != 0
             && address.is_multiple_of(pool::page())
-            && !kernel::is_mapped(before, pool::page())
+            && !has_glibc_header(address)
     };
     let is_none = !address.is_multiple_of(ALIGN)
         || modules::find(address as u64).is_some()
@@ -494,6 +493,26 @@ fn is_no_block(address: usize, stack: u64, frame: u64) -> bool {
         tell_free(bug::INVALID_FREE, address, None, node(stack, frame));
     }
     is_none
+}
+
+/// True if the word before an address can be the size of a glibc chunk. The page before the address
+/// can be unmapped, without the right to read it, or part of any other mapping.
+fn has_glibc_header(address: usize) -> bool {
+    /// Flags of a chunk in the lowest bits of its size.
+    const FLAGS: usize = 7;
+    /// Size of the smallest chunk.
+    const MIN_CHUNK: usize = 4 * size_of::<usize>();
+    let before = address.wrapping_sub(size_of::<usize>());
+    let mut size = [0; size_of::<usize>()];
+    match kernel::read_own(before, &mut size) {
+        Ok(()) => {
+            let size = usize::from_ne_bytes(size) & !FLAGS;
+            size >= MIN_CHUNK && size.is_multiple_of(ALIGN)
+        }
+        Err(kernel::Errno(libc::EFAULT)) => false,
+        // A seccomp filter can forbid the call.
+        Err(_) => kernel::is_mapped(before & !(pool::page() - 1), pool::page()),
+    }
 }
 
 /// True if an address above the stack pointer is on the same stack, which is the thread's own. The

@@ -451,14 +451,15 @@ pub(crate) fn is_mapped(at: usize, length: usize) -> bool {
     unsafe { call(libc::SYS_mincore, arguments) }.is_ok()
 }
 
-/// Copies memory of this process's own that may be gone; false where it is.
-pub(crate) fn read_own(at: usize, into: &mut [u8]) -> bool {
+/// Copies memory of this process that may be unmapped. `EFAULT` if a part of it cannot be read.
+pub(crate) fn read_own(at: usize, into: &mut [u8]) -> Result<(), Errno> {
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let from = libc::iovec { iov_base: ptr::with_exposed_provenance_mut(at), iov_len: into.len() };
     let (to, from) = ((&raw const to).addr(), (&raw const from).addr());
     // SAFETY: the kernel writes into `into`, which is as long as is said, what it can read.
-    let read = unsafe { call(libc::SYS_process_vm_readv, [process() as usize, to, 1, from, 1, 0]) };
-    read == Ok(into.len())
+    let read =
+        unsafe { call(libc::SYS_process_vm_readv, [process() as usize, to, 1, from, 1, 0]) }?;
+    if read == into.len() { Ok(()) } else { Err(Errno(libc::EFAULT)) }
 }
 
 /// Lets others run.

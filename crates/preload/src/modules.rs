@@ -138,7 +138,7 @@ pub(crate) fn forget_unloaded() {
 fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     const AT_A_TIME: usize = 128;
     let mut words = [0; size_of::<LinkMap>()];
-    if !kernel::read_own(map.addr(), &mut words) {
+    if kernel::read_own(map.addr(), &mut words).is_err() {
         return false;
     }
     let mut name = [0; 8];
@@ -148,7 +148,7 @@ fn has_path(map: *const LinkMap, path: u64, length: u64) -> bool {
     let mut bytes = [0; AT_A_TIME];
     (0..length).step_by(AT_A_TIME).all(|from| {
         let piece = &mut bytes[..AT_A_TIME.min(length - from)];
-        let is_read = kernel::read_own(name.wrapping_add(from), piece);
+        let is_read = kernel::read_own(name.wrapping_add(from), piece).is_ok();
         is_read && (path + from..).zip(piece.iter()).all(|(at, byte)| shared::byte(at) == *byte)
     })
 }
