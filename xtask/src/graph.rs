@@ -29,13 +29,14 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("labmem", &["sys"]),
     ("lab", &["model", "sys", "labmem", "proc", "measure", "stats", "sim", "alloc"]),
     ("trace", &["model", "sys", "proc"]),
+    ("diagnose", &["model", "sys", "proc", "scan", "trace"]),
     ("heapread", &["model", "trace", "heaplog"]),
     ("heap", &["model", "sys", "proc", "trace", "heaplog", "heapread", "remote"]),
     (
         "cli",
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
-            "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan",
+            "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan", "diagnose",
         ],
     ),
     ("skip", &[]),

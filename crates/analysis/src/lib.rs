@@ -1,8 +1,10 @@
 //! Analyses: model values to reports. Pure: no I/O, no clock.
 #![forbid(unsafe_code)]
 mod blocks;
+mod causes;
 mod cells;
 pub mod define;
+pub mod diagnose;
 mod findings;
 
 mod machine;

@@ -7,10 +7,12 @@
 
 pub mod bounds;
 pub mod calls;
+pub mod cause;
 pub mod core_dump;
 pub mod counters;
 pub mod data_types;
 pub mod ending;
+pub mod evidence;
 pub mod faults;
 pub mod fields;
 pub mod fragmentation;

@@ -161,6 +161,8 @@ pub enum CellValue {
     Bar(f64),
     /// Several values. JSON: an array; drawn one after the other.
     List(Vec<CellValue>),
+    /// Pieces of one text: our own words, values, names from outside. JSON: a string.
+    Sentence(Vec<CellValue>),
     /// Named values. JSON: an object; drawn as name and value, one after the other.
     Record(Vec<(Label, CellValue)>),
     /// Reason of a missing value. JSON: `{"absent": "why"}`; drawn as a mark with the reason below.

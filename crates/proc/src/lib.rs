@@ -14,6 +14,7 @@ mod text;
 pub use ending::program_ending;
 pub use error::{CAP_SYS_PTRACE, ProcError};
 pub use files::{core_file, data_symbols, elf, target_file, variables};
+pub use machine::activity as machine_activity;
 pub use machine::{
     buddyinfo, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps, users,
     vmstat,
@@ -21,7 +22,7 @@ pub use machine::{
 pub use memory::{huge, ksm, numa, page_map, pages, referenced};
 pub(crate) use process::heads;
 pub use process::{
-    auxv, calls, capture, cgroup, fork_room, limits, listing, maps, pagewise_pools, saved, smaps,
-    stat, status, target, threads, tree, unused_stacks,
+    activity, auxv, calls, capture, cgroup, fork_room, limits, listing, maps, others,
+    pagewise_pools, saved, smaps, stat, status, target, threads, tree, unused_stacks,
 };
 pub use root::ProcRoot;

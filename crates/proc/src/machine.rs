@@ -1,5 +1,6 @@
 //! Files of the whole machine: memory, swap, settings, users.
 
+pub mod activity;
 pub mod buddyinfo;
 pub mod fragmentation;
 pub mod interrupts;

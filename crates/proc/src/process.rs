@@ -1,5 +1,6 @@
 //! Files of one process, or of all: mappings, counters, threads, and the snapshot made of them.
 
+pub mod activity;
 pub mod auxv;
 pub mod calls;
 pub mod capture;
@@ -9,6 +10,7 @@ pub(crate) mod heads;
 pub mod limits;
 pub mod listing;
 pub mod maps;
+pub mod others;
 pub mod pagewise_pools;
 pub mod saved;
 pub mod smaps;

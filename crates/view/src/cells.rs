@@ -72,6 +72,7 @@ fn is_words(value: &CellValue) -> bool {
         CellValue::Text(_)
             | CellValue::Name(_)
             | CellValue::List(_)
+            | CellValue::Sentence(_)
             | CellValue::Record(_)
             | CellValue::Flag(_)
             | CellValue::Bar(_)

@@ -49,7 +49,9 @@ impl<'a> Footnotes<'a> {
     fn add_value(&mut self, value: &'a CellValue) {
         match value {
             CellValue::Absent(absent) => self.add(absent),
-            CellValue::List(values) => values.iter().for_each(|value| self.add_value(value)),
+            CellValue::List(values) | CellValue::Sentence(values) => {
+                values.iter().for_each(|value| self.add_value(value))
+            }
             CellValue::Record(members) => {
                 members.iter().for_each(|(_, value)| self.add_value(value))
             }

@@ -336,6 +336,7 @@ impl JsonWriter<'_> {
             CellValue::Text(text) | CellValue::Picture(text) => self.string(text),
             CellValue::Name(name) => self.name(name),
             CellValue::List(values) => self.list(values),
+            CellValue::Sentence(pieces) => self.string(&inline(pieces)),
             CellValue::Record(members) => self.record(members),
             CellValue::Absent(absent) => self.absent(absent),
         }

@@ -103,6 +103,7 @@ impl Wording<'_> {
             }
             CellValue::Name(name) => out.push_str(&clean(name.as_bytes())),
             CellValue::List(values) => self.push_list(out, values),
+            CellValue::Sentence(pieces) => pieces.iter().for_each(|piece| self.push(out, piece)),
             CellValue::Record(members) => self.push_record(out, members),
             CellValue::Absent(absent) => match self.notes {
                 Some(notes) => out.push_str(notes.mark(absent)),

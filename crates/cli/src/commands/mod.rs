@@ -1,6 +1,7 @@
 //! One file a command: options to a model, the model to a report, the report to its output.
 
 pub(crate) mod define;
+pub(crate) mod diagnose;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod events;

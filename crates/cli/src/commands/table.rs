@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Subcommand};
 
 use super::{
-    define, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps, pages,
-    pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, trim, watch,
+    define, diagnose, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps,
+    pages, pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, trim, watch,
 };
 use crate::args::{Cli, LookArgs};
 use crate::terminal::TerminalLook;
@@ -17,6 +17,26 @@ use crate::{keeper, shield};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Find the cause of a process's memory trouble, its cost and the remedy
+    ///
+    /// diagnose observes a running process for some seconds. It applies instruments in
+    /// order of their cost, and only those that the results of cheaper ones make
+    /// worthwhile. By default it uses at most 1 % of the CPU time of the machine and
+    /// stops the process for at most 5 ms at once.
+    ///
+    /// The report has at most three causes, each with its evidence, its object (such
+    /// as a function, a mapping or a setting) and its remedies, then the causes that
+    /// the evidence rules out, then the evidence that is missing.
+    ///
+    /// Exit status: 0 if no trouble was found, 10 if trouble was found.
+    ///
+    /// Examples:
+    ///   pagewise diagnose 1234
+    ///   pagewise diagnose redis-server --symptom growth --for 30s
+    ///   pagewise diagnose 1234 --save trouble.json --html trouble.html
+    ///   pagewise diagnose --from trouble.json --all
+    #[command(verbatim_doc_comment)]
+    Diagnose(diagnose::DiagnoseArgs),
     /// Explain where a process's memory goes and what can be reduced
     ///
     /// Samples a large heap of glibc while the process runs, for about 50 ms at most.
@@ -273,6 +293,7 @@ impl Command {
     pub(crate) fn run(self, options: &LookArgs) -> anyhow::Result<ExitCode> {
         let look = TerminalLook::resolve(options);
         match self {
+            Command::Diagnose(args) => diagnose::run(&args, &look),
             Command::Explain(args) => explain::run(args, &look),
             Command::Maps(args) => maps::run(args, &look),
             Command::Ps(args) => ps::run(&args, &look),
@@ -307,7 +328,8 @@ impl Command {
 }
 
 /// Each group, by its heading, with its commands.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
+    ("Start here", &["diagnose"]),
     ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
     ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
     ("Fix", &["trim", "thp", "run"]),

@@ -1,5 +1,6 @@
 //! `/proc/meminfo`, and the settings of the machine that findings need.
 
+use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::machine::MachineSettings;
 use pagewise_model::{Absent, Bytes, Name, Reading};
 
@@ -11,6 +12,15 @@ pub fn parse(text: &[u8], name: &str) -> Reading<Bytes> {
     let value = lines(text).filter_map(|(_, l)| field(l)).find(|(n, _)| *n == name.as_bytes());
     let (_, value) = value.ok_or_else(|| Absent::NotInThisKernel("".into()))?;
     kilobytes(value).map(Bytes).ok_or_else(|| Absent::NotSupported("not a size in kB".into()))
+}
+
+/// All lines of `meminfo`. Sizes are in bytes; a line without a unit is a count.
+pub fn all(text: &[u8]) -> Vec<BootCounter> {
+    let line = |(name, value): (&[u8], &[u8])| {
+        let count = kilobytes(value).or_else(|| number(value))?;
+        Some(BootCounter { name: Name::new(name), count })
+    };
+    lines(text).filter_map(|(_, it)| field(it)).filter_map(line).collect()
 }
 
 /// Reads what a snapshot holds of the machine.

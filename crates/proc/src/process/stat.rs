@@ -22,6 +22,10 @@ pub struct PidStat {
     pub minor_faults: u64,
     /// Page faults that needed one.
     pub major_faults: u64,
+    /// CPU time of all its threads in user mode, in clock ticks.
+    pub user_ticks: u64,
+    /// CPU time of all its threads in the kernel, in clock ticks.
+    pub system_ticks: u64,
     /// Number of threads.
     pub threads: u64,
     /// When it was started, in clock ticks since boot.
@@ -89,6 +93,8 @@ fn fields(text: &[u8]) -> Option<PidStat> {
         flags: number(at(9)?)?,
         minor_faults: number(at(10)?)?,
         major_faults: number(at(12)?)?,
+        user_ticks: number(at(14)?)?,
+        system_ticks: number(at(15)?)?,
         threads: number(at(20)?)?,
         start_ticks: number(at(22)?)?,
         pending: at(31).and_then(number),

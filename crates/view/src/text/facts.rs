@@ -44,6 +44,7 @@ fn word<'a>(fact: &'a Fact, wording: Wording<'_>) -> Worded<'a> {
         CellValue::Text(_)
             | CellValue::Name(_)
             | CellValue::List(_)
+            | CellValue::Sentence(_)
             | CellValue::Record(_)
             | CellValue::Bar(_)
             | CellValue::Picture(_)

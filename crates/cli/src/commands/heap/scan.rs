@@ -198,6 +198,12 @@ pub(crate) struct PointerSearch {
     types: bool,
 }
 
+impl PointerSearch {
+    /// Reachability, and the roots that retain most.
+    pub(crate) const LEAKS: PointerSearch =
+        PointerSearch { retained: true, why: None, types: false };
+}
+
 /// Runs a scan with the request of a search, whose functions and types come from `code`.
 fn with_request<T>(
     search: Option<PointerSearch>,

@@ -1,0 +1,109 @@
+//! The table of causes: each row describes one cause of memory trouble and has the rule that tells
+//! from the evidence whether the cause is present.
+//!
+//! A rule that lacks evidence answers [`Verdict::Unknown`], never [`Verdict::RuledOut`]. A cause
+//! that another cause explains excludes itself: its row names the other one.
+
+mod evidence;
+mod files;
+mod growth;
+mod heap;
+mod huge_pages;
+mod limits;
+mod pressure;
+mod processes;
+mod responsible;
+mod stacks;
+mod time;
+
+use pagewise_model::cause::{Cause, CauseObject, Confidence, Remedy, Verdict};
+use pagewise_model::evidence::Instrument;
+use pagewise_model::report::{CellValue, Label};
+
+pub(crate) use evidence::{CauseEvidence, latest};
+
+/// A row of the table.
+#[derive(Clone, Copy)]
+pub struct CauseRow {
+    /// Stable name.
+    pub id: &'static str,
+    /// Name of the cause in reports.
+    pub title: &'static str,
+    /// One sentence that says what the cause is.
+    pub meaning: &'static str,
+    /// Instruments whose results the rule uses.
+    pub needs: &'static [Instrument],
+    /// Evidence that excludes the cause, in words.
+    pub excluded_by: &'static str,
+    /// Source of the thresholds and of the remedy: documentation, man page, or measurement.
+    pub source: &'static str,
+    /// The rule.
+    pub(crate) rule: fn(&CauseEvidence<'_>) -> Verdict,
+}
+
+impl std::fmt::Debug for CauseRow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CauseRow").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// All causes, by module. Causes of the same rank are reported in this order.
+const GROUPS: &[&[CauseRow]] = &[
+    limits::ROWS,
+    pressure::ROWS,
+    growth::ROWS,
+    heap::ROWS,
+    huge_pages::ROWS,
+    stacks::ROWS,
+    time::ROWS,
+    files::ROWS,
+    processes::ROWS,
+];
+
+/// All rows of the table.
+pub fn causes() -> impl Iterator<Item = &'static CauseRow> {
+    GROUPS.iter().copied().flatten()
+}
+
+/// The verdicts on all causes, in the order of the table.
+pub(crate) fn judge(evidence: &CauseEvidence<'_>) -> Vec<(&'static CauseRow, Verdict)> {
+    causes().map(|row| (row, (row.rule)(evidence))).collect()
+}
+
+/// A cause without remedies, to be completed.
+fn cause(
+    id: &'static str,
+    object: CauseObject,
+    confidence: Confidence,
+    sentence: impl Into<Vec<CellValue>>,
+) -> Cause {
+    Cause {
+        id,
+        sentence: sentence.into(),
+        object,
+        confidence,
+        cost: pagewise_model::cause::CauseCost::default(),
+        evidence: Vec::new(),
+        now: None,
+        code: None,
+    }
+}
+
+/// A remedy that is a command.
+fn remedy_now(
+    command: impl Into<Label>,
+    change: impl Into<Vec<CellValue>>,
+    reversible: bool,
+) -> Option<Remedy> {
+    Some(Remedy {
+        change: change.into(),
+        command: command.into(),
+        effect: Vec::new(),
+        reversible: Some(reversible),
+    })
+}
+
+/// A remedy that changes the program.
+fn remedy_code(change: impl Into<Vec<CellValue>>) -> Option<Remedy> {
+    Some(Remedy { change: change.into(), command: "".into(), effect: Vec::new(), reversible: None })
+}

@@ -1,0 +1,188 @@
+//! Evidence with the values that several rules derive from it.
+
+use std::collections::HashMap;
+
+use pagewise_model::cause::CauseObject;
+use pagewise_model::evidence::{ActivityPoint, CallProfileRow, Evidence, MachinePoint, counter};
+use pagewise_model::faults::{FaultMapping, FaultRecording, FaultRow};
+use pagewise_model::heap_sample::HeapSample;
+use pagewise_model::traced::Frame;
+use pagewise_model::{Bytes, Reading, Snapshot};
+
+use super::responsible::responsible;
+use crate::cells::float;
+use crate::explain::ExplainSubject;
+
+const NS_PER_SECOND: f64 = 1e9;
+
+/// Evidence, and what is computed from it once for all rules.
+pub(crate) struct CauseEvidence<'a> {
+    pub(crate) all: &'a Evidence,
+    /// The latest snapshot.
+    pub(crate) now: &'a Snapshot,
+    /// Pools and quadrants of the latest snapshot.
+    pub(crate) subject: &'a Reading<ExplainSubject<'a>>,
+    /// The same of the first snapshot, if there are two.
+    pub(crate) before: Option<&'a ExplainSubject<'a>>,
+}
+
+/// Events of one function.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FunctionShare<'a> {
+    /// The call that is responsible.
+    pub(crate) frame: &'a Frame,
+    /// Number of its events.
+    pub(crate) count: u64,
+    /// Number of all events.
+    pub(crate) all: u64,
+}
+
+impl FunctionShare<'_> {
+    /// Share of the function, from 0 to 1.
+    pub(crate) fn share(&self) -> f64 {
+        if self.all == 0 { 0.0 } else { float(self.count) / float(self.all) }
+    }
+
+    /// The function as the object of a cause.
+    pub(crate) fn object(&self) -> CauseObject {
+        CauseObject::Function(self.frame.clone())
+    }
+}
+
+/// The latest snapshot of the evidence.
+pub(crate) fn latest(evidence: &Evidence) -> &Snapshot {
+    evidence.last.value().map_or(&evidence.first, |last| last)
+}
+
+impl<'a> CauseEvidence<'a> {
+    /// RES of the process at the end.
+    pub(crate) fn resident(&self) -> Option<Bytes> {
+        self.now.statm.as_ref().ok().map(|statm| statm.resident)
+    }
+
+    /// Duration of the observation in seconds; `None` if the counters were read less than twice.
+    pub(crate) fn seconds(&self) -> Option<f64> {
+        let (first, last) = self.ends()?;
+        let span = last.at_ns.checked_sub(first.at_ns).filter(|span| *span > 0)?;
+        Some(float(span) / NS_PER_SECOND)
+    }
+
+    /// The first and the last reading of the counters of the process.
+    pub(crate) fn ends(&self) -> Option<(&'a ActivityPoint, &'a ActivityPoint)> {
+        match self.all.activity.as_slice() {
+            [first, .., last] => Some((first, last)),
+            _ => None,
+        }
+    }
+
+    /// Increase of a counter of the process per second.
+    pub(crate) fn rate(&self, value: impl Fn(&ActivityPoint) -> u64) -> Option<f64> {
+        let (first, last) = self.ends()?;
+        Some(float(value(last).saturating_sub(value(first))) / self.seconds()?)
+    }
+
+    /// Growth in bytes per second of a reading of the process, negative if it shrinks.
+    pub(crate) fn growth(&self, value: impl Fn(&ActivityPoint) -> Option<Bytes>) -> Option<f64> {
+        let (first, last) = self.ends()?;
+        let (before, after) = (value(first)?, value(last)?);
+        Some((float(after.0) - float(before.0)) / self.seconds()?)
+    }
+
+    /// Share of the intervals between two readings in which a reading grew, from 0 to 1. A steady
+    /// growth is near 1.
+    pub(crate) fn growing_share(
+        &self,
+        value: impl Fn(&ActivityPoint) -> Option<Bytes>,
+    ) -> Option<f64> {
+        let values: Option<Vec<Bytes>> = self.all.activity.iter().map(value).collect();
+        let values = values.filter(|values| values.len() > 1)?;
+        let grown = values.windows(2).filter(|pair| pair[1] > pair[0]).count();
+        Some(float(grown as u64) / float(values.len() as u64 - 1))
+    }
+
+    /// Increase of a counter of `vmstat` per second.
+    pub(crate) fn vmstat_rate(&self, name: &str) -> Option<f64> {
+        self.machine_rate(|point| counter(&point.vmstat, name))
+    }
+
+    /// Increase of a counter of the machine per second.
+    pub(crate) fn machine_rate(&self, value: impl Fn(&MachinePoint) -> Option<u64>) -> Option<f64> {
+        let [first, last] = &self.all.machine;
+        let span = last.at_ns.checked_sub(first.at_ns).filter(|span| *span > 0)?;
+        let increase = value(last)?.saturating_sub(value(first)?);
+        Some(float(increase) * NS_PER_SECOND / float(span))
+    }
+
+    /// The sample of the heap.
+    pub(crate) fn heap_sample(&self) -> Option<&'a HeapSample> {
+        self.now.heap_sample.as_ref().or(self.all.first.heap_sample.as_ref()).ok()
+    }
+
+    /// The recording of page faults.
+    pub(crate) fn faults(&self) -> Option<&'a FaultRecording> {
+        self.all.faults.value().map(|recording| &**recording)
+    }
+
+    /// The function that is responsible for most of the page faults that a filter chooses.
+    pub(crate) fn faulting_function(
+        &self,
+        is_meant: impl Fn(&FaultRow, Option<&FaultMapping>) -> bool,
+    ) -> Option<FunctionShare<'a>> {
+        let recording = self.faults()?;
+        let rows = recording
+            .rows
+            .iter()
+            .filter(|row| is_meant(row, recording.mappings.get(row.mapping as usize)));
+        most(rows.map(|row| (row.stack, row.count)), &recording.stacks, &recording.frames)
+    }
+
+    /// The function that is responsible for most of the memory calls that a filter chooses, by
+    /// number of calls.
+    pub(crate) fn calling_function(
+        &self,
+        is_meant: impl Fn(&CallProfileRow) -> bool,
+    ) -> Option<FunctionShare<'a>> {
+        let profile = self.all.calls.value()?;
+        let rows = profile.rows.iter().filter(|row| is_meant(row));
+        most(rows.map(|row| (row.stack, row.count)), &profile.stacks, &profile.frames)
+    }
+
+    /// The PID, as text for commands.
+    pub(crate) fn pid(&self) -> u32 {
+        self.now.process.pid.0
+    }
+}
+
+/// The responsible function with the most events.
+fn most<'a>(
+    events: impl Iterator<Item = (u32, u64)>,
+    stacks: &'a [Vec<u32>],
+    frames: &'a [Frame],
+) -> Option<FunctionShare<'a>> {
+    let mut by_stack: HashMap<u32, u64> = HashMap::new();
+    let mut all = 0;
+    for (stack, count) in events {
+        *by_stack.entry(stack).or_default() += count;
+        all += count;
+    }
+    // One function can act at several lines: the function with the most events, at its most
+    // frequent line.
+    let mut functions: HashMap<_, (u64, u64, &Frame)> = HashMap::new();
+    for (stack, count) in by_stack {
+        let Some(stack) = stacks.get(stack as usize) else { continue };
+        let stack: Vec<&Frame> =
+            stack.iter().filter_map(|frame| frames.get(*frame as usize)).collect();
+        let Some(frame) = responsible(&stack) else { continue };
+        let offset = if frame.function.is_none() { frame.offset } else { 0 };
+        let entry = functions
+            .entry((frame.function.as_deref(), frame.module.as_ref(), offset))
+            .or_insert((0, 0, frame));
+        entry.0 += count;
+        if count > entry.1 {
+            (entry.1, entry.2) = (count, frame);
+        }
+    }
+    let (count, _, frame) =
+        functions.into_values().max_by_key(|(count, _, frame)| (*count, frame.offset))?;
+    Some(FunctionShare { frame, count, all })
+}

@@ -1,0 +1,6 @@
+//! Causes: properties of the process as a whole.
+
+use super::CauseRow;
+
+/// The rows of the table of causes.
+pub(super) const ROWS: &[CauseRow] = &[];

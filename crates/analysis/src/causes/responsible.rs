@@ -1,0 +1,131 @@
+//! The function of a call stack that is responsible for an event: not the allocator, the C library
+//! or a container that acts for its caller.
+
+use pagewise_model::traced::Frame;
+
+use crate::heap::frames::passes_on;
+
+/// Beginnings of the file names of libraries that act for their callers.
+const LIBRARIES: &[&str] = &[
+    "libc.so",
+    "libc-",
+    "libc.musl",
+    "ld-linux",
+    "ld-musl",
+    "libpthread",
+    "libstdc++",
+    "libc++",
+    "libgcc_s",
+    "libm.so",
+    "libm-",
+    "libjemalloc",
+    "libtcmalloc",
+    "libmimalloc",
+    "libpagewise",
+    "[vdso]",
+];
+
+/// Beginnings of the names of functions that act for their callers: containers of C++ and Rust,
+/// and functions of allocators and of the C library in statically linked programs.
+const FUNCTIONS: &[&str] = &[
+    "std::",
+    "core::",
+    "alloc::",
+    "hashbrown::",
+    "<alloc::",
+    "<core::",
+    "<std::",
+    "__gnu_cxx::",
+    "void std::",
+    "mem",
+    "__mem",
+    "str",
+    "__str",
+    "_int_malloc",
+    "_int_free",
+    "_int_realloc",
+    "sysmalloc",
+    "systrim",
+    "malloc",
+    "free",
+    "__libc_",
+    "_je_",
+    "je_",
+    "mi_",
+    "_mi_",
+    "tc_",
+];
+
+/// Names that begin as one of [`FUNCTIONS`] and only act for their callers if they are complete.
+const EXACT: &[&str] = &[
+    "memcpy",
+    "memmove",
+    "memset",
+    "mempcpy",
+    "memccpy",
+    "strcpy",
+    "strncpy",
+    "strcat",
+    "strdup",
+    "strndup",
+    "stpcpy",
+    "malloc",
+    "free",
+    "malloc_consolidate",
+    "malloc_trim",
+];
+
+fn acts_for_its_caller(frame: &Frame) -> bool {
+    let is_library = frame.module.as_ref().is_some_and(|module| {
+        LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
+    });
+    let is_function = frame.function.as_deref().is_some_and(|name| {
+        let is_plain = |beginning: &str| {
+            ["mem", "str", "malloc", "free"].contains(&beginning) && !EXACT.contains(&name)
+        };
+        FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
+    });
+    is_library || is_function || passes_on(frame)
+}
+
+/// The innermost function of a call stack that does not act for its caller; the innermost one if
+/// all do.
+pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
+    stack.iter().find(|frame| !acts_for_its_caller(frame)).or(stack.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(function: &str, module: &str) -> Frame {
+        Frame {
+            function: Some(function.to_owned()),
+            module: Some(module.into()),
+            offset: 0,
+            line: None,
+            inlined: false,
+        }
+    }
+
+    #[test]
+    fn allocators_and_containers_are_not_responsible() {
+        let frames = [
+            frame("__memset_avx2_unaligned_erms", "/lib/libc.so.6"),
+            frame("std::vector<int>::push_back(int const&)", "/app"),
+            frame("remember", "/app"),
+            frame("main", "/app"),
+        ];
+        let stack: Vec<&Frame> = frames.iter().collect();
+        assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("remember"));
+    }
+
+    #[test]
+    fn a_name_that_only_begins_as_a_library_function_is_responsible() {
+        for name in ["memory_pool_grow", "free_list_push", "stretch", "malloc_wrapper_of_app"] {
+            let frames = [frame(name, "/app"), frame("main", "/app")];
+            let stack: Vec<&Frame> = frames.iter().collect();
+            assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some(name));
+        }
+    }
+}

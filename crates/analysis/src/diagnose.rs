@@ -1,0 +1,7 @@
+//! The diagnosis of a process: evidence to ranked causes, and their report.
+
+mod ranking;
+mod report;
+
+pub use ranking::{Diagnosis, RuledOutCause, Symptom, UnseenEvidence, diagnose};
+pub use report::{DiagnosisOptions, SCHEMA, report};

@@ -1,0 +1,294 @@
+//! The report of a diagnosis: causes first, then what was excluded, then what could not be seen.
+
+use pagewise_model::cause::{Cause, CauseObject, Remedy};
+use pagewise_model::evidence::{DiagnosisCost, Evidence};
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, Label, NamedFacts, Paragraph, Report,
+    ReportBlock, ReportTable, TableColumn,
+};
+use pagewise_model::{Name, Pid};
+
+use super::ranking::Diagnosis;
+use crate::cells::text;
+use crate::explain::{fact, who};
+
+/// Name and version of the JSON form.
+pub const SCHEMA: &str = "pagewise.diagnose/1";
+
+/// Number of causes that people see by default.
+const MAX_CAUSES: usize = 3;
+
+/// Options of the report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiagnosisOptions {
+    /// True to show people all causes, and all that was ruled out.
+    pub all: bool,
+}
+
+/// A diagnosis as a report.
+pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Report {
+    let shown = if options.all { diagnosis.causes.len() } else { MAX_CAUSES };
+    let mut blocks = vec![ReportBlock::Facts(verdict(diagnosis))];
+    blocks.push(ReportBlock::Table(causes_table(&diagnosis.causes)));
+    if diagnosis.causes.is_empty() {
+        blocks.push(text_block("", vec![text("No trouble found.")]));
+    }
+    for (number, cause) in (1..).zip(diagnosis.causes.iter().take(shown)) {
+        blocks.extend(cause_blocks(number, cause));
+    }
+    blocks.extend(excluded(diagnosis, options));
+    blocks.extend(unseen(diagnosis));
+    blocks.push(ReportBlock::Facts(cost(&evidence.cost)));
+    let mut title = who::title(&evidence.first);
+    title.insert(0, text("Diagnosis of "));
+    Report { schema: SCHEMA, title, blocks }
+}
+
+fn verdict(diagnosis: &Diagnosis) -> NamedFacts {
+    let healthy = CellValue::Flag(diagnosis.causes.is_empty());
+    NamedFacts {
+        key: "".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        shape: FactsShape::Line,
+        facts: vec![fact("healthy", "healthy", healthy, "")],
+    }
+}
+
+fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> ReportBlock {
+    ReportBlock::Text(Paragraph { title: title.into(), pieces, audience: Audience::People })
+}
+
+/// The object of a cause in words.
+pub(crate) fn object_words(object: &CauseObject) -> Name {
+    let numbered = |pid: &Pid, name: &Name| {
+        let mut words = name.as_bytes().to_vec();
+        words.extend_from_slice(format!(" ({pid})").as_bytes());
+        Name::new(&words)
+    };
+    let label = |label: &Label| Name::new(label.as_bytes());
+    match object {
+        CauseObject::Function(frame) => {
+            Name::new(crate::heap::frames::with_its_line(frame).as_bytes())
+        }
+        CauseObject::Thread(tid, name) => numbered(tid, name),
+        CauseObject::Process(pid, name) => numbered(pid, name),
+        CauseObject::Mapping(range, name) => {
+            let mut words = format!("{:x}-{:x}", range.start, range.end).into_bytes();
+            if !name.is_empty() {
+                words.push(b' ');
+                words.extend_from_slice(name.as_bytes());
+            }
+            Name::new(&words)
+        }
+        CauseObject::Variable(name, module) => {
+            let mut words = name.as_bytes().to_vec();
+            if let Some(module) = module {
+                words.extend_from_slice(b" in ");
+                words.extend_from_slice(module.base());
+            }
+            Name::new(&words)
+        }
+        CauseObject::Cgroup(name) | CauseObject::File(name) => name.clone(),
+        CauseObject::Setting(name) | CauseObject::Heap(name) => label(name),
+        CauseObject::Machine => Name::new(b"machine"),
+    }
+}
+
+/// Pieces as one text.
+fn plain(pieces: &[CellValue]) -> CellValue {
+    CellValue::Sentence(pieces.to_vec())
+}
+
+fn remedy_pieces(remedy: &Remedy) -> Vec<CellValue> {
+    let mut pieces = Vec::new();
+    if !remedy.command.is_empty() {
+        pieces.push(text(format!("`{}`: ", remedy.command)));
+    }
+    pieces.extend(remedy.change.iter().cloned());
+    if !remedy.effect.is_empty() {
+        pieces.push(text(" Effect: "));
+        pieces.extend(remedy.effect.iter().cloned());
+        pieces.push(text("."));
+    }
+    match remedy.reversible {
+        Some(true) => pieces.push(text(" Reversible.")),
+        Some(false) => pieces.push(text(" Not reversible.")),
+        None => {}
+    }
+    pieces
+}
+
+/// The causes for programs.
+fn causes_table(causes: &[Cause]) -> ReportTable {
+    let column = |key: &'static str, cell: &dyn Fn(&Cause) -> CellValue| {
+        TableColumn::new(key, key, ColumnCells::Values(causes.iter().map(cell).collect()))
+    };
+    let name = |name: &str| CellValue::Name(Name::new(name.as_bytes()));
+    let remedy = |remedy: Option<&Remedy>| {
+        remedy.map_or(CellValue::None, |remedy| plain(&remedy_pieces(remedy)))
+    };
+    let columns = vec![
+        column("id", &|cause| text(cause.id)),
+        column("sentence", &|cause| plain(&cause.sentence)),
+        column("confidence", &|cause| text(cause.confidence.key())),
+        column("object", &|cause| CellValue::Name(object_words(&cause.object))),
+        column("function", &|cause| cause.object.function().map_or(CellValue::None, name)),
+        column("file", &|cause| {
+            cause.object.line().map_or(CellValue::None, |line| name(&line.file))
+        }),
+        column("line", &|cause| {
+            cause.object.line().map_or(CellValue::None, |line| CellValue::Count(line.number.into()))
+        }),
+        column("evidence", &|cause| {
+            let facts = cause.evidence.iter().map(|it| (it.key.clone(), it.value.clone()));
+            CellValue::Record(facts.collect())
+        }),
+        column("cost", &|cause| {
+            CellValue::Record(vec![
+                (
+                    "bytes".into(),
+                    cause.cost.bytes.map_or(CellValue::None, |it| CellValue::Bytes(it.0)),
+                ),
+                ("memory_share".into(), CellValue::Share(cause.cost.memory_share)),
+                ("time_share".into(), CellValue::Share(cause.cost.time_share)),
+                ("risk".into(), CellValue::Share(cause.cost.risk)),
+            ])
+        }),
+        column("remedy_now", &|cause| remedy(cause.now.as_ref())),
+        column("remedy_now_command", &|cause| {
+            let command = cause.now.as_ref().map(|now| now.command.clone());
+            command.filter(|it| !it.is_empty()).map_or(CellValue::None, text)
+        }),
+        column("remedy_code", &|cause| remedy(cause.code.as_ref())),
+        column("next", &|cause| {
+            cause.confidence.decided_by().map_or(CellValue::None, |it| text(it.clone()))
+        }),
+    ];
+    ReportTable {
+        key: "causes".into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        columns,
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    }
+}
+
+/// A cause for people.
+fn cause_blocks(number: u32, cause: &Cause) -> Vec<ReportBlock> {
+    let heading = format!("{number}. {} ({})", cause.id, cause.confidence.key());
+    let mut blocks = vec![text_block(heading, cause.sentence.clone())];
+    let mut facts =
+        vec![fact("object", "object", CellValue::Name(object_words(&cause.object)), "")];
+    facts.extend(cause.evidence.iter().cloned());
+    blocks.push(ReportBlock::Facts(NamedFacts {
+        key: "".into(),
+        title: "".into(),
+        audience: Audience::People,
+        shape: FactsShape::Line,
+        facts: facts.into_iter().map(Fact::for_people).collect(),
+    }));
+    let mut line = |label: &'static str, pieces: Vec<CellValue>| {
+        let mut words = vec![text(label)];
+        words.extend(pieces);
+        blocks.push(text_block("", words));
+    };
+    if let Some(now) = &cause.now {
+        line("Now: ", remedy_pieces(now));
+    }
+    if let Some(code) = &cause.code {
+        line("In the code: ", remedy_pieces(code));
+    }
+    if let Some(command) = cause.confidence.decided_by() {
+        line("To be sure: ", vec![text(format!("`{command}`"))]);
+    }
+    blocks
+}
+
+/// Rows of three columns for programs.
+fn listed(key: &'static str, columns: Vec<(&'static str, Vec<CellValue>)>) -> ReportBlock {
+    let columns = columns
+        .into_iter()
+        .map(|(key, cells)| TableColumn::new(key, key, ColumnCells::Values(cells)));
+    ReportBlock::Table(ReportTable {
+        key: key.into(),
+        title: "".into(),
+        audience: Audience::Programs,
+        columns: columns.collect(),
+        row_keys: None,
+        total: None,
+        note: "".into(),
+    })
+}
+
+fn excluded(diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Vec<ReportBlock> {
+    let all = &diagnosis.ruled_out;
+    let mut blocks = vec![listed(
+        "ruled_out",
+        vec![
+            ("id", all.iter().map(|it| text(it.id)).collect()),
+            ("evidence", all.iter().map(|it| plain(&it.evidence)).collect()),
+        ],
+    )];
+    if all.is_empty() {
+        return blocks;
+    }
+    if options.all {
+        let lines = all.iter().map(|it| Fact {
+            meaning: "".into(),
+            ..fact(it.id, it.title, plain(&it.evidence), "")
+        });
+        blocks.push(ReportBlock::Facts(NamedFacts {
+            key: "".into(),
+            title: "Ruled out".into(),
+            audience: Audience::People,
+            shape: FactsShape::List,
+            facts: lines.map(Fact::for_people).collect(),
+        }));
+    } else {
+        let titles: Vec<&str> = all.iter().map(|it| it.title).collect();
+        blocks.push(text_block("Ruled out", vec![text(titles.join(", ")), text(".")]));
+    }
+    blocks
+}
+
+fn unseen(diagnosis: &Diagnosis) -> Vec<ReportBlock> {
+    let all = &diagnosis.not_seen;
+    let mut blocks = vec![listed(
+        "not_seen",
+        vec![
+            ("id", all.iter().map(|it| text(it.id)).collect()),
+            ("why", all.iter().map(|it| text(it.why.clone())).collect()),
+            ("command", all.iter().map(|it| text(it.command.clone())).collect()),
+        ],
+    )];
+    for (at, it) in all.iter().enumerate() {
+        let title = if at == 0 { "Could not be seen" } else { "" };
+        let command =
+            if it.command.is_empty() { String::new() } else { format!(" `{}`", it.command) };
+        blocks.push(text_block(title, vec![text(format!("{}: {}.{command}", it.title, it.why))]));
+    }
+    blocks
+}
+
+fn cost(cost: &DiagnosisCost) -> NamedFacts {
+    let facts = vec![
+        fact("cpu_ms", "CPU ms", CellValue::Count(cost.cpu_ns / 1_000_000), "").for_programs(),
+        fact("longest_pause_us", "pause us", CellValue::Count(cost.longest_pause_ns / 1000), "")
+            .for_programs(),
+        fact("wall_ms", "ms", CellValue::Count(cost.wall_ns / 1_000_000), "").for_programs(),
+        fact("cpu", "CPU time", CellValue::Nanos(cost.cpu_ns), "").for_people(),
+        fact("pause", "longest pause of the target", CellValue::Nanos(cost.longest_pause_ns), "")
+            .for_people(),
+        fact("took", "duration", CellValue::Nanos(cost.wall_ns), "").for_people(),
+    ];
+    NamedFacts {
+        key: "cost".into(),
+        title: "Cost".into(),
+        audience: Audience::Everyone,
+        shape: FactsShape::Line,
+        facts,
+    }
+}

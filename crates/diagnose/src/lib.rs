@@ -1,0 +1,51 @@
+//! Evidence for the diagnosis of a process: applies instruments in order of their cost to the
+//! process, each only if the results of cheaper ones make it worth its cost, and within a budget of
+//! CPU time and pauses. Draws no conclusions.
+//!
+//! ```text
+//!  begin    snapshot with a heap sample, machine, cgroup, other processes
+//!  watch    counters four times a second; recordings that their rates make worthwhile
+//!  end      stacks, huge pages, second snapshot, heap scan
+//! ```
+#![forbid(unsafe_code)]
+
+mod budget;
+mod recordings;
+mod steps;
+
+use std::time::{Duration, Instant};
+
+use pagewise_model::evidence::{Evidence, Instrument};
+use pagewise_model::heap_scan::HeapScan;
+use pagewise_model::{Pid, Reading, Snapshot};
+use pagewise_proc::{ProcError, ProcRoot};
+
+pub use budget::Budget;
+
+/// Parameters of a diagnosis.
+#[expect(missing_debug_implementations, reason = "it holds functions")]
+pub struct DiagnosisRequest<'a> {
+    /// Duration of the observation.
+    pub duration: Duration,
+    /// Bounds of the cost.
+    pub budget: Budget,
+    /// Scans the heap with the reachability of its blocks. The process is stopped for at most the
+    /// duration.
+    pub scan: &'a dyn Fn(&Snapshot, Duration) -> Reading<HeapScan>,
+    /// Called when an instrument begins.
+    pub progress: &'a dyn Fn(Instrument),
+    /// True if the diagnosis is to end now.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+/// Collects evidence about a process.
+///
+/// # Errors
+/// As [`pagewise_proc::capture::capture`]: nothing of the process can be read.
+pub fn collect(
+    root: &ProcRoot,
+    pid: Pid,
+    request: &DiagnosisRequest<'_>,
+) -> Result<Evidence, ProcError> {
+    steps::Diagnosis::begin(root, pid, request, Instant::now())?.finish()
+}

@@ -1,0 +1,112 @@
+//! Recordings of a running process: page faults, TLB shootdowns, memory system calls. Several run
+//! at the same time, and each ends by itself.
+
+use std::time::{Duration, Instant};
+
+use pagewise_model::bounds::MemoryLimit;
+use pagewise_model::evidence::Gathered;
+use pagewise_model::faults::FaultRecording;
+use pagewise_model::shootdowns::ShootdownRecording;
+use pagewise_model::{Absent, Pid};
+use pagewise_trace::faults::{FaultRecorder, FaultsContext, FaultsRequest};
+use pagewise_trace::shootdowns::{CallTimers, FlushRecorder};
+use pagewise_trace::{Callers, TraceError, TraceTarget};
+
+/// Memory of each recording.
+const MEMORY: u64 = 64 << 20;
+/// Stack bytes that are copied with each event.
+const STACK: u16 = 2048;
+
+fn limit() -> MemoryLimit {
+    MemoryLimit::new(pagewise_model::Bytes(MEMORY)).unwrap_or_default()
+}
+
+fn absent(error: &TraceError) -> Absent {
+    match error {
+        TraceError::NotPermitted { .. } | TraceError::NotWatched { .. } => {
+            Absent::NotPermitted("CAP_PERFMON and read access to tracefs".into())
+        }
+        TraceError::Gone { .. } => Absent::Vanished,
+        error => Absent::NotSupported(error.to_string().into()),
+    }
+}
+
+/// A recording of page faults.
+#[derive(Debug)]
+pub(crate) struct FaultsRunning {
+    recorder: FaultRecorder,
+    until: Instant,
+    pid: Pid,
+}
+
+impl FaultsRunning {
+    /// Begins to record one fault in `every`.
+    pub(crate) fn begin(pid: Pid, every: u64, until: Instant) -> Result<FaultsRunning, Absent> {
+        let request = FaultsRequest {
+            target: TraceTarget::Process(pid.0),
+            every,
+            latency: false,
+            stack: STACK,
+            mremap: false,
+            limit: limit(),
+        };
+        let opened = FaultRecorder::open(request).and_then(|mut recorder| {
+            recorder.start()?;
+            Ok(recorder)
+        });
+        let recorder = opened.map_err(|error| absent(&error))?;
+        Ok(FaultsRunning { recorder, until, pid })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    pub(crate) fn step(&mut self) {
+        self.recorder.step(Duration::ZERO);
+    }
+
+    pub(crate) fn finish(self) -> Gathered<Box<FaultRecording>> {
+        let usage = Err(Absent::NotCollected("only of a command that is run".into()));
+        let (pid, command) = (self.pid, Vec::new());
+        let context = FaultsContext { pid, command, ending: None, usage };
+        Gathered::Value(Box::new(self.recorder.finish(context)))
+    }
+}
+
+/// A recording of TLB shootdowns.
+#[derive(Debug)]
+pub(crate) struct ShootdownsRunning {
+    recorder: FlushRecorder,
+    until: Instant,
+}
+
+impl ShootdownsRunning {
+    /// Begins to record.
+    pub(crate) fn begin(pid: Pid, until: Instant) -> Result<ShootdownsRunning, Absent> {
+        let target = TraceTarget::Process(pid.0);
+        let opened =
+            FlushRecorder::open(target, Callers::Tables(STACK), CallTimers::none(), limit())
+                .and_then(|mut recorder| {
+                    recorder.enable()?;
+                    Ok(recorder)
+                });
+        let recorder = opened.map_err(|error| absent(&error))?;
+        Ok(ShootdownsRunning { recorder, until })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    pub(crate) fn step(&mut self) {
+        self.recorder.turn(Duration::ZERO);
+    }
+
+    pub(crate) fn finish(self) -> Gathered<Box<ShootdownRecording>> {
+        match self.recorder.finish(Vec::new(), None) {
+            Ok(recording) => Gathered::Value(Box::new(recording)),
+            Err(error) => Gathered::Missing(absent(&error)),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The order of the instruments, and the results that make each worth its cost.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_model::evidence::{
+    ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
+};
+use pagewise_model::thp::{HugePageLook, HugePages};
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::others::ProcessSizes;
+use pagewise_proc::pages::Pace;
+use pagewise_proc::{ProcError, ProcRoot, activity, huge, machine_activity};
+use pagewise_scan::sample;
+
+use crate::DiagnosisRequest;
+use crate::budget::CostMeter;
+use crate::recordings::{FaultsRunning, ShootdownsRunning};
+
+/// Interval of the readings of the counters.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Interval at which the ring buffers of recordings are read.
+const TURN: Duration = Duration::from_millis(20);
+/// Observation before the decision on recordings.
+const TRIAGE: Duration = Duration::from_millis(1000);
+/// Longest recording of page faults, and of shootdowns.
+const MAX_RECORDING: Duration = Duration::from_secs(4);
+/// Rates per second from which on a recording is worth its cost.
+const MANY_FAULTS: f64 = 50.0;
+const MANY_SHOOTDOWNS: f64 = 300.0;
+/// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
+const FAULT_COST_NS: f64 = 2000.0;
+const RECORDING_SHARE: f64 = 0.005;
+/// Fewer huge pages than this cannot waste much.
+const MUCH_HUGE: Bytes = Bytes::mib(8);
+/// Base pages of huge pages that are read.
+const HUGE_SAMPLE: u64 = 4096;
+
+/// A diagnosis in progress.
+pub(crate) struct Diagnosis<'a> {
+    root: &'a ProcRoot,
+    pid: Pid,
+    request: &'a DiagnosisRequest<'a>,
+    began: Instant,
+    meter: CostMeter,
+    page_size: PageSize,
+    first: Snapshot,
+    machine: MachinePoint,
+    sizes: ProcessSizes,
+    points: Vec<ActivityPoint>,
+    faults: Gathered<()>,
+    faults_running: Option<FaultsRunning>,
+    shootdowns: Gathered<()>,
+    shootdowns_running: Option<ShootdownsRunning>,
+    interrupted: bool,
+}
+
+impl<'a> Diagnosis<'a> {
+    /// The instruments that see the process at one time.
+    pub(crate) fn begin(
+        root: &'a ProcRoot,
+        pid: Pid,
+        request: &'a DiagnosisRequest<'a>,
+        began: Instant,
+    ) -> Result<Diagnosis<'a>, ProcError> {
+        let mut meter = CostMeter::new(request.budget);
+        (request.progress)(Instrument::Snapshot);
+        let first = meter.measure(Instrument::Snapshot, || snapshot(root, pid))?;
+        let page_size = first.provenance.page_size;
+        let at = |began: Instant| nanoseconds(began.elapsed());
+        Ok(Diagnosis {
+            root,
+            pid,
+            request,
+            began,
+            meter,
+            page_size,
+            first,
+            machine: machine_activity::point(root, at(began)),
+            sizes: ProcessSizes::read(root, page_size),
+            points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
+            faults: Gathered::NotNeeded,
+            faults_running: None,
+            shootdowns: Gathered::NotNeeded,
+            shootdowns_running: None,
+            interrupted: false,
+        })
+    }
+
+    /// Watches the process, applies the last instruments, and returns the evidence.
+    pub(crate) fn finish(mut self) -> Result<Evidence, ProcError> {
+        (self.request.progress)(Instrument::Activity);
+        self.watch();
+        let faults = self
+            .faults_running
+            .take()
+            .map_or_else(|| gathered_nothing(&self.faults), FaultsRunning::finish);
+        let shootdowns = self
+            .shootdowns_running
+            .take()
+            .map_or_else(|| gathered_nothing(&self.shootdowns), ShootdownsRunning::finish);
+        let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
+        let huge_pages = self.huge_pages();
+        let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
+        (self.request.progress)(Instrument::Snapshot);
+        let (root, pid) = (self.root, self.pid);
+        let last = self.meter.measure(Instrument::Snapshot, || snapshot(root, pid));
+        let last = match last {
+            Ok(last) => Gathered::Value(Box::new(last)),
+            Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
+            Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
+        };
+        let runs = self.meter.runs();
+        let pauses = runs.iter().map(|run| run.pause_ns);
+        let cost = DiagnosisCost {
+            cpu_ns: nanoseconds(self.meter.spent()),
+            longest_pause_ns: pauses.max().unwrap_or(0),
+            wall_ns: nanoseconds(self.began.elapsed()),
+            cpu_budget_ns: nanoseconds(self.request.budget.cpu),
+            pause_budget_ns: nanoseconds(self.request.budget.pause),
+            interrupted: self.interrupted,
+            runs: runs.to_vec(),
+        };
+        Ok(Evidence {
+            pagewise_evidence: EVIDENCE_VERSION,
+            first: self.first,
+            last,
+            activity: self.points,
+            machine: [self.machine, machine],
+            others,
+            cgroup: Err(Absent::NotCollected("not read".into())),
+            stacks: Gathered::NotNeeded,
+            huge_pages,
+            scan: Gathered::NotNeeded,
+            faults,
+            shootdowns,
+            calls: Gathered::NotNeeded,
+            cost,
+        })
+    }
+
+    /// Reads the counters until the observation is over, and runs the recordings.
+    fn watch(&mut self) {
+        let end = self.began + self.request.duration;
+        let (mut next, mut decided) = (Instant::now() + INTERVAL, false);
+        loop {
+            self.interrupted = (self.request.is_interrupted)();
+            let now = Instant::now();
+            if self.interrupted || now >= end {
+                return;
+            }
+            if now >= next {
+                next += INTERVAL;
+                let at = nanoseconds(self.began.elapsed());
+                match activity::point(self.root, self.pid, self.page_size, at) {
+                    Ok(point) => self.points.push(point),
+                    // The process has ended.
+                    Err(_) => return,
+                }
+            }
+            if !decided && self.began.elapsed() >= TRIAGE.min(self.request.duration / 4) {
+                decided = true;
+                self.begin_recordings(end);
+            }
+            self.step_recordings();
+            sleep(TURN.min(next.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Begins the recordings that the counters make worth their cost.
+    fn begin_recordings(&mut self, end: Instant) {
+        let until = end.min(Instant::now() + MAX_RECORDING);
+        let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else { return };
+        let seconds = Duration::from_nanos(last.at_ns.saturating_sub(first.at_ns)).as_secs_f64();
+        let rate = |count: u64| if seconds > 0.0 { to_float(count) / seconds } else { 0.0 };
+        let minor = last.minor_faults.saturating_sub(first.minor_faults);
+        let major = last.major_faults.saturating_sub(first.major_faults);
+        let faults = rate(minor + major);
+        if faults >= MANY_FAULTS || major > 0 {
+            (self.request.progress)(Instrument::Faults);
+            let every = (faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
+            match FaultsRunning::begin(self.pid, to_count(every), until) {
+                Ok(running) => self.faults_running = Some(running),
+                Err(why) => self.faults = Gathered::Missing(why),
+            }
+        }
+        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
+        let flushed = self.machine.shootdowns.zip(now.shootdowns);
+        let flushes = flushed.map(|(before, after)| rate(after.saturating_sub(before)));
+        if last.threads > 1 && flushes.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
+            (self.request.progress)(Instrument::Shootdowns);
+            match ShootdownsRunning::begin(self.pid, until) {
+                Ok(running) => self.shootdowns_running = Some(running),
+                Err(why) => self.shootdowns = Gathered::Missing(why),
+            }
+        }
+    }
+
+    fn step_recordings(&mut self) {
+        if let Some(running) = &mut self.faults_running
+            && !running.is_over()
+        {
+            running.step();
+        }
+        if let Some(running) = &mut self.shootdowns_running
+            && !running.is_over()
+        {
+            running.step();
+        }
+    }
+
+    /// A sample of the contents of huge pages, if there are many.
+    fn huge_pages(&mut self) -> Gathered<HugePages> {
+        let Ok(mappings) = &self.first.mappings else { return Gathered::NotNeeded };
+        let huge: Bytes = mappings.iter().filter_map(|it| it.anon_huge().ok()).sum();
+        if huge < MUCH_HUGE {
+            return Gathered::NotNeeded;
+        }
+        (self.request.progress)(Instrument::HugePages);
+        let look = HugePageLook::Sample(HUGE_SAMPLE);
+        let (root, pid, page_size) = (self.root, self.pid, self.page_size);
+        self.meter.measure(Instrument::HugePages, || {
+            let read = huge::scan(root, pid, mappings, page_size, look, &Pace::POLITE);
+            let read: Reading<HugePages> = match read {
+                Ok(read) => read,
+                Err(error) => Err(Absent::NotSupported(error.to_string().into())),
+            };
+            let pause = read.as_ref().map_or(0, |read| read.longest_hold_ns);
+            (Gathered::from(read), Duration::from_nanos(pause))
+        })
+    }
+}
+
+/// The same reason without a value.
+fn gathered_nothing<T>(of: &Gathered<()>) -> Gathered<T> {
+    match of {
+        Gathered::Missing(why) => Gathered::Missing(why.clone()),
+        Gathered::NotNeeded | Gathered::Value(()) => Gathered::NotNeeded,
+    }
+}
+
+/// A snapshot with a sample of the heap, and its longest pause.
+fn snapshot(root: &ProcRoot, pid: Pid) -> (Result<Snapshot, ProcError>, Duration) {
+    let request = CaptureRequest { wish: Wish::Auto, ..CaptureRequest::default() };
+    let mut snapshot = match capture(root, pid, &request) {
+        Ok(snapshot) => snapshot,
+        Err(error) => return (Err(error), Duration::ZERO),
+    };
+    sample::add(root, &mut snapshot);
+    let pause = snapshot.provenance.longest_hold_ns.as_ref().copied().unwrap_or(0);
+    (Ok(snapshot), Duration::from_nanos(pause))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates need few digits")]
+fn to_float(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at least 1")]
+fn to_count(number: f64) -> u64 {
+    number as u64
+}

@@ -1,0 +1,378 @@
+//! Evidence for a diagnosis: the results of all instruments that were applied to one process.
+
+use serde::{Deserialize, Serialize};
+
+use crate::faults::FaultRecording;
+use crate::fragmentation::BootCounter;
+use crate::heap_scan::HeapScan;
+use crate::mapping::AddrRange;
+use crate::reading::plain;
+use crate::settings::Pressure;
+use crate::shootdowns::ShootdownRecording;
+use crate::thp::HugePages;
+use crate::traced::Frame;
+use crate::{Absent, Bytes, Name, Pid, Reading, Snapshot};
+
+/// The version of the saved form. Raised when an older reader would misread a newer file.
+pub const EVIDENCE_VERSION: u32 = 1;
+
+/// Everything that a diagnosis knows about a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// [`EVIDENCE_VERSION`] of the writer.
+    pub pagewise_evidence: u32,
+    /// The process at the beginning.
+    pub first: Snapshot,
+    /// The process at the end.
+    pub last: Gathered<Box<Snapshot>>,
+    /// Counters of the process over the time between, in order of time.
+    pub activity: Vec<ActivityPoint>,
+    /// The machine at the beginning and at the end.
+    pub machine: [MachinePoint; 2],
+    /// The other processes that have the most memory, largest first.
+    pub others: Vec<OtherProcess>,
+    /// The memory cgroup.
+    #[serde(with = "plain")]
+    pub cgroup: Reading<CgroupActivity>,
+    /// Stacks with pages that no thread uses.
+    pub stacks: Gathered<Vec<StackUse>>,
+    /// Zero-filled pages of huge pages.
+    pub huge_pages: Gathered<HugePages>,
+    /// The heap, with the reachability of its blocks.
+    pub scan: Gathered<Box<HeapScan>>,
+    /// Page faults by call stack.
+    pub faults: Gathered<Box<FaultRecording>>,
+    /// TLB shootdowns by cause.
+    pub shootdowns: Gathered<Box<ShootdownRecording>>,
+    /// Memory system calls and forks by call stack.
+    pub calls: Gathered<CallProfile>,
+    /// Cost of the diagnosis.
+    pub cost: DiagnosisCost,
+}
+
+/// Result of an instrument.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gathered<T> {
+    /// The instrument ran.
+    Value(T),
+    /// Cheaper instruments made it unnecessary.
+    NotNeeded,
+    /// The instrument could not run, or would have exceeded the budget.
+    Missing(Absent),
+}
+
+impl<T> Gathered<T> {
+    /// The value, if the instrument ran.
+    pub const fn value(&self) -> Option<&T> {
+        match self {
+            Gathered::Value(value) => Some(value),
+            Gathered::NotNeeded | Gathered::Missing(_) => None,
+        }
+    }
+
+    /// The reason why the instrument could not run.
+    pub const fn missing(&self) -> Option<&Absent> {
+        match self {
+            Gathered::Missing(why) => Some(why),
+            Gathered::Value(_) | Gathered::NotNeeded => None,
+        }
+    }
+}
+
+impl<T> From<Reading<T>> for Gathered<T> {
+    fn from(reading: Reading<T>) -> Gathered<T> {
+        match reading {
+            Ok(value) => Gathered::Value(value),
+            Err(absent) => Gathered::Missing(absent),
+        }
+    }
+}
+
+/// Instruments of a diagnosis, in order of their cost to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Instrument {
+    /// Mappings, pages and limits at one time.
+    Snapshot,
+    /// Counters of the process, its cgroup and the machine over time.
+    Activity,
+    /// Unused pages of stacks.
+    Stacks,
+    /// A sample of the contents of huge pages.
+    HugePages,
+    /// Page faults.
+    Faults,
+    /// TLB shootdowns.
+    Shootdowns,
+    /// Memory system calls and forks.
+    Calls,
+    /// Blocks of the heap and their reachability.
+    HeapScan,
+}
+
+impl Instrument {
+    /// All, in order of their cost.
+    pub const ALL: [Instrument; 8] = [
+        Instrument::Snapshot,
+        Instrument::Activity,
+        Instrument::Stacks,
+        Instrument::HugePages,
+        Instrument::Faults,
+        Instrument::Shootdowns,
+        Instrument::Calls,
+        Instrument::HeapScan,
+    ];
+
+    /// The name in JSON.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Instrument::Snapshot => "snapshot",
+            Instrument::Activity => "activity",
+            Instrument::Stacks => "stacks",
+            Instrument::HugePages => "huge-pages",
+            Instrument::Faults => "faults",
+            Instrument::Shootdowns => "shootdowns",
+            Instrument::Calls => "memory-calls",
+            Instrument::HeapScan => "heap-scan",
+        }
+    }
+
+    /// The name in reports.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Instrument::Snapshot => "snapshot",
+            Instrument::Activity => "counters over time",
+            Instrument::Stacks => "stacks",
+            Instrument::HugePages => "contents of huge pages",
+            Instrument::Faults => "page faults",
+            Instrument::Shootdowns => "TLB shootdowns",
+            Instrument::Calls => "memory system calls",
+            Instrument::HeapScan => "heap scan",
+        }
+    }
+
+    /// Cost to the target, in words.
+    pub const fn cost(self) -> &'static str {
+        match self {
+            Instrument::Snapshot => "reads page tables in pieces: pauses below 0.2 ms",
+            Instrument::Activity => "reads counters 4 times a second: no pause",
+            Instrument::Stacks => "reads unused stack pages: no pause",
+            Instrument::HugePages => "reads a sample of huge pages: no pause",
+            Instrument::Faults => "about 1 µs for each recorded fault",
+            Instrument::Shootdowns => "about 1 µs for each flush",
+            Instrument::Calls => "about 0.1 µs for each system call of the machine",
+            Instrument::HeapScan => "reads the heap: no pause, or one pause within the budget",
+        }
+    }
+
+    /// The command that applies this instrument alone, without the target.
+    pub const fn command(self) -> &'static str {
+        match self {
+            Instrument::Snapshot => "pagewise explain",
+            Instrument::Activity => "pagewise diff --every 2s --for 1m",
+            Instrument::Stacks => "pagewise trim --stacks",
+            Instrument::HugePages => "pagewise thp",
+            Instrument::Faults => "pagewise faults --for 10s",
+            Instrument::Shootdowns => "pagewise shootdowns --for 10s",
+            Instrument::Calls => "pagewise syscalls --for 5s",
+            Instrument::HeapScan => "pagewise heap scan --leaks --retained",
+        }
+    }
+}
+
+/// Counters of a process at one time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActivityPoint {
+    /// Nanoseconds since the beginning of the diagnosis.
+    pub at_ns: u64,
+    /// `VmSize`.
+    pub mapped: Bytes,
+    /// `VmRSS`.
+    pub resident: Bytes,
+    /// `RssAnon`.
+    #[serde(with = "plain")]
+    pub anonymous: Reading<Bytes>,
+    /// `RssFile`.
+    #[serde(with = "plain")]
+    pub file: Reading<Bytes>,
+    /// `RssShmem`.
+    #[serde(with = "plain")]
+    pub shmem: Reading<Bytes>,
+    /// `VmSwap`.
+    #[serde(with = "plain")]
+    pub swap: Reading<Bytes>,
+    /// `VmHWM`: the highest RES so far.
+    #[serde(with = "plain")]
+    pub peak: Reading<Bytes>,
+    /// Minor page faults since the process began.
+    pub minor_faults: u64,
+    /// Major page faults since the process began.
+    pub major_faults: u64,
+    /// CPU time in user mode since the process began, in nanoseconds.
+    pub user_ns: u64,
+    /// CPU time in the kernel since the process began, in nanoseconds.
+    pub system_ns: u64,
+    /// Number of threads.
+    pub threads: u64,
+}
+
+/// Counters of the machine at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachinePoint {
+    /// Nanoseconds since the beginning of the diagnosis.
+    pub at_ns: u64,
+    /// `vmstat`.
+    pub vmstat: Vec<BootCounter>,
+    /// `meminfo`: names and values in bytes (without a unit: counts).
+    pub meminfo: Vec<BootCounter>,
+    /// Files of `/sys/kernel/mm/ksm`: names and values.
+    pub ksm: Vec<BootCounter>,
+    /// TLB shootdowns received since boot, over all CPUs; `None` if the kernel does not count them.
+    pub shootdowns: Option<u64>,
+    /// Processes and threads created since boot (`processes` of `/proc/stat`).
+    pub forks: Option<u64>,
+    /// Pressure of the machine's memory.
+    pub pressure: Option<Pressure>,
+    /// Number of memory cgroups that were removed and still hold memory, if the kernel counts them.
+    pub dying_cgroups: Option<u64>,
+}
+
+/// The value of a counter in a list.
+pub fn counter(list: &[BootCounter], name: &str) -> Option<u64> {
+    list.iter().find(|counter| counter.name.as_bytes() == name.as_bytes()).map(|it| it.count)
+}
+
+/// Another process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OtherProcess {
+    /// Its ID.
+    pub pid: Pid,
+    /// `comm`.
+    pub name: Name,
+    /// RES at the end.
+    pub resident: Bytes,
+    /// RES at the end minus RES at the beginning, in bytes.
+    pub growth: i64,
+    /// Major page faults between.
+    pub major_faults: u64,
+    /// True if it is in the same memory cgroup.
+    pub same_cgroup: bool,
+}
+
+/// A memory cgroup over the time of a diagnosis.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupActivity {
+    /// Path of the cgroup of the process.
+    pub path: Name,
+    /// Path of the cgroup that has the lowest limit, from the process's one up; the process's own
+    /// without a limit.
+    pub limited: Name,
+    /// 1 or 2.
+    pub version: u8,
+    /// The limit; `None` is unlimited.
+    pub limit: Option<Bytes>,
+    /// The limit of memory and swap together (v1), or of swap (v2); `None` is unlimited or unknown.
+    pub swap_limit: Option<Bytes>,
+    /// The beginning and the end.
+    pub points: [CgroupPoint; 2],
+}
+
+/// Counters of a memory cgroup at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupPoint {
+    /// Charged bytes.
+    pub usage: Option<Bytes>,
+    /// The highest number of charged bytes so far.
+    pub peak: Option<Bytes>,
+    /// How often the limit was hit (`failcnt` of v1, `max` of `memory.events`).
+    pub limit_hits: Option<u64>,
+    /// OOM kills in the cgroup.
+    pub oom_kills: Option<u64>,
+    /// `memory.stat`, children included.
+    pub stat: Vec<BootCounter>,
+    /// Pressure (v2 only).
+    pub pressure: Option<Pressure>,
+}
+
+/// The stack of a thread, and its resident pages below the stack pointer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackUse {
+    /// The thread.
+    pub tid: Pid,
+    /// Its name.
+    pub name: Name,
+    /// The mapping that contains the stack.
+    pub range: AddrRange,
+    /// Resident memory of the stack.
+    pub resident: Bytes,
+    /// Resident memory below the stack pointer, which no function uses.
+    pub unused: Bytes,
+    /// Functions to which return addresses in the unused part lead, with their number, most
+    /// first.
+    pub functions: Vec<(Frame, u64)>,
+}
+
+/// Memory system calls, and forks, by call stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallProfile {
+    /// Duration of the recording in nanoseconds.
+    pub took_ns: u64,
+    /// Number of lost events: the counts are then too low.
+    pub lost: u64,
+    /// The frames of all call stacks.
+    pub frames: Vec<Frame>,
+    /// Call stacks: indices of frames, innermost first.
+    pub stacks: Vec<Vec<u32>>,
+    /// Calls that are alike.
+    pub rows: Vec<CallProfileRow>,
+    /// Number of children of the process that called `execve`.
+    pub execs: u64,
+}
+
+/// Calls of one kind from one call stack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallProfileRow {
+    /// The system call: `mmap`, `madvise`, `fork` for all calls that create a process.
+    pub call: String,
+    /// For `madvise` and `mmap` the number of the advice or the flags; 0 otherwise.
+    pub detail: u64,
+    /// Index of the call stack.
+    pub stack: u32,
+    /// Number of calls.
+    pub count: u64,
+    /// Sum of the length arguments in bytes.
+    pub bytes: u64,
+}
+
+/// Cost of a diagnosis.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiagnosisCost {
+    /// CPU time of pagewise in nanoseconds.
+    pub cpu_ns: u64,
+    /// The longest pause of the target, or of a thread of it, in nanoseconds.
+    pub longest_pause_ns: u64,
+    /// Duration in nanoseconds.
+    pub wall_ns: u64,
+    /// CPU time that the budget permits in nanoseconds.
+    pub cpu_budget_ns: u64,
+    /// Pause that the budget permits in nanoseconds.
+    pub pause_budget_ns: u64,
+    /// True if the user ended the diagnosis early.
+    pub interrupted: bool,
+    /// The instruments that ran.
+    pub runs: Vec<InstrumentRun>,
+}
+
+/// One use of an instrument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstrumentRun {
+    /// The instrument.
+    pub instrument: Instrument,
+    /// Duration in nanoseconds.
+    pub took_ns: u64,
+    /// CPU time of pagewise in nanoseconds.
+    pub cpu_ns: u64,
+    /// The longest pause of the target in nanoseconds.
+    pub pause_ns: u64,
+}
