@@ -17,7 +17,7 @@ use pagewise_scan::sample;
 
 use crate::DiagnosisRequest;
 use crate::budget::CostMeter;
-use crate::recordings::{FaultsRunning, ShootdownsRunning};
+use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -30,6 +30,9 @@ const MAX_RECORDING: Duration = Duration::from_secs(4);
 /// Rates per second from which on a recording is worth its cost.
 const MANY_FAULTS: f64 = 50.0;
 const MANY_SHOOTDOWNS: f64 = 300.0;
+/// Share of a CPU that the process spends in the kernel from which on its system calls are worth a
+/// recording.
+const MUCH_SYSTEM_TIME: f64 = 0.02;
 /// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
 const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
@@ -37,6 +40,17 @@ const RECORDING_SHARE: f64 = 0.005;
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
 const HUGE_SAMPLE: u64 = 4096;
+
+/// Rates per second by which recordings are chosen.
+struct TriageRates {
+    faults: f64,
+    has_major_faults: bool,
+    /// CPU time in the kernel, as a share of one CPU.
+    system_share: f64,
+    /// TLB shootdowns of the machine; `None` if the kernel does not count them.
+    shootdowns: Option<f64>,
+    has_threads: bool,
+}
 
 /// A diagnosis in progress.
 pub(crate) struct Diagnosis<'a> {
@@ -54,6 +68,8 @@ pub(crate) struct Diagnosis<'a> {
     faults_running: Option<FaultsRunning>,
     shootdowns: Gathered<()>,
     shootdowns_running: Option<ShootdownsRunning>,
+    calls: Gathered<()>,
+    calls_running: Option<CallsRunning>,
     interrupted: bool,
 }
 
@@ -85,6 +101,8 @@ impl<'a> Diagnosis<'a> {
             faults_running: None,
             shootdowns: Gathered::NotNeeded,
             shootdowns_running: None,
+            calls: Gathered::NotNeeded,
+            calls_running: None,
             interrupted: false,
         })
     }
@@ -101,6 +119,10 @@ impl<'a> Diagnosis<'a> {
             .shootdowns_running
             .take()
             .map_or_else(|| gathered_nothing(&self.shootdowns), ShootdownsRunning::finish);
+        let calls = match self.calls_running.take() {
+            Some(running) => running.finish(),
+            None => gathered_nothing(&self.calls),
+        };
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
@@ -136,7 +158,7 @@ impl<'a> Diagnosis<'a> {
             scan: Gathered::NotNeeded,
             faults,
             shootdowns,
-            calls: Gathered::NotNeeded,
+            calls,
             cost,
         })
     }
@@ -169,27 +191,40 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
+    /// Rates of the process since the first reading; `None` if it was read only once.
+    fn rates(&self) -> Option<TriageRates> {
+        let (first, last) = (self.points.first()?, self.points.last()?);
+        let span = Duration::from_nanos(last.at_ns.checked_sub(first.at_ns)?);
+        let seconds = span.as_secs_f64();
+        let rate = |count: u64| to_float(count) / seconds;
+        let major = last.major_faults.saturating_sub(first.major_faults);
+        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
+        let flushed = self.machine.shootdowns.zip(now.shootdowns);
+        (seconds > 0.0).then(|| TriageRates {
+            faults: rate(last.minor_faults.saturating_sub(first.minor_faults) + major),
+            has_major_faults: major > 0,
+            system_share: rate(last.system_ns.saturating_sub(first.system_ns)) / 1e9,
+            shootdowns: flushed.map(|(before, after)| rate(after.saturating_sub(before))),
+            has_threads: last.threads > 1,
+        })
+    }
+
     /// Begins the recordings that the counters make worth their cost.
     fn begin_recordings(&mut self, end: Instant) {
         let until = end.min(Instant::now() + MAX_RECORDING);
-        let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else { return };
-        let seconds = Duration::from_nanos(last.at_ns.saturating_sub(first.at_ns)).as_secs_f64();
-        let rate = |count: u64| if seconds > 0.0 { to_float(count) / seconds } else { 0.0 };
-        let minor = last.minor_faults.saturating_sub(first.minor_faults);
-        let major = last.major_faults.saturating_sub(first.major_faults);
-        let faults = rate(minor + major);
-        if faults >= MANY_FAULTS || major > 0 {
+        let Some(rates) = self.rates() else { return };
+        if rates.faults >= MANY_FAULTS || rates.has_major_faults {
             (self.request.progress)(Instrument::Faults);
-            let every = (faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
+            let every = (rates.faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
             match FaultsRunning::begin(self.pid, to_count(every), until) {
                 Ok(running) => self.faults_running = Some(running),
                 Err(why) => self.faults = Gathered::Missing(why),
             }
         }
-        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
-        let flushed = self.machine.shootdowns.zip(now.shootdowns);
-        let flushes = flushed.map(|(before, after)| rate(after.saturating_sub(before)));
-        if last.threads > 1 && flushes.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
+        if rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME {
+            self.begin_calls(end);
+        }
+        if rates.has_threads && rates.shootdowns.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
             (self.request.progress)(Instrument::Shootdowns);
             match ShootdownsRunning::begin(self.pid, until) {
                 Ok(running) => self.shootdowns_running = Some(running),
@@ -198,7 +233,21 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
+    /// Begins to record memory system calls.
+    fn begin_calls(&mut self, end: Instant) {
+        (self.request.progress)(Instrument::Calls);
+        match CallsRunning::begin(self.pid, end) {
+            Ok(running) => self.calls_running = Some(running),
+            Err(why) => self.calls = Gathered::Missing(why),
+        }
+    }
+
     fn step_recordings(&mut self) {
+        if let Some(running) = &mut self.calls_running
+            && !running.is_over()
+        {
+            running.step();
+        }
         if let Some(running) = &mut self.faults_running
             && !running.is_over()
         {
