@@ -10,11 +10,14 @@ mod growth;
 mod heap;
 mod huge_pages;
 mod limits;
+#[cfg(test)]
+mod made;
 mod pressure;
 mod processes;
 mod responsible;
 mod stacks;
 mod time;
+mod trend;
 
 use pagewise_model::cause::{Cause, CauseObject, Confidence, Remedy, Verdict};
 use pagewise_model::evidence::Instrument;

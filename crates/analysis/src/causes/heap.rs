@@ -33,8 +33,8 @@ pub(super) const ROWS: &[CauseRow] = &[
 ];
 
 /// A smaller amount, or a smaller part of RES, is no trouble.
-const LARGE: Bytes = Bytes::mib(16);
-const PART_OF_RES: f64 = 0.1;
+pub(super) const LARGE: Bytes = Bytes::mib(16);
+pub(super) const PART_OF_RES: f64 = 0.1;
 
 fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     let resident = evidence.resident().unwrap_or_default();
