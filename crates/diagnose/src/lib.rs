@@ -11,6 +11,7 @@
 
 mod budget;
 mod recordings;
+mod stacks;
 mod steps;
 
 use std::time::{Duration, Instant};

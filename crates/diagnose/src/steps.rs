@@ -10,6 +10,7 @@ use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcError, ProcRoot, activity, huge, machine_activity};
@@ -18,6 +19,7 @@ use pagewise_scan::sample;
 use crate::DiagnosisRequest;
 use crate::budget::CostMeter;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
+use crate::stacks;
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -63,6 +65,7 @@ pub(crate) struct Diagnosis<'a> {
     first: Snapshot,
     machine: MachinePoint,
     sizes: ProcessSizes,
+    cgroup: Reading<WatchedCgroup>,
     points: Vec<ActivityPoint>,
     faults: Gathered<()>,
     faults_running: Option<FaultsRunning>,
@@ -96,6 +99,7 @@ impl<'a> Diagnosis<'a> {
             first,
             machine: machine_activity::point(root, at(began)),
             sizes: ProcessSizes::read(root, page_size),
+            cgroup: WatchedCgroup::begin(root, pid),
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
             faults: Gathered::NotNeeded,
             faults_running: None,
@@ -125,6 +129,9 @@ impl<'a> Diagnosis<'a> {
         };
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
+        (self.request.progress)(Instrument::Stacks);
+        let (root, first) = (self.root, &self.first);
+        let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         (self.request.progress)(Instrument::Snapshot);
         let (root, pid) = (self.root, self.pid);
@@ -152,8 +159,8 @@ impl<'a> Diagnosis<'a> {
             activity: self.points,
             machine: [self.machine, machine],
             others,
-            cgroup: Err(Absent::NotCollected("not read".into())),
-            stacks: Gathered::NotNeeded,
+            cgroup: self.cgroup.map(WatchedCgroup::finish),
+            stacks,
             huge_pages,
             scan: Gathered::NotNeeded,
             faults,
