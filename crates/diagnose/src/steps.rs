@@ -13,7 +13,7 @@ use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcError, ProcRoot, activity, huge, machine_activity};
+use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
 use pagewise_scan::sample;
 
 use crate::DiagnosisRequest;
@@ -135,7 +135,13 @@ impl<'a> Diagnosis<'a> {
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         (self.request.progress)(Instrument::Snapshot);
         let (root, pid) = (self.root, self.pid);
-        let last = self.meter.measure(Instrument::Snapshot, || snapshot(root, pid));
+        let max_pause = self.request.budget.pause;
+        let last = self.meter.measure(Instrument::Snapshot, || {
+            let (mut read, pause) = snapshot(root, pid);
+            let add = |read: &mut Snapshot| huge_flags::add(root, read, max_pause);
+            let flags = read.as_mut().map_or(Duration::ZERO, add);
+            (read, pause.max(flags))
+        });
         let last = match last {
             Ok(last) => Gathered::Value(Box::new(last)),
             Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
