@@ -3,7 +3,8 @@
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, MachinePoint,
 };
-use pagewise_model::{Absent, Bytes, Snapshot};
+use pagewise_model::object::{Elf, ElfObject, OnDisk};
+use pagewise_model::{Absent, Bytes, Device, Snapshot};
 
 use super::{CauseEvidence, latest};
 use crate::causes::judge;
@@ -61,4 +62,21 @@ pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
     let all = CauseEvidence { all: evidence, now, subject: &subject, before: before.as_ref() };
     let verdicts = judge(&all);
     verdicts.into_iter().find(|(row, _)| row.id == id).expect("the table has the cause").1
+}
+
+/// The library of glibc, by which its arenas are recognized.
+pub(super) fn glibc() -> ElfObject {
+    ElfObject {
+        device: Device::default(),
+        inode: 0,
+        name: "/lib/libc.so.6".into(),
+        on_disk: Ok(OnDisk::Same),
+        elf: Ok(Elf {
+            segments: Vec::new(),
+            sections: Vec::new(),
+            relro: None,
+            is_static: true,
+            allocator: None,
+        }),
+    }
 }
