@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
 };
+use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
@@ -16,10 +17,10 @@ use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
 use pagewise_scan::sample;
 
-use crate::DiagnosisRequest;
 use crate::budget::CostMeter;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
 use crate::stacks;
+use crate::{DiagnosisRequest, scan};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -147,6 +148,10 @@ impl<'a> Diagnosis<'a> {
             Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
             Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
         };
+        let scan = match &last {
+            Gathered::Value(last) => self.scan(last),
+            Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
+        };
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -168,7 +173,7 @@ impl<'a> Diagnosis<'a> {
             cgroup: self.cgroup.map(WatchedCgroup::finish),
             stacks,
             huge_pages,
-            scan: Gathered::NotNeeded,
+            scan,
             faults,
             shootdowns,
             calls,
@@ -271,6 +276,23 @@ impl<'a> Diagnosis<'a> {
         {
             running.step();
         }
+    }
+
+    /// The heap with the reachability of its blocks, if it matters and the budget permits.
+    fn scan(&mut self, latest: &Snapshot) -> Gathered<Box<HeapScan>> {
+        let (left, pause) = (self.meter.left(), self.request.budget.pause);
+        let bounds = match scan::decide(latest, &self.points, left, pause) {
+            Ok(Some(bounds)) if !self.interrupted => bounds,
+            Ok(_) => return Gathered::NotNeeded,
+            Err(why) => return Gathered::Missing(why),
+        };
+        (self.request.progress)(Instrument::HeapScan);
+        let request = self.request;
+        self.meter.measure(Instrument::HeapScan, || {
+            let scan = (request.scan)(bounds);
+            let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
+            (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+        })
     }
 
     /// A sample of the contents of huge pages, if there are many.
