@@ -149,13 +149,12 @@ fn start(
         Err(reason) => return Ok(Err(reason)),
     };
     let form = label.remedied.as_ref().filter(|_| is_remedied);
-    let running = match form {
-        Some(RemediedForm::Argument) => Running::start(&line, &["--remedied"], None, environment)?,
-        Some(RemediedForm::Environment(variable)) => {
-            Running::start(&line, &[], Some(variable), environment)?
-        }
-        Some(RemediedForm::Command(_)) | None => Running::start(&line, &[], None, environment)?,
+    let (arguments, variable): (&[&str], _) = match form {
+        Some(RemediedForm::Argument) => (&["--remedied"], label.environment.as_ref()),
+        Some(RemediedForm::Environment(variable)) => (&[], Some(variable)),
+        Some(RemediedForm::Command(_)) | None => (&[], label.environment.as_ref()),
     };
+    let running = Running::start(&line, arguments, variable.map(String::as_str), environment)?;
     if let Some(RemediedForm::Command(command)) = form {
         run_remedy(command, running.pid)?;
     }

@@ -114,8 +114,7 @@ fn interpreted(label: &Label) -> CommandLine {
     line
 }
 
-/// Starts the class that has the name of the source file; the label's `build` are options of
-/// `java`.
+/// Starts the class that has the name of the source file.
 fn java(label: &Label, built: &Path) -> CommandLine {
     let mut line = vec!["java".to_owned(), "-cp".to_owned(), built.display().to_string()];
     line.push(label.name.clone());

@@ -135,7 +135,9 @@ pub(crate) struct Label {
     /// The figure of `figures` that the remedy lowers.
     pub(crate) improves: Option<String>,
     pub(crate) needs: Vec<Need>,
-    /// Further arguments of the compiler.
+    /// A variable of the environment of the sick form, `NAME=VALUE`.
+    pub(crate) environment: Option<String>,
+    /// Further arguments of the compiler or interpreter.
     pub(crate) build: Vec<String>,
     /// The program uses both CPUs or changes the machine, so no other runs beside it.
     pub(crate) alone: bool,
@@ -198,6 +200,7 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Label> {
         now: fields.now,
         improves: fields.improves,
         needs: fields.needs,
+        environment: fields.environment,
         build: fields.build,
         alone: fields.alone,
         lines: culprits(text),
@@ -254,6 +257,7 @@ struct LabelFields {
     form: Option<RemediedForm>,
     improves: Option<String>,
     needs: Vec<Need>,
+    environment: Option<String>,
     build: Vec<String>,
     alone: bool,
 }
@@ -274,6 +278,10 @@ impl LabelFields {
                 self.improves = Some(value.to_owned());
             }
             "needs" => self.needs.push(need(value)?),
+            "environment" => {
+                ensure!(value.contains('='), "expected NAME=VALUE");
+                self.environment = Some(value.to_owned());
+            }
             "build" => self.build = value.split_whitespace().map(str::to_owned).collect(),
             "alone" => self.alone = value == "yes",
             _ => bail!("unknown key"),
