@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::evidence::{CallProfile, Gathered};
+use pagewise_model::evidence::{AllocationProfile, CallProfile, Gathered};
 use pagewise_model::faults::FaultRecording;
 use pagewise_model::shootdowns::ShootdownRecording;
 use pagewise_model::{Absent, Pid};
+use pagewise_trace::allocation_profile::AllocationProfiler;
 use pagewise_trace::call_profile::CallProfiler;
 use pagewise_trace::faults::{FaultRecorder, FaultsContext, FaultsRequest};
 use pagewise_trace::shootdowns::{CallTimers, FlushRecorder};
@@ -141,4 +142,24 @@ impl CallsRunning {
     pub(crate) fn finish(self) -> Gathered<CallProfile> {
         Gathered::Value(self.profiler.finish())
     }
+}
+
+/// Records allocations until enough are known.
+pub(crate) fn allocations(
+    pid: Pid,
+    is_interrupted: &dyn Fn() -> bool,
+) -> Gathered<AllocationProfile> {
+    /// The longest recording, and its calls: they cost the process some 0.1 s.
+    const MAX_TIME: Duration = Duration::from_millis(1000);
+    const MAX_CALLS: u64 = 20_000;
+    const TURN: Duration = Duration::from_millis(10);
+    let began = Instant::now();
+    let mut profiler = match AllocationProfiler::begin(pid.0, STACK, limit()) {
+        Ok(profiler) => profiler,
+        Err(why) => return Gathered::Missing(why),
+    };
+    while began.elapsed() < MAX_TIME && profiler.calls() < MAX_CALLS && !is_interrupted() {
+        profiler.step(TURN);
+    }
+    Gathered::Value(profiler.finish())
 }

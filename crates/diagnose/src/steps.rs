@@ -4,7 +4,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
-    ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
+    ActivityPoint, AllocationProfile, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
+    Instrument, MachinePoint,
 };
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
@@ -20,7 +21,7 @@ use pagewise_scan::sample;
 use crate::budget::CostMeter;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
 use crate::stacks;
-use crate::{DiagnosisRequest, scan};
+use crate::{DiagnosisRequest, recordings, scan};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -39,6 +40,8 @@ const MUCH_SYSTEM_TIME: f64 = 0.02;
 /// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
 const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
+/// Unreachable bytes from which on the functions that allocate them are searched.
+const MANY_LEAKED: u64 = 512 << 10;
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
@@ -152,6 +155,7 @@ impl<'a> Diagnosis<'a> {
             Gathered::Value(last) => self.scan(last),
             Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
         };
+        let allocations = self.allocations(scan.value());
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -174,6 +178,7 @@ impl<'a> Diagnosis<'a> {
             stacks,
             huge_pages,
             scan,
+            allocations,
             faults,
             shootdowns,
             calls,
@@ -292,6 +297,19 @@ impl<'a> Diagnosis<'a> {
             let scan = (request.scan)(bounds);
             let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
             (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+        })
+    }
+
+    /// Allocations, if many blocks are unreachable: their sizes lead to the functions.
+    fn allocations(&mut self, scan: Option<&Box<HeapScan>>) -> Gathered<AllocationProfile> {
+        let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
+        if self.interrupted || leaked.is_none_or(|leaked| leaked.bytes < MANY_LEAKED) {
+            return Gathered::NotNeeded;
+        }
+        (self.request.progress)(Instrument::Allocations);
+        let (pid, request) = (self.pid, self.request);
+        self.meter.measure(Instrument::Allocations, || {
+            (recordings::allocations(pid, request.is_interrupted), Duration::ZERO)
         })
     }
 

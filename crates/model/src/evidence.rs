@@ -46,6 +46,9 @@ pub struct Evidence {
     pub shootdowns: Gathered<Box<ShootdownRecording>>,
     /// Memory system calls and forks by call stack.
     pub calls: Gathered<CallProfile>,
+    /// Allocations by call stack and size, if the heap scan found leaks.
+    #[serde(default = "Gathered::not_needed")]
+    pub allocations: Gathered<AllocationProfile>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
 }
@@ -63,6 +66,11 @@ pub enum Gathered<T> {
 }
 
 impl<T> Gathered<T> {
+    /// The instrument was not needed.
+    pub fn not_needed() -> Gathered<T> {
+        Gathered::NotNeeded
+    }
+
     /// The value, if the instrument ran.
     pub const fn value(&self) -> Option<&T> {
         match self {
@@ -109,11 +117,13 @@ pub enum Instrument {
     Calls,
     /// Blocks of the heap and their reachability.
     HeapScan,
+    /// Calls of allocation functions.
+    Allocations,
 }
 
 impl Instrument {
     /// All, in order of their cost.
-    pub const ALL: [Instrument; 8] = [
+    pub const ALL: [Instrument; 9] = [
         Instrument::Snapshot,
         Instrument::Activity,
         Instrument::Stacks,
@@ -122,6 +132,7 @@ impl Instrument {
         Instrument::Shootdowns,
         Instrument::Calls,
         Instrument::HeapScan,
+        Instrument::Allocations,
     ];
 
     /// The name in JSON.
@@ -135,6 +146,7 @@ impl Instrument {
             Instrument::Shootdowns => "shootdowns",
             Instrument::Calls => "memory-calls",
             Instrument::HeapScan => "heap-scan",
+            Instrument::Allocations => "allocations",
         }
     }
 
@@ -149,6 +161,7 @@ impl Instrument {
             Instrument::Shootdowns => "TLB shootdowns",
             Instrument::Calls => "memory system calls",
             Instrument::HeapScan => "heap scan",
+            Instrument::Allocations => "allocations",
         }
     }
 
@@ -163,6 +176,7 @@ impl Instrument {
             Instrument::Shootdowns => "about 1 µs for each flush",
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
             Instrument::HeapScan => "reads the heap: no pause, or one pause within the budget",
+            Instrument::Allocations => "some microseconds for each allocation, for at most 1 s",
         }
     }
 
@@ -177,6 +191,7 @@ impl Instrument {
             Instrument::Shootdowns => "pagewise shootdowns --for 10s",
             Instrument::Calls => "pagewise syscalls --for 5s",
             Instrument::HeapScan => "pagewise heap scan --leaks --retained",
+            Instrument::Allocations => "pagewise heap attach --for 10s",
         }
     }
 }
@@ -343,6 +358,34 @@ pub struct CallProfileRow {
     pub count: u64,
     /// Sum of the length arguments in bytes.
     pub bytes: u64,
+}
+
+/// Allocations by call stack and size.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfile {
+    /// Duration of the recording in nanoseconds.
+    pub took_ns: u64,
+    /// Number of recorded calls.
+    pub calls: u64,
+    /// Number of lost events.
+    pub lost: u64,
+    /// The frames of all call stacks.
+    pub frames: Vec<Frame>,
+    /// Call stacks: indices of frames, innermost first.
+    pub stacks: Vec<Vec<u32>>,
+    /// Calls that are alike.
+    pub rows: Vec<AllocationProfileRow>,
+}
+
+/// Allocations of one size from one call stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfileRow {
+    /// Index of the call stack.
+    pub stack: u32,
+    /// Requested size in bytes.
+    pub size: u64,
+    /// Number of calls.
+    pub count: u64,
 }
 
 /// Cost of a diagnosis.

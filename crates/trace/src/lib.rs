@@ -5,6 +5,7 @@
 //! each call stack a number, and [`Symbols`] its functions and lines.
 #![forbid(unsafe_code)]
 
+pub mod allocation_profile;
 pub mod call_profile;
 mod callers;
 mod code;

@@ -6,7 +6,7 @@
 //! each CPU that is asked                                            └ csd_function_entry ─ tlb_flush ─ csd_function_exit
 //! ```
 
-mod around;
+pub(crate) mod around;
 mod calls;
 mod fold;
 mod machine;

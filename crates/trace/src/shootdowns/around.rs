@@ -48,9 +48,9 @@ pub struct CallTimers(Option<Vec<PathBuf>>);
 /// A file with code: the kernel gets the open file, since a name of a target's can lead elsewhere
 /// in our root.
 #[derive(Debug)]
-struct TimedCode {
-    name: Name,
-    file: File,
+pub(crate) struct TimedCode {
+    pub(crate) name: Name,
+    pub(crate) file: File,
 }
 
 /// A function, as uprobes see it: the file and the places in it.
@@ -125,7 +125,7 @@ impl CallTimers {
 }
 
 /// The number of the PMU.
-fn kind() -> Reading<PerfType> {
+pub(crate) fn kind() -> Reading<PerfType> {
     const TYPE: &str = "/sys/bus/event_source/devices/uprobe/type";
     let text = fs::read_to_string(TYPE);
     let number = text.ok().and_then(|text| text.trim().parse().ok());
@@ -135,7 +135,7 @@ fn kind() -> Reading<PerfType> {
 }
 
 /// The files that a process has mapped to execute, each once.
-fn of_process(pid: u32) -> Vec<TimedCode> {
+pub(crate) fn of_process(pid: u32) -> Vec<TimedCode> {
     let root = ProcRoot::live();
     let Ok(text) = root.read(Pid(pid), "maps") else { return Vec::new() };
     let mut seen: Vec<FileId> = Vec::new();
