@@ -9,6 +9,7 @@ mod files;
 mod growth;
 mod heap;
 mod huge_pages;
+mod leak_sites;
 mod limits;
 #[cfg(test)]
 mod made;

@@ -7,11 +7,9 @@ use pagewise_model::{Absent, Backing, Bytes, Sharing, Snapshot};
 
 use crate::ScanBounds;
 
-/// Smaller memory of the program's own is no trouble.
-const SMALL: Bytes = Bytes::mib(8);
 /// From this size on, or with this growth, reachability matters.
 const LARGE: Bytes = Bytes::mib(24);
-const GROWTH: Bytes = Bytes(512 << 10);
+const GROWTH: Bytes = Bytes(256 << 10);
 /// CPU time of copy, walk, search of pointers and dominators for blocks of 1 KiB.
 const CPU_PER_GIB: Duration = Duration::from_millis(1500);
 /// Pause of a stopped process, with a reserve for the stop itself.
@@ -38,7 +36,7 @@ pub(crate) fn decide(
         [first, .., last] => Bytes(size(last).saturating_sub(size(first))),
         _ => Bytes::ZERO,
     };
-    if private < SMALL || private < LARGE && growth < GROWTH {
+    if private < LARGE && growth < GROWTH {
         return Ok(None);
     }
     let gib = private.fraction_of(Bytes::gib(1)).unwrap_or(0.0);

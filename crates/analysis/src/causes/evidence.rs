@@ -154,7 +154,7 @@ impl<'a> CauseEvidence<'a> {
 }
 
 /// The responsible function with the most events.
-fn most<'a>(
+pub(super) fn most<'a>(
     events: impl Iterator<Item = (u32, u64)>,
     stacks: &'a [Vec<u32>],
     frames: &'a [Frame],

@@ -9,6 +9,7 @@ use pagewise_model::{AddrRange, Bytes};
 
 use super::evidence::FunctionShare;
 use super::heap::{LARGE, PART_OF_RES};
+use super::leak_sites::leaking_function;
 use super::trend::{
     GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most, no_growth,
     risk_of, time_to_limit, trend,
@@ -242,17 +243,27 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             (Confidence::Possible(command.into()), other)
         }
     };
-    if let Some(function) = &function {
+    let by_size = leaked.and_then(|_| leaking_function(evidence));
+    let function = by_size.as_ref().or(function.as_ref());
+    if let Some(function) = function {
         sentence.extend([text("; "), function_name(function), text(" allocates it")]);
     }
     sentence.push(text("."));
-    let object = function.as_ref().map_or_else(|| heap_object(evidence), FunctionShare::object);
+    let object = function.map_or_else(|| heap_object(evidence), FunctionShare::object);
     let mut found = cause("leak", object, confidence, sentence);
     let taken = leaked.map_or(growth.bytes, |graph| Bytes(graph.leaked.bytes));
     found.cost = growth_cost(evidence, growth, taken);
     found.evidence = growth_facts(evidence, growth);
     found.evidence.extend(leaked.into_iter().flat_map(leak_facts));
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(match by_size {
+        Some(by_size) => vec![fact(
+            "function_share",
+            "leaked bytes of the sizes that the function allocates",
+            CellValue::Share(by_size.share()),
+            "",
+        )],
+        None => function_facts(function),
+    });
     leak_remedies(found, pid).into()
 }
 
@@ -304,9 +315,9 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     ];
     let stack = graph.leaks.first().and_then(|most| most.stack.as_ref().ok());
     let frames: Vec<_> = stack.into_iter().flatten().collect();
-    let function = super::responsible::responsible(&frames);
-    let object = function
-        .map_or_else(|| heap_object(evidence), |frame| CauseObject::Function(frame.clone()));
+    let recorded = super::responsible::responsible(&frames);
+    let function = recorded.cloned().or_else(|| Some(leaking_function(evidence)?.frame.clone()));
+    let object = function.map_or_else(|| heap_object(evidence), CauseObject::Function);
     let mut found = cause("leak", object, Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(leaked, resident);
     found.evidence = leak_facts(graph);
