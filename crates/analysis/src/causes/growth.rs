@@ -243,7 +243,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
         }
     };
     if let Some(function) = &function {
-        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+        sentence.extend([text("; "), function_name(function), text(" first touches most of it")]);
     }
     sentence.push(text("."));
     let object = function.as_ref().map_or_else(|| heap_object(evidence), FunctionShare::object);
@@ -348,7 +348,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         sentence.push(CellValue::Bytes(keeper.retained.bytes));
     }
     if let Some(function) = &function {
-        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+        sentence.extend([text("; "), function_name(function), text(" first touches most of it")]);
     }
     sentence.push(text("."));
     let object = keeper
