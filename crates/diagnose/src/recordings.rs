@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::evidence::Gathered;
+use pagewise_model::evidence::{CallProfile, Gathered};
 use pagewise_model::faults::FaultRecording;
 use pagewise_model::shootdowns::ShootdownRecording;
 use pagewise_model::{Absent, Pid};
+use pagewise_trace::call_profile::CallProfiler;
 use pagewise_trace::faults::{FaultRecorder, FaultsContext, FaultsRequest};
 use pagewise_trace::shootdowns::{CallTimers, FlushRecorder};
 use pagewise_trace::{Callers, TraceError, TraceTarget};
@@ -108,5 +109,36 @@ impl ShootdownsRunning {
             Ok(recording) => Gathered::Value(Box::new(recording)),
             Err(error) => Gathered::Missing(absent(&error)),
         }
+    }
+}
+
+/// A recording of memory system calls and forks.
+#[derive(Debug)]
+pub(crate) struct CallsRunning {
+    profiler: CallProfiler,
+    until: Instant,
+}
+
+/// The recording ends after this number of calls, which take about 0.2 s of CPU time.
+const MAX_CALLS: u64 = 100_000;
+
+impl CallsRunning {
+    /// Begins to record.
+    pub(crate) fn begin(pid: Pid, until: Instant) -> Result<CallsRunning, Absent> {
+        let profiler =
+            CallProfiler::begin(pid.0, STACK, limit()).map_err(|error| absent(&error))?;
+        Ok(CallsRunning { profiler, until })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.until || self.profiler.calls() >= MAX_CALLS
+    }
+
+    pub(crate) fn step(&mut self) {
+        self.profiler.step(Duration::ZERO);
+    }
+
+    pub(crate) fn finish(self) -> Gathered<CallProfile> {
+        Gathered::Value(self.profiler.finish())
     }
 }

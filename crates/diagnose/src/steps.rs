@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
 };
+use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcError, ProcRoot, activity, huge, machine_activity};
+use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
 use pagewise_scan::sample;
 
-use crate::DiagnosisRequest;
 use crate::budget::CostMeter;
-use crate::recordings::{FaultsRunning, ShootdownsRunning};
+use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
+use crate::stacks;
+use crate::{DiagnosisRequest, scan};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -30,6 +33,9 @@ const MAX_RECORDING: Duration = Duration::from_secs(4);
 /// Rates per second from which on a recording is worth its cost.
 const MANY_FAULTS: f64 = 50.0;
 const MANY_SHOOTDOWNS: f64 = 300.0;
+/// Share of a CPU that the process spends in the kernel from which on its system calls are worth a
+/// recording.
+const MUCH_SYSTEM_TIME: f64 = 0.02;
 /// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
 const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
@@ -37,6 +43,17 @@ const RECORDING_SHARE: f64 = 0.005;
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
 const HUGE_SAMPLE: u64 = 4096;
+
+/// Rates per second by which recordings are chosen.
+struct TriageRates {
+    faults: f64,
+    has_major_faults: bool,
+    /// CPU time in the kernel, as a share of one CPU.
+    system_share: f64,
+    /// TLB shootdowns of the machine; `None` if the kernel does not count them.
+    shootdowns: Option<f64>,
+    has_threads: bool,
+}
 
 /// A diagnosis in progress.
 pub(crate) struct Diagnosis<'a> {
@@ -49,11 +66,14 @@ pub(crate) struct Diagnosis<'a> {
     first: Snapshot,
     machine: MachinePoint,
     sizes: ProcessSizes,
+    cgroup: Reading<WatchedCgroup>,
     points: Vec<ActivityPoint>,
     faults: Gathered<()>,
     faults_running: Option<FaultsRunning>,
     shootdowns: Gathered<()>,
     shootdowns_running: Option<ShootdownsRunning>,
+    calls: Gathered<()>,
+    calls_running: Option<CallsRunning>,
     interrupted: bool,
 }
 
@@ -80,11 +100,14 @@ impl<'a> Diagnosis<'a> {
             first,
             machine: machine_activity::point(root, at(began)),
             sizes: ProcessSizes::read(root, page_size),
+            cgroup: WatchedCgroup::begin(root, pid),
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
             faults: Gathered::NotNeeded,
             faults_running: None,
             shootdowns: Gathered::NotNeeded,
             shootdowns_running: None,
+            calls: Gathered::NotNeeded,
+            calls_running: None,
             interrupted: false,
         })
     }
@@ -101,16 +124,33 @@ impl<'a> Diagnosis<'a> {
             .shootdowns_running
             .take()
             .map_or_else(|| gathered_nothing(&self.shootdowns), ShootdownsRunning::finish);
+        let calls = match self.calls_running.take() {
+            Some(running) => running.finish(),
+            None => gathered_nothing(&self.calls),
+        };
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
+        (self.request.progress)(Instrument::Stacks);
+        let (root, first) = (self.root, &self.first);
+        let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         (self.request.progress)(Instrument::Snapshot);
         let (root, pid) = (self.root, self.pid);
-        let last = self.meter.measure(Instrument::Snapshot, || snapshot(root, pid));
+        let max_pause = self.request.budget.pause;
+        let last = self.meter.measure(Instrument::Snapshot, || {
+            let (mut read, pause) = snapshot(root, pid);
+            let add = |read: &mut Snapshot| huge_flags::add(root, read, max_pause);
+            let flags = read.as_mut().map_or(Duration::ZERO, add);
+            (read, pause.max(flags))
+        });
         let last = match last {
             Ok(last) => Gathered::Value(Box::new(last)),
             Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
             Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
+        };
+        let scan = match &last {
+            Gathered::Value(last) => self.scan(last),
+            Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
         };
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
@@ -130,13 +170,13 @@ impl<'a> Diagnosis<'a> {
             activity: self.points,
             machine: [self.machine, machine],
             others,
-            cgroup: Err(Absent::NotCollected("not read".into())),
-            stacks: Gathered::NotNeeded,
+            cgroup: self.cgroup.map(WatchedCgroup::finish),
+            stacks,
             huge_pages,
-            scan: Gathered::NotNeeded,
+            scan,
             faults,
             shootdowns,
-            calls: Gathered::NotNeeded,
+            calls,
             cost,
         })
     }
@@ -169,27 +209,40 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
+    /// Rates of the process since the first reading; `None` if it was read only once.
+    fn rates(&self) -> Option<TriageRates> {
+        let (first, last) = (self.points.first()?, self.points.last()?);
+        let span = Duration::from_nanos(last.at_ns.checked_sub(first.at_ns)?);
+        let seconds = span.as_secs_f64();
+        let rate = |count: u64| to_float(count) / seconds;
+        let major = last.major_faults.saturating_sub(first.major_faults);
+        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
+        let flushed = self.machine.shootdowns.zip(now.shootdowns);
+        (seconds > 0.0).then(|| TriageRates {
+            faults: rate(last.minor_faults.saturating_sub(first.minor_faults) + major),
+            has_major_faults: major > 0,
+            system_share: rate(last.system_ns.saturating_sub(first.system_ns)) / 1e9,
+            shootdowns: flushed.map(|(before, after)| rate(after.saturating_sub(before))),
+            has_threads: last.threads > 1,
+        })
+    }
+
     /// Begins the recordings that the counters make worth their cost.
     fn begin_recordings(&mut self, end: Instant) {
         let until = end.min(Instant::now() + MAX_RECORDING);
-        let (Some(first), Some(last)) = (self.points.first(), self.points.last()) else { return };
-        let seconds = Duration::from_nanos(last.at_ns.saturating_sub(first.at_ns)).as_secs_f64();
-        let rate = |count: u64| if seconds > 0.0 { to_float(count) / seconds } else { 0.0 };
-        let minor = last.minor_faults.saturating_sub(first.minor_faults);
-        let major = last.major_faults.saturating_sub(first.major_faults);
-        let faults = rate(minor + major);
-        if faults >= MANY_FAULTS || major > 0 {
+        let Some(rates) = self.rates() else { return };
+        if rates.faults >= MANY_FAULTS || rates.has_major_faults {
             (self.request.progress)(Instrument::Faults);
-            let every = (faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
+            let every = (rates.faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
             match FaultsRunning::begin(self.pid, to_count(every), until) {
                 Ok(running) => self.faults_running = Some(running),
                 Err(why) => self.faults = Gathered::Missing(why),
             }
         }
-        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
-        let flushed = self.machine.shootdowns.zip(now.shootdowns);
-        let flushes = flushed.map(|(before, after)| rate(after.saturating_sub(before)));
-        if last.threads > 1 && flushes.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
+        if rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME {
+            self.begin_calls(end);
+        }
+        if rates.has_threads && rates.shootdowns.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
             (self.request.progress)(Instrument::Shootdowns);
             match ShootdownsRunning::begin(self.pid, until) {
                 Ok(running) => self.shootdowns_running = Some(running),
@@ -198,7 +251,21 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
+    /// Begins to record memory system calls.
+    fn begin_calls(&mut self, end: Instant) {
+        (self.request.progress)(Instrument::Calls);
+        match CallsRunning::begin(self.pid, end) {
+            Ok(running) => self.calls_running = Some(running),
+            Err(why) => self.calls = Gathered::Missing(why),
+        }
+    }
+
     fn step_recordings(&mut self) {
+        if let Some(running) = &mut self.calls_running
+            && !running.is_over()
+        {
+            running.step();
+        }
         if let Some(running) = &mut self.faults_running
             && !running.is_over()
         {
@@ -209,6 +276,23 @@ impl<'a> Diagnosis<'a> {
         {
             running.step();
         }
+    }
+
+    /// The heap with the reachability of its blocks, if it matters and the budget permits.
+    fn scan(&mut self, latest: &Snapshot) -> Gathered<Box<HeapScan>> {
+        let (left, pause) = (self.meter.left(), self.request.budget.pause);
+        let bounds = match scan::decide(latest, &self.points, left, pause) {
+            Ok(Some(bounds)) if !self.interrupted => bounds,
+            Ok(_) => return Gathered::NotNeeded,
+            Err(why) => return Gathered::Missing(why),
+        };
+        (self.request.progress)(Instrument::HeapScan);
+        let request = self.request;
+        self.meter.measure(Instrument::HeapScan, || {
+            let scan = (request.scan)(bounds);
+            let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
+            (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+        })
     }
 
     /// A sample of the contents of huge pages, if there are many.

@@ -5,6 +5,7 @@
 //! each call stack a number, and [`Symbols`] its functions and lines.
 #![forbid(unsafe_code)]
 
+pub mod call_profile;
 mod callers;
 mod code;
 mod data_types;
@@ -23,6 +24,7 @@ mod session;
 pub mod shootdowns;
 mod spaces;
 mod stacks;
+mod symbolized;
 mod symbolizer;
 mod symbols;
 pub mod tracepoint;
