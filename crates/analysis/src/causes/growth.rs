@@ -246,7 +246,11 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     let by_size = leaked.and_then(|_| leaking_function(evidence));
     let function = by_size.as_ref().or(function.as_ref());
     if let Some(function) = function {
-        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+        let verb = match by_size {
+            Some(_) => " allocates blocks of their sizes",
+            None => " first touches most of it",
+        };
+        sentence.extend([text("; "), function_name(function), text(verb)]);
     }
     sentence.push(text("."));
     let object = function.map_or_else(|| heap_object(evidence), FunctionShare::object);
@@ -359,7 +363,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         sentence.push(CellValue::Bytes(keeper.retained.bytes));
     }
     if let Some(function) = &function {
-        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+        sentence.extend([text("; "), function_name(function), text(" first touches most of it")]);
     }
     sentence.push(text("."));
     let object = keeper

@@ -9,6 +9,7 @@ use crate::cells::text;
 use crate::explain::ExplainSubject;
 use crate::pools::{ARENA_HEAP, PoolKind};
 use crate::swapped;
+use crate::thp::{HugeRequest, huge_request};
 
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] = &[
@@ -229,8 +230,9 @@ const MOSTLY_HUGE: f64 = 0.5;
 fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let is_huge = |m: &&Mapping| m.anon_huge().is_ok_and(|huge| !huge.is_zero());
     let all_huge = || subject.mappings.iter().filter(is_huge);
-    let is_known = all_huge().all(|m| asked_for_huge_pages(m).is_some());
-    let huge = all_huge().filter(|m| asked_for_huge_pages(m) != Some(true));
+    let request = |m: &Mapping| huge_request(subject.snapshot, m);
+    let is_known = all_huge().all(|m| request(m) != HugeRequest::Unknown);
+    let huge = all_huge().filter(|m| request(m) != HugeRequest::Program);
     let huge: Bytes = huge.map(|m| m.anon_huge().unwrap_or_default()).sum();
     let resident = resident(subject)?;
     let share = huge.fraction_of(resident)?;
@@ -262,13 +264,6 @@ fn huge_page_bloat(subject: &ExplainSubject<'_>) -> Option<Finding> {
             command("`pagewise thp ", subject, advice),
         )
     })
-}
-
-/// True if the program marked a mapping with `MADV_HUGEPAGE`. `None` if its `VmFlags` were not
-/// read.
-fn asked_for_huge_pages(mapping: &Mapping) -> Option<bool> {
-    let flags = mapping.smaps.as_ref().ok()?.flags.as_ref()?;
-    Some(flags.has("hg"))
 }
 
 /// Every process copies some pages of its libraries while it relocates them: a large one 10 MiB.

@@ -10,7 +10,7 @@ use pagewise_model::report::{
     Audience, CellValue, FactsShape, Findings, Label, NamedFacts, Paragraph, Report, ReportBlock,
 };
 use pagewise_model::thp::{Action, FixPlan, HugePageLook, HugePages, Repair};
-use pagewise_model::{Absent, Bytes, Reading, Snapshot};
+use pagewise_model::{Absent, Bytes, Mapping, Reading, Snapshot};
 
 pub use estimate::ZeroEstimate;
 pub use plan::{collapse, page_out, shrink};
@@ -182,6 +182,30 @@ fn total(snapshot: &Snapshot, rows: &ThpRows<'_>, bloat: &Reading<ZeroEstimate>)
         ),
     ]);
     facts_of("total", "Total", FactsShape::Columns, facts)
+}
+
+/// Reason why the kernel gives huge pages to a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HugeRequest {
+    /// The program called `madvise(MADV_HUGEPAGE)`.
+    Program,
+    /// The setting of the system, `always`.
+    System,
+    /// Its `VmFlags` were not read, and the setting permits both.
+    Unknown,
+}
+
+/// The reason of huge pages in a mapping: by its `VmFlags`, which only `smaps` has, or because the
+/// setting of the system gives huge pages only on request.
+pub(crate) fn huge_request(snapshot: &Snapshot, mapping: &Mapping) -> HugeRequest {
+    let flags = mapping.smaps.as_ref().ok().and_then(|smaps| smaps.flags.as_ref());
+    let enabled = snapshot.machine.thp_enabled.as_ref().ok();
+    match (flags, enabled) {
+        (Some(flags), _) if flags.has("hg") => HugeRequest::Program,
+        (Some(_), _) => HugeRequest::System,
+        (None, Some(enabled)) if enabled.as_bytes() == b"madvise" => HugeRequest::Program,
+        (None, _) => HugeRequest::Unknown,
+    }
 }
 
 /// The verdict on what has none.

@@ -97,10 +97,12 @@ fn by_guard(sorter: &mut Sorter<'_>, mut unknown: usize, usual: &HashSet<Bytes>)
     };
     let candidates = sorter.mappings.iter().enumerate().filter(is_candidate);
     let pairs = candidates.filter_map(|(stack, _)| Some((guard_of(sorter, stack)?, stack)));
-    let size = |(guard, stack): &(usize, usize)| {
-        sorter.mappings[*guard].size() + sorter.mappings[*stack].size()
+    let is_usual = |(guard, stack): &(usize, usize)| {
+        let stack = sorter.mappings[*stack].size();
+        // glibc 2.27 and newer add the guard to the size, older versions include it.
+        usual.contains(&stack) || usual.contains(&(sorter.mappings[*guard].size() + stack))
     };
-    let (likely, others): (Vec<_>, Vec<_>) = pairs.partition(|pair| usual.contains(&size(pair)));
+    let (likely, others): (Vec<_>, Vec<_>) = pairs.partition(is_usual);
     for (guard, stack) in likely {
         let kind = if unknown > 0 { PoolKind::ThreadStack } else { PoolKind::CachedStack };
         put_both(sorter, guard, stack, kind);
