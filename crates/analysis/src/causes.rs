@@ -13,6 +13,7 @@ mod limits;
 mod pressure;
 mod processes;
 mod responsible;
+mod signs;
 mod stacks;
 mod time;
 
