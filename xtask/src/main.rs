@@ -1,10 +1,12 @@
-//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `words`, `capture`, `install`.
+//! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `words`, `capture`, `corpus`,
+//! `install`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
 mod capture;
 mod ci;
 mod code;
+mod corpus;
 mod graph;
 mod install;
 mod prose;
@@ -25,6 +27,8 @@ Usage: cargo xtask COMMAND
   words           spelling and grammar, by typos and harper
   capture         copy the /proc of the fixture programs on this kernel (as root)
   capture --qemu  the same on Debian's stock kernel, booted under QEMU
+  corpus [OPTIONS]
+                  run a diagnosing tool at programs whose trouble is known (`corpus --help`)
   install --prefix DIR
                   build and install the command, the C libraries and their headers
   install --prefix DIR --from BUILT
@@ -40,6 +44,11 @@ fn main() -> ExitCode {
         ["words"] => words::run(true).map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
         ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
+        ["corpus", "--help"] => {
+            print!("{}", corpus::USAGE);
+            Ok(ExitCode::SUCCESS)
+        }
+        ["corpus", ref options @ ..] => corpus::run(options),
         ["install", "--prefix", prefix] => {
             install::run(prefix.as_ref(), None).map(|()| ExitCode::SUCCESS)
         }

@@ -10,12 +10,15 @@ mod growth;
 mod heap;
 mod huge_pages;
 mod limits;
+#[cfg(test)]
+mod made;
 mod pressure;
 mod processes;
 mod responsible;
 mod signs;
 mod stacks;
 mod time;
+mod trend;
 
 use pagewise_model::cause::{Cause, CauseObject, Confidence, Remedy, Verdict};
 use pagewise_model::evidence::Instrument;
@@ -25,19 +28,19 @@ pub(crate) use evidence::{CauseEvidence, latest};
 
 /// A row of the table.
 #[derive(Clone, Copy)]
-pub struct CauseRow {
+pub(crate) struct CauseRow {
     /// Stable name.
-    pub id: &'static str,
+    pub(crate) id: &'static str,
     /// Name of the cause in reports.
-    pub title: &'static str,
+    pub(crate) title: &'static str,
     /// One sentence that says what the cause is.
-    pub meaning: &'static str,
+    pub(crate) meaning: &'static str,
     /// Instruments whose results the rule uses.
-    pub needs: &'static [Instrument],
+    pub(crate) needs: &'static [Instrument],
     /// Evidence that excludes the cause, in words.
-    pub excluded_by: &'static str,
+    pub(crate) excluded_by: &'static str,
     /// Source of the thresholds and of the remedy: documentation, man page, or measurement.
-    pub source: &'static str,
+    pub(crate) source: &'static str,
     /// The rule.
     pub(crate) rule: fn(&CauseEvidence<'_>) -> Verdict,
 }
@@ -62,8 +65,13 @@ const GROUPS: &[&[CauseRow]] = &[
 ];
 
 /// All rows of the table.
-pub fn causes() -> impl Iterator<Item = &'static CauseRow> {
+pub(crate) fn causes() -> impl Iterator<Item = &'static CauseRow> {
     GROUPS.iter().copied().flatten()
+}
+
+/// The row of a cause.
+pub(crate) fn row(id: &str) -> Option<&'static CauseRow> {
+    causes().find(|row| row.id == id)
 }
 
 /// The verdicts on all causes, in the order of the table.

@@ -1,4 +1,4 @@
-//! Meanings of names: fields of the kernel, columns of pagewise, `VmFlags` codes and pools.
+//! Meanings of names: fields of the kernel, columns of pagewise, `VmFlags` codes, pools and causes.
 
 use pagewise_model::counters::VM_FLAGS;
 use pagewise_model::fields::{self, FIELDS, FieldMeaning};
@@ -7,8 +7,11 @@ use pagewise_model::report::{
     ReportTable, TableColumn,
 };
 
+use crate::causes;
 use crate::pools::PoolKind;
 
+/// The source of causes.
+const CAUSE: &str = "cause";
 /// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
@@ -69,7 +72,15 @@ fn others() -> impl Iterator<Item = FieldMeaning> {
         VM_FLAGS.iter().map(move |(code, meaning)| named(code, "VmFlags", "flag", *meaning));
     let pools =
         PoolKind::ALL.iter().map(move |kind| named(kind.id(), "pool", "text", kind.meaning()));
-    flags.chain(pools)
+    let causes = causes::causes().map(|row| FieldMeaning {
+        name: row.id,
+        source: CAUSE,
+        unit: "",
+        since: "",
+        meaning: row.meaning,
+        trap: row.excluded_by,
+    });
+    flags.chain(pools).chain(causes)
 }
 
 /// The names of `known` that are a few slips away from `name`, or hold it, the nearest first.
@@ -121,6 +132,7 @@ fn place(source: &'static str) -> &'static str {
         "hugepages stats" => "/sys/kernel/mm/transparent_hugepage/hugepages-*kB/stats",
         "VmFlags" => "VmFlags in /proc/PID/smaps",
         "pool" => "a pool in pagewise's tables",
+        CAUSE => "a cause that `pagewise diagnose` names",
         _ => "computed by pagewise",
     }
 }
@@ -142,7 +154,7 @@ fn people(field: &FieldMeaning) -> ReportBlock {
         fact("unit", "unit", field.unit.into()),
         fact("source", "source", place(field.source).into()),
         fact("since", "since", since),
-        fact("trap", "trap", field.trap.into()),
+        fact("trap", if field.source == CAUSE { "excluded by" } else { "trap" }, field.trap.into()),
     ];
     ReportBlock::Facts(NamedFacts {
         key: "".into(),

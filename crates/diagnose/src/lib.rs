@@ -11,13 +11,15 @@
 
 mod budget;
 mod recordings;
+mod scan;
+mod stacks;
 mod steps;
 
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
-use pagewise_model::{Pid, Reading, Snapshot};
+use pagewise_model::{Bytes, Pid, Reading};
 use pagewise_proc::{ProcError, ProcRoot};
 
 pub use budget::Budget;
@@ -29,13 +31,21 @@ pub struct DiagnosisRequest<'a> {
     pub duration: Duration,
     /// Bounds of the cost.
     pub budget: Budget,
-    /// Scans the heap with the reachability of its blocks. The process is stopped for at most the
-    /// duration.
-    pub scan: &'a dyn Fn(&Snapshot, Duration) -> Reading<HeapScan>,
+    /// Scans the heap with the reachability of its blocks.
+    pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
     /// Called when an instrument begins.
     pub progress: &'a dyn Fn(Instrument),
     /// True if the diagnosis is to end now.
     pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+/// Bounds of a heap scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanBounds {
+    /// The process is stopped for at most this time.
+    Stopped(Duration),
+    /// The process runs on; at most this number of bytes is copied.
+    Running(Bytes),
 }
 
 /// Collects evidence about a process.

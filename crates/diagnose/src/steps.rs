@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
 };
+use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcError, ProcRoot, activity, huge, machine_activity};
+use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
 use pagewise_scan::sample;
 
-use crate::DiagnosisRequest;
 use crate::budget::CostMeter;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
+use crate::stacks;
+use crate::{DiagnosisRequest, scan};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -63,6 +66,7 @@ pub(crate) struct Diagnosis<'a> {
     first: Snapshot,
     machine: MachinePoint,
     sizes: ProcessSizes,
+    cgroup: Reading<WatchedCgroup>,
     points: Vec<ActivityPoint>,
     faults: Gathered<()>,
     faults_running: Option<FaultsRunning>,
@@ -96,6 +100,7 @@ impl<'a> Diagnosis<'a> {
             first,
             machine: machine_activity::point(root, at(began)),
             sizes: ProcessSizes::read(root, page_size),
+            cgroup: WatchedCgroup::begin(root, pid),
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
             faults: Gathered::NotNeeded,
             faults_running: None,
@@ -125,14 +130,27 @@ impl<'a> Diagnosis<'a> {
         };
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
+        (self.request.progress)(Instrument::Stacks);
+        let (root, first) = (self.root, &self.first);
+        let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         (self.request.progress)(Instrument::Snapshot);
         let (root, pid) = (self.root, self.pid);
-        let last = self.meter.measure(Instrument::Snapshot, || snapshot(root, pid));
+        let max_pause = self.request.budget.pause;
+        let last = self.meter.measure(Instrument::Snapshot, || {
+            let (mut read, pause) = snapshot(root, pid);
+            let add = |read: &mut Snapshot| huge_flags::add(root, read, max_pause);
+            let flags = read.as_mut().map_or(Duration::ZERO, add);
+            (read, pause.max(flags))
+        });
         let last = match last {
             Ok(last) => Gathered::Value(Box::new(last)),
             Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
             Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
+        };
+        let scan = match &last {
+            Gathered::Value(last) => self.scan(last),
+            Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
         };
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
@@ -152,10 +170,10 @@ impl<'a> Diagnosis<'a> {
             activity: self.points,
             machine: [self.machine, machine],
             others,
-            cgroup: Err(Absent::NotCollected("not read".into())),
-            stacks: Gathered::NotNeeded,
+            cgroup: self.cgroup.map(WatchedCgroup::finish),
+            stacks,
             huge_pages,
-            scan: Gathered::NotNeeded,
+            scan,
             faults,
             shootdowns,
             calls,
@@ -258,6 +276,23 @@ impl<'a> Diagnosis<'a> {
         {
             running.step();
         }
+    }
+
+    /// The heap with the reachability of its blocks, if it matters and the budget permits.
+    fn scan(&mut self, latest: &Snapshot) -> Gathered<Box<HeapScan>> {
+        let (left, pause) = (self.meter.left(), self.request.budget.pause);
+        let bounds = match scan::decide(latest, &self.points, left, pause) {
+            Ok(Some(bounds)) if !self.interrupted => bounds,
+            Ok(_) => return Gathered::NotNeeded,
+            Err(why) => return Gathered::Missing(why),
+        };
+        (self.request.progress)(Instrument::HeapScan);
+        let request = self.request;
+        self.meter.measure(Instrument::HeapScan, || {
+            let scan = (request.scan)(bounds);
+            let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
+            (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+        })
     }
 
     /// A sample of the contents of huge pages, if there are many.

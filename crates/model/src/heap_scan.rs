@@ -36,6 +36,14 @@ pub struct HeapScan {
 }
 
 impl HeapScan {
+    /// True if the process was neither stopped nor forked for the copy: blocks that it allocated or
+    /// freed meanwhile can appear unreachable.
+    pub fn was_moving(&self) -> bool {
+        self.moment == ProcessMoment::Running
+            && self.copy.stops == 0
+            && self.copy.snapshot_ns.is_none()
+    }
+
     /// True if a thread may have been changing the heap at the time of the copy.
     pub fn may_be_in_change(&self) -> bool {
         self.copy.unsettled_threads > 0 || self.heap.arenas.iter().any(|arena| arena.is_locked)

@@ -7,6 +7,7 @@ pub mod capture;
 pub mod cgroup;
 pub mod fork_room;
 pub(crate) mod heads;
+pub mod huge_flags;
 pub mod limits;
 pub mod listing;
 pub mod maps;

@@ -42,6 +42,14 @@ pub enum ScanError {
         /// The longest time permitted.
         limit: Duration,
     },
+    /// More memory would be copied than permitted.
+    #[error("{} MiB would be copied, more than {} MiB", mebibytes(*bytes), mebibytes(*limit))]
+    TooLarge {
+        /// Size of the copy.
+        bytes: Bytes,
+        /// The most bytes permitted.
+        limit: Bytes,
+    },
     /// The process is not made to fork a snapshot.
     #[error("the process is not made to fork a snapshot: {0}")]
     ForkRefused(String),

@@ -43,7 +43,7 @@ mod mimalloc;
 mod musl;
 mod pagewise_pools;
 pub mod reachability;
-mod running;
+pub mod running;
 pub mod sample;
 pub mod saved;
 pub mod scan;

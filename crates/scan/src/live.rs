@@ -6,6 +6,7 @@
 //!  transfer  the copy itself, by several threads
 //!  image     the copied ranges as a `Memory`
 //!  constants  bytes of mapped files that are not copied
+//!  moving    the same without a stop
 //!  snapshot  the same from a child that the process is made to fork
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 mod constants;
 mod image;
+mod moving;
 mod plan;
 mod snapshot;
 mod transfer;
@@ -39,6 +41,7 @@ use crate::memory::ScannedThread;
 
 use constants::MappedFiles;
 pub use image::ProcessCopy;
+pub use moving::copy_moving;
 use plan::{CopyPlan, PageScanner};
 pub use snapshot::copy_forked;
 use transfer::{CopyBuffer, TransferFailure};

@@ -25,7 +25,7 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 
 /// Memory of a running process.
 #[derive(Debug)]
-pub(crate) struct RunningMemory<'m> {
+pub struct RunningMemory<'m> {
     memory: OpenMemory,
     page: u64,
     pagemap: File,
@@ -35,7 +35,10 @@ pub(crate) struct RunningMemory<'m> {
 
 impl<'m> RunningMemory<'m> {
     /// Opens the memory of a process with these mappings.
-    pub(crate) fn open(
+    ///
+    /// # Errors
+    /// That of the kernel, if its memory or page map cannot be opened.
+    pub fn open(
         root: &ProcRoot,
         pid: Pid,
         page_size: PageSize,
@@ -47,7 +50,7 @@ impl<'m> RunningMemory<'m> {
     }
 
     /// Duration of the longest system call in nanoseconds.
-    pub(crate) fn longest_call_ns(&self) -> u64 {
+    pub fn longest_call_ns(&self) -> u64 {
         self.longest_ns.load(Ordering::Relaxed)
     }
 

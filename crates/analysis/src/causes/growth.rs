@@ -1,6 +1,607 @@
-//! Causes: memory that grows.
+//! Causes: memory that grows all the time.
 
-use super::CauseRow;
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
+use pagewise_model::evidence::Instrument;
+use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
+use pagewise_model::heap_graph::{HeapGraph, RetainingRoot, RootKind};
+use pagewise_model::report::{CellValue, Fact};
+use pagewise_model::{AddrRange, Bytes};
+
+use super::evidence::FunctionShare;
+use super::heap::{LARGE, PART_OF_RES};
+use super::trend::{
+    GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most, no_growth,
+    risk_of, time_to_limit, trend,
+};
+use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
+use crate::cells::{float, text};
+use crate::explain::fact;
+use crate::pools::LanguageRuntime;
 
 /// The rows of the table of causes.
-pub(super) const ROWS: &[CauseRow] = &[];
+pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "leak",
+        title: "memory leak",
+        meaning: "The program allocates blocks and loses the last pointer to them.",
+        needs: &[
+            Instrument::Activity,
+            Instrument::Snapshot,
+            Instrument::HeapScan,
+            Instrument::Faults,
+        ],
+        excluded_by: "private memory does not grow steadily, or the heap scan reaches the blocks that grow",
+        source: "reachability by conservative search (pagewise heap scan --leaks), as memcheck does",
+        rule: leak,
+    },
+    CauseRow {
+        id: "unbounded-cache",
+        title: "unbounded cache or queue",
+        meaning: "A container of the program grows without bound: its blocks are reachable.",
+        needs: &[
+            Instrument::Activity,
+            Instrument::Snapshot,
+            Instrument::HeapScan,
+            Instrument::Faults,
+        ],
+        excluded_by: "private memory does not grow steadily, or the blocks that grow are unreachable",
+        source: "retained sizes by dominators (pagewise heap scan --retained)",
+        rule: unbounded_cache,
+    },
+    CauseRow {
+        id: "mapping-growth",
+        title: "growing mappings",
+        meaning: "The program maps memory, or creates threads, and does not release the mappings.",
+        needs: &[Instrument::Activity, Instrument::Snapshot, Instrument::Calls, Instrument::Faults],
+        excluded_by: "the address space of mappings outside malloc does not grow steadily",
+        source: "mmap(2), pthread_join(3): the stack of a thread that is not joined stays mapped",
+        rule: mapping_growth,
+    },
+];
+
+/// Blocks that a search does not reach and that make up at least this share of the growth explain
+/// it: other blocks of the same growth may be reachable by chance.
+const EXPLAINS: f64 = 0.5;
+/// Unreachable blocks below this share of the growth cannot be its reason.
+const EXCLUDES: f64 = 0.25;
+
+/// Growth that is steady, and the kind of memory that grows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocatedGrowth {
+    pub(super) growth: SteadyGrowth,
+    pub(super) memory: GrownMemory,
+    pub(super) kind: KindGrowth,
+}
+
+/// The steady growth, or the verdict on causes of growth without one.
+pub(super) fn located(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
+    let pid = evidence.pid();
+    let growth = match trend(evidence) {
+        MemoryTrend::Steady(growth) => growth,
+        MemoryTrend::Bounded(change, seconds) => {
+            return Err(Verdict::RuledOut(no_growth(change, seconds)));
+        }
+        MemoryTrend::Unknown => {
+            return Err(Verdict::Unknown(
+                "the observation was too short".into(),
+                format!("pagewise diagnose {pid} --for 10s").into(),
+            ));
+        }
+    };
+    let Some((memory, kind)) = grown_most(evidence) else {
+        return Err(Verdict::Unknown(
+            "the mappings were not read twice".into(),
+            format!("pagewise diff {pid} --for 10s").into(),
+        ));
+    };
+    Ok(LocatedGrowth { growth, memory, kind })
+}
+
+/// The growth and the time until a limit, as the beginning of a sentence.
+pub(super) fn growth_words(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Vec<CellValue> {
+    let rate = whole(growth.rate());
+    let mut words = vec![text(" grows by "), CellValue::Bytes(rate), text(" per second")];
+    if let Some((limit, seconds)) = time_to_limit(evidence, growth) {
+        let words_of_time = duration_words(seconds);
+        words.push(text(format!(" and reaches {limit} in {words_of_time} at this rate")));
+    }
+    words
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
+fn whole(rate: f64) -> u64 {
+    rate as u64
+}
+
+/// The cost of a growth: the memory that it has taken so far, and the danger of the limit.
+pub(super) fn growth_cost(
+    evidence: &CauseEvidence<'_>,
+    growth: SteadyGrowth,
+    taken: Bytes,
+) -> CauseCost {
+    let mut cost = CauseCost::of_memory(taken, evidence.resident().unwrap_or_default());
+    cost.risk = risk_of(time_to_limit(evidence, growth).map(|(_, seconds)| seconds));
+    cost
+}
+
+fn growth_facts(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Vec<Fact> {
+    let mut facts = vec![
+        fact("growth", "growth", CellValue::Bytes(growth.bytes.0), ""),
+        fact("rate", "bytes per second", CellValue::Bytes(whole(growth.rate())), ""),
+    ];
+    if let Some(resident) = evidence.resident() {
+        facts.push(fact("resident", "RES", CellValue::Bytes(resident.0), ""));
+    }
+    if let Some(peak) = evidence.ends().and_then(|(_, last)| last.peak.clone().ok()) {
+        facts.push(fact("peak", "highest RES", CellValue::Bytes(peak.0), ""));
+    }
+    facts
+}
+
+fn function_facts(function: Option<&FunctionShare<'_>>) -> Vec<Fact> {
+    let Some(function) = function else { return Vec::new() };
+    let share = CellValue::Share(function.share());
+    vec![fact("function_share", "first touches by the function", share, "")]
+}
+
+/// Address ranges of the kind of memory that grows.
+fn grown_ranges(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Vec<AddrRange> {
+    let Ok(subject) = evidence.subject else { return Vec::new() };
+    let is_meant = |index: &usize| GrownMemory::of(subject.pools.pool_of(*index).kind) == memory;
+    let indices = (0..subject.mappings.len()).filter(is_meant);
+    indices.map(|index| subject.mappings[index].range).collect()
+}
+
+/// True if a fault made memory of a program larger.
+fn adds_memory(row: &FaultRow) -> bool {
+    matches!(row.kind, FaultKind::Anonymous | FaultKind::Huge)
+}
+
+/// The function that first touches most of the memory that grows.
+pub(super) fn growing_function<'a>(
+    evidence: &CauseEvidence<'a>,
+    memory: GrownMemory,
+) -> Option<FunctionShare<'a>> {
+    let ranges = grown_ranges(evidence, memory);
+    let is_within = |mapping: Option<&FaultMapping>| {
+        mapping.is_some_and(|mapping| {
+            let at = ranges.partition_point(|range| range.end <= mapping.range.start);
+            ranges.get(at).is_some_and(|range| range.start < mapping.range.end)
+        })
+    };
+    evidence.faulting_function(|row, mapping| adds_memory(row) && is_within(mapping))
+}
+
+/// The pointers of the heap, if they were searched.
+fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
+    evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
+}
+
+/// The part of the growth that unreachable blocks explain.
+fn leaked_part(graph: &HeapGraph, growth: SteadyGrowth) -> f64 {
+    float(graph.leaked.bytes) / float(growth.bytes.0.max(1))
+}
+
+/// True if the memory that grows belongs to malloc, and not to a language runtime that allocates
+/// its objects by malloc.
+pub(super) fn is_of_program(
+    evidence: &CauseEvidence<'_>,
+    located: &LocatedGrowth,
+    function: Option<&FunctionShare<'_>>,
+) -> bool {
+    let runtime = LanguageRuntime::of_process(evidence.now);
+    let allocates = |runtime: LanguageRuntime| {
+        function.is_some_and(|function| {
+            function.frame.module.as_ref().is_some_and(|module| runtime.contains(module))
+        })
+    };
+    located.memory == GrownMemory::Malloc && !runtime.is_some_and(allocates)
+}
+
+/// Growth of malloc that the program causes, with the function that touches it first.
+fn of_malloc<'a>(
+    evidence: &CauseEvidence<'a>,
+) -> Result<(LocatedGrowth, Option<FunctionShare<'a>>), Verdict> {
+    let located = located(evidence)?;
+    let function = growing_function(evidence, located.memory);
+    if is_of_program(evidence, &located, function.as_ref()) {
+        return Ok((located, function));
+    }
+    Err(Verdict::RuledOut(vec![text("the memory that grows does not come from malloc")]))
+}
+
+fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
+    let (located, function) = match of_malloc(evidence) {
+        Ok(found) => found,
+        Err(verdict) => return old_leak(evidence).map_or(verdict, Verdict::from),
+    };
+    let growth = located.growth;
+    let pid = evidence.pid();
+    let mut sentence = vec![text("Memory of malloc")];
+    sentence.extend(growth_words(evidence, growth));
+    let (confidence, leaked) = match graph(evidence) {
+        Some(graph) if leaked_part(graph, growth) < EXCLUDES => {
+            return Verdict::RuledOut(vec![
+                CellValue::Bytes(graph.leaked.bytes),
+                text(" are unreachable: less than the growth of "),
+                CellValue::Bytes(growth.bytes.0),
+            ]);
+        }
+        Some(graph) if leaked_part(graph, growth) >= EXPLAINS => {
+            sentence.extend([
+                text(": the program has lost all pointers to "),
+                CellValue::Count(graph.leaked.blocks),
+                text(" blocks of "),
+                CellValue::Bytes(graph.leaked.bytes),
+            ]);
+            (Confidence::Certain, Some(graph))
+        }
+        other => {
+            sentence.push(text(": a leak, or a container without bound"));
+            let command = format!("pagewise heap scan {pid} --leaks --retained");
+            (Confidence::Possible(command.into()), other)
+        }
+    };
+    if let Some(function) = &function {
+        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+    }
+    sentence.push(text("."));
+    let object = function.as_ref().map_or_else(|| heap_object(evidence), FunctionShare::object);
+    let mut found = cause("leak", object, confidence, sentence);
+    let taken = leaked.map_or(growth.bytes, |graph| Bytes(graph.leaked.bytes));
+    found.cost = growth_cost(evidence, growth, taken);
+    found.evidence = growth_facts(evidence, growth);
+    found.evidence.extend(leaked.into_iter().flat_map(leak_facts));
+    found.evidence.extend(function_facts(function.as_ref()));
+    leak_remedies(found, pid).into()
+}
+
+/// Names the function in a sentence.
+fn function_name(function: &FunctionShare<'_>) -> CellValue {
+    let name = crate::heap::frames::with_its_line(function.frame);
+    CellValue::Name(pagewise_model::Name::new(name.as_bytes()))
+}
+
+fn leak_facts(graph: &HeapGraph) -> Vec<Fact> {
+    let mut facts = vec![
+        fact("leaked", "unreachable", CellValue::Bytes(graph.leaked.bytes), ""),
+        fact("leaked_blocks", "unreachable blocks", CellValue::Count(graph.leaked.blocks), ""),
+    ];
+    if let Some(most) = graph.leaks.first() {
+        facts.push(fact("leaked_size", "size of most of them", CellValue::Bytes(most.size), ""));
+        let name = most.block_type.clone().map(CellValue::Name);
+        facts.extend(name.map(|name| fact("leaked_type", "type", name, "")));
+    }
+    facts
+}
+
+fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
+    let change = [text(
+        "List the call paths whose blocks are not freed. Until the program is fixed, restart it before the limit is reached.",
+    )];
+    found.now = remedy_now(format!("pagewise heap attach {pid} --for 10s"), change, true);
+    found.code = remedy_code([text(
+        "Free the block on each path that drops the last pointer to it: also if an entry is replaced, and on error paths.",
+    )]);
+    found
+}
+
+/// Unreachable blocks that take much memory, but do not grow now.
+fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
+    let graph = graph(evidence)?;
+    let leaked = Bytes(graph.leaked.bytes);
+    let resident = evidence.resident()?;
+    if leaked < LARGE || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES) {
+        return None;
+    }
+    let pid = evidence.pid();
+    let sentence = [
+        text("The program has lost all pointers to "),
+        CellValue::Count(graph.leaked.blocks),
+        text(" blocks of "),
+        CellValue::Bytes(leaked.0),
+        text(". Their number did not grow during the observation."),
+    ];
+    let stack = graph.leaks.first().and_then(|most| most.stack.as_ref().ok());
+    let frames: Vec<_> = stack.into_iter().flatten().collect();
+    let function = super::responsible::responsible(&frames);
+    let object = function
+        .map_or_else(|| heap_object(evidence), |frame| CauseObject::Function(frame.clone()));
+    let mut found = cause("leak", object, Confidence::Certain, sentence);
+    found.cost = CauseCost::of_memory(leaked, resident);
+    found.evidence = leak_facts(graph);
+    Some(leak_remedies(found, pid))
+}
+
+/// The heap of the allocator as an object.
+fn heap_object(evidence: &CauseEvidence<'_>) -> CauseObject {
+    let sample = evidence.heap_sample();
+    let allocator = sample.map_or("malloc", |sample| sample.allocator.as_str());
+    CauseObject::Heap(format!("heap of {allocator}").into())
+}
+
+fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
+    let (located, function) = match of_malloc(evidence) {
+        Ok(found) => found,
+        Err(verdict) => return verdict,
+    };
+    let growth = located.growth;
+    let pid = evidence.pid();
+    let Some(graph) = graph(evidence) else {
+        return Verdict::Unknown(
+            "the heap was not scanned, so reachability of the growth is unknown".into(),
+            format!("pagewise heap scan {pid} --leaks --retained").into(),
+        );
+    };
+    if leaked_part(graph, growth) >= EXCLUDES {
+        return Verdict::RuledOut(vec![
+            CellValue::Bytes(graph.leaked.bytes),
+            text(" of blocks are unreachable, which explains the growth"),
+        ]);
+    }
+    let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
+    let mut sentence = vec![text("Memory of malloc")];
+    sentence.extend(growth_words(evidence, growth));
+    sentence.push(text(", and the program still reaches it: a container without bound"));
+    if let Some(keeper) = keeper {
+        sentence.extend([text("; "), CellValue::Name(keeper.root.name.clone()), text(" keeps ")]);
+        sentence.push(CellValue::Bytes(keeper.retained.bytes));
+    }
+    if let Some(function) = &function {
+        sentence.extend([text("; "), function_name(function), text(" allocates it")]);
+    }
+    sentence.push(text("."));
+    let object = keeper
+        .and_then(variable)
+        .or_else(|| function.as_ref().map(FunctionShare::object))
+        .unwrap_or_else(|| heap_object(evidence));
+    // A cache that is being filled looks the same until it is full.
+    let longer = format!("pagewise diagnose {pid} --for 1m");
+    let mut found = cause("unbounded-cache", object, Confidence::Likely(longer.into()), sentence);
+    let kept = keeper.map_or(growth.bytes, |it| Bytes(it.retained.bytes));
+    found.cost = growth_cost(evidence, growth, kept);
+    found.evidence = growth_facts(evidence, growth);
+    let reachable = CellValue::Bytes(graph.reachable.bytes);
+    found.evidence.push(fact("reachable", "reachable", reachable, ""));
+    if let Some(function) = &function {
+        found.evidence.push(fact("function", "allocated by", function_name(function), ""));
+    }
+    found.evidence.extend(function_facts(function.as_ref()));
+    let change = [text("List the variables that keep most memory, and the path to it.")];
+    found.now = remedy_now(format!("pagewise heap scan {pid} --retained"), change, true);
+    found.code = remedy_code([text(
+        "Give the container a bound (number of entries, bytes or age), and remove an entry for each one that is added beyond it.",
+    )]);
+    found.into()
+}
+
+/// The variable of a root, if it has a name that the source code has too.
+fn variable(root: &RetainingRoot) -> Option<CauseObject> {
+    let is_variable = matches!(root.root.kind, RootKind::Variable | RootKind::ThreadLocal);
+    let has_name = is_variable && !root.root.name.is_empty();
+    has_name.then(|| CauseObject::Variable(root.root.name.clone(), root.root.module.clone()))
+}
+
+fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
+    let located = match located(evidence) {
+        Ok(located) => located,
+        Err(verdict) => return verdict,
+    };
+    let LocatedGrowth { growth, memory, kind } = located;
+    if !matches!(memory, GrownMemory::Mappings | GrownMemory::Stacks) {
+        return Verdict::RuledOut(vec![
+            text("mappings outside malloc grew less than other memory: "),
+            CellValue::Change(kind.reserved),
+        ]);
+    }
+    // Memory that was mapped before and is touched now ends at the end of its mapping.
+    if kind.reserved < kind.used / 2 {
+        return Verdict::RuledOut(vec![
+            text("touched mappings grow within their size: address space changed by "),
+            CellValue::Change(kind.reserved),
+        ]);
+    }
+    let function = mapping_function(evidence, memory);
+    let pid = evidence.pid();
+    let is_stacks = memory == GrownMemory::Stacks;
+    let subject = if is_stacks { "Memory of thread stacks" } else { "Memory that mmap returned" };
+    let mut sentence = vec![text(subject)];
+    sentence.extend(growth_words(evidence, growth));
+    let reason = if is_stacks {
+        ": threads end, and their stacks stay mapped"
+    } else {
+        ": the program maps memory and does not unmap it"
+    };
+    sentence.push(text(reason));
+    if let Some(function) = &function {
+        let verb = if is_stacks { " creates them" } else { " maps it" };
+        sentence.extend([text("; "), function_name(function), text(verb)]);
+    }
+    sentence.push(text("."));
+    let confidence = match &function {
+        Some(_) => Confidence::Certain,
+        None => Confidence::Likely(format!("pagewise syscalls {pid} --for 5s").into()),
+    };
+    let object = function.as_ref().map_or_else(
+        || {
+            let name = if is_stacks { "stacks of threads" } else { "anonymous mappings" };
+            CauseObject::Heap(name.into())
+        },
+        FunctionShare::object,
+    );
+    let mut found = cause("mapping-growth", object, confidence, sentence);
+    found.cost = growth_cost(evidence, growth, growth.bytes);
+    found.evidence = growth_facts(evidence, growth);
+    let reserved = CellValue::Change(kind.reserved);
+    found.evidence.push(fact("reserved", "address space", reserved, ""));
+    let mappings = CellValue::Change(kind.mappings);
+    found.evidence.push(fact("mappings", "mappings", mappings, ""));
+    found.evidence.extend(function_facts(function.as_ref()));
+    found.code = remedy_code([text(match is_stacks {
+        true => {
+            "Call pthread_join for each thread, or pthread_detach: the stack of an ended thread stays mapped until then."
+        }
+        false => {
+            "Call munmap when the mapping is not used any more, or reuse a bounded number of mappings."
+        }
+    })]);
+    found.into()
+}
+
+/// The function that maps the memory that grows: by its system calls, or by its first touches.
+fn mapping_function<'a>(
+    evidence: &CauseEvidence<'a>,
+    memory: GrownMemory,
+) -> Option<FunctionShare<'a>> {
+    let creator = || {
+        let recording = evidence.faults()?;
+        let creates = |row: &FaultRow| {
+            let stack = recording.stacks.get(row.stack as usize);
+            let frames = stack.into_iter().flatten();
+            frames.filter_map(|frame| recording.frames.get(*frame as usize)).any(|frame| {
+                frame.function.as_deref().is_some_and(|name| name.contains("pthread_create"))
+            })
+        };
+        evidence.faulting_function(|row, _| adds_memory(row) && creates(row))
+    };
+    let by_calls = || evidence.calling_function(|row| row.call == "mmap");
+    let by_touch = || growing_function(evidence, memory);
+    match memory {
+        GrownMemory::Stacks => creator().or_else(by_calls).or_else(by_touch),
+        _ => by_calls().or_else(by_touch),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::evidence::{Evidence, Gathered};
+    use pagewise_model::heap_scan::{
+        HEAP_SCAN_VERSION, HeapScan, LiveAmount, MemoryCopy, WalkedHeap,
+    };
+    use pagewise_model::machine::ProcessMoment;
+    use pagewise_model::report::CellValue;
+
+    use super::*;
+    use crate::causes::made::{activity, evidence, verdict};
+    use crate::sample::{resident, snapshot};
+
+    const HEAP: &str = "5000000-9000000 rw-p 0 0 [heap]";
+    const MIB: u64 = 1 << 20;
+
+    /// A process whose heap has this number of MiB at each of 40 readings.
+    fn heap_of(mib: impl Fn(u64) -> u64) -> Evidence {
+        let at = |number: u64| snapshot(vec![resident(HEAP, mib(number) * MIB)]);
+        let mut made = evidence(at(0), at(39));
+        made.activity = activity((0..40).map(|number| mib(number) * MIB));
+        made
+    }
+
+    fn found(made: &Evidence, id: &str) -> Box<Cause> {
+        match verdict(made, id) {
+            Verdict::Present(cause) => cause,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    fn with_graph(mut made: Evidence, leaked: u64) -> Evidence {
+        let amount = |bytes| LiveAmount { blocks: bytes / 64, bytes };
+        let graph = HeapGraph {
+            leaked: amount(leaked),
+            reachable: amount(100 * MIB - leaked),
+            ..HeapGraph::default()
+        };
+        let scan = HeapScan {
+            pagewise_heap_scan: HEAP_SCAN_VERSION,
+            process: made.first.process.clone(),
+            moment: ProcessMoment::Running,
+            time_ns: 0,
+            page_size: made.first.provenance.page_size,
+            copy: MemoryCopy::default(),
+            took_ns: 0,
+            heap: WalkedHeap::default(),
+            graph: Some(graph),
+        };
+        made.scan = Gathered::Value(Box::new(scan));
+        made
+    }
+
+    #[test]
+    fn growth_without_a_scan_is_a_possible_leak_with_the_command_that_decides() {
+        let made = heap_of(|number| 50 + number);
+        let leak = found(&made, "leak");
+        let Confidence::Possible(command) = &leak.confidence else { panic!("{leak:?}") };
+        assert!(command.contains("heap scan 7 --leaks"), "{command}");
+        assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::Unknown(..)));
+    }
+
+    #[test]
+    fn unreachable_blocks_of_the_size_of_the_growth_are_a_leak() {
+        let made = with_graph(heap_of(|number| 50 + number), 45 * MIB);
+        let leak = found(&made, "leak");
+        assert_eq!(leak.confidence, Confidence::Certain);
+        assert_eq!(leak.cost.bytes, Some(Bytes::mib(45)));
+        assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn reachable_growth_is_a_container_and_no_leak() {
+        let made = with_graph(heap_of(|number| 50 + number), MIB);
+        assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
+        assert_eq!(found(&made, "unbounded-cache").confidence.key(), "likely");
+    }
+
+    #[test]
+    fn a_cache_that_is_full_after_a_while_is_healthy() {
+        for full in [4, 10, 20, 28] {
+            let made = heap_of(|number| 50 + number.min(full));
+            assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)), "{full}");
+        }
+    }
+
+    #[test]
+    fn a_heap_that_is_collected_is_healthy() {
+        let made = heap_of(|number| 50 + number % 10 * 8 + number / 10);
+        assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_leak_in_bursts_is_a_leak() {
+        let made = heap_of(|number| 50 + number / 8 * 5);
+        found(&made, "leak");
+    }
+
+    #[test]
+    fn mappings_that_grow_with_their_address_space_are_no_leak_of_malloc() {
+        let at = |mib: u64| {
+            let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
+            snapshot(vec![resident(HEAP, MIB), resident(&line, mib * MIB)])
+        };
+        let mut made = evidence(at(50), at(89));
+        made.activity = activity((50..90).map(|mib| mib * MIB));
+        assert_eq!(found(&made, "mapping-growth").confidence.key(), "likely");
+        assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_reserved_buffer_that_is_filled_is_no_growth_of_mappings() {
+        let at =
+            |mib: u64| snapshot(vec![resident("7f0000000000-7f0010000000 rw-p 0 0 ", mib * MIB)]);
+        let mut made = evidence(at(50), at(89));
+        made.activity = activity((50..90).map(|mib| mib * MIB));
+        assert!(matches!(verdict(&made, "mapping-growth"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn the_sentence_has_the_time_until_the_limit() {
+        let mut made = heap_of(|number| 50 + number);
+        if let Gathered::Value(last) = &mut made.last {
+            last.machine.mem_available = Ok(Bytes::mib(400));
+        }
+        let leak = found(&made, "leak");
+        let says = |words: &str| {
+            leak.sentence.iter().any(|it| matches!(it, CellValue::Text(it) if it.contains(words)))
+        };
+        assert!(says("100 seconds"), "{:?}", leak.sentence);
+        assert!(leak.cost.risk > 0.9, "{:?}", leak.cost);
+    }
+}

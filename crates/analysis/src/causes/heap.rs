@@ -1,23 +1,36 @@
-//! Causes: free memory that the heap keeps.
+//! Causes: free memory that the heap keeps, and memory of heaps that malloc does not manage.
 
-use pagewise_model::Bytes;
-use pagewise_model::cause::{CauseCost, CauseObject, Confidence, Verdict};
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
 use pagewise_model::evidence::Instrument;
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
-use pagewise_model::report::CellValue;
+use pagewise_model::report::{CellValue, Fact};
+use pagewise_model::{Bytes, Name};
 
+use super::evidence::FunctionShare;
+use super::growth::{self, LocatedGrowth, growth_cost, growth_words, is_of_program};
+use super::trend::{GrownMemory, MemoryTrend, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
-use crate::cells::text;
+use crate::cells::{float, text};
 use crate::explain::fact;
+use crate::pools::{LanguageRuntime, PoolKind};
 
 /// The rows of the table of causes.
 pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "many-arenas",
+        title: "many malloc arenas",
+        meaning: "Threads have arenas of their own, and the free memory of one does not serve the others.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "fewer than 4 thread arenas, or less than 40 % of them free",
+        source: "mallopt(3): M_ARENA_MAX; 8 arenas per CPU by default",
+        rule: many_arenas,
+    },
     CauseRow {
         id: "trimmable-heap",
         title: "free heap pages",
         meaning: "The allocator keeps whole pages of free blocks that it could return to the kernel.",
         needs: &[Instrument::Snapshot],
-        excluded_by: "less than 16 MiB, or less than 10 % of RES, in whole free pages",
+        excluded_by: "less than 16 MiB, or less than 10 % of RES, in whole free pages at one of two times",
         source: "malloc_trim(3); the remedy is carried out by pagewise trim",
         rule: trimmable,
     },
@@ -26,17 +39,26 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "heap fragmentation",
         meaning: "Free blocks share their pages with live blocks, so that no page can be returned.",
         needs: &[Instrument::Snapshot],
-        excluded_by: "less than 16 MiB, or less than 10 % of RES, of free bytes in shared pages",
+        excluded_by: "less than 16 MiB, or less than 10 % of RES, of free bytes in shared pages at one of two times",
         source: "measured by windows of the heap (pagewise heap scan)",
         rule: fragmented,
     },
+    CauseRow {
+        id: "foreign-heap",
+        title: "heap of a language runtime",
+        meaning: "The heap of a language runtime (Python, Java, Go, V8 and others) grows, or is larger than its contents.",
+        needs: &[Instrument::Activity, Instrument::Snapshot, Instrument::Faults],
+        excluded_by: "the memory of the runtime does not grow steadily",
+        source: "documentation of the runtimes",
+        rule: foreign,
+    },
 ];
 
-/// A smaller amount, or a smaller part of RES, is no trouble.
-const LARGE: Bytes = Bytes::mib(16);
-const PART_OF_RES: f64 = 0.1;
+/// A smaller amount, or a smaller part of RES, is not worth a cause.
+pub(super) const LARGE: Bytes = Bytes::mib(16);
+pub(super) const PART_OF_RES: f64 = 0.1;
 
-fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
+pub(super) fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     let resident = evidence.resident().unwrap_or_default();
     amount >= LARGE && amount.fraction_of(resident).is_none_or(|part| part >= PART_OF_RES)
 }
@@ -50,6 +72,18 @@ fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict
     })
 }
 
+/// An amount of the heap at both times of the observation: the smaller one. A program that
+/// allocates and frees its whole heap again and again needs the free memory between.
+fn lasting(
+    evidence: &CauseEvidence<'_>,
+    sample: &HeapSample,
+    amount: fn(&HeapSample) -> BytesEstimate,
+) -> BytesEstimate {
+    let now = amount(sample);
+    let first = evidence.all.first.heap_sample.as_ref().map(amount);
+    first.map_or(now, |first| if first.low < now.low { first } else { now })
+}
+
 /// Bounds in a sentence: one number if they differ little.
 fn between(estimate: BytesEstimate) -> Vec<CellValue> {
     let BytesEstimate { low, high } = estimate;
@@ -59,39 +93,154 @@ fn between(estimate: BytesEstimate) -> Vec<CellValue> {
     }
 }
 
+/// The arenas of an allocator as an object.
+fn arenas_of(sample: &HeapSample) -> CauseObject {
+    CauseObject::Heap(format!("heap arenas of {}", sample.allocator).into())
+}
+
+fn trim_command(evidence: &CauseEvidence<'_>, amount: Bytes) -> Option<Remedy> {
+    let mut remedy = remedy_now(
+        format!("pagewise trim {} --heap --yes", evidence.pid()),
+        [text("Make the running process call malloc_trim(0).")],
+        false,
+    );
+    if let Some(remedy) = &mut remedy {
+        remedy.effect = vec![text("returns "), CellValue::Bytes(amount.0)];
+    }
+    remedy
+}
+
+/// A server with a few worker threads has as many arenas.
+const MANY_ARENAS: u64 = 4;
+/// Arenas that are used well have less free memory.
+const MOSTLY_FREE: f64 = 0.4;
+
+/// Thread arenas that hold much free memory.
+struct SpreadArenas<'a> {
+    sample: &'a HeapSample,
+    /// Number of arenas without the main one.
+    threads: u64,
+    free: BytesEstimate,
+    resident: Bytes,
+}
+
+/// Resident free bytes of the arenas.
+fn free_of(sample: &HeapSample) -> BytesEstimate {
+    sample.free
+}
+
+fn spread_arenas<'a>(evidence: &CauseEvidence<'a>) -> Result<SpreadArenas<'a>, Verdict> {
+    let sample = sample_of(evidence)?;
+    let threads = sample.arenas.saturating_sub(1);
+    if threads < MANY_ARENAS {
+        return Err(Verdict::RuledOut(vec![CellValue::Count(threads), text(" thread arenas")]));
+    }
+    let pools = evidence.subject.as_ref().map(|subject| {
+        let pools = subject.pools.list().iter().zip(&subject.sums);
+        let arenas = pools.filter(|(pool, _)| pool.kind == PoolKind::MallocArena);
+        arenas.filter_map(|(_, sums)| sums.resident.clone().ok()).sum::<Bytes>()
+    });
+    let resident = pools.unwrap_or_default();
+    let free = lasting(evidence, sample, free_of);
+    // Free memory of the main arena has other reasons.
+    let of_threads = resident.fraction_of(sample.resident).unwrap_or(0.0).min(1.0);
+    let free =
+        BytesEstimate { low: part_of(free.low, of_threads), high: part_of(free.high, of_threads) };
+    if free.low.fraction_of(resident).unwrap_or(0.0) < MOSTLY_FREE || !is_large(evidence, free.low)
+    {
+        let mut line = vec![CellValue::Count(threads), text(" thread arenas have at most ")];
+        line.extend([CellValue::Bytes(free.high.0), text(" of free memory")]);
+        return Err(Verdict::RuledOut(line));
+    }
+    Ok(SpreadArenas { sample, threads, free, resident })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a size")]
+pub(super) fn part_of(bytes: Bytes, share: f64) -> Bytes {
+    Bytes((float(bytes.0) * share) as u64)
+}
+
+fn many_arenas(evidence: &CauseEvidence<'_>) -> Verdict {
+    let SpreadArenas { sample, threads, free, resident } = match spread_arenas(evidence) {
+        Ok(found) => found,
+        Err(verdict) => return verdict,
+    };
+    let mut sentence = between(free);
+    sentence.extend([
+        text(" are free in "),
+        CellValue::Count(threads),
+        text(" thread arenas of malloc, which hold "),
+        CellValue::Bytes(resident.0),
+        text(": the free memory of an arena does not serve the threads of the others."),
+    ]);
+    let object = CauseObject::Setting("MALLOC_ARENA_MAX".into());
+    let mut found = cause("many-arenas", object, Confidence::Certain, sentence);
+    found.cost = CauseCost::of_memory(free.low, evidence.resident().unwrap_or_default());
+    found.evidence = vec![
+        fact("arenas", "arenas", CellValue::Count(sample.arenas), ""),
+        fact("threads", "threads", CellValue::Count(evidence.now.process.threads), ""),
+        fact("resident_arenas", "resident thread arenas", CellValue::Bytes(resident.0), ""),
+        fact("free", "free", CellValue::Bytes(free.low.0), ""),
+        fact("live", "live", CellValue::Bytes(sample.live.low.0), ""),
+    ];
+    found.now = if sample.trimmable.low >= LARGE {
+        trim_command(evidence, sample.trimmable.low)
+    } else {
+        remedy_now(
+            "MALLOC_ARENA_MAX=2",
+            [text(
+                "Start the program with this environment variable, so that its threads share two arenas.",
+            )],
+            true,
+        )
+    };
+    found.code = remedy_code([text(
+        "Call mallopt(M_ARENA_MAX, 2) at the start of main, or start the program with MALLOC_ARENA_MAX=2. \
+         Threads then wait for each other if they allocate very often.",
+    )]);
+    found.into()
+}
+
+/// The line that excludes free memory of a heap whose arenas are the cause.
+fn explained_by_arenas(evidence: &CauseEvidence<'_>) -> Option<Verdict> {
+    let arenas = spread_arenas(evidence).ok()?;
+    let line = vec![
+        text("the free memory is spread over "),
+        CellValue::Count(arenas.threads),
+        text(" thread arenas, which the cause many-arenas explains"),
+    ];
+    Some(Verdict::RuledOut(line))
+}
+
 fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
     let sample = match sample_of(evidence) {
         Ok(sample) => sample,
         Err(verdict) => return verdict,
     };
-    let amount = sample.trimmable;
+    if let Some(verdict) = explained_by_arenas(evidence) {
+        return verdict;
+    }
+    let amount = lasting(evidence, sample, |sample| sample.trimmable);
     if !is_large(evidence, amount.low) {
         let line = vec![CellValue::Bytes(amount.high.0), text(" of whole free pages at most")];
         return Verdict::RuledOut(line);
     }
-    let pid = evidence.pid();
     let mut sentence = between(amount);
     sentence.push(text(" of the heap are whole pages of free blocks, which "));
     sentence.push(text("the allocator keeps and `malloc_trim(0)` would return to the kernel."));
-    let heap = CauseObject::Heap(format!("heap of {}", sample.allocator).into());
-    let mut found = cause("trimmable-heap", heap, Confidence::Certain, sentence);
+    let mut found = cause("trimmable-heap", arenas_of(sample), Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(amount.low, evidence.resident().unwrap_or_default());
     found.evidence = vec![
         fact("resident_heap", "resident heap", CellValue::Bytes(sample.resident.0), ""),
         fact("trimmable", "trimmable", CellValue::Bytes(amount.low.0), ""),
+        fact("live", "live", CellValue::Bytes(sample.live.low.0), ""),
         fact("arenas", "arenas", CellValue::Count(sample.arenas), ""),
     ];
-    found.now = remedy_now(
-        format!("pagewise trim {pid} --heap --yes"),
-        [text("Make the running process call malloc_trim(0).")],
-        false,
-    );
-    if let Some(now) = &mut found.now {
-        now.effect = vec![text("returns "), CellValue::Bytes(amount.low.0)];
-    }
+    found.now = trim_command(evidence, amount.low);
+    // MALLOC_TRIM_THRESHOLD_ concerns the end of the main arena only, and blocks lie above these
+    // pages.
     found.code = remedy_code([text(
-        "Call malloc_trim(0) after the phase that frees much, or start the program with MALLOC_ARENA_MAX=2 \
-         and MALLOC_TRIM_THRESHOLD_=131072.",
+        "Call malloc_trim(0) after the phase that frees much. If the memory is needed again soon, leave it.",
     )]);
     found.into()
 }
@@ -101,7 +250,10 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
         Ok(sample) => sample,
         Err(verdict) => return verdict,
     };
-    let amount = sample.pinned;
+    if let Some(verdict) = explained_by_arenas(evidence) {
+        return verdict;
+    }
+    let amount = lasting(evidence, sample, |sample| sample.pinned);
     if !is_large(evidence, amount.low) {
         let line = vec![CellValue::Bytes(amount.high.0), text(" of pinned free bytes at most")];
         return Verdict::RuledOut(line);
@@ -110,16 +262,298 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
     sentence.push(text(" of the heap are free but share pages with live blocks, which take "));
     sentence.extend(between(sample.live));
     sentence.push(text(": heap fragmentation."));
-    let heap = CauseObject::Heap(format!("heap of {}", sample.allocator).into());
-    let mut found = cause("fragmented-heap", heap, Confidence::Certain, sentence);
+    let mut found = cause("fragmented-heap", arenas_of(sample), Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(amount.low, evidence.resident().unwrap_or_default());
     found.evidence = vec![
         fact("resident_heap", "resident heap", CellValue::Bytes(sample.resident.0), ""),
         fact("pinned", "pinned", CellValue::Bytes(amount.low.0), ""),
         fact("live", "live", CellValue::Bytes(sample.live.low.0), ""),
     ];
+    found.evidence.extend(survivors(evidence));
     found.code = remedy_code([text(
         "Allocate blocks that live long from a pool of their own, or copy the survivors after each phase.",
     )]);
     found.into()
+}
+
+/// The variable that keeps most of the live blocks, and the function that allocates blocks now.
+fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
+    let graph = evidence.all.scan.value().and_then(|scan| scan.graph.as_ref());
+    let keeper = graph.and_then(|graph| graph.retained.first());
+    let keeper = keeper.filter(|keeper| !keeper.root.name.is_empty());
+    let mut facts = Vec::new();
+    if let Some(keeper) = keeper {
+        let name = CellValue::Name(keeper.root.name.clone());
+        facts.push(fact("kept_by", "most live blocks are kept by", name, ""));
+        let kept = CellValue::Bytes(keeper.retained.bytes);
+        facts.push(fact("kept", "that is", kept, ""));
+    }
+    let function = growth::growing_function(evidence, GrownMemory::Malloc);
+    facts.extend(function.map(|function| {
+        let name = crate::heap::frames::with_its_line(function.frame);
+        fact("allocated_by", "allocated by", CellValue::Name(Name::new(name.as_bytes())), "")
+    }));
+    facts
+}
+
+/// Memory that a runtime manages itself.
+fn runtime_memory(evidence: &CauseEvidence<'_>) -> Bytes {
+    let Ok(subject) = evidence.subject else { return Bytes::ZERO };
+    let pools = subject.pools.list().iter().zip(&subject.sums);
+    let own = pools.filter(|(pool, _)| GrownMemory::of(pool.kind) == GrownMemory::Runtime);
+    own.filter_map(|(_, sums)| sums.resident.clone().ok()).sum()
+}
+
+fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(runtime) = LanguageRuntime::of_process(evidence.now) else {
+        return Verdict::NotApplicable;
+    };
+    let memory = runtime_memory(evidence);
+    let located = match growth::located(evidence) {
+        Ok(located) => located,
+        Err(verdict @ Verdict::Unknown(..)) => return verdict,
+        Err(_) => return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory)),
+    };
+    let function = growth::growing_function(evidence, located.memory);
+    let is_runtime = match located.memory {
+        GrownMemory::Runtime => true,
+        GrownMemory::Malloc => !is_of_program(evidence, &located, function.as_ref()),
+        _ => false,
+    };
+    if !is_runtime || is_first_filling(runtime, memory, &located) {
+        return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory));
+    }
+    growing_runtime(evidence, runtime, memory, &located, function.as_ref()).into()
+}
+
+/// The line about a runtime that is not a cause.
+fn quiet_runtime(
+    evidence: &CauseEvidence<'_>,
+    runtime: LanguageRuntime,
+    memory: Bytes,
+) -> Vec<CellValue> {
+    let mut line = vec![text(runtime.label()), text(" has "), CellValue::Bytes(memory.0)];
+    if let MemoryTrend::Bounded(change, seconds) = trend(evidence) {
+        line.push(text("; private memory changed by "));
+        line.push(CellValue::Change(change));
+        line.push(text(format!(" in {seconds:.0} s")));
+    }
+    line
+}
+
+/// A heap that is collected is filled once up to the first collection: smaller heaps, and such
+/// whose growth stays within the memory that they have reserved for it, are in this phase.
+const FIRST_COLLECTION: Bytes = Bytes::mib(32);
+/// Growth of an established heap over the observation, as a share of it.
+const NOTABLE_GROWTH: f64 = 0.03;
+
+fn is_first_filling(runtime: LanguageRuntime, memory: Bytes, located: &LocatedGrowth) -> bool {
+    // The Java virtual machine makes memory writable when it enlarges its heap, and not before.
+    let is_within =
+        runtime == LanguageRuntime::Java && located.kind.reserved < located.kind.used / 2;
+    let is_small = memory < FIRST_COLLECTION
+        || located.growth.bytes.fraction_of(memory).is_none_or(|share| share < NOTABLE_GROWTH);
+    runtime.collects_garbage() && (is_small || is_within)
+}
+
+fn growing_runtime(
+    evidence: &CauseEvidence<'_>,
+    runtime: LanguageRuntime,
+    memory: Bytes,
+    located: &LocatedGrowth,
+    function: Option<&FunctionShare<'_>>,
+) -> Cause {
+    let pid = evidence.pid();
+    let mut sentence = vec![text("The heap of "), text(runtime.label())];
+    sentence.extend(growth_words(evidence, located.growth));
+    sentence.push(text(": the program keeps more and more objects."));
+    let next = format!("pagewise diagnose {pid} --for 1m");
+    let confidence = match runtime.collects_garbage() {
+        true => Confidence::Possible(next.into()),
+        false => Confidence::Likely(next.into()),
+    };
+    let object = CauseObject::Heap(format!("heap of {}", runtime.label()).into());
+    let mut found = cause("foreign-heap", object, confidence, sentence);
+    found.cost = growth_cost(evidence, located.growth, located.growth.bytes);
+    found.evidence = vec![
+        fact("growth", "growth", CellValue::Bytes(located.growth.bytes.0), ""),
+        fact("runtime", "memory of the runtime", CellValue::Bytes(memory.0), ""),
+    ];
+    found.evidence.extend(objects(evidence));
+    found.evidence.extend(function.map(|function| {
+        let name = crate::heap::frames::with_its_line(function.frame);
+        fact("allocated_by", "allocated by", CellValue::Name(Name::new(name.as_bytes())), "")
+    }));
+    let (command, change, code) = runtime_remedies(runtime, pid);
+    found.now = remedy_now(command, [text(change)], true);
+    found.code = remedy_code([text(code)]);
+    found
+}
+
+/// The type of objects with most bytes, if the heap was scanned.
+fn objects(evidence: &CauseEvidence<'_>) -> Option<Fact> {
+    let scan = evidence.all.scan.value()?;
+    let most = scan.heap.objects.first()?;
+    Some(fact("largest_type", "type with most bytes", CellValue::Name(most.name.clone()), ""))
+}
+
+/// The command that shows the contents of a heap, its purpose, and the change of code.
+fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str, &'static str) {
+    const BOUND: &str = "Give the container that grows a bound: remove an entry for each one that is added beyond it.";
+    match runtime {
+        LanguageRuntime::Python => {
+            (format!("pagewise heap scan {pid}"), "List the live Python objects by type.", BOUND)
+        }
+        LanguageRuntime::Java => (
+            format!("jcmd {pid} GC.class_histogram"),
+            "List the live objects by class (this collects garbage first). `-Xmx` bounds the heap.",
+            BOUND,
+        ),
+        LanguageRuntime::Go => (
+            format!("pagewise faults {pid} --for 10s"),
+            "Find the function that touches new memory. Started with GOMEMLIMIT=SIZE, and with GOGC unset, the program \
+             collects garbage before it reaches SIZE.",
+            "Remove entries that are not used from maps and slices, and leave GOGC at its default.",
+        ),
+        LanguageRuntime::V8 => (
+            format!("kill -USR1 {pid}"),
+            "Node.js opens its inspector, which compares two heap snapshots. `--max-old-space-size=MIB` bounds the heap.",
+            "Remove listeners, timers and entries of maps when they are not used any more.",
+        ),
+        LanguageRuntime::DotNet => {
+            (format!("dotnet-gcdump collect -p {pid}"), "List the live objects by type.", BOUND)
+        }
+        LanguageRuntime::Ruby
+        | LanguageRuntime::Php
+        | LanguageRuntime::Erlang
+        | LanguageRuntime::OtherScript => (
+            format!("pagewise faults {pid} --for 10s"),
+            "Find the function that touches new memory.",
+            BOUND,
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Snapshot;
+    use pagewise_model::evidence::Evidence;
+
+    use super::*;
+    use crate::causes::made::{activity, evidence, verdict};
+    use crate::sample::{resident, snapshot};
+
+    const MIB: u64 = 1 << 20;
+    const ARENAS: &str = "7f0000000000-7f0008000000 rw-p 0 0 ";
+
+    fn exactly(mib: u64) -> BytesEstimate {
+        BytesEstimate { low: Bytes::mib(mib), high: Bytes::mib(mib) }
+    }
+
+    /// A process with 128 MiB of heap.
+    fn with_sample(trimmable: u64, pinned: u64, arenas: u64) -> Snapshot {
+        let mut made = snapshot(vec![resident("5000000-d000000 rw-p 0 0 [heap]", 128 * MIB)]);
+        made.heap_sample = Ok(HeapSample {
+            allocator: "glibc".to_owned(),
+            arenas,
+            resident: Bytes::mib(128),
+            live: exactly(128 - trimmable - pinned),
+            free: exactly(trimmable + pinned),
+            trimmable: exactly(trimmable),
+            pinned: exactly(pinned),
+            ..HeapSample::default()
+        });
+        made
+    }
+
+    fn present(made: &Evidence, id: &str) -> Box<Cause> {
+        match verdict(made, id) {
+            Verdict::Present(cause) => cause,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn free_pages_at_both_times_are_trimmable() {
+        let made = evidence(with_sample(60, 0, 1), with_sample(50, 0, 1));
+        let cause = present(&made, "trimmable-heap");
+        assert_eq!(cause.cost.bytes, Some(Bytes::mib(50)));
+        assert_eq!(cause.now.unwrap().command, "pagewise trim 7 --heap --yes");
+    }
+
+    #[test]
+    fn a_heap_that_is_used_again_is_healthy() {
+        let made = evidence(with_sample(0, 0, 1), with_sample(80, 0, 1));
+        assert!(matches!(verdict(&made, "trimmable-heap"), Verdict::RuledOut(_)));
+        let made = evidence(with_sample(0, 80, 1), with_sample(0, 0, 1));
+        assert!(matches!(verdict(&made, "fragmented-heap"), Verdict::RuledOut(_)));
+    }
+
+    /// A process with arenas of 120 MiB, of which this number of MiB is free.
+    fn with_arenas(free: u64) -> Snapshot {
+        let mut made = with_sample(free / 2, free - free / 2, 9);
+        let mut arena = resident(ARENAS, 120 * MIB);
+        arena.name = "".into();
+        if let Ok(mappings) = &mut made.mappings {
+            *mappings = vec![arena];
+        }
+        made.objects.push(crate::causes::made::glibc());
+        made.heads.push(pagewise_model::snapshot::MappingHead {
+            address: 0x7f00_0000_0000,
+            words: [0x7f00_0000_0030, 0],
+        });
+        made
+    }
+
+    #[test]
+    fn free_memory_of_many_arenas_has_one_cause() {
+        let made = evidence(with_arenas(100), with_arenas(100));
+        let cause = present(&made, "many-arenas");
+        assert_eq!(cause.object, CauseObject::Setting("MALLOC_ARENA_MAX".into()));
+        assert!(matches!(verdict(&made, "trimmable-heap"), Verdict::RuledOut(_)));
+        assert!(matches!(verdict(&made, "fragmented-heap"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn arenas_full_of_live_blocks_are_healthy() {
+        let made = evidence(with_arenas(12), with_arenas(12));
+        assert!(matches!(verdict(&made, "many-arenas"), Verdict::RuledOut(_)));
+    }
+
+    /// A process of a runtime with this number of MiB of its own memory.
+    fn of_runtime(program: &str, mib: u64) -> Snapshot {
+        let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
+        let mut made = snapshot(vec![resident(&line, mib * MIB)]);
+        made.process.exe = Ok(program.into());
+        made
+    }
+
+    #[test]
+    fn a_python_heap_that_grows_is_of_python_and_no_leak_of_malloc() {
+        let mut made =
+            evidence(of_runtime("/usr/bin/python3", 50), of_runtime("/usr/bin/python3", 89));
+        made.activity = activity((50..90).map(|mib| mib * MIB));
+        let cause = present(&made, "foreign-heap");
+        assert_eq!(cause.confidence.key(), "likely");
+        assert!(matches!(&cause.object, CauseObject::Heap(name) if name.contains("CPython")));
+        for other in ["leak", "unbounded-cache", "mapping-growth"] {
+            assert!(matches!(verdict(&made, other), Verdict::RuledOut(_)), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_collected_heap_that_grows_is_possible_at_most() {
+        let mut made = evidence(of_runtime("/usr/bin/node", 50), of_runtime("/usr/bin/node", 89));
+        made.activity = activity((50..90).map(|mib| mib * MIB));
+        assert_eq!(present(&made, "foreign-heap").confidence.key(), "possible");
+    }
+
+    #[test]
+    fn a_runtime_of_constant_size_is_healthy() {
+        let mut made = evidence(of_runtime("/usr/bin/node", 500), of_runtime("/usr/bin/node", 500));
+        made.activity = activity((0..40).map(|at| (500 + at % 7) * MIB));
+        assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
+        let made = evidence(of_runtime("/usr/bin/redis", 500), of_runtime("/usr/bin/redis", 500));
+        assert!(matches!(verdict(&made, "foreign-heap"), Verdict::NotApplicable));
+    }
 }

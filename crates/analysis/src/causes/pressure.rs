@@ -67,6 +67,12 @@ pub(super) const ROWS: &[CauseRow] = &[
 /// Share of the limit that cannot be reclaimed from which on the next allocation is at risk.
 const UNRECLAIMABLE: f64 = 0.95;
 
+/// Pages per second read again from which on the limit costs time. Page cache that is read once
+/// and again much later has fewer.
+const MANY_REFAULTS: f64 = 1000.0;
+/// Time that a page takes which is read again: reads of files fetch many pages at once.
+const REFAULT_SECONDS: f64 = 0.000_03;
+
 fn no_counters(evidence: &CauseEvidence<'_>, what: &'static str) -> Verdict {
     let command = format!("pagewise diagnose {} --for 10s", evidence.pid());
     Verdict::Unknown(what.into(), command.into())
@@ -82,6 +88,7 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
         return no_counters(evidence, "the process was read only once");
     };
     let unreclaimable = unreclaimable(evidence, &load);
+    let refaults = load.refaults_per_second(evidence).unwrap_or(0.0);
     let (cost, confidence, sentence) = if load.kills() > 0 {
         let words = [
             text(" at its limit: the kernel killed "),
@@ -97,6 +104,16 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
         ];
         let sure = if load.hits() > 0 { Confidence::Certain } else { likely_limit(evidence) };
         (CauseCost::of_time(waits.waited()), sure, words.to_vec())
+    } else if refaults >= MANY_REFAULTS {
+        let words = [
+            text(" at its limit, and reads "),
+            CellValue::Rate(refaults),
+            text(
+                " pages again that the kernel has just reclaimed: the limit is smaller than what is used.",
+            ),
+        ];
+        let share = (refaults * REFAULT_SECONDS).min(0.9);
+        (CauseCost::of_time(share), Confidence::Certain, words.to_vec())
     } else if unreclaimable >= UNRECLAIMABLE {
         let words = [text(
             " at its limit with memory that cannot be reclaimed: the next allocation gets a process killed.",
@@ -109,7 +126,9 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
             bytes(load.limit),
             text(" charged, but only "),
             CellValue::Rate(waits.rate),
-            text(" major faults: the kernel reclaims page cache that is not needed"),
+            text(" major faults and "),
+            CellValue::Rate(refaults),
+            text(" pages read again: the kernel reclaims page cache that is not needed"),
         ]);
     };
     let mut words =
@@ -165,6 +184,11 @@ fn cgroup_cause(
         bytes_fact("swapped", "in swap", load.swapped()),
         count_fact("limit_hits", "limit hits", load.hits()),
         rate_fact("major_faults_per_s", "major faults", waits.rate),
+        rate_fact(
+            "refaults_per_s",
+            "pages read again",
+            load.refaults_per_second(evidence).unwrap_or(0.0),
+        ),
     ];
     if let Some(growth) = steady_growth(evidence) {
         found.evidence.push(rate_fact("growth_per_s", "growth of the process in bytes", growth));
@@ -179,7 +203,9 @@ fn cgroup_cause(
 /// The command that raises the limit above the memory that the process uses.
 fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> {
     let file = load.limit_file()?;
-    let needed = load.usage + load.swapped() + mapped_data_files(evidence);
+    // Twice the page cache: the part that does not fit is unknown.
+    let cache = load.stat(CACHE).unwrap_or_default();
+    let needed = load.usage + load.swapped() + cache.max(mapped_data_files(evidence));
     let raised = raised_limit(load.limit, needed);
     let mut command = format!("echo {} > {file}", raised.0);
     if load.with_swap.is_some_and(|both| both < raised) {
@@ -191,7 +217,7 @@ fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> 
         bytes(load.limit),
         text(" to "),
         bytes(raised),
-        text(", enough for what is charged, swapped out and mapped from data files."),
+        text(", enough for what is charged and swapped out, and for twice the page cache."),
     ];
     remedy_now(command, change, true)
 }

@@ -9,6 +9,7 @@ use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::{Bytes, Name, Quadrant};
 
 use super::CauseEvidence;
+use super::trend::{MemoryTrend, trend};
 use crate::cells::{float, ratio};
 use crate::explain::fact;
 
@@ -17,12 +18,6 @@ use crate::explain::fact;
 pub(super) const MANY_MAJOR: f64 = 25.0;
 /// Time that a major fault waits: the fastest disks need 0.1 ms, swap files and network disks more.
 const MAJOR_FAULT_SECONDS: f64 = 0.000_2;
-/// A slower growth, as a share of the memory per second, cannot be told from noise.
-const TREND_PER_SECOND: f64 = 0.002;
-/// Growth below this number of bytes per second is noise.
-const TREND_BYTES: f64 = 64.0 * 1024.0;
-/// Share of the intervals in which memory that grows steadily grows.
-const MOSTLY_GROWING: f64 = 0.4;
 /// From this share of the limit on the kernel reclaims.
 const FULL_CGROUP: f64 = 0.9;
 /// Below this share of available memory the machine reclaims.
@@ -37,11 +32,10 @@ pub(super) fn private_memory(point: &ActivityPoint) -> Option<Bytes> {
 
 /// Growth of the private memory in bytes per second, if it grows steadily.
 pub(super) fn steady_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
-    let growth = evidence.growth(private_memory)?;
-    let (_, last) = evidence.ends()?;
-    let least = TREND_BYTES.max(float(private_memory(last)?.0) * TREND_PER_SECOND);
-    let is_steady = evidence.growing_share(private_memory)? >= MOSTLY_GROWING;
-    (growth >= least && is_steady).then_some(growth)
+    match trend(evidence) {
+        MemoryTrend::Steady(growth) => Some(growth.rate()),
+        MemoryTrend::Bounded(..) | MemoryTrend::Unknown => None,
+    }
 }
 
 /// Factor of the cost of trouble that the growth of the process explains: its leak or its cache is
@@ -185,6 +179,18 @@ impl<'a> CgroupLoad<'a> {
         self.increase(|point| point.oom_kills)
     }
 
+    /// Pages per second that the cgroup read again after they were reclaimed.
+    pub(super) fn refaults_per_second(&self, evidence: &CauseEvidence<'_>) -> Option<f64> {
+        let count = |point: &CgroupPoint| {
+            REFAULTS
+                .iter()
+                .filter_map(|names| stat(point, names))
+                .map(|it| it.0)
+                .reduce(u64::saturating_add)
+        };
+        Some(float(self.increase(count)) / evidence.seconds()?)
+    }
+
     /// A value of `memory.stat` at the end, children included.
     pub(super) fn stat(&self, names: &[&str]) -> Option<Bytes> {
         self.activity.and_then(|activity| stat(&activity.points[1], names))
@@ -221,6 +227,11 @@ pub(super) const ANON: &[&str] = &["total_rss", "rss", "anon"];
 pub(super) const SHMEM: &[&str] = &["total_shmem", "shmem"];
 pub(super) const CACHE: &[&str] = &["total_cache", "cache", "file"];
 pub(super) const SLAB: &[&str] = &["slab_reclaimable", "total_slab_reclaimable"];
+/// Numbers of pages that were reclaimed and needed again.
+const REFAULTS: [&[&str]; 2] = [
+    &["total_workingset_refault_file", "workingset_refault_file", "total_workingset_refault"],
+    &["total_workingset_refault_anon", "workingset_refault_anon"],
+];
 const SWAP: &[&str] = &["total_swap", "swap"];
 
 /// The first line of `memory.stat` that exists.

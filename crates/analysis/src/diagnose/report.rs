@@ -9,6 +9,7 @@ use pagewise_model::report::{
 use pagewise_model::{Name, Pid};
 
 use super::ranking::Diagnosis;
+use crate::causes;
 use crate::cells::text;
 use crate::explain::{fact, who};
 
@@ -34,13 +35,12 @@ pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOpt
         blocks.push(text_block("", vec![text("No trouble found.")]));
     }
     for (number, cause) in (1..).zip(diagnosis.causes.iter().take(shown)) {
-        blocks.extend(cause_blocks(number, cause));
+        blocks.push(cause_block(number, cause));
     }
     blocks.extend(excluded(diagnosis, options));
     blocks.extend(unseen(diagnosis));
     blocks.push(ReportBlock::Facts(cost(&evidence.cost)));
-    let mut title = who::title(&evidence.first);
-    title.insert(0, text("Diagnosis of "));
+    let title = who::title_of("Diagnosis", &evidence.first.process, "");
     Report { schema: SCHEMA, title, blocks }
 }
 
@@ -177,34 +177,31 @@ fn causes_table(causes: &[Cause]) -> ReportTable {
 }
 
 /// A cause for people.
-fn cause_blocks(number: u32, cause: &Cause) -> Vec<ReportBlock> {
-    let heading = format!("{number}. {} ({})", cause.id, cause.confidence.key());
-    let mut blocks = vec![text_block(heading, cause.sentence.clone())];
+fn cause_block(number: u32, cause: &Cause) -> ReportBlock {
+    let title = causes::row(cause.id).map_or(cause.id, |row| row.title);
+    let confidence = cause.confidence.key();
+    let line = |key: &'static str, value| fact(key, key, value, "").for_people();
+    let object = object_words(&cause.object);
     let mut facts =
-        vec![fact("object", "object", CellValue::Name(object_words(&cause.object)), "")];
-    facts.extend(cause.evidence.iter().cloned());
-    blocks.push(ReportBlock::Facts(NamedFacts {
-        key: "".into(),
-        title: "".into(),
-        audience: Audience::People,
-        shape: FactsShape::Line,
-        facts: facts.into_iter().map(Fact::for_people).collect(),
-    }));
-    let mut line = |label: &'static str, pieces: Vec<CellValue>| {
-        let mut words = vec![text(label)];
-        words.extend(pieces);
-        blocks.push(text_block("", words));
-    };
-    if let Some(now) = &cause.now {
-        line("Now: ", remedy_pieces(now));
+        vec![line("finding", plain(&cause.sentence)), line("object", CellValue::Name(object))];
+    if !cause.evidence.is_empty() {
+        let evidence = cause.evidence.iter().map(|it| (it.label.clone(), it.value.clone()));
+        facts.push(line("evidence", CellValue::Record(evidence.collect())));
     }
-    if let Some(code) = &cause.code {
-        line("In the code: ", remedy_pieces(code));
+    let remedies = [("now", &cause.now), ("in the code", &cause.code)];
+    for (label, remedy) in remedies {
+        facts.extend(remedy.as_ref().map(|it| line(label, plain(&remedy_pieces(it)))));
     }
     if let Some(command) = cause.confidence.decided_by() {
-        line("To be sure: ", vec![text(format!("`{command}`"))]);
+        facts.push(line("to be sure", text(format!("`{command}`"))));
     }
-    blocks
+    ReportBlock::Facts(NamedFacts {
+        key: "".into(),
+        title: format!("{number}. {title} ({confidence})").into(),
+        audience: Audience::People,
+        shape: FactsShape::List,
+        facts,
+    })
 }
 
 /// Rows of three columns for programs.
@@ -264,12 +261,24 @@ fn unseen(diagnosis: &Diagnosis) -> Vec<ReportBlock> {
             ("command", all.iter().map(|it| text(it.command.clone())).collect()),
         ],
     )];
-    for (at, it) in all.iter().enumerate() {
-        let title = if at == 0 { "Could not be seen" } else { "" };
-        let command =
-            if it.command.is_empty() { String::new() } else { format!(" `{}`", it.command) };
-        blocks.push(text_block(title, vec![text(format!("{}: {}.{command}", it.title, it.why))]));
+    if all.is_empty() {
+        return blocks;
     }
+    // Causes that lack the same evidence share a line.
+    let mut lines: Vec<(&Label, &Label, Vec<&str>)> = Vec::new();
+    for it in all {
+        match lines.iter_mut().find(|(why, command, _)| (*why, *command) == (&it.why, &it.command))
+        {
+            Some((_, _, titles)) => titles.push(it.title),
+            None => lines.push((&it.why, &it.command, vec![it.title])),
+        }
+    }
+    let pieces = lines.iter().enumerate().map(|(at, (why, command, titles))| {
+        let space = if at == 0 { "" } else { " " };
+        let command = if command.is_empty() { String::new() } else { format!(" (`{command}`)") };
+        text(format!("{space}{}: {why}{command}.", titles.join(", ")))
+    });
+    blocks.push(text_block("Could not be seen", pieces.collect()));
     blocks
 }
 

@@ -1,5 +1,5 @@
-//! Memory of a process: its identity, the columns of top and better ones, the quadrants, the pools,
-//! the largest mappings, and findings about them.
+//! Memory of a process: findings about it, its identity, the columns of top and better ones, the
+//! quadrants, the pools, the largest mappings, and the method of the reading.
 
 pub(crate) mod core;
 pub(crate) mod heap;
@@ -7,6 +7,7 @@ mod tables;
 mod totals;
 pub(crate) mod who;
 
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Findings, Label, NamedFacts, Paragraph, Report,
     ReportBlock,
@@ -99,16 +100,15 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
     {
         return explain_core(subject, coverage, options);
     }
-    let mut blocks = vec![
-        ReportBlock::Facts(who::process(&snapshot.process)),
-        ReportBlock::Facts(who::provenance(snapshot, subject.as_ref())),
-        ReportBlock::Facts(totals::totals(snapshot, subject.as_ref())),
-    ];
+    let mut blocks = vec![ReportBlock::Facts(who::process(&snapshot.process))];
+    blocks.extend(subject.as_ref().ok().map(findings));
+    blocks.push(ReportBlock::Facts(totals::totals(snapshot, subject.as_ref())));
     blocks.extend(nothing_there(snapshot).map(ReportBlock::Text));
     match &subject {
         Ok(subject) => blocks.extend(body(subject, options)),
         Err(absent) => blocks.extend(withheld(snapshot, absent)),
     }
+    blocks.push(ReportBlock::Facts(who::provenance(snapshot, subject.as_ref())));
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }
 
@@ -123,9 +123,8 @@ fn explain_core(
     let totals = totals::totals(snapshot, Ok(subject));
     let mut blocks = vec![
         ReportBlock::Facts(who::process(&snapshot.process)),
-        ReportBlock::Facts(who::provenance(snapshot, Ok(subject))),
-        ReportBlock::Facts(core::facts(subject, coverage)),
         findings(subject),
+        ReportBlock::Facts(core::facts(subject, coverage)),
         ReportBlock::Facts(NamedFacts { audience: Audience::Programs, ..totals }),
         ReportBlock::Facts(absent_for_programs(&["quadrants"], &not_in_core())),
     ];
@@ -134,6 +133,7 @@ fn explain_core(
     blocks.extend(heap::blocks(subject));
     blocks.extend(core::threads(subject, coverage.dump));
     blocks.extend(drawings(subject, options));
+    blocks.push(ReportBlock::Facts(who::provenance(snapshot, Ok(subject))));
     Report { schema: SCHEMA, title: who::title(snapshot), blocks }
 }
 
@@ -143,10 +143,19 @@ fn not_in_core() -> Absent {
 }
 
 fn findings(subject: &ExplainSubject<'_>) -> ReportBlock {
-    ReportBlock::Findings(Findings {
-        list: find(Evidence::Snapshot(subject)),
-        none: "Nothing unusual in this snapshot.".into(),
-    })
+    let process = &subject.snapshot.process;
+    let lives = subject.snapshot.provenance.moment == ProcessMoment::Running
+        && !process.kernel_thread
+        && !matches!(process.state, 'Z' | 'X');
+    let none = match lives {
+        true => format!(
+            "Nothing unusual in this snapshot. If the process grows or is slow: `pagewise diagnose {}`.",
+            process.pid
+        )
+        .into(),
+        false => "Nothing unusual in this snapshot.".into(),
+    };
+    ReportBlock::Findings(Findings { list: find(Evidence::Snapshot(subject)), none })
 }
 
 /// The list of mappings for programs, and the address map.
@@ -165,7 +174,6 @@ fn body(subject: &ExplainSubject<'_>, options: &ExplainOptions) -> Vec<ReportBlo
         blocks.push(ReportBlock::Table(tables::mappings(subject)));
     }
     blocks.extend(heap::blocks(subject));
-    blocks.push(findings(subject));
     if options.address_map {
         blocks.push(ReportBlock::AddressMap(address_map::address_map(subject)));
     }

@@ -8,6 +8,7 @@ mod anonymous;
 mod images;
 mod names;
 mod registered;
+mod runtime;
 mod stacks;
 mod sums;
 
@@ -17,6 +18,7 @@ use pagewise_model::mapping::MappedFileKey;
 use pagewise_model::{Backing, Mapping, Name, Snapshot};
 
 pub(crate) use anonymous::ARENA_HEAP;
+pub(crate) use runtime::LanguageRuntime;
 pub use sums::{PoolSums, sums, total};
 
 macro_rules! kinds {
@@ -61,6 +63,7 @@ kinds! {
     MallocArena "malloc_arena" "malloc arena" "glibc thread arenas: heaps of 64 MiB of address space each, used from the start.";
     MallocChunk "malloc_chunk" "malloc chunk" "Large blocks, each in a mapping of its own (mmapped chunks of glibc).";
     Allocator "allocator" "allocator" "Memory of an allocator other than glibc's.";
+    Runtime "runtime" "runtime memory" "Memory of a language runtime (Python, Java, V8 and others), which malloc does not manage, and other private anonymous memory of its process.";
     MainStack "main_stack" "main stack" "The first thread's stack; grows by itself up to RLIMIT_STACK.";
     ThreadStack "thread_stack" "thread stack" "Another thread's stack, with its guard and its thread-local variables.";
     CachedStack "cached_stack" "cached stack" "The stack of a thread that ended, kept by the C library for the next one.";

@@ -8,15 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
-use pagewise_diagnose::{Budget, DiagnosisRequest, collect};
+use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, collect};
 use pagewise_model::evidence::{EVIDENCE_VERSION, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
-use pagewise_model::{Absent, Reading, Snapshot};
+use pagewise_model::{Absent, Reading};
 use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 
-use super::heap::scan::{CopyMethod, PointerSearch, running};
+use super::heap::scan::{CopyMethod, PointerSearch, moving, running};
 use crate::args::OutputArgs;
 use crate::output::{emit, note, save};
 use crate::terminal::TerminalLook;
@@ -35,7 +35,7 @@ pub(crate) struct DiagnoseArgs {
     /// Stop the process for at most TIME at once
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = humantime::parse_duration)]
     pub(crate) max_pause: Duration,
-    /// Use at most PERCENT of the CPU time of the machine
+    /// Use at most PERCENT of the CPU time of the machine, or 0.5 s if that is more
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = crate::args::percent_above_zero)]
     pub(crate) budget: f64,
     /// Show all causes, and the figure that rules out each other cause
@@ -78,6 +78,8 @@ impl From<SymptomArg> for Symptom {
     }
 }
 
+/// CPU time that a diagnosis may take on a small machine, or of a short observation.
+const MIN_CPU: Duration = Duration::from_millis(500);
 /// Exit status if trouble was found.
 const TROUBLE: u8 = 10;
 
@@ -126,8 +128,8 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
     }
     root.check_access(pid)?;
     let share = args.budget / 100.0;
-    let whole = Budget::whole(args.during);
-    let budget = Budget { cpu: whole.mul_f64(share), pause: args.max_pause };
+    let cpu = Budget::whole(args.during).mul_f64(share).max(MIN_CPU);
+    let budget = Budget { cpu, pause: args.max_pause };
     let interrupts = NotedInterrupts::note();
     let is_quiet = args.output.json;
     let progress = |instrument: Instrument| {
@@ -135,10 +137,14 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
             note(format_args!("{}: {}", instrument.label(), instrument.cost()));
         }
     };
-    let scan = |snapshot: &Snapshot, pause: Duration| -> Reading<HeapScan> {
-        let pid = snapshot.process.pid;
-        running(&root, pid, CopyMethod::Stop, pause, Some(PointerSearch::LEAKS))
-            .map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
+    let scan = |bounds: ScanBounds| -> Reading<HeapScan> {
+        let scanned = match bounds {
+            ScanBounds::Stopped(pause) => {
+                running(&root, pid, CopyMethod::Stop, pause, Some(PointerSearch::LEAKS))
+            }
+            ScanBounds::Running(bytes) => moving(&root, pid, bytes),
+        };
+        scanned.map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
     };
     let request = DiagnosisRequest {
         duration: args.during,

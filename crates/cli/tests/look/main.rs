@@ -1,4 +1,4 @@
-//! Tests of `explain`, `maps`, `pools` and saved files, one module per subject.
+//! Tests of `diagnose`, `explain`, `maps`, `pools` and saved files, one module per subject.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
 
@@ -6,5 +6,6 @@
 mod fixture;
 
 mod core_file;
+mod diagnose;
 mod pools;
 mod saved_files;

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use pagewise_model::evidence::{CgroupActivity, CgroupPoint, counter};
 use pagewise_model::process::CgroupMemory;
 use pagewise_model::settings::CgroupSettings;
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
@@ -11,7 +12,7 @@ use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 use crate::mountinfo::Mount;
 use crate::root::read_all;
 use crate::text::{lines, number};
-use crate::{ProcRoot, mountinfo, pressure};
+use crate::{ProcRoot, mountinfo, pressure, vmstat};
 
 /// v1 spells "no limit" as the largest number of whole pages; nothing near it is a limit.
 const UNLIMITED: u64 = 1 << 60;
@@ -72,12 +73,66 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
         limit,
         usage: usage(&tightest.join(names.usage)),
         swapped: swapped(tightest, names),
-        with_swap: names.with_swap.and_then(|name| {
-            let file = tightest.join(name);
-            Some((Name::new(file.as_os_str().as_bytes()), Bytes(bytes(&file)?)))
-        }),
+        with_swap: (member.version == 1)
+            .then(|| tightest.join(names.swap_limit))
+            .and_then(|file| Some((Name::new(file.as_os_str().as_bytes()), Bytes(bytes(&file)?)))),
         pressure,
     })
+}
+
+/// The memory cgroup of a process with the lowest limit, watched over time.
+#[derive(Clone, Debug)]
+pub struct WatchedCgroup {
+    member: Member,
+    limited: PathBuf,
+    names: &'static CgroupFiles,
+    limit: Option<Bytes>,
+    first: CgroupPoint,
+}
+
+impl WatchedCgroup {
+    /// Finds the cgroup, and reads its counters.
+    ///
+    /// # Errors
+    /// [`Absent`] if the process is in no memory cgroup that we can see.
+    pub fn begin(root: &ProcRoot, pid: Pid) -> Reading<WatchedCgroup> {
+        let (member, folder) = place(root, pid)?;
+        let names = names(&member);
+        let (limit, limited) = folder.lowest(names.limit);
+        let limited = limited.to_path_buf();
+        let first = point(&limited, names);
+        Ok(WatchedCgroup { member, limited, names, limit, first })
+    }
+
+    /// Reads the counters again.
+    pub fn finish(self) -> CgroupActivity {
+        let WatchedCgroup { member, limited, names, limit, first } = self;
+        CgroupActivity {
+            path: member.path,
+            limited: Name::new(limited.as_os_str().as_bytes()),
+            version: member.version,
+            limit,
+            swap_limit: bytes(&limited.join(names.swap_limit)).map(Bytes),
+            points: [first, point(&limited, names)],
+        }
+    }
+}
+
+/// Counters of a cgroup now.
+fn point(folder: &Path, names: &CgroupFiles) -> CgroupPoint {
+    let file = |name: &str| read_all(&folder.join(name)).ok();
+    let events = |(name, key): (&str, &str)| match key {
+        "" => file(name).and_then(|text| number(&text)),
+        _ => counter(&vmstat::parse(&file(name)?), key),
+    };
+    CgroupPoint {
+        usage: bytes(&folder.join(names.usage)).map(Bytes),
+        peak: bytes(&folder.join(names.peak)).map(Bytes),
+        limit_hits: events(names.limit_hits),
+        oom_kills: events(names.oom_kills),
+        stat: file("memory.stat").map(|text| vmstat::parse(&text)).unwrap_or_default(),
+        pressure: file("memory.pressure").and_then(|text| pressure::parse(&text)),
+    }
 }
 
 /// Bytes that may still be charged to the memory cgroups of a process: the least of all up to the
@@ -146,30 +201,41 @@ fn our_mounts() -> Reading<Vec<Mount>> {
 }
 
 /// The files of one version.
+#[derive(Debug)]
 struct CgroupFiles {
     limit: &'static str,
     usage: &'static str,
+    peak: &'static str,
+    swap_limit: &'static str,
+    /// File and key of the number of hits of the limit, and of OOM kills; without a key, the file
+    /// is the number.
+    limit_hits: (&'static str, &'static str),
+    oom_kills: (&'static str, &'static str),
     /// The line of `memory.stat` for page cache that was not used lately, children included.
     cache: &'static [u8],
     /// The file and the beginning of its line for memory in swap, children included.
     swap: (&'static str, &'static [u8]),
-    /// Limit of memory and swap together.
-    with_swap: Option<&'static str>,
 }
 
 static V1: CgroupFiles = CgroupFiles {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
+    peak: "memory.max_usage_in_bytes",
+    swap_limit: "memory.memsw.limit_in_bytes",
+    limit_hits: ("memory.failcnt", ""),
+    oom_kills: ("memory.oom_control", "oom_kill"),
     cache: b"total_inactive_file ",
     swap: ("memory.stat", b"total_swap "),
-    with_swap: Some("memory.memsw.limit_in_bytes"),
 };
 static V2: CgroupFiles = CgroupFiles {
     limit: "memory.max",
     usage: "memory.current",
+    peak: "memory.peak",
+    swap_limit: "memory.swap.max",
+    limit_hits: ("memory.events", "max"),
+    oom_kills: ("memory.events", "oom_kill"),
     cache: b"inactive_file ",
     swap: ("memory.swap.current", b""),
-    with_swap: None,
 };
 
 /// A cgroup's folder, and the mount that it is below.
@@ -260,6 +326,27 @@ mod tests {
         assert_eq!(swapped(top.path(), &V2), Ok(Bytes(8192)));
         fs::write(top.path().join("memory.stat"), "cache 1\n").unwrap();
         assert!(swapped(top.path(), &V1).is_err());
+    }
+
+    #[test]
+    fn counters_of_both_versions_have_the_same_names() {
+        let files = [
+            (&V1, "memory.failcnt", "7\n"),
+            (&V1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+            (&V2, "memory.events", "low 0\nhigh 0\nmax 7\noom 3\noom_kill 2\n"),
+        ];
+        for version in [&V1, &V2] {
+            let top = tempfile::tempdir().unwrap();
+            fs::write(top.path().join(version.usage), "4096\n").unwrap();
+            fs::write(top.path().join("memory.stat"), "total_rss 5\n").unwrap();
+            for (_, name, text) in files.iter().filter(|(of, ..)| std::ptr::eq(*of, version)) {
+                fs::write(top.path().join(name), text).unwrap();
+            }
+            let read = point(top.path(), version);
+            assert_eq!((read.usage, read.peak), (Some(Bytes(4096)), None));
+            assert_eq!((read.limit_hits, read.oom_kills), (Some(7), Some(2)));
+            assert_eq!(counter(&read.stat, "total_rss"), Some(5));
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::ProcRoot;
 use crate::text::LineCursor;
 
 /// Reads every thread. One that ends meanwhile is left out.
-pub(crate) fn read(root: &ProcRoot, pid: Pid) -> Reading<Vec<Thread>> {
+pub fn read(root: &ProcRoot, pid: Pid) -> Reading<Vec<Thread>> {
     let tids = root.tids(pid)?;
     let thread = |tid: Pid| {
         let comm = root.reading(pid, &format!("task/{tid}/comm")).ok()?;

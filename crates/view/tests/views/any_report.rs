@@ -149,6 +149,7 @@ fn value(value_: &CellValue) -> Json {
             Err(_) => json!(name.escaped()),
         },
         CellValue::List(values) => values.iter().map(value).collect(),
+        CellValue::Sentence(pieces) => json!(text::inline(pieces)),
         CellValue::Record(members) => {
             members.iter().map(|(key, member)| (key.to_string(), value(member))).collect()
         }

@@ -9,7 +9,7 @@ use super::{ExplainSubject, fact};
 use crate::blocks::facts_of;
 
 /// The line that names the subject.
-pub(crate) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
+pub(super) fn title(snapshot: &Snapshot) -> Vec<CellValue> {
     let when = match snapshot.provenance.moment {
         ProcessMoment::Running => "",
         ProcessMoment::AtExit => ", as it exited",

@@ -2,7 +2,7 @@
 
 use pagewise_model::{AddrRange, Bytes, Mapping};
 
-use super::{PoolKind, Sorter, stacks};
+use super::{LanguageRuntime, PoolKind, Sorter, stacks};
 
 /// The name of the pool of glibc's further arenas.
 pub(super) const ARENAS: &str = "glibc thread arenas";
@@ -249,15 +249,21 @@ fn head(sorter: &Sorter<'_>, mapping: &Mapping) -> Option<[u64; 2]> {
 }
 
 fn rest(sorter: &mut Sorter<'_>, allocator: Option<&'static str>) {
+    let runtime = LanguageRuntime::of_process(sorter.snapshot);
+    let (kind, name) = match (allocator, runtime) {
+        (Some(name), _) => (PoolKind::Allocator, name),
+        (None, Some(runtime)) => (PoolKind::Runtime, runtime.memory()),
+        (None, None) => (PoolKind::Anonymous, "[anonymous]"),
+    };
     for index in 0..sorter.mappings.len() {
         if !sorter.is_free(index) {
             continue;
         }
         let prot = sorter.mappings[index].prot;
-        match allocator {
+        match prot {
             _ if prot.is_none() => sorter.put(index, PoolKind::Reserve, "guards and reservations"),
             _ if prot.exec => sorter.put(index, PoolKind::Jit, "anonymous and executable"),
-            Some(name) if prot.write => sorter.put(index, PoolKind::Allocator, name),
+            _ if prot.write => sorter.put(index, kind, name),
             _ => sorter.put(index, PoolKind::Anonymous, "[anonymous]"),
         }
     }

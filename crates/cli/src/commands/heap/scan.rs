@@ -14,13 +14,14 @@ use pagewise_heap::{allocation_stacks, recorder_memory};
 use pagewise_model::heap_graph::not_recorded;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
-use pagewise_model::{AddrRange, Name, Pid};
+use pagewise_model::{AddrRange, Bytes, Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
 use pagewise_scan::core_image::CoreImage;
 use pagewise_scan::live::{
-    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_running, copy_stopped,
+    CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_moving, copy_running,
+    copy_stopped,
 };
 use pagewise_scan::memory::Memory;
 use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest};
@@ -123,6 +124,13 @@ pub(crate) enum CopyMethod {
     Stop,
     /// It runs, after it was made to fork a snapshot.
     Fork,
+}
+
+/// Scans a process that runs meanwhile, if at most `max_bytes` are to be copied.
+pub(crate) fn moving(root: &ProcRoot, pid: Pid, max_bytes: Bytes) -> anyhow::Result<HeapScan> {
+    let began = Instant::now();
+    let copy = copy_moving(root, pid, CopyScope::HeapAndRoots, max_bytes)?;
+    scanned(root, &copy, ProcessMoment::Running, began, Some(PointerSearch::LEAKS))
 }
 
 /// Scans a running process. If its allocator's data contradicts itself while a thread may have been

@@ -516,6 +516,7 @@ fn any_value() -> impl Strategy<Value = CellValue> {
     leaf.prop_recursive(2, 8, 3, |inner| {
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..3).prop_map(CellValue::List),
+            proptest::collection::vec(inner.clone(), 0..3).prop_map(CellValue::Sentence),
             proptest::collection::vec((any_label(), inner), 0..3).prop_map(CellValue::Record),
         ]
     })

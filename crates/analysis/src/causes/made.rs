@@ -1,0 +1,82 @@
+//! Hand-made evidence for tests of rules.
+
+use pagewise_model::evidence::{
+    ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, MachinePoint,
+};
+use pagewise_model::object::{Elf, ElfObject, OnDisk};
+use pagewise_model::{Absent, Bytes, Device, Snapshot};
+
+use super::{CauseEvidence, latest};
+use crate::causes::judge;
+use crate::explain::ExplainSubject;
+use pagewise_model::cause::Verdict;
+
+/// Interval of the counters.
+const STEP_NS: u64 = 250_000_000;
+
+/// Evidence of two snapshots, without results of other instruments.
+pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
+    Evidence {
+        pagewise_evidence: EVIDENCE_VERSION,
+        first,
+        last: Gathered::Value(Box::new(last)),
+        activity: Vec::new(),
+        machine: [MachinePoint::default(), MachinePoint::default()],
+        others: Vec::new(),
+        cgroup: Err(Absent::NotCollected("a sample".into())),
+        stacks: Gathered::NotNeeded,
+        huge_pages: Gathered::NotNeeded,
+        scan: Gathered::NotNeeded,
+        faults: Gathered::NotNeeded,
+        shootdowns: Gathered::NotNeeded,
+        calls: Gathered::NotNeeded,
+        cost: DiagnosisCost::default(),
+    }
+}
+
+/// Counters every 250 ms, with this number of anonymous bytes each time.
+pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<ActivityPoint> {
+    let point = |(number, bytes): (u64, u64)| ActivityPoint {
+        at_ns: number * STEP_NS,
+        mapped: Bytes(bytes),
+        resident: Bytes(bytes),
+        anonymous: Ok(Bytes(bytes)),
+        file: Ok(Bytes::ZERO),
+        shmem: Ok(Bytes::ZERO),
+        swap: Ok(Bytes::ZERO),
+        peak: Ok(Bytes(bytes)),
+        minor_faults: 0,
+        major_faults: 0,
+        user_ns: 0,
+        system_ns: 0,
+        threads: 1,
+    };
+    (0..).zip(anonymous).map(point).collect()
+}
+
+/// The verdict on one cause.
+pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
+    let now = latest(evidence);
+    let subject = ExplainSubject::from_snapshot(now);
+    let before = ExplainSubject::from_snapshot(&evidence.first).ok();
+    let all = CauseEvidence { all: evidence, now, subject: &subject, before: before.as_ref() };
+    let verdicts = judge(&all);
+    verdicts.into_iter().find(|(row, _)| row.id == id).expect("the table has the cause").1
+}
+
+/// The library of glibc, by which its arenas are recognized.
+pub(super) fn glibc() -> ElfObject {
+    ElfObject {
+        device: Device::default(),
+        inode: 0,
+        name: "/lib/libc.so.6".into(),
+        on_disk: Ok(OnDisk::Same),
+        elf: Ok(Elf {
+            segments: Vec::new(),
+            sections: Vec::new(),
+            relro: None,
+            is_static: true,
+            allocator: None,
+        }),
+    }
+}

@@ -1,0 +1,233 @@
+//! The growth of a process over the observation: steady, or a warm-up that ends.
+
+use pagewise_model::evidence::ActivityPoint;
+use pagewise_model::report::CellValue;
+use pagewise_model::{Bytes, Reading};
+
+use super::CauseEvidence;
+use crate::cells::{float, text};
+use crate::pools::PoolKind;
+
+/// Shorter observations cannot distinguish growth from one burst of work.
+const MIN_SECONDS: f64 = 2.5;
+/// The observation is divided into this number of equal parts.
+const PARTS: usize = 4;
+/// 64 KiB per second are 5 GiB per day: most machines and cgroups are full within a week. Smaller
+/// rates need an observation of minutes.
+const MIN_RATE: f64 = 65536.0;
+/// Less growth than this is one arena of CPython, or a few buffers.
+const MIN_GROWTH: Bytes = Bytes::mib(1);
+/// Each part of a steady growth has at least this share of the average.
+const STEADY: f64 = 0.25;
+/// A process that warms up grows less and less: its second half has less than this share of the
+/// first.
+const SECOND_HALF: f64 = 0.4;
+/// A heap that is collected shrinks from time to time: by more than this share of the growth.
+const DROP: f64 = 0.3;
+
+/// Growth of the private memory of a process, in memory and in swap.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct SteadyGrowth {
+    pub(super) bytes: Bytes,
+    pub(super) seconds: f64,
+}
+
+impl SteadyGrowth {
+    /// Bytes per second.
+    pub(super) fn rate(self) -> f64 {
+        float(self.bytes.0) / self.seconds
+    }
+}
+
+/// Development of the private memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum MemoryTrend {
+    /// It grows all the time.
+    Steady(SteadyGrowth),
+    /// It does not grow, or not all the time: the change in bytes, and the seconds.
+    Bounded(i64, f64),
+    /// The observation was too short.
+    Unknown,
+}
+
+/// Private memory of a process at one time.
+fn private(point: &ActivityPoint) -> Bytes {
+    let anonymous = point.anonymous.clone().unwrap_or(point.resident);
+    anonymous + point.swap.clone().unwrap_or_default()
+}
+
+/// The development of the private memory over the observation.
+pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
+    let points = &evidence.all.activity;
+    let Some(seconds) = evidence.seconds().filter(|it| *it >= MIN_SECONDS) else {
+        return MemoryTrend::Unknown;
+    };
+    if points.len() <= 2 * PARTS {
+        return MemoryTrend::Unknown;
+    }
+    let values: Vec<f64> = points.iter().map(|point| float(private(point).0)).collect();
+    let change = values[values.len() - 1] - values[0];
+    if change < float(MIN_GROWTH.0) || change / seconds < MIN_RATE || !is_steady(&values) {
+        return MemoryTrend::Bounded(whole(change), seconds);
+    }
+    let bytes = Bytes(whole(change).unsigned_abs());
+    MemoryTrend::Steady(SteadyGrowth { bytes, seconds })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a difference of two sizes")]
+fn whole(change: f64) -> i64 {
+    change as i64
+}
+
+/// True if values grow in nearly all parts, no slower at the end, and without a large drop.
+fn is_steady(values: &[f64]) -> bool {
+    let last = values.len() - 1;
+    let at = |part: usize| values[last * part / PARTS];
+    let change = values[last] - values[0];
+    let average = change / float(PARTS as u64);
+    let grown = (0..PARTS).filter(|part| at(part + 1) - at(*part) >= average * STEADY).count();
+    let (half, second) = (at(PARTS / 2) - values[0], values[last] - at(PARTS / 2));
+    let at_end = values[last] - at(PARTS - 1);
+    let mut highest = values[0];
+    let mut drop = 0.0_f64;
+    for value in values {
+        highest = highest.max(*value);
+        drop = drop.max(highest - value);
+    }
+    grown + 1 >= PARTS
+        && at_end >= average * STEADY
+        && second >= half * SECOND_HALF
+        && drop <= change * DROP
+}
+
+/// Kind of the memory that grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GrownMemory {
+    /// Blocks of malloc, of glibc or of another allocator.
+    Malloc,
+    /// Memory of a language runtime.
+    Runtime,
+    /// Mappings of the program's own.
+    Mappings,
+    /// Stacks of threads, of ended ones too.
+    Stacks,
+    /// Memory that cannot grow without bound: variables, copies of file pages.
+    Bounded,
+}
+
+impl GrownMemory {
+    pub(super) const fn of(kind: PoolKind) -> GrownMemory {
+        match kind {
+            PoolKind::Heap
+            | PoolKind::MallocArena
+            | PoolKind::MallocChunk
+            | PoolKind::Allocator
+            | PoolKind::Pagewise => GrownMemory::Malloc,
+            PoolKind::Runtime | PoolKind::Go | PoolKind::Jit => GrownMemory::Runtime,
+            PoolKind::Anonymous | PoolKind::Named | PoolKind::Sanitizer => GrownMemory::Mappings,
+            PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack => {
+                GrownMemory::Stacks
+            }
+            _ => GrownMemory::Bounded,
+        }
+    }
+}
+
+/// Growth of one kind of memory between the two snapshots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct KindGrowth {
+    /// Change of memory in pages and in swap.
+    pub(super) used: i64,
+    /// Change of address space.
+    pub(super) reserved: i64,
+    /// Change of the number of mappings.
+    pub(super) mappings: i64,
+}
+
+/// Growth of a kind of memory between the two snapshots; `None` without two snapshots.
+pub(super) fn growth_of(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Option<KindGrowth> {
+    let now = evidence.subject.as_ref().ok()?;
+    let before = evidence.before?;
+    let sums = |subject: &crate::explain::ExplainSubject<'_>| {
+        let mut sum = [0_i64; 3];
+        for (pool, sums) in subject.pools.list().iter().zip(&subject.sums) {
+            if GrownMemory::of(pool.kind) == memory {
+                let used = known(&sums.resident) + known(&sums.swap);
+                sum[0] = sum[0].saturating_add_unsigned(used.0);
+                sum[1] = sum[1].saturating_add_unsigned(sums.reserved.0);
+                sum[2] = sum[2].saturating_add_unsigned(sums.mappings);
+            }
+        }
+        sum
+    };
+    let (now, before) = (sums(now), sums(before));
+    Some(KindGrowth {
+        used: now[0] - before[0],
+        reserved: now[1] - before[1],
+        mappings: now[2] - before[2],
+    })
+}
+
+fn known(reading: &Reading<Bytes>) -> Bytes {
+    reading.clone().unwrap_or_default()
+}
+
+/// The kind of memory that grew most between the two snapshots.
+pub(super) fn grown_most(evidence: &CauseEvidence<'_>) -> Option<(GrownMemory, KindGrowth)> {
+    let kinds = [
+        GrownMemory::Malloc,
+        GrownMemory::Runtime,
+        GrownMemory::Mappings,
+        GrownMemory::Stacks,
+        GrownMemory::Bounded,
+    ];
+    let grown = kinds.into_iter().filter_map(|kind| Some((kind, growth_of(evidence, kind)?)));
+    grown.max_by_key(|(_, growth)| growth.used)
+}
+
+/// The limit that the growth reaches first, and the seconds until then.
+pub(super) fn time_to_limit(
+    evidence: &CauseEvidence<'_>,
+    growth: SteadyGrowth,
+) -> Option<(&'static str, f64)> {
+    let cgroup = evidence.now.cgroup.as_ref().ok();
+    let in_cgroup = cgroup.and_then(|cgroup| {
+        let free = cgroup.limit?.saturating_sub(*cgroup.usage.as_ref().ok()?);
+        Some(("the limit of the cgroup", free))
+    });
+    let machine = &evidence.now.machine;
+    let in_ram =
+        machine.mem_available.as_ref().ok().map(|free| ("the memory of the machine", *free));
+    let room = in_cgroup.into_iter().chain(in_ram).min_by_key(|(_, free)| *free)?;
+    Some((room.0, float(room.1.0) / growth.rate()))
+}
+
+/// Danger that a growth ends the process, by the time until the limit.
+pub(super) fn risk_of(seconds: Option<f64>) -> f64 {
+    const MINUTE: f64 = 60.0;
+    const DAY: f64 = 86400.0;
+    match seconds {
+        Some(seconds) if seconds < 10.0 * MINUTE => 1.0,
+        Some(seconds) if seconds < 60.0 * MINUTE => 0.9,
+        Some(seconds) if seconds < DAY => 0.8,
+        Some(seconds) if seconds < 7.0 * DAY => 0.6,
+        Some(_) | None => 0.4,
+    }
+}
+
+/// A duration in words, with one unit.
+pub(super) fn duration_words(seconds: f64) -> String {
+    let units = [(86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")];
+    let fits = units.into_iter().find(|(unit, _)| seconds >= 2.0 * unit);
+    let (unit, name) = fits.unwrap_or((1.0, "seconds"));
+    format!("{:.0} {name}", seconds / unit)
+}
+
+/// A line that excludes growth, with its figure.
+pub(super) fn no_growth(change: i64, seconds: f64) -> Vec<CellValue> {
+    vec![
+        text("private memory changed by "),
+        CellValue::Change(change),
+        text(format!(" in {seconds:.0} s, not steadily upwards")),
+    ]
+}

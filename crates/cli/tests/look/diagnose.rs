@@ -1,0 +1,139 @@
+//! `pagewise diagnose` as a user runs it: the report, the exit status, saved evidence, and remedies
+//! that are carried out.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::fixture::{interruptible, pagewise, program};
+
+/// A program that has reached the state to be diagnosed. It ends with the test.
+struct ReadyProgram(Child);
+
+impl ReadyProgram {
+    /// Starts a program, and waits until it prints `ready`.
+    fn start(command: &mut Command) -> ReadyProgram {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let program = ReadyProgram(child);
+        let mut lines = output.lines();
+        assert!(lines.any(|line| line.unwrap() == "ready"), "the program ended early");
+        program
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    /// RES in bytes, from the page tables.
+    fn resident(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid())).unwrap();
+        let line = text.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    }
+
+    fn diagnose(&self, options: &[&str]) -> (Output, Value) {
+        let pid = self.pid();
+        let output = pagewise(&[&["diagnose", &pid, "--json"], options].concat());
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
+        (output, report)
+    }
+}
+
+impl Drop for ReadyProgram {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Threads whose arenas are mostly free.
+fn arenas() -> ReadyProgram {
+    ReadyProgram::start(Command::new(program("arena_heavy")).args(["4", "24", "256", "1000"]))
+}
+
+#[test]
+fn the_remedy_of_a_trimmable_heap_releases_what_it_promises() {
+    let sick = arenas();
+    let before = sick.resident();
+    let (output, report) = sick.diagnose(&["--for", "2s"]);
+    assert_eq!(output.status.code(), Some(10), "{report:#}");
+    assert_eq!(report["healthy"], false);
+    let cause = &report["causes"][0];
+    assert_eq!(cause["id"], "trimmable-heap", "{report:#}");
+    assert_eq!(cause["confidence"], "certain");
+    let promised = cause["cost"]["bytes"].as_u64().unwrap();
+    let command = cause["remedy_now_command"].as_str().unwrap();
+    let words: Vec<&str> = command.split(' ').skip(1).collect();
+    let fixed = pagewise(&words);
+    assert!(fixed.status.success(), "{command}: {}", String::from_utf8_lossy(&fixed.stderr));
+    let released = before.saturating_sub(sick.resident());
+    assert!(released >= promised / 10 * 9, "{released} of {promised}");
+}
+
+#[test]
+fn saved_evidence_gives_the_same_conclusions() {
+    let sick = arenas();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("evidence.json");
+    let file = file.to_str().unwrap();
+    let (_, live) = sick.diagnose(&["--for", "1s", "--save", file]);
+    drop(sick);
+    let output = pagewise(&["diagnose", "--from", file, "--json"]);
+    let saved: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(10));
+    assert_eq!(live, saved);
+}
+
+#[test]
+fn a_healthy_process_has_no_cause() {
+    let healthy = ReadyProgram::start(
+        Command::new("sh").args(["-c", "echo ready; while :; do sleep 0.1; done"]),
+    );
+    let (output, report) = healthy.diagnose(&["--for", "2s"]);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!((&report["healthy"], &report["causes"]), (&true.into(), &Value::Array(vec![])));
+}
+
+#[test]
+fn an_interrupt_ends_the_observation_and_the_report_is_written() {
+    let sick = arenas();
+    let mut command = interruptible();
+    command.args(["diagnose", &sick.pid(), "--for", "10m", "--json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(10), "{report:#}");
+    assert_eq!(report["causes"][0]["id"], "trimmable-heap", "{report:#}");
+}
+
+#[test]
+fn what_cannot_be_observed_is_an_error() {
+    let missing = pagewise(&["diagnose", "4194305"]);
+    assert_eq!(missing.status.code(), Some(1));
+    let ourselves = pagewise(&["diagnose", "self"]);
+    assert_eq!(ourselves.status.code(), Some(1));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broken.json");
+    std::fs::write(&file, "{\"pagewise_evidence\": 1}").unwrap();
+    let broken = pagewise(&["diagnose", "--from", file.to_str().unwrap()]);
+    assert_eq!(broken.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&broken.stderr);
+    assert!(text.contains("is not saved evidence"), "{text}");
+}
+
+#[test]
+fn the_report_for_people_fits_80_columns_and_25_lines() {
+    let sick = arenas();
+    let output = pagewise(&["diagnose", &sick.pid(), "--for", "1s", "--width", "80"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.lines().count() <= 25, "{text}");
+    assert!(text.contains("pagewise trim"), "{text}");
+}
