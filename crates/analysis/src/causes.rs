@@ -16,6 +16,7 @@ mod made;
 mod pressure;
 mod processes;
 mod responsible;
+mod signs;
 mod stacks;
 mod time;
 mod trend;

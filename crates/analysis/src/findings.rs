@@ -10,10 +10,10 @@ mod heap;
 mod heap_sample;
 pub(crate) mod heap_scan;
 mod huge_pages;
-mod limits;
+pub(crate) mod limits;
 mod pools;
-mod shootdowns;
-mod snapshot;
+pub(crate) mod shootdowns;
+pub(crate) mod snapshot;
 mod stat;
 
 use std::cmp::Reverse;

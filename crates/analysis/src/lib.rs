@@ -13,6 +13,7 @@ mod process;
 mod recorded;
 #[cfg(test)]
 mod sample;
+pub(crate) use machine::cgroup_limit;
 pub use machine::{doctor, events, fragmentation};
 pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};

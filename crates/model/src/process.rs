@@ -88,6 +88,10 @@ pub struct ResourceLimits {
     pub data: ResourceLimit,
     /// RLIMIT_MEMLOCK.
     pub locked: ResourceLimit,
+    /// True if CAP_IPC_LOCK exempts the process from RLIMIT_MEMLOCK; `None` if its capabilities are
+    /// unknown.
+    #[serde(default)]
+    pub locks_freely: Option<bool>,
 }
 
 /// The memory cgroup a process is in, v1 or v2.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::reading::plain;
-use crate::{Bytes, Name, PageSize, Pid, Reading};
+use crate::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
 /// The settings of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +150,11 @@ pub struct EnvVariable {
     pub value: Name,
 }
 
+/// The value of a field that the pagewise which saved the settings did not read.
+fn not_saved<T>() -> Reading<T> {
+    Err(Absent::NotCollected("save it with this version of pagewise".into()))
+}
+
 /// The limits of a memory cgroup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupSettings {
@@ -160,6 +165,13 @@ pub struct CgroupSettings {
     /// Memory charged to the cgroup with that limit, page cache included.
     #[serde(with = "plain")]
     pub usage: Reading<Bytes>,
+    /// Memory of that cgroup in swap, which a higher limit has to hold as well.
+    #[serde(with = "plain", default = "not_saved")]
+    pub swapped: Reading<Bytes>,
+    /// File with the limit of memory and swap together, and that limit: cgroup v1 refuses a limit
+    /// of memory above it. `None` if it is unlimited, and for cgroup v2.
+    #[serde(default)]
+    pub with_swap: Option<(Name, Bytes)>,
     /// `memory.pressure` of the process's own cgroup; v2 only.
     #[serde(with = "plain")]
     pub pressure: Reading<Pressure>,

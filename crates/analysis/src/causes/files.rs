@@ -1,6 +1,317 @@
 //! Causes: files that are mapped, and memory in files.
 
-use super::CauseRow;
+use std::collections::HashMap;
+
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
+use pagewise_model::evidence::{Instrument, counter};
+use pagewise_model::report::CellValue;
+use pagewise_model::{Backing, Bytes, Mapping, Name, SmapsCounter};
+
+use super::signs::{
+    MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, rate_fact, tight_cgroup,
+};
+use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
+use crate::cells::{float, text};
+use crate::explain::{ExplainSubject, fact};
+use crate::findings::snapshot::stale_code;
 
 /// The rows of the table of causes.
-pub(super) const ROWS: &[CauseRow] = &[];
+pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "file-refaults",
+        title: "major faults on files",
+        meaning: "The process waits for pages of mapped files, which were evicted or never read.",
+        needs: &[Instrument::Activity, Instrument::Faults],
+        excluded_by: "fewer than 25 major faults per second, most of them in swap, or a full cgroup",
+        source: "proc_pid_stat(5), majflt; proc_vmstat, workingset_refault_file",
+        rule: file_refaults,
+    },
+    CauseRow {
+        id: "shm-growth",
+        title: "shared memory",
+        meaning: "Memory in tmpfs, memfd or System V segments grows, or stays after its file was removed.",
+        needs: &[Instrument::Snapshot, Instrument::Activity],
+        excluded_by: "shared memory that does not grow",
+        source: "shm_overview(7), memfd_create(2), shmget(2)",
+        rule: shm_growth,
+    },
+    CauseRow {
+        id: "stale-files",
+        title: "deleted or replaced libraries",
+        meaning: "The process runs code of files that were replaced or deleted since it started.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "all mapped programs and libraries are the files on disk",
+        source: "proc_pid_maps(5), (deleted)",
+        rule: stale_files,
+    },
+];
+
+fn file_refaults(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(waits) = MajorFaults::of(evidence) else {
+        let command = format!("pagewise faults {} --for 10s", evidence.pid());
+        return Verdict::Unknown("the process was read only once".into(), command.into());
+    };
+    if !waits.are_many() {
+        return Verdict::RuledOut(vec![CellValue::Rate(waits.rate), text(" major faults")]);
+    }
+    let Some(in_files) = waits.in_files else {
+        let command = format!("pagewise faults {} --for 10s", evidence.pid());
+        return Verdict::Unknown("page faults were not recorded".into(), command.into());
+    };
+    if in_files < 0.5 {
+        let line = vec![CellValue::Share(in_files), text(" of the major faults are on files")];
+        return Verdict::RuledOut(line);
+    }
+    if let Some(load) = tight_cgroup(evidence) {
+        let line = vec![text("the limit of the cgroup explains it: "), bytes(load.limit)];
+        return Verdict::RuledOut(line);
+    }
+    if !is_sustained(evidence) {
+        let line = vec![text("the major faults stop within the observation: files are read once")];
+        return Verdict::RuledOut(line);
+    }
+    refault_cause(evidence, &waits).into()
+}
+
+/// True if major faults continue: reading a program or a file at the start ends by itself.
+fn is_sustained(evidence: &CauseEvidence<'_>) -> bool {
+    let faults: Vec<u64> = evidence.all.activity.iter().map(|point| point.major_faults).collect();
+    let third = faults.len() / 3;
+    let in_part = |part: &[u64]| {
+        part.last().zip(part.first()).map_or(0, |(last, first)| last.saturating_sub(*first))
+    };
+    let all = in_part(&faults);
+    third == 0 || in_part(&faults[faults.len() - third - 1..]) * 6 >= all
+}
+
+fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
+    let name = waits.file.clone().unwrap_or_default();
+    let evicted = evidence.vmstat_rate("workingset_refault_file").unwrap_or(0.0);
+    let is_evicted = evicted * 2.0 >= waits.rate;
+    let sentence = vec![
+        text("The process waits for "),
+        CellValue::Rate(waits.rate),
+        text(" pages of files, most of them of "),
+        CellValue::Name(name.clone()),
+        text(if is_evicted {
+            ": the page cache evicts pages that are needed again."
+        } else {
+            ": these pages are not in the page cache when they are touched."
+        }),
+    ];
+    let mut found = cause("file-refaults", CauseObject::File(name), Confidence::Certain, sentence);
+    found.cost = CauseCost::of_time(waits.waited());
+    found.evidence = vec![
+        rate_fact("major_faults_per_s", "major faults", waits.rate),
+        fact("in_files", "on files", waits.in_files.map_or(CellValue::None, CellValue::Share), ""),
+        rate_fact("evicted_per_s", "evicted pages read again on the machine", evicted),
+    ];
+    if let Some(memory) = MachineMemory::of(evidence) {
+        found.evidence.push(bytes_fact("available", "available memory", memory.available));
+    }
+    let reading =
+        evidence.faulting_function(|row, _| row.kind == pagewise_model::faults::FaultKind::Major);
+    if let Some(name) = reading.and_then(|reading| reading.frame.function.clone()) {
+        let name = CellValue::Name(name.as_str().into());
+        found.evidence.push(fact("reader", "most of them in", name, ""));
+    }
+    if !is_evicted {
+        found.now = waits.file.as_ref().and_then(|file| {
+            remedy_now(
+                format!("cat {} > /dev/null", plain_path(file)?),
+                [text("Read the file into the page cache, if it fits into the available memory.")],
+                true,
+            )
+        });
+    }
+    found.code = remedy_code([text(
+        "Read the file before time matters (MADV_POPULATE_READ, MADV_WILLNEED, MAP_POPULATE), do not drop it with \
+         POSIX_FADV_DONTNEED or MADV_PAGEOUT, and read in order where possible.",
+    )]);
+    found
+}
+
+/// A path that a shell takes as it is.
+fn plain_path(path: &Name) -> Option<String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
+    let text = std::str::from_utf8(path.as_bytes()).ok()?;
+    text.bytes().all(is_plain).then(|| text.to_owned())
+}
+
+/// Growth of shared memory in bytes per second from which on it is trouble, if it is steady.
+const GROWING: f64 = 256.0 * 1024.0;
+
+fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
+    let growth = evidence.growth(|point| point.shmem.clone().ok());
+    let steady = evidence.growing_share(|point| point.shmem.clone().ok());
+    let (Some(growth), Some(steady)) = (growth, steady) else {
+        let command = format!("pagewise diff {} --every 2s --for 1m", evidence.pid());
+        return Verdict::Unknown("RssShmem was not read twice".into(), command.into());
+    };
+    let largest =
+        evidence.subject.as_ref().ok().and_then(|subject| largest_shared(evidence, subject));
+    if growth >= GROWING && steady >= 0.3 {
+        return growing_cause(evidence, growth, largest).into();
+    }
+    let machine = machine_growth(evidence).unwrap_or(0.0);
+    if let Some(file) = &largest
+        && file.is_growing(evidence.seconds().unwrap_or(1.0))
+    {
+        let growth = float(file.growth.0) / evidence.seconds().unwrap_or(1.0).max(0.001);
+        return growing_cause(evidence, growth, largest).into();
+    }
+    Verdict::RuledOut(vec![
+        text("shared memory grows by "),
+        bytes(whole(growth)),
+        text(" per second, tmpfs of the machine by "),
+        bytes(whole(machine)),
+    ])
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
+}
+
+/// Growth of `Shmem` of the machine in bytes per second.
+fn machine_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
+    evidence.machine_rate(|point| counter(&point.meminfo, "Shmem"))
+}
+
+/// Shared memory of one name. Segments that differ by a number only, as `buffer-17` and
+/// `buffer-18`, have one name.
+#[derive(Clone, Debug, Default)]
+struct SharedFiles {
+    name: Name,
+    resident: Bytes,
+    growth: Bytes,
+    mappings: u64,
+    has_removed: bool,
+}
+
+impl SharedFiles {
+    fn is_growing(&self, seconds: f64) -> bool {
+        float(self.growth.0) >= GROWING * seconds
+    }
+}
+
+/// Resident shared memory by name.
+fn by_name(subject: &ExplainSubject<'_>) -> HashMap<Vec<u8>, SharedFiles> {
+    let mut files: HashMap<Vec<u8>, SharedFiles> = HashMap::new();
+    for mapping in subject.mappings.iter().filter(|mapping| mapping.backing() == Backing::Shmem) {
+        let key: Vec<u8> =
+            mapping.path().iter().copied().filter(|it| !it.is_ascii_digit()).collect();
+        let file = files.entry(key).or_default();
+        let resident = shared_size(mapping);
+        if resident >= file.resident {
+            file.name = mapping.name.clone();
+        }
+        file.resident += resident;
+        file.mappings += 1;
+        // The kernel shows memfds and anonymous shared memory as deleted from the start.
+        file.has_removed |= mapping.is_deleted() && mapping.path().starts_with(b"/dev/shm/");
+    }
+    files
+}
+
+/// Resident and swapped bytes of a mapping.
+fn shared_size(mapping: &Mapping) -> Bytes {
+    mapping.rss().unwrap_or_default() + mapping.counter(SmapsCounter::Swap).unwrap_or_default()
+}
+
+/// The shared memory that grew most since the first snapshot, else the largest.
+fn largest_shared(
+    evidence: &CauseEvidence<'_>,
+    subject: &ExplainSubject<'_>,
+) -> Option<SharedFiles> {
+    let before = evidence.before.map(by_name).unwrap_or_default();
+    let files = by_name(subject).into_iter().map(|(key, mut file)| {
+        if evidence.before.is_some() {
+            let earlier = before.get(&key).map_or(Bytes::ZERO, |earlier| earlier.resident);
+            file.growth = Bytes(file.resident.0.saturating_sub(earlier.0));
+        }
+        file
+    });
+    files.max_by_key(|file| (file.growth, file.resident))
+}
+
+fn growing_cause(evidence: &CauseEvidence<'_>, growth: f64, file: Option<SharedFiles>) -> Cause {
+    let file = file.unwrap_or_default();
+    let resident = evidence.resident().unwrap_or_default();
+    let sentence = vec![
+        text("Shared memory of the process grows by "),
+        bytes(whole(growth)),
+        text(" per second, most of it in "),
+        CellValue::Name(file.name.clone()),
+        text(if file.has_removed { ", which was removed but is still mapped." } else { "." }),
+    ];
+    let check = format!("pagewise diff {} --every 2s --for 1m", evidence.pid());
+    let confidence = match evidence.before {
+        Some(_) if file.growth > Bytes::ZERO => Confidence::Certain,
+        _ => Confidence::Likely(check.into()),
+    };
+    let object = CauseObject::File(file.name.clone());
+    let mut found = cause("shm-growth", object, confidence, sentence);
+    found.cost = CauseCost::of_memory(file.resident.max(file.growth), resident);
+    found.evidence = vec![
+        bytes_fact("growth_per_s", "growth per second", whole(growth)),
+        bytes_fact("resident", "resident", file.resident),
+        count_fact("mappings", "mappings of that name", file.mappings),
+    ];
+    let mapping =
+        evidence.calling_function(|row| row.call == "mmap" && row.detail & MAP_SHARED != 0);
+    if let Some(name) = mapping.and_then(|mapping| mapping.frame.function.clone()) {
+        let name = CellValue::Name(name.as_str().into());
+        found.evidence.push(fact("function", "mapped by", name, ""));
+    }
+    found.code = remedy_code([text(
+        "Unmap each segment after use (munmap, shmdt), and remove its name: shm_unlink, shmctl(IPC_RMID), close of the memfd. \
+         Bound ring buffers and caches in shared memory.",
+    )]);
+    found
+}
+
+/// Flag of `mmap`.
+const MAP_SHARED: u64 = 1;
+
+fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Ok(subject) = evidence.subject else {
+        let command = format!("pagewise explain {}", evidence.pid());
+        return Verdict::Unknown("the mappings could not be read".into(), command.into());
+    };
+    let Some(stale) = stale_code(subject) else {
+        return Verdict::RuledOut(vec![text(
+            "all mapped programs and libraries are the files on disk",
+        )]);
+    };
+    let first = stale.names[0].clone();
+    let count = stale.names.len() as u64;
+    let sentence = vec![
+        CellValue::Count(count),
+        text(" of the files it runs (first "),
+        CellValue::Name(first.clone()),
+        text(
+            ") were replaced or deleted after the process mapped them: it still runs the old code.",
+        ),
+    ];
+    let mut found = cause("stale-files", CauseObject::File(first), Confidence::Certain, sentence);
+    // The process works; a restart is due some day.
+    found.cost = CauseCost::of_risk(0.2);
+    found.evidence = vec![
+        bytes_fact("reserved", "mapped", stale.reserved),
+        fact(
+            "files",
+            "files",
+            CellValue::List(stale.names.into_iter().map(CellValue::Name).collect()),
+            "",
+        ),
+    ];
+    found.now = remedy_now(
+        "",
+        [text(
+            "Restart the process: it then runs the new code, and the old files' disk space is freed.",
+        )],
+        false,
+    );
+    found.into()
+}

@@ -1,6 +1,232 @@
 //! Causes: a process that is near a limit.
 
-use super::CauseRow;
+use pagewise_model::cause::{CauseCost, CauseObject, Confidence, Verdict};
+use pagewise_model::evidence::Instrument;
+use pagewise_model::report::CellValue;
+
+use super::signs::{behind_growth, count_fact};
+use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
+use crate::cells::{float, text};
+use crate::explain::fact;
+use crate::findings::limits::{BOUNDS, LimitBound, LimitUse, NEAR, bound_use, map_count_use};
 
 /// The rows of the table of causes.
-pub(super) const ROWS: &[CauseRow] = &[];
+pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "near-max-map-count",
+        title: "number of mappings",
+        meaning: "The process has nearly as many mappings as the kernel allows: mmap fails next.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "fewer than 80 % of vm.max_map_count",
+        source: "Documentation/admin-guide/sysctl/vm.rst, max_map_count",
+        rule: max_map_count,
+    },
+    CauseRow {
+        id: "near-rlimit-as",
+        title: "address space limit",
+        meaning: "The address space nearly reaches RLIMIT_AS: mmap and brk fail next.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "no limit, or less than 80 % of it",
+        source: "getrlimit(2)",
+        rule: |evidence| resource_limit(evidence, "near-rlimit-as"),
+    },
+    CauseRow {
+        id: "near-rlimit-data",
+        title: "data limit",
+        meaning: "Private writable memory nearly reaches RLIMIT_DATA: mmap and brk fail next.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "no limit, or less than 80 % of it",
+        source: "getrlimit(2)",
+        rule: |evidence| resource_limit(evidence, "near-rlimit-data"),
+    },
+    CauseRow {
+        id: "near-rlimit-stack",
+        title: "stack limit",
+        meaning: "The main stack nearly reaches RLIMIT_STACK: a deeper call ends the process.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "no limit, or less than 80 % of it",
+        source: "getrlimit(2)",
+        rule: |evidence| resource_limit(evidence, "near-rlimit-stack"),
+    },
+    CauseRow {
+        id: "near-rlimit-memlock",
+        title: "limit of locked memory",
+        meaning: "Locked memory nearly reaches RLIMIT_MEMLOCK: mlock fails next.",
+        needs: &[Instrument::Snapshot],
+        excluded_by: "no limit, CAP_IPC_LOCK, or less than 80 % of the limit",
+        source: "mlock(2); CAP_IPC_LOCK exempts the process",
+        rule: |evidence| resource_limit(evidence, "near-rlimit-memlock"),
+    },
+];
+
+/// A larger limit for a process that needs this much: room to double.
+fn doubled(limit: u64) -> u64 {
+    limit.saturating_mul(2)
+}
+
+/// Danger of a used share of a limit. The cause of growth towards the limit is the growth.
+fn danger(evidence: &CauseEvidence<'_>, used: &LimitUse) -> CauseCost {
+    CauseCost::of_risk(used.share().min(1.0) * behind_growth(evidence))
+}
+
+fn max_map_count(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Ok(subject) = evidence.subject else { return no_snapshot(evidence) };
+    let Some(used) = map_count_use(subject) else { return no_snapshot(evidence) };
+    if used.share() < NEAR {
+        let line = [CellValue::Count(used.used), text(" of "), CellValue::Count(used.limit)];
+        return Verdict::RuledOut(line.to_vec());
+    }
+    let setting = CauseObject::Setting("vm.max_map_count".into());
+    let sentence = [
+        CellValue::Count(used.used),
+        text(" mappings of the "),
+        CellValue::Count(used.limit),
+        text(" that vm.max_map_count allows: mmap, mprotect and pthread_create fail at the limit."),
+    ];
+    let mut found = cause("near-max-map-count", setting, Confidence::Certain, sentence);
+    // The growth of memory does not explain a number of mappings.
+    found.cost = CauseCost::of_risk(used.share());
+    found.evidence = vec![
+        count_fact("mappings", "mappings", used.used),
+        count_fact("limit", "limit", used.limit),
+    ];
+    let before = evidence.before.map(|before| before.mappings.len() as u64);
+    if let Some(new) = before.and_then(|before| used.used.checked_sub(before)).filter(|it| *it > 0)
+    {
+        found.evidence.push(count_fact("new_mappings", "new during the observation", new));
+    }
+    let is_splitting =
+        |call: &str| ["mmap", "mprotect", "madvise", "munmap", "mremap"].contains(&call);
+    let caller = evidence.calling_function(|row| is_splitting(&row.call));
+    if let Some(name) = caller.and_then(|caller| caller.frame.function.clone()) {
+        found.evidence.push(fact(
+            "function",
+            "most calls from",
+            CellValue::Name(name.as_str().into()),
+            "",
+        ));
+    }
+    found.now = remedy_now(
+        format!("sysctl -w vm.max_map_count={}", doubled(used.limit)),
+        [text(
+            "Raise the limit of every process; a mapping takes about 200 bytes of kernel memory.",
+        )],
+        true,
+    );
+    found.code = remedy_code([text(
+        "Map fewer, larger areas: mprotect, MADV_DONTFORK and MADV_HUGEPAGE on parts of a mapping split it.",
+    )]);
+    found.into()
+}
+
+fn no_snapshot(evidence: &CauseEvidence<'_>) -> Verdict {
+    let command = format!("pagewise explain {}", evidence.pid());
+    Verdict::Unknown("the mappings or the limit could not be read".into(), command.into())
+}
+
+/// A resource limit as a cause.
+struct LimitCause {
+    id: &'static str,
+    /// The finding with the same decision.
+    finding: &'static str,
+    /// The option of prlimit(1).
+    option: &'static str,
+    code: &'static str,
+}
+
+const LIMIT_CAUSES: [LimitCause; 4] = [
+    LimitCause {
+        id: "near-rlimit-as",
+        finding: "near-address-space-limit",
+        option: "as",
+        code: "Limit what is resident with a memory cgroup instead: address space that is not touched costs nothing.",
+    },
+    LimitCause {
+        id: "near-rlimit-data",
+        finding: "near-data-limit",
+        option: "data",
+        code: "Reserve less private writable memory, or raise the limit with setrlimit before the program starts.",
+    },
+    LimitCause {
+        id: "near-rlimit-stack",
+        finding: "near-stack-limit",
+        option: "stack",
+        code: "Bound the recursion, and allocate large local arrays on the heap.",
+    },
+    LimitCause {
+        id: "near-rlimit-memlock",
+        finding: "near-locked-limit",
+        option: "memlock",
+        code: "Lock only the pages that must stay (mlock2 with MLOCK_ONFAULT), or give the program CAP_IPC_LOCK.",
+    },
+];
+
+fn resource_limit(evidence: &CauseEvidence<'_>, id: &'static str) -> Verdict {
+    let limit = LIMIT_CAUSES.iter().find(|limit| limit.id == id);
+    let bound = limit.and_then(|limit| BOUNDS.iter().find(|bound| bound.id == limit.finding));
+    let (Some(limit), Some(bound)) = (limit, bound) else { return Verdict::NotApplicable };
+    let (Ok(subject), Ok(limits)) = (evidence.subject, &evidence.now.limits) else {
+        return no_snapshot(evidence);
+    };
+    if (bound.limit)(limits).soft.is_none() {
+        return Verdict::RuledOut(vec![text(format!("{} is unlimited", bound.name))]);
+    }
+    match bound_use(subject, limits, bound) {
+        Some(used) if used.share() >= NEAR => near(evidence, limit, bound, &used),
+        Some(used) => Verdict::RuledOut(vec![
+            CellValue::Bytes(used.used),
+            text(" of "),
+            CellValue::Bytes(used.limit),
+        ]),
+        None if limits.locks_freely == Some(true) && id == "near-rlimit-memlock" => {
+            Verdict::RuledOut(vec![text("CAP_IPC_LOCK exempts the process from the limit")])
+        }
+        None => no_snapshot(evidence),
+    }
+}
+
+fn near(
+    evidence: &CauseEvidence<'_>,
+    limit: &LimitCause,
+    bound: &LimitBound,
+    used: &LimitUse,
+) -> Verdict {
+    let sentence = [
+        CellValue::Bytes(used.used),
+        text(" of the "),
+        CellValue::Bytes(used.limit),
+        text(" that "),
+        text(bound.name),
+        text(" allows"),
+        text(bound.then),
+    ];
+    let setting = CauseObject::Setting(bound.name.into());
+    let mut found = cause(limit.id, setting, Confidence::Certain, sentence);
+    found.cost = danger(evidence, used);
+    found.evidence = vec![
+        fact("used", "used", CellValue::Bytes(used.used), ""),
+        fact("limit", "limit", CellValue::Bytes(used.limit), ""),
+        fact("share", "share", CellValue::Share(float(used.used) / float(used.limit.max(1))), ""),
+    ];
+    found.now = raise(evidence, limit, bound, used);
+    found.code = remedy_code([text(limit.code)]);
+    found.into()
+}
+
+/// The command that raises the soft limit, and the hard one if it is lower.
+fn raise(
+    evidence: &CauseEvidence<'_>,
+    limit: &LimitCause,
+    bound: &LimitBound,
+    used: &LimitUse,
+) -> Option<pagewise_model::cause::Remedy> {
+    let limits = evidence.now.limits.as_ref().ok()?;
+    let soft = doubled(used.limit.max(used.used));
+    let hard = (bound.limit)(limits).hard;
+    let hard = hard.map_or("unlimited".to_owned(), |hard| hard.max(soft).to_string());
+    remedy_now(
+        format!("prlimit --pid {} --{}={soft}:{hard}", evidence.pid(), limit.option),
+        [text("Raise the limit of the running process. A hard limit can only be raised by root.")],
+        true,
+    )
+}

@@ -1,6 +1,542 @@
 //! Causes: too little memory for the process, its cgroup or the machine.
 
-use super::CauseRow;
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
+use pagewise_model::evidence::{CgroupActivity, Instrument, OtherProcess};
+use pagewise_model::report::CellValue;
+use pagewise_model::{Backing, Bytes, Mapping};
+
+use super::signs::{
+    ANON, CACHE, CgroupLoad, MachineMemory, MajorFaults, SHMEM, SLAB, behind_growth, bytes,
+    bytes_fact, count_fact, large_other, rate_fact, stat, steady_growth, tight_cgroup,
+};
+use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
+use crate::cells::{float, text};
+use crate::cgroup_limit::raised_limit;
+use crate::explain::fact;
+use crate::pools::PoolKind;
 
 /// The rows of the table of causes.
-pub(super) const ROWS: &[CauseRow] = &[];
+pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "cgroup-limit",
+        title: "cgroup limit",
+        meaning: "The memory limit of the cgroup is smaller than the memory that the process uses.",
+        needs: &[Instrument::Snapshot, Instrument::Activity, Instrument::Faults],
+        excluded_by: "no limit, room below it, or a full cgroup whose page cache nobody waits for",
+        source: "Documentation/admin-guide/cgroup-v2.rst, memory.max and memory.events",
+        rule: cgroup_limit,
+    },
+    CauseRow {
+        id: "machine-short",
+        title: "shortage of the machine",
+        meaning: "The machine is short of memory, and another process holds most of it.",
+        needs: &[Instrument::Activity],
+        excluded_by: "more than 10 % of the machine's memory is available, or a full cgroup",
+        source: "proc_meminfo(5), MemAvailable",
+        rule: machine_short,
+    },
+    CauseRow {
+        id: "swap-thrash",
+        title: "swap thrashing",
+        meaning: "The process uses more memory than fits, and waits for pages to come from swap.",
+        needs: &[Instrument::Activity, Instrument::Faults],
+        excluded_by: "fewer than 25 major faults per second, or most of them on files",
+        source: "proc_pid_stat(5), majflt; measured with a swap file",
+        rule: swap_thrash,
+    },
+    CauseRow {
+        id: "page-cache-charged",
+        title: "page cache of the cgroup",
+        meaning: "The charged memory of the cgroup grows by page cache or slab, which is no leak.",
+        needs: &[Instrument::Activity],
+        excluded_by: "the charged page cache does not grow, or private memory grows as fast",
+        source: "Documentation/admin-guide/cgroup-v2.rst, memory.stat",
+        rule: page_cache_charged,
+    },
+    CauseRow {
+        id: "zombie-cgroups",
+        title: "removed cgroups",
+        meaning: "Removed memory cgroups still hold memory, because page cache is charged to them.",
+        needs: &[Instrument::Activity],
+        excluded_by: "fewer than 1000 removed cgroups, or less than 1 % of the machine's memory",
+        source: "Documentation/admin-guide/cgroup-v2.rst, nr_dying_descendants",
+        rule: zombie_cgroups,
+    },
+];
+
+/// Share of the limit that cannot be reclaimed from which on the next allocation is at risk.
+const UNRECLAIMABLE: f64 = 0.95;
+
+/// Pages per second read again from which on the limit costs time. Page cache that is read once
+/// and again much later has fewer.
+const MANY_REFAULTS: f64 = 1000.0;
+/// Time that a page takes which is read again: reads of files fetch many pages at once.
+const REFAULT_SECONDS: f64 = 0.000_03;
+
+fn no_counters(evidence: &CauseEvidence<'_>, what: &'static str) -> Verdict {
+    let command = format!("pagewise diagnose {} --for 10s", evidence.pid());
+    Verdict::Unknown(what.into(), command.into())
+}
+
+fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(load) = CgroupLoad::of(evidence) else { return without_limit(evidence) };
+    if !load.is_tight() && load.kills() == 0 {
+        let line = vec![bytes(load.usage), text(" of "), bytes(load.limit), text(" charged")];
+        return Verdict::RuledOut(line);
+    }
+    let Some(waits) = MajorFaults::of(evidence) else {
+        return no_counters(evidence, "the process was read only once");
+    };
+    let unreclaimable = unreclaimable(evidence, &load);
+    let refaults = load.refaults_per_second(evidence).unwrap_or(0.0);
+    let (cost, confidence, sentence) = if load.kills() > 0 {
+        let words = [
+            text(" at its limit: the kernel killed "),
+            CellValue::Count(load.kills()),
+            text(" processes in it."),
+        ];
+        (CauseCost::of_risk(1.0), Confidence::Certain, words.to_vec())
+    } else if waits.are_many() {
+        let words = [
+            text(" at its limit, and the process waits for "),
+            CellValue::Rate(waits.rate),
+            text(" major faults: the kernel reclaims pages that the process needs."),
+        ];
+        let sure = if load.hits() > 0 { Confidence::Certain } else { likely_limit(evidence) };
+        (CauseCost::of_time(waits.waited()), sure, words.to_vec())
+    } else if refaults >= MANY_REFAULTS {
+        let words = [
+            text(" at its limit, and reads "),
+            CellValue::Rate(refaults),
+            text(
+                " pages again that the kernel has just reclaimed: the limit is smaller than what is used.",
+            ),
+        ];
+        let share = (refaults * REFAULT_SECONDS).min(0.9);
+        (CauseCost::of_time(share), Confidence::Certain, words.to_vec())
+    } else if unreclaimable >= UNRECLAIMABLE {
+        let words = [text(
+            " at its limit with memory that cannot be reclaimed: the next allocation gets a process killed.",
+        )];
+        (CauseCost::of_risk(0.9), likely_limit(evidence), words.to_vec())
+    } else {
+        return Verdict::RuledOut(vec![
+            bytes(load.usage),
+            text(" of "),
+            bytes(load.limit),
+            text(" charged, but only "),
+            CellValue::Rate(waits.rate),
+            text(" major faults and "),
+            CellValue::Rate(refaults),
+            text(" pages read again: the kernel reclaims page cache that is not needed"),
+        ]);
+    };
+    let mut words =
+        vec![text("The cgroup is with "), bytes(load.usage), text(" of "), bytes(load.limit)];
+    words.extend(sentence);
+    cgroup_cause(evidence, &load, &waits, (cost, confidence, words)).into()
+}
+
+fn likely_limit(evidence: &CauseEvidence<'_>) -> Confidence {
+    Confidence::Likely(format!("pagewise faults {} --for 10s", evidence.pid()).into())
+}
+
+/// The verdict if no limit is known.
+fn without_limit(evidence: &CauseEvidence<'_>) -> Verdict {
+    let unlimited = || Verdict::RuledOut(vec![text("the cgroup has no memory limit")]);
+    match (&evidence.all.cgroup, &evidence.now.cgroup) {
+        (Ok(activity), _) if activity.limit.is_none() => unlimited(),
+        (_, Ok(cgroup)) if cgroup.limit.is_none() => unlimited(),
+        (Ok(_), _) | (_, Ok(_)) => {
+            no_counters(evidence, "the usage of the cgroup could not be read")
+        }
+        (Err(absent), Err(_)) => Verdict::Unknown(
+            absent.to_string().into(),
+            format!("cat /proc/{}/cgroup", evidence.pid()).into(),
+        ),
+    }
+}
+
+/// Share of the limit taken by memory that can only go to swap, on a machine without swap.
+fn unreclaimable(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> f64 {
+    let has_swap = evidence.now.machine.swap_free.as_ref().is_ok_and(|free| free.0 > 0);
+    let charged = load.stat(ANON).map(|anon| anon + load.stat(SHMEM).unwrap_or_default());
+    match charged {
+        Some(charged) if !has_swap => charged.fraction_of(load.limit).unwrap_or(0.0),
+        _ => 0.0,
+    }
+}
+
+fn cgroup_cause(
+    evidence: &CauseEvidence<'_>,
+    load: &CgroupLoad<'_>,
+    waits: &MajorFaults,
+    (cost, confidence, sentence): (CauseCost, Confidence, Vec<CellValue>),
+) -> Cause {
+    let object = CauseObject::Cgroup(load.path.clone());
+    let mut found = cause("cgroup-limit", object, confidence, sentence);
+    let factor = behind_growth(evidence);
+    found.cost =
+        CauseCost { time_share: cost.time_share * factor, risk: cost.risk * factor, ..cost };
+    found.evidence = vec![
+        bytes_fact("usage", "charged", load.usage),
+        bytes_fact("limit", "limit", load.limit),
+        bytes_fact("swapped", "in swap", load.swapped()),
+        count_fact("limit_hits", "limit hits", load.hits()),
+        rate_fact("major_faults_per_s", "major faults", waits.rate),
+        rate_fact(
+            "refaults_per_s",
+            "pages read again",
+            load.refaults_per_second(evidence).unwrap_or(0.0),
+        ),
+    ];
+    if let Some(growth) = steady_growth(evidence) {
+        found.evidence.push(rate_fact("growth_per_s", "growth of the process in bytes", growth));
+    }
+    found.now = raise(evidence, load);
+    found.code = remedy_code([text(
+        "Keep less in memory: bound caches to the limit, and read large files in order instead of mapping them.",
+    )]);
+    found
+}
+
+/// The command that raises the limit above the memory that the process uses.
+fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> {
+    let file = load.limit_file()?;
+    // Twice the page cache: the part that does not fit is unknown.
+    let cache = load.stat(CACHE).unwrap_or_default();
+    let needed = load.usage + load.swapped() + cache.max(mapped_data_files(evidence));
+    let raised = raised_limit(load.limit, needed);
+    let mut command = format!("echo {} > {file}", raised.0);
+    if load.with_swap.is_some_and(|both| both < raised) {
+        let both = file.replace("memory.limit_in_bytes", "memory.memsw.limit_in_bytes");
+        command = format!("echo {} > {both}; {command}", raised.0);
+    }
+    let change = [
+        text("Raise the limit from "),
+        bytes(load.limit),
+        text(" to "),
+        bytes(raised),
+        text(", enough for what is charged and swapped out, and for twice the page cache."),
+    ];
+    remedy_now(command, change, true)
+}
+
+/// Size of the mapped files that are neither programs nor libraries, without their resident part,
+/// which is charged already.
+fn mapped_data_files(evidence: &CauseEvidence<'_>) -> Bytes {
+    let Ok(subject) = evidence.subject else { return Bytes::ZERO };
+    let is_data = |(index, mapping): &(usize, &Mapping)| {
+        subject.pools.pool_of(*index).kind == PoolKind::File && mapping.backing() == Backing::File
+    };
+    let missing = |(_, mapping): (usize, &Mapping)| {
+        Bytes(mapping.size().0.saturating_sub(mapping.rss().unwrap_or_default().0))
+    };
+    let sizes: Bytes = subject.mappings.iter().enumerate().filter(is_data).map(missing).sum();
+    let total = MachineMemory::of(evidence).map(|memory| memory.total);
+    total.map_or(sizes, |total| sizes.min(Bytes(total.0 / 2)))
+}
+
+/// True if the process waits for pages of its private memory, as far as is known.
+fn waits_for_swap(waits: &MajorFaults, evidence: &CauseEvidence<'_>) -> bool {
+    let is_swapping = evidence.vmstat_rate("pswpin").is_none_or(|rate| rate > 0.0);
+    waits.are_many() && waits.in_files.is_none_or(|share| share < 0.5) && is_swapping
+}
+
+fn machine_short(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(memory) = MachineMemory::of(evidence) else {
+        return no_counters(evidence, "the memory of the machine could not be read");
+    };
+    if !memory.is_short() {
+        return Verdict::RuledOut(vec![
+            bytes(memory.available),
+            text(" of "),
+            bytes(memory.total),
+            text(" available"),
+        ]);
+    }
+    if tight_cgroup(evidence).is_some() {
+        return Verdict::RuledOut(vec![text("the limit of the cgroup explains the reclaim")]);
+    }
+    let Some(other) = large_other(evidence, &memory) else {
+        return Verdict::RuledOut(vec![text("no other process holds a quarter of the memory")]);
+    };
+    short_cause(evidence, &memory, other).into()
+}
+
+fn short_cause(
+    evidence: &CauseEvidence<'_>,
+    memory: &MachineMemory,
+    other: &OtherProcess,
+) -> Cause {
+    let sentence = vec![
+        text("Only "),
+        bytes(memory.available),
+        text(" of the machine's "),
+        bytes(memory.total),
+        text(" are available, and "),
+        CellValue::Name(other.name.clone()),
+        text(format!(" ({}) holds ", other.pid)),
+        bytes(other.resident),
+        text("."),
+    ];
+    let object = CauseObject::Process(other.pid, other.name.clone());
+    let check = format!("pagewise diagnose {}", other.pid);
+    let mut found = cause("machine-short", object, Confidence::Likely(check.into()), sentence);
+    let waited =
+        MajorFaults::of(evidence).filter(MajorFaults::are_many).map_or(0.0, |it| it.waited());
+    found.cost = CauseCost { time_share: waited, risk: 0.5, ..CauseCost::default() };
+    found.evidence = vec![
+        bytes_fact("available", "available", memory.available),
+        bytes_fact("other_resident", "RES of the other process", other.resident),
+        fact("other_growth", "its growth", CellValue::Change(other.growth), ""),
+    ];
+    found.now = remedy_now(
+        format!("pagewise diagnose {}", other.pid),
+        [text(
+            "Find out why that process is large, then limit it with a memory cgroup or restart it.",
+        )],
+        true,
+    );
+    found.code = remedy_code([text(
+        "Give each service a memory cgroup with a limit, so that one cannot take the memory of the others.",
+    )]);
+    found
+}
+
+fn swap_thrash(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(waits) = MajorFaults::of(evidence) else {
+        return no_counters(evidence, "the process was read only once");
+    };
+    if !waits_for_swap(&waits, evidence) {
+        return Verdict::RuledOut(vec![
+            CellValue::Rate(waits.rate),
+            text(" major faults, "),
+            waits.in_files.map_or(text("on unknown memory"), CellValue::Share),
+            text(if waits.in_files.is_some() { " of them on files" } else { "" }),
+        ]);
+    }
+    if let Some(load) = tight_cgroup(evidence) {
+        let line = vec![text("the limit of the cgroup explains it: "), bytes(load.limit)];
+        return Verdict::RuledOut(line);
+    }
+    if let Some(paged_out) =
+        evidence.calling_function(|row| row.call == "madvise" && row.detail == MADV_PAGEOUT)
+    {
+        return paged_out_by_itself(&waits, paged_out.object()).into();
+    }
+    let memory = MachineMemory::of(evidence).filter(MachineMemory::is_short);
+    if let Some(other) = memory.and_then(|memory| large_other(evidence, &memory)) {
+        let name = CellValue::Name(other.name.clone());
+        return Verdict::RuledOut(vec![text("the memory is held by another process: "), name]);
+    }
+    thrash_cause(evidence, &waits).into()
+}
+
+/// `madvise`: MADV_PAGEOUT.
+const MADV_PAGEOUT: u64 = 21;
+
+fn paged_out_by_itself(waits: &MajorFaults, object: CauseObject) -> Cause {
+    let sentence = vec![
+        text("The program sends pages to swap with MADV_PAGEOUT and reads them back: "),
+        CellValue::Rate(waits.rate),
+        text(" major faults."),
+    ];
+    let mut found = cause("swap-thrash", object, Confidence::Certain, sentence);
+    found.cost = CauseCost::of_time(waits.waited());
+    found.evidence = vec![rate_fact("major_faults_per_s", "major faults", waits.rate)];
+    found.code = remedy_code([text(
+        "Page out only memory that is not used for minutes, or remove the call.",
+    )]);
+    found
+}
+
+fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
+    let swapped = evidence.all.activity.last().and_then(|last| last.swap.clone().ok());
+    let resident = evidence.resident().unwrap_or_default();
+    let swapped = swapped.unwrap_or_default();
+    let sentence = vec![
+        text("The process waits for "),
+        CellValue::Rate(waits.rate),
+        text(" pages from swap: its "),
+        bytes(resident + swapped),
+        text(" do not fit, and "),
+        bytes(swapped),
+        text(" are in swap."),
+    ];
+    let check = format!("pagewise faults {} --for 10s", evidence.pid());
+    let sure = match waits.in_files {
+        Some(_) => Confidence::Certain,
+        None => Confidence::Likely(check.into()),
+    };
+    let mut found = cause("swap-thrash", CauseObject::Machine, sure, sentence);
+    found.cost = CauseCost::of_time(waits.waited() * behind_growth(evidence));
+    found.evidence = vec![
+        rate_fact("major_faults_per_s", "major faults", waits.rate),
+        bytes_fact("swapped", "in swap", swapped),
+        bytes_fact("resident", "RES", resident),
+        rate_fact(
+            "machine_swap_ins_per_s",
+            "pages from swap on the machine",
+            evidence.vmstat_rate("pswpin").unwrap_or(0.0),
+        ),
+    ];
+    // Without swap the kernel would kill the process, and locked memory cannot be reclaimed.
+    found.now = remedy_now(
+        "pagewise ps --sort pss",
+        [text("Stop or move another process, or add memory: this process needs what is in swap.")],
+        true,
+    );
+    found.code = remedy_code([text(
+        "Reduce the working set: bound caches, process data in parts, and keep hot data together.",
+    )]);
+    found
+}
+
+/// Slower growth of the charged page cache passes unnoticed.
+const CACHE_GROWTH_PER_SECOND: f64 = 1024.0 * 1024.0;
+/// Part of the growth that is page cache or slab.
+const MOSTLY_CACHE: f64 = 0.8;
+
+fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
+    let activity = match &evidence.all.cgroup {
+        Ok(activity) => activity,
+        Err(absent) => {
+            let command = format!("pagewise diagnose {} --for 10s", evidence.pid());
+            return Verdict::Unknown(absent.to_string().into(), command.into());
+        }
+    };
+    if activity.path.as_bytes() == b"/" {
+        return Verdict::NotApplicable;
+    }
+    let Some(growth) = ChargeGrowth::of(evidence, activity) else {
+        return no_counters(evidence, "memory.stat of the cgroup could not be read");
+    };
+    let is_cache = growth.cache >= CACHE_GROWTH_PER_SECOND
+        && growth.cache >= MOSTLY_CACHE * (growth.cache + growth.private.max(0.0));
+    if !is_cache || !growth.is_large_part() {
+        return Verdict::RuledOut(vec![
+            text("page cache and slab grow by "),
+            bytes(whole_bytes(growth.cache)),
+            text(" per second, private memory by "),
+            bytes(whole_bytes(growth.private)),
+        ]);
+    }
+    cache_cause(evidence, activity, &growth).into()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole_bytes(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
+}
+
+/// Growth of the parts of a cgroup's charge in bytes per second.
+struct ChargeGrowth {
+    cache: f64,
+    private: f64,
+    usage: Bytes,
+    cached: Bytes,
+}
+
+impl ChargeGrowth {
+    fn of(evidence: &CauseEvidence<'_>, activity: &CgroupActivity) -> Option<ChargeGrowth> {
+        let seconds = evidence.seconds()?;
+        let [first, last] = &activity.points;
+        // tmpfs counts as page cache, but cannot be dropped.
+        let cached = |point| {
+            let cache = stat(point, CACHE)?.0.saturating_sub(stat(point, SHMEM)?.0);
+            Some(Bytes(cache) + stat(point, SLAB).unwrap_or_default())
+        };
+        let private = |point| Some(stat(point, ANON)? + stat(point, SHMEM)?);
+        let per_second = |before: Bytes, after: Bytes| (float(after.0) - float(before.0)) / seconds;
+        Some(ChargeGrowth {
+            cache: per_second(cached(first)?, cached(last)?),
+            private: per_second(private(first)?, private(last)?),
+            usage: last.usage?,
+            cached: cached(last)?,
+        })
+    }
+
+    fn is_large_part(&self) -> bool {
+        self.cached.fraction_of(self.usage).is_some_and(|share| share >= 0.5)
+    }
+}
+
+fn cache_cause(
+    evidence: &CauseEvidence<'_>,
+    activity: &CgroupActivity,
+    growth: &ChargeGrowth,
+) -> Cause {
+    let sentence = vec![
+        text("The charged memory of the cgroup grows by "),
+        bytes(whole_bytes(growth.cache)),
+        text(
+            " per second of page cache and slab: this is no leak, the kernel reclaims it when memory is short.",
+        ),
+    ];
+    let object = CauseObject::Cgroup(activity.path.clone());
+    let mut found = cause("page-cache-charged", object, Confidence::Certain, sentence);
+    let share = CauseCost::of_memory(growth.cached, growth.usage);
+    // It can be reclaimed: the cost is that people and alerts mistake it for a leak.
+    found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
+    found.evidence = vec![
+        bytes_fact("usage", "charged", growth.usage),
+        bytes_fact("cached", "page cache and slab", growth.cached),
+        bytes_fact("private", "RES", evidence.resident().unwrap_or_default()),
+    ];
+    found.now = remedy_now(
+        "",
+        [text("Alert on the `anon` (v1: `rss`) line of memory.stat instead of the usage.")],
+        true,
+    );
+    found.code = remedy_code([text(
+        "After writing or reading a large file once, call posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), or use O_DIRECT.",
+    )]);
+    found
+}
+
+/// Fewer removed cgroups are normal where containers come and go.
+const MANY_DYING: u64 = 1000;
+/// Memory that a removed cgroup keeps at least: its counters of each CPU.
+const PER_DYING: Bytes = Bytes::kib(64);
+/// A smaller share of the machine's memory is not worth a change.
+const DYING_SHARE: f64 = 0.01;
+
+fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
+    let [_, last] = &evidence.all.machine;
+    let Some(dying) = last.dying_cgroups else {
+        let command = "cat /proc/cgroups; find /sys/fs/cgroup/memory -type d | wc -l";
+        return Verdict::Unknown(
+            "the kernel does not count removed cgroups".into(),
+            command.into(),
+        );
+    };
+    let memory = Bytes(PER_DYING.0.saturating_mul(dying));
+    let total = MachineMemory::of(evidence).map_or(Bytes::ZERO, |memory| memory.total);
+    if dying < MANY_DYING || memory.fraction_of(total).is_some_and(|share| share < DYING_SHARE) {
+        return Verdict::RuledOut(vec![CellValue::Count(dying), text(" removed cgroups")]);
+    }
+    let sentence = vec![
+        CellValue::Count(dying),
+        text(" removed cgroups still hold at least "),
+        bytes(memory),
+        text(" of kernel memory, because page cache is charged to them."),
+    ];
+    let check = "cat /sys/fs/cgroup/cgroup.stat";
+    let object = CauseObject::Cgroup("/".into());
+    let mut found = cause("zombie-cgroups", object, Confidence::Likely(check.into()), sentence);
+    found.cost = CauseCost::of_memory(memory, total);
+    found.evidence = vec![
+        count_fact("dying_cgroups", "removed cgroups", dying),
+        bytes_fact("at_least", "at least", memory),
+    ];
+    found.now = remedy_now(
+        "sync; echo 3 > /proc/sys/vm/drop_caches",
+        [text("Drop the page cache that keeps them. The next reads come from the disk.")],
+        false,
+    );
+    found.code = remedy_code([text(
+        "Reuse cgroups instead of creating one for each job, or empty them before removal: memory.force_empty (v1), memory.reclaim (v2).",
+    )]);
+    found.into()
+}

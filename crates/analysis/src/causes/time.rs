@@ -1,6 +1,179 @@
 //! Causes: time lost in page faults, TLB shootdowns and memory system calls.
 
-use super::CauseRow;
+mod churn;
+mod copies;
+mod shootdowns;
+
+use pagewise_model::cause::Verdict;
+use pagewise_model::evidence::{CallProfile, CallProfileRow, Gathered, Instrument};
+use pagewise_model::report::CellValue;
+
+use super::signs::{count_fact, rate_fact, share_of_run_time};
+use super::{CauseEvidence, CauseRow, cause, remedy_code};
+use crate::cells::{ratio, text};
+use pagewise_model::cause::{CauseCost, Confidence};
 
 /// The rows of the table of causes.
-pub(super) const ROWS: &[CauseRow] = &[];
+pub(super) const ROWS: &[CauseRow] = &[
+    CauseRow {
+        id: "cow-storm",
+        title: "copy-on-write after fork",
+        meaning: "The process forks again and again, and each time copies much of its memory on write.",
+        needs: &[Instrument::Faults, Instrument::Calls],
+        excluded_by: "fewer than two forks, less than 8 MiB per fork, or children that call execve",
+        source: "fork(2); measured with snapshots by fork",
+        rule: copies::cow_storm,
+    },
+    CauseRow {
+        id: "fork-exec-copy",
+        title: "fork of a large process",
+        meaning: "A large process forks only to start other programs: each fork copies its page tables.",
+        needs: &[Instrument::Calls],
+        excluded_by: "no fork whose child calls execve, less than 64 MiB of private memory, or vfork",
+        source: "posix_spawn(3); measured: fork takes about 5 ms per GiB of base pages",
+        rule: copies::fork_exec_copy,
+    },
+    CauseRow {
+        id: "fault-churn",
+        title: "memory released and touched again",
+        meaning: "Memory is released to the kernel and faulted in again, which costs zeroing and faults.",
+        needs: &[Instrument::Activity, Instrument::Faults, Instrument::Calls],
+        excluded_by: "fewer than 4000 first touches per second, or memory that grows by as much",
+        source: "mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD; madvise(2), MADV_DONTNEED",
+        rule: churn::fault_churn,
+    },
+    CauseRow {
+        id: "tlb-shootdowns",
+        title: "TLB shootdowns",
+        meaning: "A thread unmaps or protects memory, which interrupts the CPUs of the other threads.",
+        needs: &[Instrument::Shootdowns],
+        excluded_by: "one thread, or less than 1 % of a CPU lost",
+        source: "measured by the tracepoints tlb:tlb_flush and csd:csd_queue_cpu",
+        rule: shootdowns::tlb_shootdowns,
+    },
+    CauseRow {
+        id: "memory-calls",
+        title: "memory system calls",
+        meaning: "The process calls the kernel very often to map, release or protect memory.",
+        needs: &[Instrument::Calls],
+        excluded_by: "fewer than 3000 memory system calls per second",
+        source: "measured: 1 µs to 5 µs per call",
+        rule: memory_calls,
+    },
+];
+
+const NS_PER_SECOND: f64 = 1e9;
+
+/// Number per second.
+fn per_second(count: u64, took_ns: u64) -> f64 {
+    ratio(count, took_ns).map_or(0.0, |per_ns| per_ns * NS_PER_SECOND)
+}
+
+/// The command that applies an instrument alone.
+fn command(evidence: &CauseEvidence<'_>, instrument: Instrument) -> String {
+    let (words, options) =
+        instrument.command().split_once(" --").unwrap_or((instrument.command(), ""));
+    format!("{words} {} --{options}", evidence.pid())
+}
+
+/// The verdict if an instrument could not run.
+fn missing(evidence: &CauseEvidence<'_>, instrument: Instrument, why: String) -> Verdict {
+    Verdict::Unknown(why.into(), command(evidence, instrument).into())
+}
+
+/// True for the calls that change mappings or pages.
+fn is_memory_call(row: &CallProfileRow) -> bool {
+    !["fork", "vfork"].contains(&row.call.as_str())
+}
+
+/// Memory system calls per second.
+fn memory_call_rate(profile: &CallProfile) -> f64 {
+    let calls = profile.rows.iter().filter(|row| is_memory_call(row));
+    per_second(calls.map(|row| row.count).sum(), profile.took_ns)
+}
+
+/// Memory system calls per second from which on they are a storm.
+const MANY_CALLS: f64 = 3000.0;
+/// CPU time of a call: its entry, the lock of the mappings, and the work on the page tables.
+const CALL_SECONDS: f64 = 2e-6;
+
+fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
+    let profile = match &evidence.all.calls {
+        Gathered::Value(profile) => profile,
+        Gathered::NotNeeded => {
+            return Verdict::RuledOut(vec![text("little time in the kernel")]);
+        }
+        Gathered::Missing(why) => {
+            return missing(evidence, Instrument::Calls, why.to_string());
+        }
+    };
+    let rows = || profile.rows.iter().filter(|row| is_memory_call(row));
+    let count: u64 = rows().map(|row| row.count).sum();
+    let rate = memory_call_rate(profile);
+    let caller = evidence.calling_function(is_memory_call);
+    let (true, Some(caller)) = (rate >= MANY_CALLS, caller) else {
+        return Verdict::RuledOut(vec![CellValue::Rate(rate), text(" memory system calls")]);
+    };
+    let most = most_frequent(rows());
+    let sentence = vec![
+        CellValue::Rate(rate),
+        text(" memory system calls, mostly "),
+        text(most.clone()),
+        text(", "),
+        CellValue::Share(caller.share()),
+        text(" of them from one function."),
+    ];
+    let mut found = cause("memory-calls", caller.object(), Confidence::Certain, sentence);
+    found.cost = CauseCost::of_time(share_of_run_time(evidence, rate * CALL_SECONDS));
+    let bytes: u64 = rows().map(|row| row.bytes).fold(0, u64::saturating_add);
+    found.evidence = vec![
+        rate_fact("calls_per_s", "calls", rate),
+        count_fact("calls", "recorded", count),
+        crate::explain::fact("most", "most of them", text(most.clone()), ""),
+        crate::explain::fact(
+            "bytes_per_call",
+            "bytes per call",
+            ratio(bytes, count).map_or(CellValue::None, CellValue::Number),
+            "",
+        ),
+    ];
+    found.code = remedy_code([text(call_advice(&most))]);
+    found.into()
+}
+
+/// The most frequent call, with the advice of `madvise`.
+fn most_frequent<'a>(rows: impl Iterator<Item = &'a CallProfileRow>) -> String {
+    let mut counts: std::collections::BTreeMap<String, u64> = std::collections::BTreeMap::new();
+    for row in rows {
+        let advice = (row.call == "madvise").then(|| crate::calls::advice(row.detail)).flatten();
+        let name = advice.map_or_else(|| row.call.clone(), |advice| format!("madvise({advice})"));
+        *counts.entry(name).or_default() += row.count;
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(name, _)| name).unwrap_or_default()
+}
+
+fn call_advice(call: &str) -> &'static str {
+    match call {
+        "mprotect" => {
+            "Change the protection of a whole range at once, or use protection keys (pkey_set), which need no call."
+        }
+        "mmap" | "munmap" => {
+            "Map one large area and divide it, or keep mappings for reuse. For blocks of malloc raise M_MMAP_THRESHOLD with mallopt."
+        }
+        "brk" => {
+            "Raise M_TOP_PAD and M_TRIM_THRESHOLD with mallopt, so that the heap grows and shrinks in larger steps."
+        }
+        "mremap" => "Grow buffers by doubling instead of by a constant.",
+        _ => "Make the call for larger ranges at once, or less often.",
+    }
+}
+
+/// Rate of events as a share of one CPU.
+fn lost(rate: f64, seconds_each: f64) -> f64 {
+    (rate * seconds_each).min(1.0)
+}
+
+/// A share of the CPU as milliseconds per second.
+fn milliseconds(share: f64) -> CellValue {
+    CellValue::Number((share * 10_000.0).round() / 10.0)
+}

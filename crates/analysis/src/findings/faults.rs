@@ -149,7 +149,8 @@ fn major(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Finding
     ];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Major.index()]));
     let next_step = if swapped * 2 > found {
-        "Give the machine or the cgroup more memory, switch swap off, or lock what must stay: mlockall(MCL_CURRENT | MCL_FUTURE)."
+        "Compare the usage of the memory cgroup with its limit (`pagewise doctor PID`), and raise the limit if it is full; else give the \
+         machine more memory. Without swap the kernel would kill the process instead."
     } else {
         "Read the files before time matters: MAP_POPULATE, MADV_POPULATE_READ, MADV_WILLNEED or readahead(2); to keep them, mlock."
     };
@@ -216,8 +217,8 @@ fn copies(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<Findin
         ],
         evidence,
         next_step: vec![text(
-            "If a child only starts another program, use posix_spawn or vfork; exclude memory that it does not need with \
-             MADV_DONTFORK; write before you read.",
+            "If the child executes another program, use posix_spawn or vfork. If it saves a snapshot, fork less often, and exclude \
+             memory that it does not need with MADV_DONTFORK. Write pages before you read them.",
         )],
     })
 }

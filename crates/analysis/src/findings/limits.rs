@@ -17,7 +17,7 @@ pub(super) const RULES: &[FindingRule] = &[
 ];
 
 /// From this share of a limit on, the next doubling of a buffer meets it.
-const NEAR: f64 = 0.8;
+pub(crate) const NEAR: f64 = 0.8;
 /// From here on, the next small request may.
 const AT: f64 = 0.95;
 /// Page cache fills a cgroup and is reclaimed, so a cgroup is normally closer to its limit than a
@@ -33,10 +33,29 @@ fn near(used: Bytes, limit: Bytes, from: f64) -> Option<f64> {
     used.fraction_of(limit).filter(|&share| share >= from)
 }
 
+/// A limit, and the amount that counts against it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LimitUse {
+    pub(crate) used: u64,
+    pub(crate) limit: u64,
+}
+
+impl LimitUse {
+    /// The used share; more than 1 if the limit was lowered since.
+    pub(crate) fn share(self) -> f64 {
+        Bytes(self.used).fraction_of(Bytes(self.limit)).unwrap_or(1.0)
+    }
+}
+
+/// Number of mappings, and `vm.max_map_count`; `None` if the limit is unknown.
+pub(crate) fn map_count_use(subject: &ExplainSubject<'_>) -> Option<LimitUse> {
+    let limit = *subject.snapshot.machine.max_map_count.as_ref().ok()?;
+    Some(LimitUse { used: subject.mappings.len() as u64, limit })
+}
+
 /// `vm.max_map_count`.
 fn map_count(subject: &ExplainSubject<'_>) -> Option<Finding> {
-    let count = subject.mappings.len() as u64;
-    let limit = *subject.snapshot.machine.max_map_count.as_ref().ok()?;
+    let LimitUse { used: count, limit } = map_count_use(subject)?;
     let share = near(Bytes(count), Bytes(limit), NEAR)?;
     Some(finding(
         "near-max-map-count",
@@ -90,17 +109,17 @@ fn cgroup(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 /// A resource limit: what it bounds, and what happens there.
-struct LimitBound {
-    id: &'static str,
-    name: &'static str,
+pub(crate) struct LimitBound {
+    pub(crate) id: &'static str,
+    pub(crate) name: &'static str,
     /// Amount of the process that counts against it.
     used: fn(&ExplainSubject<'_>) -> Option<Bytes>,
-    limit: fn(&ResourceLimits) -> ResourceLimit,
-    then: &'static str,
+    pub(crate) limit: fn(&ResourceLimits) -> ResourceLimit,
+    pub(crate) then: &'static str,
     next_step: &'static str,
 }
 
-const BOUNDS: [LimitBound; 4] = [
+pub(crate) const BOUNDS: [LimitBound; 4] = [
     LimitBound {
         id: "near-stack-limit",
         name: "RLIMIT_STACK",
@@ -128,7 +147,7 @@ const BOUNDS: [LimitBound; 4] = [
     LimitBound {
         id: "near-locked-limit",
         name: "RLIMIT_MEMLOCK",
-        used: |subject| subject.snapshot.status.as_ref().ok()?.vm_lck.clone().ok(),
+        used: locked,
         limit: |limits| limits.locked,
         then: ": mlock fails at the limit.",
         next_step: "Raise it with `ulimit -l`, or give the program CAP_IPC_LOCK.",
@@ -137,6 +156,17 @@ const BOUNDS: [LimitBound; 4] = [
 
 fn statm<'a>(subject: &ExplainSubject<'a>) -> Reading<&'a pagewise_model::process::Statm> {
     subject.snapshot.statm.as_ref().map_err(Clone::clone)
+}
+
+/// Locked memory; `None` if the limit does not apply.
+///
+/// A process that has locked more than its limit had CAP_IPC_LOCK, or the limit was lowered: in
+/// snapshots without capabilities the process counts as exempt.
+fn locked(subject: &ExplainSubject<'_>) -> Option<Bytes> {
+    let locked = subject.snapshot.status.as_ref().ok()?.vm_lck.clone().ok()?;
+    let limits = subject.snapshot.limits.as_ref().ok()?;
+    let is_over = limits.locked.soft.is_some_and(|limit| locked.0 > limit);
+    (!limits.locks_freely.unwrap_or(is_over)).then_some(locked)
 }
 
 fn main_stack(subject: &ExplainSubject<'_>) -> Option<Bytes> {
@@ -150,13 +180,23 @@ fn resource_limits(subject: &ExplainSubject<'_>) -> Vec<Finding> {
     BOUNDS.iter().filter_map(|bound| resource_limit(subject, limits, bound)).collect()
 }
 
+/// `None` without a limit, if it does not apply, or if the used amount is unknown.
+pub(crate) fn bound_use(
+    subject: &ExplainSubject<'_>,
+    limits: &ResourceLimits,
+    bound: &LimitBound,
+) -> Option<LimitUse> {
+    let limit = (bound.limit)(limits).soft?;
+    Some(LimitUse { used: (bound.used)(subject)?.0, limit })
+}
+
 fn resource_limit(
     subject: &ExplainSubject<'_>,
     limits: &ResourceLimits,
     bound: &LimitBound,
 ) -> Option<Finding> {
-    let limit = Bytes((bound.limit)(limits).soft?);
-    let used = (bound.used)(subject)?;
+    let LimitUse { used, limit } = bound_use(subject, limits, bound)?;
+    let (used, limit) = (Bytes(used), Bytes(limit));
     let share = near(used, limit, NEAR)?;
     Some(finding(
         bound.id,

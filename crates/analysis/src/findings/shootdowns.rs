@@ -82,19 +82,19 @@ fn of_cause(told: &ShootdownCauses<'_>, cause: &Cause, sum: &FlushSum) -> Option
 }
 
 /// Remedy for a cause; `None` if none is known.
-fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)> {
+pub(crate) fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)> {
     let is_small = sum.pages_per_order().is_some_and(|pages| pages <= FEW_PAGES);
     Some(match cause {
         Cause::Call { name, advice } => match (name.as_str(), advice) {
             ("madvise" | "process_madvise", Some(DONTNEED)) if is_small => (
                 "dontneed-by-pages",
                 "Release memory in larger ranges, or less often: each call is a shootdown, regardless of the number of pages. \
-                 MADV_FREE takes the pages only when memory is short. An allocator that does it has a setting: \
+                 MADV_FREE flushes as well. An allocator that does it has a setting: \
                  dirty_decay_ms of jemalloc, TCMALLOC_RELEASE_RATE, MIMALLOC_PURGE_DELAY.",
             ),
             ("madvise" | "process_madvise", Some(DONTNEED)) => (
                 "dontneed",
-                "Release memory less often, or with MADV_FREE, which frees the pages only when memory is short.",
+                "Release memory less often. MADV_FREE is no remedy: it flushes as well, because it marks the pages clean.",
             ),
             ("madvise" | "process_madvise", Some(FREE)) => (
                 "free",
@@ -121,8 +121,9 @@ fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'static str)>
             ),
             ("clone" | "clone3" | "fork", _) => (
                 "fork",
-                "fork write-protects all memory of a program that has threads, and each write then is a fault and a flush: \
-                 posix_spawn or vfork do not, and neither does a small helper process that was made at the start.",
+                "fork write-protects all memory of a program that has threads, and each write then is a fault and a flush. \
+                 If the child executes another program, use posix_spawn or vfork, which do neither. Otherwise fork less often, \
+                 or from a small helper process that was made at the start.",
             ),
             ("exit_group" | "exit" | "execve" | "execveat", _) => return None,
             _ => ("system-call", "Make this call less often, or for larger ranges at once."),

@@ -60,28 +60,119 @@ fn swapped(subject: &ExplainSubject<'_>) -> Option<Finding> {
 }
 
 /// Memory that is writable and executable at once.
-fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
-    let mappings =
-        || subject.mappings.iter().enumerate().filter(|(_, m)| m.prot.write && m.prot.exec);
-    let (index, largest) = mappings().max_by_key(|(_, m)| m.size())?;
-    let total: Bytes = mappings().map(|(_, m)| m.size()).sum();
-    let kind = subject.pools.pool_of(index).kind;
-    let (severity, next_step) = match kind {
-        // Most just-in-time compilers of Java and JavaScript have an option for it.
-        PoolKind::Jit => (
-            Severity::Note,
-            "If it is a just-in-time compiler, use its option that keeps code write-protected (W^X).",
-        ),
-        PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack => (
-            Severity::Warning,
-            "An object file requests an executable stack: `readelf -lW FILE | grep GNU_STACK` shows RWE; \
-             link with `-z noexecstack`.",
-        ),
-        _ => (
-            Severity::Warning,
-            "Map it once to write and once to execute, or drop one of the two rights with mprotect.",
-        ),
+pub(crate) struct WritableCode {
+    pub(crate) total: Bytes,
+    pub(crate) mappings: u64,
+    /// Index of the largest mapping.
+    pub(crate) largest: usize,
+}
+
+/// Beginnings of the names of programs and libraries that compile code while they run. Their
+/// writable code is how they work.
+const COMPILERS: &[&str] = &[
+    "java",
+    "libjvm",
+    "node",
+    "libnode",
+    "deno",
+    "bun",
+    "chrom",
+    "electron",
+    "msedge",
+    "opera",
+    "libv8",
+    "libcef",
+    "firefox",
+    "libxul",
+    "libmozjs",
+    "gjs",
+    "libjavascriptcore",
+    "libwebkit",
+    "libQt5Qml",
+    "libQt6Qml",
+    "qemu",
+    "luajit",
+    "libluajit",
+    "libLLVM",
+    "libgccjit",
+    "mono",
+    "libmono",
+    "dotnet",
+    "libcoreclr",
+    "libclrjit",
+    "php",
+    "beam",
+    "ruby",
+    "libruby",
+    "pypy",
+    "libpypy",
+    "julia",
+    "libjulia",
+    "libpcre",
+    "libffi",
+    "erlexec",
+    "wasmtime",
+    "libwasm",
+    "sbcl",
+    "gforth",
+    "valgrind",
+    "memcheck",
+    "racket",
+    "libtcc",
+    "pharo",
+    "squeak",
+    "openresty",
+    "swipl",
+];
+
+/// True if the process has a just-in-time compiler.
+fn has_compiler(subject: &ExplainSubject<'_>) -> bool {
+    let is_compiler =
+        |name: &[u8]| COMPILERS.iter().any(|compiler| name.starts_with(compiler.as_bytes()));
+    let exe = subject.snapshot.process.exe.as_ref().ok();
+    exe.is_some_and(|exe| is_compiler(exe.base()))
+        || subject.snapshot.objects.iter().any(|object| is_compiler(object.name.base()))
+}
+
+/// Writable code; `None` if a just-in-time compiler explains all of it.
+pub(crate) fn writable_memory(subject: &ExplainSubject<'_>) -> Option<WritableCode> {
+    let has_compiler = has_compiler(subject);
+    let is_meant = |index: usize, mapping: &Mapping| {
+        let is_compiled = has_compiler && subject.pools.pool_of(index).kind == PoolKind::Jit;
+        mapping.prot.write && mapping.prot.exec && !is_compiled
     };
+    let mappings = || subject.mappings.iter().enumerate().filter(|(at, it)| is_meant(*at, it));
+    let (largest, _) = mappings().max_by_key(|(_, mapping)| mapping.size())?;
+    Some(WritableCode {
+        total: mappings().map(|(_, mapping)| mapping.size()).sum(),
+        mappings: mappings().count() as u64,
+        largest,
+    })
+}
+
+/// Remedy for writable code of a pool.
+pub(crate) fn writable_advice(kind: PoolKind) -> &'static str {
+    match kind {
+        PoolKind::MainStack | PoolKind::ThreadStack | PoolKind::CachedStack => {
+            "An object file requests an executable stack: `readelf -lW FILE | grep GNU_STACK` shows RWE; \
+             link with `-z noexecstack`."
+        }
+        PoolKind::Jit => {
+            "Map code once to write and once to execute, or write it first and then drop PROT_WRITE with mprotect. If it is a \
+             just-in-time compiler, use its option that keeps code write-protected (W^X)."
+        }
+        _ => {
+            "Map it once to write and once to execute, or drop one of the two rights with mprotect."
+        }
+    }
+}
+
+fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let WritableCode { total, mappings, largest } = writable_memory(subject)?;
+    let kind = subject.pools.pool_of(largest).kind;
+    // Anonymous code may come from a compiler that is linked statically.
+    let severity = if kind == PoolKind::Jit { Severity::Note } else { Severity::Warning };
+    let start = subject.mappings[largest].range.start;
     Some(finding(
         "writable-code",
         severity,
@@ -91,16 +182,24 @@ fn writable_code(subject: &ExplainSubject<'_>) -> Option<Finding> {
         ],
         [
             size("reserved", "reserved", total),
-            fact("mappings", "mappings", CellValue::Count(mappings().count() as u64), ""),
-            fact("largest", "the largest at", CellValue::Address(largest.range.start), ""),
+            fact("mappings", "mappings", CellValue::Count(mappings), ""),
+            fact("largest", "the largest at", CellValue::Address(start), ""),
             fact("pool", "", CellValue::text(kind.label()), ""),
         ],
-        vec![text(next_step)],
+        vec![text(writable_advice(kind))],
     ))
 }
 
 /// Programs and libraries whose file was deleted or replaced since.
-fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
+pub(crate) struct StaleCode {
+    /// Their names, in order; at least one.
+    pub(crate) names: Vec<Name>,
+    /// Address space of their mappings.
+    pub(crate) reserved: Bytes,
+}
+
+/// The code of a process that is not that of the files on disk; `None` if all is.
+pub(crate) fn stale_code(subject: &ExplainSubject<'_>) -> Option<StaleCode> {
     let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
     };
@@ -124,6 +223,11 @@ fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
     }
     names.sort();
     names.dedup();
+    (!names.is_empty()).then_some(StaleCode { names, reserved })
+}
+
+fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let StaleCode { names, reserved } = stale_code(subject)?;
     let count = names.len();
     let first = names.first()?.clone();
     Some(finding(
@@ -195,12 +299,17 @@ const LARGE_TABLES: Bytes = Bytes::mib(16);
 /// that.
 const TABLES_TO_RESIDENT: f64 = 0.04;
 
+/// True if page tables are large beside what they map.
+pub(crate) fn are_large_tables(tables: Bytes, resident: Bytes) -> bool {
+    tables >= LARGE_TABLES
+        && tables.fraction_of(resident).is_none_or(|share| share >= TABLES_TO_RESIDENT)
+}
+
 /// Page tables that are large beside what they map.
 fn page_tables(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let tables = *subject.snapshot.status.as_ref().ok()?.vm_pte.as_ref().ok()?;
     let resident = resident(subject)?;
-    let large = tables >= LARGE_TABLES
-        && tables.fraction_of(resident).is_none_or(|share| share >= TABLES_TO_RESIDENT);
+    let large = are_large_tables(tables, resident);
     large.then(|| {
         finding(
             "large-page-tables",
@@ -401,15 +510,37 @@ const FULLEST_NODE: f64 = 0.75;
 /// Less than this elsewhere: the process lives on one node, and that is well.
 const OTHER_NODES: f64 = 0.05;
 
+/// The NUMA node that has most of a process's memory.
+pub(crate) struct FullestNode {
+    pub(crate) node: u32,
+    pub(crate) resident: Bytes,
+    pub(crate) total: Bytes,
+    pub(crate) share: f64,
+}
+
+impl FullestNode {
+    /// `None` if the memory by node is unknown.
+    pub(crate) fn of(subject: &ExplainSubject<'_>) -> Option<FullestNode> {
+        let nodes = subject.snapshot.numa.as_ref().ok()?;
+        let total: Bytes = nodes.iter().map(|node| node.resident).sum();
+        let fullest = nodes.iter().max_by_key(|node| node.resident)?;
+        let (node, resident) = (fullest.node, fullest.resident);
+        Some(FullestNode { node, resident, total, share: resident.fraction_of(total)? })
+    }
+
+    /// True if threads on other nodes access most of the memory remotely.
+    pub(crate) fn is_uneven(&self, threads: u64) -> bool {
+        let is_uneven = (FULLEST_NODE..=1.0 - OTHER_NODES).contains(&self.share);
+        is_uneven && self.total >= MUCH_ON_NODES && threads > 1
+    }
+}
+
 /// NUMA imbalance.
 fn spread_over_nodes(subject: &ExplainSubject<'_>) -> Option<Finding> {
-    let nodes = subject.snapshot.numa.as_ref().ok()?;
-    let total: Bytes = nodes.iter().map(|node| node.resident).sum();
-    let fullest = nodes.iter().max_by_key(|node| node.resident)?;
-    let share = fullest.resident.fraction_of(total)?;
-    let uneven = (FULLEST_NODE..=1.0 - OTHER_NODES).contains(&share);
+    let fullest = FullestNode::of(subject)?;
     let threads = subject.snapshot.process.threads;
-    (uneven && total >= MUCH_ON_NODES && threads > 1).then(|| {
+    let (share, total) = (fullest.share, fullest.total);
+    fullest.is_uneven(threads).then(|| {
         finding(
             "numa-imbalance",
             Severity::Note,

@@ -383,23 +383,32 @@ mod tests {
 
     #[test]
     fn a_cgroup_near_its_limit_is_reported_with_the_remedy() {
-        let used = |usage| {
+        let with_swap = |usage, swapped| {
             let cgroup = CgroupSettings {
                 limit_file: "/sys/fs/cgroup/app/memory.max".into(),
                 limit: Some(Bytes(1000)),
                 usage: Ok(Bytes(usage)),
+                swapped,
+                with_swap: None,
                 pressure: Err(absent()),
             };
             let process =
                 ProcessSettings { pid: Pid(7), environment: Ok(Vec::new()), cgroup: Ok(cgroup) };
             SystemSettings { process: Ok(process), ..machine(&[]) }
         };
+        let used = |usage| with_swap(usage, Ok(Bytes::ZERO));
         assert_eq!(verdicts(&used(500), "cgroup_used"), ["ok"; 3]);
         assert_eq!(verdicts(&used(850), "cgroup_used"), ["note"; 3]);
         assert_eq!(verdicts(&used(960), "cgroup_used"), ["warn"; 3]);
         let raise = judged(&used(960), None, "cgroup_used");
         assert_eq!(raise.change.unwrap(), "echo 1500 > /sys/fs/cgroup/app/memory.max");
         assert_eq!(raise.undo.unwrap(), "echo 1000 > /sys/fs/cgroup/app/memory.max");
+        let raise = judged(&with_swap(1000, Ok(Bytes(3000))), None, "cgroup_used");
+        assert_eq!(
+            raise.change.unwrap(),
+            "echo 5000 > /sys/fs/cgroup/app/memory.max",
+            "memory in swap needs room as well"
+        );
     }
 
     #[test]

@@ -190,6 +190,7 @@ pub(crate) fn snapshot(mappings: Vec<Mapping>) -> Snapshot {
             address_space: unlimited,
             data: unlimited,
             locked: unlimited,
+            locks_freely: Some(false),
         }),
         cgroup: absent(),
         ksm: absent(),

@@ -8,7 +8,7 @@ use pagewise_model::machine::{Gap, ProcessMoment, Provenance, ReadMethod};
 use pagewise_model::mapping::Mapping;
 use pagewise_model::object::ElfObject;
 use pagewise_model::pagewise_pools::RegisteredPool;
-use pagewise_model::process::{KsmStat, NodeShare, Process, Statm};
+use pagewise_model::process::{KsmStat, NodeShare, Process, ResourceLimits, Statm};
 use pagewise_model::snapshot::{MappingHead, SNAPSHOT_VERSION, Snapshot};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading, SmapsCounter, parallel};
@@ -109,11 +109,16 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
     let (memory, numa, ksm) = capture.memory()?;
     let statm = capture.statm();
     let process = capture.process();
+    let status = root.reading(capture.holder, "status").map(|text| status::parse(&text));
+    let limits = root.reading(pid, "limits").and_then(|text| {
+        limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))
+    });
+    let locks_freely = status.as_ref().ok().and_then(|parsed| parsed.locks_freely);
     Ok(Snapshot {
         pagewise_snapshot: SNAPSHOT_VERSION,
         machine: meminfo::machine(root),
         statm,
-        status: root.reading(capture.holder, "status").map(|text| status::parse(&text).status),
+        status: status.as_ref().map(|parsed| parsed.status.clone()).map_err(Clone::clone),
         rollup: memory.rollup,
         walk: memory.walk,
         threads: threads::read(root, pid),
@@ -123,9 +128,7 @@ fn read(root: &ProcRoot, pid: Pid, request: &CaptureRequest) -> Result<Snapshot,
         heap_sample: Err(Absent::NotCollected("this reading does not sample the heap".into())),
         core: None,
         mappings: memory.mappings,
-        limits: root.reading(pid, "limits").and_then(|text| {
-            limits::parse(&text).map_err(|error| Absent::NotSupported(error.to_string().into()))
-        }),
+        limits: limits.map(|limits| ResourceLimits { locks_freely, ..limits }),
         cgroup: cgroup::read(root, pid),
         ksm,
         numa,

@@ -72,6 +72,10 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
         limit_file: Name::new(tightest.join(names.limit).as_os_str().as_bytes()),
         limit,
         usage: usage(&tightest.join(names.usage)),
+        swapped: swapped(tightest, names),
+        with_swap: (member.version == 1)
+            .then(|| tightest.join(names.swap_limit))
+            .and_then(|file| Some((Name::new(file.as_os_str().as_bytes()), Bytes(bytes(&file)?)))),
         pressure,
     })
 }
@@ -178,6 +182,14 @@ fn usage(file: &Path) -> Reading<Bytes> {
     bytes(file).map(Bytes).ok_or(Absent::NotSupported("the cgroup gives no usage".into()))
 }
 
+/// Memory of a cgroup and of those below it in swap.
+fn swapped(folder: &Path, names: &CgroupFiles) -> Reading<Bytes> {
+    let absent = || Absent::NotSupported("the kernel does not count swap by cgroup".into());
+    let text = read_all(&folder.join(names.swap.0)).map_err(|_| absent())?;
+    let value = lines(&text).find_map(|(_, line)| number(line.strip_prefix(names.swap.1)?));
+    value.map(Bytes).ok_or_else(absent)
+}
+
 fn names(member: &Member) -> &'static CgroupFiles {
     if member.version == 1 { &V1 } else { &V2 }
 }
@@ -201,6 +213,8 @@ struct CgroupFiles {
     oom_kills: (&'static str, &'static str),
     /// The line of `memory.stat` for page cache that was not used lately, children included.
     cache: &'static [u8],
+    /// The file and the beginning of its line for memory in swap, children included.
+    swap: (&'static str, &'static [u8]),
 }
 
 static V1: CgroupFiles = CgroupFiles {
@@ -211,6 +225,7 @@ static V1: CgroupFiles = CgroupFiles {
     limit_hits: ("memory.failcnt", ""),
     oom_kills: ("memory.oom_control", "oom_kill"),
     cache: b"total_inactive_file ",
+    swap: ("memory.stat", b"total_swap "),
 };
 static V2: CgroupFiles = CgroupFiles {
     limit: "memory.max",
@@ -220,6 +235,7 @@ static V2: CgroupFiles = CgroupFiles {
     limit_hits: ("memory.events", "max"),
     oom_kills: ("memory.events", "oom_kill"),
     cache: b"inactive_file ",
+    swap: ("memory.swap.current", b""),
 };
 
 /// A cgroup's folder, and the mount that it is below.
@@ -299,6 +315,17 @@ mod tests {
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(4096)), middle.as_path()));
         fs::write(own.join("memory.max"), "1024\n").unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(1024)), own.as_path()));
+    }
+
+    #[test]
+    fn memory_in_swap_is_read_as_each_version_counts_it() {
+        let top = tempfile::tempdir().unwrap();
+        fs::write(top.path().join("memory.stat"), "swap 1\ntotal_swap 4096\n").unwrap();
+        fs::write(top.path().join("memory.swap.current"), "8192\n").unwrap();
+        assert_eq!(swapped(top.path(), &V1), Ok(Bytes(4096)));
+        assert_eq!(swapped(top.path(), &V2), Ok(Bytes(8192)));
+        fs::write(top.path().join("memory.stat"), "cache 1\n").unwrap();
+        assert!(swapped(top.path(), &V1).is_err());
     }
 
     #[test]

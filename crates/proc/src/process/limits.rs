@@ -5,7 +5,7 @@ use pagewise_model::process::{ResourceLimit, ResourceLimits};
 use crate::ProcError;
 use crate::text::{lines, number};
 
-/// Reads a whole `limits`.
+/// Reads a whole `limits`. Capabilities are not in it.
 ///
 /// # Errors
 /// [`ProcError::Parse`] where one of the four memory limits is missing.
@@ -19,6 +19,7 @@ pub fn parse(text: &[u8]) -> Result<ResourceLimits, ProcError> {
         address_space: limit("Max address space ")?,
         data: limit("Max data size ")?,
         locked: limit("Max locked memory ")?,
+        locks_freely: None,
     })
 }
 

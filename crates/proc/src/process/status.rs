@@ -18,7 +18,12 @@ pub struct ParsedStatus {
     pub threads: Option<u64>,
     /// `Kthread` (since 6.8).
     pub kernel_thread: Option<bool>,
+    /// True if CAP_IPC_LOCK is effective (`CapEff`): no limit then applies to mlock.
+    pub locks_freely: Option<bool>,
 }
+
+/// The bit of CAP_IPC_LOCK.
+const CAP_IPC_LOCK: u64 = 1 << 14;
 
 /// Reads a whole `status`. A line that is missing or does not read as it should is absent.
 pub fn parse(text: &[u8]) -> ParsedStatus {
@@ -41,6 +46,7 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
         uid: first("Uid").and_then(|n| u32::try_from(n).ok()),
         threads: first("Threads"),
         kernel_thread: first("Kthread").map(|n| n == 1),
+        locks_freely: value("CapEff").and_then(hexadecimal).map(|mask| mask & CAP_IPC_LOCK != 0),
     }
 }
 
@@ -52,15 +58,31 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
 pub fn is_killed(text: &[u8]) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let masks = lines(text).filter_map(|(_, line)| field(line));
-    masks.filter(|(name, _)| matches!(*name, b"SigPnd" | b"ShdPnd")).any(|(_, mask)| {
-        let mask = std::str::from_utf8(mask.trim_ascii()).ok();
-        mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).is_some_and(|it| it & SIGKILL != 0)
-    })
+    masks
+        .filter(|(name, _)| matches!(*name, b"SigPnd" | b"ShdPnd"))
+        .any(|(_, mask)| hexadecimal(mask).is_some_and(|mask| mask & SIGKILL != 0))
+}
+
+fn hexadecimal(mask: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(mask.trim_ascii()).ok()?, 16).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cap_ipc_lock_is_read_from_the_effective_capabilities() {
+        for (text, exempt) in [
+            ("CapEff:\t0000000000004000\n", Some(true)),
+            ("CapEff:\t000001ffffffffff\n", Some(true)),
+            ("CapPrm:\t0000000000004000\nCapEff:\t0000000000002000\n", Some(false)),
+            ("CapEff:\tx\n", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(text.as_bytes()).locks_freely, exempt, "{text}");
+        }
+    }
 
     #[test]
     fn a_pending_sigkill_is_that_of_a_killed_process() {

@@ -1,16 +1,20 @@
 //! Verdicts on each value for the profile. One function per check; without a profile only costs in
 //! any case count.
 
+use pagewise_model::Bytes;
 use pagewise_model::report::CellValue;
-use pagewise_model::settings::SwapArea;
+use pagewise_model::settings::{CgroupSettings, SwapArea};
 
 use super::WorkloadProfile::{Density, Latency};
 use super::outcome::{Judged, SettingCase, word};
+use crate::cgroup_limit::raised_limit;
 
 /// Below this share of its limit a cgroup has room.
 const CGROUP_FULL: f64 = 0.8;
 /// From this share on it is about to reclaim.
 const CGROUP_BURSTING: f64 = 0.95;
+/// Less in swap than this is not worth a word.
+const SWAPPED: Bytes = Bytes::mib(1);
 /// TLB shootdowns a second that are worth a look, and many.
 const SHOOTDOWNS: f64 = 1_000.0;
 const MANY_SHOOTDOWNS: f64 = 20_000.0;
@@ -310,22 +314,41 @@ pub(super) fn cgroup_limit(case: &SettingCase<'_>) -> Judged {
 
 pub(super) fn cgroup_used(case: &SettingCase<'_>) -> Judged {
     let CellValue::Share(used) = case.value else { return Judged::ok() };
-    let (change, undo) = raise_limit(case);
+    let Some(cgroup) = cgroup_of(case) else { return Judged::ok() };
+    let (change, undo) = raise_limit(cgroup).unzip();
+    let swapped = cgroup.swapped.clone().unwrap_or_default();
+    let because = |words: &str| match swapped >= SWAPPED {
+        true => format!("{words} {} MiB of it are in swap.", swapped.0 >> 20),
+        false => words.to_owned(),
+    };
     match *used {
-        CGROUP_BURSTING.. => Judged::warn("It is all but used up.").run(change, undo),
-        CGROUP_FULL.. => Judged::note("Little is left.").run(change, undo),
+        CGROUP_BURSTING.. => Judged::warn(because("It is all but used up.")).run(change, undo),
+        CGROUP_FULL.. => Judged::note(because("Little is left.")).run(change, undo),
         _ => Judged::ok(),
     }
 }
 
-/// The commands that raise a cgroup's limit by half, and set it to what it is.
-fn raise_limit(case: &SettingCase<'_>) -> (Option<String>, Option<String>) {
-    let cgroup = case.subject.process().ok().and_then(|process| process.cgroup.as_ref().ok());
-    let limit =
-        cgroup.and_then(|cgroup| Some((cgroup.limit?.0, word(cgroup.limit_file.as_bytes())?)));
-    let write = |(limit, file)| format!("echo {limit} > {file}");
-    let raised = |(limit, file): (u64, _)| write((limit.saturating_add(limit / 2), file));
-    (limit.map(raised), limit.map(write))
+fn cgroup_of<'a>(case: &SettingCase<'a>) -> Option<&'a CgroupSettings> {
+    case.subject.process().ok()?.cgroup.as_ref().ok()
+}
+
+/// The commands that raise a cgroup's limit, and set it to what it is.
+fn raise_limit(cgroup: &CgroupSettings) -> Option<(String, String)> {
+    let (limit, file) = (cgroup.limit?, word(cgroup.limit_file.as_bytes())?);
+    let swapped = cgroup.swapped.clone().unwrap_or_default();
+    let usage = cgroup.usage.clone().unwrap_or_default();
+    let raised = raised_limit(limit, usage + swapped);
+    let write = |limit: Bytes, file| format!("echo {} > {file}", limit.0);
+    let (change, undo) = (write(raised, file), write(limit, file));
+    match &cgroup.with_swap {
+        // A limit of memory above that of memory and swap is refused.
+        Some((name, both)) if *both < raised => {
+            let name = word(name.as_bytes())?;
+            let first = write(raised, name);
+            Some((format!("{first}; {change}"), format!("{undo}; {}", write(*both, name))))
+        }
+        _ => Some((change, undo)),
+    }
 }
 
 pub(super) fn pressure_some(case: &SettingCase<'_>) -> Judged {

@@ -1,0 +1,297 @@
+//! Signs that several rules read from the evidence: growth, waiting for I/O, a tight cgroup, a
+//! short machine.
+
+use std::collections::HashMap;
+
+use pagewise_model::evidence::{ActivityPoint, CgroupActivity, CgroupPoint, OtherProcess, counter};
+use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
+use pagewise_model::report::{CellValue, Fact};
+use pagewise_model::{Bytes, Name, Quadrant};
+
+use super::CauseEvidence;
+use super::trend::{MemoryTrend, trend};
+use crate::cells::{float, ratio};
+use crate::explain::fact;
+
+/// Major faults per second from which on a process loses time: with 0.2 ms each this is 0.5 % of
+/// the time.
+pub(super) const MANY_MAJOR: f64 = 25.0;
+/// Time that a major fault waits: the fastest disks need 0.1 ms, swap files and network disks more.
+const MAJOR_FAULT_SECONDS: f64 = 0.000_2;
+/// From this share of the limit on the kernel reclaims.
+const FULL_CGROUP: f64 = 0.9;
+/// Below this share of available memory the machine reclaims.
+const LITTLE_AVAILABLE: f64 = 0.1;
+/// A process that holds this share of the machine's memory is a reason for a shortage.
+const LARGE_OTHER: f64 = 0.25;
+
+/// Private memory of the process, resident or in swap.
+pub(super) fn private_memory(point: &ActivityPoint) -> Option<Bytes> {
+    Some(*point.anonymous.as_ref().ok()? + point.swap.clone().unwrap_or_default())
+}
+
+/// Growth of the private memory in bytes per second, if it grows steadily.
+pub(super) fn steady_growth(evidence: &CauseEvidence<'_>) -> Option<f64> {
+    match trend(evidence) {
+        MemoryTrend::Steady(growth) => Some(growth.rate()),
+        MemoryTrend::Bounded(..) | MemoryTrend::Unknown => None,
+    }
+}
+
+/// Factor of the cost of trouble that the growth of the process explains: its leak or its cache is
+/// the cause then.
+pub(super) fn behind_growth(evidence: &CauseEvidence<'_>) -> f64 {
+    if steady_growth(evidence).is_some() { 0.2 } else { 1.0 }
+}
+
+/// The number of resident anonymous bytes at the end.
+pub(super) fn anonymous(evidence: &CauseEvidence<'_>) -> Option<Bytes> {
+    evidence.all.activity.last()?.anonymous.clone().ok()
+}
+
+/// CPU time of the process as a share of one CPU: in all, and in the kernel.
+pub(super) fn cpu_shares(evidence: &CauseEvidence<'_>) -> Option<(f64, f64)> {
+    let system = evidence.rate(|point| point.system_ns)? / 1e9;
+    let user = evidence.rate(|point| point.user_ns)? / 1e9;
+    Some((user + system, system))
+}
+
+/// Time lost as a share of the time that the process ran. A process that hardly runs loses little.
+pub(super) fn share_of_run_time(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
+    const BUSY: f64 = 0.05;
+    let (all, _) = cpu_shares(evidence).unwrap_or((1.0, 1.0));
+    (lost / all.max(BUSY)).min(1.0)
+}
+
+/// Faults of a process that waited for I/O.
+pub(super) struct MajorFaults {
+    /// Number per second.
+    pub(super) rate: f64,
+    /// Share of those in mappings of files; `None` if faults were not recorded.
+    pub(super) in_files: Option<f64>,
+    /// The file with the most.
+    pub(super) file: Option<Name>,
+}
+
+impl MajorFaults {
+    pub(super) fn of(evidence: &CauseEvidence<'_>) -> Option<MajorFaults> {
+        let rate = evidence.rate(|point| point.major_faults)?;
+        let Some(recording) = evidence.faults() else {
+            return Some(MajorFaults { rate, in_files: None, file: None });
+        };
+        let mut all = 0;
+        let mut files: HashMap<&Name, u64> = HashMap::new();
+        for row in recording.rows.iter().filter(|row| row.kind == FaultKind::Major) {
+            all += row.count;
+            let mapping = recording.mappings.get(row.mapping as usize);
+            if let Some(mapping) = mapping.filter(|it| is_of_file(it)) {
+                *files.entry(&mapping.name).or_default() += row.count;
+            }
+        }
+        let most = files.iter().max_by_key(|(name, count)| (**count, **name));
+        let file = most.map(|(name, _)| (*name).clone());
+        Some(MajorFaults { rate, in_files: ratio(files.values().sum(), all), file })
+    }
+
+    /// Share of the time that the process waits.
+    pub(super) fn waited(&self) -> f64 {
+        (self.rate * MAJOR_FAULT_SECONDS).min(0.9)
+    }
+
+    pub(super) fn are_many(&self) -> bool {
+        self.rate >= MANY_MAJOR
+    }
+}
+
+/// True if a mapping is of a file that is not in memory only.
+fn is_of_file(mapping: &FaultMapping) -> bool {
+    let is_file = matches!(mapping.quadrant, Some(Quadrant::PrivateFile | Quadrant::SharedFile));
+    is_file && mapping.name.as_bytes().starts_with(b"/")
+}
+
+/// True for faults of the diagnosed process itself, not of its children.
+pub(super) fn is_own<'a>(evidence: &CauseEvidence<'a>) -> impl Fn(&FaultRow) -> bool + use<'a> {
+    let pid = evidence.now.process.pid;
+    let threads = evidence.faults().map_or(&[][..], |recording| &recording.threads);
+    // Faults that were merged for lack of memory have no thread.
+    move |row| {
+        threads.get(row.thread as usize).is_none_or(|thread| thread.pid == pid || thread.tid.0 == 0)
+    }
+}
+
+/// The lowest memory limit of the process's cgroups, and what is charged against it.
+pub(super) struct CgroupLoad<'a> {
+    pub(super) path: &'a Name,
+    pub(super) limit: Bytes,
+    pub(super) usage: Bytes,
+    /// Memory and swap together may not exceed this (v1).
+    pub(super) with_swap: Option<Bytes>,
+    pub(super) version: u8,
+    /// The counters over time; `None` if only the snapshot knows the cgroup.
+    pub(super) activity: Option<&'a CgroupActivity>,
+}
+
+impl<'a> CgroupLoad<'a> {
+    /// `None` without a limit, and if the cgroup is unknown.
+    pub(super) fn of(evidence: &CauseEvidence<'a>) -> Option<CgroupLoad<'a>> {
+        if let Ok(activity) = &evidence.all.cgroup {
+            let [_, last] = &activity.points;
+            return Some(CgroupLoad {
+                path: &activity.limited,
+                limit: activity.limit?,
+                usage: last.usage?,
+                with_swap: activity.swap_limit.filter(|_| activity.version == 1),
+                version: activity.version,
+                activity: Some(activity),
+            });
+        }
+        let cgroup = evidence.now.cgroup.as_ref().ok()?;
+        Some(CgroupLoad {
+            path: &cgroup.path,
+            limit: cgroup.limit?,
+            usage: *cgroup.usage.as_ref().ok()?,
+            with_swap: None,
+            version: cgroup.version,
+            activity: None,
+        })
+    }
+
+    pub(super) fn used(&self) -> f64 {
+        self.usage.fraction_of(self.limit).unwrap_or(0.0)
+    }
+
+    /// Increase of a counter.
+    fn increase(&self, value: impl Fn(&CgroupPoint) -> Option<u64>) -> u64 {
+        let difference = |activity: &CgroupActivity| {
+            let [first, last] = &activity.points;
+            Some(value(last)?.saturating_sub(value(first)?))
+        };
+        self.activity.and_then(difference).unwrap_or(0)
+    }
+
+    /// Number of times that the limit was hit during the observation.
+    pub(super) fn hits(&self) -> u64 {
+        self.increase(|point| point.limit_hits)
+    }
+
+    /// Number of processes that the kernel killed during the observation.
+    pub(super) fn kills(&self) -> u64 {
+        self.increase(|point| point.oom_kills)
+    }
+
+    /// Pages per second that the cgroup read again after they were reclaimed.
+    pub(super) fn refaults_per_second(&self, evidence: &CauseEvidence<'_>) -> Option<f64> {
+        let count = |point: &CgroupPoint| {
+            REFAULTS
+                .iter()
+                .filter_map(|names| stat(point, names))
+                .map(|it| it.0)
+                .reduce(u64::saturating_add)
+        };
+        Some(float(self.increase(count)) / evidence.seconds()?)
+    }
+
+    /// A value of `memory.stat` at the end, children included.
+    pub(super) fn stat(&self, names: &[&str]) -> Option<Bytes> {
+        self.activity.and_then(|activity| stat(&activity.points[1], names))
+    }
+
+    /// Memory of the cgroup in swap.
+    pub(super) fn swapped(&self) -> Bytes {
+        self.stat(SWAP).unwrap_or_default()
+    }
+
+    /// True if the limit makes the kernel reclaim: the cgroup is full.
+    pub(super) fn is_tight(&self) -> bool {
+        self.used() >= FULL_CGROUP || self.hits() > 0
+    }
+
+    /// Name of the file with the limit.
+    pub(super) fn limit_file(&self) -> Option<String> {
+        let path = std::str::from_utf8(self.path.as_bytes()).ok().filter(|it| is_plain_path(it))?;
+        Some(match self.version {
+            1 => format!("/sys/fs/cgroup/memory{path}/memory.limit_in_bytes"),
+            _ => format!("/sys/fs/cgroup{path}/memory.max"),
+        })
+    }
+}
+
+/// True if a shell takes the path as it is.
+fn is_plain_path(path: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-@:".contains(&byte);
+    path.starts_with('/') && path.bytes().all(is_plain)
+}
+
+/// Names of lines of `memory.stat`: v1 with children, then v2 or v1 without.
+pub(super) const ANON: &[&str] = &["total_rss", "rss", "anon"];
+pub(super) const SHMEM: &[&str] = &["total_shmem", "shmem"];
+pub(super) const CACHE: &[&str] = &["total_cache", "cache", "file"];
+pub(super) const SLAB: &[&str] = &["slab_reclaimable", "total_slab_reclaimable"];
+/// Numbers of pages that were reclaimed and needed again.
+const REFAULTS: [&[&str]; 2] = [
+    &["total_workingset_refault_file", "workingset_refault_file", "total_workingset_refault"],
+    &["total_workingset_refault_anon", "workingset_refault_anon"],
+];
+const SWAP: &[&str] = &["total_swap", "swap"];
+
+/// The first line of `memory.stat` that exists.
+pub(super) fn stat(point: &CgroupPoint, names: &[&str]) -> Option<Bytes> {
+    names.iter().find_map(|name| counter(&point.stat, name)).map(Bytes)
+}
+
+/// The process's cgroup is full, and the process has a limit.
+pub(super) fn tight_cgroup<'a>(evidence: &CauseEvidence<'a>) -> Option<CgroupLoad<'a>> {
+    CgroupLoad::of(evidence).filter(CgroupLoad::is_tight)
+}
+
+/// Memory of the machine at the end.
+pub(super) struct MachineMemory {
+    pub(super) total: Bytes,
+    pub(super) available: Bytes,
+}
+
+impl MachineMemory {
+    pub(super) fn of(evidence: &CauseEvidence<'_>) -> Option<MachineMemory> {
+        let [_, last] = &evidence.all.machine;
+        let value = |name| counter(&last.meminfo, name).map(Bytes);
+        let machine = &evidence.now.machine;
+        let total = value("MemTotal").or_else(|| machine.mem_total.clone().ok())?;
+        let available = value("MemAvailable").or_else(|| machine.mem_available.clone().ok())?;
+        Some(MachineMemory { total, available })
+    }
+
+    pub(super) fn available_share(&self) -> f64 {
+        self.available.fraction_of(self.total).unwrap_or(1.0)
+    }
+
+    pub(super) fn is_short(&self) -> bool {
+        self.available_share() < LITTLE_AVAILABLE
+    }
+}
+
+/// Another process that holds a large part of the machine's memory, and more than this one.
+pub(super) fn large_other<'a>(
+    evidence: &CauseEvidence<'a>,
+    memory: &MachineMemory,
+) -> Option<&'a OtherProcess> {
+    let own = evidence.resident()?;
+    let largest = evidence.all.others.iter().max_by_key(|other| other.resident)?;
+    let share = largest.resident.fraction_of(memory.total)?;
+    (largest.resident > own && share >= LARGE_OTHER).then_some(largest)
+}
+
+pub(super) fn bytes(bytes: Bytes) -> CellValue {
+    CellValue::Bytes(bytes.0)
+}
+
+pub(super) fn bytes_fact(key: &'static str, label: &'static str, size: Bytes) -> Fact {
+    fact(key, label, bytes(size), "")
+}
+
+pub(super) fn rate_fact(key: &'static str, label: &'static str, rate: f64) -> Fact {
+    fact(key, label, CellValue::Rate(rate), "")
+}
+
+pub(super) fn count_fact(key: &'static str, label: &'static str, count: u64) -> Fact {
+    fact(key, label, CellValue::Count(count), "")
+}

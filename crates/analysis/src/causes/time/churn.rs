@@ -1,0 +1,217 @@
+//! Memory that is released to the kernel and touched again.
+
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
+use pagewise_model::evidence::{CallProfileRow, Gathered, Instrument};
+use pagewise_model::faults::{FaultKind, FaultRecording};
+use pagewise_model::report::CellValue;
+use pagewise_model::{Bytes, Quadrant};
+
+use super::{MANY_CALLS, command, lost, memory_call_rate, milliseconds, missing, per_second};
+use crate::causes::signs::{
+    bytes, bytes_fact, cpu_shares, is_own, private_memory, rate_fact, share_of_run_time,
+};
+use crate::causes::{CauseEvidence, cause, remedy_code, remedy_now};
+use crate::cells::{float, text};
+use crate::explain::fact;
+
+/// First touches of base pages per second from which on they cost time: at 1 µs each 0.4 % of a
+/// CPU.
+const MANY_TOUCHES: f64 = 4000.0;
+/// CPU time of a first touch: the fault, a zeroed page, and its release.
+const TOUCH_SECONDS: f64 = 1e-6;
+/// A smaller share of the CPU time of the process is the price of ordinary allocation.
+const MUCH_OF_CPU: f64 = 0.1;
+/// Growth explains at most this share of the touches of memory that is touched again.
+const MOSTLY_AGAIN: f64 = 0.5;
+
+/// With this number of calls for each touched page the calls take more time than the faults.
+const CALLS_PER_TOUCH: f64 = 0.5;
+
+/// `madvise`: advice that releases pages.
+const RELEASING: [u64; 3] = [4, 8, 24];
+
+/// Mechanism that releases the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReleaseMechanism {
+    /// The heap is trimmed by brk, and grows again.
+    Brk,
+    /// malloc maps and unmaps large blocks.
+    MappedBlocks,
+    /// The program maps and unmaps.
+    Mappings,
+    /// madvise(MADV_DONTNEED).
+    Advice,
+    Unknown,
+}
+
+pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
+    let Some(faults) = evidence.rate(|point| point.minor_faults) else {
+        let command = command(evidence, Instrument::Faults);
+        return Verdict::Unknown("the process was read only once".into(), command.into());
+    };
+    if faults < MANY_TOUCHES {
+        return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
+    }
+    let recording = match &evidence.all.faults {
+        Gathered::Value(recording) => recording,
+        Gathered::NotNeeded => return Verdict::RuledOut(vec![text("few page faults")]),
+        Gathered::Missing(why) => return missing(evidence, Instrument::Faults, why.to_string()),
+    };
+    let touches = first_touches(evidence, recording);
+    let calls = evidence.all.calls.value().map_or(0.0, memory_call_rate);
+    if calls >= MANY_CALLS && calls >= touches * CALLS_PER_TOUCH {
+        let line = vec![CellValue::Rate(calls), text(" memory system calls explain the faults")];
+        return Verdict::RuledOut(line);
+    }
+    let page = float(evidence.now.provenance.page_size.bytes());
+    let growth = evidence.growth(private_memory).unwrap_or(0.0).max(0.0);
+    let again = touches - growth / page;
+    let lost = lost(again.max(0.0), TOUCH_SECONDS);
+    let of_cpu = share_of_cpu(evidence, lost);
+    if touches < MANY_TOUCHES || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
+        return Verdict::RuledOut(vec![
+            CellValue::Rate(touches),
+            text(" first touches of pages, "),
+            CellValue::Share(of_cpu),
+            text(" of the CPU time, with a growth of "),
+            bytes(whole(growth)),
+            text(" per second"),
+        ]);
+    }
+    churn_cause(evidence, touches, lost).into()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
+}
+
+/// Faults by which the process itself touched private anonymous pages first, per second.
+fn first_touches(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> f64 {
+    let own = is_own(evidence);
+    let is_private = |mapping: u32| {
+        let mapping = recording.mappings.get(mapping as usize);
+        mapping.is_some_and(|it| it.quadrant == Some(Quadrant::PrivateAnonymous))
+    };
+    let rows = recording
+        .rows
+        .iter()
+        .filter(|row| row.kind == FaultKind::Anonymous && own(row) && is_private(row.mapping));
+    per_second(rows.map(|row| row.count).sum(), recording.took_ns)
+}
+
+/// Lost time as a share of the CPU time of the process, which cannot exceed its time in the kernel.
+fn share_of_cpu(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
+    let Some((all, system)) = cpu_shares(evidence) else { return 0.0 };
+    if all > 0.0 { lost.min(system) / all } else { 0.0 }
+}
+
+fn releases(row: &CallProfileRow) -> bool {
+    match row.call.as_str() {
+        "madvise" => RELEASING.contains(&row.detail),
+        call => ["munmap", "brk", "mremap"].contains(&call),
+    }
+}
+
+/// Mechanism that released most, by the number of calls.
+fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
+    let Some(profile) = evidence.all.calls.value() else { return ReleaseMechanism::Unknown };
+    let most = profile.rows.iter().filter(|row| releases(row)).max_by_key(|row| row.count);
+    let Some(most) = most else { return ReleaseMechanism::Unknown };
+    let stack = profile.stacks.get(most.stack as usize);
+    let is_malloc = |frame: &u32| {
+        let name = profile.frames.get(*frame as usize).and_then(|frame| frame.function.as_deref());
+        name.is_some_and(|name| {
+            ["free", "realloc", "__libc_free", "munmap_chunk", "_int_free", "cfree"].contains(&name)
+                || name.starts_with("operator delete")
+        })
+    };
+    let by_malloc = stack.is_some_and(|stack| stack.iter().any(is_malloc));
+    match most.call.as_str() {
+        "brk" => ReleaseMechanism::Brk,
+        "madvise" => ReleaseMechanism::Advice,
+        _ if by_malloc => ReleaseMechanism::MappedBlocks,
+        _ => ReleaseMechanism::Mappings,
+    }
+}
+
+fn churn_cause(evidence: &CauseEvidence<'_>, touches: f64, lost: f64) -> Cause {
+    let touching = evidence.faulting_function(|row, mapping| {
+        let quadrant = mapping.and_then(|mapping| mapping.quadrant);
+        row.kind == FaultKind::Anonymous && quadrant == Some(Quadrant::PrivateAnonymous)
+    });
+    let releasing = evidence.calling_function(releases);
+    let process = &evidence.now.process;
+    let object = touching
+        .or(releasing)
+        .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
+    let mechanism = mechanism(evidence);
+    let page = evidence.now.provenance.page_size.bytes();
+    let sentence = vec![
+        text("The process touches "),
+        bytes(whole(touches * float(page))),
+        text(" of new pages per second without growing: "),
+        text(mechanism_words(mechanism)),
+    ];
+    let confidence = match mechanism {
+        ReleaseMechanism::Unknown => {
+            Confidence::Likely(command(evidence, Instrument::Calls).into())
+        }
+        _ => Confidence::Certain,
+    };
+    let mut found = cause("fault-churn", object, confidence, sentence);
+    found.cost = CauseCost::of_time(share_of_run_time(evidence, lost));
+    found.evidence = vec![
+        rate_fact("touches_per_s", "first touches", touches),
+        fact("lost_ms_per_s", "time lost in ms per s", milliseconds(lost), ""),
+        bytes_fact("resident", "RES", evidence.resident().unwrap_or_default()),
+    ];
+    if let Some(name) = releasing.and_then(|releasing| releasing.frame.function.clone()) {
+        let name = CellValue::Name(name.as_str().into());
+        found.evidence.push(fact("releaser", "released by", name, ""));
+    }
+    found.now = restart(mechanism);
+    found.code = remedy_code([text(code(mechanism))]);
+    found
+}
+
+fn mechanism_words(mechanism: ReleaseMechanism) -> &'static str {
+    match mechanism {
+        ReleaseMechanism::Brk => "free trims the top of the heap, and malloc extends it again.",
+        ReleaseMechanism::MappedBlocks => "malloc maps large blocks, and free unmaps them.",
+        ReleaseMechanism::Mappings => "the program unmaps memory and maps it again.",
+        ReleaseMechanism::Advice => {
+            "the program or its allocator releases pages with madvise and uses them again."
+        }
+        ReleaseMechanism::Unknown => "memory is released and used again.",
+    }
+}
+
+fn restart(mechanism: ReleaseMechanism) -> Option<Remedy> {
+    let is_malloc = matches!(mechanism, ReleaseMechanism::Brk | ReleaseMechanism::MappedBlocks);
+    is_malloc.then_some(())?;
+    remedy_now(
+        "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=16777216",
+        [text(
+            "Restart the program with these variables, so that glibc's malloc keeps freed memory. \
+             They have no effect on a program that calls mallopt for the same settings, and RES stays at its peak.",
+        )],
+        true,
+    )
+}
+
+fn code(mechanism: ReleaseMechanism) -> &'static str {
+    match mechanism {
+        ReleaseMechanism::Brk | ReleaseMechanism::MappedBlocks => {
+            "Allocate the buffer once and reuse it, or call mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, 1 << 30) at the start."
+        }
+        ReleaseMechanism::Mappings => "Map the area once and reuse it instead of unmapping it.",
+        ReleaseMechanism::Advice => {
+            "Release pages only if they stay unused for seconds; for allocators raise the delay: dirty_decay_ms of jemalloc, \
+             MIMALLOC_PURGE_DELAY, TCMALLOC_RELEASE_RATE."
+        }
+        ReleaseMechanism::Unknown => {
+            "Keep the memory and reuse it: no munmap and no MADV_DONTNEED on a path where time matters."
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Forks of a process that copy its pages, or its page tables.
+
+use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
+use pagewise_model::evidence::{CallProfile, Gathered, Instrument};
+use pagewise_model::faults::{FaultKind, FaultRecording};
+use pagewise_model::report::CellValue;
+use pagewise_model::{Bytes, Quadrant};
+
+use super::{command, lost, milliseconds, missing, per_second};
+use crate::causes::signs::{
+    anonymous, bytes, bytes_fact, count_fact, is_own, rate_fact, share_of_run_time,
+};
+use crate::causes::{CauseEvidence, cause, remedy_code};
+use crate::cells::{float, ratio, text};
+use crate::explain::fact;
+
+/// Copies of less memory per fork are the ordinary cost of a child.
+const COPIED_PER_FORK: Bytes = Bytes::mib(8);
+/// The same as a share of RES.
+const COPIED_SHARE: f64 = 0.1;
+/// Copied pages per second from which on the time counts.
+const MANY_COPIES: f64 = 500.0;
+/// CPU time of a copy-on-write fault: the fault, a new page and the copy.
+const COPY_SECONDS: f64 = 1.5e-6;
+/// CPU time of fork for one page that the page tables map.
+const FORK_PAGE_SECONDS: f64 = 20e-9;
+/// A smaller process forks quickly.
+const LARGE_PROCESS: Bytes = Bytes::mib(64);
+/// Forks per second from which on they cost time.
+const MANY_FORKS: f64 = 0.5;
+
+/// Forks of the process, and copies of its pages.
+struct Copies {
+    /// Recorded forks.
+    forks: u64,
+    /// Duration of the recording of forks.
+    forks_ns: u64,
+    /// Number of children that called `execve`.
+    execs: u64,
+    /// Copied pages per second.
+    rate: f64,
+}
+
+impl Copies {
+    fn forks_per_second(&self) -> f64 {
+        per_second(self.forks, self.forks_ns)
+    }
+}
+
+/// Copy-on-write faults of the process itself in private anonymous memory. Pages that were read
+/// before they were written count as copies as well: they do not come from a fork.
+fn copied_pages(evidence: &CauseEvidence<'_>, recording: &FaultRecording) -> u64 {
+    let own = is_own(evidence);
+    let count = |kind| -> u64 {
+        let is_private = |mapping: u32| {
+            let mapping = recording.mappings.get(mapping as usize);
+            mapping.is_some_and(|it| it.quadrant == Some(Quadrant::PrivateAnonymous))
+        };
+        let rows = recording.rows.iter();
+        let rows = rows.filter(|row| row.kind == kind && own(row) && is_private(row.mapping));
+        rows.map(|row| row.count).sum()
+    };
+    count(FaultKind::CopyOnWrite).saturating_sub(count(FaultKind::Zero))
+}
+
+fn forks(profile: &CallProfile) -> u64 {
+    profile.rows.iter().filter(|row| row.call == "fork").map(|row| row.count).sum()
+}
+
+/// The verdict if the recordings are missing.
+fn copies(evidence: &CauseEvidence<'_>) -> Result<Copies, Verdict> {
+    let recording = match &evidence.all.faults {
+        Gathered::Value(recording) => recording,
+        Gathered::NotNeeded => return Err(Verdict::RuledOut(vec![text("few page faults")])),
+        Gathered::Missing(why) => {
+            return Err(missing(evidence, Instrument::Faults, why.to_string()));
+        }
+    };
+    let rate = per_second(copied_pages(evidence, recording), recording.took_ns);
+    match &evidence.all.calls {
+        Gathered::Value(profile) => Ok(Copies {
+            forks: forks(profile),
+            forks_ns: profile.took_ns,
+            execs: profile.execs,
+            rate,
+        }),
+        _ if rate < MANY_COPIES => {
+            Err(Verdict::RuledOut(vec![CellValue::Rate(rate), text(" copied pages")]))
+        }
+        Gathered::NotNeeded => Err(Verdict::RuledOut(vec![text("little time in the kernel")])),
+        Gathered::Missing(why) => Err(missing(evidence, Instrument::Calls, why.to_string())),
+    }
+}
+
+pub(super) fn cow_storm(evidence: &CauseEvidence<'_>) -> Verdict {
+    let copies = match copies(evidence) {
+        Ok(copies) => copies,
+        Err(verdict) => return verdict,
+    };
+    let excluded = |words: &'static str| {
+        Verdict::RuledOut(vec![
+            CellValue::Rate(copies.rate),
+            text(" copied pages, "),
+            CellValue::Count(copies.forks),
+            text(words),
+        ])
+    };
+    // Databases make one snapshot now and then.
+    if copies.rate < MANY_COPIES || copies.forks < 2 {
+        return excluded(" forks");
+    }
+    if copies.execs * 2 > copies.forks {
+        return excluded(" forks, most of whose children call execve");
+    }
+    let per_fork = evidence.now.provenance.page_size.bytes();
+    let per_fork = copies.rate / copies.forks_per_second() * float(per_fork);
+    let resident = evidence.resident().unwrap_or_default();
+    let enough = float(COPIED_PER_FORK.0).max(float(resident.0) * COPIED_SHARE);
+    if per_fork < enough {
+        return excluded(" forks, which copy little each");
+    }
+    storm_cause(evidence, &copies, per_fork.min(float(resident.0))).into()
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn whole(bytes: f64) -> Bytes {
+    Bytes(bytes.max(0.0) as u64)
+}
+
+fn storm_cause(evidence: &CauseEvidence<'_>, copies: &Copies, per_fork: f64) -> Cause {
+    let per_fork = whole(per_fork);
+    let forking = evidence.calling_function(|row| row.call == "fork");
+    let writing = evidence.faulting_function(|row, _| row.kind == FaultKind::CopyOnWrite);
+    let process = &evidence.now.process;
+    let object = forking
+        .or(writing)
+        .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
+    let interval = 1.0 / copies.forks_per_second();
+    let lost = lost(copies.rate, COPY_SECONDS);
+    let sentence = vec![
+        text("The process forks every "),
+        seconds(interval),
+        text(", and then copies "),
+        bytes(per_fork),
+        text(" on write each time: "),
+        CellValue::Rate(copies.rate),
+        text(" copied pages."),
+    ];
+    let mut found = cause("cow-storm", object, Confidence::Certain, sentence);
+    let share = share_of_run_time(evidence, lost);
+    found.cost = CauseCost {
+        time_share: share,
+        ..CauseCost::of_memory(per_fork, evidence.resident().unwrap_or_default())
+    };
+    found.evidence = vec![
+        rate_fact("copies_per_s", "copied pages", copies.rate),
+        count_fact("forks", "forks", copies.forks),
+        fact("interval", "interval of forks", seconds(interval), ""),
+        bytes_fact("copied_per_fork", "copied per fork", per_fork),
+        fact("lost_ms_per_s", "time lost in ms per s", milliseconds(lost), ""),
+    ];
+    if let Some(name) = writing.and_then(|writing| writing.frame.function.clone()) {
+        let name = CellValue::Name(name.as_str().into());
+        found.evidence.push(fact("writer", "most copies written by", name, ""));
+    }
+    found.code = remedy_code([text(
+        "Fork less often: write an append-only log between snapshots, or snapshot from a replica. \
+         Exclude memory that the child does not read with madvise(MADV_DONTFORK).",
+    )]);
+    found
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
+fn seconds(seconds: f64) -> CellValue {
+    CellValue::Nanos((seconds.clamp(0.0, 1e6) * 1e9) as u64)
+}
+
+pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
+    let profile = match &evidence.all.calls {
+        Gathered::Value(profile) => profile,
+        Gathered::NotNeeded => return Verdict::RuledOut(vec![text("little time in the kernel")]),
+        Gathered::Missing(why) => return missing(evidence, Instrument::Calls, why.to_string()),
+    };
+    let forks = forks(profile);
+    let rate = per_second(forks, profile.took_ns);
+    let private = anonymous(evidence).unwrap_or_default();
+    let has_execs = ratio(profile.execs, forks).is_some_and(|share| share > 0.5);
+    if rate < MANY_FORKS || !has_execs || private < LARGE_PROCESS {
+        return Verdict::RuledOut(vec![
+            CellValue::Rate(rate),
+            text(" forks, "),
+            CellValue::Count(profile.execs),
+            text(" children that call execve, "),
+            bytes(private),
+            text(" of private memory"),
+        ]);
+    }
+    exec_cause(evidence, (forks, rate), private).into()
+}
+
+fn exec_cause(evidence: &CauseEvidence<'_>, (forks, rate): (u64, f64), private: Bytes) -> Cause {
+    let process = &evidence.now.process;
+    let forking = evidence.calling_function(|row| row.call == "fork");
+    let object = forking
+        .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
+    let pages = float(evidence.now.provenance.page_size.count(private));
+    let faults = evidence.faults();
+    let copied = faults.map_or(0.0, |it| per_second(copied_pages(evidence, it), it.took_ns));
+    let lost = lost(rate * pages, FORK_PAGE_SECONDS) + lost(copied, COPY_SECONDS);
+    let sentence = vec![
+        text("The process forks "),
+        CellValue::Rate(rate),
+        text(" only to start other programs: each fork copies the page tables of "),
+        bytes(private),
+        text(" and write-protects that memory."),
+    ];
+    let check = command(evidence, Instrument::Calls);
+    let mut found = cause("fork-exec-copy", object, Confidence::Likely(check.into()), sentence);
+    found.cost = CauseCost::of_time(share_of_run_time(evidence, lost));
+    found.evidence = vec![
+        count_fact("forks", "forks", forks),
+        rate_fact("forks_per_s", "rate", rate),
+        bytes_fact("private", "private memory", private),
+        rate_fact("copies_per_s", "copied pages", copied),
+        fact("lost_ms_per_s", "time lost in ms per s", milliseconds(lost), ""),
+    ];
+    found.code = remedy_code([text(
+        "Start programs with posix_spawn or vfork, which copy nothing, or from a small helper process that was forked at the start.",
+    )]);
+    found
+}
