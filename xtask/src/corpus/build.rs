@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use super::labels::{Label, SourceLanguage};
+
+/// Makes names of files that are being built unique within this process.
+static NEXT_PARTIAL: AtomicUsize = AtomicUsize::new(0);
 
 /// The command line that starts a program: the program and its first arguments.
 pub(crate) type CommandLine = Vec<String>;
@@ -20,16 +24,28 @@ pub(crate) fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>>
         eprintln!("{}: {tool} is not installed", label.name);
         return Ok(None);
     }
-    let Some(mut compiler) = compiler(label, &built) else {
+    // Another thread or process may build or start the same program: the file appears at once.
+    let number = NEXT_PARTIAL.fetch_add(1, Ordering::Relaxed);
+    let partial = folder.join(format!("{}.{}-{number}", label.name, std::process::id()));
+    let Some(mut compiler) = compiler(label, &partial) else {
         return Ok(Some(interpreted(label)));
     };
     if !is_current(label, &built)? {
         compile(&mut compiler, label)?;
+        replace(&partial, &built)?;
     }
     Ok(Some(match label.language {
         SourceLanguage::Java => java(label, &built),
         _ => vec![built.display().to_string()],
     }))
+}
+
+/// Renames `partial`, which is a folder of classes for Java.
+fn replace(partial: &Path, built: &Path) -> Result<()> {
+    if built.is_dir() {
+        fs::remove_dir_all(built).with_context(|| built.display().to_string())?;
+    }
+    fs::rename(partial, built).with_context(|| built.display().to_string())
 }
 
 fn missing_tool(language: SourceLanguage) -> Option<&'static str> {

@@ -28,6 +28,7 @@ pub(crate) const NAMES: &[&str] = &[
     "cpu",
     "system-time",
     "step-time",
+    "failures",
     "shmem-growth",
     "cgroup-growth",
     "cgroup-failures",
@@ -39,9 +40,10 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(4);
 /// Clock ticks in a second: USER_HZ, which is 100 on every architecture that pagewise supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The figure `name` of `running`. Rates are per second; sizes are KiB.
+/// The figure `name` of `running`. Rates are per second, sizes are KiB, and failures are a share of
+/// 1000 steps.
 pub(crate) fn measure(name: &str, running: &Running) -> Result<f64> {
-    if name == "step-time" {
+    if matches!(name, "step-time" | "failures") {
         return running.step_time(INTERVAL).context("the program reported no step");
     }
     let began = Instant::now();
