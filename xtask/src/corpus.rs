@@ -325,7 +325,7 @@ mod tests {
         let options = parse_options(&["--jobs", "3", "--only", "leak", "--remedied"]).unwrap();
         assert_eq!((options.jobs, options.task), (3, CorpusTask::DiagnoseRemedied));
         assert_eq!(options.only, ["leak"]);
-        for wrong in [&["--jobs"][..], &["--jobs", "0"], &["--jobs", "x"], &["--olny", "leak"]] {
+        for wrong in [&["--jobs"][..], &["--jobs", "0"], &["--jobs", "x"], &["--unknown", "leak"]] {
             assert!(parse_options(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! The table of causes: each row describes one cause of memory trouble and has the rule that tells
-//! from the evidence whether the cause is present.
+//! The table of causes: each row describes one cause of memory trouble and has a rule, which
+//! decides by the evidence.
 //!
 //! A rule that lacks evidence answers [`Verdict::Unknown`], never [`Verdict::RuledOut`]. A cause
 //! that another cause explains excludes itself: its row names the other one.

@@ -13,7 +13,7 @@ use pagewise_scan::memory::Memory;
 use pagewise_scan::running::RunningMemory;
 use pagewise_trace::{ProcessCode, StackFrame};
 
-/// Smaller stacks are no trouble.
+/// Smaller stacks do not matter.
 const LARGE: Bytes = Bytes::mib(1);
 /// Number of stacks whose functions are looked up, largest first.
 const MAX_STACKS: usize = 4;

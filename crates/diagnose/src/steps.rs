@@ -45,7 +45,7 @@ const MANY_LEAKED: u64 = 512 << 10;
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
-const HUGE_SAMPLE: u64 = 4096;
+const HUGE_SAMPLE: u64 = 4000;
 
 /// Rates per second by which recordings are chosen.
 struct TriageRates {
@@ -155,7 +155,7 @@ impl<'a> Diagnosis<'a> {
             Gathered::Value(last) => self.scan(last),
             Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
         };
-        let allocations = self.allocations(scan.value());
+        let allocations = self.allocations(scan.value().map(|scan| &**scan));
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -301,7 +301,7 @@ impl<'a> Diagnosis<'a> {
     }
 
     /// Allocations, if many blocks are unreachable: their sizes lead to the functions.
-    fn allocations(&mut self, scan: Option<&Box<HeapScan>>) -> Gathered<AllocationProfile> {
+    fn allocations(&mut self, scan: Option<&HeapScan>) -> Gathered<AllocationProfile> {
         let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
         if self.interrupted || leaked.is_none_or(|leaked| leaked.bytes < MANY_LEAKED) {
             return Gathered::NotNeeded;

@@ -300,7 +300,7 @@ pub struct CgroupPoint {
     pub usage: Option<Bytes>,
     /// The highest number of charged bytes so far.
     pub peak: Option<Bytes>,
-    /// How often the limit was hit (`failcnt` of v1, `max` of `memory.events`).
+    /// Number of hits of the limit (`failcnt` of v1, `max` of `memory.events`).
     pub limit_hits: Option<u64>,
     /// OOM kills in the cgroup.
     pub oom_kills: Option<u64>,

@@ -85,7 +85,7 @@ fn bloat<'a>(evidence: &CauseEvidence<'a>, origin: HugeRequest) -> Result<HugeBl
         mapping_of(subject, huge)
             .map_or(HugeRequest::Unknown, |(_, mapping)| huge_request(evidence.now, mapping))
     };
-    // Where the origin is unknown, the setting of the system is the likely one.
+    // The setting of the system is the likely origin if the mapping does not show it.
     let fits = |huge: &&HugeMapping| match request(huge) {
         HugeRequest::Unknown => origin == HugeRequest::System,
         known => known == origin,

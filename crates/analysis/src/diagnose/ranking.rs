@@ -54,7 +54,7 @@ pub struct UnseenEvidence {
     pub title: &'static str,
     /// The reason.
     pub why: Label,
-    /// The command that would tell; empty if there is none.
+    /// The command that would tell; empty without one.
     pub command: Label,
 }
 

@@ -161,6 +161,13 @@ fn causes_table(causes: &[Cause]) -> ReportTable {
             command.filter(|it| !it.is_empty()).map_or(CellValue::None, text)
         }),
         column("remedy_code", &|cause| remedy(cause.code.as_ref())),
+        column("instruments", &|cause| {
+            let needs = causes::row(cause.id).map_or(&[][..], |row| row.needs);
+            CellValue::List(needs.iter().map(|it| text(it.key())).collect())
+        }),
+        column("source", &|cause| {
+            causes::row(cause.id).map_or(CellValue::None, |row| text(row.source))
+        }),
         column("next", &|cause| {
             cause.confidence.decided_by().map_or(CellValue::None, |it| text(it.clone()))
         }),
