@@ -7,6 +7,7 @@ use pagewise_model::Name;
 use pagewise_model::evidence::MachinePoint;
 use pagewise_model::fragmentation::BootCounter;
 
+use crate::cgroup::hierarchy::CgroupHierarchy;
 use crate::{ProcRoot, interrupts, meminfo, pressure, vmstat};
 
 /// Settings and counters of KSM.
@@ -27,7 +28,7 @@ pub fn point(root: &ProcRoot, at_ns: u64) -> MachinePoint {
             .find(|it| it.name.as_bytes() == b"processes")
             .map(|it| it.count),
         pressure: file("pressure/memory").and_then(|text| pressure::parse(&text)),
-        dying_cgroups: None,
+        dying_cgroups: CgroupHierarchy::find(root).ok().and_then(|tree| tree.dying()),
     }
 }
 

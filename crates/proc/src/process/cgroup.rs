@@ -1,5 +1,7 @@
 //! The memory cgroup of a process: its limit, and what is charged against it.
 
+pub mod hierarchy;
+
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -104,6 +106,18 @@ impl WatchedCgroup {
         Ok(WatchedCgroup { member, limited, names, limit, first })
     }
 
+    /// The cgroup of a folder, with its own limit.
+    fn of_folder(
+        path: Name,
+        version: u8,
+        names: &'static CgroupFiles,
+        folder: &Path,
+    ) -> WatchedCgroup {
+        let limit = bytes(&folder.join(names.limit)).map(Bytes);
+        let (member, limited) = (Member { version, path }, folder.to_path_buf());
+        WatchedCgroup { member, limited, names, limit, first: point(folder, names) }
+    }
+
     /// Reads the counters again.
     pub fn finish(self) -> CgroupActivity {
         let WatchedCgroup { member, limited, names, limit, first } = self;
@@ -200,6 +214,11 @@ fn our_mounts() -> Reading<Vec<Mount>> {
     text.map(|text| mountinfo::parse(&text)).map_err(|_| Absent::NotInThisKernel("2.6.26".into()))
 }
 
+/// True if a mount of v1 has a controller.
+fn is_controller(mount: &Mount, controller: &[u8]) -> bool {
+    mount.options.split(|&b| b == b',').any(|option| option == controller)
+}
+
 /// The files of one version.
 #[derive(Debug)]
 struct CgroupFiles {
@@ -248,10 +267,7 @@ impl CgroupFolder {
     /// The folder, where the mount shows it.
     fn of_member(member: &Member, mount: &Mount, controller: &[u8]) -> Option<CgroupFolder> {
         let is_its_kind = match member.version {
-            1 => {
-                mount.fs == b"cgroup"
-                    && mount.options.split(|&b| b == b',').any(|o| o == controller)
-            }
+            1 => mount.fs == b"cgroup" && is_controller(mount, controller),
             _ => mount.fs == b"cgroup2",
         };
         let path = Path::new(OsStr::from_bytes(member.path.as_bytes()));
