@@ -206,7 +206,7 @@ fn main() {
             println!("{step:<12}{:>8.1} ms", time.as_secs_f64() * 1e3);
         }
         let sum: Duration = best.iter().sum();
-        let table = 12 * count;
+        let table = 8 * count;
         println!("{:<12}{:>8.1} ms", "sum", sum.as_secs_f64() * 1e3);
         println!(
             "{:<12}{:>8.1} bytes a block, the table included",

@@ -1,9 +1,19 @@
 //! Pointers between blocks, and conclusions from them: reachable and leaked blocks, dominators,
 //! retained bytes, paths from roots.
 //!
-//! Blocks and roots are nodes with 32-bit numbers: blocks in order of address, then roots. With
-//! two pointers a block, this takes at most 60 bytes a block at a time: table 12, pointers 12,
-//! order 12, reversed pointers 8, dominators 16.
+//! Blocks and roots are nodes with 32-bit numbers: blocks in order of address, then roots. Bytes of
+//! memory for a block with two pointers, of which 20 live through all steps: the table 8, the
+//! pointers 8, their offsets 4.
+//!
+//! ```text
+//!  pointers      34   their own threads' results 12, which become the pointers; index of blocks 2
+//!  search        36   numbers 4, parents 4, pointers to follow at most 8
+//!  dominators    44   numbers 4, parents 4, forest 8, reversed pointers 4 + 4, the latter of which
+//!                     become dominators
+//!  retention     40   numbers 4, order 4, parents 4, dominators 4, entries 4
+//!  names, paths  36   reversed pointers 8 + 4, next nodes 4
+//!  retained      48   for `--why`: as retention, and bytes 8, blocks 4 instead of entries
+//! ```
 //!
 //! ```text
 //!  roots        memory that holds roots: registers, stacks, data of objects

@@ -118,15 +118,14 @@ pub fn heap_graph(
     };
     let mut found = if request.retained || request.why.is_some() {
         let (traversal, tree) = dominators(&graph);
-        let retained = RetainedSizes::new(&traversal, &tree, blocks);
         let mut found = described.reachability(&traversal);
         let mut shared = Vec::new();
         if request.retained {
             (found.retained, shared, found.retention) = described.retention(&traversal, &tree);
         }
-        let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &retained));
+        let of_block = request.why.map(|asked| described.retained_by(asked, &traversal, &tree));
         // The search for paths needs as much memory as these.
-        drop((traversal, tree, retained));
+        drop((traversal, tree));
         described.name_several(&mut found.retained, &shared);
         found.why = request.why.zip(of_block).map(|(asked, amount)| described.kept(asked, amount));
         found
@@ -462,12 +461,8 @@ impl DescribedGraph<'_> {
         kept
     }
 
-    fn retained_by(
-        &self,
-        asked: u64,
-        traversal: &Traversal,
-        retained: &RetainedSizes,
-    ) -> LiveAmount {
+    fn retained_by(&self, asked: u64, traversal: &Traversal, tree: &DominatorTree) -> LiveAmount {
+        let retained = RetainedSizes::new(traversal, tree, self.blocks);
         let block = self.blocks.containing(asked).and_then(|block| u32::try_from(block).ok());
         let number = block.and_then(|block| traversal.number(block));
         number.map_or_else(LiveAmount::default, |number| LiveAmount {

@@ -5,6 +5,9 @@
 
 use super::{PointerGraph, Traversal, VIRTUAL_ROOT, number};
 
+/// Nodes whose sources are read together.
+const BATCH: usize = 64;
+
 /// Immediate dominators by depth-first number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DominatorTree {
@@ -20,19 +23,27 @@ impl DominatorTree {
 
 /// Numbers the nodes that the roots of a graph reach, and computes their dominators.
 pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
-    let (traversal, others) = Traversal::with_other_pointers(graph);
-    let pointers = ReversedPointers::new(&traversal, others);
+    let traversal = Traversal::unordered(graph);
+    let ReversedPointers { mut ends, sources, mut forest } =
+        ReversedPointers::new(graph, &traversal);
     let nodes = number(traversal.len());
-    let mut forest = LinkForest::new(&traversal);
-    // Semidominators first; they become dominators in place, from the root on.
-    let mut parents = vec![VIRTUAL_ROOT; traversal.len()];
+    // The semidominator of a node takes the place of the end of its sources, which is not read
+    // again.
     for node in (1..nodes).rev() {
-        let parent = traversal.parent(node);
-        let sources = pointers.to(node).iter();
-        let semi = sources.fold(parent, |semi, &source| semi.min(forest.lowest(source, node)));
-        forest.nodes[node as usize].label = semi;
-        parents[node as usize] = semi;
+        let at = node as usize;
+        if at.is_multiple_of(BATCH) {
+            forest.read(&sources[ends[at - BATCH] as usize..ends[at] as usize]);
+        }
+        let sources = &sources[ends[at - 1] as usize..ends[at] as usize];
+        let lowest = forest.nodes[at].label;
+        let semi = sources.iter().fold(lowest, |semi, &it| semi.min(forest.lowest(it, node)));
+        forest.nodes[at].label = semi;
+        ends[at] = semi;
     }
+    drop((forest, sources));
+    // Semidominators become dominators in place, from the root on.
+    let mut parents = ends;
+    parents[VIRTUAL_ROOT as usize] = VIRTUAL_ROOT;
     for node in 1..nodes {
         let mut dominator = traversal.parent(node);
         while dominator > parents[node as usize] {
@@ -40,36 +51,49 @@ pub fn dominators(graph: &PointerGraph) -> (Traversal, DominatorTree) {
         }
         parents[node as usize] = dominator;
     }
-    (traversal, DominatorTree { parents })
+    (traversal.ordered(), DominatorTree { parents })
 }
 
-/// Pointers by their target, in depth-first numbers, without those that the search followed.
+/// Pointers by their target, in depth-first numbers. The sources of a node with lower numbers are
+/// its ancestors in the depth-first tree: only the lowest of them counts, and is the label of the
+/// node in the forest.
 struct ReversedPointers {
-    offsets: Vec<u32>,
+    /// Index behind the last source of each number; the first is that behind those of the number
+    /// before.
+    ends: Vec<u32>,
+    /// Sources with higher numbers than the target.
     sources: Vec<u32>,
+    forest: LinkForest,
 }
 
 impl ReversedPointers {
-    fn new(traversal: &Traversal, pointers: Vec<(u32, u32)>) -> ReversedPointers {
-        let mut offsets = vec![0_u32; traversal.len() + 1];
-        pointers.iter().for_each(|&(_, target)| offsets[target as usize] += 1);
+    fn new(graph: &PointerGraph, traversal: &Traversal) -> ReversedPointers {
+        // No branch depends on the order of two numbers, which is as good as random: the CPU would
+        // wait for each cache miss to know whether it took the right one.
+        let is_back = |source: u32, target: u32| u32::from(source > target);
+        let mut forest = LinkForest::new(traversal);
+        traversal.visit_pointers(graph, |source, target| {
+            let target_node = &mut forest.nodes[target as usize];
+            target_node.label = source.min(target_node.label);
+            // A count for now.
+            target_node.ancestor += is_back(source, target);
+        });
+        let mut ends = Vec::with_capacity(traversal.len());
         let mut sum = 0;
-        for offset in &mut offsets {
-            sum += *offset;
-            *offset = sum;
+        for (node, number) in forest.nodes.iter_mut().zip(0..) {
+            // The begin for now; each source that is added moves it on.
+            ends.push(sum);
+            sum += std::mem::replace(&mut node.ancestor, traversal.parent(number));
         }
-        let mut sources = vec![0; pointers.len()];
-        for (source, target) in pointers {
-            let offset = &mut offsets[target as usize];
-            *offset -= 1;
-            sources[*offset as usize] = source;
-        }
-        ReversedPointers { offsets, sources }
-    }
-
-    fn to(&self, node: u32) -> &[u32] {
-        let node = node as usize;
-        &self.sources[self.offsets[node] as usize..self.offsets[node + 1] as usize]
+        // Other pointers are written behind the last.
+        let mut sources = vec![0; sum as usize + 1];
+        traversal.visit_pointers(graph, |source, target| {
+            let (end, is_back) = (&mut ends[target as usize], is_back(source, target));
+            let at = if is_back == 1 { *end } else { sum };
+            sources[at as usize] = source;
+            *end += is_back;
+        });
+        ReversedPointers { ends, sources, forest }
     }
 }
 
@@ -82,22 +106,28 @@ struct LinkForest {
 #[derive(Clone, Copy)]
 struct LinkedNode {
     ancestor: u32,
-    /// The lowest semidominator on the compressed path to the node.
+    /// The lowest semidominator on the compressed path to the node. Before the node is processed,
+    /// the lowest number of those that point to it.
     label: u32,
 }
 
 impl LinkForest {
+    /// Nodes without ancestors, labeled with their parents.
     fn new(traversal: &Traversal) -> LinkForest {
-        let linked = |node| LinkedNode { ancestor: traversal.parent(node), label: node };
-        LinkForest { nodes: (0..number(traversal.len())).map(linked).collect(), path: Vec::new() }
+        let parents = (0..number(traversal.len())).map(|node| traversal.parent(node));
+        let nodes = parents.map(|parent| LinkedNode { ancestor: 0, label: parent });
+        LinkForest { nodes: nodes.collect(), path: Vec::new() }
     }
 
-    /// The lowest semidominator of `node` and its linked ancestors; `node` itself if it is not
-    /// linked yet. Nodes above `last` are linked.
+    /// Reads nodes into the caches: these reads do not wait for each other as those of paths do.
+    fn read(&self, numbers: &[u32]) {
+        let ancestors = numbers.iter().map(|&it| self.nodes[it as usize].ancestor);
+        std::hint::black_box(ancestors.fold(0, |all, it| all ^ it));
+    }
+
+    /// The lowest semidominator of `node` and its linked ancestors. Nodes above `last` are linked,
+    /// and `node` is one of them.
     fn lowest(&mut self, node: u32, last: u32) -> u32 {
-        if node <= last {
-            return node;
-        }
         let mut at = node;
         while self.nodes[at as usize].ancestor > last {
             self.path.push(at);

@@ -556,6 +556,7 @@ impl BlockReader<'_> {
         let index = &self.pass.index;
         self.buckets.clear();
         self.buckets.extend(self.pending.iter().map(|&(_, word)| index.bucket(word)));
+        index.read(&self.buckets);
         let mut last = None;
         for ((source, word), &bucket) in self.pending.drain(..).zip(&self.buckets) {
             let Some(target) = index.in_bucket(word, bucket) else { continue };

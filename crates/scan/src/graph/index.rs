@@ -11,8 +11,6 @@ use crate::blocks::BlockTable;
 const REGION_GAP: u64 = 1 << 20;
 /// Smallest bucket, as a power of two: glibc's smallest chunk has 32 bytes.
 const MIN_BUCKET_SHIFT: u32 = 5;
-/// Blocks of a bucket that are compared one by one.
-const UNROLLED_SEARCH: u32 = 4;
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug)]
@@ -89,34 +87,20 @@ impl<'a> BlockIndex<'a> {
         (self.buckets[bucket], end.unwrap_or(self.buckets[bucket]))
     }
 
+    /// Reads the first block of each bucket into the caches: these reads do not wait for each
+    /// other.
+    pub(super) fn read(&self, buckets: &[(u32, u32)]) {
+        let starts = buckets.iter().map(|&(first, _)| self.blocks.offset(first as usize));
+        std::hint::black_box(starts.fold(0, |all, start| all ^ start));
+    }
+
     /// Number of the block that contains `address`, which lies in this bucket.
     #[inline]
     pub(super) fn in_bucket(&self, address: u64, (first, end): (u32, u32)) -> Option<u32> {
-        let after = first + self.starting_up_to(address, first, end);
+        let after = self.blocks.after(address, first as usize..end as usize);
         let found = after.checked_sub(1)?;
-        let block = self.blocks.get(found as usize)?;
-        (address.wrapping_sub(block.start) < block.size.max(1)).then_some(found)
-    }
-
-    /// Number of blocks of `first..end` that start at or below `address`.
-    #[inline]
-    fn starting_up_to(&self, address: u64, first: u32, end: u32) -> u32 {
-        let is_up_to = |at: u32| self.blocks.get(at as usize).is_some_and(|it| it.start <= address);
-        if end - first <= UNROLLED_SEARCH {
-            // Comparing a fixed number of blocks has no branch that depends on the address.
-            let found = (0..UNROLLED_SEARCH).map(|at| first + at);
-            return found.map(|at| u32::from(at < end && is_up_to(at))).sum();
-        }
-        let (mut low, mut high) = (first, end);
-        while low < high {
-            let middle = low.midpoint(high);
-            if is_up_to(middle) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low - first
+        let block = self.blocks.get(found)?;
+        (address.wrapping_sub(block.start) < block.size.max(1)).then_some(number(found))
     }
 }
 

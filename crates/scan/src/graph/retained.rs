@@ -85,6 +85,17 @@ pub enum NodeClass {
     },
 }
 
+impl NodeClass {
+    fn of(graph: &PointerGraph, blocks: &BlockTable, node: u32) -> NodeClass {
+        let is_block = (node as usize) < graph.blocks();
+        let block = blocks.get(node as usize).filter(|_| is_block);
+        block.map_or(NodeClass::Root(node), |block| NodeClass::Block {
+            size: block.size,
+            block_type: graph.types().number(node),
+        })
+    }
+}
+
 /// The dominator tree by size and type of blocks. A chain of blocks of one class, such as a list,
 /// is one entry, also if blocks of other classes lie between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,25 +112,19 @@ impl RetentionTree {
         dominators: &DominatorTree,
         blocks: &BlockTable,
     ) -> RetentionTree {
-        let types = graph.types();
         let mut builder = RetentionBuilder::default();
         let nodes = number(traversal.len());
         let mut entry_of = vec![NO_ENTRY; traversal.len()];
-        for at in 1..nodes {
-            let Some(node) = traversal.node(at) else { continue };
-            let above = entry_of[dominators.parent(at) as usize];
-            let block = blocks.get(node as usize).filter(|_| (node as usize) < graph.blocks());
-            let class = match block {
-                Some(block) => {
-                    NodeClass::Block { size: block.size, block_type: types.number(node) }
-                }
-                None => NodeClass::Root(node),
-            };
-            let entry = builder.entry(above, class, node);
-            entry_of[at as usize] = entry;
-            if let (Some(block), Some(entry)) = (block, builder.entries.get_mut(entry as usize)) {
-                entry.blocks += 1;
-                entry.bytes += block.size;
+        let mut batch: Vec<(u32, NodeClass)> = Vec::with_capacity(BATCH as usize);
+        for first in (1..nodes).step_by(BATCH as usize) {
+            // A loop of its own, so that the cache misses of several blocks overlap.
+            let found = (first..nodes.min(first + BATCH)).filter_map(|at| traversal.node(at));
+            batch.extend(found.map(|node| (node, NodeClass::of(graph, blocks, node))));
+            for ((node, class), at) in batch.drain(..).zip(first..) {
+                let above = entry_of[dominators.parent(at) as usize];
+                let entry = builder.entry(above, class, node);
+                entry_of[at as usize] = entry;
+                builder.add(entry, class);
             }
         }
         builder.finish()
@@ -127,6 +132,8 @@ impl RetentionTree {
 }
 
 const NO_ENTRY: u32 = u32::MAX;
+/// Nodes whose blocks are read together.
+const BATCH: u32 = 256;
 
 #[derive(Default)]
 struct RetentionBuilder {
@@ -161,6 +168,16 @@ impl RetentionBuilder {
             above.last = entry;
         }
         entry
+    }
+
+    /// Adds a node to its entry.
+    fn add(&mut self, entry: u32, class: NodeClass) {
+        if let (NodeClass::Block { size, .. }, Some(entry)) =
+            (class, self.entries.get_mut(entry as usize))
+        {
+            entry.blocks += 1;
+            entry.bytes += size;
+        }
     }
 
     /// An entry of this class directly below `above`, or `above` itself or an entry over it.

@@ -17,99 +17,88 @@ pub struct Traversal {
     parents: Vec<u32>,
 }
 
-/// A node on the path from a root: its number, and its pointers that are not followed yet.
-struct PathStep {
-    number: u32,
-    next: u32,
-    end: u32,
-}
+/// Nodes without a number. A bit for each: the caches of a CPU hold them where they would not hold
+/// the numbers, and each pointer asks for one.
+struct UnseenNodes(Vec<u64>);
 
-/// Takes the pointers that the search does not follow, by number: source and target.
-trait OtherPointers {
-    fn add(&mut self, source: u32, target: u32);
-}
+impl UnseenNodes {
+    fn new(nodes: usize) -> UnseenNodes {
+        UnseenNodes(vec![u64::MAX; nodes.div_ceil(64)])
+    }
 
-impl OtherPointers for () {
-    fn add(&mut self, _: u32, _: u32) {}
-}
+    fn contains(&self, node: u32) -> bool {
+        self.0[node as usize / 64] >> (node % 64) & 1 == 1
+    }
 
-impl OtherPointers for Vec<(u32, u32)> {
-    fn add(&mut self, source: u32, target: u32) {
-        self.push((source, target));
+    /// Removes a node. False if it was not there.
+    fn remove(&mut self, node: u32) -> bool {
+        let (bits, bit) = (&mut self.0[node as usize / 64], 1 << (node % 64));
+        let was_there = *bits & bit != 0;
+        *bits &= !bit;
+        was_there
     }
 }
 
 impl Traversal {
     /// Searches from all roots of a graph.
     pub fn new(graph: &PointerGraph) -> Traversal {
-        Traversal::with_others(graph, &mut ())
+        Traversal::unordered(graph).ordered()
     }
 
-    /// Searches from all roots of a graph, and notes the pointers between reachable nodes that the
-    /// search does not follow, since their target has its number already.
-    pub(super) fn with_other_pointers(graph: &PointerGraph) -> (Traversal, Vec<(u32, u32)>) {
-        let mut others = Vec::with_capacity(graph.targets.len());
-        (Traversal::with_others(graph, &mut others), others)
-    }
-
-    fn with_others(graph: &PointerGraph, others: &mut impl OtherPointers) -> Traversal {
+    /// A search whose `order` is still missing.
+    pub(super) fn unordered(graph: &PointerGraph) -> Traversal {
+        let mut numbers = vec![0; graph.nodes()];
         // Unused capacity takes no memory. Growth would take the used part twice.
-        let with_capacity = || Vec::with_capacity(graph.nodes() + 1);
-        let mut traversal = Traversal {
-            order: with_capacity(),
-            numbers: vec![0; graph.nodes()],
-            parents: with_capacity(),
-        };
-        traversal.order.push(u32::MAX);
-        traversal.parents.push(VIRTUAL_ROOT);
-        let mut path = Vec::with_capacity(graph.nodes());
+        let mut parents: Vec<u32> = Vec::with_capacity(graph.nodes() + 1);
+        parents.push(VIRTUAL_ROOT);
+        let mut unseen = UnseenNodes::new(graph.nodes());
+        // Pointers to follow: number of the source, and target. The pointers of a node are read
+        // once, when it is found: to come back to it would read cold memory again.
+        let mut waiting: Vec<(u32, u32)> = Vec::with_capacity(graph.pointers());
         for root in graph.blocks..graph.nodes() {
-            traversal.search(graph, number(root), &mut path, others);
-        }
-        traversal
-    }
-
-    fn search(
-        &mut self,
-        graph: &PointerGraph,
-        root: u32,
-        path: &mut Vec<PathStep>,
-        others: &mut impl OtherPointers,
-    ) {
-        path.push(self.discovered(graph, root, VIRTUAL_ROOT));
-        while let Some(step) = path.last_mut() {
-            if step.next == step.end {
-                path.pop();
-                continue;
-            }
-            let target = graph.targets[step.next as usize];
-            step.next += 1;
-            let source = step.number;
-            match self.numbers[target as usize] {
-                0 => path.push(self.discovered(graph, target, source)),
-                known => others.add(source, known),
+            waiting.push((VIRTUAL_ROOT, number(root)));
+            while let Some((source, node)) = waiting.pop() {
+                if !unseen.remove(node) {
+                    continue;
+                }
+                let own = number(parents.len());
+                numbers[node as usize] = own;
+                parents.push(source);
+                // The first pointer is followed first.
+                let targets = graph.targets_of(node).iter().rev();
+                let targets = targets.filter(|target| unseen.contains(**target));
+                waiting.extend(targets.map(|&target| (own, target)));
             }
         }
+        Traversal { order: Vec::new(), numbers, parents }
     }
 
-    /// Numbers a node that was reached from `parent`.
-    fn discovered(&mut self, graph: &PointerGraph, node: u32, parent: u32) -> PathStep {
-        let number = number(self.order.len());
-        self.numbers[node as usize] = number;
-        self.order.push(node);
-        self.parents.push(parent);
-        let at = node as usize;
-        PathStep { number, next: graph.offsets[at], end: graph.offsets[at + 1] }
+    /// Adds the order, which follows from the numbers.
+    pub(super) fn ordered(mut self) -> Traversal {
+        self.order = vec![u32::MAX; self.parents.len()];
+        let reached = (0..).zip(&self.numbers).filter(|(_, number)| **number != 0);
+        reached.for_each(|(node, &number)| self.order[number as usize] = node);
+        self
+    }
+
+    /// Calls `each(source, target)` for the pointers between reachable nodes, by number.
+    pub(super) fn visit_pointers(&self, graph: &PointerGraph, mut each: impl FnMut(u32, u32)) {
+        let reached = (0..).zip(&self.numbers).filter(|(_, source)| **source != 0);
+        for (node, &source) in reached {
+            for &target in graph.targets_of(node) {
+                each(source, self.numbers[target as usize]);
+            }
+        }
     }
 
     /// Number of numbered nodes, the virtual root included.
     pub fn len(&self) -> usize {
-        self.order.len()
+        self.parents.len()
     }
 
     /// True if no root exists.
     pub fn is_empty(&self) -> bool {
-        self.order.len() == 1
+        self.parents.len() == 1
     }
 
     /// True if a root reaches the node.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -125,8 +125,11 @@ impl CopyBuffer {
     }
 }
 
+/// Number of threads that copy. The first call reads files of the control group, and the second
+/// one is in the pause.
 fn threads() -> usize {
-    thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS)
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS))
 }
 
 fn fault_in(bytes: &mut [u8]) {

@@ -19,22 +19,25 @@ const MAX_THREADS: usize = 1 << 14;
 /// Frames that are named.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// The files of a scanned process.
-pub(super) struct ScannedCode(RefCell<ProcessCode>);
+/// The files of a scanned process, until they were asked for the functions of its frames.
+pub(super) struct ScannedCode(RefCell<Option<ProcessCode>>);
 
 impl ScannedCode {
     pub(super) fn new(code: ProcessCode) -> ScannedCode {
-        ScannedCode(RefCell::new(code))
+        ScannedCode(RefCell::new(Some(code)))
     }
 
     pub(super) fn data_types(&self, addresses: &[u64], classes: &[Name]) -> DataTypes {
-        self.0.borrow_mut().data_types(addresses, classes)
+        let mut code = self.0.borrow_mut();
+        code.as_mut().map(|code| code.data_types(addresses, classes)).unwrap_or_default()
     }
 
     /// Frames that contain one of the wanted addresses, and the innermost function of each thread.
     pub(super) fn frames(&self, wanted: &FrameRequest<'_>) -> ThreadFrames {
         let mut found = ThreadFrames::default();
-        let code = &mut *self.0.borrow_mut();
+        // Frames are asked for last. The debug information that names them takes several MiB, which
+        // are released before the search of dominators needs the most memory.
+        let Some(code) = &mut self.0.take() else { return found };
         let stacks: HashMap<u32, AddrRange> = wanted.stacks.iter().copied().collect();
         for (thread, at) in wanted.memory.threads().iter().zip(0_u32..).take(MAX_THREADS) {
             let stack = stacks.get(&at).copied();
