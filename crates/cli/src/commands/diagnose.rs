@@ -1,24 +1,27 @@
 //! `pagewise diagnose`: the cause of a process's trouble, its cost, and the remedy.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
+use pagewise_analysis::diagnose::{self, Diagnosis, DiagnosisOptions, Symptom};
+use pagewise_analysis::heap_graph;
 use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, collect};
 use pagewise_model::evidence::{EVIDENCE_VERSION, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::{Absent, Reading};
 use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_view::html;
 use pagewise_view::text::Units;
 
 use super::heap::scan::{CopyMethod, PointerSearch, moving, running};
 use crate::args::OutputArgs;
-use crate::output::{emit, note, save};
+use crate::output::{emit_with_page, note, save};
 use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
@@ -95,9 +98,27 @@ pub(crate) fn run(args: &DiagnoseArgs, look: &TerminalLook) -> anyhow::Result<Ex
     }
     let diagnosis = diagnose::diagnose(&evidence, args.symptom.map(Symptom::from));
     let options = DiagnosisOptions { all: args.all };
-    emit(&diagnose::report(&evidence, &diagnosis, &options), &args.output, look, Units::Human)?;
+    let report = diagnose::report(&evidence, &diagnosis, &options);
+    emit_with_page(&report, &args.output, look, Units::Human, |out| {
+        write_page(&evidence, &diagnosis, out)
+    })?;
     let exit = if diagnosis.causes.is_empty() { 0 } else { TROUBLE };
     Ok(ExitCode::from(exit))
+}
+
+/// The HTML page: the diagnosis, the reports of the instruments, and the heap by retained bytes.
+fn write_page(
+    evidence: &Evidence,
+    diagnosis: &Diagnosis,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    let page = diagnose::page(evidence, diagnosis);
+    let graph = evidence.scan.value().and_then(|scan| scan.graph.as_ref());
+    let cells = graph.map(heap_graph::cells).unwrap_or_default();
+    match cells.is_empty() {
+        true => html::write(&page, out),
+        false => html::write_retained(&page, &cells, out),
+    }
 }
 
 fn open(path: &Path) -> anyhow::Result<Evidence> {
