@@ -137,23 +137,11 @@ impl<'a> Diagnosis<'a> {
         let (root, first) = (self.root, &self.first);
         let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
-        (self.request.progress)(Instrument::Snapshot);
-        let (root, pid) = (self.root, self.pid);
-        let max_pause = self.request.budget.pause;
-        let last = self.meter.measure(Instrument::Snapshot, || {
-            let (mut read, pause) = snapshot(root, pid);
-            let add = |read: &mut Snapshot| huge_flags::add(root, read, max_pause);
-            let flags = read.as_mut().map_or(Duration::ZERO, add);
-            (read, pause.max(flags))
-        });
-        let last = match last {
-            Ok(last) => Gathered::Value(Box::new(last)),
-            Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
-            Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
-        };
+        let last = self.last_snapshot();
         let scan = match &last {
             Gathered::Value(last) => self.scan(last),
-            Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
+            Gathered::NotNeeded => self.scan(&self.first.clone()),
+            Gathered::Missing(_) => Gathered::NotNeeded,
         };
         let allocations = self.allocations(scan.value().map(|scan| &**scan));
         let runs = self.meter.runs();
@@ -184,6 +172,40 @@ impl<'a> Diagnosis<'a> {
             calls,
             cost,
         })
+    }
+
+    /// The process at the end; not needed if the snapshot is expensive and RES hardly changed.
+    fn last_snapshot(&mut self) -> Gathered<Box<Snapshot>> {
+        let (root, pid, max_pause) = (self.root, self.pid, self.request.budget.pause);
+        if self.is_unchanged() {
+            let first = &mut self.first;
+            self.meter
+                .measure(Instrument::Snapshot, || ((), huge_flags::add(root, first, max_pause)));
+            return Gathered::NotNeeded;
+        }
+        (self.request.progress)(Instrument::Snapshot);
+        let last = self.meter.measure(Instrument::Snapshot, || {
+            let (mut read, pause) = snapshot(root, pid);
+            let add = |read: &mut Snapshot| huge_flags::add(root, read, max_pause);
+            let flags = read.as_mut().map_or(Duration::ZERO, add);
+            (read, pause.max(flags))
+        });
+        match last {
+            Ok(last) => Gathered::Value(Box::new(last)),
+            Err(ProcError::NoSuchProcess { .. }) => Gathered::Missing(Absent::Vanished),
+            Err(error) => Gathered::Missing(Absent::NotSupported(error.to_string().into())),
+        }
+    }
+
+    /// True if the first snapshot took a large part of the budget, and RES hardly changed since.
+    fn is_unchanged(&self) -> bool {
+        const LARGE_PART: u64 = 4;
+        const CHANGE: u64 = 200;
+        let took = self.meter.runs().first().map_or(0, |run| run.cpu_ns);
+        let is_costly = took > nanoseconds(self.request.budget.cpu) / LARGE_PART;
+        let resident = |point: Option<&ActivityPoint>| point.map_or(0, |it| it.resident.0);
+        let (first, last) = (resident(self.points.first()), resident(self.points.last()));
+        is_costly && first.abs_diff(last) <= first / CHANGE
     }
 
     /// Reads the counters until the observation is over, and runs the recordings.
