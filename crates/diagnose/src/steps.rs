@@ -13,6 +13,7 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
 use pagewise_proc::capture::{CaptureRequest, Wish, capture};
 use pagewise_proc::cgroup::WatchedCgroup;
+use pagewise_proc::memory_files::MemoryFiles;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
@@ -69,6 +70,7 @@ pub(crate) struct Diagnosis<'a> {
     first: Snapshot,
     machine: MachinePoint,
     sizes: ProcessSizes,
+    memory_files: MemoryFiles,
     cgroup: Reading<WatchedCgroup>,
     points: Vec<ActivityPoint>,
     faults: Gathered<()>,
@@ -103,6 +105,7 @@ impl<'a> Diagnosis<'a> {
             first,
             machine: machine_activity::point(root, at(began)),
             sizes: ProcessSizes::read(root, page_size),
+            memory_files: MemoryFiles::read(root, pid),
             cgroup: WatchedCgroup::begin(root, pid),
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
             faults: Gathered::NotNeeded,
@@ -137,6 +140,7 @@ impl<'a> Diagnosis<'a> {
         let (root, first) = (self.root, &self.first);
         let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
+        let memory_files = MemoryFiles::read(self.root, self.pid).since(&self.memory_files);
         let last = self.last_snapshot();
         let scan = match &last {
             Gathered::Value(last) => self.scan(last),
@@ -162,6 +166,7 @@ impl<'a> Diagnosis<'a> {
             activity: self.points,
             machine: [self.machine, machine],
             others,
+            memory_files,
             cgroup: self.cgroup.map(WatchedCgroup::finish),
             stacks,
             huge_pages,

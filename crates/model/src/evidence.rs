@@ -31,6 +31,9 @@ pub struct Evidence {
     pub machine: [MachinePoint; 2],
     /// The other processes that have the most memory, largest first.
     pub others: Vec<OtherProcess>,
+    /// Files in memory that the process holds open or created, largest first.
+    #[serde(default)]
+    pub memory_files: Vec<MemoryFile>,
     /// The memory cgroup.
     #[serde(with = "plain")]
     pub cgroup: Reading<CgroupActivity>,
@@ -273,6 +276,19 @@ pub struct OtherProcess {
     pub major_faults: u64,
     /// True if it is in the same memory cgroup.
     pub same_cgroup: bool,
+}
+
+/// Files in memory of one name: on tmpfs, of memfd_create, or System V segments.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFile {
+    /// The path, or the name that the files have in common.
+    pub name: Name,
+    /// Allocated memory at the beginning.
+    pub before: Bytes,
+    /// Allocated memory at the end.
+    pub after: Bytes,
+    /// Number of files at the end.
+    pub count: u64,
 }
 
 /// A memory cgroup over the time of a diagnosis.

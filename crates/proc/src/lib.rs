@@ -22,7 +22,8 @@ pub use machine::{
 pub use memory::{huge, ksm, numa, page_map, pages, referenced};
 pub(crate) use process::heads;
 pub use process::{
-    activity, auxv, calls, capture, cgroup, fork_room, huge_flags, limits, listing, maps, others,
-    pagewise_pools, saved, smaps, stat, status, target, threads, tree, unused_stacks,
+    activity, auxv, calls, capture, cgroup, fork_room, huge_flags, limits, listing, maps,
+    memory_files, others, pagewise_pools, saved, smaps, stat, status, target, threads, tree,
+    unused_stacks,
 };
 pub use root::ProcRoot;

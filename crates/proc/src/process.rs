@@ -11,6 +11,7 @@ pub mod huge_flags;
 pub mod limits;
 pub mod listing;
 pub mod maps;
+pub mod memory_files;
 pub mod others;
 pub mod pagewise_pools;
 pub mod saved;

@@ -23,6 +23,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         activity: Vec::new(),
         machine: [MachinePoint::default(), MachinePoint::default()],
         others: Vec::new(),
+        memory_files: Vec::new(),
         cgroup: Err(Absent::NotCollected("a sample".into())),
         stacks: Gathered::NotNeeded,
         huge_pages: Gathered::NotNeeded,

@@ -1,0 +1,165 @@
+//! Files in memory that a process holds open, and System V segments that it created: memory that
+//! no mapping of the process need show.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+
+use pagewise_model::evidence::MemoryFile;
+use pagewise_model::{Bytes, Device, Name, Pid};
+
+use crate::ProcRoot;
+use crate::mountinfo;
+use crate::text::{lines, number};
+
+/// Descriptors that are looked at; further ones are left out.
+const MAX_DESCRIPTORS: usize = 4096;
+/// Name of all System V segments together.
+const SEGMENTS: &str = "/SYSV segments";
+/// Unit of the allocated blocks of a file.
+const BLOCK: u64 = 512;
+
+/// Sizes of the files in memory of a process, by name, at one time.
+#[derive(Debug, Default)]
+pub struct MemoryFiles(HashMap<Name, (Bytes, u64)>);
+
+impl MemoryFiles {
+    /// Reads the sizes.
+    pub fn read(root: &ProcRoot, pid: Pid) -> MemoryFiles {
+        let mut files = MemoryFiles::default();
+        if root.is_live() {
+            files.add_open(root, pid);
+            files.add_segments(root, pid);
+        }
+        files
+    }
+
+    fn add(&mut self, name: Name, size: Bytes) {
+        let sum = self.0.entry(name).or_default();
+        sum.0 += size;
+        sum.1 += 1;
+    }
+
+    fn add_open(&mut self, root: &ProcRoot, pid: Pid) {
+        let Ok(entries) = fs::read_dir(root.file(pid, "fd")) else { return };
+        let on_tmpfs = tmpfs_devices(root, pid);
+        // Two descriptors of one file are one file.
+        let mut known = HashSet::new();
+        for entry in entries.flatten().take(MAX_DESCRIPTORS) {
+            let Ok(link) = fs::read_link(entry.path()) else { continue };
+            let name = link.as_os_str().as_encoded_bytes();
+            // Metadata of the link's target: the file is not opened.
+            let Ok(file) = fs::metadata(entry.path()) else { continue };
+            let is_memory = name.starts_with(b"/memfd:") || on_tmpfs.contains(&device(&file));
+            let is_new = known.insert((file.dev(), file.ino()));
+            if file.is_file() && is_memory && is_new {
+                self.add(group_name(name), allocated(&file));
+            }
+        }
+    }
+
+    fn add_segments(&mut self, root: &ProcRoot, pid: Pid) {
+        let Ok(text) = root.machine("sysvipc/shm") else { return };
+        for (creator, size) in segments(&text) {
+            if creator == u64::from(pid.0) {
+                self.add(SEGMENTS.into(), size);
+            }
+        }
+    }
+
+    /// The files now, with their sizes before.
+    pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
+        let file = |(name, (size, count)): (Name, (Bytes, u64))| {
+            let before = before.0.get(&name).map_or(Bytes::ZERO, |(size, _)| *size);
+            MemoryFile { name, before, after: size, count }
+        };
+        let mut files: Vec<MemoryFile> = self.0.into_iter().map(file).collect();
+        files.sort_by(|a, b| b.after.cmp(&a.after).then_with(|| a.name.cmp(&b.name)));
+        files
+    }
+}
+
+/// The creator and the resident and swapped bytes of each segment of `sysvipc/shm`.
+fn segments(text: &[u8]) -> Vec<(u64, Bytes)> {
+    let rows = lines(text).skip(1).filter_map(|(_, line)| {
+        let columns: Vec<u64> = line
+            .split(u8::is_ascii_whitespace)
+            .filter(|word| !word.is_empty())
+            .map(|word| number(word).unwrap_or(0))
+            .collect();
+        // key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap
+        let [_, _, _, _, creator, .., resident, swapped] = columns.as_slice() else { return None };
+        (columns.len() >= 16).then(|| (*creator, Bytes(*resident) + Bytes(*swapped)))
+    });
+    rows.collect()
+}
+
+fn allocated(file: &Metadata) -> Bytes {
+    Bytes(file.blocks().saturating_mul(BLOCK))
+}
+
+/// The name without its digits at the end of words: `/memfd:frame-17` and `/memfd:frame-18` are one
+/// group.
+fn group_name(name: &[u8]) -> Name {
+    let mut group: Vec<u8> = Vec::with_capacity(name.len());
+    let plain = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    for byte in plain {
+        let byte = if byte.is_ascii_digit() { b'N' } else { *byte };
+        if byte != b'N' || group.last() != Some(&b'N') {
+            group.push(byte);
+        }
+    }
+    if plain.starts_with(b"/memfd:") { Name::new(&group) } else { Name::new(plain) }
+}
+
+/// The devices of all tmpfs that the process has mounted.
+fn tmpfs_devices(root: &ProcRoot, pid: Pid) -> Vec<Device> {
+    let text = root.reading(pid, "mountinfo").unwrap_or_default();
+    let mounts = mountinfo::parse(&text).into_iter();
+    mounts.filter(|mount| mount.fs == b"tmpfs").map(|mount| mount.device).collect()
+}
+
+fn device(file: &Metadata) -> Device {
+    let number = file.dev();
+    Device { major: rustix::fs::major(number), minor: rustix::fs::minor(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_skip::{Lack, skip};
+
+    use super::*;
+
+    #[test]
+    fn segments_are_read_with_their_creator() {
+        let text = b"       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap\n         0          3  1600               65536   42    42      0     0     0     0     0 1 2 3 61440 4096\nrubbish\n";
+        assert_eq!(segments(text), [(42, Bytes(65536))]);
+    }
+
+    #[test]
+    fn memfds_that_differ_by_a_number_are_one_group() {
+        assert_eq!(group_name(b"/memfd:frame-17 (deleted)"), Name::from("/memfd:frame-N"));
+        assert_eq!(group_name(b"/dev/shm/log17"), Name::from("/dev/shm/log17"));
+    }
+
+    #[test]
+    fn an_open_file_on_tmpfs_is_found_with_its_size() {
+        let root = ProcRoot::live();
+        let pid = root.ourselves().expect("/proc is of our pid namespace");
+        let path = format!("/dev/shm/pagewise-memory-files-{pid}");
+        let before = MemoryFiles::read(&root, pid);
+        let file = match fs::File::create(&path) {
+            Ok(file) => file,
+            Err(error) => {
+                let lack = Lack::Refused { call: "open of a file in /dev/shm", error: &error };
+                return skip(&lack);
+            }
+        };
+        std::io::Write::write_all(&mut &file, &[1; 100_000]).unwrap();
+        let files = MemoryFiles::read(&root, pid).since(&before);
+        fs::remove_file(&path).unwrap();
+        let found = files.iter().find(|file| file.name.as_bytes() == path.as_bytes()).unwrap();
+        assert_eq!(found.before, Bytes::ZERO);
+        assert!(found.after >= Bytes(100_000), "{found:?}");
+    }
+}
