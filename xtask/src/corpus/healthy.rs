@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -46,9 +46,9 @@ const PROGRAMS: &[HealthyProgram] = &[
     },
     HealthyProgram {
         name: "memcached",
-        programs: &["memcached", "python3"],
+        programs: &["memcached", "python3", "bash"],
         start: "exec memcached -u nobody -p $PORT -m 32 -l 127.0.0.1",
-        probe: "python3 -c \"import socket; socket.create_connection(('127.0.0.1', $PORT))\"",
+        probe: "bash -c ': </dev/tcp/127.0.0.1/'$PORT",
         load: "python3 -c \"
 import socket, random
 s = socket.create_connection(('127.0.0.1', $PORT))
@@ -276,8 +276,8 @@ const LOADS: &[(&str, Option<Duration>)] = &[
     ("heavy", Some(Duration::from_millis(10))),
 ];
 
-/// Tries of the probe, and the sleep between two of them.
-const PROBES: usize = 100;
+/// The time after which a program is given up, and the sleep between two tries of the probe.
+const MAX_PROBE_TIME: Duration = Duration::from_secs(90);
 const PROBE_SLEEP: Duration = Duration::from_millis(300);
 
 /// The load runs for this time before the tool is started.
@@ -346,7 +346,8 @@ fn wait_for_probe(
     folder: &std::path::Path,
     running: &mut Running,
 ) -> Result<()> {
-    for _ in 0..PROBES {
+    let began = Instant::now();
+    while began.elapsed() < MAX_PROBE_TIME {
         let script = format!("{WITH_PORT}{}", program.probe);
         let mut probe = Command::new("timeout");
         probe.args(["5", "sh", "-c", &script]).current_dir(folder);
@@ -356,7 +357,7 @@ fn wait_for_probe(
         anyhow::ensure!(running.is_alive(), "the program ended before it was ready");
         thread::sleep(PROBE_SLEEP);
     }
-    anyhow::bail!("the probe failed {PROBES} times")
+    anyhow::bail!("the probe failed for {} s", MAX_PROBE_TIME.as_secs())
 }
 
 /// A process group that repeats the step of a load. Ended when it is dropped.

@@ -1,6 +1,7 @@
 //! Runs the tool under test at a process.
 
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::figures::children_cpu_ms;
 use super::judge::{JudgedRun, ToolAnswer, Verdict, read_answer};
+use super::undo::Undo;
 
 const DEFAULT_COMMAND: &str = "pagewise diagnose {pid} --json --for 10s";
 
@@ -63,12 +65,19 @@ impl DiagnosingTool {
     /// The exit status is not examined: many tools report trouble by a status other than 0.
     fn ask(&self, pid: u32) -> Result<ToolAnswer> {
         let command = self.command.replace("{pid}", &pid.to_string());
-        let output = Command::new("timeout")
+        let mut undo = Undo::new()?;
+        let child = Command::new("timeout")
             .args(["--kill-after=5", MAX_SECONDS, "sh", "-c", &command])
             .env("PATH", &self.path)
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
             .context("timeout")?;
+        // Processes that the tool left behind are ended too.
+        undo.later(&format!("kill -s KILL -- -{}", child.id()))?;
+        let output = child.wait_with_output().context("timeout")?;
         let text = String::from_utf8_lossy(&output.stdout);
         read_answer(&text).with_context(|| {
             let messages = String::from_utf8_lossy(&output.stderr);
