@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -247,6 +248,25 @@ pub enum ColumnCells {
     Labels(Vec<Label>),
     /// Anything.
     Values(Vec<CellValue>),
+    /// Anything, for many rows with few different values.
+    Coded(CodedCells),
+}
+
+/// Cells by their number in a list of values: a table of millions of rows takes 4 bytes a row, for
+/// all such columns together if they share the numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CodedCells {
+    /// The values, in order of first appearance.
+    pub values: Vec<CellValue>,
+    /// For each row the index of its value.
+    pub codes: Arc<Vec<u32>>,
+}
+
+impl CodedCells {
+    /// The value of a row; `None` behind the last row.
+    pub fn get(&self, row: usize) -> Option<&CellValue> {
+        self.values.get(usize::try_from(*self.codes.get(row)?).ok()?)
+    }
 }
 
 impl ColumnCells {
@@ -257,6 +277,7 @@ impl ColumnCells {
             ColumnCells::Names(v) => v.len(),
             ColumnCells::Labels(v) => v.len(),
             ColumnCells::Values(v) => v.len(),
+            ColumnCells::Coded(coded) => coded.codes.len(),
         }
     }
 
@@ -300,6 +321,7 @@ impl TableColumn {
             ColumnCells::Names(v) => CellValue::Name(v[row].clone()),
             ColumnCells::Labels(v) => CellValue::Text(v[row].clone()),
             ColumnCells::Values(v) => v[row].clone(),
+            ColumnCells::Coded(coded) => coded.get(row).cloned().unwrap_or(CellValue::None),
         }
     }
 

@@ -38,6 +38,7 @@ impl<'a> CellForm<'a> {
             ColumnCells::Names(v) => v.get(row).map(CellForm::Name),
             ColumnCells::Labels(v) => v.get(row).map(|label| CellForm::Label(label)),
             ColumnCells::Values(v) => v.get(row).map(CellForm::from),
+            ColumnCells::Coded(coded) => coded.get(row).map(CellForm::from),
         };
         cell.unwrap_or(CellForm::Other(&CellValue::None))
     }
@@ -63,6 +64,19 @@ pub(crate) fn holds_words(column: &TableColumn) -> bool {
         ColumnCells::Bytes(_) | ColumnCells::Counts(_) | ColumnCells::Addresses(_) => false,
         ColumnCells::Names(_) | ColumnCells::Labels(_) => true,
         ColumnCells::Values(values) => values.iter().any(is_words),
+        ColumnCells::Coded(coded) => coded.values.iter().any(is_words),
+    }
+}
+
+/// True if a column holds our own words only.
+pub(crate) fn holds_labels(column: &TableColumn) -> bool {
+    match &column.cells {
+        ColumnCells::Labels(_) => true,
+        ColumnCells::Coded(coded) => {
+            coded.values.iter().all(|value| matches!(value, CellValue::Text(_)))
+        }
+        ColumnCells::Bytes(_) | ColumnCells::Counts(_) | ColumnCells::Addresses(_) => false,
+        ColumnCells::Names(_) | ColumnCells::Values(_) => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagewise_model::Absent;
-use pagewise_model::report::{CellValue, ColumnCells, Fact, Gaps, TableColumn};
+use pagewise_model::report::{CellValue, CodedCells, ColumnCells, Fact, Gaps, TableColumn};
 
 use crate::words::clean;
 
@@ -41,7 +41,9 @@ impl<'a> Footnotes<'a> {
             Gaps::All(absent) => self.add(absent),
             Gaps::Some(rows) => rows.values().for_each(|absent| self.add(absent)),
         }
-        if let ColumnCells::Values(values) = &column.cells {
+        if let ColumnCells::Values(values) | ColumnCells::Coded(CodedCells { values, .. }) =
+            &column.cells
+        {
             values.iter().for_each(|value| self.add_value(value));
         }
     }

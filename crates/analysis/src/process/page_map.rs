@@ -5,11 +5,13 @@ mod strip;
 mod touched;
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use pagewise_model::page_map::{MappedPages, PageMap, PageMapKind, PageRun, PageRuns, PageState};
 use pagewise_model::report::{
-    Audience, CellValue, ColumnCells, FactsShape, MapCell, NamedFacts, Paragraph, Report,
-    ReportBlock, ReportTable, TableColumn,
+    Audience, CellValue, CodedCells, ColumnCells, FactsShape, MapCell, NamedFacts, Paragraph,
+    Report, ReportBlock, ReportTable, TableColumn,
 };
 use pagewise_model::{Bytes, Mapping, Name, Reading};
 
@@ -287,16 +289,18 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
     let all = || map.mappings.iter().flat_map(|pages| pages.runs.iter());
     let address =
         |of: fn(&PageRun) -> u64| ColumnCells::Addresses(all().map(|run| of(&run)).collect());
+    let (states, codes) = coded_states(all().map(|run| run.state));
+    let coded = |value: &dyn Fn(&PageState) -> CellValue| {
+        let values = states.iter().map(value).collect();
+        ColumnCells::Coded(CodedCells { values, codes: Arc::clone(&codes) })
+    };
     let flag = |of: fn(&PageState) -> Option<bool>| {
-        let cell = |run: PageRun| of(&run.state).map_or(CellValue::None, CellValue::Flag);
-        ColumnCells::Values(all().map(cell).collect())
+        coded(&|state| of(state).map_or(CellValue::None, CellValue::Flag))
     };
     let count = |of: fn(&PageState) -> Option<u32>| {
-        let cell =
-            |run: PageRun| of(&run.state).map_or(CellValue::None, |n| CellValue::Count(n.into()));
-        ColumnCells::Values(all().map(cell).collect())
+        coded(&|state| of(state).map_or(CellValue::None, |n| CellValue::Count(n.into())))
     };
-    let states = all().map(|run| Cow::Borrowed(run.state.kind.key())).collect();
+    let kind = coded(&|state| CellValue::text(state.kind.key()));
     let columns = vec![
         TableColumn::new("start", "Address", address(|run| run.range.start)),
         TableColumn::new("end", "End", address(|run| run.range.end)),
@@ -305,7 +309,7 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
             "Size",
             ColumnCells::Bytes(all().map(|run| run.range.len().0).collect()),
         ),
-        TableColumn::new("state", "State", ColumnCells::Labels(states)),
+        TableColumn::new("state", "State", kind),
         TableColumn::new("huge", "Huge", flag(|state| state.huge)),
         TableColumn::new("soft_dirty", "Soft-dirty", flag(|state| state.soft_dirty)),
         TableColumn::new("written", "Written", flag(|state| state.written)),
@@ -316,13 +320,27 @@ fn runs(map: &PageMap, for_people: bool) -> ReportTable {
     ];
     let shown = |column: TableColumn| {
         let says = match &column.cells {
-            ColumnCells::Values(cells) => cells.iter().any(|cell| *cell != CellValue::None),
+            ColumnCells::Coded(coded) => coded.values.iter().any(|cell| *cell != CellValue::None),
             _ => true,
         };
         if says { column } else { for_programs(column) }
     };
     let audience = if for_people { Audience::Everyone } else { Audience::Programs };
     table("runs", "Runs", audience, columns.into_iter().map(shown).collect())
+}
+
+/// The different states, and for each run the index of its state.
+fn coded_states(runs: impl Iterator<Item = PageState>) -> (Vec<PageState>, Arc<Vec<u32>>) {
+    let mut states = Vec::new();
+    let mut known = HashMap::new();
+    let codes = runs.map(|state| {
+        *known.entry(state).or_insert_with(|| {
+            states.push(state);
+            u32::try_from(states.len() - 1).unwrap_or(u32::MAX)
+        })
+    });
+    let codes = Arc::new(codes.collect());
+    (states, codes)
 }
 
 /// The address map: each run where there are few, else each mapping.
@@ -379,5 +397,19 @@ const fn pool(kind: PageMapKind) -> &'static str {
         PageMapKind::File => "file",
         PageMapKind::Shmem => "tmpfs",
         PageMapKind::Swapped => "named",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_in_the_same_state_have_the_same_code() {
+        let state = |kind| PageState { kind, ..PageState::default() };
+        let (file, zero) = (state(PageMapKind::File), state(PageMapKind::Zero));
+        let (states, codes) = coded_states([file, zero, zero, file].into_iter());
+        assert_eq!(states, [file, zero]);
+        assert_eq!(*codes, [0, 1, 1, 0]);
     }
 }

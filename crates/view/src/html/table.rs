@@ -10,7 +10,7 @@ use std::io;
 use pagewise_model::report::{Audience, CellValue, ColumnCells, ReportTable, TableColumn};
 
 use super::{HtmlPage, WORDING, class, escaped, push_escaped};
-use crate::cells::{CellForm, for_people, holds_words};
+use crate::cells::{CellForm, for_people, holds_labels, holds_words};
 use crate::footnotes::Footnotes;
 use crate::number;
 use crate::words::{Wording, clean};
@@ -40,7 +40,7 @@ impl<'a> HtmlLane<'a> {
     /// The attribute for the alignment of a cell and for its visibility. Our own words are short
     /// and stay on one line.
     fn class(&self) -> &'static str {
-        let ours = matches!(self.column.cells, ColumnCells::Labels(_));
+        let ours = holds_labels(self.column);
         match (self.words, ours, self.column.audience) {
             (true, true, Audience::Long) => " class=\"words ours long\"",
             (true, true, _) => " class=\"words ours\"",

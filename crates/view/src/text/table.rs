@@ -125,7 +125,10 @@ fn widest_cell(column: &TableColumn, rows: usize, wording: Wording<'_>) -> usize
             v.iter().take(rows).max().map_or(0, |n| number::decimal_width(*n))
         }
         ColumnCells::Addresses(v) => v.iter().take(rows).max().map_or(0, |n| number::hex_width(*n)),
-        ColumnCells::Names(_) | ColumnCells::Labels(_) | ColumnCells::Values(_) => (0..rows)
+        ColumnCells::Names(_)
+        | ColumnCells::Labels(_)
+        | ColumnCells::Values(_)
+        | ColumnCells::Coded(_) => (0..rows)
             .map(|row| cell_width(CellForm::present(&column.cells, row), wording))
             .max()
             .unwrap_or(0),

@@ -88,7 +88,10 @@ impl<'a> NumberField<'a> {
             ColumnCells::Bytes(values) => (values, Form::Size(wording.units)),
             ColumnCells::Counts(values) => (values, Form::Decimal),
             ColumnCells::Addresses(values) => (values, Form::Hex),
-            ColumnCells::Names(_) | ColumnCells::Labels(_) | ColumnCells::Values(_) => return None,
+            ColumnCells::Names(_)
+            | ColumnCells::Labels(_)
+            | ColumnCells::Values(_)
+            | ColumnCells::Coded(_) => return None,
         };
         let gaps = GapCursor::of_lane(lane, wording);
         (lane.width >= lane.natural).then_some(NumberField {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pagewise_model::lab::{ClaimVerdict, ExperimentClaim};
 use pagewise_model::report::*;
@@ -559,6 +560,9 @@ fn any_column() -> impl Strategy<Value = TableColumn> {
         some(any_name()).prop_map(ColumnCells::Names),
         some(any_label()).prop_map(ColumnCells::Labels),
         some(any_value()).prop_map(ColumnCells::Values),
+        (some(any_value()), some(0..9_u32)).prop_map(|(values, codes)| {
+            ColumnCells::Coded(CodedCells { values, codes: Arc::new(codes) })
+        }),
     ];
     let gaps = prop_oneof![
         Just(Gaps::None),
