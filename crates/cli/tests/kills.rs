@@ -241,9 +241,14 @@ impl Harm {
     }
 }
 
+/// Targets of one case that are unharmed, for later work: the start of one takes as long as several
+/// commands.
+type IdleTargets = Mutex<Vec<KillTarget>>;
+
 /// Does all `work` with a few targets at once.
 fn each<T: Sync>(
     work: &[T],
+    idle: &IdleTargets,
     random: &mut Random,
     act: impl Fn(&T, &mut Option<KillTarget>, &mut Random, &Path) + Sync,
 ) {
@@ -255,10 +260,11 @@ fn each<T: Sync>(
             let mut random = Random::new(random.next());
             scope.spawn(move || {
                 let folder = tempfile::tempdir_in(disk()).unwrap();
-                let mut target = None;
+                let mut target = idle.lock().unwrap().pop();
                 while let Some(one) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                     act(one, &mut target, &mut random, folder.path());
                 }
+                idle.lock().unwrap().extend(target);
             });
         }
     });
@@ -276,11 +282,13 @@ fn number_of_environment(name: &str, otherwise: usize) -> usize {
 /// tried at all.
 fn steps(
     case: &KillCase,
+    idle: &IdleTargets,
     random: &mut Random,
     calls: Calls,
     signals: &[i32],
 ) -> Option<Vec<KillStep>> {
-    let mut target = KillTarget::start_with(random, case.preload);
+    let target = idle.lock().unwrap().pop();
+    let mut target = target.unwrap_or_else(|| KillTarget::start_with(random, case.preload));
     let folder = tempfile::tempdir_in(disk()).unwrap();
     if let Err(why) = target.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
@@ -289,6 +297,7 @@ fn steps(
     let words = case.command_words(target.victim.pid, &folder.path().join("file"));
     let ended = stop_at(KillStep { calls, ..KillStep::NEVER }, &words);
     let EndedCommand { steps, status, processes, .. } = ended;
+    idle.lock().unwrap().push(target);
     eprintln!("{}: {steps} steps of {processes} processes, status {status}", case.name);
     let whom: &[Whom] = match processes {
         1 => &[Whom::Caller],
@@ -373,11 +382,12 @@ fn kill_at_steps(cases: &[KillCase], otherwise: usize, calls: &[Calls], signals:
     let wanted = number_of_environment("PAGEWISE_KILLS", otherwise);
     let harm = Harm::default();
     for case in cases.iter().filter(|case| case.is_chosen()) {
+        let idle = IdleTargets::default();
         for &calls in calls {
-            let Some(all) = steps(case, &mut random, calls, signals) else { break };
+            let Some(all) = steps(case, &idle, &mut random, calls, signals) else { break };
             let all = some(all, wanted / 2, &mut random);
             let began = Instant::now();
-            each(&all, &mut random, |step, target, random, folder| {
+            each(&all, &idle, &mut random, |step, target, random, folder| {
                 try_step(case, *step, target, random, folder, &harm);
             });
             eprintln!("{}: {} at {calls:?} calls in {:.1?}", case.name, all.len(), began.elapsed());
@@ -437,7 +447,7 @@ fn harm_is_noticed() {
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, TRIM_JEMALLOC],
-        30,
+        10,
         &[Calls::Target, Calls::Outward],
         &[KILL],
     );
@@ -445,7 +455,7 @@ fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
 
 #[test]
 fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
-    kill_at_steps(&CASES, 10, &[Calls::Outward, Calls::All], &[KILL]);
+    kill_at_steps(&CASES, 4, &[Calls::Outward, Calls::All], &[KILL]);
 }
 
 #[test]
@@ -453,7 +463,7 @@ fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, SYSCALLS],
-        10,
+        4,
         &[Calls::Target, Calls::All],
         &SIGNALS,
     );
@@ -471,7 +481,7 @@ struct Round {
 }
 
 /// Duration of an uninterrupted command.
-fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
+fn duration(case: &KillCase, idle: &IdleTargets, random: &mut Random) -> Option<Duration> {
     let mut target = KillTarget::start_with(random, case.preload);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let mut all = Vec::new();
@@ -484,6 +494,7 @@ fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
         fixture::pagewise(&case.command_words(target.victim.pid, &folder.path().join("file")));
         all.push(began.elapsed());
     }
+    idle.lock().unwrap().push(target);
     all.sort();
     Some(all[1])
 }
@@ -518,7 +529,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         return;
     }
     let mut random = Random::of_environment();
-    let rounds = number_of_environment("PAGEWISE_ROUNDS", 10);
+    let rounds = number_of_environment("PAGEWISE_ROUNDS", 4);
     let harm = Harm::default();
     let cases = [
         SPLIT,
@@ -534,7 +545,8 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         POOLS,
     ];
     for case in cases.iter().filter(|it| it.is_chosen()) {
-        let Some(whole) = duration(case, &mut random) else { continue };
+        let idle = IdleTargets::default();
+        let Some(whole) = duration(case, &idle, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)
             .map(|_| Round {
                 case: *case,
@@ -544,7 +556,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
             })
             .collect();
         let began = Instant::now();
-        each(&all, &mut random, |round, target, random, folder| {
+        each(&all, &idle, &mut random, |round, target, random, folder| {
             let there = target.get_or_insert_with(|| KillTarget::start_with(random, case.preload));
             let file = folder.join("file");
             let mut found = Vec::new();

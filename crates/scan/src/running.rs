@@ -12,6 +12,7 @@ use std::time::Instant;
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
 use pagewise_proc::ProcRoot;
+use pagewise_proc::pages::entry::{FILE, PRESENT};
 use pagewise_sys::remote::OpenMemory;
 
 use crate::memory::{Memory, ScannedThread};
@@ -19,9 +20,6 @@ use crate::memory::{Memory, ScannedThread};
 /// Bytes that one system call reads: the kernel holds the mmap lock of the process for some
 /// microseconds meanwhile.
 const PIECE: u64 = 128 << 10;
-/// Bits of an entry of `pagemap`.
-const PRESENT: u64 = 1 << 63;
-const FILE_OR_SHARED: u64 = 1 << 61;
 
 /// Memory of a running process.
 #[derive(Debug)]
@@ -76,7 +74,7 @@ impl<'m> RunningMemory<'m> {
         let step = usize::try_from(self.page).unwrap_or(usize::MAX);
         for (entry, at) in entries.as_chunks().0.iter().zip((start..).step_by(step)) {
             let entry = u64::from_ne_bytes(*entry);
-            if entry & PRESENT == 0 || entry & FILE_OR_SHARED != 0 {
+            if entry & PRESENT == 0 || entry & FILE != 0 {
                 continue;
             }
             match runs.last_mut() {

@@ -27,6 +27,7 @@ use std::rc::Rc;
 use gimli::{Dwarf, SectionId};
 
 use dwarf::DebugInfo;
+pub(crate) use dwarf::empty_unit;
 use reader::{PieceReader, PieceSource};
 use table::SymbolTable;
 

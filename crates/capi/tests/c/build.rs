@@ -3,6 +3,7 @@
 
 #![allow(clippy::print_stderr, reason = "a part of tests, which say what they skip")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -121,14 +122,18 @@ pub(crate) fn programs(folder: &str, extension: &str) -> Vec<PathBuf> {
     programs
 }
 
+/// The variables that were set for a command.
+pub(crate) fn environment(command: &Command) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+    command.get_envs().filter_map(|(name, value)| Some((name, value?)))
+}
+
 /// Has valgrind run a program, with words of its own.
 pub(crate) fn under_valgrind(program: &Command, arguments: &[&str]) -> Command {
     let mut valgrind = Command::new("valgrind");
     valgrind
         .args(["-q", "--leak-check=full", "--num-callers=40", "--error-exitcode=9"])
         .arg(program.get_program());
-    let environment = program.get_envs().filter_map(|(name, value)| Some((name, value?)));
-    valgrind.envs(environment).args(arguments);
+    valgrind.envs(environment(program)).args(arguments);
     valgrind
 }
 

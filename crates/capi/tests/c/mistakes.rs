@@ -1,7 +1,10 @@
 //! Memory errors in the use of pools, each made by a program of `ctests/mistakes`: valgrind and
 //! `AddressSanitizer` must name them.
 
-use crate::build::{C, CLinkage, SANITIZED, api, compile, has, text, under_valgrind};
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use crate::build::{C, CLinkage, SANITIZED, api, compile, environment, has, text, under_valgrind};
 
 /// A memory error: the program, its argument, and the report of each checker.
 struct Mistake {
@@ -227,8 +230,18 @@ const MISTAKES: &[Mistake] = &[
     },
 ];
 
-fn source(mistake: &Mistake) -> std::path::PathBuf {
-    api().join("ctests/mistakes").join(mistake.program)
+/// Each program, compiled once, with the errors that it can make. `None`, with a word, without the
+/// compiler.
+fn programs(options: &[&str]) -> Option<Vec<(Command, Vec<&'static Mistake>)>> {
+    let mut mistakes: BTreeMap<&str, Vec<&Mistake>> = BTreeMap::new();
+    for mistake in MISTAKES {
+        mistakes.entry(mistake.program).or_default().push(mistake);
+    }
+    let compiled = mistakes.into_iter().map(|(name, mistakes)| {
+        let source = api().join("ctests/mistakes").join(name);
+        Some((compile("cc", &[C, options].concat(), &source, CLinkage::Shared)?, mistakes))
+    });
+    compiled.collect()
 }
 
 /// True if a text holds all parts, one behind the other.
@@ -244,26 +257,28 @@ fn holds(mut text: &str, parts: &[&str]) -> bool {
 
 #[test]
 fn valgrind_names_every_mistake_and_where_it_was_made() {
-    for mistake in MISTAKES {
-        let program = compile("cc", &[C, &["-O1"]].concat(), &source(mistake), CLinkage::Shared);
-        let Some(program) = program.filter(|_| has("valgrind")) else { return };
-        let output = under_valgrind(&program, &[mistake.does]).output().unwrap();
-        let said = text(&output.stderr);
-        let name = (mistake.program, mistake.does);
-        assert!(holds(&said, mistake.valgrind), "{name:?}: {said}");
+    let Some(programs) = programs(&["-O1"]).filter(|_| has("valgrind")) else { return };
+    for (program, mistakes) in programs {
+        for mistake in mistakes {
+            let output = under_valgrind(&program, &[mistake.does]).output().unwrap();
+            let said = text(&output.stderr);
+            let name = (mistake.program, mistake.does);
+            assert!(holds(&said, mistake.valgrind), "{name:?}: {said}");
+        }
     }
 }
 
 #[test]
 fn address_sanitizer_names_every_mistake_that_it_can_know() {
-    for mistake in MISTAKES.iter().filter(|mistake| !mistake.asan.is_empty()) {
-        let options = [C, SANITIZED].concat();
-        let Some(mut program) = compile("cc", &options, &source(mistake), CLinkage::Shared) else {
-            return;
-        };
-        let output = program.arg(mistake.does).output().unwrap();
-        let said = text(&output.stderr);
-        let name = (mistake.program, mistake.does);
-        assert!(!output.status.success() && holds(&said, mistake.asan), "{name:?}: {said}");
+    let Some(programs) = programs(SANITIZED) else { return };
+    for (program, mistakes) in programs {
+        for mistake in mistakes.iter().filter(|mistake| !mistake.asan.is_empty()) {
+            let mut sanitized = Command::new(program.get_program());
+            sanitized.envs(environment(&program)).arg(mistake.does);
+            let output = sanitized.output().unwrap();
+            let said = text(&output.stderr);
+            let name = (mistake.program, mistake.does);
+            assert!(!output.status.success() && holds(&said, mistake.asan), "{name:?}: {said}");
+        }
     }
 }

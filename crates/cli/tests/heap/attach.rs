@@ -1,5 +1,6 @@
 //! `pagewise heap attach`: what a running program allocates meanwhile, and that nothing happens to
-//! it. The program checks itself.
+//! it. The program checks itself. `PAGEWISE_RUNS` is the number of times that busy programs are
+//! attached to.
 
 use crate::fixture;
 
@@ -208,12 +209,17 @@ fn thread_caches_freed_at_exit_are_not_blocks_of_the_program() {
     assert_eq!(number(&report, "totals.unknown_frees"), 24 * 50);
 }
 
+/// Number of times that a busy program is attached to: `PAGEWISE_RUNS`, or this.
+fn rounds(otherwise: usize) -> usize {
+    std::env::var("PAGEWISE_RUNS").map_or(otherwise, |runs| runs.parse().unwrap())
+}
+
 #[test]
-fn a_busy_program_is_attached_to_fifty_times_and_finds_nothing_wrong() {
+fn a_busy_program_is_attached_to_many_times_and_finds_nothing_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
     let busy = BusyHeap::start(4);
-    for _ in 0..50 {
+    for _ in 0..rounds(20) {
         let output = attach(&busy, &file, &["--for", "30ms"]);
         assert!(output.status.success(), "{output:?}");
     }
@@ -260,7 +266,7 @@ fn a_program_whose_collector_is_killed_runs_on() {
 fn a_thread_that_loads_the_recorder_finds_back_without_us() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("busy.pwh");
-    for _ in 0..20 {
+    for _ in 0..rounds(8) {
         let mut busy = BusyHeap::start(2);
         let mut recording = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         recording.args(["heap", "attach", &busy.pid(), "-o"]).arg(&file);
@@ -360,10 +366,11 @@ fn has_recorder_memory(pid: u32) -> bool {
 #[test]
 fn memory_of_the_recorder_is_unmapped_once_a_stopped_thread_has_left_it() {
     let folder = tempfile::tempdir().unwrap();
-    let mut busy = BusyHeap::start(2);
+    let mut busy = BusyHeap::start(8);
     let pid = Pid::from_raw(busy.child.id().cast_signed()).unwrap();
     let mut stayed = false;
-    // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds.
+    // SIGSTOP stops threads wherever they are: in the recorder in some of the rounds, which are the
+    // fewer the more threads there are.
     for number in 0..200 {
         let recording = begin(&busy, &folder.path().join(format!("{number}.pwh")));
         kill_process(pid, Signal::STOP).unwrap();
@@ -435,7 +442,7 @@ fn a_program_that_loads_libraries_and_forks_all_the_time_finds_nothing_wrong() {
     let file = folder.path().join("busy.pwh");
     let busy = plugged(folder.path(), &[]);
     let mut seen = [0; 2];
-    for round in 0..20 {
+    for round in 0..rounds(8) {
         let more = [&["--mmap"][..], &["--follow"], &["--sample", "64k"], &[]][round % 4];
         let output = attach(&busy, &file, &[&["--for", "50ms"], more].concat());
         assert!(output.status.success(), "{output:?}");

@@ -5,7 +5,7 @@ use crate::fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
@@ -334,23 +334,7 @@ fn a_separate_debug_file_gives_types_and_names() {
 
 #[test]
 fn a_core_file_has_types_and_functions() {
-    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    if pattern.starts_with('|') || pattern.starts_with('/') || pattern.trim().is_empty() {
-        skip(&Lack::Machine("kernel.core_pattern writes no core file into the current folder"));
-        return;
-    }
-    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
-    let mut child = Command::new("sh")
-        .args(["-c", "ulimit -c unlimited; exec \"$0\" abort"])
-        .arg(program("typed"))
-        .current_dir(folder.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdout.take().unwrap().read_to_string(&mut String::new()).unwrap();
-    child.wait().unwrap();
-    let core = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let Some((core, _folder)) = fixture::core_file("typed", "abort") else { return };
     let core = core.to_str().unwrap();
     let report = json(&["heap", "scan", "--core", core, "--types", "--retained", "--json"]);
     assert_eq!(types(&report), typed(), "{:#}", report["types_lack"]);

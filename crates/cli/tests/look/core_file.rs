@@ -3,40 +3,16 @@
 use crate::fixture;
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use fixture::{json, number, pagewise, program, sum};
+use fixture::{json, number, pagewise, sum};
 
-/// The core file of a program that ended in this mode, and the folder that holds it. `None` if the
-/// machine writes none into the current folder.
+/// The core file of `crashing`, which ended in this mode, and the folder that holds it.
 fn core_of(mode: &str) -> Option<(PathBuf, TempDir)> {
-    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
-    if pattern.starts_with('|') || pattern.starts_with('/') || pattern.trim().is_empty() {
-        skip(&Lack::Machine("kernel.core_pattern writes no core file into the current folder"));
-        return None;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let script = "ulimit -c unlimited; ulimit -s 1024; exec \"$0\" \"$1\"";
-    let mut child = Command::new("sh")
-        .args(["-c", script])
-        .arg(program("crashing"))
-        .arg(mode)
-        .current_dir(folder.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdout.take().unwrap().read_to_string(&mut String::new()).unwrap();
-    child.wait().unwrap();
-    let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let core = entries.into_iter().find(|path| !path.ends_with("mapped")).unwrap();
-    Some((core, folder))
+    fixture::core_file("crashing", mode)
 }
 
 fn explain(core: &Path) -> Value {

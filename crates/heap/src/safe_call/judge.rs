@@ -100,14 +100,12 @@ impl Judge {
         place: &StopPoint,
         stack: &[u8],
     ) -> bool {
-        let pid = target.pid();
-        self.read_new_code(root, pid, place);
         if self.is_static {
             return self.is_outside_static(root, target, place, stack);
         }
+        let pid = target.pid();
+        let Some(calls) = self.call_stack(root, pid, place, stack) else { return false };
         let spaces = &self.spaces;
-        let calls = self.unwinder.unwind_stopped(spaces, pid, &place.registers, stack);
-        let Some(calls) = calls else { return false };
         let name = |address: u64| spaces.find(pid, address).map(|region| &region.name);
         // The instruction that comes next is in its function; a return address may lie behind it.
         let is_in_malloc = |address: u64| {
@@ -122,7 +120,7 @@ impl Judge {
         // The first thread begins in the program itself: the C library comes above it.
         let (_, calls) = match calls.split_last() {
             Some((last, rest)) if self.entry.contains(last) => (last, rest),
-            _ => (&0, calls),
+            _ => (&0, &calls[..]),
         };
         // From where the thread began on.
         let theirs = calls.iter().rposition(|call| !is_system(call)).map_or(0, |last| last + 1);
@@ -166,10 +164,8 @@ impl Judge {
         place: &StopPoint,
         stack: &[u8],
     ) -> bool {
-        let pid = target.pid();
-        self.read_new_code(root, pid, place);
-        let calls = self.unwinder.unwind_stopped(&self.spaces, pid, &place.registers, stack);
-        let Some(&start) = calls.and_then(<[u64]>::last) else { return false };
+        let calls = self.call_stack(root, target.pid(), place, stack);
+        let Some(start) = calls.and_then(|calls| calls.last().copied()) else { return false };
         if self.entry.contains(&start) {
             return true;
         }
@@ -178,10 +174,20 @@ impl Judge {
         is_read && (code == ENDS_THREAD || code.starts_with(&ENDS_THREAD[1..]))
     }
 
-    fn read_new_code(&mut self, root: &ProcRoot, pid: u32, place: &StopPoint) {
+    /// The calls of a stopped thread, innermost first; code that was mapped since the last call
+    /// included.
+    fn call_stack(
+        &mut self,
+        root: &ProcRoot,
+        pid: u32,
+        place: &StopPoint,
+        stack: &[u8],
+    ) -> Option<Vec<u64>> {
         if self.spaces.find(pid, place.instruction).is_none() {
             self.spaces.read(root, pid);
         }
+        let calls = self.unwinder.unwind_stopped(&self.spaces, pid, &place.registers, stack);
+        calls.map(<[u64]>::to_vec)
     }
 
     /// The rule for a program that is linked statically, whose allocator cannot be distinguished
@@ -202,8 +208,7 @@ impl Judge {
         if !waits {
             return false;
         }
-        let calls =
-            self.unwinder.unwind_stopped(&self.spaces, target.pid(), &place.registers, stack);
+        let calls = self.call_stack(root, target.pid(), place, stack);
         let returns_from_signal = |&call: &u64| {
             let mut code = [0; RETURNS_FROM_SIGNAL.len()];
             // Interrupted code is given as if behind a call.

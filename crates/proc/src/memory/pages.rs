@@ -5,7 +5,7 @@
 //! `pagemap` holds the lock for one page-table page at a time, a scan for what it walks.
 
 mod census;
-pub(crate) mod entry;
+pub mod entry;
 pub(crate) mod flags;
 mod frames;
 pub(crate) mod hugetlb;

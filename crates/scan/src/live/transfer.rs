@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use pagewise_model::AddrRange;
+use pagewise_proc::pages::entry::{EXCLUSIVE, FILE, PRESENT};
 use pagewise_sys::madvise::{Advice, advise_own};
 use pagewise_sys::region::AlignedRegion;
 use pagewise_sys::remote::{self, OpenMemory};
@@ -23,10 +24,6 @@ const ALIGNMENT: usize = 2 << 20;
 const MAX_THREADS: usize = 4;
 /// Ranges that one system call takes.
 const MAX_RANGES: usize = 1024;
-/// Bits of an entry of `pagemap`.
-const PRESENT: u64 = 1 << 63;
-const FILE_OR_SHARED: u64 = 1 << 61;
-const EXCLUSIVE: u64 = 1 << 56;
 
 /// Memory for a copy, faulted in.
 #[derive(Debug)]
@@ -166,7 +163,7 @@ impl SourceMemory {
         let pages = range.end.div_ceil(self.page).saturating_sub(range.start / self.page);
         let mut entries = vec![0; usize::try_from(pages * 8).unwrap_or(0)];
         let read = self.pagemap.read_exact_at(&mut entries, range.start / self.page * 8);
-        let is_own = |entry: u64| entry & PRESENT == 0 || entry & (FILE_OR_SHARED | EXCLUSIVE) != 0;
+        let is_own = |entry: u64| entry & PRESENT == 0 || entry & (FILE | EXCLUSIVE) != 0;
         let mut words = entries.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
         read.is_ok() && words.all(is_own)
     }

@@ -7,12 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use gimli::{
-    AttributeValue, DebugStrOffsetsBase, DwarfFileType, Error, Expression, Result, UnitHeader,
-    UnitType, constants as dw,
-};
+use gimli::{AttributeValue, Error, Expression, Result, UnitHeader, UnitType, constants as dw};
 
 use super::{Dwarf, EntryRef, Slice, Unit, Value, name_hash};
+use crate::symbolizer::empty_unit;
 
 /// Units of a file; browsers have some 60,000.
 const MAX_UNITS: usize = 1 << 20;
@@ -217,20 +215,7 @@ pub(super) fn bare_unit<'a>(
     header: UnitHeader<Slice<'a>>,
     abbreviations: Arc<gimli::Abbreviations>,
 ) -> Result<Unit<'a>> {
-    let (encoding, main) = (header.encoding(), DwarfFileType::Main);
-    let mut unit = Unit {
-        abbreviations,
-        name: None,
-        comp_dir: None,
-        low_pc: 0,
-        str_offsets_base: DebugStrOffsetsBase::default_for_encoding_and_file(encoding, main),
-        addr_base: gimli::DebugAddrBase(0),
-        loclists_base: gimli::DebugLocListsBase::default_for_encoding_and_file(encoding, main),
-        rnglists_base: gimli::DebugRngListsBase::default_for_encoding_and_file(encoding, main),
-        line_program: None,
-        dwo_id: None,
-        header,
-    };
+    let mut unit = empty_unit(header, abbreviations);
     let (mut strings, mut addresses) = (unit.str_offsets_base, unit.addr_base);
     let mut entries = unit.header.entries_raw(&unit.abbreviations, None)?;
     let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;

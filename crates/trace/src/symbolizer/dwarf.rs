@@ -8,10 +8,12 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use gimli::{
-    AttributeValue, DebugInfoOffset, DebugLineOffset, DebugStrOffsetsBase, DwarfFileType, Error,
-    Reader as _, Result, UnitOffset, UnitType, constants as dw,
+    AttributeValue, DebugAddrBase, DebugInfoOffset, DebugLineOffset, DebugLocListsBase,
+    DebugRngListsBase, DebugStrOffsetsBase, DwarfFileType, Error, Reader as _, ReaderOffset as _,
+    Result, UnitHeader, UnitOffset, UnitType, constants as dw,
 };
 
 use super::FoundCall;
@@ -529,26 +531,35 @@ impl UnitLines {
     }
 }
 
-/// A unit, without its lines.
-fn unit(
-    dwarf: &Dwarf,
-    header: gimli::UnitHeader<PieceReader>,
-    abbreviations: std::sync::Arc<gimli::Abbreviations>,
-) -> Result<(DwarfUnit, UnitRoot)> {
+/// A unit before any of its attributes is read. [`gimli::Unit::new`] also reads the header of the
+/// line table, and the tables of lines are as large as the rest.
+pub(crate) fn empty_unit<R: gimli::Reader>(
+    header: UnitHeader<R>,
+    abbreviations: Arc<gimli::Abbreviations>,
+) -> gimli::Unit<R> {
     let (encoding, main) = (header.encoding(), DwarfFileType::Main);
-    let mut unit = DwarfUnit {
+    gimli::Unit {
         abbreviations,
         name: None,
         comp_dir: None,
         low_pc: 0,
         str_offsets_base: DebugStrOffsetsBase::default_for_encoding_and_file(encoding, main),
-        addr_base: gimli::DebugAddrBase(0),
-        loclists_base: gimli::DebugLocListsBase::default_for_encoding_and_file(encoding, main),
-        rnglists_base: gimli::DebugRngListsBase::default_for_encoding_and_file(encoding, main),
+        addr_base: DebugAddrBase(R::Offset::from_u8(0)),
+        loclists_base: DebugLocListsBase::default_for_encoding_and_file(encoding, main),
+        rnglists_base: DebugRngListsBase::default_for_encoding_and_file(encoding, main),
         line_program: None,
         dwo_id: None,
         header,
-    };
+    }
+}
+
+/// A unit, without its lines.
+fn unit(
+    dwarf: &Dwarf,
+    header: UnitHeader<PieceReader>,
+    abbreviations: Arc<gimli::Abbreviations>,
+) -> Result<(DwarfUnit, UnitRoot)> {
+    let mut unit = empty_unit(header, abbreviations);
     let (mut root, mut folder) = (UnitRoot::default(), None);
     let mut entries = unit.header.entries_raw(&unit.abbreviations, None)?;
     let abbreviation = entries.read_abbreviation()?.ok_or(Error::MissingUnitDie)?;

@@ -11,13 +11,14 @@ const FRAME: u64 = (1 << 55) - 1;
 /// Written since `clear_refs`, where the kernel tracks it.
 const SOFT_DIRTY: u64 = 1 << 55;
 /// Mapped by one page table only (since 4.2).
-const EXCLUSIVE: u64 = 1 << 56;
+pub const EXCLUSIVE: u64 = 1 << 56;
 /// A guard region (since 6.15).
 const GUARD: u64 = 1 << 58;
-/// A page-cache page. The huge zero page says so too.
-const FILE: u64 = 1 << 61;
+/// A page of a file or of shared memory. The kernel sets it for the huge zero page too.
+pub const FILE: u64 = 1 << 61;
 const SWAP: u64 = 1 << 62;
-const PRESENT: u64 = 1 << 63;
+/// In memory.
+pub const PRESENT: u64 = 1 << 63;
 
 /// The bits that decide how a page is counted.
 const KIND: u64 = EXCLUSIVE | GUARD | FILE | SWAP | PRESENT;
