@@ -674,9 +674,7 @@ fn fill_together<'a>(mappings: &[&'a Mapping], keys: &[MapsColumnKey]) -> Vec<(C
     let mut columns: Vec<Filling<'a>> =
         keys.iter().filter_map(|key| Filling::for_key(*key, rows)).collect();
     for block in mappings.chunks(BLOCK) {
-        for column in &mut columns {
-            block.iter().for_each(|mapping| column.push_mapping(mapping));
-        }
+        columns.iter_mut().for_each(|column| column.push_mappings(block));
     }
     columns.into_iter().map(Filling::finish).collect()
 }
@@ -704,17 +702,30 @@ impl<'a> Filling<'a> {
         }
     }
 
-    fn push_mapping(&mut self, mapping: &'a Mapping) {
+    fn push_mappings(&mut self, mappings: &[&'a Mapping]) {
+        let mappings = mappings.iter().copied();
         match self {
-            Filling::Measure(measure, numbers) => numbers.push(measure.read(mapping)),
-            Filling::Mode(last, labels) => labels.push(letters(mapping, reserve(mapping, last))),
-            Filling::Flags(seen, names, absent) => names.push(match flags(mapping) {
-                Ok(flags) => spelled(flags, seen),
-                Err(why) => {
-                    absent.push((names.len(), why));
-                    Name::default()
+            // Most columns are counters: their loop decides nothing for each cell.
+            Filling::Measure(MappingReading::SmapsCounter(counter), numbers) => {
+                mappings.for_each(|mapping| numbers.push(mapping.counter(*counter).map(|n| n.0)));
+            }
+            Filling::Measure(measure, numbers) => {
+                mappings.for_each(|mapping| numbers.push(measure.read(mapping)));
+            }
+            Filling::Mode(last, labels) => {
+                labels.extend(mappings.map(|mapping| letters(mapping, reserve(mapping, last))));
+            }
+            Filling::Flags(seen, names, absent) => {
+                for mapping in mappings {
+                    names.push(match flags(mapping) {
+                        Ok(flags) => spelled(flags, seen),
+                        Err(why) => {
+                            absent.push((names.len(), why));
+                            Name::default()
+                        }
+                    });
                 }
-            }),
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use super::{GAP, TextLane};
 use crate::cells::CellForm;
 use crate::footnotes::Footnotes;
 use crate::number::{self, Units};
-use crate::words::{Wording, clean, push_cut, width};
+use crate::words::{Wording, clean, is_printable_ascii, push_cut, width};
 
 /// Writes the rows of a table in order.
 pub(super) struct TextRows<'a> {
@@ -209,6 +209,9 @@ impl TextLines {
 
     /// Writes any cell.
     pub(super) fn cell(&mut self, cell: CellForm<'_>, lane: &TextLane<'_>, wording: Wording<'_>) {
+        if let Some(plain) = plain_words(cell).filter(|plain| plain.len() <= lane.width) {
+            return self.field(plain, plain.len(), lane);
+        }
         let mut made = std::mem::take(&mut self.scratch);
         made.clear();
         match cell {
@@ -229,16 +232,32 @@ impl TextLines {
     /// Writes words in their field, cut where they are wider.
     pub(super) fn write_words(&mut self, words: &str, lane: &TextLane<'_>) {
         let used = width(words);
-        let blank = lane.width.saturating_sub(used);
-        self.pad(self.gap() + if lane.words { 0 } else { blank });
         if used <= lane.width {
-            self.bytes.extend_from_slice(words.as_bytes());
+            self.field(words.as_bytes(), used, lane);
         } else {
             let mut cut = String::new();
             push_cut(&mut cut, words, lane.width);
+            self.pad(self.gap());
             self.bytes.extend_from_slice(cut.as_bytes());
             self.pad(lane.width - width(&cut));
         }
+    }
+
+    /// Writes words that are `used` columns wide, which is not more than the field has.
+    fn field(&mut self, words: &[u8], used: usize, lane: &TextLane<'_>) {
+        let blank = lane.width - used;
+        self.pad(self.gap() + if lane.words { 0 } else { blank });
+        self.bytes.extend_from_slice(words);
         self.pad(if lane.words { blank } else { 0 });
     }
+}
+
+/// The words of a cell if each byte is one column wide, which holds for most names.
+fn plain_words(cell: CellForm<'_>) -> Option<&[u8]> {
+    let words = match cell {
+        CellForm::Name(name) => name.as_bytes(),
+        CellForm::Label(text) => text.as_bytes(),
+        _ => return None,
+    };
+    is_printable_ascii(words).then_some(words)
 }
