@@ -12,6 +12,8 @@ mod huge_pages;
 mod limits;
 #[cfg(test)]
 mod made;
+#[cfg(test)]
+mod made_recordings;
 mod pressure;
 mod processes;
 mod responsible;
