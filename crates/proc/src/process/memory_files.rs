@@ -13,7 +13,7 @@ use crate::mountinfo;
 use crate::text::{lines, number};
 
 /// Descriptors that are looked at; further ones are left out.
-const MAX_DESCRIPTORS: usize = 4096;
+const MAX_DESCRIPTORS: usize = 4000;
 /// Name of all System V segments together.
 const SEGMENTS: &str = "/SYSV segments";
 /// Unit of the allocated blocks of a file.
