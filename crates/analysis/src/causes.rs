@@ -13,6 +13,8 @@ mod leak_sites;
 mod limits;
 #[cfg(test)]
 mod made;
+#[cfg(test)]
+mod made_recordings;
 mod pressure;
 mod processes;
 mod responsible;

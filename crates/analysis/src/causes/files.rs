@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
-use pagewise_model::evidence::{Instrument, counter};
+use pagewise_model::evidence::{Instrument, MemoryFile, counter};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping, Name, SmapsCounter};
 
@@ -153,6 +153,9 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     if growth >= GROWING && steady >= 0.3 {
         return growing_cause(evidence, growth, largest).into();
     }
+    if let Some(file) = growing_file(evidence) {
+        return file_cause(evidence, file).into();
+    }
     let machine = machine_growth(evidence).unwrap_or(0.0);
     if let Some(file) = &largest
         && file.is_growing(evidence.seconds().unwrap_or(1.0))
@@ -235,6 +238,62 @@ fn largest_shared(
     files.max_by_key(|file| (file.growth, file.resident))
 }
 
+/// The file in memory of the process that grows most, if it grows as fast as is trouble.
+fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
+    let seconds = evidence.seconds()?;
+    let growth = |file: &MemoryFile| file.after.0.saturating_sub(file.before.0);
+    let most = evidence.all.memory_files.iter().max_by_key(|file| growth(file))?;
+    (float(growth(most)) >= GROWING * seconds).then_some(most)
+}
+
+/// Growth of a file that no mapping of the process shows.
+fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
+    let grown = file.after.0.saturating_sub(file.before.0);
+    let per_second = whole(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
+    let sentence = vec![
+        text("The process keeps "),
+        bytes(file.after),
+        text(" in memory by "),
+        CellValue::Name(file.name.clone()),
+        text(", which grows by "),
+        bytes(per_second),
+        text(" per second and is not part of RES."),
+    ];
+    let object = CauseObject::File(file.name.clone());
+    let mut found = cause("shm-growth", object, Confidence::Certain, sentence);
+    let resident = evidence.resident().unwrap_or_default();
+    found.cost = CauseCost::of_memory(file.after, resident + file.after);
+    found.evidence = vec![
+        bytes_fact("growth_per_s", "growth per second", per_second),
+        bytes_fact("size", "size", file.after),
+        count_fact("files", "files of that name", file.count),
+    ];
+    let is_path =
+        file.name.as_bytes().starts_with(b"/") && !file.name.as_bytes().starts_with(b"/memfd:");
+    if file.name.as_bytes().starts_with(b"/SYSV") {
+        found.now = remedy_now(
+            "ipcs -m; ipcrm -m SHMID",
+            [text(
+                "Remove the segments that no process is attached to (nattch 0) and no program waits for.",
+            )],
+            false,
+        );
+    } else if is_path && let Some(path) = plain_path(&file.name) {
+        found.now = remedy_now(
+            format!("ls -ls {path}"),
+            [text(
+                "The file is memory: move it to a disk, or remove it when it is no longer needed.",
+            )],
+            true,
+        );
+    }
+    found.code = remedy_code([text(
+        "Remove what was read: shmctl(IPC_RMID), shm_unlink, close of the memfd, or fallocate(FALLOC_FL_PUNCH_HOLE). Write logs to \
+         a disk, and rotate them.",
+    )]);
+    found
+}
+
 fn growing_cause(evidence: &CauseEvidence<'_>, growth: f64, file: Option<SharedFiles>) -> Cause {
     let file = file.unwrap_or_default();
     let resident = evidence.resident().unwrap_or_default();
@@ -314,4 +373,59 @@ fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
         false,
     );
     found.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Quadrant;
+    use pagewise_model::evidence::Evidence;
+    use pagewise_model::faults::FaultKind;
+
+    use super::*;
+    use crate::causes::made::verdict;
+    use crate::causes::made_recordings::{add_major_faults, faults, steady};
+
+    fn reading(count: u64) -> Evidence {
+        let mut evidence = steady(1 << 20);
+        evidence.faults = faults(FaultKind::Major, count, "/data/index", Quadrant::SharedFile);
+        add_major_faults(&mut evidence, count);
+        evidence
+    }
+
+    #[test]
+    fn major_faults_on_a_file_name_the_file() {
+        let Verdict::Present(found) = verdict(&reading(4000), "file-refaults") else {
+            panic!("they are many")
+        };
+        assert_eq!(found.object, CauseObject::File("/data/index".into()));
+        assert_eq!(found.now.unwrap().command, "cat /data/index > /dev/null");
+        assert!(matches!(verdict(&reading(40), "file-refaults"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn files_that_are_read_once_at_the_start_are_well() {
+        let mut evidence = reading(4000);
+        for point in evidence.activity.iter_mut().skip(3) {
+            point.major_faults = 4000;
+        }
+        assert!(matches!(verdict(&evidence, "file-refaults"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_file_on_tmpfs_that_grows_is_memory_of_the_process() {
+        let mut evidence = steady(1 << 20);
+        let file = |before: u64, after: u64| MemoryFile {
+            name: "/dev/shm/log".into(),
+            before: Bytes::mib(before),
+            after: Bytes::mib(after),
+            count: 1,
+        };
+        evidence.memory_files = vec![file(10, 18)];
+        let Verdict::Present(found) = verdict(&evidence, "shm-growth") else {
+            panic!("it grows by 2 MiB per second")
+        };
+        assert_eq!(found.object, CauseObject::File("/dev/shm/log".into()));
+        evidence.memory_files = vec![file(500, 500)];
+        assert!(matches!(verdict(&evidence, "shm-growth"), Verdict::RuledOut(_)));
+    }
 }

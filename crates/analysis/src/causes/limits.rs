@@ -230,3 +230,52 @@ fn raise(
         true,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Bytes;
+    use pagewise_model::process::{ProcessStatus, ResourceLimit, ResourceLimits};
+
+    use super::*;
+    use crate::causes::made::verdict;
+    use crate::causes::made_recordings::steady;
+
+    fn locked(locks_freely: Option<bool>, locked: u64) -> Verdict {
+        let mut evidence = steady(1 << 20);
+        let none = ResourceLimit { soft: None, hard: None };
+        let mut snapshot = (*evidence.last.value().unwrap().clone()).clone();
+        let absent = || pagewise_model::Absent::NotCollected("a sample".into());
+        let status = ProcessStatus::from_lines(|_, _| Err(absent()));
+        snapshot.status = Ok(ProcessStatus { vm_lck: Ok(Bytes(locked)), ..status });
+        snapshot.limits = Ok(ResourceLimits {
+            stack: none,
+            address_space: none,
+            data: none,
+            locked: ResourceLimit { soft: Some(1000), hard: Some(1000) },
+            locks_freely,
+        });
+        evidence.last = pagewise_model::evidence::Gathered::Value(Box::new(snapshot));
+        verdict(&evidence, "near-rlimit-memlock")
+    }
+
+    #[test]
+    fn a_process_with_cap_ipc_lock_is_not_near_the_limit_of_locked_memory() {
+        assert!(matches!(locked(Some(false), 990), Verdict::Present(_)));
+        assert!(matches!(locked(Some(false), 100), Verdict::RuledOut(_)));
+        assert!(matches!(locked(Some(true), 990), Verdict::RuledOut(_)));
+        // Only an exempt process can lock more than its limit.
+        assert!(!matches!(locked(None, 5000), Verdict::Present(_)));
+    }
+
+    #[test]
+    fn the_limit_of_mappings_is_near_from_four_fifths_on() {
+        for (limit, is_near) in [(1, true), (2, false), (65530, false)] {
+            let mut evidence = steady(1 << 20);
+            let mut snapshot = (*evidence.last.value().unwrap().clone()).clone();
+            snapshot.machine.max_map_count = Ok(limit);
+            evidence.last = pagewise_model::evidence::Gathered::Value(Box::new(snapshot));
+            let found = verdict(&evidence, "near-max-map-count");
+            assert_eq!(matches!(found, Verdict::Present(_)), is_near, "{limit}: {found:?}");
+        }
+    }
+}

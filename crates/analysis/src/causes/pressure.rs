@@ -58,7 +58,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "removed cgroups",
         meaning: "Removed memory cgroups still hold memory, because page cache is charged to them.",
         needs: &[Instrument::Activity],
-        excluded_by: "fewer than 1000 removed cgroups, or less than 1 % of the machine's memory",
+        excluded_by: "fewer than 1000 removed cgroups, and not 40 that become more",
         source: "Documentation/admin-guide/cgroup-v2.rst, nr_dying_descendants",
         rule: zombie_cgroups,
     },
@@ -497,10 +497,12 @@ fn cache_cause(
 
 /// Fewer removed cgroups are normal where containers come and go.
 const MANY_DYING: u64 = 1000;
+/// Removed cgroups that are trouble if their number grows at this rate per second: within an hour
+/// there are a thousand.
+const SOME_DYING: u64 = 40;
+const DYING_PER_SECOND: f64 = 0.3;
 /// Memory that a removed cgroup keeps at least: its counters of each CPU.
 const PER_DYING: Bytes = Bytes::kib(64);
-/// A smaller share of the machine's memory is not worth a change.
-const DYING_SHARE: f64 = 0.01;
 
 fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     let [_, last] = &evidence.all.machine;
@@ -513,30 +515,174 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let memory = Bytes(PER_DYING.0.saturating_mul(dying));
     let total = MachineMemory::of(evidence).map_or(Bytes::ZERO, |memory| memory.total);
-    if dying < MANY_DYING || memory.fraction_of(total).is_some_and(|share| share < DYING_SHARE) {
+    let growth = evidence.machine_rate(|point| point.dying_cgroups).unwrap_or(0.0);
+    let is_growing = dying >= SOME_DYING && growth >= DYING_PER_SECOND;
+    if dying < MANY_DYING && !is_growing {
         return Verdict::RuledOut(vec![CellValue::Count(dying), text(" removed cgroups")]);
     }
     let sentence = vec![
         CellValue::Count(dying),
-        text(" removed cgroups still hold at least "),
-        bytes(memory),
-        text(" of kernel memory, because page cache is charged to them."),
+        text(
+            " removed cgroups still hold memory, because page cache or tmpfs files are charged to them, and ",
+        ),
+        CellValue::Rate(growth),
+        text(" more come."),
     ];
     let check = "cat /sys/fs/cgroup/cgroup.stat";
     let object = CauseObject::Cgroup("/".into());
     let mut found = cause("zombie-cgroups", object, Confidence::Likely(check.into()), sentence);
-    found.cost = CauseCost::of_memory(memory, total);
+    let share = CauseCost::of_memory(memory, total);
+    found.cost = CauseCost { risk: if is_growing { 0.3 } else { 0.1 }, ..share };
     found.evidence = vec![
         count_fact("dying_cgroups", "removed cgroups", dying),
         bytes_fact("at_least", "at least", memory),
     ];
     found.now = remedy_now(
         "sync; echo 3 > /proc/sys/vm/drop_caches",
-        [text("Drop the page cache that keeps them. The next reads come from the disk.")],
+        [text(
+            "Drop the page cache that keeps them. The next reads come from the disk. Files on tmpfs keep them until they are removed.",
+        )],
         false,
     );
     found.code = remedy_code([text(
         "Reuse cgroups instead of creating one for each job, or empty them before removal: memory.force_empty (v1), memory.reclaim (v2).",
     )]);
     found.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::evidence::Evidence;
+    use pagewise_model::faults::FaultKind;
+    use pagewise_model::{Pid, Quadrant};
+
+    use super::*;
+    use crate::causes::made::{activity, verdict};
+    use crate::causes::made_recordings::{add_major_faults, cgroup, faults, machine, steady};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process of 60 MiB in a full cgroup of 64 MiB that waits for 2000 pages from swap.
+    fn squeezed() -> Evidence {
+        let mut evidence = steady(60 * MIB);
+        let stat: &[(&str, u64)] =
+            &[("anon", 60 * MIB), ("file", MIB), ("shmem", 0), ("swap", 30 * MIB)];
+        evidence.cgroup = Ok(cgroup(Bytes::mib(64), Bytes::mib(63), 500, [stat, stat]));
+        evidence.faults = faults(FaultKind::Major, 2000, "", Quadrant::PrivateAnonymous);
+        evidence.machine[1] = machine(Bytes::gib(8), Bytes::gib(1).min(Bytes::mib(500)));
+        add_major_faults(&mut evidence, 2000);
+        evidence
+    }
+
+    fn present(evidence: &Evidence, id: &str) -> Cause {
+        match verdict(evidence, id) {
+            Verdict::Present(cause) => *cause,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    fn is_ruled_out(evidence: &Evidence, id: &str) -> bool {
+        matches!(verdict(evidence, id), Verdict::RuledOut(_))
+    }
+
+    #[test]
+    fn a_full_cgroup_explains_swapping_and_a_higher_limit_holds_what_is_swapped() {
+        let evidence = squeezed();
+        let found = present(&evidence, "cgroup-limit");
+        assert_eq!(found.object, CauseObject::Cgroup("/service".into()));
+        assert_eq!(found.confidence, Confidence::Certain);
+        let command = found.now.unwrap().command;
+        let limit: u64 = command.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert!(limit >= 93 * MIB, "{command}");
+        assert!(command.ends_with("/sys/fs/cgroup/service/memory.max"), "{command}");
+        for symptom in ["swap-thrash", "machine-short", "file-refaults"] {
+            assert!(is_ruled_out(&evidence, symptom), "{symptom}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_full_of_page_cache_is_well() {
+        let mut evidence = squeezed();
+        add_major_faults(&mut evidence, 0);
+        assert!(is_ruled_out(&evidence, "cgroup-limit"));
+    }
+
+    #[test]
+    fn page_cache_that_is_read_again_and_again_does_not_fit() {
+        let mut evidence = squeezed();
+        add_major_faults(&mut evidence, 0);
+        let stat = |count| {
+            [("anon", MIB), ("file", 60 * MIB), ("shmem", 0), ("workingset_refault_file", count)]
+        };
+        evidence.cgroup = Ok(cgroup(Bytes::mib(64), Bytes::mib(64), 9, [&stat(0), &stat(40_000)]));
+        present(&evidence, "cgroup-limit");
+        evidence.cgroup = Ok(cgroup(Bytes::mib(64), Bytes::mib(64), 9, [&stat(0), &stat(200)]));
+        assert!(is_ruled_out(&evidence, "cgroup-limit"));
+    }
+
+    #[test]
+    fn growth_of_the_process_outranks_the_limit_that_it_meets() {
+        let steady = present(&squeezed(), "cgroup-limit").cost.rank();
+        let mut evidence = squeezed();
+        evidence.activity = activity((0..17).map(|at| 60 * MIB + at * MIB));
+        add_major_faults(&mut evidence, 2000);
+        assert!(present(&evidence, "cgroup-limit").cost.rank() < steady * 0.5);
+    }
+
+    #[test]
+    fn without_a_limit_the_machine_or_the_process_that_fills_it_is_the_cause() {
+        let mut evidence = squeezed();
+        evidence.cgroup = Ok(CgroupActivity { limit: None, ..evidence.cgroup.unwrap() });
+        assert!(is_ruled_out(&evidence, "cgroup-limit"));
+        assert_eq!(present(&evidence, "swap-thrash").object, CauseObject::Machine);
+        evidence.others.push(OtherProcess {
+            pid: Pid(99),
+            name: "greedy".into(),
+            resident: Bytes::gib(6),
+            growth: 0,
+            major_faults: 0,
+            same_cgroup: false,
+        });
+        assert!(is_ruled_out(&evidence, "swap-thrash"));
+        let found = present(&evidence, "machine-short");
+        assert_eq!(found.object, CauseObject::Process(Pid(99), "greedy".into()));
+        evidence.machine[1] = machine(Bytes::gib(8), Bytes::gib(4));
+        assert!(is_ruled_out(&evidence, "machine-short"));
+    }
+
+    #[test]
+    fn page_cache_that_grows_is_not_mistaken_for_a_leak() {
+        let mut evidence = steady(4 * MIB);
+        let stat = |anon, file| [("anon", anon), ("file", file), ("shmem", 0)];
+        let grown = |before: [(&str, u64); 3], after: [(&str, u64); 3]| {
+            Ok(cgroup(Bytes::gib(1), Bytes::mib(80), 0, [&before, &after]))
+        };
+        evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(4 * MIB, 76 * MIB));
+        present(&evidence, "page-cache-charged");
+        evidence.cgroup = grown(stat(4 * MIB, 76 * MIB), stat(4 * MIB, 76 * MIB));
+        assert!(is_ruled_out(&evidence, "page-cache-charged"));
+        evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(40 * MIB, 76 * MIB));
+        assert!(is_ruled_out(&evidence, "page-cache-charged"));
+    }
+
+    #[test]
+    fn a_path_that_a_shell_would_read_otherwise_gets_no_command() {
+        let mut evidence = squeezed();
+        let activity = evidence.cgroup.unwrap();
+        evidence.cgroup = Ok(CgroupActivity { limited: "/a b;$(x)".into(), ..activity });
+        assert_eq!(present(&evidence, "cgroup-limit").now, None);
+    }
+
+    #[test]
+    fn removed_cgroups_are_many_or_become_more() {
+        let dying = |before, after| {
+            let mut evidence = steady(MIB);
+            evidence.machine[0].dying_cgroups = Some(before);
+            evidence.machine[1].dying_cgroups = Some(after);
+            verdict(&evidence, "zombie-cgroups")
+        };
+        assert!(matches!(dying(60, 70), Verdict::Present(_)));
+        assert!(matches!(dying(70, 70), Verdict::RuledOut(_)));
+        assert!(matches!(dying(5000, 5000), Verdict::Present(_)));
+    }
 }

@@ -378,3 +378,66 @@ fn peak_only(evidence: &CauseEvidence<'_>) -> Verdict {
     )]);
     found.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::evidence::Gathered;
+
+    use super::*;
+    use crate::causes::made::{evidence, verdict};
+    use crate::causes::made_recordings::steady;
+    use crate::sample::{resident, snapshot};
+
+    #[test]
+    fn writable_code_of_a_just_in_time_compiler_is_how_it_works() {
+        let is_present = |exe: &str| {
+            let mut process = snapshot(vec![resident("10000000-10010000 rwxp 0 0", 0x10000)]);
+            process.process.exe = Ok(exe.into());
+            let found = verdict(&evidence(process.clone(), process), "writable-code");
+            matches!(found, Verdict::Present(_))
+        };
+        assert!(is_present("/usr/sbin/nginx"));
+        for exe in ["/usr/bin/node", "/opt/jdk/bin/java", "/usr/lib/chromium/chromium"] {
+            assert!(!is_present(exe), "{exe}");
+        }
+    }
+
+    #[test]
+    fn a_peak_is_over_if_most_of_it_is_gone_and_not_in_swap() {
+        let with = |peak, swapped| {
+            let mut evidence = steady(20 << 20);
+            for point in &mut evidence.activity {
+                point.peak = Ok(Bytes::mib(peak));
+                point.swap = Ok(Bytes::mib(swapped));
+            }
+            matches!(verdict(&evidence, "peak-only"), Verdict::Present(_))
+        };
+        assert!(with(300, 0));
+        assert!(!with(300, 200));
+        assert!(!with(40, 0));
+    }
+
+    #[test]
+    fn the_pool_of_huge_pages_is_set_to_what_is_used() {
+        let mut evidence = steady(20 << 20);
+        let counters = [
+            ("HugePages_Total", 1024),
+            ("HugePages_Free", 1000),
+            ("HugePages_Rsvd", 8),
+            ("Hugepagesize", 2 << 20),
+            ("MemTotal", 8 << 30),
+            ("MemAvailable", 4 << 30),
+        ];
+        let counter = |(name, count): (&str, u64)| pagewise_model::fragmentation::BootCounter {
+            name: name.into(),
+            count,
+        };
+        evidence.machine[1].meminfo = counters.into_iter().map(counter).collect();
+        let Verdict::Present(found) = verdict(&evidence, "hugetlb-unused") else {
+            panic!("a quarter of the memory is in the pool")
+        };
+        assert_eq!(found.now.unwrap().command, "sysctl -w vm.nr_hugepages=32");
+        assert_eq!(verdict(&steady(1 << 20), "hugetlb-unused"), Verdict::NotApplicable);
+        assert!(matches!(evidence.last, Gathered::Value(_)));
+    }
+}

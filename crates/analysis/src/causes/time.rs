@@ -177,3 +177,94 @@ fn lost(rate: f64, seconds_each: f64) -> f64 {
 fn milliseconds(share: f64) -> CellValue {
     CellValue::Number((share * 10_000.0).round() / 10.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::Quadrant;
+    use pagewise_model::cause::Cause;
+    use pagewise_model::evidence::Evidence;
+    use pagewise_model::faults::FaultKind;
+
+    use super::*;
+    use crate::causes::made::{activity, verdict};
+    use crate::causes::made_recordings::{add_work, calls, faults, steady};
+
+    const MIB: u64 = 1 << 20;
+
+    fn present(evidence: &Evidence, id: &str) -> Cause {
+        match verdict(evidence, id) {
+            Verdict::Present(cause) => *cause,
+            other => panic!("{id}: {other:?}"),
+        }
+    }
+
+    fn is_ruled_out(evidence: &Evidence, id: &str) -> bool {
+        matches!(verdict(evidence, id), Verdict::RuledOut(_))
+    }
+
+    /// A process of 100 MiB that forks this often in 4 s, and copies this number of pages.
+    fn forking(forks: u64, execs: u64, copies: u64) -> Evidence {
+        let mut evidence = steady(100 * MIB);
+        evidence.faults = faults(FaultKind::CopyOnWrite, copies, "", Quadrant::PrivateAnonymous);
+        evidence.calls = calls(&[("fork", 0, forks)], execs);
+        add_work(&mut evidence, copies, 0.1, 0.1);
+        evidence
+    }
+
+    #[test]
+    fn snapshots_by_fork_are_a_storm_and_one_snapshot_is_not() {
+        let found = present(&forking(4, 0, 80_000), "cow-storm");
+        assert_eq!(found.object.function(), Some("do_fork"));
+        assert!(found.cost.memory_share > 0.7, "{:?}", found.cost);
+        assert!(is_ruled_out(&forking(1, 0, 25_000), "cow-storm"));
+        assert!(is_ruled_out(&forking(400, 0, 80_000), "cow-storm"), "a fork server");
+    }
+
+    #[test]
+    fn forks_whose_children_execute_programs_copy_page_tables() {
+        let evidence = forking(20, 20, 80_000);
+        assert_eq!(present(&evidence, "fork-exec-copy").object.function(), Some("do_fork"));
+        assert!(is_ruled_out(&evidence, "cow-storm"));
+        let mut spawning = forking(0, 20, 0);
+        spawning.calls = calls(&[("vfork", 0, 20)], 20);
+        assert!(is_ruled_out(&spawning, "fork-exec-copy"), "posix_spawn copies nothing");
+    }
+
+    /// A process that touches 10,000 new pages per second.
+    fn touching(anonymous: impl IntoIterator<Item = u64>) -> Evidence {
+        let mut evidence = steady(20 * MIB);
+        evidence.activity = activity(anonymous);
+        evidence.faults =
+            faults(FaultKind::Anonymous, 40_000, "[heap]", Quadrant::PrivateAnonymous);
+        evidence.calls = calls(&[("brk", 0, 400)], 0);
+        add_work(&mut evidence, 40_000, 0.05, 0.02);
+        evidence
+    }
+
+    #[test]
+    fn memory_that_is_touched_again_is_churn_and_memory_that_grows_is_not() {
+        let found = present(&touching([20 * MIB; 17]), "fault-churn");
+        assert_eq!(found.object.function(), Some("update"));
+        assert!(found.now.unwrap().command.contains("MALLOC_TRIM_THRESHOLD_"));
+        let growing = touching((0..17).map(|at| 20 * MIB + at * 10 * MIB));
+        assert!(is_ruled_out(&growing, "fault-churn"));
+        let mut start = touching([20 * MIB; 17]);
+        add_work(&mut start, 400, 0.05, 0.02);
+        assert!(is_ruled_out(&start, "fault-churn"));
+    }
+
+    #[test]
+    fn a_call_for_each_page_outranks_the_faults() {
+        let mut evidence = touching([20 * MIB; 17]);
+        evidence.calls = calls(&[("mremap", 0, 40_000)], 0);
+        assert_eq!(present(&evidence, "memory-calls").object.function(), Some("do_mremap"));
+        assert!(is_ruled_out(&evidence, "fault-churn"));
+        evidence.calls = calls(&[("mremap", 0, 400)], 0);
+        assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn a_process_with_one_thread_has_no_shootdowns() {
+        assert_eq!(verdict(&steady(MIB), "tlb-shootdowns"), Verdict::NotApplicable);
+    }
+}

@@ -49,14 +49,31 @@ pub fn touched(touched: &TouchedMemory) -> Report {
             ReportBlock::Table(mappings(touched)),
             ReportBlock::Text(Paragraph {
                 title: "".into(),
-                pieces: vec![CellValue::text(
-                    "The referenced bits were cleared at the start (clear_refs), so the kernel takes what was not \
-                     touched since for unused, and reclaims it first when memory is short.",
-                )],
+                pieces: remarks(touched),
                 audience: Audience::People,
             }),
         ],
     }
+}
+
+/// Remarks that are needed to read the numbers correctly.
+fn remarks(touched: &TouchedMemory) -> Vec<CellValue> {
+    let mut pieces = vec![CellValue::text(
+        "The referenced bits were cleared at the start (clear_refs), so the kernel takes what was not \
+         touched since for unused, and reclaims it first when memory is short.",
+    )];
+    let huge: Bytes = touched.mappings.iter().filter_map(|it| it.anon_huge().ok()).sum();
+    if huge > Bytes::ZERO {
+        pieces.extend([
+            CellValue::text(" "),
+            CellValue::Bytes(huge.0),
+            CellValue::text(
+                " are in huge pages, which have one referenced bit each: a huge page counts as touched as a whole \
+                 if one byte of it was.",
+            ),
+        ]);
+    }
+    pieces
 }
 
 /// The mappings that were touched, the most touched first.
