@@ -68,12 +68,12 @@ fn unused_of(stacks: &[StackUse]) -> Bytes {
     stacks.iter().map(|stack| stack.unused).sum()
 }
 
-/// True if so many threads have large stacks that they have one cause together.
+/// True if at least [`MANY_STACKS`] threads have large stacks: these have one cause together.
 fn are_many(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
     stacks.len() >= MANY_STACKS && is_large(evidence, unused_of(stacks))
 }
 
-/// The line that excludes causes of stacks whose pages are resident because they are locked.
+/// True if stacks are resident because they are locked.
 fn is_locked(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
     let locked = evidence.now.status.as_ref().ok().and_then(|status| status.vm_lck.clone().ok());
     locked.is_some_and(|locked| locked >= LARGE && locked >= unused_of(stacks))
