@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
     ActivityPoint, AllocationProfile, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
-    Instrument, MachinePoint,
+    Instrument, MachinePoint, ZeroSample,
 };
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
@@ -16,7 +16,9 @@ use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::memory_files::MemoryFiles;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
-use pagewise_proc::{ProcError, ProcRoot, activity, huge, huge_flags, machine_activity};
+use pagewise_proc::{
+    ProcError, ProcRoot, activity, huge, huge_flags, machine_activity, zero_pages,
+};
 use pagewise_scan::sample;
 
 use crate::budget::CostMeter;
@@ -136,6 +138,7 @@ impl<'a> Diagnosis<'a> {
         };
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
+        let zero_pages = self.zero_pages();
         (self.request.progress)(Instrument::Stacks);
         let (root, first) = (self.root, &self.first);
         let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
@@ -170,6 +173,7 @@ impl<'a> Diagnosis<'a> {
             cgroup: self.cgroup.map(WatchedCgroup::finish),
             stacks,
             huge_pages,
+            zero_pages,
             scan,
             allocations,
             faults,
@@ -358,6 +362,24 @@ impl<'a> Diagnosis<'a> {
             };
             let pause = read.as_ref().map_or(0, |read| read.longest_hold_ns);
             (Gathered::from(read), Duration::from_nanos(pause))
+        })
+    }
+
+    /// A sample of the contents of large anonymous mappings.
+    fn zero_pages(&mut self) -> Gathered<Vec<ZeroSample>> {
+        let Ok(mappings) = &self.first.mappings else { return Gathered::NotNeeded };
+        let (root, pid, page_size) = (self.root, self.pid, self.page_size);
+        self.meter.measure(Instrument::ZeroPages, || {
+            match zero_pages::sample(root, pid, mappings, page_size) {
+                Ok(Ok((samples, longest))) => {
+                    (Gathered::Value(samples), Duration::from_nanos(longest))
+                }
+                Ok(Err(why)) => (Gathered::Missing(why), Duration::ZERO),
+                Err(error) => {
+                    let why = Absent::NotSupported(error.to_string().into());
+                    (Gathered::Missing(why), Duration::ZERO)
+                }
+            }
         })
     }
 }

@@ -41,6 +41,9 @@ pub struct Evidence {
     pub stacks: Gathered<Vec<StackUse>>,
     /// Zero-filled pages of huge pages.
     pub huge_pages: Gathered<HugePages>,
+    /// Zero-filled pages of large anonymous mappings.
+    #[serde(default = "Gathered::not_needed")]
+    pub zero_pages: Gathered<Vec<ZeroSample>>,
     /// The heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
     /// Page faults by call stack.
@@ -54,6 +57,21 @@ pub struct Evidence {
     pub allocations: Gathered<AllocationProfile>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
+}
+
+/// Resident pages of an anonymous mapping, read at random places.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZeroSample {
+    /// The mapping.
+    pub range: AddrRange,
+    /// Its resident memory.
+    pub resident: Bytes,
+    /// True if it is locked; `None` if its `VmFlags` were not read.
+    pub locked: Option<bool>,
+    /// Number of pages that were read.
+    pub read: u64,
+    /// Number of those that are zero in every byte.
+    pub zero: u64,
 }
 
 /// Result of an instrument.
@@ -112,6 +130,8 @@ pub enum Instrument {
     Stacks,
     /// A sample of the contents of huge pages.
     HugePages,
+    /// A sample of the contents of anonymous mappings.
+    ZeroPages,
     /// Page faults.
     Faults,
     /// TLB shootdowns.
@@ -126,11 +146,12 @@ pub enum Instrument {
 
 impl Instrument {
     /// All, in order of their cost.
-    pub const ALL: [Instrument; 9] = [
+    pub const ALL: [Instrument; 10] = [
         Instrument::Snapshot,
         Instrument::Activity,
         Instrument::Stacks,
         Instrument::HugePages,
+        Instrument::ZeroPages,
         Instrument::Faults,
         Instrument::Shootdowns,
         Instrument::Calls,
@@ -145,6 +166,7 @@ impl Instrument {
             Instrument::Activity => "activity",
             Instrument::Stacks => "stacks",
             Instrument::HugePages => "huge-pages",
+            Instrument::ZeroPages => "zero-pages",
             Instrument::Faults => "faults",
             Instrument::Shootdowns => "shootdowns",
             Instrument::Calls => "memory-calls",
@@ -160,6 +182,7 @@ impl Instrument {
             Instrument::Activity => "counters over time",
             Instrument::Stacks => "stacks",
             Instrument::HugePages => "contents of huge pages",
+            Instrument::ZeroPages => "zero-filled pages",
             Instrument::Faults => "page faults",
             Instrument::Shootdowns => "TLB shootdowns",
             Instrument::Calls => "memory system calls",
@@ -175,6 +198,7 @@ impl Instrument {
             Instrument::Activity => "reads counters 4 times a second: no pause",
             Instrument::Stacks => "reads unused stack pages: no pause",
             Instrument::HugePages => "reads a sample of huge pages: no pause",
+            Instrument::ZeroPages => "reads a sample of resident pages: no pause",
             Instrument::Faults => "about 1 µs for each recorded fault",
             Instrument::Shootdowns => "about 1 µs for each flush",
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
@@ -190,6 +214,7 @@ impl Instrument {
             Instrument::Activity => "pagewise diff --every 2s --for 1m",
             Instrument::Stacks => "pagewise trim --stacks",
             Instrument::HugePages => "pagewise thp",
+            Instrument::ZeroPages => "pagewise pages",
             Instrument::Faults => "pagewise faults --for 10s",
             Instrument::Shootdowns => "pagewise shootdowns --for 10s",
             Instrument::Calls => "pagewise syscalls --for 5s",

@@ -19,7 +19,7 @@ pub use machine::{
     buddyinfo, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps, users,
     vmstat,
 };
-pub use memory::{huge, ksm, numa, page_map, pages, referenced};
+pub use memory::{huge, ksm, numa, page_map, pages, referenced, zero_pages};
 pub(crate) use process::heads;
 pub use process::{
     activity, auxv, calls, capture, cgroup, fork_room, huge_flags, limits, listing, maps,

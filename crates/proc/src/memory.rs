@@ -6,3 +6,4 @@ pub mod numa;
 pub mod page_map;
 pub mod pages;
 pub mod referenced;
+pub mod zero_pages;

@@ -1,13 +1,14 @@
 //! Causes: free memory that the heap keeps, and memory of heaps that malloc does not manage.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::Instrument;
+use pagewise_model::evidence::{Instrument, ZeroSample};
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::{Bytes, Name};
 
 use super::evidence::FunctionShare;
 use super::growth::{self, LocatedGrowth, growth_cost, growth_words, is_of_program};
+use super::stacks::zero_part;
 use super::trend::{GrownMemory, MemoryTrend, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -47,8 +48,13 @@ pub(super) const ROWS: &[CauseRow] = &[
         id: "foreign-heap",
         title: "heap of a language runtime",
         meaning: "The heap of a language runtime (Python, Java, Go, V8 and others) grows, or is larger than its contents.",
-        needs: &[Instrument::Activity, Instrument::Snapshot, Instrument::Faults],
-        excluded_by: "the memory of the runtime does not grow steadily",
+        needs: &[
+            Instrument::Activity,
+            Instrument::Snapshot,
+            Instrument::ZeroPages,
+            Instrument::Faults,
+        ],
+        excluded_by: "the memory of the runtime does not grow steadily, and less than half of it is zero-filled",
         source: "documentation of the runtimes",
         rule: foreign,
     },
@@ -65,11 +71,16 @@ pub(super) fn is_large(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
 
 /// The sample, or the verdict without one.
 fn sample_of<'a>(evidence: &CauseEvidence<'a>) -> Result<&'a HeapSample, Verdict> {
-    evidence.heap_sample().ok_or_else(|| {
-        let heap = &evidence.now.heap_sample;
-        let why = heap.as_ref().map_or_else(ToString::to_string, |_| String::new());
-        Verdict::Unknown(why.into(), format!("pagewise heap scan {}", evidence.pid()).into())
-    })
+    if let Some(sample) = evidence.heap_sample() {
+        return Ok(sample);
+    }
+    let heap = memory_of(evidence, GrownMemory::Malloc);
+    if evidence.subject.is_ok() && !is_large(evidence, heap) {
+        return Err(Verdict::RuledOut(vec![text("the heap has "), CellValue::Bytes(heap.0)]));
+    }
+    let heap = &evidence.now.heap_sample;
+    let why = heap.as_ref().map_or_else(ToString::to_string, |_| String::new());
+    Err(Verdict::Unknown(why.into(), format!("pagewise heap scan {}", evidence.pid()).into()))
 }
 
 /// An amount of the heap at both times of the observation: the smaller one. A program that
@@ -225,6 +236,11 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
         let line = vec![CellValue::Bytes(amount.high.0), text(" of whole free pages at most")];
         return Verdict::RuledOut(line);
     }
+    if let Some(pinned) = fragmentation(evidence, sample) {
+        let mut line = between(pinned);
+        line.push(text(" more are pinned by live blocks: see the cause fragmented-heap"));
+        return Verdict::RuledOut(line);
+    }
     let mut sentence = between(amount);
     sentence.push(text(" of the heap are whole pages of free blocks, which "));
     sentence.push(text("the allocator keeps and `malloc_trim(0)` would return to the kernel."));
@@ -253,34 +269,54 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(verdict) = explained_by_arenas(evidence) {
         return verdict;
     }
-    let amount = lasting(evidence, sample, |sample| sample.pinned);
-    if !is_large(evidence, amount.low) {
-        let line = vec![CellValue::Bytes(amount.high.0), text(" of pinned free bytes at most")];
-        return Verdict::RuledOut(line);
-    }
-    let mut sentence = between(amount);
+    let Some(pinned) = fragmentation(evidence, sample) else {
+        let pinned = CellValue::Bytes(sample.pinned.high.0);
+        return Verdict::RuledOut(vec![pinned, text(" of pinned free bytes at most")]);
+    };
+    let trimmable = lasting(evidence, sample, |sample| sample.trimmable);
+    let mut sentence = between(pinned);
     sentence.push(text(" of the heap are free but share pages with live blocks, which take "));
     sentence.extend(between(sample.live));
     sentence.push(text(": heap fragmentation."));
     let mut found = cause("fragmented-heap", arenas_of(sample), Confidence::Certain, sentence);
-    found.cost = CauseCost::of_memory(amount.low, evidence.resident().unwrap_or_default());
+    let unused = pinned.low + trimmable.low;
+    found.cost = CauseCost::of_memory(unused, evidence.resident().unwrap_or_default());
     found.evidence = vec![
         fact("resident_heap", "resident heap", CellValue::Bytes(sample.resident.0), ""),
-        fact("pinned", "pinned", CellValue::Bytes(amount.low.0), ""),
+        fact("pinned", "pinned", CellValue::Bytes(pinned.low.0), ""),
+        fact("trimmable", "whole free pages", CellValue::Bytes(trimmable.low.0), ""),
         fact("live", "live", CellValue::Bytes(sample.live.low.0), ""),
     ];
     found.evidence.extend(survivors(evidence));
+    if trimmable.low >= LARGE {
+        found.now = trim_command(evidence, trimmable.low);
+    }
     found.code = remedy_code([text(
         "Allocate blocks that live long from a pool of their own, or copy the survivors after each phase.",
     )]);
     found.into()
 }
 
+/// Whole free pages beside a smaller part of pinned memory are the rest of one phase of the
+/// program, which trimming returns.
+const MOSTLY_TRIMMABLE: f64 = 0.4;
+
+/// The pinned free bytes, if they are the larger trouble.
+fn fragmentation(evidence: &CauseEvidence<'_>, sample: &HeapSample) -> Option<BytesEstimate> {
+    let pinned = lasting(evidence, sample, |sample| sample.pinned);
+    let trimmable = lasting(evidence, sample, |sample| sample.trimmable);
+    let is_larger = float(pinned.low.0) >= float(trimmable.low.0) * MOSTLY_TRIMMABLE;
+    (is_large(evidence, pinned.low) && is_larger).then_some(pinned)
+}
+
+/// Fewer bytes do not pin many pages.
+const SURVIVORS: Bytes = Bytes::kib(256);
+
 /// The variable that keeps most of the live blocks, and the function that allocates blocks now.
 fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
     let graph = evidence.all.scan.value().and_then(|scan| scan.graph.as_ref());
     let keeper = graph.and_then(|graph| graph.retained.first());
-    let keeper = keeper.filter(|keeper| !keeper.root.name.is_empty());
+    let keeper = keeper.filter(|it| !it.root.name.is_empty() && it.retained.bytes >= SURVIVORS.0);
     let mut facts = Vec::new();
     if let Some(keeper) = keeper {
         let name = CellValue::Name(keeper.root.name.clone());
@@ -296,11 +332,11 @@ fn survivors(evidence: &CauseEvidence<'_>) -> Vec<Fact> {
     facts
 }
 
-/// Memory that a runtime manages itself.
-fn runtime_memory(evidence: &CauseEvidence<'_>) -> Bytes {
+/// Resident memory of one kind.
+fn memory_of(evidence: &CauseEvidence<'_>, memory: GrownMemory) -> Bytes {
     let Ok(subject) = evidence.subject else { return Bytes::ZERO };
     let pools = subject.pools.list().iter().zip(&subject.sums);
-    let own = pools.filter(|(pool, _)| GrownMemory::of(pool.kind) == GrownMemory::Runtime);
+    let own = pools.filter(|(pool, _)| GrownMemory::of(pool.kind) == memory);
     own.filter_map(|(_, sums)| sums.resident.clone().ok()).sum()
 }
 
@@ -308,7 +344,10 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     let Some(runtime) = LanguageRuntime::of_process(evidence.now) else {
         return Verdict::NotApplicable;
     };
-    let memory = runtime_memory(evidence);
+    let memory = memory_of(evidence, GrownMemory::Runtime);
+    if let Some(found) = oversized_runtime(evidence, runtime, memory) {
+        return found.into();
+    }
     let located = match growth::located(evidence) {
         Ok(located) => located,
         Err(verdict @ Verdict::Unknown(..)) => return verdict,
@@ -324,6 +363,51 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory));
     }
     growing_runtime(evidence, runtime, memory, &located, function.as_ref()).into()
+}
+
+/// From this part of a heap on, zero-filled pages are not a remainder: the heap was touched and
+/// never used.
+const MOSTLY_ZERO: f64 = 0.5;
+
+/// A heap whose pages were mostly never written: it is larger than the program needs.
+fn oversized_runtime(
+    evidence: &CauseEvidence<'_>,
+    runtime: LanguageRuntime,
+    memory: Bytes,
+) -> Option<Cause> {
+    let subject = evidence.subject.as_ref().ok()?;
+    let is_of_runtime = |sample: &ZeroSample| {
+        let at = subject.mappings.partition_point(|it| it.range.end <= sample.range.start);
+        let mapping = subject.mappings.get(at);
+        mapping.is_some_and(|mapping| mapping.range.start < sample.range.end)
+            && GrownMemory::of(subject.pools.pool_of(at).kind) == GrownMemory::Runtime
+    };
+    let zero = zero_part(evidence.all.zero_pages.value()?, is_of_runtime);
+    if !is_large(evidence, zero.low) || zero.low.fraction_of(memory)? < MOSTLY_ZERO {
+        return None;
+    }
+    let sentence = [
+        CellValue::Bytes(zero.bytes.0),
+        text(" of the "),
+        CellValue::Bytes(memory.0),
+        text(" of "),
+        text(runtime.label()),
+        text(" are resident and were never written: its heap is larger than the program needs."),
+    ];
+    let object = CauseObject::Heap(format!("heap of {}", runtime.label()).into());
+    let mut found = cause("foreign-heap", object, Confidence::Certain, sentence);
+    found.cost = CauseCost::of_memory(zero.low, evidence.resident().unwrap_or_default());
+    found.evidence = vec![
+        fact("zero", "zero-filled", CellValue::Bytes(zero.bytes.0), ""),
+        fact("runtime", "memory of the runtime", CellValue::Bytes(memory.0), ""),
+    ];
+    found.code = remedy_code([text(match runtime {
+        LanguageRuntime::Java => {
+            "Start it with a smaller -Xms and -Xmx, and without -XX:+AlwaysPreTouch."
+        }
+        _ => "Start it with a smaller initial heap, and do not touch the heap beforehand.",
+    })]);
+    Some(found)
 }
 
 /// The line about a runtime that is not a cause.
@@ -343,16 +427,21 @@ fn quiet_runtime(
 
 /// A heap that is collected is filled once up to the first collection: smaller heaps, and such
 /// whose growth stays within the memory that they have reserved for it, are in this phase.
-const FIRST_COLLECTION: Bytes = Bytes::mib(32);
-/// Growth of an established heap over the observation, as a share of it.
-const NOTABLE_GROWTH: f64 = 0.03;
+const FIRST_COLLECTION: Bytes = Bytes::mib(64);
+/// Growth of an established heap over the observation, as a share of it: less is noise, and more
+/// is a heap that is filled for the first time.
+const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
 fn is_first_filling(runtime: LanguageRuntime, memory: Bytes, located: &LocatedGrowth) -> bool {
     // The Java virtual machine makes memory writable when it enlarges its heap, and not before.
     let is_within =
         runtime == LanguageRuntime::Java && located.kind.reserved < located.kind.used / 2;
     let is_small = memory < FIRST_COLLECTION
-        || located.growth.bytes.fraction_of(memory).is_none_or(|share| share < NOTABLE_GROWTH);
+        || located
+            .growth
+            .bytes
+            .fraction_of(memory)
+            .is_none_or(|share| !ESTABLISHED_GROWTH.contains(&share));
     runtime.collects_garbage() && (is_small || is_within)
 }
 
@@ -437,7 +526,7 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 #[cfg(test)]
 mod tests {
     use pagewise_model::Snapshot;
-    use pagewise_model::evidence::Evidence;
+    use pagewise_model::evidence::{Evidence, Gathered};
 
     use super::*;
     use crate::causes::made::{activity, evidence, verdict};
@@ -487,6 +576,14 @@ mod tests {
         assert!(matches!(verdict(&made, "trimmable-heap"), Verdict::RuledOut(_)));
         let made = evidence(with_sample(0, 80, 1), with_sample(0, 0, 1));
         assert!(matches!(verdict(&made, "fragmented-heap"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn scattered_survivors_are_one_cause_with_the_free_pages_between() {
+        let made = evidence(with_sample(55, 52, 1), with_sample(55, 52, 1));
+        let cause = present(&made, "fragmented-heap");
+        assert_eq!(cause.cost.bytes, Some(Bytes::mib(107)));
+        assert!(matches!(verdict(&made, "trimmable-heap"), Verdict::RuledOut(_)));
     }
 
     /// A process with arenas of 120 MiB, of which this number of MiB is free.
@@ -543,9 +640,39 @@ mod tests {
 
     #[test]
     fn a_collected_heap_that_grows_is_possible_at_most() {
-        let mut made = evidence(of_runtime("/usr/bin/node", 50), of_runtime("/usr/bin/node", 89));
-        made.activity = activity((50..90).map(|mib| mib * MIB));
-        assert_eq!(present(&made, "foreign-heap").confidence.key(), "possible");
+        let grown = |from: u64| {
+            let node = |mib| of_runtime("/usr/bin/node", mib);
+            let mut made = evidence(node(from), node(from + 39));
+            made.activity = activity((from..from + 40).map(|mib| mib * MIB));
+            made
+        };
+        assert_eq!(present(&grown(200), "foreign-heap").confidence.key(), "possible");
+        // It is filled for the first time.
+        for from in [10, 50] {
+            assert!(
+                matches!(verdict(&grown(from), "foreign-heap"), Verdict::RuledOut(_)),
+                "{from}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_heap_that_was_touched_and_never_used_is_oversized() {
+        let mut made = evidence(of_runtime("/usr/bin/node", 300), of_runtime("/usr/bin/node", 300));
+        made.activity = activity((0..40).map(|_| 300 * MIB));
+        let range = made.first.mappings.as_ref().unwrap()[0].range;
+        let mut sample = |zero| {
+            made.zero_pages = Gathered::Value(vec![ZeroSample {
+                range,
+                resident: Bytes::mib(300),
+                locked: None,
+                read: 1000,
+                zero,
+            }]);
+            verdict(&made, "foreign-heap")
+        };
+        assert!(matches!(sample(900), Verdict::Present(_)));
+        assert!(matches!(sample(200), Verdict::RuledOut(_)));
     }
 
     #[test]

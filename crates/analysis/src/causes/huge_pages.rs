@@ -214,7 +214,7 @@ fn advising_function<'a>(
 const MUCH_DENSE: Bytes = Bytes::mib(128);
 const DENSE: f64 = 0.9;
 /// Share of one CPU in user mode from which on the program works with its memory.
-const BUSY: f64 = 0.25;
+const BUSY: f64 = 0.15;
 /// Page faults per second above which the program fills its memory and does not only use it.
 const FILLING: f64 = 100.0;
 

@@ -27,6 +27,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         cgroup: Err(Absent::NotCollected("a sample".into())),
         stacks: Gathered::NotNeeded,
         huge_pages: Gathered::NotNeeded,
+        zero_pages: Gathered::NotNeeded,
         scan: Gathered::NotNeeded,
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,

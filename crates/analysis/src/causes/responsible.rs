@@ -85,7 +85,17 @@ fn acts_for_its_caller(frame: &Frame) -> bool {
         };
         FUNCTIONS.iter().any(|it| name.starts_with(it) && !is_plain(it))
     });
-    is_library || is_function || passes_on(frame)
+    is_library || is_function || passes_on(frame) || is_inlined_helper(frame)
+}
+
+/// Endings of the names of header files.
+const HEADERS: &[&str] = &[".h", ".hh", ".hpp", ".hxx", ".inl", ".tcc"];
+
+/// True if a function of a header file was inlined: the caller chose it, and many callers have it.
+fn is_inlined_helper(frame: &Frame) -> bool {
+    let file = frame.line.as_ref().map(|line| line.file.as_str());
+    let is_header = |file: &str| HEADERS.iter().any(|ending| file.ends_with(ending));
+    frame.inlined && file.is_some_and(is_header)
 }
 
 /// The innermost function of a call stack that does not act for its caller; the innermost one if
@@ -96,6 +106,8 @@ pub(super) fn responsible<'a>(stack: &[&'a Frame]) -> Option<&'a Frame> {
 
 #[cfg(test)]
 mod tests {
+    use pagewise_model::traced::SourcePosition;
+
     use super::*;
 
     fn frame(function: &str, module: &str) -> Frame {
@@ -118,6 +130,15 @@ mod tests {
         ];
         let stack: Vec<&Frame> = frames.iter().collect();
         assert_eq!(responsible(&stack).unwrap().function.as_deref(), Some("remember"));
+    }
+
+    #[test]
+    fn an_inlined_function_of_a_header_is_not_responsible() {
+        let at = |file: &str| Some(SourcePosition { file: file.to_owned(), number: 7 });
+        let helper = Frame { inlined: true, line: at("pool.h"), ..frame("map_slab", "/app") };
+        let caller = Frame { line: at("tiles.c"), ..frame("load_tile", "/app") };
+        let found = responsible(&[&helper, &caller]).unwrap();
+        assert_eq!(found.function.as_deref(), Some("load_tile"));
     }
 
     #[test]

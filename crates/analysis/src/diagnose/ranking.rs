@@ -118,6 +118,7 @@ fn missing_instruments(evidence: &Evidence) -> Vec<UnseenEvidence> {
         (Instrument::Snapshot, why(&evidence.last)),
         (Instrument::Stacks, why(&evidence.stacks)),
         (Instrument::HugePages, why(&evidence.huge_pages)),
+        (Instrument::ZeroPages, why(&evidence.zero_pages)),
         (Instrument::Faults, why(&evidence.faults)),
         (Instrument::Shootdowns, why(&evidence.shootdowns)),
         (Instrument::Calls, why(&evidence.calls)),

@@ -370,7 +370,7 @@ fn resident_request() -> ScanRequest {
 }
 
 /// True for anonymous memory of the program, which the kernel may keep in huge pages.
-fn is_anonymous(mapping: &Mapping) -> bool {
+pub(super) fn is_anonymous(mapping: &Mapping) -> bool {
     mapping.sharing == Sharing::Private
         && mapping.backing() == Backing::Anonymous
         && mapping.range.end <= KERNEL_HALF

@@ -50,6 +50,18 @@ impl ZeroEstimate {
     }
 }
 
+impl ZeroEstimate {
+    /// The zero-filled part of memory of which some pages were read at random; nothing if none was.
+    pub(crate) fn of_sample(whole: Bytes, read: u64, zero: u64) -> ZeroEstimate {
+        if read == 0 {
+            return ZeroEstimate { bytes: Bytes::ZERO, low: Bytes::ZERO, high: whole };
+        }
+        let (low, high) = interval(zero, read, 1.0);
+        let bytes = scaled(whole, float(zero) / float(read));
+        ZeroEstimate { bytes, low: scaled(whole, low), high: scaled(whole, high) }
+    }
+}
+
 /// Wilson's score interval of the share `zero` of `read`; `error` scales its width.
 fn interval(zero: u64, read: u64, error: f64) -> (f64, f64) {
     let (share, n) = (float(zero) / float(read), float(read));
