@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::MemoryLimit;
-use pagewise_model::evidence::{AllocationProfile, CallProfile, Gathered};
+use pagewise_model::evidence::{AllocationSizes, CallProfile, Gathered};
 use pagewise_model::faults::FaultRecording;
 use pagewise_model::shootdowns::ShootdownRecording;
 use pagewise_model::{Absent, Pid};
@@ -145,10 +145,10 @@ impl CallsRunning {
 }
 
 /// Records allocations until enough are known.
-pub(crate) fn allocations(
+pub(crate) fn allocation_sizes(
     pid: Pid,
     is_interrupted: &dyn Fn() -> bool,
-) -> Gathered<AllocationProfile> {
+) -> Gathered<AllocationSizes> {
     /// The longest recording, and its calls: they cost the process some 0.1 s.
     const MAX_TIME: Duration = Duration::from_millis(1000);
     const MAX_CALLS: u64 = 20_000;

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
-    ActivityPoint, AllocationProfile, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
+    ActivityPoint, AllocationSizes, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
     Instrument, MachinePoint, ZeroSample,
 };
 use pagewise_model::heap_scan::HeapScan;
@@ -150,7 +150,7 @@ impl<'a> Diagnosis<'a> {
             Gathered::NotNeeded => self.scan(&self.first.clone()),
             Gathered::Missing(_) => Gathered::NotNeeded,
         };
-        let allocations = self.allocations(scan.value().map(|scan| &**scan));
+        let allocation_sizes = self.allocation_sizes(scan.value().map(|scan| &**scan));
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -175,7 +175,7 @@ impl<'a> Diagnosis<'a> {
             huge_pages,
             zero_pages,
             scan,
-            allocations,
+            allocation_sizes,
             faults,
             shootdowns,
             calls,
@@ -332,15 +332,15 @@ impl<'a> Diagnosis<'a> {
     }
 
     /// Allocations, if many blocks are unreachable: their sizes lead to the functions.
-    fn allocations(&mut self, scan: Option<&HeapScan>) -> Gathered<AllocationProfile> {
+    fn allocation_sizes(&mut self, scan: Option<&HeapScan>) -> Gathered<AllocationSizes> {
         let leaked = scan.and_then(|scan| scan.graph.as_ref()).map(|graph| graph.leaked);
         if self.interrupted || leaked.is_none_or(|leaked| leaked.bytes < MANY_LEAKED) {
             return Gathered::NotNeeded;
         }
-        (self.request.progress)(Instrument::Allocations);
+        (self.request.progress)(Instrument::AllocationSizes);
         let (pid, request) = (self.pid, self.request);
-        self.meter.measure(Instrument::Allocations, || {
-            (recordings::allocations(pid, request.is_interrupted), Duration::ZERO)
+        self.meter.measure(Instrument::AllocationSizes, || {
+            (recordings::allocation_sizes(pid, request.is_interrupted), Duration::ZERO)
         })
     }
 

@@ -54,7 +54,7 @@ pub struct Evidence {
     pub calls: Gathered<CallProfile>,
     /// Allocations by call stack and size, if the heap scan found leaks.
     #[serde(default = "Gathered::not_needed")]
-    pub allocations: Gathered<AllocationProfile>,
+    pub allocation_sizes: Gathered<AllocationSizes>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
 }
@@ -141,7 +141,7 @@ pub enum Instrument {
     /// Blocks of the heap and their reachability.
     HeapScan,
     /// Calls of allocation functions.
-    Allocations,
+    AllocationSizes,
 }
 
 impl Instrument {
@@ -156,7 +156,7 @@ impl Instrument {
         Instrument::Shootdowns,
         Instrument::Calls,
         Instrument::HeapScan,
-        Instrument::Allocations,
+        Instrument::AllocationSizes,
     ];
 
     /// The name in JSON.
@@ -171,7 +171,7 @@ impl Instrument {
             Instrument::Shootdowns => "shootdowns",
             Instrument::Calls => "memory-calls",
             Instrument::HeapScan => "heap-scan",
-            Instrument::Allocations => "allocations",
+            Instrument::AllocationSizes => "allocation-sizes",
         }
     }
 
@@ -187,7 +187,7 @@ impl Instrument {
             Instrument::Shootdowns => "TLB shootdowns",
             Instrument::Calls => "memory system calls",
             Instrument::HeapScan => "heap scan",
-            Instrument::Allocations => "allocations",
+            Instrument::AllocationSizes => "sizes of allocations",
         }
     }
 
@@ -203,7 +203,7 @@ impl Instrument {
             Instrument::Shootdowns => "about 1 µs for each flush",
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
             Instrument::HeapScan => "reads the heap: no pause, or one pause within the budget",
-            Instrument::Allocations => "some microseconds for each allocation, for at most 1 s",
+            Instrument::AllocationSizes => "some microseconds for each allocation, for at most 1 s",
         }
     }
 
@@ -219,7 +219,7 @@ impl Instrument {
             Instrument::Shootdowns => "pagewise shootdowns --for 10s",
             Instrument::Calls => "pagewise syscalls --for 5s",
             Instrument::HeapScan => "pagewise heap scan --leaks --retained",
-            Instrument::Allocations => "pagewise heap attach --for 10s",
+            Instrument::AllocationSizes => "pagewise heap attach --for 10s",
         }
     }
 }
@@ -403,7 +403,7 @@ pub struct CallProfileRow {
 
 /// Allocations by call stack and size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocationProfile {
+pub struct AllocationSizes {
     /// Duration of the recording in nanoseconds.
     pub took_ns: u64,
     /// Number of recorded calls.
@@ -415,12 +415,12 @@ pub struct AllocationProfile {
     /// Call stacks: indices of frames, innermost first.
     pub stacks: Vec<Vec<u32>>,
     /// Calls that are alike.
-    pub rows: Vec<AllocationProfileRow>,
+    pub rows: Vec<AllocationSizeRow>,
 }
 
 /// Allocations of one size from one call stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocationProfileRow {
+pub struct AllocationSizeRow {
     /// Index of the call stack.
     pub stack: u32,
     /// Requested size in bytes.

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use pagewise_model::bounds::{Folded, MemoryLimit};
-use pagewise_model::evidence::{AllocationProfile, AllocationProfileRow};
+use pagewise_model::evidence::{AllocationSizeRow, AllocationSizes};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Reading};
 use pagewise_proc::{ProcRoot, variables};
@@ -148,7 +148,7 @@ impl AllocationProfiler {
     }
 
     /// Ends the recording, and looks up the functions.
-    pub fn finish(self) -> AllocationProfile {
+    pub fn finish(self) -> AllocationSizes {
         let AllocationProfiler { mut session, code, mut counts, limit, began } = self;
         let took_ns = nanoseconds(began.elapsed());
         // An error here has no consequence: the files are closed next.
@@ -161,14 +161,14 @@ impl AllocationProfiler {
         let mut symbols = stacks.symbols();
         let mut folded = Folded::default();
         let (frames, lists, number) = symbolize(&stacks, &mut symbols, counted, limit, &mut folded);
-        let row = |((stack, size), count): ((StackId, u64), u64)| AllocationProfileRow {
+        let row = |((stack, size), count): ((StackId, u64), u64)| AllocationSizeRow {
             stack: number.get(&stack).copied().unwrap_or(u32::MAX),
             size,
             count,
         };
-        let mut rows: Vec<AllocationProfileRow> = rows.into_iter().map(row).collect();
+        let mut rows: Vec<AllocationSizeRow> = rows.into_iter().map(row).collect();
         rows.sort_by_key(|row| (std::cmp::Reverse(row.count), row.stack, row.size));
-        AllocationProfile { took_ns, calls: all, lost, frames, stacks: lists, rows }
+        AllocationSizes { took_ns, calls: all, lost, frames, stacks: lists, rows }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use pagewise_model::evidence::AllocationProfile;
+use pagewise_model::evidence::AllocationSizes;
 use pagewise_model::heap_graph::HeapGraph;
 
 use super::CauseEvidence;
@@ -23,7 +23,7 @@ fn usable(requested: u64) -> u64 {
 
 /// Leaked bytes by call stack. The leaked bytes of each size are divided between the call stacks
 /// that allocate blocks of this size, by their numbers of calls.
-fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationProfile) -> Vec<(u32, u64)> {
+fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationSizes) -> Vec<(u32, u64)> {
     let mut leaked: HashMap<u64, u64> = HashMap::new();
     for group in &graph.leaks {
         *leaked.entry(group.size).or_default() += group.bytes;
@@ -32,7 +32,7 @@ fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationProfile) -> Vec<(u32, 
     for row in &profile.rows {
         *calls.entry(usable(row.size)).or_default() += row.count;
     }
-    let part = |row: &pagewise_model::evidence::AllocationProfileRow| {
+    let part = |row: &pagewise_model::evidence::AllocationSizeRow| {
         let size = usable(row.size);
         let (bytes, all) = (leaked.get(&size)?, calls.get(&size)?);
         let share = row.count.saturating_mul(PARTS) / (*all).max(1);
@@ -45,14 +45,14 @@ fn leaked_by_stack(graph: &HeapGraph, profile: &AllocationProfile) -> Vec<(u32, 
 /// or no recorded allocation has the size of a leaked block.
 pub(super) fn leaking_function<'a>(evidence: &CauseEvidence<'a>) -> Option<FunctionShare<'a>> {
     let graph = evidence.all.scan.value()?.graph.as_ref()?;
-    let profile = evidence.all.allocations.value()?;
+    let profile = evidence.all.allocation_sizes.value()?;
     let leaked = leaked_by_stack(graph, profile);
     super::evidence::most(leaked.into_iter(), &profile.stacks, &profile.frames)
 }
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::AllocationProfileRow;
+    use pagewise_model::evidence::AllocationSizeRow;
     use pagewise_model::heap_graph::LeakGroup;
 
     use super::*;
@@ -80,12 +80,12 @@ mod tests {
             first_bytes: Vec::new(),
             stack: Err(pagewise_model::heap_graph::not_recorded()),
         };
-        let row = |stack, size, count| AllocationProfileRow { stack, size, count };
+        let row = |stack, size, count| AllocationSizeRow { stack, size, count };
         let graph =
             HeapGraph { leaks: vec![group(104, 9000), group(40, 100)], ..HeapGraph::default() };
-        let profile = AllocationProfile {
+        let profile = AllocationSizes {
             rows: vec![row(0, 33, 5000), row(1, 100, 20), row(2, 90, 10), row(3, 8, 70)],
-            ..AllocationProfile::default()
+            ..AllocationSizes::default()
         };
         let mut found = leaked_by_stack(&graph, &profile);
         found.sort_unstable();

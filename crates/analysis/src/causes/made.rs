@@ -32,7 +32,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,
         calls: Gathered::NotNeeded,
-        allocations: Gathered::NotNeeded,
+        allocation_sizes: Gathered::NotNeeded,
         cost: DiagnosisCost::default(),
     }
 }
