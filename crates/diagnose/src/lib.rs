@@ -12,6 +12,7 @@
 mod budget;
 mod recordings;
 mod scan;
+mod stack_words;
 mod stacks;
 mod steps;
 

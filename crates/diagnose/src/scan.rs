@@ -7,7 +7,7 @@ use pagewise_model::{Absent, Backing, Bytes, Sharing, Snapshot};
 
 use crate::ScanBounds;
 
-/// Smaller memory of the program's own is no trouble.
+/// Smaller memory of the program's own is harmless.
 const SMALL: Bytes = Bytes::mib(8);
 /// From this size on, or with this growth, reachability matters.
 const LARGE: Bytes = Bytes::mib(24);

@@ -42,7 +42,7 @@ const RECORDING_SHARE: f64 = 0.005;
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
-const HUGE_SAMPLE: u64 = 4096;
+const HUGE_SAMPLE: u64 = 4000;
 
 /// Rates per second by which recordings are chosen.
 struct TriageRates {

@@ -285,7 +285,7 @@ pub struct CgroupPoint {
     pub usage: Option<Bytes>,
     /// The highest number of charged bytes so far.
     pub peak: Option<Bytes>,
-    /// How often the limit was hit (`failcnt` of v1, `max` of `memory.events`).
+    /// Number of hits of the limit (`failcnt` of v1, `max` of `memory.events`).
     pub limit_hits: Option<u64>,
     /// OOM kills in the cgroup.
     pub oom_kills: Option<u64>,
@@ -308,8 +308,8 @@ pub struct StackUse {
     pub resident: Bytes,
     /// Resident memory below the stack pointer, which no function uses.
     pub unused: Bytes,
-    /// Functions to which return addresses in the unused part lead, with their number, most
-    /// first.
+    /// Functions to which return addresses in the stack lead, with the number of these addresses;
+    /// the function whose frames take most of the stack first.
     pub functions: Vec<(Frame, u64)>,
 }
 
