@@ -15,6 +15,7 @@ mod scan;
 mod stack_words;
 mod stacks;
 mod steps;
+mod sweep;
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use pagewise_model::{Bytes, Pid, Reading};
 use pagewise_proc::{ProcError, ProcRoot};
 
 pub use budget::Budget;
+pub use sweep::{Sweep, SweepRequest};
 
 /// Parameters of a diagnosis.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
