@@ -4,7 +4,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
-    ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, Instrument, MachinePoint,
+    ActivityPoint, AllocationProfile, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
+    Instrument, MachinePoint,
 };
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
@@ -39,6 +40,8 @@ const MUCH_SYSTEM_TIME: f64 = 0.02;
 /// CPU time that the recording of one page fault takes, and the share of a CPU that all may take.
 const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
+/// Duration of the recording of allocations, which begins after the observation.
+const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
@@ -152,6 +155,7 @@ impl<'a> Diagnosis<'a> {
             Gathered::Value(last) => self.scan(last),
             Gathered::NotNeeded | Gathered::Missing(_) => Gathered::NotNeeded,
         };
+        let allocations = self.allocations();
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -177,6 +181,7 @@ impl<'a> Diagnosis<'a> {
             faults,
             shootdowns,
             calls,
+            allocations,
             cost,
         })
     }
@@ -292,6 +297,19 @@ impl<'a> Diagnosis<'a> {
             let scan = (request.scan)(bounds);
             let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
             (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
+        })
+    }
+
+    /// Allocations by call stack, if the user permits a recorder in the process.
+    fn allocations(&mut self) -> Gathered<AllocationProfile> {
+        let Some(record) = self.request.record.filter(|_| !self.interrupted) else {
+            return Gathered::NotNeeded;
+        };
+        (self.request.progress)(Instrument::Allocations);
+        // The recorder does not report its stops, so the bound stands for them.
+        let pause = self.request.budget.pause;
+        self.meter.measure(Instrument::Allocations, || {
+            (Gathered::from(record(RECORDING_OF_ALLOCATIONS)), pause)
         })
     }
 

@@ -46,17 +46,21 @@ pub struct Evidence {
     pub shootdowns: Gathered<Box<ShootdownRecording>>,
     /// Memory system calls and forks by call stack.
     pub calls: Gathered<CallProfile>,
+    /// Allocations by call stack, if the user permits a recorder in the process.
+    #[serde(default)]
+    pub allocations: Gathered<AllocationProfile>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
 }
 
 /// Result of an instrument.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gathered<T> {
     /// The instrument ran.
     Value(T),
     /// Cheaper instruments made it unnecessary.
+    #[default]
     NotNeeded,
     /// The instrument could not run, or would have exceeded the budget.
     Missing(Absent),
@@ -109,11 +113,13 @@ pub enum Instrument {
     Calls,
     /// Blocks of the heap and their reachability.
     HeapScan,
+    /// Allocations, by a recorder in the process.
+    Allocations,
 }
 
 impl Instrument {
     /// All, in order of their cost.
-    pub const ALL: [Instrument; 8] = [
+    pub const ALL: [Instrument; 9] = [
         Instrument::Snapshot,
         Instrument::Activity,
         Instrument::Stacks,
@@ -122,6 +128,7 @@ impl Instrument {
         Instrument::Shootdowns,
         Instrument::Calls,
         Instrument::HeapScan,
+        Instrument::Allocations,
     ];
 
     /// The name in JSON.
@@ -135,6 +142,7 @@ impl Instrument {
             Instrument::Shootdowns => "shootdowns",
             Instrument::Calls => "memory-calls",
             Instrument::HeapScan => "heap-scan",
+            Instrument::Allocations => "allocations",
         }
     }
 
@@ -149,6 +157,7 @@ impl Instrument {
             Instrument::Shootdowns => "TLB shootdowns",
             Instrument::Calls => "memory system calls",
             Instrument::HeapScan => "heap scan",
+            Instrument::Allocations => "sampled allocations",
         }
     }
 
@@ -163,6 +172,7 @@ impl Instrument {
             Instrument::Shootdowns => "about 1 µs for each flush",
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
             Instrument::HeapScan => "reads the heap: no pause, or one pause within the budget",
+            Instrument::Allocations => "loads a recorder into the process: two pauses",
         }
     }
 
@@ -177,6 +187,7 @@ impl Instrument {
             Instrument::Shootdowns => "pagewise shootdowns --for 10s",
             Instrument::Calls => "pagewise syscalls --for 5s",
             Instrument::HeapScan => "pagewise heap scan --leaks --retained",
+            Instrument::Allocations => "pagewise heap attach --for 10s",
         }
     }
 }
@@ -343,6 +354,34 @@ pub struct CallProfileRow {
     pub count: u64,
     /// Sum of the length arguments in bytes.
     pub bytes: u64,
+}
+
+/// Blocks that a process allocated during a recording and did not free, by call stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfile {
+    /// Duration of the recording in nanoseconds.
+    pub took_ns: u64,
+    /// Allocated bytes for each sample on average; `None` if all allocations were recorded.
+    pub every_bytes: Option<u64>,
+    /// The frames of all call stacks.
+    pub frames: Vec<Frame>,
+    /// Call stacks: indices of frames, innermost first.
+    pub stacks: Vec<Vec<u32>>,
+    /// Allocations by call stack, most live bytes first.
+    pub rows: Vec<AllocationProfileRow>,
+}
+
+/// Allocations of one call stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfileRow {
+    /// Index of the call stack.
+    pub stack: u32,
+    /// Bytes that are live at the end of the recording.
+    pub live: Bytes,
+    /// Number of live blocks.
+    pub live_blocks: u64,
+    /// Bytes that were allocated.
+    pub allocated: Bytes,
 }
 
 /// Cost of a diagnosis.

@@ -138,10 +138,14 @@ fn growth_facts(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Vec<Fact>
     facts
 }
 
-fn function_facts(function: Option<&FunctionShare<'_>>) -> Vec<Fact> {
+fn function_facts(evidence: &CauseEvidence<'_>, function: Option<&FunctionShare<'_>>) -> Vec<Fact> {
     let Some(function) = function else { return Vec::new() };
     let share = CellValue::Share(function.share());
-    vec![fact("function_share", "first touches by the function", share, "")]
+    let events = match evidence.all.allocations.value() {
+        Some(_) => "live bytes of the function",
+        None => "first touches by the function",
+    };
+    vec![fact("function_share", events, share, "")]
 }
 
 /// Address ranges of the kind of memory that grows.
@@ -203,7 +207,8 @@ fn of_malloc<'a>(
     evidence: &CauseEvidence<'a>,
 ) -> Result<(LocatedGrowth, Option<FunctionShare<'a>>), Verdict> {
     let located = located(evidence)?;
-    let function = growing_function(evidence, located.memory);
+    let function =
+        evidence.allocating_function().or_else(|| growing_function(evidence, located.memory));
     if is_of_program(evidence, &located, function.as_ref()) {
         return Ok((located, function));
     }
@@ -252,7 +257,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     found.cost = growth_cost(evidence, growth, taken);
     found.evidence = growth_facts(evidence, growth);
     found.evidence.extend(leaked.into_iter().flat_map(leak_facts));
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(function_facts(evidence, function.as_ref()));
     leak_remedies(found, pid).into()
 }
 
@@ -366,7 +371,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(function) = &function {
         found.evidence.push(fact("function", "allocated by", function_name(function), ""));
     }
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(function_facts(evidence, function.as_ref()));
     let change = [text("List the variables that keep most memory, and the path to it.")];
     found.now = remedy_now(format!("pagewise heap scan {pid} --retained"), change, true);
     found.code = remedy_code([text(
@@ -436,7 +441,7 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     found.evidence.push(fact("reserved", "address space", reserved, ""));
     let mappings = CellValue::Change(kind.mappings);
     found.evidence.push(fact("mappings", "mappings", mappings, ""));
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(function_facts(evidence, function.as_ref()));
     found.code = remedy_code([text(match is_stacks {
         true => {
             "Call pthread_join for each thread, or pthread_detach: the stack of an ended thread stays mapped until then."

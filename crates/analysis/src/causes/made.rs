@@ -30,6 +30,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,
         calls: Gathered::NotNeeded,
+        allocations: Gathered::NotNeeded,
         cost: DiagnosisCost::default(),
     }
 }

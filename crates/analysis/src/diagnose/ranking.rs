@@ -122,6 +122,7 @@ fn missing_instruments(evidence: &Evidence) -> Vec<UnseenEvidence> {
         (Instrument::Shootdowns, why(&evidence.shootdowns)),
         (Instrument::Calls, why(&evidence.calls)),
         (Instrument::HeapScan, why(&evidence.scan)),
+        (Instrument::Allocations, why(&evidence.allocations)),
     ];
     let pid = evidence.first.process.pid;
     let missing = all.into_iter().filter_map(|(instrument, why)| {

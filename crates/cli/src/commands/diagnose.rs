@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
 use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, Sweep, SweepRequest, collect};
-use pagewise_model::evidence::{EVIDENCE_VERSION, Evidence, Instrument};
+use pagewise_model::evidence::{AllocationProfile, EVIDENCE_VERSION, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine_evidence::{MACHINE_EVIDENCE_VERSION, MachineEvidence, SavedDiagnosis};
 use pagewise_model::report::Report;
@@ -19,6 +19,7 @@ use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::text::Units;
 
+use super::heap::attach;
 use super::heap::scan::{CopyMethod, PointerSearch, moving, running};
 use crate::args::OutputArgs;
 use crate::output::{emit, note, save};
@@ -45,6 +46,10 @@ pub(crate) struct DiagnoseArgs {
     /// Use at most PERCENT of the CPU time of the machine, or 0.5 s if that is more
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = crate::args::percent_above_zero)]
     pub(crate) budget: f64,
+    /// Load the sampled heap recorder into the process for some seconds, to find the functions that
+    /// allocate the memory that grows
+    #[arg(long, conflicts_with_all = ["from", "system"])]
+    pub(crate) attach: bool,
     /// Show all causes, and the figure that rules out each other cause
     #[arg(long)]
     pub(crate) all: bool,
@@ -219,10 +224,15 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
         };
         scanned.map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
     };
+    let record = |duration: Duration| -> Reading<AllocationProfile> {
+        attach::profile(pid, duration, args.max_pause)
+            .map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
+    };
     let request = DiagnosisRequest {
         duration: args.during,
         budget: budget_of(args),
         scan: &scan,
+        record: args.attach.then_some(&record as _),
         progress: &progress,
         is_interrupted: &|| interrupts.came(),
     };
