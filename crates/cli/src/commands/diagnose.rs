@@ -184,7 +184,11 @@ fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<Sa
         note(format_args!("counters of all processes and cgroups, twice within {seconds:.1} s"));
     }
     let largest = cgroup.and_then(|_| sweep.largest(&|pid| root.check_access(pid).is_ok()));
-    let largest = largest.map(|pid| observe(&pid.to_string(), args)).transpose()?;
+    let largest = largest.and_then(|pid| {
+        // It may have ended since: the counters of the others are worth a report.
+        let observed = observe(&pid.to_string(), args);
+        observed.map_err(|error| note(format_args!("process {pid}: {error:#}"))).ok()
+    });
     let mut machine = Box::new(sweep.finish(&root, &request));
     Ok(match largest {
         Some(largest) => {
