@@ -1,9 +1,13 @@
 //! The diagnosis of a process: evidence to ranked causes, and their report.
 
+mod machine;
 mod page;
 mod ranking;
 mod report;
 
+pub use machine::{
+    MachineDiagnosis, SuspectOf, TroubleSign, cgroup_report, diagnose_machine, machine_report,
+};
 pub use page::page;
 pub use ranking::{Diagnosis, RuledOutCause, Symptom, UnseenEvidence, diagnose};
 pub use report::{DiagnosisOptions, SCHEMA, report};

@@ -12,17 +12,20 @@
 mod budget;
 mod recordings;
 mod scan;
+mod stack_words;
 mod stacks;
 mod steps;
+mod sweep;
 
 use std::time::{Duration, Instant};
 
-use pagewise_model::evidence::{Evidence, Instrument};
+use pagewise_model::evidence::{AllocationProfile, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::{Bytes, Pid, Reading};
 use pagewise_proc::{ProcError, ProcRoot};
 
 pub use budget::Budget;
+pub use sweep::{Sweep, SweepRequest};
 
 /// Parameters of a diagnosis.
 #[expect(missing_debug_implementations, reason = "it holds functions")]
@@ -33,6 +36,8 @@ pub struct DiagnosisRequest<'a> {
     pub budget: Budget,
     /// Scans the heap with the reachability of its blocks.
     pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
+    /// Records allocations for some time, if the user permits a recorder in the process.
+    pub record: Option<&'a dyn Fn(Duration) -> Reading<AllocationProfile>>,
     /// Called when an instrument begins.
     pub progress: &'a dyn Fn(Instrument),
     /// True if the diagnosis is to end now.

@@ -1,10 +1,11 @@
-//! Large stacks: resident pages that no function uses, and the functions that touched them.
+//! Large stacks: resident pages that no function uses, and the functions whose frames they held.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use pagewise_model::evidence::StackUse;
+use pagewise_model::process::Thread;
 use pagewise_model::traced::Frame;
 use pagewise_model::trim::UnusedStack;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, Pid, Reading, Snapshot};
@@ -13,29 +14,39 @@ use pagewise_scan::memory::Memory;
 use pagewise_scan::running::RunningMemory;
 use pagewise_trace::{ProcessCode, StackFrame};
 
-/// Smaller stacks do not matter.
+use crate::stack_words::{
+    MAX_CALL, OwnedBytes, ReturnAddress, is_behind_call, leaf_target, owned_bytes,
+};
+
+/// Smaller stacks are harmless.
 const LARGE: Bytes = Bytes::mib(1);
 /// Number of stacks whose functions are looked up, largest first.
 const MAX_STACKS: usize = 4;
-/// Bytes of a stack that are read, from its deepest resident page up, and bytes of one step.
-const MAX_READ: u64 = 2 << 20;
+/// Bytes that are read from the deepest resident page of a stack up, and bytes of one step.
+const DEEP_END: u64 = 1 << 20;
 const STEP: u64 = 256 << 10;
-/// Return addresses of a stack whose functions are looked up, most frequent first.
-const MAX_ADDRESSES: usize = 24;
+/// Number and size of the samples of the other pages.
+const SAMPLES: u64 = 32;
+const SAMPLE: u64 = 16 << 10;
+/// Return addresses whose code is read.
+const MAX_CHECKED: usize = 4000;
+/// Return addresses of a stack whose functions are looked up, those with the largest frames first.
+const MAX_ADDRESSES: usize = 32;
 /// Functions of a stack in the evidence.
 const MAX_FUNCTIONS: usize = 4;
+/// Bytes above a stack pointer in which the control block of the thread is searched.
+const MAX_BLOCK_SEARCH: u64 = 64 << 20;
 
 /// Reads the large stacks of a process; also the longest pause.
 pub(crate) fn read(root: &ProcRoot, snapshot: &Snapshot) -> (Reading<Vec<StackUse>>, Duration) {
-    let mappings = match (&snapshot.mappings, &snapshot.threads) {
-        (Ok(mappings), Ok(_)) => mappings,
+    let (mappings, threads) = match (&snapshot.mappings, &snapshot.threads) {
+        (Ok(mappings), Ok(threads)) => (mappings, threads),
         (Err(why), _) | (_, Err(why)) => return (Err(why.clone()), Duration::ZERO),
     };
     let pid = snapshot.process.pid;
     let page_size = snapshot.provenance.page_size;
-    let threads = snapshot.threads.as_deref().unwrap_or_default();
     let unused = match unused_stacks::read(root, pid, mappings, threads, page_size) {
-        Ok(Ok(unused)) => unused,
+        Ok(Ok(unused)) => unused.threads,
         Ok(Err(why)) => return (Err(why), Duration::ZERO),
         Err(error) => {
             return (Err(Absent::NotSupported(error.to_string().into())), Duration::ZERO);
@@ -47,24 +58,103 @@ pub(crate) fn read(root: &ProcRoot, snapshot: &Snapshot) -> (Reading<Vec<StackUs
             return (Err(Absent::NotSupported(error.to_string().into())), Duration::ZERO);
         }
     };
-    let mut large: Vec<UnusedStack> = unused.threads;
-    large.retain(|stack| stack.resident >= LARGE);
-    large.sort_by_key(|stack| Reverse(stack.resident));
+    let mut large = large_stacks(mappings, threads, &unused, pid);
+    large.retain_mut(|stack| stack.is_main || stack.ends_at_control_block(&memory));
     let mut search = StackSearch { memory: &memory, mappings, pid, code: None };
-    let stacks = large.into_iter().enumerate().filter_map(|(at, stack)| {
-        let mapping = mappings.iter().find(|it| it.range.contains(stack.range.start))?;
-        let functions = if at < MAX_STACKS { search.functions(stack.range) } else { Vec::new() };
-        Some(StackUse {
-            tid: stack.tid,
-            name: stack.name,
-            range: mapping.range,
-            resident: mapping.rss().unwrap_or(stack.resident),
-            unused: stack.resident,
-            functions,
-        })
+    let stacks = large.into_iter().enumerate().map(|(at, stack)| {
+        let functions = if at < MAX_STACKS { search.functions(stack.searched) } else { Vec::new() };
+        StackUse { functions, ..stack.used }
     });
     let stacks = stacks.collect();
     (Ok(stacks), Duration::from_nanos(memory.longest_call_ns()))
+}
+
+/// A stack with much resident memory.
+struct LargeStack {
+    used: StackUse,
+    is_main: bool,
+    /// The part in which functions are searched: the unused one, or the used one if it is larger.
+    searched: AddrRange,
+    /// From the stack pointer to the end of the mapping.
+    within: AddrRange,
+}
+
+/// Stacks of which much is resident, those with most unused memory first.
+fn large_stacks(
+    mappings: &[Mapping],
+    threads: &[Thread],
+    unused: &[UnusedStack],
+    pid: Pid,
+) -> Vec<LargeStack> {
+    let below = |thread: &Thread| unused.iter().find(|it| it.tid == thread.tid);
+    let mut large: Vec<LargeStack> = threads
+        .iter()
+        .filter_map(|thread| large_stack(mappings, thread, below(thread), thread.tid == pid))
+        .collect();
+    large.sort_by_key(|stack| (Reverse(stack.used.unused), Reverse(stack.used.resident)));
+    large
+}
+
+/// The stack of a thread if much of it is resident, used or not.
+fn large_stack(
+    mappings: &[Mapping],
+    thread: &Thread,
+    below: Option<&UnusedStack>,
+    is_main: bool,
+) -> Option<LargeStack> {
+    let pointer = thread.stack_pointer.as_ref().ok().copied();
+    let known = below.map(|it| it.range.end).or(pointer);
+    let holds = |it: &&Mapping| match known {
+        Some(address) => it.range.start < address && address <= it.range.end,
+        // The stack pointer of a running thread is unknown.
+        None => is_main && it.name.as_bytes() == b"[stack]",
+    };
+    let mapping = mappings.iter().find(holds)?;
+    let resident = mapping.rss().ok()?;
+    let within = AddrRange { start: known.unwrap_or(mapping.range.start), end: mapping.range.end };
+    let unused = below.map_or(Bytes::ZERO, |it| it.resident);
+    let used = within.len().min(resident.saturating_sub(unused));
+    if unused < LARGE && used < LARGE {
+        return None;
+    }
+    let searched = below.filter(|_| unused >= LARGE).map_or(within, |below| below.range);
+    let functions = Vec::new();
+    let (tid, name, range) = (thread.tid, thread.name.clone(), mapping.range);
+    let used = StackUse { tid, name, range, resident, unused, functions };
+    Some(LargeStack { used, is_main, searched, within })
+}
+
+impl LargeStack {
+    /// Ends the stack at the control block of its thread: the mapping can go on with other memory.
+    /// False without a control block, or if the stack is not large.
+    fn ends_at_control_block(&mut self, memory: &RunningMemory<'_>) -> bool {
+        let Some(block) = control_block(memory, self.within) else { return false };
+        self.within.end = block;
+        self.searched.end = self.searched.end.min(block);
+        let used = self.within.len();
+        self.used.resident = self.used.resident.min(self.used.unused + used);
+        self.used.unused >= LARGE || used >= LARGE
+    }
+}
+
+/// The control block of a thread above its stack pointer, as in glibc and musl: its first word is
+/// its own address. The stacks of coroutines and of Go lie in memory of other use.
+fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
+    let end = within.end.min(within.start.saturating_add(MAX_BLOCK_SEARCH));
+    let (mut start, mut found) = (within.start, None);
+    while start < end && found.is_none() {
+        let part = AddrRange { start, end: end.min(start.saturating_add(STEP)) };
+        memory.visit(part, &mut |address, bytes| {
+            let words: Vec<u64> =
+                bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            // The head of an empty list has its own address twice.
+            let is_own = |(at, pair): &(u64, &[u64])| pair[0] == *at && pair[1] != *at;
+            let own = (address..).step_by(8).zip(words.windows(2)).find(is_own);
+            found = found.or(own.map(|(at, _)| at));
+        });
+        start = part.end;
+    }
+    found
 }
 
 struct StackSearch<'a> {
@@ -75,27 +165,65 @@ struct StackSearch<'a> {
 }
 
 impl StackSearch<'_> {
-    /// Functions to which words of a range lead as return addresses, most frequent first.
+    /// Functions to which return addresses of a range lead, those with the largest frames first.
     fn functions(&mut self, range: AddrRange) -> Vec<(Frame, u64)> {
-        let mut counts: HashMap<u64, u64> = HashMap::new();
-        let (mut start, mut read) = (range.start, 0);
-        while start < range.end && read < MAX_READ {
-            let end = range.end.min(start.saturating_add(STEP));
-            self.memory.visit(AddrRange { start, end }, &mut |_, bytes| {
-                read += bytes.len() as u64;
-                for word in bytes.as_chunks().0 {
-                    let word = u64::from_le_bytes(*word);
-                    if self.is_code(word) {
-                        *counts.entry(word).or_default() += 1;
-                    }
-                }
-            });
-            start = end;
+        let mut words = StackWords::default();
+        let mut start = range.start;
+        while start < range.end && words.read < DEEP_END {
+            let part = AddrRange { start, end: range.end.min(start.saturating_add(STEP)) };
+            self.visit(part, &mut words);
+            start = part.end;
         }
-        let mut addresses: Vec<(u64, u64)> = counts.into_iter().collect();
-        addresses.sort_by_key(|(address, count)| (Reverse(*count), *address));
-        addresses.truncate(MAX_ADDRESSES);
-        self.named(&addresses)
+        let stride = (range.end.saturating_sub(start) / SAMPLES).max(SAMPLE);
+        for number in 0..SAMPLES {
+            let start = start.saturating_add(number * stride);
+            if start < range.end {
+                let part = AddrRange { start, end: range.end.min(start + SAMPLE) };
+                self.visit(part, &mut words);
+            }
+        }
+        let Some(first) = words.first else { return Vec::new() };
+        let leaf = words.found.first().map(|it| it.address);
+        let leaf = leaf.and_then(|address| leaf_target(address, &self.before(address)?));
+        let owned = owned_bytes(first, &words.found, range.end, leaf);
+        self.named(owned)
+    }
+
+    fn visit(&self, range: AddrRange, words: &mut StackWords) {
+        self.memory.visit(range, &mut |start, bytes| {
+            words.first.get_or_insert(start);
+            words.read += bytes.len() as u64;
+            let values = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+            for (location, address) in (start..).step_by(8).zip(values) {
+                if self.returns_to(address, &mut words.checked) {
+                    words.found.push(ReturnAddress { location, address });
+                }
+            }
+        });
+    }
+
+    /// True if an address is behind a call.
+    fn returns_to(&self, address: u64, checked: &mut HashMap<u64, bool>) -> bool {
+        if !self.is_code(address) {
+            return false;
+        }
+        if let Some(known) = checked.get(&address) {
+            return *known;
+        }
+        if checked.len() >= MAX_CHECKED {
+            return false;
+        }
+        // The kernel may have dropped the page of the code, which then cannot be checked.
+        let is_behind = self.before(address).is_none_or(|code| is_behind_call(&code));
+        checked.insert(address, is_behind);
+        is_behind
+    }
+
+    /// The code before an address.
+    fn before(&self, address: u64) -> Option<[u8; MAX_CALL]> {
+        let mut code = [0; MAX_CALL];
+        let start = address.checked_sub(MAX_CALL as u64)?;
+        self.memory.read_present(start, &mut code).then_some(code)
     }
 
     /// True if an address is in code. Most words of a stack are not.
@@ -104,24 +232,40 @@ impl StackSearch<'_> {
         self.mappings.get(at).is_some_and(|it| it.range.contains(address) && it.prot.exec)
     }
 
-    fn named(&mut self, addresses: &[(u64, u64)]) -> Vec<(Frame, u64)> {
+    fn named(&mut self, mut owned: Vec<OwnedBytes>) -> Vec<(Frame, u64)> {
+        owned.sort_by_key(|it| (Reverse(it.bytes), it.address));
+        owned.truncate(MAX_ADDRESSES);
         let code =
             self.code.get_or_insert_with(|| ProcessCode::of_process(self.pid, self.mappings));
-        let mut functions: Vec<(Frame, u64)> = Vec::new();
-        for &(address, count) in addresses {
-            let place = StackFrame { address, returns: true, stack_pointer: 0 };
-            let Some(frame) = code.functions(&place).into_iter().next() else { continue };
+        let mut functions: Vec<(Frame, u64, u64)> = Vec::new();
+        for it in owned {
+            let place = StackFrame { address: it.address, returns: it.count > 0, stack_pointer: 0 };
+            // The frame belongs to the function into which others were inlined.
+            let Some(frame) = code.functions(&place).pop() else { continue };
             let is_same = |known: &Frame| {
                 known.function.is_some()
                     && (&known.function, &known.module) == (&frame.function, &frame.module)
             };
-            match functions.iter_mut().find(|(known, _)| is_same(known)) {
-                Some((_, sum)) => *sum += count,
-                None => functions.push((frame, count)),
+            match functions.iter_mut().find(|(known, ..)| is_same(known)) {
+                Some((_, bytes, count)) => {
+                    *bytes += it.bytes;
+                    *count += it.count;
+                }
+                None => functions.push((frame, it.bytes, it.count)),
             }
         }
-        functions.sort_by_key(|(_, count)| Reverse(*count));
+        functions.sort_by_key(|(_, bytes, _)| Reverse(*bytes));
         functions.truncate(MAX_FUNCTIONS);
-        functions
+        functions.into_iter().map(|(frame, _, count)| (frame, count.max(1))).collect()
     }
+}
+
+/// Return addresses that were found in a stack.
+#[derive(Default)]
+struct StackWords {
+    /// The deepest address that was read.
+    first: Option<u64>,
+    read: u64,
+    checked: HashMap<u64, bool>,
+    found: Vec<ReturnAddress>,
 }

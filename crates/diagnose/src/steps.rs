@@ -4,8 +4,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
-    ActivityPoint, AllocationSizes, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered,
-    Instrument, MachinePoint, ZeroSample,
+    ActivityPoint, AllocationProfile, AllocationSizes, DiagnosisCost, EVIDENCE_VERSION, Evidence,
+    Gathered, Instrument, MachinePoint, ZeroSample,
 };
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
@@ -45,6 +45,8 @@ const FAULT_COST_NS: f64 = 2000.0;
 const RECORDING_SHARE: f64 = 0.005;
 /// Unreachable bytes from which on the functions that allocate them are searched.
 const MANY_LEAKED: u64 = 512 << 10;
+/// Duration of the recording of allocations, which begins after the observation.
+const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
@@ -151,6 +153,7 @@ impl<'a> Diagnosis<'a> {
             Gathered::Missing(_) => Gathered::NotNeeded,
         };
         let allocation_sizes = self.allocation_sizes(scan.value().map(|scan| &**scan));
+        let allocations = self.allocations();
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -179,6 +182,7 @@ impl<'a> Diagnosis<'a> {
             faults,
             shootdowns,
             calls,
+            allocations,
             cost,
         })
     }
@@ -341,6 +345,19 @@ impl<'a> Diagnosis<'a> {
         let (pid, request) = (self.pid, self.request);
         self.meter.measure(Instrument::AllocationSizes, || {
             (recordings::allocation_sizes(pid, request.is_interrupted), Duration::ZERO)
+        })
+    }
+
+    /// Allocations by call stack, if the user permits a recorder in the process.
+    fn allocations(&mut self) -> Gathered<AllocationProfile> {
+        let Some(record) = self.request.record.filter(|_| !self.interrupted) else {
+            return Gathered::NotNeeded;
+        };
+        (self.request.progress)(Instrument::Allocations);
+        // The recorder does not report its stops, so the bound stands for them.
+        let pause = self.request.budget.pause;
+        self.meter.measure(Instrument::Allocations, || {
+            (Gathered::from(record(RECORDING_OF_ALLOCATIONS)), pause)
         })
     }
 

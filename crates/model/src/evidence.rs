@@ -42,7 +42,7 @@ pub struct Evidence {
     /// Zero-filled pages of huge pages.
     pub huge_pages: Gathered<HugePages>,
     /// Zero-filled pages of large anonymous mappings.
-    #[serde(default = "Gathered::not_needed")]
+    #[serde(default)]
     pub zero_pages: Gathered<Vec<ZeroSample>>,
     /// The heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
@@ -53,8 +53,11 @@ pub struct Evidence {
     /// Memory system calls and forks by call stack.
     pub calls: Gathered<CallProfile>,
     /// Allocations by call stack and size, if the heap scan found leaks.
-    #[serde(default = "Gathered::not_needed")]
+    #[serde(default)]
     pub allocation_sizes: Gathered<AllocationSizes>,
+    /// Allocations by call stack, if the user permits a recorder in the process.
+    #[serde(default)]
+    pub allocations: Gathered<AllocationProfile>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
 }
@@ -75,23 +78,19 @@ pub struct ZeroSample {
 }
 
 /// Result of an instrument.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gathered<T> {
     /// The instrument ran.
     Value(T),
     /// Cheaper instruments made it unnecessary.
+    #[default]
     NotNeeded,
     /// The instrument could not run, or would have exceeded the budget.
     Missing(Absent),
 }
 
 impl<T> Gathered<T> {
-    /// The instrument was not needed.
-    pub fn not_needed() -> Gathered<T> {
-        Gathered::NotNeeded
-    }
-
     /// The value, if the instrument ran.
     pub const fn value(&self) -> Option<&T> {
         match self {
@@ -142,11 +141,13 @@ pub enum Instrument {
     HeapScan,
     /// Calls of allocation functions.
     AllocationSizes,
+    /// Allocations, by a recorder in the process.
+    Allocations,
 }
 
 impl Instrument {
     /// All, in order of their cost.
-    pub const ALL: [Instrument; 10] = [
+    pub const ALL: [Instrument; 11] = [
         Instrument::Snapshot,
         Instrument::Activity,
         Instrument::Stacks,
@@ -157,6 +158,7 @@ impl Instrument {
         Instrument::Calls,
         Instrument::HeapScan,
         Instrument::AllocationSizes,
+        Instrument::Allocations,
     ];
 
     /// The name in JSON.
@@ -172,6 +174,7 @@ impl Instrument {
             Instrument::Calls => "memory-calls",
             Instrument::HeapScan => "heap-scan",
             Instrument::AllocationSizes => "allocation-sizes",
+            Instrument::Allocations => "allocations",
         }
     }
 
@@ -188,6 +191,7 @@ impl Instrument {
             Instrument::Calls => "memory system calls",
             Instrument::HeapScan => "heap scan",
             Instrument::AllocationSizes => "sizes of allocations",
+            Instrument::Allocations => "sampled allocations",
         }
     }
 
@@ -204,6 +208,7 @@ impl Instrument {
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
             Instrument::HeapScan => "reads the heap: no pause, or one pause within the budget",
             Instrument::AllocationSizes => "some microseconds for each allocation, for at most 1 s",
+            Instrument::Allocations => "loads a recorder into the process: two pauses",
         }
     }
 
@@ -220,6 +225,7 @@ impl Instrument {
             Instrument::Calls => "pagewise syscalls --for 5s",
             Instrument::HeapScan => "pagewise heap scan --leaks --retained",
             Instrument::AllocationSizes => "pagewise heap attach --for 10s",
+            Instrument::Allocations => "pagewise heap attach --for 10s",
         }
     }
 }
@@ -364,8 +370,8 @@ pub struct StackUse {
     pub resident: Bytes,
     /// Resident memory below the stack pointer, which no function uses.
     pub unused: Bytes,
-    /// Functions to which return addresses in the unused part lead, with their number, most
-    /// first.
+    /// Functions to which return addresses in the stack lead, with the number of these addresses;
+    /// the function whose frames take most of the stack first.
     pub functions: Vec<(Frame, u64)>,
 }
 
@@ -427,6 +433,34 @@ pub struct AllocationSizeRow {
     pub size: u64,
     /// Number of calls.
     pub count: u64,
+}
+
+/// Blocks that a process allocated during a recording and did not free, by call stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfile {
+    /// Duration of the recording in nanoseconds.
+    pub took_ns: u64,
+    /// Allocated bytes for each sample on average; `None` if all allocations were recorded.
+    pub every_bytes: Option<u64>,
+    /// The frames of all call stacks.
+    pub frames: Vec<Frame>,
+    /// Call stacks: indices of frames, innermost first.
+    pub stacks: Vec<Vec<u32>>,
+    /// Allocations by call stack, most live bytes first.
+    pub rows: Vec<AllocationProfileRow>,
+}
+
+/// Allocations of one call stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllocationProfileRow {
+    /// Index of the call stack.
+    pub stack: u32,
+    /// Bytes that are live at the end of the recording.
+    pub live: Bytes,
+    /// Number of live blocks.
+    pub live_blocks: u64,
+    /// Bytes that were allocated.
+    pub allocated: Bytes,
 }
 
 /// Cost of a diagnosis.

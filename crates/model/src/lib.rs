@@ -25,6 +25,7 @@ pub mod histogram;
 pub mod lab;
 pub mod listing;
 pub mod machine;
+pub mod machine_evidence;
 pub mod mapping;
 pub mod measured;
 pub mod name;

@@ -59,9 +59,24 @@ impl<'m> RunningMemory<'m> {
         result
     }
 
-    /// Runs of anonymous pages that are present, of at most [`PIECE`] bytes from the page of
-    /// `start` on.
-    fn present(&self, range: AddrRange) -> Vec<AddrRange> {
+    /// As [`Memory::read`], also of pages of files that are present, such as code.
+    pub fn read_present(&self, address: u64, into: &mut [u8]) -> bool {
+        self.read_without(0, address, into)
+    }
+
+    /// Reads pages that are present and lack a bit of their entry of `pagemap`.
+    fn read_without(&self, excluded: u64, address: u64, into: &mut [u8]) -> bool {
+        let Some(end) = address.checked_add(into.len() as u64) else { return false };
+        let range = AddrRange { start: address, end };
+        into.is_empty()
+            || range.len().0 <= PIECE
+                && self.present(range, excluded) == [range]
+                && self.copy(address, into) == into.len()
+    }
+
+    /// Runs of pages that are present and lack the bit `excluded`, of at most [`PIECE`] bytes from
+    /// the page of `start` on.
+    fn present(&self, range: AddrRange, excluded: u64) -> Vec<AddrRange> {
         let start = range.start - range.start % self.page;
         let pages = (range.end - start).div_ceil(self.page);
         let mut entries = vec![0; usize::try_from(pages * 8).unwrap_or(0)];
@@ -74,7 +89,7 @@ impl<'m> RunningMemory<'m> {
         let step = usize::try_from(self.page).unwrap_or(usize::MAX);
         for (entry, at) in entries.as_chunks().0.iter().zip((start..).step_by(step)) {
             let entry = u64::from_ne_bytes(*entry);
-            if entry & PRESENT == 0 || entry & FILE != 0 {
+            if entry & PRESENT == 0 || entry & excluded != 0 {
                 continue;
             }
             match runs.last_mut() {
@@ -106,7 +121,7 @@ impl Memory for RunningMemory<'_> {
         let mut start = range.start.next_multiple_of(8);
         while start < range.end {
             let end = range.end.min((start - start % self.page).saturating_add(PIECE));
-            for run in self.present(AddrRange { start, end }) {
+            for run in self.present(AddrRange { start, end }, FILE) {
                 let length = usize::try_from(run.len().0).unwrap_or(0).min(bytes.len());
                 let count = self.copy(run.start, &mut bytes[..length]);
                 each(run.start, &bytes[..count]);
@@ -116,12 +131,7 @@ impl Memory for RunningMemory<'_> {
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        let Some(end) = address.checked_add(into.len() as u64) else { return false };
-        let range = AddrRange { start: address, end };
-        into.is_empty()
-            || range.len().0 <= PIECE
-                && self.present(range) == [range]
-                && self.copy(address, into) == into.len()
+        self.read_without(FILE, address, into)
     }
 }
 

@@ -147,6 +147,14 @@ impl<'a> CauseEvidence<'a> {
         most(rows.map(|row| (row.stack, row.count)), &profile.stacks, &profile.frames)
     }
 
+    /// The function that allocated most of the blocks that were not freed during the recording of
+    /// allocations. The number of events is the number of live bytes.
+    pub(crate) fn allocating_function(&self) -> Option<FunctionShare<'a>> {
+        let profile = self.all.allocations.value()?;
+        let rows = profile.rows.iter().map(|row| (row.stack, row.live.0));
+        most(rows, &profile.stacks, &profile.frames).filter(|function| function.count > 0)
+    }
+
     /// The PID, as text for commands.
     pub(crate) fn pid(&self) -> u32 {
         self.now.process.pid.0

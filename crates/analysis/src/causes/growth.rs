@@ -139,10 +139,14 @@ fn growth_facts(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Vec<Fact>
     facts
 }
 
-fn function_facts(function: Option<&FunctionShare<'_>>) -> Vec<Fact> {
+fn function_facts(evidence: &CauseEvidence<'_>, function: Option<&FunctionShare<'_>>) -> Vec<Fact> {
     let Some(function) = function else { return Vec::new() };
     let share = CellValue::Share(function.share());
-    vec![fact("function_share", "first touches by the function", share, "")]
+    let events = match evidence.all.allocations.value() {
+        Some(_) => "live bytes of the function",
+        None => "first touches by the function",
+    };
+    vec![fact("function_share", events, share, "")]
 }
 
 /// Address ranges of the kind of memory that grows.
@@ -204,7 +208,8 @@ fn of_malloc<'a>(
     evidence: &CauseEvidence<'a>,
 ) -> Result<(LocatedGrowth, Option<FunctionShare<'a>>), Verdict> {
     let located = located(evidence)?;
-    let function = growing_function(evidence, located.memory);
+    let function =
+        evidence.allocating_function().or_else(|| growing_function(evidence, located.memory));
     if is_of_program(evidence, &located, function.as_ref()) {
         return Ok((located, function));
     }
@@ -243,11 +248,13 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             (Confidence::Possible(command.into()), other)
         }
     };
-    let by_size = leaked.and_then(|_| leaking_function(evidence));
+    let is_recorded = evidence.allocating_function().is_some();
+    let by_size = leaked.filter(|_| !is_recorded).and_then(|_| leaking_function(evidence));
     let function = by_size.as_ref().or(function.as_ref());
     if let Some(function) = function {
         let verb = match by_size {
             Some(_) => " allocates blocks of their sizes",
+            None if is_recorded => " allocates most of it",
             None => " first touches most of it",
         };
         sentence.extend([text("; "), function_name(function), text(verb)]);
@@ -266,7 +273,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Share(by_size.share()),
             "",
         )],
-        None => function_facts(function),
+        None => function_facts(evidence, function),
     });
     leak_remedies(found, pid).into()
 }
@@ -381,7 +388,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(function) = &function {
         found.evidence.push(fact("function", "allocated by", function_name(function), ""));
     }
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(function_facts(evidence, function.as_ref()));
     let change = [text("List the variables that keep most memory, and the path to it.")];
     found.now = remedy_now(format!("pagewise heap scan {pid} --retained"), change, true);
     found.code = remedy_code([text(
@@ -451,7 +458,7 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     found.evidence.push(fact("reserved", "address space", reserved, ""));
     let mappings = CellValue::Change(kind.mappings);
     found.evidence.push(fact("mappings", "mappings", mappings, ""));
-    found.evidence.extend(function_facts(function.as_ref()));
+    found.evidence.extend(function_facts(evidence, function.as_ref()));
     found.code = remedy_code([text(match is_stacks {
         true => {
             "Call pthread_join for each thread, or pthread_detach: the stack of an ended thread stays mapped until then."

@@ -33,6 +33,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         shootdowns: Gathered::NotNeeded,
         calls: Gathered::NotNeeded,
         allocation_sizes: Gathered::NotNeeded,
+        allocations: Gathered::NotNeeded,
         cost: DiagnosisCost::default(),
     }
 }

@@ -124,6 +124,7 @@ fn missing_instruments(evidence: &Evidence) -> Vec<UnseenEvidence> {
         (Instrument::Calls, why(&evidence.calls)),
         (Instrument::HeapScan, why(&evidence.scan)),
         (Instrument::AllocationSizes, why(&evidence.allocation_sizes)),
+        (Instrument::Allocations, why(&evidence.allocations)),
     ];
     let pid = evidence.first.process.pid;
     let missing = all.into_iter().filter_map(|(instrument, why)| {

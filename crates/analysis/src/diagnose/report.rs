@@ -29,7 +29,7 @@ pub struct DiagnosisOptions {
 /// A diagnosis as a report.
 pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Report {
     let shown = if options.all { diagnosis.causes.len() } else { MAX_CAUSES };
-    let mut blocks = vec![ReportBlock::Facts(verdict(diagnosis))];
+    let mut blocks = vec![ReportBlock::Facts(healthy_fact(diagnosis.causes.is_empty()))];
     blocks.push(ReportBlock::Table(causes_table(&diagnosis.causes)));
     if diagnosis.causes.is_empty() {
         blocks.push(text_block("", vec![text("No trouble found.")]));
@@ -44,8 +44,9 @@ pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOpt
     Report { schema: SCHEMA, title, blocks }
 }
 
-fn verdict(diagnosis: &Diagnosis) -> NamedFacts {
-    let healthy = CellValue::Flag(diagnosis.causes.is_empty());
+/// The verdict for programs.
+pub(super) fn healthy_fact(is_healthy: bool) -> NamedFacts {
+    let healthy = CellValue::Flag(is_healthy);
     NamedFacts {
         key: "".into(),
         title: "".into(),
@@ -55,7 +56,7 @@ fn verdict(diagnosis: &Diagnosis) -> NamedFacts {
     }
 }
 
-fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> ReportBlock {
+pub(super) fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> ReportBlock {
     ReportBlock::Text(Paragraph { title: title.into(), pieces, audience: Audience::People })
 }
 
@@ -289,7 +290,7 @@ fn unseen(diagnosis: &Diagnosis) -> Vec<ReportBlock> {
     blocks
 }
 
-fn cost(cost: &DiagnosisCost) -> NamedFacts {
+pub(super) fn cost(cost: &DiagnosisCost) -> NamedFacts {
     let facts = vec![
         fact("cpu_ms", "CPU ms", CellValue::Count(cost.cpu_ns / 1_000_000), "").for_programs(),
         fact("longest_pause_us", "pause us", CellValue::Count(cost.longest_pause_ns / 1000), "")

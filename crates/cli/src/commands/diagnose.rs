@@ -8,17 +8,21 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use pagewise_analysis::diagnose::{self, Diagnosis, DiagnosisOptions, Symptom};
+use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
 use pagewise_analysis::heap_graph;
-use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, collect};
-use pagewise_model::evidence::{EVIDENCE_VERSION, Evidence, Instrument};
+use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, Sweep, SweepRequest, collect};
+use pagewise_model::evidence::{AllocationProfile, EVIDENCE_VERSION, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
+use pagewise_model::machine_evidence::{MACHINE_EVIDENCE_VERSION, MachineEvidence, SavedDiagnosis};
+use pagewise_model::report::Report;
 use pagewise_model::{Absent, Reading};
+use pagewise_proc::cgroup::hierarchy;
 use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
 use pagewise_view::html;
 use pagewise_view::text::Units;
 
+use super::heap::attach;
 use super::heap::scan::{CopyMethod, PointerSearch, moving, running};
 use crate::args::OutputArgs;
 use crate::output::{emit_with_page, note, save};
@@ -26,9 +30,13 @@ use crate::terminal::TerminalLook;
 
 #[derive(Debug, Args)]
 pub(crate) struct DiagnoseArgs {
-    /// A PID, a process name, or a part of a name that matches one process only
-    #[arg(value_name = "TARGET", required_unless_present = "from")]
+    /// A PID, a process name, a part of a name that matches one process only, or the path of a
+    /// memory cgroup; without TARGET, all processes and cgroups of the machine
+    #[arg(value_name = "TARGET")]
     pub(crate) target: Option<String>,
+    /// Observe all processes and cgroups of the machine, and name those with signs of trouble
+    #[arg(long, conflicts_with_all = ["target", "from"])]
+    pub(crate) system: bool,
     /// Observe the process for TIME
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub(crate) during: Duration,
@@ -41,6 +49,10 @@ pub(crate) struct DiagnoseArgs {
     /// Use at most PERCENT of the CPU time of the machine, or 0.5 s if that is more
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = crate::args::percent_above_zero)]
     pub(crate) budget: f64,
+    /// Load the sampled heap recorder into the process for some seconds, to find the functions that
+    /// allocate the memory that grows
+    #[arg(long, conflicts_with_all = ["from", "system"])]
+    pub(crate) attach: bool,
     /// Show all causes, and the figure that rules out each other cause
     #[arg(long)]
     pub(crate) all: bool,
@@ -90,29 +102,30 @@ const TROUBLE: u8 = 10;
 pub(crate) fn run(args: &DiagnoseArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let evidence = match (&args.from, &args.target) {
         (Some(path), _) => open(path)?,
-        (None, Some(name)) => observe(name, args)?,
-        (None, None) => bail!("no target was given"),
+        (None, Some(path)) if hierarchy::is_path(path) => observe_group(Some(path), args)?,
+        (None, Some(name)) => SavedDiagnosis::Process(Box::new(observe(name, args)?)),
+        (None, None) => observe_group(None, args)?,
     };
     if let Some(path) = &args.save {
         save(path, |out| Ok(serde_json::to_writer(out, &evidence)?))?;
     }
-    let diagnosis = diagnose::diagnose(&evidence, args.symptom.map(Symptom::from));
-    let options = DiagnosisOptions { all: args.all };
-    let report = diagnose::report(&evidence, &diagnosis, &options);
+    let (report, is_healthy) = conclude(&evidence, args);
     emit_with_page(&report, &args.output, look, Units::Human, |out| {
-        write_page(&evidence, &diagnosis, out)
+        write_page(&evidence, &report, args, out)
     })?;
-    let exit = if diagnosis.causes.is_empty() { 0 } else { TROUBLE };
-    Ok(ExitCode::from(exit))
+    Ok(ExitCode::from(if is_healthy { 0 } else { TROUBLE }))
 }
 
-/// The HTML page: the diagnosis, the reports of the instruments, and the heap by retained bytes.
+/// The HTML page: of a process also the reports of the instruments, and the heap by retained bytes.
 fn write_page(
-    evidence: &Evidence,
-    diagnosis: &Diagnosis,
+    evidence: &SavedDiagnosis,
+    report: &Report,
+    args: &DiagnoseArgs,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
-    let page = diagnose::page(evidence, diagnosis);
+    let SavedDiagnosis::Process(evidence) = evidence else { return html::write(report, out) };
+    let found = diagnose::diagnose(evidence, args.symptom.map(Symptom::from));
+    let page = diagnose::page(evidence, &found);
     let graph = evidence.scan.value().and_then(|scan| scan.graph.as_ref());
     let cells = graph.map(heap_graph::cells).unwrap_or_default();
     match cells.is_empty() {
@@ -121,22 +134,96 @@ fn write_page(
     }
 }
 
-fn open(path: &Path) -> anyhow::Result<Evidence> {
-    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let evidence: Evidence = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is not saved evidence of a diagnosis", path.display()))?;
-    if evidence.pagewise_evidence != EVIDENCE_VERSION {
-        bail!("{} is of another version of pagewise", path.display());
+/// The report, and true if no trouble was found.
+fn conclude(evidence: &SavedDiagnosis, args: &DiagnoseArgs) -> (Report, bool) {
+    let options = DiagnosisOptions { all: args.all };
+    let symptom = args.symptom.map(Symptom::from);
+    match evidence {
+        SavedDiagnosis::Process(evidence) => {
+            let found = diagnose::diagnose(evidence, symptom);
+            (diagnose::report(evidence, &found, &options), found.causes.is_empty())
+        }
+        SavedDiagnosis::Machine(machine) => {
+            let found = diagnose::diagnose_machine(machine);
+            (diagnose::machine_report(machine, &found), found.is_healthy())
+        }
+        SavedDiagnosis::Group { machine, largest } => {
+            let signs = diagnose::diagnose_machine(machine);
+            let found = diagnose::diagnose(largest, symptom);
+            let report = diagnose::cgroup_report(machine, &signs, (largest, &found), &options);
+            (report, signs.is_healthy() && found.causes.is_empty())
+        }
     }
-    Ok(evidence)
 }
 
-fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
+fn open(path: &Path) -> anyhow::Result<SavedDiagnosis> {
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let saved: SavedDiagnosis = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is not saved evidence of a diagnosis", path.display()))?;
+    let of_process = |it: &Evidence| it.pagewise_evidence == EVIDENCE_VERSION;
+    let of_machine =
+        |it: &MachineEvidence| it.pagewise_machine_evidence == MACHINE_EVIDENCE_VERSION;
+    let is_ours = match &saved {
+        SavedDiagnosis::Process(evidence) => of_process(evidence),
+        SavedDiagnosis::Machine(machine) => of_machine(machine),
+        SavedDiagnosis::Group { machine, largest } => of_machine(machine) && of_process(largest),
+    };
+    if !is_ours {
+        bail!("{} is of another version of pagewise", path.display());
+    }
+    Ok(saved)
+}
+
+/// The processes of our own pid namespace.
+fn live_root() -> anyhow::Result<ProcRoot> {
     let root = ProcRoot::live();
     if !root.has_our_ids() {
         bail!("/proc is of another pid namespace: its processes cannot be observed from here");
     }
-    let (root, pid) = target::hold(&root, name)?;
+    Ok(root)
+}
+
+fn budget_of(args: &DiagnoseArgs) -> Budget {
+    let share = args.budget / 100.0;
+    let cpu = Budget::whole(args.during).mul_f64(share).max(MIN_CPU);
+    Budget { cpu, pause: args.max_pause }
+}
+
+/// Observes all processes and cgroups, of the machine or of one cgroup, and the largest process of
+/// a cgroup with all instruments.
+fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<SavedDiagnosis> {
+    let root = live_root()?;
+    let interrupts = NotedInterrupts::note();
+    let request = SweepRequest {
+        duration: args.during,
+        budget: budget_of(args),
+        cgroup,
+        is_interrupted: &|| interrupts.came(),
+    };
+    let sweep = Sweep::begin(&root, &request)
+        .with_context(|| format!("no memory cgroup {}", cgroup.unwrap_or_default()))?;
+    if !args.output.json {
+        let seconds = args.during.as_secs_f64();
+        note(format_args!("counters of all processes and cgroups, twice within {seconds:.1} s"));
+    }
+    let largest = cgroup.and_then(|_| sweep.largest(&|pid| root.check_access(pid).is_ok()));
+    let largest = largest.and_then(|pid| {
+        // It may have ended since: the counters of the others are worth a report.
+        let observed = observe(&pid.to_string(), args);
+        observed.map_err(|error| note(format_args!("process {pid}: {error:#}"))).ok()
+    });
+    let mut machine = Box::new(sweep.finish(&root, &request));
+    Ok(match largest {
+        Some(largest) => {
+            machine.cost.longest_pause_ns = largest.cost.longest_pause_ns;
+            SavedDiagnosis::Group { machine, largest: Box::new(largest) }
+        }
+        None => SavedDiagnosis::Machine(machine),
+    })
+}
+
+fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
+    let (root, pid) = target::hold(&live_root()?, name)?;
     if root.ourselves() == Some(pid) {
         bail!("pagewise cannot diagnose itself");
     }
@@ -148,9 +235,6 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
         bail!("process {pid} is a kernel thread: it has no memory of its own");
     }
     root.check_access(pid)?;
-    let share = args.budget / 100.0;
-    let cpu = Budget::whole(args.during).mul_f64(share).max(MIN_CPU);
-    let budget = Budget { cpu, pause: args.max_pause };
     let interrupts = NotedInterrupts::note();
     let is_quiet = args.output.json;
     let progress = |instrument: Instrument| {
@@ -167,10 +251,15 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
         };
         scanned.map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
     };
+    let record = |duration: Duration| -> Reading<AllocationProfile> {
+        attach::profile(pid, duration, args.max_pause)
+            .map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
+    };
     let request = DiagnosisRequest {
         duration: args.during,
-        budget,
+        budget: budget_of(args),
         scan: &scan,
+        record: args.attach.then_some(&record as _),
         progress: &progress,
         is_interrupted: &|| interrupts.came(),
     };

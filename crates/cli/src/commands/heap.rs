@@ -1,7 +1,7 @@
 //! `pagewise heap`: recordings of heaps and their reports, and scans of heaps from outside.
 
 pub(crate) mod args;
-mod attach;
+pub(crate) mod attach;
 pub(crate) mod export;
 mod record;
 pub(crate) mod scan;

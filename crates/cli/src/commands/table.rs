@@ -24,6 +24,10 @@ pub(crate) enum Command {
     /// worthwhile. By default it uses at most 1 % of the CPU time of the machine and
     /// stops the process for at most 5 ms at once.
     ///
+    /// If the target is a memory cgroup, diagnose observes its largest process, and
+    /// reads the counters of its other processes. Without a target, it reads the
+    /// counters of all processes and cgroups, and names those with signs of trouble.
+    ///
     /// The report has at most three causes, each with its evidence, its object (such
     /// as a function, a mapping or a setting) and its remedies, then the causes that
     /// the evidence rules out, then the evidence that is missing.
@@ -34,6 +38,8 @@ pub(crate) enum Command {
     ///   pagewise diagnose 1234
     ///   pagewise diagnose redis-server --symptom growth --for 30s
     ///   pagewise diagnose 1234 --save trouble.json --html trouble.html
+    ///   pagewise diagnose /system.slice/redis.service
+    ///   pagewise diagnose --system
     ///   pagewise diagnose --from trouble.json --all
     #[command(verbatim_doc_comment)]
     Diagnose(diagnose::DiagnoseArgs),

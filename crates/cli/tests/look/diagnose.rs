@@ -137,3 +137,35 @@ fn the_report_for_people_fits_80_columns_and_25_lines() {
     assert!(text.lines().count() <= 25, "{text}");
     assert!(text.contains("pagewise trim"), "{text}");
 }
+
+#[test]
+fn the_machine_and_a_cgroup_are_reported_with_their_processes() {
+    let sick = arenas();
+    let output = pagewise(&["diagnose", "--system", "--for", "1s", "--json"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
+    let is_healthy = report["healthy"].as_bool().unwrap();
+    assert_eq!(output.status.code(), Some(if is_healthy { 0 } else { 10 }), "{report:#}");
+    let listed = std::fs::read_dir("/proc").unwrap().flatten();
+    let processes = listed.filter(|it| it.path().join("exe").read_link().is_ok()).count() as u64;
+    let seen = report["machine"]["processes_seen"].as_u64().unwrap();
+    assert!(seen >= processes / 2 && seen <= processes * 2, "{seen} of {processes}");
+    assert!(report["processes"].is_array() && report["cgroups"].is_array());
+    let Some(path) = cgroup_of(&sick.pid()) else { return };
+    let output = pagewise(&["diagnose", &path, "--for", "1s", "--json"]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{text}"));
+    assert!(!report["processes"].as_array().unwrap().is_empty(), "{report:#}");
+    assert!(report["machine"]["cgroups_seen"].as_u64().unwrap() > 0, "{report:#}");
+    let unknown = pagewise(&["diagnose", "/no/such/cgroup", "--for", "1s"]);
+    assert_eq!(unknown.status.code(), Some(1));
+}
+
+/// The memory cgroup of a process, if it has one.
+fn cgroup_of(pid: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let words = text.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+    let words = words.filter(|words| words.len() == 3);
+    let memory = words.into_iter().find(|words| words[1].split(',').any(|it| it == "memory"))?;
+    (memory[2] != "/").then(|| memory[2].to_owned())
+}

@@ -1,5 +1,9 @@
 //! `pagewise heap attach`: records the heap of a program that runs already.
 
+use std::cmp::Reverse;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,12 +12,13 @@ use anyhow::{Context, bail};
 use pagewise_heap::safe_call::recorder_addresses;
 use pagewise_heap::{AttachRefused, Attached, CollectRequest, Collector, HeapError, LeftBehind};
 use pagewise_heaplog::recording::LogEnding;
-use pagewise_model::Pid;
+use pagewise_model::evidence::{AllocationProfile, AllocationProfileRow};
+use pagewise_model::{Bytes, Pid};
 use pagewise_proc::{ProcError, ProcRoot};
 use pagewise_sys::interrupt::NotedInterrupts;
 
 use super::record::{tell, tell_not_recorded, the_library, usual_name};
-use crate::commands::heap::args::HeapAttach;
+use crate::commands::heap::args::{HeapAttach, RecordArgs};
 use crate::keeper::{KeeperProcess, has_ended};
 use crate::output::note;
 use crate::pause;
@@ -72,6 +77,64 @@ fn program_of(root: &ProcRoot, pid: u32) -> anyhow::Result<PathBuf> {
     }
     std::fs::read_link(root.file(Pid(pid), "exe"))
         .with_context(|| format!("cannot see the program of process {pid}"))
+}
+
+/// Average number of allocated bytes for each sample of a diagnosis: a growth of 1 MiB has some
+/// dozen samples.
+const PROFILE_BYTES: u64 = 32 << 10;
+/// Call stacks in a profile.
+const MAX_PROFILE_ROWS: usize = 256;
+
+/// Samples the allocations of a process for some time, and returns those that were not freed.
+pub(crate) fn profile(
+    pid: Pid,
+    time: Duration,
+    max_pause: Duration,
+) -> anyhow::Result<AllocationProfile> {
+    let folder = PrivateFolder::create(pid).context("cannot create a folder for the recording")?;
+    let file = folder.0.join("heap.pwh");
+    let record =
+        RecordArgs { output: Some(file.clone()), sample: Some(PROFILE_BYTES), mmap: false };
+    run(&HeapAttach { pid: pid.0, time: Some(time), record, follow: false, max_pause })?;
+    let recording = super::open(&file)?;
+    let mut rows: Vec<AllocationProfileRow> = recording
+        .sites
+        .iter()
+        .map(|site| AllocationProfileRow {
+            stack: site.stack,
+            live: Bytes(site.leaked().bytes),
+            live_blocks: site.leaked().blocks,
+            allocated: Bytes(site.allocated.bytes),
+        })
+        .collect();
+    rows.sort_by_key(|row| Reverse((row.live, row.allocated)));
+    rows.truncate(MAX_PROFILE_ROWS);
+    Ok(AllocationProfile {
+        took_ns: recording.took_ns,
+        every_bytes: recording.every_bytes,
+        frames: recording.frames,
+        stacks: recording.stacks,
+        rows,
+    })
+}
+
+/// A folder that only this user can enter, removed at the end.
+struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    fn create(pid: Pid) -> io::Result<PrivateFolder> {
+        let name = format!("pagewise-diagnose-{}-{pid}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        // Fails if the folder exists: another user may have made it.
+        DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(PrivateFolder(path))
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }
 
 /// Records until the time is over, a signal interrupts, or the process ends.

@@ -1,0 +1,182 @@
+//! Two readings of the counters of all processes and cgroups, of the machine or of one cgroup.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_model::evidence::{ActivityPoint, DiagnosisCost, Instrument, MachinePoint};
+use pagewise_model::machine_evidence::{
+    MACHINE_EVIDENCE_VERSION, MachineEvidence, ProcessActivity,
+};
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{Name, PageSize, Pid};
+use pagewise_proc::cgroup::WatchedCgroup;
+use pagewise_proc::cgroup::hierarchy::CgroupHierarchy;
+use pagewise_proc::{ProcRoot, activity, machine_activity, stat};
+use pagewise_sys::system;
+
+use crate::Budget;
+use crate::budget::CostMeter;
+
+/// Time between two checks of the end.
+const TURN: Duration = Duration::from_millis(50);
+/// Processes in the evidence, largest first.
+const MAX_PROCESSES: usize = 4000;
+
+/// Parameters of the observation of a machine.
+#[expect(missing_debug_implementations, reason = "it holds a function")]
+pub struct SweepRequest<'a> {
+    /// Duration of the observation.
+    pub duration: Duration,
+    /// Bounds of the cost.
+    pub budget: Budget,
+    /// The path of a cgroup to which the observation is limited.
+    pub cgroup: Option<&'a str>,
+    /// True if the observation is to end now.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+/// A process by its ID and the time of its start.
+type ProcessKey = (Pid, u64);
+
+/// The counters of all processes and cgroups at the beginning.
+#[derive(Debug)]
+pub struct Sweep {
+    began: Instant,
+    meter: CostMeter,
+    page_size: PageSize,
+    cgroup: Option<Name>,
+    machine: MachinePoint,
+    processes: HashMap<ProcessKey, (Name, ActivityPoint)>,
+    unreadable: u64,
+    cgroups: Vec<WatchedCgroup>,
+}
+
+impl Sweep {
+    /// Reads the counters. `None` if the cgroup does not exist.
+    pub fn begin(root: &ProcRoot, request: &SweepRequest<'_>) -> Option<Sweep> {
+        let began = Instant::now();
+        let mut meter = CostMeter::new(request.budget);
+        let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
+        let hierarchy = CgroupHierarchy::find(root).ok();
+        let folder = match (request.cgroup, &hierarchy) {
+            (None, _) => None,
+            (Some(path), Some(hierarchy)) => Some(hierarchy.folder(path)?),
+            (Some(_), None) => return None,
+        };
+        let members = folder.as_ref().zip(hierarchy.as_ref());
+        let members = members.map(|(folder, hierarchy)| hierarchy.members(folder));
+        let (processes, unreadable, cgroups) = meter.measure(Instrument::Activity, || {
+            let pids = members.unwrap_or_else(|| root.pids().unwrap_or_default());
+            let (processes, unreadable) = counters(root, &pids, page_size, began);
+            let watched = hierarchy.as_ref().map_or_else(Vec::new, |hierarchy| {
+                let folders = match &folder {
+                    Some(folder) => hierarchy.folders(folder),
+                    None => hierarchy.all(),
+                };
+                folders.iter().map(|folder| hierarchy.watch(folder)).collect()
+            });
+            ((processes, unreadable, watched), Duration::ZERO)
+        });
+        let cgroup = folder.as_ref().zip(hierarchy.as_ref());
+        Some(Sweep {
+            began,
+            meter,
+            page_size,
+            cgroup: cgroup.map(|(folder, hierarchy)| hierarchy.name(folder)),
+            machine: machine_activity::point(root, 0),
+            processes,
+            unreadable,
+            cgroups,
+        })
+    }
+
+    /// The process with the most memory that satisfies a condition.
+    pub fn largest(&self, is_wanted: &dyn Fn(Pid) -> bool) -> Option<Pid> {
+        let mut all: Vec<(Pid, &ActivityPoint)> =
+            self.processes.iter().map(|((pid, _), (_, point))| (*pid, point)).collect();
+        all.sort_by_key(|(pid, point)| (Reverse(point.resident), *pid));
+        all.into_iter().map(|(pid, _)| pid).find(|pid| is_wanted(*pid))
+    }
+
+    /// Waits until the observation is over, and reads the counters again.
+    pub fn finish(mut self, root: &ProcRoot, request: &SweepRequest<'_>) -> MachineEvidence {
+        let end = self.began + request.duration;
+        let mut interrupted = (request.is_interrupted)();
+        while !interrupted && Instant::now() < end {
+            sleep(TURN.min(end.saturating_duration_since(Instant::now())));
+            interrupted = (request.is_interrupted)();
+        }
+        let (began, page_size) = (self.began, self.page_size);
+        let before = std::mem::take(&mut self.processes);
+        let watched = std::mem::take(&mut self.cgroups);
+        let (processes, cgroups) = self.meter.measure(Instrument::Activity, || {
+            let pids: Vec<Pid> = before.keys().map(|(pid, _)| *pid).collect();
+            let (after, _) = counters(root, &pids, page_size, began);
+            let cgroups = watched.into_iter().map(WatchedCgroup::finish).collect();
+            ((both(before, after), cgroups), Duration::ZERO)
+        });
+        let wall_ns = nanoseconds(began.elapsed());
+        MachineEvidence {
+            pagewise_machine_evidence: MACHINE_EVIDENCE_VERSION,
+            cgroup: self.cgroup,
+            machine: [self.machine, machine_activity::point(root, wall_ns)],
+            processes,
+            unreadable: self.unreadable,
+            cgroups,
+            cost: DiagnosisCost {
+                cpu_ns: nanoseconds(self.meter.spent()),
+                longest_pause_ns: 0,
+                wall_ns,
+                cpu_budget_ns: nanoseconds(request.budget.cpu),
+                pause_budget_ns: nanoseconds(request.budget.pause),
+                interrupted,
+                runs: self.meter.runs().to_vec(),
+            },
+        }
+    }
+}
+
+/// Counters of processes that have memory of their own, and the number of those that cannot be
+/// read.
+fn counters(
+    root: &ProcRoot,
+    pids: &[Pid],
+    page_size: PageSize,
+    began: Instant,
+) -> (HashMap<ProcessKey, (Name, ActivityPoint)>, u64) {
+    let (mut found, mut unreadable) = (HashMap::new(), 0);
+    for &pid in pids.iter().filter(|pid| root.ourselves() != Some(**pid)) {
+        let stat = root.read(pid, "stat").and_then(|text| stat::parse(&text));
+        let Ok(stat) = stat else {
+            unreadable += 1;
+            continue;
+        };
+        if stat.is_kernel_thread() || stat.has_ended() {
+            continue;
+        }
+        match activity::point(root, pid, page_size, nanoseconds(began.elapsed())) {
+            Ok(point) => drop(found.insert((pid, stat.start_ticks), (stat.name, point))),
+            Err(_) => unreadable += 1,
+        }
+    }
+    (found, unreadable)
+}
+
+/// Processes that were read twice, the largest first.
+fn both(
+    before: HashMap<ProcessKey, (Name, ActivityPoint)>,
+    mut after: HashMap<ProcessKey, (Name, ActivityPoint)>,
+) -> Vec<ProcessActivity> {
+    let mut all: Vec<ProcessActivity> = before
+        .into_iter()
+        .filter_map(|(key, (name, first))| {
+            let (_, last) = after.remove(&key)?;
+            Some(ProcessActivity { pid: key.0, name, points: [first, last] })
+        })
+        .collect();
+    all.sort_by_key(|it| (Reverse(it.points[1].resident), it.pid));
+    all.truncate(MAX_PROCESSES);
+    all
+}
