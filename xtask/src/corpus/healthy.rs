@@ -235,9 +235,9 @@ for i in range(2000):
     HealthyProgram {
         name: "xz",
         programs: &["xz"],
-        start: "exec sh -c 'while :; do seq 100000; sleep 0.1; done' | xz -3 >/dev/null",
-        probe: "pgrep -x xz >/dev/null",
-        load: "",
+        start: "mkfifo in\nexec xz -3 -c <>in >/dev/null",
+        probe: "test -p in",
+        load: "seq 50000 >in",
     },
     HealthyProgram {
         name: "zstd",
