@@ -18,13 +18,13 @@ use pagewise_model::{AddrRange, Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
+use pagewise_scan::allocator_code::allocator_code;
 use pagewise_scan::core_image::CoreImage;
 use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_running, copy_stopped,
 };
 use pagewise_scan::memory::Memory;
 use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest};
-use pagewise_scan::walk::allocator_code;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
 use pagewise_trace::{ProcessCode, RecordedFile, demangled};
