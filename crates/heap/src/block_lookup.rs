@@ -340,13 +340,13 @@ impl LookupProcess {
             return None;
         }
         if is_mapped {
-            return Some(glibc_chunk::room(head));
+            return Some(glibc_chunk::room(start, head));
         }
         // The last chunk of a heap is never an allocated one, so another follows.
         let next = self.word(end + 8).filter(|_| end < mapping.end)?;
         let makes_sense =
             next & PREVIOUS_IN_USE != 0 && glibc_chunk::size(next).is_multiple_of(UNIT);
-        makes_sense.then_some(glibc_chunk::room(head))
+        makes_sense.then_some(glibc_chunk::room(start, head))
     }
 }
 

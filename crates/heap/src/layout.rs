@@ -384,7 +384,12 @@ impl Looking<'_> {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let (before, head) = (word(before), word(head));
         let size = glibc_chunk::size(head);
-        let end = chunk.checked_add(size).filter(|end| *end <= range.end && size >= MIN_CHUNK);
+        let behind = match glibc_chunk::is_mapped(head) {
+            true => glibc_chunk::behind_mapped(block.address, head),
+            false => 0,
+        };
+        let end = chunk.checked_add(size).and_then(|end| end.checked_add(behind));
+        let end = end.filter(|end| *end <= range.end && size >= MIN_CHUNK);
         let start = chunk.checked_sub(before).filter(|start| *start >= range.start);
         match (head & (MAPPED | OTHER_ARENA), end, start) {
             (MAPPED, Some(end), Some(start)) => {
@@ -393,7 +398,7 @@ impl Looking<'_> {
                     self.sums.push(AreaSum { kind: LogAreaKind::Mapped, ..AreaSum::default() });
                     self.sums.len() - 1
                 });
-                let live = self.size(block, size - UNIT);
+                let live = self.size(block, glibc_chunk::room(block.address, head));
                 let weight = self.weight(live);
                 let sum = &mut self.sums[alone];
                 sum.parts += 1;

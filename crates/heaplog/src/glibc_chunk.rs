@@ -1,5 +1,5 @@
 //! Header of a block of glibc's malloc: the layout of `malloc_chunk` on 64-bit machines, the same
-//! in all versions from 2.3 to 2.42.
+//! in all versions from 2.3 to 2.44.
 //!
 //! A chunk begins with two words: the size of the chunk before it, which is valid only while that
 //! chunk is free, and its own size with [flags](FLAGS) in the low bits. The block that `malloc`
@@ -32,9 +32,39 @@ pub const fn is_mapped(word: u64) -> bool {
     word & MAPPED != 0
 }
 
-/// Usable bytes of a block in use, by the size word of its chunk; the result means nothing for a
-/// word that is not one.
+/// Bytes between the end of a chunk with a mapping of its own and the end of that mapping: none
+/// until glibc 2.42. Since 2.43 they are a header, and the block reaches into it as that of any
+/// other chunk into the next one. The mapping ends with a page, so the end of the chunk has
+/// another alignment in these versions.
 #[inline(always)]
-pub const fn room(word: u64) -> u64 {
-    size(word).wrapping_sub(if is_mapped(word) { 16 } else { 8 })
+pub const fn behind_mapped(block: u64, word: u64) -> u64 {
+    block.wrapping_sub(HEADER).wrapping_add(size(word)) & UNIT
+}
+
+/// Usable bytes of a block in use, by its address and the size word of its chunk; the result means
+/// nothing for a word that is not one.
+#[inline(always)]
+pub const fn room(block: u64, word: u64) -> u64 {
+    let outside = if is_mapped(word) { HEADER - behind_mapped(block, word) / 2 } else { 8 };
+    size(word).wrapping_sub(outside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usable_bytes_of_mapped_blocks_depend_on_the_version() {
+        let mapped = |bytes: u64| bytes | MAPPED;
+        // malloc_usable_size of malloc(150000) and aligned_alloc(64, 150000), with glibc 2.41.
+        assert_eq!(room(0x7000_0010, mapped(0x25000)), 151_536);
+        assert_eq!(behind_mapped(0x7000_0010, mapped(0x25000)), 0);
+        assert_eq!(room(0x7000_0040, mapped(0x24fd0)), 151_488);
+        // With glibc 2.43.
+        assert_eq!(room(0x7000_0010, mapped(0x24ff0)), 151_528);
+        assert_eq!(behind_mapped(0x7000_0010, mapped(0x24ff0)), 16);
+        assert_eq!(room(0x7000_0040, mapped(0x24fc0)), 151_480);
+        // In a heap.
+        assert_eq!(room(0x7000_0010, 0x91), 0x88);
+    }
 }

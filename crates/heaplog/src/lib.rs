@@ -8,6 +8,8 @@
 
 #[cfg(feature = "file")]
 mod format;
+pub mod glibc_arena;
+pub mod glibc_cache;
 pub mod glibc_chunk;
 pub mod guard;
 #[cfg(feature = "file")]

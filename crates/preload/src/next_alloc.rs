@@ -362,9 +362,9 @@ pub(crate) fn free(block: *mut c_void) {
     unsafe { function(block) }
 }
 
-/// The word before a block.
+/// The word before a block: the size word of its chunk.
 #[inline(always)]
-fn glibc_size(address: u64) -> u64 {
+pub(crate) fn glibc_size(address: u64) -> u64 {
     let header: *const u64 = std::ptr::with_exposed_provenance(address as usize - 8);
     // SAFETY: the word before a live block is its header.
     unsafe { header.read_volatile() }
@@ -373,14 +373,15 @@ fn glibc_size(address: u64) -> u64 {
 /// Length of a block's own mapping.
 pub(crate) fn glibc_mapped(address: u64) -> Option<u64> {
     let word = glibc_size(address);
-    glibc_chunk::is_mapped(word).then_some(glibc_chunk::size(word))
+    let length = || glibc_chunk::size(word) + glibc_chunk::behind_mapped(address, word);
+    glibc_chunk::is_mapped(word).then(length)
 }
 
 /// Usable size of a block of the C library, from its header; [`has_headers`] has verified the
 /// format.
 #[inline(always)]
 pub(crate) fn glibc_room(address: u64) -> u64 {
-    glibc_chunk::room(glibc_size(address))
+    glibc_chunk::room(address, glibc_size(address))
 }
 
 /// True if headers of blocks say what the C library says.

@@ -11,6 +11,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use pagewise_heaplog::glibc_cache::CacheLayout;
+use pagewise_heaplog::glibc_chunk;
+
 use crate::modules;
 use crate::next_alloc;
 
@@ -18,10 +21,6 @@ use crate::next_alloc;
 static KEY: AtomicU64 = AtomicU64::new(0);
 /// Address range of glibc's code.
 static CODE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-/// Sizes of a cache (`tcache_perthread_struct`), as its header says, and where in it the lists of
-/// blocks begin, which end with it: of glibc 2.30 to 2.41, and of 2.42.
-const CACHES: [(u64, u64); 2] = [(0x288, 128), (0x2f8, 152)];
 
 /// Learns the number from a block of this thread's. `malloc` and `free` are glibc's, whose blocks
 /// have headers.
@@ -65,8 +64,9 @@ pub(crate) fn is_emptied(address: u64, stack: u64) -> bool {
     if word(8) == key {
         return true;
     }
-    let room = next_alloc::glibc_room(address);
-    let cache = CACHES.iter().find(|(size, _)| *size == room);
+    let cache = CacheLayout::of_chunk(glibc_chunk::size(next_alloc::glibc_size(address)));
     // glibc has taken all blocks out of the lists before.
-    cache.is_some_and(|&(size, lists)| (lists..size - 8).step_by(8).all(|at| word(at) == 0))
+    cache.is_some_and(|cache| {
+        (cache.entries()..cache.bytes()).step_by(8).all(|at| word(at as u64) == 0)
+    })
 }

@@ -187,7 +187,7 @@ impl HeapLayout {
         let has_outside = !main.is_contiguous() || !brk.contains(main.top);
         let search = OutsideLayout {
             page: page_size.bytes(),
-            mapped_end: main.layout.mapped_end(),
+            mapped_end: arena::mapped_end(main.layout),
             top: Some(main.top).filter(|_| has_outside && !main.is_unused()),
         };
         let outside = mapped::outside(memory, &segments, search);
@@ -207,7 +207,7 @@ impl HeapLayout {
 
     /// Blocks with mappings of their own that thread caches may hold: since glibc 2.43.
     fn cacheable_blocks(&self) -> &[MappedChunk] {
-        let has_any = self.states.iter().any(|state| state.layout.mapped_end() > 0);
+        let has_any = self.states.iter().any(|state| arena::mapped_end(state.layout) > 0);
         if has_any { &self.outside.blocks } else { &[] }
     }
 

@@ -6,6 +6,7 @@
 //!  live     memory of a live process, copied while it is stopped
 //!  core_image  memory of a core file, read from the file on request
 //!  walk     the walks of all allocators, as one heap
+//!  allocator_code  the code that changes heaps
 //!  running  memory of a live process that runs meanwhile
 //!  glibc    the walk of glibc's malloc
 //!  cpython  the walk of CPython's obmalloc
@@ -26,6 +27,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod allocator_code;
 pub mod blocks;
 pub mod core_image;
 mod corruption;

@@ -119,6 +119,12 @@ pub(crate) fn mapped_function(function: &FileFunction, mapping: &Mapping) -> Opt
     AddrRange { start, end: start.saturating_add(function.size) }.intersection(mapping.range)
 }
 
+/// The last component of a path.
+pub(crate) fn file_name(path: &[u8]) -> &[u8] {
+    let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    &path[start..]
+}
+
 /// Consecutive words, if all of them are known.
 pub(crate) fn words<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
     let mut bytes = [[0; 8]; N];

@@ -4,7 +4,6 @@
 //!  layout    the layouts of all supported versions
 //!  segments  segments, found and checked by structure
 //!  pages     pages with blocks of one size, and their free lists
-//!  code      the code that changes all this
 //! ```
 //!
 //! A segment is aligned to its size, and begins with a table of its slices of 64 KiB. A page is a
@@ -15,7 +14,6 @@
 //! None of this is an interface of mimalloc: all data is checked, and a contradiction is reported.
 //! Every loop is bounded by the number of blocks that fit into the pages.
 
-mod code;
 mod layout;
 mod pages;
 mod segments;
@@ -28,13 +26,14 @@ use pagewise_model::heap_scan::{HeapAllocator, WalkedArena};
 use pagewise_model::{AddrRange, PageSize};
 
 use crate::ScanError;
-use crate::memory::Memory;
+use crate::memory::{Memory, file_name};
 use crate::slot_heap::{SlotHeap, SlotOwner};
 use crate::walk::AllocatorWalk;
 use pages::{BlockPage, PageReader};
 use segments::Segment;
 
-pub(crate) use code::malloc_code;
+/// First bytes of the library's file name.
+pub(crate) const LIBRARY: &[u8] = b"libmimalloc";
 
 const NO_SEGMENT: &str =
     "it has no segment of mimalloc 2.0.6 to 2.3, and other versions have other layouts";
@@ -79,7 +78,7 @@ pub(crate) fn walk(
 
 /// True if the process has mapped the library. A program that contains mimalloc shows no name.
 fn has_library(memory: &dyn Memory) -> bool {
-    memory.mappings().iter().any(|mapping| code::is_library(mapping.path()))
+    memory.mappings().iter().any(|mapping| file_name(mapping.path()).starts_with(LIBRARY))
 }
 
 /// Numbers of arenas by thread pointer: each thread that owns segments has an arena, and one is of

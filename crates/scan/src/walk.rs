@@ -1,12 +1,11 @@
 //! The walks of all allocators of a process, as one heap.
 
 use pagewise_model::heap_scan::{LiveAmount, LiveSize, RefusedAllocator, WalkedHeap};
-use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
-use pagewise_proc::ProcRoot;
+use pagewise_model::{AddrRange, Mapping, PageSize};
 
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::graph::range_without;
-use crate::memory::{MaskedMemory, Memory};
+use crate::memory::{MaskedMemory, Memory, file_name};
 use crate::{ScanError, cpython, glibc, jemalloc, mimalloc, musl, pagewise_pools, tcmalloc};
 
 /// A walked heap, and its live blocks.
@@ -85,15 +84,6 @@ fn walks(
     Ok(walks)
 }
 
-/// The code of the allocators of a process: while a thread executes it, their data may contradict
-/// itself.
-pub fn allocator_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
-    let mut code = glibc::malloc_code(root, pid, mappings);
-    code.extend(musl::malloc_code(root, pid, mappings));
-    code.extend(mimalloc::malloc_code(root, pid, mappings));
-    code
-}
-
 fn refused_allocator(refusal: ScanError) -> Option<RefusedAllocator> {
     let ScanError::NotWalked { allocator, why } = refusal else { return None };
     Some(RefusedAllocator { name: allocator.to_owned(), why })
@@ -149,11 +139,8 @@ fn remove_size(sizes: &mut Vec<LiveSize>, size: u64) {
 
 /// True if a file with a name that begins with `name` is mapped.
 pub(crate) fn maps_library(mappings: &[Mapping], name: &[u8]) -> bool {
-    mappings.iter().any(|mapping| {
-        let path = mapping.path();
-        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-        mapping.inode != 0 && path[start..].starts_with(name)
-    })
+    let is_it = |mapping: &Mapping| file_name(mapping.path()).starts_with(name);
+    mappings.iter().any(|mapping| mapping.inode != 0 && is_it(mapping))
 }
 
 #[cfg(test)]

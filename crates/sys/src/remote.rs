@@ -1,5 +1,5 @@
-//! Another process's memory: small pieces, many a call, by `process_vm_readv`; large ones by
-//! `/proc/PID/mem`.
+//! Another process's memory, by `/proc/PID/mem`; pages that no other process maps also by
+//! `process_vm_readv`.
 //!
 //! To read a page that a process shares with a forked child, `process_vm_readv` first makes the
 //! kernel give the process a copy of its own (Linux 5.19 and newer, `gup_must_unshare`): reading
@@ -12,9 +12,6 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// The most pieces the kernel takes in one call (`UIO_MAXIOV`).
-const MAX_PIECES: usize = 1024;
-
 /// The `N` bytes at each of `addresses` in the process, or `None` where they are not all readable.
 ///
 /// Reading an untouched page makes the kernel map it, so ask only for pages known to be present.
@@ -22,30 +19,13 @@ const MAX_PIECES: usize = 1024;
 /// # Errors
 /// `EPERM` where we may not trace the process, `ESRCH` where it is gone.
 pub fn read_each<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<Option<[u8; N]>>> {
-    let mut read = Vec::with_capacity(addresses.len());
-    while let Some(rest) = addresses.get(read.len()..).filter(|rest| !rest.is_empty()) {
-        let batch = &rest[..rest.len().min(MAX_PIECES)];
-        let whole = read_batch(pid, batch)?;
-        let stopped_early = whole.len() < batch.len();
-        read.extend(whole.into_iter().map(Some));
-        if stopped_early {
-            // The kernel stops at the first piece it cannot read: that one is a `None`.
-            read.push(None);
-        }
-    }
-    Ok(read)
-}
-
-/// The leading pieces that could be read whole; none where the first is not readable.
-fn read_batch<const N: usize>(pid: u32, addresses: &[u64]) -> io::Result<Vec<[u8; N]>> {
-    let mut bytes = vec![[0; N]; addresses.len()];
-    let remote: Vec<libc::iovec> = addresses
-        .iter()
-        .map(|&address| libc::iovec { iov_base: pointer(address), iov_len: N })
-        .collect();
-    let got = read_pieces(pid, &remote, bytes.as_flattened_mut())?;
-    bytes.truncate(got.checked_div(N).unwrap_or(0));
-    Ok(bytes)
+    let memory = OpenMemory::open(pid)?;
+    let piece = |address: &u64| {
+        let mut bytes = [0; N];
+        let read = memory.read_one(*address, &mut bytes)?;
+        Ok((read == N).then_some(bytes))
+    };
+    addresses.iter().map(piece).collect()
 }
 
 /// Memory of a process, for many reads of large ranges.
@@ -175,6 +155,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
+    use std::slice;
 
     use super::*;
 
@@ -232,21 +213,26 @@ signal.pause()";
         });
         let before = exclusive(pid);
         let mut buffer = vec![0; 8 << 20];
-        let read: usize = large.map(|range| read(pid, &[range], &mut buffer).unwrap()).sum();
+        let large: Vec<Range<u64>> = large.collect();
+        let pages = large.iter().flat_map(|range| range.clone().step_by(4 << 10));
+        let words = read_each::<8>(pid, &pages.collect::<Vec<u64>>()).unwrap();
+        let read: usize =
+            large.iter().map(|range| read(pid, slice::from_ref(range), &mut buffer).unwrap()).sum();
         let after = exclusive(pid);
         let group = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
         rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
         child.wait().unwrap();
         assert!(read as u64 >= SIZE, "{read} bytes were read");
+        assert!(words.iter().all(Option::is_some), "{words:?}");
         assert!(after < before + (1 << 20), "{before} bytes were exclusive, then {after}");
     }
 
     #[test]
-    fn more_pieces_than_one_call_takes_are_read() {
+    fn many_pieces_are_read() {
         let word = [9_u8; 4];
-        let addresses = vec![(&raw const word).addr() as u64; 2 * MAX_PIECES + 1];
+        let addresses = vec![(&raw const word).addr() as u64; 3000];
         let read = read_each::<4>(std::process::id(), &addresses).unwrap();
-        assert_eq!(read, vec![Some(word); 2 * MAX_PIECES + 1]);
+        assert_eq!(read, vec![Some(word); 3000]);
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fixture::number;
 use fixture::recorder::report;
+use fixture::{OtherGlibc, number};
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
@@ -33,11 +33,15 @@ struct WaitingRecorded {
 impl WaitingRecorded {
     /// Starts it. It has said what it knows when it waits.
     fn start(more: &[&str], every: u64) -> WaitingRecorded {
+        WaitingRecorded::start_program(&fixture::program("arenas"), more, every)
+    }
+
+    fn start_program(program: &Path, more: &[&str], every: u64) -> WaitingRecorded {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("arenas.pwh");
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
         command.args(["heap", "run", "-o", file.to_str().unwrap()]).args(more).arg("--");
-        command.arg(fixture::program("arenas")).arg(every.to_string());
+        command.arg(program).arg(every.to_string());
         command.env_remove("MALLOC_ARENA_MAX").env_remove("GLIBC_TUNABLES");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
@@ -169,7 +173,22 @@ fn arenas_have_what_the_program_the_c_library_and_the_kernel_say() {
     if !can_scan() {
         return;
     }
-    let waiting = WaitingRecorded::start(&[], 16);
+    assert_described(WaitingRecorded::start(&[], 16));
+}
+
+#[test]
+fn arenas_of_other_versions_of_glibc_are_described_alike() {
+    if !can_scan() {
+        return;
+    }
+    for library in OtherGlibc::with_recorder() {
+        eprintln!("glibc {}", library.version);
+        assert_described(WaitingRecorded::start_program(&library.program("arenas"), &[], 16));
+    }
+}
+
+/// Compares the arenas of a program that keeps one of 16 blocks with other sources.
+fn assert_described(waiting: WaitingRecorded) {
     let report = waiting.settled();
     let kept = BLOCKS / 16;
     let others = arenas(&report, "arena");

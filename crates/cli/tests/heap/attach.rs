@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use fixture::number;
 use fixture::recorder::{begins_with_a_jump, by_function, heap, report};
+use fixture::{OtherGlibc, number};
 use pagewise_skip::{Lack, is_root, skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -192,9 +192,22 @@ fn a_program_that_leaks_is_found_to() {
 
 #[test]
 fn thread_caches_freed_at_exit_are_not_blocks_of_the_program() {
+    assert_no_frees_of_caches(steady("threads"));
+}
+
+#[test]
+fn thread_caches_of_other_versions_of_glibc_are_not_blocks_of_the_program() {
+    for library in OtherGlibc::with_recorder() {
+        eprintln!("glibc {}", library.version);
+        let program = library.program("steady");
+        assert_no_frees_of_caches(BusyHeap::start_command(Command::new(program).arg("threads")));
+    }
+}
+
+/// Records a program whose threads end, and compares its frees with those that it counts.
+fn assert_no_frees_of_caches(mut busy: BusyHeap) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("threads.pwh");
-    let mut busy = steady("threads");
     let recording = begin(&busy, &file);
     busy.ask();
     interrupt(&recording);

@@ -484,6 +484,24 @@ fn a_program_that_never_leaves_malloc_is_not_corrupted() {
     }
 }
 
+#[test]
+fn a_program_that_never_leaves_another_allocator_is_not_corrupted() {
+    let mimalloc = fixture::mimalloc().map(|path| path.to_str().unwrap().to_owned());
+    let others = [installed(JEMALLOC), installed(TCMALLOC)];
+    let others = others.into_iter().flatten().map(str::to_owned);
+    for library in others.chain(mimalloc) {
+        for threads in [0, 3] {
+            let mut target = RandomProgram::preloading(&library, threads, 3, "w");
+            target.answer();
+            target.ask("r");
+            for method in [&[][..], &[], &["--fork"], &["--fork"]] {
+                eprintln!("{library}, {threads} threads, {method:?}");
+                assert_not_corrupted(&target.scan(method));
+            }
+        }
+    }
+}
+
 /// Compares scans of programs with the library of another allocator with what these count.
 fn assert_library_counted(library: &str, allocator: &str) {
     for (threads, seed, modes) in

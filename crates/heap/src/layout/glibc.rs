@@ -1,11 +1,12 @@
 //! Data of glibc's malloc in the process: the words at the beginning of each heap, and the arenas.
 //!
-//! malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.42, on 64-bit machines. None of it is an
+//! malloc/arena.c and malloc/malloc.c of glibc 2.27 to 2.44, on 64-bit machines. None of it is an
 //! interface, so all data is checked against the addresses that it must have; another layout leads
 //! to no data instead of wrong data.
 
 use std::ops::Range;
 
+use pagewise_heaplog::glibc_arena::{MAX_HEAP_HEADER, StateLayout};
 use pagewise_heaplog::glibc_chunk::{self, MIN_CHUNK, UNIT};
 use pagewise_model::Mapping;
 use pagewise_sys::remote;
@@ -34,6 +35,7 @@ pub(super) struct Arena {
 /// `malloc_state`, in part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GlibcArena {
+    layout: StateLayout,
     /// The last chunk.
     pub(super) top: u64,
     /// The next arena of the ring.
@@ -44,18 +46,13 @@ pub(super) struct GlibcArena {
     pub(super) system: u64,
 }
 
-/// Bytes of `malloc_state`, and where in it: a lock, flags, 10 lists, then `top`; another chunk,
-/// 254 bins, a map of these, then `next`.
-const STATE: usize = 2200;
-const TOP: usize = 96;
-const NEXT: usize = 2160;
-const THREADS: usize = 2176;
-const SYSTEM: usize = 2184;
-/// So far from the beginning of its heap an arena lies at most.
-const HEADER: u64 = 128;
+/// Bytes of the longest `malloc_state`.
+const MAX_STATE: usize = 2200;
+const _: () = assert!(StateLayout::WithFastbins.bytes() == MAX_STATE as u64);
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
+fn word(bytes: &[u8], at: u64) -> u64 {
+    let rest = usize::try_from(at).ok().and_then(|at| bytes.get(at..));
+    rest.and_then(|rest| rest.first_chunk()).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
 /// The heaps, in order of address: mappings may be several of them, one behind the other.
@@ -92,8 +89,9 @@ pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec
         }
         let start = range.start;
         let range = start..range.end.min(start + accessible);
-        if previous == 0 && (start + 1..=start + HEADER).contains(&arena) {
-            let first = arena + STATE as u64;
+        if previous == 0 && (start + 1..=start + MAX_HEAP_HEADER).contains(&arena) {
+            let Some(state) = state(process, arena) else { continue };
+            let first = arena + state.layout.bytes();
             heaps.push(GlibcHeap { range, arena, first });
         } else if previous != 0 && previous.is_multiple_of(ARENA) {
             linked.push(GlibcHeap { range, arena, first: start });
@@ -108,9 +106,11 @@ pub(super) fn heaps(process: &WalkedProcess, mappings: &[Mapping]) -> Option<Vec
 
 /// Content of an arena at an address.
 pub(super) fn state(process: &WalkedProcess, address: u64) -> Option<GlibcArena> {
-    let bytes = process.read::<STATE>(address)?;
-    let [top, next, threads, system] = [TOP, NEXT, THREADS, SYSTEM].map(|at| word(&bytes, at));
-    Some(GlibcArena { top, next, threads, system })
+    let bytes = process.read::<MAX_STATE>(address)?;
+    let layout = StateLayout::of_arena(address, &bytes)?;
+    let fields = [layout.top(), layout.next(), layout.threads(), layout.system()];
+    let [top, next, threads, system] = fields.map(|at| word(&bytes, at));
+    Some(GlibcArena { layout, top, next, threads, system })
 }
 
 /// Length of the last chunk, if its address is valid: at the end of one of these heaps.

@@ -1,24 +1,27 @@
 //! `malloc_state`, `malloc_par` and `heap_info`: found and checked by their structure, since C
 //! libraries are usually stripped.
 //!
-//! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.44, on 64-bit machines:
+//! malloc/malloc.c and malloc/arena.c of glibc 2.27 to 2.44, on 64-bit machines. `malloc_state` is
+//! in [`pagewise_heaplog::glibc_arena`].
 //!
 //! ```text
-//!  malloc_state until 2.42, since 2.43   malloc_par until 2.34, 2.42, since 2.43   heap_info
-//!     0     0  lock                       32  32  32  arena_max                     0  arena
-//!     4     4  flags                          40  40  page sizes, flags             8  previous heap
-//!     8        has fastbin chunks         40  60  68  mappings, most at once       16  bytes in use
-//!    16        fastbins[10]               48  68  76  most so far                  24  accessible bytes
-//!    96     8  top                        52  72  80  fixed threshold              32  page size (2.35)
-//!   104    16  last remainder             56  80  88  mapped bytes
-//!   112    24  bins[127]: first and last  72  96 104  start of the brk heap
-//!  2160  2072  next arena                 80 104 112  bins of thread caches
-//!  2176  2088  threads                    96 120 128  entries of a bin
-//!  2184  2096  bytes from the system
+//!  malloc_par until 2.34, 2.42, since 2.43   heap_info
+//!   32  32  32  arena_max                     0  arena
+//!       40  40  page sizes, flags             8  previous heap
+//!   40  60  68  mappings, most at once       16  bytes in use
+//!   48  68  76  most so far                  24  accessible bytes
+//!   52  72  80  fixed threshold              32  page size (2.35)
+//!   56  80  88  mapped bytes
+//!   72  96 104  start of the brk heap
+//!   80 104 112  bins of thread caches
+//!   96 120 128  entries of a bin
 //! ```
 
 use std::collections::HashSet;
 
+use pagewise_heaplog::glibc_arena::{
+    BIN_COUNT, FASTBIN_COUNT, FASTBINS, MAX_HEAP_HEADER, StateLayout,
+};
 use pagewise_heaplog::glibc_chunk::{HEADER, UNIT};
 use pagewise_model::heap_scan::LiveAmount;
 use pagewise_model::mapping::Sharing;
@@ -27,53 +30,15 @@ use pagewise_model::{AddrRange, Mapping};
 use crate::corruption::CorruptionLog;
 use crate::memory::{Memory, half, word};
 
-/// Offset of the fastbins in `malloc_state`.
-const FASTBINS: u64 = 16;
-/// Offsets in `malloc_state` from `top` on, which are the same in all versions.
-const BINS: u64 = 16;
-const NEXT: u64 = 2064;
-const THREADS: u64 = 2080;
-const SYSTEM: u64 = 2088;
-const MAX_SYSTEM: u64 = 2096;
-const STATE_END: u64 = 2104;
-
-/// Layout of `malloc_state`, by version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StateLayout {
-    /// Until glibc 2.42.
-    WithFastbins,
-    /// Since glibc 2.43.
-    WithoutFastbins,
-}
-
-impl StateLayout {
-    const ALL: [StateLayout; 2] = [StateLayout::WithFastbins, StateLayout::WithoutFastbins];
-
-    /// Offset of `top`.
-    const fn top(self) -> u64 {
-        match self {
-            StateLayout::WithFastbins => 96,
-            StateLayout::WithoutFastbins => 8,
-        }
-    }
-
-    const fn bytes(self) -> u64 {
-        self.top() + STATE_END
-    }
-
-    /// Bytes behind a chunk with a mapping of its own: since glibc 2.43 its block reaches into
-    /// them, as that of any chunk into the next one.
-    pub(super) const fn mapped_end(self) -> u64 {
-        match self {
-            StateLayout::WithFastbins => 0,
-            StateLayout::WithoutFastbins => HEADER,
-        }
+/// Bytes behind a chunk with a mapping of its own: since glibc 2.43 its block reaches into them, as
+/// that of any chunk into the next one.
+pub(super) const fn mapped_end(layout: StateLayout) -> u64 {
+    match layout {
+        StateLayout::WithFastbins => 0,
+        StateLayout::WithoutFastbins => HEADER,
     }
 }
 
-/// Number of fastbins, and of the other bins.
-pub(super) const FASTBIN_COUNT: usize = 10;
-pub(super) const BIN_COUNT: usize = 127;
 /// Flag of a main arena that has memory outside of the brk heap.
 const NONCONTIGUOUS: u32 = 2;
 /// Known flags, of all versions.
@@ -91,8 +56,6 @@ const MAX_HEAPS: usize = 1 << 16;
 const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
 /// No program has memory behind this address: sums of addresses and sizes cannot overflow.
 pub(super) const MAX_ADDRESS: u64 = 1 << 62;
-/// An arena lies at most this far from the beginning of its heap.
-const MAX_HEAP_HEADER: u64 = 128;
 
 /// `malloc_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,22 +87,21 @@ impl ArenaState {
         }
         let has_fastbins = layout == StateLayout::WithFastbins;
         let fastbins = if has_fastbins { FASTBIN_COUNT as u64 } else { 0 };
-        let top = layout.top();
         let state = ArenaState {
             address,
             layout,
             is_locked: half(&bytes, 0) != 0,
             flags: half(&bytes, 4),
             fastbins: (0..fastbins).map(|at| word(&bytes, FASTBINS + 8 * at)).collect(),
-            top: word(&bytes, top),
+            top: word(&bytes, layout.top()),
             bins: (0..BIN_COUNT as u64)
-                .map(|at| top + BINS + 16 * at)
+                .map(|at| layout.bins() + 16 * at)
                 .map(|at| [word(&bytes, at), word(&bytes, at + 8)])
                 .collect(),
-            next: word(&bytes, top + NEXT),
-            threads: word(&bytes, top + THREADS),
-            system: word(&bytes, top + SYSTEM),
-            max_system: word(&bytes, top + MAX_SYSTEM),
+            next: word(&bytes, layout.next()),
+            threads: word(&bytes, layout.threads()),
+            system: word(&bytes, layout.system()),
+            max_system: word(&bytes, layout.max_system()),
         };
         let lock_is_one = half(&bytes, 0) <= 2 && (!has_fastbins || half(&bytes, 8) <= 1);
         (lock_is_one && state.makes_sense()).then_some(state)
@@ -158,13 +120,12 @@ impl ArenaState {
 
     /// Address of the link to the next arena.
     fn next_link(&self) -> u64 {
-        self.address.wrapping_add(self.layout.top() + NEXT)
+        self.address.wrapping_add(self.layout.next())
     }
 
     /// Address that a bin has as a chunk: its two words are `fd` and `bk`.
     pub(super) fn bin(&self, index: usize) -> u64 {
-        let first = self.address.wrapping_add(self.layout.top() + BINS - UNIT);
-        first.wrapping_add(16 * index as u64)
+        self.layout.bin(self.address, index)
     }
 
     /// True if the arena has no memory yet: its last chunk is a bin.
@@ -207,7 +168,7 @@ pub(super) fn main_arenas(memory: &dyn Memory) -> Vec<ArenaState> {
             for (link, at) in words {
                 let link = u64::from_le_bytes(*link);
                 let arenas = StateLayout::ALL.into_iter().filter_map(|layout| {
-                    let arena = at.checked_sub(layout.top() + NEXT)?;
+                    let arena = at.checked_sub(layout.next())?;
                     let is_link = link == arena || is_in_heap_header(link);
                     let is_candidate = is_link && candidates.next().is_some();
                     is_candidate.then(|| main_arena(memory, arena, layout)).flatten()

@@ -5,6 +5,8 @@ use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::variables::{FileFunction, functions};
 use pagewise_proc::{ProcRoot, target_file};
 
+use crate::memory::file_name;
+
 /// Functions that glibc exports from `malloc.c`.
 const EXPORTED: [&str; 16] = [
     "malloc",
@@ -34,9 +36,7 @@ const MAX_CODE: u64 = 256 << 10;
 /// The code of malloc of the C library, or of a program that contains it.
 pub fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let is_library = |mapping: &&Mapping| {
-        let path = mapping.path();
-        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-        let name = &path[start..];
+        let name = file_name(mapping.path());
         name.starts_with(b"libc.") || name.starts_with(b"libc-")
     };
     let code = || mappings.iter().filter(|it| it.inode != 0 && it.prot.exec);

@@ -1,9 +1,10 @@
 //! Free lists: fastbins, bins and thread caches. Each is followed as far as it holds together.
 
+use pagewise_heaplog::glibc_arena::BIN_COUNT;
 use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, UNIT};
 use pagewise_model::AddrRange;
 
-use super::arena::{ArenaState, BIN_COUNT, HeapSegment};
+use super::arena::{ArenaState, HeapSegment};
 use super::mapped::MappedChunk;
 use super::thread_cache::ThreadCache;
 use crate::corruption::CorruptionLog;

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
+use pagewise_heaplog::glibc_cache::{CacheLayout, SMALL_BINS};
 use pagewise_heaplog::glibc_chunk::{self, MIN_CHUNK, UNIT};
 use pagewise_model::AddrRange;
 
@@ -16,55 +17,11 @@ use crate::memory::{Memory, ScannedThread};
 const MAX_TLS: u64 = 64 << 10;
 /// Number of threads that vote on offsets.
 const MAX_VOTERS: usize = 64;
-/// Number of bins of equal chunks.
-const SMALL_BINS: usize = 64;
 
-/// Layout of a cache, by version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CacheLayout {
-    /// Versions that have it.
-    pub(super) name: &'static str,
-    bins: usize,
-    /// Bytes of a count.
-    width: usize,
-    /// True if the counts are those of entries, false if of entries that are still permitted.
-    counts_entries: bool,
-}
-
-/// glibc 2.26, 2.30 and 2.42 changed `tcache_perthread_struct`.
-const LAYOUTS: [CacheLayout; 3] = [
-    CacheLayout {
-        name: "64 bins, counts of 1 byte (glibc 2.26 to 2.29)",
-        bins: SMALL_BINS,
-        width: 1,
-        counts_entries: true,
-    },
-    CacheLayout {
-        name: "64 bins, counts of 2 bytes (glibc 2.30 to 2.41)",
-        bins: SMALL_BINS,
-        width: 2,
-        counts_entries: true,
-    },
-    CacheLayout { name: "76 bins (since glibc 2.42)", bins: 76, width: 2, counts_entries: false },
-];
-
-impl CacheLayout {
-    fn bytes(self) -> usize {
-        self.bins * (self.width + 8)
-    }
-
-    /// True for the size of the chunk of a cache: malloc does not split a chunk if the remainder
-    /// would be too small for one, and since glibc 2.43 adds the header twice for some caches.
-    fn has_chunk_of(self, size: u64) -> bool {
-        let needed = (self.bytes() as u64 + 8).next_multiple_of(UNIT);
-        (needed..needed + UNIT + MIN_CHUNK).contains(&size)
-    }
-
-    /// Sizes of the chunks in a bin.
-    fn sizes(self, bin: usize) -> RangeInclusive<u64> {
-        let size = MIN_CHUNK + UNIT * bin as u64;
-        if bin < SMALL_BINS { size..=size } else { MIN_CHUNK + UNIT * SMALL_BINS as u64..=u64::MAX }
-    }
+/// Sizes of the chunks in a bin.
+fn sizes(bin: usize) -> RangeInclusive<u64> {
+    let size = MIN_CHUNK + UNIT * bin as u64;
+    if bin < SMALL_BINS { size..=size } else { MIN_CHUNK + UNIT * SMALL_BINS as u64..=u64::MAX }
 }
 
 /// A cache.
@@ -99,12 +56,12 @@ impl ThreadCache {
         }
         let head = memory.word(address.checked_sub(8)?)?;
         let size = glibc_chunk::size(head);
-        let layout = LAYOUTS.into_iter().find(|layout| layout.has_chunk_of(size))?;
+        let layout = CacheLayout::of_chunk(size)?;
         let mut bytes = vec![0; layout.bytes()];
         if glibc_chunk::is_mapped(head) || !memory.read(address, &mut bytes) {
             return None;
         }
-        let (counts, entries) = bytes.split_at(layout.bins * layout.width);
+        let (counts, entries) = bytes.split_at(layout.entries());
         let counts = counts.chunks_exact(layout.width).map(|count| match count {
             [low, high] => u64::from(u16::from_le_bytes([*low, *high])),
             [count] => u64::from(*count),
@@ -119,11 +76,11 @@ impl ThreadCache {
             }
             if entry != 0 {
                 heads.push(CacheHead {
-                    address: address + (layout.bins * layout.width + 8 * bin) as u64,
+                    address: address + (layout.entries() + 8 * bin) as u64,
                     entry,
                     count_address: address + (bin * layout.width) as u64,
                     count: layout.counts_entries.then_some(count),
-                    sizes: layout.sizes(bin),
+                    sizes: sizes(bin),
                 });
             }
         }

@@ -5,7 +5,8 @@ use pagewise_model::{AddrRange, Mapping, Pid};
 use pagewise_proc::variables::{FileFunction, functions_where};
 use pagewise_proc::{ProcRoot, target_file};
 
-use crate::memory::mapped_function;
+use crate::allocator_code::hull;
+use crate::memory::{file_name, mapped_function};
 
 /// Functions that musl exports from src/malloc.
 const EXPORTED: [&[u8]; 9] = [
@@ -44,9 +45,7 @@ const MAX_CODE: u64 = 32 << 10;
 /// The code of malloc of musl's C library, or of a program that contains it.
 pub(crate) fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
     let is_library = |mapping: &&Mapping| {
-        let path = mapping.path();
-        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-        let name = &path[start..];
+        let name = file_name(mapping.path());
         name.starts_with(b"ld-musl-") || name == b"libc.so"
     };
     let code = || mappings.iter().filter(|it| it.inode != 0 && it.prot.exec);
@@ -75,10 +74,4 @@ fn code_in(root: &ProcRoot, pid: Pid, mapping: &Mapping, is_library: bool) -> Ve
         ranges.push(whole);
     }
     ranges
-}
-
-fn hull(ranges: &[AddrRange]) -> Option<AddrRange> {
-    let start = ranges.iter().map(|range| range.start).min()?;
-    let end = ranges.iter().map(|range| range.end).max()?;
-    Some(AddrRange { start, end })
 }

@@ -18,6 +18,7 @@ use pagewise_model::{AddrRange, Bytes, Name, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
+use pagewise_scan::allocator_code::allocator_code;
 use pagewise_scan::core_image::CoreImage;
 use pagewise_scan::live::{
     CopyRequest, CopyScope, ExpectedPause, ProcessCopy, copy_forked, copy_moving, copy_running,
@@ -25,7 +26,6 @@ use pagewise_scan::live::{
 };
 use pagewise_scan::memory::Memory;
 use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest};
-use pagewise_scan::walk::allocator_code;
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
 use pagewise_trace::{ProcessCode, RecordedFile, demangled};
