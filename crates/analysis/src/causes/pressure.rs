@@ -41,7 +41,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         meaning: "The process uses more memory than fits, and waits for pages to come from swap.",
         needs: &[Instrument::Activity, Instrument::Faults],
         excluded_by: "fewer than 25 major faults per second, or most of them on files",
-        source: "proc_pid_stat(5), majflt; measured with a swap file",
+        source: "proc_pid_stat(5), majflt; proc_vmstat, pswpin",
         rule: swap_thrash,
     },
     CauseRow {
@@ -312,7 +312,7 @@ fn swap_thrash(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(vec![
             CellValue::Rate(waits.rate),
             text(" major faults, "),
-            waits.in_files.map_or(text("on unknown memory"), CellValue::Share),
+            waits.in_files.map_or(text("none of them recorded"), CellValue::Share),
             text(if waits.in_files.is_some() { " of them on files" } else { "" }),
         ]);
     }

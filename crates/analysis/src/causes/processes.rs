@@ -310,7 +310,7 @@ fn numa_imbalance(evidence: &CauseEvidence<'_>) -> Verdict {
         text(", the rest on others: threads on other nodes access it remotely."),
     ];
     let object = CauseObject::Setting(format!("node {}", fullest.node).into());
-    let check = "numastat -p PID; perf stat -e node-load-misses";
+    let check = format!("numastat -p {}", evidence.pid());
     let mut found = cause("numa-imbalance", object, Confidence::Possible(check.into()), sentence);
     // Remote accesses take about half as long again, and not all accesses miss the caches.
     found.cost = CauseCost::of_time(0.2);

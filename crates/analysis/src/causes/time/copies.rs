@@ -23,7 +23,7 @@ const MANY_COPIES: f64 = 500.0;
 /// CPU time of a copy-on-write fault: the fault, a new page and the copy.
 const COPY_SECONDS: f64 = 1.5e-6;
 /// CPU time of fork for one page that the page tables map.
-const FORK_PAGE_SECONDS: f64 = 20e-9;
+const FORK_PAGE_SECONDS: f64 = 150e-9;
 /// A smaller process forks quickly.
 const LARGE_PROCESS: Bytes = Bytes::mib(64);
 /// Forks per second from which on they cost time.
