@@ -169,3 +169,20 @@ fn cgroup_of(pid: &str) -> Option<String> {
     let memory = words.into_iter().find(|words| words[1].split(',').any(|it| it == "memory"))?;
     (memory[2] != "/").then(|| memory[2].to_owned())
 }
+
+#[test]
+fn every_cause_of_the_corpus_is_in_the_table() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/sick");
+    let mut causes = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap_or_default();
+        causes.extend(text.lines().filter_map(|line| {
+            let (_, id) = line.split_once("@cause: ")?;
+            Some(id.trim().to_owned())
+        }));
+    }
+    assert!(causes.len() > 30, "{causes:?}");
+    let words: Vec<&str> = causes.iter().map(String::as_str).collect();
+    let output = pagewise(&[&["define", "--json"], &words[..]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
