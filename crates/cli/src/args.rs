@@ -65,7 +65,7 @@ pub(crate) struct SourceArgs {
     #[command(flatten)]
     pub(crate) core: CoreArgs,
     /// Read a copy of the /proc tree instead of /proc
-    #[arg(long, value_name = "DIR", conflicts_with = "core")]
+    #[arg(long, value_name = "DIR")]
     pub(crate) root: Option<PathBuf>,
     /// Run this command, and take the snapshot when the command exits, while its memory is still
     /// mapped
@@ -84,7 +84,7 @@ pub(crate) struct SourceArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CoreArgs {
     /// Read a core file instead of a process, also one compressed with zstd or LZ4
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "from"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "root", "from", "reading"])]
     pub(crate) core: Option<PathBuf>,
     /// The program of the core file, if it is not at the path that the core records; its build ID
     /// must be the recorded one
@@ -109,15 +109,15 @@ pub(crate) struct ReadingArgs {
     /// Read page tables for 2 MiB of addresses at a time and sleep in between, so that the process
     /// whose memory is read never waits long for its mmap_lock. This is the default for processes
     /// above 64 MiB of RES
-    #[arg(long, group = "reading", conflicts_with = "core", help_heading = "Reading")]
+    #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) polite: bool,
     /// Read page tables at full speed, without sleeps
-    #[arg(long, group = "reading", conflicts_with = "core", help_heading = "Reading")]
+    #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) fast: bool,
     /// Read smaps, which also has dirty, referenced and locked bytes, and flags. The kernel holds
     /// the mmap_lock of the process while it walks a mapping; a thread that needs this lock waits.
     /// This is the default for processes up to 64 MiB of RES
-    #[arg(long, group = "reading", conflicts_with = "core", help_heading = "Reading")]
+    #[arg(long, group = "reading", help_heading = "Reading")]
     pub(crate) full: bool,
 }
 

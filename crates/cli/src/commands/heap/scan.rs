@@ -47,7 +47,7 @@ const MAX_SCANS: u32 = 4;
 
 /// Scans a process, a command at its exit, or opens a saved scan.
 pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
-    let (earlier, scan, exit) = match (&args.from, &args.core.core, args.command.split_first()) {
+    let (earlier, scan, exit) = match (&args.from, &args.core, args.command.split_first()) {
         (Some(file), ..) => (None, saved::open(file)?, ExitCode::SUCCESS),
         (None, Some(file), _) => (None, of_core(args, file)?, ExitCode::SUCCESS),
         (None, None, Some((program, arguments))) => {
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &HeapScanArgs, look: &TerminalLook) -> anyhow::Result<Ex
 /// that it had mapped are of another machine, or may have changed, so they are found by build ID.
 fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
-    let (core, images) = open_core(file, args.core.exe.as_deref())?;
+    let (core, images) = open_core(file, args.exe.as_deref())?;
     let image = CoreImage::new(core, images);
     let variables = |_: &[u64]| NamedVariables::default();
     let builds = image.images().builds().iter();

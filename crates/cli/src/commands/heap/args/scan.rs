@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::{CoreArgs, OutputArgs, RowLimit, limit};
+use crate::args::{OutputArgs, RowLimit, limit};
 
 #[derive(Debug, Args)]
 pub(crate) struct HeapScanArgs {
@@ -16,8 +16,13 @@ pub(crate) struct HeapScanArgs {
     /// Read a saved scan instead of a process
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "every", "save"])]
     pub(crate) from: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) core: CoreArgs,
+    /// Scan a core file instead of a process, also one compressed with zstd or LZ4
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "command", "from"])]
+    pub(crate) core: Option<PathBuf>,
+    /// The program of the core file, if it is not at the path that the core records; its build ID
+    /// must be the recorded one
+    #[arg(long, value_name = "FILE", requires = "core")]
+    pub(crate) exe: Option<PathBuf>,
     /// Save the scan to FILE, which `--from` opens on any machine
     #[arg(long, value_name = "FILE")]
     pub(crate) save: Option<PathBuf>,
