@@ -32,10 +32,10 @@ fn frames_of_a_thread_use_the_same_memory_again() {
     assert_ne!(elsewhere, t_scope(|scope| address(scope.alloc(1_u64))));
 }
 
-/// Bytes of address space that this process has.
-fn mapped() -> usize {
+/// Resident bytes of this process.
+fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split(' ').next().unwrap().parse::<usize>().unwrap() * 4096
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
 #[test]
@@ -45,9 +45,9 @@ fn a_thread_that_ends_gives_its_memory_back() {
     let run = || std::thread::spawn(allocate).join().unwrap();
     // The first threads leave arenas of the general allocator behind.
     (0..4).for_each(|_| _ = run());
-    let before = mapped();
+    let before = resident();
     let allocated: usize = (0..16).map(|_| run()).sum();
-    let left = mapped().saturating_sub(before);
+    let left = resident().saturating_sub(before);
     assert!(left < allocated / 4, "of {allocated} bytes {left} are left");
 }
 

@@ -17,7 +17,7 @@ use crate::{keeper, shield};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Find the cause of a process's memory trouble, its cost and the remedy
+    /// Find the cause of a process's memory trouble, and the remedy
     ///
     /// diagnose observes a running process for some seconds. It applies instruments in
     /// order of their cost, and only those that the results of cheaper ones make
