@@ -19,6 +19,9 @@ pub const SCHEMA: &str = "pagewise.diagnose/1";
 /// Number of causes that people see by default.
 const MAX_CAUSES: usize = 3;
 
+/// Number of ruled out causes that people see by default.
+const MAX_RULED_OUT: usize = 6;
+
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiagnosisOptions {
@@ -253,8 +256,16 @@ fn excluded(diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Vec<ReportBloc
             facts: lines.map(Fact::for_people).collect(),
         }));
     } else {
-        let titles: Vec<&str> = all.iter().map(|it| it.title).collect();
-        blocks.push(text_block("Ruled out", vec![text(titles.join(", ")), text(".")]));
+        let (named, others) = all.split_at(all.len().min(MAX_RULED_OUT));
+        let titles: Vec<&str> = named.iter().map(|it| it.title).collect();
+        let mut pieces = vec![text(titles.join("; "))];
+        if !others.is_empty() {
+            pieces.push(text("; and "));
+            pieces.push(CellValue::Count(others.len() as u64));
+            pieces.push(text(" others"));
+        }
+        pieces.push(text(". `--all` shows the figure of each."));
+        blocks.push(text_block("Ruled out", pieces));
     }
     blocks
 }
