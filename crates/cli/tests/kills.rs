@@ -118,10 +118,12 @@ const WATCH: KillCase =
 const SCAN: KillCase = KillCase { name: "heap scan", arguments: "heap scan PID", ..READS };
 const SCAN_FORK: KillCase =
     KillCase { name: "heap scan fork", arguments: "heap scan PID --fork", ..READS };
+const DIAGNOSE: KillCase =
+    KillCase { name: "diagnose", arguments: "diagnose PID --for 300ms -o FILE", ..READS };
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [KillCase; 17] = [
+const CASES: [KillCase; 18] = [
     SPLIT,
     DROP,
     KillCase {
@@ -152,6 +154,7 @@ const CASES: [KillCase; 17] = [
     SYSCALLS,
     WATCH,
     POOLS,
+    DIAGNOSE,
     KillCase { name: "faults", arguments: "faults PID --for 20ms -o FILE", ..READS },
     KillCase { name: "shootdowns", arguments: "shootdowns PID --for 20ms -o FILE", ..READS },
 ];
