@@ -244,14 +244,9 @@ impl Harm {
     }
 }
 
-/// Targets of one case that are unharmed, for later work: the start of one takes as long as several
-/// commands.
-type IdleTargets = Mutex<Vec<KillTarget>>;
-
 /// Does all `work` with a few targets at once.
 fn each<T: Sync>(
     work: &[T],
-    idle: &IdleTargets,
     random: &mut Random,
     act: impl Fn(&T, &mut Option<KillTarget>, &mut Random, &Path) + Sync,
 ) {
@@ -263,11 +258,10 @@ fn each<T: Sync>(
             let mut random = Random::new(random.next());
             scope.spawn(move || {
                 let folder = tempfile::tempdir_in(disk()).unwrap();
-                let mut target = idle.lock().unwrap().pop();
+                let mut target = None;
                 while let Some(one) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
                     act(one, &mut target, &mut random, folder.path());
                 }
-                idle.lock().unwrap().extend(target);
             });
         }
     });
@@ -285,13 +279,11 @@ fn number_of_environment(name: &str, otherwise: usize) -> usize {
 /// tried at all.
 fn steps(
     case: &KillCase,
-    idle: &IdleTargets,
     random: &mut Random,
     calls: Calls,
     signals: &[i32],
 ) -> Option<Vec<KillStep>> {
-    let target = idle.lock().unwrap().pop();
-    let mut target = target.unwrap_or_else(|| KillTarget::start_with(random, case.preload));
+    let mut target = KillTarget::start_with(random, case.preload);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     if let Err(why) = target.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
@@ -300,7 +292,6 @@ fn steps(
     let words = case.command_words(target.victim.pid, &folder.path().join("file"));
     let ended = stop_at(KillStep { calls, ..KillStep::NEVER }, &words);
     let EndedCommand { steps, status, processes, .. } = ended;
-    idle.lock().unwrap().push(target);
     eprintln!("{}: {steps} steps of {processes} processes, status {status}", case.name);
     let whom: &[Whom] = match processes {
         1 => &[Whom::Caller],
@@ -385,12 +376,11 @@ fn kill_at_steps(cases: &[KillCase], otherwise: usize, calls: &[Calls], signals:
     let wanted = number_of_environment("PAGEWISE_KILLS", otherwise);
     let harm = Harm::default();
     for case in cases.iter().filter(|case| case.is_chosen()) {
-        let idle = IdleTargets::default();
         for &calls in calls {
-            let Some(all) = steps(case, &idle, &mut random, calls, signals) else { break };
+            let Some(all) = steps(case, &mut random, calls, signals) else { break };
             let all = some(all, wanted / 2, &mut random);
             let began = Instant::now();
-            each(&all, &idle, &mut random, |step, target, random, folder| {
+            each(&all, &mut random, |step, target, random, folder| {
                 try_step(case, *step, target, random, folder, &harm);
             });
             eprintln!("{}: {} at {calls:?} calls in {:.1?}", case.name, all.len(), began.elapsed());
@@ -450,7 +440,7 @@ fn harm_is_noticed() {
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, TRIM_JEMALLOC],
-        10,
+        30,
         &[Calls::Target, Calls::Outward],
         &[KILL],
     );
@@ -458,7 +448,7 @@ fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
 
 #[test]
 fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
-    kill_at_steps(&CASES, 4, &[Calls::Outward, Calls::All], &[KILL]);
+    kill_at_steps(&CASES, 10, &[Calls::Outward, Calls::All], &[KILL]);
 }
 
 #[test]
@@ -466,7 +456,7 @@ fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, SYSCALLS],
-        4,
+        10,
         &[Calls::Target, Calls::All],
         &SIGNALS,
     );
@@ -484,7 +474,7 @@ struct Round {
 }
 
 /// Duration of an uninterrupted command.
-fn duration(case: &KillCase, idle: &IdleTargets, random: &mut Random) -> Option<Duration> {
+fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
     let mut target = KillTarget::start_with(random, case.preload);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let mut all = Vec::new();
@@ -497,7 +487,6 @@ fn duration(case: &KillCase, idle: &IdleTargets, random: &mut Random) -> Option<
         fixture::pagewise(&case.command_words(target.victim.pid, &folder.path().join("file")));
         all.push(began.elapsed());
     }
-    idle.lock().unwrap().push(target);
     all.sort();
     Some(all[1])
 }
@@ -532,7 +521,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         return;
     }
     let mut random = Random::of_environment();
-    let rounds = number_of_environment("PAGEWISE_ROUNDS", 4);
+    let rounds = number_of_environment("PAGEWISE_ROUNDS", 10);
     let harm = Harm::default();
     let cases = [
         SPLIT,
@@ -548,8 +537,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         POOLS,
     ];
     for case in cases.iter().filter(|it| it.is_chosen()) {
-        let idle = IdleTargets::default();
-        let Some(whole) = duration(case, &idle, &mut random) else { continue };
+        let Some(whole) = duration(case, &mut random) else { continue };
         let all: Vec<Round> = (0..rounds)
             .map(|_| Round {
                 case: *case,
@@ -559,7 +547,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
             })
             .collect();
         let began = Instant::now();
-        each(&all, &idle, &mut random, |round, target, random, folder| {
+        each(&all, &mut random, |round, target, random, folder| {
             let there = target.get_or_insert_with(|| KillTarget::start_with(random, case.preload));
             let file = folder.join("file");
             let mut found = Vec::new();
