@@ -327,8 +327,8 @@ pub struct MemoryFile {
 pub struct CgroupActivity {
     /// Path of the cgroup of the process.
     pub path: Name,
-    /// Path of the cgroup that has the lowest limit, from the process's one up; the process's own
-    /// without a limit.
+    /// Path below the mount of the cgroup that has the lowest limit, from the process's one up; the
+    /// process's own without a limit.
     pub limited: Name,
     /// 1 or 2.
     pub version: u8,

@@ -86,7 +86,9 @@ pub(crate) fn settings(root: &ProcRoot, pid: Pid) -> Reading<CgroupSettings> {
 #[derive(Clone, Debug)]
 pub struct WatchedCgroup {
     member: Member,
-    limited: PathBuf,
+    /// The cgroup with the lowest limit: its path, and its folder.
+    limited: Name,
+    folder: PathBuf,
     names: &'static CgroupFiles,
     limit: Option<Bytes>,
     first: CgroupPoint,
@@ -98,12 +100,11 @@ impl WatchedCgroup {
     /// # Errors
     /// [`Absent`] if the process is in no memory cgroup that we can see.
     pub fn begin(root: &ProcRoot, pid: Pid) -> Reading<WatchedCgroup> {
-        let (member, folder) = place(root, pid)?;
+        let (member, own) = place(root, pid)?;
         let names = names(&member);
-        let (limit, limited) = folder.lowest(names.limit);
-        let limited = limited.to_path_buf();
-        let first = point(&limited, names);
-        Ok(WatchedCgroup { member, limited, names, limit, first })
+        let (limit, folder) = own.lowest(names.limit);
+        let (limited, first) = (own.path_of(folder), point(folder, names));
+        Ok(WatchedCgroup { member, limited, folder: folder.to_path_buf(), names, limit, first })
     }
 
     /// The cgroup of a folder, with its own limit.
@@ -114,20 +115,21 @@ impl WatchedCgroup {
         folder: &Path,
     ) -> WatchedCgroup {
         let limit = bytes(&folder.join(names.limit)).map(Bytes);
-        let (member, limited) = (Member { version, path }, folder.to_path_buf());
-        WatchedCgroup { member, limited, names, limit, first: point(folder, names) }
+        let (limited, first) = (path.clone(), point(folder, names));
+        let member = Member { version, path };
+        WatchedCgroup { member, limited, folder: folder.to_path_buf(), names, limit, first }
     }
 
     /// Reads the counters again.
     pub fn finish(self) -> CgroupActivity {
-        let WatchedCgroup { member, limited, names, limit, first } = self;
+        let WatchedCgroup { member, limited, folder, names, limit, first } = self;
         CgroupActivity {
             path: member.path,
-            limited: Name::new(limited.as_os_str().as_bytes()),
+            limited,
             version: member.version,
             limit,
-            swap_limit: bytes(&limited.join(names.swap_limit)).map(Bytes),
-            points: [first, point(&limited, names)],
+            swap_limit: bytes(&folder.join(names.swap_limit)).map(Bytes),
+            points: [first, point(&folder, names)],
         }
     }
 }
@@ -284,6 +286,12 @@ impl CgroupFolder {
         self.path.ancestors().take(depth + 1)
     }
 
+    /// The path below the mount of this folder or of one above it.
+    fn path_of(&self, folder: &Path) -> Name {
+        let below = folder.strip_prefix(&self.top).unwrap_or(folder);
+        Name::new(Path::new("/").join(below).as_os_str().as_bytes())
+    }
+
     /// The lowest limit from here up to the mount, and the folder that has it; this one where none
     /// has any.
     fn lowest(&self, file: &str) -> (Option<Bytes>, &Path) {
@@ -329,6 +337,8 @@ mod tests {
         let member = Member { version: 2, path: "/pod/a/b".into() };
         let folder = CgroupFolder::of_member(&member, &mount("/pod", top.path()), MEMORY).unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(4096)), middle.as_path()));
+        assert_eq!(folder.path_of(&middle), "/a".into());
+        assert_eq!(folder.path_of(top.path()), "/".into());
         fs::write(own.join("memory.max"), "1024\n").unwrap();
         assert_eq!(folder.lowest("memory.max"), (Some(Bytes(1024)), own.as_path()));
     }
