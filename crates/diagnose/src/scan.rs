@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use pagewise_model::evidence::ActivityPoint;
-use pagewise_model::{Absent, Backing, Bytes, Sharing, Snapshot};
+use pagewise_model::{Absent, Bytes, Snapshot};
+use pagewise_scan::sample::is_private_memory;
 
 use crate::ScanBounds;
 
@@ -27,16 +28,16 @@ pub(crate) fn decide(
     pause: Duration,
 ) -> Result<Option<ScanBounds>, Absent> {
     let Ok(mappings) = &snapshot.mappings else { return Ok(None) };
-    let is_own = |it: &&pagewise_model::Mapping| {
-        it.prot.write && it.sharing == Sharing::Private && it.backing() == Backing::Anonymous
-    };
-    let private: Bytes = mappings.iter().filter(is_own).filter_map(|it| it.rss().ok()).sum();
-    let size = |point: &ActivityPoint| point.anonymous.as_ref().map_or(0, |it| it.0);
+    let own = mappings.iter().filter(|it| is_private_memory(it));
+    let private: Bytes = own.filter_map(|it| it.rss().ok()).sum();
     let growth = match activity {
-        [first, .., last] => Bytes(size(last).saturating_sub(size(first))),
-        _ => Bytes::ZERO,
+        [first, .., last] => {
+            let ends = last.anonymous.as_ref().ok().zip(first.anonymous.as_ref().ok());
+            ends.map(|(after, before)| after.saturating_sub(*before))
+        }
+        _ => None,
     };
-    if private < LARGE && growth < GROWTH {
+    if private < LARGE && growth.is_none_or(|growth| growth < GROWTH) {
         return Ok(None);
     }
     let gib = private.fraction_of(Bytes::gib(1)).unwrap_or(0.0);

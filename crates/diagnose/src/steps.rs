@@ -147,10 +147,9 @@ impl<'a> Diagnosis<'a> {
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         let memory_files = MemoryFiles::read(self.root, self.pid).since(&self.memory_files);
         let last = self.last_snapshot();
-        let scan = match &last {
-            Gathered::Value(last) => self.scan(last),
-            Gathered::NotNeeded => self.scan(&self.first.clone()),
-            Gathered::Missing(_) => Gathered::NotNeeded,
+        let scan = match last.missing() {
+            None => self.scan(last.value().map(|last| &**last)),
+            Some(_) => Gathered::NotNeeded,
         };
         let allocation_sizes = self.allocation_sizes(scan.value().map(|scan| &**scan));
         let allocations = self.allocations();
@@ -319,8 +318,9 @@ impl<'a> Diagnosis<'a> {
     }
 
     /// The heap with the reachability of its blocks, if it matters and the budget permits.
-    fn scan(&mut self, latest: &Snapshot) -> Gathered<Box<HeapScan>> {
+    fn scan(&mut self, last: Option<&Snapshot>) -> Gathered<Box<HeapScan>> {
         let (left, pause) = (self.meter.left(), self.request.budget.pause);
+        let latest = last.unwrap_or(&self.first);
         let bounds = match scan::decide(latest, &self.points, left, pause) {
             Ok(Some(bounds)) if !self.interrupted => bounds,
             Ok(_) => return Gathered::NotNeeded,

@@ -76,7 +76,8 @@ fn of_process(root: &ProcRoot, snapshot: &Snapshot, began: Instant) -> Reading<H
     }
 }
 
-fn is_private_memory(mapping: &Mapping) -> bool {
+/// True for private anonymous memory that the process can write to.
+pub fn is_private_memory(mapping: &Mapping) -> bool {
     mapping.prot.write
         && mapping.sharing == Sharing::Private
         && mapping.backing() == Backing::Anonymous
