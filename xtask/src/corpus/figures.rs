@@ -132,7 +132,7 @@ fn sum_of_fields(stat: &str, fields: &[usize]) -> Result<f64> {
         .iter()
         .map(|field| {
             let value = values.get(field - 3).context("stat is too short")?;
-            value.parse::<f64>().context("stat has a field that is no number")
+            value.parse::<f64>().context("a field of stat is not a number")
         })
         .sum()
 }

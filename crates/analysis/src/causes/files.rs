@@ -8,7 +8,8 @@ use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping, Name, SmapsCounter};
 
 use super::signs::{
-    MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, rate_fact, tight_cgroup,
+    MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, known_rate_fact, rate_fact,
+    tight_cgroup,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -86,8 +87,8 @@ fn is_sustained(evidence: &CauseEvidence<'_>) -> bool {
 
 fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     let name = waits.file.clone().unwrap_or_default();
-    let evicted = evidence.vmstat_rate("workingset_refault_file").unwrap_or(0.0);
-    let is_evicted = evicted * 2.0 >= waits.rate;
+    let evicted = evidence.vmstat_rate("workingset_refault_file");
+    let is_evicted = evicted.is_some_and(|evicted| evicted * 2.0 >= waits.rate);
     let sentence = vec![
         text("The process waits for "),
         CellValue::Rate(waits.rate),
@@ -104,8 +105,9 @@ fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     found.evidence = vec![
         rate_fact("major_faults_per_s", "major faults", waits.rate),
         fact("in_files", "on files", waits.in_files.map_or(CellValue::None, CellValue::Share), ""),
-        rate_fact("evicted_per_s", "evicted pages read again on the machine", evicted),
     ];
+    let label = "evicted pages read again on the machine";
+    found.evidence.extend(known_rate_fact("evicted_per_s", label, evicted));
     if let Some(memory) = MachineMemory::of(evidence) {
         found.evidence.push(bytes_fact("available", "available memory", memory.available));
     }
@@ -156,19 +158,17 @@ fn shm_growth(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(file) = growing_file(evidence) {
         return file_cause(evidence, file).into();
     }
-    let machine = machine_growth(evidence).unwrap_or(0.0);
     if let Some(file) = &largest
         && file.is_growing(evidence.seconds().unwrap_or(1.0))
     {
         let growth = float(file.growth.0) / evidence.seconds().unwrap_or(1.0).max(0.001);
         return growing_cause(evidence, growth, largest).into();
     }
-    Verdict::RuledOut(vec![
-        text("shared memory grows by "),
-        bytes(whole(growth)),
-        text(" per second, tmpfs of the machine by "),
-        bytes(whole(machine)),
-    ])
+    let mut line = vec![text("shared memory grows by "), bytes(whole(growth)), text(" per second")];
+    if let Some(machine) = machine_growth(evidence) {
+        line.extend([text(", tmpfs of the machine by "), bytes(whole(machine))]);
+    }
+    Verdict::RuledOut(line)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is not negative")]
@@ -281,9 +281,7 @@ fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     } else if is_path && let Some(path) = plain_path(&file.name) {
         found.now = remedy_now(
             format!("ls -ls {path}"),
-            [text(
-                "The file is memory: move it to a disk, or remove it when it is no longer needed.",
-            )],
+            [text("The file is memory: move the file to a disk, or remove it after its last use.")],
             true,
         );
     }

@@ -526,10 +526,10 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 #[cfg(test)]
 mod tests {
     use pagewise_model::Snapshot;
-    use pagewise_model::evidence::{Evidence, Gathered};
+    use pagewise_model::evidence::Gathered;
 
     use super::*;
-    use crate::causes::made::{activity, evidence, verdict};
+    use crate::causes::made::{activity, evidence, present, verdict};
     use crate::sample::{resident, snapshot};
 
     const MIB: u64 = 1 << 20;
@@ -553,13 +553,6 @@ mod tests {
             ..HeapSample::default()
         });
         made
-    }
-
-    fn present(made: &Evidence, id: &str) -> Box<Cause> {
-        match verdict(made, id) {
-            Verdict::Present(cause) => cause,
-            other => panic!("{id}: {other:?}"),
-        }
     }
 
     #[test]

@@ -293,7 +293,7 @@ mod tests {
     use pagewise_model::{Absent, AddrRange, SmapsCounter, Snapshot};
 
     use super::*;
-    use crate::causes::made::{activity, evidence, verdict};
+    use crate::causes::made::{activity, evidence, present, verdict};
     use crate::sample::{mapping, snapshot, with_smaps};
 
     const MIB: u64 = 1 << 20;
@@ -335,13 +335,6 @@ mod tests {
             gaps: Vec::new(),
         });
         made
-    }
-
-    fn present(made: &Evidence, id: &str) -> Box<Cause> {
-        match verdict(made, id) {
-            Verdict::Present(cause) => cause,
-            other => panic!("{id}: {other:?}"),
-        }
     }
 
     #[test]

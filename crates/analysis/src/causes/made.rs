@@ -9,7 +9,7 @@ use pagewise_model::{Absent, Bytes, Device, Snapshot};
 use super::{CauseEvidence, latest};
 use crate::causes::judge;
 use crate::explain::ExplainSubject;
-use pagewise_model::cause::Verdict;
+use pagewise_model::cause::{Cause, Verdict};
 
 /// Interval of the counters.
 const STEP_NS: u64 = 250_000_000;
@@ -66,6 +66,14 @@ pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
     let all = CauseEvidence { all: evidence, now, subject: &subject, before: before.as_ref() };
     let verdicts = judge(&all);
     verdicts.into_iter().find(|(row, _)| row.id == id).expect("the table has the cause").1
+}
+
+/// A cause that is present.
+pub(super) fn present(made: &Evidence, id: &str) -> Cause {
+    match verdict(made, id) {
+        Verdict::Present(cause) => *cause,
+        other => panic!("{id}: {other:?}"),
+    }
 }
 
 /// The library of glibc, by which its arenas are recognized.

@@ -7,7 +7,8 @@ use pagewise_model::{Backing, Bytes, Mapping};
 
 use super::signs::{
     ANON, CACHE, CgroupLoad, MachineMemory, MajorFaults, SHMEM, SLAB, behind_growth, bytes,
-    bytes_fact, count_fact, large_other, rate_fact, stat, steady_growth, tight_cgroup,
+    bytes_fact, count_fact, known_rate_fact, large_other, rate_fact, stat, steady_growth,
+    tight_cgroup,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -22,7 +23,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "cgroup limit",
         meaning: "The memory limit of the cgroup is smaller than the memory that the process uses.",
         needs: &[Instrument::Snapshot, Instrument::Activity, Instrument::Faults],
-        excluded_by: "no limit, room below it, or a full cgroup whose page cache nobody waits for",
+        excluded_by: "no limit, room below it, or a full cgroup that reclaims page cache for which no process waits",
         source: "Documentation/admin-guide/cgroup-v2.rst, memory.max and memory.events",
         rule: cgroup_limit,
     },
@@ -47,7 +48,7 @@ pub(super) const ROWS: &[CauseRow] = &[
     CauseRow {
         id: "page-cache-charged",
         title: "page cache of the cgroup",
-        meaning: "The charged memory of the cgroup grows by page cache or slab, which is no leak.",
+        meaning: "The charged memory of the cgroup grows by page cache or slab, which the kernel can reclaim.",
         needs: &[Instrument::Activity],
         excluded_by: "the charged page cache does not grow, or private memory grows as fast",
         source: "Documentation/admin-guide/cgroup-v2.rst, memory.stat",
@@ -88,7 +89,7 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
         return no_counters(evidence, "the process was read only once");
     };
     let unreclaimable = unreclaimable(evidence, &load);
-    let refaults = load.refaults_per_second(evidence).unwrap_or(0.0);
+    let refaults = load.refaults_per_second(evidence);
     let (cost, confidence, sentence) = if load.kills() > 0 {
         let words = [
             text(" at its limit: the kernel killed "),
@@ -102,9 +103,13 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Rate(waits.rate),
             text(" major faults: the kernel reclaims pages that the process needs."),
         ];
-        let sure = if load.hits() > 0 { Confidence::Certain } else { likely_limit(evidence) };
+        let sure = if load.hits().is_some_and(|hits| hits > 0) {
+            Confidence::Certain
+        } else {
+            likely_limit(evidence)
+        };
         (CauseCost::of_time(waits.waited()), sure, words.to_vec())
-    } else if refaults >= MANY_REFAULTS {
+    } else if let Some(refaults) = refaults.filter(|rate| *rate >= MANY_REFAULTS) {
         let words = [
             text(" at its limit, and reads "),
             CellValue::Rate(refaults),
@@ -127,7 +132,7 @@ fn cgroup_limit(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" charged, but only "),
             CellValue::Rate(waits.rate),
             text(" major faults and "),
-            CellValue::Rate(refaults),
+            refaults.map_or(text("an unknown number of"), CellValue::Rate),
             text(" pages read again: the kernel reclaims page cache that is not needed"),
         ]);
     };
@@ -181,15 +186,13 @@ fn cgroup_cause(
     found.evidence = vec![
         bytes_fact("usage", "charged", load.usage),
         bytes_fact("limit", "limit", load.limit),
-        bytes_fact("swapped", "in swap", load.swapped()),
-        count_fact("limit_hits", "limit hits", load.hits()),
         rate_fact("major_faults_per_s", "major faults", waits.rate),
-        rate_fact(
-            "refaults_per_s",
-            "pages read again",
-            load.refaults_per_second(evidence).unwrap_or(0.0),
-        ),
     ];
+    let swapped = load.swapped().map(|it| bytes_fact("swapped", "in swap", it));
+    let hits = load.hits().map(|it| count_fact("limit_hits", "limit hits", it));
+    let refaults = load.refaults_per_second(evidence);
+    let refaults = known_rate_fact("refaults_per_s", "pages read again", refaults);
+    found.evidence.extend([swapped, hits, refaults].into_iter().flatten());
     if let Some(growth) = steady_growth(evidence) {
         found.evidence.push(rate_fact("growth_per_s", "growth of the process in bytes", growth));
     }
@@ -205,7 +208,8 @@ fn raise(evidence: &CauseEvidence<'_>, load: &CgroupLoad<'_>) -> Option<Remedy> 
     let file = load.limit_file()?;
     // Twice the page cache: the part that does not fit is unknown.
     let cache = load.stat(CACHE).unwrap_or_default();
-    let needed = load.usage + load.swapped() + cache.max(mapped_data_files(evidence));
+    let needed =
+        load.usage + load.swapped().unwrap_or_default() + cache.max(mapped_data_files(evidence));
     let raised = raised_limit(load.limit, needed);
     let mut command = format!("echo {} > {file}", raised.0);
     if load.with_swap.is_some_and(|both| both < raised) {
@@ -354,16 +358,17 @@ fn paged_out_by_itself(waits: &MajorFaults, object: CauseObject) -> Cause {
 fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     let swapped = evidence.all.activity.last().and_then(|last| last.swap.clone().ok());
     let resident = evidence.resident().unwrap_or_default();
-    let swapped = swapped.unwrap_or_default();
-    let sentence = vec![
+    let mut sentence = vec![
         text("The process waits for "),
         CellValue::Rate(waits.rate),
         text(" pages from swap: its "),
-        bytes(resident + swapped),
-        text(" do not fit, and "),
-        bytes(swapped),
-        text(" are in swap."),
+        bytes(resident + swapped.unwrap_or_default()),
+        text(" do not fit"),
     ];
+    if let Some(swapped) = swapped {
+        sentence.extend([text(", and "), bytes(swapped), text(" are in swap")]);
+    }
+    sentence.push(text("."));
     let check = format!("pagewise faults {} --for 10s", evidence.pid());
     let sure = match waits.in_files {
         Some(_) => Confidence::Certain,
@@ -373,14 +378,15 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     found.cost = CauseCost::of_time(waits.waited() * behind_growth(evidence));
     found.evidence = vec![
         rate_fact("major_faults_per_s", "major faults", waits.rate),
-        bytes_fact("swapped", "in swap", swapped),
         bytes_fact("resident", "RES", resident),
-        rate_fact(
-            "machine_swap_ins_per_s",
-            "pages from swap on the machine",
-            evidence.vmstat_rate("pswpin").unwrap_or(0.0),
-        ),
     ];
+    let swapped = swapped.map(|it| bytes_fact("swapped", "in swap", it));
+    let swap_ins = known_rate_fact(
+        "machine_swap_ins_per_s",
+        "pages from swap on the machine",
+        evidence.vmstat_rate("pswpin"),
+    );
+    found.evidence.extend(swapped.into_iter().chain(swap_ins));
     // Without swap the kernel would kill the process, and locked memory cannot be reclaimed.
     found.now = remedy_now(
         "pagewise ps --sort pss",
@@ -471,7 +477,7 @@ fn cache_cause(
         text("The charged memory of the cgroup grows by "),
         bytes(whole_bytes(growth.cache)),
         text(
-            " per second of page cache and slab: this is no leak, the kernel reclaims it when memory is short.",
+            " per second of page cache and slab: the kernel reclaims it when memory is short, so the program does not leak.",
         ),
     ];
     let object = CauseObject::Cgroup(activity.path.clone());
@@ -515,19 +521,21 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let memory = Bytes(PER_DYING.0.saturating_mul(dying));
     let total = MachineMemory::of(evidence).map_or(Bytes::ZERO, |memory| memory.total);
-    let growth = evidence.machine_rate(|point| point.dying_cgroups).unwrap_or(0.0);
-    let is_growing = dying >= SOME_DYING && growth >= DYING_PER_SECOND;
+    let growth = evidence.machine_rate(|point| point.dying_cgroups);
+    let is_growing = dying >= SOME_DYING && growth.is_some_and(|growth| growth >= DYING_PER_SECOND);
     if dying < MANY_DYING && !is_growing {
         return Verdict::RuledOut(vec![CellValue::Count(dying), text(" removed cgroups")]);
     }
-    let sentence = vec![
+    let mut sentence = vec![
         CellValue::Count(dying),
         text(
-            " removed cgroups still hold memory, because page cache or tmpfs files are charged to them, and ",
+            " removed cgroups still hold memory, because page cache or tmpfs files are charged to them",
         ),
-        CellValue::Rate(growth),
-        text(" more come."),
     ];
+    if let Some(growth) = growth {
+        sentence.extend([text(", and "), CellValue::Rate(growth), text(" more come")]);
+    }
+    sentence.push(text("."));
     let check = "cat /sys/fs/cgroup/cgroup.stat";
     let object = CauseObject::Cgroup("/".into());
     let mut found = cause("zombie-cgroups", object, Confidence::Likely(check.into()), sentence);
@@ -557,7 +565,7 @@ mod tests {
     use pagewise_model::{Pid, Quadrant};
 
     use super::*;
-    use crate::causes::made::{activity, verdict};
+    use crate::causes::made::{activity, present, verdict};
     use crate::causes::made_recordings::{add_major_faults, cgroup, faults, machine, steady};
 
     const MIB: u64 = 1 << 20;
@@ -572,13 +580,6 @@ mod tests {
         evidence.machine[1] = machine(Bytes::gib(8), Bytes::gib(1).min(Bytes::mib(500)));
         add_major_faults(&mut evidence, 2000);
         evidence
-    }
-
-    fn present(evidence: &Evidence, id: &str) -> Cause {
-        match verdict(evidence, id) {
-            Verdict::Present(cause) => *cause,
-            other => panic!("{id}: {other:?}"),
-        }
     }
 
     fn is_ruled_out(evidence: &Evidence, id: &str) -> bool {

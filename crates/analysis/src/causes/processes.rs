@@ -5,7 +5,7 @@ use pagewise_model::evidence::{Instrument, counter};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping};
 
-use super::signs::{MachineMemory, bytes, bytes_fact, count_fact, rate_fact, steady_growth};
+use super::signs::{MachineMemory, bytes, bytes_fact, count_fact, known_rate_fact, steady_growth};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::{ExplainSubject, fact};
@@ -264,8 +264,8 @@ fn ksm_cost(evidence: &CauseEvidence<'_>) -> Verdict {
     found.evidence = vec![
         fact("profit", "saved", CellValue::Change(profit), ""),
         bytes_fact("merged", "merged", page.pages(ksm.merging_pages)),
-        rate_fact("pages_scanned_per_s", "scanned pages", scanned.unwrap_or(0.0)),
     ];
+    found.evidence.extend(known_rate_fact("pages_scanned_per_s", "scanned pages", scanned));
     found.now = remedy_now(
         "echo 2 > /sys/kernel/mm/ksm/run",
         [text(

@@ -160,23 +160,20 @@ impl<'a> CgroupLoad<'a> {
         self.usage.fraction_of(self.limit).unwrap_or(0.0)
     }
 
-    /// Increase of a counter.
-    fn increase(&self, value: impl Fn(&CgroupPoint) -> Option<u64>) -> u64 {
-        let difference = |activity: &CgroupActivity| {
-            let [first, last] = &activity.points;
-            Some(value(last)?.saturating_sub(value(first)?))
-        };
-        self.activity.and_then(difference).unwrap_or(0)
+    /// Increase of a counter; `None` if it was not read twice.
+    fn increase(&self, value: impl Fn(&CgroupPoint) -> Option<u64>) -> Option<u64> {
+        let [first, last] = &self.activity?.points;
+        Some(value(last)?.saturating_sub(value(first)?))
     }
 
     /// Number of times that the limit was hit during the observation.
-    pub(super) fn hits(&self) -> u64 {
+    pub(super) fn hits(&self) -> Option<u64> {
         self.increase(|point| point.limit_hits)
     }
 
-    /// Number of processes that the kernel killed during the observation.
+    /// Number of processes that the kernel is known to have killed during the observation.
     pub(super) fn kills(&self) -> u64 {
-        self.increase(|point| point.oom_kills)
+        self.increase(|point| point.oom_kills).unwrap_or(0)
     }
 
     /// Pages per second that the cgroup read again after they were reclaimed.
@@ -188,7 +185,7 @@ impl<'a> CgroupLoad<'a> {
                 .map(|it| it.0)
                 .reduce(u64::saturating_add)
         };
-        Some(float(self.increase(count)) / evidence.seconds()?)
+        Some(float(self.increase(count)?) / evidence.seconds()?)
     }
 
     /// A value of `memory.stat` at the end, children included.
@@ -197,13 +194,13 @@ impl<'a> CgroupLoad<'a> {
     }
 
     /// Memory of the cgroup in swap.
-    pub(super) fn swapped(&self) -> Bytes {
-        self.stat(SWAP).unwrap_or_default()
+    pub(super) fn swapped(&self) -> Option<Bytes> {
+        self.stat(SWAP)
     }
 
     /// True if the limit makes the kernel reclaim: the cgroup is full.
     pub(super) fn is_tight(&self) -> bool {
-        self.used() >= FULL_CGROUP || self.hits() > 0
+        self.used() >= FULL_CGROUP || self.hits().is_some_and(|hits| hits > 0)
     }
 
     /// Name of the file with the limit.
@@ -290,6 +287,15 @@ pub(super) fn bytes_fact(key: &'static str, label: &'static str, size: Bytes) ->
 
 pub(super) fn rate_fact(key: &'static str, label: &'static str, rate: f64) -> Fact {
     fact(key, label, CellValue::Rate(rate), "")
+}
+
+/// A rate that may be unknown.
+pub(super) fn known_rate_fact(
+    key: &'static str,
+    label: &'static str,
+    rate: Option<f64>,
+) -> Option<Fact> {
+    rate.map(|rate| rate_fact(key, label, rate))
 }
 
 pub(super) fn count_fact(key: &'static str, label: &'static str, count: u64) -> Fact {

@@ -303,7 +303,7 @@ mod tests {
     use pagewise_model::{AddrRange, Pid, Snapshot};
 
     use super::*;
-    use crate::causes::made::{evidence, verdict};
+    use crate::causes::made::{evidence, present, verdict};
     use crate::sample::{resident, snapshot};
 
     const MIB: u64 = 1 << 20;
@@ -330,13 +330,6 @@ mod tests {
         };
         made.stacks = Gathered::Value((0..count).map(stack).collect());
         made
-    }
-
-    fn present(made: &Evidence, id: &str) -> Box<Cause> {
-        match verdict(made, id) {
-            Verdict::Present(cause) => cause,
-            other => panic!("{id}: {other:?}"),
-        }
     }
 
     #[test]

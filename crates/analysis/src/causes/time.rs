@@ -181,22 +181,14 @@ fn milliseconds(share: f64) -> CellValue {
 #[cfg(test)]
 mod tests {
     use pagewise_model::Quadrant;
-    use pagewise_model::cause::Cause;
     use pagewise_model::evidence::Evidence;
     use pagewise_model::faults::FaultKind;
 
     use super::*;
-    use crate::causes::made::{activity, verdict};
+    use crate::causes::made::{activity, present, verdict};
     use crate::causes::made_recordings::{add_work, calls, faults, steady};
 
     const MIB: u64 = 1 << 20;
-
-    fn present(evidence: &Evidence, id: &str) -> Cause {
-        match verdict(evidence, id) {
-            Verdict::Present(cause) => *cause,
-            other => panic!("{id}: {other:?}"),
-        }
-    }
 
     fn is_ruled_out(evidence: &Evidence, id: &str) -> bool {
         matches!(verdict(evidence, id), Verdict::RuledOut(_))

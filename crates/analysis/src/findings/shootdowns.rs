@@ -94,7 +94,7 @@ pub(crate) fn advice(cause: &Cause, sum: &FlushSum) -> Option<(&'static str, &'s
             ),
             ("madvise" | "process_madvise", Some(DONTNEED)) => (
                 "dontneed",
-                "Release memory less often. MADV_FREE is no remedy: it flushes as well, because it marks the pages clean.",
+                "Release memory less often. MADV_FREE does not help: it flushes as well, because it marks the pages clean.",
             ),
             ("madvise" | "process_madvise", Some(FREE)) => (
                 "free",

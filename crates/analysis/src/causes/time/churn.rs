@@ -64,7 +64,11 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(line);
     }
     let page = float(evidence.now.provenance.page_size.bytes());
-    let growth = evidence.growth(private_memory).unwrap_or(0.0).max(0.0);
+    let Some(growth) = evidence.growth(private_memory) else {
+        let command = command(evidence, Instrument::Faults);
+        return Verdict::Unknown("the private memory could not be read".into(), command.into());
+    };
+    let growth = growth.max(0.0);
     let again = touches - growth / page;
     let lost = lost(again.max(0.0), TOUCH_SECONDS);
     let of_cpu = share_of_cpu(evidence, lost);

@@ -8,7 +8,7 @@ use pagewise_model::{Bytes, Quadrant};
 
 use super::{command, lost, milliseconds, missing, per_second};
 use crate::causes::signs::{
-    anonymous, bytes, bytes_fact, count_fact, is_own, rate_fact, share_of_run_time,
+    anonymous, bytes, bytes_fact, count_fact, is_own, known_rate_fact, rate_fact, share_of_run_time,
 };
 use crate::causes::{CauseEvidence, cause, remedy_code};
 use crate::cells::{float, ratio, text};
@@ -183,7 +183,10 @@ pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let forks = forks(profile);
     let rate = per_second(forks, profile.took_ns);
-    let private = anonymous(evidence).unwrap_or_default();
+    let Some(private) = anonymous(evidence) else {
+        let command = format!("pagewise explain {}", evidence.pid());
+        return Verdict::Unknown("the private memory could not be read".into(), command.into());
+    };
     let has_execs = ratio(profile.execs, forks).is_some_and(|share| share > 0.5);
     if rate < MANY_FORKS || !has_execs || private < LARGE_PROCESS {
         return Verdict::RuledOut(vec![
@@ -205,8 +208,9 @@ fn exec_cause(evidence: &CauseEvidence<'_>, (forks, rate): (u64, f64), private: 
         .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
     let pages = float(evidence.now.provenance.page_size.count(private));
     let faults = evidence.faults();
-    let copied = faults.map_or(0.0, |it| per_second(copied_pages(evidence, it), it.took_ns));
-    let lost = lost(rate * pages, FORK_PAGE_SECONDS) + lost(copied, COPY_SECONDS);
+    let copied = faults.map(|it| per_second(copied_pages(evidence, it), it.took_ns));
+    // Without a recording of page faults the cost is that of fork alone.
+    let lost = lost(rate * pages, FORK_PAGE_SECONDS) + lost(copied.unwrap_or(0.0), COPY_SECONDS);
     let sentence = vec![
         text("The process forks "),
         CellValue::Rate(rate),
@@ -221,9 +225,9 @@ fn exec_cause(evidence: &CauseEvidence<'_>, (forks, rate): (u64, f64), private: 
         count_fact("forks", "forks", forks),
         rate_fact("forks_per_s", "rate", rate),
         bytes_fact("private", "private memory", private),
-        rate_fact("copies_per_s", "copied pages", copied),
         fact("lost_ms_per_s", "time lost in ms per s", milliseconds(lost), ""),
     ];
+    found.evidence.extend(known_rate_fact("copies_per_s", "copied pages", copied));
     found.code = remedy_code([text(
         "Start programs with posix_spawn or vfork, which copy nothing, or from a small helper process that was forked at the start.",
     )]);
