@@ -219,8 +219,8 @@ fn test() -> Result<(TestTally, Skips)> {
     together.sort_by_key(|program| {
         LONG.iter().position(|long| *long == program.target).unwrap_or(LONG.len())
     });
-    // Tests wait for some of their time: for processes that they record, for windows of time.
-    let jobs = thread::available_parallelism().map_or(1, usize::from) + 1;
+    // Tests wait for half of their time: for processes that they record, for windows of time.
+    let jobs = thread::available_parallelism().map_or(1, usize::from) * 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
     let mut tally = run_programs(&together, jobs, &skips)?;
     say(&format!("{} test programs, one at a time", alone.len()));

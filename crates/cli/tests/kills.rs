@@ -440,7 +440,7 @@ fn harm_is_noticed() {
 fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, TRIM_JEMALLOC],
-        14,
+        8,
         &[Calls::Target, Calls::Outward],
         &[KILL],
     );
@@ -448,7 +448,7 @@ fn killed_at_any_step_of_a_change_it_leaves_no_process_harmed() {
 
 #[test]
 fn killed_at_any_step_of_any_command_it_leaves_no_process_harmed() {
-    kill_at_steps(&CASES, 4, &[Calls::Outward, Calls::All], &[KILL]);
+    kill_at_steps(&CASES, 6, &[Calls::All], &[KILL]);
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     const SIGNALS: [i32; 3] = [1, 2, 15];
     kill_at_steps(
         &[SPLIT, DROP, ATTACH, ATTACH_JEMALLOC, SCAN_FORK, TRIM, SYSCALLS],
-        6,
+        4,
         &[Calls::Target, Calls::All],
         &SIGNALS,
     );
@@ -521,7 +521,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         return;
     }
     let mut random = Random::of_environment();
-    let rounds = number_of_environment("PAGEWISE_ROUNDS", 5);
+    let rounds = number_of_environment("PAGEWISE_ROUNDS", 3);
     let harm = Harm::default();
     let cases = [
         SPLIT,

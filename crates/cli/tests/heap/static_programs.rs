@@ -11,6 +11,8 @@ use fixture::recorder::{by_function, heap, report};
 use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
+/// Keeps the compiled standard library of Go from one test to the next.
+const GO_CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/go-cache");
 /// The kind of events that uprobes are.
 const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
 
@@ -188,7 +190,7 @@ fn an_impossible_watch_is_refused_with_a_reason() {
     let program = folder.path().join("go");
     let mut build = Command::new("go");
     build.args(["build", "-o"]).arg(&program).arg(&source).env("CGO_ENABLED", "0");
-    build.env("GOCACHE", folder.path().join("cache")).current_dir(folder.path());
+    build.env("GOCACHE", GO_CACHE).current_dir(folder.path());
     match build.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
         Err(_) => return skip(&Lack::Tool("go")),
@@ -219,7 +221,7 @@ func main() {
     let (program, file) = (folder.path().join("go"), folder.path().join("go.pwh"));
     let mut build = Command::new("go");
     build.args(["build", "-o"]).arg(&program).arg(&source).env("CGO_ENABLED", "1");
-    build.env("GOCACHE", folder.path().join("cache")).current_dir(folder.path());
+    build.env("GOCACHE", GO_CACHE).current_dir(folder.path());
     match build.output() {
         Ok(output) => assert!(output.status.success(), "{output:?}"),
         Err(_) => return skip(&Lack::Tool("go")),
