@@ -682,6 +682,13 @@ impl AttachedProcess {
         loaded
     }
 
+    /// Message of the loader at an address of the process.
+    fn message_at(&self, address: Option<u64>) -> String {
+        let bytes = address.map(|at| self.memory().read_up_to(at, 300)).unwrap_or_default();
+        pagewise_model::name::escape(bytes.split(|&byte| byte == 0).next().unwrap_or_default())
+            .into()
+    }
+
     fn load_in(
         &self,
         room: &CallRoom,
@@ -706,11 +713,8 @@ impl AttachedProcess {
         let settings = text(0x4080, collector.settings().as_bytes())?;
         let handle = run(thread, loader.open, [path, loader.flags])?;
         if handle == 0 {
-            let words = loader.error.map(|error| run(thread, error, [0; 2])).transpose()?;
-            let words = words.map(|at| self.memory().read_up_to(at, 300)).unwrap_or_default();
-            let words = words.split(|&byte| byte == 0).next().unwrap_or_default();
-            let words = pagewise_model::name::escape(words);
-            return Err(not(format!("it does not load the recorder: {words}")));
+            let error = loader.error.map(|error| run(thread, error, [0; 2])).transpose()?;
+            return Err(not(format!("it does not load the recorder: {}", self.message_at(error))));
         }
         let attach = run(thread, loader.symbol, [handle, attach])?;
         let detach = run(thread, loader.symbol, [handle, detach])?;

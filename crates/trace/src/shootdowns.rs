@@ -81,6 +81,24 @@ enum FlushRole {
     Sent,
 }
 
+impl FlushRole {
+    /// Expression that the kernel filters its records by; `None` if all are wanted.
+    fn filter(self, flush: &Tracepoint) -> Option<CString> {
+        let expression = match self {
+            FlushRole::Cause => causes(flush, true),
+            FlushRole::Effect => causes(flush, false),
+            FlushRole::Enter | FlushRole::Exit => Some(calls::filter()),
+            FlushRole::Called
+            | FlushRole::Returned
+            | FlushRole::Queue
+            | FlushRole::Done
+            | FlushRole::Interrupt
+            | FlushRole::Sent => None,
+        };
+        CString::new(expression?).ok()
+    }
+}
+
 /// Fields that are read.
 #[derive(Clone, Copy, Debug, Default)]
 struct FlushFields {
@@ -226,18 +244,7 @@ impl FlushRecorder {
                 error => error,
             })?;
         for (which, role) in roles.iter().enumerate() {
-            let expression = match role {
-                FlushRole::Cause => causes(&flush, true),
-                FlushRole::Effect => causes(&flush, false),
-                FlushRole::Enter | FlushRole::Exit => Some(calls::filter()),
-                FlushRole::Called
-                | FlushRole::Returned
-                | FlushRole::Queue
-                | FlushRole::Done
-                | FlushRole::Interrupt
-                | FlushRole::Sent => None,
-            };
-            if let Some(expression) = expression.and_then(|text| CString::new(text).ok()) {
+            if let Some(expression) = role.filter(&flush) {
                 session.filter(which, &expression)?;
             }
         }

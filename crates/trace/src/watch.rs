@@ -240,6 +240,57 @@ fn pieces(start: u64, length: u64) -> Result<Vec<(u64, u64)>, TraceError> {
     Ok(pieces)
 }
 
+/// Opens the breakpoints of `pieces`, and says why the accesses of the kernel are not among those
+/// that they report.
+fn open_session(
+    pid: u32,
+    pieces: &[(u64, u64)],
+    reads: bool,
+    limit: MemoryLimit,
+) -> Result<(TraceSession, Result<(), Absent>), TraceError> {
+    let carries = Carries { callers: CALLERS, ..Unwinder::carries(STACK) };
+    let wanted = |exclude_kernel: bool| -> Vec<SessionEvent> {
+        let each = pieces.iter().enumerate().map(|(at, &(start, length))| SessionEvent {
+            name: format!("{length} bytes at {start:#x}"),
+            sampling: Sampling {
+                event: PerfEvent::access(start, length, reads),
+                every: 1,
+                carries: Carries {
+                    kernel: !exclude_kernel,
+                    registers_there: if exclude_kernel { FLAGS } else { FLAGS | COUNTER },
+                    ..carries
+                },
+                mode: Mode { exclude_kernel, ..Mode::default() },
+                tasks: at == 0,
+                wake_at: 1,
+            },
+        });
+        each.collect()
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let large = 1 << (limit.part(RINGS) / cpus).max(1 << 20).ilog2();
+    let target = TraceTarget::Process(pid);
+    let (mut kernel, mut size) = (Ok(()), large);
+    let session = loop {
+        match TraceSession::open(target, &wanted(kernel.is_err()), size) {
+            Err(TraceError::NotWatched { error, .. })
+                if error.kind() == io::ErrorKind::PermissionDenied
+                    && (kernel.is_ok() || size == large) =>
+            {
+                // Without privileges the kernel's own accesses are not reported, and rings are
+                // small.
+                if kernel.is_ok() {
+                    kernel = Err(Absent::NotPermitted("root or CAP_PERFMON".into()));
+                } else {
+                    size = SMALL;
+                }
+            }
+            session => break session?,
+        }
+    };
+    Ok((session, kernel))
+}
+
 impl MemoryWatch {
     /// Begins to watch some bytes of a process, of which it must be known which mappings it has;
     /// `reads` as well as writes.
@@ -256,46 +307,7 @@ impl MemoryWatch {
         limit: MemoryLimit,
     ) -> Result<MemoryWatch, TraceError> {
         let pieces = pieces(start, length)?;
-        let carries = Carries { callers: CALLERS, ..Unwinder::carries(STACK) };
-        let wanted = |exclude_kernel: bool| -> Vec<SessionEvent> {
-            let each = pieces.iter().enumerate().map(|(at, &(start, length))| SessionEvent {
-                name: format!("{length} bytes at {start:#x}"),
-                sampling: Sampling {
-                    event: PerfEvent::access(start, length, reads),
-                    every: 1,
-                    carries: Carries {
-                        kernel: !exclude_kernel,
-                        registers_there: if exclude_kernel { FLAGS } else { FLAGS | COUNTER },
-                        ..carries
-                    },
-                    mode: Mode { exclude_kernel, ..Mode::default() },
-                    tasks: at == 0,
-                    wake_at: 1,
-                },
-            });
-            each.collect()
-        };
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let large = 1 << (limit.part(RINGS) / cpus).max(1 << 20).ilog2();
-        let target = TraceTarget::Process(pid);
-        let (mut kernel, mut size) = (Ok(()), large);
-        let mut session = loop {
-            match TraceSession::open(target, &wanted(kernel.is_err()), size) {
-                Err(TraceError::NotWatched { error, .. })
-                    if error.kind() == io::ErrorKind::PermissionDenied
-                        && (kernel.is_ok() || size == large) =>
-                {
-                    // Without privileges the kernel's own accesses are not reported, and rings are
-                    // small.
-                    if kernel.is_ok() {
-                        kernel = Err(Absent::NotPermitted("root or CAP_PERFMON".into()));
-                    } else {
-                        size = SMALL;
-                    }
-                }
-                session => break session?,
-            }
-        };
+        let (mut session, kernel) = open_session(pid, &pieces, reads, limit)?;
         let mut spaces = Spaces::within(limit.part(16 * REGION));
         spaces.read(root, pid);
         let shared = spaces.find(pid, start).is_some_and(|region| region.shared);
