@@ -61,6 +61,16 @@ pub(crate) fn run() -> Result<ExitCode> {
     for step in STEPS {
         step.run()?;
     }
+    conclude(began)
+}
+
+/// Runs the tests alone; the last line is that of [`run`].
+pub(crate) fn run_tests() -> Result<ExitCode> {
+    conclude(Instant::now())
+}
+
+/// Runs the tests and prints how all checks, which began then, ended.
+fn conclude(began: Instant) -> Result<ExitCode> {
     let (tally, skips) = test()?;
     let skipped = skips.tests.len() as u64;
     print!("{skips}");
@@ -219,8 +229,8 @@ fn test() -> Result<(TestTally, Skips)> {
     together.sort_by_key(|program| {
         LONG.iter().position(|long| *long == program.target).unwrap_or(LONG.len())
     });
-    // Tests wait for half of their time: for processes that they record, for windows of time.
-    let jobs = thread::available_parallelism().map_or(1, usize::from) * 2;
+    // Tests wait for some of their time: for processes that they record, for windows of time.
+    let jobs = cpus() + 1;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
     let mut tally = run_programs(&together, jobs, &skips)?;
     say(&format!("{} test programs, one at a time", alone.len()));
@@ -277,6 +287,10 @@ fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<T
             let mut command = with_default_signals(Command::new(&program.path));
             command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
             command.env("PAGEWISE_SKIPS", skips);
+            if Some(&program.target.as_str()) == LONG.first() {
+                // As many as all other programs together, or all would wait for its end.
+                command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
+            }
             let (output, succeeded) = output_of(command)?;
             let mut tally = tally.lock().expect("no thread panics while it holds the lock");
             println!("\n{} ({:.1} s)", program.path.display(), began.elapsed().as_secs_f64());
@@ -290,6 +304,10 @@ fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<T
         threads.into_iter().try_for_each(|thread| thread.join().expect("no job panics"))
     })?;
     Ok(tally.into_inner().expect("no job panics"))
+}
+
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Standard output and standard error of a command in the order of their writes, and true if it

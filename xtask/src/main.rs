@@ -23,6 +23,7 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
   ci              every check: format, tidy, lints, documents, tests
+  test            the tests of `ci` alone
   tidy            the rules of this workspace that no other tool knows
   words           spelling and grammar, by typos and harper
   capture         copy the /proc of the fixture programs on this kernel (as root)
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args[..] {
         ["ci"] => ci::run(),
+        ["test"] => ci::run_tests(),
         ["tidy"] => tidy::run().map(|()| ExitCode::SUCCESS),
         ["words"] => words::run(true).map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),

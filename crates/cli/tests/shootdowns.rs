@@ -764,11 +764,9 @@ fn code_of_libc(pid: u32) -> Vec<u8> {
     code
 }
 
-#[test]
-fn uprobes_of_a_process_change_the_code_of_no_other() {
-    if !is_root() {
-        return;
-    }
+/// Probes a process and compares the code of the C library before and meanwhile: true if it
+/// changed, in this process and in another.
+fn uprobes_change_code() -> (bool, bool) {
     let mut both = [(); 2].map(|()| {
         Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
     });
@@ -778,26 +776,35 @@ fn uprobes_of_a_process_change_the_code_of_no_other() {
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     }
     let [watched, other] = [both[0].id(), both[1].id()];
-    let before = code_of_libc(other);
-    assert!(before == code_of_libc(watched));
+    let before = [watched, other].map(code_of_libc);
     let mut recording = interruptible();
     recording.args(["shootdowns", "--user-wait", &watched.to_string()]);
     let mut recording = recording.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut is_changed = false;
     while !is_changed && recording.try_wait().unwrap().is_none() {
-        is_changed = code_of_libc(watched) != before;
+        is_changed = code_of_libc(watched) != before[0];
     }
-    let is_same = code_of_libc(other) == before;
+    let is_other_changed = code_of_libc(other) != before[1];
     let _ = kill_process(Pid::from_child(&recording), Signal::INT);
     recording.wait().unwrap();
     for mut child in both {
         drop(child.stdin.take());
         child.wait().unwrap();
     }
-    if !is_changed {
+    (is_changed, is_other_changed)
+}
+
+#[test]
+fn uprobes_of_a_process_change_the_code_of_no_other() {
+    if !is_root() {
+        return;
+    }
+    // Probes of all processes that somebody else places meanwhile change the other process too.
+    let tries: Vec<(bool, bool)> = (0..3).map(|_| uprobes_change_code()).collect();
+    if tries.iter().all(|(is_changed, _)| !is_changed) {
         return skip_without_events("/sys/bus/event_source/devices/uprobe/type");
     }
-    if !is_same {
+    if !tries.contains(&(true, false)) {
         skip(&Lack::Kernel(6, 10));
     }
 }

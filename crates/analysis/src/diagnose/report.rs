@@ -21,6 +21,8 @@ const MAX_CAUSES: usize = 3;
 
 /// Number of ruled out causes that people see by default.
 const MAX_RULED_OUT: usize = 6;
+/// Number of reasons why causes could not be seen that people see by default.
+const MAX_UNSEEN_REASONS: usize = 2;
 
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +43,7 @@ pub fn report(evidence: &Evidence, diagnosis: &Diagnosis, options: &DiagnosisOpt
         blocks.push(cause_block(number, cause));
     }
     blocks.extend(excluded(diagnosis, options));
-    blocks.extend(unseen(diagnosis));
+    blocks.extend(unseen(diagnosis, options));
     blocks.push(ReportBlock::Facts(cost(&evidence.cost)));
     let title = who::title_of("Diagnosis", &evidence.first.process, "");
     Report { schema: SCHEMA, title, blocks }
@@ -270,7 +272,7 @@ fn excluded(diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Vec<ReportBloc
     blocks
 }
 
-fn unseen(diagnosis: &Diagnosis) -> Vec<ReportBlock> {
+fn unseen(diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Vec<ReportBlock> {
     let all = &diagnosis.not_seen;
     let mut blocks = vec![listed(
         "not_seen",
@@ -292,12 +294,21 @@ fn unseen(diagnosis: &Diagnosis) -> Vec<ReportBlock> {
             None => lines.push((&it.why, &it.command, vec![it.title])),
         }
     }
-    let pieces = lines.iter().enumerate().map(|(at, (why, command, titles))| {
+    let shown = if options.all { lines.len() } else { lines.len().min(MAX_UNSEEN_REASONS) };
+    let (shown, others) = lines.split_at(shown);
+    let mut pieces = Vec::new();
+    for (at, (why, command, titles)) in shown.iter().enumerate() {
         let space = if at == 0 { "" } else { " " };
         let command = if command.is_empty() { String::new() } else { format!(" (`{command}`)") };
-        text(format!("{space}{}: {why}{command}.", titles.join(", ")))
-    });
-    blocks.push(text_block("Could not be seen", pieces.collect()));
+        pieces.push(text(format!("{space}{}: {why}{command}.", titles.join(", "))));
+    }
+    if !others.is_empty() {
+        let count: usize = others.iter().map(|(_, _, titles)| titles.len()).sum();
+        pieces.push(text(" "));
+        pieces.push(CellValue::Count(count as u64));
+        pieces.push(text(" others: `--all` shows the reasons."));
+    }
+    blocks.push(text_block("Could not be seen", pieces));
     blocks
 }
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 /// As the program has them.
 const THREADS: u64 = 8;
-const BLOCKS: u64 = 8192;
+const BLOCKS: u64 = 16384;
 const SIZE: u64 = 240;
 const CHUNK: u64 = 256;
 const HEAP: u64 = 64 << 20;
@@ -266,7 +266,7 @@ fn samples_tell_of_arenas_and_not_of_pages() {
     if !can_scan() {
         return;
     }
-    let waiting = WaitingRecorded::start(&["--sample", "4k"], 1);
+    let waiting = WaitingRecorded::start(&["--sample", "8k"], 1);
     let report = waiting.settled();
     let others = arenas(&report, "arena");
     assert_eq!(others.len() as u64, THREADS);
