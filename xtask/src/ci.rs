@@ -34,22 +34,23 @@ const STEPS: &[CheckStep] = &[
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         component: None,
     },
-    // Every order in which the threads of a ring may run. A folder of its own, or all else would be
-    // built again.
-    CheckStep {
-        args: &[
-            "test",
-            "-p",
-            "pagewise-alloc",
-            "--lib",
-            "--target-dir",
-            "target/loom",
-            "ring::threads",
-        ],
-        env: &[("RUSTFLAGS", "--cfg loom")],
-        component: None,
-    },
 ];
+
+/// Every order in which the threads of a ring may run. It has a folder of its own, or all else
+/// would be built again, and runs beside [`STEPS`], which leave a CPU idle for some of their time.
+const LOOM: CheckStep = CheckStep {
+    args: &[
+        "test",
+        "-p",
+        "pagewise-alloc",
+        "--lib",
+        "--target-dir",
+        "target/loom",
+        "ring::threads",
+    ],
+    env: &[("RUSTFLAGS", "--cfg loom")],
+    component: None,
+};
 
 /// Runs every check; the last line of output is `N passed, N failed, N skipped`, of the tests.
 pub(crate) fn run() -> Result<ExitCode> {
@@ -58,9 +59,12 @@ pub(crate) fn run() -> Result<ExitCode> {
     crate::tidy::run()?;
     say("words");
     crate::words::run(tools_required())?;
-    for step in STEPS {
-        step.run()?;
-    }
+    let loom = thread::spawn(|| output_of(LOOM.command()?));
+    STEPS.iter().try_for_each(CheckStep::run)?;
+    let (output, succeeded) = loom.join().expect("it does not panic")?;
+    say(&LOOM.args.join(" "));
+    print_output(&output)?;
+    ensure!(succeeded, "the loom tests failed");
     conclude(began)
 }
 
@@ -82,6 +86,12 @@ fn conclude(began: Instant) -> Result<ExitCode> {
 }
 
 impl CheckStep {
+    fn command(&self) -> Result<Command> {
+        let mut command = cargo_here()?;
+        command.args(self.args).envs(self.env.iter().copied());
+        Ok(command)
+    }
+
     fn run(&self) -> Result<()> {
         if let Some(component) = self.component
             && !is_installed(component)
@@ -92,7 +102,7 @@ impl CheckStep {
         }
         let command = self.args.join(" ");
         say(&command);
-        let status = cargo_here()?.args(self.args).envs(self.env.iter().copied()).status();
+        let status = self.command()?.status();
         let status = status.with_context(|| format!("cargo {command}"))?;
         ensure!(status.success(), "cargo {command} failed");
         Ok(())

@@ -799,7 +799,7 @@ fn uprobes_of_a_process_change_the_code_of_no_other() {
     if !is_root() {
         return;
     }
-    // Probes of all processes that somebody else places meanwhile change the other process too.
+    // Probes that another command places in all processes meanwhile change the other process, too.
     let tries: Vec<(bool, bool)> = (0..3).map(|_| uprobes_change_code()).collect();
     if tries.iter().all(|(is_changed, _)| !is_changed) {
         return skip_without_events("/sys/bus/event_source/devices/uprobe/type");

@@ -157,7 +157,8 @@ fn jemalloc_under_a_prefix_is_counted_to_the_byte() {
     assert!(allocator.contains("libc.so.6, _rjem_malloc of "), "{allocator}");
     // The footprint includes more than the C library's.
     let moments = report["timeline"].as_array().unwrap();
-    assert!(moments.iter().all(|moment| moment["held"].as_u64().is_none()), "{moments:?}");
+    let mut used = moments.iter().filter(|moment| number(moment, "allocations") > 0);
+    assert!(used.all(|moment| moment["held"].as_u64().is_none()), "{moments:?}");
     assert!(!said.contains("not recorded"), "{said}");
 }
 
