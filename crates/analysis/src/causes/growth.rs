@@ -11,8 +11,8 @@ use super::evidence::FunctionShare;
 use super::heap::{LARGE, PART_OF_RES};
 use super::leak_sites::leaking_function;
 use super::trend::{
-    GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most, no_growth,
-    risk_of, time_to_limit, trend,
+    GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
+    is_first_filling, no_growth, risk_of, time_to_limit, trend,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -242,6 +242,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             ]);
             (Confidence::Certain, Some(graph))
         }
+        None if is_first_filling(evidence, growth) => return filling(evidence),
         other => {
             sentence.push(text(": a leak, or a container without bound"));
             let command = format!("pagewise heap scan {pid} --leaks --retained");
@@ -276,6 +277,15 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
         None => function_facts(evidence, function),
     });
     leak_remedies(found, pid).into()
+}
+
+/// The verdict on growth of a small heap that is mostly new, if the heap scan does not show that
+/// the blocks are unreachable.
+fn filling(evidence: &CauseEvidence<'_>) -> Verdict {
+    Verdict::Unknown(
+        "a small heap has more than doubled: the growth does not show yet whether it ends".into(),
+        format!("pagewise diagnose {} --for 1m", evidence.pid()).into(),
+    )
 }
 
 /// Names the function in a sentence.
@@ -362,6 +372,9 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         ]);
     }
     let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
+    if is_first_filling(evidence, growth) {
+        return filling(evidence);
+    }
     let mut sentence = vec![text("Memory of malloc")];
     sentence.extend(growth_words(evidence, growth));
     sentence.push(text(", and the program still reaches it: a container without bound"));
@@ -564,6 +577,16 @@ mod tests {
         assert_eq!(leak.cost.bytes, Some(Bytes::mib(45)));
         assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::RuledOut(_)));
     }
+    #[test]
+    fn a_small_heap_that_doubles_is_unknown_unless_its_blocks_are_unreachable() {
+        let made = heap_of(|number| 8 + number);
+        assert!(matches!(verdict(&made, "leak"), Verdict::Unknown(..)));
+        let reachable = with_graph(made.clone(), MIB);
+        assert!(matches!(verdict(&reachable, "unbounded-cache"), Verdict::Unknown(..)));
+        let leaked = with_graph(made, 38 * MIB);
+        assert_eq!(found(&leaked, "leak").confidence, Confidence::Certain);
+    }
+
 
     #[test]
     fn reachable_growth_is_a_container_and_no_leak() {
