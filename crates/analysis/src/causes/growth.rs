@@ -308,10 +308,11 @@ fn leak_facts(graph: &HeapGraph) -> Vec<Fact> {
 }
 
 fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
-    let change = [text(
-        "List the call paths whose blocks are not freed. Until the program is fixed, restart it before the limit is reached.",
-    )];
-    found.now = remedy_now(format!("pagewise heap attach {pid} --for 10s"), change, true);
+    let change = [text(format!(
+        "Restart the program before the limit is reached. `pagewise heap attach {pid} --for 10s` lists the call paths whose \
+         blocks are not freed."
+    ))];
+    found.now = remedy_now("", change, false);
     found.code = remedy_code([text(
         "Free the block on each path that drops the last pointer to it: also if an entry is replaced, and on error paths.",
     )]);
@@ -371,10 +372,10 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" of blocks are unreachable, which explains the growth"),
         ]);
     }
-    let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
     if is_first_filling(evidence, growth) {
         return filling(evidence);
     }
+    let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
     let mut sentence = vec![text("Memory of malloc")];
     sentence.extend(growth_words(evidence, growth));
     sentence.push(text(", and the program still reaches it: a container without bound"));
@@ -383,7 +384,11 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         sentence.push(CellValue::Bytes(keeper.retained.bytes));
     }
     if let Some(function) = &function {
-        sentence.extend([text("; "), function_name(function), text(" first touches most of it")]);
+        let verb = match evidence.allocating_function() {
+            Some(_) => " allocates most of it",
+            None => " first touches most of it",
+        };
+        sentence.extend([text("; "), function_name(function), text(verb)]);
     }
     sentence.push(text("."));
     let object = keeper
@@ -402,8 +407,11 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         found.evidence.push(fact("function", "allocated by", function_name(function), ""));
     }
     found.evidence.extend(function_facts(evidence, function.as_ref()));
-    let change = [text("List the variables that keep most memory, and the path to it.")];
-    found.now = remedy_now(format!("pagewise heap scan {pid} --retained"), change, true);
+    let change = [text(format!(
+        "Restart the program before the limit is reached, or lower the size of its cache, if it has such a setting. \
+         `pagewise heap scan {pid} --retained` lists the variables that keep most memory."
+    ))];
+    found.now = remedy_now("", change, false);
     found.code = remedy_code([text(
         "Give the container a bound (number of entries, bytes or age), and remove an entry for each one that is added beyond it.",
     )]);
@@ -570,14 +578,6 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_blocks_of_the_size_of_the_growth_are_a_leak() {
-        let made = with_graph(heap_of(|number| 50 + number), 45 * MIB);
-        let leak = found(&made, "leak");
-        assert_eq!(leak.confidence, Confidence::Certain);
-        assert_eq!(leak.cost.bytes, Some(Bytes::mib(45)));
-        assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::RuledOut(_)));
-    }
-    #[test]
     fn a_small_heap_that_doubles_is_unknown_unless_its_blocks_are_unreachable() {
         let made = heap_of(|number| 8 + number);
         assert!(matches!(verdict(&made, "leak"), Verdict::Unknown(..)));
@@ -587,6 +587,14 @@ mod tests {
         assert_eq!(found(&leaked, "leak").confidence, Confidence::Certain);
     }
 
+    #[test]
+    fn unreachable_blocks_of_the_size_of_the_growth_are_a_leak() {
+        let made = with_graph(heap_of(|number| 50 + number), 45 * MIB);
+        let leak = found(&made, "leak");
+        assert_eq!(leak.confidence, Confidence::Certain);
+        assert_eq!(leak.cost.bytes, Some(Bytes::mib(45)));
+        assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::RuledOut(_)));
+    }
 
     #[test]
     fn reachable_growth_is_a_container_and_no_leak() {
