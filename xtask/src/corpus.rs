@@ -1,16 +1,10 @@
 //! `cargo xtask corpus`: runs a diagnosing tool at programs whose trouble is known, and counts its
 //! right answers. docs/corpus.md describes the programs and their labels.
 
-mod build;
-mod environment;
-mod figures;
 mod healthy;
 mod judge;
-mod labels;
-mod process;
 mod table;
 mod tool;
-mod undo;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,8 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use judge::{JudgedRun, ToolAnswer, Verdict};
-use labels::{Label, RemediedForm};
-use process::Running;
+use pagewise_corpus::{Label, ProgramForm, RemediedForm, Running, figures};
 use tool::DiagnosingTool;
 
 pub(crate) const USAGE: &str = "\
@@ -41,8 +34,8 @@ Usage: cargo xtask corpus [OPTIONS]
   --change-settings  let programs that need it change THP, KSM, the hugetlb pool and swap (restored)
 ";
 
-/// A remedy lowers its figure at least to this share.
-const MAX_REMEDIED_SHARE: f64 = 0.7;
+/// Figures that are rates are measured over this time.
+const FIGURE_TIME: Duration = Duration::from_secs(4);
 
 /// A remedied program may need some time to reach its steady state.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
@@ -109,7 +102,7 @@ fn parse_options(arguments: &[&str]) -> Result<CorpusOptions> {
 }
 
 fn chosen_labels(only: &[String]) -> Result<Vec<Label>> {
-    let mut labels = labels::read_all(&crate::root()?.join("fixtures/sick"))?;
+    let mut labels = pagewise_corpus::labels()?;
     if !only.is_empty() {
         labels
             .retain(|label| only.iter().any(|name| *name == label.name || name == label.subject()));
@@ -140,25 +133,17 @@ fn start(
     is_remedied: bool,
     options: &CorpusOptions,
 ) -> Result<std::result::Result<Running, String>> {
-    let work = build::work_folder()?;
-    let Some(line) = build::build(label, &work.join("build"))? else {
-        return Ok(Err("a compiler or interpreter is missing".to_owned()));
+    let remedied = label.remedied.as_ref().filter(|_| is_remedied);
+    let form = match remedied {
+        Some(RemediedForm::Argument) => ProgramForm::Remedied,
+        Some(RemediedForm::Environment(variable)) => ProgramForm::Variables(vec![variable]),
+        Some(RemediedForm::Command(_)) | None => ProgramForm::Sick,
     };
-    let environment = match environment::prepare(&work, &label.needs, options.may_change)? {
-        Ok(environment) => environment,
-        Err(reason) => return Ok(Err(reason)),
-    };
-    let form = label.remedied.as_ref().filter(|_| is_remedied);
-    let (arguments, variable): (&[&str], _) = match form {
-        Some(RemediedForm::Argument) => (&["--remedied"], label.environment.as_ref()),
-        Some(RemediedForm::Environment(variable)) => (&[], Some(variable)),
-        Some(RemediedForm::Command(_)) | None => (&[], label.environment.as_ref()),
-    };
-    let running = Running::start(&line, arguments, variable.map(String::as_str), environment)?;
-    if let Some(RemediedForm::Command(command)) = form {
+    let running = label.start(form, options.may_change)?;
+    if let (Ok(running), Some(RemediedForm::Command(command))) = (&running, remedied) {
         run_remedy(command, running.pid)?;
     }
-    Ok(Ok(running))
+    Ok(running)
 }
 
 fn run_remedy(command: &str, pid: u32) -> Result<()> {
@@ -239,13 +224,13 @@ fn measure_remedy(label: &Label, options: &CorpusOptions) -> Result<String> {
             Err(reason) => return Ok(format!("skipped: {reason}")),
             Ok(running) => {
                 thread::sleep(SETTLE_TIME);
-                values[value] = figures::measure(figure, &running)?;
+                values[value] = figures::measure(figure, &running, FIGURE_TIME)?;
             }
         }
     }
     let [sick, remedied] = values;
     ensure!(
-        sick > 0.0 && remedied <= sick * MAX_REMEDIED_SHARE,
+        figures::is_improved(sick, remedied),
         "{figure} is {sick:.0}, and {remedied:.0} after the remedy"
     );
     Ok(format!("{figure} {sick:.0} -> {remedied:.0}"))

@@ -40,7 +40,8 @@ const GRAPH: &[(&str, &[&str])] = &[
         ],
     ),
     ("skip", &[]),
-    ("xtask", &[]),
+    ("corpus", &[]),
+    ("xtask", &["corpus"]),
 ];
 
 /// One crate of the workspace and the crates of the workspace that it uses, by folder.

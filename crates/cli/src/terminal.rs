@@ -2,10 +2,13 @@
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use pagewise_view::text::{Style, Units};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args;
+use crate::output::write_stderr;
 
 /// Default width without a terminal.
 const PIPE_WIDTH: u16 = 100;
@@ -63,6 +66,32 @@ impl TerminalLook {
     pub(crate) fn for_file(self) -> TerminalLook {
         TerminalLook { color: false, ..self }
     }
+}
+
+/// True if a person can answer a question.
+pub(crate) fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// A question without an answer counts as refused after this time.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// Between tests for an interrupt.
+const POLL_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Asks a question on the terminal; true only if the answer is `y` or `yes`.
+pub(crate) fn confirm(question: &str, is_interrupted: &dyn Fn() -> bool) -> bool {
+    write_stderr(&format!("pagewise: {question} [y/N] "));
+    let (stdin, began) = (io::stdin(), Instant::now());
+    while began.elapsed() < ANSWER_TIME && !is_interrupted() {
+        let mut input = [PollFd::new(&stdin, PollFlags::IN)];
+        if matches!(poll(&mut input, Some(&POLL_TIME)), Ok(1..)) {
+            let mut answer = String::new();
+            let is_read = stdin.read_line(&mut answer).is_ok();
+            return is_read && matches!(answer.trim(), "y" | "Y" | "yes");
+        }
+    }
+    write_stderr("\n");
+    false
 }
 
 fn clamp(columns: u16) -> u16 {

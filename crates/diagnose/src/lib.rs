@@ -36,12 +36,28 @@ pub struct DiagnosisRequest<'a> {
     pub budget: Budget,
     /// Scans the heap with the reachability of its blocks.
     pub scan: &'a dyn Fn(ScanBounds) -> Reading<HeapScan>,
-    /// Records allocations for some time, if the user permits a recorder in the process.
-    pub record: Option<&'a dyn Fn(Duration) -> Reading<AllocationProfile>>,
+    /// Records allocations for some time by a recorder in the process; returns the longest pause,
+    /// too.
+    pub record: &'a dyn Fn(Duration) -> (Reading<AllocationProfile>, Duration),
+    /// Permission to load the recorder into the process.
+    pub recorder: RecorderConsent<'a>,
     /// Called when an instrument begins.
     pub progress: &'a dyn Fn(Instrument),
     /// True if the diagnosis is to end now.
     pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
+/// Permission of the user to load a recorder into the process.
+#[expect(missing_debug_implementations, reason = "it holds a function")]
+#[derive(Clone, Copy)]
+pub enum RecorderConsent<'a> {
+    /// The user has given it.
+    Given,
+    /// The user refuses it, or cannot be asked.
+    Refused,
+    /// The user is asked, if the function that allocates is wanted and other instruments did not
+    /// find it.
+    Asked(&'a dyn Fn() -> bool),
 }
 
 /// Bounds of a heap scan.

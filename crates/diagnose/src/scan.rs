@@ -17,6 +17,14 @@ const CPU_PER_GIB: Duration = Duration::from_millis(1500);
 const PAUSE_PER_GIB: Duration = Duration::from_millis(150);
 const PAUSE_OF_STOP: Duration = Duration::from_millis(1);
 
+/// The bounds of a scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScanChoice {
+    pub(crate) first: ScanBounds,
+    /// The bounds of a second try, if the first scan is refused.
+    pub(crate) otherwise: Option<ScanBounds>,
+}
+
 /// The bounds of a scan; `None` if reachability does not matter.
 ///
 /// # Errors
@@ -26,7 +34,7 @@ pub(crate) fn decide(
     activity: &[ActivityPoint],
     cpu_left: Duration,
     pause: Duration,
-) -> Result<Option<ScanBounds>, Absent> {
+) -> Result<Option<ScanChoice>, Absent> {
     let Ok(mappings) = &snapshot.mappings else { return Ok(None) };
     let own = mappings.iter().filter(|it| is_private_memory(it));
     let private: Bytes = own.filter_map(|it| it.rss().ok()).sum();
@@ -51,8 +59,9 @@ pub(crate) fn decide(
         return Err(Absent::NotCollected(why.into()));
     }
     let stopped = PAUSE_OF_STOP + PAUSE_PER_GIB.mul_f64(gib);
+    let running = ScanBounds::Running(Bytes(private.0.saturating_mul(2)));
     Ok(Some(match stopped <= pause {
-        true => ScanBounds::Stopped(pause),
-        false => ScanBounds::Running(Bytes(private.0.saturating_mul(2))),
+        true => ScanChoice { first: ScanBounds::Stopped(pause), otherwise: Some(running) },
+        false => ScanChoice { first: running, otherwise: None },
     }))
 }

@@ -24,7 +24,7 @@ use pagewise_scan::sample;
 use crate::budget::CostMeter;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
 use crate::stacks;
-use crate::{DiagnosisRequest, recordings, scan};
+use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
 
 /// Interval of the readings of the counters.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -47,6 +47,8 @@ const RECORDING_SHARE: f64 = 0.005;
 const MANY_LEAKED: u64 = 512 << 10;
 /// Duration of the recording of allocations, which begins after the observation.
 const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
+/// Growth of the private memory from which on the user is asked for the recorder of allocations.
+const WANTED_GROWTH: Bytes = Bytes::mib(1);
 /// Fewer huge pages than this cannot waste much.
 const MUCH_HUGE: Bytes = Bytes::mib(8);
 /// Base pages of huge pages that are read.
@@ -152,7 +154,7 @@ impl<'a> Diagnosis<'a> {
             Some(_) => Gathered::NotNeeded,
         };
         let allocation_sizes = self.allocation_sizes(scan.value().map(|scan| &**scan));
-        let allocations = self.allocations();
+        let allocations = self.allocations(&allocation_sizes);
         let runs = self.meter.runs();
         let pauses = runs.iter().map(|run| run.pause_ns);
         let cost = DiagnosisCost {
@@ -321,15 +323,20 @@ impl<'a> Diagnosis<'a> {
     fn scan(&mut self, last: Option<&Snapshot>) -> Gathered<Box<HeapScan>> {
         let (left, pause) = (self.meter.left(), self.request.budget.pause);
         let latest = last.unwrap_or(&self.first);
-        let bounds = match scan::decide(latest, &self.points, left, pause) {
-            Ok(Some(bounds)) if !self.interrupted => bounds,
+        let chosen = match scan::decide(latest, &self.points, left, pause) {
+            Ok(Some(chosen)) if !self.interrupted => chosen,
             Ok(_) => return Gathered::NotNeeded,
             Err(why) => return Gathered::Missing(why),
         };
         (self.request.progress)(Instrument::HeapScan);
         let request = self.request;
         self.meter.measure(Instrument::HeapScan, || {
-            let scan = (request.scan)(bounds);
+            let scan = (request.scan)(chosen.first);
+            // The copy of a stopped process is predicted anew by its speed, and may be refused.
+            let scan = match (scan, chosen.otherwise) {
+                (Err(_), Some(otherwise)) => (request.scan)(otherwise),
+                (scan, _) => scan,
+            };
             let pause = scan.as_ref().map_or(0, |scan| scan.copy.pause_ns);
             (Gathered::from(scan.map(Box::new)), Duration::from_nanos(pause))
         })
@@ -349,15 +356,23 @@ impl<'a> Diagnosis<'a> {
     }
 
     /// Allocations by call stack, if the user permits a recorder in the process.
-    fn allocations(&mut self) -> Gathered<AllocationProfile> {
-        let Some(record) = self.request.record.filter(|_| !self.interrupted) else {
+    fn allocations(&mut self, sizes: &Gathered<AllocationSizes>) -> Gathered<AllocationProfile> {
+        let request = self.request;
+        let is_permitted = !self.interrupted
+            && match request.recorder {
+                RecorderConsent::Given => true,
+                RecorderConsent::Refused => false,
+                RecorderConsent::Asked(ask) => {
+                    sizes.value().is_none() && grows(&self.points) && ask()
+                }
+            };
+        if !is_permitted {
             return Gathered::NotNeeded;
-        };
-        (self.request.progress)(Instrument::Allocations);
-        // The recorder does not report its stops, so the bound stands for them.
-        let pause = self.request.budget.pause;
+        }
+        (request.progress)(Instrument::Allocations);
         self.meter.measure(Instrument::Allocations, || {
-            (Gathered::from(record(RECORDING_OF_ALLOCATIONS)), pause)
+            let (profile, pause) = (request.record)(RECORDING_OF_ALLOCATIONS);
+            (Gathered::from(profile), pause)
         })
     }
 
@@ -399,6 +414,15 @@ impl<'a> Diagnosis<'a> {
             }
         })
     }
+}
+
+/// True if the private memory grew by an amount whose allocating function is wanted.
+fn grows(points: &[ActivityPoint]) -> bool {
+    let ends = points.first().zip(points.last());
+    let anonymous = ends.and_then(|(first, last)| {
+        Some((first.anonymous.clone().ok()?, last.anonymous.clone().ok()?))
+    });
+    anonymous.is_some_and(|(before, after)| after.saturating_sub(before) >= WANTED_GROWTH)
 }
 
 /// The same reason without a value.

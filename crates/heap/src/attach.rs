@@ -15,9 +15,11 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -185,13 +187,59 @@ struct FunctionEntry {
     after: [u8; JUMP],
 }
 
-/// The process, and the longest pause that it may be given.
+/// The longest time for which any thread of a process was stopped, or made a call for pagewise.
+#[derive(Clone, Debug, Default)]
+pub struct PauseMeter(Arc<AtomicU64>);
+
+impl PauseMeter {
+    fn note(&self, pause: Duration) {
+        let nanoseconds = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        self.0.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// The longest one so far.
+    pub fn longest(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Threads that are stopped until the value is dropped.
+#[derive(Debug)]
+struct StoppedThreads<'a> {
+    threads: Vec<Tracee>,
+    began: Instant,
+    meter: &'a PauseMeter,
+}
+
+impl Drop for StoppedThreads<'_> {
+    fn drop(&mut self) {
+        self.threads.clear();
+        self.meter.note(self.began.elapsed());
+    }
+}
+
+impl Deref for StoppedThreads<'_> {
+    type Target = Vec<Tracee>;
+
+    fn deref(&self) -> &Vec<Tracee> {
+        &self.threads
+    }
+}
+
+impl DerefMut for StoppedThreads<'_> {
+    fn deref_mut(&mut self) -> &mut Vec<Tracee> {
+        &mut self.threads
+    }
+}
+
+/// The process, the longest pause that it may be given, and the longest that it was given.
 #[derive(Debug)]
 struct AttachedProcess {
     pid: u32,
     root: ProcRoot,
     target: remote::RemoteProcess,
     max_pause: Duration,
+    pauses: PauseMeter,
 }
 
 /// The beginning of a function that is to jump somewhere; an error where that is too far.
@@ -213,8 +261,8 @@ fn entry(at: u64, length: u64, before: u64, to: u64) -> io::Result<FunctionEntry
 
 impl Attached {
     /// Loads the recorder into a running process and makes it record for `collector`, which expects
-    /// it. All threads of the process are stopped for at most `max_pause`. Every change is noted
-    /// before it is made, so that a keeper can undo it if pagewise is killed.
+    /// it. All threads of the process are stopped for at most `max_pause`; `pauses` notes the time.
+    /// Every change is noted before it is made, so that a keeper can undo it if pagewise is killed.
     ///
     /// # Errors
     /// Returns an error if attaching would be harmful, with the reason.
@@ -222,22 +270,24 @@ impl Attached {
         collector: &mut Collector,
         pid: u32,
         max_pause: Duration,
+        pauses: &PauseMeter,
         keeper: &mut (dyn Keeper + Send),
     ) -> Result<Attached, AttachRefused> {
-        on_tracer_thread(|| Attached::begin_traced(collector, pid, max_pause, keeper))
+        on_tracer_thread(|| Attached::begin_traced(collector, pid, max_pause, pauses, keeper))
     }
 
     fn begin_traced(
         collector: &mut Collector,
         pid: u32,
         max_pause: Duration,
+        pauses: &PauseMeter,
         keeper: &mut dyn Keeper,
     ) -> Result<Attached, AttachRefused> {
         let not = |why: &str| AttachRefused::Not { pid, why: why.to_owned() };
         let root = ProcRoot::live();
         let before = mappings(&root, pid)?;
         let mallocs = can_be_attached(&root, pid, &before)?;
-        let process = AttachedProcess::open(pid, max_pause)?;
+        let process = AttachedProcess::open(pid, max_pause, pauses.clone())?;
         process.target.permits_calls().map_err(|error| not(&error.to_string()))?;
         process.target.permits_pause(max_pause).map_err(|error| process.not_stopped(error))?;
         let mappings = match Attached::left_behind(pid, max_pause)? {
@@ -258,8 +308,10 @@ impl Attached {
         let loader = Loader::find(&root, pid, &mappings)?;
         let mut judge = Judge::new(&process.root, pid, mallocs);
         let mut thread = process.safe_thread(&mut judge)?;
+        let began = Instant::now();
         let loaded = process.load(&mut thread, &loader, &library, collector, keeper);
         thread.release();
+        pauses.note(began.elapsed());
         loaded?;
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
         let attached = Attached::resolve(process, &|_, number| tables.head(number))?;
@@ -296,7 +348,7 @@ impl Attached {
         let Some(AddrRange { start: tables, .. }) = crate::tables::mapping(&mappings) else {
             return Ok(None);
         };
-        let process = AttachedProcess::open(pid, max_pause)?;
+        let process = AttachedProcess::open(pid, max_pause, PauseMeter::default())?;
         let head = |process: &AttachedProcess, number: usize| {
             let mut word = [0; 8];
             process.memory().read(tables + HEADER.place(number) as u64, &mut word)?;
@@ -326,7 +378,8 @@ impl Attached {
     /// # Errors
     /// Returns an error if the child cannot be read.
     pub fn child(&self, pid: u32) -> Result<Attached, AttachRefused> {
-        let process = AttachedProcess::open(pid, self.process.max_pause)?;
+        let pauses = self.process.pauses.clone();
+        let process = AttachedProcess::open(pid, self.process.max_pause, pauses)?;
         let (entries, recorder) = (self.entries.clone(), self.recorder.clone());
         let Attached { own, detach, release, coming, .. } = *self;
         let moved = self.moved.clone();
@@ -416,10 +469,12 @@ impl Attached {
         // The others go on, some of them perhaps inside the recorder, which works until it is ended
         // and afterwards.
         drop(stopped);
+        let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
         let ended = room.call(&mut thread, &ProcessFunction::at(self.detach), [0; 5], &mut || {});
         room.unmap(&mut thread, keeper);
         drop(thread);
+        process.pauses.note(began.elapsed());
         ended.map_err(|source| process.not_called(source))?;
         self.release(keeper)
     }
@@ -453,6 +508,7 @@ impl Attached {
         };
         // The others need not wait for that.
         drop(stopped);
+        let began = Instant::now();
         let room = process.room(&mut thread, keeper)?;
         let released = room.call(
             &mut thread,
@@ -461,6 +517,8 @@ impl Attached {
             &mut || {},
         );
         room.unmap(&mut thread, keeper);
+        drop(thread);
+        process.pauses.note(began.elapsed());
         released.map(|_| LeftBehind::Whole).map_err(|source| process.not_called(source))
     }
 
@@ -530,7 +588,11 @@ impl Attached {
 }
 
 impl AttachedProcess {
-    fn open(pid: u32, max_pause: Duration) -> Result<AttachedProcess, AttachRefused> {
+    fn open(
+        pid: u32,
+        max_pause: Duration,
+        pauses: PauseMeter,
+    ) -> Result<AttachedProcess, AttachRefused> {
         let root = ProcRoot::live();
         let target = remote::RemoteProcess::open(pid, None).map_err(|error| match error {
             remote::RemoteError::NotPermitted => {
@@ -538,7 +600,7 @@ impl AttachedProcess {
             }
             error => AttachRefused::Not { pid, why: error.to_string() },
         })?;
-        Ok(AttachedProcess { pid, root, target, max_pause })
+        Ok(AttachedProcess { pid, root, target, max_pause, pauses })
     }
 
     fn memory(&self) -> &TargetMemory {
@@ -611,11 +673,13 @@ impl AttachedProcess {
 
     /// Stops all threads, also those that begin meanwhile; none where the process is gone. They run
     /// on when the values are dropped.
-    fn stop_all(&self, limit: Duration) -> Result<Vec<Tracee>, AttachRefused> {
-        self.target.stop_all_anywhere(limit).or_else(|error| match error {
+    fn stop_all(&self, limit: Duration) -> Result<StoppedThreads<'_>, AttachRefused> {
+        let began = Instant::now();
+        let threads = self.target.stop_all_anywhere(limit).or_else(|error| match error {
             remote::RemoteError::Gone => Ok(Vec::new()),
             error => Err(self.not_stopped(error)),
-        })
+        })?;
+        Ok(StoppedThreads { threads, began, meter: &self.pauses })
     }
 
     /// Stops all threads while none is in the way; none where that never is.
@@ -623,7 +687,7 @@ impl AttachedProcess {
         &self,
         pauses: Pauses,
         is_in_the_way: &dyn Fn(&[Tracee]) -> bool,
-    ) -> Result<Option<Vec<Tracee>>, AttachRefused> {
+    ) -> Result<Option<StoppedThreads<'_>>, AttachRefused> {
         let mut too_long = 0;
         let began = Instant::now();
         for attempt in 0..pauses.attempts {

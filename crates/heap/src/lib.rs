@@ -23,7 +23,7 @@ mod run_dir;
 pub mod safe_call;
 mod tables;
 
-pub use attach::{AttachRefused, Attached, LeftBehind, is_visible};
+pub use attach::{AttachRefused, Attached, LeftBehind, PauseMeter, is_visible};
 pub use block_lookup::{allocation_stacks, block_at, recorder_memory};
 pub use blocks::LiveBlocks;
 pub use collector::{CollectRequest, Collector, Finished, RecorderTrouble};

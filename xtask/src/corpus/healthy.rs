@@ -5,11 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use pagewise_corpus::build::{is_installed, work_folder};
+use pagewise_corpus::{Running, environment};
 
-use super::build::{is_installed, work_folder};
-use super::environment;
 use super::judge::{JudgedRun, ToolAnswer, Verdict, judge_healthy};
-use super::process::Running;
 use super::tool::DiagnosingTool;
 
 /// A program without trouble. The scripts run in a folder of their own; `$PORT` is a free port.
@@ -197,7 +196,9 @@ for i in range(2000):
     HealthyProgram {
         name: "vim",
         programs: &["vim", "script"],
-        start: "seq 100000 >text\nexec vim -es -u NONE -c 'while 1 | %s/1/2/g | undo | sleep 300m | endwhile' text",
+        // Without undo, whose history grows with each change.
+        start: "seq 100000 >text\nexec vim -es -u NONE -c 'set undolevels=-1' -c 'while 1 | %s/1/2/g | %s/2/1/g | \
+                sleep 300m | endwhile' text",
         probe: "true",
         load: "",
     },
@@ -326,11 +327,11 @@ fn diagnose(
         anyhow::bail!("{missing} is not installed");
     }
     let environment =
-        environment::prepare(&work_folder()?, &[], false)?.map_err(anyhow::Error::msg)?;
+        environment::prepare(&work_folder(), &[], false)?.map_err(anyhow::Error::msg)?;
     let folder = environment.folder.clone();
     let script = format!("{PRELUDE}{}", program.start);
     let line = vec!["sh".to_owned(), "-c".to_owned(), script];
-    let mut running = Running::start(&line, &[], None, environment)?;
+    let mut running = Running::start(&line, &[], &[], environment)?;
     wait_for_probe(program, &folder, &mut running)?;
     let load = sleep.filter(|_| !program.load.is_empty());
     let load = load.map(|sleep| LoadDriver::start(program.load, &folder, sleep)).transpose()?;
@@ -369,14 +370,14 @@ struct LoadDriver {
 impl LoadDriver {
     fn start(step: &str, folder: &std::path::Path, sleep: Duration) -> Result<LoadDriver> {
         let environment =
-            environment::prepare(&work_folder()?, &[], false)?.map_err(anyhow::Error::msg)?;
+            environment::prepare(&work_folder(), &[], false)?.map_err(anyhow::Error::msg)?;
         let script = format!(
             "echo ready\ncd '{}'\n{WITH_PORT}export PORT\nwhile :; do\n{{ {step}\n}} >/dev/null 2>&1\nsleep {}\ndone",
             folder.display(),
             sleep.as_secs_f64(),
         );
         let line = vec!["sh".to_owned(), "-c".to_owned(), script];
-        Ok(LoadDriver { _running: Running::start(&line, &[], None, environment)? })
+        Ok(LoadDriver { _running: Running::start(&line, &[], &[], environment)? })
     }
 }
 

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use pagewise_corpus::labels::{Diagnosis, Label};
 use serde_json::Value;
-
-use super::labels::{Diagnosis, Label};
 
 /// A function that inlines or splits statements may shift a line by this number of lines.
 const LINE_TOLERANCE: u64 = 2;
@@ -190,8 +189,9 @@ fn has_word(text: &str, word: &str) -> bool {
 mod tests {
     use std::path::Path;
 
+    use pagewise_corpus::labels;
+
     use super::*;
-    use crate::corpus::labels;
 
     fn sick() -> Label {
         let text = "/* A.\n * @cause: leak\n * @also: unbounded-cache\n * @function: add\n \

@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::figures::children_cpu_ms;
+use pagewise_corpus::Undo;
+use pagewise_corpus::figures::children_cpu_ms;
+
 use super::judge::{JudgedRun, ToolAnswer, Verdict, read_answer};
-use super::undo::Undo;
 
 const DEFAULT_COMMAND: &str = "pagewise diagnose {pid} --json --for 10s";
 

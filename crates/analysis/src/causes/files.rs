@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
-use pagewise_model::evidence::{Instrument, MemoryFile, counter};
+use pagewise_model::evidence::{ActivityPoint, Instrument, MemoryFile, counter};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping, Name, SmapsCounter};
 
@@ -87,7 +87,7 @@ fn is_sustained(evidence: &CauseEvidence<'_>) -> bool {
 
 fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     let name = waits.file.clone().unwrap_or_default();
-    let evicted = evidence.vmstat_rate("workingset_refault_file");
+    let evicted = evidence.vmstat_rate("workingset_refault_file").filter(|_| is_full(evidence));
     let is_evicted = evicted.is_some_and(|evicted| evicted * 2.0 >= waits.rate);
     let sentence = vec![
         text("The process waits for "),
@@ -117,7 +117,7 @@ fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
         let name = CellValue::Name(name.as_str().into());
         found.evidence.push(fact("reader", "most of them in", name, ""));
     }
-    if !is_evicted {
+    if !is_evicted && stays_mapped(evidence, waits) {
         found.now = waits.file.as_ref().and_then(|file| {
             remedy_now(
                 format!("cat {} > /dev/null", plain_path(file)?),
@@ -131,6 +131,32 @@ fn refault_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
          POSIX_FADV_DONTNEED or MADV_PAGEOUT, and read in order where possible.",
     )]);
     found
+}
+
+/// With a larger share of the machine's memory free, the kernel evicts pages of full cgroups only.
+const FREE: f64 = 0.1;
+
+/// True if the kernel may evict page cache for lack of memory of the machine. The cgroup of the
+/// process is not full.
+fn is_full(evidence: &CauseEvidence<'_>) -> bool {
+    let [_, last] = &evidence.all.machine;
+    let value = |name| counter(&last.meminfo, name).map(Bytes);
+    let free = value("MemFree").zip(value("MemTotal"));
+    free.is_none_or(|(free, total)| free.fraction_of(total).is_none_or(|share| share < FREE))
+}
+
+/// Pages of files that the process gets by major faults stay in its RES, unless the process or
+/// another one drops them again: then it does not help to read the file once.
+const MOSTLY_KEPT: f64 = 0.5;
+
+/// True if the memory of files in the process grows by the pages that it waits for.
+fn stays_mapped(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> bool {
+    let of_files = |point: &ActivityPoint| {
+        let other = point.anonymous.clone().ok()? + point.shmem.clone().ok()?;
+        Some(point.resident.saturating_sub(other))
+    };
+    let page = float(evidence.now.provenance.page_size.bytes());
+    evidence.growth(of_files).is_some_and(|growth| growth >= waits.rate * page * MOSTLY_KEPT)
 }
 
 /// A path that a shell takes as it is.
@@ -272,17 +298,21 @@ fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
         file.name.as_bytes().starts_with(b"/") && !file.name.as_bytes().starts_with(b"/memfd:");
     if file.name.as_bytes().starts_with(b"/SYSV") {
         found.now = remedy_now(
-            "ipcs -m; ipcrm -m SHMID",
+            "",
             [text(
-                "Remove the segments that no process is attached to (nattch 0) and no program waits for.",
+                "Remove each segment to which no process is attached and that no program needs: `ipcs -m` lists them \
+                 (nattch 0), `ipcrm -m SHMID` removes one.",
             )],
             false,
         );
     } else if is_path && let Some(path) = plain_path(&file.name) {
         found.now = remedy_now(
-            format!("ls -ls {path}"),
-            [text("The file is memory: move the file to a disk, or remove it after its last use.")],
-            true,
+            "",
+            [text(format!(
+                "Move {path} to a disk, or remove it after its last use and restart the program: it is memory until no \
+                 process has it open."
+            ))],
+            false,
         );
     }
     found.code = remedy_code([text(
@@ -396,8 +426,20 @@ mod tests {
             panic!("they are many")
         };
         assert_eq!(found.object, CauseObject::File("/data/index".into()));
-        assert_eq!(found.now.unwrap().command, "cat /data/index > /dev/null");
+        assert_eq!(found.now, None, "the pages are dropped again");
         assert!(matches!(verdict(&reading(40), "file-refaults"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_file_whose_pages_stay_mapped_is_read_once_as_a_remedy() {
+        let mut evidence = reading(4000);
+        for point in &mut evidence.activity {
+            point.resident += Bytes(point.major_faults * 4096);
+        }
+        let Verdict::Present(found) = verdict(&evidence, "file-refaults") else {
+            panic!("they are many")
+        };
+        assert_eq!(found.now.unwrap().command, "cat /data/index > /dev/null");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use super::evidence::FunctionShare;
 use super::heap::{LARGE, PART_OF_RES};
 use super::leak_sites::leaking_function;
 use super::trend::{
-    GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most, no_growth,
-    risk_of, time_to_limit, trend,
+    GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
+    is_first_filling, no_growth, risk_of, time_to_limit, trend,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -242,6 +242,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             ]);
             (Confidence::Certain, Some(graph))
         }
+        None if is_first_filling(evidence, growth) => return filling(evidence),
         other => {
             sentence.push(text(": a leak, or a container without bound"));
             let command = format!("pagewise heap scan {pid} --leaks --retained");
@@ -278,6 +279,15 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     leak_remedies(found, pid).into()
 }
 
+/// The verdict on growth of a small heap that is mostly new, if the heap scan does not show that
+/// the blocks are unreachable.
+fn filling(evidence: &CauseEvidence<'_>) -> Verdict {
+    Verdict::Unknown(
+        "a small heap has more than doubled: the growth does not show yet whether it ends".into(),
+        format!("pagewise diagnose {} --for 1m", evidence.pid()).into(),
+    )
+}
+
 /// Names the function in a sentence.
 fn function_name(function: &FunctionShare<'_>) -> CellValue {
     let name = crate::heap::frames::with_its_line(function.frame);
@@ -298,10 +308,11 @@ fn leak_facts(graph: &HeapGraph) -> Vec<Fact> {
 }
 
 fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
-    let change = [text(
-        "List the call paths whose blocks are not freed. Until the program is fixed, restart it before the limit is reached.",
-    )];
-    found.now = remedy_now(format!("pagewise heap attach {pid} --for 10s"), change, true);
+    let change = [text(format!(
+        "Restart the program before the limit is reached. `pagewise heap attach {pid} --for 10s` lists the call paths whose \
+         blocks are not freed."
+    ))];
+    found.now = remedy_now("", change, false);
     found.code = remedy_code([text(
         "Free the block on each path that drops the last pointer to it: also if an entry is replaced, and on error paths.",
     )]);
@@ -361,6 +372,9 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" of blocks are unreachable, which explains the growth"),
         ]);
     }
+    if is_first_filling(evidence, growth) {
+        return filling(evidence);
+    }
     let keeper = graph.retained.first().filter(|it| it.retained.bytes >= growth.bytes.0 / 2);
     let mut sentence = vec![text("Memory of malloc")];
     sentence.extend(growth_words(evidence, growth));
@@ -370,7 +384,11 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         sentence.push(CellValue::Bytes(keeper.retained.bytes));
     }
     if let Some(function) = &function {
-        sentence.extend([text("; "), function_name(function), text(" first touches most of it")]);
+        let verb = match evidence.allocating_function() {
+            Some(_) => " allocates most of it",
+            None => " first touches most of it",
+        };
+        sentence.extend([text("; "), function_name(function), text(verb)]);
     }
     sentence.push(text("."));
     let object = keeper
@@ -389,8 +407,11 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
         found.evidence.push(fact("function", "allocated by", function_name(function), ""));
     }
     found.evidence.extend(function_facts(evidence, function.as_ref()));
-    let change = [text("List the variables that keep most memory, and the path to it.")];
-    found.now = remedy_now(format!("pagewise heap scan {pid} --retained"), change, true);
+    let change = [text(format!(
+        "Restart the program before the limit is reached, or lower the size of its cache, if it has such a setting. \
+         `pagewise heap scan {pid} --retained` lists the variables that keep most memory."
+    ))];
+    found.now = remedy_now("", change, false);
     found.code = remedy_code([text(
         "Give the container a bound (number of entries, bytes or age), and remove an entry for each one that is added beyond it.",
     )]);
@@ -554,6 +575,16 @@ mod tests {
         let Confidence::Possible(command) = &leak.confidence else { panic!("{leak:?}") };
         assert!(command.contains("heap scan 7 --leaks"), "{command}");
         assert!(matches!(verdict(&made, "unbounded-cache"), Verdict::Unknown(..)));
+    }
+
+    #[test]
+    fn a_small_heap_that_doubles_is_unknown_unless_its_blocks_are_unreachable() {
+        let made = heap_of(|number| 8 + number);
+        assert!(matches!(verdict(&made, "leak"), Verdict::Unknown(..)));
+        let reachable = with_graph(made.clone(), MIB);
+        assert!(matches!(verdict(&reachable, "unbounded-cache"), Verdict::Unknown(..)));
+        let leaked = with_graph(made, 38 * MIB);
+        assert_eq!(found(&leaked, "leak").confidence, Confidence::Certain);
     }
 
     #[test]

@@ -473,8 +473,8 @@ fn growing_runtime(
         let name = crate::heap::frames::with_its_line(function.frame);
         fact("allocated_by", "allocated by", CellValue::Name(Name::new(name.as_bytes())), "")
     }));
-    let (command, change, code) = runtime_remedies(runtime, pid);
-    found.now = remedy_now(command, [text(change)], true);
+    let (restart, code) = runtime_remedies(runtime, pid);
+    found.now = remedy_now("", [text(restart)], false);
     found.code = remedy_code([text(code)]);
     found
 }
@@ -486,41 +486,45 @@ fn objects(evidence: &CauseEvidence<'_>) -> Option<Fact> {
     Some(fact("largest_type", "type with most bytes", CellValue::Name(most.name.clone()), ""))
 }
 
-/// The command that shows the contents of a heap, its purpose, and the change of code.
-fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str, &'static str) {
+/// The remedy at once, with the command that shows the contents of the heap, and the code change.
+fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str) {
     const BOUND: &str = "Give the container that grows a bound: remove an entry for each one that is added beyond it.";
-    match runtime {
+    let (contents, code) = match runtime {
         LanguageRuntime::Python => {
-            (format!("pagewise heap scan {pid}"), "List the live Python objects by type.", BOUND)
+            (format!("`pagewise heap scan {pid}` lists its live Python objects by type."), BOUND)
         }
         LanguageRuntime::Java => (
-            format!("jcmd {pid} GC.class_histogram"),
-            "List the live objects by class (this collects garbage first). `-Xmx` bounds the heap.",
+            format!(
+                "`-Xmx` bounds its heap. `jcmd {pid} GC.class_histogram` collects garbage and lists the live objects by class."
+            ),
             BOUND,
         ),
         LanguageRuntime::Go => (
-            format!("pagewise faults {pid} --for 10s"),
-            "Find the function that touches new memory. Started with GOMEMLIMIT=SIZE, and with GOGC unset, the program \
-             collects garbage before it reaches SIZE.",
+            format!(
+                "Started with GOMEMLIMIT=SIZE, and with GOGC unset, it collects garbage before it reaches SIZE. \
+                 `pagewise faults {pid} --for 10s` finds the function that touches new memory."
+            ),
             "Remove entries that are not used from maps and slices, and leave GOGC at its default.",
         ),
+        // SIGUSR1 opens a debugger of Node.js to all local users, and ends other programs.
         LanguageRuntime::V8 => (
-            format!("kill -USR1 {pid}"),
-            "Node.js opens its inspector, which compares two heap snapshots. `--max-old-space-size=MIB` bounds the heap.",
+            "`--max-old-space-size=MIB` bounds the heap of Node.js; with `--heapsnapshot-signal=SIGUSR2`, it writes a heap \
+             snapshot at this signal."
+                .to_owned(),
             "Remove listeners, timers and entries of maps when they are not used any more.",
         ),
         LanguageRuntime::DotNet => {
-            (format!("dotnet-gcdump collect -p {pid}"), "List the live objects by type.", BOUND)
+            (format!("`dotnet-gcdump collect -p {pid}` lists its live objects by type."), BOUND)
         }
         LanguageRuntime::Ruby
         | LanguageRuntime::Php
         | LanguageRuntime::Erlang
         | LanguageRuntime::OtherScript => (
-            format!("pagewise faults {pid} --for 10s"),
-            "Find the function that touches new memory.",
+            format!("`pagewise faults {pid} --for 10s` finds the function that touches new memory."),
             BOUND,
         ),
-    }
+    };
+    (format!("Restart the program before the limit is reached. {contents}"), code)
 }
 
 #[cfg(test)]

@@ -223,10 +223,15 @@ fn raise(
     let limits = evidence.now.limits.as_ref().ok()?;
     let soft = doubled(used.limit.max(used.used));
     let hard = (bound.limit)(limits).hard;
+    let mut change = "Raise the limit of the running process.".to_owned();
+    if hard.is_some_and(|hard| hard < soft) {
+        change +=
+            " To raise its hard limit needs CAP_SYS_RESOURCE, which root in a container may lack.";
+    }
     let hard = hard.map_or("unlimited".to_owned(), |hard| hard.max(soft).to_string());
     remedy_now(
         format!("prlimit --pid {} --{}={soft}:{hard}", evidence.pid(), limit.option),
-        [text("Raise the limit of the running process. A hard limit can only be raised by root.")],
+        [text(change)],
         true,
     )
 }

@@ -296,10 +296,11 @@ fn short_cause(
         fact("other_growth", "its growth", CellValue::Change(other.growth), ""),
     ];
     found.now = remedy_now(
-        format!("pagewise diagnose {}", other.pid),
-        [text(
-            "Find out why that process is large, then limit it with a memory cgroup or restart it.",
-        )],
+        "",
+        [text(format!(
+            "Limit process {0} by a memory cgroup, or restart it. `pagewise diagnose {0}` finds why it is large.",
+            other.pid
+        ))],
         true,
     );
     found.code = remedy_code([text(
@@ -389,8 +390,11 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
     found.evidence.extend(swapped.into_iter().chain(swap_ins));
     // Without swap the kernel would kill the process, and locked memory cannot be reclaimed.
     found.now = remedy_now(
-        "pagewise ps --sort pss",
-        [text("Stop or move another process, or add memory: this process needs what is in swap.")],
+        "",
+        [text(
+            "Stop or move another process (`pagewise ps --sort pss` lists the largest), or add memory: this process needs \
+             what is in swap.",
+        )],
         true,
     );
     found.code = remedy_code([text(
@@ -548,12 +552,13 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     found.now = remedy_now(
         "sync; echo 3 > /proc/sys/vm/drop_caches",
         [text(
-            "Drop the page cache that keeps them. The next reads come from the disk. Files on tmpfs keep them until they are removed.",
+            "Drop the page cache that keeps them. The next reads come from the disk. Files in tmpfs keep their cgroups until they are removed.",
         )],
         false,
     );
     found.code = remedy_code([text(
-        "Reuse cgroups instead of creating one for each job, or empty them before removal: memory.force_empty (v1), memory.reclaim (v2).",
+        "Reuse cgroups instead of creating one for each job, or empty them before removal: memory.force_empty (v1), \
+         memory.reclaim (v2). In tmpfs, remove the files of a job before its cgroup.",
     )]);
     found.into()
 }

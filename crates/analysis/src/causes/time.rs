@@ -56,7 +56,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "memory system calls",
         meaning: "The process calls the kernel very often to map, release or protect memory.",
         needs: &[Instrument::Calls],
-        excluded_by: "fewer than 3000 memory system calls per second",
+        excluded_by: "fewer than 3000 memory system calls per second, or less than 3 % of the run time",
         source: "2 µs per call (estimate)",
         rule: memory_calls,
     },
@@ -96,6 +96,8 @@ fn memory_call_rate(profile: &CallProfile) -> f64 {
 const MANY_CALLS: f64 = 3000.0;
 /// CPU time of a call: its entry, the lock of the mappings, and the work on the page tables.
 const CALL_SECONDS: f64 = 2e-6;
+/// A smaller share of the time that the process runs is the price of large blocks of malloc.
+const MUCH_OF_RUN_TIME: f64 = 0.03;
 
 fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
     let profile = match &evidence.all.calls {
@@ -110,9 +112,15 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
     let rows = || profile.rows.iter().filter(|row| is_memory_call(row));
     let count: u64 = rows().map(|row| row.count).sum();
     let rate = memory_call_rate(profile);
+    let lost = share_of_run_time(evidence, rate * CALL_SECONDS);
     let caller = evidence.calling_function(is_memory_call);
-    let (true, Some(caller)) = (rate >= MANY_CALLS, caller) else {
-        return Verdict::RuledOut(vec![CellValue::Rate(rate), text(" memory system calls")]);
+    let (true, Some(caller)) = (rate >= MANY_CALLS && lost >= MUCH_OF_RUN_TIME, caller) else {
+        return Verdict::RuledOut(vec![
+            CellValue::Rate(rate),
+            text(" memory system calls, which take "),
+            CellValue::Share(lost),
+            text(" of the run time"),
+        ]);
     };
     let most = most_frequent(rows());
     let sentence = vec![
@@ -124,7 +132,7 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
         text(" of them from one function."),
     ];
     let mut found = cause("memory-calls", caller.object(), Confidence::Certain, sentence);
-    found.cost = CauseCost::of_time(share_of_run_time(evidence, rate * CALL_SECONDS));
+    found.cost = CauseCost::of_time(lost);
     let bytes: u64 = rows().map(|row| row.bytes).fold(0, u64::saturating_add);
     found.evidence = vec![
         rate_fact("calls_per_s", "calls", rate),
@@ -252,6 +260,14 @@ mod tests {
         assert_eq!(present(&evidence, "memory-calls").object.function(), Some("do_mremap"));
         assert!(is_ruled_out(&evidence, "fault-churn"));
         evidence.calls = calls(&[("mremap", 0, 400)], 0);
+        assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn large_blocks_of_a_process_that_computes_are_no_trouble() {
+        let mut evidence = touching([20 * MIB; 17]);
+        add_work(&mut evidence, 20_000, 0.5, 0.08);
+        evidence.calls = calls(&[("munmap", 0, 24_000)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
     }
 

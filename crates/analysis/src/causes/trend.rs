@@ -79,6 +79,21 @@ fn whole(change: f64) -> i64 {
     change as i64
 }
 
+/// Smaller heaps that more than double within a short observation are filled for the first time:
+/// the growth does not show yet whether it ends.
+const ESTABLISHED: Bytes = Bytes::mib(64);
+const FILLING: f64 = 0.5;
+/// A small heap is filled for the first time within less than this time.
+const FILLING_SECONDS: f64 = 30.0;
+
+/// True if the memory that grows is mostly new, so that a cache that is filled up to its bound
+/// looks the same.
+pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
+    let Some(now) = evidence.all.activity.last().map(private) else { return false };
+    let share = growth.bytes.fraction_of(now).unwrap_or(1.0);
+    now < ESTABLISHED && share > FILLING && growth.seconds < FILLING_SECONDS
+}
+
 /// True if values grow in nearly all parts, no slower at the end, and without a large drop.
 fn is_steady(values: &[f64]) -> bool {
     let last = values.len() - 1;

@@ -7,7 +7,7 @@ use pagewise_model::{Backing, Bytes, Mapping, Name, Sharing, SmapsCounter};
 use super::{FindingRule, bytes, command, fact, finding, size};
 use crate::cells::text;
 use crate::explain::ExplainSubject;
-use crate::pools::{ARENA_HEAP, PoolKind};
+use crate::pools::{ARENA_HEAP, LanguageRuntime, PoolKind};
 use crate::swapped;
 use crate::thp::{HugeRequest, huge_request};
 
@@ -424,7 +424,8 @@ const HUGE_VIRT: Bytes = Bytes::gib(8);
 /// With less than this resident, VIRT says nothing about memory.
 const LITTLE_RESIDENT: f64 = 1.0 / 16.0;
 
-/// Huge address space of which little is resident.
+/// Huge address space of which little is resident, and that no runtime explains: what each process
+/// of a runtime does is normal.
 fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     let statm = subject.snapshot.statm.as_ref().ok()?;
     let share = statm.resident.fraction_of(statm.size)?;
@@ -433,6 +434,9 @@ fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     }
     let pools = subject.pools.list().iter().zip(&subject.sums);
     let (pool, sums) = pools.max_by_key(|(_, sums)| sums.reserved)?;
+    if is_usual_reserve(subject, pool.kind) {
+        return None;
+    }
     Some(finding(
         "reserved-only",
         Severity::Note,
@@ -440,9 +444,7 @@ fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
             bytes(statm.size),
             text(" of address space is reserved and only "),
             bytes(statm.resident),
-            text(" resident: "),
-            text(who_reserves(subject, pool.kind)),
-            text("."),
+            text(" resident: untouched pages cost nothing."),
         ],
         [
             size("virt", "VIRT", statm.size),
@@ -457,16 +459,12 @@ fn reserved_only(subject: &ExplainSubject<'_>) -> Option<Finding> {
     ))
 }
 
-fn who_reserves(subject: &ExplainSubject<'_>, largest: PoolKind) -> &'static str {
-    let has_java = || subject.pools.list().iter().any(|pool| pool.name.base() == b"libjvm.so");
-    match largest {
-        PoolKind::Sanitizer => "a sanitizer keeps its shadow memory there",
-        PoolKind::Go => "Go reserves address space for its heap there",
-        PoolKind::MallocArena => "each arena of glibc's malloc reserves 64M",
-        _ if has_java() => "the Java virtual machine reserves address space for its heap there",
-        PoolKind::Reserve => "the program reserves address space there without access rights",
-        _ => "untouched pages cost nothing",
-    }
+/// True if a language runtime, a sanitizer or malloc reserves the address space, or if it cannot be
+/// accessed: memory that is filled later has other protection.
+fn is_usual_reserve(subject: &ExplainSubject<'_>, largest: PoolKind) -> bool {
+    let is_of_runtime = LanguageRuntime::of_process(subject.snapshot).is_some();
+    let kinds = [PoolKind::Sanitizer, PoolKind::Go, PoolKind::MallocArena, PoolKind::Reserve];
+    is_of_runtime || kinds.contains(&largest)
 }
 
 /// Less than this merged is not worth a word.

@@ -10,12 +10,15 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
 use pagewise_analysis::heap_graph;
-use pagewise_diagnose::{Budget, DiagnosisRequest, ScanBounds, Sweep, SweepRequest, collect};
+use pagewise_diagnose::{
+    Budget, DiagnosisRequest, RecorderConsent, ScanBounds, Sweep, SweepRequest, collect,
+};
+use pagewise_heap::PauseMeter;
 use pagewise_model::evidence::{AllocationProfile, EVIDENCE_VERSION, Evidence, Instrument};
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::machine_evidence::{MACHINE_EVIDENCE_VERSION, MachineEvidence, SavedDiagnosis};
 use pagewise_model::report::Report;
-use pagewise_model::{Absent, Reading};
+use pagewise_model::{Absent, Pid, Reading};
 use pagewise_proc::cgroup::hierarchy;
 use pagewise_proc::{ProcRoot, stat, target};
 use pagewise_sys::interrupt::NotedInterrupts;
@@ -26,7 +29,7 @@ use super::heap::attach;
 use super::heap::scan::{CopyMethod, PointerSearch, moving, running};
 use crate::args::OutputArgs;
 use crate::output::{emit_with_page, note, save};
-use crate::terminal::TerminalLook;
+use crate::terminal::{self, TerminalLook};
 
 #[derive(Debug, Args)]
 pub(crate) struct DiagnoseArgs {
@@ -49,8 +52,8 @@ pub(crate) struct DiagnoseArgs {
     /// Use at most PERCENT of the CPU time of the machine, or 0.5 s if that is more
     #[arg(long, value_name = "PERCENT", default_value = "1", value_parser = crate::args::percent_above_zero)]
     pub(crate) budget: f64,
-    /// Load the sampled heap recorder into the process for some seconds, to find the functions that
-    /// allocate the memory that grows
+    /// Load the sampled heap recorder into the process for 3 s, to find the functions that allocate
+    /// the memory that grows. Without this option, diagnose asks on a terminal
     #[arg(long, conflicts_with_all = ["from", "system"])]
     pub(crate) attach: bool,
     /// Show all causes, and the figure that rules out each other cause
@@ -222,6 +225,15 @@ fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<Sa
     })
 }
 
+/// The question before the recorder is loaded without --attach.
+fn recorder_question(pid: Pid, args: &DiagnoseArgs) -> String {
+    format!(
+        "the memory of process {pid} grows. Load the sampled heap recorder into it for 3 s, to find the function that allocates? \
+         It stops all threads twice, at the beginning for at most {}.",
+        humantime::format_duration(args.max_pause)
+    )
+}
+
 fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
     let (root, pid) = target::hold(&live_root()?, name)?;
     if root.ourselves() == Some(pid) {
@@ -251,15 +263,23 @@ fn observe(name: &str, args: &DiagnoseArgs) -> anyhow::Result<Evidence> {
         };
         scanned.map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
     };
-    let record = |duration: Duration| -> Reading<AllocationProfile> {
-        attach::profile(pid, duration, args.max_pause)
-            .map_err(|error| Absent::NotCollected(format!("{error:#}").into()))
+    let record = |duration: Duration| -> (Reading<AllocationProfile>, Duration) {
+        let pauses = PauseMeter::default();
+        let profile = attach::profile(pid, duration, args.max_pause, &pauses)
+            .map_err(|error| Absent::NotCollected(format!("{error:#}").into()));
+        (profile, pauses.longest())
     };
+    let ask = || terminal::confirm(&recorder_question(pid, args), &|| interrupts.came());
     let request = DiagnosisRequest {
         duration: args.during,
         budget: budget_of(args),
         scan: &scan,
-        record: args.attach.then_some(&record as _),
+        record: &record,
+        recorder: match args.attach {
+            true => RecorderConsent::Given,
+            false if terminal::can_ask() && !is_quiet => RecorderConsent::Asked(&ask),
+            false => RecorderConsent::Refused,
+        },
         progress: &progress,
         is_interrupted: &|| interrupts.came(),
     };

@@ -1,10 +1,12 @@
 //! `pagewise diagnose` as a user runs it: the report, the exit status, saved evidence, and remedies
 //! that are carried out.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use pagewise_corpus::ProgramForm;
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
 use crate::fixture::{interruptible, pagewise, program};
@@ -72,6 +74,74 @@ fn the_remedy_of_arenas_that_are_mostly_free_releases_what_it_promises() {
     assert!(fixed.status.success(), "{command}: {}", String::from_utf8_lossy(&fixed.stderr));
     let released = before.saturating_sub(sick.resident());
     assert!(released >= promised / 10 * 9, "{released} of {promised}");
+}
+
+/// pagewise on a terminal of its own, which `script` provides.
+fn on_a_terminal(words: &str) -> Option<Child> {
+    let command = format!("{} {words}", env!("CARGO_BIN_EXE_pagewise"));
+    let mut script = Command::new("script");
+    script.args(["-qefc", &command, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let started = script.spawn();
+    if started.is_err() {
+        skip(&Lack::Tool("script"));
+    }
+    started.ok()
+}
+
+/// Answers the question of a command on a terminal; its output.
+fn answered(mut child: Child, answer: &str) -> String {
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut text, mut buffer, mut is_asked) = (Vec::new(), [0; 4096], false);
+    loop {
+        let count = output.read(&mut buffer).unwrap();
+        if count == 0 {
+            break;
+        }
+        text.extend_from_slice(&buffer[..count]);
+        if !is_asked && String::from_utf8_lossy(&text).contains("[y/N]") {
+            is_asked = true;
+            input.write_all(answer.as_bytes()).unwrap();
+        }
+    }
+    child.wait().unwrap();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(is_asked, "no question: {text}");
+    text
+}
+
+#[test]
+fn on_a_terminal_the_recorder_of_allocations_is_loaded_only_after_the_answer_yes() {
+    if !is_root() {
+        return;
+    }
+    let labels = pagewise_corpus::labels().unwrap();
+    let label = labels.iter().find(|label| label.name == "cache_audit_list").unwrap();
+    let Ok(growing) = label.start(ProgramForm::Sick, false).unwrap() else { return };
+    let pid = growing.pid;
+    let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let words = format!("diagnose {pid} --for 3s");
+    let Some(child) = on_a_terminal(&words) else { return };
+    let refused = answered(child, "n\n");
+    assert!(!maps().contains("libpagewise_preload"), "{refused}");
+    let permitted = answered(on_a_terminal(&words).unwrap(), "y\n");
+    assert!(maps().contains("libpagewise_preload"), "{permitted}");
+    let words: Vec<&str> = permitted.split_whitespace().collect();
+    assert!(words.join(" ").contains("allocates most of it"), "{permitted}");
+    assert!(!permitted.contains(".pwh"), "{permitted}");
+}
+
+#[test]
+fn the_pause_of_an_attached_recorder_is_measured() {
+    if !is_root() {
+        return;
+    }
+    let sick = arenas();
+    let options = ["--for", "1s", "--attach", "--max-pause", "2s"];
+    let (output, report) = sick.diagnose(&options);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let pause = report["cost"]["longest_pause_us"].as_u64().unwrap();
+    assert!(pause > 0 && pause != 2_000_000, "{pause}: {text}");
+    assert!(!text.contains(".pwh"), "{text}");
 }
 
 #[test]

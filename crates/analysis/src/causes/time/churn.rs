@@ -123,20 +123,25 @@ fn mechanism(evidence: &CauseEvidence<'_>) -> ReleaseMechanism {
     let most = profile.rows.iter().filter(|row| releases(row)).max_by_key(|row| row.count);
     let Some(most) = most else { return ReleaseMechanism::Unknown };
     let stack = profile.stacks.get(most.stack as usize);
-    let is_malloc = |frame: &u32| {
+    let is_by_malloc = |frame: &u32| {
         let name = profile.frames.get(*frame as usize).and_then(|frame| frame.function.as_deref());
-        name.is_some_and(|name| {
-            ["free", "realloc", "__libc_free", "munmap_chunk", "_int_free", "cfree"].contains(&name)
-                || name.starts_with("operator delete")
-        })
+        name.is_some_and(releases_a_block)
     };
-    let by_malloc = stack.is_some_and(|stack| stack.iter().any(is_malloc));
+    let by_malloc = stack.is_some_and(|stack| stack.iter().any(is_by_malloc));
     match most.call.as_str() {
         "brk" => ReleaseMechanism::Brk,
         "madvise" => ReleaseMechanism::Advice,
         _ if by_malloc => ReleaseMechanism::MappedBlocks,
         _ => ReleaseMechanism::Mappings,
     }
+}
+
+/// True for the functions that free a block of malloc, under the names that the dynamic symbols and
+/// the debug symbols of glibc have for them.
+fn releases_a_block(function: &str) -> bool {
+    let name = function.trim_start_matches("__GI_").trim_start_matches("__libc_");
+    ["free", "realloc", "munmap_chunk", "_int_free", "cfree"].contains(&name)
+        || name.starts_with("operator delete")
 }
 
 fn churn_cause(evidence: &CauseEvidence<'_>, touches: f64, lost: f64) -> Cause {
@@ -198,7 +203,8 @@ fn restart(mechanism: ReleaseMechanism) -> Option<Remedy> {
         "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=16777216",
         [text(
             "Restart the program with these variables, so that glibc's malloc keeps freed memory. \
-             They have no effect on a program that calls mallopt for the same settings, and RES stays at its peak.",
+             RES then stays at its peak. If `nm -D` of the program lists mallopt, its calls override these variables: change \
+             the calls instead.",
         )],
         true,
     )
@@ -207,7 +213,7 @@ fn restart(mechanism: ReleaseMechanism) -> Option<Remedy> {
 fn code(mechanism: ReleaseMechanism) -> &'static str {
     match mechanism {
         ReleaseMechanism::Brk | ReleaseMechanism::MappedBlocks => {
-            "Allocate the buffer once and reuse it, or call mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, 1 << 30) at the start."
+            "Allocate the buffer once and reuse it, or call mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, 1 << 30) at the start, and remove calls with lower values."
         }
         ReleaseMechanism::Mappings => "Map the area once and reuse it instead of unmapping it.",
         ReleaseMechanism::Advice => {
@@ -216,6 +222,21 @@ fn code(mechanism: ReleaseMechanism) -> &'static str {
         }
         ReleaseMechanism::Unknown => {
             "Keep the memory and reuse it: no munmap and no MADV_DONTNEED on a path where time matters."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_has_several_names_in_glibc() {
+        for name in ["free", "__libc_free", "__GI___libc_free", "cfree", "__GI___libc_realloc"] {
+            assert!(releases_a_block(name), "{name}");
+        }
+        for name in ["__GI_munmap", "free_list_push", "release"] {
+            assert!(!releases_a_block(name), "{name}");
         }
     }
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use pagewise_heap::safe_call::recorder_addresses;
-use pagewise_heap::{AttachRefused, Attached, CollectRequest, Collector, HeapError, LeftBehind};
+use pagewise_heap::{
+    AttachRefused, Attached, CollectRequest, Collector, Finished, HeapError, LeftBehind, PauseMeter,
+};
 use pagewise_heaplog::recording::LogEnding;
 use pagewise_model::evidence::{AllocationProfile, AllocationProfileRow};
 use pagewise_model::{Bytes, Pid};
@@ -86,16 +88,23 @@ const PROFILE_BYTES: u64 = 32 << 10;
 const MAX_PROFILE_ROWS: usize = 256;
 
 /// Samples the allocations of a process for some time, and returns those that were not freed.
+/// `pauses` notes the time for which the process is stopped.
 pub(crate) fn profile(
     pid: Pid,
     time: Duration,
     max_pause: Duration,
+    pauses: &PauseMeter,
 ) -> anyhow::Result<AllocationProfile> {
     let folder = PrivateFolder::create(pid).context("cannot create a folder for the recording")?;
     let file = folder.0.join("heap.pwh");
     let record =
         RecordArgs { output: Some(file.clone()), sample: Some(PROFILE_BYTES), mmap: false };
-    run(&HeapAttach { pid: pid.0, time: Some(time), record, follow: false, max_pause })?;
+    let attach = HeapAttach { pid: pid.0, time: Some(time), record, follow: false, max_pause };
+    let recorded = record_until_the_end(&attach, pauses)?;
+    // The file is removed at once, so its name is of no use to the user.
+    if recorded.finished.is_empty() {
+        bail!("the process ended, or runs another program");
+    }
     let recording = super::open(&file)?;
     let mut rows: Vec<AllocationProfileRow> = recording
         .sites
@@ -137,8 +146,23 @@ impl Drop for PrivateFolder {
     }
 }
 
+/// Files that were recorded, and the numbers of processes that loaded the recorder and that were
+/// refused.
+struct RecordedFiles {
+    finished: Vec<Finished>,
+    greeted: usize,
+    refused: usize,
+}
+
 /// Records until the time is over, a signal interrupts, or the process ends.
 pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
+    let RecordedFiles { finished, greeted, refused } =
+        record_until_the_end(args, &PauseMeter::default())?;
+    tell(&finished, greeted, refused, &[], false);
+    Ok(())
+}
+
+fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Result<RecordedFiles> {
     let root = ProcRoot::live();
     let pid = args.pid;
     let program = program_of(&root, pid)?;
@@ -160,7 +184,8 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     let mut keeper = KeeperProcess::start();
     keeper.note_heaps(&[pid]);
     pause::announce(&root, Pid(pid));
-    let attached = match Attached::begin(&mut collector, pid, args.max_pause, &mut keeper) {
+    let begun = Attached::begin(&mut collector, pid, args.max_pause, pauses, &mut keeper);
+    let attached = match begun {
         Ok(attached) => attached,
         Err(error) => {
             keeper.leave_the_rest();
@@ -199,6 +224,5 @@ pub(crate) fn run(args: &HeapAttach) -> anyhow::Result<()> {
     }
     let (greeted, refused) = collector.greeted();
     tell_not_recorded(&collector);
-    tell(&collector.finish(how)?, greeted, refused, &[], false);
-    Ok(())
+    Ok(RecordedFiles { finished: collector.finish(how)?, greeted, refused })
 }

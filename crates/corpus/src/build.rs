@@ -7,17 +7,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::labels::{Label, SourceLanguage};
+use crate::labels::{Label, SourceLanguage};
 
 /// Makes names of files that are being built unique within this process.
 static NEXT_PARTIAL: AtomicUsize = AtomicUsize::new(0);
 
 /// The command line that starts a program: the program and its first arguments.
-pub(crate) type CommandLine = Vec<String>;
+pub type CommandLine = Vec<String>;
 
 /// Builds the program of `label`, unless its source is older than what was built before, and
 /// returns its command line. `None` if its compiler or interpreter is missing.
-pub(crate) fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
+///
+/// # Errors
+///
+/// If it does not compile, or compiles with warnings.
+pub fn build(label: &Label, folder: &Path) -> Result<Option<CommandLine>> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let built = folder.join(&label.name);
     if let Some(tool) = missing_tool(label.language) {
@@ -62,7 +66,7 @@ fn missing_tool(language: SourceLanguage) -> Option<&'static str> {
 }
 
 /// True if a program of this name is on the search path.
-pub(crate) fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
@@ -138,6 +142,6 @@ fn java(label: &Label, built: &Path) -> CommandLine {
 }
 
 /// The folder of what is built, and of what the programs write.
-pub(crate) fn work_folder() -> Result<PathBuf> {
-    Ok(crate::root()?.join("target/corpus"))
+pub fn work_folder() -> PathBuf {
+    crate::root().join("target/corpus")
 }

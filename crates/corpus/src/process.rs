@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::build::CommandLine;
-use super::environment::Environment;
+use crate::build::CommandLine;
+use crate::environment::Environment;
 
 /// A program becomes sick within about 3 s, later if other processes keep the CPUs busy.
 const MAX_START: Duration = Duration::from_secs(40);
@@ -20,10 +20,11 @@ const MAX_START: Duration = Duration::from_secs(40);
 /// A program that runs in its environment. Dropped, it and its children are killed, and the
 /// environment is restored.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub struct Running {
     /// The process to be examined: the program, or the process that it named after `ready`.
-    pub(crate) pid: u32,
-    pub(crate) cgroup: Option<std::path::PathBuf>,
+    pub pid: u32,
+    /// The folder of its memory cgroup.
+    pub cgroup: Option<std::path::PathBuf>,
     /// The nanoseconds of the steps that the program has reported since it was ready.
     steps: Arc<Mutex<Vec<f64>>>,
     child: Child,
@@ -31,18 +32,20 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `line` with the further arguments and the variable of the environment.
-    pub(crate) fn start(
+    /// Starts `line` with further arguments and with variables `NAME=VALUE` of the environment.
+    ///
+    /// # Errors
+    ///
+    /// If the program cannot be started, ends, or does not get ready in time.
+    pub fn start(
         line: &CommandLine,
         arguments: &[&str],
-        variable: Option<&str>,
+        variables: &[&str],
         mut environment: Environment,
     ) -> Result<Running> {
         let mut command = command(line, &environment);
         command.args(arguments);
-        if let Some((name, value)) = variable.and_then(|text| text.split_once('=')) {
-            command.env(name, value);
-        }
+        command.envs(variables.iter().filter_map(|variable| variable.split_once('=')));
         command.current_dir(&environment.folder).process_group(0);
         let mut child = command
             .stdin(Stdio::null())
@@ -63,7 +66,7 @@ impl Running {
     }
 
     /// The time of a step on average in this interval, in nanoseconds.
-    pub(crate) fn step_time(&self, interval: Duration) -> Option<f64> {
+    pub fn step_time(&self, interval: Duration) -> Option<f64> {
         let from = self.steps.lock().ok()?.len();
         thread::sleep(interval);
         let steps = self.steps.lock().ok()?;
@@ -72,7 +75,7 @@ impl Running {
     }
 
     /// True if the program has not ended.
-    pub(crate) fn is_alive(&mut self) -> bool {
+    pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result};
 
-use super::build::is_installed;
-use super::labels::Need;
-use super::undo::Undo;
+use crate::build::is_installed;
+use crate::labels::Need;
+use crate::undo::Undo;
 
 const THP_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const KSM_RUN: &str = "/sys/kernel/mm/ksm/run";
@@ -19,19 +19,26 @@ static NEXT_ENVIRONMENT: AtomicUsize = AtomicUsize::new(0);
 
 /// The environment of one run. Everything in it is undone when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// The current folder of the program.
-    pub(crate) folder: PathBuf,
-    pub(crate) cgroup: Option<PathBuf>,
-    pub(crate) undo: Undo,
+    pub folder: PathBuf,
+    /// The folder of its memory cgroup.
+    pub cgroup: Option<PathBuf>,
+    /// The commands that run at the end.
+    pub undo: Undo,
 }
 
 /// An environment, or the reason why this machine has none.
-pub(crate) type Prepared = Result<Environment, String>;
+pub type Prepared = Result<Environment, String>;
 
 /// Prepares a folder below `work`, and what `needs` names. Settings of the machine are changed only
 /// if `may_change` allows it.
-pub(crate) fn prepare(work: &Path, needs: &[Need], may_change: bool) -> Result<Prepared> {
+///
+/// # Errors
+///
+/// If a file or process of the environment cannot be made. A condition that this machine does not
+/// meet is the inner error.
+pub fn prepare(work: &Path, needs: &[Need], may_change: bool) -> Result<Prepared> {
     let number = NEXT_ENVIRONMENT.fetch_add(1, Ordering::Relaxed);
     let name = format!("pagewise-corpus-{}-{number}", std::process::id());
     let folder = work.join("run").join(&name);
@@ -83,7 +90,11 @@ fn is_root() -> Result<bool> {
 }
 
 /// A line of /proc/meminfo, in bytes.
-pub(crate) fn meminfo(field: &str) -> Result<u64> {
+///
+/// # Errors
+///
+/// If the file has no such line.
+pub fn meminfo(field: &str) -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let kib = text
         .lines()

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 const MAX_HEADER_LINES: usize = 40;
 
 /// The causes that a label may name, as `pagewise diagnose` prints them.
-pub(crate) const CAUSES: &[&str] = &[
+pub const CAUSES: &[&str] = &[
     "leak",
     "unbounded-cache",
     "mapping-growth",
@@ -51,13 +51,20 @@ pub(crate) const CAUSES: &[&str] = &[
 
 /// A language that the corpus has programs in, by the extension of the source file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SourceLanguage {
+pub enum SourceLanguage {
+    /// C.
     C,
+    /// C++.
     Cpp,
+    /// Rust.
     Rust,
+    /// Go.
     Go,
+    /// Java.
     Java,
+    /// Python.
     Python,
+    /// JavaScript for Node.js.
     Node,
 }
 
@@ -78,16 +85,22 @@ impl SourceLanguage {
 
 /// The right answer about a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Diagnosis {
+pub enum Diagnosis {
     /// The program has this trouble. `also` are other causes that an expert would accept as first.
-    Sick { cause: String, also: Vec<String> },
+    Sick {
+        /// The ID of the cause.
+        cause: String,
+        /// IDs of other causes.
+        also: Vec<String>,
+    },
     /// The program is healthy, and resembles this trouble.
     Resembles(String),
 }
 
 /// A condition of the environment, which the runner sets up and restores.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
+    /// The user is root.
     Root,
     /// A program on the search path.
     Program(String),
@@ -107,7 +120,7 @@ pub(crate) enum Need {
 
 /// The way from the sick to the remedied form of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RemediedForm {
+pub enum RemediedForm {
     /// The program takes the argument `--remedied`.
     Argument,
     /// A variable of the environment, `NAME=VALUE`.
@@ -118,48 +131,59 @@ pub(crate) enum RemediedForm {
 
 /// One program of the corpus, and the right answer about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Label {
-    pub(crate) name: String,
-    pub(crate) source: PathBuf,
-    pub(crate) language: SourceLanguage,
-    pub(crate) diagnosis: Diagnosis,
+pub struct Label {
+    /// The name of the source file without its extension.
+    pub name: String,
+    /// The source file.
+    pub source: PathBuf,
+    /// The language of the source.
+    pub language: SourceLanguage,
+    /// The right answer.
+    pub diagnosis: Diagnosis,
     /// Names of functions, one of which is the object of the cause.
-    pub(crate) functions: Vec<String>,
+    pub functions: Vec<String>,
     /// Texts, one of which the object of the cause contains.
-    pub(crate) objects: Vec<String>,
+    pub objects: Vec<String>,
     /// The change of the program, in words.
-    pub(crate) remedy: Option<String>,
+    pub remedy: Option<String>,
     /// The command that helps at once, in words.
-    pub(crate) now: Option<String>,
-    pub(crate) remedied: Option<RemediedForm>,
+    pub now: Option<String>,
+    /// The way to the remedied form.
+    pub remedied: Option<RemediedForm>,
     /// The figure of `figures` that the remedy lowers.
-    pub(crate) improves: Option<String>,
-    pub(crate) needs: Vec<Need>,
+    pub improves: Option<String>,
+    /// Conditions of the environment.
+    pub needs: Vec<Need>,
     /// A variable of the environment of the sick form, `NAME=VALUE`.
-    pub(crate) environment: Option<String>,
+    pub environment: Option<String>,
     /// Further arguments of the compiler or interpreter.
-    pub(crate) build: Vec<String>,
+    pub build: Vec<String>,
     /// The program uses both CPUs or changes the machine, so no other runs beside it.
-    pub(crate) alone: bool,
+    pub alone: bool,
     /// Lines of the source that are marked `culprit`, counted from 1.
-    pub(crate) lines: Vec<usize>,
+    pub lines: Vec<usize>,
 }
 
 impl Label {
     /// The cause that the program is about.
-    pub(crate) fn subject(&self) -> &str {
+    pub fn subject(&self) -> &str {
         match &self.diagnosis {
             Diagnosis::Sick { cause, .. } | Diagnosis::Resembles(cause) => cause,
         }
     }
 
-    pub(crate) fn is_sick(&self) -> bool {
+    /// True if the program has a trouble.
+    pub fn is_sick(&self) -> bool {
         matches!(self.diagnosis, Diagnosis::Sick { .. })
     }
 }
 
 /// The labels of all programs in `folder` and the folders below it, by name.
-pub(crate) fn read_all(folder: &Path) -> Result<Vec<Label>> {
+///
+/// # Errors
+///
+/// If a label cannot be judged, or two programs have one name.
+pub fn read_all(folder: &Path) -> Result<Vec<Label>> {
     let mut labels = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -181,7 +205,11 @@ pub(crate) fn read_all(folder: &Path) -> Result<Vec<Label>> {
 }
 
 /// The label in the header of the program `text`.
-pub(crate) fn parse(path: &Path, text: &str) -> Result<Label> {
+///
+/// # Errors
+///
+/// If a key or value is unknown, or one that is needed is missing.
+pub fn parse(path: &Path, text: &str) -> Result<Label> {
     let language = SourceLanguage::of(path).context("the extension names no known language")?;
     let stem = path.file_stem().context("the file has no name")?;
     let mut fields = LabelFields::default();
@@ -274,7 +302,7 @@ impl LabelFields {
             "now" => self.now = Some(value.to_owned()),
             "remedied" => self.form = Some(remedied_form(value)?),
             "improves" => {
-                ensure!(super::figures::NAMES.contains(&value), "unknown figure");
+                ensure!(crate::figures::NAMES.contains(&value), "unknown figure");
                 self.improves = Some(value.to_owned());
             }
             "needs" => self.needs.push(need(value)?),
@@ -418,7 +446,7 @@ void f(void) { malloc(1); } /* culprit */
 
     #[test]
     fn every_program_of_the_corpus_has_a_label() {
-        let labels = read_all(&crate::root().unwrap().join("fixtures/sick")).unwrap();
+        let labels = read_all(&crate::root().join("fixtures/sick")).unwrap();
         assert!(labels.iter().any(Label::is_sick));
         assert!(labels.iter().any(|label| !label.is_sick()));
     }

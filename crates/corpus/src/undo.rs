@@ -16,12 +16,17 @@ eval "$undo" >/dev/null 2>&1"#;
 /// The input ends when this value is dropped, and also when xtask dies by any signal. The shell is
 /// in a process group of its own, so that Ctrl-C does not end it.
 #[derive(Debug)]
-pub(crate) struct Undo {
+pub struct Undo {
     shell: Child,
 }
 
 impl Undo {
-    pub(crate) fn new() -> Result<Undo> {
+    /// Starts the shell.
+    ///
+    /// # Errors
+    ///
+    /// If the shell cannot be started.
+    pub fn new() -> Result<Undo> {
         let shell = Command::new("sh")
             .args(["-c", SHELL])
             .stdin(Stdio::piped())
@@ -32,7 +37,11 @@ impl Undo {
     }
 
     /// Has `line` run at the end, before the lines that were sent earlier.
-    pub(crate) fn later(&mut self, line: &str) -> Result<()> {
+    ///
+    /// # Errors
+    ///
+    /// If the shell has ended.
+    pub fn later(&mut self, line: &str) -> Result<()> {
         let input = self.shell.stdin.as_mut().context("the shell has no input")?;
         writeln!(input, "{line}").context("the shell of the cleanup has ended")
     }

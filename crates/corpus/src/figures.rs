@@ -6,16 +6,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::environment::meminfo;
-use super::process::Running;
+use crate::environment::meminfo;
+use crate::process::Running;
 
 /// The figures that a label may name in `@improves`.
-pub(crate) const NAMES: &[&str] = &[
+pub const NAMES: &[&str] = &[
     "rss",
     "growth",
     "size",
     "data",
     "stack",
+    "stack-share",
+    "small-pages",
     "peak",
     "locked",
     "page-tables",
@@ -32,23 +34,33 @@ pub(crate) const NAMES: &[&str] = &[
     "shmem-growth",
     "cgroup-growth",
     "cgroup-failures",
+    "removed-cgroups-growth",
 ];
 
-/// Rates are measured over this time.
-pub(crate) const INTERVAL: Duration = Duration::from_secs(4);
+/// A remedy lowers its figure at least to this share.
+const MAX_REMEDIED_SHARE: f64 = 0.7;
+
+/// True if a remedy lowers a figure enough.
+pub fn is_improved(sick: f64, remedied: f64) -> bool {
+    sick > 0.0 && remedied <= sick * MAX_REMEDIED_SHARE
+}
 
 /// Clock ticks in a second: USER_HZ, which is 100 on every architecture that pagewise supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The figure `name` of `running`. Rates are per second, sizes are KiB, and failures are a share of
-/// 1000 steps.
-pub(crate) fn measure(name: &str, running: &Running) -> Result<f64> {
+/// The figure `name` of `running`, over `interval`. Rates are per second, sizes are KiB, and
+/// failures are a share of 1000 steps.
+///
+/// # Errors
+///
+/// If a file of the kernel lacks the figure, or the program reports no step.
+pub fn measure(name: &str, running: &Running, interval: Duration) -> Result<f64> {
     if matches!(name, "step-time" | "failures") {
-        return running.step_time(INTERVAL).context("the program reported no step");
+        return running.step_time(interval).context("the program reported no step");
     }
     let began = Instant::now();
     let first = level(name, running)?;
-    thread::sleep(INTERVAL);
+    thread::sleep(interval);
     let last = level(name, running)?;
     let is_rate = name.ends_with("-growth")
         || matches!(
@@ -65,6 +77,8 @@ fn level(name: &str, running: &Running) -> Result<f64> {
         "size" => status(running, "VmSize"),
         "data" => status(running, "VmData"),
         "stack" => status(running, "VmStk"),
+        "stack-share" => Ok(status(running, "VmStk")? / stack_limit(running)?),
+        "small-pages" => small_pages(running),
         "peak" => status(running, "VmHWM"),
         "locked" => status(running, "VmLck"),
         "page-tables" => status(running, "VmPTE"),
@@ -81,6 +95,7 @@ fn level(name: &str, running: &Running) -> Result<f64> {
             kib(usage)
         }
         "cgroup-failures" => cgroup_failures(running),
+        "removed-cgroups-growth" => removed_cgroups(),
         _ => bail!("{name} is an unknown figure"),
     }
 }
@@ -104,6 +119,42 @@ fn status(running: &Running, field: &str) -> Result<f64> {
         .with_context(|| format!("status has no {field}"))
 }
 
+/// The soft limit of the stack in KiB.
+fn stack_limit(running: &Running) -> Result<f64> {
+    let text = read(running, "limits")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max stack size"));
+    let limit = line.and_then(|line| line.split_whitespace().next()).context("no stack limit")?;
+    // `unlimited`
+    let bytes: f64 = limit.parse().unwrap_or(f64::INFINITY);
+    Ok(bytes / 1024.0)
+}
+
+/// Resident memory that is not in huge pages, in KiB.
+fn small_pages(running: &Running) -> Result<f64> {
+    let text = read(running, "smaps_rollup")?;
+    let [resident, huge] = ["Rss:", "AnonHugePages:"].map(|field| {
+        let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+        line.trim().strip_suffix(" kB")?.parse::<f64>().ok()
+    });
+    Ok(resident.context("no Rss")? - huge.context("no AnonHugePages")?)
+}
+
+/// Memory cgroups (version 1) that were removed and still hold memory.
+fn removed_cgroups() -> Result<f64> {
+    let text = fs::read_to_string("/proc/cgroups").context("/proc/cgroups")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("memory\t"));
+    let count = line.and_then(|line| line.split('\t').nth(1)).context("no memory controller")?;
+    let count: f64 = count.parse().context("expected a number")?;
+    let mut present = 0.0;
+    let mut folders = vec![std::path::PathBuf::from("/sys/fs/cgroup/memory")];
+    while let Some(folder) = folders.pop() {
+        present += 1.0;
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
+    }
+    Ok(count - present)
+}
+
 fn maps(running: &Running, is_counted: impl Fn(&str) -> bool) -> Result<f64> {
     Ok(read(running, "maps")?.lines().filter(|line| is_counted(line)).count() as f64)
 }
@@ -114,7 +165,11 @@ fn ticks(running: &Running, fields: &[usize]) -> Result<f64> {
 }
 
 /// The CPU time of the children of this process that have ended, in milliseconds.
-pub(crate) fn children_cpu_ms() -> Result<u64> {
+///
+/// # Errors
+///
+/// If `/proc/self/stat` is not as expected.
+pub fn children_cpu_ms() -> Result<u64> {
     let ticks = sum_of_fields(&fs::read_to_string("/proc/self/stat")?, &[16, 17])?;
     #[allow(
         clippy::cast_possible_truncation,

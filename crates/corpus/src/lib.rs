@@ -1,0 +1,76 @@
+//! The programs of `fixtures/sick`: their labels, their environment, and figures of the running
+//! programs. Draws no conclusion about them, and does not use pagewise.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stderr, reason = "the user of the corpus reads which tools are missing")]
+
+pub mod build;
+pub mod environment;
+pub mod figures;
+pub mod labels;
+pub mod process;
+mod undo;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+pub use environment::Prepared;
+pub use labels::{Label, RemediedForm};
+pub use process::Running;
+pub use undo::Undo;
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The labels of all programs, by name.
+///
+/// # Errors
+///
+/// If a label cannot be judged.
+pub fn labels() -> Result<Vec<Label>> {
+    labels::read_all(&root().join("fixtures/sick"))
+}
+
+/// A form of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProgramForm<'a> {
+    /// As the label describes it.
+    Sick,
+    /// The program with its argument `--remedied`.
+    Remedied,
+    /// The sick program with variables `NAME=VALUE` of the environment.
+    Variables(Vec<&'a str>),
+}
+
+impl Label {
+    /// Builds the program and starts it in an environment of its own. The inner error is the reason
+    /// why this machine cannot run it.
+    ///
+    /// # Errors
+    ///
+    /// If the program does not compile, or does not get ready.
+    pub fn start(
+        &self,
+        form: ProgramForm<'_>,
+        may_change: bool,
+    ) -> Result<std::result::Result<Running, String>> {
+        let work = build::work_folder();
+        let Some(line) = build::build(self, &work.join("build"))? else {
+            return Ok(Err("a compiler or interpreter is missing".to_owned()));
+        };
+        let environment = match environment::prepare(&work, &self.needs, may_change)? {
+            Ok(environment) => environment,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let own = self.environment.as_deref();
+        let (arguments, variables): (&[&str], Vec<&str>) = match form {
+            ProgramForm::Sick => (&[], own.into_iter().collect()),
+            ProgramForm::Remedied => (&["--remedied"], own.into_iter().collect()),
+            ProgramForm::Variables(variables) => (&[], variables),
+        };
+        let running = Running::start(&line, arguments, &variables, environment);
+        running.map(Ok).with_context(|| self.name.clone())
+    }
+}
