@@ -82,7 +82,8 @@ pub(crate) fn find_running() -> [*mut (); OTHERS] {
 }
 
 /// Their replacements in such a program: the stubs, not the exported functions, which the loader
-/// would look up by name.
+/// would look up by name. No stub is inlined into its exported function: the compiler makes one of
+/// two equal functions, and that would have the name.
 pub(crate) fn stubs() -> [*mut (); OTHERS] {
     let [mmap, munmap, mremap, brk, sbrk] = mappings::stubs();
     [
@@ -130,6 +131,7 @@ pub(crate) unsafe extern "C" fn pthread_create(
     unsafe { on_pthread_create(thread, attributes, start, argument) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn on_pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -172,6 +174,7 @@ pub(crate) unsafe extern "C" fn thrd_create(
     unsafe { on_thrd_create(thread, start, argument) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn on_thrd_create(
     thread: *mut libc::pthread_t,
     start: *mut c_void,
@@ -213,6 +216,7 @@ pub(crate) unsafe extern "C" fn prctl(
     unsafe { on_prctl(option, second, third, fourth, fifth) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn on_prctl(
     option: c_int,
     second: c_ulong,
@@ -246,6 +250,7 @@ pub(crate) unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     unsafe { on_dlclose(handle) }
 }
 
+#[inline(never)]
 unsafe extern "C" fn on_dlclose(handle: *mut c_void) -> c_int {
     let function = Other::Dlclose.behind();
     if function.is_null() {

@@ -37,8 +37,19 @@ pub(crate) fn note<const USUAL: bool>(block: *mut c_void, size: usize, stack: u6
     if block.is_null() {
         return;
     }
-    if let Some(entered) = threads::enter() {
-        record::<USUAL>(entered.thread(), block, size, stack, frame);
+    if let Some(thread) = threads::enter_own() {
+        record::<USUAL>(thread, block, size, stack, frame);
+        threads::leave_own(thread);
+    } else {
+        note_first(block, size, stack, frame);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn note_first(block: *mut c_void, size: usize, stack: u64, frame: u64) {
+    if let Some(entered) = threads::enter_first() {
+        record::<false>(entered.thread(), block, size, stack, frame);
         threads::leave(entered);
     }
 }
@@ -83,14 +94,29 @@ pub(crate) unsafe extern "C" fn free<const USUAL: bool>(block: *mut c_void, stac
 /// function.
 #[inline(always)]
 pub(crate) fn freed<const USUAL: bool>(block: *mut c_void, stack: Option<u64>) {
-    if let Some(entered) = threads::enter() {
-        let thread = entered.thread();
-        let address = block.addr() as u64;
-        match thread.remove_block::<USUAL>(address) {
-            Some(known) => thread.freed::<USUAL>(address, known),
-            None => unknown_freed(address, stack),
-        }
+    let address = block.addr() as u64;
+    if let Some(thread) = threads::enter_own() {
+        count_freed::<USUAL>(thread, address, stack);
+        threads::leave_own(thread);
+    } else {
+        freed_first(address, stack);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn freed_first(address: u64, stack: Option<u64>) {
+    if let Some(entered) = threads::enter_first() {
+        count_freed::<false>(entered.thread(), address, stack);
         threads::leave(entered);
+    }
+}
+
+#[inline(always)]
+fn count_freed<const USUAL: bool>(thread: &ThreadData, address: u64, stack: Option<u64>) {
+    match thread.remove_block::<USUAL>(address) {
+        Some(known) => thread.freed::<USUAL>(address, known),
+        None => unknown_freed(address, stack),
     }
 }
 

@@ -88,6 +88,18 @@ unsafe extern "C" fn behind<const FUNCTION: usize>() {
     )
 }
 
+/// The function behind, outside of the allocator.
+///
+/// The address of a trampoline is in memory only. A hook that had it in a register could leave it
+/// on the stack, where it resembles a return address, and the trampoline could not be unmapped.
+#[unsafe(naked)]
+unsafe extern "C" fn behind_other<const FUNCTION: usize>() {
+    naked_asm!(
+        "jmp qword ptr [rip + {moved} + 8 * ({family} + {function})]",
+        moved = sym MOVED, family = const FUNCTIONS, function = const FUNCTION,
+    )
+}
+
 macro_rules! table {
     ($function:ident) => {
         $crate::inline::table!($function, 0 1 2 3 4 5 6 7 8)
@@ -148,7 +160,10 @@ pub(crate) fn ask(
 
 /// Address of a function's part of the page near it.
 fn part(index: usize) -> u64 {
-    let [of_family, of_others] = NEAR.each_ref().map(|near| near.load(Relaxed));
+    part_in(NEAR.each_ref().map(|near| near.load(Relaxed)), index)
+}
+
+fn part_in([of_family, of_others]: [u64; 2], index: usize) -> u64 {
     let near = if index < FUNCTIONS || of_others == 0 { of_family } else { of_others };
     near + (index * hooks::STRIDE) as u64
 }
@@ -205,6 +220,9 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
         kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC)
             .ok()?;
     }
+    for moved in &MOVED {
+        moved.store(std::ptr::null_mut(), Relaxed);
+    }
     let length = |index: usize| head(hooks::LENGTHS + index).load(Relaxed);
     let moved = |index: usize| {
         let at = part(index) + hooks::MOVED as u64;
@@ -225,9 +243,12 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
         all[index] = table[index];
     }
     // Without one of the others less is known.
-    for index in (FUNCTIONS..ALL).filter(|&index| length(index) != 0) {
-        MOVED[index].store(moved(index), Relaxed);
-        aux_hooks::replace(index - FUNCTIONS, moved(index));
+    for (other, behind) in table!(behind_other).into_iter().enumerate() {
+        let index = FUNCTIONS + other;
+        if length(index) != 0 {
+            MOVED[index].store(moved(index), Relaxed);
+            aux_hooks::replace(other, behind);
+        }
     }
     for (index, known) in KNOWN.iter().enumerate() {
         known[LENGTH].store(length(index), Relaxed);
@@ -252,15 +273,26 @@ pub(crate) unsafe fn forget() {
         return;
     }
     READY.store(0, Relaxed);
-    for moved in &MOVED {
-        moved.store(std::ptr::null_mut(), Relaxed);
-    }
+    lead_to_functions(rooms);
     aux_hooks::forget();
     for near in rooms.into_iter().filter(|&near| near != 0) {
         let at = std::ptr::with_exposed_provenance_mut(near as usize);
         // SAFETY: `CODE_WORDS` words were mapped at `at`, and the caller excludes that a thread
         // executes them.
         unsafe { kernel::unmap(at, hooks::CODE_WORDS * 8) };
+    }
+}
+
+/// Has hooks that threads have not left yet call the functions themselves, which begin as before.
+fn lead_to_functions(rooms: [u64; 2]) {
+    let trampolines = MOVED.each_ref().map(|moved| moved.load(Relaxed).addr() as u64);
+    for (index, known) in KNOWN.iter().enumerate() {
+        let function = std::ptr::with_exposed_provenance_mut(known[AT].load(Relaxed) as usize);
+        let own = part_in(rooms, index) + hooks::MOVED as u64;
+        // A function of several names has one trampoline.
+        for (moved, _) in MOVED.iter().zip(trampolines).filter(|(_, to)| *to == own) {
+            moved.store(function, Relaxed);
+        }
     }
 }
 

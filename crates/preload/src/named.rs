@@ -48,6 +48,15 @@ static BEHIND: [AtomicPtr<()>; FUNCTIONS] =
 type Arguments = [usize; 6];
 type NamedFn = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> usize;
 
+/// The function to call where the program called another.
+#[derive(Clone, Copy)]
+enum NextFunction {
+    /// The same one, by the trampoline with this number.
+    Behind(usize),
+    /// One that throws no exception, which could not pass through here.
+    Instead(NamedFn),
+}
+
 /// Return value of the function, or 1 if the function must be called.
 #[repr(C)]
 struct Answer {
@@ -80,6 +89,26 @@ unsafe extern "C" fn entry() {
         "lea rax, [rip + {moved}]",
         "jmp qword ptr [rax + 8 * r11]",
         within = const Own::Within as usize, called = sym called, moved = sym MOVED,
+    )
+}
+
+/// The trampoline of a function, whose number is on the stack. Its address is in memory only, as in
+/// [`inline`].
+#[unsafe(naked)]
+unsafe extern "C" fn behind(
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+    number: usize,
+) -> usize {
+    naked_asm!(
+        "mov r11, qword ptr [rsp + 8]",
+        "lea rax, [rip + {moved}]",
+        "jmp qword ptr [rax + 8 * r11]",
+        moved = sym MOVED,
     )
 }
 
@@ -194,9 +223,11 @@ pub(crate) fn prepare_trampolines() -> Option<()> {
 /// # Safety
 /// No thread is in that code or returns into it, and none is within the recorder.
 pub(crate) unsafe fn forget() {
-    COUNT.store(0, Relaxed);
-    for moved in &MOVED {
-        moved.store(std::ptr::null_mut(), Relaxed);
+    let count = COUNT.swap(0, Relaxed);
+    // Hooks that threads have not left yet call the functions themselves, which begin as before.
+    for (moved, words) in MOVED.iter().zip(&ROWS).take(count) {
+        let function = words[row::AT].load(Relaxed) as usize;
+        moved.store(std::ptr::with_exposed_provenance_mut(function), Relaxed);
     }
     let rooms = ROOM_COUNT.swap(0, Relaxed);
     for room in ROOMS.iter().take(rooms) {
@@ -228,13 +259,14 @@ fn hooked() -> impl Iterator<Item = (u64, u64, u64)> {
 
 /// Calls a function behind: what that calls is not the program's.
 #[inline(always)]
-fn call(function: *mut (), [a, b, c, d, e, f]: Arguments) -> usize {
+fn call(function: NextFunction, [a, b, c, d, e, f]: Arguments) -> usize {
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_add(1));
-    // SAFETY: it takes no more arguments than these, all of them in registers, and returns one
-    // word.
-    let function = unsafe { std::mem::transmute::<*mut (), NamedFn>(function) };
-    // SAFETY: the program called it with these arguments.
-    let value = unsafe { function(a, b, c, d, e, f) };
+    let value = match function {
+        // SAFETY: the program called it with these arguments; there is a trampoline of this number.
+        NextFunction::Behind(number) => unsafe { behind(a, b, c, d, e, f, number) },
+        // SAFETY: it takes the arguments of the function that the program called.
+        NextFunction::Instead(function) => unsafe { function(a, b, c, d, e, f) },
+    };
     set_own::<{ Own::Within as usize }>(own::<{ Own::Within as usize }>().wrapping_sub(1));
     value
 }
@@ -256,9 +288,13 @@ unsafe extern "C" fn called(
     let words = &ROWS[number % MAX_CHUNKS];
     let instead = words[row::INSTEAD].load(Relaxed) as usize;
     let function = match instead {
-        0 => MOVED[number % MAX_CHUNKS].load(Relaxed),
-        // That function throws no exception, which could not pass through here.
-        instead => std::ptr::with_exposed_provenance_mut(instead),
+        0 => NextFunction::Behind(number % MAX_CHUNKS),
+        instead => {
+            let instead = std::ptr::with_exposed_provenance_mut(instead);
+            // SAFETY: it takes no more arguments than these, all of them in registers, and returns
+            // one word.
+            NextFunction::Instead(unsafe { std::mem::transmute::<*mut (), NamedFn>(instead) })
+        }
     };
     let what = words[row::ROLE].load(Relaxed);
     let argument = |which| arguments.get(role::argument(what, which) as usize).copied();
@@ -322,7 +358,7 @@ unsafe extern "C" fn called(
 
 /// jemalloc's `xallocx(block, size, extra, flags)`, which returns the new length of the block: less
 /// than `size` if it cannot grow.
-fn resize_in_place(function: *mut (), arguments: Arguments, stack: u64, frame: u64) -> usize {
+fn resize_in_place(function: NextFunction, arguments: Arguments, stack: u64, frame: u64) -> usize {
     let [old, size, extra, ..] = arguments;
     let mut room = 0;
     let old = std::ptr::with_exposed_provenance_mut::<c_void>(old);

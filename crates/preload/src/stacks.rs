@@ -28,7 +28,9 @@
 //! for branch mispredictions nor for long chains of latencies. Two stacks that differ have the same
 //! hash with a probability of 2^-58.
 
+use std::arch::asm;
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use pagewise_heaplog::recording::ROOT;
@@ -47,8 +49,8 @@ mod walk;
 const WINDOW: u64 = 512 * 8;
 /// Words by which a piece is known, and frames in it.
 const WORDS: usize = 32;
-/// Layouts of a thread: sets of those that are found at the same index.
-const SETS: usize = 1 << 10;
+/// Layouts of a thread, in sets of those that begin at addresses with a similar hash.
+const LAYOUTS: usize = WAYS << 10;
 const WAYS: usize = 4;
 /// Pieces that make up one call stack; the frames above are cut off.
 const PIECES: usize = 128;
@@ -66,10 +68,24 @@ const UNSAVED: u16 = u16::MAX;
 /// Hash of no frames.
 const OUTSIDE: u64 = 2;
 /// Keys of the hash: one for each word, random and fixed.
-const KEYS: [u64; WORDS] = keys();
+static KEYS: [u64; WORDS] = generate_keys();
+
+/// The keys, by an address that the compiler does not know: an addition takes a key from memory in
+/// one instruction, while a constant of 64 bits needs another, of 10 bytes.
+#[inline(always)]
+fn keys() -> &'static [u64; WORDS] {
+    let place: *const [u64; WORDS];
+    // SAFETY: it computes an address.
+    unsafe {
+        asm!("lea {}, [rip + {}]", out(reg) place, sym KEYS,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    // SAFETY: it is the address of `KEYS`.
+    unsafe { &*place }
+}
 
 /// `splitmix64`.
-const fn keys() -> [u64; WORDS] {
+const fn generate_keys() -> [u64; WORDS] {
     let mut keys = [0; WORDS];
     let mut state = 0_u64;
     let mut index = 0;
@@ -139,15 +155,16 @@ struct WordLayout {
 
 impl WordLayout {
     #[inline(always)]
-    fn begins(&self, at: CallPoint, epoch: u64) -> bool {
-        self.code.get() == at.code && self.stack.get() == at.stack && self.epoch.get() == epoch
+    fn begins(&self, code: u64, stack: u64, epoch: u64) -> bool {
+        self.code.get() == code && self.stack.get() == stack && self.epoch.get() == epoch
     }
 
     /// Hash of the frames from `at` on, if their words lie where this layout has them; none if the
     /// stack ends before.
     ///
     /// NH of UMAC: a sum of products of pairs of words, each plus a key, none of which waits for
-    /// another.
+    /// another. Two stacks whose products differ have sums with one certain difference with a
+    /// probability of at most 2^-64, so the frame pointer can be added without a key.
     #[inline(always)]
     fn hash(&self, at: CallPoint, end: u64) -> Option<u64> {
         if at.stack + u64::from(self.reach.get()) * 8 > end {
@@ -155,20 +172,15 @@ impl WordLayout {
         }
         let key = self.key.get();
         let frame = if self.uses_frame.get() { at.frame } else { 0 };
-        let mut sum = u128::from(frame) * u128::from(key);
+        let mut sum = HashSum { low: frame, high: 0 };
         let count = usize::from(self.words.get()).min(WORDS);
-        let product = |offsets: [&Cell<u16>; 2], keys: [u64; 2]| {
-            let [first, second] =
-                offsets.map(|offset| word(at.stack + u64::from(offset.get()) * 8));
-            let first = u128::from(first.wrapping_add(keys[0]));
-            first * u128::from(second.wrapping_add(keys[1]))
-        };
+        let word = |offset: &Cell<u16>| word(at.stack + u64::from(offset.get()) * 8);
         let offsets = self.offsets[..count].as_chunks::<4>().0;
-        for ([o0, o1, o2, o3], &[k0, k1, k2, k3]) in offsets.iter().zip(KEYS.as_chunks::<4>().0) {
-            sum = sum.wrapping_add(product([o0, o1], [k0, k1]));
-            sum = sum.wrapping_add(product([o2, o3], [k2, k3]));
+        for ([o0, o1, o2, o3], &[k0, k1, k2, k3]) in offsets.iter().zip(keys().as_chunks::<4>().0) {
+            sum.add_product(k0.wrapping_add(word(o0)), k1.wrapping_add(word(o1)));
+            sum.add_product(k2.wrapping_add(word(o2)), k3.wrapping_add(word(o3)));
         }
-        Some(tree::mix(sum as u64 ^ key, (sum >> 64) as u64))
+        Some(tree::mix(sum.low ^ key, sum.high))
     }
 
     /// Call point of the next piece, if the frames have this layout, or one with the same words up
@@ -196,13 +208,13 @@ impl WordLayout {
         CallPoint { code: word(saved + SIGNAL_CODE * 8) | INTERRUPTED, stack, frame }
     }
 
-    /// The set of the layouts that begin where this one does and have the same caller; none if the
+    /// The slot of the layouts that begin where this one does and have the same caller; none if the
     /// stack ends before.
     #[inline(always)]
     fn rivals(&self, at: CallPoint, end: u64) -> Option<usize> {
         let place = at.stack + u64::from(self.offsets[0].get()) * 8;
         let caller = if place < end { word(place) } else { return None };
-        Some(set(CallPoint { code: at.code ^ caller.rotate_left(13), ..at }))
+        Some(slot(CallPoint { code: at.code ^ caller.rotate_left(13), ..at }))
     }
 
     fn clear(&self, at: CallPoint, epoch: u64) {
@@ -266,6 +278,27 @@ struct StackPiece {
     places: [Cell<u32>; WORDS],
 }
 
+/// A sum of products, of 128 bits.
+#[derive(Clone, Copy)]
+struct HashSum {
+    low: u64,
+    high: u64,
+}
+
+impl HashSum {
+    /// The same as an addition of `u128`, for which the compiler copies both halves of the sum and
+    /// of the product each time.
+    #[inline(always)]
+    fn add_product(&mut self, first: u64, second: u64) {
+        // SAFETY: it multiplies and adds in registers.
+        unsafe {
+            asm!("mul {second}", "add {low}, rax", "adc {high}, rdx",
+                second = in(reg) second, low = inout(reg) self.low, high = inout(reg) self.high,
+                inout("rax") first => _, out("rdx") _, options(pure, nomem, nostack));
+        }
+    }
+}
+
 /// A word of the stack.
 #[inline(always)]
 fn word(address: u64) -> u64 {
@@ -286,9 +319,9 @@ pub(crate) struct ThreadStacks {
     turn: Cell<usize>,
     /// Number of invalidations: layouts of an earlier epoch are not used, and all hashes differ.
     epoch: Cell<u64>,
-    layouts: [[WordLayout; WAYS]; SETS],
-    /// For each set, the layout that was used last.
-    last: [Cell<u8>; SETS],
+    layouts: [WordLayout; LAYOUTS],
+    /// For each slot, the number of the layout that was used last.
+    last: [Cell<u16>; LAYOUTS],
     /// Sites by hash of the stack, with as many bits of the hash as there is space for.
     stacks: [[Cell<u64>; STACK_WAYS]; STACKS / STACK_WAYS],
     /// Pieces that were followed: the hash, and the hash of the places of their frames.
@@ -330,11 +363,18 @@ impl NewStack {
     }
 }
 
-/// The set of the layouts that begin at an address.
+/// The slot of an address. The layouts that begin there are in the set of layouts that contains the
+/// layout with this number.
 #[inline(always)]
-fn set(at: CallPoint) -> usize {
+fn slot(at: CallPoint) -> usize {
     let mixed = (at.code ^ at.stack.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 40) as usize % SETS
+    (mixed >> 40) as usize % LAYOUTS
+}
+
+/// The numbers of the layouts in the set of a slot.
+fn set(slot: usize) -> Range<usize> {
+    let begin = slot / WAYS * WAYS;
+    begin..begin + WAYS
 }
 
 #[cold]
@@ -344,15 +384,18 @@ fn count_cut() {
 }
 
 impl ThreadStacks {
-    /// The call stack from `at` on; none if it cannot be followed at all.
+    /// The site of the call stack from `at` on, if it is known by the layouts that were used last.
     #[inline(always)]
-    pub(crate) fn find(&self, at: CallPoint) -> Option<StackLookup> {
-        if let Some((site, is_cut)) = self.known(at) {
-            if is_cut {
-                count_cut();
-            }
-            return Some(StackLookup::Site(site));
+    pub(crate) fn known_site(&self, at: CallPoint) -> Option<u32> {
+        let (site, is_cut) = self.known(at)?;
+        if is_cut {
+            count_cut();
         }
+        Some(site)
+    }
+
+    /// The call stack from `at` on; none if it cannot be followed at all.
+    pub(crate) fn find(&self, at: CallPoint) -> Option<StackLookup> {
         self.follow(at, true)
     }
 
@@ -388,31 +431,33 @@ impl ThreadStacks {
     /// The layout that a stack most likely has from here on.
     #[inline(always)]
     fn layout(&self, at: CallPoint, end: u64, epoch: u64) -> Option<&WordLayout> {
-        let layout = self.in_set(set(at), at, epoch)?;
+        let layout = self.in_slot(slot(at), at, epoch)?;
         if layout.has_rivals.get() {
             return Some(self.rival(layout, at, end, epoch).unwrap_or(layout));
         }
         Some(layout)
     }
 
-    /// The layout of the set that begins here and was used last.
+    /// The layout that was used last at this slot.
     #[inline(always)]
-    fn in_set(&self, set: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
-        let last = usize::from(self.last[set].get());
-        let layout = &self.layouts[set][last % WAYS];
-        if layout.begins(at, epoch) {
-            return Some(layout);
-        }
-        self.in_set_before(set, at, epoch)
+    fn last(&self, slot: usize) -> &WordLayout {
+        &self.layouts[usize::from(self.last[slot].get()) % LAYOUTS]
     }
 
-    /// The layout of the set that begins here, but is not the one that was used last.
+    /// The layout that begins here and was used last.
+    #[inline(always)]
+    fn in_slot(&self, slot: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
+        let layout = self.last(slot);
+        if layout.begins(at.code, at.stack, epoch) {
+            return Some(layout);
+        }
+        self.in_set(slot, at.code, at.stack, epoch)
+    }
+
+    /// A layout of the set that begins here, but was not used last at its slot.
     #[inline(never)]
-    fn in_set_before(&self, set: usize, at: CallPoint, epoch: u64) -> Option<&WordLayout> {
-        let last = usize::from(self.last[set].get());
-        (1..WAYS)
-            .map(|way| &self.layouts[set][(last ^ way) % WAYS])
-            .find(|layout| layout.begins(at, epoch))
+    fn in_set(&self, slot: usize, code: u64, stack: u64, epoch: u64) -> Option<&WordLayout> {
+        self.layouts[set(slot)].iter().find(|layout| layout.begins(code, stack, epoch))
     }
 
     /// The layout of stacks that have the same caller, too.
@@ -423,7 +468,7 @@ impl ThreadStacks {
         end: u64,
         epoch: u64,
     ) -> Option<&WordLayout> {
-        self.in_set(layout.rivals(at, end)?, at, epoch)
+        self.in_slot(layout.rivals(at, end)?, at, epoch)
     }
 
     /// The site of a stack by its hash.
@@ -434,6 +479,11 @@ impl ThreadStacks {
         for way in 0..STACK_WAYS {
             let known = set[own ^ way].get();
             if (known ^ hash) & !SITE == 0 && known != 0 {
+                if way != 0 {
+                    // The next look-up of this stack finds it first.
+                    set[own ^ way].set(set[own].get());
+                    set[own].set(known);
+                }
                 return Some((known & SITE) as u32);
             }
         }
@@ -452,29 +502,32 @@ impl ThreadStacks {
 
     /// The layout by which a piece is known, the hash of the piece, and that of its places.
     fn held(&self, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
-        let (first, epoch) = (set(at), self.epoch.get());
-        let layout = self.in_set(first, at, epoch)?;
+        let (first, epoch) = (slot(at), self.epoch.get());
+        let layout = self.in_slot(first, at, epoch)?;
         let rivals = layout.rivals(at, end).filter(|_| layout.has_rivals.get());
         if let Some(found) = rivals.and_then(|rivals| self.held_in(rivals, at, end)) {
             return Some(found);
         }
         let found = self.held_in(first, at, end)?;
         // Another layout with the same caller would be tried first.
-        if let Some(rivals) = rivals.filter(|rivals| self.in_set(*rivals, at, epoch).is_some()) {
+        if let Some(rivals) = rivals.filter(|rivals| self.in_slot(*rivals, at, epoch).is_some()) {
             self.keep_in(rivals, found.0);
         }
         Some(found)
     }
 
-    /// The same, of the layouts in a set.
-    fn held_in(&self, set: usize, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
-        let last = usize::from(self.last[set].get());
-        (0..WAYS).map(|way| (last ^ way) % WAYS).find_map(|way| {
-            let layout = &self.layouts[set][way];
-            let hash = layout.hash(at, end).filter(|_| layout.begins(at, self.epoch.get()))?;
+    /// The same, of the layouts in the set of a slot.
+    fn held_in(&self, slot: usize, at: CallPoint, end: u64) -> Option<(&WordLayout, u64, u64)> {
+        let last = usize::from(self.last[slot].get()) % LAYOUTS;
+        [last].into_iter().chain(set(slot)).find_map(|number| {
+            let layout = &self.layouts[number];
+            if !layout.begins(at.code, at.stack, self.epoch.get()) {
+                return None;
+            }
+            let hash = layout.hash(at, end)?;
             let pieces = &self.pieces[hash as usize % PIECE_SETS];
             let (_, calls) = pieces.iter().find(|(known, _)| known.get() == hash)?;
-            self.last[set].set(way as u8);
+            self.last[slot].set(number as u16);
             Some((layout, hash, calls.get()))
         })
     }
@@ -572,9 +625,7 @@ impl ThreadStacks {
     /// Follows the frames from `at` on.
     fn walk(&self, at: CallPoint, end: u64) {
         self.piece.layout.clear(at, self.epoch.get());
-        let set = set(at);
-        let like = &self.layouts[set][usize::from(self.last[set].get()) % WAYS];
-        walk::walk(&self.piece, at, end, &like.offsets);
+        walk::walk(&self.piece, at, end, &self.last(slot(at)).offsets);
         self.piece.layout.seal();
     }
 
@@ -597,32 +648,33 @@ impl ThreadStacks {
     /// Notes a layout: if others begin at the same address, among those with the same caller.
     fn keep_layout(&self, layout: &WordLayout, at: CallPoint, end: u64) -> &WordLayout {
         let epoch = self.epoch.get();
-        let mut number = set(at);
-        if let Some(rival) = self.in_set(number, at, epoch)
+        let mut slot = slot(at);
+        if let Some(rival) = self.in_slot(slot, at, epoch)
             && rival.key.get() != layout.key.get()
             && let Some(rivals) = layout.rivals(at, end)
         {
             rival.has_rivals.set(true);
-            number = rivals;
+            slot = rivals;
         }
-        self.keep_in(number, layout)
+        self.keep_in(slot, layout)
     }
 
-    fn keep_in(&self, number: usize, layout: &WordLayout) -> &WordLayout {
-        let (set, epoch) = (&self.layouts[number], self.epoch.get());
-        let way = set.iter().position(|there| there.key.get() == layout.key.get());
-        let way = way.unwrap_or_else(|| {
-            let is_unused =
-                |there: &WordLayout| there.epoch.get() != epoch || there.code.get() == 0;
-            let way = set.iter().position(is_unused).unwrap_or_else(|| {
+    fn keep_in(&self, slot: usize, layout: &WordLayout) -> &WordLayout {
+        let epoch = self.epoch.get();
+        let find = |wanted: &dyn Fn(&WordLayout) -> bool| {
+            set(slot).find(|number| wanted(&self.layouts[*number]))
+        };
+        let number = find(&|there| there.key.get() == layout.key.get()).unwrap_or_else(|| {
+            let unused = find(&|there| there.epoch.get() != epoch || there.code.get() == 0);
+            let number = unused.unwrap_or_else(|| {
                 self.turn.set(self.turn.get().wrapping_add(1));
-                self.turn.get() % WAYS
+                set(slot).start + self.turn.get() % WAYS
             });
-            set[way].set(layout);
-            way
+            self.layouts[number].set(layout);
+            number
         });
-        self.last[number].set(way as u8);
-        &set[way]
+        self.last[slot].set(number as u16);
+        &self.layouts[number]
     }
 
     /// Forgets all: another thread is going to use this.

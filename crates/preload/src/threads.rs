@@ -114,26 +114,38 @@ impl Entered {
 /// a child of `fork`.
 #[inline(always)]
 pub(crate) fn enter() -> Option<Entered> {
+    enter_own().map(Entered::Own).or_else(enter_first)
+}
+
+/// Begins to record in a thread that has recorded before; with none, [`enter_first`] may begin.
+#[inline(always)]
+pub(crate) fn enter_own() -> Option<&'static ThreadData> {
     let thread: *const ThreadData =
         std::ptr::with_exposed_provenance(own::<{ Own::Thread as usize }>() as usize);
     if thread.is_null() {
-        return enter_first();
+        return None;
     }
     // SAFETY: threads' memory is never unmapped, and this is this thread's.
     let thread = unsafe { &*thread };
     if thread.state.get() != READY {
-        return enter_first();
+        return None;
     }
     thread.state.set(BUSY_NOW);
-    Some(Entered::Own(thread))
+    Some(thread)
+}
+
+/// Ends what [`enter_own`] began.
+#[inline(always)]
+pub(crate) fn leave_own(thread: &ThreadData) {
+    // In a child that was made meanwhile it is 0 and stays so.
+    thread.state.set(thread.state.get() * READY / BUSY_NOW);
 }
 
 /// Ends what [`enter`] began.
 #[inline(always)]
 pub(crate) fn leave(entered: Entered) {
     match entered {
-        // In a child that was made meanwhile it is 0 and stays so.
-        Entered::Own(thread) => thread.state.set(thread.state.get() * READY / BUSY_NOW),
+        Entered::Own(thread) => leave_own(thread),
         Entered::Late(late) => {
             if peak::leave_late(late) {
                 GENERATION.fetch_add(1, Release);
@@ -151,9 +163,10 @@ fn leave_late() {
     unsafe { LATE_LOCK.open() };
 }
 
+/// Begins to record where [`enter_own`] does not: in a new thread, or for one that is ending.
 #[cold]
 #[inline(never)]
-fn enter_first() -> Option<Entered> {
+pub(crate) fn enter_first() -> Option<Entered> {
     if !begin::is_recording() {
         return None;
     }
@@ -508,19 +521,28 @@ impl ThreadData {
         if self.generation.get() != GENERATION.load(Relaxed) {
             self.catch_up();
         }
-        let site = match self.stacks.find(at) {
-            Some(StackLookup::Site(site)) => site,
+        let site = match self.stacks.known_site(at) {
+            Some(site) => site,
+            None => self.find_site(at, kind)?,
+        };
+        Some((site, self.record(site)?))
+    }
+
+    /// The site of a call stack that is not known at the first look; `None` if the table is full.
+    #[inline(never)]
+    fn find_site(&self, at: CallPoint, kind: u32) -> Option<u32> {
+        match self.stacks.find(at) {
+            Some(StackLookup::Site(site)) => Some(site),
             Some(StackLookup::New(new)) => {
                 let site = new.site(kind)?;
                 self.stacks.keep(new, site);
-                site
+                Some(site)
             }
             None => {
                 head(header::CUT_STACKS).fetch_add(1, Relaxed);
-                0
+                Some(0)
             }
-        };
-        Some((site, self.record(site)?))
+        }
     }
 
     /// The node of a call stack's innermost call; [`pagewise_heaplog::recording::ROOT`] for an
