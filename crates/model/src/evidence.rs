@@ -264,6 +264,16 @@ pub struct ActivityPoint {
     pub system_ns: u64,
     /// Number of threads.
     pub threads: u64,
+    /// Bytes that the process and its reaped children have read and written since the process
+    /// began (`/proc/PID/io`): by system calls, of at least a page each, or from and to storage,
+    /// whichever is more.
+    #[serde(with = "plain", default = "no_file_traffic")]
+    pub file_traffic: Reading<Bytes>,
+}
+
+/// Evidence of older versions has no such value.
+fn no_file_traffic() -> Reading<Bytes> {
+    Err(Absent::NotRecorded("the saved evidence".into()))
 }
 
 /// Counters of the machine at one time.

@@ -50,7 +50,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "page cache of the cgroup",
         meaning: "The charged memory of the cgroup grows by page cache or slab, which the kernel can reclaim.",
         needs: &[Instrument::Activity],
-        excluded_by: "the charged page cache does not grow, or private memory grows as fast",
+        excluded_by: "the charged page cache does not grow, private memory grows as fast, or other processes of the cgroup fill the page cache",
         source: "Documentation/admin-guide/cgroup-v2.rst, memory.stat",
         rule: page_cache_charged,
     },
@@ -407,6 +407,8 @@ fn thrash_cause(evidence: &CauseEvidence<'_>, waits: &MajorFaults) -> Cause {
 const CACHE_GROWTH_PER_SECOND: f64 = 1024.0 * 1024.0;
 /// Part of the growth that is page cache or slab.
 const MOSTLY_CACHE: f64 = 0.8;
+/// A process that reads and writes a smaller part of the growth does not cause the growth.
+const OWN_PART: f64 = 0.25;
 
 fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
     let activity = match &evidence.all.cgroup {
@@ -430,6 +432,16 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
             bytes(whole_bytes(growth.cache)),
             text(" per second, private memory by "),
             bytes(whole_bytes(growth.private)),
+        ]);
+    }
+    let traffic = evidence.growth(|point| point.file_traffic.clone().ok());
+    if traffic.is_some_and(|traffic| traffic < OWN_PART * growth.cache) {
+        return Verdict::RuledOut(vec![
+            text("page cache and slab grow by "),
+            bytes(whole_bytes(growth.cache)),
+            text(" per second, but the process reads and writes "),
+            bytes(whole_bytes(traffic.unwrap_or_default())),
+            text(" per second: other processes of the cgroup fill them"),
         ]);
     }
     cache_cause(evidence, activity, &growth).into()
@@ -567,7 +579,7 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
 mod tests {
     use pagewise_model::evidence::Evidence;
     use pagewise_model::faults::FaultKind;
-    use pagewise_model::{Pid, Quadrant};
+    use pagewise_model::{Absent, Pid, Quadrant};
 
     use super::*;
     use crate::causes::made::{activity, present, verdict};
@@ -665,6 +677,15 @@ mod tests {
         };
         evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(4 * MIB, 76 * MIB));
         present(&evidence, "page-cache-charged");
+        let before = evidence.clone();
+        // Another process of the cgroup reads and writes.
+        evidence.activity.iter_mut().for_each(|point| point.file_traffic = Ok(Bytes::mib(1)));
+        assert!(is_ruled_out(&evidence, "page-cache-charged"));
+        // An unprivileged user may not read how much the process transfers.
+        let refused = Absent::NotPermitted("root".into());
+        evidence.activity.iter_mut().for_each(|it| it.file_traffic = Err(refused.clone()));
+        present(&evidence, "page-cache-charged");
+        evidence = before;
         evidence.cgroup = grown(stat(4 * MIB, 76 * MIB), stat(4 * MIB, 76 * MIB));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
         evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(40 * MIB, 76 * MIB));

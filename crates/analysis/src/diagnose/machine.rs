@@ -489,6 +489,7 @@ mod tests {
             user_ns: 0,
             system_ns: 0,
             threads: 1,
+            file_traffic: Ok(Bytes::ZERO),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use pagewise_model::evidence::ActivityPoint;
 use pagewise_model::process::ProcessStatus;
-use pagewise_model::{Bytes, PageSize, Pid, Reading};
+use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading};
 use pagewise_sys::system;
 
 use crate::{ProcError, ProcRoot, stat, status};
@@ -38,5 +38,47 @@ pub fn point(
         user_ns: stat.user_ticks.saturating_mul(tick_ns),
         system_ns: stat.system_ticks.saturating_mul(tick_ns),
         threads: stat.threads,
+        file_traffic: root.reading(pid, "io").and_then(|text| file_traffic(&text, page_size)),
     })
+}
+
+/// Bytes read and written by the text of `/proc/PID/io`.
+fn file_traffic(text: &[u8], page_size: PageSize) -> Reading<Bytes> {
+    let value = |name: &str| {
+        let lines = text.split(|byte| *byte == b'\n');
+        let value = lines.filter_map(|line| line.strip_prefix(name.as_bytes())).next()?;
+        std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok()
+    };
+    let both = |read, written| Some(value(read)?.saturating_add(value(written)?));
+    let sums = || {
+        // A call fills a page of the page cache at least.
+        let calls = both("syscr:", "syscw:")?.saturating_mul(page_size.bytes());
+        let transferred = both("rchar:", "wchar:")?;
+        Some(Bytes(transferred.max(calls).max(both("read_bytes:", "write_bytes:")?)))
+    };
+    sums().ok_or_else(|| Absent::NotRecorded("/proc/PID/io".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_traffic_is_the_largest_of_calls_transfers_and_storage() {
+        let page_size = PageSize::new(4 << 10).unwrap();
+        let text = |transferred, calls, stored| {
+            format!(
+                "rchar: {transferred}\nwchar: 1\nsyscr: {calls}\nsyscw: 0\nread_bytes: {stored}\n\
+                 write_bytes: 4096\ncancelled_write_bytes: 9999999\n"
+            )
+        };
+        let traffic = |transferred, calls, stored| {
+            file_traffic(text(transferred, calls, stored).as_bytes(), page_size)
+        };
+        assert_eq!(traffic(1_000_000, 2, 0), Ok(Bytes(1_000_001)));
+        assert_eq!(traffic(10, 2, 0), Ok(Bytes(8192)));
+        assert_eq!(traffic(10, 2, 81_920), Ok(Bytes(86_016)));
+        assert!(file_traffic(b"rchar: 1\n", page_size).is_err());
+        assert!(file_traffic(b"rchar: x\nwchar: \xff\n", page_size).is_err());
+    }
 }
