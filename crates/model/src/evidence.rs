@@ -320,6 +320,9 @@ pub struct MemoryFile {
     pub after: Bytes,
     /// Number of files at the end.
     pub count: u64,
+    /// True if no descriptor of the process leads to the files: only their names keep them.
+    #[serde(default)]
+    pub is_closed: bool,
 }
 
 /// A memory cgroup over the time of a diagnosis.
