@@ -17,7 +17,8 @@ const CPU_PER_GIB: Duration = Duration::from_millis(1500);
 const PAUSE_PER_GIB: Duration = Duration::from_millis(150);
 const PAUSE_OF_STOP: Duration = Duration::from_millis(1);
 
-/// The bounds of a scan; `None` if reachability does not matter.
+/// The bounds of a scan, and those of another if the first fails; `None` if reachability does not
+/// matter.
 ///
 /// # Errors
 /// The scan would exceed what is left of the budget.
@@ -26,7 +27,7 @@ pub(crate) fn decide(
     activity: &[ActivityPoint],
     cpu_left: Duration,
     pause: Duration,
-) -> Result<Option<ScanBounds>, Absent> {
+) -> Result<Option<(ScanBounds, Option<ScanBounds>)>, Absent> {
     let Ok(mappings) = &snapshot.mappings else { return Ok(None) };
     let own = mappings.iter().filter(|it| is_private_memory(it));
     let private: Bytes = own.filter_map(|it| it.rss().ok()).sum();
@@ -51,8 +52,10 @@ pub(crate) fn decide(
         return Err(Absent::NotCollected(why.into()));
     }
     let stopped = PAUSE_OF_STOP + PAUSE_PER_GIB.mul_f64(gib);
+    let running = ScanBounds::Running(Bytes(private.0.saturating_mul(2)));
     Ok(Some(match stopped <= pause {
-        true => ScanBounds::Stopped(pause),
-        false => ScanBounds::Running(Bytes(private.0.saturating_mul(2))),
+        // A machine that is slow now may need a longer pause.
+        true => (ScanBounds::Stopped(pause), Some(running)),
+        false => (running, None),
     }))
 }
