@@ -4,6 +4,7 @@
 //! A rule that lacks evidence answers [`Verdict::Unknown`], never [`Verdict::RuledOut`]. A cause
 //! that another cause explains excludes itself: its row names the other one.
 
+mod collector;
 mod evidence;
 mod files;
 mod growth;

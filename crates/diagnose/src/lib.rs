@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod collector;
 mod recordings;
 mod scan;
 mod stack_words;

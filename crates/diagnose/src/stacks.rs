@@ -137,8 +137,8 @@ impl LargeStack {
     }
 }
 
-/// The control block of a thread above its stack pointer, as in glibc and musl: its first word is
-/// its own address. The stacks of coroutines and of Go lie in memory of other use.
+/// The control block of a thread above its stack pointer. The stacks of coroutines and of Go lie in
+/// memory of other use.
 fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
     let end = within.end.min(within.start.saturating_add(MAX_BLOCK_SEARCH));
     let (mut start, mut found) = (within.start, None);
@@ -147,14 +147,27 @@ fn control_block(memory: &RunningMemory<'_>, within: AddrRange) -> Option<u64> {
         memory.visit(part, &mut |address, bytes| {
             let words: Vec<u64> =
                 bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-            // The head of an empty list has its own address twice.
-            let is_own = |(at, pair): &(u64, &[u64])| pair[0] == *at && pair[1] != *at;
-            let own = (address..).step_by(8).zip(words.windows(2)).find(is_own);
+            let block = |(at, words): &(u64, &[u64])| is_control_block(memory, *at, words);
+            let own = (address..).step_by(8).zip(words.windows(BLOCK_WORDS)).find(block);
             found = found.or(own.map(|(at, _)| at));
         });
         start = part.end;
     }
     found
+}
+
+/// Words at the beginning of a control block.
+const BLOCK_WORDS: usize = 4;
+
+/// True if words are the beginning of a control block. The first is its own address, and
+/// - in glibc (`tcbhead_t` of x86-64) the third is so too, and the second is not, unlike in a list,
+/// - in musl (`struct pthread`) the third and fourth link the control blocks of all threads.
+fn is_control_block(memory: &dyn Memory, at: u64, words: &[u64]) -> bool {
+    let [own, second, third, fourth] = words else { return false };
+    let linked = |address: u64, offset: u64| memory.word(address.saturating_add(offset));
+    *own == at
+        && *second != at
+        && (*third == at || linked(*third, 24) == Some(at) && linked(*fourth, 16) == Some(at))
 }
 
 struct StackSearch<'a> {
@@ -268,4 +281,58 @@ struct StackWords {
     read: u64,
     checked: HashMap<u64, bool>,
     found: Vec<ReturnAddress>,
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_scan::memory::ScannedThread;
+
+    use super::*;
+
+    const AT: u64 = 0x1000;
+
+    /// Memory of some words from [`AT`] on.
+    struct WordMemory(Vec<u64>);
+
+    impl Memory for WordMemory {
+        fn mappings(&self) -> &[Mapping] {
+            &[]
+        }
+
+        fn threads(&self) -> &[ScannedThread] {
+            &[]
+        }
+
+        fn visit(&self, _: AddrRange, _: &mut dyn FnMut(u64, &[u8])) {}
+
+        fn read(&self, address: u64, into: &mut [u8]) -> bool {
+            let at = address.checked_sub(AT).and_then(|offset| usize::try_from(offset / 8).ok());
+            let word = at.and_then(|at| self.0.get(at));
+            word.is_some_and(|word| {
+                into.copy_from_slice(&word.to_le_bytes());
+                true
+            })
+        }
+    }
+
+    fn is_block(words: [u64; 4]) -> bool {
+        is_control_block(&WordMemory(words.to_vec()), AT, &words)
+    }
+
+    #[test]
+    fn control_blocks_of_glibc_and_musl_are_recognized() {
+        assert!(is_block([AT, 0x7f00, AT, 1]), "glibc");
+        assert!(is_block([AT, 0x7f00, AT, AT]), "musl with one thread");
+        let (other, dtv) = (AT + 32, 0x7f00);
+        let both = WordMemory(vec![AT, dtv, other, other, other, dtv, AT, AT]);
+        assert!(is_control_block(&both, AT, &both.0[..4]), "musl with two threads");
+    }
+
+    #[test]
+    fn an_object_that_points_to_itself_is_not_a_control_block() {
+        assert!(!is_block([AT, 5, 0, 0]), "Go");
+        assert!(!is_block([AT, AT, AT, AT]), "the head of an empty list");
+        assert!(!is_block([AT + 8, 5, AT, 0]));
+        assert!(!is_block([AT, 5, u64::MAX, u64::MAX]));
+    }
 }

@@ -22,6 +22,7 @@ use pagewise_proc::{
 use pagewise_scan::sample;
 
 use crate::budget::CostMeter;
+use crate::collector::CollectorWatch;
 use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
 use crate::stacks;
 use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
@@ -30,8 +31,11 @@ use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Interval at which the ring buffers of recordings are read.
 const TURN: Duration = Duration::from_millis(20);
-/// Observation before the decision on recordings.
+/// Observation before the decision on recordings, and between further decisions on those that were
+/// not worth their cost: the trouble of a process can be rare.
 const TRIAGE: Duration = Duration::from_millis(1000);
+/// A recording that begins later sees too little.
+const MIN_RECORDING: Duration = Duration::from_millis(1500);
 /// Longest recording of page faults, and of shootdowns.
 const MAX_RECORDING: Duration = Duration::from_secs(4);
 /// Rates per second from which on a recording is worth its cost.
@@ -78,6 +82,7 @@ pub(crate) struct Diagnosis<'a> {
     sizes: ProcessSizes,
     memory_files: MemoryFiles,
     cgroup: Reading<WatchedCgroup>,
+    collector: CollectorWatch,
     points: Vec<ActivityPoint>,
     faults: Gathered<()>,
     faults_running: Option<FaultsRunning>,
@@ -100,6 +105,11 @@ impl<'a> Diagnosis<'a> {
         (request.progress)(Instrument::Snapshot);
         let first = meter.measure(Instrument::Snapshot, || snapshot(root, pid))?;
         let page_size = first.provenance.page_size;
+        let collector = meter.measure(Instrument::Collector, || {
+            let mut watch = CollectorWatch::begin(root, &first);
+            let pause = watch.step(root, &first, began);
+            (watch, pause)
+        });
         let at = |began: Instant| nanoseconds(began.elapsed());
         Ok(Diagnosis {
             root,
@@ -113,6 +123,7 @@ impl<'a> Diagnosis<'a> {
             sizes: ProcessSizes::read(root, page_size),
             memory_files: MemoryFiles::read(root, pid),
             cgroup: WatchedCgroup::begin(root, pid),
+            collector,
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
             faults: Gathered::NotNeeded,
             faults_running: None,
@@ -178,6 +189,7 @@ impl<'a> Diagnosis<'a> {
             stacks,
             huge_pages,
             zero_pages,
+            collector: self.collector.finish(),
             scan,
             allocation_sizes,
             faults,
@@ -225,7 +237,8 @@ impl<'a> Diagnosis<'a> {
     /// Reads the counters until the observation is over, and runs the recordings.
     fn watch(&mut self) {
         let end = self.began + self.request.duration;
-        let (mut next, mut decided) = (Instant::now() + INTERVAL, false);
+        let mut next = Instant::now() + INTERVAL;
+        let mut decision = self.began + TRIAGE.min(self.request.duration / 4);
         loop {
             self.interrupted = (self.request.is_interrupted)();
             let now = Instant::now();
@@ -233,6 +246,7 @@ impl<'a> Diagnosis<'a> {
                 return;
             }
             if now >= next {
+                self.collector.step(self.root, &self.first, self.began);
                 next += INTERVAL;
                 let at = nanoseconds(self.began.elapsed());
                 match activity::point(self.root, self.pid, self.page_size, at) {
@@ -241,8 +255,8 @@ impl<'a> Diagnosis<'a> {
                     Err(_) => return,
                 }
             }
-            if !decided && self.began.elapsed() >= TRIAGE.min(self.request.duration / 4) {
-                decided = true;
+            if now >= decision {
+                decision = now + TRIAGE;
                 self.begin_recordings(end);
             }
             self.step_recordings();
@@ -268,11 +282,15 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// Begins the recordings that the counters make worth their cost.
+    /// Begins the recordings that the counters make worth their cost, and that have not begun.
     fn begin_recordings(&mut self, end: Instant) {
-        let until = end.min(Instant::now() + MAX_RECORDING);
-        let Some(rates) = self.rates() else { return };
-        if rates.faults >= MANY_FAULTS || rates.has_major_faults {
+        let now = Instant::now();
+        let until = end.min(now + MAX_RECORDING);
+        let has_time =
+            end.saturating_duration_since(now) >= MIN_RECORDING.min(self.request.duration / 2);
+        let Some(rates) = self.rates().filter(|_| has_time) else { return };
+        let is_new = self.faults_running.is_none() && self.faults == Gathered::NotNeeded;
+        if is_new && (rates.faults >= MANY_FAULTS || rates.has_major_faults) {
             (self.request.progress)(Instrument::Faults);
             let every = (rates.faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
             match FaultsRunning::begin(self.pid, to_count(every), until) {
@@ -280,10 +298,13 @@ impl<'a> Diagnosis<'a> {
                 Err(why) => self.faults = Gathered::Missing(why),
             }
         }
-        if rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME {
+        let is_new = self.calls_running.is_none() && self.calls == Gathered::NotNeeded;
+        if is_new && (rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME) {
             self.begin_calls(end);
         }
-        if rates.has_threads && rates.shootdowns.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS) {
+        let is_new = self.shootdowns_running.is_none() && self.shootdowns == Gathered::NotNeeded;
+        let are_many = || rates.shootdowns.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS);
+        if is_new && rates.has_threads && are_many() {
             (self.request.progress)(Instrument::Shootdowns);
             match ShootdownsRunning::begin(self.pid, until) {
                 Ok(running) => self.shootdowns_running = Some(running),

@@ -44,6 +44,9 @@ pub struct Evidence {
     /// Zero-filled pages of large anonymous mappings.
     #[serde(default)]
     pub zero_pages: Gathered<Vec<ZeroSample>>,
+    /// The garbage collector of a language runtime, in order of time.
+    #[serde(default)]
+    pub collector: Gathered<Vec<CollectorPoint>>,
     /// The heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
     /// Page faults by call stack.
@@ -75,6 +78,18 @@ pub struct ZeroSample {
     pub read: u64,
     /// Number of those that are zero in every byte.
     pub zero: u64,
+}
+
+/// The garbage collector of a language runtime at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CollectorPoint {
+    /// Nanoseconds since the beginning of the diagnosis.
+    pub at_ns: u64,
+    /// Number of collections since the process began, if the runtime counts them.
+    pub collections: Option<u64>,
+    /// Bytes in the old generation: objects that survived collections. `None` in a runtime without
+    /// generations.
+    pub old: Option<Bytes>,
 }
 
 /// Result of an instrument.
@@ -131,6 +146,8 @@ pub enum Instrument {
     HugePages,
     /// A sample of the contents of anonymous mappings.
     ZeroPages,
+    /// Counters of the garbage collector of a language runtime.
+    Collector,
     /// Page faults.
     Faults,
     /// TLB shootdowns.
@@ -147,12 +164,13 @@ pub enum Instrument {
 
 impl Instrument {
     /// All, in order of their cost.
-    pub const ALL: [Instrument; 11] = [
+    pub const ALL: [Instrument; 12] = [
         Instrument::Snapshot,
         Instrument::Activity,
         Instrument::Stacks,
         Instrument::HugePages,
         Instrument::ZeroPages,
+        Instrument::Collector,
         Instrument::Faults,
         Instrument::Shootdowns,
         Instrument::Calls,
@@ -169,6 +187,7 @@ impl Instrument {
             Instrument::Stacks => "stacks",
             Instrument::HugePages => "huge-pages",
             Instrument::ZeroPages => "zero-pages",
+            Instrument::Collector => "garbage-collections",
             Instrument::Faults => "faults",
             Instrument::Shootdowns => "shootdowns",
             Instrument::Calls => "memory-calls",
@@ -186,6 +205,7 @@ impl Instrument {
             Instrument::Stacks => "stacks",
             Instrument::HugePages => "contents of huge pages",
             Instrument::ZeroPages => "zero-filled pages",
+            Instrument::Collector => "garbage collections",
             Instrument::Faults => "page faults",
             Instrument::Shootdowns => "TLB shootdowns",
             Instrument::Calls => "memory system calls",
@@ -203,6 +223,7 @@ impl Instrument {
             Instrument::Stacks => "reads unused stack pages: no pause",
             Instrument::HugePages => "reads a sample of huge pages: no pause",
             Instrument::ZeroPages => "reads a sample of resident pages: no pause",
+            Instrument::Collector => "reads counters of the runtime: no pause",
             Instrument::Faults => "about 1 µs for each recorded fault",
             Instrument::Shootdowns => "about 1 µs for each flush",
             Instrument::Calls => "about 0.1 µs for each system call of the machine",
@@ -220,6 +241,7 @@ impl Instrument {
             Instrument::Stacks => "pagewise trim --stacks",
             Instrument::HugePages => "pagewise thp",
             Instrument::ZeroPages => "pagewise pages",
+            Instrument::Collector => "pagewise diagnose --for 1m",
             Instrument::Faults => "pagewise faults --for 10s",
             Instrument::Shootdowns => "pagewise shootdowns --for 10s",
             Instrument::Calls => "pagewise syscalls --for 5s",
@@ -330,6 +352,9 @@ pub struct MemoryFile {
     pub after: Bytes,
     /// Number of files at the end.
     pub count: u64,
+    /// True if no descriptor of the process leads to the files: only their names keep them.
+    #[serde(default)]
+    pub is_closed: bool,
 }
 
 /// A memory cgroup over the time of a diagnosis.

@@ -268,23 +268,60 @@ fn largest_shared(
 fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
     let growth = |file: &MemoryFile| file.after.0.saturating_sub(file.before.0);
-    let most = evidence.all.memory_files.iter().max_by_key(|file| growth(file))?;
+    let files = evidence.all.memory_files.iter();
+    let own = files.filter(|file| !file.is_closed || fills(evidence, file));
+    let most = own.max_by_key(|file| growth(file))?;
     (float(growth(most)) >= GROWING * seconds).then_some(most)
+}
+
+/// True if the page faults of the process show that it fills files of this name.
+fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
+    let mappings = evidence.faults().map_or(&[][..], |recording| &recording.mappings);
+    mappings.iter().any(|mapping| {
+        let name = mapping.name.as_bytes();
+        name.starts_with(b"/dev/shm/") && are_same_but_numbers(name, file.name.as_bytes())
+    })
+}
+
+/// True if a name is a pattern, in which `N` stands for each number.
+fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
+    let mut words = Vec::with_capacity(name.len());
+    for byte in name {
+        let byte = if byte.is_ascii_digit() { b'N' } else { *byte };
+        if byte != b'N' || words.last() != Some(&b'N') {
+            words.push(byte);
+        }
+    }
+    words == pattern
 }
 
 /// Growth of a file that no mapping of the process shows.
 fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     let grown = file.after.0.saturating_sub(file.before.0);
     let per_second = whole(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
-    let sentence = vec![
-        text("The process keeps "),
-        bytes(file.after),
-        text(" in memory by "),
-        CellValue::Name(file.name.clone()),
-        text(", which grows by "),
-        bytes(per_second),
-        text(" per second and is not part of RES."),
-    ];
+    let sentence = if file.is_closed {
+        vec![
+            text(
+                "The process fills files of shared memory and closes them, but does not remove their names: ",
+            ),
+            CellValue::Name(file.name.clone()),
+            text(" (N stands for numbers) has "),
+            bytes(file.after),
+            text(" and grows by "),
+            bytes(per_second),
+            text(" per second."),
+        ]
+    } else {
+        vec![
+            text("The process keeps "),
+            bytes(file.after),
+            text(" in memory by "),
+            CellValue::Name(file.name.clone()),
+            text(", which grows by "),
+            bytes(per_second),
+            text(" per second and is not part of RES."),
+        ]
+    };
     let object = CauseObject::File(file.name.clone());
     let mut found = cause("shm-growth", object, Confidence::Certain, sentence);
     let resident = evidence.resident().unwrap_or_default();
@@ -303,6 +340,12 @@ fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
                 "Remove each segment to which no process is attached and that no program needs: `ipcs -m` lists them \
                  (nattch 0), `ipcrm -m SHMID` removes one.",
             )],
+            false,
+        );
+    } else if file.is_closed {
+        found.now = remedy_now(
+            "ls -lst /dev/shm",
+            [text("Remove the files that no process needs any more: their names alone keep them.")],
             false,
         );
     } else if is_path && let Some(path) = plain_path(&file.name) {
@@ -459,6 +502,7 @@ mod tests {
             before: Bytes::mib(before),
             after: Bytes::mib(after),
             count: 1,
+            is_closed: false,
         };
         evidence.memory_files = vec![file(10, 18)];
         let Verdict::Present(found) = verdict(&evidence, "shm-growth") else {
@@ -467,5 +511,25 @@ mod tests {
         assert_eq!(found.object, CauseObject::File("/dev/shm/log".into()));
         evidence.memory_files = vec![file(500, 500)];
         assert!(matches!(verdict(&evidence, "shm-growth"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn closed_files_belong_to_the_process_that_fills_them() {
+        let closed = MemoryFile {
+            name: "/dev/shm/image-N".into(),
+            before: Bytes::mib(10),
+            after: Bytes::mib(20),
+            count: 40,
+            is_closed: true,
+        };
+        let is_present = |filled: &str| {
+            let mut evidence = steady(1 << 20);
+            evidence.memory_files = vec![closed.clone()];
+            evidence.faults = faults(FaultKind::Anonymous, 500, filled, Quadrant::SharedAnonymous);
+            matches!(verdict(&evidence, "shm-growth"), Verdict::Present(_))
+        };
+        assert!(is_present("/dev/shm/image-17"));
+        assert!(!is_present("/dev/shm/other-17"));
+        assert!(!is_present("[heap]"));
     }
 }

@@ -4,6 +4,8 @@ use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
 use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
 use pagewise_model::heap_graph::{HeapGraph, RetainingRoot, RootKind};
+use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::{AddrRange, Bytes};
 
@@ -182,9 +184,36 @@ fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
+/// Blocks that a thread may reach by its registers alone: those that functions preserve, and two.
+const BLOCKS_IN_REGISTERS: u64 = 8;
+
+/// The blocks that no pointer leads to. A scan of a process that ran on does not know the
+/// registers: the largest leaks may be in use then, as many as the registers could hold.
+fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
+    let scan = evidence.all.scan.value()?;
+    let graph = scan.graph.as_ref()?;
+    let knows_registers = scan.moment != ProcessMoment::Running || scan.copy.stops > 0;
+    Some(if knows_registers { graph.leaked } else { without_registers(evidence, graph) })
+}
+
+fn without_registers(evidence: &CauseEvidence<'_>, graph: &HeapGraph) -> LiveAmount {
+    let mut held = evidence.now.process.threads.max(1).saturating_mul(BLOCKS_IN_REGISTERS);
+    let mut left = graph.leaked;
+    let mut groups: Vec<_> = graph.leaks.iter().filter(|group| group.leaks > 0).collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.bytes / group.leaks));
+    for group in groups {
+        let count = group.leaks.min(held);
+        held -= count;
+        let part = |all: u64| all / group.leaks * count;
+        left.bytes = left.bytes.saturating_sub(part(group.bytes));
+        left.blocks = left.blocks.saturating_sub(part(group.blocks));
+    }
+    left
+}
+
 /// The part of the growth that unreachable blocks explain.
-fn leaked_part(graph: &HeapGraph, growth: SteadyGrowth) -> f64 {
-    float(graph.leaked.bytes) / float(growth.bytes.0.max(1))
+fn leaked_part(leaked: LiveAmount, growth: SteadyGrowth) -> f64 {
+    float(leaked.bytes) / float(growth.bytes.0.max(1))
 }
 
 /// True if the memory that grows belongs to malloc, and not to a language runtime that allocates
@@ -225,22 +254,22 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     let pid = evidence.pid();
     let mut sentence = vec![text("Memory of malloc")];
     sentence.extend(growth_words(evidence, growth));
-    let (confidence, leaked) = match graph(evidence) {
-        Some(graph) if leaked_part(graph, growth) < EXCLUDES => {
+    let (confidence, leaked) = match unreachable(evidence) {
+        Some(leaked) if leaked_part(leaked, growth) < EXCLUDES => {
             return Verdict::RuledOut(vec![
-                CellValue::Bytes(graph.leaked.bytes),
+                CellValue::Bytes(leaked.bytes),
                 text(" are unreachable: less than the growth of "),
                 CellValue::Bytes(growth.bytes.0),
             ]);
         }
-        Some(graph) if leaked_part(graph, growth) >= EXPLAINS => {
+        Some(leaked) if leaked_part(leaked, growth) >= EXPLAINS => {
             sentence.extend([
                 text(": the program has lost all pointers to "),
-                CellValue::Count(graph.leaked.blocks),
+                CellValue::Count(leaked.blocks),
                 text(" blocks of "),
-                CellValue::Bytes(graph.leaked.bytes),
+                CellValue::Bytes(leaked.bytes),
             ]);
-            (Confidence::Certain, Some(graph))
+            (Confidence::Certain, Some(leaked))
         }
         None if is_first_filling(evidence, growth) => return filling(evidence),
         other => {
@@ -263,10 +292,11 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     sentence.push(text("."));
     let object = function.map_or_else(|| heap_object(evidence), FunctionShare::object);
     let mut found = cause("leak", object, confidence, sentence);
-    let taken = leaked.map_or(growth.bytes, |graph| Bytes(graph.leaked.bytes));
+    let taken = leaked.map_or(growth.bytes, |leaked| Bytes(leaked.bytes));
     found.cost = growth_cost(evidence, growth, taken);
     found.evidence = growth_facts(evidence, growth);
-    found.evidence.extend(leaked.into_iter().flat_map(leak_facts));
+    let facts = leaked.zip(graph(evidence)).map(|(leaked, graph)| leak_facts(leaked, graph));
+    found.evidence.extend(facts.into_iter().flatten());
     found.evidence.extend(match by_size {
         Some(by_size) => vec![fact(
             "function_share",
@@ -294,10 +324,10 @@ fn function_name(function: &FunctionShare<'_>) -> CellValue {
     CellValue::Name(pagewise_model::Name::new(name.as_bytes()))
 }
 
-fn leak_facts(graph: &HeapGraph) -> Vec<Fact> {
+fn leak_facts(leaked: LiveAmount, graph: &HeapGraph) -> Vec<Fact> {
     let mut facts = vec![
-        fact("leaked", "unreachable", CellValue::Bytes(graph.leaked.bytes), ""),
-        fact("leaked_blocks", "unreachable blocks", CellValue::Count(graph.leaked.blocks), ""),
+        fact("leaked", "unreachable", CellValue::Bytes(leaked.bytes), ""),
+        fact("leaked_blocks", "unreachable blocks", CellValue::Count(leaked.blocks), ""),
     ];
     if let Some(most) = graph.leaks.first() {
         facts.push(fact("leaked_size", "size of most of them", CellValue::Bytes(most.size), ""));
@@ -321,8 +351,8 @@ fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
 
 /// Unreachable blocks that take much memory, but do not grow now.
 fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
-    let graph = graph(evidence)?;
-    let leaked = Bytes(graph.leaked.bytes);
+    let (graph, amount) = (graph(evidence)?, unreachable(evidence)?);
+    let leaked = Bytes(amount.bytes);
     let resident = evidence.resident()?;
     if leaked < LARGE || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES) {
         return None;
@@ -330,7 +360,7 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let pid = evidence.pid();
     let sentence = [
         text("The program has lost all pointers to "),
-        CellValue::Count(graph.leaked.blocks),
+        CellValue::Count(amount.blocks),
         text(" blocks of "),
         CellValue::Bytes(leaked.0),
         text(". Their number did not grow during the observation."),
@@ -342,7 +372,7 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let object = function.map_or_else(|| heap_object(evidence), CauseObject::Function);
     let mut found = cause("leak", object, Confidence::Certain, sentence);
     found.cost = CauseCost::of_memory(leaked, resident);
-    found.evidence = leak_facts(graph);
+    found.evidence = leak_facts(amount, graph);
     Some(leak_remedies(found, pid))
 }
 
@@ -350,7 +380,10 @@ fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
 fn heap_object(evidence: &CauseEvidence<'_>) -> CauseObject {
     let sample = evidence.heap_sample();
     let allocator = sample.map_or("malloc", |sample| sample.allocator.as_str());
-    CauseObject::Heap(format!("heap of {allocator}").into())
+    // Objects of a runtime keep buffers of malloc, such as those of JavaScript's ArrayBuffer.
+    let runtime = LanguageRuntime::of_process(evidence.now);
+    let owner = runtime.map(|runtime| format!(" in a process of {}", runtime.label()));
+    CauseObject::Heap(format!("heap of {allocator}{}", owner.unwrap_or_default()).into())
 }
 
 fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
@@ -360,15 +393,15 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let growth = located.growth;
     let pid = evidence.pid();
-    let Some(graph) = graph(evidence) else {
+    let Some((graph, leaked)) = graph(evidence).zip(unreachable(evidence)) else {
         return Verdict::Unknown(
             "the heap was not scanned, so reachability of the growth is unknown".into(),
             format!("pagewise heap scan {pid} --leaks --retained").into(),
         );
     };
-    if leaked_part(graph, growth) >= EXCLUDES {
+    if leaked_part(leaked, growth) >= EXCLUDES {
         return Verdict::RuledOut(vec![
-            CellValue::Bytes(graph.leaked.bytes),
+            CellValue::Bytes(leaked.bytes),
             text(" of blocks are unreachable, which explains the growth"),
         ]);
     }
@@ -518,10 +551,8 @@ fn mapping_function<'a>(
 #[cfg(test)]
 mod tests {
     use pagewise_model::evidence::{Evidence, Gathered};
-    use pagewise_model::heap_scan::{
-        HEAP_SCAN_VERSION, HeapScan, LiveAmount, MemoryCopy, WalkedHeap,
-    };
-    use pagewise_model::machine::ProcessMoment;
+    use pagewise_model::heap_graph::LeakGroup;
+    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy, WalkedHeap};
     use pagewise_model::report::CellValue;
 
     use super::*;
@@ -601,6 +632,32 @@ mod tests {
         let made = with_graph(heap_of(|number| 50 + number), MIB);
         assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
         assert_eq!(found(&made, "unbounded-cache").confidence.key(), "likely");
+    }
+
+    #[test]
+    fn blocks_that_registers_may_hold_are_no_leak_if_registers_are_unknown() {
+        let group = LeakGroup {
+            leaks: 8,
+            blocks: 80_000,
+            bytes: 80 * MIB,
+            size: 80_000,
+            block_type: None,
+            address: 0,
+            first_bytes: Vec::new(),
+            stack: Err(pagewise_model::heap_graph::not_recorded()),
+        };
+        let with_stops = |stops, leaks| {
+            let mut made = with_graph(heap_of(|_| 100), 80 * MIB);
+            if let Gathered::Value(scan) = &mut made.scan {
+                scan.copy.stops = stops;
+                let group = LeakGroup { leaks, ..group.clone() };
+                scan.graph.as_mut().unwrap().leaks = vec![group];
+            }
+            verdict(&made, "leak")
+        };
+        assert!(matches!(with_stops(1, 8), Verdict::Present(_)));
+        assert!(matches!(with_stops(0, 8), Verdict::RuledOut(_)));
+        assert!(matches!(with_stops(0, 8000), Verdict::Present(_)));
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
 use pagewise_model::evidence::{Instrument, ZeroSample};
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
-use pagewise_model::report::{CellValue, Fact};
+use pagewise_model::report::{CellValue, Fact, Label};
 use pagewise_model::{Bytes, Name};
 
+use super::collector::{CollectedGrowth, SurvivalProof, collected_growth};
 use super::evidence::FunctionShare;
 use super::growth::{self, LocatedGrowth, growth_cost, growth_words, is_of_program};
-use super::stacks::zero_part;
-use super::trend::{GrownMemory, MemoryTrend, trend};
+use super::stacks::{locks, zero_part};
+use super::trend::{GrownMemory, MemoryTrend, SteadyGrowth, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::fact;
@@ -52,9 +53,10 @@ pub(super) const ROWS: &[CauseRow] = &[
             Instrument::Activity,
             Instrument::Snapshot,
             Instrument::ZeroPages,
+            Instrument::Collector,
             Instrument::Faults,
         ],
-        excluded_by: "the memory of the runtime does not grow steadily, and less than half of it is zero-filled",
+        excluded_by: "the memory of the runtime, or its old generation, does not grow steadily, and less than half of the memory is zero-filled",
         source: "documentation of the runtimes",
         rule: foreign,
     },
@@ -348,6 +350,15 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(found) = oversized_runtime(evidence, runtime, memory) {
         return found.into();
     }
+    match collected_growth(evidence, memory) {
+        CollectedGrowth::Survivors(growth, proof) => {
+            let function = growth::growing_function(evidence, GrownMemory::Runtime);
+            let growth = HeapGrowth { growth, proof: Some(proof) };
+            return growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into();
+        }
+        CollectedGrowth::Garbage(line) => return Verdict::RuledOut(line),
+        CollectedGrowth::Unknown => {}
+    }
     let located = match growth::located(evidence) {
         Ok(located) => located,
         Err(verdict @ Verdict::Unknown(..)) => return verdict,
@@ -362,7 +373,40 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     if !is_runtime || is_first_filling(runtime, memory, &located) {
         return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory));
     }
-    growing_runtime(evidence, runtime, memory, &located, function.as_ref()).into()
+    let growth = HeapGrowth { growth: located.growth, proof: None };
+    growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into()
+}
+
+/// Growth of the heap of a runtime.
+#[derive(Clone, Copy)]
+struct HeapGrowth {
+    growth: SteadyGrowth,
+    /// What the garbage collector shows; `None` without its counters.
+    proof: Option<SurvivalProof>,
+}
+
+impl HeapGrowth {
+    /// The end of the sentence on the growth.
+    fn words(self) -> Vec<CellValue> {
+        const KEEPS: &str = ": the program keeps more and more objects";
+        let mut words = match self.proof {
+            None => vec![text(KEEPS)],
+            Some(SurvivalProof::NeverCollected) => vec![text(": ")],
+            Some(_) => vec![text(KEEPS), text("; ")],
+        };
+        words.extend(self.proof.into_iter().flat_map(SurvivalProof::words));
+        words.push(text("."));
+        words
+    }
+
+    fn confidence(self, runtime: LanguageRuntime, next: Label) -> Confidence {
+        match self.proof {
+            Some(SurvivalProof::NeverCollected) => Confidence::Certain,
+            Some(SurvivalProof::OldGeneration) => Confidence::Possible(next),
+            None if runtime.collects_garbage() => Confidence::Possible(next),
+            _ => Confidence::Likely(next),
+        }
+    }
 }
 
 /// From this part of a heap on, zero-filled pages are not a remainder: the heap was touched and
@@ -384,6 +428,10 @@ fn oversized_runtime(
     };
     let zero = zero_part(evidence.all.zero_pages.value()?, is_of_runtime);
     if !is_large(evidence, zero.low) || zero.low.fraction_of(memory)? < MOSTLY_ZERO {
+        return None;
+    }
+    // Locked memory is resident for another reason.
+    if locks(evidence, zero.low) {
         return None;
     }
     let sentence = [
@@ -449,23 +497,20 @@ fn growing_runtime(
     evidence: &CauseEvidence<'_>,
     runtime: LanguageRuntime,
     memory: Bytes,
-    located: &LocatedGrowth,
+    heap: HeapGrowth,
     function: Option<&FunctionShare<'_>>,
 ) -> Cause {
-    let pid = evidence.pid();
+    let (pid, growth) = (evidence.pid(), heap.growth);
     let mut sentence = vec![text("The heap of "), text(runtime.label())];
-    sentence.extend(growth_words(evidence, located.growth));
-    sentence.push(text(": the program keeps more and more objects."));
+    sentence.extend(growth_words(evidence, growth));
+    sentence.extend(heap.words());
     let next = format!("pagewise diagnose {pid} --for 1m");
-    let confidence = match runtime.collects_garbage() {
-        true => Confidence::Possible(next.into()),
-        false => Confidence::Likely(next.into()),
-    };
+    let confidence = heap.confidence(runtime, next.into());
     let object = CauseObject::Heap(format!("heap of {}", runtime.label()).into());
     let mut found = cause("foreign-heap", object, confidence, sentence);
-    found.cost = growth_cost(evidence, located.growth, located.growth.bytes);
+    found.cost = growth_cost(evidence, growth, growth.bytes);
     found.evidence = vec![
-        fact("growth", "growth", CellValue::Bytes(located.growth.bytes.0), ""),
+        fact("growth", "growth", CellValue::Bytes(growth.bytes.0), ""),
         fact("runtime", "memory of the runtime", CellValue::Bytes(memory.0), ""),
     ];
     found.evidence.extend(objects(evidence));
@@ -490,9 +535,11 @@ fn objects(evidence: &CauseEvidence<'_>) -> Option<Fact> {
 fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str) {
     const BOUND: &str = "Give the container that grows a bound: remove an entry for each one that is added beyond it.";
     let (contents, code) = match runtime {
-        LanguageRuntime::Python => {
-            (format!("`pagewise heap scan {pid}` lists its live Python objects by type."), BOUND)
-        }
+        LanguageRuntime::Python => (
+            format!("`pagewise heap scan {pid}` lists its live Python objects by type."),
+            "Find the line of Python that allocates them (the call stacks of pagewise show the interpreter): start the program \
+             with `python3 -X tracemalloc=5` and compare two snapshots. Then give the container a bound.",
+        ),
         LanguageRuntime::Java => (
             format!(
                 "`-Xmx` bounds its heap. `jcmd {pid} GC.class_histogram` collects garbage and lists the live objects by class."

@@ -3,8 +3,8 @@
 use pagewise_model::evidence::{
     ActivityPoint, DiagnosisCost, EVIDENCE_VERSION, Evidence, Gathered, MachinePoint,
 };
-use pagewise_model::object::{Elf, ElfObject, OnDisk};
-use pagewise_model::{Absent, Bytes, Device, Snapshot};
+use pagewise_model::object::{Elf, ElfObject, ObjectSection, OnDisk};
+use pagewise_model::{Absent, AddrRange, Bytes, Device, Snapshot};
 
 use super::{CauseEvidence, latest};
 use crate::causes::judge;
@@ -28,6 +28,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         stacks: Gathered::NotNeeded,
         huge_pages: Gathered::NotNeeded,
         zero_pages: Gathered::NotNeeded,
+        collector: Gathered::NotNeeded,
         scan: Gathered::NotNeeded,
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,
@@ -75,6 +76,26 @@ pub(super) fn present(made: &Evidence, id: &str) -> Cause {
         Verdict::Present(cause) => *cause,
         other => panic!("{id}: {other:?}"),
     }
+}
+
+/// A program that Go has built.
+pub(super) fn go_program() -> ElfObject {
+    let mut program = glibc();
+    program.name = "/usr/bin/app".into();
+    if let Ok(elf) = &mut program.elf {
+        elf.is_static = false;
+        let range = AddrRange { start: 0, end: 4096 };
+        elf.sections.push(ObjectSection {
+            name: ".gopclntab".into(),
+            range,
+            offset: 0,
+            zero_filled: false,
+            thread_local: false,
+            write: false,
+            exec: false,
+        });
+    }
+    program
 }
 
 /// The library of glibc, by which its arenas are recognized.

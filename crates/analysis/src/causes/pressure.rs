@@ -1,7 +1,7 @@
 //! Causes: too little memory for the process, its cgroup or the machine.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{CgroupActivity, Instrument, OtherProcess};
+use pagewise_model::evidence::{CgroupActivity, CgroupPoint, Instrument, OtherProcess};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping};
 
@@ -58,8 +58,8 @@ pub(super) const ROWS: &[CauseRow] = &[
         id: "zombie-cgroups",
         title: "removed cgroups",
         meaning: "Removed memory cgroups still hold memory, because page cache is charged to them.",
-        needs: &[Instrument::Activity],
-        excluded_by: "fewer than 1000 removed cgroups, and not 40 that become more",
+        needs: &[Instrument::Activity, Instrument::Calls],
+        excluded_by: "fewer than 1000 removed cgroups, and not 40 that become more; or a process that neither forks as often nor has cgroups below its own whose memory grows",
         source: "Documentation/admin-guide/cgroup-v2.rst, nr_dying_descendants",
         rule: zombie_cgroups,
     },
@@ -526,6 +526,29 @@ const DYING_PER_SECOND: f64 = 0.3;
 /// Memory that a removed cgroup keeps at least: its counters of each CPU.
 const PER_DYING: Bytes = Bytes::kib(64);
 
+/// True if the removed cgroups come from the process: each job of a service that makes a cgroup for
+/// it begins with a fork, and leaves memory that is charged below the cgroup of the service.
+fn leaves_cgroups(evidence: &CauseEvidence<'_>, growth: f64) -> bool {
+    const MANY_OF_THEM: f64 = 0.5;
+    let forks = evidence.all.calls.value().map_or(0.0, |profile| {
+        let forks =
+            profile.rows.iter().filter(|row| ["fork", "vfork"].contains(&row.call.as_str()));
+        float(forks.map(|row| row.count).sum::<u64>()) / (float(profile.took_ns.max(1)) / 1e9)
+    });
+    let below = evidence.all.cgroup.as_ref().ok().and_then(|activity| {
+        let [first, last] = &activity.points;
+        Some(charged_below(last)?.0.saturating_sub(charged_below(first)?.0))
+    });
+    growth > 0.0 && forks >= growth * MANY_OF_THEM || below.is_some_and(|grown| grown > 0)
+}
+
+/// Page cache and tmpfs that is charged to cgroups below this one, removed ones too (v1 only: v2
+/// has no sums without them).
+fn charged_below(point: &CgroupPoint) -> Option<Bytes> {
+    let all = stat(point, &["total_cache"])?;
+    Some(all.saturating_sub(stat(point, &["cache"])?))
+}
+
 fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     let [_, last] = &evidence.all.machine;
     let Some(dying) = last.dying_cgroups else {
@@ -542,6 +565,14 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     if dying < MANY_DYING && !is_growing {
         return Verdict::RuledOut(vec![CellValue::Count(dying), text(" removed cgroups")]);
     }
+    if !leaves_cgroups(evidence, growth.unwrap_or(0.0)) {
+        return Verdict::RuledOut(vec![
+            CellValue::Count(dying),
+            text(
+                " removed cgroups of the machine, but the process does not leave them: see `pagewise diagnose --system`",
+            ),
+        ]);
+    }
     let mut sentence = vec![
         CellValue::Count(dying),
         text(
@@ -553,7 +584,8 @@ fn zombie_cgroups(evidence: &CauseEvidence<'_>) -> Verdict {
     }
     sentence.push(text("."));
     let check = "cat /sys/fs/cgroup/cgroup.stat";
-    let object = CauseObject::Cgroup("/".into());
+    let own = evidence.all.cgroup.as_ref().map(|activity| activity.path.clone());
+    let object = CauseObject::Cgroup(own.unwrap_or_else(|_| "/".into()));
     let mut found = cause("zombie-cgroups", object, Confidence::Likely(check.into()), sentence);
     let share = CauseCost::of_memory(memory, total);
     found.cost = CauseCost { risk: if is_growing { 0.3 } else { 0.1 }, ..share };
@@ -583,7 +615,9 @@ mod tests {
 
     use super::*;
     use crate::causes::made::{activity, present, verdict};
-    use crate::causes::made_recordings::{add_major_faults, cgroup, faults, machine, steady};
+    use crate::causes::made_recordings::{
+        add_major_faults, calls, cgroup, faults, machine, steady,
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -702,14 +736,23 @@ mod tests {
 
     #[test]
     fn removed_cgroups_are_many_or_become_more() {
-        let dying = |before, after| {
+        let dying = |before, after, forks| {
             let mut evidence = steady(MIB);
             evidence.machine[0].dying_cgroups = Some(before);
             evidence.machine[1].dying_cgroups = Some(after);
-            verdict(&evidence, "zombie-cgroups")
+            evidence.calls = calls(&[("fork", 0, forks)], 0);
+            evidence
         };
-        assert!(matches!(dying(60, 70), Verdict::Present(_)));
-        assert!(matches!(dying(70, 70), Verdict::RuledOut(_)));
-        assert!(matches!(dying(5000, 5000), Verdict::Present(_)));
+        let id = "zombie-cgroups";
+        present(&dying(60, 70, 10), id);
+        assert!(is_ruled_out(&dying(70, 70, 10), id));
+        // Another process leaves them.
+        assert!(is_ruled_out(&dying(60, 70, 0), id));
+        assert!(is_ruled_out(&dying(5000, 5000, 0), id));
+        let mut below = dying(5000, 5000, 0);
+        let stat = |all| [("total_cache", all), ("cache", MIB)];
+        below.cgroup =
+            Ok(cgroup(Bytes::gib(1), Bytes::mib(9), 0, [&stat(2 * MIB), &stat(4 * MIB)]));
+        assert_eq!(present(&below, id).object, CauseObject::Cgroup("/service".into()));
     }
 }

@@ -54,6 +54,9 @@ const FUNCTIONS: &[&str] = &[
     "mi_",
     "_mi_",
     "tc_",
+    // Go.
+    "runtime.",
+    "internal/",
 ];
 
 /// Names that begin as one of [`FUNCTIONS`] and only act for their callers if they are complete.

@@ -75,8 +75,13 @@ fn are_many(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
 
 /// True if stacks are resident because they are locked.
 fn is_locked(evidence: &CauseEvidence<'_>, stacks: &[StackUse]) -> bool {
+    locks(evidence, unused_of(stacks))
+}
+
+/// True if the process locks at least this amount of memory, so that locking may explain it.
+pub(super) fn locks(evidence: &CauseEvidence<'_>, amount: Bytes) -> bool {
     let locked = evidence.now.status.as_ref().ok().and_then(|status| status.vm_lck.clone().ok());
-    locked.is_some_and(|locked| locked >= LARGE && locked >= unused_of(stacks))
+    locked.is_some_and(|locked| locked >= LARGE && locked >= amount)
 }
 
 /// The function of a program that is on a stack most often, or that has the frame which is the
@@ -371,6 +376,18 @@ mod tests {
             zero: 5 * zero,
         }]);
         made
+    }
+
+    #[test]
+    fn locked_memory_of_a_runtime_is_no_heap_that_is_too_large() {
+        let mut made = with_locked(60);
+        let python = || Ok("/usr/bin/python3".into());
+        made.first.process.exe = python();
+        if let Gathered::Value(last) = &mut made.last {
+            last.process.exe = python();
+        }
+        present(&made, "locked-memory");
+        assert!(!matches!(verdict(&made, "foreign-heap"), Verdict::Present(_)));
     }
 
     #[test]

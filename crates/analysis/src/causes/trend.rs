@@ -66,12 +66,21 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
         return MemoryTrend::Unknown;
     }
     let values: Vec<f64> = points.iter().map(|point| float(private(point).0)).collect();
-    let change = values[values.len() - 1] - values[0];
-    if change < float(MIN_GROWTH.0) || change / seconds < MIN_RATE || !is_steady(&values) {
-        return MemoryTrend::Bounded(whole(change), seconds);
+    match steady_growth_of(&values, seconds) {
+        Some(growth) => MemoryTrend::Steady(growth),
+        None => MemoryTrend::Bounded(whole(values[values.len() - 1] - values[0]), seconds),
     }
+}
+
+/// The growth of a size that was read at equal distances of time, if it is steady.
+pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
+    if values.len() <= PARTS || seconds < MIN_SECONDS {
+        return None;
+    }
+    let change = values[values.len() - 1] - values[0];
+    let is_large = change >= float(MIN_GROWTH.0) && change / seconds >= MIN_RATE;
     let bytes = Bytes(whole(change).unsigned_abs());
-    MemoryTrend::Steady(SteadyGrowth { bytes, seconds })
+    (is_large && is_steady(values)).then_some(SteadyGrowth { bytes, seconds })
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a difference of two sizes")]

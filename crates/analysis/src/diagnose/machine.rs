@@ -77,6 +77,8 @@ const LIMIT_SHARE: f64 = 0.9;
 const PRESSURE: u64 = 1000;
 /// Available memory of the machine below which reclaim slows all programs.
 const AVAILABLE_SHARE: f64 = 0.05;
+/// Fewer removed cgroups are normal where containers come and go.
+const MANY_DYING: u64 = 1000;
 /// Swapped pages per second in each direction: memory is swapped out and needed again.
 const SWAP_RATE: f64 = 100.0;
 /// Healthy processes that are listed for a cgroup.
@@ -250,6 +252,11 @@ fn machine_signs([first, last]: &[MachinePoint; 2]) -> Vec<TroubleSign> {
             vec![CellValue::Count(kills), text(" processes were killed for lack of memory")];
         signs.push(TroubleSign { id: "oom-kills", words });
     }
+    let dying = last.dying_cgroups.filter(|dying| *dying >= MANY_DYING);
+    signs.extend(dying.map(|dying| {
+        let words = vec![CellValue::Count(dying), text(" removed cgroups still hold memory")];
+        TroubleSign { id: "removed-cgroups", words }
+    }));
     let pressure = last.pressure.filter(|pressure| pressure.some >= PRESSURE);
     signs.extend(pressure.map(|pressure| waiting(pressure.some)));
     signs

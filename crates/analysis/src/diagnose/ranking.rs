@@ -119,6 +119,7 @@ fn missing_instruments(evidence: &Evidence) -> Vec<UnseenEvidence> {
         (Instrument::Stacks, why(&evidence.stacks)),
         (Instrument::HugePages, why(&evidence.huge_pages)),
         (Instrument::ZeroPages, why(&evidence.zero_pages)),
+        (Instrument::Collector, why(&evidence.collector)),
         (Instrument::Faults, why(&evidence.faults)),
         (Instrument::Shootdowns, why(&evidence.shootdowns)),
         (Instrument::Calls, why(&evidence.calls)),

@@ -95,7 +95,8 @@ pub(crate) fn object_words(object: &CauseObject) -> Name {
             }
             Name::new(&words)
         }
-        CauseObject::Cgroup(name) | CauseObject::File(name) => name.clone(),
+        CauseObject::Cgroup(name) => Name::new(&[b"cgroup ", name.as_bytes()].concat()),
+        CauseObject::File(name) => name.clone(),
         CauseObject::Setting(name) | CauseObject::Heap(name) => label(name),
         CauseObject::Machine => Name::new(b"machine"),
     }

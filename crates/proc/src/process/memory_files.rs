@@ -1,5 +1,5 @@
-//! Files in memory that a process holds open, and System V segments that it created: memory that
-//! no mapping of the process need show.
+//! Files in memory that a process holds open, files of shared memory that it can open, and System V
+//! segments that it created: memory that no mapping of the process need show.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
@@ -19,29 +19,42 @@ const SEGMENTS: &str = "/SYSV segments";
 /// Unit of the allocated blocks of a file.
 const BLOCK: u64 = 512;
 
+/// Folder of `shm_open` and of other shared memory with a name.
+const SHARED_MEMORY: &str = "root/dev/shm";
+
 /// Sizes of the files in memory of a process, by name, at one time.
 #[derive(Debug, Default)]
-pub struct MemoryFiles(HashMap<Name, (Bytes, u64)>);
+pub struct MemoryFiles(HashMap<Name, FileGroup>);
+
+/// Files of one name.
+#[derive(Clone, Copy, Debug, Default)]
+struct FileGroup {
+    size: Bytes,
+    count: u64,
+    is_closed: bool,
+}
 
 impl MemoryFiles {
     /// Reads the sizes.
     pub fn read(root: &ProcRoot, pid: Pid) -> MemoryFiles {
         let mut files = MemoryFiles::default();
         if root.is_live() {
-            files.add_open(root, pid);
+            let open = files.add_open(root, pid);
+            files.add_closed(root, pid, &open);
             files.add_segments(root, pid);
         }
         files
     }
 
     fn add(&mut self, name: Name, size: Bytes) {
-        let sum = self.0.entry(name).or_default();
-        sum.0 += size;
-        sum.1 += 1;
+        let group = self.0.entry(name).or_default();
+        group.size += size;
+        group.count += 1;
     }
 
-    fn add_open(&mut self, root: &ProcRoot, pid: Pid) {
-        let Ok(entries) = fs::read_dir(root.file(pid, "fd")) else { return };
+    /// Adds the open files; returns all by device and inode.
+    fn add_open(&mut self, root: &ProcRoot, pid: Pid) -> HashSet<(u64, u64)> {
+        let Ok(entries) = fs::read_dir(root.file(pid, "fd")) else { return HashSet::new() };
         let on_tmpfs = tmpfs_devices(root, pid);
         // Two descriptors of one file are one file.
         let mut known = HashSet::new();
@@ -54,6 +67,22 @@ impl MemoryFiles {
             let is_new = known.insert((file.dev(), file.ino()));
             if file.is_file() && is_memory && is_new {
                 self.add(group_name(name), allocated(&file));
+            }
+        }
+        known
+    }
+
+    /// Adds the files of shared memory that the process has closed, or that others made.
+    fn add_closed(&mut self, root: &ProcRoot, pid: Pid, open: &HashSet<(u64, u64)>) {
+        let Ok(entries) = fs::read_dir(root.file(pid, SHARED_MEMORY)) else { return };
+        for entry in entries.flatten().take(MAX_DESCRIPTORS) {
+            // The metadata of the entry itself: links are not followed.
+            let Ok(file) = entry.metadata() else { continue };
+            if file.is_file() && !open.contains(&(file.dev(), file.ino())) {
+                let path = [b"/dev/shm/", entry.file_name().as_encoded_bytes()].concat();
+                let name = without_numbers(&path);
+                self.add(name.clone(), allocated(&file));
+                self.0.entry(name).or_default().is_closed = true;
             }
         }
     }
@@ -69,9 +98,10 @@ impl MemoryFiles {
 
     /// The files now, with their sizes before.
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
-        let file = |(name, (size, count)): (Name, (Bytes, u64))| {
-            let before = before.0.get(&name).map_or(Bytes::ZERO, |(size, _)| *size);
-            MemoryFile { name, before, after: size, count }
+        let file = |(name, group): (Name, FileGroup)| {
+            let before = before.0.get(&name).map_or(Bytes::ZERO, |group| group.size);
+            let FileGroup { size: after, count, is_closed } = group;
+            MemoryFile { name, before, after, count, is_closed }
         };
         let mut files: Vec<MemoryFile> = self.0.into_iter().map(file).collect();
         files.sort_by(|a, b| b.after.cmp(&a.after).then_with(|| a.name.cmp(&b.name)));
@@ -101,15 +131,20 @@ fn allocated(file: &Metadata) -> Bytes {
 /// The name without its digits at the end of words: `/memfd:frame-17` and `/memfd:frame-18` are one
 /// group.
 fn group_name(name: &[u8]) -> Name {
-    let mut group: Vec<u8> = Vec::with_capacity(name.len());
     let plain = name.strip_suffix(b" (deleted)").unwrap_or(name);
-    for byte in plain {
+    if plain.starts_with(b"/memfd:") { without_numbers(plain) } else { Name::new(plain) }
+}
+
+/// The name with `N` in place of each number.
+fn without_numbers(name: &[u8]) -> Name {
+    let mut group: Vec<u8> = Vec::with_capacity(name.len());
+    for byte in name {
         let byte = if byte.is_ascii_digit() { b'N' } else { *byte };
         if byte != b'N' || group.last() != Some(&b'N') {
             group.push(byte);
         }
     }
-    if plain.starts_with(b"/memfd:") { Name::new(&group) } else { Name::new(plain) }
+    Name::new(&group)
 }
 
 /// The devices of all tmpfs that the process has mounted.
@@ -157,9 +192,14 @@ mod tests {
         };
         std::io::Write::write_all(&mut &file, &[1; 100_000]).unwrap();
         let files = MemoryFiles::read(&root, pid).since(&before);
+        drop(file);
+        let closed = MemoryFiles::read(&root, pid).since(&before);
         fs::remove_file(&path).unwrap();
         let found = files.iter().find(|file| file.name.as_bytes() == path.as_bytes()).unwrap();
         assert_eq!(found.before, Bytes::ZERO);
-        assert!(found.after >= Bytes(100_000), "{found:?}");
+        assert!(found.after >= Bytes(100_000) && !found.is_closed, "{found:?}");
+        let name = without_numbers(path.as_bytes());
+        let found = closed.iter().find(|file| file.name == name).unwrap();
+        assert!(found.after >= Bytes(100_000) && found.is_closed, "{found:?}");
     }
 }

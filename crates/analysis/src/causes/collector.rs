@@ -1,0 +1,207 @@
+//! The growth of a collected heap by the counters of its garbage collector: objects that survive
+//! collections, or garbage that waits for the next one.
+
+use pagewise_model::Bytes;
+use pagewise_model::evidence::CollectorPoint;
+use pagewise_model::report::CellValue;
+
+use super::CauseEvidence;
+use super::trend::{MemoryTrend, SteadyGrowth, steady_growth_of, trend};
+use crate::cells::{float, text};
+
+/// Collections since the start of a program from which on its heap has been filled before: each
+/// sets the size of the heap for the next by the objects that are alive.
+const ESTABLISHED: u64 = 3;
+/// Smaller growth, as a share of the old generation, is promoted garbage.
+const MIN_SHARE: f64 = 0.03;
+/// Promoted garbage fills a small old generation for the first time.
+const MIN_OLD: Bytes = Bytes::mib(24);
+/// A heap of Go that is larger has been collected, unless the collector is off: the first
+/// collection comes at 4 MiB.
+const MUST_BE_COLLECTED: Bytes = Bytes::mib(32);
+const NS_PER_SECOND: f64 = 1e9;
+
+/// The growth of a collected heap.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum CollectedGrowth {
+    /// Objects that survive collections become more.
+    Survivors(SteadyGrowth, SurvivalProof),
+    /// Growth that is garbage, as far as the counters show; the line that excludes a cause.
+    Garbage(Vec<CellValue>),
+    /// The counters do not decide.
+    Unknown,
+}
+
+/// Reason why the growth is not garbage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SurvivalProof {
+    /// This number of collections during the observation did not free it.
+    Collections(u64),
+    /// This number of collections since the start has set the size of the heap.
+    SinceStart(u64),
+    /// It lies in the old generation. The number of collections is unknown.
+    OldGeneration,
+    /// The collector never ran.
+    NeverCollected,
+}
+
+impl SurvivalProof {
+    /// The reason in words, for the end of a sentence.
+    pub(super) fn words(self) -> Vec<CellValue> {
+        match self {
+            SurvivalProof::Collections(count) => {
+                vec![
+                    CellValue::Count(count),
+                    text(" garbage collections meanwhile did not free them"),
+                ]
+            }
+            SurvivalProof::SinceStart(count) => vec![
+                text("they survive garbage collections, of which there were "),
+                CellValue::Count(count),
+                text(" since the start"),
+            ],
+            SurvivalProof::OldGeneration => {
+                vec![text("they survived collections of the young generation")]
+            }
+            SurvivalProof::NeverCollected => vec![text(
+                "the garbage collector has not run since the start, so that garbage stays (GOGC=off, or a large GOGC)",
+            )],
+        }
+    }
+}
+
+/// The growth by the counters. `memory` is the memory of the runtime.
+pub(super) fn collected_growth(evidence: &CauseEvidence<'_>, memory: Bytes) -> CollectedGrowth {
+    let Some([first, .., last]) = evidence.all.collector.value().map(Vec::as_slice) else {
+        return CollectedGrowth::Unknown;
+    };
+    let during = last.collections.zip(first.collections);
+    let during = during.map(|(now, before)| now.saturating_sub(before));
+    match (last.old, last.collections) {
+        (Some(old), _) => of_old_generation(evidence, old, during),
+        (None, Some(0)) if memory >= MUST_BE_COLLECTED => {
+            of_private_memory(evidence, SurvivalProof::NeverCollected)
+        }
+        (None, Some(count)) if count >= ESTABLISHED => {
+            of_private_memory(evidence, SurvivalProof::SinceStart(count))
+        }
+        (None, _) => CollectedGrowth::Unknown,
+    }
+}
+
+fn of_old_generation(
+    evidence: &CauseEvidence<'_>,
+    old: Bytes,
+    during: Option<u64>,
+) -> CollectedGrowth {
+    let points = evidence.all.collector.value().map_or(&[][..], Vec::as_slice);
+    let growth = old_growth(points).filter(|growth| {
+        old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= MIN_SHARE)
+    });
+    match (growth, during) {
+        (_, Some(0)) => CollectedGrowth::Unknown,
+        (Some(growth), Some(count)) => {
+            CollectedGrowth::Survivors(growth, SurvivalProof::Collections(count))
+        }
+        (Some(growth), None) => CollectedGrowth::Survivors(growth, SurvivalProof::OldGeneration),
+        (None, _) => CollectedGrowth::Garbage(vec![
+            text("the old generation has "),
+            CellValue::Bytes(old.0),
+            text(
+                " and does not grow steadily: the objects that survive collections do not become more",
+            ),
+        ]),
+    }
+}
+
+/// The steady growth of the old generation.
+fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
+    let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.old?.0))).collect();
+    let (first, last) = (points.first()?, points.last()?);
+    let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
+    steady_growth_of(&values?, seconds)
+}
+
+fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> CollectedGrowth {
+    match trend(evidence) {
+        MemoryTrend::Steady(growth) => CollectedGrowth::Survivors(growth, proof),
+        MemoryTrend::Bounded(..) | MemoryTrend::Unknown => CollectedGrowth::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagewise_model::evidence::{Evidence, Gathered};
+
+    use super::*;
+    use crate::causes::made::{activity, evidence, present, verdict};
+    use crate::sample::{resident, snapshot};
+    use pagewise_model::cause::Verdict;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process of a program whose memory grows from 60 MiB by this number of MiB in 10 s, with
+    /// counters of its collector each second.
+    fn growing(
+        program: &str,
+        mib: u64,
+        point: impl Fn(u64) -> (Option<u64>, Option<u64>),
+    ) -> Evidence {
+        let at = |mib: u64| {
+            let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
+            let mut made = snapshot(vec![resident(&line, mib * MIB)]);
+            made.process.exe = Ok(program.into());
+            made
+        };
+        let mut made = evidence(at(60), at(60 + mib));
+        made.activity = activity((0..40).map(|step| 60 * MIB + step * mib * MIB / 39));
+        let points = (0..10).map(|second| {
+            let (collections, old) = point(second);
+            let old = old.map(Bytes::mib);
+            CollectorPoint { at_ns: second * 1_000_000_000, collections, old }
+        });
+        made.collector = Gathered::Value(points.collect());
+        made
+    }
+
+    #[test]
+    fn an_old_generation_that_grows_over_collections_is_a_cause() {
+        let made = growing("/usr/bin/node", 40, |second| (None, Some(40 + second)));
+        assert_eq!(present(&made, "foreign-heap").confidence.key(), "possible");
+        let made = growing("/usr/bin/node", 40, |second| (Some(20 + second), Some(40 + second)));
+        assert_eq!(present(&made, "foreign-heap").confidence.key(), "likely");
+    }
+
+    #[test]
+    fn memory_that_grows_beside_a_constant_old_generation_is_healthy() {
+        let made = growing("/usr/bin/node", 10, |second| (Some(20 + second), Some(40)));
+        assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
+        // It is collected from time to time.
+        let made = growing("/usr/bin/node", 10, |second| (None, Some(40 + second % 4 * 8)));
+        assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn a_heap_without_generations_is_judged_by_the_number_of_collections() {
+        let go = |count: u64, mib| {
+            let mut made = growing("/usr/bin/app", mib, |_| (Some(count), None));
+            for taken in [Some(&mut made.first), last_of(&mut made.last)].into_iter().flatten() {
+                taken.objects.push(crate::causes::made::go_program());
+            }
+            made
+        };
+        assert_eq!(present(&go(5, 10), "foreign-heap").confidence.key(), "likely");
+        assert_eq!(present(&go(0, 10), "foreign-heap").confidence.key(), "certain");
+        assert!(matches!(verdict(&go(1, 30), "foreign-heap"), Verdict::RuledOut(_)), "it fills");
+        assert!(matches!(verdict(&go(5, 0), "foreign-heap"), Verdict::RuledOut(_)), "no growth");
+    }
+
+    fn last_of(
+        last: &mut Gathered<Box<pagewise_model::Snapshot>>,
+    ) -> Option<&mut pagewise_model::Snapshot> {
+        match last {
+            Gathered::Value(taken) => Some(taken),
+            _ => None,
+        }
+    }
+}
