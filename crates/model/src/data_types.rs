@@ -12,6 +12,10 @@ pub struct DataTypes {
     pub types: Vec<DataType>,
     /// Variables that contain a wanted address, in order of address. They do not overlap.
     pub variables: Vec<TypedVariable>,
+    /// Thread-local variables, of which each thread has its own.
+    pub thread_locals: Vec<TypedThreadLocal>,
+    /// Local variables of the functions that threads are in. One that is not set yet has any value.
+    pub locals: Vec<TypedVariable>,
     /// Classes that were asked for by name, and the index of their type.
     pub classes: Vec<(Name, u32)>,
     /// Files without types, and the reason.
@@ -74,7 +78,7 @@ pub struct PointerField {
     pub target: Option<u32>,
 }
 
-/// A global or static variable.
+/// A variable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TypedVariable {
     /// Its addresses.
@@ -87,4 +91,33 @@ pub struct TypedVariable {
     pub source: Option<Name>,
     /// Index of its type.
     pub data_type: u32,
+}
+
+/// A thread-local variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TypedThreadLocal {
+    /// Location of the storage of its file.
+    pub storage: ThreadStorage,
+    /// The variable; its addresses are offsets in this storage.
+    pub variable: TypedVariable,
+}
+
+/// Location of the thread-local storage of a file in each thread (on x86-64).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThreadStorage {
+    /// It begins this number of bytes below the thread pointer: the storage of the program.
+    BelowThreadPointer(u64),
+    /// The word at an address is the distance of a variable from the thread pointer.
+    OfVariable {
+        /// The address of the word.
+        word: u64,
+        /// The offset of this variable in the storage.
+        offset: u64,
+    },
+    /// The word at an address is the number of the file in the table of storages of each thread.
+    Numbered {
+        /// The address of the word.
+        word: u64,
+    },
 }

@@ -2,6 +2,7 @@
 //! roots and types.
 
 mod names;
+mod thread_storage;
 mod types;
 
 use std::cmp::Reverse;
@@ -50,8 +51,22 @@ const PATH_END: usize = 16;
 /// First bytes of a leaked block that are kept.
 const FIRST_BYTES: usize = 16;
 
-/// Finds types by addresses of variables and by names of classes.
-pub type FindTypes<'a> = dyn Fn(&[u64], &[Name]) -> DataTypes + 'a;
+/// Variables and classes whose types are wanted.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "it holds the memory of a process")]
+pub struct WantedTypes<'a> {
+    /// Addresses in global and static variables, in order.
+    pub addresses: &'a [u64],
+    /// Names of classes.
+    pub classes: &'a [Name],
+    /// The memory, with the threads whose local and thread-local variables are wanted.
+    pub memory: &'a dyn Memory,
+    /// Stacks: index of the thread, and the addresses.
+    pub stacks: &'a [(u32, AddrRange)],
+}
+
+/// Finds types of variables and of classes.
+pub type FindTypes<'a> = dyn Fn(&WantedTypes<'_>) -> DataTypes + 'a;
 
 /// Finds the call stacks that allocated the blocks which begin at addresses.
 pub type FindAllocations<'a> = dyn Fn(&[u64]) -> Reading<AllocationStacks> + 'a;
@@ -67,8 +82,7 @@ pub struct GraphRequest<'a> {
     pub variables: &'a dyn Fn(&[u64]) -> NamedVariables,
     /// Finds the functions of threads.
     pub frames: &'a dyn Fn(&FrameRequest<'_>) -> ThreadFrames,
-    /// Finds the types of the variables that contain addresses, which are in order, and of classes
-    /// by name; `None` if types are not wanted.
+    /// Finds types; `None` if types are not wanted.
     pub types: Option<&'a FindTypes<'a>>,
     /// Finds the call stacks of leaked blocks, whose addresses are in order.
     pub allocations: &'a FindAllocations<'a>,
@@ -103,7 +117,7 @@ pub fn heap_graph(
     let words = pointers.types.words().iter().copied();
     let found = (request.variables)(&sorted(data.iter().copied().chain(words)));
     let mut types = HeapTypes::of_classes(&pointers, &found, request);
-    let input = TypingMemory { memory, blocks, rounding, addresses: &data };
+    let input = TypingMemory { memory, blocks, rounding, spans: &spans, addresses: &data };
     types.add_data_types(&input, &mut pointers, request);
     let names = RootNames::new(memory, &spans, &pointers, request, found, types.variables());
     let graph = PointerGraph::new(pointers, &spans, &names.areas);

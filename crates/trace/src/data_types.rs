@@ -1,4 +1,5 @@
-//! Types of the global and static variables of a file, and of what their pointers lead to.
+//! Types of the variables of a file, and of what their pointers lead to: global and static ones,
+//! thread-local ones, and those in the frames of functions that threads are in.
 //!
 //! The file is hostile. Its sections are copied once, up to [`MAX_SECTIONS`], so nothing changes
 //! while they are read. Entries, members, types and time have limits; what exceeds one has no type.
@@ -6,24 +7,34 @@
 //! ```text
 //!  sections   copies of the sections of a file, and of the file that several debug files share
 //!  walk       one pass over all entries, with several threads: variables, definitions by name
+//!  scopes     functions and blocks whose code contains instructions of frames
 //!  entry      one entry and its members
 //!  resolve    types from a variable on, breadth first
+//!  frames     local variables of frames
+//!  thread_storage  location of thread-local storage
 //! ```
 
 mod entry;
+mod frames;
 mod resolve;
+mod scopes;
 mod sections;
+mod thread_storage;
 mod walk;
 
 use std::time::{Duration, Instant};
 
 use gimli::{EndianSlice, RunTimeEndian};
-use pagewise_model::data_types::{DataTypes, PointerField, TypedVariable};
+use pagewise_model::data_types::{
+    DataTypes, PointerField, ThreadStorage, TypedThreadLocal, TypedVariable,
+};
 use pagewise_model::{AddrRange, Name};
 
 use crate::symbolizer::SymbolModule;
-use resolve::Resolver;
+pub(crate) use frames::{CodeFrame, code_frames};
+use resolve::{DescribedVariable, Resolver};
 use sections::DebugSections;
+pub(crate) use thread_storage::thread_storage;
 use walk::WalkedUnits;
 
 /// Bytes of sections of one file that are read.
@@ -32,6 +43,9 @@ const MAX_SECTIONS: u64 = 1 << 30;
 pub(crate) const MAX_TIME: Duration = Duration::from_secs(10);
 /// Bytes of a name that are kept.
 const MAX_NAME: usize = 200;
+/// Thread-local variables of a file, and local variables of all frames, that have types.
+const MAX_THREAD_LOCALS: usize = 5000;
+const MAX_LOCALS: usize = 1 << 16;
 
 type Slice<'a> = EndianSlice<'a, RunTimeEndian>;
 type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
@@ -56,6 +70,10 @@ pub(crate) struct TypeRequest<'a> {
     pub(crate) addresses: &'a [u64],
     /// Names of classes.
     pub(crate) classes: &'a [Name],
+    /// Location of its thread-local storage, if that is wanted and known.
+    pub(crate) storage: Option<ThreadStorage>,
+    /// Frames of threads, in order of their instructions.
+    pub(crate) frames: &'a [CodeFrame],
     /// End of the search.
     pub(crate) deadline: Instant,
 }
@@ -73,24 +91,41 @@ pub(crate) fn add_types(
     let module = module.ok_or("no debug information: install it, or build with -g")?;
     let sections = DebugSections::read(module)?;
     let dwarf = sections.dwarf();
-    let walked = WalkedUnits::walk(&dwarf, request.deadline)?;
+    let instructions = frames::instructions(request.frames, request.bias);
+    let walked = WalkedUnits::walk(&dwarf, &instructions, request.deadline)?;
     let wanted = walked.variables_at(request.addresses, request.bias);
+    let (thread_locals, locals) = (walked.thread_locals.clone(), walked.locals.clone());
     let mut resolver = Resolver::new(&dwarf, walked, request.deadline);
     let base = u32::try_from(found.types.len()).unwrap_or(u32::MAX);
+    let typed = |start: u64, described: &DescribedVariable| TypedVariable {
+        range: AddrRange { start, end: start.saturating_add(described.size) },
+        name: described.name.clone(),
+        module: request.module.clone(),
+        source: described.source.clone(),
+        data_type: base.saturating_add(described.data_type),
+    };
     for variable in wanted {
         let Some(described) = resolver.variable(variable.entry) else { continue };
-        let start = variable.address.wrapping_add(request.bias);
-        let range = AddrRange { start, end: start.saturating_add(described.size) };
-        let next = request.addresses.partition_point(|&address| address < start);
+        let variable = typed(variable.address.wrapping_add(request.bias), &described);
+        let range = variable.range;
+        let next = request.addresses.partition_point(|&address| address < range.start);
         if request.addresses.get(next).is_some_and(|&address| range.contains(address)) {
-            found.variables.push(TypedVariable {
-                range,
-                name: described.name,
-                module: request.module.clone(),
-                source: described.source,
-                data_type: base.saturating_add(described.data_type),
-            });
+            found.variables.push(variable);
         }
+    }
+    if let Some(storage) = request.storage {
+        for seen in thread_locals.iter().take(MAX_THREAD_LOCALS) {
+            let Some(described) = resolver.variable(seen.entry) else { continue };
+            let variable = typed(seen.address, &described);
+            found.thread_locals.push(TypedThreadLocal { storage, variable });
+        }
+    }
+    for local in locals {
+        let starts = frames::starts(request.frames, request.bias, &local);
+        let left = MAX_LOCALS.saturating_sub(found.locals.len());
+        let described = resolver.variable(local.entry).filter(|_| left > 0);
+        let Some(described) = described else { continue };
+        found.locals.extend(starts.take(left).map(|start| typed(start, &described)));
     }
     for class in request.classes {
         if let Some(data_type) = resolver.class(class) {
@@ -173,7 +208,10 @@ mod tests {
         let classes = [Name::from("node")];
         let deadline = Instant::now() + MAX_TIME;
         let (addresses, classes) = (&addresses, &classes);
-        let request = TypeRequest { module: &module, bias: 0, addresses, classes, deadline };
+        let storage = Some(ThreadStorage::BelowThreadPointer(64));
+        let frames = &CodeFrame::at(0x1000..0x3000);
+        let request =
+            TypeRequest { module: &module, bias: 0, addresses, classes, storage, frames, deadline };
         add_types(&mut found, &modules, &request).ok().map(|()| found)
     }
 
@@ -219,6 +257,8 @@ mod tests {
             bias: 0,
             addresses: &[],
             classes: &[],
+            storage: None,
+            frames: &[],
             deadline: Instant::now() + MAX_TIME,
         };
         let error = add_types(&mut DataTypes::default(), &modules, &request).unwrap_err();

@@ -52,6 +52,8 @@ pub(crate) struct FileLayout {
     pub(crate) segments: Segments,
     /// Address range of the index of unwind tables, `PT_GNU_EH_FRAME`.
     pub(crate) unwind_index: Option<Range<u64>>,
+    /// Bytes of thread-local storage, rounded up to their alignment (`PT_TLS`).
+    pub(crate) thread_local_bytes: Option<u64>,
     /// Checksum that the linker stored; the debug file has the same.
     pub(crate) build_id: Option<Vec<u8>>,
     /// The file name and CRC of `.gnu_debuglink`.
@@ -135,6 +137,7 @@ impl FileLayout {
             names: Vec::new(),
             segments: Segments::default(),
             unwind_index: None,
+            thread_local_bytes: None,
             build_id: None,
             debug_link: None,
             alt_link: None,
@@ -174,6 +177,7 @@ impl FileLayout {
     fn segment(&mut self, words: &HeaderWords<'_>, notes: &mut Vec<(u64, u64)>) {
         const LOAD: u32 = 1;
         const NOTE: u32 = 4;
+        const TLS: u32 = 7;
         const EH_FRAME: u32 = 0x6474_e550;
         const EXECUTE: u32 = 1;
         let flags = words.u32(words.by_class(4, 24));
@@ -185,6 +189,10 @@ impl FileLayout {
                 self.segments.0.push(ElfSegment { offset, address, length, execute });
             }
             NOTE => notes.push((offset, length)),
+            TLS => {
+                let align = words.word(48, 28).max(1);
+                self.thread_local_bytes = words.word(40, 20).checked_next_multiple_of(align);
+            }
             EH_FRAME => {
                 let end = address.checked_add(words.word(40, 20));
                 self.unwind_index = end.map(|end| address..end);

@@ -37,7 +37,7 @@ pub use callers::{Callers, Finder};
 pub use error::TraceError;
 pub use file_symbols::{FileSymbols, MappedModule, Unusable};
 pub use kernel::KernelFunctions;
-pub use process_code::{ProcessCode, RecordedFile, StackFrame};
+pub use process_code::{ProcessCode, RecordedFile, StackFrame, TypedData};
 pub use record::{Carried, MmapAccess, MmapRecord, PerfRecord, PerfSample};
 pub use session::{SessionEvent, TraceSession, TraceTarget, Uprobes};
 pub use spaces::{SpaceRegion, Spaces};

@@ -12,7 +12,7 @@ use pagewise_model::traced::Frame;
 use pagewise_model::{Backing, Mapping, Name, Pid};
 use pagewise_proc::target_file::FileId;
 
-use crate::data_types::{MAX_TIME, TypeRequest, add_types};
+use crate::data_types::{CodeFrame, MAX_TIME, TypeRequest, add_types, code_frames, thread_storage};
 use crate::elf::FileSource;
 use crate::file_symbols::{FileSymbols, MappedModule};
 use crate::files::{self, CodeFiles, VDSO};
@@ -33,6 +33,17 @@ pub struct StackFrame {
     pub returns: bool,
     /// The stack pointer of the function.
     pub stack_pointer: u64,
+}
+
+/// Data whose types are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TypedData<'a> {
+    /// Addresses in global and static variables, in order.
+    pub addresses: &'a [u64],
+    /// Names of classes.
+    pub classes: &'a [Name],
+    /// Call stacks of threads, whose local variables are wanted; innermost functions first.
+    pub stacks: &'a [Vec<StackFrame>],
 }
 
 /// A file that a core file names.
@@ -141,20 +152,34 @@ impl ProcessCode {
         symbols::frames(files::calls(&file.modules, own), &unknown)
     }
 
-    /// Types of the variables that contain `addresses`, which are in order, and of what their
-    /// pointers lead to; and types of classes by name.
-    pub fn data_types(&mut self, addresses: &[u64], classes: &[Name]) -> DataTypes {
+    /// Types of the variables that contain the addresses, of thread-local and local variables, and
+    /// of what their pointers lead to; and types of classes by name.
+    pub fn data_types(&mut self, wanted: &TypedData<'_>) -> DataTypes {
         let mut found = DataTypes::default();
         let deadline = Instant::now() + MAX_TIME;
-        for name in self.data_files(addresses) {
-            let Some(file) = self.file(&name) else {
-                let why = "the file cannot be read, or is another build".to_owned();
-                found.lacks.push(TypeLack { module: name, why });
-                continue;
+        let frames = code_frames(wanted.stacks);
+        let mut names = self.data_files(wanted.addresses);
+        self.add_files_of_frames(&frames, &mut names);
+        let reported = names.len();
+        self.add_files_with_thread_storage(&mut names);
+        for (at, name) in names.into_iter().enumerate() {
+            let why = match self.file(&name) {
+                Some(file) => {
+                    let request = TypeRequest {
+                        module: &name,
+                        bias: file.bias,
+                        addresses: wanted.addresses,
+                        classes: wanted.classes,
+                        storage: thread_storage(&file.modules, file.bias),
+                        frames: &frames,
+                        deadline,
+                    };
+                    add_types(&mut found, &file.modules, &request).err()
+                }
+                None => Some("the file cannot be read, or is another build"),
             };
-            let bias = file.bias;
-            let request = TypeRequest { module: &name, bias, addresses, classes, deadline };
-            if let Err(why) = add_types(&mut found, &file.modules, &request) {
+            // Most libraries have thread-local variables that point to no block.
+            if let Some(why) = why.filter(|_| at < reported) {
                 found.lacks.push(TypeLack { module: name, why: why.to_owned() });
             }
         }
@@ -202,6 +227,33 @@ impl ProcessCode {
             }
         }
         names
+    }
+
+    /// Adds the files whose code contains the instructions of frames.
+    fn add_files_of_frames(&self, frames: &[CodeFrame], names: &mut Vec<Name>) {
+        let mut frames = frames.iter().peekable();
+        for mapping in self.mappings.iter().filter(|it| is_of_file(it)) {
+            while frames.next_if(|it| it.instruction < mapping.range.start).is_some() {}
+            let is_in = frames.peek().is_some_and(|it| mapping.range.contains(it.instruction));
+            if is_in && !names.contains(&mapping.name) {
+                names.push(mapping.name.clone());
+            }
+        }
+    }
+
+    /// Adds the files that have thread-local variables.
+    fn add_files_with_thread_storage(&mut self, names: &mut Vec<Name>) {
+        let mut all: Vec<Name> =
+            self.mappings.iter().filter(|it| is_of_file(it)).map(|it| it.name.clone()).collect();
+        all.dedup();
+        for name in all {
+            let file = if names.contains(&name) { None } else { self.file(&name) };
+            let has_storage =
+                |file: Rc<MappedFile>| thread_storage(&file.modules, file.bias).is_some();
+            if file.is_some_and(has_storage) {
+                names.push(name);
+            }
+        }
     }
 
     /// A mapped file, opened at its first use.

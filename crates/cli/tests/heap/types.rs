@@ -245,6 +245,294 @@ fn classes_and_templates_of_cpp_lead_to_types() {
     assert_eq!(book["evidence"], "class_table");
 }
 
+/// Lists in thread-local variables, of the program and of a library.
+const THREAD_LOCAL: &str = r#"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct NAME { struct NAME *next; long value[SIZE]; };
+static long first = 1;
+static __thread long before[5] = {1};
+static __thread struct NAME *own;
+
+void FUNCTION(int count) {
+    before[0] += first;
+    for (int at = 0; at < count; at++) {
+        struct NAME *made = calloc(1, sizeof *made);
+        made->next = own;
+        own = made;
+    }
+}
+
+#ifdef PROGRAM
+/* Without `free`, a static program has another malloc of musl. */
+static void *volatile freed;
+static pthread_barrier_t made;
+#ifndef ALONE
+void keep_started(int count);
+void keep_near(int count);
+static void (*keep_opened)(int count);
+#endif
+
+static void keep_all(int count) {
+    FUNCTION(count);
+#ifndef ALONE
+    keep_started(count);
+    keep_near(count);
+    keep_opened(count);
+#endif
+}
+
+static void *thread(void *unused) {
+    keep_all(20);
+    pthread_barrier_wait(&made);
+    for (;;)
+        pause();
+    return unused;
+}
+
+static void *idle_thread(void *unused) {
+    for (;;)
+        pause();
+    return unused;
+}
+
+int main(int count, char **arguments) {
+#ifndef ALONE
+    void *library = dlopen(arguments[count - 1], RTLD_NOW);
+    if (!library) {
+        puts(dlerror());
+        return 1;
+    }
+    keep_opened = (void (*)(int))dlsym(library, "keep_opened");
+#endif
+    pthread_t other, idle;
+    freed = malloc(10);
+    free(freed);
+    pthread_barrier_init(&made, NULL, 2);
+    pthread_create(&idle, NULL, idle_thread, NULL);
+    pthread_create(&other, NULL, thread, NULL);
+    keep_all(10);
+    pthread_barrier_wait(&made);
+    puts("ready");
+    fflush(stdout);
+    char byte;
+    while (read(0, &byte, 1) > 0)
+        ;
+    return 0;
+}
+#endif
+"#;
+
+/// The program with its libraries: one that the program is linked with, one whose variables are at
+/// fixed distances from the thread pointer, and one that it loads.
+struct ThreadLocalProgram {
+    folder: tempfile::TempDir,
+}
+
+impl ThreadLocalProgram {
+    const NAMES: [&str; 4] = ["item", "started", "near", "opened"];
+
+    fn build(compiler: &'static str) -> Option<ThreadLocalProgram> {
+        let folder = tempfile::tempdir().unwrap();
+        let program = ThreadLocalProgram { folder };
+        fs::write(program.file("source.c"), THREAD_LOCAL).unwrap();
+        for (name, size) in ThreadLocalProgram::NAMES.iter().zip(["3", "7", "11", "15"]).skip(1) {
+            let model = if *name == "near" { "initial-exec" } else { "global-dynamic" };
+            let flags = ["-shared", "-fPIC", &format!("-ftls-model={model}")];
+            program.compile(compiler, name, size, &flags, &format!("lib{name}.so"))?;
+        }
+        let search = format!("-L{}", program.folder.path().display());
+        let run = format!("-Wl,-rpath,{}", program.folder.path().display());
+        let libraries = ["-Wl,--no-as-needed", "-lstarted", "-lnear", "-ldl"];
+        let flags = [&["-DPROGRAM", "-pthread", &search, &run][..], &libraries].concat();
+        program.compile(compiler, "item", "3", &flags, "program")?;
+        Some(program)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn compile(
+        &self,
+        compiler: &'static str,
+        name: &str,
+        size: &str,
+        flags: &[&str],
+        to: &str,
+    ) -> Option<()> {
+        let defined =
+            [format!("-DNAME={name}"), format!("-DSIZE={size}"), format!("-DFUNCTION=keep_{name}")];
+        let defined = defined.iter().map(String::as_str);
+        let flags: Vec<&str> = ["-O1", "-g", "-Wl,--build-id"]
+            .into_iter()
+            .chain(defined)
+            .chain(flags.iter().copied())
+            .collect();
+        compiled(compiler, &flags, &self.file("source.c"), &self.file(to)).then_some(())
+    }
+
+    fn start(&self) -> Waiting {
+        Waiting::start(Command::new(self.file("program")).arg(self.file("libopened.so")))
+    }
+
+    /// Asserts that each list of both threads has types.
+    fn assert_types(report: &Value) {
+        let types = types(report);
+        for name in ThreadLocalProgram::NAMES {
+            assert_eq!(types.get(name), Some(&30), "{name}: {types:?} {}", report["types_lack"]);
+        }
+    }
+}
+
+#[test]
+fn thread_local_variables_of_programs_and_libraries_lead_to_types() {
+    for compiler in ["cc", "clang", "musl-gcc"] {
+        let Some(program) = ThreadLocalProgram::build(compiler) else { continue };
+        let target = program.start();
+        ThreadLocalProgram::assert_types(&target.scan(&["--types"]));
+        let report = target.scan(&["--types", "--retained"]);
+        ThreadLocalProgram::assert_types(&report);
+        let rows = report["retained"].as_array().unwrap();
+        let own = rows.iter().filter(|row| row["root"].as_str().unwrap().contains("own"));
+        assert!(own.count() >= 2, "{compiler}: {rows:#?}");
+    }
+}
+
+#[test]
+fn thread_local_variables_in_a_core_file_lead_to_types() {
+    let Some(program) = ThreadLocalProgram::build("cc") else { return };
+    let target = program.start();
+    let core = program.file("core");
+    let pid = target.pid();
+    if tool("gcore", &["-o", core.to_str().unwrap(), &pid]).is_none() {
+        return;
+    }
+    let core = format!("{}.{pid}", core.display());
+    let report = json(&["heap", "scan", "--core", &core, "--types", "--json", "--top", "all"]);
+    ThreadLocalProgram::assert_types(&report);
+}
+
+#[test]
+fn thread_local_variables_of_a_static_program_lead_to_types() {
+    for (compiler, link) in [("cc", "-static"), ("cc", "-static-pie"), ("musl-gcc", "-static")] {
+        let folder = tempfile::tempdir().unwrap();
+        let program = ThreadLocalProgram { folder };
+        fs::write(program.file("source.c"), THREAD_LOCAL).unwrap();
+        let flags = ["-DPROGRAM", "-DALONE", "-pthread", link];
+        if program.compile(compiler, "item", "3", &flags, "program").is_none() {
+            continue;
+        }
+        let target = Waiting::start(&mut Command::new(program.file("program")));
+        let types = types(&target.scan(&["--types"]));
+        assert_eq!(types.get("item"), Some(&30), "{compiler} {link}: {types:?}");
+    }
+}
+
+/// Lists that only local variables and parameters lead to.
+const LOCAL: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct item { struct item *next; long value[3]; };
+struct other { struct other *left, *right; long value[6]; };
+struct message { struct message *answer; char text[200]; };
+struct known { struct known *next; long value[12]; };
+
+static struct known *known;
+static pthread_barrier_t made;
+
+static void wait_for_end(int is_first) {
+    char byte;
+    if (!is_first)
+        pthread_barrier_wait(&made);
+    for (; !is_first;)
+        pause();
+    pthread_barrier_wait(&made);
+    puts("ready");
+    fflush(stdout);
+    while (read(0, &byte, 1) > 0)
+        ;
+}
+
+static struct other *tree(int depth) {
+    struct other *made = calloc(1, sizeof *made);
+    if (depth > 0) {
+        made->left = tree(depth - 1);
+        made->right = tree(depth - 1);
+    }
+    return made;
+}
+
+static void inner(struct other *given, int is_first) {
+    struct { struct message *messages[2]; int count; } kept = {{0}, 0};
+    /* As a variable that is not set yet would have it. */
+    struct item *wrong = (struct item *)known;
+    for (int at = 0; at < 2; at++) {
+        kept.messages[at] = calloc(1, sizeof(struct message));
+        kept.messages[at]->answer = calloc(1, sizeof(struct message));
+    }
+    wait_for_end(is_first);
+    given->left = (void *)(kept.messages[0] ? wrong : NULL);
+}
+
+static void outer(int is_first) {
+    for (int at = 0; at < 1; at++) {
+        struct item *list = NULL;
+        for (int count = 0; count < 5; count++) {
+            struct item *made = calloc(1, sizeof *made);
+            made->next = list;
+            list = made;
+        }
+        inner(tree(2), is_first);
+        list->value[0] = 1;
+    }
+}
+
+static void *thread(void *unused) {
+    outer(0);
+    return unused;
+}
+
+int main(void) {
+    pthread_t other;
+    known = calloc(1, sizeof *known);
+    known->next = calloc(1, sizeof *known);
+    pthread_barrier_init(&made, NULL, 2);
+    pthread_create(&other, NULL, thread, NULL);
+    outer(1);
+    return 0;
+}
+"#;
+
+#[test]
+fn local_variables_of_stopped_threads_lead_to_types() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("local.c"), folder.path().join("local"));
+    fs::write(&source, LOCAL).unwrap();
+    for compiler in ["cc", "clang"] {
+        if !compiled(compiler, &["-O0", "-g", "-pthread"], &source, &program) {
+            continue;
+        }
+        let target = Waiting::start(&mut Command::new(&program));
+        let report = target.scan(&["--types"]);
+        let types = types(&report);
+        let of = |name: &str| types.get(name).copied();
+        assert_eq!(of("item"), Some(10), "{compiler}: {types:?}");
+        assert_eq!(of("other"), Some(14), "{compiler}, a parameter: {types:?}");
+        assert_eq!(of("message"), Some(8), "{compiler}, a structure on the stack: {types:?}");
+        // A local variable of another type contradicts no global one.
+        assert_eq!(of("known"), Some(2), "{compiler}: {types:?}");
+        assert_eq!(number(&report, "typed.contradicted"), 0, "{compiler}");
+    }
+}
+
 const CRATES: &str = r#"
 use std::io::Read;
 use std::sync::{Arc, OnceLock};

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use pagewise_model::AddrRange;
-use pagewise_model::data_types::{DataForm, DataType, DataTypes, PointerField};
+use pagewise_model::data_types::{DataForm, DataType, DataTypes, PointerField, TypedVariable};
 use pagewise_model::heap_scan::{HeapAllocator, LiveAmount};
 
 use super::index::BlockIndex;
@@ -93,17 +93,12 @@ impl BlockTyping {
     /// # Complexity
     /// Linear in the bytes of typed blocks: the type of a block changes a few times at most.
     pub fn new(input: &TypingInput<'_>, classes: &[(u32, Option<u32>)]) -> BlockTyping {
-        let mut search = TypeSearch::new(input, classes);
-        search.run();
-        let mut first = std::mem::take(&mut search.codes);
-        if first.contains(&CONTRADICTED) {
-            // Again without the conclusions from blocks whose type was then contradicted.
-            first.iter_mut().filter(|code| **code != CONTRADICTED).for_each(|code| *code = UNKNOWN);
-            search.codes = first;
-            search.seed(classes);
-            search.run();
-        } else {
-            search.codes = first;
+        let mut search = TypeSearch::new(input);
+        search.run(&input.data.variables, classes);
+        if !input.data.locals.is_empty() {
+            // A local variable that is not set yet has any value.
+            search.settle();
+            search.run(&input.data.locals, &[]);
         }
         let mut typing = BlockTyping { codes: search.codes, ..BlockTyping::default() };
         for (at, code) in typing.codes.iter_mut().enumerate() {
@@ -200,47 +195,74 @@ struct TypeSearch<'a> {
     input: TypingInput<'a>,
     index: BlockIndex<'a>,
     codes: Vec<u32>,
-    /// Blocks whose class is known: pointers to a base class do not change it. Empty without any.
-    is_settled: Vec<bool>,
+    /// Blocks whose type pointers do not change: objects of known classes, to which pointers to a
+    /// base class lead. Empty without any.
+    settled: Vec<bool>,
     waiting: VecDeque<u32>,
     /// Pointers that may still be followed.
     left: u64,
 }
 
 impl<'a> TypeSearch<'a> {
-    fn new(input: &TypingInput<'a>, classes: &[(u32, Option<u32>)]) -> TypeSearch<'a> {
-        let mut search = TypeSearch {
+    fn new(input: &TypingInput<'a>) -> TypeSearch<'a> {
+        TypeSearch {
             input: *input,
             index: BlockIndex::new(input.blocks),
             codes: vec![UNKNOWN; input.blocks.len()],
-            is_settled: vec![false; if classes.is_empty() { 0 } else { input.blocks.len() }],
+            settled: Vec::new(),
             waiting: VecDeque::new(),
             left: (0..input.blocks.len())
                 .filter_map(|at| input.blocks.get(at))
                 .fold(MIN_FOLLOWED, |sum, block| sum.saturating_add(block.size)),
-        };
-        search.seed(classes);
-        search
+        }
+    }
+
+    /// Searches from variables and from blocks of known classes, and once more without the
+    /// conclusions from blocks whose type was then contradicted.
+    fn run(&mut self, variables: &[TypedVariable], classes: &[(u32, Option<u32>)]) {
+        self.seed(classes);
+        self.search(variables);
+        let mut open = (0..self.codes.len()).filter(|&at| !self.is_settled(at));
+        if open.any(|at| self.codes[at] == CONTRADICTED) {
+            for at in 0..self.codes.len() {
+                if self.codes[at] != CONTRADICTED && !self.is_settled(at) {
+                    self.codes[at] = UNKNOWN;
+                }
+            }
+            self.seed(classes);
+            self.search(variables);
+        }
+    }
+
+    /// Keeps the types that were found: later pointers contradict none of them.
+    fn settle(&mut self) {
+        self.settled = self.codes.iter().map(|code| *code != UNKNOWN).collect();
+    }
+
+    fn is_settled(&self, block: usize) -> bool {
+        self.settled.get(block).is_some_and(|it| *it)
     }
 
     fn seed(&mut self, classes: &[(u32, Option<u32>)]) {
+        if !classes.is_empty() && self.settled.is_empty() {
+            self.settled = vec![false; self.codes.len()];
+        }
         for &(block, data_type) in classes {
             let Some(code) = self.codes.get_mut(block as usize) else { continue };
             *code = match data_type.filter(|it| *it < MAX_TYPE) {
                 Some(data_type) => data_type + 1,
                 None => OTHERWISE,
             };
-            if let (Some(_), Some(settled)) = (data_type, self.is_settled.get_mut(block as usize)) {
+            if let (Some(_), Some(settled)) = (data_type, self.settled.get_mut(block as usize)) {
                 *settled = true;
                 self.waiting.push_back(block);
             }
         }
     }
 
-    fn run(&mut self) {
-        let data = self.input.data;
-        for variable in &data.variables {
-            if let Some(data_type) = data.types.get(variable.data_type as usize) {
+    fn search(&mut self, variables: &[TypedVariable]) {
+        for variable in variables {
+            if let Some(data_type) = self.input.data.types.get(variable.data_type as usize) {
                 self.object(data_type, variable.range.start);
             }
         }
@@ -329,8 +351,11 @@ impl<'a> TypeSearch<'a> {
         }
         let Some(block) = self.index.containing(word) else { return };
         let code = self.codes[block as usize];
-        let is_settled = self.is_settled.get(block as usize).is_some_and(|it| *it);
-        if is_settled || code == CONTRADICTED || code == OTHERWISE || code == target + 1 {
+        if self.is_settled(block as usize)
+            || code == CONTRADICTED
+            || code == OTHERWISE
+            || code == target + 1
+        {
             return;
         }
         let Some(found) = self.input.blocks.get(block as usize) else { return };

@@ -79,10 +79,13 @@ impl RootNames {
             })
         });
         let mut variables: Vec<NamedVariable> = locals.take(MAX_THREAD_LOCALS).collect();
-        let unnamed = typed
+        variables.sort_by_key(|it| it.range);
+        let unnamed: Vec<&TypedVariable> = typed
             .iter()
-            .filter(|it| super::variable_at(&found.variables, it.range.start).is_none());
-        variables.extend(unnamed.map(|it| NamedVariable {
+            .filter(|it| super::variable_at(&found.variables, it.range.start).is_none())
+            .filter(|it| super::variable_at(&variables, it.range.start).is_none())
+            .collect();
+        variables.extend(unnamed.into_iter().map(|it| NamedVariable {
             range: it.range,
             name: it.name.clone(),
             module: it.module.clone(),
@@ -116,6 +119,13 @@ fn thread_frames(
     }
     let mut addresses: Vec<u64> = pointers.stack_addresses(spans).collect();
     addresses.sort_unstable();
+    let stacks = thread_stacks(spans);
+    let wanted = FrameRequest { memory, stacks: &stacks, addresses: &addresses };
+    (request.frames)(&wanted)
+}
+
+/// The used parts of stacks, each with the index of its thread.
+pub(super) fn thread_stacks(spans: &[RootSpan]) -> Vec<(u32, AddrRange)> {
     let mut stacks: Vec<(u32, AddrRange)> = Vec::new();
     for span in spans {
         let RootSpanKind::Stack(thread) = span.kind else { continue };
@@ -124,6 +134,5 @@ fn thread_frames(
             _ => stacks.push((thread, span.range)),
         }
     }
-    let wanted = FrameRequest { memory, stacks: &stacks, addresses: &addresses };
-    (request.frames)(&wanted)
+    stacks
 }

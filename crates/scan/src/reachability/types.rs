@@ -11,9 +11,11 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Name};
 use pagewise_proc::data_symbols::NamedVariables;
 
-use super::{GraphRequest, MAX_ROWS, variable_at};
+use super::names::thread_stacks;
+use super::thread_storage::thread_local_variables;
+use super::{GraphRequest, MAX_ROWS, WantedTypes, variable_at};
 use crate::blocks::BlockTable;
-use crate::graph::{BlockRounding, BlockTyping, HeapPointers, TypingInput, member_of};
+use crate::graph::{BlockRounding, BlockTyping, HeapPointers, RootSpan, TypingInput, member_of};
 use crate::memory::Memory;
 
 /// Types of the blocks of a heap.
@@ -31,6 +33,7 @@ pub(super) struct TypingMemory<'a> {
     pub(super) memory: &'a dyn Memory,
     pub(super) blocks: &'a BlockTable,
     pub(super) rounding: BlockRounding,
+    pub(super) spans: &'a [RootSpan],
     /// Addresses of pointers in variables, in order.
     pub(super) addresses: &'a [u64],
 }
@@ -76,7 +79,11 @@ impl HeapTypes {
         let mut classes: Vec<Name> = self.names.iter().flatten().cloned().collect();
         classes.sort();
         classes.dedup();
-        let data = types(of.addresses, &classes);
+        let TypingMemory { memory, blocks, rounding, addresses, spans } = *of;
+        let stacks = thread_stacks(spans);
+        let wanted = WantedTypes { addresses, classes: &classes, memory, stacks: &stacks };
+        let mut data = types(&wanted);
+        add_thread_locals(&mut data, memory);
         let by_class: HashMap<&Name, u32> =
             data.classes.iter().map(|(name, data_type)| (name, *data_type)).collect();
         let class_of = |block: u32| {
@@ -86,7 +93,6 @@ impl HeapTypes {
         };
         let seeds: Vec<(u32, Option<u32>)> =
             pointers.types.firsts().filter_map(|(block, _)| class_of(block)).collect();
-        let TypingMemory { memory, blocks, rounding, .. } = *of;
         let input = TypingInput { memory, blocks, data: &data, rounding };
         let typing = BlockTyping::new(&input, &seeds);
         self.number(&input, &typing, pointers);
@@ -197,6 +203,18 @@ impl HeapTypes {
         let field = member_of(memory, data_type, variable.range.start, range_of(blocks, to)?)?;
         Some(field.member.clone()).filter(|name| !name.is_empty())
     }
+}
+
+/// Adds the thread-local variables of each thread to the variables.
+fn add_thread_locals(data: &mut DataTypes, memory: &dyn Memory) {
+    data.variables.extend(thread_local_variables(memory, &data.thread_locals));
+    data.variables.sort_by_key(|it| (it.range.start, Reverse(it.range.end)));
+    let mut end = 0;
+    data.variables.retain(|it| {
+        let is_behind = it.range.start >= end;
+        end = if is_behind { it.range.end } else { end };
+        is_behind
+    });
 }
 
 fn range_of(blocks: &BlockTable, block: u32) -> Option<AddrRange> {

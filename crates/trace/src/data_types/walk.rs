@@ -1,4 +1,4 @@
-//! One pass over all entries of a file: addresses of variables, and definitions of structures by
+//! One pass over all entries of a file: locations of variables, and definitions of structures by
 //! name.
 
 use std::collections::HashMap;
@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use gimli::{AttributeValue, Error, Expression, Result, UnitHeader, UnitType, constants as dw};
 
+use super::scopes::{OpenScopes, ScopeCode, ScopeEntry};
 use super::{Dwarf, EntryRef, Slice, Unit, Value, name_hash};
 use crate::symbolizer::empty_unit;
 
@@ -21,12 +22,29 @@ const AT_ONCE: usize = 16;
 /// Threads beyond this number wait for memory.
 const MAX_THREADS: usize = 8;
 
-/// A variable with an address of its own.
+/// A variable with an address of its own, or an offset in thread-local storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SeenVariable {
     /// As the file has it.
     pub(super) address: u64,
     pub(super) entry: EntryRef,
+}
+
+/// A variable in the frame of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SeenLocal {
+    /// The code in which it exists.
+    pub(super) code: ScopeCode,
+    /// Distance from the base of the frame.
+    pub(super) offset: i64,
+    pub(super) entry: EntryRef,
+}
+
+/// Location of a variable.
+enum SeenLocation {
+    Address(u64),
+    ThreadLocal(u64),
+    Frame(i64),
 }
 
 /// The units of a file, and what is in them.
@@ -36,6 +54,10 @@ pub(super) struct WalkedUnits {
     pub(super) starts: [Vec<usize>; 2],
     /// In order of address.
     variables: Vec<SeenVariable>,
+    /// In order of offset.
+    pub(super) thread_locals: Vec<SeenVariable>,
+    /// Variables of the code that contains wanted instructions.
+    pub(super) locals: Vec<SeenLocal>,
     /// Hash of a name and the definition, in order.
     pub(super) definitions: Vec<(u64, EntryRef)>,
     /// Entries of types that have units of their own.
@@ -46,12 +68,30 @@ pub(super) struct WalkedUnits {
 #[derive(Debug, Default)]
 struct SeenEntries {
     variables: Vec<SeenVariable>,
+    thread_locals: Vec<SeenVariable>,
+    locals: Vec<SeenLocal>,
     definitions: Vec<(u64, EntryRef)>,
 }
 
 impl SeenEntries {
     fn is_full(&self) -> bool {
-        self.variables.len().max(self.definitions.len()) >= MAX_SEEN
+        let variables = self.variables.len() + self.thread_locals.len() + self.locals.len();
+        variables.max(self.definitions.len()) >= MAX_SEEN
+    }
+
+    fn add(&mut self, location: SeenLocation, code: Option<ScopeCode>, entry: EntryRef) {
+        match (location, code) {
+            (SeenLocation::Address(address), _) => {
+                self.variables.push(SeenVariable { address, entry });
+            }
+            (SeenLocation::ThreadLocal(address), _) => {
+                self.thread_locals.push(SeenVariable { address, entry });
+            }
+            (SeenLocation::Frame(offset), Some(code)) => {
+                self.locals.push(SeenLocal { code, offset, entry });
+            }
+            (SeenLocation::Frame(_), None) => {}
+        }
     }
 }
 
@@ -62,9 +102,10 @@ struct HeaderOf<'a> {
 }
 
 impl WalkedUnits {
-    /// Walks all units.
+    /// Walks all units. `instructions` are addresses in the file, in order.
     pub(super) fn walk(
         dwarf: &Dwarf<'_>,
+        instructions: &[u64],
         deadline: Instant,
     ) -> std::result::Result<WalkedUnits, &'static str> {
         let mut walked = WalkedUnits::default();
@@ -87,7 +128,7 @@ impl WalkedUnits {
                     }
                     let dwarf = if of.is_shared { dwarf.sup() } else { Some(dwarf) };
                     // A unit that makes no sense hides none of the others.
-                    let _ = dwarf.map(|dwarf| of.walk(dwarf, &mut seen));
+                    let _ = dwarf.map(|dwarf| of.walk(dwarf, instructions, &mut seen));
                 }
             }
         };
@@ -104,9 +145,13 @@ impl WalkedUnits {
         for seen in found {
             let seen = seen.ok_or("its debug information is too large")?;
             walked.variables.extend(seen.variables);
+            walked.thread_locals.extend(seen.thread_locals);
+            walked.locals.extend(seen.locals);
             walked.definitions.extend(seen.definitions);
         }
         walked.variables.sort_unstable();
+        walked.thread_locals.sort_unstable();
+        walked.locals.sort_unstable();
         walked.definitions.sort_unstable();
         Ok(walked)
     }
@@ -145,24 +190,37 @@ impl WalkedUnits {
 }
 
 impl HeaderOf<'_> {
-    fn walk(&self, dwarf: &Dwarf<'_>, seen: &mut SeenEntries) -> Result<()> {
+    fn walk(&self, dwarf: &Dwarf<'_>, instructions: &[u64], seen: &mut SeenEntries) -> Result<()> {
         let abbreviations = dwarf.abbreviations(&self.header)?;
         let unit = bare_unit(self.header, abbreviations)?;
         let mut entries = unit.header.entries_raw(&unit.abbreviations, None)?;
+        let mut scopes = OpenScopes::new(instructions);
         while !entries.is_empty() {
+            let depth = entries.next_depth();
             let offset = self.offset.saturating_add(entries.next_offset().0);
             let entry = EntryRef { is_shared: self.is_shared, offset };
             let Some(abbreviation) = entries.read_abbreviation()? else { continue };
             let attributes = abbreviation.attributes();
+            scopes.leave(depth);
             match abbreviation.tag() {
-                dw::DW_TAG_variable => {
+                dw::DW_TAG_subprogram
+                | dw::DW_TAG_inlined_subroutine
+                | dw::DW_TAG_lexical_block
+                    if scopes.are_wanted() && abbreviation.has_children() =>
+                {
+                    let code = ScopeEntry::read(dwarf, &unit, &mut entries, attributes)?;
+                    scopes.enter(depth, &code);
+                }
+                tag if tag == dw::DW_TAG_variable
+                    || tag == dw::DW_TAG_formal_parameter && scopes.code().is_some() =>
+                {
                     for spec in attributes {
                         let attribute = entries.read_attribute(*spec)?;
                         if attribute.name() == dw::DW_AT_location
                             && let AttributeValue::Exprloc(location) = attribute.value()
-                            && let Some(address) = address_of(dwarf, &unit, location)
+                            && let Some(location) = location_of(dwarf, &unit, location)
                         {
-                            seen.variables.push(SeenVariable { address, entry });
+                            seen.add(location, scopes.code(), entry);
                         }
                     }
                 }
@@ -192,19 +250,37 @@ impl HeaderOf<'_> {
     }
 }
 
-/// The address of a location that is one.
-fn address_of(dwarf: &Dwarf<'_>, unit: &Unit<'_>, location: Expression<Slice<'_>>) -> Option<u64> {
+/// A location that is an address, an offset in thread-local storage, or one in a frame.
+fn location_of(
+    dwarf: &Dwarf<'_>,
+    unit: &Unit<'_>,
+    location: Expression<Slice<'_>>,
+) -> Option<SeenLocation> {
     const ADDR: u8 = 0x03;
+    const CONST8U: u8 = 0x0e;
+    const FBREG: u8 = 0x91;
+    const FORM_TLS_ADDRESS: u8 = 0x9b;
     const ADDRX: u8 = 0xa1;
+    const GNU_PUSH_TLS_ADDRESS: u8 = 0xe0;
     let bytes = location.0.slice();
-    match *bytes.first()? {
-        ADDR if bytes.len() == 9 => Some(u64::from_le_bytes(bytes[1..].try_into().ok()?)),
-        ADDRX => {
-            let mut rest = location.0;
-            gimli::Reader::skip(&mut rest, 1).ok()?;
+    let mut rest = location.0;
+    gimli::Reader::skip(&mut rest, 1).ok()?;
+    match *bytes {
+        [ADDR, ref address @ ..] => {
+            Some(SeenLocation::Address(u64::from_le_bytes(address.try_into().ok()?)))
+        }
+        [CONST8U, ref offset @ .., FORM_TLS_ADDRESS | GNU_PUSH_TLS_ADDRESS] => {
+            Some(SeenLocation::ThreadLocal(u64::from_le_bytes(offset.try_into().ok()?)))
+        }
+        [ADDRX, ..] => {
             let index = gimli::Reader::read_uleb128(&mut rest).ok()?;
             let index = gimli::DebugAddrIndex(usize::try_from(index).ok()?);
-            rest.is_empty().then(|| dwarf.address(unit, index).ok()).flatten()
+            let address = rest.is_empty().then(|| dwarf.address(unit, index).ok()).flatten()?;
+            Some(SeenLocation::Address(address))
+        }
+        [FBREG, ..] => {
+            let offset = gimli::Reader::read_sleb128(&mut rest).ok()?;
+            rest.is_empty().then_some(SeenLocation::Frame(offset))
         }
         _ => None,
     }

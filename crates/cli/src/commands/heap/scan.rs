@@ -14,7 +14,7 @@ use pagewise_heap::{allocation_stacks, recorder_memory};
 use pagewise_model::heap_graph::not_recorded;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
-use pagewise_model::{AddrRange, Bytes, Name, Pid};
+use pagewise_model::{AddrRange, Bytes, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
 use pagewise_proc::{ProcRoot, target};
@@ -25,7 +25,7 @@ use pagewise_scan::live::{
     copy_stopped,
 };
 use pagewise_scan::memory::Memory;
-use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest};
+use pagewise_scan::reachability::{FindAllocations, FrameRequest, GraphRequest, WantedTypes};
 use pagewise_scan::{saved, scan};
 use pagewise_sys::trace::{Stopped, Traced};
 use pagewise_trace::{ProcessCode, RecordedFile, demangled};
@@ -223,7 +223,7 @@ fn with_request<T>(
 ) -> anyhow::Result<T> {
     let Some(PointerSearch { retained, why, types }) = search else { return scan(None) };
     let frames = |wanted: &FrameRequest<'_>| code.frames(wanted);
-    let data_types = |addresses: &[u64], classes: &[Name]| code.data_types(addresses, classes);
+    let data_types = |wanted: &WantedTypes<'_>| code.data_types(wanted);
     let request = GraphRequest {
         retained,
         why,

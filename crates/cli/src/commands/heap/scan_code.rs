@@ -9,8 +9,8 @@ use pagewise_model::heap_graph::RootFrame;
 use pagewise_model::traced::Frame;
 use pagewise_model::{AddrRange, Name};
 use pagewise_scan::memory::{Memory, ScannedThread};
-use pagewise_scan::reachability::{FrameArea, FrameRequest, ThreadFrames};
-use pagewise_trace::{ProcessCode, StackFrame};
+use pagewise_scan::reachability::{FrameArea, FrameRequest, ThreadFrames, WantedTypes};
+use pagewise_trace::{ProcessCode, StackFrame, TypedData};
 
 /// Bytes of a stack from its stack pointer on in which callers are found.
 const MAX_STACK: u64 = 1 << 20;
@@ -27,9 +27,14 @@ impl ScannedCode {
         ScannedCode(RefCell::new(Some(code)))
     }
 
-    pub(super) fn data_types(&self, addresses: &[u64], classes: &[Name]) -> DataTypes {
+    pub(super) fn data_types(&self, wanted: &WantedTypes<'_>) -> DataTypes {
         let mut code = self.0.borrow_mut();
-        code.as_mut().map(|code| code.data_types(addresses, classes)).unwrap_or_default()
+        let Some(code) = code.as_mut() else { return DataTypes::default() };
+        let threads = threads_with_stacks(wanted.memory, wanted.stacks);
+        let stacks: Vec<Vec<StackFrame>> =
+            threads.map(|(thread, stack)| unwound(code, wanted.memory, thread, stack)).collect();
+        let WantedTypes { addresses, classes, .. } = *wanted;
+        code.data_types(&TypedData { addresses, classes, stacks: &stacks })
     }
 
     /// Frames that contain one of the wanted addresses, and the innermost function of each thread.
@@ -38,10 +43,7 @@ impl ScannedCode {
         // Frames are asked for last. The debug information that names them takes several MiB, which
         // are released before the search of dominators needs the most memory.
         let Some(code) = &mut self.0.take() else { return found };
-        let stacks: HashMap<u32, AddrRange> = wanted.stacks.iter().copied().collect();
-        for (thread, at) in wanted.memory.threads().iter().zip(0_u32..).take(MAX_THREADS) {
-            let stack = stacks.get(&at).copied();
-            let stack = stack.unwrap_or_else(|| mapped_stack(wanted.memory, thread));
+        for (thread, stack) in threads_with_stacks(wanted.memory, wanted.stacks) {
             let frames = unwound(code, wanted.memory, thread, stack);
             found.innermost.push(frames.first().map(|frame| named(code, frame, 0)));
             for (depth, frame) in (0_u32..).zip(&frames) {
@@ -56,6 +58,18 @@ impl ScannedCode {
         }
         found
     }
+}
+
+/// The threads whose stacks are unwound, and the used parts of their stacks.
+fn threads_with_stacks<'a>(
+    memory: &'a dyn Memory,
+    stacks: &[(u32, AddrRange)],
+) -> impl Iterator<Item = (&'a ScannedThread, AddrRange)> + use<'a> {
+    let stacks: HashMap<u32, AddrRange> = stacks.iter().copied().collect();
+    memory.threads().iter().zip(0_u32..).take(MAX_THREADS).map(move |(thread, at)| {
+        let stack = stacks.get(&at).copied();
+        (thread, stack.unwrap_or_else(|| mapped_stack(memory, thread)))
+    })
 }
 
 /// The memory from the stack pointer of a thread on, if its stack is unknown.
