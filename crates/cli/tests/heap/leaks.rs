@@ -148,7 +148,7 @@ fn leaks_are_those_of_memcheck() {
 }
 
 /// Number and bytes of blocks in a line of memcheck's summary, which has none if all were freed.
-fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
+pub(super) fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
     assert!(text.contains("HEAP SUMMARY"), "{text}");
     // ==1==    definitely lost: 1,055,256 bytes in 18 blocks
     let line = text.lines().find(|line| line.contains(of)).unwrap_or_default().replace(',', "");

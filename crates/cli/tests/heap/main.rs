@@ -20,5 +20,6 @@ mod redis;
 mod report;
 mod run;
 mod scan;
+mod servers;
 mod static_programs;
 mod types;
