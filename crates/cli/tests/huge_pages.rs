@@ -1,4 +1,5 @@
-//! `thp` and `run --thp`, on programs that go on writing to their memory and checking it meanwhile.
+//! `thp`, `run --thp` and `trim --cold`, on programs that go on writing to their memory and
+//! checking it meanwhile.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -6,7 +7,7 @@ mod fixture;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +60,14 @@ impl RunningHuge {
 
     fn pid(&self) -> String {
         self.child.id().to_string()
+    }
+
+    /// Asserts that `heap_states.c` finds all its live blocks as it filled them.
+    fn assert_intact(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"q").unwrap();
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "ok 1\n", "{:?}", self.child.try_wait());
     }
 
     /// A line of `smaps_rollup`, in bytes.
@@ -398,6 +407,48 @@ fn unused_pages_go_to_swap() {
     let plan = &thp(&busy, &page_out)["plan"];
     assert!(number(plan, "spared") >= 16 * MIB, "{plan}");
     busy.end();
+}
+
+#[test]
+fn trim_moves_cold_memory_to_swap_and_no_byte_is_lost() {
+    if !is_root() {
+        return;
+    }
+    let Some(_swap) = Swap::on(192) else {
+        return skip(&Lack::Machine("no swap file can be used"));
+    };
+    // A block of 13 is live and checked: each page has one.
+    let mut running =
+        RunningHuge::start(Command::new(program("heap_states")).args(["fragmented", "64"]));
+    let pid = running.pid();
+    let cold = ["trim", &pid, "--json", "--cold", "500ms"];
+    let report = json(&cold);
+    let estimate = number(&report, "estimate.cold");
+    assert!((60 * MIB..80 * MIB).contains(&estimate), "{report}");
+    assert_eq!(running.counter("Swap"), 0);
+
+    let report = json(&[&cold[..], &["--yes", "--settle", "0s"]].concat());
+    let swapped = running.counter("Swap");
+    assert!(swapped >= 48 * MIB, "{swapped}: {report}");
+    let returned = number(&report, "returned.cold");
+    assert!(returned.abs_diff(swapped) < 4 * MIB, "{returned} of {swapped}: {report}");
+    assert!(returned <= estimate + 4 * MIB, "{returned} of {estimate}: {report}");
+    running.assert_intact();
+    assert!(running.counter("Rss") > 48 * MIB, "the check reads all pages");
+
+    let again = [&cold[..], &["--yes", "--settle", "10s"]].concat();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    let mut trim = command.args(again).stdout(Stdio::piped()).spawn().unwrap();
+    while running.counter("Rss") > 32 * MIB && trim.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The pages are read while it counts page faults.
+    std::thread::sleep(Duration::from_secs(1));
+    running.assert_intact();
+    let output = trim.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let faults = ["minor_faults", "major_faults"].map(|it| number(&report["cost"], it));
+    assert!(faults.iter().sum::<u64>() > 100, "{faults:?}: {report}");
 }
 
 #[test]
