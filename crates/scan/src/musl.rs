@@ -30,7 +30,7 @@ use context::MallocContext;
 use groups::{GroupMeta, GroupTable};
 use slots::{GroupBytes, SlotUse};
 
-pub(crate) use code::malloc_code;
+pub(crate) use code::{is_library, malloc_code};
 
 /// Walks the heap of musl. Returns `None` if the process has no variables of mallocng.
 ///

@@ -2,6 +2,7 @@
 //! finds blocks in mapped memory only.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic anywhere")]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -268,13 +269,12 @@ fn walks_of_damaged_heaps_end(allocator: &str, copy: &ProcessCopy) {
         max_shrink_iters: 200,
         ..ProptestConfig::default()
     });
-    let mut walked = 0;
-    let mut most = 0;
+    let (walked, most) = (Cell::new(0), Cell::new(0));
     let result = runner.run(&changes, |changes| {
         let damaged = DamagedMemory::new(copy, &words, &changes);
         match scanned(&damaged, copy.page_size) {
             Ok(walk) => {
-                walked += 1;
+                walked.set(walked.get() + 1);
                 prop_assert!(walk.blocks.len() as u64 <= 8 * words.len() as u64);
                 for at in 0..walk.blocks.len() {
                     let block = walk.blocks.get(at).unwrap();
@@ -286,10 +286,11 @@ fn walks_of_damaged_heaps_end(allocator: &str, copy: &ProcessCopy) {
             Err(other) => return Err(TestCaseError::fail(format!("{other}"))),
         }
         let cost = damaged.cost.into_inner();
-        most = most.max(cost);
+        most.set(cost.max(most.get()));
         prop_assert!(cost < 20 * usual + (64 << 20), "{cost} instead of {usual}");
         Ok(())
     });
+    let (walked, most) = (walked.get(), most.get());
     eprintln!("{allocator}: {walked} of {CASES} walked; cost {usual}, at most {most}");
     result.unwrap_or_else(|error| panic!("{allocator}: {error}"));
     assert!(walked > 0, "{allocator}: no damaged heap was walked");

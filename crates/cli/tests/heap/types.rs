@@ -268,6 +268,8 @@ void FUNCTION(int count) {
 }
 
 #ifdef PROGRAM
+/* Without `free`, a static program has another malloc of musl. */
+static void *volatile freed;
 static pthread_barrier_t made;
 #ifndef ALONE
 void keep_started(int count);
@@ -308,6 +310,8 @@ int main(int count, char **arguments) {
     keep_opened = (void (*)(int))dlsym(library, "keep_opened");
 #endif
     pthread_t other, idle;
+    freed = malloc(10);
+    free(freed);
     pthread_barrier_init(&made, NULL, 2);
     pthread_create(&idle, NULL, idle_thread, NULL);
     pthread_create(&other, NULL, thread, NULL);
@@ -364,8 +368,11 @@ impl ThreadLocalProgram {
         let defined =
             [format!("-DNAME={name}"), format!("-DSIZE={size}"), format!("-DFUNCTION=keep_{name}")];
         let defined = defined.iter().map(String::as_str);
-        let flags: Vec<&str> =
-            ["-O1", "-g"].into_iter().chain(defined).chain(flags.iter().copied()).collect();
+        let flags: Vec<&str> = ["-O1", "-g", "-Wl,--build-id"]
+            .into_iter()
+            .chain(defined)
+            .chain(flags.iter().copied())
+            .collect();
         compiled(compiler, &flags, &self.file("source.c"), &self.file(to)).then_some(())
     }
 

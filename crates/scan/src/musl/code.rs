@@ -44,15 +44,17 @@ const MAX_CODE: u64 = 32 << 10;
 
 /// The code of malloc of musl's C library, or of a program that contains it.
 pub(crate) fn malloc_code(root: &ProcRoot, pid: Pid, mappings: &[Mapping]) -> Vec<AddrRange> {
-    let is_library = |mapping: &&Mapping| {
-        let name = file_name(mapping.path());
-        name.starts_with(b"ld-musl-") || name == b"libc.so"
-    };
     let code = || mappings.iter().filter(|it| it.inode != 0 && it.prot.exec);
-    if let Some(library) = code().find(is_library) {
+    if let Some(library) = code().find(|it| is_library(it)) {
         return code_in(root, pid, library, true);
     }
     code().next().map_or_else(Vec::new, |program| code_in(root, pid, program, false))
+}
+
+/// True for a mapping of musl's C library, which is also the dynamic linker.
+pub(crate) fn is_library(mapping: &Mapping) -> bool {
+    let name = file_name(mapping.path());
+    name.starts_with(b"ld-musl-") || name == b"libc.so"
 }
 
 fn code_in(root: &ProcRoot, pid: Pid, mapping: &Mapping, is_library: bool) -> Vec<AddrRange> {

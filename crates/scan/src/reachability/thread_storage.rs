@@ -4,7 +4,8 @@
 use pagewise_model::data_types::{ThreadStorage, TypedThreadLocal, TypedVariable};
 use pagewise_model::{AddrRange, Mapping};
 
-use crate::memory::{Memory, file_name};
+use crate::memory::Memory;
+use crate::musl;
 
 /// Thread-local variables of all threads together.
 const MAX_VARIABLES: usize = 1 << 18;
@@ -47,8 +48,8 @@ enum StorageTables {
 
 impl StorageTables {
     fn of(mappings: &[Mapping]) -> StorageTables {
-        let is_musl = |it: &Mapping| file_name(it.name.as_bytes()).starts_with(b"ld-musl");
-        if mappings.iter().any(is_musl) { StorageTables::Musl } else { StorageTables::Glibc }
+        let is_musl = mappings.iter().any(musl::is_library);
+        if is_musl { StorageTables::Musl } else { StorageTables::Glibc }
     }
 
     /// The address of a storage. `None` if the thread has none: a library that was loaded later
