@@ -221,11 +221,16 @@ impl CauseTrial {
         let mut count = 0;
         let code = remedy("remedy_code", "");
         let now = remedy("remedy_now", "remedy_now_command");
-        for (which, trial, remedy) in [("code", self.code, code), ("now", self.now, now)] {
+        let mut sick = Some(sick);
+        for (which, trial, remedy) in [("now", self.now, now), ("code", self.code, code)] {
+            if which == "code" {
+                // Some figures are of the whole machine.
+                sick = None;
+            }
             let is_done = match (trial, remedy) {
                 (None, None) => false,
                 (Some(trial), Some(remedy)) => self
-                    .carry_out_one((label, &sick), trial, &remedy, before)
+                    .carry_out_one((label, sick.as_ref()), trial, &remedy, before)
                     .map_err(|why| format!("{which}: {}: {why}", remedy.words))?,
                 (None, Some(remedy)) => {
                     return Err(format!("{which}: not in TRIALS: {}", remedy.words));
@@ -266,7 +271,7 @@ impl CauseTrial {
     /// Carries out one remedy; false if it is left out.
     fn carry_out_one(
         &self,
-        (label, sick): (&Label, &Running),
+        (label, sick): (&Label, Option<&Running>),
         trial: Trial,
         remedy: &PrintedRemedy<'_>,
         before: f64,
@@ -276,8 +281,12 @@ impl CauseTrial {
             is_said.then_some(()).ok_or_else(|| format!("it does not say {words:?}"))
         };
         let command = || remedy.command.ok_or("it has no command");
+        let sick = || sick.ok_or("a change of the program needs another form of it");
         let form = match trial {
-            Not(_) => return Ok(false),
+            Not(why) => {
+                eprintln!("{}: not carried out: {why}", self.name());
+                return Ok(false);
+            }
             PrivilegedCommand(needed) if !has_capability(needed) => {
                 let why = format!("{}: {needed:?} is missing", self.name());
                 skip_part(&Lack::Machine(&why));
@@ -285,11 +294,11 @@ impl CauseTrial {
             }
             Trial::Command | PrivilegedCommand(_) => {
                 run(command()?)?;
-                return self.is_improved(label, sick, before);
+                return self.is_improved(label, sick()?, before);
             }
             Restarted(words) => {
                 says(words)?;
-                return self.is_smaller_after_restart(label, sick);
+                return self.is_smaller_after_restart(label, sick()?);
             }
             Variables => ProgramForm::Variables(command()?.split(' ').collect()),
             Started(words, variables) => {

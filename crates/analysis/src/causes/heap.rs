@@ -381,7 +381,7 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
 #[derive(Clone, Copy)]
 struct HeapGrowth {
     growth: SteadyGrowth,
-    /// What the garbage collector shows; `None` without its counters.
+    /// The proof by the garbage collector; `None` without its counters.
     proof: Option<SurvivalProof>,
 }
 
