@@ -48,7 +48,7 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<Allocator
     let anonymous = anonymous_memory(memory.mappings());
     let mut log = CorruptionLog::default();
     let root = page_map_root(memory, &anonymous);
-    let spans = root.map_or_else(Vec::new, |root| spans(memory, root, &mut log));
+    let spans = root.map_or_else(Vec::new, |root| spans(memory, &anonymous, root, &mut log));
     let lists = FreeLists::read(memory, &anonymous, &spans, &mut log);
     match (root, lists) {
         (Some(root), Some(lists)) if !spans.is_empty() => {

@@ -122,7 +122,12 @@ fn root_with_entry(
 
 /// Reads all spans, in order of address. Pointers of pages inside of a span may be those of earlier
 /// spans.
-pub(super) fn spans(memory: &dyn Memory, root: AddrRange, log: &mut CorruptionLog) -> Vec<Span> {
+pub(super) fn spans(
+    memory: &dyn Memory,
+    anonymous: &[AddrRange],
+    root: AddrRange,
+    log: &mut CorruptionLog,
+) -> Vec<Span> {
     let mut leaves = DisjointRanges::default();
     let mut spans: Vec<Span> = Vec::new();
     memory.visit(root, &mut |address, bytes| {
@@ -133,7 +138,7 @@ pub(super) fn spans(memory: &dyn Memory, root: AddrRange, log: &mut CorruptionLo
             if leaf.is_multiple_of(8) && leaves.insert(range) {
                 memory.visit(range, &mut |at, bytes| {
                     let page = first + (at - leaf) / 8;
-                    add_spans(memory, page, bytes, &mut spans, log);
+                    add_spans(memory, anonymous, page, bytes, &mut spans, log);
                 });
             } else {
                 log.add(entry, entry, "the address of a leaf of the page map", leaf);
@@ -145,6 +150,7 @@ pub(super) fn spans(memory: &dyn Memory, root: AddrRange, log: &mut CorruptionLo
 
 fn add_spans(
     memory: &dyn Memory,
+    anonymous: &[AddrRange],
     first: u64,
     leaf: &[u8],
     spans: &mut Vec<Span>,
@@ -156,7 +162,11 @@ fn add_spans(
         if spans.last().is_some_and(|last| start < last.pages.end) {
             continue;
         }
-        match Span::read(memory, data).filter(|span| span.pages.start == start) {
+        let is_whole = |span: &Span| {
+            let ends = [start, span.pages.end - 1];
+            span.pages.start == start && ends.iter().all(|&it| range_of(anonymous, it).is_some())
+        };
+        match Span::read(memory, data).filter(is_whole) {
             Some(span) => spans.push(span),
             None => log.add(start, data, "a span that begins on this page", page),
         }
