@@ -381,7 +381,7 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
 #[derive(Clone, Copy)]
 struct HeapGrowth {
     growth: SteadyGrowth,
-    /// What the garbage collector shows; `None` without its counters.
+    /// The reason that the garbage collector shows; `None` without its counters.
     proof: Option<SurvivalProof>,
 }
 
