@@ -6,14 +6,16 @@ use pagewise_model::evidence::CollectorPoint;
 use pagewise_model::report::CellValue;
 
 use super::CauseEvidence;
-use super::trend::{MemoryTrend, SteadyGrowth, steady_growth_of, trend};
+use super::trend::{MemoryTrend, SteadyGrowth, steady_growth_of, stepped_growth_of, trend};
 use crate::cells::{float, text};
 
 /// Collections since the start of a program from which on its heap has been filled before: each
 /// sets the size of the heap for the next by the objects that are alive.
 const ESTABLISHED: u64 = 3;
-/// Smaller growth, as a share of the old generation, is promoted garbage.
+/// Smaller growth, as a share of the old generation, is promoted garbage; also if the number of
+/// collections is unknown.
 const MIN_SHARE: f64 = 0.03;
+const MIN_SHARE_UNCOUNTED: f64 = 0.1;
 /// Promoted garbage fills a small old generation for the first time.
 const MIN_OLD: Bytes = Bytes::mib(24);
 /// A heap of Go that is larger has been collected, unless the collector is off: the first
@@ -95,8 +97,9 @@ fn of_old_generation(
     during: Option<u64>,
 ) -> CollectedGrowth {
     let points = evidence.all.collector.value().map_or(&[][..], Vec::as_slice);
+    let least = if during.is_some() { MIN_SHARE } else { MIN_SHARE_UNCOUNTED };
     let growth = old_growth(points).filter(|growth| {
-        old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= MIN_SHARE)
+        old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= least)
     });
     match (growth, during) {
         (_, Some(0)) => CollectedGrowth::Unknown,
@@ -119,7 +122,8 @@ fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let values: Option<Vec<f64>> = points.iter().map(|it| Some(float(it.old?.0))).collect();
     let (first, last) = (points.first()?, points.last()?);
     let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
-    steady_growth_of(&values?, seconds)
+    let values = values?;
+    steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
 }
 
 fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> CollectedGrowth {
@@ -170,6 +174,21 @@ mod tests {
         assert_eq!(present(&made, "foreign-heap").confidence.key(), "possible");
         let made = growing("/usr/bin/node", 40, |second| (Some(20 + second), Some(40 + second)));
         assert_eq!(present(&made, "foreign-heap").confidence.key(), "likely");
+    }
+
+    #[test]
+    fn an_old_generation_that_grows_in_steps_is_a_cause() {
+        let steps = [32, 43, 43, 43, 43, 44, 55, 55, 55, 55];
+        let at = |second: u64| steps[usize::try_from(second).unwrap()];
+        present(&growing("/usr/bin/node", 40, |second| (None, Some(at(second)))), "foreign-heap");
+        // One step may be the start, and a step that is freed is garbage.
+        for old in
+            [[32, 43, 43, 43, 43, 43, 43, 43, 43, 43], [32, 48, 56, 57, 40, 41, 42, 58, 58, 44]]
+        {
+            let at = |second: u64| old[usize::try_from(second).unwrap()];
+            let made = growing("/usr/bin/node", 40, |second| (None, Some(at(second))));
+            assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)), "{old:?}");
+        }
     }
 
     #[test]

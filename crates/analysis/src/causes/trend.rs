@@ -83,6 +83,22 @@ pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGro
     (is_large && is_steady(values)).then_some(SteadyGrowth { bytes, seconds })
 }
 
+/// The growth of a size that changes in few large steps, such as that of an old generation, which
+/// grows at collections only: it grows in both halves, and does not drop.
+pub(super) fn stepped_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
+    if values.len() <= PARTS || seconds < MIN_SECONDS {
+        return None;
+    }
+    let last = values.len() - 1;
+    let change = values[last] - values[0];
+    let is_large = change >= float(MIN_GROWTH.0) && change / seconds >= MIN_RATE;
+    let first = values[last.div_ceil(2)] - values[0];
+    let grows = first >= change * STEADY && change - first >= change * STEADY;
+    let bytes = Bytes(whole(change).unsigned_abs());
+    (is_large && grows && largest_drop(values) <= change * DROP)
+        .then_some(SteadyGrowth { bytes, seconds })
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "a difference of two sizes")]
 fn whole(change: f64) -> i64 {
     change as i64
@@ -112,16 +128,21 @@ fn is_steady(values: &[f64]) -> bool {
     let grown = (0..PARTS).filter(|part| at(part + 1) - at(*part) >= average * STEADY).count();
     let (half, second) = (at(PARTS / 2) - values[0], values[last] - at(PARTS / 2));
     let at_end = values[last] - at(PARTS - 1);
-    let mut highest = values[0];
+    grown + 1 >= PARTS
+        && at_end >= average * STEADY
+        && second >= half * SECOND_HALF
+        && largest_drop(values) <= change * DROP
+}
+
+/// The largest difference between a value and one after it that is lower.
+fn largest_drop(values: &[f64]) -> f64 {
+    let mut highest = f64::MIN;
     let mut drop = 0.0_f64;
     for value in values {
         highest = highest.max(*value);
         drop = drop.max(highest - value);
     }
-    grown + 1 >= PARTS
-        && at_end >= average * STEADY
-        && second >= half * SECOND_HALF
-        && drop <= change * DROP
+    drop
 }
 
 /// Kind of the memory that grows.
