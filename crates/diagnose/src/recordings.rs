@@ -24,13 +24,7 @@ fn limit() -> MemoryLimit {
 }
 
 fn absent(error: &TraceError) -> Absent {
-    match error {
-        TraceError::NotPermitted { .. } | TraceError::NotWatched { .. } => {
-            Absent::NotPermitted("CAP_PERFMON and read access to tracefs".into())
-        }
-        TraceError::Gone { .. } => Absent::Vanished,
-        error => Absent::NotSupported(error.to_string().into()),
-    }
+    error.absent("CAP_PERFMON and read access to tracefs")
 }
 
 /// A recording of page faults.

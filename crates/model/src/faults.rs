@@ -291,6 +291,9 @@ pub struct FaultRow {
     pub kind: FaultKind,
     /// True if the kernel touched the memory in a system call of the program.
     pub by_kernel: bool,
+    /// True if the stack pointer of the thread was in the same mapping.
+    #[serde(default)]
+    pub on_stack: bool,
     /// Owner of the memory.
     #[serde(default)]
     pub owner: Owner,

@@ -71,16 +71,6 @@ struct AllocationCounts {
     all: u64,
 }
 
-fn absent(error: &TraceError) -> Absent {
-    match error {
-        TraceError::Gone { .. } => Absent::Vanished,
-        TraceError::NotPermitted { .. } | TraceError::NotWatched { .. } => {
-            Absent::NotPermitted("root, or CAP_PERFMON and CAP_BPF".into())
-        }
-        other => Absent::NotSupported(other.to_string().into()),
-    }
-}
-
 /// The file whose `malloc` the process calls: an allocator library comes before the C library.
 fn allocator(pid: u32) -> Option<(TimedCode, Vec<(u64, SizeArgument)>)> {
     let names = FUNCTIONS.map(|(name, _)| name);
@@ -120,7 +110,7 @@ impl AllocationProfiler {
         let (code, functions) = allocator(pid).ok_or_else(no_malloc)?;
         let finder = Finder::new(Callers::Tables(stack), limit);
         let session = open(pid, kind, &code, &functions, finder.carries());
-        let session = session.map_err(|error| absent(&error))?;
+        let session = session.map_err(|error| error.absent("root, or CAP_PERFMON and CAP_BPF"))?;
         let mut spaces = Spaces::within(limit.part(16 * REGION));
         spaces.read(&ProcRoot::live(), pid);
         let counts = AllocationCounts {

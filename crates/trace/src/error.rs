@@ -2,6 +2,8 @@
 
 use std::io;
 
+use pagewise_model::Absent;
+
 /// Why nothing could be traced.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,6 +55,17 @@ pub enum TraceError {
 }
 
 impl TraceError {
+    /// Reason why a value is absent; `needs` are the rights that the recording needs.
+    pub fn absent(&self, needs: &'static str) -> Absent {
+        match self {
+            TraceError::NotPermitted { .. } | TraceError::NotWatched { .. } => {
+                Absent::NotPermitted(needs.into())
+            }
+            TraceError::Gone { .. } => Absent::Vanished,
+            error => Absent::NotSupported(error.to_string().into()),
+        }
+    }
+
     /// True if rights are missing, and nothing else.
     pub fn is_denied(&self) -> bool {
         match self {

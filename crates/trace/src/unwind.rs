@@ -61,6 +61,12 @@ mod carried {
         &[0, 3, 2, 1, 4, 5, 6, 7, 16, 8, 9, 10, 11, 12, 13, 14, 15];
 }
 
+/// Stack pointer of the program at a sample; `None` if the sample has no registers.
+pub(crate) fn stack_pointer(sample: &PerfSample<'_>) -> Option<u64> {
+    let index = carried::NUMBERS.iter().position(|number| *number == STACK_POINTER)?;
+    sample.registers().nth(index)
+}
+
 /// Elsewhere samples carry callers by frame pointers only.
 #[cfg(not(target_arch = "x86_64"))]
 mod carried {

@@ -14,6 +14,7 @@ use super::trend::{GrownMemory, MemoryTrend, SteadyGrowth, trend};
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
 use crate::explain::fact;
+use crate::explain::heap::estimate_words;
 use crate::pools::{LanguageRuntime, PoolKind};
 
 /// The rows of the table of causes.
@@ -97,15 +98,6 @@ fn lasting(
     first.map_or(now, |first| if first.low < now.low { first } else { now })
 }
 
-/// Bounds in a sentence: one number if they differ little.
-fn between(estimate: BytesEstimate) -> Vec<CellValue> {
-    let BytesEstimate { low, high } = estimate;
-    match high.0 - low.0.min(high.0) <= high.0 / 20 {
-        true => vec![CellValue::Bytes(low.0)],
-        false => vec![CellValue::Bytes(low.0), text(" to "), CellValue::Bytes(high.0)],
-    }
-}
-
 /// The arenas of an allocator as an object.
 fn arenas_of(sample: &HeapSample) -> CauseObject {
     CauseObject::Heap(format!("heap arenas of {}", sample.allocator).into())
@@ -178,7 +170,7 @@ fn many_arenas(evidence: &CauseEvidence<'_>) -> Verdict {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
-    let mut sentence = between(free);
+    let mut sentence = estimate_words(free);
     sentence.extend([
         text(" are free in "),
         CellValue::Count(threads),
@@ -239,11 +231,11 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(line);
     }
     if let Some(pinned) = fragmentation(evidence, sample) {
-        let mut line = between(pinned);
+        let mut line = estimate_words(pinned);
         line.push(text(" more are pinned by live blocks: see the cause fragmented-heap"));
         return Verdict::RuledOut(line);
     }
-    let mut sentence = between(amount);
+    let mut sentence = estimate_words(amount);
     sentence.push(text(" of the heap are whole pages of free blocks, which "));
     sentence.push(text("the allocator keeps and `malloc_trim(0)` would return to the kernel."));
     let mut found = cause("trimmable-heap", arenas_of(sample), Confidence::Certain, sentence);
@@ -276,9 +268,9 @@ fn fragmented(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(vec![pinned, text(" of pinned free bytes at most")]);
     };
     let trimmable = lasting(evidence, sample, |sample| sample.trimmable);
-    let mut sentence = between(pinned);
+    let mut sentence = estimate_words(pinned);
     sentence.push(text(" of the heap are free but share pages with live blocks, which take "));
-    sentence.extend(between(sample.live));
+    sentence.extend(estimate_words(sample.live));
     sentence.push(text(": heap fragmentation."));
     let mut found = cause("fragmented-heap", arenas_of(sample), Confidence::Certain, sentence);
     let unused = pinned.low + trimmable.low;

@@ -77,6 +77,7 @@ pub(super) fn faults(
             thread: 0,
             kind,
             by_kernel: false,
+            on_stack: false,
             owner: Owner::Unrecorded,
             count,
             took_ns: None,

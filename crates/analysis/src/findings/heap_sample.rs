@@ -3,14 +3,14 @@
 
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::machine::ProcessMoment;
-use pagewise_model::report::{CellValue, Fact, Finding, Severity};
+use pagewise_model::report::{Fact, Finding, Severity};
 use pagewise_model::{Bytes, Reading};
 
 use super::heap_scan::{COPY_SURVIVORS, LARGE, PART, TRIM_IN_PROGRAM};
-use super::{FindingRule, bytes, command, fact, finding, size};
+use super::{FindingRule, command, fact, finding, size};
 use crate::cells::{share, text};
 use crate::explain::ExplainSubject;
-use crate::explain::heap::estimate_cell;
+use crate::explain::heap::{estimate_cell, estimate_words};
 
 /// The rules, in the order of their reports.
 pub(super) const RULES: &[FindingRule] =
@@ -25,15 +25,6 @@ fn is_large(subject: &ExplainSubject<'_>, sample: &HeapSample, amount: Bytes) ->
     amount >= LARGE
         && is_part(sample.resident, PART)
         && resident.map_or(true, |resident| is_part(resident, PART_OF_RES))
-}
-
-/// Bounds in a sentence: one number if they differ little.
-fn between(estimate: BytesEstimate) -> Vec<CellValue> {
-    let BytesEstimate { low, high } = estimate;
-    match high.0 - low.0.min(high.0) <= high.0 / 50 {
-        true => vec![bytes(low)],
-        false => vec![bytes(low), text(" to "), bytes(high)],
-    }
 }
 
 /// The sample as evidence.
@@ -58,7 +49,7 @@ fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
     if moment == ProcessMoment::CoreDumped || !is_large(subject, sample, amount.low) {
         return None;
     }
-    let mut claim = between(amount);
+    let mut claim = estimate_words(amount);
     claim.extend([
         text(" of the heap are whole pages of free blocks: at least "),
         share(amount.low.0, sample.resident.0),
@@ -71,7 +62,7 @@ fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
             subject,
             " --heap --yes`: the running process calls `malloc_trim(0)`, which returns ",
         ));
-        next_step.extend(between(amount));
+        next_step.extend(estimate_words(amount));
         next_step.push(text(". "));
     }
     next_step.push(text(TRIM_IN_PROGRAM));
@@ -88,11 +79,11 @@ fn fragmented(subject: &ExplainSubject<'_>) -> Option<Finding> {
         return None;
     }
     let mut claim = vec![text("Memory fragmentation: ")];
-    claim.extend(between(amount));
+    claim.extend(estimate_words(amount));
     claim.push(text(
         " of the heap are free and cannot be returned, because they share pages with live blocks, which take ",
     ));
-    claim.extend(between(sample.live));
+    claim.extend(estimate_words(sample.live));
     claim.push(text("."));
     let mut next_step = vec![text(COPY_SURVIVORS)];
     if subject.snapshot.provenance.moment == ProcessMoment::Running {

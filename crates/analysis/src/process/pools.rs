@@ -19,6 +19,7 @@ use pagewise_model::{Backing, Mapping, Name, Snapshot};
 
 pub(crate) use anonymous::ARENA_HEAP;
 pub(crate) use runtime::LanguageRuntime;
+pub(crate) use stacks::stack_name;
 pub use sums::{PoolSums, sums, total};
 
 macro_rules! kinds {
@@ -182,22 +183,27 @@ impl PoolMap {
             return mapping.name.clone();
         }
         let pool = self.pool_of(index);
-        let mut words = pool.kind.label().as_bytes().to_vec();
-        if pool.kind == PoolKind::Library
-            && let Some(part) = self.part(index)
-        {
-            words.extend([b" ", part.key().as_bytes()].concat());
-        }
-        if pool.kind.names_each() {
-            words.extend([b": ", pool.name.as_bytes()].concat());
-        }
-        Name::new(&[b"[", words.as_slice(), b"]"].concat())
+        let part = self.part(index).filter(|_| pool.kind == PoolKind::Library);
+        name_of_nameless(pool.kind, part, &pool.name)
     }
 
     /// The part of its ELF file that a mapping is; `None` where it is of none.
     pub fn part(&self, mapping: usize) -> Option<ElfPart> {
         self.parts[mapping]
     }
+}
+
+/// Name of memory that has none in `maps`: its kind, with the name of the pool if that
+/// distinguishes pools of this kind.
+pub(crate) fn name_of_nameless(kind: PoolKind, part: Option<ElfPart>, pool: &Name) -> Name {
+    let mut words = kind.label().as_bytes().to_vec();
+    if let Some(part) = part {
+        words.extend([b" ", part.key().as_bytes()].concat());
+    }
+    if kind.names_each() {
+        words.extend([b": ", pool.as_bytes()].concat());
+    }
+    Name::new(&[b"[", words.as_slice(), b"]"].concat())
 }
 
 /// Sorts every mapping of a snapshot into a pool. Empty where the mappings are absent.

@@ -7,6 +7,8 @@ pub(crate) mod places;
 mod tests;
 mod tree;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use pagewise_model::bounds::OTHER_MAPPINGS;
 use pagewise_model::faults::{FaultKind, FaultMapping, FaultRecording, FaultRow, FaultSource};
 use pagewise_model::histogram::TimeHistogram;
@@ -14,7 +16,7 @@ use pagewise_model::report::{
     Audience, Axis, AxisUnit, CellValue, Chart, ChartLine, ColumnCells, Fact, FactsShape, Findings,
     Gaps, Label, NamedFacts, Paragraph, Report, ReportBlock, ReportTable, Scale, TableColumn,
 };
-use pagewise_model::{Absent, Name, Quadrant};
+use pagewise_model::{Absent, Name, Pid, Quadrant};
 
 use crate::blocks::{
     ended_yet, facts_of, first, folded, folded_remarks, for_people, for_programs, process,
@@ -23,6 +25,7 @@ use crate::blocks::{
 use crate::cells::{float, share};
 use crate::explain::fact;
 use crate::findings::{Evidence, find};
+use crate::pools::{PoolKind, name_of_nameless, stack_name};
 use places::FaultFrames;
 
 /// Options of the report.
@@ -320,12 +323,37 @@ fn apart() -> Absent {
     Absent::NotCollected("a higher --memory-limit: they are many".into())
 }
 
-/// Name of a mapping for people.
-fn mapping_name(mapped: &FaultMapping) -> CellValue {
-    match (mapped.quadrant, mapped.name.is_empty()) {
-        (None, _) => CellValue::text("in no known mapping"),
-        (Some(_), true) => CellValue::text("[anonymous]"),
-        (Some(_), false) => CellValue::Name(mapped.name.clone()),
+/// Threads by the mappings in which their stacks are.
+struct ThreadStacks<'a>(BTreeMap<u32, BTreeSet<(Pid, &'a Name)>>);
+
+impl ThreadStacks<'_> {
+    fn of_recording(recording: &FaultRecording) -> ThreadStacks<'_> {
+        let mut threads = BTreeMap::<u32, BTreeSet<_>>::new();
+        for row in recording.rows.iter().filter(|row| row.on_stack) {
+            let thread = recording.threads.get(row.thread as usize);
+            // Threads that are not kept apart have no number.
+            let thread = thread.filter(|it| it.tid.0 != 0).map(|it| (it.tid, &it.name));
+            threads.entry(row.mapping).or_default().extend(thread);
+        }
+        ThreadStacks(threads)
+    }
+
+    /// Name of a mapping for people: that of the kernel, or that of the thread whose stack it is.
+    fn mapping_name(&self, index: usize, mapped: &FaultMapping) -> CellValue {
+        match (mapped.quadrant, mapped.name.is_empty()) {
+            (None, _) => CellValue::text("in no known mapping"),
+            (Some(_), true) => {
+                self.stack_name(index).map_or(CellValue::text("[anonymous]"), CellValue::Name)
+            }
+            (Some(_), false) => CellValue::Name(mapped.name.clone()),
+        }
+    }
+
+    fn stack_name(&self, index: usize) -> Option<Name> {
+        let threads = self.0.get(&u32::try_from(index).ok()?)?;
+        let (tid, name) = threads.first()?;
+        let pool = stack_name(name, *tid, threads.len() - 1);
+        Some(name_of_nameless(PoolKind::ThreadStack, None, &pool))
     }
 }
 
@@ -341,6 +369,7 @@ fn mappings(recording: &FaultRecording, options: &FaultOptions) -> ReportTable {
     order.sort_by_key(|at| (std::cmp::Reverse(total(*at)), *at));
     let (shown, note) = first(&order, options.limit, "--rows");
     let each = || shown.iter().map(|at| (&recording.mappings[*at], *at));
+    let stacks = ThreadStacks::of_recording(recording);
     let all = recording.count();
     let most = |at: usize| {
         let kinds = FaultKind::ALL.into_iter().max_by_key(|kind| sums[at][kind.index()]);
@@ -395,7 +424,9 @@ fn mappings(recording: &FaultRecording, options: &FaultOptions) -> ReportTable {
         TableColumn::new(
             "name",
             "MAPPING",
-            ColumnCells::Values(each().map(|(mapped, _)| mapping_name(mapped)).collect()),
+            ColumnCells::Values(
+                each().map(|(mapped, at)| stacks.mapping_name(at, mapped)).collect(),
+            ),
         ),
     ];
     ReportTable { note, ..table("mappings", "By mapping", Audience::Everyone, columns) }

@@ -114,7 +114,7 @@ pub(super) fn mappings(
     let numbers = mappings.fold(&weights, most);
     let number = |at: u32| numbers[at as usize];
     rekey(rows, |key| FaultKey { mapping: number(key.mapping), ..key });
-    pending.values_mut().for_each(|it| it.mapping = number(it.mapping));
+    pending.values_mut().for_each(|it| it.memory.mapping = number(it.memory.mapping));
 }
 
 /// Keeps at most `most` rows, if few stacks, threads and mappings occur in many combinations: the

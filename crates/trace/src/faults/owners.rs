@@ -175,6 +175,7 @@ mod tests {
             thread: 0,
             kind: pagewise_model::faults::FaultKind::Anonymous,
             by_kernel: false,
+            on_stack: false,
             owner,
             count: 1,
             took_ns: None,

@@ -28,7 +28,7 @@ use crate::record::{PerfRecord, PerfSample};
 use crate::spaces::{REGION, Spaces};
 use crate::stacks::{RecordedStacks, StackId};
 use crate::symbolized::symbolize;
-use crate::unwind::Unwinder;
+use crate::unwind::{Unwinder, stack_pointer};
 
 /// At most one part in this number of the time is spent reading mappings again.
 const REREAD: u32 = 50;
@@ -44,10 +44,19 @@ pub(super) struct PendingFault {
     code: ErrorCode,
     by_kernel: bool,
     pub(super) stack: StackId,
+    pub(super) memory: FaultMemory,
+    /// Stack pointer of the program.
+    pointer: Option<u64>,
+    owner: Owner,
+}
+
+/// Memory of a fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FaultMemory {
     pub(super) mapping: u32,
     quadrant: Option<Quadrant>,
     is_huge: bool,
-    owner: Owner,
+    on_stack: bool,
 }
 
 /// Common properties of faults that are summed.
@@ -58,6 +67,7 @@ pub(super) struct FaultKey {
     pub(super) thread: u32,
     pub(super) kind: FaultKind,
     pub(super) by_kernel: bool,
+    pub(super) on_stack: bool,
     pub(super) owner: Owner,
 }
 
@@ -302,7 +312,7 @@ impl FaultState {
             Some(FaultRole::HugePage) => {
                 let ip = sample.callers().next();
                 if let Some(pending) = self.pending.get_mut(&sample.tid) {
-                    pending.is_huge |= ip.is_some() && pending.user_ip == ip;
+                    pending.memory.is_huge |= ip.is_some() && pending.user_ip == ip;
                 }
             }
             Some(FaultRole::Moves(fields)) => self.moves.ask(fields, sample),
@@ -312,19 +322,23 @@ impl FaultState {
         }
     }
 
-    fn place(&mut self, pid: u32, address: u64) -> (u32, Option<Quadrant>, bool) {
+    /// The memory at an address, in a fault of a thread with this stack pointer.
+    fn memory(&mut self, pid: u32, address: u64, pointer: Option<u64>) -> FaultMemory {
         let FaultState { spaces, mappings, .. } = self;
         let region = spaces.find(pid, address);
         let is_huge = region.is_some_and(|region| {
             let name = region.name.as_bytes();
             name.starts_with(b"/anon_hugepage") || name.starts_with(b"/dev/hugepages/")
         });
+        let on_stack = region
+            .zip(pointer)
+            .is_some_and(|(region, pointer)| (region.start..region.end).contains(&pointer));
         let (mapping, quadrant) = mappings.number(pid, spaces.program(pid), region);
-        (mapping, quadrant, is_huge)
+        FaultMemory { mapping, quadrant, is_huge, on_stack }
     }
 
     fn pend(&mut self, sample: &PerfSample<'_>, address: u64, code: ErrorCode, by_kernel: bool) {
-        let (mapping, quadrant, is_huge) = self.place(sample.pid, address);
+        let pointer = stack_pointer(sample);
         let pending = PendingFault {
             pid: sample.pid,
             time: sample.time,
@@ -333,9 +347,8 @@ impl FaultState {
             code,
             by_kernel,
             stack: self.stack(sample, by_kernel),
-            mapping,
-            quadrant,
-            is_huge,
+            memory: self.memory(sample.pid, address, pointer),
+            pointer,
             owner: self.owner(sample, address),
         };
         self.pending.insert(sample.tid, pending);
@@ -365,52 +378,55 @@ impl FaultState {
         if told.is_none() && pending.by_kernel {
             return;
         }
-        if pending.quadrant.is_none() {
+        if pending.memory.quadrant.is_none() {
             // A stack grows in the fault itself.
-            (pending.mapping, pending.quadrant, pending.is_huge) =
-                self.place_again(pending.pid, pending.address);
+            pending.memory = self.memory_again(pending.pid, pending.address, pending.pointer);
         }
+        let FaultMemory { mapping, quadrant, is_huge, on_stack } = pending.memory;
         let facts = FaultFacts {
             code: Some(pending.code),
             // All faults that succeed have an end event if they are timed.
-            quadrant: pending.quadrant.filter(|_| told.is_some() || !self.latency),
+            quadrant: quadrant.filter(|_| told.is_some() || !self.latency),
             major: told.is_some_and(|(_, major)| major),
-            huge: pending.is_huge,
+            huge: is_huge,
         };
         let took = told.filter(|_| self.latency).map(|(end, _)| end.saturating_sub(pending.time));
         let key = FaultKey {
             stack: pending.stack,
-            mapping: pending.mapping,
+            mapping,
             thread: self.thread(pending.pid, tid),
             kind: kind(&facts),
             by_kernel: pending.by_kernel,
+            on_stack,
             owner: pending.owner,
         };
         self.add(key, pending.time, self.every, took);
     }
 
-    fn place_again(&mut self, pid: u32, address: u64) -> (u32, Option<Quadrant>, bool) {
+    fn memory_again(&mut self, pid: u32, address: u64, pointer: Option<u64>) -> FaultMemory {
         let may = self.reread * REREAD <= self.since.elapsed();
         if self.spaces.find(pid, address).is_none() && may {
             let begin = Instant::now();
             self.spaces.fill(&self.root, pid);
             self.reread += begin.elapsed();
         }
-        self.place(pid, address)
+        self.memory(pid, address, pointer)
     }
 
     fn whole(&mut self, sample: &PerfSample<'_>, major: bool) {
-        let (mut mapping, mut quadrant, mut huge) = self.place(sample.pid, sample.address);
-        if quadrant.is_none() {
-            (mapping, quadrant, huge) = self.place_again(sample.pid, sample.address);
+        let pointer = stack_pointer(sample);
+        let mut memory = self.memory(sample.pid, sample.address, pointer);
+        if memory.quadrant.is_none() {
+            memory = self.memory_again(sample.pid, sample.address, pointer);
         }
+        let FaultMemory { mapping, quadrant, is_huge: huge, on_stack } = memory;
         // For a system call in the kernel, the address of the sample is in the kernel.
         let by_kernel = sample.ip >> 63 != 0;
         let stack = self.stack(sample, by_kernel);
         let kind = kind(&FaultFacts { code: None, quadrant, major, huge });
         let thread = self.thread(sample.pid, sample.tid);
         let owner = self.owner(sample, sample.address);
-        let key = FaultKey { stack, mapping, thread, kind, by_kernel, owner };
+        let key = FaultKey { stack, mapping, thread, kind, by_kernel, on_stack, owner };
         self.add(key, sample.time, if major { 1 } else { self.every }, None);
     }
 
@@ -471,14 +487,17 @@ impl FaultState {
             thread: key.thread,
             kind: key.kind,
             by_kernel: key.by_kernel,
+            on_stack: key.on_stack,
             owner: key.owner,
             count: sum.count,
             took_ns: sum.took,
         };
         let mut rows: Vec<FaultRow> = sums.into_iter().map(row).collect();
         rows.sort_by_key(|row| {
-            let FaultRow { stack, mapping, thread, kind, by_kernel, owner, count, .. } = *row;
-            (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel, owner)
+            let FaultRow {
+                stack, mapping, thread, kind, by_kernel, on_stack, owner, count, ..
+            } = *row;
+            (std::cmp::Reverse(count), stack, mapping, thread, kind, by_kernel, on_stack, owner)
         });
         let (heap, mut lacks) = owners.finish(&mut rows);
         lacks.extend(symbols.lacks());

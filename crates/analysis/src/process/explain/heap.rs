@@ -82,6 +82,14 @@ fn conditions(sample: &HeapSample, read: &'static str) -> Vec<Fact> {
     all.into_iter().map(|fact| fact.hidden_if(true)).collect()
 }
 
+/// Bounds in a sentence: one number if they differ by at most 2 %.
+pub(crate) fn estimate_words(BytesEstimate { low, high }: BytesEstimate) -> Vec<CellValue> {
+    match high.0 - low.0.min(high.0) <= high.0 / 50 {
+        true => vec![CellValue::Bytes(low.0)],
+        false => vec![CellValue::Bytes(low.0), text(" to "), CellValue::Bytes(high.0)],
+    }
+}
+
 /// The bounds by name.
 pub(crate) fn estimate_cell(estimate: BytesEstimate) -> CellValue {
     CellValue::Record(vec![

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use pagewise_model::process::Thread;
-use pagewise_model::{Bytes, Mapping, Name};
+use pagewise_model::{Bytes, Mapping, Name, Pid};
 
 use super::anonymous::{LARGEST_GUARD, index_at};
 use super::{PoolKind, PoolMark, Sorter};
@@ -52,16 +52,18 @@ fn by_pointer<'a>(sorter: &mut Sorter<'_>, threads: &'a [Thread]) -> Vec<ThreadS
     for sharers in stacks.chunk_by(|a, b| a.0 == b.0) {
         let (index, first) = sharers[0];
         let mark = PoolMark::Number(u64::from(first.tid.0));
-        sorter.put_marked(index, PoolKind::ThreadStack, mark, || name(first, sharers.len() - 1));
+        let name = || stack_name(&first.name, first.tid, sharers.len() - 1);
+        sorter.put_marked(index, PoolKind::ThreadStack, mark, name);
     }
     found
 }
 
-fn name(thread: &Thread, others: usize) -> Name {
-    let mut name = match thread.name.as_bytes() {
+/// Name of a mapping with the stack of a thread, and with those of `others`.
+pub(crate) fn stack_name(thread: &Name, tid: Pid, others: usize) -> Name {
+    let mut name = match thread.as_bytes() {
         // A core file has the name of the first thread only.
-        b"" => format!("thread {}", thread.tid).into_bytes(),
-        name => [name, format!(" ({})", thread.tid).as_bytes()].concat(),
+        b"" => format!("thread {tid}").into_bytes(),
+        name => [name, format!(" ({tid})").as_bytes()].concat(),
     };
     if others > 0 {
         name.extend(format!(" and {others} more").bytes());

@@ -38,6 +38,7 @@ fn recording(rows: &[(FaultKind, u32, u64)]) -> FaultRecording {
         thread: 0,
         kind: *kind,
         by_kernel: false,
+        on_stack: false,
         owner: Owner::Unrecorded,
         count: *count,
         took_ns: None,
@@ -106,6 +107,33 @@ fn faults_are_added_up_by_function_line_and_quadrant() {
 }
 
 #[test]
+fn a_stack_has_the_name_that_explain_prints() {
+    let stack_rows = |rows: &[(FaultKind, u32, u64)]| {
+        let mut recording = recording(rows);
+        let thread =
+            |tid, name: &str| FaultThread { pid: Pid(7), tid: Pid(tid), name: name.into() };
+        recording.threads.extend([thread(9, "worker-3"), thread(8, "worker-2")]);
+        for (row, thread) in recording.rows.iter_mut().zip([1, 2]) {
+            (row.thread, row.on_stack) = (thread, true);
+        }
+        let report = faults(&recording, &FaultOptions::default());
+        column(table(&report, "mappings"), "name")
+    };
+    let named = |name: &str| CellValue::Name(name.into());
+    assert_eq!(
+        stack_rows(&[(FaultKind::Anonymous, 0, 4)]),
+        [named("[thread stack: worker-3 (9)]")]
+    );
+    assert_eq!(
+        stack_rows(&[(FaultKind::Anonymous, 0, 4), (FaultKind::Anonymous, 0, 2)]),
+        [named("[thread stack: worker-2 (8) and 1 more]")]
+    );
+    let report = report(&[(FaultKind::Anonymous, 0, 4)]);
+    let names = column(table(&report, "mappings"), "name");
+    assert_eq!(names, [CellValue::text("[anonymous]")], "the stack pointer was elsewhere");
+}
+
+#[test]
 fn an_unknown_value_is_absent() {
     let counters = FaultRecording {
         source: FaultSource::Counters,
@@ -168,6 +196,7 @@ fn with_heap(owners: &[(u32, Owner, u64)]) -> FaultRecording {
             thread: 0,
             kind: FaultKind::Anonymous,
             by_kernel: false,
+            on_stack: false,
             owner: *owner,
             count: *count,
             took_ns: None,
