@@ -14,7 +14,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -32,8 +32,12 @@ const MIB: u64 = 16;
 const MAX_END: Duration = Duration::from_secs(30);
 /// Number of times that `pagewise keep` is run: each waits thirty seconds.
 const KEEP_TRIES: u32 = 3;
+/// Exit status of `diagnose` that found trouble.
+const TROUBLE: i32 = 10;
 /// Maximum number of printed cases of a failing test.
 const MAX_SHOWN: usize = 25;
+/// The kind of events that uprobes are.
+const UPROBES: &str = "/sys/bus/event_source/devices/uprobe/type";
 
 /// Actions of the program before a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ enum VictimMemory {
     AsItIs,
     Sparse,
     Dense,
+    /// Blocks that no pointer leads to.
+    Leaked,
 }
 
 /// A command that looks into a process or changes it.
@@ -120,10 +126,17 @@ const SCAN_FORK: KillCase =
     KillCase { name: "heap scan fork", arguments: "heap scan PID --fork", ..READS };
 const DIAGNOSE: KillCase =
     KillCase { name: "diagnose", arguments: "diagnose PID --for 300ms -o FILE", ..READS };
+/// The same of a process that leaks: the functions that allocate are found by uprobes.
+const DIAGNOSE_LEAK: KillCase = KillCase {
+    name: "diagnose, leak",
+    memory: VictimMemory::Leaked,
+    arguments: "diagnose PID --for 300ms --max-pause 10s --budget 100 -o FILE",
+    ..READS
+};
 const POOLS: KillCase = KillCase { name: "pools", arguments: "pools PID", ..READS };
 
 /// Those that change their target, and those that stop it.
-const CASES: [KillCase; 18] = [
+const CASES: [KillCase; 19] = [
     SPLIT,
     DROP,
     KillCase {
@@ -155,6 +168,7 @@ const CASES: [KillCase; 18] = [
     WATCH,
     POOLS,
     DIAGNOSE,
+    DIAGNOSE_LEAK,
     KillCase { name: "faults", arguments: "faults PID --for 20ms -o FILE", ..READS },
     KillCase { name: "shootdowns", arguments: "shootdowns PID --for 20ms -o FILE", ..READS },
 ];
@@ -190,24 +204,35 @@ impl KillCase {
 struct KillTarget {
     victim: Victim,
     before: TargetBefore,
+    /// Holds a C library of the target's own, if it has one.
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl KillTarget {
     fn start(random: &mut Random) -> KillTarget {
-        KillTarget::start_with(random, "")
+        KillTarget::start_for(&READS, random)
     }
 
-    fn start_with(random: &mut Random, preload: &str) -> KillTarget {
+    fn start_for(case: &KillCase, random: &mut Random) -> KillTarget {
+        let folder = (case.memory == VictimMemory::Leaked).then(own_libc);
+        let libc = folder.as_ref().map(|it| it.path().join("libc.so.6").display().to_string());
+        let preload = libc.as_deref().unwrap_or(case.preload);
         let mut victim = Victim::start(1, MIB, random, preload);
         victim.ask().expect("the program is well before anything happens to it");
-        let before = TargetBefore::of_victim(&victim);
-        KillTarget { victim, before }
+        if case.memory == VictimMemory::Leaked {
+            victim.lose_blocks().unwrap();
+        }
+        let mut before = TargetBefore::of_victim(&victim);
+        if let Some(libc) = libc {
+            before = before.with_own_files(&libc);
+        }
+        KillTarget { victim, before, _folder: folder }
     }
 
     /// Why the memory cannot be as the command wants it.
     fn prepare(&mut self, memory: VictimMemory) -> Result<(), String> {
         let huge = match memory {
-            VictimMemory::AsItIs => return Ok(()),
+            VictimMemory::AsItIs | VictimMemory::Leaked => return Ok(()),
             VictimMemory::Sparse => self.victim.map_sparse()?,
             VictimMemory::Dense => return self.victim.map_dense().map(drop),
         };
@@ -216,6 +241,16 @@ impl KillTarget {
         }
         Ok(())
     }
+}
+
+/// A folder with a copy of the C library: uprobes in it concern the process that maps it only.
+fn own_libc() -> tempfile::TempDir {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    let libc = paths.into_iter().find(|path| path.ends_with("/libc.so.6")).unwrap();
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    fs::copy(libc, folder.path().join("libc.so.6")).unwrap();
+    folder
 }
 
 /// Harm found, and its count.
@@ -283,7 +318,7 @@ fn steps(
     calls: Calls,
     signals: &[i32],
 ) -> Option<Vec<KillStep>> {
-    let mut target = KillTarget::start_with(random, case.preload);
+    let mut target = KillTarget::start_for(case, random);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     if let Err(why) = target.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
@@ -327,7 +362,7 @@ fn try_step(
     folder: &Path,
     harm: &Harm,
 ) {
-    let there = target.get_or_insert_with(|| KillTarget::start_with(random, case.preload));
+    let there = target.get_or_insert_with(|| KillTarget::start_for(case, random));
     if let Err(why) = there.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("a step of {}: {why}", case.name)));
         *target = None;
@@ -352,7 +387,7 @@ fn try_step(
     if ended.left > 0 {
         found.push(format!("{} processes of pagewise do not end: {}", ended.left, ended.said));
     }
-    if ended.at.is_none() && !matches!(ended.status >> 8, 0 | 1) || ended.status == 139 {
+    if ended.at.is_none() && !matches!(ended.status >> 8, 0 | 1 | TROUBLE) || ended.status == 139 {
         found.push(format!(
             "pagewise itself ended with wait status {:#x}: {}",
             ended.status, ended.said
@@ -462,6 +497,56 @@ fn interrupted_at_any_step_it_leaves_no_process_harmed() {
     );
 }
 
+/// A command that was started, killed at the end.
+struct RunningCommand(Child);
+
+impl RunningCommand {
+    fn start(case: &KillCase, pid: u32, file: &Path) -> RunningCommand {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        command.args(case.command_words(pid, file)).stdin(Stdio::null());
+        RunningCommand(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for RunningCommand {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn killed_while_its_uprobes_are_in_the_target_diagnose_leaves_the_code_as_it_was() {
+    if !is_root() {
+        return;
+    }
+    if !Path::new(UPROBES).exists() {
+        return fixture::skip_without_events(UPROBES);
+    }
+    let (mut random, harm) = (Random::of_environment(), Harm::default());
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let file = folder.path().join("file");
+    let mut target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+    for round in 0..number_of_environment("PAGEWISE_ROUNDS", 5) {
+        let mut command = RunningCommand::start(&DIAGNOSE_LEAK, target.victim.pid, &file);
+        while !target.before.has_own_code_changed() {
+            let ended = command.0.try_wait().unwrap();
+            assert!(ended.is_none(), "{ended:?} without a probe");
+        }
+        // The recording takes up to a second.
+        std::thread::sleep(Duration::from_secs(1).mul_f64(random.fraction()));
+        drop(command);
+        harm.tried.fetch_add(1, Ordering::Relaxed);
+        let found = target.before.harm(&mut target.victim, DIAGNOSE_LEAK.allowed, GRACE);
+        if !found.is_empty() {
+            harm.note(&DIAGNOSE_LEAK, &format!("killed in round {round}"), &found);
+            target = KillTarget::start_for(&DIAGNOSE_LEAK, &mut random);
+        }
+    }
+    harm.check();
+    target.victim.end().unwrap();
+}
+
 /// A command with a signal at a time by chance.
 #[derive(Clone, Copy, Debug)]
 struct Round {
@@ -475,7 +560,7 @@ struct Round {
 
 /// Duration of an uninterrupted command.
 fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
-    let mut target = KillTarget::start_with(random, case.preload);
+    let mut target = KillTarget::start_for(case, random);
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let mut all = Vec::new();
     for _ in 0..3 {
@@ -548,7 +633,7 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
             .collect();
         let began = Instant::now();
         each(&all, &mut random, |round, target, random, folder| {
-            let there = target.get_or_insert_with(|| KillTarget::start_with(random, case.preload));
+            let there = target.get_or_insert_with(|| KillTarget::start_for(case, random));
             let file = folder.join("file");
             let mut found = Vec::new();
             match there.prepare(case.memory) {
