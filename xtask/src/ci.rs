@@ -188,6 +188,7 @@ const ALONE: &[&str] = &[
     "memory_limit",
     "pages",
     "pid_reuse",
+    "remedies",
     "shootdowns",
     "stat",
 ];
