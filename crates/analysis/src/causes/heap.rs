@@ -530,7 +530,7 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
         LanguageRuntime::Python => (
             format!("`pagewise heap scan {pid}` lists its live Python objects by type."),
             "Find the line of Python that allocates them (the call stacks of pagewise show the interpreter): start the program \
-             with `python3 -X tracemalloc=5` and compare two snapshots. Then give the container a bound.",
+             with `python3 -X tracemalloc=5` and compare two snapshots. Give the container that grows a bound.",
         ),
         LanguageRuntime::Java => (
             format!(
