@@ -6,7 +6,7 @@ int main(void)
 {
     pw_fifo *pool = pw_fifo_create();
     long *queue[1000] = {NULL}, last = 0;
-    for (long n = 0; pool && n < 1000000; n++) {
+    for (long n = 0; pool && n < 100000; n++) {
         long **oldest = &queue[n % 1000];
         pw_fifo_free(pool, *oldest, sizeof **oldest);
         *oldest = pw_fifo_new(pool, long, 1);
