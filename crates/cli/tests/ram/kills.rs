@@ -18,10 +18,10 @@ use serde_json::Value;
 use super::fixture::{disk, json, program};
 
 /// Processes of a cgroup: the arguments of `oomed` for each.
-struct Scenario {
-    name: &'static str,
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
     /// Cgroup below the limited one for each process: "" for the limited one itself.
-    processes: &'static [(&'static str, &'static str)],
+    pub(crate) processes: &'static [(&'static str, &'static str)],
     /// `memory.oom.group` of the cgroup `a` (v2 only).
     kills_group: bool,
 }
@@ -36,15 +36,27 @@ const fn scenario(
 /// Scenarios that run always.
 const FEW: usize = 5;
 
-const SCENARIOS: &[Scenario] = &[
+pub(crate) const SCENARIOS: &[Scenario] = &[
     scenario("the larger of two", &[("", "anon=12 wait"), ("", "anon=24 wait")]),
     scenario("an adjustment outweighs size", &[("", "anon=24 wait"), ("", "anon=4 adj=700 wait")]),
     scenario("shared memory counts in full", &[("", "anon=14 wait"), ("", "anon=4 shm=24 wait")]),
-    scenario("a large child, not its parent", &[("", "anon=8 fork anon=20 wait"), ("", "anon=12 wait")]),
-    scenario("threads are one process", &[("", "thread=8 thread=8 thread=8 wait"), ("", "anon=14 wait")]),
+    scenario(
+        "a large child, not its parent",
+        &[("", "anon=8 fork anon=20 wait"), ("", "anon=12 wait")],
+    ),
+    scenario(
+        "threads are one process",
+        &[("", "thread=8 thread=8 thread=8 wait"), ("", "anon=14 wait")],
+    ),
     scenario("protected by -1000", &[("", "anon=30 adj=-1000 wait"), ("", "anon=10 wait")]),
-    scenario("protected a little is still larger", &[("", "anon=30 adj=-100 wait"), ("", "anon=10 wait")]),
-    scenario("protected more than it is larger", &[("", "anon=30 adj=-800 wait"), ("", "anon=10 wait")]),
+    scenario(
+        "protected a little is still larger",
+        &[("", "anon=30 adj=-100 wait"), ("", "anon=10 wait")],
+    ),
+    scenario(
+        "protected more than it is larger",
+        &[("", "anon=30 adj=-800 wait"), ("", "anon=10 wait")],
+    ),
     scenario("both adjusted", &[("", "anon=10 adj=500 wait"), ("", "anon=20 adj=500 wait")]),
     scenario("page tables count", &[("", "anon=8 wait"), ("", "tables=1600 wait")]),
     scenario("page cache does not count", &[("", "anon=8 wait"), ("", "anon=2 file=24 wait")]),
@@ -52,8 +64,20 @@ const SCENARIOS: &[Scenario] = &[
     scenario("two cgroups below the limit", &[("a", "anon=10 wait"), ("b", "anon=20 wait")]),
     scenario("a cgroup that is deeper", &[("a/b/c", "anon=22 wait"), ("a", "anon=12 wait")]),
     scenario("a suspended parent of vfork", &[("", "anon=20 vfork"), ("", "anon=10 wait")]),
-    scenario("a child of fork that shares pages", &[("", "anon=16 fork anon=6 wait"), ("", "anon=12 wait")]),
-    scenario("many small ones and a middle one", &[("", "anon=3 wait"), ("", "anon=3 wait"), ("", "anon=3 wait"), ("", "anon=3 wait"), ("", "anon=9 wait")]),
+    scenario(
+        "a child of fork that shares pages",
+        &[("", "anon=16 fork anon=6 wait"), ("", "anon=12 wait")],
+    ),
+    scenario(
+        "many small ones and a middle one",
+        &[
+            ("", "anon=3 wait"),
+            ("", "anon=3 wait"),
+            ("", "anon=3 wait"),
+            ("", "anon=3 wait"),
+            ("", "anon=9 wait"),
+        ],
+    ),
     scenario("the smallest with 1000", &[("", "anon=30 wait"), ("", "anon=2 adj=1000 wait")]),
     scenario("tmpfs against anonymous", &[("", "shm=12 wait"), ("", "anon=20 wait")]),
     Scenario {
@@ -71,7 +95,10 @@ struct TestCgroup {
 
 impl TestCgroup {
     fn make(name: &str) -> Option<TestCgroup> {
-        let roots = [(1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes"), (2, "/sys/fs/cgroup", "memory.max")];
+        let roots = [
+            (1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            (2, "/sys/fs/cgroup", "memory.max"),
+        ];
         for (version, root, limit) in roots {
             let folder = Path::new(root).join(format!("pagewise-{name}-{}", std::process::id()));
             if fs::create_dir(&folder).is_err() {
@@ -111,7 +138,8 @@ impl TestCgroup {
         let limit = self.usage() + above;
         let write = |name: &str, value: &str| fs::write(self.folder.join(name), value);
         let done = match self.version {
-            1 => write("memory.swappiness", "0").and_then(|()| write("memory.limit_in_bytes", &limit.to_string())),
+            1 => write("memory.swappiness", "0")
+                .and_then(|()| write("memory.limit_in_bytes", &limit.to_string())),
             _ => {
                 let _ = write("memory.swap.max", "0");
                 write("memory.max", &limit.to_string())
@@ -136,8 +164,12 @@ impl TestCgroup {
     /// All processes of it.
     fn members(&self) -> BTreeSet<u32> {
         let folders = TestCgroup::folders(&self.folder);
-        let texts = folders.iter().map(|it| fs::read_to_string(it.join("cgroup.procs")).unwrap_or_default());
-        texts.flat_map(|text| text.lines().filter_map(|it| it.parse().ok()).collect::<Vec<u32>>()).collect()
+        let texts = folders
+            .iter()
+            .map(|it| fs::read_to_string(it.join("cgroup.procs")).unwrap_or_default());
+        texts
+            .flat_map(|text| text.lines().filter_map(|it| it.parse().ok()).collect::<Vec<u32>>())
+            .collect()
     }
 }
 
@@ -249,7 +281,8 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
         return None;
     };
     let forecast = forecast(&cgroup.path());
-    let predicted = forecast["pid"].as_u64().unwrap_or_else(|| panic!("{}: {forecast}", scenario.name));
+    let predicted =
+        forecast["pid"].as_u64().unwrap_or_else(|| panic!("{}: {forecast}", scenario.name));
     let kills_all = forecast["next"].as_str().is_some_and(|it| it.contains("whole cgroup"));
     pusher.stdin.write_all(b"\n").unwrap();
     pusher.expect("pushed");
@@ -279,7 +312,9 @@ fn the_predicted_process_is_the_one_that_the_kernel_kills() {
         let Some(kill) = run(scenario, number) else { continue };
         run_count += 1;
         let is_right = kill.killed.iter().any(|pid| u64::from(*pid) == kill.predicted);
-        let is_alone = kill.killed.len() == 1 || kill.kills_all || scenario.processes.iter().any(|(_, it)| it.contains("fork"));
+        let is_alone = kill.killed.len() == 1
+            || kill.kills_all
+            || scenario.processes.iter().any(|(_, it)| it.contains("fork"));
         eprintln!("{}: predicted {}, killed {:?}", scenario.name, kill.predicted, kill.killed);
         if !is_right || !is_alone {
             wrong.push(format!("{}: {kill:?}", scenario.name));

@@ -6,5 +6,6 @@
 #[path = "../fixture/mod.rs"]
 mod fixture;
 mod kills;
+mod machines;
 mod oom;
 mod system;

@@ -23,8 +23,7 @@ fn our_scores_are_those_of_the_kernel() {
     let own = std::process::id();
     let rows = report["processes"].as_array().unwrap();
     let row = rows.iter().find(|row| row["pid"] == own).expect("this test is a process");
-    let score: u64 =
-        fs::read_to_string("/proc/self/oom_score").unwrap().trim().parse().unwrap();
+    let score: u64 = fs::read_to_string("/proc/self/oom_score").unwrap().trim().parse().unwrap();
     assert!(row["oom_score"].as_u64().unwrap().abs_diff(score) <= 1, "{row}");
 }
 
@@ -69,7 +68,9 @@ fn logs_of_all_kernels_are_explained() {
         assert_eq!(last["truncated"], false, "{name}");
         assert_eq!(number(&last, "damaged_lines"), 0, "{name}");
         assert!(number(&last, "victim_memory") > 0, "{name}");
-        let table = json(&["oom", "--json", "--limit", "all", "--log", &log(&name)])["past"]["table"].clone();
+        let table =
+            json(&["oom", "--json", "--limit", "all", "--log", &log(&name)])["past"]["table"]
+                .clone();
         // The victim has the highest badness of the table.
         assert_eq!(table[0]["pid"], last["victim_pid"], "{name}: {table}");
         assert_eq!(table[0]["killed"], true, "{name}");
