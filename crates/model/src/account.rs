@@ -181,7 +181,7 @@ pub struct ShmemUse {
     pub name: Name,
     /// Allocated bytes, also those in swap.
     pub bytes: Bytes,
-    /// Of those, bytes in swap, if the kernel counts them.
+    /// Bytes of it in swap, if the kernel counts them.
     pub swapped: Option<Bytes>,
     /// Largest size of the file system; `None` without one.
     pub limit: Option<Bytes>,
@@ -208,7 +208,7 @@ pub struct HugetlbPool {
     pub pages: u64,
     /// Unused pages.
     pub free: u64,
-    /// Of the unused pages, those that a mapping has reserved.
+    /// Unused pages that a mapping has reserved.
     pub reserved: u64,
 }
 
@@ -262,7 +262,7 @@ pub struct CachedFileSystem {
     pub files: u64,
     /// Cached bytes.
     pub cached: Bytes,
-    /// Of those, bytes that are not yet written to the device; `None` if the kernel does not count.
+    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count.
     pub dirty: Option<Bytes>,
 }
 
@@ -275,7 +275,7 @@ pub struct CachedFile {
     pub size: Bytes,
     /// Cached bytes.
     pub cached: Bytes,
-    /// Of those, bytes that are not yet written to the device; `None` if the kernel does not count.
+    /// Cached bytes that are not yet written to the device; `None` if the kernel does not count.
     pub dirty: Option<Bytes>,
     /// Memory cgroups that its pages are charged to, with their share of the sampled pages, the
     /// largest first; empty if that was not read.

@@ -187,7 +187,7 @@ pub struct OomTableRow {
     pub uid: u32,
     /// Resident pages.
     pub rss: u64,
-    /// Of these, anonymous, file and tmpfs pages, which kernels since 6.8 print.
+    /// Anonymous, file and tmpfs pages of it, which kernels since 6.8 print.
     pub rss_kinds: Option<[u64; 3]>,
     /// Bytes of page tables.
     pub page_tables: Bytes,

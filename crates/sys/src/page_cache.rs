@@ -11,7 +11,7 @@ const SYS_CACHESTAT: libc::c_long = 451;
 pub struct CachedPages {
     /// Pages in the page cache.
     pub cached: u64,
-    /// Of those, pages that are not yet written; `None` if the kernel does not count them.
+    /// Cached pages that are not yet written; `None` if the kernel does not count them.
     pub dirty: Option<u64>,
 }
 

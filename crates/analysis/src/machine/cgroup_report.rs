@@ -97,7 +97,10 @@ pub fn cgroups(
     let (shown, note) = first(&order, options.rows, "--limit");
     let mut blocks = vec![
         ReportBlock::Facts(summary(tree, order.len())),
-        ReportBlock::Findings(Findings { list: findings(tree, &order), none: "".into() }),
+        ReportBlock::Findings(Findings {
+            list: findings(tree, &order),
+            none: "Nothing stands out.".into(),
+        }),
         ReportBlock::Table(ReportTable { note, ..nodes(tree, shown) }),
     ];
     if let Some(reading) = reading {

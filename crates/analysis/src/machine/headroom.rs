@@ -1,4 +1,4 @@
-//! How much memory can still be allocated: before reclaim, before swap, before an OOM kill.
+//! Memory that can still be allocated: before reclaim, before swap, before an OOM kill.
 
 use pagewise_model::account::ZoneFigures;
 use pagewise_model::evidence::counter;

@@ -2,8 +2,8 @@
 //! memory cgroup with a limit; and how far away that is.
 //!
 //! `oom_badness` of mm/oom_kill.c: resident pages, pages in swap and pages of page tables, plus
-//! `oom_score_adj` thousandths of all pages that the limit allows. Of equal processes, the one that
-//! the kernel visits last is selected.
+//! `oom_score_adj` thousandths of all pages that the limit allows. Among equal processes, the
+//! one that the kernel visits last is selected.
 
 mod forecast;
 pub mod past;
@@ -249,7 +249,7 @@ pub fn oom(reading: &OomReading, options: &OomOptions, past: Vec<ReportBlock>) -
         ReportBlock::Text(tables::verdict(next, forecasts.first())),
         ReportBlock::Findings(Findings {
             list: findings(reading, &ranks, &forecasts),
-            none: "".into(),
+            none: "Nothing stands out.".into(),
         }),
         ReportBlock::Facts(for_programs(facts_of(
             "oom.next",

@@ -43,7 +43,7 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
         ReportBlock::Table(tables::owners_for_programs(&account)),
         ReportBlock::Findings(Findings {
             list: oom::machine_findings(reading, &account),
-            none: "".into(),
+            none: "Nothing stands out.".into(),
         }),
         ReportBlock::Facts(headroom_facts(&room)),
         ReportBlock::Facts(oom::next_of_machine(reading)),
@@ -88,6 +88,8 @@ fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {
         fact("same_memory", "sharing all memory", CellValue::Count(sums.same_memory), "Processes that use the same memory as another one (vfork, CLONE_VM): it counts once.")
             .hidden_if(sums.same_memory == 0),
         fact("changed_while_read", "changed while read", CellValue::Bytes(drift.0), "Change of MemFree between both readings of meminfo: no line is more exact than this."),
+        fact("kernel", "", CellValue::Name(reading.kernel.clone()), "").for_programs(),
+        fact("page_size", "", CellValue::Bytes(reading.page_size.bytes()), "").for_programs(),
         fact("took_ns", "read in", CellValue::Nanos(reading.took_ns), ""),
         fact(
             "longest_hold_ns",

@@ -51,6 +51,10 @@ finish() {
 /// The script of all scenarios that need no cgroup.
 fn script() -> String {
     let mut script = HEAD.to_owned();
+    // The first run reads pagewise into memory.
+    let _ = writeln!(script, "pagewise system --json --for 0s >/dev/null");
+    let _ = writeln!(script, "pagewise system --json --for 0s >/tmp/account");
+    let _ = writeln!(script, "tr -d '\\n' </tmp/account >/dev/ttyS1; echo >/dev/ttyS1");
     for (at, scenario) in SCENARIOS.iter().enumerate() {
         if scenario.processes.iter().any(|(path, _)| !path.is_empty()) {
             continue;
@@ -170,6 +174,12 @@ fn whole_machines_kill_the_predicted_process() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let Some(initramfs) = initramfs(folder.path()) else { return };
     let sent = boot(&kernel, &initramfs, folder.path());
+    let account = sent.lines().next().unwrap_or_default();
+    let account: Value = serde_json::from_str(account).unwrap_or_else(|_| panic!("{sent}"));
+    let lost = account["unaccounted"].as_i64().unwrap().unsigned_abs();
+    let total = account["total"].as_u64().unwrap();
+    eprintln!("Linux {}: {lost} of {total} bytes unaccounted", account["kernel"]);
+    assert!(lost <= total / 100, "{account}");
     let (mut right, mut wrong) = (0, Vec::new());
     for part in sent.split(BEGIN).skip(1) {
         let (number, rest) = part.split_once('\n').unwrap();

@@ -73,7 +73,7 @@ fn at_most_one_percent_of_ram_is_unaccounted() {
         let lost = report["unaccounted"].as_i64().unwrap().unsigned_abs();
         let unread = owner(&report, "anonymous.unread");
         let total = number(&report, "total");
-        // Memory of processes that may not be read is no secret, but root reads them all.
+        // Root reads all processes.
         (lost + if has_all_rights() { unread } else { 0 }, total / 100)
     };
     let tries: Vec<(u64, u64)> = (0..3).map(|_| share()).collect();

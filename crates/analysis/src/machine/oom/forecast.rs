@@ -216,7 +216,7 @@ fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Byte
     reason = "seconds of a forecast"
 )]
 pub(crate) fn duration(seconds: f64) -> CellValue {
-    /// Longer than this is no forecast.
+    /// A longer time is not a forecast.
     const YEAR: f64 = 31_536_000.0;
     CellValue::Nanos((seconds.clamp(0.0, YEAR) * 1e9) as u64)
 }

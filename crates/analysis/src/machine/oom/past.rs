@@ -13,8 +13,8 @@ use crate::blocks::{facts_of, first, table};
 use crate::cells::{float, text};
 use crate::explain::fact;
 
-/// The page size that a report does not show: that of most machines.
-const USUAL_PAGE: PageSize = PageSize::new(4096).expect("a power of two");
+/// The page size of most machines, for a report that does not show it.
+const USUAL_PAGE: PageSize = PageSize::new(4 << 10).expect("a power of two");
 
 /// The last report explained, and the others in one line each. The log may be missing.
 pub fn blocks(reports: &Reading<Vec<OomReport>>, options: &OomOptions) -> Vec<ReportBlock> {

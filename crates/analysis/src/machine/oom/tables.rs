@@ -11,7 +11,7 @@ use super::{OomOptions, OomRank, badness_cell};
 use crate::blocks::{first, for_programs, table};
 use crate::cells::text;
 
-/// What would happen if the machine ran out of memory now.
+/// The outcome if the machine ran out of memory now.
 pub(super) fn verdict(next: Option<OomRank<'_>>, machine: Option<&OomForecast<'_>>) -> Paragraph {
     let mut pieces = Vec::new();
     match next {

@@ -38,7 +38,7 @@ fn order(processes: &[OomProcess], total: u64) -> Vec<u32> {
 fn badness_is_pages_and_thousandths_of_the_limit() {
     let mut it = process(7, 1000, 0);
     it.swap = PAGE.pages(10);
-    // 3 KiB of page tables are no page.
+    // 3 KiB of page tables are less than a page.
     it.page_tables = Bytes(4096 * 5 + 3 * 1024);
     assert_eq!(badness(&it, 1_000_999, PAGE), 1015);
     it.adj = Ok(-10);

@@ -8,10 +8,12 @@ use pagewise_model::{Bytes, Name, PageSize, Pid};
 use super::{MAX_COUNTERS, MAX_ROWS, OpenReport, ReportSection};
 use crate::text::{kilobytes, number};
 
+/// A smaller quotient of bytes and pages is not a page size.
+const SMALLEST_PAGE: u64 = 4 << 10;
 /// v1 and v2 print "no limit" as the largest number of whole pages.
 const UNLIMITED: u64 = 1 << 60;
 
-/// What follows a mark in a text.
+/// The text after a mark.
 fn after<'t>(text: &'t [u8], mark: &str) -> Option<&'t [u8]> {
     memmem::find(text, mark.as_bytes()).map(|at| &text[at + mark.len()..])
 }
@@ -325,7 +327,7 @@ fn usage(text: &[u8]) -> Option<OomUsage> {
     })
 }
 
-/// What follows `Killed process ` in a line of the OOM killer.
+/// The text after `Killed process ` in a line of the OOM killer.
 fn killed(text: &[u8]) -> Option<&[u8]> {
     let is_oom = [
         "Out of memory: ",
@@ -375,7 +377,7 @@ fn table_row(text: &[u8], has_kinds: bool, is_sure: bool) -> Option<OomTableRow>
     let fifth = positive(next()?)?;
     let sixth = positive(next()?)?;
     let seventh = next()?;
-    // Without a heading, the sum of the kinds tells them from other columns.
+    // Without a heading, the sum of the kinds distinguishes them from other columns.
     let eighth = if has_kinds || !is_sure { next() } else { None };
     let kinds = positive(seventh).map(|it| [fifth, sixth, it]);
     let are_kinds = has_kinds
@@ -415,7 +417,7 @@ pub(super) fn page_size(report: &OomReport) -> Option<PageSize> {
         let quotient = bytes.0.checked_div(row.rss)?;
         let nearest = quotient.checked_next_power_of_two()?;
         let size = if nearest - quotient > quotient - nearest / 2 { nearest / 2 } else { nearest };
-        PageSize::new(size).filter(|it| it.bytes() >= 4096)
+        PageSize::new(size).filter(|it| it.bytes() >= SMALLEST_PAGE)
     })
 }
 
