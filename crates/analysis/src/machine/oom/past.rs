@@ -23,11 +23,14 @@ pub fn blocks(reports: &Reading<Vec<OomReport>>, options: &OomOptions) -> Vec<Re
         Err(absent) => return vec![count(CellValue::Absent(absent.clone()))],
     };
     let mut blocks = vec![count(CellValue::Count(reports.len() as u64))];
-    if let Some((last, earlier)) = reports.split_last() {
-        blocks.extend(explained(last, options));
-        if !earlier.is_empty() {
-            blocks.push(ReportBlock::Table(earlier_reports(earlier)));
-        }
+    // The kernel prints a line for each kill, but not always a report.
+    let is_full = |report: &OomReport| report.asker.is_some() || !report.table.is_empty();
+    let last = reports.iter().rposition(is_full).or(reports.len().checked_sub(1));
+    if let Some(last) = last {
+        blocks.extend(explained(&reports[last], &reports[last + 1..], options));
+        let others: Vec<&OomReport> =
+            reports.iter().enumerate().filter(|(at, _)| *at != last).map(|(_, it)| it).collect();
+        blocks.extend(other_reports(&others, options).map(ReportBlock::Table));
     }
     blocks
 }
@@ -69,12 +72,13 @@ fn badness(row: &OomTableRow, page_size: PageSize, total_pages: Option<u64>) -> 
     (own.cast_signed().saturating_add(added), added)
 }
 
-fn explained(report: &OomReport, options: &OomOptions) -> Vec<ReportBlock> {
+fn explained(report: &OomReport, later: &[OomReport], options: &OomOptions) -> Vec<ReportBlock> {
     let page_size = report.page_size.unwrap_or(USUAL_PAGE);
     let total = total_pages(report, page_size);
     let mut pieces = asker(report, page_size);
     pieces.extend(limit(report));
     pieces.extend(victim(report, page_size, total));
+    pieces.extend(followers(later));
     pieces.extend(damage(report));
     let mut blocks = vec![
         ReportBlock::Text(Paragraph {
@@ -263,8 +267,10 @@ fn cgroup_limit(report: &OomReport, cgroup: &Name) -> Vec<CellValue> {
         pieces.push(text(format!(" ({failures} requests had failed)")));
     }
     pieces.push(text(". "));
-    let anon = counter(&report.counters, "anon").or_else(|| counter(&report.counters, "rss"));
-    let file = counter(&report.counters, "file").or_else(|| counter(&report.counters, "cache"));
+    let first = |names: [&str; 3]| names.iter().find_map(|name| counter(&report.counters, name));
+    // The lines of v1 that begin with `total_` include the cgroups below.
+    let anon = first(["anon", "total_rss", "rss"]);
+    let file = first(["file", "total_cache", "cache"]);
     if let (Some(anon), Some(file)) = (anon, file) {
         pieces.extend([
             CellValue::Bytes(anon),
@@ -273,7 +279,7 @@ fn cgroup_limit(report: &OomReport, cgroup: &Name) -> Vec<CellValue> {
             text(" page cache and tmpfs. "),
         ]);
     }
-    if let Some(shmem) = counter(&report.counters, "shmem").filter(|it| Some(*it) > anon) {
+    if let Some(shmem) = first(["total_shmem", "shmem", "shmem"]).filter(|it| Some(*it) > anon) {
         pieces.extend([
             CellValue::Bytes(shmem),
             text(" were tmpfs and shared memory, which a kill frees only if no file remains. "),
@@ -371,6 +377,21 @@ fn why_it(
     }
 }
 
+/// Kills after the report that the kernel did not report.
+fn followers(later: &[OomReport]) -> Vec<CellValue> {
+    let Some(last) = later.last().and_then(|report| report.victims.first()) else {
+        return Vec::new();
+    };
+    vec![
+        text(format!(
+            "{} more kills followed, of which the kernel printed one line each; the last was of ",
+            later.len()
+        )),
+        CellValue::Name(last.name.clone()),
+        text(format!(" ({}). ", last.pid)),
+    ]
+}
+
 fn damage(report: &OomReport) -> Vec<CellValue> {
     let mut pieces = Vec::new();
     if report.truncated {
@@ -463,54 +484,36 @@ fn process_table(
     }
 }
 
-/// The earlier reports in one line each, the last first.
-fn earlier_reports(reports: &[OomReport]) -> ReportTable {
-    let rows: Vec<&OomReport> = reports.iter().rev().collect();
-    let names = |make: &dyn Fn(&OomReport) -> CellValue| {
+/// The other kills in one line each, the last first.
+fn other_reports(reports: &[&OomReport], options: &OomOptions) -> Option<ReportTable> {
+    let all: Vec<&OomReport> = reports.iter().rev().copied().collect();
+    let (rows, note) = first(&all, options.rows, "--limit");
+    let cells = |make: &dyn Fn(&OomReport) -> CellValue| {
         ColumnCells::Values(rows.iter().map(|it| make(it)).collect())
     };
+    let victim = |make: &dyn Fn(&OomVictim) -> CellValue| {
+        cells(&|it| it.victims.first().map_or(CellValue::None, make))
+    };
+    let memory = |it: &OomVictim| {
+        it.memory.map_or(CellValue::None, |it| CellValue::Bytes(it.into_iter().sum::<Bytes>().0))
+    };
+    let at = |it: &OomReport| it.at_seconds.map_or(CellValue::None, super::forecast::duration);
+    let asker = |it: &OomReport| {
+        it.asker.as_ref().map_or(CellValue::None, |it| CellValue::Name(it.name.clone()))
+    };
+    let scope = |it: &OomReport| match (&it.limited, &it.constraint) {
+        (Some(cgroup), _) => CellValue::Name(cgroup.clone()),
+        (None, Some(_)) => text("the machine"),
+        (None, None) => CellValue::None,
+    };
     let columns = vec![
-        TableColumn::new(
-            "at_seconds",
-            "After boot",
-            names(&|it| it.at_seconds.map_or(CellValue::None, super::forecast::duration)),
-        ),
-        TableColumn::new(
-            "victim_pid",
-            "PID",
-            names(&|it| {
-                it.victims.first().map_or(CellValue::None, |it| CellValue::Count(it.pid.0.into()))
-            }),
-        ),
-        TableColumn::new(
-            "victim",
-            "Killed",
-            names(&|it| {
-                it.victims.first().map_or(CellValue::None, |it| CellValue::Name(it.name.clone()))
-            }),
-        ),
-        TableColumn::new(
-            "memory",
-            "Memory",
-            names(&|it| {
-                it.victims
-                    .first()
-                    .and_then(|it| it.memory)
-                    .map_or(CellValue::None, |it| CellValue::Bytes(it.into_iter().sum::<Bytes>().0))
-            }),
-        ),
-        TableColumn::new(
-            "asker",
-            "Asked by",
-            names(&|it| {
-                it.asker.as_ref().map_or(CellValue::None, |it| CellValue::Name(it.name.clone()))
-            }),
-        ),
-        TableColumn::new(
-            "cgroup",
-            "Limit of",
-            names(&|it| it.limited.clone().map_or_else(|| text("the machine"), CellValue::Name)),
-        ),
+        TableColumn::new("at_seconds", "After boot", cells(&at)),
+        TableColumn::new("victim_pid", "PID", victim(&|it| CellValue::Count(it.pid.0.into()))),
+        TableColumn::new("memory", "Memory", victim(&memory)),
+        TableColumn::new("victim", "Killed", victim(&|it| CellValue::Name(it.name.clone()))),
+        TableColumn::new("asker", "Asked by", cells(&asker)),
+        TableColumn::new("cgroup", "Limit of", cells(&scope)),
     ];
-    table("past.earlier", "Earlier OOM kills", Audience::Everyone, columns)
+    let other = table("past.others", "Other OOM kills", Audience::Everyone, columns);
+    (!all.is_empty()).then_some(ReportTable { note, ..other })
 }
