@@ -39,12 +39,12 @@ pub const OWNERS: [OwnerText; 24] = [
     },
     OwnerText {
         id: "anonymous.unread",
-        label: "anonymous, no process read",
+        label: "other anonymous memory",
         meaning: "AnonPages of meminfo less the processes' anonymous memory: memory of processes that could not be read, or that changed meanwhile.",
     },
     OwnerText {
         id: "cache.mapped_unread",
-        label: "mapped, no process read",
+        label: "files of unread processes",
         meaning: "Mapped of meminfo less the processes' mapped files and shared memory, if processes could not be read.",
     },
     OwnerText {

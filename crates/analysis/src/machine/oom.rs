@@ -160,7 +160,7 @@ fn next_facts(next: Option<OomRank<'_>>) -> Vec<Fact> {
     ]
 }
 
-/// A badness, which may be negative.
+/// A badness or an adjustment, which may be negative.
 #[expect(clippy::cast_precision_loss, reason = "a float has all digits of 2^53 pages")]
 pub(crate) fn badness_cell(badness: i64) -> CellValue {
     match u64::try_from(badness) {
@@ -251,13 +251,13 @@ pub fn oom(reading: &OomReading, options: &OomOptions, past: Vec<ReportBlock>) -
             list: findings(reading, &ranks, &forecasts),
             none: "Nothing stands out.".into(),
         }),
-        ReportBlock::Facts(for_programs(facts_of(
+        ReportBlock::Facts(programs_only(facts_of(
             "oom.next",
             "",
             FactsShape::Line,
             next_facts(next),
         ))),
-        ReportBlock::Facts(for_programs(facts_of("next", "", FactsShape::Line, next_facts(next)))),
+        ReportBlock::Facts(programs_only(facts_of("next", "", FactsShape::Line, next_facts(next)))),
         ReportBlock::Table(tables::scopes(&forecasts)),
         ReportBlock::Table(tables::processes(&ranks, options)),
         ReportBlock::Facts(check(reading, &ranks, pages)),
@@ -267,7 +267,7 @@ pub fn oom(reading: &OomReading, options: &OomOptions, past: Vec<ReportBlock>) -
     Report { schema: SCHEMA, title: vec![text("OOM killer: the next victims")], blocks }
 }
 
-fn for_programs(facts: NamedFacts) -> NamedFacts {
+fn programs_only(facts: NamedFacts) -> NamedFacts {
     NamedFacts { audience: pagewise_model::report::Audience::Programs, ..facts }
 }
 
@@ -333,16 +333,21 @@ fn findings(
     findings
 }
 
-/// An OOM kill within this time is a finding.
+/// A limit is near if less than this share of it is left, and very near below the second share.
+const NEAR_SHARE: f64 = 0.1;
+const VERY_NEAR_SHARE: f64 = 0.02;
+/// A forecast of less than these seconds is a finding, of less than half the limit or always: an
+/// interval of a second sees short bursts.
 const SOON_SECONDS: f64 = 600.0;
-/// As is a limit of which less than this share is left.
-const LEFT_SHARE: f64 = 0.02;
+const VERY_SOON_SECONDS: f64 = 60.0;
 
 fn near_limit(forecast: &OomForecast<'_>) -> Option<Finding> {
     let left = forecast.left.clone().ok()?;
     let share = left.fraction_of(forecast.limit.clone().ok()?)?;
-    let is_soon = forecast.seconds_left.is_some_and(|seconds| seconds < SOON_SECONDS);
-    if !is_soon && share >= LEFT_SHARE {
+    let within = |limit: f64| forecast.seconds_left.is_some_and(|seconds| seconds < limit);
+    let is_very_near = within(VERY_SOON_SECONDS) || share < VERY_NEAR_SHARE;
+    let is_near = share < NEAR_SHARE || (share < 0.5 && within(SOON_SECONDS));
+    if !is_near && !is_very_near {
         return None;
     }
     let mut claim = vec![
@@ -364,7 +369,7 @@ fn near_limit(forecast: &OomForecast<'_>) -> Option<Finding> {
     }
     Some(Finding {
         id: "oom-near",
-        severity: Severity::Critical,
+        severity: if is_very_near { Severity::Critical } else { Severity::Warning },
         claim,
         evidence: vec![
             fact("left", "left", CellValue::Bytes(left.0), ""),

@@ -157,22 +157,22 @@ pub(crate) fn pressure(
     let facts = vec![
         fact(
             "some_avg10",
-            "some 10 s",
+            "some 10s",
             share(|it| it.some[0]),
             "Share of time in which a task waited for memory.",
         ),
-        fact("some_avg60", "some 1 min", share(|it| it.some[1]), ""),
-        fact("some_avg300", "some 5 min", share(|it| it.some[2]), ""),
+        fact("some_avg60", "1 min", share(|it| it.some[1]), ""),
+        fact("some_avg300", "5 min", share(|it| it.some[2]), ""),
         fact(
             "full_avg10",
-            "full 10 s",
+            "full 10s",
             share(|it| it.full[0]),
             "Share of time in which all tasks waited.",
         ),
-        fact("full_avg60", "full 1 min", share(|it| it.full[1]), ""),
-        fact("full_avg300", "full 5 min", share(|it| it.full[2]), ""),
-        fact("some_total_ns", "some since boot", total(|it| it.some_total_us), ""),
-        fact("full_total_ns", "full since boot", total(|it| it.full_total_us), "").for_programs(),
+        fact("full_avg60", "1 min", share(|it| it.full[1]), ""),
+        fact("full_avg300", "5 min", share(|it| it.full[2]), ""),
+        fact("some_total_ns", "some, in all", total(|it| it.some_total_us), ""),
+        fact("full_total_ns", "full, in all", total(|it| it.full_total_us), "").for_programs(),
     ];
     if let Err(absent) = reading {
         let why = vec![fact("absent", "", CellValue::Absent(absent.clone()), "")];
@@ -187,11 +187,11 @@ type RateRow = (&'static str, &'static str, &'static [&'static str], bool);
 /// Counters of reclaim and swap. A true value marks counters in pages, whose rate is in bytes.
 const RATES: [RateRow; 8] = [
     ("scanned", "scanned", &["pgscan_kswapd", "pgscan_direct", "pgscan_khugepaged"], true),
-    ("reclaimed_kswapd", "reclaimed by kswapd", &["pgsteal_kswapd"], true),
-    ("reclaimed_direct", "by allocating tasks", &["pgsteal_direct"], true),
-    ("stalls", "allocation stalls", &["allocstall"], false),
-    ("swap_in", "swapped in", &["pswpin"], true),
-    ("swap_out", "swapped out", &["pswpout"], true),
+    ("reclaimed_kswapd", "by kswapd", &["pgsteal_kswapd"], true),
+    ("reclaimed_direct", "by tasks", &["pgsteal_direct"], true),
+    ("stalls", "stalls", &["allocstall"], false),
+    ("swap_in", "swap in", &["pswpin"], true),
+    ("swap_out", "swap out", &["pswpout"], true),
     ("refaults", "refaults", &["workingset_refault"], true),
     ("major_faults", "major faults", &["pgmajfault"], false),
 ];
@@ -246,11 +246,16 @@ fn reclaim(reading: &SystemReading) -> NamedFacts {
     let kills = counter(&last.counters, "oom_kill");
     facts.push(fact(
         "oom_kills",
-        "OOM kills since boot",
+        "OOM kills",
         kills.map_or_else(absent, CellValue::Count),
         "Processes that the OOM killer has killed, in all cgroups.",
     ));
-    facts_of("reclaim", "Reclaim and swap, per second", FactsShape::Columns, facts)
+    facts_of(
+        "reclaim",
+        "Reclaim and swap per second, and OOM kills since boot",
+        FactsShape::Columns,
+        facts,
+    )
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive rate")]
@@ -299,7 +304,7 @@ fn limits(reading: &SystemReading) -> NamedFacts {
     let swaps = reading.swaps.as_ref().map(|areas| areas.iter().map(|it| it.used).sum());
     let facts = vec![
         fact("swap_total", "swap", line("SwapTotal"), ""),
-        fact("swap_used", "of it used", CellValue::bytes(swaps.map_err(Clone::clone)), ""),
+        fact("swap_used", "swap used", CellValue::bytes(swaps.map_err(Clone::clone)), ""),
         fact(
             "committed",
             "committed",

@@ -8,8 +8,9 @@ use pagewise_model::report::{
 };
 use pagewise_model::{Bytes, Name, PageSize, Reading};
 
+use super::tables::adj_text;
 use super::{OomOptions, badness_cell};
-use crate::blocks::{facts_of, first, table};
+use crate::blocks::{facts_of, first, for_people, for_programs, table};
 use crate::cells::{float, text};
 use crate::explain::fact;
 
@@ -161,7 +162,7 @@ fn figures(
         fact("damaged_lines", "", CellValue::Count(report.damaged), ""),
         fact("truncated", "", CellValue::Flag(report.truncated), ""),
     ];
-    super::for_programs(facts_of("past.last", "", FactsShape::Line, facts))
+    super::programs_only(facts_of("past.last", "", FactsShape::Line, facts))
 }
 
 /// The process that asked for memory.
@@ -187,7 +188,9 @@ fn asker(report: &OomReport, page_size: PageSize) -> Vec<CellValue> {
             if order > 3 {
                 pieces.push(text(" in one piece"));
             }
-            pieces.push(text(reason(&asker.gfp)));
+            // Memory on account of a cgroup is always requested as the kernel's.
+            let has_purpose = !is_cgroup(report);
+            pieces.push(text(if has_purpose { reason(&asker.gfp) } else { ". " }));
         }
     }
     pieces
@@ -437,11 +440,16 @@ fn process_table(
             "Badness",
             ColumnCells::Values(shown.iter().map(points).collect()),
         ),
-        TableColumn::new(
-            "oom_score_adj",
+        for_people(TableColumn::new(
+            "adj",
             "Adj",
+            ColumnCells::Values(shown.iter().map(|it| adj_text(it.0.adj)).collect()),
+        )),
+        for_programs(TableColumn::new(
+            "oom_score_adj",
+            "",
             ColumnCells::Values(shown.iter().map(|it| adj(it.0)).collect()),
-        ),
+        )),
         TableColumn::new(
             "rss",
             "RSS",

@@ -8,7 +8,7 @@ use pagewise_model::{Name, Reading};
 
 use super::forecast::{OomForecast, time_left};
 use super::{OomOptions, OomRank, badness_cell};
-use crate::blocks::{first, for_programs, table};
+use crate::blocks::{first, for_people, for_programs, table};
 use crate::cells::text;
 
 /// The outcome if the machine ran out of memory now.
@@ -114,7 +114,7 @@ pub(super) fn scopes(forecasts: &[OomForecast<'_>]) -> ReportTable {
             }),
         ),
         column("frees", "Frees", "USS of the victim.", process(&|it| bytes(&it.uss))),
-        column("scope", "Of", "", cells(&|it| it.scope.cell())),
+        column("scope", "Limit of", "", cells(&|it| it.scope.cell())),
     ];
     table("scopes", "The machine and the cgroups with a limit", Audience::Everyone, columns)
 }
@@ -171,12 +171,18 @@ pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTa
             "/proc/PID/oom_score: the kernel's own computation.",
             each(&|it| CellValue::from_reading(it.score.clone(), CellValue::Count)),
         ),
-        column(
-            "oom_score_adj",
+        for_people(column(
+            "adj",
             "Adj",
             "oom_score_adj: -1000 protects, 1000 selects first.",
-            each(&|it| CellValue::from_reading(it.adj.clone(), adj_cell)),
-        ),
+            each(&|it| CellValue::from_reading(it.adj.clone(), adj_text)),
+        )),
+        for_programs(column(
+            "oom_score_adj",
+            "",
+            "",
+            each(&|it| CellValue::from_reading(it.adj.clone(), badness_cell)),
+        )),
         column("rss", "RSS", "", each(&|it| CellValue::Bytes(it.rss.0))),
         column("swap", "Swap", "", each(&|it| CellValue::Bytes(it.swap.0))),
         column(
@@ -198,12 +204,6 @@ pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTa
             each(&|it| bytes(&it.uss_anonymous)),
         )),
         for_programs(column(
-            "name",
-            "Name",
-            "",
-            ColumnCells::Names(shown.iter().map(|it| it.process.name.clone()).collect()),
-        )),
-        for_programs(column(
             "cgroup",
             "Cgroup",
             "",
@@ -219,11 +219,17 @@ pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTa
                 )
             }),
         )),
-        column(
+        for_programs(column(
             "command",
             "Command",
             "",
             ColumnCells::Names(shown.iter().map(|it| command(it.process)).collect()),
+        )),
+        column(
+            "name",
+            "Name",
+            "",
+            ColumnCells::Names(shown.iter().map(|it| it.process.name.clone()).collect()),
         ),
     ];
     ReportTable {
@@ -237,13 +243,9 @@ pub(super) fn processes(ranks: &[OomRank<'_>], options: &OomOptions) -> ReportTa
     }
 }
 
-/// An adjustment, drawn with its sign.
-#[expect(clippy::cast_precision_loss, reason = "at most 1000")]
-fn adj_cell(adj: i64) -> CellValue {
-    match u64::try_from(adj) {
-        Ok(adj) => CellValue::Count(adj),
-        Err(_) => CellValue::Number(adj as f64),
-    }
+/// An adjustment for people, without separators of thousands.
+pub(super) fn adj_text(adj: i64) -> CellValue {
+    text(adj.to_string())
 }
 
 /// The command line, or the name of a process that hides it.

@@ -13,8 +13,10 @@ use crate::account::owner_text;
 use crate::blocks::{first, for_programs, table};
 use crate::cells::text;
 
-/// Parts that people see in a row.
-const SHOWN_PARTS: usize = 3;
+/// Characters of the parts in a row for people: those of the column at 80 characters a line.
+const PARTS_WIDTH: usize = 27;
+/// Characters of a size, with the blanks and the comma around it.
+const SIZE_WIDTH: usize = 7;
 
 fn label_of(owner: &MemoryOwner) -> Label {
     owner_text(&owner.id).map_or_else(|| Cow::Owned(owner.id.clone()), |it| it.label.into())
@@ -65,7 +67,12 @@ fn suspects(reading: &SystemReading) -> CellValue {
 /// `mysqld (77) 1.2G, nginx (9) 3.0M`
 fn sentence(parts: &[OwnerPart]) -> CellValue {
     let mut pieces = Vec::new();
-    for part in parts.iter().take(SHOWN_PARTS) {
+    let mut width = 0;
+    for part in parts {
+        width += part.name.escaped().chars().count() + SIZE_WIDTH;
+        if !pieces.is_empty() && width > PARTS_WIDTH {
+            break;
+        }
         if !pieces.is_empty() {
             pieces.push(text(", "));
         }
