@@ -61,7 +61,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     scenario("both adjusted", &[("", "anon=10 adj=500 wait"), ("", "anon=20 adj=500 wait")]),
     scenario("page tables count", &[("", "anon=8 wait"), ("", "tables=1600 wait")]),
-    scenario("page cache does not count", &[("", "anon=8 wait"), ("", "anon=2 file=24 wait")]),
+    scenario(
+        "children with the pages of their parents",
+        &[("", "anon=4 fork anon=6 wait"), ("", "anon=4 fork anon=7 wait"), ("", "anon=9 wait")],
+    ),
     scenario("first thread has ended", &[("", "thread=24 gone"), ("", "anon=10 wait")]),
     scenario("two cgroups below the limit", &[("a", "anon=10 wait"), ("b", "anon=20 wait")]),
     scenario("a cgroup that is deeper", &[("a/b/c", "anon=22 wait"), ("a", "anon=12 wait")]),
@@ -286,7 +289,7 @@ fn run(scenario: &Scenario, number: usize) -> Option<Kill> {
         .enumerate()
         .map(|(at, (_, arguments))| Actor::start(&place(&folders[at], at), arguments))
         .collect();
-    let mut pusher = Actor::start(&pusher, "wait push=6 wait");
+    let mut pusher = Actor::start(&pusher, "wait push=3 wait");
     let members = cgroup.members();
     let Some(_limit) = cgroup.limit(2 << 20) else {
         skip(&Lack::Machine("the limit of a memory cgroup cannot be set"));

@@ -319,7 +319,7 @@ fn a_copied_tree_has_its_own_account() {
         ),
         (
             "7/smaps_rollup",
-            "00400000-00500000 ---p 00000000 00:00 0 [rollup]\nRss: 90 kB\nPss: 85 kB\nPss_Anon: 70 kB\nPss_File: 15 kB\nPss_Shmem: 0 kB\nPrivate_Clean: 0 kB\nPrivate_Dirty: 70 kB\nAnonymous: 70 kB\nSwap: 0 kB\n",
+            "00400000-00500000 ---p 00000000 00:00 0 [rollup]\nRss: 90 kB\nPss: 85 kB\nPss_Anon: 70 kB\nPss_File: 15 kB\nPss_Shmem: 0 kB\nPrivate_Clean: 0 kB\nPrivate_Dirty: 70 kB\nAnonymous: 70 kB\nSwap: 0 kB\nLocked: 0 kB\n",
         ),
     ]);
     let report = of_tree(&["system"], copied.path());

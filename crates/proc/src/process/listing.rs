@@ -276,7 +276,8 @@ impl<'a> ListingReader<'a> {
     ) -> ProcessSummary {
         let root = self.shared.root;
         let command = self.fill(holder, "cmdline").map(|()| split_names(&self.buffer));
-        let group = self.fill(pid, "cgroup").and_then(|()| {
+        // A first thread that has ended is in the root cgroup.
+        let group = self.fill(holder, "cgroup").and_then(|()| {
             let member = cgroup::parse(&self.buffer);
             member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
         });

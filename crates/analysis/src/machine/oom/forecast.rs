@@ -218,7 +218,7 @@ fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Byte
 pub(crate) fn duration(seconds: f64) -> CellValue {
     /// A longer time is not a forecast.
     const YEAR: f64 = 31_536_000.0;
-    CellValue::Nanos((seconds.clamp(0.0, YEAR) * 1e9) as u64)
+    CellValue::Seconds((seconds.clamp(0.0, YEAR) * 1e9) as u64)
 }
 
 /// The same for a forecast that may have none.

@@ -81,6 +81,7 @@ fn explained(report: &OomReport, later: &[OomReport], options: &OomOptions) -> V
     pieces.extend(victim(report, page_size, total));
     pieces.extend(followers(later));
     pieces.extend(damage(report));
+    trim_end(&mut pieces);
     let mut blocks = vec![
         ReportBlock::Text(Paragraph {
             title: "The last OOM kill".into(),
@@ -393,6 +394,13 @@ fn followers(later: &[OomReport]) -> Vec<CellValue> {
         CellValue::Name(last.name.clone()),
         text(format!(" ({}). ", last.pid)),
     ]
+}
+
+/// Takes off the blank after the last sentence.
+fn trim_end(pieces: &mut [CellValue]) {
+    if let Some(CellValue::Text(last)) = pieces.last_mut() {
+        *last = last.trim_end().to_owned().into();
+    }
 }
 
 fn damage(report: &OomReport) -> Vec<CellValue> {

@@ -73,7 +73,7 @@ fn has(list: &[BootCounter], name: &str) -> bool {
 }
 
 /// `memory.stat`. The lines of v1 that begin with `total_` include the children, as all lines of v2
-/// do; they replace the lines without this prefix.
+/// do; they replace the lines without this prefix. Version 1 has kernel memory in a file of its own.
 fn stat(folder: &Path, is_v1: bool) -> Vec<BootCounter> {
     let text = read_all(&folder.join("memory.stat")).unwrap_or_default();
     let all = vmstat::parse(&text);
@@ -84,7 +84,10 @@ fn stat(folder: &Path, is_v1: bool) -> Vec<BootCounter> {
         let name = counter.name.as_bytes().strip_prefix(b"total_")?.into();
         Some(BootCounter { name, ..counter })
     };
-    all.into_iter().filter_map(total).collect()
+    let kernel = read_all(&folder.join("memory.kmem.usage_in_bytes")).ok();
+    let kernel = kernel.and_then(|text| number(&text));
+    let kernel = kernel.map(|count| BootCounter { name: "kernel".into(), count });
+    all.into_iter().filter_map(total).chain(kernel).collect()
 }
 
 fn events(folder: &Path, names: &CgroupFiles) -> Vec<BootCounter> {
@@ -160,6 +163,7 @@ mod tests {
             ("memory/a/memory.usage_in_bytes", "8192\n"),
             ("memory/a/memory.stat", "rss 1\ntotal_rss 4096\n"),
             ("memory/a/memory.failcnt", "2\n"),
+            ("memory/a/memory.kmem.usage_in_bytes", "300\n"),
             ("memory/a/memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 4\n"),
         ]);
         let old = tree_of(&v1);
@@ -170,7 +174,8 @@ mod tests {
         for name in ["max", "oom_kill"] {
             assert_eq!(count(a, name), count(old_a, name), "{name}");
         }
-        assert_eq!(old_a.stat, [BootCounter { name: "rss".into(), count: 4096 }]);
+        let stat = |name: &str, count| BootCounter { name: name.into(), count };
+        assert_eq!(old_a.stat, [stat("rss", 4096), stat("kernel", 300)]);
         assert!(old_a.kill_disabled);
     }
 }
