@@ -208,6 +208,7 @@ const ALONE: &[&str] = &[
     "memory_limit",
     "pages",
     "pid_reuse",
+    "ram",
     "remedies",
     "shootdowns",
     "stat",

@@ -14,7 +14,7 @@ mod recorded;
 #[cfg(test)]
 mod sample;
 pub(crate) use machine::cgroup_limit;
-pub use machine::{doctor, events, fragmentation};
+pub use machine::{account, cgroup_report, doctor, events, fragmentation, headroom, oom, system};
 pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};
 pub use process::{

@@ -5,9 +5,11 @@
 //! sent and opened again.
 #![forbid(unsafe_code)]
 
+pub mod account;
 pub mod bounds;
 pub mod calls;
 pub mod cause;
+pub mod cgroup_tree;
 pub mod core_dump;
 pub mod counters;
 pub mod data_types;
@@ -30,6 +32,7 @@ pub mod mapping;
 pub mod measured;
 pub mod name;
 pub mod object;
+pub mod oom;
 pub mod page_map;
 pub mod pagewise_pools;
 pub mod parallel;

@@ -63,6 +63,9 @@ pub struct ProcessSummary {
     /// The proportional share: the only column whose sum over processes means something.
     #[serde(with = "plain")]
     pub pss: Reading<Bytes>,
+    /// The proportional share by kind of page.
+    #[serde(with = "plain", default = "not_saved")]
+    pub shares: Reading<PssByKind>,
     /// Resident bytes.
     #[serde(with = "plain")]
     pub rss: Reading<Bytes>,
@@ -78,6 +81,22 @@ impl ProcessSummary {
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X') && self.rss == Ok(Bytes::ZERO)
     }
+}
+
+/// The value of a field that the pagewise which saved the listing did not read.
+fn not_saved<T>() -> Reading<T> {
+    Err(Absent::NotCollected("save it with this version of pagewise".into()))
+}
+
+/// The proportional share of a process by kind of page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PssByKind {
+    /// Anonymous pages.
+    pub anonymous: Bytes,
+    /// Pages of files, and of devices that map pages.
+    pub file: Bytes,
+    /// Pages of tmpfs and of shared anonymous memory.
+    pub shmem: Bytes,
 }
 
 /// A reading for each quadrant.

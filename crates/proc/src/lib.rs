@@ -16,9 +16,11 @@ pub use error::{CAP_SYS_PTRACE, ProcError};
 pub use files::{core_file, data_symbols, elf, target_file, variables};
 pub use machine::activity as machine_activity;
 pub use machine::{
-    buddyinfo, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps, users,
-    vmstat,
+    buddyinfo, cached_files, fragmentation, interrupts, kernel_log, meminfo, mountinfo, oom_log,
+    oom_reading, pressure, settings, slabinfo, swaps, system_reading, users, vmstat, zoneinfo,
 };
+pub(crate) use machine::{kernel_memory, shmem_uses};
+pub(crate) use memory::page_charges;
 pub use memory::{huge, ksm, numa, page_map, pages, referenced, zero_pages};
 pub(crate) use process::heads;
 pub use process::{

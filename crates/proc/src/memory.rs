@@ -3,6 +3,7 @@
 pub mod huge;
 pub mod ksm;
 pub mod numa;
+pub(crate) mod page_charges;
 pub mod page_map;
 pub mod pages;
 pub mod referenced;

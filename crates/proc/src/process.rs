@@ -14,6 +14,7 @@ pub mod maps;
 pub mod memory_files;
 pub mod others;
 pub mod pagewise_pools;
+pub(crate) mod same_memory;
 pub mod saved;
 pub mod smaps;
 pub mod stat;

@@ -10,6 +10,7 @@ pub mod launch;
 pub mod libraries;
 pub mod madvise;
 pub mod output_file;
+pub mod page_cache;
 pub mod pagemap_scan;
 pub mod peer;
 pub mod perf_event;

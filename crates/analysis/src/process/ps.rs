@@ -516,6 +516,7 @@ mod tests {
             uss: pss.clone(),
             rss: pss.clone().map(|b| b + b),
             swap: pss.clone().map(|_| Bytes::ZERO),
+            shares: pss.clone().map(|_| PssByKind::default()),
             quadrants: ByQuadrant::all(pss.clone()),
             pss,
         }

@@ -9,7 +9,7 @@ use clap::{CommandFactory, Subcommand};
 
 use super::{
     define, diagnose, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps,
-    pages, pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, trim, watch,
+    oom, pages, pools, ps, run, shell, shootdowns, sim, stat, syscalls, system, thp, trim, watch,
 };
 use crate::args::{Cli, LookArgs};
 use crate::terminal::TerminalLook;
@@ -155,6 +155,32 @@ pub(crate) enum Command {
     ///   pagewise fragmentation --every 1s --for 1m
     #[command(verbatim_doc_comment)]
     Fragmentation(fragmentation::FragmentationArgs),
+    /// Show the owner of every byte of RAM, and how much is left
+    ///
+    /// The owners add up to MemTotal exactly: processes by PSS, page cache, tmpfs,
+    /// slab, kernel memory, free memory, and an unaccounted rest. The report also has
+    /// the memory that can still be allocated before reclaim, swap and OOM kills.
+    ///
+    /// Examples:
+    ///   pagewise system
+    ///   pagewise system --files
+    ///   pagewise system --cgroup
+    ///   pagewise system --cgroup /system.slice --files 30s
+    #[command(verbatim_doc_comment)]
+    System(system::SystemArgs),
+    /// Show the process that the OOM killer would kill next
+    ///
+    /// The order of processes is computed by the kernel's own rule, for the machine
+    /// and for each memory cgroup with a limit, with the memory that the kill would
+    /// free and the time that is left at the present growth. Then oom explains the
+    /// last report of the OOM killer in the kernel log.
+    ///
+    /// Examples:
+    ///   pagewise oom
+    ///   pagewise oom --for 10s
+    ///   dmesg >log; pagewise oom --log log
+    #[command(verbatim_doc_comment)]
+    Oom(oom::OomArgs),
     /// Check system settings that increase latency or memory use
     ///
     /// For each setting that could be better, doctor prints the commands that change
@@ -314,6 +340,8 @@ impl Command {
             Command::Events(args) => events::run(&args, &look),
             Command::Fragmentation(args) => fragmentation::run(&args, &look),
             Command::Doctor(args) => doctor::run(&args, &look),
+            Command::Oom(args) => oom::run(&args, &look),
+            Command::System(args) => system::run(&args, &look),
             Command::Syscalls(args) => syscalls::run(args, &look),
             Command::Shootdowns(args) => shootdowns::run(&args, options),
             Command::Faults(args) => faults::run(&args, options),
@@ -339,7 +367,7 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
     ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
     ("Fix", &["trim", "thp", "run"]),
-    ("System", &["doctor", "fragmentation", "events"]),
+    ("System", &["system", "oom", "doctor", "fragmentation", "events"]),
     ("Learn", &["lab", "sim", "define"]),
     ("Shell", &["completions", "man", "help"]),
 ];

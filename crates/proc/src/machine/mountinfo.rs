@@ -24,6 +24,17 @@ pub struct Mount {
     pub options: Vec<u8>,
 }
 
+/// File systems whose files are served by a process or over a network.
+const REMOTE: [&[u8]; 9] =
+    [b"fuse", b"nfs", b"cifs", b"smb", b"9p", b"ceph", b"afs", b"autofs", b"virtiofs"];
+
+impl Mount {
+    /// True if a call on a file of this mount may wait for a process or a network.
+    pub fn may_wait(&self) -> bool {
+        REMOTE.iter().any(|name| self.fs.starts_with(name))
+    }
+}
+
 /// Reads a whole `mountinfo`; lines that do not read as they should are left out.
 pub fn parse(text: &[u8]) -> Vec<Mount> {
     lines(text).filter_map(|(_, line)| mount(line)).collect()

@@ -1,5 +1,6 @@
 //! `/proc/pressure/memory` and a cgroup's `memory.pressure`.
 
+use pagewise_model::account::PressureAverages;
 use pagewise_model::settings::Pressure;
 
 use crate::text::{lines, number};
@@ -9,10 +10,34 @@ pub fn parse(text: &[u8]) -> Option<Pressure> {
     Some(Pressure { some: average(text, b"some ")?, full: average(text, b"full ")? })
 }
 
+/// Reads all averages and totals of a whole pressure file. `None` where one is missing.
+pub(crate) fn averages(text: &[u8]) -> Option<PressureAverages> {
+    let three = |start: &[u8]| {
+        let word = |name: &[u8]| share(find_word(text, start, name)?);
+        Some([word(b"avg10=")?, word(b"avg60=")?, word(b"avg300=")?])
+    };
+    let total = |start: &[u8]| number(find_word(text, start, b"total=")?);
+    Some(PressureAverages {
+        some: three(b"some ")?,
+        full: three(b"full ")?,
+        some_total_us: total(b"some ")?,
+        full_total_us: total(b"full ")?,
+    })
+}
+
 /// `some avg10=0.12 avg60=..` in hundredths of a per cent.
 fn average(text: &[u8], start: &[u8]) -> Option<u64> {
+    share(find_word(text, start, b"avg10=")?)
+}
+
+/// The value of a word in the line that begins with `start`.
+fn find_word<'t>(text: &'t [u8], start: &[u8], name: &[u8]) -> Option<&'t [u8]> {
     let line = lines(text).find_map(|(_, line)| line.strip_prefix(start))?;
-    let word = line.split(|&b| b == b' ').find_map(|word| word.strip_prefix(b"avg10="))?;
+    line.split(|&b| b == b' ').find_map(|word| word.strip_prefix(name))
+}
+
+/// `0.12` in hundredths.
+fn share(word: &[u8]) -> Option<u64> {
     let point = memchr::memchr(b'.', word)?;
     let (whole, rest) = (number(&word[..point])?, &word[point + 1..]);
     // The kernel always writes two digits.
@@ -30,6 +55,9 @@ mod tests {
     fn averages_are_hundredths_of_a_per_cent() {
         let text = b"some avg10=1.05 avg60=0.22 avg300=0.10 total=9\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n";
         assert_eq!(parse(text), Some(Pressure { some: 105, full: 50 }));
+        let all = averages(text).unwrap();
+        assert_eq!((all.some, all.full), ([105, 22, 10], [50, 0, 0]));
+        assert_eq!((all.some_total_us, all.full_total_us), (9, 3));
         assert_eq!(parse(b"some avg10=1.05 total=1\n"), None);
         assert_eq!(parse(b"some avg10=1.5\nfull avg10=0.00\n"), None);
     }

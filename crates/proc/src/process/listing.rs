@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use pagewise_model::listing::{ByQuadrant, Listing, ProcessSummary};
+use pagewise_model::listing::{ByQuadrant, Listing, ProcessSummary, PssByKind};
 use pagewise_model::machine::ReadMethod;
-use pagewise_model::mapping::Breakdown;
+use pagewise_model::mapping::{Breakdown, MappingPages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{
     Absent, Backing, Bytes, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
-    SmapsCounter,
+    SmapsCounter, reading,
 };
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
@@ -228,6 +228,7 @@ struct ListingMemory {
     pss: Reading<Bytes>,
     rss: Reading<Bytes>,
     swap: Reading<Bytes>,
+    shares: Reading<PssByKind>,
     quadrants: ByQuadrant,
 }
 
@@ -275,7 +276,8 @@ impl<'a> ListingReader<'a> {
     ) -> ProcessSummary {
         let root = self.shared.root;
         let command = self.fill(holder, "cmdline").map(|()| split_names(&self.buffer));
-        let group = self.fill(pid, "cgroup").and_then(|()| {
+        // A first thread that has ended is in the root cgroup.
+        let group = self.fill(holder, "cgroup").and_then(|()| {
             let member = cgroup::parse(&self.buffer);
             member.map(|m| m.path).ok_or(Absent::NotInThisKernel("2.6.24".into()))
         });
@@ -297,6 +299,7 @@ impl<'a> ListingReader<'a> {
             pss: memory.pss,
             rss: memory.rss,
             swap: memory.swap,
+            shares: memory.shares,
             quadrants: memory.quadrants,
             name: status.name,
         }
@@ -328,6 +331,7 @@ impl<'a> ListingReader<'a> {
             pss: rollup.bytes(SmapsCounter::Pss),
             rss: rollup.bytes(SmapsCounter::Rss),
             swap: rollup.bytes(SmapsCounter::Swap),
+            shares: shares_of(&rollup),
             quadrants: quadrants.unwrap_or_else(|why| ByQuadrant::absent(&why)),
         })
     }
@@ -367,14 +371,22 @@ impl<'a> ListingReader<'a> {
         let pace = if method == ReadMethod::Fast { Pace::FAST } else { Pace::POLITE };
         let total = self.walk(pid, &mut mappings, &pace)?.total?;
         let mut quadrants = [Bytes::ZERO; 4];
+        let mut shmem = Ok(Bytes::ZERO);
         for mapping in &mappings {
             let pages = mapping.pages.as_ref().map_err(Clone::clone)?;
             for (sum, more) in quadrants.iter_mut().zip(effective(mapping, &pages.breakdown)) {
                 *sum += more;
             }
+            if mapping.backing() == Backing::Shmem {
+                shmem = reading::sum(shmem, file_share(pages));
+            }
         }
         Ok(ListingMemory {
             method,
+            shares: shmem.and_then(|shmem| {
+                let file = file_share(&total)? - shmem;
+                Ok(PssByKind { anonymous: total.pss_anon.clone()?, file, shmem })
+            }),
             uss: Ok(total.breakdown.exclusive()),
             pss: total.pss,
             rss: Ok(total.breakdown.resident()),
@@ -419,6 +431,20 @@ impl<'a> ListingReader<'a> {
     }
 }
 
+/// The shares of a rollup by kind of page (since 5.9).
+fn shares_of(rollup: &Smaps) -> Reading<PssByKind> {
+    Ok(PssByKind {
+        anonymous: rollup.bytes(SmapsCounter::PssAnon)?,
+        file: rollup.bytes(SmapsCounter::PssFile)?,
+        shmem: rollup.bytes(SmapsCounter::PssShmem)?,
+    })
+}
+
+/// The share of the pages that are not anonymous.
+fn file_share(pages: &MappingPages) -> Reading<Bytes> {
+    Ok(pages.pss.clone()? - pages.pss_anon.clone()?)
+}
+
 /// Converts an error to the reason for the values that it prevented.
 fn why(error: ProcError) -> Absent {
     match error {
@@ -448,6 +474,7 @@ fn unread(status: &ListingStatus, why: &Absent) -> ListingMemory {
         pss: Err(why.clone()),
         rss: or_why(status.rss),
         swap: or_why(status.swap),
+        shares: Err(why.clone()),
         quadrants: ByQuadrant::absent(why),
     }
 }
@@ -461,6 +488,7 @@ fn nothing() -> ListingMemory {
         pss: none(),
         rss: none(),
         swap: none(),
+        shares: Ok(PssByKind::default()),
         quadrants: ByQuadrant::all(none()),
     }
 }

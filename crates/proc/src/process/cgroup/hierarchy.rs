@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
+use pagewise_model::cgroup_tree::CgroupTree;
 use pagewise_model::evidence::counter;
 use pagewise_model::{Absent, Name, Pid, Reading};
 
@@ -24,16 +25,19 @@ pub struct CgroupHierarchy {
     point: PathBuf,
     /// The cgroup that is mounted there.
     top: PathBuf,
+    /// False for a copied tree.
+    live: bool,
 }
 
 impl CgroupHierarchy {
-    /// Finds the mount of v1, else that of v2 if it has the memory controller.
+    /// Finds the mount of v1, else that of v2 if it has the memory controller. A copied tree has
+    /// the files of a mount in `DIR/sysfs/fs/cgroup`.
     ///
     /// # Errors
     /// [`Absent`] if no memory cgroup is mounted.
     pub fn find(root: &ProcRoot) -> Reading<CgroupHierarchy> {
         if !root.is_live() {
-            return Err(Absent::NotCollected("control groups are not in the copied tree".into()));
+            return CgroupHierarchy::copied(&root.sysfs_path("fs/cgroup"));
         }
         let mounts = our_mounts()?;
         let v1 = mounts.iter().find(|it| it.fs == b"cgroup" && is_controller(it, MEMORY));
@@ -50,7 +54,36 @@ impl CgroupHierarchy {
             }
         };
         let (point, top) = (mount.point.clone(), mount.root.clone());
-        Ok(CgroupHierarchy { version, point, top })
+        Ok(CgroupHierarchy { version, point, top, live: true })
+    }
+
+    /// The hierarchy of a copied tree.
+    fn copied(folder: &Path) -> Reading<CgroupHierarchy> {
+        let top = PathBuf::from("/");
+        let v1 = folder.join("memory");
+        if v1.join("cgroup.procs").exists() {
+            return Ok(CgroupHierarchy { version: 1, point: v1, top, live: false });
+        }
+        let controllers = read_all(&folder.join("cgroup.controllers")).unwrap_or_default();
+        if controllers.trim_ascii().split(|&b| b == b' ').any(|name| name == MEMORY) {
+            return Ok(CgroupHierarchy {
+                version: 2,
+                point: folder.to_path_buf(),
+                top,
+                live: false,
+            });
+        }
+        Err(Absent::NotCollected("control groups are not in the copied tree".into()))
+    }
+
+    /// 1 or 2.
+    pub fn version(&self) -> u8 {
+        self.version
+    }
+
+    /// All cgroups with their counters, each after its parent.
+    pub fn whole_tree(&self) -> CgroupTree {
+        self.tree(&self.point)
     }
 
     /// The folder of a cgroup by its path in the hierarchy, or by the path of its folder.
@@ -110,7 +143,7 @@ impl CgroupHierarchy {
     pub(crate) fn dying(&self) -> Option<u64> {
         match self.version {
             // The file counts all cgroups of the machine: a part of them cannot be compared.
-            1 if self.top != Path::new("/") => None,
+            1 if self.top != Path::new("/") || !self.live => None,
             1 => {
                 let listed = self.all().len();
                 let all = cgroups_of(&read_all(Path::new("/proc/cgroups")).ok()?, MEMORY)?;
@@ -125,7 +158,7 @@ impl CgroupHierarchy {
         }
     }
 
-    fn files(&self) -> &'static CgroupFiles {
+    pub(super) fn files(&self) -> &'static CgroupFiles {
         if self.version == 1 { &V1 } else { &V2 }
     }
 }
@@ -152,7 +185,8 @@ mod tests {
     use super::*;
 
     fn made(point: &Path) -> CgroupHierarchy {
-        CgroupHierarchy { version: 2, point: point.to_path_buf(), top: PathBuf::from("/pod") }
+        let (point, top) = (point.to_path_buf(), PathBuf::from("/pod"));
+        CgroupHierarchy { version: 2, point, top, live: true }
     }
 
     #[test]

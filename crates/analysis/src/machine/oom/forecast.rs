@@ -1,0 +1,227 @@
+//! The memory that is left before an OOM kill, for the machine and for each cgroup with a limit, and
+//! the time that it lasts at the present growth.
+
+use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
+use pagewise_model::evidence::counter;
+use pagewise_model::oom::{OomMachine, OomReading};
+use pagewise_model::report::CellValue;
+use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
+
+use super::{OomRank, machine_pages, next_victim, rank};
+use crate::cells::{float, text};
+
+/// The memory that a limit concerns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OomScope {
+    /// All memory of the machine.
+    Machine,
+    /// A memory cgroup with those below it.
+    Cgroup(Name),
+}
+
+impl OomScope {
+    /// Its name as a cell.
+    pub fn cell(&self) -> CellValue {
+        match self {
+            OomScope::Machine => text("the machine"),
+            OomScope::Cgroup(name) => CellValue::Name(name.clone()),
+        }
+    }
+}
+
+/// The next OOM kill of a scope.
+#[derive(Clone, Debug)]
+pub struct OomForecast<'a> {
+    /// The scope.
+    pub scope: OomScope,
+    /// The limit: RAM of the machine, or the limit of the cgroup.
+    pub limit: Reading<Bytes>,
+    /// Used memory that the kernel cannot reclaim without swap.
+    pub kept: Reading<Bytes>,
+    /// Memory that can still be allocated, with free swap.
+    pub left: Reading<Bytes>,
+    /// Growth of the used memory in bytes per second; negative if it shrinks.
+    pub growth: Option<f64>,
+    /// Seconds until nothing is left at this growth; `None` without growth.
+    pub seconds_left: Option<f64>,
+    /// The next victim; `None` if no process can be selected.
+    pub next: Option<OomRank<'a>>,
+    /// True if all processes of the victim's cgroup are killed with it.
+    pub kills_all: bool,
+    /// True if the kernel kills nothing at this limit, but lets the processes wait (v1).
+    pub kill_disabled: bool,
+}
+
+/// Growth below which no time is computed: noise of an idle machine.
+const MIN_GROWTH: f64 = 65_536.0;
+
+/// Forecasts, the machine first, then the cgroups with a limit, those with the least left first.
+pub fn forecasts(reading: &OomReading) -> Vec<OomForecast<'_>> {
+    let mut forecasts = vec![machine(reading)];
+    if let Ok([first, last]) = &reading.cgroups {
+        let mut cgroups: Vec<OomForecast<'_>> = last
+            .nodes
+            .iter()
+            .enumerate()
+            .filter(|(_, node)| node.limit.is_some())
+            .map(|(at, _)| cgroup(reading, first, last, at))
+            .collect();
+        cgroups.sort_by_key(|it| it.left.clone().unwrap_or(Bytes(u64::MAX)));
+        forecasts.extend(cgroups);
+    }
+    forecasts
+}
+
+fn line(machine: &OomMachine, name: &str) -> Option<Bytes> {
+    counter(&machine.meminfo, name).map(Bytes)
+}
+
+/// Memory of the machine that can still be allocated.
+fn machine_left(machine: &OomMachine, page_size: PageSize) -> Reading<Bytes> {
+    let line = |name: &str| line(machine, name).ok_or(Absent::NotInThisKernel("".into()));
+    let kernel = line("KReclaimable").or_else(|_| line("SReclaimable"))?;
+    let free = line("MemFree")? - page_size.pages(machine.kept_back);
+    Ok(free + line("Active(file)")? + line("Inactive(file)")? + kernel + line("SwapFree")?)
+}
+
+fn machine(reading: &OomReading) -> OomForecast<'_> {
+    let [first, last] = &reading.machine;
+    let left = machine_left(last, reading.page_size);
+    let limit = line(last, "MemTotal").ok_or(Absent::NotInThisKernel("".into()));
+    let all = limit.clone().map(|it| it + line(last, "SwapTotal").unwrap_or_default());
+    let kept = all.and_then(|all| Ok(all - left.clone()?));
+    let before = machine_left(first, reading.page_size).ok();
+    let pages = machine_pages(&last.meminfo, reading.page_size);
+    let ranks = rank(reading.processes.iter(), pages, pages, reading.page_size);
+    let growth = before.zip(left.clone().ok()).and_then(|(before, now)| rate(reading, now, before));
+    OomForecast {
+        scope: OomScope::Machine,
+        limit,
+        kept,
+        seconds_left: seconds_left(&left, growth),
+        left,
+        growth,
+        next: next_victim(&ranks),
+        kills_all: false,
+        kill_disabled: false,
+    }
+}
+
+/// Bytes per second by which the first number exceeds the second.
+fn rate(reading: &OomReading, small: Bytes, large: Bytes) -> Option<f64> {
+    let [first, last] = &reading.machine;
+    let seconds = float(last.at_ns.checked_sub(first.at_ns)?) / 1e9;
+    (seconds > 0.01).then(|| (float(large.0) - float(small.0)) / seconds)
+}
+
+fn seconds_left(left: &Reading<Bytes>, growth: Option<f64>) -> Option<f64> {
+    let growth = growth.filter(|growth| *growth >= MIN_GROWTH)?;
+    left.as_ref().ok().map(|left| float(left.0) / growth)
+}
+
+/// Page cache of a cgroup that the kernel can drop, and reclaimable slab (v2).
+fn reclaimable(node: &CgroupNode) -> Bytes {
+    let lines = ["inactive_file", "active_file", "slab_reclaimable"];
+    lines.iter().filter_map(|name| counter(&node.stat, name)).map(Bytes).sum()
+}
+
+fn cgroup<'a>(
+    reading: &'a OomReading,
+    first: &CgroupTree,
+    last: &CgroupTree,
+    at: usize,
+) -> OomForecast<'a> {
+    let node = &last.nodes[at];
+    let limit = node.limit.ok_or(Absent::NotSupported("no limit".into()));
+    let kept = |node: &CgroupNode| node.current.clone().map(|it| it - reclaimable(node));
+    let swap = swap_left(reading, last, node);
+    let left = limit.clone().and_then(|limit| Ok(limit - kept(node)? + swap));
+    let before = first.nodes.iter().find(|it| it.path == node.path).map(kept);
+    let growth = before
+        .and_then(Result::ok)
+        .zip(kept(node).ok())
+        .and_then(|(before, now)| rate(reading, before, now));
+    let machine = machine_pages(&reading.machine[1].meminfo, reading.page_size);
+    let pages = limit_pages(reading, last, node).unwrap_or(machine);
+    let members = reading
+        .processes
+        .iter()
+        .filter(|it| it.cgroup.as_ref().is_ok_and(|path| is_below(path, &node.path)));
+    let ranks = rank(members, pages, machine, reading.page_size);
+    let next = next_victim(&ranks);
+    OomForecast {
+        scope: OomScope::Cgroup(node.path.clone()),
+        limit,
+        kept: kept(node),
+        seconds_left: seconds_left(&left, growth),
+        left,
+        growth,
+        next,
+        kills_all: next.is_some_and(|it| kills_all(last, node, it)),
+        kill_disabled: node.kill_disabled,
+    }
+}
+
+/// True if the victim's cgroup, or one between it and the limited one, is killed as a whole.
+fn kills_all(tree: &CgroupTree, limited: &CgroupNode, victim: OomRank<'_>) -> bool {
+    let Ok(own) = &victim.process.cgroup else { return false };
+    let above =
+        tree.nodes.iter().filter(|it| is_below(own, &it.path) && is_below(&it.path, &limited.path));
+    above.into_iter().any(|it| it.kills_all)
+}
+
+/// True if a path is that of a cgroup or of one below it.
+pub(crate) fn is_below(path: &Name, top: &Name) -> bool {
+    let (path, top) = (path.as_bytes(), top.as_bytes());
+    let top = top.strip_suffix(b"/").unwrap_or(top);
+    path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+/// The pages that a cgroup may have, by which the kernel scales `oom_score_adj`
+/// (`mem_cgroup_get_max` of mm/memcontrol.c): its limit, and the swap that it may use beside.
+pub(crate) fn limit_pages(
+    reading: &OomReading,
+    tree: &CgroupTree,
+    node: &CgroupNode,
+) -> Option<u64> {
+    let limit = node.limit?;
+    let swap = line(&reading.machine[1], "SwapTotal").unwrap_or_default();
+    let may_swap = node.swappiness != Some(0);
+    let beside = match (tree.version, node.swap_limit) {
+        _ if !may_swap => Bytes::ZERO,
+        (1, Some(both)) => (both - limit).min(swap),
+        (_, Some(own)) if tree.version != 1 => own.min(swap),
+        _ => swap,
+    };
+    Some(reading.page_size.count(limit) + reading.page_size.count(beside))
+}
+
+/// Swap that a cgroup can still use.
+fn swap_left(reading: &OomReading, tree: &CgroupTree, node: &CgroupNode) -> Bytes {
+    let free = line(&reading.machine[1], "SwapFree").unwrap_or_default();
+    let used = node.swap.clone().unwrap_or_default();
+    let own = match (tree.version, node.swap_limit, node.limit) {
+        _ if node.swappiness == Some(0) => Bytes::ZERO,
+        (1, Some(both), Some(limit)) => both - limit - used,
+        (_, Some(own), _) => own - used,
+        _ => free,
+    };
+    own.min(free)
+}
+
+/// A time in words, in the unit that suits it.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "seconds of a forecast"
+)]
+pub(crate) fn duration(seconds: f64) -> CellValue {
+    /// A longer time is not a forecast.
+    const YEAR: f64 = 31_536_000.0;
+    CellValue::Seconds((seconds.clamp(0.0, YEAR) * 1e9) as u64)
+}
+
+/// The same for a forecast that may have none.
+pub(crate) fn time_left(seconds: Option<f64>) -> CellValue {
+    seconds.map_or(CellValue::None, duration)
+}

@@ -1,0 +1,11 @@
+//! `system` and `oom`: the account of RAM against independent counts, and predictions against real
+//! OOM kills in memory cgroups.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
+
+#[path = "../fixture/mod.rs"]
+mod fixture;
+mod kills;
+mod machines;
+mod oom;
+mod system;

@@ -1,0 +1,403 @@
+//! The account of RAM against independent counts.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use pagewise_skip::{Lack, has_all_rights, is_root, skip};
+use serde_json::Value;
+
+use super::fixture::{Fixture, disk, json, number, pagewise, tool};
+
+/// `meminfo` in bytes.
+fn meminfo() -> BTreeMap<String, u64> {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        let number: u64 = value.trim().trim_end_matches(" kB").parse().ok()?;
+        Some((name.to_owned(), number << 10))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn system() -> Value {
+    json(&["system", "--json", "--for", "0s", "--limit", "all"])
+}
+
+fn owner(report: &Value, id: &str) -> u64 {
+    let owners = report["owners"].as_array().unwrap();
+    owners.iter().find(|it| it["id"] == id).map_or(0, |it| it["bytes"].as_u64().unwrap())
+}
+
+/// Repeats a comparison of two readings of a busy machine until both agree.
+fn agrees(within: u64, mut both: impl FnMut() -> (u64, u64)) {
+    let mut last = (0, 0);
+    for _ in 0..5 {
+        last = both();
+        if last.0.abs_diff(last.1) <= within {
+            return;
+        }
+    }
+    panic!("{} and {} differ by more than {within}", last.0, last.1);
+}
+
+#[test]
+fn owners_add_up_to_the_total_exactly() {
+    let report = system();
+    let total = number(&report, "total");
+    assert_eq!(total, meminfo()["MemTotal"]);
+    let owners = report["owners"].as_array().unwrap();
+    let sum: u64 = owners.iter().map(|it| it["bytes"].as_u64().unwrap()).sum();
+    let unaccounted = report["unaccounted"].as_i64().unwrap();
+    assert_eq!(i64::try_from(sum).unwrap() + unaccounted, i64::try_from(total).unwrap());
+    for owner in owners {
+        assert!(owner["id"].is_string() && owner["detail"].is_array(), "{owner}");
+        let parts: u64 = owner["detail"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| it["bytes"].as_u64().unwrap())
+            .sum();
+        // Files of tmpfs may be mapped, swapped, or counted by several readings.
+        let is_bounded = !owner["id"].as_str().unwrap().starts_with("shmem");
+        assert!(!is_bounded || parts <= owner["bytes"].as_u64().unwrap() + (64 << 20), "{owner}");
+    }
+}
+
+#[test]
+fn at_most_one_percent_of_ram_is_unaccounted() {
+    let share = || {
+        let report = system();
+        let lost = report["unaccounted"].as_i64().unwrap().unsigned_abs();
+        let unread = owner(&report, "anonymous.unread");
+        let total = number(&report, "total");
+        // Root reads all processes.
+        (lost + if has_all_rights() { unread } else { 0 }, total / 100)
+    };
+    let tries: Vec<(u64, u64)> = (0..3).map(|_| share()).collect();
+    assert!(tries.iter().any(|(lost, allowed)| lost <= allowed), "{tries:?}");
+}
+
+#[test]
+fn memory_of_processes_is_the_sum_of_smaps() {
+    if !is_root() {
+        return;
+    }
+    let summed = |name: &str| -> u64 {
+        let pids = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|it| it.unwrap().file_name().into_string().ok());
+        let texts = pids
+            .filter(|it| it.parse::<u32>().is_ok())
+            .filter_map(|it| fs::read_to_string(format!("/proc/{it}/smaps_rollup")).ok());
+        texts
+            .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+            .filter_map(|line| {
+                let rest = line
+                    .strip_prefix(name)?
+                    .strip_prefix(':')?
+                    .trim()
+                    .trim_end_matches(" kB")
+                    .to_owned();
+                rest.parse::<u64>().ok().map(|it| it << 10)
+            })
+            .sum()
+    };
+    for (id, name) in [("processes.anonymous", "Pss_Anon"), ("processes.shmem", "Pss_Shmem")] {
+        agrees(24 << 20, || (owner(&system(), id), summed(name)));
+    }
+    // pagewise itself maps files too, and this test reads others' files.
+    agrees(48 << 20, || (owner(&system(), "processes.file"), summed("Pss_File")));
+}
+
+#[test]
+fn anonymous_memory_is_that_of_the_kernel_and_of_smem() {
+    agrees(24 << 20, || {
+        let report = system();
+        let ours = owner(&report, "processes.anonymous") + owner(&report, "anonymous.unread");
+        (ours, meminfo()["AnonPages"])
+    });
+    let Some(text) = tool("smem", &["-w", "-k", "-c", "area used"]) else { return };
+    assert!(text.contains("userspace"), "{text}");
+    let Some(text) = tool("smem", &["-w", "-c", "area used cache noncache"]) else { return };
+    let used = |area: &str| -> u64 {
+        let line = text.lines().find(|line| line.starts_with(area)).unwrap();
+        line.split_whitespace().rev().nth(2).unwrap().parse::<u64>().unwrap() << 10
+    };
+    // smem takes mapped files out of the userspace that it counts as not cached.
+    let free = used("free memory");
+    agrees(64 << 20, || (owner(&system(), "free"), meminfo()["MemFree"]));
+    assert!(free.abs_diff(meminfo()["MemFree"]) < 512 << 20, "{text}");
+}
+
+#[test]
+fn caches_are_those_of_free() {
+    let Some(text) = tool("free", &["-b", "-w"]) else { return };
+    let line = text.lines().find(|line| line.starts_with("Mem:")).unwrap();
+    let columns: Vec<u64> = line.split_whitespace().skip(1).map(|it| it.parse().unwrap()).collect();
+    let [total, _used, free, shared, buffers, cache, _available] = columns.as_slice() else {
+        panic!("{text}")
+    };
+    let report = system();
+    assert_eq!(number(&report, "total"), *total);
+    let near = |ours: u64, theirs: u64| {
+        assert!(ours.abs_diff(theirs) <= 96 << 20, "{ours} {theirs}: {text}")
+    };
+    near(owner(&report, "free"), *free);
+    near(owner(&report, "cache.devices"), *buffers);
+    near(owner(&report, "shmem.unmapped") + owner(&report, "processes.shmem"), *shared);
+    // free counts reclaimable slab, and all mapped files and tmpfs, as cache.
+    let cached: u64 =
+        ["cache.files", "processes.file", "shmem.unmapped", "processes.shmem", "slab.reclaimable"]
+            .iter()
+            .map(|id| owner(&report, id))
+            .sum();
+    near(cached, *cache);
+}
+
+#[test]
+fn slabs_are_those_of_slabinfo() {
+    if !is_root() {
+        return;
+    }
+    let Ok(text) = fs::read_to_string("/proc/slabinfo") else {
+        return skip(&Lack::KernelFile("/proc/slabinfo"));
+    };
+    let report = system();
+    let page = number(&report, "page_size");
+    let mut differ = 0;
+    let rows = report["slabs"].as_array().unwrap();
+    for line in text.lines().skip(2) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let pages: u64 = words[5].parse().unwrap();
+        let slabs: u64 = words[14].parse().unwrap();
+        let row =
+            rows.iter().find(|row| row["name"] == words[0]).unwrap_or_else(|| panic!("{line}"));
+        differ +=
+            u64::from(row["bytes"].as_u64().unwrap().abs_diff(pages * slabs * page) > 1 << 20);
+    }
+    assert!(differ <= 8, "{differ} caches changed by more than 1 MiB");
+    let sum: u64 = rows.iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    let kernel = owner(&report, "slab.reclaimable") + owner(&report, "slab.unreclaimable");
+    // Blocks of several pages are in no cache.
+    assert!(sum <= kernel + (16 << 20), "{sum} {kernel}");
+}
+
+#[test]
+fn kernel_memory_is_that_of_vmallocinfo_and_zoneinfo() {
+    if !is_root() {
+        return;
+    }
+    let report = system();
+    let page = number(&report, "page_size");
+    if let Ok(text) = fs::read_to_string("/proc/vmallocinfo") {
+        let areas =
+            text.lines().filter(|line| line.split_whitespace().any(|word| word == "vmalloc"));
+        let pages = areas.flat_map(|line| {
+            line.split_whitespace()
+                .filter_map(|word| word.strip_prefix("pages=")?.parse::<u64>().ok())
+                .collect::<Vec<_>>()
+        });
+        let counted = pages.sum::<u64>() * page;
+        let ours = owner(&report, "vmalloc") + owner(&report, "kernel.stacks");
+        assert!(ours.abs_diff(counted) <= 8 << 20, "{ours} {counted}");
+    }
+    let text = fs::read_to_string("/proc/zoneinfo").unwrap();
+    let lists = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("count:")?.trim().parse::<u64>().ok());
+    let counted = lists.sum::<u64>() * page;
+    assert!(owner(&report, "free.per_cpu").abs_diff(counted) <= 64 << 20);
+}
+
+#[test]
+fn a_process_a_memfd_and_a_cached_file_are_found_with_their_sizes() {
+    const SIZE: usize = 48 << 20;
+    let before = system();
+    let memfd =
+        rustix::fs::memfd_create("pagewise-test-system", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = file_of(&memfd);
+    file.write_all(&vec![7; SIZE]).unwrap();
+    let after = system();
+    let grown = |id: &str| owner(&after, id).saturating_sub(owner(&before, id));
+    assert!(grown("shmem.unmapped") >= SIZE as u64 - (4 << 20), "{after}");
+    let row = after["shmem"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|it| it["name"].as_str().unwrap().starts_with("pagewise-test-system of"));
+    assert_eq!(row.unwrap()["bytes"], SIZE as u64);
+    drop(file);
+}
+
+/// A descriptor opened again as a file.
+fn file_of(descriptor: &impl AsRawFd) -> File {
+    fs::OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
+        .unwrap()
+}
+
+#[test]
+fn a_file_in_the_page_cache_is_found_and_none_of_it_is_read() {
+    let folder = tempfile::tempdir_in(disk()).unwrap();
+    let path = folder.path().join("cached");
+    fs::write(&path, vec![7; 40 << 20]).unwrap();
+    let report = json(&["system", "--json", "--for", "0s", "--files", "60s", "--limit", "all"]);
+    let files = &report["files"];
+    if files["incomplete"] == true {
+        return skip(&Lack::Chance("the file systems are too large for a test"));
+    }
+    let largest = files["largest"].as_array().unwrap();
+    let Some(row) = largest.iter().find(|it| it["path"] == path.to_str().unwrap()) else {
+        return skip(&Lack::Machine(
+            "the folder of the tests is on no device, or many files are larger",
+        ));
+    };
+    assert_eq!(row["cached"], 40 << 20);
+}
+
+#[test]
+fn a_process_with_much_memory_is_among_the_parts() {
+    let fixture = Fixture::start("big", &["200"]);
+    let report = system();
+    let owners = report["owners"].as_array().unwrap();
+    let parts = owners.iter().flat_map(|it| it["detail"].as_array().unwrap().clone());
+    let name = format!("({})", fixture.pid);
+    assert!(
+        parts.clone().any(|part| part["name"].as_str().unwrap().ends_with(&name)),
+        "{owners:?}"
+    );
+}
+
+#[test]
+fn headroom_is_in_order_and_available_is_the_kernels() {
+    let report = system();
+    let room = |key: &str| number(&report, &format!("headroom.{key}"));
+    assert!(room("before_reclaim") <= room("before_oom"));
+    assert!(room("before_swap").abs_diff(meminfo()["MemAvailable"]) <= 96 << 20);
+    let total = number(&report, "total");
+    assert!(room("before_oom") <= total + meminfo()["SwapTotal"]);
+    for key in ["pid", "name", "badness", "frees"] {
+        assert!(!report["oom"]["next"][key].is_null(), "{key}");
+    }
+}
+
+/// A copied tree with these files.
+fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let tree = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = tree.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    tree
+}
+
+fn of_tree(command: &[&str], tree: &Path) -> Value {
+    json(&[command, &["--json", "--root", tree.to_str().unwrap()]].concat())
+}
+
+#[test]
+fn a_copied_tree_has_its_own_account() {
+    let copied = tree(&[
+        (
+            "meminfo",
+            "MemTotal: 1000 kB\nMemFree: 400 kB\nMemAvailable: 500 kB\nBuffers: 10 kB\nCached: 200 kB\nShmem: 50 kB\nAnonPages: 100 kB\nMapped: 30 kB\nSUnreclaim: 60 kB\nPercpu: 20 kB\n",
+        ),
+        (
+            "kmsg",
+            "[    0.1] setup_percpu: NR_CPUS:8 nr_cpumask_bits:2 nr_cpu_ids:2 nr_node_ids:1\n[    0.1] percpu: Embedded 1 pages/cpu s1 r0 d0 u4096\n",
+        ),
+        ("sysfs/page_size", "4096\n"),
+        ("vmstat", "pswpin 1\npswpout 2\noom_kill 3\n"),
+        (
+            "7/status",
+            "Name:\ta\nState:\tS (sleeping)\nUid:\t0\t0\t0\t0\nVmRSS:\t 90 kB\nThreads:\t1\n",
+        ),
+        (
+            "7/smaps_rollup",
+            "00400000-00500000 ---p 00000000 00:00 0 [rollup]\nRss: 90 kB\nPss: 85 kB\nPss_Anon: 70 kB\nPss_File: 15 kB\nPss_Shmem: 0 kB\nPrivate_Clean: 0 kB\nPrivate_Dirty: 70 kB\nAnonymous: 70 kB\nSwap: 0 kB\nLocked: 0 kB\n",
+        ),
+    ]);
+    let report = of_tree(&["system"], copied.path());
+    let kib = |id: &str| owner(&report, id) >> 10;
+    assert_eq!((kib("processes.anonymous"), kib("processes.file")), (70, 15));
+    assert_eq!((kib("anonymous.unread"), kib("percpu")), (30, 12));
+    assert_eq!((kib("cache.files"), kib("shmem.unmapped")), (135, 50));
+    assert_eq!(report["unaccounted"], (1000 - 400 - 10 - 200 - 100 - 60 - 12) << 10);
+    assert_eq!(number(&report, "reclaim.oom_kills"), 3);
+    assert!(report["headroom"]["before_reclaim"]["absent"].is_string(), "no zoneinfo");
+    assert!(report["files"]["absent"].is_string() && report["pressure"]["absent"].is_string());
+}
+
+#[test]
+fn a_tree_that_is_not_there_is_an_error() {
+    for command in [&["system"][..], &["system", "--cgroup"], &["oom"]] {
+        let out = pagewise(&[command, &["--root", "/nowhere"]].concat());
+        assert_eq!(out.status.code(), Some(1), "{command:?}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains("/nowhere"), "{out:?}");
+    }
+}
+
+#[test]
+fn cgroups_are_those_of_the_kernel() {
+    let report = pagewise(&["system", "--cgroup", "--json"]);
+    if report.status.code() == Some(1) {
+        let said = String::from_utf8_lossy(&report.stderr).into_owned();
+        assert!(said.contains("cgroup"), "{said}");
+        return skip(&Lack::Machine("no memory cgroup is mounted here"));
+    }
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let rows = report["cgroups"].as_array().unwrap();
+    assert_eq!(rows[0]["path"], "/");
+    let roots =
+        [("/sys/fs/cgroup/memory", "memory.usage_in_bytes"), ("/sys/fs/cgroup", "memory.current")];
+    for row in rows.iter().take(20) {
+        let path = row["path"].as_str().unwrap();
+        let Some(current) = row["current"].as_u64() else { continue };
+        let read =
+            |(root, name): &(&str, &str)| fs::read_to_string(format!("{root}{path}/{name}")).ok();
+        let Some(text) = roots.iter().find_map(read) else { continue };
+        let kernels: u64 = text.trim().parse().unwrap();
+        assert!(current.abs_diff(kernels) <= 128 << 20, "{path}: {current} {kernels}");
+    }
+}
+
+#[test]
+fn a_copied_tree_of_version_2_is_a_tree_with_events_and_pressure() {
+    let base = "sysfs/fs/cgroup";
+    let file = |name: &str| format!("{base}/{name}");
+    let pressure = "some avg10=1.00 avg60=2.50 avg300=0.10 total=9\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n";
+    let files = [
+        (file("cgroup.controllers"), "cpu memory\n"),
+        (file("app/cgroup.procs"), "7\n"),
+        (file("app/memory.current"), "1048576\n"),
+        (file("app/memory.max"), "1048576\n"),
+        (
+            file("app/memory.stat"),
+            "anon 900000\nfile 100000\nshmem 0\ninactive_file 4096\nkernel 48576\n",
+        ),
+        (file("app/memory.events"), "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"),
+        (file("app/memory.pressure"), pressure),
+        (file("app/memory.swap.current"), "8192\n"),
+        (file("empty/memory.current"), "0\n"),
+    ];
+    let files: Vec<(&str, &str)> =
+        files.iter().map(|(name, text)| (name.as_str(), *text)).collect();
+    let copied = tree(&files);
+    fs::create_dir_all(copied.path().join("7")).unwrap();
+    let report = of_tree(&["system", "--cgroup"], copied.path());
+    assert_eq!(report["version"], 2);
+    let rows = report["cgroups"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "the empty one is left out: {rows:?}");
+    let app = &rows[1];
+    assert_eq!(app["path"], "/app");
+    assert_eq!((&app["limit_hits"], &app["oom_kills"]), (&12.into(), &2.into()));
+    assert_eq!(app["working_set"], 1_048_576 - 4096);
+    assert_eq!(app["pressure_some_avg60"], 0.025);
+    assert_eq!((&app["swap"], &app["kernel"]), (&8192.into(), &48576.into()));
+    assert_eq!(report["findings"][0]["id"], "near-limit");
+}
