@@ -25,6 +25,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("analysis", &["model", "stats"]),
     ("view", &["model"]),
     ("capi", &["alloc", "measure", "model"]),
+    ("malloc", &["alloc"]),
     ("preload", &["heaplog"]),
     ("labmem", &["sys"]),
     ("lab", &["model", "sys", "labmem", "proc", "measure", "stats", "sim", "alloc"]),

@@ -1,11 +1,12 @@
-//! `cargo xtask install`: the command, the C libraries, their headers and what pkg-config knows of
-//! them, below a prefix.
+//! `cargo xtask install`: the C libraries, their headers and what pkg-config knows of them, below a
+//! prefix; with `--command` the command too, which takes some ten times as long to build.
 //!
 //! ```text
-//! bin/pagewise
+//! bin/pagewise                        with --command
 //! include/pagewise/*.h
 //! lib/libpagewise.a
 //! lib/libpagewise.so -> libpagewise.so.0.1 -> libpagewise.so.0.1.0
+//! lib/libpagewise_malloc.so
 //! lib/pkgconfig/pagewise.pc
 //! ```
 
@@ -24,21 +25,37 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Libraries that the static library needs.
 const SYSTEM: &[&str] = &["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"];
 
-/// Installs below `prefix` what is built now, or what lies in `from`: there the command may be
-/// missing.
-pub(crate) fn run(prefix: &Path, from: Option<&Path>) -> Result<()> {
+/// Origin of installed files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InstallFrom<'a> {
+    /// The libraries are built.
+    Libraries,
+    /// The libraries and the command are built.
+    WithCommand,
+    /// They lie in a folder, where the command and the library for malloc may be missing.
+    Folder(&'a Path),
+}
+
+/// Installs below `prefix`.
+pub(crate) fn run(prefix: &Path, from: InstallFrom<'_>) -> Result<()> {
     let built = match from {
-        Some(folder) => folder.to_owned(),
-        None => build()?,
+        InstallFrom::Folder(folder) => folder.to_owned(),
+        InstallFrom::Libraries => build(&[])?,
+        InstallFrom::WithCommand => build(&["-p", "pagewise"])?,
     };
     let api = crate::root()?.join("crates/capi");
     for folder in ["bin", "include/pagewise", "lib/pkgconfig"] {
         let folder = prefix.join(folder);
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
+    let is_folder = matches!(from, InstallFrom::Folder(_));
     let command = built.join("pagewise");
-    if from.is_none() || command.is_file() {
+    if matches!(from, InstallFrom::WithCommand) || (is_folder && command.is_file()) {
         copy(&command, &prefix.join("bin/pagewise"))?;
+    }
+    let malloc = built.join("libpagewise_malloc.so");
+    if !is_folder || malloc.is_file() {
+        copy(&malloc, &prefix.join("lib/libpagewise_malloc.so"))?;
     }
     for entry in fs::read_dir(api.join("include/pagewise"))? {
         let header = entry?;
@@ -54,9 +71,9 @@ pub(crate) fn run(prefix: &Path, from: Option<&Path>) -> Result<()> {
 }
 
 /// Builds with optimisation, and returns where it lies.
-fn build() -> Result<PathBuf> {
+fn build(more: &[&str]) -> Result<PathBuf> {
     let mut cargo = crate::cargo();
-    cargo.args(["build", "--release", "-p", "pagewise", "-p", "pagewise-capi"]);
+    cargo.args(["build", "--release", "-p", "pagewise-capi", "-p", "pagewise-malloc"]).args(more);
     call(cargo.current_dir(crate::root()?))?;
     let metadata = crate::cargo()
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])

@@ -19,6 +19,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
+use install::InstallFrom;
+
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
@@ -31,7 +33,9 @@ Usage: cargo xtask COMMAND
   corpus [OPTIONS]
                   run a diagnosing tool at programs whose trouble is known (`corpus --help`)
   install --prefix DIR
-                  build and install the command, the C libraries and their headers
+                  build and install the C libraries and their headers
+  install --prefix DIR --command
+                  the same and the command, which takes longer to build
   install --prefix DIR --from BUILT
                   the same of what lies in a folder already
 ";
@@ -51,11 +55,10 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         ["corpus", ref options @ ..] => corpus::run(options),
-        ["install", "--prefix", prefix] => {
-            install::run(prefix.as_ref(), None).map(|()| ExitCode::SUCCESS)
-        }
+        ["install", "--prefix", prefix] => install(prefix, InstallFrom::Libraries),
+        ["install", "--prefix", prefix, "--command"] => install(prefix, InstallFrom::WithCommand),
         ["install", "--prefix", prefix, "--from", built] => {
-            install::run(prefix.as_ref(), Some(built.as_ref())).map(|()| ExitCode::SUCCESS)
+            install(prefix, InstallFrom::Folder(built.as_ref()))
         }
         _ => {
             eprint!("{USAGE}");
@@ -66,6 +69,10 @@ fn main() -> ExitCode {
         eprintln!("xtask: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+fn install(prefix: &str, from: InstallFrom<'_>) -> Result<ExitCode> {
+    install::run(prefix.as_ref(), from).map(|()| ExitCode::SUCCESS)
 }
 
 /// The root of the workspace. Cargo says where this package is, both to `run` and to `test`.

@@ -38,7 +38,7 @@ const RULES: &[TidyRule] = &[
 ];
 
 /// The crates that may hold unsafe code.
-const UNSAFE: &[&str] = &["sys", "labmem", "alloc", "capi", "preload"];
+const UNSAFE: &[&str] = &["sys", "labmem", "alloc", "capi", "malloc", "preload"];
 
 /// Paths into the standard library that a crate must not name.
 const IMPURE: &[(&str, &[&str])] = &[

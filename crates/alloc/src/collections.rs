@@ -1,9 +1,15 @@
 //! Common code of the pools that are allocators of collections, by the traits of `allocator-api2`.
 
+#[cfg(feature = "allocator-api2-04")]
+mod api04;
+
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use allocator_api2::alloc::AllocError;
+
+#[cfg(feature = "allocator-api2-04")]
+pub use api04::Api04;
 
 /// Block of a collection: exactly the requested size.
 pub(crate) fn slice(

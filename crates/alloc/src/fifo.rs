@@ -36,7 +36,8 @@
 //! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
 //!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
 //!
-//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
+//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8, or of its
+//! alignment: nothing else.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -55,6 +56,7 @@ pub use boxed::Boxed;
 #[cfg(feature = "ablation")]
 pub use policy::FifoPolicy;
 
+use crate::misuse::CallSite;
 use crate::{Discipline, DisciplinedAllocator, Source};
 use page::{FifoPageRef, GRAIN, rounded};
 use pool::{FifoCore, FifoHot, free_slow};
@@ -100,9 +102,10 @@ impl<S: Source> Fifo<S> {
 
     /// Memory of this size and alignment, whatever was in it; `None` where the source has no more.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let last = last_byte(layout.size());
-        if layout.align() <= GRAIN && last < self.hot().room() {
+        let last = last_byte(layout);
+        if self.hot().is_aligned(layout.align()) && last < self.hot().room() {
             // SAFETY: the room is a multiple of `GRAIN`, as `last + 1` is, so it reaches that far.
             return Some(unsafe { self.hot().bump(last + 1) });
         }
@@ -111,9 +114,10 @@ impl<S: Source> Fifo<S> {
 
     /// As [`Fifo::allocate`], with every byte 0.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let last = last_byte(layout.size());
-        if layout.align() <= GRAIN && last < self.hot().room() {
+        let last = last_byte(layout);
+        if self.hot().is_aligned(layout.align()) && last < self.hot().room() {
             // SAFETY: the free space has `last + 1` bytes, as was checked.
             let block = unsafe { self.hot().bump(last + 1) };
             if !self.hot().is_zeroed() {
@@ -126,24 +130,50 @@ impl<S: Source> Fifo<S> {
     }
 
     #[inline(never)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if layout.align() <= GRAIN
-            && let Some(shelf) = self.hot().shelf.get()
-            && let Some(block) = shelf.pop_block(rounded(layout.size()))
+        self.allocate_whole(layout, whole(layout))
+    }
+
+    /// As [`Fifo::allocate`], for callers whose frees know no alignment: those in C. Such a block
+    /// is freed, and resized, with the alignment 1.
+    #[doc(hidden)]
+    pub fn allocate_sized(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.allocate_whole(layout, rounded(layout.size()))
+    }
+
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn allocate_whole(&self, layout: Layout, whole: usize) -> Option<NonNull<u8>> {
+        if let Some(shelf) = self.hot().shelf.get()
+            && let Some(block) = shelf.pop_aligned(whole, layout.align())
         {
             return Some(block);
         }
-        self.pool().allocate(self.pool.cast(), layout.size(), layout.align())
+        self.pool().allocate(self.pool.cast(), layout, (whole, CallSite::caller()))
+    }
+
+    /// As [`Fifo::allocate_sized`], with every byte 0.
+    #[doc(hidden)]
+    pub fn allocate_sized_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
+        let block = self.allocate_sized(layout)?;
+        self.zero(block, layout.size());
+        Some(block)
     }
 
     #[cold]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         let block = self.allocate_slow(layout)?;
+        self.zero(block, layout.size());
+        Some(block)
+    }
+
+    /// Clears a block that was handed out just now, unless it is known to be zeroed.
+    fn zero(&self, block: NonNull<u8>, size: usize) {
         if !self.pool().is_zeroed(block) {
             // SAFETY: the block is ours, and as large.
-            unsafe { block.write_bytes(0, layout.size()) };
+            unsafe { block.write_bytes(0, size) };
         }
-        Some(block)
     }
 
     /// Takes a block back, in any order. For blocks that may outlive their pool there is [`free`].
@@ -151,12 +181,16 @@ impl<S: Source> Fifo<S> {
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free(&self, block: NonNull<u8>, layout: Layout) {
+        if cfg!(debug_assertions) {
+            self.pool().assert_ours(block);
+        }
         // SAFETY: the caller passes a live block.
-        if !unsafe { is_next_hole(block, layout.size()) } {
+        if !unsafe { is_next_hole(block, layout) } {
             // SAFETY: the caller passes a live block of this pool; a pool begins with its hot
             // fields.
-            unsafe { free_slow(self.pool.cast(), block, layout.size()) }
+            unsafe { free_slow(self.pool.cast(), block, layout, CallSite::caller()) }
         }
     }
 
@@ -168,8 +202,10 @@ impl<S: Source> Fifo<S> {
     /// block's page.
     #[doc(hidden)]
     pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize) {
+        // SAFETY: 1 is a power of two, and a live block is small enough.
+        let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         // SAFETY: the caller passes a live block of this pool; a pool begins with its hot fields.
-        unsafe { free_slow(pool.cast(), block, size) }
+        unsafe { free_slow(pool.cast(), block, layout, CallSite::NONE) }
     }
 
     /// Changes a block's size, in place where it gets smaller, or is the last that was handed out
@@ -178,14 +214,48 @@ impl<S: Source> Fifo<S> {
     ///
     /// # Safety
     /// `block` came from this pool, with this layout, and was not freed since.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn reallocate(
         &self,
         block: NonNull<u8>,
         old: Layout,
         size: usize,
     ) -> Option<NonNull<u8>> {
-        let (was, now) = (rounded(old.size()), rounded(size));
-        if self.hot().is_last(block, was) && now <= was + self.hot().room() {
+        let new = Layout::from_size_align(size, old.align()).ok()?;
+        // SAFETY: the caller passes a live block of this layout.
+        unsafe { self.resize((block, old), new, whole, Fifo::allocate) }
+    }
+
+    /// As [`Fifo::reallocate`], for a block of [`Fifo::allocate_sized`].
+    ///
+    /// # Safety
+    /// As for [`Fifo::reallocate`].
+    #[doc(hidden)]
+    pub unsafe fn reallocate_sized(
+        &self,
+        block: NonNull<u8>,
+        old: Layout,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
+        let new = Layout::from_size_align(size, old.align()).ok()?;
+        let sized = |layout: Layout| rounded(layout.size());
+        // SAFETY: the caller passes a live block of this layout.
+        unsafe { self.resize((block, old), new, sized, Fifo::allocate_sized) }
+    }
+
+    /// # Safety
+    /// As for [`Fifo::reallocate`]; `allocate` makes blocks that are `whole` bytes long in their
+    /// page.
+    unsafe fn resize(
+        &self,
+        (block, old): (NonNull<u8>, Layout),
+        new: Layout,
+        whole: impl Fn(Layout) -> usize,
+        allocate: impl Fn(&Fifo<S>, Layout) -> Option<NonNull<u8>>,
+    ) -> Option<NonNull<u8>> {
+        let (was, now) = (whole(old), whole(new));
+        let is_last = !self.hot().is_guarded() && self.hot().is_last(block, was);
+        if is_last && now <= was + self.hot().room() {
             // SAFETY: the block ends at `next`, and the room behind it begins there.
             self.hot().move_last(unsafe { block.add(now) });
             return Some(block);
@@ -195,11 +265,14 @@ impl<S: Source> Fifo<S> {
         if !self.hot().is_guarded() && page.resize(block, was, now) {
             return Some(block);
         }
-        let moved = self.allocate(Layout::from_size_align(size, old.align()).ok()?)?;
+        let moved = allocate(self, new)?;
         // SAFETY: both are ours, as large as the smaller of the two sizes, and do not overlap.
-        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(size)) };
+        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
+        // SAFETY: 1 is a power of two; the page knows this number of bytes as live.
+        let gone = unsafe { Layout::from_size_align_unchecked(old.size(), 1) };
+        let gone = if was == rounded(old.size()) { gone } else { old };
         // SAFETY: the caller has given it up, now that it moved.
-        unsafe { self.free(block, old) };
+        unsafe { self.free(block, gone) };
         Some(moved)
     }
 
@@ -207,6 +280,7 @@ impl<S: Source> Fifo<S> {
     ///
     /// # Errors
     /// Returns the value if no memory is available for it.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn boxed<T>(&self, value: T) -> Result<Boxed<T>, T>
     where
         S: 'static,
@@ -279,11 +353,18 @@ impl<S: Source> Drop for Fifo<S> {
     }
 }
 
-/// The last byte of a block of this size, counted from 0. A size of 0 gives a number that no room
-/// has, and is left to the slow paths.
+/// The last byte of a block of this layout, counted from 0: sizes are rounded up to the alignment,
+/// so that the next block of the same alignment follows at once. A size of 0 gives a number that no
+/// room has, and is left to the slow paths.
 #[inline(always)]
-const fn last_byte(size: usize) -> usize {
-    size.wrapping_sub(1) | (GRAIN - 1)
+const fn last_byte(layout: Layout) -> usize {
+    layout.size().wrapping_sub(1) | (layout.align() - 1) | (GRAIN - 1)
+}
+
+/// Bytes of a block of this layout in its page.
+const fn whole(layout: Layout) -> usize {
+    let size = if layout.size() == 0 { 1 } else { layout.size() };
+    ((size - 1) | (layout.align() - 1) | (GRAIN - 1)) + 1
 }
 
 /// Takes a block back of a pool that may have been dropped since.
@@ -291,13 +372,14 @@ const fn last_byte(size: usize) -> usize {
 /// # Safety
 /// `block` came from a [`Fifo`] of this thread, with this layout, and was not freed since.
 #[inline(always)]
+#[cfg_attr(debug_assertions, track_caller)]
 pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
     // SAFETY: the caller passes a live block.
-    if !unsafe { is_next_hole(block, layout.size()) } {
+    if !unsafe { is_next_hole(block, layout) } {
         // SAFETY: the caller passes a live block.
         let page = unsafe { FifoPageRef::containing(block) };
         // SAFETY: the caller passes a live block of this page's pool.
-        unsafe { free_slow(page.pool, block, layout.size()) }
+        unsafe { free_slow(page.pool, block, layout, CallSite::caller()) }
     }
 }
 
@@ -307,9 +389,10 @@ pub unsafe fn free(block: NonNull<u8>, layout: Layout) {
 /// # Safety
 /// It is a live block, which is not used any more.
 #[inline(always)]
-unsafe fn is_next_hole(block: NonNull<u8>, size: usize) -> bool {
-    // SAFETY: the caller passes a live block of this size.
-    size != 0 && unsafe { FifoPageRef::containing(block) }.extend_hole(block, last_byte(size))
+unsafe fn is_next_hole(block: NonNull<u8>, layout: Layout) -> bool {
+    // SAFETY: the caller passes a live block of this layout.
+    let page = unsafe { FifoPageRef::containing(block) };
+    layout.size() != 0 && page.extend_hole(block, last_byte(layout))
 }
 
 // SAFETY: a block is part of a page's room, or of the source's block, that was counted as live and

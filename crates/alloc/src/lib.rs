@@ -9,7 +9,10 @@ mod classes;
 mod collections;
 mod discipline;
 pub mod fifo;
+#[cfg(feature = "os")]
+mod fork;
 mod lock;
+pub mod misuse;
 pub mod pages;
 #[cfg(all(feature = "os", target_pointer_width = "64", target_endian = "little"))]
 pub mod persistent;
@@ -22,6 +25,8 @@ mod values;
 #[doc(hidden)]
 pub mod watch;
 
+#[cfg(feature = "allocator-api2-04")]
+pub use collections::Api04;
 pub use discipline::{Discipline, DisciplinedAllocator};
 pub use fifo::Fifo;
 pub use pages::Pages;

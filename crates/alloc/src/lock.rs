@@ -11,6 +11,9 @@ const LOOKS: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Locked<T> {
     taken: AtomicBool,
+    /// True once [`Locked::survive_fork`] has registered it, or has found that it cannot.
+    #[cfg(feature = "os")]
+    forks: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -30,7 +33,22 @@ impl Drop for SpinGuard<'_> {
 
 impl<T> Locked<T> {
     pub(crate) const fn new(value: T) -> Locked<T> {
-        Locked { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Locked {
+            taken: AtomicBool::new(false),
+            #[cfg(feature = "os")]
+            forks: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Has a fork take the lock, so that the child finds it free, if the value is in static memory.
+    /// The lock is not held.
+    #[cfg(feature = "os")]
+    #[inline]
+    pub(crate) fn survive_fork(&self, order: crate::fork::ForkOrder) {
+        if !self.forks.load(Ordering::Relaxed) && !self.forks.swap(true, Ordering::Relaxed) {
+            crate::fork::register(&self.taken, order);
+        }
     }
 
     /// Uses the value. `body` must not come here again: the lock is taken.
@@ -43,23 +61,29 @@ impl<T> Locked<T> {
 
     #[inline]
     fn lock(&self) -> SpinGuard<'_> {
-        while self.taken.swap(true, Ordering::Acquire) {
-            self.wait();
-        }
+        take(&self.taken);
         SpinGuard(&self.taken)
     }
+}
 
-    /// Until the lock looks free.
-    #[cold]
-    fn wait(&self) {
-        let mut looks = 0_u32;
-        while self.taken.load(Ordering::Relaxed) {
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS) {
-                let_others_run();
-            }
-            core::hint::spin_loop();
+/// Takes a lock, once it is free.
+#[inline]
+pub(crate) fn take(lock: &AtomicBool) {
+    while lock.swap(true, Ordering::Acquire) {
+        wait(lock);
+    }
+}
+
+/// Until the lock looks free.
+#[cold]
+fn wait(lock: &AtomicBool) {
+    let mut looks = 0_u32;
+    while lock.load(Ordering::Relaxed) {
+        looks = looks.wrapping_add(1);
+        if looks.is_multiple_of(LOOKS) {
+            let_others_run();
         }
+        core::hint::spin_loop();
     }
 }
 

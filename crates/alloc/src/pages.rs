@@ -30,9 +30,9 @@
 //!   separate descriptors of 24 bytes, so that an untouched run needs no memory.
 //! - Each thread caches some freed runs of each length up to 1 MiB, and allocates them again
 //!   without the lock. Behind the cache, allocation and free take a fixed number of steps. In
-//!   addition, a free may return the memory of at most four runs to the source, if more than
-//!   [`Pages::keep`] permits is idle and backed.
-//! - The lock is not for signal handlers, nor for a child of `fork` where another thread held it.
+//!   addition, a free may return the memory of some runs to the source, on average of at most one,
+//!   if more than [`Pages::keep`] permits is idle and backed.
+//! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static variable.
 //! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as
 //!   there are.
 
@@ -40,11 +40,14 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::discipline::{Discipline, DisciplinedAllocator};
+#[cfg(feature = "os")]
+use crate::fork::ForkOrder;
 use crate::lock::Locked;
+use crate::misuse::{CallSite, Misuse};
 use crate::source::{Source, SourceBlock};
 use crate::watch::{self, PoolProgress};
 use front::{Fronts, PublishedCounts, ThreadRunCache};
-use heap::{PageHeap, Taken};
+use heap::{PageHeap, RunPart, Taken};
 #[cfg(not(feature = "ablation"))]
 use policy::PagesPolicy;
 
@@ -55,6 +58,7 @@ mod heap;
 mod page;
 mod policy;
 mod region;
+mod retention;
 mod runs;
 
 #[cfg(feature = "ablation")]
@@ -73,6 +77,8 @@ const FRONT: u32 = size_of::<ThreadRunCache>().div_ceil(PAGE) as u32;
 pub struct Pages<S: Source> {
     fronts: Fronts,
     heap: Locked<PageHeap<S>>,
+    #[cfg(feature = "os")]
+    forks: ForkOrder,
 }
 
 /// Number of pages for a size in bytes, at least one; `None` if no run is this long.
@@ -96,23 +102,45 @@ pub fn run_size(size: usize) -> Option<usize> {
 impl<S: Source> Pages<S> {
     /// A pool without pages. It takes nothing from the source before something is allocated.
     pub const fn new(source: S) -> Pages<S> {
-        Pages { fronts: Fronts::new(), heap: Locked::new(PageHeap::new(source, PagesPolicy::ALL)) }
+        Pages::of_heap(PageHeap::new(source, PagesPolicy::ALL))
+    }
+
+    const fn of_heap(heap: PageHeap<S>) -> Pages<S> {
+        Pages {
+            fronts: Fronts::new(),
+            heap: Locked::new(heap),
+            #[cfg(feature = "os")]
+            forks: ForkOrder::Pages,
+        }
+    }
+
+    /// The pool behind the system's source.
+    #[cfg(feature = "os")]
+    pub(crate) const fn system(source: S) -> Pages<S> {
+        let policy = PagesPolicy { hidden: true, ..PagesPolicy::ALL };
+        Pages {
+            fronts: Fronts::new(),
+            heap: Locked::new(PageHeap::new(source, policy)),
+            forks: ForkOrder::System,
+        }
     }
 
     /// A pool with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
     pub const fn with_policy(source: S, policy: PagesPolicy) -> Pages<S> {
-        Pages { fronts: Fronts::new(), heap: Locked::new(PageHeap::new(source, policy)) }
+        Pages::of_heap(PageHeap::new(source, policy))
     }
 
     /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source
     /// has no more.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         Some(self.take_run(layout)?.start)
     }
 
     /// Like [`Pages::allocate`], with every byte of `layout` 0. Unbacked pages stay unbacked.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let taken = self.take_run(layout)?;
         if !taken.zeroed {
@@ -123,23 +151,30 @@ impl<S: Source> Pages<S> {
     }
 
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn take_run(&self, layout: Layout) -> Option<Taken> {
         let pages = run_pages(layout.size())?;
-        let at_hand = || self.fronts.mine().filter(|_| layout.align() <= PAGE)?.pop(pages);
+        let at_hand = || match (self.fronts.mine()?, layout.align()) {
+            (front, ..=PAGE) => front.pop(pages),
+            (front, align) => front.pop_aligned(pages, align),
+        };
         let taken = match at_hand() {
             Some(start) => Taken { start, zeroed: false },
             None => self.take_of_heap(pages, layout.align())?,
         };
-        self.mark(taken.start, pages, true);
+        self.mark(taken.start, pages, true).unwrap_or_else(|misuse| misuse.panic());
         Some(taken)
     }
 
     #[inline(never)]
     fn take_of_heap(&self, pages: u32, align: usize) -> Option<Taken> {
+        #[cfg(feature = "os")]
+        self.heap.survive_fork(self.forks);
         self.heap.with(|heap| {
+            heap.count(1);
             let take = |heap: &mut _| {
                 if align > PAGE {
-                    take_aligned(heap, pages, align)
+                    PageHeap::allocate_aligned(heap, pages, align)
                 } else {
                     PageHeap::allocate_run(heap, pages)
                 }
@@ -160,15 +195,36 @@ impl<S: Source> Pages<S> {
     /// is not used any more.
     ///
     /// # Panics
-    /// Panics if it is recognizably not a run of this pool; in debug builds, also if a page of it
-    /// is free.
+    /// Panics if it is recognizably not a run of this pool, or free: in release builds if it is in
+    /// the cache of this thread or was merged; in debug builds if any page of it is free.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free(&self, start: NonNull<u8>, size: usize) {
+        // SAFETY: the caller passes a run of this pool with this size.
+        unsafe { self.try_free(start, size) }.unwrap_or_else(|misuse| misuse.panic());
+    }
+
+    /// As [`Pages::free`], and returns the memory error that the pool found.
+    ///
+    /// # Safety
+    /// As for [`Pages::free`].
+    ///
+    /// # Errors
+    /// Returns the error where [`Pages::free`] panics.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub unsafe fn try_free(&self, start: NonNull<u8>, size: usize) -> Result<(), Misuse> {
         let pages = run_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
-        self.mark(start, pages, false);
-        if !self.fronts.mine().is_some_and(|front| front.push(start, pages)) {
-            self.put_into_heap(start, pages);
+        self.mark(start, pages, false)?;
+        if let Some(front) = self.fronts.mine() {
+            if front.holds(start, pages) {
+                return Err(Misuse::freed_before("pages", start.addr().get()));
+            }
+            if front.push(start, pages) {
+                return Ok(());
+            }
         }
+        self.put_into_heap(start, pages, RunPart::Whole)
     }
 
     /// Frees any whole pages of a run. The rest of the run, [`run_size`] in total, is freed in the
@@ -179,38 +235,49 @@ impl<S: Source> Pages<S> {
     /// not used any more.
     ///
     /// # Panics
-    /// As [`Pages::free`].
+    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one is free.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
         let pages = whole_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
-        self.mark(start, pages, false);
-        self.put_into_heap(start, pages);
+        let marked = self.mark(start, pages, false);
+        let freed = marked.and_then(|()| self.put_into_heap(start, pages, RunPart::Part));
+        freed.unwrap_or_else(|misuse| misuse.panic());
     }
 
     #[inline(never)]
-    fn put_into_heap(&self, start: NonNull<u8>, pages: u32) {
+    fn put_into_heap(&self, start: NonNull<u8>, pages: u32, part: RunPart) -> Result<(), Misuse> {
         self.heap.with(|heap| {
-            watch::uncounted(&heap.watch, pages as usize * PAGE);
-            watch::closed(&heap.watch, start, pages as usize * PAGE);
+            heap.count(1);
             if heap.passed(pages as usize) {
                 heap.look(start, pages);
             }
-            heap.put(start, pages);
+            heap.put(start, pages, part)?;
+            watch::uncounted(&heap.watch, pages as usize * PAGE);
+            watch::closed(&heap.watch, start, pages as usize * PAGE);
             self.tend(heap);
-        });
+            Ok(())
+        })
     }
 
     /// In debug builds: notes who has pages.
     #[inline(always)]
-    fn mark(&self, start: NonNull<u8>, pages: u32, handed_out: bool) {
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn mark(&self, start: NonNull<u8>, pages: u32, handed_out: bool) -> Result<(), Misuse> {
         if cfg!(debug_assertions) {
-            self.heap.with(|heap| heap.mark(start, pages, handed_out));
+            let site = CallSite::caller();
+            self.heap.with(|heap| heap.mark(start, pages, handed_out, site))?;
         }
+        Ok(())
     }
 
     /// Adjusts this thread's cache to its limit.
     fn tend(&self, heap: &mut PageHeap<S>) {
+        let (cached, fronts) = self.fronts.total();
+        heap.tell_retention(cached);
+        heap.keep_within_limits();
         let Some(front) = self.fronts.mine() else { return self.begin_front(heap) };
         let PublishedCounts { runs, taken, freed } = front.told();
+        heap.count(2 * runs);
         if let Some((run, pages)) = front.last().filter(|_| heap.passed(freed)) {
             heap.look(run, pages);
         }
@@ -223,7 +290,7 @@ impl<S: Source> Pages<S> {
                 size: taken / runs.max(1) * PAGE,
             },
         );
-        give_up(front, heap, heap.at_hand() / self.fronts.all().count().max(1));
+        give_up(front, heap, heap.at_hand() / fronts.max(1));
     }
 
     /// Creates a cache for this thread, if it is small compared with the pool and not every call
@@ -245,7 +312,7 @@ impl<S: Source> Pages<S> {
             give_up(front, heap, 0);
         }
         let ended = self.fronts.leave();
-        ended.inspect(|front| heap.put(front.cast(), FRONT)).is_some()
+        ended.inspect(|front| _ = heap.put(front.cast(), FRONT, RunPart::Part)).is_some()
     }
 
     /// Makes a run longer in its place, if the pages behind it are free. Their contents are not
@@ -253,6 +320,7 @@ impl<S: Source> Pages<S> {
     ///
     /// # Safety
     /// As for [`Pages::free`]; where it is `true`, the run has the new size from then on.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn extend(&self, start: NonNull<u8>, old: usize, new: usize) -> bool {
         let (Some(old), Some(new)) = (run_pages(old), run_pages(new)) else { return false };
         let more = new.saturating_sub(old);
@@ -270,7 +338,7 @@ impl<S: Source> Pages<S> {
             extended
         });
         if extended {
-            self.mark(added, more, true);
+            self.mark(added, more, true).unwrap_or_else(|misuse| misuse.panic());
         }
         extended
     }
@@ -280,6 +348,7 @@ impl<S: Source> Pages<S> {
     ///
     /// # Safety
     /// As for [`Pages::free`]. From then on the run has the new size and the old alignment.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn reallocate(
         &self,
         start: NonNull<u8>,
@@ -317,10 +386,11 @@ impl<S: Source> Pages<S> {
         });
     }
 
-    /// Says how much memory may be idle, in percent of what is handed out; it is never less than 2
-    /// MiB. With more, runs that are written to again and again cost fewer page faults. Without a
-    /// word it is 6: with runs that are longer than asked, at most a tenth more is resident than
-    /// was asked for.
+    /// Says how much free memory is kept, in percent of the most that was in use at once during the
+    /// last 16,384 to 32,768 allocations and frees; it is never less than 2 MiB. With more, runs
+    /// that are written to again and again cost fewer page faults. Without a word it is 20: in use
+    /// and kept are at most 1.2 times that maximum. Free memory that was not needed for as long is
+    /// released down to half of this percentage of what is in use.
     pub fn keep(&self, percent: u8) {
         self.heap.with(|heap| heap.keep(percent.into()));
     }
@@ -359,27 +429,9 @@ fn give_up<S: Source>(front: &ThreadRunCache, heap: &mut PageHeap<S>, most: usiz
     front.allow(most);
     while front.has_too_many() {
         let Some((run, pages)) = front.give_up() else { return };
-        heap.put(run, pages);
+        // A run that was freed twice by different threads is in two caches: it is left out.
+        _ = heap.put(run, pages, RunPart::Whole);
     }
-}
-
-/// A longer run, of which the pages before and behind come back.
-fn take_aligned<S: Source>(heap: &mut PageHeap<S>, pages: u32, align: usize) -> Option<Taken> {
-    let spare = u32::try_from(align / PAGE - 1).ok()?;
-    let longer = pages.checked_add(spare).filter(|pages| *pages < runs::MAX_RUN_PAGES / 2)?;
-    let taken = heap.allocate_run(longer)?;
-    let before = taken.start.align_offset(align);
-    // SAFETY: `before` is at most `spare` pages, which the run has beyond what is asked for.
-    let start = unsafe { taken.start.add(before) };
-    // SAFETY: the run has this number of pages.
-    let end = unsafe { start.add(pages as usize * PAGE) };
-    let before = u32::try_from(before / PAGE).ok()?;
-    for (unused, pages) in [(taken.start, before), (end, spare - before)] {
-        if pages > 0 {
-            heap.put(unused, pages);
-        }
-    }
-    Some(Taken { start, ..taken })
 }
 
 /// Memory of a pool of pages, in bytes.

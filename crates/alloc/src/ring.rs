@@ -230,12 +230,14 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// Two that follow each other are adjacent, but for what aligns the second, and where the block
     /// has no more room.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         self.ring.core().allocate(layout)
     }
 
     /// As [`OpenRingFrame::allocate`], with every byte 0.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
         let start = self.allocate(layout)?;
         // SAFETY: the memory is ours, and as large.
@@ -249,6 +251,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// # Safety
     /// The block was allocated in this frame with `layout`, and is used through the returned
     /// pointer only from now on. `new` has the same alignment.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
         &self,
         block: NonNull<u8>,
@@ -267,6 +270,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     }
 
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
         Some(self.allocate(layout)?.cast())
     }
@@ -274,6 +278,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// Moves a value into the frame; `None` without memory.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_alloc<T>(&self, value: T) -> Option<&mut T> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
         let place = self.place::<T>(Layout::new::<T>())?;
@@ -287,6 +292,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// # Panics
     /// Panics if memory is exhausted, as do the functions below.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc<T>(&self, value: T) -> &mut T {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
@@ -294,6 +300,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// As many values as asked for, each made of its place.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &mut [T] {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors") };
         let layout = Layout::array::<T>(len).ok();
@@ -307,6 +314,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// A copy of a slice.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
         // SAFETY: the memory is new, has the right layout, stays valid while the frame is open, and
@@ -317,6 +325,7 @@ impl<'r, S: Source + Send + 'static> OpenRingFrame<'r, S> {
     /// A copy of a string.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "each call hands out memory of its own")]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_str(&self, text: &str) -> &mut str {
         let bytes = self.alloc_slice(text.as_bytes());
         // SAFETY: they are a copy of what is UTF-8.

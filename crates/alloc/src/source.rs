@@ -10,11 +10,15 @@ use core::ptr::NonNull;
 mod file;
 #[cfg(feature = "os")]
 mod mapped;
+#[cfg(feature = "os")]
+mod system;
 
 #[cfg(feature = "os")]
 pub use file::UnnamedFile;
 #[cfg(feature = "os")]
 pub use mapped::{MapRefused, MappedSource};
+#[cfg(feature = "os")]
+pub use system::Os;
 
 /// Memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,40 +102,6 @@ unsafe impl<S: Source + ?Sized> Source for &S {
 
     fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
         (**self).resident(start, size)
-    }
-}
-
-/// The operating system: private anonymous mappings.
-#[cfg(feature = "os")]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Os;
-
-#[cfg(feature = "os")]
-// SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
-unsafe impl Source for Os {
-    fn take(&self, layout: Layout) -> Option<SourceBlock> {
-        map_aligned(layout, page_size(), 0)
-    }
-
-    unsafe fn give_back(&self, block: SourceBlock) {
-        unmap(block.start, block.size);
-    }
-
-    fn ahead(&self, _align: usize) -> usize {
-        usize::MAX
-    }
-
-    fn discards(&self) -> bool {
-        true
-    }
-
-    unsafe fn discard(&self, start: NonNull<u8>, size: usize) -> bool {
-        // SAFETY: the caller passes pages of a private anonymous mapping, which are not in use.
-        unsafe { discard(start, size) }
-    }
-
-    fn resident(&self, start: NonNull<u8>, size: usize) -> usize {
-        resident(start, size)
     }
 }
 
@@ -219,10 +189,37 @@ pub struct FixedBuffer<'a> {
 
 impl<'a> FixedBuffer<'a> {
     /// A source of this memory.
-    pub fn new(buffer: &'a mut [MaybeUninit<u8>]) -> FixedBuffer<'a> {
+    pub const fn new(buffer: &'a mut [MaybeUninit<u8>]) -> FixedBuffer<'a> {
         let left = Cell::new(buffer.len());
-        let next = Cell::new(NonNull::from(buffer).cast().as_ptr());
+        let next = Cell::new(buffer.as_mut_ptr().cast());
         FixedBuffer { rest: Rest { next, left }, _buffer: core::marker::PhantomData }
+    }
+}
+
+impl FixedBuffer<'static> {
+    /// A source of a static variable, for static pools: a global allocator without an operating
+    /// system.
+    ///
+    /// ```
+    /// use core::mem::MaybeUninit;
+    /// use pagewise_alloc::{LockedTlsf, source::FixedBuffer};
+    ///
+    /// static mut MEMORY: [MaybeUninit<u8>; 64 << 10] = [MaybeUninit::uninit(); 64 << 10];
+    ///
+    /// // SAFETY: no other code uses the variable.
+    /// static POOL: LockedTlsf<FixedBuffer<'static>> =
+    ///     LockedTlsf::new(unsafe { FixedBuffer::of_static(&raw mut MEMORY) });
+    ///
+    /// assert!(POOL.with(|pool| pool.allocate(core::alloc::Layout::new::<u64>())).is_some());
+    /// ```
+    ///
+    /// # Safety
+    /// The variable is not used by other code.
+    pub const unsafe fn of_static<const SIZE: usize>(
+        buffer: *mut [MaybeUninit<u8>; SIZE],
+    ) -> FixedBuffer<'static> {
+        let rest = Rest { next: Cell::new(buffer.cast()), left: Cell::new(SIZE) };
+        FixedBuffer { rest, _buffer: core::marker::PhantomData }
     }
 }
 
@@ -406,18 +403,14 @@ mod tests {
 
     #[test]
     #[cfg(feature = "os")]
-    fn the_system_gives_zeroed_pages_of_any_alignment() {
+    fn the_system_gives_pages_of_any_alignment_and_says_which_are_zeroed() {
         for (size, align) in [(1, 1), (100_000, 8), (1 << 16, 1 << 21), (3 << 20, 1 << 22)] {
             let block = Os.take(layout(size, align)).unwrap();
-            assert!(
-                block.start.addr().get().is_multiple_of(align)
-                    && block.size >= size
-                    && block.zeroed
-            );
+            assert!(block.start.addr().get().is_multiple_of(align) && block.size >= size);
             // SAFETY: the block is mapped and ours.
             let bytes =
                 unsafe { core::slice::from_raw_parts_mut(block.start.as_ptr(), block.size) };
-            assert!(bytes.iter().all(|byte| *byte == 0));
+            assert!(!block.zeroed || bytes.iter().all(|byte| *byte == 0));
             bytes.fill(7);
             // SAFETY: it came from there and is used no more.
             unsafe { Os.give_back(block) };

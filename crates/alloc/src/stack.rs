@@ -44,6 +44,7 @@ use core::mem::offset_of;
 use core::ptr::{self, NonNull};
 
 use crate::discipline::{Discipline, DisciplinedAllocator};
+use crate::misuse::CallSite;
 use crate::source::Source;
 use crate::watch;
 
@@ -181,6 +182,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     ///
     /// Two that follow each other are adjacent, but for what aligns the second.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         match self.bump(P::shape(layout)) {
             Some(start) => Some(start),
@@ -191,6 +193,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// As [`Stack::allocate`], for values and arrays: layouts whose size is a multiple of their
     /// alignment.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_array(&self, layout: Layout) -> Option<NonNull<u8>> {
         match self.bump_array(P::shape(layout)) {
             Some(start) => Some(start),
@@ -234,12 +237,13 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
 
     #[cold]
     #[inline(never)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         if watch::checked() {
             self.guard();
         }
         if self.is_guarded() {
-            return self.allocate_guarded(layout);
+            return self.allocate_guarded(layout, CallSite::caller());
         }
         let layout = P::shape(layout);
         self.enter_block_for(layout)?;
@@ -274,6 +278,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// The block was allocated in this stack with `layout` and was not popped; it is used through
     /// the returned pointer only from now on.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
         &self,
         block: NonNull<u8>,
@@ -297,6 +302,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     /// As for [`Stack::resize`].
     #[cold]
     #[inline(never)]
+    #[cfg_attr(debug_assertions, track_caller)]
     unsafe fn resize_slow(
         &self,
         block: NonNull<u8>,

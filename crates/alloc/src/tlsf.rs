@@ -35,6 +35,7 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use crate::discipline::{Discipline, DisciplinedAllocator};
+use crate::misuse::{CallSite, Misuse};
 use crate::source::Source;
 use crate::watch;
 use block::{TlsfBlock, WORD, size_for};
@@ -43,6 +44,7 @@ use block::{TlsfBlock, WORD, size_for};
 mod api;
 mod block;
 mod front;
+mod guard;
 mod heap;
 mod lists;
 mod locked;
@@ -64,25 +66,63 @@ pub struct Tlsf<S: Source, const N: usize = 32> {
 }
 
 impl<S: Source, const N: usize> Tlsf<S, N> {
-    /// An empty pool. It takes nothing from the source before something is allocated. Debug builds
-    /// look for misuse.
+    /// An empty pool. It takes nothing from the source before something is allocated. Guarded in
+    /// debug builds.
     pub const fn new(source: S) -> Tlsf<S, N> {
-        Tlsf { front: DeferredFrees::EMPTY, heap: TlsfHeap::new(source, true) }
+        Tlsf::create(source, cfg!(debug_assertions))
     }
 
-    /// As [`Tlsf::new`], and debug builds do not look for misuse either.
+    /// A pool with a canary behind each block, which is looked at when the block is freed. Freed
+    /// blocks are filled and wait in a quarantine. It panics on a double free, a wrong size, a
+    /// foreign address, and a write beyond a block or after its free; in debug builds the message
+    /// names where the block was allocated and freed.
+    pub const fn guarded(source: S) -> Tlsf<S, N> {
+        Tlsf::create(source, true)
+    }
+
+    /// A pool without guards, also in debug builds.
     pub const fn unguarded(source: S) -> Tlsf<S, N> {
-        Tlsf { front: DeferredFrees::EMPTY, heap: TlsfHeap::new(source, false) }
+        Tlsf::create(source, false)
+    }
+
+    const fn create(source: S, guarded: bool) -> Tlsf<S, N> {
+        let front = if guarded { DeferredFrees::CLOSED } else { DeferredFrees::EMPTY };
+        Tlsf { front, heap: TlsfHeap::new(source, guarded) }
+    }
+
+    /// Guards a pool from which nothing was allocated yet, as [`Tlsf::guarded`] does; returns true
+    /// if it is guarded now.
+    pub fn guard(&mut self) -> bool {
+        let guarded = self.heap.guard();
+        if guarded {
+            self.front.close();
+        }
+        guarded
     }
 
     /// Memory of this size and alignment, for which the pool and then the source is asked. A size
     /// of 0 is a block like any other.
+    ///
+    /// # Panics
+    /// Panics if the pool is guarded and a freed block was written to.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&mut self, layout: Layout) -> Option<NonNull<u8>> {
-        allocate(&mut self.front, &mut self.heap, layout)
+        self.try_allocate(layout).unwrap_or_else(|misuse| misuse.panic())
+    }
+
+    /// As [`Tlsf::allocate`], and returns the memory error that the pool found.
+    ///
+    /// # Errors
+    /// Returns the error if the pool is guarded and a freed block was written to.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn try_allocate(&mut self, layout: Layout) -> Result<Option<NonNull<u8>>, Misuse> {
+        allocate(&mut self.front, &mut self.heap, layout, CallSite::caller())
     }
 
     /// As [`Tlsf::allocate`], with every byte 0.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&mut self, layout: Layout) -> Option<NonNull<u8>> {
         let block = self.allocate(layout)?;
         // SAFETY: the block has this size and is the caller's alone.
@@ -97,11 +137,28 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// not used any more.
     ///
     /// # Panics
-    /// In debug builds, where it did not or was freed before.
+    /// Panics if the pool is guarded and finds a memory error.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free(&mut self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: the caller passes a block of this pool with this layout.
-        unsafe { free(&mut self.front, &mut self.heap, block, layout.size()) };
+        let freed = unsafe { self.try_free(block, layout) };
+        freed.unwrap_or_else(|misuse| misuse.panic());
+    }
+
+    /// As [`Tlsf::free`], and returns the memory error that the pool found.
+    ///
+    /// # Safety
+    /// As for [`Tlsf::free`].
+    ///
+    /// # Errors
+    /// Returns the error if the pool is guarded and the block is not what the caller promises.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub unsafe fn try_free(&mut self, block: NonNull<u8>, layout: Layout) -> Result<(), Misuse> {
+        let (size, site) = (layout.size(), CallSite::caller());
+        // SAFETY: the caller passes a block of this pool with this layout.
+        unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
     /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and
@@ -110,6 +167,10 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
     /// # Safety
     /// As for [`Tlsf::free`]. From then on the block has the layout of `size` and the old
     /// alignment.
+    ///
+    /// # Panics
+    /// As [`Tlsf::free`].
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn reallocate(
         &mut self,
         block: NonNull<u8>,
@@ -117,24 +178,60 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         size: usize,
     ) -> Option<NonNull<u8>> {
         // SAFETY: the caller passes a block of this pool with this layout.
-        unsafe { reallocate(&mut self.front, &mut self.heap, block, layout, size) }
+        let resized = unsafe { self.try_reallocate(block, layout, size) };
+        resized.unwrap_or_else(|misuse| misuse.panic())
+    }
+
+    /// As [`Tlsf::reallocate`], and returns the memory error that the pool found.
+    ///
+    /// # Safety
+    /// As for [`Tlsf::reallocate`].
+    ///
+    /// # Errors
+    /// As [`Tlsf::try_free`].
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub unsafe fn try_reallocate(
+        &mut self,
+        block: NonNull<u8>,
+        layout: Layout,
+        size: usize,
+    ) -> Result<Option<NonNull<u8>>, Misuse> {
+        let site = CallSite::caller();
+        // SAFETY: the caller passes a block of this pool with this layout.
+        unsafe { reallocate(&mut self.front, &mut self.heap, (block, layout), (size, site)) }
     }
 
     /// The size of a block in use: the requested size, rounded up by up to [`GRANULE`] bytes, or
-    /// exact if accesses are checked. It is valid wherever the requested size is needed, and all of
+    /// exact if the pool is guarded. It is valid wherever the requested size is needed, and all of
     /// it may be used.
     ///
     /// # Safety
     /// `block` is a block of this pool in use.
+    ///
+    /// # Panics
+    /// Panics if the pool is guarded and finds that it is not.
     #[inline]
     pub unsafe fn size_of(&self, block: NonNull<u8>) -> usize {
-        // SAFETY: the caller passes the payload of a block.
-        let block = unsafe { TlsfBlock::from_payload(block) };
-        if watch::checked() {
-            let _quiet = watch::quiet();
-            return block.asked();
+        // SAFETY: the caller passes a block of this pool in use.
+        unsafe { self.try_size_of(block) }.unwrap_or_else(|misuse| misuse.panic())
+    }
+
+    /// As [`Tlsf::size_of`], and returns the memory error that the pool found.
+    ///
+    /// # Safety
+    /// As for [`Tlsf::size_of`].
+    ///
+    /// # Errors
+    /// Returns the error if the pool is guarded and the address is not one of a live block.
+    #[inline]
+    pub unsafe fn try_size_of(&self, block: NonNull<u8>) -> Result<usize, Misuse> {
+        if self.heap.is_guarded() {
+            let found =
+                with_quiet(|| guard::find(&self.heap, block).map(|block| guard::of(block).0));
+            return found.inspect_err(|_| watch::misused(&self.heap.watch, block));
         }
-        block.rounded_asked()
+        // SAFETY: the caller passes the payload of a block.
+        Ok(unsafe { TlsfBlock::from_payload(block) }.rounded_asked())
     }
 
     /// Forgets all blocks and keeps the memory. Takes time for each region, not for each block.
@@ -184,14 +281,17 @@ fn allocate<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
     layout: Layout,
-) -> Option<NonNull<u8>> {
+    site: CallSite,
+) -> Result<Option<NonNull<u8>>, Misuse> {
     if layout.align() <= GRANULE
         && let Some(block) = front.pop(layout.size())
     {
-        front::check_poison(heap, block);
-        return Some(block);
+        return Ok(Some(block));
     }
-    fetch(front, heap, layout)
+    if heap.is_guarded() {
+        return fetch_guarded(front, heap, layout, site);
+    }
+    Ok(fetch(front, heap, layout))
 }
 
 /// A block from the heap.
@@ -201,9 +301,6 @@ fn fetch<S: Source, const N: usize>(
     heap: &mut TlsfHeap<S>,
     layout: Layout,
 ) -> Option<NonNull<u8>> {
-    if watch::checked() {
-        return fetch_checked(front, heap, layout);
-    }
     let size = size_for(layout.size())?;
     let block = fetch_size(front, heap, size, layout.align())?;
     front.count(size - WORD);
@@ -226,24 +323,28 @@ fn fetch_size<S: Source, const N: usize>(
     }
 }
 
-/// A block for a program whose accesses are checked: with a red zone after it, and reported. Every
-/// call is reported from then on.
+/// A block with a guard, which checkers are told of. Every call comes here from then on.
 #[cold]
-fn fetch_checked<S: Source, const N: usize>(
+fn fetch_guarded<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
     layout: Layout,
-) -> Option<NonNull<u8>> {
+    site: CallSite,
+) -> Result<Option<NonNull<u8>>, Misuse> {
     let _quiet = watch::quiet();
     front.close();
-    let size = size_for(layout.size().checked_add(watch::GAP)?)?;
-    let payload = fetch_size(front, heap, size, layout.align())?;
-    // SAFETY: the block was handed out just now.
-    unsafe { TlsfBlock::from_payload(payload) }.set_asked(layout.size());
-    watch::allocated(&heap.watch, payload, layout.size());
-    front.count(size - WORD);
-    front.tell(heap, layout.size());
-    Some(payload)
+    heap.quarantine.check_last()?;
+    let mut fetch = || {
+        let size = size_for(layout.size().checked_add(guard::GUARD)?)?;
+        let payload = fetch_size(front, heap, size, layout.align())?;
+        // SAFETY: the block was handed out just now.
+        guard::set(unsafe { TlsfBlock::from_payload(payload) }, layout.size(), site);
+        watch::allocated(&heap.watch, payload, layout.size());
+        front.count(size - WORD);
+        front.tell(heap, layout.size());
+        Some(payload)
+    };
+    Ok(fetch())
 }
 
 /// A block from the heap; merges the cached blocks and grows the heap as needed.
@@ -260,7 +361,7 @@ fn fetch_with<S: Source, const N: usize>(
         if let Some(block) = take(heap) {
             return Some(block.payload());
         }
-        if !front.give_back(heap) && !heap.grow(size, align) {
+        if !front.give_back(heap) && !heap.release_waiting() && !heap.grow(size, align) {
             return None;
         }
     }
@@ -273,12 +374,16 @@ unsafe fn free<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
     block: NonNull<u8>,
-    size: usize,
-) {
-    front::check_free(front, heap, block, size);
-    if !front.push(block, size) {
-        retire(front, heap, block, size);
+    (size, site): (usize, CallSite),
+) -> Result<(), Misuse> {
+    if front.push(block, size) {
+        return Ok(());
     }
+    if heap.is_guarded() {
+        return retire_guarded(front, heap, block, (size, site));
+    }
+    retire(front, heap, block, size);
+    Ok(())
 }
 
 /// Frees a block that does not fit into the cache.
@@ -290,24 +395,26 @@ fn retire<S: Source, const N: usize>(
     size: usize,
 ) {
     front.tell(heap, size);
-    if watch::checked() {
-        return retire_checked(heap, block);
-    }
     front.leave(heap, block, size);
 }
 
-/// Frees a block of a program whose accesses are checked: a double free is reported, and has no
-/// other effect.
+/// Frees a block with a guard: it waits. valgrind reports a double free by itself.
 #[cold]
-fn retire_checked<S: Source>(heap: &mut TlsfHeap<S>, payload: NonNull<u8>) {
-    // SAFETY: the caller passes a block of the heap.
-    let block = unsafe { TlsfBlock::from_payload(payload) };
-    watch::freed(&heap.watch, payload, with_quiet(|| block.asked()));
-    with_quiet(|| {
-        if !block.is_free() {
-            heap.put(block);
-        }
-    });
+fn retire_guarded<S: Source, const N: usize>(
+    front: &mut DeferredFrees<N>,
+    heap: &mut TlsfHeap<S>,
+    payload: NonNull<u8>,
+    (size, site): (usize, CallSite),
+) -> Result<(), Misuse> {
+    let found = with_quiet(|| guard::find_sized(heap, payload, size));
+    let block = found.inspect_err(|_| watch::misused(&heap.watch, payload))?;
+    watch::freed(&heap.watch, payload, size);
+    let _quiet = watch::quiet();
+    front.tell(heap, size);
+    if let Some(waited) = heap.quarantine.push(block, site)? {
+        heap.put(waited);
+    }
+    Ok(())
 }
 
 /// Reads memory that is marked as inaccessible.
@@ -322,35 +429,41 @@ fn with_quiet<T>(look: impl FnOnce() -> T) -> T {
 unsafe fn reallocate<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
-    payload: NonNull<u8>,
-    layout: Layout,
-    size: usize,
-) -> Option<NonNull<u8>> {
+    (payload, layout): (NonNull<u8>, Layout),
+    (size, site): (usize, CallSite),
+) -> Result<Option<NonNull<u8>>, Misuse> {
+    if heap.is_guarded() {
+        let found = with_quiet(|| guard::find_sized(heap, payload, layout.size()));
+        found.inspect_err(|_| watch::misused(&heap.watch, payload))?;
+    }
     // SAFETY: the caller passes the payload of a block.
     let block = unsafe { TlsfBlock::from_payload(payload) };
-    if resize(heap, block, size)? {
-        return Some(payload);
+    match resize(heap, block, size) {
+        None => return Ok(None),
+        Some(true) => return Ok(Some(payload)),
+        Some(false) => {}
     }
-    let moved = allocate(front, heap, Layout::from_size_align(size, layout.align()).ok()?)?;
+    let Ok(new) = Layout::from_size_align(size, layout.align()) else { return Ok(None) };
+    let Some(moved) = allocate(front, heap, new, site)? else { return Ok(None) };
     // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
     // apart.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
     // SAFETY: the caller passes a block of this front and heap; its contents were copied to
     // `moved`.
-    unsafe { free(front, heap, payload, layout.size()) };
-    Some(moved)
+    unsafe { free(front, heap, payload, (layout.size(), site)) }?;
+    Ok(Some(moved))
 }
 
 /// Gives a block another size where it is, if that can be; `None` where no block can have it.
 fn resize<S: Source>(heap: &mut TlsfHeap<S>, block: TlsfBlock, size: usize) -> Option<bool> {
-    if !watch::checked() {
+    if !heap.is_guarded() {
         return Some(heap.resize(block, size_for(size)?));
     }
     let _quiet = watch::quiet();
-    let old = block.asked();
-    let done = heap.resize(block, size_for(size.checked_add(watch::GAP)?)?);
+    let (old, site) = guard::of(block);
+    let done = heap.resize(block, size_for(size.checked_add(guard::GUARD)?)?);
     if done {
-        block.set_asked(size);
+        guard::set(block, size, site);
         watch::resized(&heap.watch, block.payload(), old, size);
     }
     Some(done)
@@ -359,7 +472,7 @@ fn resize<S: Source>(heap: &mut TlsfHeap<S>, block: TlsfBlock, size: usize) -> O
 fn trim<S: Source, const N: usize>(front: &mut DeferredFrees<N>, heap: &mut TlsfHeap<S>) {
     let _quiet = watch::quiet();
     front.tell_now(heap, 0);
-    while front.give_back(heap) {}
+    while front.give_back(heap) || heap.release_waiting() {}
     heap.trim();
 }
 

@@ -19,6 +19,8 @@ use core::ptr::NonNull;
 
 use crate::source::SourceBlock;
 
+#[cfg(feature = "os")]
+pub use checker::ignore_checkers;
 pub use checker::{GAP, Quiet, checked, quiet};
 #[cfg(feature = "stats")]
 pub use entry::{PoolEntry, SAMPLES, SIZES};
@@ -107,6 +109,12 @@ pub const fn created(kind: &'static str) -> WatchedPool {
     }
 }
 
+/// A pool that statistics do not name begins: one whose memory other pools count as theirs.
+#[inline(always)]
+pub const fn hidden_pool() -> WatchedPool {
+    created("")
+}
+
 /// Its user gives it a name, of which the first 32 bytes count.
 pub fn named(pool: &WatchedPool, name: &str) {
     #[cfg(feature = "stats")]
@@ -186,6 +194,11 @@ pub fn resized(pool: &WatchedPool, start: NonNull<u8>, old: usize, new: usize) {
 /// An allocation was freed. Called if [`checked`], and in slow paths.
 pub fn freed(pool: &WatchedPool, start: NonNull<u8>, size: usize) {
     checker::freed(&pool.id, start, size);
+}
+
+/// An address was freed that is not a live block: checkers may report it with a call stack.
+pub fn misused(pool: &WatchedPool, start: NonNull<u8>) {
+    checker::misused(&pool.id, start);
 }
 
 /// Counts what happened since the last time, for a pool that does not count each call. In slow
@@ -324,7 +337,9 @@ impl WatchedPool {
     /// Its entry, from its first block or its name on.
     #[cold]
     fn enter(&self) -> Option<&'static PoolEntry> {
-        self.entry.set(self.entry.get().or_else(|| table::enter(self.kind)));
+        if !self.kind.is_empty() {
+            self.entry.set(self.entry.get().or_else(|| table::enter(self.kind)));
+        }
         self.entry.get()
     }
 

@@ -185,9 +185,9 @@ int main(int argc, char **argv)
     a_buffer_is_all_that_is_used();
     blocks_outlive_the_pool();
     if (!is_watched) {
-        aborts_saying(free_twice, "was freed twice");
-        aborts_saying(free_another_size, "a size that it does not have");
-        aborts_saying(write_past_the_end, "was overwritten");
+        aborts_saying(free_twice, "was freed before");
+        aborts_saying(free_another_size, "was not allocated with");
+        aborts_saying(write_past_the_end, "beyond its bounds");
     }
     return 0;
 }

@@ -227,7 +227,7 @@ int main(int argc, char **argv)
         aborts_saying(seal_nothing, "no frame is open");
         aborts_saying(allocate_in_nothing, "no frame is open");
         aborts_saying(release_twice, "released twice");
-        aborts_saying(write_past_the_end, "was overwritten");
+        aborts_saying(write_past_the_end, "beyond its bounds");
     }
     return 0;
 }

@@ -222,7 +222,7 @@ static void misuse_aborts(void)
     aborts_saying(pop_out_of_order, "a frame is popped that is not the innermost");
     aborts_saying(pop_twice, "a frame is popped that is not the innermost");
     aborts_saying(wipe_in_a_frame, "it is wiped while a frame is open");
-    aborts_saying(write_past_the_end, "was overwritten");
+    aborts_saying(write_past_the_end, "beyond its bounds");
 }
 
 int main(int argc, char **argv)

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "check.h"
+#include "aborts.h"
 
 /* True if a checker observes accesses: then no block is cached, and blocks are separate. */
 static int is_watched;
@@ -128,6 +128,76 @@ static void blocks_do_not_overlap_whatever_is_freed_when(void)
     pw_tlsf_destroy(pool);
 }
 
+static pw_tlsf *guarded(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    CHECK(pool && pw_tlsf_guard(pool) == 1);
+    return pool;
+}
+
+static void free_twice(void)
+{
+    pw_tlsf *pool = guarded();
+    void *block = pw_tlsf_alloc(pool, 100);
+    pw_tlsf_free(pool, block);
+    pw_tlsf_free(pool, block);
+}
+
+static void write_past_the_end(void)
+{
+    pw_tlsf *pool = guarded();
+    volatile char *block = pw_tlsf_alloc(pool, 100);
+    for (int at = 100; at < 104; at++) block[at] = 1;
+    pw_tlsf_free(pool, (void *)block);
+}
+
+static void write_after_free(void)
+{
+    pw_tlsf *pool = guarded();
+    volatile char *block = pw_tlsf_alloc(pool, 100);
+    pw_tlsf_free(pool, (void *)block);
+    block[10] = 1;
+    pw_tlsf_check(pool);
+}
+
+static void free_another_address(void)
+{
+    static char elsewhere[64];
+    pw_tlsf *pool = guarded();
+    CHECK(pw_tlsf_alloc(pool, 100));
+    pw_tlsf_free(pool, elsewhere + 32);
+}
+
+static void free_pages_twice(void)
+{
+    pw_pages *pages;
+    CHECK(pw_pages_create(&pages, NULL) == 0);
+    void *run = pw_pages_alloc(pages, 40960);
+    pw_pages_free(pages, run, 40960);
+    pw_pages_free(pages, run, 40960);
+}
+
+static void a_guarded_pool_works_as_another(void)
+{
+    pw_tlsf *pool = guarded();
+    void *block = pw_tlsf_alloc(pool, 100);
+    CHECK(block && pw_tlsf_size(pool, block) == 100);
+    block = pw_tlsf_realloc(pool, block, 10000);
+    CHECK(block && pw_tlsf_guard(pool) == 1);
+    pw_tlsf_free(pool, block);
+    pw_tlsf_check(pool);
+    pw_tlsf_destroy(pool);
+}
+
+static void an_alignment_that_is_none_is_refused(void)
+{
+    pw_tlsf *pool = pw_tlsf_create();
+    volatile size_t none[] = {0, 3, 12, 24, 100};
+    for (size_t n = 0; n < sizeof none / sizeof *none; n++) CHECK(!pw_tlsf_aligned_alloc(pool, none[n], 10));
+    CHECK(pw_tlsf_aligned_alloc(pool, 1, 10));
+    pw_tlsf_destroy(pool);
+}
+
 int main(int argc, char **argv)
 {
     is_watched = argc == 2 && strcmp(argv[1], "watched") == 0;
@@ -137,4 +207,14 @@ int main(int argc, char **argv)
     alignments_and_arrays_are_what_was_asked_for();
     memory_comes_of_pages_and_goes_back();
     blocks_do_not_overlap_whatever_is_freed_when();
+    an_alignment_that_is_none_is_refused();
+    a_guarded_pool_works_as_another();
+    if (!is_watched) {
+        aborts_saying(free_twice, "was freed before");
+        aborts_saying(write_past_the_end, "beyond its bounds");
+        aborts_saying(write_after_free, "written to after it was freed");
+        aborts_saying(free_another_address, "is not a block of this pool");
+        aborts_saying(free_pages_twice, "was freed before");
+    }
+    return 0;
 }

@@ -46,9 +46,9 @@ pub unsafe extern "C" fn pw_fifo_realloc(
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(raw) };
     pointer(match NonNull::new(block.cast()) {
-        None => pool.allocate(new),
+        None => pool.allocate_sized(new),
         // SAFETY: the header requires a block of this pool with this size.
-        Some(block) => or_abort(|| unsafe { pool.reallocate(block, old, size) }),
+        Some(block) => or_abort(|| unsafe { pool.reallocate_sized(block, old, size) }),
     })
 }
 
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn pw_fifo_alloc_slow(
     align: usize,
 ) -> *mut c_void {
     // SAFETY: the header requires a live pool.
-    unsafe { allocate(raw, size, align, CFifo::allocate) }
+    unsafe { allocate(raw, size, align, CFifo::allocate_sized) }
 }
 
 /// See `pagewise/fifo.h`.
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn pw_fifo_zalloc_slow(
     align: usize,
 ) -> *mut c_void {
     // SAFETY: the header requires a live pool.
-    unsafe { allocate(raw, size, align, CFifo::allocate_zeroed) }
+    unsafe { allocate(raw, size, align, CFifo::allocate_sized_zeroed) }
 }
 
 /// See `pagewise/fifo.h`.

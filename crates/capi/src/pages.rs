@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 
 use pagewise_alloc::pages::{PAGE, run_size};
 use pagewise_alloc::source::{MapRefused, MappedSource, SystemOrBuffer, UnnamedFile};
-use pagewise_alloc::{Pages, Source, SourceBlock};
+use pagewise_alloc::{Os, Pages, Source, SourceBlock};
 
 use crate::common::{functions, layout, pointer};
 use crate::failure::{Failure, call, or_abort};
@@ -344,6 +344,18 @@ pub unsafe extern "C" fn pw_pages_get_usage(pages: *mut CPages) -> PwPagesUsage 
     // SAFETY: the header requires a live pool.
     let usage = unsafe { pool(pages) }.usage();
     PwPagesUsage { live: usage.live, idle: usage.idle, held: usage.held }
+}
+
+/// See `pagewise/pages.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_system_trim() {
+    Os::trim();
+}
+
+/// See `pagewise/pages.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn pw_system_keep(percent: c_uint) {
+    Os::keep(u8::try_from(percent).unwrap_or(u8::MAX));
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ const FLAGS: &[PersistentFlag] = &[
     PersistentFlag { bit: 1, set: |options| options.durability = Durability::Power },
     PersistentFlag { bit: 2, set: |options| options.wait = true },
     PersistentFlag { bit: 4, set: |options| options.create = false },
+    PersistentFlag { bit: 8, set: |options| options.check_data = true },
 ];
 
 impl From<PersistentError> for Failure {

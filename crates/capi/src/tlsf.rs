@@ -128,6 +128,7 @@ pub unsafe extern "C" fn pw_tlsf_reset(pointer: *mut CTlsf) {
 
 functions! {
     see "tlsf.h", pool(*mut CTlsf);
+    guard pw_tlsf_guard,
     trim pw_tlsf_trim,
     held pw_tlsf_held,
     set_name pw_tlsf_set_name,
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn pw_tlsf_size(pointer: *mut CTlsf, block: *mut c_void) -
     // SAFETY: the header requires a block, which is not NULL.
     let block = unsafe { NonNull::new_unchecked(block) };
     // SAFETY: the header requires a block of this pool.
-    unsafe { pool.size_of(block.cast()) }
+    or_abort(|| unsafe { pool.size_of(block.cast()) })
 }
 
 /// See `pagewise/tlsf.h`.
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn pw_tlsf_realloc(
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
     // SAFETY: the header requires a block of this pool.
-    let old = unsafe { pool.size_of(block) };
+    let old = or_abort(|| unsafe { pool.size_of(block) });
     let Ok(layout) = Layout::from_size_align(old, GRANULE) else { return ptr::null_mut() };
     // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
     // one.
@@ -184,7 +185,8 @@ pub unsafe extern "C" fn pw_tlsf_alloc_slow(
 ) -> *mut c_void {
     let layout = layout(size, align);
     // SAFETY: the header requires a live pool.
-    pointer(layout.and_then(|layout| unsafe { pool(of) }.allocate(layout)))
+    let pool = unsafe { pool(of) };
+    pointer(layout.and_then(|layout| or_abort(|| pool.allocate(layout))))
 }
 
 /// See `pagewise/tlsf.h`.
@@ -197,7 +199,7 @@ pub unsafe extern "C" fn pw_tlsf_free_slow(of: *mut CTlsf, block: *mut c_void) {
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
     // SAFETY: the header requires a block of this pool.
-    let size = unsafe { pool.size_of(block) };
+    let size = or_abort(|| unsafe { pool.size_of(block) });
     let Ok(layout) = Layout::from_size_align(size, GRANULE) else { return };
     // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
     // one.

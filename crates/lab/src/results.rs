@@ -286,17 +286,18 @@ fn digits(n: f64) -> String {
 
 /// Why a claim that does not hold here need not.
 pub(crate) trait Explained {
-    /// Adds the reason if the claim does not hold or is undecided.
+    /// Adds the reason if the claim does not hold. A measurement that decides nothing needs none but
+    /// its noise.
     #[must_use]
     fn because(self, why: &'static str) -> Self;
 }
 
 impl Explained for ExperimentClaim {
     fn because(self, why: &'static str) -> ExperimentClaim {
-        if self.verdict == ClaimVerdict::Agrees {
-            self
-        } else {
+        if self.verdict == ClaimVerdict::Disagrees {
             ExperimentClaim { why: why.into(), ..self }
+        } else {
+            self
         }
     }
 }

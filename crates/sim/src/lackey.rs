@@ -21,9 +21,20 @@ pub struct LackeyCounts {
     pub unknown: u64,
 }
 
+/// Kind of access that stands for a load and a store of the same bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ModifyAs {
+    /// A read: a cache misses at the load, and never at the store that follows.
+    #[default]
+    Read,
+    /// A write: the page is dirty afterwards.
+    Write,
+}
+
 /// Reads a trace that comes in pieces, which may end within a line.
 #[derive(Debug, Default)]
 pub struct LackeyReader {
+    modify: ModifyAs,
     /// The beginning of a line whose end has not come.
     rest: Vec<u8>,
     /// True if the rest of a line that was too long is to be left out.
@@ -39,6 +50,11 @@ const MAX_LINE_BYTES: usize = 256;
 const LARGEST: u64 = 16 << 10;
 
 impl LackeyReader {
+    /// A reader that turns loads and stores of the same bytes into accesses of a kind.
+    pub fn new(modify: ModifyAs) -> LackeyReader {
+        LackeyReader { modify, ..LackeyReader::default() }
+    }
+
     /// The accesses of the lines that end in this piece.
     pub fn read(&mut self, piece: &[u8]) -> &[MemoryAccess] {
         self.accesses.clear();
@@ -95,6 +111,9 @@ impl LackeyReader {
                 self.lines.instructions += 1;
                 return;
             }
+            b" M " if self.modify == ModifyAs::Write => {
+                place(rest).map(|(address, size)| MemoryAccess::write(address, size))
+            }
             b" L " | b" M " => place(rest).map(|(address, size)| MemoryAccess::read(address, size)),
             b" S " => place(rest).map(|(address, size)| MemoryAccess::write(address, size)),
             _ => None,
@@ -149,6 +168,13 @@ mod tests {
         ];
         let lines = LackeyCounts { instructions: 1, accesses: 4, unknown: 3 };
         assert_eq!(all(&[TRACE]), (expected.to_vec(), lines));
+    }
+
+    #[test]
+    fn a_load_and_a_store_of_the_same_bytes_are_a_write_where_pages_are_simulated() {
+        let mut reader = LackeyReader::new(ModifyAs::Write);
+        let expected = [MemoryAccess::write(0x10, 1), MemoryAccess::read(0x20, 1)];
+        assert_eq!(reader.read(b" M 10,1\n L 20,1\n"), expected);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use core::ptr::NonNull;
 use core::slice;
 
 use super::page::rounded;
+use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::watch;
 
 /// Canary byte after a block.
@@ -23,9 +24,8 @@ const EDGE: u8 = 0xca;
 /// Fill bytes of new memory and of freed memory.
 const NEW: u8 = 0xa5;
 const FREED: u8 = 0xdf;
-/// Initial value of the seal of a canary, and its value after the block was freed.
+/// Initial value of the seal of a canary. The seal of a freed block is inverted.
 const SEAL: usize = 0xf1f0_5ea1;
-const BROKEN: usize = 0;
 
 /// Canary before a block.
 #[repr(C)]
@@ -35,6 +35,8 @@ pub(super) struct FifoCanary {
     pub(super) region: NonNull<u8>,
     pub(super) whole: usize,
     size: usize,
+    allocated: CallSite,
+    freed: CallSite,
 }
 
 /// Bytes before a block of this alignment, and in all.
@@ -58,7 +60,7 @@ impl FifoCanary {
     /// A sum of where it lies and all that it says.
     fn seal(&self) -> usize {
         let at = core::ptr::from_ref(self).addr();
-        let says = [at, self.region.addr().get(), self.whole, self.size];
+        let says = [at, self.region.addr().get(), self.whole, self.size, self.allocated.word()];
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
 
@@ -67,10 +69,16 @@ impl FifoCanary {
     /// # Safety
     /// The region is ours: at least `size_of::<Guard>()` bytes before the block, and then `size`
     /// and more.
-    pub(super) unsafe fn place(block: NonNull<u8>, size: usize, region: NonNull<u8>, whole: usize) {
+    pub(super) unsafe fn place(
+        block: NonNull<u8>,
+        size: usize,
+        (region, whole): (NonNull<u8>, usize),
+        allocated: CallSite,
+    ) {
         let at = block.as_ptr().wrapping_sub(size_of::<FifoCanary>()).cast::<FifoCanary>();
+        let guard = FifoCanary { seal: 0, region, whole, size, allocated, freed: CallSite::NONE };
         // SAFETY: the caller guarantees space before the block; blocks are aligned to 8.
-        unsafe { at.write(FifoCanary { seal: 0, region, whole, size }) };
+        unsafe { at.write(guard) };
         // SAFETY: it was written just now.
         let guard = unsafe { &mut *at };
         guard.seal = guard.seal();
@@ -89,24 +97,46 @@ impl FifoCanary {
     ///
     /// # Safety
     /// The bytes before the block may be read; if a guard is there, it is of a pool that is there.
-    pub(super) unsafe fn release_guarded(block: NonNull<u8>, size: usize) -> (NonNull<u8>, usize) {
+    pub(super) unsafe fn release_guarded(
+        block: NonNull<u8>,
+        size: usize,
+        freed: CallSite,
+    ) -> (NonNull<u8>, usize) {
         let at = block.as_ptr().wrapping_sub(size_of::<FifoCanary>()).cast::<FifoCanary>();
         // SAFETY: the caller passes a block with a canary before it; blocks are aligned to 8.
         let guard = unsafe { &mut *at };
-        assert!(
-            guard.seal == guard.seal(),
-            "fifo: {block:p} was freed twice, is not a block of this pool, or memory before it was overwritten"
-        );
-        assert_eq!(guard.size, size, "fifo: {block:p} is freed with a size that it does not have");
-        let (end, edge) = guard.edge();
-        // SAFETY: it was written when the guard was, whose seal is right.
-        let edge = unsafe { slice::from_raw_parts(end, edge) };
-        let is_intact = watch::checked() || edge.iter().all(|byte| *byte == EDGE);
-        assert!(is_intact, "fifo: the canary after the block at {block:p} was overwritten");
-        guard.seal = BROKEN;
+        if let Some(error) = guard.error(size) {
+            guard.misuse(block, error).panic();
+        }
+        guard.seal = !guard.seal;
+        guard.freed = freed;
         // SAFETY: the block is as large, and dead.
         unsafe { fill(block.as_ptr(), size, FREED) };
         (guard.region, guard.whole)
+    }
+
+    /// The error in the free of a block with this size.
+    fn error(&self, size: usize) -> Option<MemoryError> {
+        let seal = self.seal();
+        match self.seal {
+            found if found == !seal => return Some(MemoryError::FreedBefore),
+            found if found != seal => return Some(MemoryError::NotABlock),
+            _ if self.size != size => return Some(MemoryError::WrongSize(size)),
+            _ => {}
+        }
+        let (end, edge) = self.edge();
+        // SAFETY: it was written when the guard was, whose seal is right.
+        let edge = unsafe { slice::from_raw_parts(end, edge) };
+        let is_intact = watch::checked() || edge.iter().all(|byte| *byte == EDGE);
+        (!is_intact).then_some(MemoryError::Overwritten)
+    }
+
+    fn misuse(&self, block: NonNull<u8>, error: MemoryError) -> Misuse {
+        let none = Misuse::not_a_block("fifo", block.addr().get());
+        if error == MemoryError::NotABlock {
+            return none;
+        }
+        Misuse { error, size: Some(self.size), sites: [self.allocated, self.freed], ..none }
     }
 
     /// Start and size of the canary bytes.

@@ -33,6 +33,9 @@ pub(super) const CAPACITY: usize = PAGE - (COLOURS - 1) * LINE - size_of::<FifoP
 const LINE: usize = 64;
 const COLOURS: usize = 16;
 const GRAINS: usize = PAGE / GRAIN;
+/// Words of the marks.
+const WORDS: u8 = 128;
+const _: () = assert!(WORDS as usize == GRAINS / 64);
 
 /// A size as blocks have it; no block is empty, so that each has an address of its own.
 pub(super) const fn rounded(size: usize) -> usize {
@@ -40,10 +43,18 @@ pub(super) const fn rounded(size: usize) -> usize {
     size.saturating_add(GRAIN - 1) & !(GRAIN - 1)
 }
 
+/// The start of a page: its header and its marks.
+#[repr(C, align(64))]
+#[derive(Debug)]
+struct FifoPage {
+    header: FifoHeader,
+    marks: [Cell<u64>; GRAINS / 64],
+}
+
 /// The header of a page. C knows its first three fields.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct FifoPage {
+pub(super) struct FifoHeader {
     /// End address of the recorded hole; 0 for a page with a single large block, in which no other
     /// block begins.
     hole_end: Cell<usize>,
@@ -63,16 +74,15 @@ pub(super) struct FifoPage {
     told: Cell<u16>,
     /// True if what was never handed out here is 0.
     pub(super) zeroed: Cell<bool>,
-    /// True for a single block larger than a page.
-    pub(super) alone: bool,
-    marks: [Cell<u64>; GRAINS / 64],
+    /// First word of the marks that may not be 0.
+    marked: Cell<u8>,
 }
 
 const _: () = assert!(size_of::<FifoPage>() == LINE + GRAINS / 8 && GRAINS <= u16::MAX as usize);
 const _: () = assert!(core::mem::offset_of!(FifoPage, marks) == LINE);
 // As `struct pw_fifo_page_` has them.
-const _: () = assert!(core::mem::offset_of!(FifoPage, empty_at) == 8);
-const _: () = assert!(core::mem::offset_of!(FifoPage, pool) == 16);
+const _: () = assert!(core::mem::offset_of!(FifoHeader, empty_at) == 8);
+const _: () = assert!(core::mem::offset_of!(FifoHeader, pool) == 16);
 const _: () = assert!(CAPACITY == 62 << 10);
 
 /// A page that its pool holds.
@@ -80,13 +90,13 @@ const _: () = assert!(CAPACITY == 62 << 10);
 pub(super) struct FifoPageRef(NonNull<FifoPage>);
 
 impl Deref for FifoPageRef {
-    type Target = FifoPage;
+    type Target = FifoHeader;
 
     #[inline(always)]
-    fn deref(&self) -> &FifoPage {
+    fn deref(&self) -> &FifoHeader {
         // SAFETY: the header was written when the page was made, and a pool drops all references
         // with the page.
-        unsafe { self.0.as_ref() }
+        unsafe { self.0.cast().as_ref() }
     }
 }
 
@@ -103,7 +113,7 @@ impl FifoPageRef {
         alone: bool,
     ) -> FifoPageRef {
         let page = header_of(block.start.with_addr(data.addr()));
-        let header = FifoPage {
+        let header = FifoHeader {
             hole_end: Cell::new(0),
             empty_at: Cell::new(0),
             pool,
@@ -115,13 +125,12 @@ impl FifoPageRef {
             scanned: Cell::new(0),
             told: Cell::new(0),
             zeroed: Cell::new(block.zeroed),
-            alone,
-            marks: [const { Cell::new(0) }; GRAINS / 64],
+            marked: Cell::new(if block.zeroed { WORDS } else { 0 }),
         };
         watch::ours(page.cast(), size_of::<FifoPage>());
         // SAFETY: the header lies in the block, as the caller promises, at a multiple of its
         // alignment.
-        unsafe { page.write(header) };
+        unsafe { page.cast::<FifoHeader>().write(header) };
         let page = FifoPageRef(page);
         if alone {
             page.empty_at.set(data.addr().get());
@@ -140,6 +149,12 @@ impl FifoPageRef {
         FifoPageRef(header_of(block))
     }
 
+    /// True if an address lies in it.
+    pub(super) fn holds(self, block: NonNull<u8>) -> bool {
+        let start = self.block_start.addr().get();
+        (start..start + self.block_size).contains(&block.addr().get())
+    }
+
     /// Address of the first block.
     pub(super) fn data(self) -> usize {
         self.0.addr().get() + size_of::<FifoPage>()
@@ -151,9 +166,22 @@ impl FifoPageRef {
     }
 
     /// The header, for as long as the pool holds the page.
-    pub(super) fn header<'a>(self) -> &'a FifoPage {
+    pub(super) fn header<'a>(self) -> &'a FifoHeader {
         // SAFETY: the header lives as long as its page; callers do not keep the reference longer.
-        unsafe { self.0.as_ref() }
+        unsafe { self.0.cast().as_ref() }
+    }
+
+    /// The marks: of a page that is not alone.
+    fn marks(&self) -> &[Cell<u64>; GRAINS / 64] {
+        // SAFETY: the marks lie behind the header, and are in the page.
+        let marks = unsafe { &raw const (*self.0.as_ptr()).marks };
+        // SAFETY: every bit pattern is a number; the page lives longer than this borrow.
+        unsafe { &*marks }
+    }
+
+    /// True for a single block larger than a page.
+    pub(super) fn is_alone(self) -> bool {
+        self.hole_end.get() == 0
     }
 
     /// Bytes that are alive, or that the pool may still hand out here without a word.
@@ -177,7 +205,7 @@ impl FifoPageRef {
     /// Changes the size of a block in place, if that can be.
     pub(super) fn resize(self, block: NonNull<u8>, was: usize, now: usize) -> bool {
         let start = block.addr().get();
-        if self.alone {
+        if self.is_alone() {
             return start.saturating_add(now) <= self.block_start.addr().get() + self.block_size;
         }
         if now < was {
@@ -256,17 +284,33 @@ impl FifoPageRef {
         debug_assert!(!self.is_hole(&dead), "a block was freed twice");
         if dead.start == self.hole_end.get() {
             self.hole_end.set(dead.end);
-        } else if dead.end == self.hole_start() {
-            self.hole_start.set(self.grain(dead.start));
-            self.empty_at.set(self.empty_at.get() - dead.len());
         } else {
-            let live = self.live() - dead.len();
-            self.note(dead, live);
+            self.retire_rest(dead);
         }
+        self.absorb();
     }
 
-    /// As [`FifoPageRef::retire`] for what was never handed out: the noted hole goes on growing
-    /// elsewhere.
+    /// Has the noted hole grow over the marked one that begins where it ends, if there is one: then
+    /// frees in order of age are fast again. Not while marked holes are handed out here.
+    fn absorb(self) {
+        let end = usize::from(self.grain(self.hole_end.get()));
+        let is_marked = |grain: usize| {
+            self.marks().get(grain / 64).is_some_and(|word| word.get() >> (grain % 64) & 1 == 1)
+        };
+        if !is_marked(end)
+            || usize::from(self.scanned.get()) < GRAINS
+            || self.hole_end.get() == self.hole_start()
+        {
+            return;
+        }
+        let marked = end..self.find(end, false).unwrap_or(GRAINS);
+        let bytes = marked.len() * GRAIN;
+        self.mark(marked, false);
+        self.hole_end.set(self.hole_end.get() + bytes);
+        self.empty_at.set(self.empty_at.get() + bytes);
+    }
+
+    /// As [`FifoPageRef::retire`], while the noted hole goes on growing elsewhere.
     pub(super) fn retire_rest(self, rest: Range<usize>) {
         self.empty_at.set(self.empty_at.get() - rest.len());
         self.mark(self.grains(&rest), true);
@@ -274,19 +318,20 @@ impl FifoPageRef {
 
     /// Bytes in holes.
     pub(super) fn holes(self) -> usize {
-        let marked: u32 = self.marks.iter().map(|word| word.get().count_ones()).sum();
+        let marked: u32 = self.marks().iter().map(|word| word.get().count_ones()).sum();
         marked as usize * GRAIN + self.hole_end.get() - self.hole_start()
     }
 
     /// True if some of a range lies in a hole.
     pub(super) fn is_hole(self, range: &Range<usize>) -> bool {
         let mut found = range.start < self.hole_end.get() && range.end > self.hole_start();
-        each_word(self.grains(range), |word, bits| found |= self.marks[word].get() & bits != 0);
+        each_word(self.grains(range), |word, bits| found |= self.marks()[word].get() & bits != 0);
         found
     }
 
     fn forget_holes(self) {
-        self.marks.iter().for_each(|word| word.set(0));
+        let marked = self.marks().iter().skip(self.marked.replace(WORDS).into());
+        marked.for_each(|word| word.set(0));
         self.hole_start.set(self.grain(self.data()));
         self.hole_end.set(self.data());
         self.empty_at.set(self.data());
@@ -307,9 +352,12 @@ impl FifoPageRef {
 
     /// Marks grains as a hole, or not.
     fn mark(self, grains: Range<usize>, hole: bool) {
+        if hole && !grains.is_empty() {
+            self.marked.set(self.marked.get().min(word_of(grains.start)));
+        }
         each_word(grains, |word, bits| {
-            let old = self.marks[word].get();
-            self.marks[word].set(if hole { old | bits } else { old & !bits });
+            let old = self.marks()[word].get();
+            self.marks()[word].set(if hole { old | bits } else { old & !bits });
         });
     }
 
@@ -317,7 +365,7 @@ impl FifoPageRef {
     fn find(self, from: usize, marked: bool) -> Option<usize> {
         let flip = if marked { 0 } else { u64::MAX };
         let mut above = u64::MAX << (from % 64);
-        for (word, mark) in self.marks.iter().enumerate().skip(from / 64) {
+        for (word, mark) in self.marks().iter().enumerate().skip(from / 64) {
             let bits = (mark.get() ^ flip) & above;
             if bits != 0 {
                 return Some(word * 64 + bits.trailing_zeros() as usize);
@@ -344,6 +392,12 @@ impl FifoPageRef {
 #[expect(clippy::cast_possible_truncation, reason = "a page has fewer than 2^16 grains")]
 const fn short(grain: usize) -> u16 {
     grain as u16
+}
+
+/// The word of the marks in which a grain has its bit.
+#[expect(clippy::cast_possible_truncation, reason = "a page has 128 words of marks")]
+const fn word_of(grain: usize) -> u8 {
+    (grain / 64) as u8
 }
 
 /// Calls `each` with every word of the marks that a range of grains touches, and its bits there.

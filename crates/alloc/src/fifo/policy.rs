@@ -8,7 +8,7 @@ use super::page::{CAPACITY, PAGE};
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 #[derive(Clone, Copy, Debug)]
 pub struct FifoPolicy {
-    /// Keeps one empty page.
+    /// Keeps some empty pages.
     pub spare: bool,
     /// Goes over to a page that becomes empty, if the current one has less than an eighth left.
     pub replace: bool,

@@ -4,11 +4,11 @@
 //! Invariants between calls:
 //! - Memory between `next` and `end` is counted as live in the current page, so that handing it
 //!   out touches no page.
-//! - A page is current, or the spare, which is empty, or in the queue, where something is alive in
+//! - A page is current, or a spare, which is empty, or in the queue, where something is alive in
 //!   it.
 //! - While blocks are freed in no order, the shelf is open and `end` is `next`, so that allocating
 //!   looks there first. Blocks on the shelf count as live.
-//! - A pool that was closed has no current and no spare page. It goes with its last page.
+//! - A pool that was closed has no current page and no spares. It goes with its last page.
 
 use core::alloc::Layout;
 use core::cell::Cell;
@@ -17,14 +17,26 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use super::canary::{self, FifoCanary};
-use super::page::{CAPACITY, FifoPageRef, GRAIN, PAGE, rounded};
+use super::page::{CAPACITY, FifoPageRef, GRAIN, PAGE};
 use super::policy::{FifoPolicy, SPARSE};
 use super::queue::PageQueue;
 use super::shelf::OpenShelf;
+use super::whole;
+use crate::misuse::{CallSite, Misuse};
 use crate::{Source, SourceBlock, watch};
 
 /// Maximum number of pages that are searched for holes before a new page is allocated.
 const LOOKED_AT: usize = 8;
+/// After a search without a result the pool takes one new page for this number of pages that it
+/// has, up to a maximum, before it searches again: their headers are in no cache.
+const PAGES_A_SEARCH: usize = 16;
+/// One empty page is kept for this number of pages, up to a maximum: the number of live bytes of a
+/// queue varies, and a page of the source costs more than one that is kept.
+const PAGES_A_SPARE: usize = 16;
+const MAX_SPARES: usize = 16;
+/// Number of sparse pages among the oldest that show that frees come in no order.
+const SPARSE_PAGES: usize = 3;
+const MAX_UNSEARCHED: usize = 16;
 
 /// Fields that each call uses: one cache line. The C API knows the first three.
 #[repr(C, align(64))]
@@ -59,7 +71,7 @@ enum FifoEvent {
     /// Nothing should wait on the shelf any more.
     Drained,
     /// A block of this size is freed that has a guard.
-    Freed(NonNull<u8>, usize),
+    Freed(NonNull<u8>, usize, CallSite),
 }
 
 impl FifoHot {
@@ -88,6 +100,12 @@ impl FifoHot {
     fn show_room(&self) {
         let is_closed = self.guarded.get() || self.shelf.get().is_some();
         self.end.set(if is_closed { self.next.get().addr() } else { self.limit.get() });
+    }
+
+    /// True if the next block is aligned.
+    #[inline(always)]
+    pub(super) fn is_aligned(&self, align: usize) -> bool {
+        self.next.get().addr() & (align - 1) == 0
     }
 
     /// True if a block of this size that begins here is the last that was handed out.
@@ -125,7 +143,13 @@ impl FifoHot {
 pub(super) struct FifoCore<S> {
     pub(super) hot: FifoHot,
     queue: PageQueue,
-    spare: Cell<Option<FifoPageRef>>,
+    /// In debug builds, the blocks that are larger than a page.
+    large: PageQueue,
+    /// Full pages until the oldest pages are searched for holes again.
+    unsearched: Cell<usize>,
+    /// Empty pages, and their number.
+    spares: PageQueue,
+    spare_count: Cell<usize>,
     shelf_memory: Cell<Option<SourceBlock>>,
     /// Start of the free space in use.
     room_start: Cell<usize>,
@@ -165,7 +189,10 @@ impl<S: Source> FifoCore<S> {
         let pool = FifoCore {
             hot,
             queue: PageQueue::default(),
-            spare: Cell::new(None),
+            large: PageQueue::default(),
+            unsearched: Cell::new(0),
+            spares: PageQueue::default(),
+            spare_count: Cell::new(0),
             shelf_memory: Cell::new(None),
             room_start: Cell::new(0),
             handed_out: Cell::new(0),
@@ -192,6 +219,20 @@ impl<S: Source> FifoCore<S> {
         self.hot.guarded.get()
     }
 
+    /// In debug builds: looks for the page of a block, before its header is read.
+    ///
+    /// # Panics
+    /// Panics if the address is in no page of this pool.
+    pub(super) fn assert_ours(&self, block: NonNull<u8>) {
+        let _quiet = watch::quiet();
+        let current = self.hot.current.get().into_iter();
+        let mut pages =
+            current.chain(self.spares.iter()).chain(self.queue.iter()).chain(self.large.iter());
+        if !pages.any(|page| page.holds(block)) {
+            foreign(block);
+        }
+    }
+
     pub(super) fn set_name(&self, name: &str) {
         watch::named(&self.watch, name);
     }
@@ -201,23 +242,22 @@ impl<S: Source> FifoCore<S> {
         self.held.get()
     }
 
-    /// Makes room for `size` bytes at a multiple of `align`, and hands them out.
+    /// Makes room for a block of a layout, which is this long in its page, and hands it out.
     #[inline(never)]
     pub(super) fn allocate(
         &self,
         this: NonNull<FifoHot>,
-        size: usize,
-        align: usize,
+        layout: Layout,
+        (whole, site): (usize, CallSite),
     ) -> Option<NonNull<u8>> {
-        let align = align.max(GRAIN);
+        let align = layout.align().max(GRAIN);
         if self.hot.guarded.get() {
-            return self.allocate_guarded(this, size, align);
+            return self.allocate_guarded(this, (layout.size(), align), site);
         }
-        let size = rounded(size);
-        if fits_page(size, align) {
-            self.allocate_in_page(this, size, align)
+        if fits_page(whole, align) {
+            self.allocate_in_page(this, whole, align)
         } else {
-            self.own_block(this, size, align, 0)
+            self.own_block(this, whole, align, 0)
         }
     }
 
@@ -225,8 +265,8 @@ impl<S: Source> FifoCore<S> {
     fn allocate_guarded(
         &self,
         this: NonNull<FifoHot>,
-        size: usize,
-        align: usize,
+        (size, align): (usize, usize),
+        site: CallSite,
     ) -> Option<NonNull<u8>> {
         let _quiet = watch::quiet();
         let (before, whole) = canary::around(size, align);
@@ -239,7 +279,7 @@ impl<S: Source> FifoCore<S> {
             (block, block, whole - before)
         };
         // SAFETY: that is how the region was made.
-        unsafe { FifoCanary::place(block, size, region, whole) };
+        unsafe { FifoCanary::place(block, size, (region, whole), site) };
         watch::allocated(&self.watch, block, size);
         watch::counted(&self.watch, size);
         Some(block)
@@ -249,10 +289,10 @@ impl<S: Source> FifoCore<S> {
     ///
     /// # Safety
     /// It is a live block of this pool.
-    unsafe fn free_guarded(&self, block: NonNull<u8>, size: usize) {
+    unsafe fn free_guarded(&self, block: NonNull<u8>, size: usize, site: CallSite) {
         let _quiet = watch::quiet();
         // SAFETY: the caller passes a block with a canary.
-        let (region, whole) = unsafe { FifoCanary::release_guarded(block, size) };
+        let (region, whole) = unsafe { FifoCanary::release_guarded(block, size, site) };
         watch::freed(&self.watch, block, size);
         watch::uncounted(&self.watch, size);
         // SAFETY: the region is what was handed out for the block.
@@ -315,6 +355,9 @@ impl<S: Source> FifoCore<S> {
         // SAFETY: between the multiple of `PAGE` before `start` and `start` there is room for a
         // header.
         let page = unsafe { FifoPageRef::create(block, start, this, true) };
+        if cfg!(debug_assertions) {
+            self.large.push(page);
+        }
         self.handed_out.set(self.handed_out.get() + page.own_size());
         Some(start)
     }
@@ -436,7 +479,10 @@ impl<S: Source> FifoCore<S> {
     }
 
     fn empty_page(&self) -> Option<(FifoPageRef, Range<usize>)> {
-        self.spare.take().map(|page| (page, page.take_all()))
+        let page = self.spares.last()?;
+        self.spares.remove(page);
+        self.spare_count.set(self.spare_count.get() - 1);
+        Some((page, page.take_all()))
     }
 
     fn new_page(&self, this: NonNull<FifoHot>) -> Option<(FifoPageRef, Range<usize>)> {
@@ -457,12 +503,24 @@ impl<S: Source> FifoCore<S> {
         Some((page, hole))
     }
 
-    /// A page of the queue whose holes are worth filling. If blocks are freed in order of age, only
-    /// the oldest page is partly free, and should stay so; two such pages show that frees come in
-    /// no order.
+    /// A page of the queue whose holes are worth filling. If blocks are freed in about the order of
+    /// age, only the oldest two pages are partly free, and should stay so; [`SPARSE_PAGES`] such
+    /// pages show that frees come in no order.
     fn sparse_page(&self) -> Option<FifoPageRef> {
+        if let Some(left) = self.unsearched.get().checked_sub(1) {
+            self.unsearched.set(left);
+            return None;
+        }
+        let found = self.search_holes();
+        if found.is_none() {
+            self.unsearched.set((self.pages.get() / PAGES_A_SEARCH).min(MAX_UNSEARCHED));
+        }
+        found
+    }
+
+    fn search_holes(&self) -> Option<FifoPageRef> {
         let mut next = self.queue.first().filter(|_| self.policy.fills_holes());
-        let mut found: Option<FifoPageRef> = None;
+        let mut found = 0;
         for _ in 0..LOOKED_AT {
             let page = next?;
             next = page.next.get();
@@ -471,11 +529,11 @@ impl<S: Source> FifoCore<S> {
                 self.queue.push(page);
             } else if self.hot.shelf.get().is_some() {
                 return Some(page);
-            } else if found.is_some() {
+            } else if found + 1 == SPARSE_PAGES {
                 self.open_shelf();
                 return Some(page);
             } else {
-                found = Some(page);
+                found += 1;
             }
         }
         None
@@ -488,8 +546,10 @@ impl<S: Source> FifoCore<S> {
         // SAFETY: a pool lives as long as it has pages.
         let pool = unsafe { this.as_ref() };
         match event {
-            // SAFETY: the caller passes a live block of this pool.
-            FifoEvent::Freed(block, size) => return unsafe { pool.free_guarded(block, size) },
+            FifoEvent::Freed(block, size, site) => {
+                // SAFETY: the caller passes a live block of this pool.
+                return unsafe { pool.free_guarded(block, size, site) };
+            }
             FifoEvent::Drained => return pool.clear_shelf(),
             FifoEvent::Emptied(page) => pool.take_back(page),
         }
@@ -500,8 +560,11 @@ impl<S: Source> FifoCore<S> {
     }
 
     fn take_back(&self, page: FifoPageRef) {
-        if page.alone {
+        if page.is_alone() {
             self.came_back.set(self.came_back.get() + page.own_size());
+            if cfg!(debug_assertions) {
+                self.large.remove(page);
+            }
             return self.release(page);
         }
         if self.hot.current.get() == Some(page) {
@@ -528,13 +591,16 @@ impl<S: Source> FifoCore<S> {
         if page.live() == 0 { self.keep(page) } else { self.queue.push(page) }
     }
 
-    /// Keeps an empty page as the spare, or gives it back.
+    /// Keeps an empty page as a spare, or gives it back.
     fn keep(&self, page: FifoPageRef) {
-        if self.spare.get().is_some() || self.closed.get() || !self.policy.keeps_spare() {
+        let count = self.spare_count.get();
+        let most = (self.pages.get() / PAGES_A_SPARE).clamp(1, MAX_SPARES);
+        if count >= most || self.closed.get() || !self.policy.keeps_spare() {
             return self.release(page);
         }
         page.reset();
-        self.spare.set(Some(page));
+        self.spares.push(page);
+        self.spare_count.set(count + 1);
     }
 
     fn take_page(&self, layout: Layout) -> Option<SourceBlock> {
@@ -574,7 +640,9 @@ impl<S: Source> FifoCore<S> {
         pool.shelf_memory.take().inspect(|block| pool.give_back(*block));
         pool.leave();
         pool.closed.set(true);
-        pool.spare.take().inspect(|page| pool.release(*page));
+        while let Some((page, _)) = pool.empty_page() {
+            pool.release(page);
+        }
         pool.hot.current.take().inspect(|page| pool.put(*page));
         if pool.pages.get() == 0 {
             // SAFETY: it has no page, and no allocation from it follows.
@@ -601,7 +669,7 @@ impl<S: Source> FifoCore<S> {
             assert!(page.live() > 0 || Some(page) == current, "an empty page is not given back");
             pages += 1;
         }
-        if let Some(spare) = self.spare.get() {
+        for spare in self.spares.iter() {
             assert_eq!(spare.live() + spare.holes(), 0, "the spare page is not empty");
             pages += 1;
         }
@@ -615,18 +683,34 @@ impl<S: Source> FifoCore<S> {
     }
 }
 
-/// The slow path of freeing `size` bytes at `block`.
+/// The slow path of freeing a block.
 ///
 /// # Safety
-/// They are a live block of this pool, which is not used any more.
+/// It is a live block of this pool and layout, which is not used any more.
 #[inline(never)]
-pub(super) unsafe fn free_slow(pool: NonNull<FifoHot>, block: NonNull<u8>, size: usize) {
+pub(super) unsafe fn free_slow(
+    pool: NonNull<FifoHot>,
+    block: NonNull<u8>,
+    layout: Layout,
+    site: CallSite,
+) {
     // SAFETY: a pool lives as long as it has blocks.
     let shelf = unsafe { pool.as_ref() }.shelf.get();
-    if !shelf.is_some_and(|shelf| shelf.put(block, rounded(size))) {
-        // SAFETY: the caller passes a live block of this pool.
-        unsafe { free_slower(pool, block, size) }
+    // SAFETY: the caller passes a live block.
+    if unsafe { FifoPageRef::containing(block) }.pool != pool {
+        foreign(block);
     }
+    if !shelf.is_some_and(|shelf| shelf.put(block, whole(layout))) {
+        // SAFETY: the caller passes a live block of this pool.
+        unsafe { free_slower(pool, block, layout, site) }
+    }
+}
+
+/// # Panics
+/// Panics: the address is not one of a block of the pool.
+#[cold]
+fn foreign(block: NonNull<u8>) -> ! {
+    Misuse::not_a_block("fifo", block.addr().get()).panic();
 }
 
 /// The same of a block that cannot wait for a request.
@@ -634,19 +718,19 @@ pub(super) unsafe fn free_slow(pool: NonNull<FifoHot>, block: NonNull<u8>, size:
 /// # Safety
 /// As for [`free_slow`].
 #[inline(never)]
-unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, size: usize) {
+unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, layout: Layout, site: CallSite) {
     // SAFETY: a pool lives as long as it has blocks.
     let hot = unsafe { pool.as_ref() };
     if hot.guarded.get() {
         // SAFETY: the caller passes a live block of this pool.
-        return unsafe { (hot.call)(pool, FifoEvent::Freed(block, size)) };
+        return unsafe { (hot.call)(pool, FifoEvent::Freed(block, layout.size(), site)) };
     }
     if hot.shelf.get().is_some_and(OpenShelf::is_over) {
         // SAFETY: a pool begins with what is hot.
         unsafe { (hot.call)(pool, FifoEvent::Drained) };
     }
     // SAFETY: the caller passes a live block of this size.
-    unsafe { free_now(block, rounded(size)) }
+    unsafe { free_now(block, whole(layout)) }
 }
 
 /// True if a page has room for a block, at whatever place.
@@ -661,7 +745,7 @@ fn fits_page(size: usize, align: usize) -> bool {
 unsafe fn free_now(block: NonNull<u8>, size: usize) {
     // SAFETY: the caller passes a live block.
     let page = unsafe { FifoPageRef::containing(block) };
-    if !page.alone {
+    if !page.is_alone() {
         if page.live() > size {
             let start = block.addr().get();
             return page.retire(start..start + size);

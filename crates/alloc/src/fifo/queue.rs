@@ -18,6 +18,10 @@ impl PageQueue {
         self.first.get()
     }
 
+    pub(super) fn last(&self) -> Option<FifoPageRef> {
+        self.last.get()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = FifoPageRef> {
         successors(self.first(), |page| page.next.get())
     }

@@ -103,9 +103,27 @@ impl OpenShelf {
         is_over
     }
 
+    /// Takes the block of this size that came last, if it is aligned as asked.
+    #[inline(always)]
+    pub(super) fn pop_aligned(self, size: usize, align: usize) -> Option<NonNull<u8>> {
+        let Shelves { counts, blocks } = self.shelves();
+        let index = size / GRAIN - 1;
+        let waiting = counts.waiting.get(index)?.get();
+        if align > GRAIN
+            && let Some(last) = waiting.checked_sub(1)
+        {
+            // SAFETY: as many blocks of this size were written as wait.
+            let block = unsafe { blocks[index][usize::from(last)].get().assume_init() };
+            if block.addr().get() & (align - 1) != 0 {
+                return None;
+            }
+        }
+        self.pop_block(size)
+    }
+
     /// Takes the block of this size that came last.
     #[inline(always)]
-    pub(super) fn pop_block(self, size: usize) -> Option<NonNull<u8>> {
+    fn pop_block(self, size: usize) -> Option<NonNull<u8>> {
         let Shelves { counts, blocks } = self.shelves();
         counts.frees.set(0);
         let index = size / GRAIN - 1;

@@ -14,10 +14,13 @@
 
 use core::cell::Cell;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Runs of each length that are kept.
 const KEPT: usize = 24;
+
+/// Frees between two reports of a cache, at most: then the pool learns that time goes by.
+const FREES: u32 = 1 << 10;
 
 /// The longest run that is cached, in pages: 1 MiB.
 pub(super) const MAX_CACHED_PAGES: u32 = 256;
@@ -33,9 +36,13 @@ const fn shift(pages: u32) -> u32 {
     (pages | STEPS).ilog2() - STEPS.ilog2()
 }
 
-/// The class of a length that [`rounded`] has made.
+/// The class of a length that [`rounded`] has made; [`CLASSES`] or more of a longer run than any in
+/// a cache.
 #[inline(always)]
 const fn class(pages: u32) -> usize {
+    if pages > MAX_CACHED_PAGES {
+        return usize::MAX;
+    }
     let shift = shift(pages);
     (shift * STEPS + (pages >> shift)) as usize
 }
@@ -68,6 +75,8 @@ pub(super) struct ThreadRunCache {
     pages: AtomicUsize,
     /// Maximum number of cached pages.
     most: Cell<usize>,
+    /// Frees until the next report.
+    left: Cell<u32>,
     last: Cell<Option<(NonNull<u8>, u32)>>,
     told: Cell<PublishedCounts>,
 }
@@ -80,6 +89,7 @@ impl ThreadRunCache {
             runs: [const { [const { Cell::new(None) }; KEPT] }; CLASSES],
             pages: AtomicUsize::new(0),
             most: Cell::new(0),
+            left: Cell::new(FREES),
             last: Cell::new(None),
             told: Cell::new(PublishedCounts { runs: 0, taken: 0, freed: 0 }),
         }
@@ -93,10 +103,32 @@ impl ThreadRunCache {
         let last = count.get().checked_sub(1)?;
         let run = self.runs[class].get(usize::from(last))?.get()?;
         count.set(last);
+        self.note_taken(pages);
+        Some(run)
+    }
+
+    /// A cached run of a rounded length whose start has an alignment: the one that came last.
+    #[inline]
+    pub(super) fn pop_aligned(&self, pages: u32, align: usize) -> Option<NonNull<u8>> {
+        let class = class(pages);
+        let count = self.counts.get(class)?;
+        let cached = self.runs[class].get(..usize::from(count.get()))?;
+        let fits = |run: &Cell<Option<NonNull<u8>>>| {
+            run.get().is_some_and(|run| run.addr().get() & (align - 1) == 0)
+        };
+        let at = cached.iter().rposition(fits)?;
+        let run = cached[at].get();
+        cached[at].set(cached.last()?.get());
+        count.set(count.get() - 1);
+        self.note_taken(pages);
+        run
+    }
+
+    #[inline(always)]
+    fn note_taken(&self, pages: u32) {
         self.pages.store(self.pages() - pages as usize, Ordering::Relaxed);
         let PublishedCounts { runs, taken, freed } = self.told.get();
         self.told.set(PublishedCounts { runs: runs + 1, taken: taken + pages as usize, freed });
-        Some(run)
     }
 
     /// Keeps a run of a rounded length, if there is room.
@@ -106,9 +138,11 @@ impl ThreadRunCache {
         let Some(count) = self.counts.get(class) else { return false };
         let Some(place) = self.runs[class].get(usize::from(count.get())) else { return false };
         let at_hand = self.pages() + pages as usize;
-        if at_hand > self.most.get() {
+        let left = self.left.get();
+        if at_hand > self.most.get() || left == 0 {
             return false;
         }
+        self.left.set(left - 1);
         place.set(Some(run));
         count.set(count.get() + 1);
         self.pages.store(at_hand, Ordering::Relaxed);
@@ -128,9 +162,21 @@ impl ThreadRunCache {
         Some((self.runs[class][usize::from(last)].get()?, pages))
     }
 
-    /// The run that came back last. It may be in use again.
+    /// The run that came back last, while it is still here.
     pub(super) fn last(&self) -> Option<(NonNull<u8>, u32)> {
-        self.last.get()
+        let (run, pages) = self.last.get()?;
+        let class = class(pages);
+        let cached = self.runs[class].get(..usize::from(self.counts[class].get()))?;
+        cached.iter().any(|cached| cached.get() == Some(run)).then_some((run, pages))
+    }
+
+    /// True if a run of a rounded length is here.
+    #[inline(always)]
+    pub(super) fn holds(&self, run: NonNull<u8>, pages: u32) -> bool {
+        let class = class(pages);
+        let count = self.counts.get(class).map_or(0, |count| usize::from(count.get()));
+        let cached = self.runs.get(class).and_then(|runs| runs.get(..count));
+        cached.is_some_and(|runs| runs.iter().any(|cached| cached.get() == Some(run)))
     }
 
     /// Sets the maximum number of cached pages.
@@ -151,6 +197,7 @@ impl ThreadRunCache {
 
     /// Events since the last report.
     pub(super) fn told(&self) -> PublishedCounts {
+        self.left.set(FREES);
         self.told.take()
     }
 }
@@ -175,7 +222,11 @@ const LOOKED_AT: usize = 4;
 #[derive(Debug)]
 pub(super) struct Fronts {
     slots: [CacheSlot; SLOTS],
+    /// A bit for each slot with an owner.
+    owned: AtomicU64,
 }
+
+const _: () = assert!(SLOTS == u64::BITS as usize);
 
 #[derive(Debug)]
 struct CacheSlot {
@@ -192,7 +243,7 @@ impl CacheSlot {
 
 impl Fronts {
     pub(super) const fn new() -> Fronts {
-        Fronts { slots: [const { CacheSlot::nobodys() }; SLOTS] }
+        Fronts { slots: [const { CacheSlot::nobodys() }; SLOTS], owned: AtomicU64::new(0) }
     }
 
     /// The slots in which a thread may be.
@@ -201,6 +252,21 @@ impl Fronts {
         // Thread pointers differ in their middle bits.
         let first = (thread >> 6).wrapping_mul(usize::MAX / 11) >> (usize::BITS - SLOTS.ilog2());
         (first..first + LOOKED_AT).map(|slot| &self.slots[slot % SLOTS])
+    }
+
+    /// Notes that a slot has an owner, or has none any more. With the lock held.
+    fn set_owned(&self, slot: &CacheSlot, owned: bool) {
+        if let Some(at) = self.slots.iter().position(|other| ptr::eq(other, slot)) {
+            let slots = self.owned.load(Ordering::Relaxed);
+            let bit = 1_u64 << at;
+            self.owned.store(if owned { slots | bit } else { slots & !bit }, Ordering::Relaxed);
+        }
+    }
+
+    /// Cached pages of all threads, and the number of threads.
+    pub(super) fn total(&self) -> (usize, usize) {
+        let pages: usize = self.all().map(ThreadRunCache::pages).sum();
+        (pages, self.owned.load(Ordering::Relaxed).count_ones() as usize)
     }
 
     /// The front of this thread.
@@ -232,6 +298,7 @@ impl Fronts {
         if let (Some(slot), Some(thread)) = (self.vacant(), thread()) {
             slot.front.store(front.as_ptr(), Ordering::Relaxed);
             slot.owner.store(thread, Ordering::Release);
+            self.set_owned(slot, true);
         }
     }
 
@@ -242,13 +309,19 @@ impl Fronts {
             .slots_of_thread(thread)
             .find(|slot| slot.owner.load(Ordering::Relaxed) == thread)?;
         slot.owner.store(0, Ordering::Relaxed);
+        self.set_owned(slot, false);
         NonNull::new(slot.front.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 
     /// All fronts that are owned. Only what other threads may read may be read of them, and only
     /// where none leaves meanwhile.
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadRunCache> {
-        let owned = self.slots.iter().filter(|slot| slot.owner.load(Ordering::Acquire) != 0);
+        let mut left = self.owned.load(Ordering::Acquire);
+        let owned = core::iter::from_fn(move || {
+            let slot = self.slots.get(left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(slot)
+        });
         // SAFETY: a slot that has an owner has a front, and the caller sees to it that none is
         // given up.
         owned.filter_map(|slot| unsafe { slot.front.load(Ordering::Relaxed).as_ref() })
@@ -303,6 +376,18 @@ mod tests {
             assert!(pages >= 2 * STEPS || run == pages);
         }
         assert_eq!((rounded(257), class(MAX_CACHED_PAGES)), (257, CLASSES - 1));
+    }
+
+    #[test]
+    fn a_run_longer_than_any_in_a_cache_is_never_one_of_the_cache() {
+        let front = ThreadRunCache::new();
+        let run = NonNull::<u64>::dangling().cast();
+        front.allow(10_000);
+        assert!(front.push(run, MAX_CACHED_PAGES));
+        for pages in MAX_CACHED_PAGES + 1..2 * MAX_CACHED_PAGES {
+            assert!(front.pop(pages).is_none() && front.pop_aligned(pages, 1).is_none());
+            assert!(!front.push(run, pages), "{pages}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! The heap does not know which part of the idle runs is backed, since touches are not reported to
 //! it. It samples: for one window of freed pages in [`EVERY`] it queries the source, and it
-//! estimates the total from these.
+//! estimates the total from these. [`Retention`] says how much backed memory may be idle.
 
 use core::alloc::Layout;
 use core::ptr::NonNull;
@@ -16,16 +16,14 @@ use super::PAGE;
 use super::page::RunPageState;
 use super::policy::PagesPolicy;
 use super::region::{self, PageRegions};
-use super::runs::{FreeRun, FreeRuns};
+use super::retention::{KEPT, Retention};
+use super::runs::{FreeRun, FreeRuns, MAX_RUN_PAGES};
+use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::{Source, SourceBlock};
 use crate::watch;
 
-/// Idle pages that are always kept, in the heap and in caches each: 1 MiB.
-const KEPT: usize = (1 << 20) / PAGE;
-/// Backed idle pages that are kept if nothing else is said, for 100 that are handed out.
-const PERCENT: usize = 6;
-/// Runs that one call cleans at most.
-const CLEANED: usize = 4;
+/// Pages that are cleaned at once, if a run has as many.
+const AT_ONCE: usize = 64;
 
 /// Pages that come back between two looks at them: 64 MiB.
 const EVERY: usize = (64 << 20) / PAGE;
@@ -38,6 +36,15 @@ const ALL: usize = 1 << 8;
 const AHEAD: usize = 64 << 20;
 /// The smallest and the largest region ahead of need, where memory costs at once.
 const PAID: core::ops::RangeInclusive<usize> = 1 << 18..=1 << 24;
+
+/// Pages that come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunPart {
+    /// A run, as it was allocated.
+    Whole,
+    /// Any pages of a run.
+    Part,
+}
 
 /// An allocated run.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +63,9 @@ pub(super) struct PageHeap<S: Source> {
     live: usize,
     /// Number of pages to be freed before the next sample.
     unseen: usize,
-    /// Backed idle pages that are kept for 100 allocated pages: half of them here, half in caches.
-    percent: usize,
+    retention: Retention,
+    /// Runs that were allocated and freed since the retention was told.
+    operations: usize,
     /// Estimated number of ALL idle pages that are backed.
     backed: usize,
     policy: PagesPolicy,
@@ -76,10 +84,11 @@ impl<S: Source> PageHeap<S> {
             regions: PageRegions::EMPTY,
             live: 0,
             unseen: EVERY,
-            percent: PERCENT,
+            retention: Retention::new(),
+            operations: 0,
             backed: ALL,
             policy,
-            watch: watch::created("pages"),
+            watch: if policy.hidden { watch::hidden_pool() } else { watch::created("pages") },
             source,
         }
     }
@@ -118,14 +127,59 @@ impl<S: Source> PageHeap<S> {
         if let Some(run) = self.idle.remove_run(pages) {
             return self.hand_out(run, pages, RunPageState::Idle);
         }
+        // One of the class of the length may do, and then costs no page fault.
+        if let Some((run, ())) = self.idle.remove_where((pages, pages), |_| Some(())) {
+            return self.hand_out(run, pages, RunPageState::Idle);
+        }
         let run = self.clean.remove_run(pages)?;
         self.hand_out(run, pages, RunPageState::Clean)
+    }
+
+    /// As [`PageHeap::allocate_run`], with a start that has an alignment above that of pages.
+    pub(super) fn allocate_aligned(&mut self, pages: u32, align: usize) -> Option<Taken> {
+        let spare = u32::try_from(align / PAGE - 1).ok()?;
+        let longer = pages.checked_add(spare).filter(|pages| *pages < MAX_RUN_PAGES / 2)?;
+        loop {
+            let taken = [RunPageState::Idle, RunPageState::Clean]
+                .into_iter()
+                .find_map(|state| self.take_aligned((pages, longer), align, state));
+            if taken.is_some() {
+                return taken;
+            }
+            watch::slow(&self.watch);
+            if !self.grow(longer) && !self.clean_all() {
+                return None;
+            }
+        }
+    }
+
+    /// An aligned part of a free run of a state. The rest stays free.
+    fn take_aligned(
+        &mut self,
+        (pages, longer): (u32, u32),
+        align: usize,
+        state: RunPageState,
+    ) -> Option<Taken> {
+        let runs = if state == RunPageState::Clean { &mut self.clean } else { &mut self.idle };
+        let regions = &self.regions;
+        let ((first, whole), before) = runs.remove_where((pages, longer), |(first, whole)| {
+            let address = regions.region_at(first.region.get())?.address(first);
+            let before = u32::try_from(address.align_offset(align) / PAGE).ok()?;
+            (before.checked_add(pages)? <= whole).then_some(before)
+        })?;
+        let aligned = first.add(before);
+        aligned.region.set(first.region.get());
+        if before > 0 {
+            self.runs(state).insert((first, before));
+        }
+        self.hand_out((aligned, whole - before), pages, state)
     }
 
     /// Hands out the first pages of a run that was taken out of its list. The rest stays free.
     #[inline]
     fn hand_out(&mut self, run: FreeRun, pages: u32, state: RunPageState) -> Option<Taken> {
         self.cut(run, pages, state);
+        run.0.starts_run.set(true);
         self.live += pages as usize;
         let start = self.regions.region_at(run.0.region.get())?.address(run.0);
         Some(Taken { start, zeroed: state == RunPageState::Clean })
@@ -159,57 +213,93 @@ impl<S: Source> PageHeap<S> {
 
     /// Takes pages back, of one run or of a part of it.
     ///
-    /// # Panics
-    /// Panics if they are not pages of this heap.
+    /// # Errors
+    /// Returns the error if they are not pages of this heap, or if a whole run is not in use.
     #[inline]
-    pub(super) fn put(&mut self, start: NonNull<u8>, pages: u32) {
-        let Some((index, first)) = self.regions.find(start, pages) else {
-            panic!("{start:p} is not a run of {pages} pages of this pool");
-        };
+    pub(super) fn put(
+        &mut self,
+        start: NonNull<u8>,
+        pages: u32,
+        part: RunPart,
+    ) -> Result<(), Misuse> {
+        let none = Misuse::not_a_block("pages", start.addr().get());
+        let (index, first) = self.regions.find(start, pages).ok_or(none)?;
+        if part == RunPart::Whole && !first.starts_run.get() {
+            let sites = first.noted_sites();
+            return Err(Misuse { error: MemoryError::FreedBefore, sites, ..none });
+        }
+        first.starts_run.set(false);
         first.region.set(index);
         merge(&mut self.idle, (first, pages));
         self.live -= pages as usize;
+        self.keep_within_limits();
+        Ok(())
+    }
+
+    /// Cleans idle runs beyond the limits: after pages came back, and after pages were handed out
+    /// that no idle run had.
+    #[inline]
+    pub(super) fn keep_within_limits(&mut self) {
         if self.keeps_too_much() {
             self.clean_some();
         }
     }
 
+    /// Counts runs that were allocated or freed.
+    #[inline]
+    pub(super) const fn count(&mut self, operations: usize) {
+        self.operations += operations;
+    }
+
+    /// Tells the retention what happened since the last call, while `cached` pages are in caches.
+    #[inline]
+    pub(super) fn tell_retention(&mut self, cached: usize) {
+        let operations = core::mem::take(&mut self.operations);
+        let used = self.live.saturating_sub(cached);
+        self.retention.passed(operations, [used, cached, self.backed_of(self.idle.pages())]);
+    }
+
     /// In debug builds: notes that the user of this pool has pages, or had them.
     ///
-    /// # Panics
-    /// Panics if they have this state already, or if they are not pages of this heap.
-    pub(super) fn mark(&mut self, start: NonNull<u8>, pages: u32, handed_out: bool) {
-        let found = self.regions.find(start, pages);
-        let (_, first) =
-            found.unwrap_or_else(|| panic!("{start:p} is not a run of {pages} pages of this pool"));
+    /// # Errors
+    /// Returns the error if some of them have this state already, or if they are not pages of this
+    /// heap.
+    pub(super) fn mark(
+        &mut self,
+        start: NonNull<u8>,
+        pages: u32,
+        handed_out: bool,
+        site: CallSite,
+    ) -> Result<(), Misuse> {
+        let none = Misuse::not_a_block("pages", start.addr().get());
+        let (_, first) = self.regions.find(start, pages).ok_or(none)?;
         for page in 0..pages {
             let before = first.add(page).handed_out.replace(handed_out);
-            assert!(
-                before != handed_out,
-                "some of the {pages} pages from {start:p} are free: freed before, or never allocated"
-            );
+            if before == handed_out {
+                let sites = first.noted_sites();
+                return Err(Misuse { error: MemoryError::FreedBefore, sites, ..none });
+            }
         }
+        first.set_site(usize::from(!handed_out), site);
+        if handed_out {
+            first.set_site(1, CallSite::NONE);
+        }
+        Ok(())
     }
 
-    /// Maximum number of backed pages that are kept in either place.
-    const fn kept(&self) -> usize {
-        let part = self.live / 200 * self.percent;
-        if part > KEPT { part } else { KEPT }
-    }
-
-    /// Says how many backed idle pages are kept for 100 that are handed out.
+    /// Sets how many backed pages may be kept beyond the most in use lately, in percent of these.
     pub(super) const fn keep(&mut self, percent: usize) {
-        self.percent = percent;
+        self.retention.keep(percent);
     }
 
     /// Maximum number of pages in the caches of all threads.
     pub(super) fn at_hand(&self) -> usize {
-        (self.kept() * ALL / self.backed.max(1)).min(self.live)
+        (self.retention.cached() * ALL / self.backed.max(1)).min(self.live)
     }
 
     /// True if threads have caches: if the pool is so large that the cached pages are a small part.
     pub(super) const fn has_fronts(&self) -> bool {
-        self.policy.at_hand && self.live >= KEPT
+        self.policy.at_hand && (self.policy.hidden || self.live >= KEPT)
     }
 
     /// Hands out the pages behind a run as well, if they are free.
@@ -221,7 +311,9 @@ impl<S: Source> PageHeap<S> {
             return false;
         }
         let Some(run) = self.runs(state).take_at(behind) else { return false };
-        self.hand_out(run, more, state).is_some()
+        let extended = self.hand_out(run, more, state).is_some();
+        behind.starts_run.set(false);
+        extended
     }
 
     /// Pages came back: whether it is time for a look.
@@ -233,12 +325,26 @@ impl<S: Source> PageHeap<S> {
 
     #[inline]
     fn keeps_too_much(&self) -> bool {
-        let backed = self.idle.pages() * self.backed / ALL;
-        backed > self.kept()
+        let backed = self.backed_of(self.idle.pages());
+        backed > self.retention.idle(self.live) || backed > 0 && self.retention.surplus() > 0
     }
 
-    /// Asks how much of a run that came back is backed. A guess that is too low costs memory, so
-    /// that it rises at once and falls by and by.
+    /// Estimated number of idle pages, of this many, that are backed.
+    #[inline]
+    const fn backed_of(&self, pages: usize) -> usize {
+        pages * self.backed / ALL
+    }
+
+    /// Number of idle pages to be cleaned at once: those beyond the limits, but at least
+    /// [`AT_ONCE`].
+    fn too_many(&self) -> usize {
+        let beyond =
+            self.backed_of(self.idle.pages()).saturating_sub(self.retention.idle(self.live));
+        (beyond.max(self.retention.surplus()) * ALL / self.backed.max(1)).max(AT_ONCE)
+    }
+
+    /// Asks how much of a run that came back is backed. Longer runs are asked more often, as much as
+    /// they are longer. A guess that is too low costs memory, so that it rises faster than it falls.
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
         self.unseen = EVERY;
@@ -256,37 +362,43 @@ impl<S: Source> PageHeap<S> {
         let start = unsafe { start.add(at * PAGE) };
         let seen =
             self.source.resident(start, window as usize * PAGE) / PAGE * ALL / window as usize;
-        self.backed = seen.max((3 * self.backed + seen) / 4);
+        let (old, rises) = (self.backed, seen > self.backed);
+        self.backed = if rises { (old + seen).div_ceil(2) } else { (3 * old + seen) / 4 };
     }
 
-    /// Cleans some of the longest idle runs.
+    /// Cleans some of the longest idle runs: on average not more than one for each run that came
+    /// back, since each was one of these.
     #[cold]
     fn clean_some(&mut self) {
         watch::slow(&self.watch);
-        for _ in 0..CLEANED {
-            if !self.keeps_too_much() || !self.clean_longest() {
-                return;
-            }
-        }
+        while self.keeps_too_much() && self.clean_longest(self.too_many()) {}
     }
 
     /// Returns the memory of all idle runs; `false` without idle runs, or if the source cannot
     /// discard memory.
     pub(super) fn clean_all(&mut self) -> bool {
-        let some = self.clean_longest();
-        while self.clean_longest() {}
+        let some = self.clean_longest(usize::MAX);
+        while self.clean_longest(usize::MAX) {}
         some
     }
 
-    /// Has the source take the memory behind one of the longest idle runs.
-    fn clean_longest(&mut self) -> bool {
+    /// Has the source take the memory behind one of the longest idle runs, or behind the last pages
+    /// of it, at most this number.
+    fn clean_longest(&mut self, most: usize) -> bool {
         if !self.source.discards() {
             // There is nothing to be gained, whatever is backed.
             self.backed = 0;
             return false;
         }
-        let Some(run) = self.idle.take_longest() else { return false };
-        let Some(region) = self.regions.region_at(run.0.region.get()) else { return false };
+        let Some((first, pages)) = self.idle.take_longest() else { return false };
+        let kept = pages.saturating_sub(u32::try_from(most).unwrap_or(u32::MAX));
+        let run = (first.add(kept), pages - kept);
+        run.0.region.set(first.region.get());
+        if kept > 0 {
+            self.idle.insert((first, kept));
+        }
+        let Some(region) = self.regions.region_at(first.region.get()) else { return false };
+        self.retention.released(self.backed_of(run.1 as usize));
         // SAFETY: the pages belong to the heap, and are not in use.
         let clean = unsafe { self.source.discard(region.address(run.0), run.1 as usize * PAGE) };
         merge(if clean { &mut self.clean } else { &mut self.idle }, run);

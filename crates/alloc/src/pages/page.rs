@@ -20,6 +20,8 @@ use core::cell::Cell;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
+use crate::misuse::CallSite;
+
 /// State of a page that is the first or last of its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -45,6 +47,11 @@ pub(super) struct PageDescriptor {
     pub(super) region: Cell<u8>,
     /// In debug builds, whether its user has it.
     pub(super) handed_out: Cell<bool>,
+    /// True for the first page of a run that is handed out, or in a cache.
+    pub(super) starts_run: Cell<bool>,
+    /// In debug builds, where the run that begins here was allocated and freed.
+    #[cfg(debug_assertions)]
+    pub(super) sites: Cell<[CallSite; 2]>,
 }
 
 impl PageDescriptor {
@@ -57,6 +64,9 @@ impl PageDescriptor {
             state: Cell::new(RunPageState::Used),
             region: Cell::new(0),
             handed_out: Cell::new(false),
+            starts_run: Cell::new(false),
+            #[cfg(debug_assertions)]
+            sites: Cell::new([CallSite::NONE; 2]),
         }
     }
 }
@@ -72,6 +82,26 @@ impl PageDescriptorRef {
     /// as callers go: to the edges of its region. One thread at a time uses them.
     pub(super) const unsafe fn at(page: NonNull<PageDescriptor>) -> PageDescriptorRef {
         PageDescriptorRef(page)
+    }
+
+    /// Notes a source location of the run that begins here: 0 for its allocation, 1 for its free.
+    pub(super) fn set_site(self, which: usize, site: CallSite) {
+        #[cfg(debug_assertions)]
+        {
+            let mut sites = self.sites.get();
+            sites[which] = site;
+            self.sites.set(sites);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (which, site);
+    }
+
+    /// The noted source locations.
+    pub(super) fn noted_sites(self) -> [CallSite; 2] {
+        #[cfg(debug_assertions)]
+        return self.sites.get();
+        #[cfg(not(debug_assertions))]
+        [CallSite::NONE; 2]
     }
 
     /// The page `pages` further.

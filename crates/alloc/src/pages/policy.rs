@@ -9,10 +9,13 @@ pub struct PagesPolicy {
     /// The pool looks how much of what comes back is backed by memory. Else it takes all for
     /// backed.
     pub looks: bool,
+    /// The pool is not among those that statistics name: it is the system's source. Its threads
+    /// have caches from the start.
+    pub hidden: bool,
 }
 
 #[cfg_attr(not(feature = "ablation"), expect(unreachable_pub, reason = "public for benchmarks"))]
 impl PagesPolicy {
     /// All on.
-    pub const ALL: PagesPolicy = PagesPolicy { at_hand: true, looks: true };
+    pub const ALL: PagesPolicy = PagesPolicy { at_hand: true, looks: true, hidden: false };
 }

@@ -7,6 +7,9 @@ use crate::classes::{self, EXACT, ROW, SizeClassBitmap};
 /// Longer runs there are not: descriptors count in 32 bits.
 pub(super) const MAX_RUN_PAGES: u32 = u32::MAX;
 
+/// Number of runs that are looked at where not every one of a class fits.
+const LOOKED_AT: usize = 8;
+
 const LEVELS: usize = classes::levels(MAX_RUN_PAGES as usize + 1);
 
 /// A free run: its first page, and how many there are.
@@ -83,6 +86,37 @@ impl FreeRuns {
         let run = (first, first.pages.get());
         self.remove(run);
         Some(run)
+    }
+
+    /// Removes a run for which `fit` has an answer, out of the first few that may be long enough, or
+    /// one of `enough` pages, which always fits.
+    pub(super) fn remove_where<T>(
+        &mut self,
+        (pages, enough): (u32, u32),
+        fit: impl Fn(FreeRun) -> Option<T>,
+    ) -> Option<(FreeRun, T)> {
+        let few = self.candidates(pages).take(LOOKED_AT);
+        let found = few.filter(|run| run.1 >= pages).find_map(|run| Some((run, fit(run)?)));
+        if let Some((run, fitted)) = found {
+            self.remove(run);
+            return Some((run, fitted));
+        }
+        let run = self.remove_run(enough)?;
+        Some((run, fit(run)?))
+    }
+
+    /// Runs from the class of a length on.
+    fn candidates(&self, pages: u32) -> impl Iterator<Item = FreeRun> {
+        let first_from = |class| self.classes.first_from(class);
+        let classes =
+            core::iter::successors(first_from(classes::class(pages as usize)), move |class| {
+                first_from(class + 1)
+            });
+        classes.flat_map(|class| {
+            let head = self.heads[class / ROW][class % ROW];
+            core::iter::successors(head, |first| first.next.get())
+                .map(|first| (first, first.pages.get()))
+        })
     }
 
     /// Takes out one of the longest.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!        0  fixed part: magic, version, chunk size, capacity, size of a log, check. Never changes
-//!     2^12  generation | chunks | seal: one checked word each
+//!     2^12  generation | chunks | seal: one checked word each; data seal | its seal
 //!     2^13  roots: 64 of {name 40 bytes, offset, tag, check}
 //!     2^16  log of even generations, then log of odd generations
 //!           table: a checked word for each chunk that there may ever be
@@ -31,6 +31,10 @@ pub(super) const GENERATION: usize = 4 << 10;
 pub(super) const CHUNKS: usize = GENERATION + 8;
 /// Offset of the hash over the description of the heap; 0 while it is open.
 pub(super) const SEAL: usize = GENERATION + 16;
+/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: it is
+/// of no meaning beside another seal.
+pub(super) const DATA_SEAL: usize = GENERATION + 24;
+pub(super) const DATA_SEALED: usize = GENERATION + 32;
 /// Offset of the roots.
 pub(super) const ROOTS: usize = 1 << 13;
 /// Maximum number of roots.
@@ -454,8 +458,14 @@ mod tests {
             assert!(text.contains(&row("bytes of a block", |class| class.size, classes)));
             assert!(text.contains(&row("blocks of a chunk", |class| class.slots, classes)));
         }
-        let places =
-            [(GENERATION, "8"), (CHUNKS, "8"), (SEAL, "8"), (ROOTS, "64 × 64"), (LOG, "`log`")];
+        let places = [
+            (GENERATION, "8"),
+            (CHUNKS, "8"),
+            (SEAL, "8"),
+            (DATA_SEAL, "16"),
+            (ROOTS, "64 × 64"),
+            (LOG, "`log`"),
+        ];
         for (place, size) in places {
             assert!(text.contains(&std::format!("\n| {place} | {size} |")), "{place}");
         }

@@ -16,7 +16,7 @@ use super::format::{
 };
 use super::log::LogEntryKind;
 use super::replay::{MemoryFile, SMALL, empty};
-use super::{Persistent, PersistentError, Rel};
+use super::{Persistent, PersistentError, PersistentOptions, Rel};
 
 const ROOT: usize = size_of::<NamedRoot>();
 
@@ -126,6 +126,42 @@ fn a_flipped_bit_of_what_describes_a_closed_heap_is_an_error() {
         image[place] ^= 1 << bit;
         prop_assert!(open(&image).is_err(), "bit {bit} of byte {place} was not seen");
     });
+}
+
+#[test]
+fn a_flipped_bit_of_a_block_is_an_error_where_contents_are_checked() {
+    let checked = PersistentOptions { check_data: true, ..SMALL };
+    let mut heap = filled();
+    heap.check_data = true;
+    heap.seal().unwrap();
+    let ranges: Vec<Range<usize>> =
+        (0..heap.index.chunks()).flat_map(|chunk| heap.blocks_of(chunk)).collect();
+    let image = image(heap);
+    MemoryFile::new(&image).open(&checked).unwrap();
+    proptest!(config(600), |(range in 0..ranges.len(), at: prop::sample::Index, bit in 0u8..8)| {
+        let mut image = image.clone();
+        let place = ranges[range].start + at.index(ranges[range].len());
+        image[place] ^= 1 << bit;
+        let found = MemoryFile::new(&image).open(&checked).map(|_| ());
+        let is_seen = matches!(found, Err(PersistentError::Corrupt { what, .. })
+            if what == "the contents of a block");
+        prop_assert!(is_seen, "bit {bit} of byte {place}: {found:?}");
+        prop_assert!(MemoryFile::new(&image).open(&SMALL).is_ok());
+    });
+}
+
+#[test]
+fn a_hash_of_contents_that_an_earlier_close_left_means_nothing() {
+    let checked = PersistentOptions { check_data: true, ..SMALL };
+    let memory = MemoryFile::new(&closed());
+    memory.open(&checked).unwrap().close().unwrap();
+    let mut heap = memory.open(&SMALL).unwrap();
+    let place = heap.root::<[u8; 1]>("first").unwrap().unwrap();
+    let mut tx = heap.begin();
+    tx.change(place).unwrap()[0] ^= 1;
+    tx.commit().unwrap();
+    heap.close().unwrap();
+    memory.open(&checked).unwrap().close().unwrap();
 }
 
 #[test]

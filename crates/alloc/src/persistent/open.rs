@@ -5,8 +5,9 @@ use core::ffi::CStr;
 
 use super::file::LockedFile;
 use super::format::{
-    AREA, BITMAP, CHUNK, CHUNKS, ChunkState, FixedHeader, GENERATION, HeapShape, MAGIC, NamedRoot,
-    ROOT_COUNT, ROOTS, SEAL, TABLE, VALUE, VERSION, checked, mix, next, value,
+    AREA, BITMAP, CHUNK, CHUNKS, ChunkState, DATA_SEAL, DATA_SEALED, FixedHeader, GENERATION,
+    HeapShape, MAGIC, NamedRoot, ROOT_COUNT, ROOTS, SEAL, TABLE, VALUE, VERSION, checked, mix,
+    next, value,
 };
 use super::index::ChunkIndex;
 use super::log::{self, LogEntry, LogEntryKind};
@@ -136,6 +137,7 @@ fn ready(
         index,
         durability: options.durability,
         careful,
+        check_data: options.check_data,
         opened: false,
     };
     let seal = heap.mapping.load(SEAL);
@@ -147,6 +149,9 @@ fn ready(
     }
     heap.survey(chunks)?;
     heap.check_roots()?;
+    if options.check_data && seal != 0 {
+        heap.verify_data(chunks, seal)?;
+    }
     heap.survey_roots()?;
     heap.introduce()?;
     heap.unseal()?;
@@ -223,12 +228,57 @@ impl Persistent {
         words.fold(hash, |hash, (chunk, word)| self.mix(hash, self.shape.bitmap(chunk) + word)) | 1
     }
 
+    /// Compares the contents of all blocks with their hash, if the heap was sealed with one.
+    fn verify_data(&self, chunks: usize, seal: u64) -> Result<(), PersistentError> {
+        let known = self.mapping.load(DATA_SEALED) == seal;
+        if known && self.mapping.load(DATA_SEAL) != self.hash_data(chunks) {
+            return Err(PersistentError::Corrupt {
+                what: "the contents of a block",
+                place: DATA_SEAL as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Over the contents of all blocks. Four sums at a time do not wait for each other.
+    fn hash_data(&self, chunks: usize) -> u64 {
+        let blocks = (0..chunks).flat_map(|chunk| self.blocks_of(chunk));
+        let sums = blocks.fold([5, 6, 7, 8], |mut sums: [u64; 4], block| {
+            for (lane, place) in block.step_by(8).enumerate() {
+                let sum = &mut sums[lane % 4];
+                *sum = mix(*sum, self.mapping.load(place));
+            }
+            sums
+        });
+        sums.into_iter().fold(9, mix) | 1
+    }
+
+    /// The taken blocks of a chunk, as places in the file.
+    pub(super) fn blocks_of(&self, chunk: usize) -> impl Iterator<Item = core::ops::Range<usize>> {
+        let start = self.shape.with(chunk);
+        let (run, slab) = match self.state(chunk) {
+            Ok(ChunkState::Run(length)) => (Some(start..start + length * CHUNK), None),
+            Ok(ChunkState::Slab(class)) => (None, Some(&TABLE[class])),
+            Ok(ChunkState::Free) | Err(_) => (None, None),
+        };
+        let taken = move |slot: &usize| {
+            let bits = self.mapping.load(self.shape.bitmap(chunk) + slot / 64 * 8);
+            bits >> (slot % 64) & 1 == 1
+        };
+        let slots = slab.into_iter().flat_map(move |class| {
+            let block = move |slot| start + slot * class.size..start + (slot + 1) * class.size;
+            (0..class.slots).filter(taken).map(block)
+        });
+        run.into_iter().chain(slots)
+    }
+
     fn mix(&self, hash: u64, place: usize) -> u64 {
         mix(hash, self.mapping.load(place))
     }
 
     fn unseal(&mut self) -> Result<(), PersistentError> {
         self.mapping.store(SEAL, 0);
+        self.mapping.store(DATA_SEALED, 0);
         self.opened = true;
         match self.durability {
             Durability::Process => Ok(()),
@@ -247,7 +297,12 @@ impl Persistent {
         if power {
             self.mapping.sync(0, end)?;
         }
-        self.mapping.store(SEAL, self.hash(self.index.chunks()));
+        let seal = self.hash(self.index.chunks());
+        if self.check_data {
+            self.mapping.store(DATA_SEAL, self.hash_data(self.index.chunks()));
+            self.mapping.store(DATA_SEALED, seal);
+        }
+        self.mapping.store(SEAL, seal);
         if power { self.mapping.sync(0, self.shape.table()) } else { Ok(()) }
     }
 

@@ -15,6 +15,7 @@ use core::ptr::{self, NonNull};
 use core::slice;
 
 use super::block::BlockRef;
+use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::watch;
 
 /// Canary byte after a block.
@@ -33,6 +34,7 @@ pub(super) struct RingCanary {
     previous: *mut RingCanary,
     start: *mut u8,
     size: usize,
+    allocated: CallSite,
 }
 
 /// Layout that also holds the canary bytes and the canary of `layout`; and the offset of the canary
@@ -49,7 +51,7 @@ pub(super) fn with_guard(layout: Layout) -> Option<(Layout, usize)> {
 /// `start` is a place for `with_guard` of the block's layout, whose guard is at `at`.
 pub(super) unsafe fn place(
     start: *mut u8,
-    size: usize,
+    (size, allocated): (usize, CallSite),
     at: usize,
     previous: *mut RingCanary,
 ) -> *mut RingCanary {
@@ -60,7 +62,7 @@ pub(super) unsafe fn place(
     unsafe { fill(start.wrapping_add(size), at - size, EDGE) };
     let guard = start.wrapping_add(at).cast::<RingCanary>();
     // SAFETY: the caller guarantees space for it; `with_guard` has aligned it.
-    unsafe { guard.write(RingCanary { seal: 0, previous, start, size }) };
+    unsafe { guard.write(RingCanary { seal: 0, previous, start, size, allocated }) };
     // SAFETY: it was written just now.
     let written = unsafe { &mut *guard };
     written.seal = written.seal();
@@ -82,8 +84,19 @@ impl RingCanary {
     /// A sum of where it lies and all that it says.
     fn seal(&self) -> usize {
         let at = ptr::from_ref(self).addr();
-        let says = [at, self.previous.addr(), self.start.addr(), self.size];
+        let says = [at, self.previous.addr(), self.start.addr(), self.size, self.allocated.word()];
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
+    }
+
+    /// The error of a block whose edge was overwritten, while the guard behind it is intact.
+    fn overwritten(&self) -> Misuse {
+        Misuse {
+            pool: "ring",
+            block: self.start.addr(),
+            error: MemoryError::Overwritten,
+            size: Some(self.size),
+            sites: [self.allocated, CallSite::NONE],
+        }
     }
 
     fn is_intact(&self) -> bool {
@@ -110,6 +123,9 @@ pub(super) fn released(first: BlockRef, guards: *mut RingCanary) {
     let mut at = guards;
     // SAFETY: the guards of a frame are linked, and end with that of the record.
     while let Some(guard) = unsafe { at.as_mut() } {
+        if guard.seal == guard.seal() && !guard.is_intact() {
+            guard.overwritten().panic();
+        }
         assert!(
             guard.is_intact(),
             "ring: the end of the block before {at:p} was overwritten, or the frame was released twice"

@@ -21,6 +21,7 @@ use super::canary;
 use super::policy::RingPolicy;
 use super::sealed::{FrameRecord, Sealed};
 use super::shared::RingShared;
+use crate::misuse::CallSite;
 use crate::source::{Source, SourceBlock};
 use crate::watch;
 
@@ -154,6 +155,7 @@ impl<S: Source> Core<S> {
 
     /// Memory in the open frame.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         match self.bump(layout) {
             Some(start) => Some(start),
@@ -178,12 +180,13 @@ impl<S: Source> Core<S> {
 
     #[cold]
     #[inline(never)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
         if !self.is_open() {
             return None;
         }
         if self.guarded.get() {
-            return self.allocate_guarded(layout);
+            return self.allocate_guarded(layout, CallSite::caller());
         }
         self.extend(layout)?;
         self.bump(layout)
@@ -293,14 +296,15 @@ impl<S: Source> Core<S> {
     }
 
     /// Memory with a guard behind it.
-    fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
+    fn allocate_guarded(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
         let _quiet = watch::quiet();
         let (whole, at) = canary::with_guard(layout)?;
         let start = self.place(whole)?;
         let record = self.record()?;
         // SAFETY: the place is for all that.
-        let guard =
-            unsafe { canary::place(start.as_ptr(), layout.size(), at, record.guards.get()) };
+        let guard = unsafe {
+            canary::place(start.as_ptr(), (layout.size(), site), at, record.guards.get())
+        };
         record.guards.set(guard);
         watch::allocated(&self.shared.watch, start, layout.size());
         Some(start)
@@ -331,7 +335,8 @@ impl<S: Source> Core<S> {
             && let Some(record) = self.record()
         {
             // SAFETY: the place is for all that.
-            let guard = unsafe { canary::place(start.as_ptr(), 0, at, ptr::null_mut()) };
+            let guard =
+                unsafe { canary::place(start.as_ptr(), (0, CallSite::NONE), at, ptr::null_mut()) };
             record.guards.set(guard);
         }
     }

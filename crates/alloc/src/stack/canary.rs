@@ -19,6 +19,7 @@ use core::slice;
 
 use super::block::{ALIGN, StackBlockHeader};
 use super::{Mark, Stack, StackPolicy};
+use crate::misuse::{CallSite, MemoryError, Misuse};
 use crate::source::Source;
 use crate::watch;
 
@@ -40,6 +41,7 @@ pub(super) struct StackCanary {
     pub(super) block: NonNull<StackBlockHeader>,
     start: NonNull<u8>,
     size: usize,
+    allocated: CallSite,
     /// Not once its allocation was freed or moved: then its place waits for its frame to be popped.
     is_live: Cell<bool>,
 }
@@ -54,6 +56,7 @@ impl StackCanary {
             self.block.addr().get(),
             self.start.addr().get(),
             self.size,
+            self.allocated.word(),
         ];
         says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
     }
@@ -63,6 +66,20 @@ impl StackCanary {
     fn is_intact(&self) -> bool {
         self.seal == self.seal()
             && (watch::checked() || self.edge().iter().all(|byte| *byte == EDGE))
+    }
+
+    /// The error of a guard that is not intact, with as much as its seal vouches for.
+    fn broken(&self) -> Broken {
+        if self.seal != self.seal() {
+            return Broken::Guard(ptr::from_ref(self).addr());
+        }
+        Broken::Edge(Misuse {
+            pool: "stack",
+            block: self.start.addr().get(),
+            error: MemoryError::Overwritten,
+            size: Some(self.size),
+            sites: [self.allocated, CallSite::NONE],
+        })
     }
 
     /// The bytes between the allocation and the guard, once the seal is known to be right.
@@ -80,6 +97,8 @@ impl StackCanary {
 pub(super) enum Broken {
     /// The end of the allocation before the guard at this address was overwritten.
     Guard(usize),
+    /// The bytes behind an allocation were overwritten.
+    Edge(Misuse),
     /// The mark is of a frame that was popped.
     Order,
 }
@@ -111,7 +130,11 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     }
 
     /// Memory with a guard behind it.
-    pub(super) fn allocate_guarded(&self, layout: Layout) -> Option<NonNull<u8>> {
+    pub(super) fn allocate_guarded(
+        &self,
+        layout: Layout,
+        allocated: CallSite,
+    ) -> Option<NonNull<u8>> {
         let shape = GuardedShape::around(layout).ok()?;
         let previous = self.block.get().cast();
         let placed = self.place(shape.whole);
@@ -134,6 +157,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
                 block,
                 start,
                 size: layout.size(),
+                allocated,
                 is_live: Cell::new(true),
             });
         }
@@ -194,7 +218,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         while !ptr::eq(self.block.get(), last.cast()) {
             let guard = self.last_guard().ok_or(Broken::Order)?;
             let at = ptr::from_ref(guard).addr();
-            guard.is_intact().then_some(()).ok_or(Broken::Guard(at))?;
+            guard.is_intact().then_some(()).ok_or_else(|| guard.broken())?;
             self.release(guard);
             let (start, end) = (guard.start, at + size_of::<StackCanary>());
             self.block.set(guard.previous.cast());
@@ -228,6 +252,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
     ///
     /// # Panics
     /// As above.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn move_guarded(
         &self,
         start: NonNull<u8>,
@@ -235,7 +260,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         new: Layout,
     ) -> Option<NonNull<u8>> {
         let old = self.guard_of(start, size);
-        let moved = self.allocate_guarded(new)?;
+        let moved = self.allocate_guarded(new, CallSite::caller())?;
         // SAFETY: both are at least that long, and what is handed out does not overlap.
         unsafe { start.copy_to_nonoverlapping(moved, size.min(new.size())) };
         self.release(old);
@@ -263,7 +288,7 @@ impl<S: Source, P: StackPolicy> Stack<S, P> {
         core::iter::from_fn(move || {
             let guard = next.take()?;
             if !guard.is_intact() {
-                return Some(Err(Broken::Guard(ptr::from_ref(guard).addr())));
+                return Some(Err(guard.broken()));
             }
             // SAFETY: the guard is intact, so it has the one before it, or NULL.
             next = unsafe { guard.previous.as_ref() };
@@ -292,6 +317,7 @@ pub(super) fn report(found: Result<(), Broken>) {
         Err(Broken::Guard(at)) => {
             panic!("stack: the canary after the allocation before {at:#x} was overwritten")
         }
+        Err(Broken::Edge(misuse)) => misuse.panic(),
         Err(Broken::Order) => panic!("stack: a frame is popped twice, or after one around it"),
     }
 }

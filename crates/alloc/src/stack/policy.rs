@@ -149,9 +149,10 @@ mod tests {
         Stack::with_policy(Os, false)
     }
 
-    /// Bytes taken of the system, in MiB, while inner frames fill many blocks and the outer one
-    /// asks for blocks that are larger than those, and larger each time.
-    fn worst_case<P: StackPolicy>(rounds: usize) -> f64 {
+    /// Bytes taken of the system, in MiB, in a number of rounds: inner frames fill many blocks, and
+    /// the outer one asks for blocks that are larger than those, and larger each time. The frames
+    /// are two deep in every round.
+    fn taken_in_rounds<P: StackPolicy>(rounds: usize) -> f64 {
         let mut stack = stack::<P>();
         stack.scope(|outer| {
             for round in 0..rounds {
@@ -167,7 +168,7 @@ mod tests {
 
     #[test]
     fn large_requests_among_small_ones_do_not_cost_the_blocks_of_the_small_ones() {
-        let (usual, greedy) = (worst_case::<Usual>(20), worst_case::<Greedy>(20));
+        let (usual, greedy) = (taken_in_rounds::<Usual>(20), taken_in_rounds::<Greedy>(20));
         assert!(usual <= 7.5, "{usual} MiB");
         assert!((30.0..45.0).contains(&greedy), "{greedy} MiB");
     }

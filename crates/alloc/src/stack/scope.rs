@@ -158,6 +158,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// # Panics
     /// Panics if the scope is of a thread's stack, and a frame inside it is open.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
         self.assert_innermost();
         self.stack.allocate(layout)
@@ -169,6 +170,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// The block was allocated in this scope or one around it, with `layout`; it is used through
     /// the returned pointer only from now on.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn resize(
         &self,
         block: NonNull<u8>,
@@ -194,6 +196,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
 
     /// Memory for values.
     #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn place<T>(&self, layout: Layout) -> Option<NonNull<T>> {
         self.assert_innermost();
         Some(self.stack.allocate_array(layout)?.cast())
@@ -215,6 +218,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
 
     /// Moves a value into the frame; `None` without memory.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn try_alloc<T>(&self, value: T) -> Option<&'s mut T> {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let place = self.place::<T>(Layout::new::<T>())?;
@@ -228,12 +232,14 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     /// # Panics
     /// Panics if memory is exhausted, and like [`Scope::allocate`], as do the functions below.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc<T>(&self, value: T) -> &'s mut T {
         self.try_alloc(value).unwrap_or_else(|| no_memory())
     }
 
     /// Moves a value into the frame that is dropped with what this returns.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn owned<T>(&self, value: T) -> Owned<'s, T> {
         let place = self.place::<T>(Layout::new::<T>()).unwrap_or_else(|| no_memory());
         // SAFETY: the memory has the layout of a `T`, stays valid until the frame is popped, and is
@@ -243,6 +249,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
 
     /// As many values as asked for, each made of its place.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice_with<T>(&self, len: usize, value: impl FnMut(usize) -> T) -> &'s mut [T] {
         const { assert!(!needs_drop::<T>(), "a frame runs no destructors: use `owned`") };
         let layout = Layout::array::<T>(len).ok();
@@ -255,6 +262,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
 
     /// A copy of a slice.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_slice<T: Copy>(&self, values: &[T]) -> &'s mut [T] {
         let start = self.place::<T>(Layout::for_value(values)).unwrap_or_else(|| no_memory());
         // SAFETY: the memory is new, has the right layout, stays valid until the frame is popped,
@@ -263,6 +271,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
     }
 
     /// Output of `format!`, in the frame.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_fmt(&self, text: fmt::Arguments<'_>) -> &'s mut str {
         let mut written = GrowingText { scope: self, text: self.alloc_slice(&[]) };
         fmt::Write::write_fmt(&mut written, text).unwrap_or_else(|_| no_memory());
@@ -272,6 +281,7 @@ impl<'s, S: Source, P: StackPolicy> Scope<'s, S, P> {
 
     /// A copy of a string.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn alloc_str(&self, text: &str) -> &'s mut str {
         let bytes = self.alloc_slice(text.as_bytes());
         // SAFETY: they are a copy of what is UTF-8.

@@ -25,6 +25,7 @@
 //! write its word.
 
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a word.
 pub(super) const WORD: usize = size_of::<usize>();
@@ -42,9 +43,6 @@ const SIZE: usize = (LIMIT - 1) & !(GRANULE - 1);
 const FREE: usize = 1;
 const AFTER_FREE: usize = 2;
 const SPARE: usize = 4;
-
-/// Fill byte of freed memory in debug builds.
-pub(super) const POISON: u8 = 0xdd;
 
 /// The size of a block for this number of payload bytes; `None` if no block can be that large.
 pub(super) const fn size_for(payload: usize) -> Option<usize> {
@@ -120,16 +118,22 @@ impl TlsfBlock {
         self.capacity() - spare
     }
 
+    /// The word as an atomic number: the owner of a block may read its size while the pool sets
+    /// [`AFTER_FREE`] for a neighbor. It costs no instruction.
+    #[inline]
+    fn cell(&self) -> &AtomicUsize {
+        // SAFETY: a block starts with its word, which only these methods use.
+        unsafe { AtomicUsize::from_ptr(self.0.as_ptr()) }
+    }
+
     #[inline]
     fn word(self) -> usize {
-        // SAFETY: a block starts with its word, which was written when the block was made.
-        unsafe { self.0.read() }
+        self.cell().load(Ordering::Relaxed)
     }
 
     #[inline]
     fn set_word(self, word: usize) {
-        // SAFETY: a block starts with its word.
-        unsafe { self.0.write(word | self.tag()) }
+        self.cell().store(word | self.tag(), Ordering::Relaxed);
     }
 
     /// In debug builds a header word contains its address, so that a wrong address is detected.
@@ -251,21 +255,14 @@ impl TlsfBlock {
         unsafe { place.write(previous) };
     }
 
-    /// Requested size, if accesses are checked: it is stored in the last word, after the payload.
-    pub(super) fn asked(self) -> usize {
-        // SAFETY: the last word of this block, which is longer than what was asked for by a word
-        // and more.
-        let place = unsafe { self.next().0.sub(1) };
-        // SAFETY: it was written when the block was handed out.
-        unsafe { place.read() }
+    /// Removes the word of a block that became part of another, so that nobody takes it for one.
+    pub(super) fn erase(self) {
+        self.cell().store(usize::MAX, Ordering::Relaxed);
     }
 
-    pub(super) fn set_asked(self, size: usize) {
-        // SAFETY: the last word is inside this block, which is longer than the requested size by
-        // more than a word.
-        let place = unsafe { self.next().0.sub(1) };
-        // SAFETY: the last word is inside the block, after the requested size.
-        unsafe { place.write(size) };
+    /// True if words have a tag by which they are recognized.
+    pub(super) const fn has_tag(self) -> bool {
+        cfg!(debug_assertions) && WORD == 8
     }
 
     /// Has the word, and what lies beside it, brought near.

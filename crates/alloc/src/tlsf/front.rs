@@ -13,8 +13,8 @@
 
 use core::ptr::NonNull;
 
-use super::block::{GRANULE, MIN_BLOCK, POISON, TlsfBlock, WORD, size_for};
-use super::heap::{TlsfHeap, poison};
+use super::block::{GRANULE, MIN_BLOCK, TlsfBlock, WORD, size_for};
+use super::heap::TlsfHeap;
 use crate::source::Source;
 
 /// Size classes with a cache: blocks up to 528 bytes, for 520 bytes of payload, on 64-bit machines.
@@ -88,6 +88,10 @@ impl<const N: usize> DeferredFrees<N> {
             interval: 0,
         }
     };
+
+    /// A cache that is closed from the start.
+    pub(super) const CLOSED: DeferredFrees<N> =
+        DeferredFrees { counts: [CLOSED as u32; CLASSES], ..DeferredFrees::EMPTY };
 
     /// Closes the cache, so that every call takes a slow path. It was empty before.
     pub(super) fn close(&mut self) {
@@ -241,40 +245,5 @@ impl<const N: usize> DeferredFrees<N> {
 
     fn row(&self, class: usize) -> Option<&[Option<NonNull<u8>>]> {
         self.blocks.get(class)?.get(..usize::from(at_hand(self.counts[class])))
-    }
-}
-
-/// With checks: panics if a freed block was overwritten.
-#[inline]
-pub(super) fn check_poison<S: Source>(heap: &TlsfHeap<S>, payload: NonNull<u8>) {
-    if heap.is_guarded() {
-        // SAFETY: a cached block is a block of the heap.
-        let block = unsafe { TlsfBlock::from_payload(payload) };
-        // SAFETY: a payload is as long as its block says; it was filled when it was freed.
-        let bytes = unsafe { core::slice::from_raw_parts(payload.as_ptr(), block.capacity()) };
-        assert!(
-            bytes.iter().all(|byte| *byte == POISON),
-            "{payload:p} was written to after it was freed"
-        );
-    }
-}
-
-/// With checks: panics unless a block may be freed with this layout; then fills it.
-#[inline]
-pub(super) fn check_free<S: Source, const N: usize>(
-    front: &DeferredFrees<N>,
-    heap: &TlsfHeap<S>,
-    payload: NonNull<u8>,
-    size: usize,
-) {
-    if heap.is_guarded() {
-        let block = heap.find(payload);
-        assert!(!front.holds(block), "{payload:p} was freed before");
-        let spare = size_for(size).and_then(|size| block.size().checked_sub(size));
-        assert!(
-            spare.is_some_and(|spare| spare < MIN_BLOCK),
-            "{payload:p} was not allocated with {size} bytes"
-        );
-        poison(block);
     }
 }

@@ -13,8 +13,10 @@
 use core::alloc::Layout;
 use core::ptr::NonNull;
 
-use super::block::{GRANULE, LIMIT, MIN_BLOCK, POISON, TlsfBlock, WORD};
+use super::block::{GRANULE, LIMIT, MIN_BLOCK, TlsfBlock, WORD};
+use super::guard::{self, Quarantine};
 use super::lists::FreeLists;
+use crate::misuse::{MemoryError, Misuse};
 use crate::source::{self, Source};
 use crate::watch::{self, PoolProgress};
 
@@ -48,6 +50,7 @@ pub(super) struct TlsfHeap<S: Source> {
     used: usize,
     told: usize,
     guarded: bool,
+    pub(super) quarantine: Quarantine,
     pub(super) watch: watch::WatchedPool,
     source: S,
 }
@@ -66,15 +69,22 @@ impl<S: Source> TlsfHeap<S> {
             used: 0,
             told: 0,
             guarded,
+            quarantine: Quarantine::EMPTY,
             watch,
             source,
         }
     }
 
-    /// True if misuse is looked for.
+    /// True if blocks have guards. The front is closed then.
     #[inline]
-    pub(super) const fn is_guarded(&self) -> bool {
-        cfg!(debug_assertions) && self.guarded
+    pub(super) fn is_guarded(&self) -> bool {
+        self.guarded || watch::checked()
+    }
+
+    /// Guards a heap that holds nothing yet; returns true if it is guarded now.
+    pub(super) fn guard(&mut self) -> bool {
+        self.guarded |= self.regions.is_none();
+        self.guarded
     }
 
     /// Source of the memory.
@@ -161,19 +171,36 @@ impl<S: Source> TlsfHeap<S> {
         let (mut start, mut size) = (block, block.size());
         self.count(0, size);
         let next = block.next();
+        let after_free = block.is_after_free();
         if next.is_free() {
             size += next.size();
             self.lists.remove(next, next.size());
+            self.erase(next);
         } else {
             next.set_after_free();
         }
-        if block.is_after_free() {
+        if after_free {
             start = block.before();
             size += start.size();
             self.lists.remove(start, start.size());
+            self.erase(block);
         }
         start.set_free(size);
         self.lists.insert(start, size);
+    }
+
+    /// Frees a block of the quarantine; `false` if none waits.
+    pub(super) fn release_waiting(&mut self) -> bool {
+        let waiting = self.quarantine.pop();
+        waiting.inspect(|block| self.put(*block)).is_some()
+    }
+
+    /// Removes the word of a block that became part of another, where words are looked at.
+    #[inline]
+    fn erase(&self, block: TlsfBlock) {
+        if self.guarded || cfg!(debug_assertions) {
+            block.erase();
+        }
     }
 
     /// Gives a block in use another size where it is, if that can be.
@@ -261,9 +288,10 @@ impl<S: Source> TlsfHeap<S> {
         self.tell(0, 0, 0, 0);
         if watch::checked() {
             self.blocks().filter(|block| !block.is_free()).for_each(|block| {
-                watch::freed(&self.watch, block.payload(), block.asked());
+                watch::freed(&self.watch, block.payload(), guard::of(block).0);
             });
         }
+        self.quarantine.clear();
         self.lists = FreeLists::EMPTY;
         for region in self.regions() {
             // SAFETY: the heads of regions are written when they are added.
@@ -316,24 +344,19 @@ impl<S: Source> TlsfHeap<S> {
         })
     }
 
-    /// The block of a payload, if debug builds recognize it as a block in use of this heap. The
-    /// time is proportional to the number of regions.
-    ///
-    /// # Panics
-    /// Panics if it is not a block.
-    pub(super) fn find(&self, payload: NonNull<u8>) -> TlsfBlock {
+    /// The block of a payload, as far as its word is that of a block in a region. The time is
+    /// proportional to the number of regions.
+    pub(super) fn block_at(&self, payload: NonNull<u8>) -> Option<TlsfBlock> {
         let word = payload.as_ptr().wrapping_sub(WORD).cast::<usize>();
-        let inside = self.regions().any(|region| blocks_of(region).contains(&word.addr()));
-        let aligned = payload.addr().get().is_multiple_of(GRANULE);
-        assert!(inside && aligned, "{payload:p} is not a block of this pool");
+        let region = self.regions().find(|region| blocks_of(*region).contains(&word.addr()))?;
+        if !payload.addr().get().is_multiple_of(GRANULE) {
+            return None;
+        }
         // SAFETY: it is inside of a region, whose bytes may all be read.
         let block = unsafe { TlsfBlock::from_payload(payload) };
-        assert!(
-            block.is_genuine() && block.size() >= MIN_BLOCK,
-            "{payload:p} is not a block of this pool"
-        );
-        assert!(!block.is_free(), "{payload:p} was freed before");
-        block
+        let end = block.addr().saturating_add(block.size());
+        let fits = block.size() >= WORD + guard::GUARD && end <= blocks_of(region).end;
+        (block.is_genuine() && (fits || block.is_free())).then_some(block)
     }
 
     /// Walks all regions and lists. `at_hand` says whether the front has a block.
@@ -361,6 +384,11 @@ impl<S: Source> TlsfHeap<S> {
                     !(block.is_free() && behind_free.is_some()),
                     "two free blocks are neighbours"
                 );
+                if self.is_guarded() && !block.is_free() {
+                    let found = guard::find(self, block.payload());
+                    let waits = |misuse: &Misuse| misuse.error == MemoryError::FreedBefore;
+                    found.err().filter(|misuse| !waits(misuse)).inspect(|misuse| misuse.panic());
+                }
                 free += usize::from(block.is_free());
                 kept += usize::from(!block.is_free() && at_hand(block));
                 (before, block) = (Some(block), block.next());
@@ -370,6 +398,7 @@ impl<S: Source> TlsfHeap<S> {
             held += unsafe { region.as_ref() }.size;
         }
         assert_eq!(held, self.held, "bytes of regions, and bytes held");
+        self.quarantine.check().unwrap_or_else(|misuse| misuse.panic());
         self.lists.check(free);
         kept
     }
@@ -419,10 +448,4 @@ impl Iterator for TlsfRegions {
         self.0 = unsafe { region.as_ref() }.before;
         Some(region)
     }
-}
-
-/// Fills freed memory.
-pub(super) fn poison(block: TlsfBlock) {
-    // SAFETY: the payload of a block that its user has given up.
-    unsafe { block.payload().write_bytes(POISON, block.capacity()) };
 }

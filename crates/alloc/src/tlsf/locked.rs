@@ -8,7 +8,7 @@ use crate::lock::Locked;
 use crate::source::Source;
 
 /// A [`Tlsf`] that any thread may use, one at a time. Those that wait spin, and yield where there
-/// is a system.
+/// is a system. A child of `fork` may use one that is a static variable.
 ///
 /// ```
 /// use pagewise_alloc::{LockedTlsf, source::Os};
@@ -31,10 +31,22 @@ impl<S: Source, const N: usize> LockedTlsf<S, N> {
         LockedTlsf { pool: Locked::new(Tlsf::new(source)) }
     }
 
+    /// A pool without guards, also in debug builds.
+    pub const fn unguarded(source: S) -> LockedTlsf<S, N> {
+        LockedTlsf { pool: Locked::new(Tlsf::unguarded(source)) }
+    }
+
+    /// A guarded pool, also in release builds.
+    pub const fn guarded(source: S) -> LockedTlsf<S, N> {
+        LockedTlsf { pool: Locked::new(Tlsf::guarded(source)) }
+    }
+
     /// Runs `body` with the pool. `body` must not allocate from this pool in another way: the lock
     /// is held.
     #[inline]
     pub fn with<T>(&self, body: impl FnOnce(&mut Tlsf<S, N>) -> T) -> T {
+        #[cfg(feature = "os")]
+        self.pool.survive_fork(crate::fork::ForkOrder::Blocks);
         self.pool.with(body)
     }
 }
@@ -43,12 +55,14 @@ fn or_null(block: Option<NonNull<u8>>) -> *mut u8 {
     block.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-// SAFETY: blocks have the size and alignment that was asked for and do not overlap; with the lock
-// held nothing panics in release builds, and in debug builds only where a block was misused.
+// SAFETY: blocks have the size and alignment that was asked for and do not overlap. Nothing unwinds:
+// a memory error is reported without an allocation, after the lock was released, and ends the
+// process.
 unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        or_null(self.with(|pool| pool.allocate(layout)))
+        let allocated = self.with(|pool| pool.try_allocate(layout));
+        or_null(allocated.unwrap_or_else(|misuse| misuse.abort()))
     }
 
     #[inline]
@@ -56,13 +70,15 @@ unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
         // SAFETY: the caller passes a block of this allocator, which is not null.
         let block = unsafe { NonNull::new_unchecked(block) };
         // SAFETY: the caller passes a block of this pool with this layout.
-        self.with(|pool| unsafe { pool.free(block, layout) });
+        let freed = self.with(|pool| unsafe { pool.try_free(block, layout) });
+        freed.unwrap_or_else(|misuse| misuse.abort());
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller passes a block of this allocator, which is not null.
         let block = unsafe { NonNull::new_unchecked(block) };
         // SAFETY: the caller passes a block of this pool with this layout.
-        or_null(self.with(|pool| unsafe { pool.reallocate(block, layout, size) }))
+        let resized = self.with(|pool| unsafe { pool.try_reallocate(block, layout, size) });
+        or_null(resized.unwrap_or_else(|misuse| misuse.abort()))
     }
 }

@@ -22,15 +22,26 @@ mod valgrind;
 /// beyond is seen.
 pub const GAP: usize = 16;
 
+#[cfg(feature = "os")]
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// Result of the search for checkers; 0 is not known yet.
+#[cfg(feature = "os")]
+static FOUND: AtomicU8 = AtomicU8::new(0);
+#[cfg(feature = "os")]
+const NOBODY: u8 = 1;
+#[cfg(feature = "os")]
+const SOMEBODY: u8 = 2;
+
+/// Has pools of this process look for no checker, which may allocate: for a pool that is `malloc`.
+#[cfg(feature = "os")]
+pub fn ignore_checkers() {
+    FOUND.store(NOBODY, Relaxed);
+}
+
 /// True if a checker observes accesses in this process: then every call must take a slow path.
 #[cfg(feature = "os")]
 pub fn checked() -> bool {
-    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-
-    /// 0 is not known yet.
-    static FOUND: AtomicU8 = AtomicU8::new(0);
-    const NOBODY: u8 = 1;
-    const SOMEBODY: u8 = 2;
     match FOUND.load(Relaxed) {
         // Miri needs no telling.
         _ if cfg!(miri) => false,
@@ -98,6 +109,7 @@ tell! {
     allocated(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
     resized(pool: &Cell<usize>, start: NonNull<u8>, old: usize, new: usize);
     freed(pool: &Cell<usize>, start: NonNull<u8>, size: usize);
+    misused(pool: &Cell<usize>, start: NonNull<u8>);
     defined(start: NonNull<u8>, size: usize);
     hidden(start: NonNull<u8>, size: usize);
 }

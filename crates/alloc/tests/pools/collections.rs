@@ -6,7 +6,7 @@ use allocator_api2::alloc::Allocator;
 use allocator_api2::boxed::Box;
 use allocator_api2::vec::Vec;
 use hashbrown::HashMap;
-use pagewise_alloc::{Fifo, LockedTlsf, Os, Pages, Ring, Stack, t_scope};
+use pagewise_alloc::{Api04, Fifo, LockedTlsf, Os, Pages, Ring, Stack, t_scope};
 
 /// Number of elements: Miri is slow.
 const MANY: u64 = if cfg!(miri) { 60 } else { 2000 };
@@ -91,4 +91,14 @@ fn a_vector_in_a_frame_of_the_thread_does_not_grow_in_one_further_in() {
         vector.push(1);
         t_scope(|_| (0..100).for_each(|n| vector.push(n)));
     });
+}
+
+#[test]
+fn collections_of_the_later_version_of_the_traits_use_the_same_pools() {
+    let pool: LockedTlsf<Os> = LockedTlsf::new(Os);
+    let mut boxes = allocator_api2_04::vec::Vec::new_in(Api04(&pool));
+    (0..MANY).for_each(|n| boxes.push(allocator_api2_04::boxed::Box::new_in(n, Api04(&pool))));
+    boxes.retain(|n| **n % 2 == 0);
+    boxes.shrink_to_fit();
+    assert_eq!(boxes.len() as u64, MANY / 2);
 }

@@ -6,6 +6,7 @@ mod collections;
 mod examples;
 mod fifo;
 mod pages;
+mod retention;
 mod ring;
 mod sources;
 mod stack;

@@ -257,7 +257,7 @@ fn the_last_block_grows_in_its_place() {
 }
 
 #[test]
-#[should_panic(expected = "the end of the block before")]
+#[should_panic(expected = "was written beyond its bounds")]
 fn a_write_past_the_end_is_found_when_the_frame_is_released() {
     let mut ring = Ring::guarded(Os).unwrap();
     let frame = ring.open().unwrap();

@@ -273,7 +273,9 @@ fn an_overflow_in_a_guarded_stack_is_found_when_the_frame_is_popped() {
                 unsafe { byte.write(!old) };
             })
         });
-        assert!(said.contains("the canary after the allocation"), "{past}: {said:?}");
+        // A write that reaches the guard destroys what it says of the block.
+        let known = ["was written beyond its bounds", "the canary after the allocation"];
+        assert!(known.iter().any(|known| said.contains(known)), "{past}: {said:?}");
         std::mem::forget(stack);
     }
 }

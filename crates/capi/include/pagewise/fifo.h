@@ -90,14 +90,14 @@ PW_INLINE size_t pw_fifo_last_(size_t size)
     return (size - 1) | 7;
 }
 
-/* True if the free space of a pool is large enough. */
+/* True if the free space of a pool is large enough. An alignment of 0 is left to the slow path. */
 PW_INLINE int pw_fifo_fits_(const pw_fifo *pool, size_t last, size_t align)
 {
-    return PW_LIKELY(align <= 8 && last < pool->end - (uintptr_t)pool->next);
+    return PW_LIKELY(align - 1 < 8 && last < pool->end - (uintptr_t)pool->next);
 }
 
-/* A block with undefined contents; NULL without memory. `align` is a power of two; 8 costs nothing.
- */
+/* A block with undefined contents; NULL without memory. `align` is a power of two; up to 8 costs
+ * nothing. */
 PW_INLINE void *pw_fifo_alloc(pw_fifo *pool, size_t size, size_t align)
 {
     size_t last = pw_fifo_last_(size);

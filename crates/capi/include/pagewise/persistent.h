@@ -67,6 +67,7 @@ typedef struct pw_persistent_options {
 #define PW_PERSISTENT_POWER 1u     /* Commits survive a loss of power, each at the cost of some flushes. */
 #define PW_PERSISTENT_WAIT 2u      /* Waits while another has it open. */
 #define PW_PERSISTENT_NO_CREATE 4u /* Makes no heap where there is no file. */
+#define PW_PERSISTENT_CHECK_DATA 8u /* Stores a hash over all blocks at the close, and compares it at the open. */
 
 /* Memory of a heap. */
 typedef struct pw_persistent_usage {

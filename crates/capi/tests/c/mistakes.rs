@@ -203,7 +203,7 @@ const MISTAKES: &[Mistake] = &[
         program: "tlsf.c",
         does: "twice",
         valgrind: &["Invalid free()", "frees_twice", "Block was alloc'd at", "allocated_here"],
-        asan: &[],
+        asan: &["frees_twice", "was freed before"],
     },
     Mistake {
         program: "tlsf.c",

@@ -13,6 +13,7 @@ use pagewise_model::simulated::{
 };
 use pagewise_model::{Absent, Bytes, Reading};
 use pagewise_sim::geometry::TlbPageSize;
+use pagewise_sim::lackey::ModifyAs;
 use pagewise_sim::replacement::{self, SimulatedMemory};
 use pagewise_sim::{Levels, RecencyPolicy, Unfit};
 use pagewise_view::text::Units;
@@ -46,7 +47,7 @@ fn simulate(
     report: fn(&Simulation) -> pagewise_model::Report,
     look: &TerminalLook,
 ) -> anyhow::Result<ExitCode> {
-    let fed = feed::run(args.feed, &mut |block| simulators.play(block))?;
+    let fed = feed::run(args.feed, ModifyAs::Read, &mut |block| simulators.play(block))?;
     let simulation = Simulation {
         stream: fed.stream,
         cpu: machine.model(),
@@ -125,7 +126,7 @@ fn keep_pages(args: PagesKept, look: &TerminalLook) -> anyhow::Result<ExitCode> 
     let memories: Result<Vec<SimulatedMemory>, Unfit> =
         replacement::PageReplacement::ALL.iter().map(memory).collect();
     let mut memories = memories.map_err(|unfit| UsageError(unfit.to_string()))?;
-    let fed = feed::run(args.feed, &mut |block| {
+    let fed = feed::run(args.feed, ModifyAs::Write, &mut |block| {
         memories.iter_mut().for_each(|memory| memory.play(block));
     })?;
     let run =

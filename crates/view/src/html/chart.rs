@@ -187,7 +187,8 @@ fn number(axis: &Axis, number: f64) -> String {
 fn named(axis: &Axis) -> String {
     let label = escaped(&axis.label);
     match axis.scale {
-        Scale::Log if !label.is_empty() => format!("{label} (log)"),
-        _ => label,
+        Scale::Log if label.is_empty() => "log scale".to_owned(),
+        Scale::Log => format!("{label} (log)"),
+        Scale::Linear => label,
     }
 }

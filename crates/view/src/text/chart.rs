@@ -112,7 +112,7 @@ fn named(axis: &Axis) -> String {
     let label = clean(axis.label.as_bytes());
     match axis.scale {
         Scale::Linear => label.into_owned(),
-        Scale::Log if label.is_empty() => String::new(),
+        Scale::Log if label.is_empty() => "log scale".to_owned(),
         Scale::Log => format!("{label} (log)"),
     }
 }
@@ -134,6 +134,10 @@ pub(super) fn draw_bars(page: &mut TextPage<'_>, bars: &Bars) {
     let Some(ends) = bars.ends() else { return };
     let title = page.wording().sentence(&bars.title);
     page.heading(&title);
+    if bars.axis.scale == Scale::Log {
+        page.ink_cut(Ink::Dim, &named(&bars.axis));
+        page.newline();
+    }
     let rows: Vec<[String; 2]> = bars.bars.iter().map(|bar| row(page, bars, bar)).collect();
     let widest = |at: usize| rows.iter().map(|row| width(&row[at])).max().unwrap_or(0);
     let start = page.indent();

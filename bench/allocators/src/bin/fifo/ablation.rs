@@ -1,7 +1,7 @@
 //! Gain of each policy of FIFO pools: compared with the old policy, on the pattern that it is made
 //! for.
 
-use pagewise_alloc::fifo::Policy;
+use pagewise_alloc::fifo::FifoPolicy as Policy;
 use pagewise_alloc::{Fifo, Os};
 use pagewise_bench_allocators::{BenchRunner, race};
 

@@ -22,7 +22,7 @@ const GOALS: &[(&str, f64)] = &[("rpmalloc", 1.0), ("tcmalloc", 0.81), ("buddy",
 /// Ours without one policy each.
 #[cfg(feature = "ablation")]
 fn ablated() -> [(&'static str, &'static dyn PagePool); 2] {
-    use pagewise_alloc::pages::Policy;
+    use pagewise_alloc::pages::PagesPolicy as Policy;
     let with =
         |policy| -> &'static dyn PagePool { Box::leak(Box::new(Pages::with_policy(Os, policy))) };
     [

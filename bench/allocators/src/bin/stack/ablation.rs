@@ -20,7 +20,7 @@ fn bytes(size: usize) -> Layout {
 
 /// Inner frames fill many blocks, and the outer one asks for blocks that are larger, and larger
 /// each time. Returns bytes that were taken of the system.
-fn worst_case<P: Policy>() -> u64 {
+fn taken_in_rounds<P: Policy>() -> u64 {
     let mut stack = stack::<P>();
     stack.scope(|outer| {
         for round in 0..20 {
@@ -90,8 +90,8 @@ const ROWS: &[StackAblation] = &[
         policy: "the search stops at a block that fits",
         before: "gives back those on the way",
         pattern: "large requests among frames of small ones",
-        now: worst_case::<Usual>,
-        then: worst_case::<Greedy>,
+        now: taken_in_rounds::<Usual>,
+        then: taken_in_rounds::<Greedy>,
     },
     StackAblation {
         policy: "blocks of 64 requests and more",
@@ -136,6 +136,6 @@ pub fn ablation() {
         println!("{:<36}{now:>12.2} MiB against {then:.2}", "taken of the system");
     }
     let [now, greedy] =
-        [worst_case::<Usual>(), worst_case::<Greedy>()].map(|taken| taken as f64 / MIB);
-    verdict(now <= 7.5, &format!("worst_case(20) <= 7.5 MiB: {now:.1} MiB, {greedy:.1} greedy"));
+        [taken_in_rounds::<Usual>(), taken_in_rounds::<Greedy>()].map(|taken| taken as f64 / MIB);
+    verdict(now <= 7.5, &format!("taken_in_rounds(20) <= 7.5 MiB: {now:.1} MiB, {greedy:.1} greedy"));
 }

@@ -79,3 +79,14 @@ pub(super) fn defined(start: NonNull<u8>, size: usize) {
 pub(super) fn hidden(start: NonNull<u8>, size: usize) {
     poison(start, size);
 }
+
+/// AddressSanitizer has no report for pools: it prints the call stack, and the pool the error.
+pub(super) fn misused(_pool: &Cell<usize>, _start: NonNull<u8>) {
+    let print = find(c"__sanitizer_print_stack_trace");
+    if !print.is_null() {
+        // SAFETY: common_interface_defs.h declares the symbol with this type.
+        let print: unsafe extern "C" fn() = unsafe { mem::transmute(print) };
+        // SAFETY: the function reads the stack and prints.
+        unsafe { print() };
+    }
+}

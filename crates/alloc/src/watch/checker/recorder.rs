@@ -78,3 +78,6 @@ pub(super) fn freed(_pool: &Cell<usize>, start: NonNull<u8>, size: usize) {
 pub(super) fn defined(_start: NonNull<u8>, _size: usize) {}
 
 pub(super) fn hidden(_start: NonNull<u8>, _size: usize) {}
+
+/// The pool reports it.
+pub(super) fn misused(_pool: &Cell<usize>, _start: NonNull<u8>) {}

@@ -138,3 +138,8 @@ pub(super) fn defined(start: NonNull<u8>, size: usize) {
 pub(super) fn hidden(start: NonNull<u8>, size: usize) {
     ask(request::MAKE_MEM_NOACCESS, [start.addr().get(), size]);
 }
+
+/// memcheck knows that the pool has no such block, and says so with the call stack.
+pub(super) fn misused(pool: &Cell<usize>, start: NonNull<u8>) {
+    ask(request::MEMPOOL_FREE, [id(pool), start.addr().get()]);
+}

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use pagewise_model::Name;
 use pagewise_model::simulated::{AccessSplit, AccessStream};
-use pagewise_sim::lackey::LackeyReader;
+use pagewise_sim::lackey::{LackeyReader, ModifyAs};
 use pagewise_sim::workload::{Order, PointerChase, Uniform, WindowWalk};
 use pagewise_sim::{MemoryAccess, ReadWriteCounts as Counted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -40,14 +40,14 @@ const OF_A_COMMAND: u64 = 100_000_000;
 const OF_A_WORKLOAD: u64 = 100_000_000;
 
 /// Feeds accesses to `sink` until the end, or until the limit.
-pub(super) fn run(feed: Feed, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
+pub(super) fn run(feed: Feed, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     if let Some(workload) = feed.workload {
         return Ok(play(workload, &feed, sink));
     }
     if let Some(path) = &feed.trace {
-        return read_file(path, feed.limit.unwrap_or(u64::MAX), sink);
+        return read_file(path, feed.limit.unwrap_or(u64::MAX), modify, sink);
     }
-    run_command(&feed, sink)
+    run_command(&feed, modify, sink)
 }
 
 /// Counts on the way, and lets no more through than may be.
@@ -119,14 +119,19 @@ const CHASE_STRIDE: u64 = 64;
 /// Number of bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
-fn read_file(path: &Path, limit: u64, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
+fn read_file(
+    path: &Path,
+    limit: u64,
+    modify: ModifyAs,
+    sink: FeedSink<'_>,
+) -> anyhow::Result<Fed> {
     let named = || format!("cannot read {}", path.display());
     let mut source: Box<dyn Read> = match path.as_os_str().as_bytes() {
         b"-" => Box::new(io::stdin().lock()),
         _ => Box::new(File::open(path).with_context(named)?),
     };
     let mut meter = Meter::new(sink, limit);
-    let mut reader = LackeyReader::default();
+    let mut reader = LackeyReader::new(modify);
     let mut piece = vec![0; PIECE];
     while !meter.cut_off {
         match source.read(&mut piece) {
@@ -144,10 +149,10 @@ fn read_file(path: &Path, limit: u64, sink: FeedSink<'_>) -> anyhow::Result<Fed>
     Ok(Fed { stream: meter.stream(subject, reader.lines().unknown), exit: ExitCode::SUCCESS })
 }
 
-fn run_command(feed: &Feed, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
+fn run_command(feed: &Feed, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     let (pipe, mut child) = start(feed)?;
     let mut meter = Meter::new(sink, feed.limit.unwrap_or(OF_A_COMMAND));
-    let mut reader = LackeyReader::default();
+    let mut reader = LackeyReader::new(modify);
     let read = follow(pipe, &mut child, &mut reader, &mut meter);
     if read.is_err() || meter.cut_off {
         // It may have ended meanwhile.

@@ -1,0 +1,175 @@
+//! Memory errors that a pool detects, with the block and the source locations of its allocation and
+//! its free.
+
+use core::fmt;
+use core::panic::Location;
+
+/// A source location in a word, for guards beside blocks; zero is none.
+///
+/// Release builds record none: their functions do not know their callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct CallSite(usize);
+
+impl CallSite {
+    /// No location.
+    pub const NONE: CallSite = CallSite(0);
+
+    /// The caller of the function that calls this one, in debug builds.
+    #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub fn caller() -> CallSite {
+        if cfg!(debug_assertions) {
+            CallSite(core::ptr::from_ref(Location::caller()).expose_provenance())
+        } else {
+            CallSite::NONE
+        }
+    }
+
+    /// The location of a word.
+    pub(crate) const fn from_word(word: usize) -> CallSite {
+        CallSite(word)
+    }
+
+    /// The word, for seals.
+    pub(crate) const fn word(self) -> usize {
+        self.0
+    }
+
+    fn location(self) -> Option<&'static Location<'static>> {
+        let location = core::ptr::with_exposed_provenance::<Location<'static>>(self.0);
+        // SAFETY: zero, or the address of a location of the program, which stays.
+        unsafe { location.as_ref() }
+    }
+}
+
+/// Kind of a memory error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryError {
+    /// The address is not one of a live block.
+    NotABlock,
+    /// The block was freed before.
+    FreedBefore,
+    /// The block is freed or resized with this size, which it does not have.
+    WrongSize(usize),
+    /// Bytes before or behind the block were overwritten.
+    Overwritten,
+    /// The block was written to after it was freed.
+    WrittenAfterFree,
+}
+
+/// A memory error in the use of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Misuse {
+    /// The kind of the pool.
+    pub pool: &'static str,
+    /// Address of the block.
+    pub block: usize,
+    /// The error.
+    pub error: MemoryError,
+    /// Requested size, where it is known.
+    pub size: Option<usize>,
+    /// Where the block was allocated and freed.
+    pub sites: [CallSite; 2],
+}
+
+impl Misuse {
+    /// An address that is not a block.
+    pub(crate) const fn not_a_block(pool: &'static str, block: usize) -> Misuse {
+        let (error, sites) = (MemoryError::NotABlock, [CallSite::NONE; 2]);
+        Misuse { pool, block, error, size: None, sites }
+    }
+
+    /// A block that is free.
+    pub(crate) const fn freed_before(pool: &'static str, block: usize) -> Misuse {
+        let error = MemoryError::FreedBefore;
+        Misuse { error, ..Misuse::not_a_block(pool, block) }
+    }
+
+    /// Reports the error.
+    ///
+    /// # Panics
+    /// Panics always.
+    #[cold]
+    #[track_caller]
+    pub fn panic(self) -> ! {
+        panic!("{self}")
+    }
+
+    /// Reports the error without an allocation, and ends the process: for a global allocator, in
+    /// which no panic may unwind.
+    #[cold]
+    pub fn abort(self) -> ! {
+        #[cfg(feature = "os")]
+        {
+            let mut text = FixedText { bytes: [0; 512], len: 0 };
+            _ = fmt::write(&mut text, format_args!("{self}\n"));
+            // SAFETY: the bytes are initialized, and as many.
+            unsafe { libc::write(libc::STDERR_FILENO, text.bytes.as_ptr().cast(), text.len) };
+            // SAFETY: the call ends the process.
+            unsafe { libc::abort() }
+        }
+        #[cfg(not(feature = "os"))]
+        self.panic()
+    }
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Misuse { pool, block, error, size, sites: [allocated, freed] } = self;
+        write!(f, "{pool}: {block:#x} ")?;
+        match error {
+            MemoryError::NotABlock => f.write_str("is not a block of this pool")?,
+            MemoryError::FreedBefore => f.write_str("was freed before")?,
+            MemoryError::WrongSize(given) => write!(f, "was not allocated with {given} bytes")?,
+            MemoryError::Overwritten => f.write_str("was written beyond its bounds")?,
+            MemoryError::WrittenAfterFree => f.write_str("was written to after it was freed")?,
+        }
+        if let Some(size) = size {
+            write!(f, "; its size is {size} bytes")?;
+        }
+        for (what, site) in [("allocated", allocated), ("freed", freed)] {
+            if let Some(location) = site.location() {
+                write!(f, ", {what} at {location}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Text in a buffer; what exceeds it is cut off.
+#[cfg(feature = "os")]
+struct FixedText {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+#[cfg(feature = "os")]
+impl fmt::Write for FixedText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let rest = &mut self.bytes[self.len..];
+        let len = text.len().min(rest.len());
+        rest[..len].copy_from_slice(&text.as_bytes()[..len]);
+        self.len += len;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_block_its_size_and_its_call_sites() {
+        let sites = [CallSite::caller(), CallSite::NONE];
+        let error = MemoryError::FreedBefore;
+        let misuse = Misuse { pool: "tlsf", block: 0x1000, error, size: Some(100), sites };
+        let text = misuse.to_string();
+        assert!(text.starts_with("tlsf: 0x1000 was freed before; its size is 100 bytes"), "{text}");
+        assert_eq!(text.contains(", allocated at "), cfg!(debug_assertions), "{text}");
+        assert!(!text.contains(", freed at "), "{text}");
+    }
+}

@@ -1,0 +1,117 @@
+//! Retention: how much free memory a pool of pages keeps, by what its users needed lately.
+//!
+//! Time is counted in operations: runs that were allocated or freed. A window is [`WINDOW`] of them.
+//!
+//! - At any time, pages in use and kept ones are at most the most that were in use at once in this
+//!   window and the one before, and [`PERCENT`] more; or 2 MiB more, if that is more.
+//! - At the end of a window, free pages that were there all the time were not needed: they are
+//!   released down to half of that percentage of what is in use.
+//!
+//! No clock is read: a pool that is not used keeps what it has, until it is trimmed.
+
+/// Operations of a window.
+pub(super) const WINDOW: usize = 1 << 14;
+/// Pages that are kept beyond the most in use, in percent, if nothing else is said.
+const PERCENT: usize = 20;
+/// Pages that caches may always keep: 1 MiB; and that these and the heap together may: 2 MiB.
+pub(super) const KEPT: usize = (1 << 20) / super::PAGE;
+const ALWAYS: usize = 2 * KEPT;
+
+/// What the users of a pool needed lately, in pages.
+#[derive(Debug)]
+pub(super) struct Retention {
+    percent: usize,
+    /// Operations until the window ends.
+    left: usize,
+    /// Most pages in use at once, in this window and in the one before.
+    peak: usize,
+    last_peak: usize,
+    /// Fewest free pages of this window.
+    least_free: usize,
+    /// Pages to be released, whatever the limits permit.
+    surplus: usize,
+}
+
+impl Retention {
+    pub(super) const fn new() -> Retention {
+        Retention {
+            percent: PERCENT,
+            left: WINDOW,
+            peak: 0,
+            last_peak: 0,
+            least_free: usize::MAX,
+            surplus: 0,
+        }
+    }
+
+    /// Sets the percentage.
+    pub(super) const fn keep(&mut self, percent: usize) {
+        self.percent = percent;
+    }
+
+    /// Most pages in use at once, lately.
+    const fn most(&self) -> usize {
+        if self.peak > self.last_peak { self.peak } else { self.last_peak }
+    }
+
+    /// Maximum number of pages in the caches of threads.
+    pub(super) fn cached(&self) -> usize {
+        (self.most() * self.percent / 200).max(KEPT)
+    }
+
+    /// Maximum number of idle pages in the heap while `out` pages are outside, in use or in caches.
+    pub(super) fn idle(&self, out: usize) -> usize {
+        let most = self.most();
+        (most * (100 + self.percent) / 100).max(most + ALWAYS).saturating_sub(out)
+    }
+
+    /// Counts operations, after which this number of pages is in use, cached and idle.
+    pub(super) fn passed(&mut self, operations: usize, [used, cached, idle]: [usize; 3]) {
+        self.peak = self.peak.max(used);
+        self.least_free = self.least_free.min(idle);
+        self.left = self.left.saturating_sub(operations);
+        if self.left > 0 {
+            return;
+        }
+        let wanted = (used * self.percent / 200).max(ALWAYS).saturating_sub(cached);
+        self.surplus = self.least_free.saturating_sub(wanted);
+        self.last_peak = self.peak;
+        (self.left, self.peak, self.least_free) = (WINDOW, used, usize::MAX);
+    }
+
+    /// Number of pages to be released that the limits permit.
+    pub(super) const fn surplus(&self) -> usize {
+        self.surplus
+    }
+
+    /// Counts released pages.
+    pub(super) const fn released(&mut self, pages: usize) {
+        self.surplus = self.surplus.saturating_sub(pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peak_counts_until_a_whole_window_has_passed_without_it() {
+        let mut need = Retention::new();
+        need.passed(1, [10_000, 0, 0]);
+        need.passed(WINDOW - 1, [100, 0, 5_000]);
+        assert_eq!(need.idle(100), 12_000 - 100);
+        need.passed(WINDOW, [100, 0, 5_000]);
+        assert_eq!(need.idle(100), ALWAYS);
+    }
+
+    #[test]
+    fn free_pages_that_nobody_needed_in_a_window_are_surplus() {
+        let mut need = Retention::new();
+        need.passed(1, [100_000, 0, 20_000]);
+        assert_eq!(need.surplus(), 0);
+        need.passed(WINDOW, [100_000, 4_000, 19_000]);
+        assert_eq!(need.surplus, 19_000 - (10_000 - 4_000));
+        need.released(20_000);
+        assert_eq!(need.surplus(), 0);
+    }
+}

@@ -1,0 +1,225 @@
+//! Guards: in a guarded pool, and under a checker, each block ends with a canary and a trailer, and
+//! freed blocks wait in a quarantine before they are used again.
+//!
+//! ```text
+//!  ┌──────┬──────────────────┬────────────┬─────────┐
+//!  │ word │ payload, as asked│ canary     │ trailer │ word of the next ..
+//!  └──────┴──────────────────┴────────────┴─────────┘
+//!                             ^ 16 bytes or more
+//! ```
+//!
+//! - The payload of a freed block is filled until it leaves the quarantine.
+//! - A block that leaves it and becomes one with a free neighbour has no word any more, so that a
+//!   second free is recognized.
+
+use core::ptr::NonNull;
+use core::slice;
+
+use super::block::{GRANULE, TlsfBlock};
+use super::heap::TlsfHeap;
+use crate::misuse::{CallSite, MemoryError, Misuse};
+use crate::source::Source;
+use crate::watch;
+
+/// Canary byte behind a block, and fill byte of freed memory.
+const CANARY: u8 = 0xca;
+const FREED: u8 = 0xdd;
+/// Initial value of a seal.
+const SEAL: usize = 0x715f_5ea1;
+/// Freed blocks that wait.
+const WAITING: usize = 32;
+/// Marks a freed block whose free has no known location.
+const UNKNOWN: usize = 1;
+
+/// The end of a guarded block.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct GuardTrailer {
+    seal: usize,
+    asked: usize,
+    allocated: CallSite,
+    /// Zero while the block is live.
+    freed: usize,
+}
+
+/// Bytes behind the payload of a guarded block, at least.
+pub(super) const GUARD: usize = size_of::<GuardTrailer>() + watch::GAP;
+
+impl GuardTrailer {
+    fn seal(&self, block: TlsfBlock) -> usize {
+        let says = [block.addr(), self.asked, self.allocated.word()];
+        says.iter().fold(SEAL, |sum, said| sum.rotate_left(9) ^ said)
+    }
+
+    fn sites(&self) -> [CallSite; 2] {
+        [self.allocated, CallSite::from_word(self.freed & !UNKNOWN)]
+    }
+
+    fn error(&self, block: TlsfBlock, error: MemoryError) -> Misuse {
+        let address = block.payload().addr().get();
+        Misuse { pool: "tlsf", block: address, error, size: Some(self.asked), sites: self.sites() }
+    }
+}
+
+/// Address of the trailer of a block.
+fn place(block: TlsfBlock) -> NonNull<GuardTrailer> {
+    let from_payload = block.capacity() - size_of::<GuardTrailer>();
+    // SAFETY: a guarded block is longer than its trailer.
+    unsafe { block.payload().add(from_payload) }.cast()
+}
+
+fn trailer(block: TlsfBlock) -> GuardTrailer {
+    // SAFETY: the trailer is inside the block, aligned to a word; any bits are valid for it.
+    unsafe { place(block).read() }
+}
+
+fn set_trailer(block: TlsfBlock, trailer: GuardTrailer) {
+    // SAFETY: the trailer is inside the block, aligned to a word.
+    unsafe { place(block).write(trailer) }
+}
+
+/// Bytes between the payload and the trailer.
+fn canary<'a>(block: TlsfBlock, asked: usize) -> &'a mut [u8] {
+    let len = block.capacity() - size_of::<GuardTrailer>() - asked;
+    // SAFETY: the payload and the canary are inside the block.
+    let start = unsafe { block.payload().add(asked) };
+    // SAFETY: these bytes are the pool's, and initialized when the block was made.
+    unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
+}
+
+/// Has a block in use carry a guard for the requested size.
+pub(super) fn set(block: TlsfBlock, asked: usize, allocated: CallSite) {
+    let mut new = GuardTrailer { seal: 0, asked, allocated, freed: 0 };
+    new.seal = new.seal(block);
+    set_trailer(block, new);
+    if !watch::checked() {
+        canary(block, asked).fill(CANARY);
+    }
+}
+
+/// The requested size and the location of the allocation of a guarded block in use.
+pub(super) fn of(block: TlsfBlock) -> (usize, CallSite) {
+    let GuardTrailer { asked, allocated, .. } = trailer(block);
+    (asked, allocated)
+}
+
+/// The block of a payload, if it is live.
+///
+/// # Errors
+/// Returns the error if it is not a live block, or if memory behind it was overwritten.
+pub(super) fn find<S: Source>(
+    heap: &TlsfHeap<S>,
+    payload: NonNull<u8>,
+) -> Result<TlsfBlock, Misuse> {
+    let none = Misuse::not_a_block("tlsf", payload.addr().get());
+    let block = heap.block_at(payload).ok_or(none)?;
+    if block.is_free() {
+        return Err(Misuse { error: MemoryError::FreedBefore, ..none });
+    }
+    let guard = trailer(block);
+    if guard.seal != guard.seal(block) || guard.asked > block.capacity() - GUARD {
+        // The word is genuine, so the trailer was overwritten.
+        let error = if block.has_tag() { MemoryError::Overwritten } else { MemoryError::NotABlock };
+        return Err(Misuse { error, ..none });
+    }
+    if guard.freed != 0 {
+        return Err(guard.error(block, MemoryError::FreedBefore));
+    }
+    let intact = watch::checked() || canary(block, guard.asked).iter().all(|byte| *byte == CANARY);
+    if intact { Ok(block) } else { Err(guard.error(block, MemoryError::Overwritten)) }
+}
+
+/// As [`find`], for a block that is freed or resized with a size.
+///
+/// # Errors
+/// As [`find`]; also if the size is another.
+pub(super) fn find_sized<S: Source>(
+    heap: &TlsfHeap<S>,
+    payload: NonNull<u8>,
+    size: usize,
+) -> Result<TlsfBlock, Misuse> {
+    let block = find(heap, payload)?;
+    let guard = trailer(block);
+    if guard.asked != size {
+        return Err(guard.error(block, MemoryError::WrongSize(size)));
+    }
+    Ok(block)
+}
+
+/// Freed blocks that wait. For the heap they are in use.
+#[derive(Debug)]
+pub(super) struct Quarantine {
+    blocks: [Option<TlsfBlock>; WAITING],
+    next: usize,
+}
+
+impl Quarantine {
+    pub(super) const EMPTY: Quarantine = Quarantine { blocks: [None; WAITING], next: 0 };
+
+    /// Adds a block that [`find_sized`] has found, and returns the one that waited longest.
+    ///
+    /// # Errors
+    /// Returns the error if that one was written to.
+    pub(super) fn push(
+        &mut self,
+        block: TlsfBlock,
+        freed: CallSite,
+    ) -> Result<Option<TlsfBlock>, Misuse> {
+        let freed = freed.word() | if freed == CallSite::NONE { UNKNOWN } else { 0 };
+        set_trailer(block, GuardTrailer { freed, ..trailer(block) });
+        fill(block);
+        let left = self.blocks[self.next].replace(block);
+        self.next = (self.next + 1) % WAITING;
+        left.map(assert_filled).transpose()
+    }
+
+    /// Removes a block.
+    pub(super) fn pop(&mut self) -> Option<TlsfBlock> {
+        self.blocks.iter_mut().find_map(Option::take)
+    }
+
+    /// The block that came last.
+    ///
+    /// # Errors
+    /// Returns the error if it was written to.
+    pub(super) fn check_last(&self) -> Result<(), Misuse> {
+        let last = self.blocks[(self.next + WAITING - 1) % WAITING];
+        last.map_or(Ok(()), |block| assert_filled(block).map(|_| ()))
+    }
+
+    /// All blocks.
+    ///
+    /// # Errors
+    /// Returns the error of one that was written to.
+    pub(super) fn check(&self) -> Result<(), Misuse> {
+        self.blocks.iter().flatten().try_for_each(|block| assert_filled(*block).map(|_| ()))
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Quarantine::EMPTY;
+    }
+}
+
+fn fill(block: TlsfBlock) {
+    if !watch::checked() {
+        // SAFETY: the payload of a block that its user has given up.
+        unsafe { block.payload().write_bytes(FREED, trailer(block).asked) };
+    }
+}
+
+/// A block of the quarantine, if nothing was written to it.
+fn assert_filled(block: TlsfBlock) -> Result<TlsfBlock, Misuse> {
+    let guard = trailer(block);
+    if watch::checked() {
+        return Ok(block);
+    }
+    if guard.seal != guard.seal(block) {
+        return Err(guard.error(block, MemoryError::WrittenAfterFree));
+    }
+    // SAFETY: the payload was filled when the block was freed.
+    let bytes = unsafe { slice::from_raw_parts(block.payload().as_ptr(), guard.asked) };
+    let filled = bytes.iter().all(|byte| *byte == FREED);
+    if filled { Ok(block) } else { Err(guard.error(block, MemoryError::WrittenAfterFree)) }
+}
+
+const _: () = assert!(GUARD.is_multiple_of(GRANULE));

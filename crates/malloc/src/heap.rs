@@ -1,0 +1,76 @@
+//! The pools that all threads share, and the word before each block.
+
+use std::alloc::Layout;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use pagewise_alloc::source::MappedSource;
+use pagewise_alloc::{LockedTlsf, Pages, Tlsf};
+
+/// Alignment of every block.
+pub(crate) const ALIGN: usize = 16;
+/// Blocks above this size are runs of pages.
+pub(crate) const LARGE: usize = 64 << 10;
+/// Bit of the word before a block that is a run of pages. TLSF uses the three bits below.
+pub(crate) const LARGE_BIT: usize = 8;
+/// Bytes of the word.
+pub(crate) const WORD: usize = size_of::<usize>();
+
+pub(crate) static PAGES: Pages<MappedSource> = Pages::new(MappedSource::ANONYMOUS);
+static BLOCKS: LockedTlsf<&Pages<MappedSource>, 0> = LockedTlsf::unguarded(&PAGES);
+
+/// Uses the pool of blocks, with its lock held.
+pub(crate) fn with_blocks<T>(
+    body: impl FnOnce(&mut Tlsf<&'static Pages<MappedSource>, 0>) -> T,
+) -> T {
+    begin();
+    BLOCKS.with(body)
+}
+
+/// Before the first use of a pool: memory checkers are not looked for, since looking allocates.
+pub(crate) fn begin() {
+    static BEGUN: AtomicBool = AtomicBool::new(false);
+    if !BEGUN.load(Ordering::Relaxed) {
+        pagewise_alloc::watch::ignore_checkers();
+        BEGUN.store(true, Ordering::Relaxed);
+        PAGES.set_name("malloc");
+        BLOCKS.with(|pool| pool.set_name("malloc"));
+    }
+}
+
+/// The word before a block. Another thread may change its lowest bits at the same time.
+pub(crate) fn word(block: NonNull<u8>) -> usize {
+    // SAFETY: each block has a word before it, aligned as words are.
+    let word = unsafe { block.cast::<usize>().sub(1) };
+    // SAFETY: every access to the word is atomic while the block is live.
+    unsafe { AtomicUsize::from_ptr(word.as_ptr()) }.load(Ordering::Relaxed)
+}
+
+/// Bits of the size in a word; TLSF has blocks up to 1 TiB, and a tag above in debug builds.
+pub(crate) const SIZE: usize = (1 << 40) - ALIGN;
+
+/// Usable bytes of a block of TLSF with this word.
+pub(crate) const fn capacity(word: usize) -> usize {
+    (word & SIZE) - WORD
+}
+
+/// A layout; `None` if no memory can have it.
+pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
+    Layout::from_size_align(size, align.max(ALIGN)).ok()
+}
+
+/// A block of TLSF.
+pub(crate) fn allocate(layout: Layout) -> Option<NonNull<u8>> {
+    with_blocks(|pool| pool.allocate(layout))
+}
+
+/// Frees a block of TLSF.
+///
+/// # Safety
+/// It is live, and not used any more.
+pub(crate) unsafe fn free(block: NonNull<u8>) {
+    // SAFETY: the size of a live block was valid when it was allocated, and 16 is a power of two.
+    let layout = unsafe { Layout::from_size_align_unchecked(capacity(word(block)), ALIGN) };
+    // SAFETY: the caller passes a live block; its capacity is valid as its size.
+    with_blocks(|pool| unsafe { pool.free(block, layout) });
+}

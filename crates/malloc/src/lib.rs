@@ -1,0 +1,22 @@
+//! `malloc` by pagewise's own allocators, for any program that loads this library:
+//! `LD_PRELOAD=libpagewise_malloc.so program`. `pagewise pools PID` then shows its heap.
+//!
+//! ```text
+//!  malloc ──> cache of the thread: blocks up to 1 KiB by size, without a lock
+//!               │ ▲  some at a time
+//!               ▼ │
+//!             TLSF, behind a lock: blocks up to 64 KiB
+//!               │ ▲  regions
+//!               ▼ │
+//!             pages: runs, with a cache for each thread  <── larger blocks
+//! ```
+//!
+//! The word before each block holds its size. TLSF writes it; [`large`] writes one with a bit that
+//! TLSF does not use. Blocks in the cache of a thread count as live in the pools.
+#![allow(clippy::missing_safety_doc, reason = "the manual pages of malloc(3) are the contracts")]
+#![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+
+mod cache;
+pub mod entry;
+mod heap;
+mod large;
