@@ -40,6 +40,7 @@ pub mod settings;
 pub mod shootdowns;
 pub mod simulated;
 pub mod snapshot;
+pub mod sweep;
 pub mod thp;
 pub mod traced;
 pub mod trim;
