@@ -7,7 +7,7 @@ use pagewise_model::report::{
 };
 use pagewise_model::sweep::{
     CategorySample, MachineDelta, ProcessDelta, Sweep, SweepCgroup, SweepDelta, SweepEvent,
-    SweepProcess,
+    SweepEventKind, SweepProcess,
 };
 use pagewise_model::{Absent, Bytes, Reading};
 
@@ -44,7 +44,8 @@ pub fn moment(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Report {
     if let Ok(cgroups) = &sweep.cgroups {
         blocks.push(ReportBlock::Table(cgroup_table(cgroups, delta.as_ref(), options)));
     }
-    let all: Vec<&SweepEvent> = recorded.events.iter().collect();
+    let is_shown = |it: &&SweepEvent| !matches!(it.event, SweepEventKind::ShortLived { .. });
+    let all: Vec<&SweepEvent> = recorded.events.iter().filter(is_shown).collect();
     if !all.is_empty() {
         blocks.push(ReportBlock::Table(events::table("Events around this time", &all, options)));
     }
@@ -83,7 +84,7 @@ fn machine(sweep: &Sweep, delta: Option<&SweepDelta>) -> ReportBlock {
             CellValue::Share(crate::cells::float(hundredths) / 10_000.0)
         })
     };
-    let no_rate = || Absent::NotRecorded("one sweep".into());
+    let no_rate = || Absent::NotRecorded("a recording without an earlier sweep".into());
     let rate = |names: &[&str]| match delta {
         Some(delta) => rate_of(&delta.machine, names),
         None => CellValue::Absent(no_rate()),
