@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod buddyinfo;
 pub mod cached_files;
+pub mod counters;
 pub mod fragmentation;
 pub mod interrupts;
 pub mod kernel_log;

@@ -2,6 +2,7 @@
 
 use pagewise_model::account::PressureAverages;
 use pagewise_model::settings::Pressure;
+use pagewise_model::sweep::SweepPressure;
 
 use crate::text::{lines, number};
 
@@ -16,13 +17,26 @@ pub(crate) fn averages(text: &[u8]) -> Option<PressureAverages> {
         let word = |name: &[u8]| share(find_word(text, start, name)?);
         Some([word(b"avg10=")?, word(b"avg60=")?, word(b"avg300=")?])
     };
-    let total = |start: &[u8]| number(find_word(text, start, b"total=")?);
     Some(PressureAverages {
         some: three(b"some ")?,
         full: three(b"full ")?,
-        some_total_us: total(b"some ")?,
-        full_total_us: total(b"full ")?,
+        some_total_us: total(text, b"some ")?,
+        full_total_us: total(text, b"full ")?,
     })
+}
+
+/// Reads a whole pressure file with its counters since boot.
+pub fn parse_totals(text: &[u8]) -> Option<SweepPressure> {
+    Some(SweepPressure {
+        avg10: parse(text)?,
+        some_us: total(text, b"some ")?,
+        full_us: total(text, b"full ")?,
+    })
+}
+
+/// `some .. total=9` in microseconds.
+fn total(text: &[u8], start: &[u8]) -> Option<u64> {
+    number(find_word(text, start, b"total=")?)
 }
 
 /// `some avg10=0.12 avg60=..` in hundredths of a per cent.
@@ -58,6 +72,8 @@ mod tests {
         let all = averages(text).unwrap();
         assert_eq!((all.some, all.full), ([105, 22, 10], [50, 0, 0]));
         assert_eq!((all.some_total_us, all.full_total_us), (9, 3));
+        let totals = parse_totals(text).unwrap();
+        assert_eq!((totals.some_us, totals.full_us, totals.avg10.some), (9, 3, 105));
         assert_eq!(parse(b"some avg10=1.05 total=1\n"), None);
         assert_eq!(parse(b"some avg10=1.5\nfull avg10=0.00\n"), None);
     }
@@ -65,7 +81,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(text: Vec<u8>, tail in "((some|full) avg10=[0-9.]{0,24}\n){0,3}") {
-            let _ = parse(&[&text[..], b"\n", tail.as_bytes()].concat());
+            let text = [&text[..], b"\n", tail.as_bytes()].concat();
+            prop_assert!(parse_totals(&text).is_none() || parse(&text).is_some());
         }
     }
 }

@@ -119,12 +119,7 @@ const CHASE_STRIDE: u64 = 64;
 /// Number of bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
-fn read_file(
-    path: &Path,
-    limit: u64,
-    modify: ModifyAs,
-    sink: FeedSink<'_>,
-) -> anyhow::Result<Fed> {
+fn read_file(path: &Path, limit: u64, modify: ModifyAs, sink: FeedSink<'_>) -> anyhow::Result<Fed> {
     let named = || format!("cannot read {}", path.display());
     let mut source: Box<dyn Read> = match path.as_os_str().as_bytes() {
         b"-" => Box::new(io::stdin().lock()),
