@@ -20,8 +20,8 @@ use pagewise_model::machine::ReadMethod;
 use pagewise_model::mapping::{Breakdown, MappingPages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{
-    Absent, Backing, Bytes, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
-    SmapsCounter, reading,
+    Absent, Backing, Bytes, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps, SmapsCounter,
+    reading,
 };
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
