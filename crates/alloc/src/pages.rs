@@ -179,6 +179,13 @@ impl<S: Source> Pages<S> {
                     PageHeap::allocate_run(heap, pages)
                 }
             };
+            // Runs that this thread caches may become one that is long enough, and is backed.
+            if heap.is_mostly_backed()
+                && !heap.has_idle(pages, align)
+                && let Some(front) = self.fronts.mine()
+            {
+                give_up(front, heap, 0);
+            }
             // The runs cached by this thread may suffice.
             let taken = take(heap).or_else(|| self.end_front(heap).then(|| take(heap))?)?;
             watch::counted(&heap.watch, pages as usize * PAGE);
@@ -248,7 +255,7 @@ impl<S: Source> Pages<S> {
     fn put_into_heap(&self, start: NonNull<u8>, pages: u32, part: RunPart) -> Result<(), Misuse> {
         self.heap.with(|heap| {
             heap.count(1);
-            if heap.passed(pages as usize) {
+            if heap.passed(pages as usize) && self.fronts.mine().is_none() {
                 heap.look(start, pages);
             }
             heap.put(start, pages, part)?;
@@ -278,8 +285,8 @@ impl<S: Source> Pages<S> {
         let Some(front) = self.fronts.mine() else { return self.begin_front(heap) };
         let PublishedCounts { runs, taken, freed } = front.told();
         heap.count(2 * runs);
-        if let Some((run, pages)) = front.last().filter(|_| heap.passed(freed)) {
-            heap.look(run, pages);
+        if heap.passed(freed) {
+            heap.look_at(front.samples());
         }
         watch::progress(
             &heap.watch,

@@ -22,6 +22,9 @@ const KEPT: usize = 24;
 /// Frees between two reports of a cache, at most: then the pool learns that time goes by.
 const FREES: u32 = 1 << 10;
 
+/// Number of cached runs, about, that are asked how much of them is backed.
+const SAMPLES: usize = 8;
+
 /// The longest run that is cached, in pages: 1 MiB.
 pub(super) const MAX_CACHED_PAGES: u32 = 256;
 
@@ -77,7 +80,6 @@ pub(super) struct ThreadRunCache {
     most: Cell<usize>,
     /// Frees until the next report.
     left: Cell<u32>,
-    last: Cell<Option<(NonNull<u8>, u32)>>,
     told: Cell<PublishedCounts>,
 }
 
@@ -90,7 +92,6 @@ impl ThreadRunCache {
             pages: AtomicUsize::new(0),
             most: Cell::new(0),
             left: Cell::new(FREES),
-            last: Cell::new(None),
             told: Cell::new(PublishedCounts { runs: 0, taken: 0, freed: 0 }),
         }
     }
@@ -146,7 +147,6 @@ impl ThreadRunCache {
         place.set(Some(run));
         count.set(count.get() + 1);
         self.pages.store(at_hand, Ordering::Relaxed);
-        self.last.set(Some((run, pages)));
         let told = self.told.get();
         self.told.set(PublishedCounts { freed: told.freed + pages as usize, ..told });
         true
@@ -162,12 +162,16 @@ impl ThreadRunCache {
         Some((self.runs[class][usize::from(last)].get()?, pages))
     }
 
-    /// The run that came back last, while it is still here.
-    pub(super) fn last(&self) -> Option<(NonNull<u8>, u32)> {
-        let (run, pages) = self.last.get()?;
-        let class = class(pages);
-        let cached = self.runs[class].get(..usize::from(self.counts[class].get()))?;
-        cached.iter().any(|cached| cached.get() == Some(run)).then_some((run, pages))
+    /// Some cached runs, of lengths that are far apart: each with its length, and the number of
+    /// cached pages of this length.
+    pub(super) fn samples(&self) -> impl Iterator<Item = (NonNull<u8>, u32, usize)> {
+        let cached = (0..CLASSES).filter(|class| self.counts[*class].get() > 0);
+        let apart = (cached.clone().count() / SAMPLES).max(1);
+        cached.step_by(apart).filter_map(|class| {
+            let count = usize::from(self.counts[class].get());
+            let run = self.runs[class].get(count - 1)?.get()?;
+            Some((run, length(class), count * length(class) as usize))
+        })
     }
 
     /// True if a run of a rounded length is here.

@@ -121,6 +121,13 @@ impl<S: Source> PageHeap<S> {
         }
     }
 
+    /// True if an idle run is long enough, wherever an aligned one would begin in it.
+    #[inline]
+    pub(super) fn has_idle(&self, pages: u32, align: usize) -> bool {
+        let spare = u32::try_from(align / PAGE).unwrap_or(u32::MAX).saturating_sub(1);
+        self.idle.has_run(pages.saturating_add(spare).min(MAX_RUN_PAGES / 2))
+    }
+
     /// A run of what there is: idle ones first, since clean ones need memory.
     #[inline]
     fn take_free(&mut self, pages: u32) -> Option<Taken> {
@@ -140,9 +147,8 @@ impl<S: Source> PageHeap<S> {
         let spare = u32::try_from(align / PAGE - 1).ok()?;
         let longer = pages.checked_add(spare).filter(|pages| *pages < MAX_RUN_PAGES / 2)?;
         loop {
-            let taken = [RunPageState::Idle, RunPageState::Clean]
-                .into_iter()
-                .find_map(|state| self.take_aligned((pages, longer), align, state));
+            let take = |heap: &mut Self, state| heap.take_aligned((pages, longer), align, state);
+            let taken = take(self, RunPageState::Idle).or_else(|| take(self, RunPageState::Clean));
             if taken.is_some() {
                 return taken;
             }
@@ -343,10 +349,17 @@ impl<S: Source> PageHeap<S> {
         (beyond.max(self.retention.surplus()) * ALL / self.backed.max(1)).max(AT_ONCE)
     }
 
-    /// Asks how much of a run that came back is backed. Longer runs are asked more often, as much as
-    /// they are longer. A guess that is too low costs memory, so that it rises faster than it falls.
+    /// Estimates how much of what came back is backed, from a run that comes back now. A longer run
+    /// is asked more often, as much as it is longer.
     #[cold]
     pub(super) fn look(&mut self, start: NonNull<u8>, pages: u32) {
+        self.look_at([(start, pages, pages as usize)].into_iter());
+    }
+
+    /// The same from some runs of a cache, each with its length and its weight. A guess that is too
+    /// low costs memory, so that it rises faster than it falls.
+    #[cold]
+    pub(super) fn look_at(&mut self, runs: impl Iterator<Item = (NonNull<u8>, u32, usize)>) {
         self.unseen = EVERY;
         if !self.policy.looks {
             return;
@@ -355,15 +368,28 @@ impl<S: Source> PageHeap<S> {
             self.backed = 0;
             return;
         }
+        let sums = runs.fold((0, 0), |(seen, all), (start, pages, weight)| {
+            (seen + self.backed_share(start, pages) * weight, all + weight)
+        });
+        let Some(seen) = usize::checked_div(sums.0, sums.1) else { return };
+        let (old, rises) = (self.backed, seen > self.backed);
+        self.backed = if rises { (old + seen).div_ceil(2) } else { (3 * old + seen) / 4 };
+    }
+
+    /// Share of a window of a run that is backed, in [`ALL`].
+    fn backed_share(&self, start: NonNull<u8>, pages: u32) -> usize {
         let window = pages.min(WINDOW);
         // Anywhere in the run, and elsewhere the next time.
         let at = self.live.wrapping_mul(usize::MAX / 11) % (pages - window + 1) as usize;
         // SAFETY: the window is in the run.
         let start = unsafe { start.add(at * PAGE) };
-        let seen =
-            self.source.resident(start, window as usize * PAGE) / PAGE * ALL / window as usize;
-        let (old, rises) = (self.backed, seen > self.backed);
-        self.backed = if rises { (old + seen).div_ceil(2) } else { (3 * old + seen) / 4 };
+        self.source.resident(start, window as usize * PAGE) / PAGE * ALL / window as usize
+    }
+
+    /// True if most of what comes back is backed, so that a page fault costs more than to look for
+    /// an idle run.
+    pub(super) const fn is_mostly_backed(&self) -> bool {
+        self.backed > ALL / 2
     }
 
     /// Cleans some of the longest idle runs: on average not more than one for each run that came

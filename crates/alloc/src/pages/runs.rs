@@ -88,6 +88,12 @@ impl FreeRuns {
         Some(run)
     }
 
+    /// True if [`FreeRuns::remove_run`] has a run.
+    #[inline(always)]
+    pub(super) fn has_run(&self, pages: u32) -> bool {
+        self.classes.first_from(classes::class_above(pages as usize)).is_some()
+    }
+
     /// Removes a run for which `fit` has an answer, out of the first few that may be long enough, or
     /// one of `enough` pages, which always fits.
     pub(super) fn remove_where<T>(
