@@ -40,13 +40,14 @@ fn cache(node: &CgroupNode) -> Reading<Bytes> {
     Ok(all - line(node, "shmem").unwrap_or_default())
 }
 
-/// Memory of the kernel on account of the cgroup: the rest of the charged memory where `memory.stat`
-/// has no line for it. The root of version 1 does not count it.
+/// Memory of the kernel on account of the cgroup: the rest of the charged memory where the kernel
+/// has no counter for it.
 fn kernel(node: &CgroupNode) -> Reading<Bytes> {
-    if node.path.as_bytes() == b"/" && line(node, "anon").is_err() {
-        return Err(Absent::NotSupported("the root cgroup does not count it".into()));
-    }
-    line(node, "kernel").or_else(|_| {
+    line(node, "kernel").or_else(|why| {
+        // The root of version 1 does not charge it.
+        if node.path.as_bytes() == b"/" {
+            return Err(why);
+        }
         let known = anonymous(node)? + cache(node)? + line(node, "shmem").unwrap_or_default();
         Ok(node.current.clone()? - known)
     })

@@ -16,7 +16,7 @@ use pagewise_model::oom::{NEVER_KILLED, OomProcess, OomReading};
 use pagewise_model::report::{
     CellValue, Fact, FactsShape, Finding, Findings, NamedFacts, Report, ReportBlock, Severity,
 };
-use pagewise_model::{Bytes, PageSize};
+use pagewise_model::{Bytes, PageSize, Pid};
 
 use crate::blocks::facts_of;
 use crate::cells::text;
@@ -37,6 +37,8 @@ pub enum OomExemption {
     NoMemory,
     /// The kernel gives it the score 0, although its size has another.
     Skipped,
+    /// The process that reads: it has ended when memory runs out.
+    Ourselves,
 }
 
 impl OomExemption {
@@ -46,6 +48,7 @@ impl OomExemption {
             OomExemption::Init => "the first process",
             OomExemption::Adjusted => "oom_score_adj is -1000",
             OomExemption::NoMemory => "has ended",
+            OomExemption::Ourselves => "this run of pagewise",
             OomExemption::Skipped => {
                 "oom_score is 0: vfork child, or already reclaimed by the OOM reaper"
             }
@@ -87,17 +90,15 @@ pub fn machine_pages(meminfo: &[BootCounter], page_size: PageSize) -> u64 {
 }
 
 /// The reason why a process is not selected, as far as it is visible.
-fn exemption(
-    process: &OomProcess,
-    machine_pages: u64,
-    page_size: PageSize,
-) -> Option<OomExemption> {
+fn exemption(process: &OomProcess, rule: &OomRule) -> Option<OomExemption> {
     /// A score that rounding cannot make 0.
     const CERTAIN: u64 = 3;
-    let expected = score(badness(process, machine_pages, page_size), machine_pages);
+    let machine_pages = rule.machine_pages;
+    let expected = score(badness(process, machine_pages, rule.page_size), machine_pages);
     let is_first = process.pid.0 == 1;
     match process.score {
         _ if process.adj == Ok(NEVER_KILLED) => Some(OomExemption::Adjusted),
+        _ if rule.ourselves == Some(process.pid) => Some(OomExemption::Ourselves),
         _ if !process.has_memory => Some(OomExemption::NoMemory),
         Ok(0) if expected >= CERTAIN && is_first => Some(OomExemption::Init),
         Ok(0) if expected >= CERTAIN => Some(OomExemption::Skipped),
@@ -106,17 +107,27 @@ fn exemption(
     }
 }
 
-/// Orders processes as the OOM killer prefers them: the next victim is first, processes that are
-/// not selected are last.
+/// Figures of the machine by which processes are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct OomRule {
+    /// Pages of RAM and swap.
+    pub machine_pages: u64,
+    /// The base page size.
+    pub page_size: PageSize,
+    /// The process that read the others, if it is among them.
+    pub ourselves: Option<Pid>,
+}
+
+/// Orders processes as the OOM killer prefers them, where a limit allows `total_pages`: the next
+/// victim is first, processes that are not selected are last.
 pub fn rank<'a>(
     processes: impl Iterator<Item = &'a OomProcess>,
     total_pages: u64,
-    machine_pages: u64,
-    page_size: PageSize,
+    rule: &OomRule,
 ) -> Vec<OomRank<'a>> {
     let rank = |process: &'a OomProcess| {
-        let why = exemption(process, machine_pages, page_size);
-        let points = badness(process, total_pages, page_size);
+        let why = exemption(process, rule);
+        let points = badness(process, total_pages, rule.page_size);
         OomRank { process, badness: why.map_or(Ok(points), Err) }
     };
     let mut ranks: Vec<OomRank<'a>> = processes.map(rank).collect();
@@ -170,9 +181,11 @@ pub(crate) fn badness_cell(badness: i64) -> CellValue {
 }
 
 /// The next victim of the whole machine, for the report of its memory.
-pub(crate) fn next_of_machine(reading: &SystemReading) -> NamedFacts {
-    let pages = machine_pages(&reading.meminfo, reading.page_size);
-    let ranks = rank(reading.oom.iter(), pages, pages, reading.page_size);
+pub(crate) fn next_of_machine(reading: &SystemReading, ourselves: Option<Pid>) -> NamedFacts {
+    let page_size = reading.page_size;
+    let machine_pages = machine_pages(&reading.meminfo, page_size);
+    let rule = OomRule { machine_pages, page_size, ourselves };
+    let ranks = rank(reading.oom.iter(), machine_pages, &rule);
     let title = "Next victim if the machine runs out of memory";
     facts_of("oom.next", title, FactsShape::Line, next_facts(next_victim(&ranks)))
 }
@@ -236,14 +249,17 @@ pub(crate) fn machine_findings(reading: &SystemReading, account: &MemoryAccount)
 pub struct OomOptions {
     /// Rows of the table of processes; `None` for all.
     pub rows: Option<usize>,
+    /// The process that read the others, if it is among them.
+    pub ourselves: Option<Pid>,
 }
 
 /// The processes in the order of the OOM killer, and the forecasts, as a report. `past` are the
 /// blocks of the last report in the kernel log.
 pub fn oom(reading: &OomReading, options: &OomOptions, past: Vec<ReportBlock>) -> Report {
-    let forecasts = forecasts(reading);
-    let pages = machine_pages(&reading.machine[1].meminfo, reading.page_size);
-    let ranks = rank(reading.processes.iter(), pages, pages, reading.page_size);
+    let forecasts = forecasts(reading, options.ourselves);
+    let rule = forecast::rule(reading, options.ourselves);
+    let pages = rule.machine_pages;
+    let ranks = rank(reading.processes.iter(), pages, &rule);
     let next = next_victim(&ranks);
     let mut blocks = vec![
         ReportBlock::Text(tables::verdict(next, forecasts.first())),

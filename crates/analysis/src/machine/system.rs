@@ -8,7 +8,7 @@ use pagewise_model::evidence::counter;
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock,
 };
-use pagewise_model::{Absent, Bytes, Reading};
+use pagewise_model::{Absent, Bytes, Pid, Reading};
 
 use crate::account::account;
 use crate::blocks::facts_of;
@@ -26,6 +26,8 @@ pub const SCHEMA: &str = "pagewise.system/1";
 pub struct SystemOptions {
     /// Rows of the lists of files and slab caches; `None` for all.
     pub rows: Option<usize>,
+    /// The process that read the machine, if it is one of the machine's.
+    pub ourselves: Option<Pid>,
 }
 
 /// Blocks of the page cache of files.
@@ -46,7 +48,7 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
             none: "Nothing stands out.".into(),
         }),
         ReportBlock::Facts(headroom_facts(&room)),
-        ReportBlock::Facts(oom::next_of_machine(reading)),
+        ReportBlock::Facts(oom::next_of_machine(reading, options.ourselves)),
         ReportBlock::Facts(pressure(&reading.pressure, "pressure", "Memory pressure (PSI)")),
         ReportBlock::Facts(reclaim(reading)),
         ReportBlock::Facts(fragmentation(reading)),
@@ -175,8 +177,8 @@ pub(crate) fn pressure(
         fact("full_total_ns", "full, in all", total(|it| it.full_total_us), "").for_programs(),
     ];
     if let Err(absent) = reading {
-        let why = vec![fact("absent", "", CellValue::Absent(absent.clone()), "")];
-        return facts_of(key, title, FactsShape::Line, why);
+        let why = vec![fact(key, title, CellValue::Absent(absent.clone()), "")];
+        return facts_of("", "", FactsShape::Line, why);
     }
     facts_of(key, title, FactsShape::Columns, facts)
 }

@@ -41,11 +41,11 @@ pub(crate) struct OomArgs {
 
 /// Reads the processes and the kernel log.
 pub(crate) fn run(args: &OomArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
-    let options = OomOptions { rows: args.limit.0 };
+    let root = root(args.root.as_deref());
+    let options = OomOptions { rows: args.limit.0, ourselves: root.ourselves() };
     let report = match &args.log {
         Some(path) => past_report(past::blocks(&Ok(reports_of(path)?), &options)),
         None => {
-            let root = root(args.root.as_deref());
             let reading = oom_reading::read(&root, wish(&args.reading), args.during)?;
             oom(&reading, &options, past::blocks(&reports(&root), &options))
         }

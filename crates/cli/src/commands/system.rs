@@ -52,7 +52,7 @@ const LARGEST_PROCESSES: usize = 64;
 /// Reads the machine and draws its account, or its cgroups.
 pub(crate) fn run(args: &SystemArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let root = root(args.root.as_deref());
-    let options = SystemOptions { rows: args.limit.0 };
+    let options = SystemOptions { rows: args.limit.0, ourselves: root.ourselves() };
     let files = args.files.map(|limit| FileSearch {
         limit,
         largest: LARGEST_FILES,
@@ -74,7 +74,8 @@ pub(crate) fn run(args: &SystemArgs, look: &TerminalLook) -> anyhow::Result<Exit
                 Some(_) => Some(read(&root, &request)?),
                 None => None,
             };
-            let rows = args.output.json.then_some(SystemOptions { rows: None }).unwrap_or(options);
+            let rows =
+                if args.output.json { SystemOptions { rows: None, ..options } } else { options };
             cgroups(&tree, reading.as_ref(), &rows)
         }
     };

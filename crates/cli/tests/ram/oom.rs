@@ -42,7 +42,7 @@ fn the_next_victim_has_the_highest_score_of_the_kernel() {
 
 #[test]
 fn growth_is_the_change_between_both_readings() {
-    let report = json(&["oom", "--json", "--for", "50ms"]);
+    let report = json(&["oom", "--json", "--for", "300ms"]);
     let machine = &report["scopes"][0];
     assert_eq!(machine["scope"], "the machine");
     assert!(machine["growth"].is_number(), "{machine}");

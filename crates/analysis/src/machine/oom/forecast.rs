@@ -3,11 +3,11 @@
 
 use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
 use pagewise_model::evidence::counter;
-use pagewise_model::oom::{OomMachine, OomReading};
+use pagewise_model::oom::{OomMachine, OomProcess, OomReading};
 use pagewise_model::report::CellValue;
-use pagewise_model::{Absent, Bytes, Name, PageSize, Reading};
+use pagewise_model::{Absent, Bytes, Name, PageSize, Pid, Reading};
 
-use super::{OomRank, machine_pages, next_victim, rank};
+use super::{OomRank, OomRule, machine_pages, next_victim, rank};
 use crate::cells::{float, text};
 
 /// The memory that a limit concerns.
@@ -56,20 +56,34 @@ pub struct OomForecast<'a> {
 const MIN_GROWTH: f64 = 65_536.0;
 
 /// Forecasts, the machine first, then the cgroups with a limit, those with the least left first.
-pub fn forecasts(reading: &OomReading) -> Vec<OomForecast<'_>> {
-    let mut forecasts = vec![machine(reading)];
+pub fn forecasts(reading: &OomReading, ourselves: Option<Pid>) -> Vec<OomForecast<'_>> {
+    let rule = rule(reading, ourselves);
+    let mut forecasts = vec![machine(reading, &rule)];
     if let Ok([first, last]) = &reading.cgroups {
         let mut cgroups: Vec<OomForecast<'_>> = last
             .nodes
             .iter()
             .enumerate()
             .filter(|(_, node)| node.limit.is_some())
-            .map(|(at, _)| cgroup(reading, first, last, at))
+            .map(|(at, _)| cgroup(reading, [first, last], at, &rule))
             .collect();
         cgroups.sort_by_key(|it| it.left.clone().unwrap_or(Bytes(u64::MAX)));
         forecasts.extend(cgroups);
     }
     forecasts
+}
+
+/// The figures by which processes of the machine are compared.
+pub(super) fn rule(reading: &OomReading, ourselves: Option<Pid>) -> OomRule {
+    let page_size = reading.page_size;
+    let machine_pages = machine_pages(&reading.machine[1].meminfo, page_size);
+    OomRule { machine_pages, page_size, ourselves }
+}
+
+/// Growth of the process that reads, between both readings.
+fn own_growth(reading: &OomReading, rule: &OomRule) -> f64 {
+    let own = reading.processes.iter().find(|it| Some(it.pid) == rule.ourselves);
+    own.and_then(|it| Some(float((it.rss - it.rss_before?).0))).unwrap_or(0.0)
 }
 
 fn line(machine: &OomMachine, name: &str) -> Option<Bytes> {
@@ -84,16 +98,17 @@ fn machine_left(machine: &OomMachine, page_size: PageSize) -> Reading<Bytes> {
     Ok(free + line("Active(file)")? + line("Inactive(file)")? + kernel + line("SwapFree")?)
 }
 
-fn machine(reading: &OomReading) -> OomForecast<'_> {
+fn machine<'a>(reading: &'a OomReading, rule: &OomRule) -> OomForecast<'a> {
     let [first, last] = &reading.machine;
     let left = machine_left(last, reading.page_size);
     let limit = line(last, "MemTotal").ok_or(Absent::NotInThisKernel("".into()));
     let all = limit.clone().map(|it| it + line(last, "SwapTotal").unwrap_or_default());
     let kept = all.and_then(|all| Ok(all - left.clone()?));
     let before = machine_left(first, reading.page_size).ok();
-    let pages = machine_pages(&last.meminfo, reading.page_size);
-    let ranks = rank(reading.processes.iter(), pages, pages, reading.page_size);
-    let growth = before.zip(left.clone().ok()).and_then(|(before, now)| rate(reading, now, before));
+    let ranks = rank(reading.processes.iter(), rule.machine_pages, rule);
+    let own = own_growth(reading, rule);
+    let growth =
+        before.zip(left.clone().ok()).and_then(|(before, now)| rate(reading, now, before, own));
     OomForecast {
         scope: OomScope::Machine,
         limit,
@@ -107,11 +122,14 @@ fn machine(reading: &OomReading) -> OomForecast<'_> {
     }
 }
 
-/// Bytes per second by which the first number exceeds the second.
-fn rate(reading: &OomReading, small: Bytes, large: Bytes) -> Option<f64> {
+/// Two readings that are closer together than this have no rate.
+const MIN_SECONDS: f64 = 0.2;
+
+/// Bytes per second by which the second number exceeds the first, without our own growth.
+fn rate(reading: &OomReading, small: Bytes, large: Bytes, own: f64) -> Option<f64> {
     let [first, last] = &reading.machine;
     let seconds = float(last.at_ns.checked_sub(first.at_ns)?) / 1e9;
-    (seconds > 0.01).then(|| (float(large.0) - float(small.0)) / seconds)
+    (seconds >= MIN_SECONDS).then(|| (float(large.0) - float(small.0) - own) / seconds)
 }
 
 fn seconds_left(left: &Reading<Bytes>, growth: Option<f64>) -> Option<f64> {
@@ -127,27 +145,27 @@ fn reclaimable(node: &CgroupNode) -> Bytes {
 
 fn cgroup<'a>(
     reading: &'a OomReading,
-    first: &CgroupTree,
-    last: &CgroupTree,
+    [first, last]: [&CgroupTree; 2],
     at: usize,
+    rule: &OomRule,
 ) -> OomForecast<'a> {
     let node = &last.nodes[at];
     let limit = node.limit.ok_or(Absent::NotSupported("no limit".into()));
     let kept = |node: &CgroupNode| node.current.clone().map(|it| it - reclaimable(node));
     let swap = swap_left(reading, last, node);
     let left = limit.clone().and_then(|limit| Ok(limit - kept(node)? + swap));
+    let is_member =
+        |it: &&OomProcess| it.cgroup.as_ref().is_ok_and(|path| is_below(path, &node.path));
+    let members = || reading.processes.iter().filter(is_member);
+    let is_own = members().any(|it| Some(it.pid) == rule.ourselves);
+    let own = if is_own { own_growth(reading, rule) } else { 0.0 };
     let before = first.nodes.iter().find(|it| it.path == node.path).map(kept);
     let growth = before
         .and_then(Result::ok)
         .zip(kept(node).ok())
-        .and_then(|(before, now)| rate(reading, before, now));
-    let machine = machine_pages(&reading.machine[1].meminfo, reading.page_size);
-    let pages = limit_pages(reading, last, node).unwrap_or(machine);
-    let members = reading
-        .processes
-        .iter()
-        .filter(|it| it.cgroup.as_ref().is_ok_and(|path| is_below(path, &node.path)));
-    let ranks = rank(members, pages, machine, reading.page_size);
+        .and_then(|(before, now)| rate(reading, before, now, own));
+    let pages = limit_pages(reading, last, node).unwrap_or(rule.machine_pages);
+    let ranks = rank(members(), pages, rule);
     let next = next_victim(&ranks);
     OomForecast {
         scope: OomScope::Cgroup(node.path.clone()),

@@ -29,8 +29,12 @@ fn process(pid: u32, rss: u64, adj: i64) -> OomProcess {
     }
 }
 
+fn rule(machine_pages: u64) -> OomRule {
+    OomRule { machine_pages, page_size: PAGE, ourselves: None }
+}
+
 fn order(processes: &[OomProcess], total: u64) -> Vec<u32> {
-    let ranks = rank(processes.iter(), total, total, PAGE);
+    let ranks = rank(processes.iter(), total, &rule(total));
     ranks.iter().filter(|it| it.badness.is_ok()).map(|it| it.process.pid.0).collect()
 }
 
@@ -75,7 +79,7 @@ fn the_kernels_own_score_of_0_shows_what_it_skips() {
     let mut ended = process(10, 0, 0);
     ended.has_memory = false;
     let processes = [first, vfork_child, ended, process(11, 20, 0)];
-    let ranks = rank(processes.iter(), 1000, 1000, PAGE);
+    let ranks = rank(processes.iter(), 1000, &rule(1000));
     let why = |pid: u32| ranks.iter().find(|it| it.process.pid.0 == pid).unwrap().badness;
     assert_eq!(why(1), Err(OomExemption::Init));
     assert_eq!(why(9), Err(OomExemption::Skipped));
@@ -160,7 +164,7 @@ fn tree(current: u64) -> CgroupTree {
 #[test]
 fn the_machine_and_a_cgroup_have_victims_of_their_own() {
     let reading = reading(Ok([tree(700), tree(900)]));
-    let forecasts = forecasts(&reading);
+    let forecasts = forecasts(&reading, None);
     let [machine, cgroup] = forecasts.as_slice() else { panic!("{forecasts:?}") };
     // 300 thousandths of 100,000 pages.
     assert_eq!(machine.next.unwrap().process.pid.0, 6);
@@ -172,6 +176,16 @@ fn the_machine_and_a_cgroup_have_victims_of_their_own() {
     assert_eq!(cgroup.left, Ok(PAGE.pages(1000 - (900 - 100))));
     assert_eq!(cgroup.growth, Some(200.0 * 4096.0));
     assert!(cgroup.kills_all, "/a/b has memory.oom.group");
+}
+
+#[test]
+fn the_process_that_reads_is_no_victim_and_its_growth_is_not_the_machines() {
+    let mut reading = reading(Ok([tree(700), tree(900)]));
+    reading.processes[1].rss_before = Some(PAGE.pages(100));
+    let forecasts = forecasts(&reading, Some(Pid(6)));
+    assert_eq!(forecasts[0].next.unwrap().process.pid.0, 7);
+    assert_eq!(forecasts[0].growth, Some(700.0 * 4096.0));
+    assert_eq!(forecasts[1].growth, Some(-100.0 * 4096.0));
 }
 
 #[test]
@@ -200,7 +214,7 @@ fn the_limit_of_a_cgroup_includes_the_swap_that_it_may_use() {
 #[test]
 fn a_machine_without_cgroups_still_has_a_forecast() {
     let reading = reading(Err(Absent::NotSupported("none".into())));
-    let report = oom(&reading, &OomOptions { rows: None }, Vec::new());
-    assert_eq!(forecasts(&reading).len(), 1);
+    let report = oom(&reading, &OomOptions { rows: None, ourselves: None }, Vec::new());
+    assert_eq!(forecasts(&reading, None).len(), 1);
     assert_eq!(report.schema, SCHEMA);
 }
