@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn large_blocks_of_a_process_that_computes_are_no_trouble() {
         let mut evidence = touching([20 * MIB; 17]);
-        add_work(&mut evidence, 20_000, 0.5, 0.08);
+        add_work(&mut evidence, 20_000, 0.08, 0.5);
         evidence.calls = calls(&[("munmap", 0, 24_000)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
     }
