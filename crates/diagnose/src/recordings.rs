@@ -18,6 +18,9 @@ use pagewise_trace::{Callers, TraceError, TraceTarget};
 const MEMORY: u64 = 64 << 20;
 /// Stack bytes that are copied with each event.
 const STACK: u16 = 2048;
+/// The same with each allocation: between malloc and the program, functions of the C library such
+/// as `realpath` have buffers of some KiB.
+const STACK_OF_ALLOCATION: u16 = 8192;
 
 fn limit() -> MemoryLimit {
     MemoryLimit::new(pagewise_model::Bytes(MEMORY)).unwrap_or_default()
@@ -27,17 +30,73 @@ fn absent(error: &TraceError) -> Absent {
     error.absent("CAP_PERFMON and read access to tracefs")
 }
 
+/// A recording in progress.
+pub(crate) trait RunningRecording: Sized {
+    type Recorded;
+
+    /// Reads the events since the last step.
+    fn step(&mut self);
+
+    /// True if there are enough events.
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    fn finish(self) -> Gathered<Self::Recorded>;
+}
+
+/// A recording that begins if it is worth its cost, at most once.
+#[derive(Debug)]
+pub(crate) enum RecordingSlot<R> {
+    NotBegun,
+    Refused(Absent),
+    /// It ends at this time.
+    Running(R, Instant),
+}
+
+impl<R: RunningRecording> RecordingSlot<R> {
+    /// True if no attempt was made to begin the recording.
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(self, RecordingSlot::NotBegun)
+    }
+
+    pub(crate) fn fill(&mut self, begun: Result<R, Absent>, until: Instant) {
+        *self = match begun {
+            Ok(recording) => RecordingSlot::Running(recording, until),
+            Err(why) => RecordingSlot::Refused(why),
+        };
+    }
+
+    /// Reads the events since the last step, unless the recording is over.
+    pub(crate) fn step(&mut self) {
+        if let RecordingSlot::Running(recording, until) = self
+            && Instant::now() < *until
+            && !recording.is_full()
+        {
+            recording.step();
+        }
+    }
+
+    /// Ends the recording, and leaves the slot free.
+    pub(crate) fn finish(&mut self) -> Gathered<R::Recorded> {
+        match std::mem::replace(self, RecordingSlot::NotBegun) {
+            RecordingSlot::NotBegun => Gathered::NotNeeded,
+            RecordingSlot::Refused(why) => Gathered::Missing(why),
+            RecordingSlot::Running(recording, _) => recording.finish(),
+        }
+    }
+}
+
 /// A recording of page faults.
 #[derive(Debug)]
 pub(crate) struct FaultsRunning {
     recorder: FaultRecorder,
-    until: Instant,
     pid: Pid,
 }
 
 impl FaultsRunning {
     /// Begins to record one fault in `every`.
-    pub(crate) fn begin(pid: Pid, every: u64, until: Instant) -> Result<FaultsRunning, Absent> {
+    pub(crate) fn begin(pid: Pid, every: u64) -> Result<FaultsRunning, Absent> {
         let request = FaultsRequest {
             target: TraceTarget::Process(pid.0),
             every,
@@ -51,18 +110,18 @@ impl FaultsRunning {
             Ok(recorder)
         });
         let recorder = opened.map_err(|error| absent(&error))?;
-        Ok(FaultsRunning { recorder, until, pid })
+        Ok(FaultsRunning { recorder, pid })
     }
+}
 
-    pub(crate) fn is_over(&self) -> bool {
-        Instant::now() >= self.until
-    }
+impl RunningRecording for FaultsRunning {
+    type Recorded = Box<FaultRecording>;
 
-    pub(crate) fn step(&mut self) {
+    fn step(&mut self) {
         self.recorder.step(Duration::ZERO);
     }
 
-    pub(crate) fn finish(self) -> Gathered<Box<FaultRecording>> {
+    fn finish(self) -> Gathered<Box<FaultRecording>> {
         let usage = Err(Absent::NotCollected("only of a command that is run".into()));
         let (pid, command) = (self.pid, Vec::new());
         let context = FaultsContext { pid, command, ending: None, usage };
@@ -74,12 +133,11 @@ impl FaultsRunning {
 #[derive(Debug)]
 pub(crate) struct ShootdownsRunning {
     recorder: FlushRecorder,
-    until: Instant,
 }
 
 impl ShootdownsRunning {
     /// Begins to record.
-    pub(crate) fn begin(pid: Pid, until: Instant) -> Result<ShootdownsRunning, Absent> {
+    pub(crate) fn begin(pid: Pid) -> Result<ShootdownsRunning, Absent> {
         let target = TraceTarget::Process(pid.0);
         let opened =
             FlushRecorder::open(target, Callers::Tables(STACK), CallTimers::none(), limit())
@@ -88,18 +146,18 @@ impl ShootdownsRunning {
                     Ok(recorder)
                 });
         let recorder = opened.map_err(|error| absent(&error))?;
-        Ok(ShootdownsRunning { recorder, until })
+        Ok(ShootdownsRunning { recorder })
     }
+}
 
-    pub(crate) fn is_over(&self) -> bool {
-        Instant::now() >= self.until
-    }
+impl RunningRecording for ShootdownsRunning {
+    type Recorded = Box<ShootdownRecording>;
 
-    pub(crate) fn step(&mut self) {
+    fn step(&mut self) {
         self.recorder.turn(Duration::ZERO);
     }
 
-    pub(crate) fn finish(self) -> Gathered<Box<ShootdownRecording>> {
+    fn finish(self) -> Gathered<Box<ShootdownRecording>> {
         match self.recorder.finish(Vec::new(), None) {
             Ok(recording) => Gathered::Value(Box::new(recording)),
             Err(error) => Gathered::Missing(absent(&error)),
@@ -111,7 +169,6 @@ impl ShootdownsRunning {
 #[derive(Debug)]
 pub(crate) struct CallsRunning {
     profiler: CallProfiler,
-    until: Instant,
 }
 
 /// The recording ends after this number of calls, which take about 0.2 s of CPU time.
@@ -119,21 +176,25 @@ const MAX_CALLS: u64 = 100_000;
 
 impl CallsRunning {
     /// Begins to record.
-    pub(crate) fn begin(pid: Pid, until: Instant) -> Result<CallsRunning, Absent> {
+    pub(crate) fn begin(pid: Pid) -> Result<CallsRunning, Absent> {
         let profiler =
             CallProfiler::begin(pid.0, STACK, limit()).map_err(|error| absent(&error))?;
-        Ok(CallsRunning { profiler, until })
+        Ok(CallsRunning { profiler })
     }
+}
 
-    pub(crate) fn is_over(&self) -> bool {
-        Instant::now() >= self.until || self.profiler.calls() >= MAX_CALLS
-    }
+impl RunningRecording for CallsRunning {
+    type Recorded = CallProfile;
 
-    pub(crate) fn step(&mut self) {
+    fn step(&mut self) {
         self.profiler.step(Duration::ZERO);
     }
 
-    pub(crate) fn finish(self) -> Gathered<CallProfile> {
+    fn is_full(&self) -> bool {
+        self.profiler.calls() >= MAX_CALLS
+    }
+
+    fn finish(self) -> Gathered<CallProfile> {
         Gathered::Value(self.profiler.finish())
     }
 }
@@ -148,7 +209,7 @@ pub(crate) fn allocation_sizes(
     const MAX_CALLS: u64 = 20_000;
     const TURN: Duration = Duration::from_millis(10);
     let began = Instant::now();
-    let mut profiler = match AllocationProfiler::begin(pid.0, STACK, limit()) {
+    let mut profiler = match AllocationProfiler::begin(pid.0, STACK_OF_ALLOCATION, limit()) {
         Ok(profiler) => profiler,
         Err(why) => return Gathered::Missing(why),
     };

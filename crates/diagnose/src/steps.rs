@@ -17,13 +17,13 @@ use pagewise_proc::memory_files::MemoryFiles;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
 use pagewise_proc::{
-    ProcError, ProcRoot, activity, huge, huge_flags, machine_activity, zero_pages,
+    ProcError, ProcRoot, activity, huge, huge_flags, machine_activity, status, zero_pages,
 };
 use pagewise_scan::sample;
 
 use crate::budget::CostMeter;
 use crate::collector::CollectorWatch;
-use crate::recordings::{CallsRunning, FaultsRunning, ShootdownsRunning};
+use crate::recordings::{CallsRunning, FaultsRunning, RecordingSlot, ShootdownsRunning};
 use crate::stacks;
 use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
 
@@ -84,12 +84,9 @@ pub(crate) struct Diagnosis<'a> {
     cgroup: Reading<WatchedCgroup>,
     collector: CollectorWatch,
     points: Vec<ActivityPoint>,
-    faults: Gathered<()>,
-    faults_running: Option<FaultsRunning>,
-    shootdowns: Gathered<()>,
-    shootdowns_running: Option<ShootdownsRunning>,
-    calls: Gathered<()>,
-    calls_running: Option<CallsRunning>,
+    faults: RecordingSlot<FaultsRunning>,
+    shootdowns: RecordingSlot<ShootdownsRunning>,
+    calls: RecordingSlot<CallsRunning>,
     interrupted: bool,
 }
 
@@ -125,12 +122,9 @@ impl<'a> Diagnosis<'a> {
             cgroup: WatchedCgroup::begin(root, pid),
             collector,
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
-            faults: Gathered::NotNeeded,
-            faults_running: None,
-            shootdowns: Gathered::NotNeeded,
-            shootdowns_running: None,
-            calls: Gathered::NotNeeded,
-            calls_running: None,
+            faults: RecordingSlot::NotBegun,
+            shootdowns: RecordingSlot::NotBegun,
+            calls: RecordingSlot::NotBegun,
             interrupted: false,
         })
     }
@@ -139,18 +133,9 @@ impl<'a> Diagnosis<'a> {
     pub(crate) fn finish(mut self) -> Result<Evidence, ProcError> {
         (self.request.progress)(Instrument::Activity);
         self.watch();
-        let faults = self
-            .faults_running
-            .take()
-            .map_or_else(|| gathered_nothing(&self.faults), FaultsRunning::finish);
-        let shootdowns = self
-            .shootdowns_running
-            .take()
-            .map_or_else(|| gathered_nothing(&self.shootdowns), ShootdownsRunning::finish);
-        let calls = match self.calls_running.take() {
-            Some(running) => running.finish(),
-            None => gathered_nothing(&self.calls),
-        };
+        let faults = self.faults.finish();
+        let shootdowns = self.shootdowns.finish();
+        let calls = self.calls.finish();
         let machine = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
         let huge_pages = self.huge_pages();
         let zero_pages = self.zero_pages();
@@ -289,55 +274,27 @@ impl<'a> Diagnosis<'a> {
         let has_time =
             end.saturating_duration_since(now) >= MIN_RECORDING.min(self.request.duration / 2);
         let Some(rates) = self.rates().filter(|_| has_time) else { return };
-        let is_new = self.faults_running.is_none() && self.faults == Gathered::NotNeeded;
-        if is_new && (rates.faults >= MANY_FAULTS || rates.has_major_faults) {
+        if self.faults.is_free() && (rates.faults >= MANY_FAULTS || rates.has_major_faults) {
             (self.request.progress)(Instrument::Faults);
             let every = (rates.faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
-            match FaultsRunning::begin(self.pid, to_count(every), until) {
-                Ok(running) => self.faults_running = Some(running),
-                Err(why) => self.faults = Gathered::Missing(why),
-            }
+            self.faults.fill(FaultsRunning::begin(self.pid, to_count(every)), until);
         }
-        let is_new = self.calls_running.is_none() && self.calls == Gathered::NotNeeded;
-        if is_new && (rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME) {
-            self.begin_calls(end);
+        let has_calls = rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME;
+        if self.calls.is_free() && has_calls {
+            (self.request.progress)(Instrument::Calls);
+            self.calls.fill(CallsRunning::begin(self.pid), end);
         }
-        let is_new = self.shootdowns_running.is_none() && self.shootdowns == Gathered::NotNeeded;
         let are_many = || rates.shootdowns.is_none_or(|flushes| flushes >= MANY_SHOOTDOWNS);
-        if is_new && rates.has_threads && are_many() {
+        if self.shootdowns.is_free() && rates.has_threads && are_many() {
             (self.request.progress)(Instrument::Shootdowns);
-            match ShootdownsRunning::begin(self.pid, until) {
-                Ok(running) => self.shootdowns_running = Some(running),
-                Err(why) => self.shootdowns = Gathered::Missing(why),
-            }
-        }
-    }
-
-    /// Begins to record memory system calls.
-    fn begin_calls(&mut self, end: Instant) {
-        (self.request.progress)(Instrument::Calls);
-        match CallsRunning::begin(self.pid, end) {
-            Ok(running) => self.calls_running = Some(running),
-            Err(why) => self.calls = Gathered::Missing(why),
+            self.shootdowns.fill(ShootdownsRunning::begin(self.pid), until);
         }
     }
 
     fn step_recordings(&mut self) {
-        if let Some(running) = &mut self.calls_running
-            && !running.is_over()
-        {
-            running.step();
-        }
-        if let Some(running) = &mut self.faults_running
-            && !running.is_over()
-        {
-            running.step();
-        }
-        if let Some(running) = &mut self.shootdowns_running
-            && !running.is_over()
-        {
-            running.step();
-        }
+        self.calls.step();
+        self.faults.step();
+        self.shootdowns.step();
     }
 
     /// The heap with the reachability of its blocks, if it matters and the budget permits.
@@ -446,17 +403,23 @@ fn grows(points: &[ActivityPoint]) -> bool {
     anonymous.is_some_and(|(before, after)| after.saturating_sub(before) >= WANTED_GROWTH)
 }
 
-/// The same reason without a value.
-fn gathered_nothing<T>(of: &Gathered<()>) -> Gathered<T> {
-    match of {
-        Gathered::Missing(why) => Gathered::Missing(why.clone()),
-        Gathered::NotNeeded | Gathered::Value(()) => Gathered::NotNeeded,
+/// Larger page tables are not read in full: `smaps` walks those of a mapping at once, 10 ms for
+/// 50 MiB.
+const LARGE_PAGE_TABLES: Bytes = Bytes::mib(1);
+
+fn wish(root: &ProcRoot, pid: Pid) -> Wish {
+    let status = root.read(pid, "status").map(|text| status::parse(&text).status);
+    match status.map(|status| status.vm_pte) {
+        Ok(Ok(tables)) if tables <= LARGE_PAGE_TABLES => Wish::Auto,
+        _ => Wish::Polite,
     }
 }
 
 /// A snapshot with a sample of the heap, and its longest pause.
 fn snapshot(root: &ProcRoot, pid: Pid) -> (Result<Snapshot, ProcError>, Duration) {
-    let request = CaptureRequest { wish: Wish::Auto, ..CaptureRequest::default() };
+    // `smaps_rollup` walks all mappings at once.
+    let request =
+        CaptureRequest { wish: wish(root, pid), sums: false, ..CaptureRequest::default() };
     let mut snapshot = match capture(root, pid, &request) {
         Ok(snapshot) => snapshot,
         Err(error) => return (Err(error), Duration::ZERO),

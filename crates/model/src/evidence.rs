@@ -289,12 +289,16 @@ pub struct ActivityPoint {
     /// Bytes that the process and its reaped children have read and written since the process
     /// began (`/proc/PID/io`): by system calls, of at least a page each, or from and to storage,
     /// whichever is more.
-    #[serde(with = "plain", default = "no_file_traffic")]
+    #[serde(with = "plain", default = "no_traffic")]
     pub file_traffic: Reading<Bytes>,
+    /// The same, only from storage and to pages that storage will get: not of sockets, pipes and
+    /// tmpfs.
+    #[serde(with = "plain", default = "no_traffic")]
+    pub storage_traffic: Reading<Bytes>,
 }
 
 /// Evidence of older versions has no such value.
-fn no_file_traffic() -> Reading<Bytes> {
+fn no_traffic() -> Reading<Bytes> {
     Err(Absent::NotRecorded("the saved evidence".into()))
 }
 

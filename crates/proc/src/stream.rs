@@ -2,6 +2,7 @@
 //! another.
 
 use pagewise_model::units::nanoseconds;
+use pagewise_sys::priority::briefly_raised;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,6 +13,10 @@ use std::time::Instant;
 const BUFFER: usize = 256 << 10;
 /// One buffer being filled, one being parsed, one on the way.
 const BUFFERS: usize = 3;
+
+/// In files with longer reads, in nanoseconds, no read has a raised priority: other threads need
+/// the CPU, too.
+const LONG_READ: u64 = 5_000_000;
 
 /// The longest single `read`, in nanoseconds.
 ///
@@ -102,13 +107,18 @@ fn keep_reading(
 fn fill(mut file: &File, buffer: &mut [u8], longest: &mut LongestRead) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
-        let begin = Instant::now();
-        let read = match file.read(&mut buffer[filled..]) {
+        let mut timed = || {
+            let begin = Instant::now();
+            let read = file.read(&mut buffer[filled..]);
+            (read, nanoseconds(begin.elapsed()))
+        };
+        let (read, took) = if longest.0 < LONG_READ { briefly_raised(timed) } else { timed() };
+        let read = match read {
             Ok(0) => break,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        longest.0 = longest.0.max(nanoseconds(begin.elapsed()));
+        longest.0 = longest.0.max(took);
         filled += read;
     }
     Ok(filled)

@@ -33,6 +33,7 @@ use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::{ProcRoot, meminfo};
 use pagewise_remote::{RemoteError, RemoteProcess, StopPoint, Tracee, on_tracer_thread};
+use pagewise_sys::priority::briefly_raised;
 use pagewise_sys::ptrace::expected_pause;
 use pagewise_sys::{remote, system};
 
@@ -158,6 +159,9 @@ fn threads_of(root: &ProcRoot, pid: Pid) -> Vec<u32> {
     listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Expected pauses up to this have a raised priority: other threads need the CPU, too.
+const SHORT_PAUSE: Duration = Duration::from_millis(20);
+
 /// Stops of a process.
 #[derive(Debug, Default)]
 struct Pauses {
@@ -243,7 +247,10 @@ impl<'r> Prepared<'r> {
     ) -> Result<Option<ProcessCopy>, ScanError> {
         let SettledStop { stopped, stops, since, unsettled } =
             settled_stop(target, self.reader, request, pauses)?;
-        let copied = self.fill(root, &stops, since, request);
+        let is_short = self.expected.pause <= SHORT_PAUSE;
+        let copy = || self.fill(root, &stops, since, request);
+        // A preempted copy would prolong the pause.
+        let copied = if is_short { briefly_raised(copy) } else { copy() };
         drop(stopped);
         pauses.add(since);
         let measured = |mut copy: ProcessCopy| {

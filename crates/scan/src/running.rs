@@ -13,6 +13,7 @@ use pagewise_model::units::nanoseconds;
 use pagewise_model::{AddrRange, Mapping, PageSize, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_proc::pages::entry::{FILE, PRESENT};
+use pagewise_sys::priority::briefly_raised;
 use pagewise_sys::remote::OpenMemory;
 
 use crate::memory::{Memory, ScannedThread};
@@ -53,9 +54,13 @@ impl<'m> RunningMemory<'m> {
     }
 
     fn measured<T>(&self, call: impl FnOnce() -> T) -> T {
-        let began = Instant::now();
-        let result = call();
-        self.longest_ns.fetch_max(nanoseconds(began.elapsed()), Ordering::Relaxed);
+        // The kernel holds the mmap lock of the process meanwhile. The time is taken before the
+        // priority is lowered: then other threads may run.
+        let (result, took) = briefly_raised(|| {
+            let began = Instant::now();
+            (call(), began.elapsed())
+        });
+        self.longest_ns.fetch_max(nanoseconds(took), Ordering::Relaxed);
         result
     }
 

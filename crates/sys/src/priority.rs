@@ -4,6 +4,7 @@
 //! machine it waits for its next turn for tens of milliseconds, and so does the program whose
 //! `mmap` lock it holds.
 
+use std::cell::RefCell;
 use std::io;
 use std::marker::PhantomData;
 
@@ -53,6 +54,31 @@ impl Priority {
     }
 }
 
+/// Runs a short piece of work at real-time priority, if this thread has the permission. A call
+/// within the work changes nothing.
+pub fn briefly_raised<T>(work: impl FnOnce() -> T) -> T {
+    /// The permission of a thread. It is borrowed while the priority is raised.
+    enum Permission {
+        Unknown,
+        Refused,
+        Given(Priority),
+    }
+    thread_local! {
+        static PERMISSION: RefCell<Permission> = const { RefCell::new(Permission::Unknown) };
+    }
+    PERMISSION.with(|permission| {
+        let Ok(mut permission) = permission.try_borrow_mut() else { return work() };
+        if matches!(*permission, Permission::Unknown) {
+            let given = Priority::of_this_thread();
+            *permission = given.map_or(Permission::Refused, Permission::Given);
+        }
+        match &*permission {
+            Permission::Given(priority) => priority.raised(work),
+            Permission::Refused | Permission::Unknown => work(),
+        }
+    })
+}
+
 /// Sets the policy of this thread.
 fn set(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: priority };
@@ -84,6 +110,9 @@ mod tests {
         };
         assert_eq!(policy(), before);
         assert_eq!(priority.raised(policy), libc::SCHED_FIFO);
+        assert_eq!(policy(), before);
+        let nested = briefly_raised(|| (briefly_raised(policy), policy()));
+        assert_eq!(nested, (libc::SCHED_FIFO, libc::SCHED_FIFO));
         assert_eq!(policy(), before);
         let panics = std::panic::AssertUnwindSafe(|| priority.raised(|| panic!("on purpose")));
         assert!(std::panic::catch_unwind(panics).is_err());

@@ -45,6 +45,8 @@ pub(super) enum SurvivalProof {
     OldGeneration,
     /// The collector never ran.
     NeverCollected,
+    /// The old generation does not grow: malloc allocates the memory.
+    OutsideHeap,
 }
 
 impl SurvivalProof {
@@ -65,6 +67,9 @@ impl SurvivalProof {
             SurvivalProof::OldGeneration => {
                 vec![text("they survived collections of the young generation")]
             }
+            SurvivalProof::OutsideHeap => vec![text(
+                "the memory lies outside of the collected heap, in buffers that malloc allocates for objects",
+            )],
             SurvivalProof::NeverCollected => vec![text(
                 "the garbage collector has not run since the start, so that garbage stays (GOGC=off, or a large GOGC)",
             )],

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::{ActivityPoint, Instrument, MemoryFile, counter};
 use pagewise_model::report::CellValue;
-use pagewise_model::{Backing, Bytes, Mapping, Name, SmapsCounter};
+use pagewise_model::{Backing, Bytes, Mapping, Name, Reading, SmapsCounter};
 
 use super::signs::{
     MachineMemory, MajorFaults, bytes, bytes_fact, count_fact, known_rate_fact, rate_fact,
@@ -274,8 +274,27 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     (float(growth(most)) >= GROWING * seconds).then_some(most)
 }
 
-/// True if the page faults of the process show that it fills files of this name.
+/// The part of the growth of files that the process must have written to fill them.
+const WRITTEN: f64 = 0.8;
+
+/// True if the page faults of the process show that it fills files of this name, or the process
+/// writes as much to files that are in memory: this is no traffic of storage.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
+    touches(evidence, file) || {
+        let both = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
+            evidence.growth(|point| value(point).clone().ok())
+        };
+        let files = both(|point| &point.file_traffic);
+        let storage = both(|point| &point.storage_traffic);
+        let written = files.zip(storage).map(|(files, storage)| files - storage);
+        let grown = float(file.after.0.saturating_sub(file.before.0));
+        written.zip(evidence.seconds()).is_some_and(|(written, seconds)| {
+            written * seconds >= grown * WRITTEN && written * seconds <= grown / WRITTEN * 2.0
+        })
+    }
+}
+
+fn touches(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     let mappings = evidence.faults().map_or(&[][..], |recording| &recording.mappings);
     mappings.iter().any(|mapping| {
         let name = mapping.name.as_bytes();
@@ -531,5 +550,17 @@ mod tests {
         assert!(is_present("/dev/shm/image-17"));
         assert!(!is_present("/dev/shm/other-17"));
         assert!(!is_present("[heap]"));
+        let is_present_if_written = |mib: u64| {
+            let mut evidence = steady(1 << 20);
+            evidence.memory_files = vec![closed.clone()];
+            for (at, point) in (0..).zip(&mut evidence.activity) {
+                point.storage_traffic = Ok(Bytes::ZERO);
+                point.file_traffic = Ok(Bytes(mib * at * (1 << 20) / 16));
+            }
+            matches!(verdict(&evidence, "shm-growth"), Verdict::Present(_))
+        };
+        assert!(is_present_if_written(10));
+        assert!(!is_present_if_written(1), "another process writes");
+        assert!(!is_present_if_written(500), "it writes to sockets");
     }
 }

@@ -4,7 +4,7 @@ use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
 use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
 use pagewise_model::heap_graph::{HeapGraph, RetainingRoot, RootKind};
-use pagewise_model::heap_scan::LiveAmount;
+use pagewise_model::heap_scan::{HeapScan, LiveAmount};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{CellValue, Fact};
 use pagewise_model::{AddrRange, Bytes};
@@ -12,6 +12,7 @@ use pagewise_model::{AddrRange, Bytes};
 use super::evidence::FunctionShare;
 use super::heap::{LARGE, PART_OF_RES};
 use super::leak_sites::leaking_function;
+use super::responsible::acts_for_its_caller;
 use super::trend::{
     GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
     is_first_filling, no_growth, risk_of, time_to_limit, trend,
@@ -68,6 +69,9 @@ const EXPLAINS: f64 = 0.5;
 /// Unreachable blocks below this share of the growth cannot be its reason.
 const EXCLUDES: f64 = 0.25;
 
+/// Part of the growth that one function touches first, if a leak or a cache is the reason.
+const MAIN_SHARE: f64 = 0.5;
+
 /// Growth that is steady, and the kind of memory that grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocatedGrowth {
@@ -97,7 +101,37 @@ pub(super) fn located(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Ver
             format!("pagewise diff {pid} --for 10s").into(),
         ));
     };
+    let memory = match memory {
+        GrownMemory::Runtime if maps_by_request(evidence, growth) => GrownMemory::Mappings,
+        other => other,
+    };
     Ok(LocatedGrowth { growth, memory, kind })
+}
+
+/// Functions of language runtimes that map memory because the program asks for a mapping.
+const MAPPING_INTERFACES: &[&str] = &[
+    // The module `mmap` of Python.
+    "new_mmap_object",
+    // `FileChannel.map` of Java.
+    "Java_sun_nio_ch_FileChannelImpl_map0",
+    "Java_sun_nio_ch_FileDispatcherImpl_map0",
+    "Java_sun_nio_ch_UnixFileDispatcherImpl_map0",
+];
+
+/// True if most of the growth was mapped by a function of the runtime that maps memory at the
+/// request of the program.
+fn maps_by_request(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
+    let Some(profile) = evidence.all.calls.value() else { return false };
+    let is_request = |stack: u32| {
+        let stack = profile.stacks.get(stack as usize);
+        let frames = stack.into_iter().flatten();
+        frames.filter_map(|frame| profile.frames.get(*frame as usize)).any(|frame| {
+            frame.function.as_deref().is_some_and(|name| MAPPING_INTERFACES.contains(&name))
+        })
+    };
+    let rows = profile.rows.iter().filter(|row| row.call == "mmap" && is_request(row.stack));
+    let bytes: u64 = rows.map(|row| row.bytes).fold(0, u64::saturating_add);
+    bytes >= growth.bytes.0 / 2
 }
 
 /// The growth and the time until a limit, as the beginning of a sentence.
@@ -192,8 +226,17 @@ const BLOCKS_IN_REGISTERS: u64 = 8;
 fn unreachable(evidence: &CauseEvidence<'_>) -> Option<LiveAmount> {
     let scan = evidence.all.scan.value()?;
     let graph = scan.graph.as_ref()?;
-    let knows_registers = scan.moment != ProcessMoment::Running || scan.copy.stops > 0;
-    Some(if knows_registers { graph.leaked } else { without_registers(evidence, graph) })
+    Some(if knows_registers(scan) { graph.leaked } else { without_registers(evidence, graph) })
+}
+
+/// False if the lists of free blocks contradict themselves in a copy of a process that ran on: free
+/// blocks behind a broken link look like live blocks that nothing reaches.
+fn is_consistent(evidence: &CauseEvidence<'_>) -> bool {
+    evidence.all.scan.value().is_some_and(|scan| knows_registers(scan) || scan.heap.corrupted == 0)
+}
+
+fn knows_registers(scan: &HeapScan) -> bool {
+    scan.moment != ProcessMoment::Running || scan.copy.stops > 0
 }
 
 fn without_registers(evidence: &CauseEvidence<'_>, graph: &HeapGraph) -> LiveAmount {
@@ -262,7 +305,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
                 CellValue::Bytes(growth.bytes.0),
             ]);
         }
-        Some(leaked) if leaked_part(leaked, growth) >= EXPLAINS => {
+        Some(leaked) if leaked_part(leaked, growth) >= EXPLAINS && is_consistent(evidence) => {
             sentence.extend([
                 text(": the program has lost all pointers to "),
                 CellValue::Count(leaked.blocks),
@@ -272,6 +315,12 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             (Confidence::Certain, Some(leaked))
         }
         None if is_first_filling(evidence, growth) => return filling(evidence),
+        None if function.as_ref().is_some_and(|it| it.share() < MAIN_SHARE) => {
+            return Verdict::Unknown(
+                "the heap was not scanned, and no function first touches half of the growth, as in a program that works through a large input".into(),
+                format!("pagewise heap scan {pid} --leaks --retained").into(),
+            );
+        }
         other => {
             sentence.push(text(": a leak, or a container without bound"));
             let command = format!("pagewise heap scan {pid} --leaks --retained");
@@ -280,6 +329,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let is_recorded = evidence.allocating_function().is_some();
     let by_size = leaked.filter(|_| !is_recorded).and_then(|_| leaking_function(evidence));
+    let by_size = by_size.filter(|it| function.is_none() || !acts_for_its_caller(it.frame));
     let function = by_size.as_ref().or(function.as_ref());
     if let Some(function) = function {
         let verb = match by_size {
@@ -352,6 +402,9 @@ fn leak_remedies(mut found: Cause, pid: u32) -> Cause {
 /// Unreachable blocks that take much memory, but do not grow now.
 fn old_leak(evidence: &CauseEvidence<'_>) -> Option<Cause> {
     let (graph, amount) = (graph(evidence)?, unreachable(evidence)?);
+    if !is_consistent(evidence) {
+        return None;
+    }
     let leaked = Bytes(amount.bytes);
     let resident = evidence.resident()?;
     if leaked < LARGE || leaked.fraction_of(resident).is_none_or(|part| part < PART_OF_RES) {
@@ -552,12 +605,14 @@ fn mapping_function<'a>(
 mod tests {
     use pagewise_model::evidence::{Evidence, Gathered};
     use pagewise_model::heap_graph::LeakGroup;
-    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy, WalkedHeap};
+    use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, MemoryCopy, WalkedHeap};
     use pagewise_model::report::CellValue;
 
     use super::*;
     use crate::causes::made::{activity, evidence, verdict};
+    use crate::causes::made_recordings::{calls, faults};
     use crate::sample::{resident, snapshot};
+    use pagewise_model::traced::Frame;
 
     const HEAP: &str = "5000000-9000000 rw-p 0 0 [heap]";
     const MIB: u64 = 1 << 20;
@@ -619,6 +674,30 @@ mod tests {
     }
 
     #[test]
+    fn growth_that_many_functions_share_is_no_leak_without_a_scan() {
+        let with = |functions: u32| {
+            let mut made = heap_of(|number| 50 + number);
+            made.faults = faults(
+                FaultKind::Anonymous,
+                300,
+                "[heap]",
+                pagewise_model::Quadrant::PrivateAnonymous,
+            );
+            let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
+            let (row, frame) = (recording.rows[0].clone(), recording.frames[0].clone());
+            let name = |at: u32| Some(format!("phase_{at}"));
+            recording.frames =
+                (0..functions).map(|at| Frame { function: name(at), ..frame.clone() }).collect();
+            recording.stacks = (0..functions).map(|at| vec![at]).collect();
+            recording.rows =
+                (0..functions).map(|stack| FaultRow { stack, ..row.clone() }).collect();
+            verdict(&made, "leak")
+        };
+        assert!(matches!(with(1), Verdict::Present(_)));
+        assert!(matches!(with(4), Verdict::Unknown(..)));
+    }
+
+    #[test]
     fn unreachable_blocks_of_the_size_of_the_growth_are_a_leak() {
         let made = with_graph(heap_of(|number| 50 + number), 45 * MIB);
         let leak = found(&made, "leak");
@@ -661,10 +740,45 @@ mod tests {
     }
 
     #[test]
+    fn unreachable_blocks_of_a_copy_that_contradicts_itself_are_no_proof() {
+        let with = |corrupted| {
+            let mut made = with_graph(heap_of(|_| 100), 80 * MIB);
+            if let Gathered::Value(scan) = &mut made.scan {
+                scan.heap.corrupted = corrupted;
+                scan.graph.as_mut().unwrap().leaks = vec![LeakGroup {
+                    leaks: 80_000,
+                    blocks: 80_000,
+                    bytes: 80 * MIB,
+                    size: 1048,
+                    block_type: None,
+                    address: 0,
+                    first_bytes: Vec::new(),
+                    stack: Err(pagewise_model::heap_graph::not_recorded()),
+                }];
+            }
+            verdict(&made, "leak")
+        };
+        assert!(matches!(with(0), Verdict::Present(_)));
+        assert!(matches!(with(2), Verdict::RuledOut(_)));
+    }
+
+    #[test]
     fn a_cache_that_is_full_after_a_while_is_healthy() {
         for full in [4, 10, 20, 28] {
             let made = heap_of(|number| 50 + number.min(full));
             assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)), "{full}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_grows_less_and_less_is_healthy() {
+        // cc1plus at a large file, a reading each 0.75 s.
+        for grown in [
+            [129, 139, 151, 159, 169, 179, 190, 198, 208, 212, 214, 217, 219, 221],
+            [161, 183, 199, 213, 218, 224, 230, 232, 236, 240, 246, 252, 258, 264],
+        ] {
+            let mib = |number: u64| grown[usize::try_from(number / 3).unwrap()];
+            assert!(matches!(verdict(&heap_of(mib), "leak"), Verdict::RuledOut(_)), "{grown:?}");
         }
     }
 
@@ -690,6 +804,30 @@ mod tests {
         made.activity = activity((50..90).map(|mib| mib * MIB));
         assert_eq!(found(&made, "mapping-growth").confidence.key(), "likely");
         assert!(matches!(verdict(&made, "leak"), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn mappings_that_a_program_of_a_runtime_asks_for_are_no_heap_of_the_runtime() {
+        let at = |mib: u64| {
+            let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
+            let mut made = snapshot(vec![resident(&line, mib * MIB)]);
+            made.process.exe = Ok("/usr/bin/python3".into());
+            made
+        };
+        let with = |function: &str| {
+            let mut made = evidence(at(50), at(89));
+            made.activity = activity((50..90).map(|mib| mib * MIB));
+            made.calls = calls(&[("mmap", 0, 39 * 256)], 0);
+            let Gathered::Value(profile) = &mut made.calls else { panic!("it was made") };
+            profile.frames[0].function = Some(function.to_owned());
+            made
+        };
+        let mapped = with("new_mmap_object");
+        assert_eq!(found(&mapped, "mapping-growth").object.function(), Some("new_mmap_object"));
+        assert!(matches!(verdict(&mapped, "foreign-heap"), Verdict::RuledOut(_)));
+        let objects = with("_PyObject_Arena");
+        assert!(matches!(verdict(&objects, "mapping-growth"), Verdict::RuledOut(_)));
+        found(&objects, "foreign-heap");
     }
 
     #[test]

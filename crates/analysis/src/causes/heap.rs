@@ -348,7 +348,10 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
             let growth = HeapGrowth { growth, proof: Some(proof) };
             return growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into();
         }
-        CollectedGrowth::Garbage(line) => return Verdict::RuledOut(line),
+        CollectedGrowth::Garbage(line) => {
+            return buffers_outside(evidence, runtime, memory)
+                .map_or(Verdict::RuledOut(line), Verdict::from);
+        }
         CollectedGrowth::Unknown => {}
     }
     let located = match growth::located(evidence) {
@@ -367,6 +370,26 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
     }
     let growth = HeapGrowth { growth: located.growth, proof: None };
     growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into()
+}
+
+/// Less growth outside of the collected heap are the allocator's own reserves.
+const MANY_BUFFERS: Bytes = Bytes::mib(8);
+
+/// Growth of malloc by the runtime, while the old generation does not grow: buffers of objects,
+/// such as those of JavaScript's ArrayBuffer.
+fn buffers_outside(
+    evidence: &CauseEvidence<'_>,
+    runtime: LanguageRuntime,
+    memory: Bytes,
+) -> Option<Cause> {
+    let located = growth::located(evidence).ok()?;
+    let function = growth::growing_function(evidence, located.memory);
+    let is_outside = located.memory == GrownMemory::Malloc
+        && located.growth.bytes >= MANY_BUFFERS
+        && !is_of_program(evidence, &located, function.as_ref());
+    let proof = Some(SurvivalProof::OutsideHeap);
+    let growth = HeapGrowth { growth: located.growth, proof };
+    is_outside.then(|| growing_runtime(evidence, runtime, memory, growth, function.as_ref()))
 }
 
 /// Growth of the heap of a runtime.
@@ -394,7 +417,9 @@ impl HeapGrowth {
     fn confidence(self, runtime: LanguageRuntime, next: Label) -> Confidence {
         match self.proof {
             Some(SurvivalProof::NeverCollected) => Confidence::Certain,
-            Some(SurvivalProof::OldGeneration) => Confidence::Possible(next),
+            Some(SurvivalProof::OldGeneration | SurvivalProof::OutsideHeap) => {
+                Confidence::Possible(next)
+            }
             None if runtime.collects_garbage() => Confidence::Possible(next),
             _ => Confidence::Likely(next),
         }
@@ -568,11 +593,13 @@ fn runtime_remedies(runtime: LanguageRuntime, pid: u32) -> (String, &'static str
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::Snapshot;
-    use pagewise_model::evidence::Gathered;
+    use pagewise_model::evidence::{CollectorPoint, Gathered};
+    use pagewise_model::faults::FaultKind;
+    use pagewise_model::{Quadrant, Snapshot};
 
     use super::*;
     use crate::causes::made::{activity, evidence, present, verdict};
+    use crate::causes::made_recordings::faults;
     use crate::sample::{resident, snapshot};
 
     const MIB: u64 = 1 << 20;
@@ -672,6 +699,35 @@ mod tests {
         for other in ["leak", "unbounded-cache", "mapping-growth"] {
             assert!(matches!(verdict(&made, other), Verdict::RuledOut(_)), "{other}");
         }
+    }
+
+    #[test]
+    fn buffers_that_a_runtime_allocates_beside_its_collected_heap_are_its_growth() {
+        let at = |mib: u64| {
+            let mut made = snapshot(vec![resident("5000000-9000000 rw-p 0 0 [heap]", mib * MIB)]);
+            made.process.exe = Ok("/usr/bin/node".into());
+            made
+        };
+        let with = |module: &str| {
+            let mut made = evidence(at(50), at(89));
+            made.activity = activity((50..90).map(|mib| mib * MIB));
+            let old = Some(Bytes::mib(4));
+            let points = (0..10).map(|second| CollectorPoint {
+                at_ns: second * 1_000_000_000,
+                collections: None,
+                old,
+            });
+            made.collector = Gathered::Value(points.collect());
+            made.faults = faults(FaultKind::Anonymous, 300, "[heap]", Quadrant::PrivateAnonymous);
+            let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
+            recording.frames[0].module = Some(module.into());
+            made
+        };
+        let buffers = with("/usr/bin/node");
+        assert_eq!(present(&buffers, "foreign-heap").confidence.key(), "possible");
+        // A library of the program allocates.
+        let native = with("/app/native.node");
+        assert!(matches!(verdict(&native, "foreign-heap"), Verdict::RuledOut(_)));
     }
 
     #[test]

@@ -56,6 +56,7 @@ pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<Activity
         system_ns: 0,
         threads: 1,
         file_traffic: Ok(Bytes::mib(number * 1024)),
+        storage_traffic: Ok(Bytes::mib(number * 1024)),
     };
     (0..).zip(anonymous).map(point).collect()
 }

@@ -1,9 +1,11 @@
 //! Causes: too little memory for the process, its cgroup or the machine.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{CgroupActivity, CgroupPoint, Instrument, OtherProcess};
+use pagewise_model::evidence::{
+    ActivityPoint, CgroupActivity, CgroupPoint, Instrument, OtherProcess,
+};
 use pagewise_model::report::CellValue;
-use pagewise_model::{Backing, Bytes, Mapping};
+use pagewise_model::{Backing, Bytes, Mapping, Reading};
 
 use super::signs::{
     ANON, CACHE, CgroupLoad, MachineMemory, MajorFaults, SHMEM, SLAB, behind_growth, bytes,
@@ -50,7 +52,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         title: "page cache of the cgroup",
         meaning: "The charged memory of the cgroup grows by page cache or slab, which the kernel can reclaim.",
         needs: &[Instrument::Activity],
-        excluded_by: "the charged page cache does not grow, private memory grows as fast, or other processes of the cgroup fill the page cache",
+        excluded_by: "the cgroup has no limit, the charged page cache does not grow, private memory grows as fast, or other processes of the cgroup fill the page cache",
         source: "Documentation/admin-guide/cgroup-v2.rst, memory.stat",
         rule: page_cache_charged,
     },
@@ -421,6 +423,11 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
     if activity.path.as_bytes() == b"/" {
         return Verdict::NotApplicable;
     }
+    if activity.limit.is_none() {
+        return Verdict::RuledOut(vec![text(
+            "the cgroup has no limit that page cache could reach",
+        )]);
+    }
     let Some(growth) = ChargeGrowth::of(evidence, activity) else {
         return no_counters(evidence, "memory.stat of the cgroup could not be read");
     };
@@ -434,7 +441,12 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
             bytes(whole_bytes(growth.private)),
         ]);
     }
-    let traffic = evidence.growth(|point| point.file_traffic.clone().ok());
+    // Files on tmpfs, sockets and pipes fill no page cache that the kernel can drop.
+    let traffic = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
+        evidence.growth(|point| value(point).clone().ok())
+    };
+    let traffic =
+        traffic(|point| &point.storage_traffic).or_else(|| traffic(|point| &point.file_traffic));
     if traffic.is_some_and(|traffic| traffic < OWN_PART * growth.cache) {
         return Verdict::RuledOut(vec![
             text("page cache and slab grow by "),
@@ -713,12 +725,18 @@ mod tests {
         present(&evidence, "page-cache-charged");
         let before = evidence.clone();
         // Another process of the cgroup reads and writes.
-        evidence.activity.iter_mut().for_each(|point| point.file_traffic = Ok(Bytes::mib(1)));
+        evidence.activity.iter_mut().for_each(|point| point.storage_traffic = Ok(Bytes::mib(1)));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
         // An unprivileged user may not read how much the process transfers.
         let refused = Absent::NotPermitted("root".into());
-        evidence.activity.iter_mut().for_each(|it| it.file_traffic = Err(refused.clone()));
+        evidence.activity.iter_mut().for_each(|it| {
+            (it.file_traffic, it.storage_traffic) = (Err(refused.clone()), Err(refused.clone()));
+        });
         present(&evidence, "page-cache-charged");
+        if let Ok(activity) = &mut evidence.cgroup {
+            activity.limit = None;
+        }
+        assert!(is_ruled_out(&evidence, "page-cache-charged"), "the cgroup has no limit");
         evidence = before;
         evidence.cgroup = grown(stat(4 * MIB, 76 * MIB), stat(4 * MIB, 76 * MIB));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));

@@ -78,7 +78,8 @@ const EXACT: &[&str] = &[
     "malloc_trim",
 ];
 
-fn acts_for_its_caller(frame: &Frame) -> bool {
+/// True for a function that acts for its caller. It is only responsible if the callers are unknown.
+pub(super) fn acts_for_its_caller(frame: &Frame) -> bool {
     let is_library = frame.module.as_ref().is_some_and(|module| {
         LIBRARIES.iter().any(|library| module.base().starts_with(library.as_bytes()))
     });

@@ -8,7 +8,7 @@ use pagewise_model::cause::Verdict;
 use pagewise_model::evidence::{CallProfile, CallProfileRow, Gathered, Instrument};
 use pagewise_model::report::CellValue;
 
-use super::signs::{count_fact, rate_fact, share_of_run_time};
+use super::signs::{count_fact, cpu_shares, rate_fact, share_of_run_time};
 use super::{CauseEvidence, CauseRow, cause, remedy_code};
 use crate::cells::{ratio, text};
 use pagewise_model::cause::{CauseCost, Confidence};
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[CauseRow] = &[
         meaning: "The process calls the kernel very often to map, release or protect memory.",
         needs: &[Instrument::Calls],
         excluded_by: "fewer than 3000 memory system calls per second, or less than 3 % of the run time",
-        source: "2 µs per call (estimate)",
+        source: "2 µs per call, 5 µs if the process is mostly in the kernel (estimates)",
         rule: memory_calls,
     },
 ];
@@ -96,6 +96,9 @@ fn memory_call_rate(profile: &CallProfile) -> f64 {
 const MANY_CALLS: f64 = 3000.0;
 /// CPU time of a call: its entry, the lock of the mappings, and the work on the page tables.
 const CALL_SECONDS: f64 = 2e-6;
+/// The same of a process that is mostly in the kernel: calls that split and merge mappings take
+/// longer.
+const COSTLY_CALL_SECONDS: f64 = 5e-6;
 /// A smaller share of the time that the process runs is the price of large blocks of malloc.
 const MUCH_OF_RUN_TIME: f64 = 0.03;
 
@@ -112,7 +115,8 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
     let rows = || profile.rows.iter().filter(|row| is_memory_call(row));
     let count: u64 = rows().map(|row| row.count).sum();
     let rate = memory_call_rate(profile);
-    let lost = share_of_run_time(evidence, rate * CALL_SECONDS);
+    let each = if is_mostly_in_kernel(evidence) { COSTLY_CALL_SECONDS } else { CALL_SECONDS };
+    let lost = share_of_run_time(evidence, rate * each);
     let caller = evidence.calling_function(is_memory_call);
     let (true, Some(caller)) = (rate >= MANY_CALLS && lost >= MUCH_OF_RUN_TIME, caller) else {
         return Verdict::RuledOut(vec![
@@ -147,6 +151,11 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
     ];
     found.code = remedy_code([text(call_advice(&most))]);
     found.into()
+}
+
+/// True if the process spends more than half of its CPU time in the kernel.
+fn is_mostly_in_kernel(evidence: &CauseEvidence<'_>) -> bool {
+    cpu_shares(evidence).is_some_and(|(all, system)| system > all / 2.0)
 }
 
 /// The most frequent call, with the advice of `madvise`.
@@ -266,9 +275,24 @@ mod tests {
     #[test]
     fn large_blocks_of_a_process_that_computes_are_no_trouble() {
         let mut evidence = touching([20 * MIB; 17]);
-        add_work(&mut evidence, 20_000, 0.5, 0.08);
+        add_work(&mut evidence, 20_000, 0.08, 0.5);
         evidence.calls = calls(&[("munmap", 0, 24_000)], 0);
         assert!(is_ruled_out(&evidence, "memory-calls"));
+    }
+
+    #[test]
+    fn calls_of_a_process_that_is_mostly_in_the_kernel_are_costly() {
+        let with = |system, user| {
+            let mut evidence = steady(MIB);
+            evidence.calls = calls(&[("mprotect", 0, 44_000)], 0);
+            add_work(&mut evidence, 0, system, user);
+            evidence
+        };
+        assert_eq!(
+            present(&with(0.9, 0.05), "memory-calls").object.function(),
+            Some("do_mprotect")
+        );
+        assert!(is_ruled_out(&with(0.3, 0.65), "memory-calls"));
     }
 
     #[test]

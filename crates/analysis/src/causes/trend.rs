@@ -17,11 +17,12 @@ const PARTS: usize = 4;
 const MIN_RATE: f64 = 65536.0;
 /// Less growth than this is one arena of CPython, or a few buffers.
 const MIN_GROWTH: Bytes = Bytes::mib(1);
-/// Each part of a steady growth has at least this share of the average.
+/// Each part of a steady growth has at least this share of the average, and the last part has more.
 const STEADY: f64 = 0.25;
+const STEADY_AT_END: f64 = 0.5;
 /// A process that warms up grows less and less: its second half has less than this share of the
 /// first.
-const SECOND_HALF: f64 = 0.4;
+const SECOND_HALF: f64 = 0.5;
 /// A heap that is collected shrinks from time to time: by more than this share of the growth.
 const DROP: f64 = 0.3;
 
@@ -129,7 +130,7 @@ fn is_steady(values: &[f64]) -> bool {
     let (half, second) = (at(PARTS / 2) - values[0], values[last] - at(PARTS / 2));
     let at_end = values[last] - at(PARTS - 1);
     grown + 1 >= PARTS
-        && at_end >= average * STEADY
+        && at_end >= average * STEADY_AT_END
         && second >= half * SECOND_HALF
         && largest_drop(values) <= change * DROP
 }

@@ -497,6 +497,7 @@ mod tests {
             system_ns: 0,
             threads: 1,
             file_traffic: Ok(Bytes::ZERO),
+            storage_traffic: Ok(Bytes::ZERO),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use pagewise_analysis::diagnose::{self, DiagnosisOptions, Symptom};
+use pagewise_analysis::diagnose::{self, Diagnosis, DiagnosisOptions, Symptom};
 use pagewise_analysis::heap_graph;
 use pagewise_diagnose::{
     Budget, DiagnosisRequest, RecorderConsent, ScanBounds, Sweep, SweepRequest, collect,
@@ -112,23 +112,32 @@ pub(crate) fn run(args: &DiagnoseArgs, look: &TerminalLook) -> anyhow::Result<Ex
     if let Some(path) = &args.save {
         save(path, |out| Ok(serde_json::to_writer(out, &evidence)?))?;
     }
-    let (report, is_healthy) = conclude(&evidence, args);
-    emit_with_page(&report, &args.output, look, Units::Human, |out| {
-        write_page(&evidence, &report, args, out)
+    let conclusion = conclude(&evidence, args);
+    emit_with_page(&conclusion.report, &args.output, look, Units::Human, |out| {
+        write_page(&evidence, &conclusion, out)
     })?;
-    Ok(ExitCode::from(if is_healthy { 0 } else { TROUBLE }))
+    Ok(ExitCode::from(if conclusion.is_healthy { 0 } else { TROUBLE }))
+}
+
+/// The result of a diagnosis.
+struct Conclusion {
+    report: Report,
+    is_healthy: bool,
+    /// The causes, if one process alone was observed.
+    of_process: Option<Diagnosis>,
 }
 
 /// The HTML page: of a process also the reports of the instruments, and the heap by retained bytes.
 fn write_page(
     evidence: &SavedDiagnosis,
-    report: &Report,
-    args: &DiagnoseArgs,
+    conclusion: &Conclusion,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
-    let SavedDiagnosis::Process(evidence) = evidence else { return html::write(report, out) };
-    let found = diagnose::diagnose(evidence, args.symptom.map(Symptom::from));
-    let page = diagnose::page(evidence, &found);
+    let (SavedDiagnosis::Process(evidence), Some(found)) = (evidence, &conclusion.of_process)
+    else {
+        return html::write(&conclusion.report, out);
+    };
+    let page = diagnose::page(evidence, found);
     let graph = evidence.scan.value().and_then(|scan| scan.graph.as_ref());
     let cells = graph.map(heap_graph::cells).unwrap_or_default();
     match cells.is_empty() {
@@ -137,24 +146,34 @@ fn write_page(
     }
 }
 
-/// The report, and true if no trouble was found.
-fn conclude(evidence: &SavedDiagnosis, args: &DiagnoseArgs) -> (Report, bool) {
+fn conclude(evidence: &SavedDiagnosis, args: &DiagnoseArgs) -> Conclusion {
     let options = DiagnosisOptions { all: args.all };
     let symptom = args.symptom.map(Symptom::from);
     match evidence {
         SavedDiagnosis::Process(evidence) => {
             let found = diagnose::diagnose(evidence, symptom);
-            (diagnose::report(evidence, &found, &options), found.causes.is_empty())
+            Conclusion {
+                report: diagnose::report(evidence, &found, &options),
+                is_healthy: found.causes.is_empty(),
+                of_process: Some(found),
+            }
         }
         SavedDiagnosis::Machine(machine) => {
             let found = diagnose::diagnose_machine(machine);
-            (diagnose::machine_report(machine, &found), found.is_healthy())
+            Conclusion {
+                report: diagnose::machine_report(machine, &found),
+                is_healthy: found.is_healthy(),
+                of_process: None,
+            }
         }
         SavedDiagnosis::Group { machine, largest } => {
             let signs = diagnose::diagnose_machine(machine);
             let found = diagnose::diagnose(largest, symptom);
-            let report = diagnose::cgroup_report(machine, &signs, (largest, &found), &options);
-            (report, signs.is_healthy() && found.causes.is_empty())
+            Conclusion {
+                report: diagnose::cgroup_report(machine, &signs, (largest, &found), &options),
+                is_healthy: signs.is_healthy() && found.causes.is_empty(),
+                of_process: None,
+            }
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn point(
         status.as_ref().map_err(Clone::clone).and_then(|status| line(status).clone())
     };
     let tick_ns = 1_000_000_000 / system::ticks_per_second().max(1);
+    let io = root.reading(pid, "io").and_then(|text| traffic(&text, page_size));
     Ok(ActivityPoint {
         at_ns,
         mapped: statm.size,
@@ -38,12 +39,20 @@ pub fn point(
         user_ns: stat.user_ticks.saturating_mul(tick_ns),
         system_ns: stat.system_ticks.saturating_mul(tick_ns),
         threads: stat.threads,
-        file_traffic: root.reading(pid, "io").and_then(|text| file_traffic(&text, page_size)),
+        file_traffic: io.clone().map(|io| io.files),
+        storage_traffic: io.map(|io| io.storage),
     })
 }
 
+/// Bytes read and written, as [`ActivityPoint`] describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Traffic {
+    files: Bytes,
+    storage: Bytes,
+}
+
 /// Bytes read and written by the text of `/proc/PID/io`.
-fn file_traffic(text: &[u8], page_size: PageSize) -> Reading<Bytes> {
+fn traffic(text: &[u8], page_size: PageSize) -> Reading<Traffic> {
     let value = |name: &str| {
         let lines = text.split(|byte| *byte == b'\n');
         let value = lines.filter_map(|line| line.strip_prefix(name.as_bytes())).next()?;
@@ -54,7 +63,9 @@ fn file_traffic(text: &[u8], page_size: PageSize) -> Reading<Bytes> {
         // A call fills a page of the page cache at least.
         let calls = both("syscr:", "syscw:")?.saturating_mul(page_size.bytes());
         let transferred = both("rchar:", "wchar:")?;
-        Some(Bytes(transferred.max(calls).max(both("read_bytes:", "write_bytes:")?)))
+        let storage = both("read_bytes:", "write_bytes:")?;
+        let files = Bytes(transferred.max(calls).max(storage));
+        Some(Traffic { files, storage: Bytes(storage) })
     };
     sums().ok_or_else(|| Absent::NotRecorded("/proc/PID/io".into()))
 }
@@ -73,12 +84,16 @@ mod tests {
             )
         };
         let traffic = |transferred, calls, stored| {
-            file_traffic(text(transferred, calls, stored).as_bytes(), page_size)
+            let both = super::traffic(text(transferred, calls, stored).as_bytes(), page_size);
+            both.map(|it| it.files)
         };
         assert_eq!(traffic(1_000_000, 2, 0), Ok(Bytes(1_000_001)));
         assert_eq!(traffic(10, 2, 0), Ok(Bytes(8192)));
         assert_eq!(traffic(10, 2, 81_920), Ok(Bytes(86_016)));
-        assert!(file_traffic(b"rchar: 1\n", page_size).is_err());
-        assert!(file_traffic(b"rchar: x\nwchar: \xff\n", page_size).is_err());
+        assert!(super::traffic(b"rchar: 1\n", page_size).is_err());
+        assert!(super::traffic(b"rchar: x\nwchar: \xff\n", page_size).is_err());
+        // Sockets and tmpfs are no storage.
+        let both = super::traffic(text(1_000_000, 2, 8192).as_bytes(), page_size).unwrap();
+        assert_eq!(both.storage, Bytes(8192 + 4096));
     }
 }

@@ -14,6 +14,8 @@ use crate::text::{lines, number};
 
 /// Descriptors that are looked at; further ones are left out.
 const MAX_DESCRIPTORS: usize = 4000;
+/// Folders below that of shared memory that are read.
+const MAX_DEPTH: u32 = 3;
 /// Name of all System V segments together.
 const SEGMENTS: &str = "/SYSV segments";
 /// Unit of the allocated blocks of a file.
@@ -72,17 +74,28 @@ impl MemoryFiles {
         known
     }
 
-    /// Adds the files of shared memory that the process has closed, or that others made.
+    /// Adds the files of shared memory that the process has closed, or that others made, also in
+    /// folders.
     fn add_closed(&mut self, root: &ProcRoot, pid: Pid, open: &HashSet<(u64, u64)>) {
-        let Ok(entries) = fs::read_dir(root.file(pid, SHARED_MEMORY)) else { return };
-        for entry in entries.flatten().take(MAX_DESCRIPTORS) {
-            // The metadata of the entry itself: links are not followed.
-            let Ok(file) = entry.metadata() else { continue };
-            if file.is_file() && !open.contains(&(file.dev(), file.ino())) {
-                let path = [b"/dev/shm/", entry.file_name().as_encoded_bytes()].concat();
-                let name = without_numbers(&path);
-                self.add(name.clone(), allocated(&file));
-                self.0.entry(name).or_default().is_closed = true;
+        let mut folders = vec![(root.file(pid, SHARED_MEMORY), b"/dev/shm/".to_vec(), 0)];
+        let mut left = MAX_DESCRIPTORS;
+        while let Some((folder, name, depth)) = folders.pop() {
+            let Ok(entries) = fs::read_dir(folder) else { continue };
+            for entry in entries.flatten() {
+                if left == 0 {
+                    return;
+                }
+                left -= 1;
+                // The metadata of the entry itself: links are not followed.
+                let Ok(file) = entry.metadata() else { continue };
+                let path = [&name, entry.file_name().as_encoded_bytes()].concat();
+                if file.is_dir() && depth < MAX_DEPTH {
+                    folders.push((entry.path(), [&path, &b"/"[..]].concat(), depth + 1));
+                } else if file.is_file() && !open.contains(&(file.dev(), file.ino())) {
+                    let name = without_numbers(&path);
+                    self.add(name.clone(), allocated(&file));
+                    self.0.entry(name).or_default().is_closed = true;
+                }
             }
         }
     }

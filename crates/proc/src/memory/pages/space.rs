@@ -216,9 +216,11 @@ impl PageTables {
 
     /// Makes a system call that holds the target's mmap lock, and keeps the longest time one took.
     fn hold<T>(&mut self, call: impl FnOnce(&PageTables) -> T) -> T {
-        let begin = Instant::now();
         let (answer, held) = {
-            let timed = || (call(self), begin.elapsed());
+            let timed = || {
+                let begin = Instant::now();
+                (call(self), begin.elapsed())
+            };
             match &self.priority {
                 Some(priority) => priority.raised(timed),
                 None => timed(),

@@ -402,7 +402,10 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
             }
             let is_free = used_as == ChunkUse::Free;
             let can_join = joins_fast && range.len().0 <= MAX_FAST && used_as != ChunkUse::Live;
-            runs.add(at, is_free, can_join, tally);
+            // malloc_trim coalesces the chunks of fastbins. A thread cache has 7 chunks of a size
+            // at most: few of the cached chunks are in one.
+            let is_fast = can_join && used_as == ChunkUse::Cached;
+            runs.add(at, is_free || is_fast, can_join, tally);
             (at, was_free) = (range.end, is_free);
         }
         runs.close(at, tally);
