@@ -128,8 +128,8 @@ impl DayFile {
         let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
         match self.is_readable(&connection) {
             Ok(()) => Ok(connection),
-            // Without the right to write to the folder, SQLite opens a file in WAL mode only if
-            // nobody writes to it.
+            // Without the right to write to the folder, SQLite opens a file in WAL mode only as
+            // one that does not change.
             Err(error) if error.is_not_writable() || is_cannot_open(&error) => {
                 self.open_immutable()
             }

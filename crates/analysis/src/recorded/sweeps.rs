@@ -27,7 +27,7 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
-/// How recordings are shown.
+/// Options of reports about recordings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordOptions {
     /// Seconds by which the reader's time zone is ahead of UTC.

@@ -19,7 +19,7 @@ use crate::blocks::{facts_of, for_programs};
 use crate::cells::text;
 use crate::explain::fact;
 
-/// What a recording has of one time.
+/// Values of a recording at one time.
 #[derive(Clone, Debug)]
 pub struct RecordedMoment<'a> {
     /// The time that was asked for, in nanoseconds since 1970.
