@@ -2,22 +2,20 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pagewise_model::civil::CivilTime;
 use rusqlite::{Connection, OpenFlags};
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::StoreError;
 use crate::schema;
 
 /// Time for which a writer or reader waits for another one.
 const BUSY: Duration = Duration::from_secs(5);
-/// The end of the page size in the header of a file.
-const PAGE_SIZE_END: usize = 18;
+/// Bytes of the header of a file that have the page size and the versions of the format.
+const HEADER: usize = 20;
 const READ: OpenFlags = OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 /// The end of the names.
 const SUFFIX: &str = ".pagewise.db";
@@ -118,7 +116,7 @@ impl DayFile {
     pub(crate) fn open_to_read(&self) -> Result<Connection, StoreError> {
         let whole = self.whole_pages().map_err(|error| StoreError::io(&self.path, error))?;
         let connection = match &whole {
-            Some(copy) => self.open_immutable(&format!("/proc/self/fd/{}", copy.as_raw_fd()))?,
+            Some(copy) => self.open_copy(copy)?,
             None => self.open_in_place()?,
         };
         connection.set_prepared_statement_cache_capacity(32);
@@ -130,43 +128,51 @@ impl DayFile {
         let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
         match self.is_readable(&connection) {
             Ok(()) => Ok(connection),
-            // Without the right to write to the folder, SQLite opens a file in WAL mode only if
-            // nobody writes to it.
+            // Without the right to write to the folder, SQLite opens a file in WAL mode only as
+            // one that does not change.
             Err(error) if error.is_not_writable() || is_cannot_open(&error) => {
-                self.open_immutable(&uri_path(&self.path))
+                self.open_immutable()
             }
             Err(error) => Err(error),
         }
     }
 
-    fn open_immutable(&self, path: &str) -> Result<Connection, StoreError> {
+    fn open_immutable(&self) -> Result<Connection, StoreError> {
         let flags = READ | OpenFlags::SQLITE_OPEN_URI;
-        let opened = Connection::open_with_flags(format!("file:{path}?immutable=1"), flags);
+        let uri = format!("file:{}?immutable=1", uri_path(&self.path));
+        let opened = Connection::open_with_flags(uri, flags);
         let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
+        self.is_readable(&connection)?;
+        Ok(connection)
+    }
+
+    fn open_copy(&self, copy: &[u8]) -> Result<Connection, StoreError> {
+        let wrong = |error| StoreError::sqlite(&self.path, error);
+        let mut connection = Connection::open_in_memory().map_err(wrong)?;
+        connection.deserialize_read_exact("main", copy, copy.len(), true).map_err(wrong)?;
         self.is_readable(&connection)?;
         Ok(connection)
     }
 
     /// A copy of the whole pages of a file whose last page was cut; `None` if it has whole pages
     /// only. SQLite would read zeros in place of the missing part, which look like values.
-    fn whole_pages(&self) -> io::Result<Option<OwnedFd>> {
+    fn whole_pages(&self) -> io::Result<Option<Vec<u8>>> {
         let mut file = File::open(&self.path)?;
         let length = file.metadata()?.len();
-        let mut header = [0; PAGE_SIZE_END];
-        if file.read_exact(&mut header).is_err() {
+        let mut bytes = vec![0; HEADER];
+        if file.read_exact(&mut bytes).is_err() {
             return Ok(None);
         }
         // The value 1 stands for 64 KiB.
-        let page = u64::from(u16::from_be_bytes([header[16], header[17]])).max(2);
+        let page = u64::from(u16::from_be_bytes([bytes[16], bytes[17]])).max(2);
         if length.is_multiple_of(page) {
             return Ok(None);
         }
-        let copy = memfd_create("recording", MemfdFlags::CLOEXEC)?;
-        let mut copy = File::from(copy);
-        copy.write_all(&header)?;
-        let left = (length - length % page).saturating_sub(header.len() as u64);
-        io::copy(&mut file.take(left), &mut copy)?;
-        Ok(Some(copy.into()))
+        // Versions of the format: 1 has no write-ahead log, which a copy in memory cannot have.
+        bytes[18..20].fill(1);
+        let left = (length - length % page).saturating_sub(HEADER as u64);
+        file.take(left).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
     }
 
     fn is_readable(&self, connection: &Connection) -> Result<(), StoreError> {

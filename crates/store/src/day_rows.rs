@@ -570,7 +570,7 @@ pub(crate) fn absent_ids(connection: &Connection) -> rusqlite::Result<AbsentIds>
     let mut ids = AbsentIds::default();
     let mut statement = connection.prepare("SELECT id, json FROM absent ORDER BY id")?;
     let mut rows = statement.query(())?;
-    // Of a damaged table, the reasons before the damage are worth something.
+    // The reasons before the damage of a damaged table are still right.
     while let Ok(Some(row)) = rows.next() {
         let json: String = row.get(1)?;
         let why = serde_json::from_str(&json);

@@ -78,8 +78,8 @@ impl DayReader {
         StoreError::sqlite(&self.file.path, error)
     }
 
-    /// Takes the IDs and times of all sweeps. Of a damaged file, those before the damage, which is
-    /// noted.
+    /// Takes the IDs and times of all sweeps; if the file is damaged, of those before the damage,
+    /// which is noted.
     fn scan(&mut self, mut take: impl FnMut(i64, SweepTime)) -> Result<(), StoreError> {
         let select = "SELECT unix_ns, boot_ns, id FROM sweep ORDER BY id";
         let wrong = |error| StoreError::sqlite(&self.file.path, error);
@@ -181,7 +181,7 @@ impl DayReader {
         Ok(())
     }
 
-    /// Goes on to the next complete sweep. Returns false if there is none.
+    /// Goes on to the next complete sweep. Returns false without one.
     pub(super) fn skip_damage(&mut self) -> Result<bool, StoreError> {
         let select = "SELECT min(id) FROM sweep WHERE id >= ? AND is_full";
         let full = self.connection.query_row(select, params![self.next], |row| row.get(0));
@@ -354,7 +354,7 @@ impl DayReader {
             events.extend(day.event(row)?);
             Ok(())
         });
-        // Of a damaged table, the events before the damage are worth something.
+        // The events before the damage of a damaged table are still right.
         match found {
             Err(error) if events.is_empty() => Err(error),
             _ => Ok(events),

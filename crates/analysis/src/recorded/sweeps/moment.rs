@@ -12,14 +12,14 @@ use pagewise_model::sweep::{
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::{
-    RecordOptions, command, events, line, list_table, named, per_minute, pids, share_of, user,
-    values, weight,
+    RecordOptions, beginning, command, events, line, list_table, named, per_minute, pids, share_of,
+    user, values, weight,
 };
 use crate::blocks::{facts_of, for_programs};
 use crate::cells::text;
 use crate::explain::fact;
 
-/// What a recording has of one time.
+/// Values of a recording at one time.
 #[derive(Clone, Debug)]
 pub struct RecordedMoment<'a> {
     /// The time that was asked for, in nanoseconds since 1970.
@@ -203,7 +203,8 @@ fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<R
         .iter()
         .map(|(_, sample)| CellValue::Record(of(sample).into_iter().take(4).collect()));
     let all = latest.iter().map(|(_, sample)| CellValue::Record(of(sample)));
-    let commands = latest.iter().map(|(process, _)| command(&process.identity)).collect();
+    let commands =
+        latest.iter().map(|(process, _)| beginning(&command(&process.identity))).collect();
     let columns = vec![
         pids(latest.iter().map(|(process, _)| process.key.pid)),
         crate::blocks::for_people(values("categories", "RESIDENT BY CATEGORY", people)),

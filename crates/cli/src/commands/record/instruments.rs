@@ -1,4 +1,4 @@
-//! What a recorder reads beside sweeps: categories of processes, and snapshots and diagnoses by
+//! Instruments of a recorder beside sweeps: categories of processes, and snapshots and diagnoses by
 //! processes of their own.
 
 use std::cmp::Reverse;
