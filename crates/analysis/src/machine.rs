@@ -4,3 +4,4 @@ pub(crate) mod cgroup_limit;
 pub mod doctor;
 pub mod events;
 pub mod fragmentation;
+pub mod top;
