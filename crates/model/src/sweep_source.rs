@@ -7,7 +7,7 @@ pub trait SweepSource {
     /// Why a sweep cannot be read.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Times of the first and the last sweep; `None` if there are none.
+    /// Times of the first and the last sweep; `None` for an empty recording.
     ///
     /// # Errors
     /// The source cannot be read.

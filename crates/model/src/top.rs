@@ -251,7 +251,7 @@ pub struct TopTable {
     pub rows: Vec<TopRow>,
     /// Number of rows that the filter leaves out.
     pub filtered: u64,
-    /// Why there are no rows, if the sweep has no objects of this kind.
+    /// Reason of a table without rows, if the sweep has no objects of this kind.
     pub missing: Option<Absent>,
     /// Number of processes whose memory cannot be read, and the reason for the first.
     pub unreadable: Option<(u64, Absent)>,

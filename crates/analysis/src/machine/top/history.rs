@@ -70,7 +70,7 @@ pub(super) struct ProcessSeries {
     is_pss: bool,
 }
 
-/// What a live table needs to know of the last sweeps.
+/// The last sweeps, reduced to the values of a live table.
 #[derive(Debug, Default)]
 pub struct TopHistory {
     times: VecDeque<SweepTime>,

@@ -80,7 +80,7 @@ impl<S: SweepSource> ReplayCursor<S> {
         self.go(self.time().saturating_sub(1))
     }
 
-    /// Goes to the next event, or returns false if there is none.
+    /// Goes to the next event, or returns false after the last one.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -89,7 +89,7 @@ impl<S: SweepSource> ReplayCursor<S> {
         event.map_or(Ok(false), |event| self.go(event.time.unix_ns).map(|()| true))
     }
 
-    /// Goes to the previous event, or returns false if there is none.
+    /// Goes to the previous event, or returns false before the first one.
     ///
     /// # Errors
     /// The source cannot be read.
