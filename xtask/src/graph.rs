@@ -24,6 +24,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("scan", &["model", "sys", "proc", "remote", "heaplog"]),
     ("analysis", &["model", "stats"]),
     ("view", &["model"]),
+    ("tui", &["model", "view"]),
     ("capi", &["alloc", "measure", "model"]),
     ("malloc", &["alloc"]),
     ("preload", &["heaplog"]),
@@ -40,7 +41,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
             "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan", "diagnose",
-            "sampler", "store",
+            "sampler", "store", "tui",
         ],
     ),
     ("skip", &[]),

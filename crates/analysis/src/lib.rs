@@ -14,11 +14,13 @@ mod recorded;
 #[cfg(test)]
 mod sample;
 pub(crate) use machine::cgroup_limit;
-pub use machine::{account, cgroup_report, doctor, events, fragmentation, headroom, oom, system};
+pub use machine::{
+    account, cgroup_report, doctor, events, fragmentation, headroom, oom, system, top,
+};
 pub use measured::{lab, simulated, stat};
 pub(crate) use process::{address_map, swapped};
 pub use process::{
     diff, explain, filter, heap_graph, heap_scan, invariants, maps, page_map, pagewise_pools,
-    pools, ps, pss, quadrants, sections, thp, trim,
+    pools, program_name, ps, pss, quadrants, sections, thp, trim,
 };
 pub use recorded::{calls, faults, guard, heap, shootdowns, sweeps, watch};

@@ -9,3 +9,4 @@ pub mod fragmentation;
 pub mod headroom;
 pub mod oom;
 pub mod system;
+pub mod top;

@@ -11,6 +11,7 @@ pub mod maps;
 pub mod page_map;
 pub mod pagewise_pools;
 pub mod pools;
+pub mod program_name;
 pub mod ps;
 pub mod pss;
 pub mod quadrants;

@@ -15,7 +15,7 @@ use pagewise_model::report::{CellValue, Paragraph, Report, ReportBlock};
 
 use crate::cells::for_people;
 pub use crate::number::Units;
-use crate::words::{Wording, clean};
+use crate::words::{Wording, clean, push_cut};
 use page::{Ink, TextPage};
 
 /// Style of the text.
@@ -91,6 +91,18 @@ pub fn human(size: Bytes) -> String {
 /// hint.
 pub fn inline(pieces: &[CellValue]) -> String {
     Wording { units: Units::Human, bare: false, notes: None }.sentence(pieces)
+}
+
+/// A value as a cell of a table shows it: a size below 1 KiB has no unit.
+pub fn cell(value: &CellValue) -> String {
+    Wording { units: Units::Human, bare: true, notes: None }.value(value)
+}
+
+/// A clean text in at most `columns` columns, with `…` for the middle of a longer one.
+pub fn cut(text: &str, columns: usize) -> String {
+    let mut out = String::new();
+    push_cut(&mut out, text, columns);
+    out
 }
 
 fn title(page: &mut TextPage<'_>, pieces: &[CellValue]) {

@@ -3,6 +3,7 @@
 
 pub(crate) mod core;
 pub(crate) mod heap;
+pub mod live;
 mod tables;
 mod totals;
 pub(crate) mod who;

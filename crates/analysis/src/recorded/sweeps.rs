@@ -2,7 +2,7 @@
 
 mod categories;
 mod compared;
-mod events;
+pub(crate) mod events;
 mod moment;
 mod period;
 mod status;
@@ -23,6 +23,7 @@ use crate::explain::fact;
 
 pub use categories::categories;
 pub use compared::{ComparedSweeps, compare};
+pub use events::is_notable;
 pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};

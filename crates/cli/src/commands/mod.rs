@@ -28,6 +28,8 @@ pub(crate) mod syscalls;
 pub(crate) mod system;
 pub(crate) mod table;
 pub(crate) mod thp;
+#[cfg(feature = "top")]
+pub(crate) mod top;
 pub(crate) mod trim;
 pub(crate) mod watch;
 

@@ -9,6 +9,8 @@ use clap::{CommandFactory, Subcommand};
 
 #[cfg(feature = "record")]
 use super::record;
+#[cfg(feature = "top")]
+use super::top;
 use super::{
     define, diagnose, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps,
     oom, pages, pools, ps, run, shell, shootdowns, sim, stat, syscalls, system, thp, trim, watch,
@@ -67,6 +69,27 @@ pub(crate) enum Command {
     Maps(maps::Maps),
     /// List all processes with their PSS, USS, RSS and swap
     Ps(ps::Ps),
+    /// Show processes and cgroups live, with their growth
+    ///
+    /// The table has PSS, USS, RSS, swap, growth per minute, page faults per second,
+    /// memory pressure, and the order in which the kernel would kill processes.
+    ///
+    /// Enter opens the page of a process: its memory by category, the growth since the
+    /// page was opened, mappings, stacks. `d` diagnoses the process, `h` scans its
+    /// heap, `f` records its page faults, `?` shows all keys.
+    ///
+    /// top reads less often if it would otherwise use more than 1 % of a CPU core (3 %
+    /// with thousands of processes).
+    ///
+    /// Examples:
+    ///   pagewise top
+    ///   pagewise top 1234
+    ///   pagewise top /system.slice/redis.service
+    ///   pagewise top --cgroups --tree
+    ///   pagewise top --sort growth --every 5s
+    #[cfg(feature = "top")]
+    #[command(verbatim_doc_comment)]
+    Top(top::TopArgs),
     /// Show which memory grew, between snapshots or over time
     ///
     /// Examples:
@@ -358,6 +381,8 @@ impl Command {
             Command::Explain(args) => explain::run(args, &look),
             Command::Maps(args) => maps::run(args, &look),
             Command::Ps(args) => ps::run(&args, &look),
+            #[cfg(feature = "top")]
+            Command::Top(args) => top::run(&args, &look),
             Command::Diff(args) => diff::run(&args, &look),
             Command::Define(args) => define::run(&args, &look),
             Command::Pages(args) => pages::run(&args, &look),
@@ -399,11 +424,15 @@ impl Command {
 const OVER_TIME: &[&str] = &["record", "replay"];
 #[cfg(not(feature = "record"))]
 const OVER_TIME: &[&str] = &[];
+#[cfg(feature = "top")]
+const LOOK_COMMANDS: &[&str] = &["explain", "maps", "ps", "top", "diff", "pages", "pools"];
+#[cfg(not(feature = "top"))]
+const LOOK_COMMANDS: &[&str] = &["explain", "maps", "ps", "diff", "pages", "pools"];
 
 /// Each group, by its heading, with its commands.
 const GROUPS: [(&str, &[&str]); 8] = [
     ("Start here", &["diagnose"]),
-    ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
+    ("Look at memory", LOOK_COMMANDS),
     ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
     ("Machine over time", OVER_TIME),
     ("Fix", &["trim", "thp", "run"]),

@@ -9,3 +9,5 @@ mod core_file;
 mod diagnose;
 mod pools;
 mod saved_files;
+#[cfg(feature = "top")]
+mod top;

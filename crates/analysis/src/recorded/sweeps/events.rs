@@ -8,7 +8,7 @@ use crate::blocks::for_programs;
 use crate::cells::text;
 
 /// True for an event that a reader looks for; starts, ends and short processes are background.
-pub(super) const fn is_notable(event: &SweepEventKind) -> bool {
+pub const fn is_notable(event: &SweepEventKind) -> bool {
     match event {
         SweepEventKind::Started { .. }
         | SweepEventKind::Exited { .. }
@@ -22,7 +22,7 @@ pub(super) const fn is_notable(event: &SweepEventKind) -> bool {
 }
 
 /// The event as a sentence.
-pub(super) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
+pub(crate) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
     let pid = |key: &pagewise_model::sweep::ProcessKey| text(key.pid.to_string());
     match event {
         SweepEventKind::Started { process, name } => {

@@ -15,6 +15,8 @@ use pagewise_view::text::Units;
 use super::args::{RecordDiffArgs, ReplayArgs, ReportArgs, RowArgs};
 use super::times::{self, now_ns, time};
 use crate::args::OutputArgs;
+#[cfg(feature = "top")]
+use crate::commands::top;
 use crate::output::emit;
 use crate::target::UsageError;
 use crate::terminal::TerminalLook;
@@ -71,6 +73,11 @@ pub(super) fn report(args: &ReportArgs, look: &TerminalLook) -> anyhow::Result<E
 pub(super) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     let at = time(&args.at, now_ns())?;
     let reader = RecordReader::open(&times::folder(&args.folder))?;
+    #[cfg(feature = "top")]
+    if top::is_for_terminal(&args.output) {
+        let offset = times::utc_offset(at);
+        return top::replay(top::StoredSweeps(reader), Some(at), offset, look);
+    }
     let sweep = sweep_at(&reader, at)?;
     let over = nanoseconds(args.over).max(1);
     let earlier = |at_ns| reader.at(at_ns).ok().flatten();

@@ -61,13 +61,14 @@ pub(super) fn time(text: &str, now_ns: u64) -> Result<u64, UsageError> {
     Ok(seconds.saturating_mul(1_000_000_000))
 }
 
+/// Seconds by which the time zone is ahead of UTC at a time.
+pub(super) fn utc_offset(at_ns: u64) -> i64 {
+    system::utc_offset(i64::try_from(at_ns / 1_000_000_000).unwrap_or(i64::MAX))
+}
+
 /// The look of reports.
 pub(super) fn options(rows: &RowArgs, at_ns: u64) -> RecordOptions {
-    let seconds = i64::try_from(at_ns / 1_000_000_000).unwrap_or(i64::MAX);
-    RecordOptions {
-        utc_offset: system::utc_offset(seconds),
-        rows: rows.rows.0.unwrap_or(usize::MAX),
-    }
+    RecordOptions { utc_offset: utc_offset(at_ns), rows: rows.rows.0.unwrap_or(usize::MAX) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,200 @@
+//! The last sweeps, reduced to what a table of growth needs: some bytes for each process and sweep.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use pagewise_model::sweep::{
+    ProcessIdentity, ProcessKey, Sweep, SweepDelta, SweepEvent, SweepProcess, SweepTime,
+};
+use pagewise_model::{Absent, Name, Reading};
+
+use crate::program_name::{ProgramName, program_name};
+use crate::sweeps::is_notable;
+
+/// Samples of the history: a minute at one sweep a second.
+pub const MAX_SAMPLES: usize = 60;
+/// Growth is the change over at most this time.
+const GROWTH_NS: u64 = 60_000_000_000;
+/// Events that the history keeps.
+const MAX_EVENTS: usize = 8;
+
+/// The object was not there, or its memory could not be read.
+const GONE: u64 = u64::MAX;
+
+/// Memory of an object at the last sweeps, oldest first; the last value is of the last sweep.
+#[derive(Clone, Debug, Default)]
+pub(super) struct MemorySeries {
+    values: VecDeque<u64>,
+}
+
+impl MemorySeries {
+    fn push(&mut self, value: u64) {
+        if self.values.len() == MAX_SAMPLES {
+            self.values.pop_front();
+        }
+        self.values.push_back(value);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.values.iter().all(|&value| value == GONE)
+    }
+
+    /// The last `count` values, oldest first.
+    pub(super) fn last(&self, count: usize) -> Vec<Option<u64>> {
+        let skipped = self.values.len().saturating_sub(count);
+        self.values.iter().skip(skipped).map(|&it| Some(it).filter(|&it| it != GONE)).collect()
+    }
+
+    /// Adds the values of another series, aligned at their ends.
+    pub(super) fn add(&mut self, other: &MemorySeries) {
+        while self.values.len() < other.values.len() {
+            self.values.push_front(GONE);
+        }
+        for (sum, &more) in self.values.iter_mut().rev().zip(other.values.iter().rev()) {
+            *sum = match (*sum, more) {
+                (sum, GONE) => sum,
+                (GONE, more) => more,
+                (sum, more) => sum.saturating_add(more).min(GONE - 1),
+            };
+        }
+    }
+}
+
+/// A process of the last sweeps.
+#[derive(Debug)]
+pub(super) struct ProcessSeries {
+    pub(super) identity: Arc<ProcessIdentity>,
+    pub(super) shown: ProgramName,
+    pub(super) memory: MemorySeries,
+    /// True if the values are PSS, false if they are RSS.
+    is_pss: bool,
+}
+
+/// The last sweeps, reduced to the values of a live table.
+#[derive(Debug, Default)]
+pub struct TopHistory {
+    times: VecDeque<SweepTime>,
+    processes: HashMap<ProcessKey, ProcessSeries>,
+    cgroups: HashMap<Name, MemorySeries>,
+    current: Option<Arc<Sweep>>,
+    delta: Option<SweepDelta>,
+    events: VecDeque<SweepEvent>,
+}
+
+impl TopHistory {
+    /// Adds a sweep, later than all before it, and the events that it found.
+    pub fn push(&mut self, sweep: Arc<Sweep>, events: &[SweepEvent]) {
+        if self.times.len() == MAX_SAMPLES {
+            self.times.pop_front();
+        }
+        self.times.push_back(sweep.time);
+        self.add_processes(&sweep);
+        self.add_cgroups(&sweep);
+        self.delta = self.current.as_ref().map(|before| SweepDelta::between(before, &sweep));
+        self.current = Some(sweep);
+        for event in events.iter().filter(|it| is_notable(&it.event)) {
+            if self.events.len() == MAX_EVENTS {
+                self.events.pop_front();
+            }
+            self.events.push_back(event.clone());
+        }
+    }
+
+    fn add_processes(&mut self, sweep: &Sweep) {
+        for process in &sweep.processes {
+            let (value, is_pss) = memory_of(process);
+            let series = self.processes.entry(process.key).or_insert_with(|| ProcessSeries {
+                identity: process.identity.clone(),
+                shown: program_name(&process.identity),
+                memory: MemorySeries::default(),
+                is_pss,
+            });
+            if series.is_pss != is_pss {
+                // PSS and RSS in one series would look like growth.
+                series.memory = MemorySeries::default();
+                series.is_pss = is_pss;
+            }
+            if !Arc::ptr_eq(&series.identity, &process.identity) {
+                series.shown = program_name(&process.identity);
+                series.identity = process.identity.clone();
+            }
+            series.memory.push(value);
+        }
+        self.processes.retain(|key, series| {
+            if sweep.process(*key).is_none() {
+                series.memory.push(GONE);
+            }
+            !series.memory.is_empty()
+        });
+    }
+
+    fn add_cgroups(&mut self, sweep: &Sweep) {
+        for cgroup in sweep.cgroups.iter().flatten() {
+            let value = cgroup.current.as_ref().map_or(GONE, |bytes| bytes.0);
+            self.cgroups.entry(cgroup.path.clone()).or_default().push(value);
+        }
+        self.cgroups.retain(|path, series| {
+            if sweep.cgroup(path).is_none() {
+                series.push(GONE);
+            }
+            !series.is_empty()
+        });
+    }
+
+    /// The last sweep.
+    pub fn current(&self) -> Option<&Sweep> {
+        self.current.as_deref()
+    }
+
+    /// The change from the last sweep but one to the last.
+    pub fn delta(&self) -> Option<&SweepDelta> {
+        self.delta.as_ref()
+    }
+
+    /// The last events, oldest first.
+    pub fn events(&self) -> impl Iterator<Item = &SweepEvent> {
+        self.events.iter()
+    }
+
+    pub(super) fn process(&self, key: ProcessKey) -> Option<&ProcessSeries> {
+        self.processes.get(&key)
+    }
+
+    /// All processes of the last sweeps, also those that have ended.
+    pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessSeries> {
+        self.processes.values()
+    }
+
+    pub(super) fn cgroup(&self, path: &Name) -> Option<&MemorySeries> {
+        self.cgroups.get(path)
+    }
+
+    /// Growth in bytes per minute from the oldest sample of the last minute to the last sample.
+    pub(super) fn growth(&self, series: &MemorySeries) -> Reading<i64> {
+        let missing = || Absent::NotCollected("growth needs two samples".into());
+        let offset = self.times.len().saturating_sub(series.values.len());
+        let now = self.times.back().ok_or_else(missing)?.boot_ns;
+        let last = *series.values.back().filter(|&&value| value != GONE).ok_or_else(missing)?;
+        let samples = self.times.iter().skip(offset).zip(&series.values);
+        let mut earlier = samples
+            .filter(|(time, value)| **value != GONE && time.boot_ns < now)
+            .map(|(time, value)| (now - time.boot_ns, *value));
+        let first = earlier.next().ok_or_else(missing)?;
+        let (elapsed, value) = match first.0 <= GROWTH_NS {
+            true => first,
+            // The last one before the window, if the samples are farther apart than the window.
+            false => earlier.fold(first, |best, sample| match best.0 <= GROWTH_NS {
+                true => best,
+                false => sample,
+            }),
+        };
+        let change = i128::from(last) - i128::from(value);
+        let per_minute = change * i128::from(GROWTH_NS) / i128::from(elapsed.max(1));
+        Ok(i64::try_from(per_minute).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX }))
+    }
+}
+
+/// PSS, or RSS if the pages may not be read; and whether it is PSS.
+fn memory_of(process: &SweepProcess) -> (u64, bool) {
+    process.pss_total().map_or((process.rss.0, false), |pss| (pss.0, true))
+}

@@ -1,0 +1,150 @@
+//! The loop over a recording: the same screen, with steps in place of new sweeps.
+
+use std::ffi::c_int;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use pagewise_analysis::top::{self, ReplayCursor};
+use pagewise_model::sweep_source::SweepSource;
+use pagewise_model::top::TopQuery;
+use pagewise_tui::{ReplayStep, TopOptions, TopState, TuiAction, TuiEvent};
+use pagewise_view::text::Units;
+use signal_hook::consts::{SIGCONT, SIGTSTP};
+use signal_hook::low_level::emulate_default_handler;
+
+use super::live::LiveEvent;
+use super::screen::FullScreen;
+use super::{input, require_terminal};
+use crate::terminal::TerminalLook;
+
+const MINUTE_NS: u64 = 60_000_000_000;
+
+/// A recording on the screen.
+struct ReplayTop<S> {
+    cursor: ReplayCursor<S>,
+    state: TopState,
+    screen: FullScreen,
+}
+
+/// Shows a recording from a time on, in nanoseconds since 1970, until the user quits. `utc_offset`
+/// is the offset of the time zone in seconds.
+pub(crate) fn run<S: SweepSource>(
+    source: S,
+    at: Option<u64>,
+    utc_offset: i64,
+    look: &TerminalLook,
+) -> anyhow::Result<ExitCode> {
+    require_terminal("replay")?;
+    let Some(cursor) = ReplayCursor::new(source, at)? else {
+        bail!("the recording has no samples");
+    };
+    let style = look.style(false, Units::Human);
+    let (sender, receiver) = mpsc::channel();
+    let screen = FullScreen::enter().context("cannot draw on the terminal")?;
+    input::start(&sender).context("cannot read the terminal")?;
+    let state = TopState::new(TopOptions {
+        size: screen.size()?,
+        color: style.color,
+        units: style.units,
+        interval: Duration::ZERO,
+        query: TopQuery::default(),
+        recording: Some(cursor.span()),
+        utc_offset,
+    });
+    let mut replay = ReplayTop { cursor, state, screen };
+    replay.show_table();
+    let signal = loop {
+        replay.screen.draw(&replay.state).context("cannot draw on the terminal")?;
+        match receiver.recv().context("no source of events is left")? {
+            LiveEvent::Screen(event) if replay.apply(event)? => break None,
+            LiveEvent::Signal(SIGTSTP) => replay.suspend()?,
+            LiveEvent::Signal(SIGCONT) => replay.resume()?,
+            LiveEvent::Signal(signal) => break Some(signal),
+            LiveEvent::InputEnded => break None,
+            LiveEvent::Screen(_) | LiveEvent::Sweep(..) | LiveEvent::SweepFailed(_) => {}
+        }
+    };
+    replay.screen.leave();
+    ended(signal)
+}
+
+/// Ends as a signal asked for, so that the parent learns of it.
+fn ended(signal: Option<c_int>) -> anyhow::Result<ExitCode> {
+    if let Some(signal) = signal {
+        emulate_default_handler(signal)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl<S: SweepSource> ReplayTop<S> {
+    /// Applies an event of the screen. True if the user quits.
+    fn apply(&mut self, event: TuiEvent) -> anyhow::Result<bool> {
+        for action in self.state.apply(event) {
+            match action {
+                TuiAction::Quit => return Ok(true),
+                TuiAction::Suspend => self.suspend()?,
+                TuiAction::Redraw => self.screen.clear()?,
+                TuiAction::Query(_) => self.show_table(),
+                TuiAction::Step(step) => self.step(step)?,
+                TuiAction::Open(subject) => {
+                    let why = "a recording has no mappings of this process".to_owned();
+                    self.state.apply(TuiEvent::Unreadable(subject, why));
+                }
+                // A recording has no processes to read or to measure.
+                TuiAction::Freeze(_)
+                | TuiAction::Interval(_)
+                | TuiAction::Close
+                | TuiAction::Start(..)
+                | TuiAction::Stop(..)
+                | TuiAction::Save(_) => {}
+            }
+        }
+        Ok(false)
+    }
+
+    fn show_table(&mut self) {
+        if let Some(table) = top::table(self.cursor.history(), self.state.query()) {
+            self.state.apply(TuiEvent::Table(Arc::new(table)));
+        }
+    }
+
+    fn step(&mut self, step: ReplayStep) -> anyhow::Result<()> {
+        let (cursor, now) = (&mut self.cursor, self.cursor.time());
+        let has_event = match step {
+            ReplayStep::Next => cursor.step_forward().map(|()| true),
+            ReplayStep::Previous => cursor.step_back().map(|()| true),
+            ReplayStep::MinuteForward => {
+                cursor.go(now.saturating_add(MINUTE_NS))?;
+                // The next sweep can be more than a minute away.
+                let is_stuck = cursor.time() == now;
+                if is_stuck { cursor.step_forward() } else { Ok(()) }.map(|()| true)
+            }
+            ReplayStep::MinuteBack => cursor.go(now.saturating_sub(MINUTE_NS)).map(|()| true),
+            ReplayStep::NextEvent => cursor.next_event(),
+            ReplayStep::PreviousEvent => cursor.previous_event(),
+            ReplayStep::First => cursor.go(0).map(|()| true),
+            ReplayStep::Last => cursor.go(u64::MAX).map(|()| true),
+        }?;
+        if !has_event {
+            self.state.apply(TuiEvent::Message("no further event".to_owned()));
+        }
+        self.show_table();
+        Ok(())
+    }
+
+    fn suspend(&mut self) -> anyhow::Result<()> {
+        self.screen.leave();
+        emulate_default_handler(SIGTSTP)?;
+        self.resume()
+    }
+
+    fn resume(&mut self) -> anyhow::Result<()> {
+        self.screen.resume()?;
+        let (columns, lines) = self.screen.size()?;
+        self.state.apply(TuiEvent::Resize(columns, lines));
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! The terminal in the mode of a full screen, and back, whatever happens.
+
+use std::io::{self, BufWriter, Stdout, Write};
+use std::panic;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pagewise_tui::{TopState, draw};
+use ratatui::Terminal;
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::event::{DisableMouseCapture, EnableMouseCapture};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{
+    EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+
+/// A frame is written in few system calls.
+const BUFFER: usize = 64 << 10;
+
+/// True while the terminal is in the mode of a full screen.
+static IS_ENTERED: AtomicBool = AtomicBool::new(false);
+/// True once a thread panicked.
+static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+static PANIC_HOOK: Once = Once::new();
+
+/// The terminal while a full screen is on it.
+pub(super) struct FullScreen {
+    terminal: Terminal<CrosstermBackend<BufWriter<Stdout>>>,
+}
+
+impl FullScreen {
+    /// Takes the terminal over. A panic of any thread restores it.
+    pub(super) fn enter() -> io::Result<FullScreen> {
+        PANIC_HOOK.call_once(|| {
+            let before = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                HAS_PANICKED.store(true, Ordering::SeqCst);
+                restore();
+                before(info);
+            }));
+        });
+        let out = BufWriter::with_capacity(BUFFER, io::stdout());
+        let terminal = Terminal::new(CrosstermBackend::new(out))?;
+        let mut screen = FullScreen { terminal };
+        screen.resume()?;
+        Ok(screen)
+    }
+
+    /// Columns and lines.
+    pub(super) fn size(&self) -> io::Result<(u16, u16)> {
+        let size = self.terminal.size()?;
+        Ok((size.width, size.height))
+    }
+
+    /// Draws the state.
+    pub(super) fn draw(&mut self, state: &TopState) -> io::Result<()> {
+        self.terminal.draw(|frame| draw(frame, state)).map(|_| ())
+    }
+
+    /// Makes the next frame draw every cell.
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        self.terminal.clear()
+    }
+
+    /// Gives the terminal back until [`FullScreen::resume`].
+    pub(super) fn leave(&mut self) {
+        restore();
+    }
+
+    /// Takes the terminal over, again if a shell had it meanwhile.
+    pub(super) fn resume(&mut self) -> io::Result<()> {
+        // A shell may have changed the mode while this process was stopped: set it in any case.
+        disable_raw_mode()?;
+        enable_raw_mode()?;
+        IS_ENTERED.store(true, Ordering::SeqCst);
+        execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture, Hide)?;
+        self.terminal.clear()
+    }
+
+    /// True if a thread panicked: its message is on the terminal.
+    pub(super) fn has_panicked() -> bool {
+        HAS_PANICKED.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FullScreen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Restores the terminal. Errors are ignored: if the terminal is gone, nothing is left to restore.
+fn restore() {
+    if IS_ENTERED.swap(false, Ordering::SeqCst) {
+        let mut out = io::stdout();
+        let _ = execute!(out, DisableMouseCapture, LeaveAlternateScreen, Show);
+        let _ = out.flush();
+        let _ = disable_raw_mode();
+    }
+}

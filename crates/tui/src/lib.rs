@@ -1,0 +1,22 @@
+//! The live view of `pagewise top` and `pagewise replay`: a state machine of keys, tables and
+//! pages, and its drawing. Neither reads a file, a clock or a terminal.
+//!
+//! [`TopState::apply`] takes an event and returns the actions that the caller carries out;
+//! [`draw`] draws the state into a frame. Text from outside is escaped before it reaches a frame.
+#![forbid(unsafe_code)]
+
+mod draw;
+mod event;
+mod keys;
+mod layout;
+mod palette;
+mod sgr;
+mod state;
+
+pub use draw::draw;
+pub use event::{
+    InstrumentEnd, KeyPress, LiveReports, OutputStream, PageInstrument, PageSubject, PointerAction,
+    ReplayStep, TuiAction, TuiEvent,
+};
+pub use keys::{KEY_GROUPS, KeyBinding, KeyBindings, KeyGroup};
+pub use state::{MIN_COLUMNS, MIN_LINES, TopOptions, TopState};

@@ -1,0 +1,55 @@
+//! Colors that people with any color vision can tell apart. Each meaning also has a shape, a sign
+//! or a weight, so that nothing depends on color alone.
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// Meaning of a style.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paint {
+    Plain,
+    Bold,
+    Dim,
+    /// Headings of columns, and the selected row.
+    Reversed,
+    /// Memory that grows; warnings.
+    Rising,
+    /// Memory that shrinks.
+    Falling,
+    /// Errors and kills.
+    Alarm,
+    /// Bars and trends.
+    Bar,
+    /// Names in reports.
+    Accent,
+}
+
+/// Colors on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Palette {
+    pub(crate) color: bool,
+}
+
+// Orange, vermilion, blue and sky blue of Okabe and Ito, by the nearest of the 256 colors of
+// terminals. They differ in brightness too, and can be read on dark and on light backgrounds.
+const ORANGE: Color = Color::Indexed(172);
+const VERMILION: Color = Color::Indexed(166);
+const BLUE: Color = Color::Indexed(32);
+const SKY: Color = Color::Indexed(38);
+
+impl Palette {
+    pub(crate) fn style(self, paint: Paint) -> Style {
+        let (color, modifier) = match paint {
+            Paint::Plain => (None, Modifier::empty()),
+            Paint::Bold => (None, Modifier::BOLD),
+            Paint::Dim => (None, Modifier::DIM),
+            Paint::Reversed => (None, Modifier::REVERSED),
+            Paint::Rising => (Some(ORANGE), Modifier::BOLD),
+            Paint::Falling => (Some(BLUE), Modifier::empty()),
+            Paint::Alarm => (Some(VERMILION), Modifier::BOLD),
+            Paint::Bar => (Some(BLUE), Modifier::empty()),
+            Paint::Accent => (Some(SKY), Modifier::empty()),
+        };
+        let style = Style::new().add_modifier(modifier);
+        color.filter(|_| self.color).map_or(style, |color| style.fg(color))
+    }
+}
