@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use gimli::{EndianSlice, RunTimeEndian};
 use pagewise_model::data_types::{
-    DataTypes, PointerField, ThreadStorage, TypedThreadLocal, TypedVariable,
+    DataType, DataTypes, ThreadStorage, TypedThreadLocal, TypedVariable,
 };
 use pagewise_model::{AddrRange, Name};
 
@@ -132,16 +132,18 @@ pub(crate) fn add_types(
             found.classes.push((class.clone(), base.saturating_add(data_type)));
         }
     }
-    let moved = |index: u32| base.saturating_add(index);
-    found.types.extend(resolver.finish().into_iter().map(|mut data_type| {
-        data_type.first = data_type.first.map(moved);
-        for field in &mut data_type.pointers {
-            let PointerField { target, .. } = field;
-            *target = target.map(moved);
-        }
-        data_type
-    }));
+    found.types.extend(resolver.finish().into_iter().map(|data_type| renumbered(data_type, base)));
     Ok(())
+}
+
+/// A type whose references to other types count from `base`.
+fn renumbered(mut data_type: DataType, base: u32) -> DataType {
+    let moved = |index: u32| base.saturating_add(index);
+    data_type.first = data_type.first.map(moved);
+    for field in &mut data_type.pointers {
+        field.target = field.target.map(moved);
+    }
+    data_type
 }
 
 /// A bounded name.

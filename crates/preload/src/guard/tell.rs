@@ -257,6 +257,16 @@ pub(crate) fn tell(bug: &ObjectBug) {
             stacks[2] = slot.freed_at.load(Relaxed);
         }
     }
+    put_stacks(stacks, &mut message);
+    if !message.send() {
+        kernel::complain(
+            b"pagewise guard: the heap was misused, and nobody listens to be told how\n",
+        );
+    }
+}
+
+/// Adds the frames of the call stacks, and the modules that contain their code.
+fn put_stacks(stacks: [u32; 3], message: &mut BugMessage) {
     let mut modules = Modules { known: [0; MAX_MODULES], count: 0 };
     for node in stacks {
         for place in (StackNodes { node, left: MAX_STACK_FRAMES }) {
@@ -264,7 +274,7 @@ pub(crate) fn tell(bug: &ObjectBug) {
         }
     }
     for index in 0..modules.count {
-        modules.put(index, &mut message);
+        modules.put(index, message);
     }
     message.set(word::MODULES, modules.count as u64);
     for (number, node) in stacks.into_iter().enumerate() {
@@ -276,11 +286,6 @@ pub(crate) fn tell(bug: &ObjectBug) {
             frames += 1;
         }
         message.set(word::FRAMES + number, frames);
-    }
-    if !message.send() {
-        kernel::complain(
-            b"pagewise guard: the heap was misused, and nobody listens to be told how\n",
-        );
     }
 }
 

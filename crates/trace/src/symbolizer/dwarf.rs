@@ -172,49 +172,7 @@ pub(super) struct DebugInfo {
 impl DebugInfo {
     /// Parses the sections.
     pub(super) fn parse(dwarf: Dwarf) -> Result<DebugInfo> {
-        let mut by_unit: HashMap<u64, Vec<gimli::Range>> = HashMap::new();
-        let mut headers = dwarf.debug_aranges.headers();
-        let mut count = 0;
-        while let Ok(Some(header)) = headers.next() {
-            let ranges = by_unit.entry(header.debug_info_offset().0).or_default();
-            let mut entries = header.entries();
-            while let Some(entry) = entries.next().transpose() {
-                count += 1;
-                if count > MAX_RANGES {
-                    return Err(Error::Io);
-                }
-                ranges.extend(entry.ok().filter(|it| it.length() != 0).map(|it| it.range()));
-            }
-        }
-        let (mut ranges, mut units) = (Vec::new(), Vec::new());
-        let mut headers = dwarf.units();
-        while let Ok(Some(header)) = headers.next() {
-            let Some(offset) = header.debug_info_offset() else { continue };
-            if units.len() >= MAX_UNITS {
-                return Err(Error::Io);
-            }
-            units.push(offset.0);
-            let is_code = !matches!(
-                header.type_(),
-                UnitType::Type { .. } | UnitType::SplitType { .. } | UnitType::Partial
-            );
-            if !is_code {
-                continue;
-            }
-            if let Some(known) = by_unit.get(&offset.0) {
-                ranges.extend(known.iter().map(|range| (*range, offset)));
-                continue;
-            }
-            // A unit that makes no sense hides none of the others.
-            let of_unit = dwarf
-                .abbreviations(&header)
-                .and_then(|abbreviations| unit(&dwarf, header, abbreviations))
-                .and_then(|(unit, root)| root.extent.ranges(&dwarf, &unit));
-            ranges.extend(of_unit.unwrap_or_default().into_iter().map(|range| (range, offset)));
-            if ranges.len() > MAX_RANGES {
-                return Err(Error::Io);
-            }
-        }
+        let (ranges, units) = code_of_units(&dwarf, &ranges_by_unit(&dwarf)?)?;
         let mut shared_units = Vec::new();
         let mut headers = dwarf.sup().map(gimli::Dwarf::units);
         while let Some(Ok(Some(header))) = headers.as_mut().map(|it| it.next()) {
@@ -223,7 +181,6 @@ impl DebugInfo {
                 return Err(Error::Io);
             }
         }
-        let ranges = Ranges::new(ranges);
         let bytes = ranges.bytes() + ((units.len() + shared_units.len()) * 8) as u64;
         let (loaded, referred) = (HashMap::new(), HashMap::new());
         Ok(DebugInfo { dwarf, ranges, units, shared_units, loaded, referred, bytes })
@@ -469,6 +426,63 @@ impl DebugInfo {
         let at = at.to_unit_offset(&unit.header).ok_or_else(nowhere)?;
         Ok((unit, at))
     }
+}
+
+/// The address ranges in `.debug_aranges`, by the offset of their unit.
+fn ranges_by_unit(dwarf: &Dwarf) -> Result<HashMap<u64, Vec<gimli::Range>>> {
+    let mut by_unit: HashMap<u64, Vec<gimli::Range>> = HashMap::new();
+    let mut headers = dwarf.debug_aranges.headers();
+    let mut count = 0;
+    while let Ok(Some(header)) = headers.next() {
+        let ranges = by_unit.entry(header.debug_info_offset().0).or_default();
+        let mut entries = header.entries();
+        while let Some(entry) = entries.next().transpose() {
+            count += 1;
+            if count > MAX_RANGES {
+                return Err(Error::Io);
+            }
+            ranges.extend(entry.ok().filter(|it| it.length() != 0).map(|it| it.range()));
+        }
+    }
+    Ok(by_unit)
+}
+
+/// The address ranges of all units that contain code, and the offsets of all units. The ranges are
+/// those of `known`, otherwise those of the unit itself.
+fn code_of_units(
+    dwarf: &Dwarf,
+    known: &HashMap<u64, Vec<gimli::Range>>,
+) -> Result<(Ranges<DebugInfoOffset<u64>>, Vec<u64>)> {
+    let (mut ranges, mut units) = (Vec::new(), Vec::new());
+    let mut headers = dwarf.units();
+    while let Ok(Some(header)) = headers.next() {
+        let Some(offset) = header.debug_info_offset() else { continue };
+        if units.len() >= MAX_UNITS {
+            return Err(Error::Io);
+        }
+        units.push(offset.0);
+        let is_code = !matches!(
+            header.type_(),
+            UnitType::Type { .. } | UnitType::SplitType { .. } | UnitType::Partial
+        );
+        if !is_code {
+            continue;
+        }
+        if let Some(known) = known.get(&offset.0) {
+            ranges.extend(known.iter().map(|range| (*range, offset)));
+            continue;
+        }
+        // A unit that cannot be parsed hides none of the others.
+        let of_unit = dwarf
+            .abbreviations(&header)
+            .and_then(|abbreviations| unit(dwarf, header, abbreviations))
+            .and_then(|(unit, root)| root.extent.ranges(dwarf, &unit));
+        ranges.extend(of_unit.unwrap_or_default().into_iter().map(|range| (range, offset)));
+        if ranges.len() > MAX_RANGES {
+            return Err(Error::Io);
+        }
+    }
+    Ok((Ranges::new(ranges), units))
 }
 
 impl Loaded {
