@@ -8,6 +8,7 @@
 pub mod bounds;
 pub mod calls;
 pub mod cause;
+pub mod civil;
 pub mod core_dump;
 pub mod counters;
 pub mod data_types;

@@ -96,7 +96,7 @@ pub struct SwapArea {
 
 /// Memory pressure (PSI): share of the last ten seconds in which tasks waited for memory, in
 /// hundredths of a percent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pressure {
     /// At least one task waited.
     pub some: u64,

@@ -1,6 +1,7 @@
 //! One reading of all processes and memory cgroups of a machine at one time, the differences
 //! between two such readings, and the events between them.
 
+mod category;
 mod delta;
 mod event;
 
@@ -13,6 +14,7 @@ use crate::reading::plain;
 use crate::settings::Pressure;
 use crate::{Absent, Bytes, Name, Pid, Reading};
 
+pub use category::{CategoryBytes, CategorySample};
 pub use delta::{CgroupDelta, CounterRate, MachineDelta, ProcessDelta, SweepDelta};
 pub use event::{GapReason, SweepEvent, SweepEventKind, SweepTrigger, TriggerTarget};
 
