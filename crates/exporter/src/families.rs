@@ -62,6 +62,15 @@ pub(crate) fn empty<R>(metrics: &[RowMetric<R>]) -> Vec<MetricFamily> {
     metrics.iter().map(family).collect()
 }
 
+/// All families that there can be, without series.
+pub fn metric_catalogue() -> Vec<MetricFamily> {
+    let mut families = machine::catalogue();
+    families.extend(groups::catalogue());
+    families.extend(cgroups::catalogue());
+    families.extend(ourselves::catalogue());
+    families
+}
+
 /// The values of a row, one element for each metric.
 pub(crate) fn values<R>(metrics: &[RowMetric<R>], row: &R) -> Vec<RowValues> {
     let each = metrics.iter().map(|metric| {

@@ -23,6 +23,7 @@ pub use exposition::{
     ExpositionFormat, LabelSet, MetricFamily, MetricKind, MetricSample, MetricValue, write_end,
     write_families,
 };
+pub use families::metric_catalogue;
 pub use groups::{GroupAssignment, GroupConfigError, GroupName, GroupRules, TemplateError};
 pub use http::{PublishedScrape, ScrapeServer, WebConfig, WebConfigError};
 pub use limits::SeriesLimits;

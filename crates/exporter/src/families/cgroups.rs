@@ -208,3 +208,10 @@ fn info_family() -> MetricFamily {
         samples: Vec::new(),
     }
 }
+
+/// The families without series.
+pub(super) fn catalogue() -> Vec<MetricFamily> {
+    let mut families = empty(&METRICS);
+    families.push(info_family());
+    families
+}

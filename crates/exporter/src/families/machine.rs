@@ -4,7 +4,7 @@ use pagewise_model::Reading;
 use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::sweep::{Sweep, SweepPressure};
 
-use super::{RowMetric, RowValues, of_one};
+use super::{RowMetric, RowValues, empty, of_one};
 use crate::exposition::{MetricFamily, MetricKind, MetricValue, label_text};
 
 const fn gauge(
@@ -129,4 +129,9 @@ fn ratio(hundredths: u64) -> f64 {
 /// The families of the machine.
 pub(crate) fn machine_families(sweep: &Sweep) -> Vec<MetricFamily> {
     of_one(&METRICS, sweep)
+}
+
+/// The families without series.
+pub(super) fn catalogue() -> Vec<MetricFamily> {
+    empty(&METRICS)
 }

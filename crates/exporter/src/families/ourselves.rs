@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pagewise_model::sweep::{Sweep, SweepCost, SweepTime};
 
-use super::{RowMetric, RowValues, of_one};
+use super::{RowMetric, RowValues, empty, of_one};
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue};
 
 /// Counts of the exporter since its start.
@@ -142,7 +142,7 @@ const METRICS: [RowMetric<OurRow>; 13] = [
 pub(crate) fn sweep_families(sweep: &Sweep, counts: SweepCounts) -> Vec<MetricFamily> {
     let row = OurRow { time: sweep.time, cost: sweep.cost, counts };
     let mut families = of_one(&METRICS, &row);
-    let mut version = family("pagewise_build_info", "", MetricKind::Gauge, "Version of pagewise.");
+    let mut version = version_family();
     let labels = LabelSet::new().with("version", env!("CARGO_PKG_VERSION").as_bytes());
     version.push(&Arc::new(labels), 1);
     families.push(version);
@@ -175,4 +175,17 @@ fn family(
     help: &'static str,
 ) -> MetricFamily {
     MetricFamily { name, help, unit, kind, samples: Vec::new() }
+}
+
+fn version_family() -> MetricFamily {
+    family("pagewise_build_info", "", MetricKind::Gauge, "Version of pagewise.")
+}
+
+/// The families without series.
+pub(super) fn catalogue() -> Vec<MetricFamily> {
+    let mut families = empty(&METRICS);
+    families.push(version_family());
+    families.extend(tail_families(0, 0));
+    families.iter_mut().for_each(|it| it.samples.clear());
+    families
 }

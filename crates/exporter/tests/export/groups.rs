@@ -44,7 +44,8 @@ process_names:
     let expected = [
         "bash",
         "/usr/local/bin/process-exporter",
-        "process-exporter/ann",
+        // `comm` has at most 15 bytes.
+        "process-exporte/ann",
         "prometheus:a.yml",
         "prom/ann",
         "-",
