@@ -19,7 +19,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let sweep = if args.anonymous { anonymous(&sweep) } else { sweep };
     let kernel = rustix::system::uname();
     let bundle = json!({
-        "schema": "pagewise-bundle/1",
+        "schema": "pagewise.bundle/1",
         "pagewise": env!("CARGO_PKG_VERSION"),
         "kernel": kernel.release().to_string_lossy(),
         "machine": kernel.machine().to_string_lossy(),
