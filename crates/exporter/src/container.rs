@@ -12,12 +12,12 @@ const ID_DIGITS: usize = 64;
 /// Bound of the log files that are listed.
 const MAX_LOG_FILES: usize = 10_000;
 
-/// What the path of a cgroup contains.
+/// Unit, container and pod in the path of a cgroup.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupOwner<'a> {
     /// The innermost slice, such as `system.slice`.
     pub slice: &'a [u8],
-    /// The systemd unit that is no slice: `ssh.service`, `session-1.scope`.
+    /// The systemd unit other than a slice: `ssh.service`, `session-1.scope`.
     pub unit: &'a [u8],
     /// The container runtime: `docker`, `containerd`, `cri-o`, `podman`.
     pub runtime: &'static str,

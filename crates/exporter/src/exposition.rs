@@ -59,7 +59,7 @@ pub struct MetricFamily {
 pub struct MetricSample {
     /// Labels that the sample shares with others.
     pub labels: Arc<LabelSet>,
-    /// A label that tells it from those.
+    /// A label that distinguishes it from those.
     pub extra: Option<(&'static str, Cow<'static, str>)>,
     /// The value.
     pub value: MetricValue,

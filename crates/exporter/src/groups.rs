@@ -60,7 +60,7 @@ impl GroupRules {
         GroupRules { rules: vec![rule], with_children: true }
     }
 
-    /// Whether processes without a matching rule belong to the group of an ancestor.
+    /// With `true`, processes without a matching rule belong to the group of an ancestor.
     #[must_use]
     pub fn with_children(mut self, with_children: bool) -> GroupRules {
         self.with_children = with_children;

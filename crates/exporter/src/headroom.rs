@@ -8,7 +8,7 @@ use pagewise_model::sweep::{Sweep, SweepCgroup};
 /// The headroom of each cgroup of a sweep.
 #[derive(Debug)]
 pub(crate) struct Headroom<'a> {
-    /// Bytes until the limit of the cgroup itself, by path; `u64::MAX` is no limit.
+    /// Bytes until the limit of the cgroup itself, by path; `u64::MAX` without a limit.
     own: HashMap<&'a [u8], Option<u64>>,
 }
 
@@ -18,7 +18,7 @@ impl<'a> Headroom<'a> {
         Headroom { own: cgroups.map(|it| (it.path.as_bytes(), own(it))).collect() }
     }
 
-    /// The lowest headroom of a cgroup and its ancestors; `u64::MAX` is no limit, `None` unknown.
+    /// The lowest headroom of a cgroup and its ancestors; `u64::MAX` without a limit, `None` if unknown.
     pub(crate) fn at(&self, path: &Name) -> Option<u64> {
         let path = path.as_bytes();
         let mut least = *self.own.get(path)?;

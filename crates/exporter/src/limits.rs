@@ -1,6 +1,6 @@
 //! Bounds of the number of series.
 
-/// How many series a scrape may have.
+/// Bounds of the series of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeriesLimits {
     /// Number of series of groups and cgroups together with those of the machine.

@@ -12,7 +12,7 @@ use crate::exposition::{MetricFamily, MetricKind, MetricSample, MetricValue};
 /// Time to connect, and for each read and write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer that are read.
-const MAX_ANSWER: u64 = 4096;
+const MAX_ANSWER: u64 = 4 << 10;
 
 /// Address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ const FILE: &str = "pagewise.prom";
 /// [`io::Error`] if the folder cannot be written to.
 pub fn write_textfile(folder: &Path, sweep: &ExportedSweep) -> io::Result<()> {
     let mut text = String::new();
-    // The collector refuses files with timestamps and end marks; it adds the age of the file itself.
+    // The collector refuses timestamps and end marks; it adds the age of the file itself.
     write_families(&mut text, &sweep.families, ExpositionFormat::Prometheus);
     // A name that the collector does not read.
     let unfinished = folder.join(format!(".{FILE}.{}", std::process::id()));

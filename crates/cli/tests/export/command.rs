@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -98,6 +99,35 @@ fn a_textfile_is_written_and_nothing_is_served() {
     assert!(text.is_empty());
     let written = fs::read_to_string(folder.path().join("pagewise.prom")).unwrap();
     assert!(value(&written, "pagewise_sweeps_total") == Some(1.0), "{written}");
+}
+
+#[test]
+fn a_collector_gets_each_reading_as_json() {
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args(["export", "--every", "1h", "--otlp", &url])
+        .spawn()
+        .unwrap();
+    let (mut stream, _) = collector.accept().unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut length, mut line) = (0, String::new());
+    while reader.read_line(&mut line).unwrap() > 2 {
+        if let Some(value) = line.strip_prefix("Content-Length: ") {
+            length = value.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let pushed: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let metrics = &pushed["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
+    let names: Vec<&str> =
+        metrics.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"pagewise_group_uss_bytes"), "{names:?}");
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
                 .fold(query.clone(), |query, name| query.replace(&format!("${name}"), ".*"))
                 .replace("$__rate_interval", "5m");
             let result = ask(&prometheus, &query);
-            // Machines without PSI, or without a memory cgroup, lack some metrics; few have a limit.
+            // Machines without PSI or a memory cgroup lack some metrics; few have a limit.
             let has_all = metrics.iter().all(|it| scraped.contains(&format!("\n{it}{{")));
             assert!(!result.is_empty() || !has_all || query.contains("< Inf"), "{file}: {query}");
         }

@@ -32,7 +32,7 @@ impl ServerProcess {
         server
     }
 
-    /// Another server, at an address that it was told. `None` if it is not installed.
+    /// Another server, at the address that `args` has. `None` if it is not installed.
     pub(crate) fn other(program: &str, args: &[&str], address: SocketAddr) -> Option<ServerProcess> {
         let mut command = Command::new(program);
         command.args(args).stdout(Stdio::null()).stderr(Stdio::null());

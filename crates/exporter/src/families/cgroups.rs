@@ -75,7 +75,7 @@ const METRICS: [RowMetric<CgroupRow>; 11] = [
     gauge(
         "pagewise_cgroup_limit_headroom_bytes",
         "bytes",
-        "Bytes until the nearest limit of the cgroup or an ancestor; +Inf if there is no limit.",
+        "Bytes until the nearest limit of the cgroup or an ancestor; +Inf without a limit.",
         |it, out| headroom(out, it.headroom),
     ),
     gauge(

@@ -138,7 +138,7 @@ const METRICS: [RowMetric<GroupSums>; 19] = [
     gauge(
         "pagewise_group_limit_headroom_bytes",
         "bytes",
-        "Bytes until the nearest memory limit of a cgroup of a process; +Inf if there is no limit.",
+        "Bytes until the nearest memory limit of a cgroup of a process; +Inf without a limit.",
         |it, out| headroom(out, it.headroom),
     ),
     gauge(

@@ -25,6 +25,8 @@ const MAX_DRAIN: Duration = Duration::from_secs(1);
 const TLS_BUFFER: usize = 16 << 10;
 /// Bytes that are read or written before other connections have their turn.
 const MAX_TURN_BYTES: usize = 256 << 10;
+/// Bytes of one read.
+const READ_BYTES: usize = 4 << 10;
 
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +180,7 @@ impl Connection {
 
     /// Reads what has come, within the bound of a request. True if the client has closed.
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
-        let mut buffer = [0; 4096];
+        let mut buffer = [0; READ_BYTES];
         while self.input.len() < MAX_HEAD_BYTES {
             let room = buffer.len().min(MAX_HEAD_BYTES - self.input.len());
             match self.read(&mut buffer[..room]) {
@@ -217,7 +219,7 @@ impl Connection {
         }
     }
 
-    /// Takes a request from the input. False if there is no whole one.
+    /// Takes a request from the input. False if it is incomplete.
     fn parse(&mut self, now: Instant, published: &PublishedScrape, web: &WebConfig) -> bool {
         match HttpRequest::parse(&self.input) {
             RequestParse::Partial if self.input.len() < MAX_HEAD_BYTES => return false,
@@ -225,7 +227,7 @@ impl Connection {
             RequestParse::Refused(status) => self.start(now, refuse(status)),
             RequestParse::Whole(request, length) => {
                 self.input.drain(..length);
-                self.input.shrink_to(4096);
+                self.input.shrink_to(READ_BYTES);
                 self.request = Some(request);
                 if web.has_users() {
                     // `since` stays: the oldest request is checked first.
@@ -322,7 +324,7 @@ impl Connection {
     /// Discards what the client still sends: closing a socket with unread bytes resets the
     /// connection, and the client may lose the answer.
     fn drain(&mut self) -> io::Result<()> {
-        let mut buffer = [0; 4096];
+        let mut buffer = [0; READ_BYTES];
         for _ in 0..16 {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

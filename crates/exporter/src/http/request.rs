@@ -18,7 +18,7 @@ pub(super) struct HttpRequest {
     pub(super) authorization: Option<Vec<u8>>,
 }
 
-/// A request, or why there is none.
+/// A request, or the reason for its absence.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum RequestParse {
     /// More bytes have to come.

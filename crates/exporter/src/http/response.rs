@@ -66,7 +66,7 @@ fn plain(request: &HttpRequest, status: u16, text: &str) -> HttpResponse {
     make(status, "text/plain; charset=utf-8", None, text, request.is_head, request.closes)
 }
 
-/// An answer to something that is no request; the connection ends.
+/// An answer to bytes that do not form a request; the connection ends.
 pub(super) fn refuse(status: u16) -> HttpResponse {
     let text = format!("{}\n", reason(status));
     make(status, "text/plain; charset=utf-8", None, &text, false, true)

@@ -46,7 +46,7 @@ pub enum WebConfigError {
     Value {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
@@ -101,7 +101,7 @@ impl WebConfig {
     ///
     /// # Errors
     /// [`WebConfigError`] names the file and the key. A key that this server does not support is an
-    /// error: ignoring it could leave the metrics open to everybody.
+    /// error: ignoring it could make the metrics public.
     pub fn load(path: &Path) -> Result<WebConfig, WebConfigError> {
         let text = fs::read_to_string(path).map_err(|error| io_error(path, error))?;
         let file: Option<ConfigFile> = serde_norway::from_str(&text)

@@ -2,12 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pagewise_exporter::{PublishedScrape, ScrapeServer, WebConfig};
+use pagewise_skip::{Lack, skip};
 
 use crate::parser::parse;
 use crate::sweeps::{export, process, sweep};
@@ -163,4 +166,51 @@ fn the_server_ends_while_clients_are_connected() {
     drop(server);
     assert!(began.elapsed() < Duration::from_secs(10));
     drop((idle, half));
+}
+
+/// A certificate of its own authority, and its key; `None` without openssl.
+fn certificate(folder: &Path) -> Option<()> {
+    let output = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"])
+        .args(["-addext", "subjectAltName=DNS:localhost"])
+        .current_dir(folder)
+        .output()
+        .ok()?;
+    assert!(output.status.success(), "{output:?}");
+    Some(())
+}
+
+#[test]
+fn tls_is_served_with_the_certificate_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    if certificate(folder.path()).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let path = folder.path().join("web.yml");
+    std::fs::write(&path, "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n").unwrap();
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    for version in ["-tls1_2", "-tls1_3"] {
+        let address = server.address.to_string();
+        let mut client = Command::new("openssl")
+            .args(["s_client", "-connect", &address, "-servername", "localhost", version])
+            .args(["-CAfile", "cert.pem", "-verify_return_error", "-quiet"])
+            .current_dir(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        client.stdin.take().unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let output = client.wait_with_output().unwrap();
+        let answer = String::from_utf8_lossy(&output.stdout);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{version}: {output:?}");
+        parse(body(&answer), false).unwrap();
+    }
+    // A client without TLS gets no metrics.
+    let mut plain = server.connect();
+    plain.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
 }
