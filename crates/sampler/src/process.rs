@@ -33,7 +33,7 @@ pub(crate) enum TrackedTask {
     Hidden,
 }
 
-/// What changes when the memory of a process changes.
+/// Counters that change when the memory of a process changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChangeMark {
     minor_faults: u64,
@@ -82,7 +82,7 @@ pub(crate) struct TrackedProcess {
     memory: Pid,
 }
 
-/// What all processes are read with.
+/// Readers and constants that all processes share.
 #[derive(Debug)]
 pub(crate) struct ProcessReader {
     pub(crate) root: ProcRoot,

@@ -74,7 +74,7 @@ pub struct Sampler {
     last: Option<LastSweep>,
 }
 
-/// What the events follow from.
+/// Values of the last sweep, from which the events follow.
 #[derive(Debug)]
 struct LastSweep {
     time: SweepTime,

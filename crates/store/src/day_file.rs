@@ -1,7 +1,8 @@
 //! Files of a recording: one a day (UTC), in parts if a part was damaged or has become large.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use crate::schema;
 
 /// Time for which a writer or reader waits for another one.
 const BUSY: Duration = Duration::from_secs(5);
+/// Bytes of the header of a file that have the page size and the versions of the format.
+const HEADER: usize = 20;
+const READ: OpenFlags = OpenFlags::SQLITE_OPEN_READ_ONLY.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 /// The end of the names.
 const SUFFIX: &str = ".pagewise.db";
 
@@ -110,24 +114,65 @@ impl DayFile {
     /// # Errors
     /// [`StoreError`]
     pub(crate) fn open_to_read(&self) -> Result<Connection, StoreError> {
-        let wrong = |error| StoreError::sqlite(&self.path, error);
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(&self.path, flags).map_err(wrong)?;
-        let connection = match self.is_readable(&connection) {
-            Ok(()) => connection,
-            // Without the right to write to the folder, SQLite opens a file in WAL mode only if
-            // nobody writes to it.
-            Err(error) if error.is_not_writable() || is_cannot_open(&error) => {
-                let uri = format!("file:{}?immutable=1", uri_path(&self.path));
-                let flags = flags | OpenFlags::SQLITE_OPEN_URI;
-                let connection = Connection::open_with_flags(uri, flags).map_err(wrong)?;
-                self.is_readable(&connection)?;
-                connection
-            }
-            Err(error) => return Err(error),
+        let whole = self.whole_pages().map_err(|error| StoreError::io(&self.path, error))?;
+        let connection = match &whole {
+            Some(copy) => self.open_copy(copy)?,
+            None => self.open_in_place()?,
         };
         connection.set_prepared_statement_cache_capacity(32);
         Ok(connection)
+    }
+
+    fn open_in_place(&self) -> Result<Connection, StoreError> {
+        let opened = Connection::open_with_flags(&self.path, READ);
+        let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
+        match self.is_readable(&connection) {
+            Ok(()) => Ok(connection),
+            // Without the right to write to the folder, SQLite opens a file in WAL mode only as
+            // one that does not change.
+            Err(error) if error.is_not_writable() || is_cannot_open(&error) => {
+                self.open_immutable()
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_immutable(&self) -> Result<Connection, StoreError> {
+        let flags = READ | OpenFlags::SQLITE_OPEN_URI;
+        let uri = format!("file:{}?immutable=1", uri_path(&self.path));
+        let opened = Connection::open_with_flags(uri, flags);
+        let connection = opened.map_err(|error| StoreError::sqlite(&self.path, error))?;
+        self.is_readable(&connection)?;
+        Ok(connection)
+    }
+
+    fn open_copy(&self, copy: &[u8]) -> Result<Connection, StoreError> {
+        let wrong = |error| StoreError::sqlite(&self.path, error);
+        let mut connection = Connection::open_in_memory().map_err(wrong)?;
+        connection.deserialize_read_exact("main", copy, copy.len(), true).map_err(wrong)?;
+        self.is_readable(&connection)?;
+        Ok(connection)
+    }
+
+    /// A copy of the whole pages of a file whose last page was cut; `None` if it has whole pages
+    /// only. SQLite would read zeros in place of the missing part, which look like values.
+    fn whole_pages(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut file = File::open(&self.path)?;
+        let length = file.metadata()?.len();
+        let mut bytes = vec![0; HEADER];
+        if file.read_exact(&mut bytes).is_err() {
+            return Ok(None);
+        }
+        // The value 1 stands for 64 KiB.
+        let page = u64::from(u16::from_be_bytes([bytes[16], bytes[17]])).max(2);
+        if length.is_multiple_of(page) {
+            return Ok(None);
+        }
+        // Versions of the format: 1 has no write-ahead log, which a copy in memory cannot have.
+        bytes[18..20].fill(1);
+        let left = (length - length % page).saturating_sub(HEADER as u64);
+        file.take(left).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
     }
 
     fn is_readable(&self, connection: &Connection) -> Result<(), StoreError> {

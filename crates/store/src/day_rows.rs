@@ -570,7 +570,8 @@ pub(crate) fn absent_ids(connection: &Connection) -> rusqlite::Result<AbsentIds>
     let mut ids = AbsentIds::default();
     let mut statement = connection.prepare("SELECT id, json FROM absent ORDER BY id")?;
     let mut rows = statement.query(())?;
-    while let Some(row) = rows.next()? {
+    // The reasons before the damage of a damaged table are still right.
+    while let Ok(Some(row)) = rows.next() {
         let json: String = row.get(1)?;
         let why = serde_json::from_str(&json);
         ids.add(row.get(0)?, why.unwrap_or_else(|_| Absent::NotRecorded(json.into())));

@@ -186,7 +186,13 @@ impl RecordCursor {
             let day = self.day.as_mut()?;
             match day.step() {
                 Ok(true) => break,
-                Ok(false) => self.day = None,
+                Ok(false) => {
+                    let is_cut = day.is_cut();
+                    self.day = None;
+                    if is_cut {
+                        self.note_damage();
+                    }
+                }
                 Err(_) => {
                     let is_over = !matches!(day.skip_damage(), Ok(true));
                     if is_over {

@@ -106,7 +106,7 @@ impl RecordWriter {
                     true => GapReason::Damaged,
                     false => GapReason::NotWritable,
                 });
-                // What is in memory may differ from the file.
+                // The values in memory may differ from the file.
                 self.open = None;
             }
         }

@@ -299,7 +299,7 @@ fn events_categories_and_files_come_back() {
 fn a_recorder_that_was_killed_goes_on_and_marks_the_gap() {
     let folder = tempfile::tempdir().unwrap();
     let sweeps = made(3, 12);
-    // Neither closed nor dropped, as after a SIGKILL: only the lock is given back.
+    // Neither closed nor dropped, as after a SIGKILL: only the lock is released.
     let copy = tempfile::tempdir().unwrap();
     let writer = record(folder.path(), &sweeps[..8]);
     for entry in fs::read_dir(folder.path()).unwrap().flatten() {

@@ -27,7 +27,7 @@ pub use moment::{RecordedMoment, moment};
 pub use period::{PeriodSummary, period};
 pub use status::{RecordedFile, RecordingStatus, status};
 
-/// How recordings are shown.
+/// Options of reports about recordings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordOptions {
     /// Seconds by which the reader's time zone is ahead of UTC.
@@ -116,14 +116,29 @@ fn values(
     TableColumn::new(key, label, ColumnCells::Values(cells.collect()))
 }
 
-/// Columns with the name for programs, and the command.
-fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [TableColumn; 2] {
+/// Columns with the name and the command; people see the beginning of a long command.
+fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [TableColumn; 3] {
     let names = identities.clone().map(|it| it.name.clone()).collect();
-    let commands = identities.map(command).collect();
+    let whole: Vec<Name> = identities.map(command).collect();
+    let short = whole.iter().map(beginning).collect();
     [
         for_programs(TableColumn::new("name", "NAME", ColumnCells::Names(names))),
-        TableColumn::new("command", "COMMAND", ColumnCells::Names(commands)),
+        for_people(TableColumn::new("command", "COMMAND", ColumnCells::Names(short))),
+        for_programs(TableColumn::new("command", "COMMAND", ColumnCells::Names(whole))),
     ]
+}
+
+/// The beginning of a long name.
+fn beginning(name: &Name) -> Name {
+    /// Bytes that fill two lines of a page.
+    const LENGTH: usize = 160;
+    let bytes = name.as_bytes();
+    if bytes.len() <= LENGTH {
+        return name.clone();
+    }
+    // A character of UTF-8 stays whole.
+    let end = (0..=LENGTH).rev().find(|at| bytes[*at] & 0xc0 != 0x80).unwrap_or(LENGTH);
+    Name::new(&[&bytes[..end], "…".as_bytes()].concat())
 }
 
 /// A difference of bytes.

@@ -205,7 +205,7 @@ pub(crate) enum Command {
     ///   pagewise faults --every 100 --html faults.html -- make -j2
     #[command(verbatim_doc_comment)]
     Faults(faults::Faults),
-    /// Record all processes over days: growth, peaks, limits, OOM kills
+    /// Record all processes for days: growth, peaks, limit hits
     ///
     /// record reads all processes and memory cgroups every 5 s, and the categories of
     /// the largest processes every minute, into one SQLite file a day (docs/record.md

@@ -73,9 +73,9 @@ fn a_recorded_process_has_the_kernels_numbers() {
     let process = process_of(&report, target.pid).unwrap();
     let rollup = target.rollup();
     // The target is stopped; other processes share its C library.
-    let close = |key: &str, kib: u64| {
+    let close = |key: &str, kernels: u64| {
         let recorded = number(process, key);
-        assert!(recorded.abs_diff(kib << 10) <= 128 << 10, "{key}: {recorded} and {kib} KiB");
+        assert!(recorded.abs_diff(kernels) <= 128 << 10, "{key}: {recorded} and {kernels}");
     };
     close("rss", rollup["Rss"]);
     close("pss", rollup["Pss"]);
@@ -103,8 +103,12 @@ fn a_recorder_that_is_killed_loses_no_sweep_and_the_gap_is_marked() {
     wait_for(&folder, before + 1);
     let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
     assert!(number(&report, "period.sweeps") > before);
-    let gap = report["events"].as_array().unwrap().iter().find(|it| it["kind"] == "gap").unwrap();
-    assert!(gap["event"].as_str().unwrap().contains("recorder not running"), "{gap}");
+    // On a busy machine, the recorder is also delayed.
+    let events = report["events"].as_array().unwrap();
+    let is_gap = |it: &Value| {
+        it["kind"] == "gap" && it["event"].as_str().unwrap().contains("recorder not running")
+    };
+    assert!(events.iter().any(is_gap), "{events:?}");
     // A second recorder would write between the first one's rows.
     let output = pagewise(&["record", "--dir", dir(&folder), "--for", "1s"]);
     assert_eq!(output.status.code(), Some(1));
@@ -132,12 +136,14 @@ fn many_short_processes_between_two_sweeps_are_counted() {
 #[test]
 fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     let folder = folder();
-    // It doubles a string until it has 32 MiB.
+    // It doubles a string until it has 32 MiB, after its input has ended.
     let script =
-        "s=$(printf '%1048576s'); sleep 1.5; for i in 1 2 3 4 5; do s=$s$s; done; sleep 60";
-    let mut child = Command::new("bash").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
+        "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; sleep 60";
+    let mut child =
+        Command::new("bash").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
     let recorder = Recorder::start(folder.path(), &[]);
     wait_for(&folder, 2);
+    drop(child.stdin.take());
     let began = Instant::now();
     let grown = loop {
         let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);

@@ -42,6 +42,9 @@ pub(super) struct DayReader {
     end: i64,
     /// The first one that the caller wants: those before it complete it.
     wanted: i64,
+    /// The times that the caller wants.
+    range: (u64, u64),
+    is_cut: bool,
 }
 
 impl DayReader {
@@ -65,6 +68,8 @@ impl DayReader {
             next: 1,
             end: 0,
             wanted: 1,
+            range: (0, u64::MAX),
+            is_cut: false,
             connection,
         })
     }
@@ -73,14 +78,36 @@ impl DayReader {
         StoreError::sqlite(&self.file.path, error)
     }
 
+    /// Takes the IDs and times of all sweeps; if the file is damaged, of those before the damage,
+    /// which is noted.
+    fn scan(&mut self, mut take: impl FnMut(i64, SweepTime)) -> Result<(), StoreError> {
+        let select = "SELECT unix_ns, boot_ns, id FROM sweep ORDER BY id";
+        let wrong = |error| StoreError::sqlite(&self.file.path, error);
+        let mut statement = self.connection.prepare(select).map_err(wrong)?;
+        let mut rows = statement.query(()).map_err(wrong)?;
+        loop {
+            match rows.next() {
+                Ok(Some(row)) => take(row.get(2).map_err(wrong)?, sweep_time(row).map_err(wrong)?),
+                Ok(None) => return Ok(()),
+                Err(error) => match wrong(error) {
+                    error if error.is_damage() => {
+                        self.is_cut = true;
+                        return Ok(());
+                    }
+                    error => return Err(error),
+                },
+            }
+        }
+    }
+
     /// The first and last time, and the number of sweeps.
     pub(super) fn span(&mut self) -> Result<Option<(SweepTime, SweepTime, u64)>, StoreError> {
-        let first = self.time("SELECT unix_ns, boot_ns FROM sweep ORDER BY id LIMIT 1", None)?;
-        let last =
-            self.time("SELECT unix_ns, boot_ns FROM sweep ORDER BY id DESC LIMIT 1", None)?;
-        let count = self.connection.query_row("SELECT count(*) FROM sweep", (), |row| row.get(0));
-        let count: i64 = count.map_err(|error| self.wrong(error))?;
-        Ok(first.zip(last).map(|(first, last)| (first, last, count.cast_unsigned())))
+        let mut span: Option<(SweepTime, SweepTime, u64)> = None;
+        self.scan(|_, time| {
+            let (first, _, count) = span.unwrap_or((time, time, 0));
+            span = Some((first, time, count + 1));
+        })?;
+        Ok(span)
     }
 
     pub(super) fn next_after(&mut self, unix_ns: u64) -> Result<Option<SweepTime>, StoreError> {
@@ -106,14 +133,18 @@ impl DayReader {
 
     /// The last sweep at a time or before.
     pub(super) fn id_at(&mut self, unix_ns: u64) -> Result<Option<i64>, StoreError> {
-        let select =
-            "SELECT id FROM sweep WHERE unix_ns <= ? ORDER BY unix_ns DESC, id DESC LIMIT 1";
-        let found = self.connection.query_row(select, params![clamped(unix_ns)], |row| row.get(0));
-        found.optional().map_err(|error| self.wrong(error))
+        let mut best: Option<(u64, i64)> = None;
+        self.scan(|id, time| {
+            if time.unix_ns <= unix_ns && best.is_none_or(|best| (time.unix_ns, id) > best) {
+                best = Some((time.unix_ns, id));
+            }
+        })?;
+        Ok(best.map(|(_, id)| id))
     }
 
     /// One sweep.
     pub(super) fn sweep(&mut self, id: i64) -> Result<Sweep, StoreError> {
+        self.range = (0, u64::MAX);
         self.begin_at(id, id)?;
         self.step()?;
         Ok(self.sweep.clone())
@@ -121,18 +152,25 @@ impl DayReader {
 
     /// Begins with the sweeps from one time to another.
     pub(super) fn begin(&mut self, from_ns: u64, to_ns: u64) -> Result<(), StoreError> {
-        let select = "SELECT min(id), max(id) FROM sweep WHERE unix_ns BETWEEN ? AND ?";
-        let found =
-            self.connection.query_row(select, params![clamped(from_ns), clamped(to_ns)], |row| {
-                Ok((row.get::<_, Option<i64>>(0)?, row.get::<_, Option<i64>>(1)?))
-            });
-        match found.map_err(|error| self.wrong(error))? {
-            (Some(first), Some(last)) => self.begin_at(first, last),
-            _ => {
+        let mut ends: Option<(i64, i64)> = None;
+        self.scan(|id, time| {
+            if (from_ns..=to_ns).contains(&time.unix_ns) {
+                ends = Some((ends.map_or(id, |ends| ends.0), id));
+            }
+        })?;
+        self.range = (from_ns, to_ns);
+        match ends {
+            Some((first, last)) => self.begin_at(first, last),
+            None => {
                 (self.next, self.end) = (1, 0);
                 Ok(())
             }
         }
+    }
+
+    /// True if the file lacks a part.
+    pub(super) const fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     fn begin_at(&mut self, first: i64, last: i64) -> Result<(), StoreError> {
@@ -143,7 +181,7 @@ impl DayReader {
         Ok(())
     }
 
-    /// Goes on to the next complete sweep. Returns false if there is none.
+    /// Goes on to the next complete sweep. Returns false without one.
     pub(super) fn skip_damage(&mut self) -> Result<bool, StoreError> {
         let select = "SELECT min(id) FROM sweep WHERE id >= ? AND is_full";
         let full = self.connection.query_row(select, params![self.next], |row| row.get(0));
@@ -163,7 +201,9 @@ impl DayReader {
             self.next += 1;
             // A missing number is a sweep of damaged pages.
             let is_there = self.apply(id).map_err(|error| self.wrong(error))?;
-            if is_there && id >= self.wanted {
+            // With a clock that was set, the times are not in order.
+            let is_wanted = (self.range.0..=self.range.1).contains(&self.sweep.time.unix_ns);
+            if is_there && id >= self.wanted && is_wanted {
                 return Ok(true);
             }
         }
@@ -314,7 +354,7 @@ impl DayReader {
             events.extend(day.event(row)?);
             Ok(())
         });
-        // Of a damaged table, the events before the damage are worth something.
+        // The events before the damage of a damaged table are still right.
         match found {
             Err(error) if events.is_empty() => Err(error),
             _ => Ok(events),

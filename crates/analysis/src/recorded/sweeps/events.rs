@@ -44,17 +44,17 @@ pub(super) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
             text(", peak RSS "),
             CellValue::bytes(peak_rss.clone()),
         ],
-        SweepEventKind::ShortLived { count } => vec![
-            CellValue::Count(*count),
-            text(" processes or threads began and ended between two sweeps, or threads began"),
-        ],
+        SweepEventKind::ShortLived { count } => {
+            vec![CellValue::Count(*count), text(" short processes or new threads")]
+        }
         SweepEventKind::OomKill { cgroup, kills } => {
             let place = match cgroup {
                 Some(path) => vec![text(" in cgroup "), CellValue::Name(path.clone())],
-                None => vec![text(" on the machine")],
+                // The kernel counts the kills of all cgroups, also of those that ended since.
+                None => vec![text(", in no cgroup of the recording")],
             };
-            [vec![text("OOM kill: "), CellValue::Count(*kills), text(" processes killed")], place]
-                .concat()
+            let killed = if *kills == 1 { " process killed" } else { " processes killed" };
+            [vec![text("OOM kill: "), CellValue::Count(*kills), text(killed)], place].concat()
         }
         SweepEventKind::LimitHit { cgroup, hits, limit } => vec![
             text("cgroup "),
@@ -65,9 +65,8 @@ pub(super) fn sentence(event: &SweepEventKind) -> Vec<CellValue> {
                 Ok(None) => text("(none)"),
                 Err(why) => CellValue::Absent(why.clone()),
             },
-            text(" "),
+            text(", hits: "),
             CellValue::Count(*hits),
-            text(" times"),
         ],
         SweepEventKind::Gap { reason, .. } => {
             vec![text("no sweeps before this time: "), text(reason.key())]

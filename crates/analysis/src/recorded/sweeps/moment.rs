@@ -7,19 +7,19 @@ use pagewise_model::report::{
 };
 use pagewise_model::sweep::{
     CategorySample, MachineDelta, ProcessDelta, Sweep, SweepCgroup, SweepDelta, SweepEvent,
-    SweepProcess,
+    SweepEventKind, SweepProcess,
 };
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::{
-    RecordOptions, command, events, line, list_table, named, per_minute, pids, share_of, user,
-    values, weight,
+    RecordOptions, beginning, command, events, line, list_table, named, per_minute, pids, share_of,
+    user, values, weight,
 };
 use crate::blocks::{facts_of, for_programs};
 use crate::cells::text;
 use crate::explain::fact;
 
-/// What a recording has of one time.
+/// Values of a recording at one time.
 #[derive(Clone, Debug)]
 pub struct RecordedMoment<'a> {
     /// The time that was asked for, in nanoseconds since 1970.
@@ -44,7 +44,8 @@ pub fn moment(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Report {
     if let Ok(cgroups) = &sweep.cgroups {
         blocks.push(ReportBlock::Table(cgroup_table(cgroups, delta.as_ref(), options)));
     }
-    let all: Vec<&SweepEvent> = recorded.events.iter().collect();
+    let is_shown = |it: &&SweepEvent| !matches!(it.event, SweepEventKind::ShortLived { .. });
+    let all: Vec<&SweepEvent> = recorded.events.iter().filter(is_shown).collect();
     if !all.is_empty() {
         blocks.push(ReportBlock::Table(events::table("Events around this time", &all, options)));
     }
@@ -83,7 +84,7 @@ fn machine(sweep: &Sweep, delta: Option<&SweepDelta>) -> ReportBlock {
             CellValue::Share(crate::cells::float(hundredths) / 10_000.0)
         })
     };
-    let no_rate = || Absent::NotRecorded("one sweep".into());
+    let no_rate = || Absent::NotRecorded("a recording without an earlier sweep".into());
     let rate = |names: &[&str]| match delta {
         Some(delta) => rate_of(&delta.machine, names),
         None => CellValue::Absent(no_rate()),
@@ -202,7 +203,8 @@ fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<R
         .iter()
         .map(|(_, sample)| CellValue::Record(of(sample).into_iter().take(4).collect()));
     let all = latest.iter().map(|(_, sample)| CellValue::Record(of(sample)));
-    let commands = latest.iter().map(|(process, _)| command(&process.identity)).collect();
+    let commands =
+        latest.iter().map(|(process, _)| beginning(&command(&process.identity))).collect();
     let columns = vec![
         pids(latest.iter().map(|(process, _)| process.key.pid)),
         crate::blocks::for_people(values("categories", "RESIDENT BY CATEGORY", people)),

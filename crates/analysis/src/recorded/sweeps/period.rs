@@ -305,7 +305,7 @@ pub fn period(
     if !summary.cgroups.is_empty() {
         blocks.push(ReportBlock::Table(cgroup_table(summary, options)));
     }
-    blocks.extend(summary.suspects.iter().map(|it| ReportBlock::Table(post_mortem(it, options))));
+    blocks.extend(post_mortem(summary, options).map(ReportBlock::Table));
     let notable: Vec<&SweepEvent> =
         summary.events.iter().filter(|it| events::is_notable(&it.event)).collect();
     blocks.push(ReportBlock::Table(events::table("Events", &notable, options)));
@@ -551,30 +551,41 @@ fn cgroup_table(summary: &PeriodSummary, options: RecordOptions) -> ReportTable 
     list_table("cgroups", "Memory cgroups", columns, note)
 }
 
-/// The largest processes before an OOM kill.
-fn post_mortem(suspects: &OomSuspects, options: RecordOptions) -> ReportTable {
-    let each = || suspects.before.iter();
-    let ended = |it: &OomSuspect| match suspects.ended.contains(&it.key) {
+/// The largest processes before each of the last OOM kills.
+fn post_mortem(summary: &PeriodSummary, options: RecordOptions) -> Option<ReportTable> {
+    let first = summary.suspects.len().saturating_sub(options.rows);
+    let last = &summary.suspects[first..];
+    let rows: Vec<(&OomSuspects, &OomSuspect)> =
+        last.iter().flat_map(|kill| kill.before.iter().map(move |it| (kill, it))).collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let each = || rows.iter().map(|(_, it)| *it);
+    let ended = |(kill, it): &(&OomSuspects, &OomSuspect)| match kill.ended.contains(&it.key) {
         true => text("ended"),
         false => text("still running"),
     };
-    let time = vec![Some(suspects.time.unix_ns); suspects.before.len()];
-    let mut columns: Vec<TableColumn> = options.time_columns("time", "SEEN AT", &time).into();
+    let cgroup = |(kill, _): &(&OomSuspects, &OomSuspect)| match &kill.event {
+        SweepEventKind::OomKill { cgroup: Some(path), .. } => CellValue::Name(path.clone()),
+        _ => CellValue::None,
+    };
+    let times: Vec<_> = rows.iter().map(|(kill, _)| Some(kill.time.unix_ns)).collect();
+    let mut columns: Vec<TableColumn> =
+        options.time_columns("time", "OOM KILL SEEN", &times).into();
     columns.extend([
         pids(each().map(|it| it.key.pid)),
         TableColumn::bytes("rss", "RSS BEFORE", each().map(|it| Ok(it.rss))),
         TableColumn::bytes("swap", "SWAP", each().map(|it| it.swap.clone())),
         values("oom_score", "OOM SCORE", each().map(|it| count(&it.oom_score))),
-        values("after", "AFTERWARDS", each().map(ended)),
+        values("after", "AFTERWARDS", rows.iter().map(ended)),
+        values("cgroup", "CGROUP", rows.iter().map(cgroup)),
     ]);
     columns.extend(named(each().map(|it| &*it.identity)));
-    let event = match &suspects.event {
-        SweepEventKind::OomKill { cgroup: Some(_), .. } => {
-            "OOM kill in a cgroup: largest processes before"
-        }
-        _ => "OOM kill: largest processes before",
+    let note = match first {
+        0 => String::new(),
+        more => format!("{more} earlier OOM kills: --rows all"),
     };
-    list_table("oom", event, columns, String::new())
+    Some(list_table("oom", "Largest processes before OOM kills", columns, note))
 }
 
 fn saved_table(saved: &[(SweepTime, String, Name)], options: RecordOptions) -> ReportTable {

@@ -92,6 +92,15 @@ fn cell(table: &ReportTable, column: &str, row: usize) -> CellValue {
 }
 
 #[test]
+fn a_long_command_is_cut_between_characters() {
+    let long = Name::from("ä".repeat(200).as_str());
+    let short = beginning(&long);
+    assert!(short.as_bytes().len() < 170);
+    assert!(std::str::from_utf8(short.as_bytes()).unwrap().ends_with("ä…"));
+    assert_eq!(beginning(&"short".into()), "short".into());
+}
+
+#[test]
 fn a_moment_has_rates_since_an_earlier_sweep() {
     let before =
         sweep(0, vec![process(1, "db", Bytes::mib(100)), process(2, "web", Bytes::mib(50))]);

@@ -1,9 +1,9 @@
-//! What a recorder reads beside sweeps: categories of processes, and snapshots and diagnoses by
+//! Instruments of a recorder beside sweeps: categories of processes, and snapshots and diagnoses by
 //! processes of their own.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use pagewise_analysis::sweeps;
@@ -177,7 +177,7 @@ impl Drop for PostMortems {
     }
 }
 
-fn start(kind: &str, file: &PathBuf, pid: Pid) -> std::io::Result<Child> {
+fn start(kind: &str, file: &Path, pid: Pid) -> std::io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     match kind {
         "snapshot" => command.args(["explain", &pid.to_string()]),

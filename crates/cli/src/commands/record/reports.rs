@@ -73,7 +73,9 @@ pub(super) fn replay(args: &ReplayArgs, look: &TerminalLook) -> anyhow::Result<E
     let reader = RecordReader::open(&times::folder(&args.folder))?;
     let sweep = sweep_at(&reader, at)?;
     let over = nanoseconds(args.over).max(1);
-    let before = reader.at(sweep.time.unix_ns.saturating_sub(over)).ok().flatten();
+    let earlier = |at_ns| reader.at(at_ns).ok().flatten();
+    let before = earlier(sweep.time.unix_ns.saturating_sub(over))
+        .or_else(|| earlier(reader.last_before(sweep.time.unix_ns).ok().flatten()?.unix_ns));
     // Counters since boot do not compare across a boot.
     let before = before.filter(|it| it.time.boot_ns < sweep.time.boot_ns);
     let around = sweep.time.unix_ns;
