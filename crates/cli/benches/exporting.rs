@@ -126,7 +126,8 @@ fn other() {
     let folder = std::env::temp_dir().join(format!("pagewise-bench-export.{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder");
     let config = folder.join("all.yml");
-    fs::write(&config, "process_names:\n  - name: '{{.Comm}}'\n    cmdline: ['.+']\n").expect("a file");
+    fs::write(&config, "process_names:\n  - name: '{{.Comm}}'\n    cmdline: ['.+']\n")
+        .expect("a file");
     let address = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
     let child = Command::new("prometheus-process-exporter")
         .args(["-config.path", &config.display().to_string()])
@@ -145,6 +146,10 @@ fn other() {
     let scrape = scrape_ms(pid, address, SCRAPES);
     println!("process-exporter:");
     println!("  scrape{scrape:>17.2} ms CPU");
-    println!("  resident memory{:>8.1} MiB, peak {:.1} MiB", memory_mib(pid, "VmRSS"), memory_mib(pid, "VmHWM"));
+    println!(
+        "  resident memory{:>8.1} MiB, peak {:.1} MiB",
+        memory_mib(pid, "VmRSS"),
+        memory_mib(pid, "VmHWM")
+    );
     let _ = fs::remove_dir_all(&folder);
 }

@@ -51,7 +51,8 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     fs::write(&config, format!("process_names: [{{exe: [{name}]}}]\n")).unwrap();
     // The child may not have executed the program yet.
     crate::server::wait("execve", || {
-        fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(|it| it.starts_with(name.as_bytes()))
+        fs::read(format!("/proc/{}/cmdline", child.id()))
+            .is_ok_and(|it| it.starts_with(name.as_bytes()))
     });
     let text = once(&["--config", config.to_str().unwrap()]);
     let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
@@ -159,7 +160,9 @@ fn a_bundle_is_json_and_keeps_names_to_itself_on_request() {
     let processes = bundle["sweep"]["processes"].as_array().unwrap();
     let names = processes.iter().map(|it| it["identity"]["name"].as_str().unwrap());
     assert!(names.into_iter().all(|it| it.starts_with("process-")));
-    assert!(processes.iter().all(|it| it["identity"]["command"].as_array().is_none_or(Vec::is_empty)));
+    assert!(
+        processes.iter().all(|it| it["identity"]["command"].as_array().is_none_or(Vec::is_empty))
+    );
 }
 
 /// The text of a file of the repository.
@@ -201,4 +204,20 @@ fn each_alert_has_a_runbook_that_ends_with_a_command() {
         let last = section.trim_end().lines().last().unwrap();
         assert!(last.starts_with("    pagewise "), "{alert}: {last}");
     }
+}
+
+#[test]
+fn systemd_accepts_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let unit = folder.path().join("pagewise-export.service");
+    let program = format!("ExecStart={} export", env!("CARGO_BIN_EXE_pagewise"));
+    let text = file("deploy/systemd/pagewise-export.service");
+    fs::write(&unit, text.replace("ExecStart=/usr/local/bin/pagewise export", &program)).unwrap();
+    let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
+        return skip(&Lack::Tool("systemd-analyze"));
+    };
+    // It complains of other units of this machine too.
+    let said = String::from_utf8_lossy(&checked.stderr);
+    let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-export")).collect();
+    assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
 }

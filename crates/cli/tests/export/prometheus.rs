@@ -12,7 +12,11 @@ use serde_json::Value;
 use crate::server::{ServerProcess, free_address, get, url_encoded, wait};
 
 fn deploy(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(path).canonicalize().unwrap()
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .join(path)
+        .canonicalize()
+        .unwrap()
 }
 
 /// The dashboards with their file names.
@@ -48,7 +52,8 @@ fn dashboards_have_the_form_that_grafana_loads() {
         assert!(!dashboard["title"].as_str().unwrap().is_empty());
         assert!(dashboard["schemaVersion"].as_u64().unwrap() >= 36);
         let variables = dashboard["templating"]["list"].as_array().unwrap();
-        let variables: BTreeSet<&str> = variables.iter().map(|it| it["name"].as_str().unwrap()).collect();
+        let variables: BTreeSet<&str> =
+            variables.iter().map(|it| it["name"].as_str().unwrap()).collect();
         let mut cells = BTreeSet::new();
         let mut ids = BTreeSet::new();
         for panel in dashboard["panels"].as_array().unwrap() {
@@ -112,13 +117,16 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
     let (data, listen) = (folder.path().join("data"), format!("--web.listen-address={address}"));
     let config = format!("--config.file={}", config.display());
     let data = format!("--storage.tsdb.path={}", data.display());
-    let Some(prometheus) = ServerProcess::other("prometheus", &[&config, &data, &listen], address) else {
+    let Some(prometheus) = ServerProcess::other("prometheus", &[&config, &data, &listen], address)
+    else {
         return skip(&Lack::Tool("prometheus"));
     };
     prometheus.wait_for("/-/ready");
     wait("five scrapes", || {
         let counts = ask(&prometheus, "count_over_time(pagewise_sweeps_total[5m])");
-        counts.first().is_some_and(|it| it["value"][1].as_str().unwrap().parse::<f64>().unwrap() >= 5.0)
+        counts
+            .first()
+            .is_some_and(|it| it["value"][1].as_str().unwrap().parse::<f64>().unwrap() >= 5.0)
     });
     // A scrape with an error has none of its series.
     assert_eq!(ask(&prometheus, "up")[0]["value"][1], "1");
@@ -131,7 +139,10 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
     for (file, dashboard) in dashboards() {
         for query in queries(&dashboard) {
             let metrics = metrics(&query);
-            assert!(!metrics.is_empty() && metrics.iter().all(|it| known.contains(*it)), "{file}: {query}");
+            assert!(
+                !metrics.is_empty() && metrics.iter().all(|it| known.contains(*it)),
+                "{file}: {query}"
+            );
             let query = ["instance", "groupname", "cgroup"]
                 .iter()
                 .fold(query.clone(), |query, name| query.replace(&format!("${name}"), ".*"))
@@ -145,7 +156,8 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
     wait("an evaluation of the rules", || {
         let answer: Value = serde_json::from_str(&prometheus.page("/api/v1/rules")).unwrap();
         let groups = answer["data"]["groups"].as_array().unwrap();
-        let rules: Vec<&Value> = groups.iter().flat_map(|it| it["rules"].as_array().unwrap()).collect();
+        let rules: Vec<&Value> =
+            groups.iter().flat_map(|it| it["rules"].as_array().unwrap()).collect();
         for rule in &rules {
             assert_ne!(rule["health"], "err", "{rule}");
         }
@@ -163,7 +175,8 @@ fn a_process_name_cannot_add_labels_or_series() {
     let mut child = Command::new("sleep").arg0(name).arg("1000").spawn().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
-    fs::write(&config, "process_names: [{name: '{{.ExeFull}}', cmdline: ['fake_metric']}]").unwrap();
+    fs::write(&config, "process_names: [{name: '{{.ExeFull}}', cmdline: ['fake_metric']}]")
+        .unwrap();
     wait("execve", || {
         fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(|it| it.starts_with(b"a\""))
     });

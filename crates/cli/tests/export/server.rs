@@ -33,7 +33,11 @@ impl ServerProcess {
     }
 
     /// Another server, at the address that `args` has. `None` if it is not installed.
-    pub(crate) fn other(program: &str, args: &[&str], address: SocketAddr) -> Option<ServerProcess> {
+    pub(crate) fn other(
+        program: &str,
+        args: &[&str],
+        address: SocketAddr,
+    ) -> Option<ServerProcess> {
         let mut command = Command::new(program);
         command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
         Some(ServerProcess { child: command.spawn().ok()?, address })
