@@ -33,6 +33,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("trace", &["model", "sys", "proc"]),
     ("sampler", &["model", "sys", "proc"]),
     ("store", &["model"]),
+    ("exporter", &["model"]),
     ("diagnose", &["model", "sys", "proc", "scan", "trace"]),
     ("heapread", &["model", "trace", "heaplog"]),
     ("heap", &["model", "sys", "proc", "trace", "heaplog", "heapread", "remote"]),
@@ -41,7 +42,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
             "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan", "diagnose",
-            "sampler", "store", "tui",
+            "sampler", "store", "tui", "exporter",
         ],
     ),
     ("skip", &[]),

@@ -6,6 +6,8 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod explain;
+#[cfg(feature = "export")]
+pub(crate) mod export;
 pub(crate) mod faults;
 pub(crate) mod fragmentation;
 pub(crate) mod guard;

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Subcommand};
 
+#[cfg(feature = "export")]
+use super::export;
 #[cfg(feature = "record")]
 use super::record;
 #[cfg(feature = "top")]
@@ -279,6 +281,23 @@ pub(crate) enum Command {
     #[cfg(feature = "record")]
     #[command(verbatim_doc_comment)]
     Replay(record::ReplayArgs),
+    /// Export the memory of all processes and cgroups to Prometheus
+    ///
+    /// export reads all processes and memory cgroups every 15 s, without stalling
+    /// them, and serves the values as OpenMetrics at http://127.0.0.1:9256/metrics
+    /// (docs/export.md describes the metrics). A scrape never starts a reading. A
+    /// configuration file of process-exporter makes groups of processes; without one,
+    /// there is a group for each name of a process.
+    ///
+    /// Examples:
+    ///   pagewise export
+    ///   pagewise export --config /etc/process-exporter.yml --web-config web.yml
+    ///   pagewise export --once
+    ///   pagewise export --textfile /var/lib/prometheus/node-exporter
+    ///   pagewise export bundle --anonymous -o bundle.json
+    #[cfg(feature = "export")]
+    #[command(verbatim_doc_comment)]
+    Export(export::ExportArgs),
     /// Record the heap: peak, leaks, functions that allocate most
     #[command(subcommand)]
     Heap(heap::args::HeapCommand),
@@ -393,6 +412,8 @@ impl Command {
             Command::Record(args) => record::run(&args, &look),
             #[cfg(feature = "record")]
             Command::Replay(args) => record::replay(&args, &look),
+            #[cfg(feature = "export")]
+            Command::Export(args) => export::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Stat(args) => stat::run(&args, &TerminalLook::on_stderr(options)),
             Command::Events(args) => events::run(&args, &look),
@@ -419,11 +440,13 @@ impl Command {
     }
 }
 
-/// Commands of the feature `record`.
-#[cfg(feature = "record")]
-const OVER_TIME: &[&str] = &["record", "replay"];
-#[cfg(not(feature = "record"))]
-const OVER_TIME: &[&str] = &[];
+/// Commands of the features `record` and `export`.
+const OVER_TIME: &[&str] = match (cfg!(feature = "record"), cfg!(feature = "export")) {
+    (true, true) => &["record", "replay", "export"],
+    (true, false) => &["record", "replay"],
+    (false, true) => &["export"],
+    (false, false) => &[],
+};
 #[cfg(feature = "top")]
 const LOOK_COMMANDS: &[&str] = &["explain", "maps", "ps", "top", "diff", "pages", "pools"];
 #[cfg(not(feature = "top"))]

@@ -1,0 +1,216 @@
+//! `pagewise export`: sweeps as metrics for Prometheus, by HTTP, as a file, or pushed.
+
+mod args;
+mod bundle;
+
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use pagewise_exporter::{
+    ExportedSweep, Exporter, ExporterOptions, GroupRules, OtlpEndpoint, PublishedScrape,
+    ScrapeServer, SeriesLimits, WebConfig, write_textfile,
+};
+use pagewise_model::units::nanoseconds;
+use pagewise_proc::ProcRoot;
+use pagewise_sampler::{Sampler, SamplerOptions};
+use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_sys::system;
+
+pub(crate) use args::ExportArgs;
+use args::{ExportCommand, ExporterArgs, NO_LISTEN};
+
+use crate::output::{note, to_stdout};
+
+/// Time between two checks for a signal.
+const TURN: Duration = Duration::from_millis(250);
+/// Shortest time between two sweeps.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two messages of trouble.
+const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
+
+/// Exports until a signal comes, or prints one scrape.
+pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    if let Some(ExportCommand::Bundle(args)) = &args.command {
+        return bundle::run(args);
+    }
+    let args = &args.exporter;
+    if args.every < MIN_INTERVAL {
+        bail!("--every needs at least {}", humantime::format_duration(MIN_INTERVAL));
+    }
+    let exporter = Exporter::new(options(args)?);
+    let sampler = sampler(args)?;
+    if args.once { once(args, sampler, exporter) } else { serve(args, sampler, exporter) }
+}
+
+fn options(args: &ExporterArgs) -> anyhow::Result<ExporterOptions> {
+    let rules = match &args.config {
+        None => GroupRules::by_comm(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path);
+            let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+            GroupRules::parse(&text).with_context(|| format!("{}", path.display()))?
+        }
+    };
+    Ok(ExporterOptions {
+        rules: rules.with_children(!args.no_children),
+        limits: SeriesLimits {
+            max_series: args.max_series,
+            max_groups: args.max_groups,
+            max_cgroups: args.max_cgroups,
+        },
+        container_logs: Some(args.container_logs.clone()),
+    })
+}
+
+fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
+    system::open_more_files();
+    let options = SamplerOptions {
+        interval: args.every,
+        page_share: args.budget / 100.0,
+        ..SamplerOptions::default()
+    };
+    Ok(Sampler::new(&ProcRoot::live(), options)?)
+}
+
+/// Prints the metrics of one sweep.
+fn once(
+    args: &ExporterArgs,
+    mut sampler: Sampler,
+    mut exporter: Exporter,
+) -> anyhow::Result<ExitCode> {
+    let began = Instant::now();
+    let exported = exporter.export(sampler.sweep()?.sweep);
+    if let Some(folder) = &args.textfile {
+        write_textfile(folder, &exported).with_context(|| cannot_write(folder))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let text = exported.scrape(args.format.into(), nanoseconds(began.elapsed()), 1);
+    to_stdout(|out| out.write_all(text.as_bytes()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cannot_write(folder: &std::path::Path) -> String {
+    format!("cannot write to {}", folder.display())
+}
+
+/// Sweeps in a thread of its own, and serves scrapes meanwhile.
+fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::Result<ExitCode> {
+    let interrupts = NotedInterrupts::note_all();
+    let published = Arc::new(PublishedScrape::new(args.every));
+    let mut server = open_server(args, &published)?;
+    let is_over = AtomicBool::new(false);
+    let mut sweeps = SweepLoop {
+        sampler,
+        exporter,
+        args,
+        otlp: args.otlp.as_deref().map(OtlpEndpoint::parse).transpose()?,
+        published,
+        started_unix_ns: now_ns(),
+        complained: None,
+    };
+    // Troubles that no later sweep can mend end the command at once.
+    sweeps.sweep()?;
+    thread::scope(|scope| {
+        let sweeping = scope.spawn(|| sweeps.run(&is_over));
+        let mut has_ended = || interrupts.came() || sweeping.is_finished();
+        let served = match &mut server {
+            Some(server) => server.run(&mut has_ended).context("cannot wait for connections"),
+            None => {
+                while !has_ended() {
+                    thread::sleep(TURN);
+                }
+                Ok(())
+            }
+        };
+        is_over.store(true, Ordering::Relaxed);
+        served
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the sockets; `None` if the metrics are only written or pushed.
+fn open_server(
+    args: &ExporterArgs,
+    published: &Arc<PublishedScrape>,
+) -> anyhow::Result<Option<ScrapeServer>> {
+    let is_elsewhere = args.textfile.is_some() || args.otlp.is_some();
+    let addresses: Vec<&str> = match &args.listen[..] {
+        [] if is_elsewhere => return Ok(None),
+        [] => vec![NO_LISTEN],
+        given => given.iter().map(String::as_str).collect(),
+    };
+    let web = args.web_config.as_deref().map(WebConfig::load).transpose()?.unwrap_or_default();
+    let mut listeners = Vec::new();
+    for address in addresses {
+        let listener = TcpListener::bind(address);
+        let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
+        note(format_args!("listening on {}", listener.local_addr()?));
+        listeners.push(listener);
+    }
+    Ok(Some(ScrapeServer::new(listeners, Arc::clone(published), web)?))
+}
+
+/// Sweeps at an interval, each of which goes to all outputs.
+struct SweepLoop<'a> {
+    sampler: Sampler,
+    exporter: Exporter,
+    args: &'a ExporterArgs,
+    otlp: Option<OtlpEndpoint>,
+    published: Arc<PublishedScrape>,
+    started_unix_ns: u64,
+    complained: Option<Instant>,
+}
+
+impl SweepLoop<'_> {
+    fn run(&mut self, is_over: &AtomicBool) {
+        let mut due = Instant::now() + self.args.every;
+        loop {
+            while Instant::now() < due {
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));
+            }
+            if let Err(error) = self.sweep() {
+                self.complain(&error);
+            }
+            // After a delay, as of a suspended machine, the missed sweeps are not made up for.
+            due = (due + self.args.every).max(Instant::now());
+        }
+    }
+
+    /// One sweep. An output that fails does not keep the metrics from the others.
+    fn sweep(&mut self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let exported = self.exporter.export(self.sampler.sweep()?.sweep);
+        self.published.publish(&exported, began.elapsed());
+        if let Err(error) = self.hand_on(&exported) {
+            self.complain(&error);
+        }
+        Ok(())
+    }
+
+    fn hand_on(&self, exported: &ExportedSweep) -> anyhow::Result<()> {
+        let pushed = self.otlp.as_ref().map(|it| it.push(exported, self.started_unix_ns));
+        if let Some(folder) = &self.args.textfile {
+            write_textfile(folder, exported).with_context(|| cannot_write(folder))?;
+        }
+        Ok(pushed.transpose().map(|_| ())?)
+    }
+
+    fn complain(&mut self, error: &anyhow::Error) {
+        if self.complained.is_none_or(|at| at.elapsed() >= MESSAGE_EVERY) {
+            note(format_args!("{error:#}"));
+            self.complained = Some(Instant::now());
+        }
+    }
+}
+
+fn now_ns() -> u64 {
+    nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}

@@ -1,0 +1,223 @@
+//! The command line, and what reaches its outputs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use pagewise_exporter::metric_catalogue;
+use pagewise_skip::{Lack, skip};
+
+use crate::fixture::pagewise;
+use crate::server::ServerProcess;
+
+fn once(args: &[&str]) -> String {
+    let output = pagewise(&[&["export", "--once"], args].concat());
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A value of the text format.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    line.parse().ok()
+}
+
+#[test]
+fn one_scrape_is_accepted_by_promtool() {
+    let text = once(&[]);
+    let child = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut child) = child else { return skip(&Lack::Tool("promtool")) };
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert!(once(&["--format", "openmetrics"]).ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_values_of_a_process_are_those_of_the_kernel() {
+    let name = "pwexported";
+    let mut child = Command::new("sleep").arg0(name).arg("1000").spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("groups.yml");
+    fs::write(&config, format!("process_names: [{{exe: [{name}]}}]\n")).unwrap();
+    // The child may not have executed the program yet.
+    crate::server::wait("execve", || {
+        fs::read(format!("/proc/{}/cmdline", child.id()))
+            .is_ok_and(|it| it.starts_with(name.as_bytes()))
+    });
+    let text = once(&["--config", config.to_str().unwrap()]);
+    let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
+    let field = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
+    };
+    let of = |metric: &str| value(&text, &format!("{metric}{{groupname=\"{name}\"}}")).unwrap();
+    assert_eq!(of("pagewise_group_processes"), 1.0);
+    let uss = field("Private_Clean:") + field("Private_Dirty:");
+    assert_eq!(of("pagewise_group_uss_bytes"), uss);
+    assert_eq!(of("pagewise_group_swap_bytes"), field("Swap:"));
+    let score = fs::read_to_string(format!("/proc/{}/oom_score", child.id())).unwrap();
+    assert_eq!(of("pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_scrape_never_starts_a_sweep_and_sigterm_ends_cleanly() {
+    let server = ServerProcess::export(&["--every", "1h"]);
+    let sweeps = |text: &str| value(text, "pagewise_sweeps_total").unwrap();
+    for _ in 0..3 {
+        assert_eq!(sweeps(&server.page("/metrics")), 1.0);
+    }
+    let text = server.page("/metrics");
+    assert_eq!(value(&text, "pagewise_scrapes_total"), Some(4.0));
+    assert!(server.terminate().success());
+}
+
+#[test]
+fn sweeps_go_on_between_scrapes() {
+    let server = ServerProcess::export(&["--every", "200ms"]);
+    crate::server::wait("three sweeps", || {
+        value(&server.page("/metrics"), "pagewise_sweeps_total").unwrap() >= 3.0
+    });
+    let text = server.page("/metrics");
+    assert!(text.contains("pagewise_group_growth_bytes_per_second{"), "{text}");
+}
+
+#[test]
+fn a_textfile_is_written_and_nothing_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = once(&["--textfile", folder.path().to_str().unwrap()]);
+    assert!(text.is_empty());
+    let written = fs::read_to_string(folder.path().join("pagewise.prom")).unwrap();
+    assert!(value(&written, "pagewise_sweeps_total") == Some(1.0), "{written}");
+}
+
+#[test]
+fn a_collector_gets_each_reading_as_json() {
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+        .args(["export", "--every", "1h", "--otlp", &url])
+        .spawn()
+        .unwrap();
+    let (mut stream, _) = collector.accept().unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut length, mut line) = (0, String::new());
+    while reader.read_line(&mut line).unwrap() > 2 {
+        if let Some(value) = line.strip_prefix("Content-Length: ") {
+            length = value.trim().parse().unwrap();
+        }
+        line.clear();
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let pushed: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    let metrics = &pushed["resourceMetrics"][0]["scopeMetrics"][0]["metrics"];
+    let names: Vec<&str> =
+        metrics.as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"pagewise_group_uss_bytes"), "{names:?}");
+}
+
+#[test]
+fn wrong_files_and_addresses_are_named() {
+    let fails = |args: &[&str]| {
+        let output = pagewise(&[&["export", "--every", "1h"], args].concat());
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(fails(&["--config", "/nonexistent"]).contains("/nonexistent"));
+    assert!(fails(&["--web-config", "/nonexistent"]).contains("/nonexistent"));
+    assert!(fails(&["--listen", "127.0.0.1:x"]).contains("127.0.0.1:x"));
+    assert!(fails(&["--otlp", "ftp://x"]).contains("ftp://x"));
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("groups.yml");
+    fs::write(&config, "process_names: [{name: x}]").unwrap();
+    let error = fails(&["--config", config.to_str().unwrap()]);
+    assert!(error.contains("groups.yml") && error.contains("process_names[0]"), "{error}");
+}
+
+#[test]
+fn a_bundle_is_json_and_keeps_names_to_itself_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bundle.json");
+    let output = pagewise(&["export", "bundle", "--anonymous", "-o", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    let bundle: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(bundle["schema"], "pagewise.bundle/1");
+    let processes = bundle["sweep"]["processes"].as_array().unwrap();
+    let names = processes.iter().map(|it| it["identity"]["name"].as_str().unwrap());
+    assert!(names.into_iter().all(|it| it.starts_with("process-")));
+    assert!(
+        processes.iter().all(|it| it["identity"]["command"].as_array().is_none_or(Vec::is_empty))
+    );
+}
+
+/// The text of a file of the repository.
+fn file(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
+}
+
+#[test]
+fn the_guide_lists_every_metric_and_no_other() {
+    let guide = file("docs/export.md");
+    let listed: BTreeSet<&str> = guide
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `pagewise_")?.split_once('`'))
+        .map(|(name, _)| name)
+        .collect();
+    let catalogue = metric_catalogue();
+    let suffix = |kind| if kind == pagewise_exporter::MetricKind::Counter { "_total" } else { "" };
+    let metrics: BTreeSet<String> = catalogue
+        .iter()
+        .map(|it| format!("{}{}", it.name.strip_prefix("pagewise_").unwrap(), suffix(it.kind)))
+        .collect();
+    assert_eq!(listed, metrics.iter().map(String::as_str).collect());
+}
+
+#[test]
+fn each_alert_has_a_runbook_that_ends_with_a_command() {
+    let guide = file("docs/alerts.md");
+    let rules = file("deploy/prometheus/pagewise.rules.yml");
+    let tests = file("deploy/prometheus/pagewise.rules.test.yml");
+    let alerts: Vec<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() >= 10);
+    for alert in alerts {
+        let anchor = format!("runbook: docs/alerts.md#{}\n", alert.to_lowercase());
+        assert!(rules.contains(&anchor), "{anchor}");
+        assert!(tests.contains(&format!("alertname: {alert}\n")), "no test of {alert}");
+        let section = guide.split("\n## ").find(|it| it.starts_with(&format!("{alert}\n")));
+        let section = section.unwrap_or_else(|| panic!("no section {alert}"));
+        let last = section.trim_end().lines().last().unwrap();
+        assert!(last.starts_with("    pagewise "), "{alert}: {last}");
+    }
+}
+
+#[test]
+fn systemd_accepts_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let unit = folder.path().join("pagewise-export.service");
+    let program = format!("ExecStart={} export", env!("CARGO_BIN_EXE_pagewise"));
+    let text = file("deploy/systemd/pagewise-export.service");
+    fs::write(&unit, text.replace("ExecStart=/usr/local/bin/pagewise export", &program)).unwrap();
+    let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
+        return skip(&Lack::Tool("systemd-analyze"));
+    };
+    // It complains of other units of this machine too.
+    let said = String::from_utf8_lossy(&checked.stderr);
+    let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-export")).collect();
+    assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
+}

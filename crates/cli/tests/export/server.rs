@@ -1,0 +1,111 @@
+//! Servers that a test starts, and requests to them.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A process that ends with the test.
+pub(crate) struct ServerProcess {
+    child: Child,
+    pub(crate) address: SocketAddr,
+}
+
+impl ServerProcess {
+    /// `pagewise export` at a free port.
+    pub(crate) fn export(args: &[&str]) -> ServerProcess {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_pagewise"))
+            .args(["export", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.next().unwrap().unwrap();
+        let address = line.rsplit(' ').next().unwrap().parse().unwrap();
+        // Later messages must not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        let server = ServerProcess { child, address };
+        server.wait_for("/healthz");
+        server
+    }
+
+    /// Another server, at the address that `args` has. `None` if it is not installed.
+    pub(crate) fn other(
+        program: &str,
+        args: &[&str],
+        address: SocketAddr,
+    ) -> Option<ServerProcess> {
+        let mut command = Command::new(program);
+        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
+        Some(ServerProcess { child: command.spawn().ok()?, address })
+    }
+
+    /// Waits until a page is there.
+    pub(crate) fn wait_for(&self, path: &str) {
+        wait("the server", || get(self.address, path).is_some_and(|(status, _)| status == 200));
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The body of a page.
+    pub(crate) fn page(&self, path: &str) -> String {
+        let (status, body) = get(self.address, path).unwrap();
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    /// Ends it as a service manager does.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address that is free now.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Status and body of a page; `None` if the server does not answer.
+pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+}
+
+/// Waits for a condition, for a long time on a busy machine.
+pub(crate) fn wait(what: &str, mut is_true: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_true() {
+        assert!(began.elapsed() < Duration::from_secs(90), "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Text of a query in a URL.
+pub(crate) fn url_encoded(text: &str) -> String {
+    let encode = |b: u8| match b {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(b).to_string(),
+        b => format!("%{b:02X}"),
+    };
+    text.bytes().map(encode).collect()
+}

@@ -1,0 +1,136 @@
+//! Successive sweeps become the texts that scrapes are answered with.
+
+use std::path::PathBuf;
+
+use pagewise_model::sweep::Sweep;
+
+use crate::container::ContainerNameTable;
+use crate::exposition::{ExpositionFormat, MetricFamily, write_end, write_families};
+use crate::families::{
+    GroupTotals, SweepCounts, cgroup_families, group_families, machine_families, sweep_families,
+    tail_families,
+};
+use crate::groups::{GroupAssignment, GroupRules};
+use crate::limits::{SeriesBudget, SeriesLimits};
+
+/// Choices of an exporter.
+#[derive(Clone, Debug)]
+pub struct ExporterOptions {
+    /// Rules for groups of processes.
+    pub rules: GroupRules,
+    /// Bounds of the number of series.
+    pub limits: SeriesLimits,
+    /// Folder in which the kubelet makes a link for the log of each container.
+    pub container_logs: Option<PathBuf>,
+}
+
+/// Turns successive sweeps into metrics.
+#[derive(Debug)]
+pub struct Exporter {
+    options: ExporterOptions,
+    names: ContainerNameTable,
+    assignment: GroupAssignment,
+    totals: GroupTotals,
+    counts: SweepCounts,
+    previous: Option<Sweep>,
+}
+
+/// The metrics of one sweep.
+#[derive(Clone, Debug, Default)]
+pub struct ExportedSweep {
+    /// The families, without those that are made for each scrape.
+    pub families: Vec<MetricFamily>,
+    /// Start of the sweep, nanoseconds since 1970.
+    pub unix_ns: u64,
+    /// Start of the sweep, nanoseconds since boot.
+    pub boot_ns: u64,
+}
+
+impl Exporter {
+    /// An exporter that has seen no sweep.
+    pub fn new(options: ExporterOptions) -> Exporter {
+        let names = options.container_logs.as_deref().map(ContainerNameTable::read);
+        let max_series = options.limits.max_series as u64;
+        Exporter {
+            options,
+            names: names.unwrap_or_default(),
+            assignment: GroupAssignment::default(),
+            totals: GroupTotals::default(),
+            counts: SweepCounts { max_series, ..SweepCounts::default() },
+            previous: None,
+        }
+    }
+
+    /// The metrics of the next sweep.
+    pub fn export(&mut self, sweep: Sweep) -> ExportedSweep {
+        self.counts.sweeps += 1;
+        self.counts.cpu_ns = self.counts.cpu_ns.saturating_add(sweep.cost.cpu_ns);
+        self.counts.vanished += sweep.vanished;
+        let limits = self.options.limits;
+        let mut families = machine_families(&sweep);
+        let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
+        let left = limits.max_series.saturating_sub(fixed);
+
+        // Groups leave half of the series to cgroups.
+        let mut budget = SeriesBudget::new(left / 2);
+        self.assignment = self.options.rules.assign(&sweep, &self.assignment);
+        let groups = group_families(
+            &sweep,
+            self.previous.as_ref(),
+            &self.assignment,
+            &mut self.totals,
+            limits.max_groups,
+            &mut budget,
+        );
+        self.counts.dropped_group_series = budget.dropped;
+        self.counts.merged_groups = groups.merged;
+
+        let mut budget = SeriesBudget::new(left - left / 2 + budget.left());
+        let cgroups = cgroup_families(&sweep, &self.names, limits.max_cgroups, &mut budget);
+        self.counts.dropped_cgroup_series = budget.dropped;
+        self.counts.left_out_cgroups = cgroups.left_out;
+        if let Some(folder) = self.options.container_logs.as_deref().filter(|_| cgroups.has_unnamed)
+        {
+            self.names = ContainerNameTable::read(folder);
+        }
+
+        families.extend(groups.families);
+        families.extend(cgroups.families);
+        families.extend(sweep_families(&sweep, self.counts));
+        let (unix_ns, boot_ns) = (sweep.time.unix_ns, sweep.time.boot_ns);
+        self.previous = Some(sweep);
+        ExportedSweep { families, unix_ns, boot_ns }
+    }
+}
+
+/// Series that are made for each scrape.
+const TAIL_SERIES: usize = 2;
+
+fn count(families: &[MetricFamily]) -> usize {
+    families.iter().map(|it| it.samples.len()).sum()
+}
+
+impl ExportedSweep {
+    /// The text of all families, without the end mark.
+    pub fn text(&self, format: ExpositionFormat) -> String {
+        let mut text = String::with_capacity(count(&self.families) * 96);
+        write_families(&mut text, &self.families, format);
+        text.shrink_to_fit();
+        text
+    }
+
+    /// A whole scrape.
+    pub fn scrape(&self, format: ExpositionFormat, age_ns: u64, scrapes: u64) -> String {
+        let mut text = self.text(format);
+        text.push_str(&scrape_tail(format, age_ns, scrapes));
+        text
+    }
+}
+
+/// The end of each scrape: what changes from one to the next, and the end mark.
+pub fn scrape_tail(format: ExpositionFormat, age_ns: u64, scrapes: u64) -> String {
+    let mut text = String::new();
+    write_families(&mut text, &tail_families(age_ns, scrapes), format);
+    write_end(&mut text, format);
+    text
+}

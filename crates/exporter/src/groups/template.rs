@@ -1,0 +1,164 @@
+//! Names of groups: the part of Go's template language that configuration files of process-exporter
+//! use, which are fields and `index`.
+
+use pagewise_model::civil::CivilTime;
+
+use super::{ProcessFacts, base};
+
+/// A name with fields in it: `{{.ExeBase}}:{{.Matches.Port}}`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct NameTemplate(Vec<TemplatePart>);
+
+#[derive(Clone, Debug, PartialEq)]
+enum TemplatePart {
+    Text(String),
+    Field(TemplateField),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum TemplateField {
+    Comm,
+    ExeBase,
+    ExeFull,
+    Username,
+    Pid,
+    StartTime,
+    Cgroups,
+    Cgroup(usize),
+    Matches,
+    /// `.Matches.NAME`: `<no value>` if the expression has no such group.
+    Match(String),
+    /// `index .Matches "NAME"`: empty if the expression has no such group.
+    MatchOrEmpty(String),
+}
+
+/// Why a name was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The action is outside of the supported part of the language.
+    #[error(
+        "expected a field such as .Comm, .ExeBase, .ExeFull, .Username, .PID, .StartTime, .Cgroups, \
+         .Matches or .Matches.NAME, found {{{{{0}}}}}"
+    )]
+    Action(String),
+    /// No `}}`.
+    #[error("expected }}}} after {{{{{0}")]
+    Open(String),
+}
+
+impl NameTemplate {
+    /// Reads a name.
+    pub(super) fn parse(text: &str) -> Result<NameTemplate, TemplateError> {
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (action, next) =
+                after.split_once("}}").ok_or_else(|| TemplateError::Open(after.into()))?;
+            // `{{- x -}}` removes the blanks around the action.
+            let (action, before) = match action.strip_prefix("- ") {
+                Some(action) => (action, before.trim_end()),
+                None => (action, before),
+            };
+            let (action, next) = match action.strip_suffix(" -") {
+                Some(action) => (action, next.trim_start()),
+                None => (action, next),
+            };
+            parts.push(TemplatePart::Text(before.into()));
+            parts.push(TemplatePart::Field(read_field(action)?));
+            rest = next;
+        }
+        parts.push(TemplatePart::Text(rest.into()));
+        Ok(NameTemplate(parts))
+    }
+
+    /// The name of a process's group.
+    pub(super) fn render(&self, facts: &ProcessFacts<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        for part in &self.0 {
+            match part {
+                TemplatePart::Text(text) => out.extend_from_slice(text.as_bytes()),
+                TemplatePart::Field(field) => field.render(facts, &mut out),
+            }
+        }
+        out
+    }
+}
+
+fn read_field(action: &str) -> Result<TemplateField, TemplateError> {
+    let refuse = || TemplateError::Action(action.into());
+    let words: Vec<&str> = action.split_whitespace().collect();
+    match words[..] {
+        [".Comm"] => Ok(TemplateField::Comm),
+        [".ExeBase"] => Ok(TemplateField::ExeBase),
+        [".ExeFull"] => Ok(TemplateField::ExeFull),
+        [".Username"] => Ok(TemplateField::Username),
+        [".PID"] => Ok(TemplateField::Pid),
+        [".StartTime"] => Ok(TemplateField::StartTime),
+        [".Cgroups"] => Ok(TemplateField::Cgroups),
+        [".Matches"] => Ok(TemplateField::Matches),
+        ["index", ".Cgroups", at] => at.parse().map(TemplateField::Cgroup).map_err(|_| refuse()),
+        ["index", ".Matches", name] => {
+            let name = name.strip_prefix(['"', '`']).and_then(|it| it.strip_suffix(['"', '`']));
+            Ok(TemplateField::MatchOrEmpty(name.ok_or_else(refuse)?.into()))
+        }
+        [field] => match field.strip_prefix(".Matches.") {
+            Some(name) if is_identifier(name) => Ok(TemplateField::Match(name.into())),
+            _ => Err(refuse()),
+        },
+        _ => Err(refuse()),
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+}
+
+impl TemplateField {
+    fn render(&self, facts: &ProcessFacts<'_>, out: &mut Vec<u8>) {
+        let identity = &facts.process.identity;
+        let cgroup = identity.cgroup.as_ref().ok();
+        match self {
+            TemplateField::Comm => out.extend_from_slice(facts.comm),
+            TemplateField::ExeBase => out.extend_from_slice(base(facts.exe)),
+            TemplateField::ExeFull => out.extend_from_slice(facts.exe),
+            TemplateField::Username => match (&identity.user, &identity.uid) {
+                (Some(user), _) => out.extend_from_slice(user.as_bytes()),
+                (None, Ok(uid)) => out.extend_from_slice(uid.to_string().as_bytes()),
+                (None, Err(_)) => {}
+            },
+            TemplateField::Pid => {
+                out.extend_from_slice(facts.process.key.pid.0.to_string().as_bytes())
+            }
+            TemplateField::StartTime => {
+                out.extend_from_slice(start_time(identity.started_unix_ns).as_bytes());
+            }
+            TemplateField::Cgroups => {
+                out.push(b'[');
+                out.extend_from_slice(cgroup.map_or(b"", |it| it.as_bytes()));
+                out.push(b']');
+            }
+            TemplateField::Cgroup(0) => {
+                out.extend_from_slice(cgroup.map_or(b"", |it| it.as_bytes()))
+            }
+            TemplateField::Cgroup(_) => {}
+            TemplateField::Matches => {
+                let pairs: Vec<String> =
+                    facts.matches.iter().map(|(name, text)| format!("{name}:{text}")).collect();
+                out.extend_from_slice(format!("map[{}]", pairs.join(" ")).as_bytes());
+            }
+            TemplateField::Match(name) => {
+                let text = facts.matches.get(name).map_or("<no value>", String::as_str);
+                out.extend_from_slice(text.as_bytes());
+            }
+            TemplateField::MatchOrEmpty(name) => {
+                let text = facts.matches.get(name).map_or("", String::as_str);
+                out.extend_from_slice(text.as_bytes());
+            }
+        }
+    }
+}
+
+/// A time as Go prints it, in UTC: `2024-02-29 12:00:00 +0000 UTC`.
+fn start_time(unix_ns: u64) -> String {
+    let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
+    format!("{} +0000 UTC", CivilTime::new(seconds, 0))
+}

@@ -1,0 +1,31 @@
+//! Metrics for Prometheus: sweeps over all processes and cgroups as OpenMetrics text, and the ways
+//! by which the text leaves the machine.
+//!
+//! A scrape never starts a sweep: it is answered with the text of the last one.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod container;
+mod exporter;
+mod exposition;
+mod families;
+mod groups;
+mod headroom;
+mod http;
+mod limits;
+mod otlp;
+mod textfile;
+
+pub use bundle::anonymous;
+pub use container::{CgroupOwner, ContainerNameTable, ContainerNames};
+pub use exporter::{ExportedSweep, Exporter, ExporterOptions, scrape_tail};
+pub use exposition::{
+    ExpositionFormat, LabelSet, MetricFamily, MetricKind, MetricSample, MetricValue, write_end,
+    write_families,
+};
+pub use families::metric_catalogue;
+pub use groups::{GroupAssignment, GroupConfigError, GroupName, GroupRules, TemplateError};
+pub use http::{PublishedScrape, ScrapeServer, WebConfig, WebConfigError};
+pub use limits::SeriesLimits;
+pub use otlp::{OtlpEndpoint, OtlpError, otlp_json};
+pub use textfile::write_textfile;

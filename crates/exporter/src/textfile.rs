@@ -1,0 +1,31 @@
+//! A file for the textfile collector of node_exporter.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::exporter::ExportedSweep;
+use crate::exposition::{ExpositionFormat, write_families};
+
+/// Name of the file; the collector reads files that end with `.prom`.
+const FILE: &str = "pagewise.prom";
+
+/// Writes `pagewise.prom` in a folder. The file appears whole or not at all.
+///
+/// # Errors
+/// [`io::Error`] if the folder cannot be written to.
+pub fn write_textfile(folder: &Path, sweep: &ExportedSweep) -> io::Result<()> {
+    let mut text = String::new();
+    // The collector refuses timestamps and end marks; it adds the age of the file itself.
+    write_families(&mut text, &sweep.families, ExpositionFormat::Prometheus);
+    // A name that the collector does not read.
+    let unfinished = folder.join(format!(".{FILE}.{}", std::process::id()));
+    let written = fs::write(&unfinished, text)
+        .and_then(|()| fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o644)))
+        .and_then(|()| fs::rename(&unfinished, folder.join(FILE)));
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}

@@ -1,0 +1,118 @@
+//! Groups by configuration files of process-exporter.
+
+use pagewise_exporter::{GroupAssignment, GroupRules};
+use pagewise_model::sweep::SweepProcess;
+
+use crate::sweeps::{named, process, sweep};
+
+/// The group of each process, `-` for none.
+fn groups(rules: &str, with_children: bool, processes: Vec<SweepProcess>) -> Vec<String> {
+    let rules = GroupRules::parse(rules).unwrap().with_children(with_children);
+    let sweep = sweep(1, processes, Vec::new());
+    let groups = rules.assign(&sweep, &GroupAssignment::default());
+    let name = |it: &SweepProcess| groups.group(it.key).map_or("-".into(), |it| it.to_string());
+    sweep.processes.iter().map(name).collect()
+}
+
+#[test]
+fn the_first_rule_that_matches_names_the_group() {
+    let rules = r#"
+process_names:
+  - comm:
+    - bash
+    - sh
+  - name: "{{.ExeFull}}"
+    exe:
+    - /usr/local/bin/process-exporter
+  - name: "{{.ExeBase}}:{{.Matches.Cfgfile}}"
+    exe:
+    - prometheus
+    cmdline:
+    - --config.file=(?P<Path>\S*/)?(?P<Cfgfile>\S+)
+  - name: "{{.Comm}}/{{ .Username }}"
+    cmdline:
+    - .+
+"#;
+    let processes = vec![
+        process(1, 0, &["/bin/bash", "-l"], 1),
+        process(2, 1, &["/usr/local/bin/process-exporter"], 1),
+        process(3, 1, &["/opt/process-exporter"], 1),
+        process(4, 1, &["prometheus", "--config.file=/etc/prom/a.yml"], 1),
+        named(process(5, 1, &["prometheus"], 1), b"prom"),
+        process(6, 0, &[], 1),
+    ];
+    let expected = [
+        "bash",
+        "/usr/local/bin/process-exporter",
+        // `comm` has at most 15 bytes.
+        "process-exporte/ann",
+        "prometheus:a.yml",
+        "prom/ann",
+        "-",
+    ];
+    assert_eq!(groups(rules, true, processes), expected);
+}
+
+#[test]
+fn a_process_without_a_rule_belongs_to_its_nearest_ancestor_with_one() {
+    let rules = "process_names: [{comm: [make]}, {comm: [init]}]";
+    let processes = || {
+        vec![
+            process(1, 0, &["init"], 1),
+            process(2, 1, &["make"], 1),
+            process(3, 2, &["sh"], 1),
+            process(4, 3, &["cc"], 1),
+            process(5, 1, &["sshd"], 1),
+            // Two processes that are the parents of each other, of a torn sweep.
+            process(6, 7, &["a"], 1),
+            process(7, 6, &["b"], 1),
+        ]
+    };
+    assert_eq!(
+        groups(rules, true, processes()),
+        ["init", "make", "make", "make", "init", "-", "-"]
+    );
+    assert_eq!(groups(rules, false, processes()), ["init", "make", "-", "-", "-", "-", "-"]);
+}
+
+#[test]
+fn names_have_the_fields_of_the_template_language() {
+    let name = |template: &str| {
+        let rules =
+            format!("process_names: [{{name: '{template}', cmdline: ['(?P<A>j.b) (\\S+)']}}]");
+        groups(&rules, true, vec![process(31, 1, &["/usr/bin/job", "x", "y"], 1)]).remove(0)
+    };
+    assert_eq!(name("{{.PID}} {{.StartTime}}"), "31 2024-02-29 12:00:00 +0000 UTC");
+    assert_eq!(name("{{.Cgroups}}"), "[/system.slice/web.service]");
+    assert_eq!(name("{{ index .Cgroups 0 }}"), "/system.slice/web.service");
+    assert_eq!(name("a {{- .Matches.A -}} b"), "ajobb");
+    assert_eq!(
+        name("{{index .Matches \"A\"}}{{index .Matches \"B\"}}|{{.Matches.B}}"),
+        "job|<no value>"
+    );
+    assert_eq!(name("{{.Matches}}"), "map[:x A:job]");
+}
+
+#[test]
+fn errors_name_the_rule_and_the_part() {
+    let error = |text: &str| GroupRules::parse(text).unwrap_err().to_string();
+    assert!(error("process_names: [{name: x}]").contains("process_names[0]: expected comm"));
+    let regex = error("process_names: [{comm: [a]}, {cmdline: ['(']}]");
+    assert!(regex.starts_with("process_names[1]: cmdline:"), "{regex}");
+    let template = error("process_names: [{name: '{{.Cwd | printf}}', comm: [a]}]");
+    assert!(template.contains("{{.Cwd | printf}}"), "{template}");
+    assert!(error("process_names: [{name: '{{.Comm', comm: [a]}]").contains("expected }}"));
+    assert!(error("process_names: 7").contains("not in the format"));
+    let large = error("process_names: [{cmdline: ['(a{1000}){1000}']}]");
+    assert!(large.contains("cmdline"), "{large}");
+}
+
+#[test]
+fn a_process_that_executes_another_program_changes_its_group() {
+    let rules = GroupRules::by_comm();
+    let first = sweep(1, vec![process(9, 1, &["sh"], 1)], Vec::new());
+    let known = rules.assign(&first, &GroupAssignment::default());
+    let second = sweep(2, vec![process(9, 1, &["redis"], 1)], Vec::new());
+    let groups = rules.assign(&second, &known);
+    assert_eq!(groups.group(second.processes[0].key).map(|it| &**it), Some("redis"));
+}

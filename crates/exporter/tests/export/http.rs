@@ -1,0 +1,216 @@
+//! The server, and clients that are slow or hostile.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use pagewise_exporter::{PublishedScrape, ScrapeServer, WebConfig};
+use pagewise_skip::{Lack, skip};
+
+use crate::parser::parse;
+use crate::sweeps::{export, process, sweep};
+
+/// A server in a thread, which ends with the value.
+struct RunningServer {
+    address: SocketAddr,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RunningServer {
+    fn start(web: WebConfig, has_sweep: bool) -> RunningServer {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let published = Arc::new(PublishedScrape::new(Duration::from_secs(15)));
+        if has_sweep {
+            let exported = export(sweep(1, vec![process(5, 1, &["job"], 10)], Vec::new()));
+            published.publish(&exported, Duration::ZERO);
+        }
+        let is_over = Arc::new(AtomicBool::new(false));
+        let mut server = ScrapeServer::new(vec![listener], published, web).unwrap();
+        let stop = Arc::clone(&is_over);
+        let thread = thread::spawn(move || server.run(|| stop.load(Ordering::Relaxed)).unwrap());
+        RunningServer { address, is_over, thread: Some(thread) }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    /// The answer to a request on a connection of its own.
+    fn ask(&self, request: &str) -> String {
+        let mut stream = self.connect();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"))
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn body(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").unwrap().1
+}
+
+#[test]
+fn a_scrape_has_the_format_that_the_client_accepts() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let open = server.get("/metrics", "Accept: application/openmetrics-text;version=1.0.0\r\n");
+    assert!(open.contains("Content-Type: application/openmetrics-text; version=1.0.0"), "{open}");
+    parse(body(&open), true).unwrap();
+    let plain = server.get("/metrics?x=y", "");
+    assert!(plain.contains("Content-Type: text/plain; version=0.0.4"), "{plain}");
+    let series = parse(body(&plain), false).unwrap();
+    assert_eq!(series[&("pagewise_scrapes_total".to_owned(), Vec::new())], 2.0);
+}
+
+#[test]
+fn other_pages_are_the_state_and_a_landing_page() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    assert!(server.get("/", "").contains("href=\"/metrics\""));
+    assert!(server.get("/healthz", "").ends_with("ok\n"));
+    assert!(server.get("/etc/passwd", "").starts_with("HTTP/1.1 404"));
+    assert!(server.ask("POST /metrics HTTP/1.1\r\n\r\n").contains("Allow: GET, HEAD"));
+    let head = server.ask("HEAD /metrics HTTP/1.0\r\n\r\n");
+    assert!(head.ends_with("\r\n\r\n") && !head.contains("Content-Length: 0\r\n"), "{head}");
+    let early = RunningServer::start(WebConfig::default(), false);
+    assert!(early.get("/metrics", "").starts_with("HTTP/1.1 503"));
+    assert!(early.get("/healthz", "").starts_with("HTTP/1.1 503"));
+}
+
+#[test]
+fn a_connection_answers_requests_one_after_the_other() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let mut stream = server.connect();
+    let two = "GET /healthz HTTP/1.1\r\n\r\nGET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n";
+    stream.write_all(two.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 2, "{answer}");
+}
+
+#[test]
+fn large_and_broken_requests_are_refused() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let huge = format!("GET / HTTP/1.1\r\nA: {}", "x".repeat(8 << 10));
+    assert!(server.ask(&huge).starts_with("HTTP/1.1 431"));
+    assert!(server.ask("\0\0\0\0\r\n\r\n").starts_with("HTTP/1.1 400"));
+    assert!(server.ask("GET / HTTP/2.0\r\n\r\n").starts_with("HTTP/1.1 505"));
+    assert!(server.ask("GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n").contains(" 413 "));
+    assert!(server.get("/healthz", "").ends_with("ok\n"));
+}
+
+#[test]
+fn a_thousand_slow_connections_do_not_keep_a_scrape_from_its_answer() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let mut slow = Vec::new();
+    for _ in 0..1000 {
+        // The listening queue may be full for a moment.
+        let Ok(mut stream) = TcpStream::connect(server.address) else { break };
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ");
+        slow.push(stream);
+    }
+    assert!(server.get("/metrics", "").starts_with("HTTP/1.1 200"));
+    let began = Instant::now();
+    assert!(server.get("/healthz", "").ends_with("ok\n"));
+    assert!(began.elapsed() < Duration::from_secs(10), "slow clients have 10 s each");
+}
+
+#[test]
+fn passwords_are_needed_if_there_are_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("web.yml");
+    // The hash of `secret` with the lowest cost.
+    let hash = bcrypt::hash("secret", 4).unwrap();
+    std::fs::write(&path, format!("basic_auth_users:\n  ann: {hash}\n")).unwrap();
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    let without = server.get("/metrics", "");
+    assert!(
+        without.starts_with("HTTP/1.1 401") && without.contains("WWW-Authenticate: Basic"),
+        "{without}"
+    );
+    // ann:wrong, ann:secret
+    assert!(server.get("/metrics", "Authorization: Basic YW5uOndyb25n\r\n").contains(" 401 "));
+    for _ in 0..2 {
+        let right = server.get("/metrics", "Authorization: Basic YW5uOnNlY3JldA==\r\n");
+        assert!(right.starts_with("HTTP/1.1 200"), "{right}");
+    }
+}
+
+#[test]
+fn the_server_ends_while_clients_are_connected() {
+    let server = RunningServer::start(WebConfig::default(), true);
+    let idle = server.connect();
+    let mut half = server.connect();
+    half.write_all(b"GET /").unwrap();
+    let began = Instant::now();
+    drop(server);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    drop((idle, half));
+}
+
+/// A certificate of its own authority, and its key; `None` without openssl.
+fn certificate(folder: &Path) -> Option<()> {
+    let output = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"])
+        .args(["-addext", "subjectAltName=DNS:localhost"])
+        .current_dir(folder)
+        .output()
+        .ok()?;
+    assert!(output.status.success(), "{output:?}");
+    Some(())
+}
+
+#[test]
+fn tls_is_served_with_the_certificate_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    if certificate(folder.path()).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let path = folder.path().join("web.yml");
+    std::fs::write(&path, "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n").unwrap();
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    for version in ["-tls1_2", "-tls1_3"] {
+        let address = server.address.to_string();
+        let mut client = Command::new("openssl")
+            .args(["s_client", "-connect", &address, "-servername", "localhost", version])
+            .args(["-CAfile", "cert.pem", "-verify_return_error", "-quiet"])
+            .current_dir(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        client.stdin.take().unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+        let output = client.wait_with_output().unwrap();
+        let answer = String::from_utf8_lossy(&output.stdout);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{version}: {output:?}");
+        parse(body(&answer), false).unwrap();
+    }
+    // A client without TLS gets no metrics.
+    let mut plain = server.connect();
+    plain.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
+}
