@@ -142,8 +142,8 @@ pub(crate) fn label_text(value: &[u8]) -> String {
     if text.len() <= MAX_LABEL_BYTES {
         return text.into_owned();
     }
-    let end = text.floor_char_boundary(MAX_LABEL_BYTES);
-    format!("{}…", &text[..end])
+    let end = (0..=MAX_LABEL_BYTES).rev().find(|&end| text.is_char_boundary(end));
+    format!("{}…", &text[..end.unwrap_or_default()])
 }
 
 impl MetricFamily {

@@ -99,9 +99,9 @@ fn kilobytes_word(text: &[u8]) -> Option<Bytes> {
 impl OpenReport {
     pub(super) fn line(&mut self, text: &[u8]) {
         let has_ended = self.section == ReportSection::Ended;
-        // Messages about failed requests may follow, with the same lines of memory.
-        if (!has_ended && self.beginning(text)) || self.middle(text) || self.end(text) || has_ended
-        {
+        // Messages about failed requests may follow an ended report, with the same lines of memory.
+        let is_parsed = !has_ended && self.beginning(text) || self.middle(text) || self.end(text);
+        if is_parsed || has_ended {
             return;
         }
         if let ReportSection::Table { has_kinds } = self.section {
