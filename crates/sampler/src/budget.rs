@@ -32,7 +32,7 @@ impl PageBudget {
     /// A reading that costs more than ever adds up may begin when the balance is full.
     pub(crate) fn allows(&self, cost: Duration) -> bool {
         let most = self.share * MAX_SAVED.as_secs_f64();
-        self.balance >= cost.as_secs_f64().min(most)
+        self.has_left() && self.balance >= cost.as_secs_f64().min(most)
     }
 
     /// True if anything is left.

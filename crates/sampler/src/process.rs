@@ -18,7 +18,7 @@ use pagewise_proc::{ProcRoot, cgroup};
 /// Up to here `smaps_rollup` holds the mmap lock for well below a millisecond.
 const SMALL: Bytes = Bytes::mib(32);
 /// Bytes of a command line that are kept.
-const MAX_COMMAND: usize = 1024;
+const MAX_COMMAND: usize = 256;
 /// CPU time to read a resident page, until it has been measured.
 const NANOSECONDS_PER_PAGE: u64 = 25;
 
@@ -285,9 +285,18 @@ impl TrackedProcess {
         } else {
             reader.pages.by_rollup(&mut reader.files, self.memory)
         };
+        let was_stale = self.is_stale;
         (self.is_stale, self.is_due) = (false, false);
         let values = &mut self.values;
         match sums {
+            // The older reading is as good, and a recorder need not write it again.
+            Ok(sums)
+                if !was_stale
+                    && (&sums.pss, &sums.uss, &sums.uss_anonymous)
+                        == (&values.pss, &values.uss, &values.uss_anonymous) =>
+            {
+                sums.longest_hold_ns
+            }
             Ok(sums) => {
                 values.pss = sums.pss;
                 values.uss = sums.uss;
