@@ -16,14 +16,15 @@ pub use error::{CAP_SYS_PTRACE, ProcError};
 pub use files::{core_file, data_symbols, elf, target_file, variables};
 pub use machine::activity as machine_activity;
 pub use machine::{
-    buddyinfo, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps, users,
-    vmstat,
+    buddyinfo, counters, fragmentation, interrupts, meminfo, mountinfo, pressure, settings, swaps,
+    users, vmstat,
 };
 pub use memory::{huge, ksm, numa, page_map, pages, referenced, zero_pages};
 pub(crate) use process::heads;
+pub(crate) use process::tmpfs;
 pub use process::{
     activity, auxv, calls, capture, cgroup, fork_room, huge_flags, limits, listing, maps,
-    memory_files, others, pagewise_pools, saved, smaps, stat, status, target, threads, tree,
-    unused_stacks,
+    memory_files, others, page_sums, pagewise_pools, quick_reader, saved, smaps, stat, status,
+    target, threads, tree, unused_stacks,
 };
 pub use root::ProcRoot;

@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod buddyinfo;
+pub mod counters;
 pub mod fragmentation;
 pub mod interrupts;
 pub mod meminfo;

@@ -151,7 +151,7 @@ impl ProcRoot {
 
     /// The thread that has the process's memory: its first, or one that lives on where the first
     /// has ended (`pthread_exit` in `main`), which leaves the files of the process itself empty.
-    pub(crate) fn holder(&self, pid: Pid, first_has_ended: bool, threads: u64) -> Pid {
+    pub fn holder(&self, pid: Pid, first_has_ended: bool, threads: u64) -> Pid {
         if !self.live || !first_has_ended || threads < 2 {
             return pid;
         }
@@ -237,7 +237,7 @@ impl ProcRoot {
     }
 
     /// Target of a symbolic link of a process.
-    pub(crate) fn link(&self, pid: Pid, name: &str) -> Reading<Name> {
+    pub fn link(&self, pid: Pid, name: &str) -> Reading<Name> {
         let path = self.file(pid, name);
         match std::fs::read_link(&path) {
             Ok(to) => Ok(Name::new(to.as_os_str().as_bytes())),

@@ -1,5 +1,6 @@
 //! Facts of the running system and of ourselves: page size, user, kernel, clocks, capabilities.
 
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -36,6 +37,23 @@ pub fn kernel_release() -> Vec<u8> {
 pub fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::try_from(now).unwrap_or_default()
+}
+
+/// Seconds by which the time zone of this process is ahead of UTC at a time; 0 if it is not known.
+pub fn utc_offset(unix_seconds: i64) -> i64 {
+    let mut parts = MaybeUninit::<libc::tm>::uninit();
+    // SAFETY: both pointers are to values of ours that live through the call.
+    let filled = unsafe { libc::localtime_r(&raw const unix_seconds, parts.as_mut_ptr()) };
+    if filled.is_null() {
+        return 0;
+    }
+    // SAFETY: the call filled the whole struct, since it returned its address.
+    unsafe { parts.assume_init() }.tm_gmtoff
+}
+
+/// CPU time of the calling thread.
+pub fn thread_cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// True if we hold a capability now.

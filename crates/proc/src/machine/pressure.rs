@@ -1,12 +1,28 @@
 //! `/proc/pressure/memory` and a cgroup's `memory.pressure`.
 
 use pagewise_model::settings::Pressure;
+use pagewise_model::sweep::SweepPressure;
 
 use crate::text::{lines, number};
 
 /// Reads a whole pressure file: the averages over ten seconds. `None` where one is missing.
 pub fn parse(text: &[u8]) -> Option<Pressure> {
     Some(Pressure { some: average(text, b"some ")?, full: average(text, b"full ")? })
+}
+
+/// Reads a whole pressure file with its counters since boot.
+pub fn parse_totals(text: &[u8]) -> Option<SweepPressure> {
+    Some(SweepPressure {
+        avg10: parse(text)?,
+        some_us: total(text, b"some ")?,
+        full_us: total(text, b"full ")?,
+    })
+}
+
+/// `some .. total=9` in microseconds.
+fn total(text: &[u8], start: &[u8]) -> Option<u64> {
+    let line = lines(text).find_map(|(_, line)| line.strip_prefix(start))?;
+    number(line.split(|&b| b == b' ').find_map(|word| word.strip_prefix(b"total="))?)
 }
 
 /// `some avg10=0.12 avg60=..` in hundredths of a per cent.
@@ -30,6 +46,8 @@ mod tests {
     fn averages_are_hundredths_of_a_per_cent() {
         let text = b"some avg10=1.05 avg60=0.22 avg300=0.10 total=9\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n";
         assert_eq!(parse(text), Some(Pressure { some: 105, full: 50 }));
+        let totals = parse_totals(text).unwrap();
+        assert_eq!((totals.some_us, totals.full_us, totals.avg10.some), (9, 3, 105));
         assert_eq!(parse(b"some avg10=1.05 total=1\n"), None);
         assert_eq!(parse(b"some avg10=1.5\nfull avg10=0.00\n"), None);
     }
@@ -37,7 +55,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(text: Vec<u8>, tail in "((some|full) avg10=[0-9.]{0,24}\n){0,3}") {
-            let _ = parse(&[&text[..], b"\n", tail.as_bytes()].concat());
+            let text = [&text[..], b"\n", tail.as_bytes()].concat();
+            prop_assert!(parse_totals(&text).is_none() || parse(&text).is_some());
         }
     }
 }

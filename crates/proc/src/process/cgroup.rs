@@ -1,6 +1,7 @@
 //! The memory cgroup of a process: its limit, and what is charged against it.
 
 pub mod hierarchy;
+mod sweep;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -8,11 +8,9 @@
 //! `smaps_rollup` holds the target's mmap lock, so big processes are read page by page instead,
 //! unless the caller wishes otherwise.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::num::NonZero;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -22,8 +20,7 @@ use pagewise_model::machine::ReadMethod;
 use pagewise_model::mapping::Breakdown;
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{
-    Absent, Backing, Bytes, Device, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps,
-    SmapsCounter,
+    Absent, Backing, Bytes, Mapping, Name, PageSize, Pid, Reading, Sharing, Smaps, SmapsCounter,
 };
 use pagewise_sys::probe::Features;
 use pagewise_sys::{libraries, system};
@@ -32,8 +29,9 @@ use crate::capture::Wish;
 use crate::pages::{self, Pace};
 use crate::root::{PTRACE, open};
 use crate::text::{field, kilobytes, lines, number};
+use crate::tmpfs::TmpfsDevices;
 use crate::users::Users;
-use crate::{ProcError, ProcRoot, cgroup, maps, meminfo, mountinfo, smaps};
+use crate::{ProcError, ProcRoot, cgroup, maps, meminfo, smaps};
 
 /// Reads every process.
 ///
@@ -91,8 +89,7 @@ struct ListingShared<'a> {
     features: Features,
     page_size: PageSize,
     users: Users,
-    /// True if a device is a tmpfs: device numbers mean the same in every mount namespace.
-    tmpfs: Mutex<HashMap<Device, bool>>,
+    tmpfs: TmpfsDevices,
 }
 
 impl<'a> ListingShared<'a> {
@@ -103,7 +100,7 @@ impl<'a> ListingShared<'a> {
             features: Features::detect(),
             page_size: PageSize::new(system::page_size()).expect("the kernel's is a power of two"),
             users: if root.is_live() { Users::read() } else { Users::default() },
-            tmpfs: Mutex::new(HashMap::new()),
+            tmpfs: TmpfsDevices::default(),
         }
     }
 
@@ -129,26 +126,6 @@ impl<'a> ListingShared<'a> {
             }
             (seen, hold)
         })
-    }
-
-    /// Marks the mappings of tmpfs files. The kernel gives tmpfs devices of major number 0.
-    fn mark_tmpfs(&self, pid: Pid, mappings: &mut [Mapping]) {
-        let mut known = self.tmpfs.lock().expect("nobody panics while it is locked");
-        let unknown = |m: &Mapping, known: &HashMap<Device, bool>| {
-            m.inode != 0 && m.device.major == 0 && !known.contains_key(&m.device)
-        };
-        if mappings.iter().any(|m| unknown(m, &known)) {
-            let text = self.root.read(pid, "mountinfo").unwrap_or_default();
-            known.extend(mountinfo::parse(&text).iter().map(|m| (m.device, m.fs == b"tmpfs")));
-            // The kernel's own mounts, such as that of tmpfs, are in no namespace: their names
-            // identify them.
-            for mapping in mappings.iter().filter(|m| m.inode != 0 && m.device.major == 0) {
-                known.entry(mapping.device).or_insert(false);
-            }
-        }
-        for mapping in mappings {
-            mapping.on_tmpfs = known.get(&mapping.device).copied().unwrap_or(false);
-        }
     }
 }
 
@@ -389,7 +366,7 @@ impl<'a> ListingReader<'a> {
         if let Some(torn) = parsed.torn {
             return Err(Absent::Ambiguous(torn.to_string().into()));
         }
-        self.shared.mark_tmpfs(pid, &mut parsed.mappings);
+        self.shared.tmpfs.mark(self.shared.root, pid, &mut parsed.mappings);
         Ok(parsed.mappings)
     }
 
@@ -434,7 +411,7 @@ fn why(error: ProcError) -> Absent {
 }
 
 /// The words of a `cmdline`, which ends each with a NUL.
-fn split_names(text: &[u8]) -> Vec<Name> {
+pub(crate) fn split_names(text: &[u8]) -> Vec<Name> {
     let text = text.strip_suffix(b"\0").unwrap_or(text);
     if text.is_empty() { Vec::new() } else { text.split(|&b| b == 0).map(Name::new).collect() }
 }

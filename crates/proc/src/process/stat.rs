@@ -30,6 +30,11 @@ pub struct PidStat {
     pub threads: u64,
     /// When it was started, in clock ticks since boot.
     pub start_ticks: u64,
+    /// Size of the address space.
+    pub virt: Bytes,
+    /// Resident pages. Since Linux 6.2 the kernel does not add up the counters of all CPUs here, so
+    /// the number can be wrong by 32 pages for each CPU; `status` and `statm` are exact.
+    pub resident_pages: u64,
     /// The signals pending for the first thread, as bits, if the text has this field.
     pub pending: Option<u64>,
 }
@@ -97,6 +102,8 @@ fn fields(text: &[u8]) -> Option<PidStat> {
         system_ticks: number(at(15)?)?,
         threads: number(at(20)?)?,
         start_ticks: number(at(22)?)?,
+        virt: Bytes(number(at(23)?)?),
+        resident_pages: number(at(24)?)?,
         pending: at(31).and_then(number),
     })
 }

@@ -50,6 +50,51 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
     }
 }
 
+/// The lines of a `status` that a sweep needs, read in one pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStatus {
+    /// The real user ID of `Uid`.
+    pub uid: Option<u32>,
+    /// `VmHWM`.
+    pub peak: Option<Bytes>,
+    /// `VmRSS`.
+    pub resident: Option<Bytes>,
+    /// `RssAnon`.
+    pub anonymous: Option<Bytes>,
+    /// `RssFile`.
+    pub file: Option<Bytes>,
+    /// `RssShmem`.
+    pub shmem: Option<Bytes>,
+    /// `VmSwap`.
+    pub swap: Option<Bytes>,
+}
+
+impl MemoryStatus {
+    /// Reads a whole `status`. A process without memory has the line of the user only.
+    pub fn parse(text: &[u8]) -> MemoryStatus {
+        let mut status = MemoryStatus::default();
+        let size = |value| kilobytes(value).map(Bytes);
+        for (name, value) in lines(text).filter_map(|(_, line)| field(line)) {
+            match name {
+                b"Uid" => {
+                    let first = value.split(u8::is_ascii_whitespace).next();
+                    status.uid = first.and_then(number).and_then(|n| u32::try_from(n).ok());
+                }
+                b"VmHWM" => status.peak = size(value),
+                b"VmRSS" => status.resident = size(value),
+                b"RssAnon" => status.anonymous = size(value),
+                b"RssFile" => status.file = size(value),
+                b"RssShmem" => status.shmem = size(value),
+                b"VmSwap" => status.swap = size(value),
+                // The lines after it are about signals and scheduling.
+                b"Threads" => break,
+                _ => {}
+            }
+        }
+        status
+    }
+}
+
 /// True if SIGKILL was sent to the process, from a whole `status`.
 ///
 /// `ShdPnd` keeps a SIGKILL of kill(2) until the process is reaped. `stat` loses it for a moment: a
@@ -81,6 +126,23 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(parse(text.as_bytes()).locks_freely, exempt, "{text}");
+        }
+    }
+
+    #[test]
+    fn one_pass_reads_the_same_as_a_pass_for_each_line() {
+        let text = std::fs::read("/proc/self/status").unwrap();
+        let (all, few) = (parse(&text), MemoryStatus::parse(&text));
+        assert_eq!(few.uid, all.uid);
+        let status = all.status;
+        for (one, other) in [
+            (few.peak, &status.vm_hwm),
+            (few.anonymous, &status.rss_anon),
+            (few.file, &status.rss_file),
+            (few.shmem, &status.rss_shmem),
+            (few.swap, &status.vm_swap),
+        ] {
+            assert_eq!(one, other.clone().ok());
         }
     }
 

@@ -125,8 +125,13 @@ impl CgroupHierarchy {
         }
     }
 
-    fn files(&self) -> &'static CgroupFiles {
-        if self.version == 1 { &V1 } else { &V2 }
+    /// True for the first version of the interface.
+    pub(super) const fn is_v1(&self) -> bool {
+        self.version == 1
+    }
+
+    pub(super) fn files(&self) -> &'static CgroupFiles {
+        if self.is_v1() { &V1 } else { &V2 }
     }
 }
 

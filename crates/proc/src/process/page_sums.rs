@@ -1,0 +1,180 @@
+//! Sums of the pages of a process, for frequent readings of many processes: PSS by page kind, USS.
+
+use std::time::Instant;
+
+use pagewise_model::sweep::BytesByPageKind;
+use pagewise_model::units::nanoseconds;
+use pagewise_model::{
+    Absent, Backing, Bytes, Mapping, PageSize, Pid, Reading, Smaps, SmapsCounter,
+};
+use pagewise_sys::probe::Features;
+
+use crate::pages::{self, Pace};
+use crate::quick_reader::QuickReader;
+use crate::tmpfs::TmpfsDevices;
+use crate::{ProcError, ProcRoot, maps, smaps};
+
+/// Sums of pages, rounded down to KiB.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageSums {
+    /// Proportional share.
+    pub pss: Reading<BytesByPageKind>,
+    /// Pages that only this process maps.
+    pub uss: Reading<Bytes>,
+    /// The part of them that is anonymous.
+    pub uss_anonymous: Reading<Bytes>,
+    /// Pages in swap.
+    pub swap: Reading<Bytes>,
+    /// The longest system call that may have held the mmap lock of the process.
+    pub longest_hold_ns: u64,
+}
+
+/// Reads sums of pages.
+#[derive(Debug)]
+pub struct PageSumReader {
+    features: Features,
+    page_size: PageSize,
+    tmpfs: TmpfsDevices,
+}
+
+impl PageSumReader {
+    /// Detects the interfaces of the kernel.
+    pub fn new(page_size: PageSize) -> PageSumReader {
+        PageSumReader { features: Features::detect(), page_size, tmpfs: TmpfsDevices::default() }
+    }
+
+    /// By `smaps_rollup`: the kernel holds the mmap lock while it walks a mapping.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn by_rollup(&self, reader: &mut QuickReader, pid: Pid) -> Reading<PageSums> {
+        let begin = Instant::now();
+        let text = reader.read(pid, "smaps_rollup")?;
+        let hold = nanoseconds(begin.elapsed());
+        // A process that ends meanwhile gives nothing, or half.
+        let rollup = smaps::parse_rollup(text).ok_or(Absent::Vanished)?;
+        Ok(of_rollup(&rollup, hold))
+    }
+
+    /// By the page tables, in pieces with rests between.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn politely(&self, root: &ProcRoot, pid: Pid) -> Reading<PageSums> {
+        let text = root.reading(pid, "maps")?;
+        let mut mappings = maps::parse(&text).mappings;
+        drop(text);
+        self.tmpfs.mark(root, pid, &mut mappings);
+        let (features, page_size) = (&self.features, self.page_size);
+        let walk = pages::read_with(features, root, pid, &mut mappings, page_size, &Pace::POLITE)
+            .map_err(|error| match error {
+            ProcError::NoSuchProcess { .. } => Absent::Vanished,
+            ProcError::NotPermitted { .. } | ProcError::NoAccess { .. } => {
+                Absent::NotPermitted(crate::root::PTRACE.into())
+            }
+            other => Absent::NotSupported(other.to_string().into()),
+        })?;
+        let total = walk.total?;
+        let shares = total.pss.and_then(|pss| by_kind(pss, total.pss_anon?, &mappings));
+        Ok(PageSums {
+            pss: shares,
+            uss: Ok(whole_kib(total.breakdown.exclusive())),
+            uss_anonymous: Ok(whole_kib(total.breakdown.anon_exclusive)),
+            swap: total.swap,
+            longest_hold_ns: walk.longest_hold_ns,
+        })
+    }
+}
+
+/// Splits the share by page kind: shared memory is that of the mappings of tmpfs files.
+fn by_kind(pss: Bytes, anonymous: Bytes, mappings: &[Mapping]) -> Reading<BytesByPageKind> {
+    let mut shmem = Bytes::ZERO;
+    for mapping in mappings.iter().filter(|it| it.backing() == Backing::Shmem) {
+        let pages = mapping.pages.as_ref().map_err(Clone::clone)?;
+        shmem += pages.pss.clone()? - pages.pss_anon.clone()?;
+    }
+    let (anonymous, shmem) = (whole_kib(anonymous), whole_kib(shmem));
+    Ok(BytesByPageKind { anonymous, shmem, file: whole_kib(pss) - anonymous - shmem })
+}
+
+fn of_rollup(rollup: &Smaps, longest_hold_ns: u64) -> PageSums {
+    let line = |counter| rollup.bytes(counter);
+    // Before Linux 5.4 the rollup has one line for all kinds.
+    let pss = || {
+        Ok(BytesByPageKind {
+            anonymous: line(SmapsCounter::PssAnon)?,
+            file: line(SmapsCounter::PssFile)?,
+            shmem: line(SmapsCounter::PssShmem)?,
+        })
+    };
+    let uss = || Ok(line(SmapsCounter::PrivateClean)? + line(SmapsCounter::PrivateDirty)?);
+    PageSums {
+        pss: pss(),
+        uss: uss(),
+        uss_anonymous: anonymous_exclusive(rollup, uss()),
+        swap: line(SmapsCounter::Swap),
+        longest_hold_ns,
+    }
+}
+
+/// Exclusive anonymous pages, if the sums alone determine them.
+///
+/// A co-mapped page adds at most half of itself to `Pss_Anon`, more than what rounding takes: where
+/// that equals `Anonymous` no anonymous page is co-mapped.
+fn anonymous_exclusive(rollup: &Smaps, exclusive: Reading<Bytes>) -> Reading<Bytes> {
+    let (exclusive, anonymous) = (exclusive?, rollup.bytes(SmapsCounter::Anonymous)?);
+    let is_all = rollup.bytes(SmapsCounter::PssAnon)? == anonymous
+        || exclusive == rollup.bytes(SmapsCounter::Rss)?;
+    match is_all {
+        true => Ok(anonymous),
+        false if exclusive.is_zero() => Ok(Bytes::ZERO),
+        false => Err(Absent::Ambiguous("pagewise ps".into())),
+    }
+}
+
+fn whole_kib(bytes: Bytes) -> Bytes {
+    Bytes::kib(bytes.0 >> 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rollup_has_shares_by_page_kind() {
+        let text = b"559d7a2e8000-7ffc5d1d4000 ---p 00000000 00:00 0  [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Anon: 40 kB\nPss_File: 18 kB\nPss_Shmem: 2 kB\nPrivate_Clean: 8 kB\nPrivate_Dirty: 40 kB\nAnonymous: 40 kB\nSwap: 4 kB\nLocked: 0 kB\n";
+        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), 7);
+        let kib = Bytes::kib;
+        let pss = BytesByPageKind { anonymous: kib(40), file: kib(18), shmem: kib(2) };
+        assert_eq!((sums.pss, sums.uss, sums.swap), (Ok(pss), Ok(kib(48)), Ok(kib(4))));
+        assert_eq!(sums.uss_anonymous, Ok(kib(40)));
+    }
+
+    #[test]
+    fn pages_that_fork_left_shared_are_not_divided_by_guess() {
+        let text = b"559d7a2e8000-7ffc5d1d4000 ---p 00000000 00:00 0  [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Anon: 38 kB\nPss_File: 22 kB\nPss_Shmem: 0 kB\nPrivate_Clean: 8 kB\nPrivate_Dirty: 36 kB\nAnonymous: 40 kB\nSwap: 0 kB\nLocked: 0 kB\n";
+        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), 7);
+        assert!(matches!(sums.uss_anonymous, Err(Absent::Ambiguous(_))));
+    }
+
+    #[test]
+    fn both_readings_of_our_own_process_agree() {
+        let page_size = PageSize::new(pagewise_sys::system::page_size()).unwrap();
+        let (root, ourselves) = (ProcRoot::live(), Pid(std::process::id()));
+        let mut reader = QuickReader::new(&root).unwrap();
+        let sums = PageSumReader::new(page_size);
+        let (fast, polite) =
+            (sums.by_rollup(&mut reader, ourselves), sums.politely(&root, ourselves));
+        let (fast, polite) = (fast.unwrap(), polite.unwrap());
+        // The process itself allocates between the readings.
+        let close = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) < Bytes::mib(1).0;
+        assert!(
+            close(fast.uss.clone().unwrap(), polite.uss.clone().unwrap()),
+            "{fast:?} {polite:?}"
+        );
+        if let (Ok(fast), Ok(polite)) = (&fast.pss, &polite.pss) {
+            assert!(close(fast.anonymous, polite.anonymous), "{fast:?} {polite:?}");
+            assert!(close(fast.file, polite.file), "{fast:?} {polite:?}");
+        }
+    }
+}

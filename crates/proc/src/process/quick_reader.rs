@@ -1,0 +1,164 @@
+//! Small files of many processes, read again and again with few system calls and no allocation.
+
+use std::fmt::Write;
+use std::os::fd::{AsFd, OwnedFd};
+
+use pagewise_model::{Absent, Pid, Reading};
+use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+use rustix::io::{Errno, pread, read};
+
+use crate::root::PTRACE;
+use crate::{ProcError, ProcRoot};
+
+/// Room for the files that are one record: the kernel then gives them in one read.
+const BUFFER: usize = 16 << 10;
+/// Files larger than this are cut: `cmdline` can have 2 MiB.
+const MAX_FILE: usize = 256 << 10;
+
+/// Reads files of processes, and of the machine, below one root.
+#[derive(Debug)]
+pub struct QuickReader {
+    root: OwnedFd,
+    path: String,
+    buffer: Vec<u8>,
+}
+
+impl QuickReader {
+    /// A reader for a tree.
+    ///
+    /// # Errors
+    /// [`ProcError::Io`] if the tree does not exist.
+    pub fn new(root: &ProcRoot) -> Result<QuickReader, ProcError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(root.path(), flags, Mode::empty())
+            .map_err(|error| ProcError::io(root.path(), error.into()))?;
+        Ok(QuickReader { root: folder, path: String::new(), buffer: vec![0; BUFFER] })
+    }
+
+    /// Opens a file of a process. The descriptor belongs to this process for ever: once it has been
+    /// reaped, a read fails.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn open(&mut self, pid: Pid, name: &str) -> Reading<OwnedFd> {
+        self.path.clear();
+        write!(self.path, "{pid}/{name}").expect("a String takes all");
+        let opened = self.open_path();
+        opened.map_err(|error| self.absence(Some(pid), error))
+    }
+
+    /// Reads a file of a process.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn read(&mut self, pid: Pid, name: &str) -> Reading<&[u8]> {
+        let file = self.open(pid, name)?;
+        match self.fill(&file) {
+            Ok(length) => Ok(&self.buffer[..length]),
+            Err(error) => Err(self.absence(Some(pid), error)),
+        }
+    }
+
+    /// Reads a file of the machine.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn machine(&mut self, name: &str) -> Reading<&[u8]> {
+        self.path.clear();
+        self.path.push_str(name);
+        match self.open_path().and_then(|file| self.fill(&file)) {
+            Ok(length) => Ok(&self.buffer[..length]),
+            Err(error) => Err(self.absence(None, error)),
+        }
+    }
+
+    /// Reads an open file of one record, such as `stat`, from its beginning.
+    ///
+    /// # Errors
+    /// [`Absent`]
+    pub fn again(&mut self, file: impl AsFd) -> Reading<&[u8]> {
+        match pread(file, &mut self.buffer[..BUFFER], 0) {
+            Ok(length) => Ok(&self.buffer[..length]),
+            Err(error) => Err(self.absence(None, error)),
+        }
+    }
+
+    fn open_path(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        openat(&self.root, self.path.as_str(), flags, Mode::empty())
+    }
+
+    /// Reads the whole file into the buffer.
+    fn fill(&mut self, file: &OwnedFd) -> Result<usize, Errno> {
+        let mut filled = 0;
+        loop {
+            match read(file, &mut self.buffer[filled..]) {
+                Ok(0) => return Ok(filled),
+                Ok(length) => filled += length,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+            if filled == self.buffer.len() {
+                if filled >= MAX_FILE {
+                    return Ok(filled);
+                }
+                self.buffer.resize(filled * 2, 0);
+            }
+        }
+    }
+
+    fn absence(&self, pid: Option<Pid>, error: Errno) -> Absent {
+        match error {
+            Errno::SRCH => Absent::Vanished,
+            Errno::PERM | Errno::ACCESS => Absent::NotPermitted(PTRACE.into()),
+            Errno::NOENT | Errno::NOTDIR => {
+                let folder = pid.map(|pid| pid.to_string());
+                let lives = |it: &String| statat(&self.root, it.as_str(), AtFlags::empty()).is_ok();
+                match folder {
+                    Some(folder) if !lives(&folder) => Absent::Vanished,
+                    _ => Absent::NotInThisKernel("".into()),
+                }
+            }
+            error => Absent::NotSupported(std::io::Error::from(error).to_string().into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_process_and_of_the_machine_are_read() {
+        let ourselves = Pid(std::process::id());
+        let mut reader = QuickReader::new(&ProcRoot::live()).unwrap();
+        assert!(reader.read(ourselves, "cmdline").unwrap().ends_with(b"\0"));
+        assert!(reader.machine("vmstat").unwrap().starts_with(b"nr_"));
+        let file = reader.open(ourselves, "stat").unwrap();
+        let start = format!("{ourselves} (");
+        for _ in 0..2 {
+            assert!(reader.again(&file).unwrap().starts_with(start.as_bytes()));
+        }
+    }
+
+    #[test]
+    fn an_ended_process_has_vanished_and_a_missing_file_is_not_in_this_kernel() {
+        let mut reader = QuickReader::new(&ProcRoot::live()).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let file = reader.open(Pid(child.id()), "stat").unwrap();
+        child.wait().unwrap();
+        assert_eq!(reader.again(&file), Err(Absent::Vanished));
+        assert_eq!(reader.read(Pid(child.id()), "stat"), Err(Absent::Vanished));
+        let missing = reader.read(Pid(std::process::id()), "no_such_file");
+        assert!(matches!(missing, Err(Absent::NotInThisKernel(_))));
+    }
+
+    #[test]
+    fn a_file_larger_than_the_buffer_is_read_in_full() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir(tree.path().join("7")).unwrap();
+        std::fs::write(tree.path().join("7/maps"), vec![b'x'; 3 * BUFFER]).unwrap();
+        let mut reader = QuickReader::new(&ProcRoot::at(tree.path())).unwrap();
+        assert_eq!(reader.read(Pid(7), "maps").unwrap().len(), 3 * BUFFER);
+    }
+}
