@@ -29,6 +29,8 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("labmem", &["sys"]),
     ("lab", &["model", "sys", "labmem", "proc", "measure", "stats", "sim", "alloc"]),
     ("trace", &["model", "sys", "proc"]),
+    ("sampler", &["model", "sys", "proc"]),
+    ("store", &["model"]),
     ("diagnose", &["model", "sys", "proc", "scan", "trace"]),
     ("heapread", &["model", "trace", "heaplog"]),
     ("heap", &["model", "sys", "proc", "trace", "heaplog", "heapread", "remote"]),
@@ -37,6 +39,7 @@ const GRAPH: &[(&str, &[&str])] = &[
         &[
             "model", "sys", "heaplog", "stats", "sim", "alloc", "proc", "repair", "measure",
             "analysis", "view", "lab", "trace", "heap", "heapread", "remote", "scan", "diagnose",
+            "sampler", "store",
         ],
     ),
     ("skip", &[]),

@@ -47,12 +47,13 @@ const IMPURE: &[(&str, &[&str])] = &[
     ("view", &["fs", "env", "net", "process", "time"]),
     ("stats", &["fs", "env", "net", "process", "time"]),
     ("sim", &["fs", "env", "net", "process", "time"]),
+    ("store", &["env", "net", "process", "time::Instant", "time::SystemTime"]),
 ];
 
 /// The crates that must not print by the macros of the standard library.
 const SILENT: &[&str] = &[
     "model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view",
-    "capi", "heap", "heapread", "labmem", "trace", "cli",
+    "capi", "heap", "heapread", "labmem", "trace", "sampler", "store", "cli",
 ];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];

@@ -1,0 +1,108 @@
+//! Sweeps of live processes, compared with the kernel's own sums.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pagewise_model::Bytes;
+use pagewise_model::sweep::{PagesReading, Sweep, SweepEventKind, SweepProcess};
+use pagewise_proc::ProcRoot;
+use pagewise_sampler::{Sampler, SamplerOptions};
+
+/// A process that sleeps. It ends with the value.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn start() -> Sleeper {
+        Sleeper(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+    }
+
+    fn of<'s>(&self, sweep: &'s Sweep) -> Option<&'s SweepProcess> {
+        sweep.processes.iter().find(|it| it.key.pid.0 == self.0.id())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn sampler(options: SamplerOptions) -> Sampler {
+    Sampler::new(&ProcRoot::live(), options).unwrap()
+}
+
+/// Bytes of a line of a file of a process.
+fn kernels(pid: u32, file: &str, line: &str) -> Bytes {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+    let value = text.lines().find_map(|it| it.strip_prefix(line)).unwrap();
+    Bytes::kib(value.trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+#[test]
+fn an_idle_process_is_read_once_and_its_values_are_the_kernels() {
+    let sleeper = Sleeper::start();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut sampler = sampler(SamplerOptions { page_share: 1.0, ..SamplerOptions::default() });
+    let first = sampler.sweep().unwrap().sweep;
+    let process = sleeper.of(&first).unwrap();
+    assert_eq!(process.pages, PagesReading::Now);
+    let pid = sleeper.0.id();
+    assert_eq!(process.rss, kernels(pid, "status", "VmRSS:"));
+    assert_eq!(process.peak_rss, Ok(kernels(pid, "status", "VmHWM:")));
+    // Other processes map its C library too, and come and go.
+    let pss = kernels(pid, "smaps_rollup", "Pss:");
+    assert!(process.pss_total().unwrap().0.abs_diff(pss.0) < 256 << 10, "{process:?} {pss}");
+    assert_eq!(process.identity.name, "sleep".into());
+    let second = sampler.sweep().unwrap().sweep;
+    let again = sleeper.of(&second).unwrap();
+    assert_eq!(again.pages, PagesReading::Unchanged(first.time.boot_ns));
+    assert_eq!((&again.pss, &again.uss), (&process.pss, &process.uss));
+    assert!(second.cost.pages_read < first.cost.pages_read);
+}
+
+#[test]
+fn starts_and_ends_are_events_and_short_processes_are_counted() {
+    let mut sampler = sampler(SamplerOptions::default());
+    assert!(sampler.sweep().unwrap().events.is_empty(), "the first sweep has nothing to compare");
+    let sleeper = Sleeper::start();
+    let pid = sleeper.0.id();
+    for _ in 0..50 {
+        Command::new("true").status().unwrap();
+    }
+    let events = sampler.sweep().unwrap().events;
+    let is_start = |it: &SweepEventKind| matches!(it, SweepEventKind::Started { process, .. } if process.pid.0 == pid);
+    assert!(events.iter().any(|it| is_start(&it.event)), "{events:?}");
+    let short = events.iter().find_map(|it| match it.event {
+        SweepEventKind::ShortLived { count } => Some(count),
+        _ => None,
+    });
+    assert!(short.unwrap() >= 50, "{short:?}");
+    drop(sleeper);
+    let events = sampler.sweep().unwrap().events;
+    let peak = events.iter().find_map(|it| match &it.event {
+        SweepEventKind::Exited { process, peak_rss, .. } if process.pid.0 == pid => Some(peak_rss),
+        _ => None,
+    });
+    assert!(peak.unwrap().clone().unwrap() > Bytes::ZERO);
+}
+
+#[test]
+fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
+    let options = SamplerOptions { page_share: 0.0, ..SamplerOptions::default() };
+    let mut sampler = sampler(options);
+    let first = sampler.sweep().unwrap().sweep;
+    // This process itself has page faults between the sweeps.
+    let memory = vec![1_u8; 8 << 20];
+    let second = sampler.sweep().unwrap().sweep;
+    drop(memory);
+    let own = |sweep: &Sweep| {
+        let pid = std::process::id();
+        sweep.processes.iter().find(|it| it.key.pid.0 == pid).unwrap().clone()
+    };
+    let (before, after) = (own(&first), own(&second));
+    assert_eq!(after.pages, PagesReading::Postponed(first.time.boot_ns));
+    assert_eq!(after.pss, before.pss);
+    assert!(after.rss > before.rss, "RSS is current");
+    assert!(second.cost.postponed > 0);
+}

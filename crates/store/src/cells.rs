@@ -1,0 +1,367 @@
+//! Values of a sweep as columns of integers: one table of columns for each kind of row.
+//!
+//! A negative number below [`ABSENT`] is the reason of an absent value.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pagewise_model::fragmentation::BootCounter;
+use pagewise_model::sweep::{
+    CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, SweepCgroup, SweepMachine,
+    SweepPressure, SweepProcess,
+};
+use pagewise_model::{Absent, Bytes, Name, Reading};
+
+/// The cell of an absent value is this minus the ID of the reason.
+pub(crate) const ABSENT: i64 = -1_000_000;
+
+/// A value of a row.
+pub(crate) type Cell = Reading<i64>;
+
+/// A column: its name, and both directions.
+pub(crate) struct RowColumn<T> {
+    pub(crate) name: &'static str,
+    pub(crate) get: fn(&T) -> Cell,
+    pub(crate) set: fn(&mut T, Cell),
+}
+
+fn whole(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn number(cell: i64) -> u64 {
+    u64::try_from(cell).unwrap_or(0)
+}
+
+fn kib(bytes: Bytes) -> i64 {
+    whole(bytes.0 >> 10)
+}
+
+fn bytes(cell: i64) -> Bytes {
+    Bytes::kib(number(cell))
+}
+
+/// A column of a plain number.
+macro_rules! plain_number {
+    ($name:literal, $field:ident) => {
+        RowColumn {
+            name: $name,
+            get: |it| Ok(whole(it.$field)),
+            set: |it, cell| it.$field = number(cell.unwrap_or(0)),
+        }
+    };
+}
+
+/// A column of a reading of bytes, in KiB.
+macro_rules! size {
+    ($name:literal, $field:ident) => {
+        RowColumn {
+            name: $name,
+            get: |it| it.$field.clone().map(kib),
+            set: |it, cell| it.$field = cell.map(bytes),
+        }
+    };
+}
+
+/// A column of a reading of a count.
+macro_rules! count {
+    ($name:literal, $field:ident) => {
+        RowColumn {
+            name: $name,
+            get: |it| it.$field.clone().map(whole),
+            set: |it, cell| it.$field = cell.map(number),
+        }
+    };
+}
+
+/// A column of a part of a reading, in KiB. An absent reading is absent in all of its parts.
+macro_rules! part {
+    ($name:literal, $field:ident . $part:ident) => {
+        RowColumn {
+            name: $name,
+            get: |it| it.$field.as_ref().map(|it| kib(it.$part)).map_err(Clone::clone),
+            set: |it, cell| match cell {
+                Ok(cell) => it.$field.get_or_insert_default().$part = bytes(cell),
+                Err(why) => it.$field = Err(why),
+            },
+        }
+    };
+}
+
+/// The value of a reading, made from nothing where it was absent.
+trait GetOrInsertDefault<T> {
+    fn get_or_insert_default(&mut self) -> &mut T;
+}
+
+impl<T: Default> GetOrInsertDefault<T> for Reading<T> {
+    fn get_or_insert_default(&mut self) -> &mut T {
+        if self.is_err() {
+            *self = Ok(T::default());
+        }
+        self.as_mut().expect("it was set above")
+    }
+}
+
+/// Columns of `process_row`.
+pub(crate) const PROCESS: [RowColumn<SweepProcess>; 19] = [
+    plain_number!("threads", threads),
+    RowColumn {
+        name: "virt_kib",
+        get: |it| Ok(kib(it.virt)),
+        set: |it, cell| it.virt = cell.map_or(Bytes::ZERO, bytes),
+    },
+    RowColumn {
+        name: "rss_kib",
+        get: |it| Ok(kib(it.rss)),
+        set: |it, cell| it.rss = cell.map_or(Bytes::ZERO, bytes),
+    },
+    part!("rss_anonymous_kib", rss_by_kind.anonymous),
+    part!("rss_file_kib", rss_by_kind.file),
+    part!("rss_shmem_kib", rss_by_kind.shmem),
+    size!("peak_rss_kib", peak_rss),
+    part!("pss_anonymous_kib", pss.anonymous),
+    part!("pss_file_kib", pss.file),
+    part!("pss_shmem_kib", pss.shmem),
+    size!("uss_kib", uss),
+    size!("uss_anonymous_kib", uss_anonymous),
+    size!("swap_kib", swap),
+    plain_number!("minor_faults", minor_faults),
+    plain_number!("major_faults", major_faults),
+    RowColumn {
+        name: "cpu_us",
+        get: |it| Ok(whole(it.cpu_ns / 1000)),
+        set: |it, cell| it.cpu_ns = number(cell.unwrap_or(0)).saturating_mul(1000),
+    },
+    RowColumn {
+        name: "state",
+        get: |it| Ok(i64::from(u32::from(it.state))),
+        set: |it, cell| {
+            let code = u32::try_from(cell.unwrap_or(0)).ok().and_then(char::from_u32);
+            it.state = code.unwrap_or('?');
+        },
+    },
+    count!("oom_score", oom_score),
+    RowColumn {
+        name: "oom_score_adj",
+        get: |it| it.oom_score_adj.clone(),
+        set: |it, cell| it.oom_score_adj = cell,
+    },
+];
+
+/// Number of columns of `process_row`.
+pub(crate) const PROCESS_CELLS: usize = PROCESS.len();
+
+/// A limit in KiB; -1 is unlimited.
+const UNLIMITED: i64 = -1;
+
+/// A column of a pressure.
+macro_rules! pressure {
+    ($name:literal, $field:ident, $get:expr, $set:expr) => {
+        RowColumn {
+            name: $name,
+            get: |it| {
+                let get: fn(&SweepPressure) -> u64 = $get;
+                it.$field.as_ref().map(|it| whole(get(it))).map_err(Clone::clone)
+            },
+            set: |it, cell| match cell {
+                Ok(cell) => {
+                    let set: fn(&mut SweepPressure, u64) = $set;
+                    set(it.$field.get_or_insert_default(), number(cell));
+                }
+                Err(why) => it.$field = Err(why),
+            },
+        }
+    };
+}
+
+/// Columns of `cgroup_row`.
+pub(crate) const CGROUP: [RowColumn<SweepCgroup>; 15] = [
+    size!("current_kib", current),
+    size!("peak_kib", peak),
+    RowColumn {
+        name: "limit_kib",
+        get: |it| it.limit.clone().map(|limit| limit.map_or(UNLIMITED, kib)),
+        set: |it, cell| it.limit = cell.map(|cell| (cell != UNLIMITED).then(|| bytes(cell))),
+    },
+    size!("swap_kib", swap),
+    part!("anonymous_kib", usage.anonymous),
+    part!("file_kib", usage.file),
+    part!("shmem_kib", usage.shmem),
+    part!("inactive_file_kib", usage.inactive_file),
+    RowColumn {
+        name: "slab_kib",
+        get: |it| {
+            let usage = it.usage.as_ref().map_err(Clone::clone)?;
+            Ok(usage.slab.map_or(UNLIMITED, kib))
+        },
+        set: |it, cell| match cell {
+            Ok(cell) => {
+                let usage: &mut CgroupUsage = it.usage.get_or_insert_default();
+                usage.slab = (cell != UNLIMITED).then(|| bytes(cell));
+            }
+            Err(why) => it.usage = Err(why),
+        },
+    },
+    count!("limit_hits", limit_hits),
+    count!("oom_kills", oom_kills),
+    pressure!("some_avg10", pressure, |it| it.avg10.some, |it, to| it.avg10.some = to),
+    pressure!("full_avg10", pressure, |it| it.avg10.full, |it, to| it.avg10.full = to),
+    pressure!("some_us", pressure, |it| it.some_us, |it, to| it.some_us = to),
+    pressure!("full_us", pressure, |it| it.full_us, |it, to| it.full_us = to),
+];
+
+/// Columns of `machine_row` that every file has. Those of `meminfo` and `vmstat` follow the kernel.
+pub(crate) const MACHINE: [RowColumn<SweepMachine>; 11] = [
+    RowColumn {
+        name: "meminfo",
+        get: |it| it.meminfo.as_ref().map(|_| 0).map_err(Clone::clone),
+        set: |it, cell| it.meminfo = cell.map(|_| Vec::new()),
+    },
+    RowColumn {
+        name: "vmstat",
+        get: |it| it.vmstat.as_ref().map(|_| 0).map_err(Clone::clone),
+        set: |it, cell| it.vmstat = cell.map(|_| Vec::new()),
+    },
+    count!("forks", forks),
+    pressure!("memory_some_avg10", memory_pressure, |it| it.avg10.some, |it, to| it.avg10.some =
+        to),
+    pressure!("memory_full_avg10", memory_pressure, |it| it.avg10.full, |it, to| it.avg10.full =
+        to),
+    pressure!("memory_some_us", memory_pressure, |it| it.some_us, |it, to| it.some_us = to),
+    pressure!("memory_full_us", memory_pressure, |it| it.full_us, |it, to| it.full_us = to),
+    pressure!("io_some_avg10", io_pressure, |it| it.avg10.some, |it, to| it.avg10.some = to),
+    pressure!("io_full_avg10", io_pressure, |it| it.avg10.full, |it, to| it.avg10.full = to),
+    pressure!("io_some_us", io_pressure, |it| it.some_us, |it, to| it.some_us = to),
+    pressure!("io_full_us", io_pressure, |it| it.full_us, |it, to| it.full_us = to),
+];
+
+/// Beginnings of the columns of `machine_row` that are lines of files.
+const MEMINFO: &str = "meminfo_";
+const VMSTAT: &str = "vmstat_";
+/// The end of the name of a column in KiB. Lines of `meminfo` without a unit are numbers of pages.
+const KIB: &str = "_kib";
+
+/// A line of `meminfo` or `vmstat` as a column; `None` if its name cannot be one.
+fn line(start: &str, counter: &BootCounter) -> Option<(String, Cell)> {
+    let name = std::str::from_utf8(counter.name.as_bytes()).ok()?;
+    let is_plain =
+        name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'(' | b')'));
+    if !is_plain {
+        return None;
+    }
+    Some(match start == MEMINFO && !name.starts_with("HugePages_") {
+        true => (format!("{start}{name}{KIB}"), Ok(kib(Bytes(counter.count)))),
+        false => (format!("{start}{name}"), Ok(whole(counter.count))),
+    })
+}
+
+/// The lines of `meminfo` and `vmstat` as columns.
+pub(crate) fn machine_lines(machine: &SweepMachine) -> Vec<(String, Cell)> {
+    let meminfo = machine.meminfo.iter().flatten().filter_map(|it| line(MEMINFO, it));
+    let vmstat = machine.vmstat.iter().flatten().filter_map(|it| line(VMSTAT, it));
+    meminfo.chain(vmstat).collect()
+}
+
+/// Adds the value of a column to the lines of the machine.
+pub(crate) fn set_machine_line(machine: &mut SweepMachine, column: &str, cell: i64) {
+    if let (Some(name), Ok(lines)) = (column.strip_prefix(MEMINFO), &mut machine.meminfo) {
+        let (name, count) = match name.strip_suffix(KIB) {
+            Some(name) => (name, bytes(cell).0),
+            None => (name, number(cell)),
+        };
+        lines.push(BootCounter { name: name.into(), count });
+    } else if let (Some(name), Ok(lines)) = (column.strip_prefix(VMSTAT), &mut machine.vmstat) {
+        lines.push(BootCounter { name: name.into(), count: number(cell) });
+    }
+}
+
+/// The machine without any value.
+pub(crate) fn blank_machine() -> SweepMachine {
+    let none = || Absent::NotRecorded("the recording".into());
+    SweepMachine {
+        meminfo: Err(none()),
+        vmstat: Err(none()),
+        memory_pressure: Err(none()),
+        io_pressure: Err(none()),
+        forks: Err(none()),
+    }
+}
+
+/// A cgroup without any value.
+pub(crate) fn blank_cgroup(path: Name) -> SweepCgroup {
+    let none = || Absent::NotRecorded("the recording".into());
+    SweepCgroup {
+        path,
+        current: Err(none()),
+        peak: Err(none()),
+        limit: Err(none()),
+        swap: Err(none()),
+        usage: Err(none()),
+        limit_hits: Err(none()),
+        oom_kills: Err(none()),
+        pressure: Err(none()),
+    }
+}
+
+/// Reasons of absent values, each with its ID.
+#[derive(Debug, Default)]
+pub(crate) struct AbsentIds {
+    ids: HashMap<Absent, i64>,
+    reasons: HashMap<i64, Absent>,
+}
+
+impl AbsentIds {
+    /// Adds a reason that the file has.
+    pub(crate) fn add(&mut self, id: i64, why: Absent) {
+        self.ids.insert(why.clone(), id);
+        self.reasons.insert(id, why);
+    }
+
+    /// The integer of a cell, and the reason if the file does not have it yet.
+    pub(crate) fn code(&mut self, cell: Cell) -> (i64, Option<(i64, Absent)>) {
+        let why = match cell {
+            Ok(value) => return (value, None),
+            Err(why) => why,
+        };
+        if let Some(id) = self.ids.get(&why) {
+            return (ABSENT - id, None);
+        }
+        let id = whole(self.ids.len() as u64) + 1;
+        self.add(id, why.clone());
+        (ABSENT - id, Some((id, why)))
+    }
+
+    /// The cell of an integer.
+    pub(crate) fn cell(&self, code: i64) -> Cell {
+        if code > ABSENT {
+            return Ok(code);
+        }
+        let reason = self.reasons.get(&(ABSENT - code)).cloned();
+        Err(reason.unwrap_or_else(|| Absent::NotRecorded("the recording".into())))
+    }
+}
+
+/// A process without any value.
+pub(crate) fn blank_process(key: ProcessKey, identity: Arc<ProcessIdentity>) -> SweepProcess {
+    let none = || Absent::NotRecorded("the recording".into());
+    SweepProcess {
+        key,
+        identity,
+        state: '?',
+        threads: 0,
+        virt: Bytes::ZERO,
+        rss: Bytes::ZERO,
+        rss_by_kind: Err(none()),
+        peak_rss: Err(none()),
+        pss: Err(none()),
+        uss: Err(none()),
+        uss_anonymous: Err(none()),
+        pages: PagesReading::Never,
+        swap: Err(none()),
+        minor_faults: 0,
+        major_faults: 0,
+        cpu_ns: 0,
+        oom_score: Err(none()),
+        oom_score_adj: Err(none()),
+    }
+}

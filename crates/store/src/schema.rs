@@ -1,0 +1,106 @@
+//! The tables of a file.
+
+use rusqlite::Connection;
+
+use crate::cells::{CGROUP, MACHINE, PROCESS, RowColumn};
+
+/// `PRAGMA application_id` of a recording: "pgws".
+pub(crate) const APPLICATION: i32 = 0x7067_7773;
+/// `PRAGMA user_version`. Raised when an older reader would misread a newer file.
+pub(crate) const VERSION: i32 = 1;
+
+/// Tables with the same columns in every file.
+const FIXED: &str = "
+CREATE TABLE absent(id INTEGER PRIMARY KEY, reason TEXT NOT NULL, json TEXT NOT NULL);
+CREATE TABLE process(id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_ticks INTEGER NOT NULL,
+    started_unix_ns INTEGER NOT NULL);
+CREATE TABLE identity(id INTEGER PRIMARY KEY, name NOT NULL, parent INTEGER NOT NULL, command NOT NULL,
+    exe NOT NULL, uid INTEGER NOT NULL, user, cgroup NOT NULL);
+CREATE TABLE cgroup(id INTEGER PRIMARY KEY, path NOT NULL);
+CREATE TABLE category(id INTEGER PRIMARY KEY, name NOT NULL);
+CREATE TABLE sweep(id INTEGER PRIMARY KEY, unix_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL,
+    is_full INTEGER NOT NULL, took_ns INTEGER NOT NULL, cpu_ns INTEGER NOT NULL,
+    longest_hold_ns INTEGER NOT NULL, pages_read INTEGER NOT NULL, postponed INTEGER NOT NULL,
+    kernel_threads INTEGER NOT NULL, vanished INTEGER NOT NULL, hidden INTEGER NOT NULL,
+    cgroups INTEGER NOT NULL);
+CREATE TABLE event(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEXT NOT NULL, process INTEGER,
+    cgroup INTEGER, name, count INTEGER, peak_rss_kib INTEGER, last_rss_kib INTEGER, lived_ns INTEGER,
+    detail TEXT);
+CREATE TABLE category_row(sweep INTEGER, process INTEGER, category INTEGER, rss_kib INTEGER,
+    pss_kib INTEGER, swap_kib INTEGER, PRIMARY KEY(sweep, process, category)) WITHOUT ROWID;
+CREATE TABLE saved_file(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEXT NOT NULL, file TEXT NOT NULL);
+";
+
+/// Views for people.
+const VIEWS: &str = "
+CREATE VIEW sweep_time AS SELECT id AS sweep, datetime(unix_ns / 1000000000, 'unixepoch') AS utc FROM sweep;
+CREATE VIEW process_name AS SELECT process.id AS process, pid, identity.name, identity.command, identity.user,
+    identity.cgroup FROM process JOIN identity ON identity.id =
+    (SELECT identity FROM process_row WHERE process_row.process = process.id AND identity IS NOT NULL
+     ORDER BY sweep DESC LIMIT 1);
+";
+
+/// Columns of `process_row` before those of [`PROCESS`].
+pub(crate) const PROCESS_ROW: [&str; 6] =
+    ["sweep", "process", "ended", "identity", "pages", "pages_ns"];
+/// Columns of `cgroup_row` before those of [`CGROUP`].
+pub(crate) const CGROUP_ROW: [&str; 3] = ["sweep", "cgroup", "ended"];
+
+fn names<T>(columns: &[RowColumn<T>]) -> impl Iterator<Item = &'static str> + '_ {
+    columns.iter().map(|column| column.name)
+}
+
+fn list(names: impl Iterator<Item = &'static str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The columns of `process_row`.
+pub(crate) fn process_columns() -> String {
+    list(PROCESS_ROW.into_iter().chain(names(&PROCESS)))
+}
+
+/// The columns of `cgroup_row`.
+pub(crate) fn cgroup_columns() -> String {
+    list(CGROUP_ROW.into_iter().chain(names(&CGROUP)))
+}
+
+/// A name between quotation marks, for SQL.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Creates the tables of an empty file. Each row table is sorted by sweep, then by process or
+/// cgroup.
+pub(crate) fn create(connection: &Connection) -> rusqlite::Result<()> {
+    let integers = |columns: &str| columns.replace(", ", " INTEGER, ") + " INTEGER";
+    let process = integers(&process_columns());
+    let cgroup = integers(&cgroup_columns());
+    let machine = integers(&list(names(&MACHINE)));
+    connection.execute_batch(&format!(
+        "BEGIN IMMEDIATE;
+         {FIXED}
+         CREATE TABLE process_row({process}, PRIMARY KEY(sweep, process)) WITHOUT ROWID;
+         CREATE TABLE cgroup_row({cgroup}, PRIMARY KEY(sweep, cgroup)) WITHOUT ROWID;
+         CREATE TABLE machine_row(sweep INTEGER PRIMARY KEY, {machine});
+         {VIEWS}
+         PRAGMA application_id = {APPLICATION};
+         PRAGMA user_version = {VERSION};
+         COMMIT;"
+    ))
+}
+
+/// True if a file has the tables of this version; an empty file has none yet.
+pub(crate) fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
+    let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), (), |row| row.get(0));
+    let (application, version): (i32, i32) = (pragma("application_id")?, pragma("user_version")?);
+    Ok((application, version) == (APPLICATION, VERSION))
+}
+
+/// The columns of `machine_row` after `sweep`.
+pub(crate) fn machine_columns(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut statement = connection.prepare("SELECT name FROM pragma_table_info('machine_row')")?;
+    let names = statement.query_map((), |row| row.get(0))?;
+    let mut names: Vec<String> = names.collect::<Result<_, _>>()?;
+    names.remove(0);
+    Ok(names)
+}
