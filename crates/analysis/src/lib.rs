@@ -21,4 +21,4 @@ pub use process::{
     diff, explain, filter, heap_graph, heap_scan, invariants, maps, page_map, pagewise_pools,
     pools, ps, pss, quadrants, sections, thp, trim,
 };
-pub use recorded::{calls, faults, guard, heap, shootdowns, watch};
+pub use recorded::{calls, faults, guard, heap, shootdowns, sweeps, watch};

@@ -5,4 +5,5 @@ pub mod faults;
 pub mod guard;
 pub mod heap;
 pub mod shootdowns;
+pub mod sweeps;
 pub mod watch;

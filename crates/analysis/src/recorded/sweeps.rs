@@ -1,0 +1,179 @@
+//! Reports about recordings of all processes: one time, a period, two times.
+
+mod categories;
+mod compared;
+mod events;
+mod moment;
+mod period;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use pagewise_model::civil::CivilTime;
+use pagewise_model::report::{
+    Audience, CellValue, ColumnCells, Fact, FactsShape, NamedFacts, ReportBlock, ReportTable,
+    TableColumn,
+};
+use pagewise_model::sweep::{ProcessIdentity, SweepProcess, SweepTime};
+use pagewise_model::{Bytes, Name, Pid, Reading};
+
+use crate::blocks::{facts_of, for_people, for_programs};
+use crate::cells::float;
+use crate::explain::fact;
+
+pub use categories::categories;
+pub use compared::{ComparedSweeps, compare};
+pub use moment::{RecordedMoment, moment};
+pub use period::{PeriodSummary, period};
+pub use status::{RecordedFile, RecordingStatus, status};
+
+/// Options of reports about recordings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordOptions {
+    /// Seconds by which the reader's time zone is ahead of UTC.
+    pub utc_offset: i64,
+    /// Rows of a table for people.
+    pub rows: usize,
+}
+
+impl RecordOptions {
+    /// A time for people.
+    fn time(self, unix_ns: u64) -> CellValue {
+        let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
+        CellValue::text(CivilTime::new(seconds, self.utc_offset).to_string())
+    }
+
+    /// A time for people and programs.
+    fn time_facts(self, key: &'static str, label: &'static str, time: SweepTime) -> [Fact; 2] {
+        [
+            fact(key, label, self.time(time.unix_ns), "").for_people(),
+            fact(key, label, seconds(time.unix_ns), "").for_programs(),
+        ]
+    }
+
+    /// Columns of times for people and programs; `None` is an empty cell.
+    fn time_columns(
+        self,
+        key: &'static str,
+        label: &'static str,
+        times: &[Option<u64>],
+    ) -> [TableColumn; 2] {
+        let people = times.iter().map(|it| it.map_or(CellValue::None, |it| self.time(it)));
+        let programs = times.iter().map(|it| it.map_or(CellValue::None, seconds));
+        [
+            for_people(TableColumn::new(key, label, ColumnCells::Values(people.collect()))),
+            for_programs(TableColumn::new(key, label, ColumnCells::Values(programs.collect()))),
+        ]
+    }
+
+    /// The number of rows to show of a table with `all` rows, and a note on the others.
+    fn shown(self, all: usize) -> (usize, String) {
+        let shown = all.min(self.rows);
+        let note = match all - shown {
+            0 => String::new(),
+            more => format!("{more} more: --rows all"),
+        };
+        (shown, note)
+    }
+}
+
+/// Seconds since 1970 for programs.
+fn seconds(unix_ns: u64) -> CellValue {
+    CellValue::Seconds(unix_ns)
+}
+
+/// The user's name, or the number if it has no name.
+fn user(identity: &ProcessIdentity) -> CellValue {
+    match (&identity.user, &identity.uid) {
+        (Some(name), _) => CellValue::Name(name.clone()),
+        (None, Ok(uid)) => CellValue::text(uid.to_string()),
+        (None, Err(why)) => CellValue::Absent(why.clone()),
+    }
+}
+
+/// The command with the basename of its program first; the name in brackets if it is empty.
+fn command(identity: &ProcessIdentity) -> Name {
+    let Some((program, arguments)) =
+        identity.command.as_ref().ok().and_then(|words| words.split_first())
+    else {
+        return Name::new(&[b"[", identity.name.as_bytes(), b"]"].concat());
+    };
+    let mut words = vec![program.base()];
+    words.extend(arguments.iter().map(Name::as_bytes));
+    Name::new(&words.join(&b' '))
+}
+
+fn pids(pids: impl Iterator<Item = Pid>) -> TableColumn {
+    let cells = pids.map(|pid| u64::from(pid.0)).collect();
+    TableColumn::new("pid", "PID", ColumnCells::Counts(cells))
+}
+
+fn values(
+    key: &'static str,
+    label: &'static str,
+    cells: impl Iterator<Item = CellValue>,
+) -> TableColumn {
+    TableColumn::new(key, label, ColumnCells::Values(cells.collect()))
+}
+
+/// Columns with the name and the command; people see the beginning of a long command.
+fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [TableColumn; 3] {
+    let names = identities.clone().map(|it| it.name.clone()).collect();
+    let whole: Vec<Name> = identities.map(command).collect();
+    let short = whole.iter().map(beginning).collect();
+    [
+        for_programs(TableColumn::new("name", "NAME", ColumnCells::Names(names))),
+        for_people(TableColumn::new("command", "COMMAND", ColumnCells::Names(short))),
+        for_programs(TableColumn::new("command", "COMMAND", ColumnCells::Names(whole))),
+    ]
+}
+
+/// The beginning of a long name.
+fn beginning(name: &Name) -> Name {
+    /// Bytes that fill two lines of a page.
+    const LENGTH: usize = 160;
+    let bytes = name.as_bytes();
+    if bytes.len() <= LENGTH {
+        return name.clone();
+    }
+    // A character of UTF-8 stays whole.
+    let end = (0..=LENGTH).rev().find(|at| bytes[*at] & 0xc0 != 0x80).unwrap_or(LENGTH);
+    Name::new(&[&bytes[..end], "…".as_bytes()].concat())
+}
+
+/// A difference of bytes.
+fn change(before: Bytes, after: Bytes) -> i64 {
+    let change = i128::from(after.0) - i128::from(before.0);
+    i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
+}
+
+/// A rate of bytes per minute as a difference.
+#[expect(clippy::cast_possible_truncation, reason = "rates are shown with three digits")]
+fn per_minute(rate: Reading<f64>) -> CellValue {
+    CellValue::from_reading(rate, |rate| CellValue::Change(rate.round() as i64))
+}
+
+/// The share that orders processes: PSS if it is known, else RSS.
+fn weight(process: &SweepProcess) -> Bytes {
+    process.pss_total().unwrap_or(process.rss)
+}
+
+fn line(key: &'static str, title: &'static str, facts: Vec<Fact>) -> ReportBlock {
+    ReportBlock::Facts(NamedFacts { ..facts_of(key, title, FactsShape::Line, facts) })
+}
+
+fn list_table(
+    key: &'static str,
+    title: &'static str,
+    columns: Vec<TableColumn>,
+    note: String,
+) -> ReportTable {
+    ReportTable {
+        note: note.into(),
+        ..crate::blocks::table(key, title, Audience::Everyone, columns)
+    }
+}
+
+fn share_of(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| float(part) / float(whole))
+}
