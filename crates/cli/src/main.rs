@@ -72,6 +72,17 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         error.downcast_ref::<pagewise_measure::MeasureError>().and_then(|error| error.hint())
     })
     .or_else(|| error.downcast_ref::<pagewise_trace::TraceError>().and_then(|error| error.hint()))
+    .or_else(|| recording_hint(error))
+}
+
+#[cfg(feature = "record")]
+fn recording_hint(error: &anyhow::Error) -> Option<String> {
+    error.downcast_ref::<pagewise_store::StoreError>().and_then(|error| error.hint())
+}
+
+#[cfg(not(feature = "record"))]
+const fn recording_hint(_: &anyhow::Error) -> Option<String> {
+    None
 }
 
 /// No error message may steer the terminal, whatever a file or a process is called.

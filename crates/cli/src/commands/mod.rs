@@ -15,6 +15,8 @@ pub(crate) mod maps;
 pub(crate) mod pages;
 pub(crate) mod pools;
 pub(crate) mod ps;
+#[cfg(feature = "record")]
+pub(crate) mod record;
 pub(crate) mod run;
 pub(crate) mod run_command;
 pub(crate) mod shell;

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Subcommand};
 
+#[cfg(feature = "record")]
+use super::record;
 use super::{
     define, diagnose, diff, doctor, events, explain, faults, fragmentation, guard, heap, lab, maps,
     pages, pools, ps, run, shell, shootdowns, sim, stat, syscalls, thp, trim, watch,
@@ -201,6 +203,33 @@ pub(crate) enum Command {
     ///   pagewise faults --every 100 --html faults.html -- make -j2
     #[command(verbatim_doc_comment)]
     Faults(faults::Faults),
+    /// Record all processes for days: growth, peaks, limit hits
+    ///
+    /// record reads all processes and memory cgroups every 5 s, and the categories of
+    /// the largest processes every minute, into one SQLite file a day (docs/record.md
+    /// documents its tables). When a process grows fast, tasks wait for memory, or a
+    /// cgroup has nearly reached its limit, it saves a snapshot and a diagnosis.
+    ///
+    /// Large processes are read in small pieces, so that no process is stopped for
+    /// more than 1 ms. Without root, processes of other users have no PSS.
+    ///
+    /// Examples:
+    ///   pagewise record
+    ///   pagewise record --dir /var/tmp/memory --every 1s --for 1h
+    ///   pagewise record install
+    ///   pagewise record report --from 02:00 --to 03:30
+    #[cfg(feature = "record")]
+    #[command(verbatim_doc_comment)]
+    Record(record::RecordArgs),
+    /// Show all processes at one time of a recording
+    ///
+    /// Examples:
+    ///   pagewise replay --at 02:13
+    ///   pagewise replay --at '2026-11-24 02:13' --rows all
+    ///   pagewise replay --at 2h --json
+    #[cfg(feature = "record")]
+    #[command(verbatim_doc_comment)]
+    Replay(record::ReplayArgs),
     /// Record the heap: peak, leaks, functions that allocate most
     #[command(subcommand)]
     Heap(heap::args::HeapCommand),
@@ -309,6 +338,10 @@ impl Command {
             Command::Pools(args) => pools::run(&args, &look),
             Command::Thp(args) => thp::run(&args, &look),
             Command::Trim(args) => trim::run(&args, &look),
+            #[cfg(feature = "record")]
+            Command::Record(args) => record::run(&args, &look),
+            #[cfg(feature = "record")]
+            Command::Replay(args) => record::replay(&args, &look),
             Command::Run(args) => run::run(&args),
             Command::Stat(args) => stat::run(&args, &TerminalLook::on_stderr(options)),
             Command::Events(args) => events::run(&args, &look),
@@ -333,11 +366,18 @@ impl Command {
     }
 }
 
+/// Commands of the feature `record`.
+#[cfg(feature = "record")]
+const OVER_TIME: &[&str] = &["record", "replay"];
+#[cfg(not(feature = "record"))]
+const OVER_TIME: &[&str] = &[];
+
 /// Each group, by its heading, with its commands.
-const GROUPS: [(&str, &[&str]); 7] = [
+const GROUPS: [(&str, &[&str]); 8] = [
     ("Start here", &["diagnose"]),
     ("Look at memory", &["explain", "maps", "ps", "diff", "pages", "pools"]),
     ("Record", &["heap", "guard", "faults", "shootdowns", "syscalls", "watch", "stat"]),
+    ("Machine over time", OVER_TIME),
     ("Fix", &["trim", "thp", "run"]),
     ("System", &["doctor", "fragmentation", "events"]),
     ("Learn", &["lab", "sim", "define"]),
@@ -356,7 +396,7 @@ pub(crate) fn command() -> clap::Command {
 
 fn listing(command: &clap::Command) -> String {
     let mut text = String::new();
-    for (heading, names) in GROUPS {
+    for (heading, names) in GROUPS.into_iter().filter(|(_, names)| !names.is_empty()) {
         let _ = writeln!(text, "\n{heading}:");
         for name in names {
             let about = command.find_subcommand(name).and_then(clap::Command::get_about);

@@ -8,5 +8,7 @@ mod fixture;
 mod faults;
 mod faults_heap;
 mod guard;
+#[cfg(feature = "record")]
+mod recording;
 mod syscalls;
 mod watch;

@@ -1,0 +1,188 @@
+//! Instruments of a recorder beside sweeps: categories of processes, and snapshots and diagnoses by
+//! processes of their own.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use pagewise_analysis::sweeps;
+use pagewise_model::civil::CivilTime;
+use pagewise_model::sweep::{CategorySample, ProcessKey, Sweep, SweepProcess};
+use pagewise_model::{Bytes, Pid};
+use pagewise_proc::ProcRoot;
+use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_sampler::FiredTrigger;
+
+/// The largest processes whose categories are read.
+const LARGEST: usize = 20;
+/// The fastest growing processes whose categories are read.
+const GROWING: usize = 10;
+/// Growth since the last sample that makes a process one of them.
+const MIN_GROWTH: Bytes = Bytes::mib(1);
+/// Time after which all of them have been read.
+const ROUND_NS: u64 = 60_000_000_000;
+/// A process with more resident memory than this has too many pages to be read each minute.
+const MAX_RESIDENT: Bytes = Bytes::gib(1);
+
+/// Reads categories, some processes after each sweep.
+#[derive(Debug, Default)]
+pub(super) struct CategoryRound {
+    /// Processes that are still to be read, the next one last.
+    queue: Vec<ProcessKey>,
+    per_sweep: usize,
+    begun_ns: Option<u64>,
+    /// Counters at the last reading: a process that has not changed is not read again.
+    read: HashMap<ProcessKey, CategoryMark>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CategoryMark {
+    rss: Bytes,
+    faults: u64,
+}
+
+impl CategoryMark {
+    const fn of(process: &SweepProcess) -> CategoryMark {
+        CategoryMark {
+            rss: process.rss,
+            faults: process.minor_faults.saturating_add(process.major_faults),
+        }
+    }
+}
+
+impl CategoryRound {
+    /// Reads the processes whose turn it is.
+    pub(super) fn read(
+        &mut self,
+        root: &ProcRoot,
+        sweep: &Sweep,
+        interval_ns: u64,
+    ) -> Vec<CategorySample> {
+        let now = sweep.time.boot_ns;
+        if self.begun_ns.is_none_or(|at| now.saturating_sub(at) >= ROUND_NS) {
+            self.begun_ns = Some(now);
+            self.queue = self.chosen(sweep);
+            let sweeps = (ROUND_NS / interval_ns.max(1)).max(1);
+            let sweeps = usize::try_from(sweeps).unwrap_or(usize::MAX);
+            self.per_sweep = self.queue.len().div_ceil(sweeps);
+            self.read.retain(|key, _| sweep.process(*key).is_some());
+        }
+        let mut samples = Vec::new();
+        for _ in 0..self.per_sweep {
+            let Some(key) = self.queue.pop() else { break };
+            let Some(process) = sweep.process(key) else { continue };
+            if let Some(categories) = read_process(root, key) {
+                self.read.insert(key, CategoryMark::of(process));
+                samples.push(CategorySample { time: sweep.time, process: key, categories });
+            }
+        }
+        samples
+    }
+
+    /// The largest processes, and those that grew most since they were read.
+    fn chosen(&self, sweep: &Sweep) -> Vec<ProcessKey> {
+        let mut all: Vec<&SweepProcess> =
+            sweep.processes.iter().filter(|it| !it.is_zombie()).collect();
+        all.sort_by_key(|it| Reverse(it.pss_total().unwrap_or(it.rss)));
+        let growth = |it: &SweepProcess| {
+            let before = self.read.get(&it.key).map_or(it.rss, |mark| mark.rss);
+            it.rss - before
+        };
+        let mut others: Vec<&SweepProcess> = all.split_off(all.len().min(LARGEST));
+        others.retain(|it| growth(it) >= MIN_GROWTH);
+        others.sort_by_key(|it| Reverse(growth(it)));
+        others.truncate(GROWING);
+        let all = all.into_iter().chain(others);
+        let is_changed = |it: &&SweepProcess| {
+            it.rss <= MAX_RESIDENT && self.read.get(&it.key) != Some(&CategoryMark::of(it))
+        };
+        all.filter(is_changed).map(|it| it.key).collect()
+    }
+}
+
+fn read_process(
+    root: &ProcRoot,
+    key: ProcessKey,
+) -> Option<Vec<pagewise_model::sweep::CategoryBytes>> {
+    let held = root.holding(key.pid).ok()?;
+    let request = CaptureRequest { wish: Wish::Auto, sums: false, ..CaptureRequest::default() };
+    let snapshot = capture(&held, key.pid, &request).ok()?;
+    let is_same = snapshot.process.start_ticks == key.start_ticks;
+    is_same.then(|| sweeps::categories(&snapshot).ok()).flatten()
+}
+
+/// A snapshot or a diagnosis that a process of its own makes.
+#[derive(Debug)]
+struct SavingProcess {
+    child: Child,
+    kind: &'static str,
+    file: String,
+}
+
+/// Makes snapshots and diagnoses, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct PostMortems {
+    running: Option<SavingProcess>,
+    queue: Vec<(&'static str, String, Pid)>,
+}
+
+/// Snapshots and diagnoses that wait: more fire only in a storm, whose first ones matter.
+const MAX_QUEUE: usize = 8;
+/// Duration of a diagnosis.
+const DIAGNOSIS: &str = "5s";
+
+impl PostMortems {
+    /// Plans a snapshot and a diagnosis.
+    pub(super) fn plan(&mut self, fired: &FiredTrigger, unix_ns: u64) {
+        let Some(process) = fired.process else { return };
+        if self.queue.len() + 2 > MAX_QUEUE {
+            return;
+        }
+        let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
+        // The time is in UTC, as the names of the other files.
+        let time = CivilTime::new(seconds, 0).to_string().replace(' ', "T").replace(':', "-");
+        for kind in ["snapshot", "diagnosis"] {
+            let file = format!("{time}-{}-{}-{kind}.json", fired.trigger.key(), process.pid);
+            self.queue.push((kind, file, process.pid));
+        }
+    }
+
+    /// Starts the next one if none runs. Returns the kind and file of one that has been made.
+    pub(super) fn step(&mut self, folder: &Path) -> Option<(String, String)> {
+        let done = self.running.as_mut().and_then(|it| it.child.try_wait().ok().flatten());
+        let made = match done {
+            Some(_) => self.running.take(),
+            None => None,
+        };
+        if self.running.is_none() && !self.queue.is_empty() {
+            let (kind, file, pid) = self.queue.remove(0);
+            let child = start(kind, &folder.join(&file), pid);
+            self.running = child.ok().map(|child| SavingProcess { child, kind, file });
+        }
+        // Without a file, the process ended before, or could not be read.
+        made.filter(|it| folder.join(&it.file).exists()).map(|it| (it.kind.to_owned(), it.file))
+    }
+}
+
+impl Drop for PostMortems {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            // SIGTERM: it puts back what it has changed.
+            if let Some(pid) = rustix::process::Pid::from_raw(running.child.id().cast_signed()) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }
+            let _ = running.child.wait();
+        }
+    }
+}
+
+fn start(kind: &str, file: &Path, pid: Pid) -> std::io::Result<Child> {
+    let mut command = Command::new("/proc/self/exe");
+    match kind {
+        "snapshot" => command.args(["explain", &pid.to_string()]),
+        _ => command.args(["diagnose", &pid.to_string(), "--for", DIAGNOSIS, "--json"]),
+    };
+    command.arg("--save").arg(file);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+}

@@ -1,0 +1,159 @@
+//! The loop of the recorder.
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use pagewise_model::Bytes;
+use pagewise_model::sweep::{SweepEventKind, TriggerTarget};
+use pagewise_model::units::nanoseconds;
+use pagewise_proc::ProcRoot;
+use pagewise_sampler::{Sampler, SamplerOptions, SweepOutcome, TriggerLimits, TriggerWatch};
+use pagewise_store::{RecordWriter, RetentionLimits, WriterOptions, apply_retention};
+use pagewise_sys::interrupt::NotedInterrupts;
+use pagewise_sys::system;
+
+use super::args::{RecorderArgs, TriggerArgs};
+use super::instruments::{CategoryRound, PostMortems};
+use super::times;
+use crate::output::note;
+
+/// Time between two checks for a signal.
+const TURN: Duration = Duration::from_millis(250);
+/// Time between two checks of the sizes of files.
+const RETENTION_EVERY: Duration = Duration::from_secs(600);
+/// Shortest time between two sweeps.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two messages of the same trouble.
+const MESSAGE_EVERY: Duration = Duration::from_secs(3600);
+
+/// Records until a signal comes.
+pub(super) fn run(args: &RecorderArgs) -> anyhow::Result<ExitCode> {
+    if args.every < MIN_INTERVAL {
+        bail!("--every needs at least {}", humantime::format_duration(MIN_INTERVAL));
+    }
+    let root = ProcRoot::live();
+    if !root.has_our_ids() {
+        bail!("/proc is of another pid namespace: its processes cannot be recorded from here");
+    }
+    let interrupts = NotedInterrupts::note_all();
+    system::open_more_files();
+    let mut recorder = Recorder::new(&root, args)?;
+    let began = Instant::now();
+    let is_over =
+        || interrupts.came() || args.during.is_some_and(|during| began.elapsed() >= during);
+    let mut due = Instant::now();
+    while !is_over() {
+        recorder.sweep(&root)?;
+        due += args.every;
+        // After a delay, as of a suspended machine, the missed sweeps are not made up for.
+        due = due.max(Instant::now());
+        while !is_over() && Instant::now() < due {
+            sleep(TURN.min(due.saturating_duration_since(Instant::now())));
+        }
+    }
+    recorder.writer.close()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Recorder {
+    sampler: Sampler,
+    writer: RecordWriter,
+    triggers: Option<TriggerWatch>,
+    categories: CategoryRound,
+    post_mortems: PostMortems,
+    retention: RetentionLimits,
+    retained: Option<Instant>,
+    complained: Option<Instant>,
+    interval_ns: u64,
+}
+
+impl Recorder {
+    fn new(root: &ProcRoot, args: &RecorderArgs) -> anyhow::Result<Recorder> {
+        let options = SamplerOptions {
+            interval: args.every,
+            page_share: args.budget / 100.0,
+            ..SamplerOptions::default()
+        };
+        let max_size = Bytes(args.max_size);
+        // Files are deleted as a whole, so a part is small against the limit.
+        let part_size = Bytes((args.max_size / 8).clamp(1 << 20, 1 << 28));
+        let writer = WriterOptions { part_size, ..WriterOptions::default() };
+        Ok(Recorder {
+            writer: RecordWriter::open(&times::folder(&args.folder), writer)?,
+            sampler: Sampler::new(root, options)?,
+            triggers: limits(&args.triggers).map(TriggerWatch::new),
+            categories: CategoryRound::default(),
+            post_mortems: PostMortems::default(),
+            retention: RetentionLimits { days: args.keep.into(), size: max_size },
+            retained: None,
+            complained: None,
+            interval_ns: nanoseconds(args.every),
+        })
+    }
+
+    /// Reads all processes once, and writes the result. A disk that is full does not end the
+    /// recorder.
+    fn sweep(&mut self, root: &ProcRoot) -> anyhow::Result<()> {
+        let SweepOutcome { sweep, events } = self.sampler.sweep()?;
+        let written = self.writer.append(&sweep, &events);
+        let is_written = written.is_ok();
+        self.complain(written.err());
+        let samples = self.categories.read(root, &sweep, self.interval_ns);
+        let mut fired_events = Vec::new();
+        if let Some(triggers) = &mut self.triggers {
+            for fired in triggers.check(&sweep) {
+                self.post_mortems.plan(&fired, sweep.time.unix_ns);
+                note(format_args!("trigger {}: {}", fired.trigger.key(), shown(&fired.target)));
+                let (trigger, target) = (fired.trigger, fired.target);
+                fired_events.push(SweepEventKind::Triggered { trigger, target });
+            }
+        }
+        let saved: Vec<_> = self.post_mortems.step(self.writer.folder()).into_iter().collect();
+        let is_more = !(samples.is_empty() && fired_events.is_empty() && saved.is_empty());
+        if is_written && is_more {
+            let written = self.writer.append_to_last(&samples, &fired_events, &saved);
+            self.complain(written.err());
+        }
+        self.retain();
+        Ok(())
+    }
+
+    fn retain(&mut self) {
+        if self.retained.is_some_and(|at| at.elapsed() < RETENTION_EVERY) {
+            return;
+        }
+        self.retained = Some(Instant::now());
+        let folder = self.writer.folder();
+        if let Err(error) = apply_retention(folder, self.retention, self.writer.current()) {
+            note(error);
+        }
+    }
+
+    fn complain(&mut self, error: Option<pagewise_store::StoreError>) {
+        let Some(error) = error else { return };
+        if self.complained.is_none_or(|at| at.elapsed() >= MESSAGE_EVERY) {
+            note(format_args!("cannot write the sweep: {error}"));
+            self.complained = Some(Instant::now());
+        }
+    }
+}
+
+fn limits(args: &TriggerArgs) -> Option<TriggerLimits> {
+    let limits = TriggerLimits {
+        growth: Bytes(args.growth),
+        pressure: args.pressure / 100.0,
+        near_limit: args.near_limit / 100.0,
+        ..TriggerLimits::default()
+    };
+    (!args.no_triggers).then_some(limits)
+}
+
+fn shown(target: &TriggerTarget) -> String {
+    match target {
+        TriggerTarget::Process(key) => format!("process {}", key.pid),
+        TriggerTarget::Cgroup(path) => format!("cgroup {}", path.escaped()),
+        TriggerTarget::Machine => "the machine".to_owned(),
+    }
+}

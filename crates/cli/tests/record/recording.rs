@@ -1,0 +1,274 @@
+//! `pagewise record` and `pagewise replay`: recordings of live processes.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pagewise_skip::{Lack, is_root, skip};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::fixture::{Fixture, disk, json, number, pagewise};
+
+/// A recorder that runs. It is killed with the value.
+struct Recorder {
+    child: Child,
+}
+
+impl Recorder {
+    fn start(folder: &Path, more: &[&str]) -> Recorder {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        command.args(["record", "--every", "200ms", "--no-triggers", "--dir"]).arg(folder);
+        command.args(more).stdin(Stdio::null()).stdout(Stdio::null());
+        Recorder { child: command.spawn().unwrap() }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir_in(disk()).unwrap()
+}
+
+fn dir(folder: &TempDir) -> &str {
+    folder.path().to_str().unwrap()
+}
+
+/// Number of sweeps of a recording.
+fn sweeps(folder: &TempDir) -> u64 {
+    number(&json(&["record", "status", "--dir", dir(folder), "--json"]), "recording.sweeps")
+}
+
+/// Waits until a recording has more sweeps. A busy machine takes its time.
+fn wait_for(folder: &TempDir, count: u64) {
+    let began = Instant::now();
+    while sweeps(folder) < count {
+        assert!(began.elapsed() < Duration::from_secs(60), "no sweeps");
+        sleep(Duration::from_millis(100));
+    }
+}
+
+fn process_of(report: &Value, pid: u32) -> Option<&Value> {
+    report["processes"].as_array().unwrap().iter().find(|it| it["pid"] == pid)
+}
+
+#[test]
+fn a_recorded_process_has_the_kernels_numbers() {
+    let target = Fixture::start("big", &["8"]);
+    let folder = folder();
+    let recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 2);
+    let report = json(&["replay", "--dir", dir(&folder), "--json"]);
+    let process = process_of(&report, target.pid).unwrap();
+    let rollup = target.rollup();
+    // The target is stopped; other processes share its C library.
+    let close = |key: &str, kernels: u64| {
+        let recorded = number(process, key);
+        assert!(recorded.abs_diff(kernels) <= 128 << 10, "{key}: {recorded} and {kernels}");
+    };
+    close("rss", rollup["Rss"]);
+    close("pss", rollup["Pss"]);
+    close("uss", rollup["Private_Clean"] + rollup["Private_Dirty"]);
+    assert_eq!(process["name"], "big");
+    assert_eq!(process["command"], "big 8");
+    // It records itself too.
+    assert!(process_of(&report, recorder.pid()).is_some());
+    let status = json(&["record", "status", "--dir", dir(&folder), "--json"]);
+    assert_eq!(status["recording"]["recording"], true);
+    drop(recorder);
+    let status = json(&["record", "status", "--dir", dir(&folder), "--json"]);
+    assert_eq!(status["recording"]["recording"], false);
+}
+
+#[test]
+fn a_recorder_that_is_killed_loses_no_sweep_and_the_gap_is_marked() {
+    let folder = folder();
+    let first = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 3);
+    drop(first);
+    let before = sweeps(&folder);
+    assert!(before >= 3);
+    let second = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, before + 1);
+    let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
+    assert!(number(&report, "period.sweeps") > before);
+    // On a busy machine, the recorder is also delayed.
+    let events = report["events"].as_array().unwrap();
+    let is_gap = |it: &Value| {
+        it["kind"] == "gap" && it["event"].as_str().unwrap().contains("recorder not running")
+    };
+    assert!(events.iter().any(is_gap), "{events:?}");
+    // A second recorder would write between the first one's rows.
+    let output = pagewise(&["record", "--dir", dir(&folder), "--for", "1s"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("another recorder"));
+    drop(second);
+}
+
+#[test]
+fn many_short_processes_between_two_sweeps_are_counted() {
+    let folder = folder();
+    let recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 2);
+    for _ in 0..300 {
+        Command::new("true").status().unwrap();
+    }
+    let count = sweeps(&folder);
+    wait_for(&folder, count + 2);
+    drop(recorder);
+    let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
+    let short = number(&report, "period.short_lived");
+    let seen = number(&report, "period.processes");
+    assert!(short + seen >= 300, "{short} and {seen}");
+}
+
+#[test]
+fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
+    let folder = folder();
+    // It doubles a string until it has 32 MiB, after its input has ended.
+    let script =
+        "s=$(printf '%1048576s'); read -r line; for i in 1 2 3 4 5; do s=$s$s; done; sleep 60";
+    let mut child =
+        Command::new("bash").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+    let recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 2);
+    drop(child.stdin.take());
+    let began = Instant::now();
+    let grown = loop {
+        let report = json(&["record", "report", "--dir", dir(&folder), "--from", "10m", "--json"]);
+        let rows = report["grew"].as_array().unwrap().clone();
+        let own = rows.into_iter().find(|it| it["pid"] == child.id());
+        if let Some(own) = own.filter(|it| number(it, "growth") > 24 << 20) {
+            break own;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "no growth");
+        sleep(Duration::from_millis(300));
+    };
+    drop(recorder);
+    assert_eq!(grown["name"], "bash");
+    let diff = json(&["record", "diff", "--dir", dir(&folder), "now", "now", "--json"]);
+    assert_eq!(diff["processes"].as_array().unwrap().len(), 0);
+    let page = folder.path().join("page.html");
+    let written = pagewise(&[
+        "record",
+        "report",
+        "--dir",
+        dir(&folder),
+        "--from",
+        "10m",
+        "--html",
+        page.to_str().unwrap(),
+    ]);
+    assert!(written.status.success());
+    assert!(fs::read_to_string(page).unwrap().contains("Processes that grew"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_full_disk_ends_no_recorder_and_leaves_a_marked_gap() {
+    if !is_root() {
+        return;
+    }
+    let folder = folder();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=3m", "tmpfs", dir(&folder)])
+        .output();
+    match mounted {
+        Ok(output) if output.status.success() => {}
+        Ok(_) => return skip(&Lack::Machine("root may not mount a tmpfs")),
+        Err(_) => return skip(&Lack::Tool("mount")),
+    }
+    let result = std::panic::catch_unwind(|| full_disk(&folder));
+    let unmounted = Command::new("umount").args(["-l", dir(&folder)]).status().unwrap();
+    assert!(unmounted.success());
+    result.unwrap();
+}
+
+fn full_disk(folder: &TempDir) {
+    let mut recorder = Recorder::start(folder.path(), &[]);
+    wait_for(folder, 2);
+    let filler = folder.path().join("filler");
+    // It writes until the disk is full.
+    let _ = fs::write(&filler, vec![1_u8; 4 << 20]);
+    sleep(Duration::from_millis(1500));
+    assert!(recorder.child.try_wait().unwrap().is_none(), "the recorder has ended");
+    fs::remove_file(&filler).unwrap();
+    let before = sweeps(folder);
+    wait_for(folder, before + 2);
+    let report = json(&["record", "report", "--dir", dir(folder), "--from", "10m", "--json"]);
+    let events = report["events"].as_array().unwrap();
+    let is_gap =
+        |it: &&Value| it["kind"] == "gap" && it["event"].as_str().unwrap().contains("not writable");
+    assert!(events.iter().any(|it| is_gap(&it)), "{events:?}");
+}
+
+#[test]
+fn the_questions_of_the_documentation_run_with_any_sqlite() {
+    let folder = folder();
+    let recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 3);
+    drop(recorder);
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/record.md");
+    let text = fs::read_to_string(document).unwrap();
+    let blocks: Vec<&str> = text.split("```sql").skip(1).collect();
+    assert_eq!(blocks.len(), 10);
+    let entries = fs::read_dir(folder.path()).unwrap().flatten().map(|it| it.path());
+    let file = entries.into_iter().find(|it| it.extension().is_some_and(|it| it == "db")).unwrap();
+    for block in blocks {
+        let query = block.split("```").next().unwrap();
+        let run = Command::new("sqlite3").arg("-readonly").arg(&file).arg(query).output();
+        let Ok(run) = run else { return skip(&Lack::Tool("sqlite3")) };
+        assert!(run.status.success(), "{query}\n{}", String::from_utf8_lossy(&run.stderr));
+    }
+}
+
+#[test]
+fn the_unit_file_is_one_that_systemd_accepts() {
+    let printed = pagewise(&["record", "install", "--print"]);
+    assert!(printed.status.success());
+    let folder = folder();
+    let installed = pagewise(&["record", "install", "--no-start", "--unit-dir", dir(&folder)]);
+    assert!(installed.status.success());
+    let unit = folder.path().join("pagewise-record.service");
+    assert_eq!(fs::read(&unit).unwrap(), printed.stdout);
+    let Ok(checked) = Command::new("systemd-analyze").arg("verify").arg(&unit).output() else {
+        return skip(&Lack::Tool("systemd-analyze"));
+    };
+    // It complains of units that are not on this machine too.
+    let said = String::from_utf8_lossy(&checked.stderr);
+    let ours: Vec<&str> = said.lines().filter(|it| it.contains("pagewise-record")).collect();
+    assert!(ours.iter().all(|it| it.contains("Man page") || it.contains("man ")), "{ours:?}");
+}
+
+#[test]
+fn times_and_folders_without_a_recording_are_clear_errors() {
+    let folder = folder();
+    let fails = |args: &[&str], code: i32, says: &str| {
+        let output = pagewise(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(says), "{args:?}: {said}");
+    };
+    fails(&["replay", "--dir", dir(&folder)], 1, "no recording");
+    fails(&["replay", "--dir", dir(&folder), "--at", "yesterday"], 2, "is not a time");
+    fails(&["record", "report", "--dir", dir(&folder), "--from", "1h", "--to", "2h"], 2, "before");
+    let recorder = Recorder::start(folder.path(), &[]);
+    wait_for(&folder, 1);
+    drop(recorder);
+    fails(&["replay", "--dir", dir(&folder), "--at", "2020-01-01"], 1, "begins after");
+    let empty =
+        ["record", "report", "--dir", dir(&folder), "--from", "2020-01-01", "--to", "2020-01-02"];
+    fails(&empty, 1, "no sweeps");
+}
