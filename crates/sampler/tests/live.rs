@@ -1,5 +1,7 @@
 //! Sweeps of live processes, compared with the kernel's own sums.
 
+#![allow(clippy::unwrap_used, reason = "tests may do it")]
+
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
