@@ -39,6 +39,8 @@ pub(crate) struct DayRows {
     insert_process_row: String,
     insert_cgroup_row: String,
     next_sweep: i64,
+    /// Number of events of the last sweep.
+    events: i64,
 }
 
 #[derive(Debug)]
@@ -87,6 +89,7 @@ impl DayRows {
                 placeholders(schema::CGROUP_ROW.len() + CGROUP.len())
             ),
             next_sweep: last.unwrap_or(0) + 1,
+            events: 0,
             connection,
         };
         rows.load()?;
@@ -143,6 +146,7 @@ impl DayRows {
         self.process_rows(id, sweep, is_full)?;
         self.cgroup_rows(id, sweep, is_full)?;
         self.machine_row(id, sweep, is_full)?;
+        self.events = 0;
         for event in events {
             self.event_row(id, &event.event)?;
         }
@@ -450,10 +454,13 @@ impl DayRows {
                 row.detail = serde_json::to_string(event).ok();
             }
         }
-        let insert = "INSERT INTO event(sweep, kind, process, cgroup, name, count, peak_rss_kib, \
-                      last_rss_kib, lived_ns, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        let insert = "INSERT INTO event(sweep, id, kind, process, cgroup, name, count, \
+                      peak_rss_kib, last_rss_kib, lived_ns, detail) \
+                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        self.events += 1;
         self.connection.prepare_cached(insert)?.execute(params![
             sweep,
+            self.events,
             event.key(),
             row.process,
             row.cgroup,

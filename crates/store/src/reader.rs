@@ -9,7 +9,7 @@ use pagewise_model::sweep::{
 };
 
 use self::day::DayReader;
-use crate::day_file::{DayFile, files};
+use crate::day_file::{DayFile, day_of, files};
 use crate::error::StoreError;
 
 /// A recording: all files of a folder.
@@ -71,7 +71,7 @@ impl RecordReader {
     /// [`StoreError`] if no file can be read.
     pub fn at(&self, unix_ns: u64) -> Result<Option<Sweep>, StoreError> {
         let mut damage = None;
-        for file in self.files.iter().rev() {
+        for file in self.files_of(0, unix_ns).rev() {
             let found = DayReader::open(file).and_then(|mut day| {
                 let id = day.id_at(unix_ns)?;
                 id.map(|id| day.sweep(id)).transpose()
@@ -85,12 +85,21 @@ impl RecordReader {
         damage.map_or(Ok(None), Err)
     }
 
+    /// The files of the days from one time to another. A file has sweeps of its day only, whatever
+    /// the clock did.
+    fn files_of(&self, from_ns: u64, to_ns: u64) -> impl DoubleEndedIterator<Item = &DayFile> {
+        // Times that no day stands for are before or after all files.
+        let (first, last) = (day_of(from_ns), day_of(to_ns));
+        self.files.iter().filter(move |file| (&first..=&last).contains(&&file.day))
+    }
+
     /// The time of the next sweep after a time.
     ///
     /// # Errors
     /// [`StoreError`]
     pub fn next_after(&self, unix_ns: u64) -> Result<Option<SweepTime>, StoreError> {
-        self.nearest(|day| day.next_after(unix_ns), |it| it.unix_ns)
+        let files = self.files_of(unix_ns, i64::MAX.cast_unsigned());
+        nearest(files, |day| day.next_after(unix_ns), |it| it.unix_ns)
     }
 
     /// The time of the last sweep before a time.
@@ -98,32 +107,14 @@ impl RecordReader {
     /// # Errors
     /// [`StoreError`]
     pub fn last_before(&self, unix_ns: u64) -> Result<Option<SweepTime>, StoreError> {
-        self.nearest(|day| day.last_before(unix_ns), |it| u64::MAX - it.unix_ns)
-    }
-
-    fn nearest(
-        &self,
-        find: impl Fn(&mut DayReader) -> Result<Option<SweepTime>, StoreError>,
-        distance: impl Fn(&SweepTime) -> u64,
-    ) -> Result<Option<SweepTime>, StoreError> {
-        let mut best: Option<SweepTime> = None;
-        let mut damage = None;
-        for file in &self.files {
-            match DayReader::open(file).and_then(|mut day| find(&mut day)) {
-                Ok(found) => best = best.into_iter().chain(found).min_by_key(|it| distance(it)),
-                Err(error) => damage = Some(error),
-            }
-        }
-        match (best, damage) {
-            (None, Some(error)) => Err(error),
-            (best, _) => Ok(best),
-        }
+        let files = self.files_of(0, unix_ns).rev();
+        nearest(files, |day| day.last_before(unix_ns), |it| u64::MAX - it.unix_ns)
     }
 
     /// The sweeps from one time to another, in the order in which they were written.
     pub fn sweeps(&self, from_ns: u64, to_ns: u64) -> RecordCursor {
         RecordCursor {
-            files: self.files.iter().rev().cloned().collect(),
+            files: self.files_of(from_ns, to_ns).rev().cloned().collect(),
             day: None,
             range: (from_ns, to_ns),
             last: None,
@@ -133,17 +124,17 @@ impl RecordReader {
 
     /// The events from one time to another. Files that cannot be read are left out.
     pub fn events(&self, from_ns: u64, to_ns: u64) -> Vec<SweepEvent> {
-        self.collected(|day| day.events(from_ns, to_ns))
+        self.collected((from_ns, to_ns), |day| day.events(from_ns, to_ns))
     }
 
     /// Categories of processes from one time to another.
     pub fn categories(&self, from_ns: u64, to_ns: u64) -> Vec<CategorySample> {
-        self.collected(|day| day.categories(from_ns, to_ns))
+        self.collected((from_ns, to_ns), |day| day.categories(from_ns, to_ns))
     }
 
     /// Snapshots and diagnoses that triggers saved: the time, the kind, and the file.
     pub fn saved_files(&self, from_ns: u64, to_ns: u64) -> Vec<(SweepTime, String, PathBuf)> {
-        let found = self.collected(|day| day.saved_files(from_ns, to_ns));
+        let found = self.collected((from_ns, to_ns), |day| day.saved_files(from_ns, to_ns));
         let path =
             |(time, kind, file): (SweepTime, String, String)| (time, kind, self.folder.join(file));
         found.into_iter().map(path).collect()
@@ -152,6 +143,33 @@ impl RecordReader {
     fn collected<T>(&self, read: impl Fn(&mut DayReader) -> Result<Vec<T>, StoreError>) -> Vec<T> {
         let days = self.files.iter().filter_map(|file| DayReader::open(file).ok());
         days.flat_map(|mut day| read(&mut day).unwrap_or_default()).collect()
+    }
+}
+
+/// The nearest time in files that are in order of their distance: that of the first day that has
+/// one.
+fn nearest<'f>(
+    files: impl Iterator<Item = &'f DayFile>,
+    find: impl Fn(&mut DayReader) -> Result<Option<SweepTime>, StoreError>,
+    distance: impl Fn(&SweepTime) -> u64,
+) -> Result<Option<SweepTime>, StoreError> {
+    let mut best: Option<(&str, SweepTime)> = None;
+    let mut damage = None;
+    for file in files {
+        if best.is_some_and(|(day, _)| day != file.day) {
+            break;
+        }
+        match DayReader::open(file).and_then(|mut day| find(&mut day)) {
+            Ok(found) => {
+                let found = found.map(|time| (file.day.as_str(), time));
+                best = best.into_iter().chain(found).min_by_key(|(_, it)| distance(it));
+            }
+            Err(error) => damage = Some(error),
+        }
+    }
+    match (best, damage) {
+        (None, Some(error)) => Err(error),
+        (best, _) => Ok(best.map(|(_, time)| time)),
     }
 }
 

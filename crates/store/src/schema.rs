@@ -23,9 +23,9 @@ CREATE TABLE sweep(id INTEGER PRIMARY KEY, unix_ns INTEGER NOT NULL, boot_ns INT
     longest_hold_ns INTEGER NOT NULL, pages_read INTEGER NOT NULL, postponed INTEGER NOT NULL,
     kernel_threads INTEGER NOT NULL, vanished INTEGER NOT NULL, hidden INTEGER NOT NULL,
     cgroups INTEGER NOT NULL);
-CREATE TABLE event(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEXT NOT NULL, process INTEGER,
-    cgroup INTEGER, name, count INTEGER, peak_rss_kib INTEGER, last_rss_kib INTEGER, lived_ns INTEGER,
-    detail TEXT);
+CREATE TABLE event(sweep INTEGER, id INTEGER, kind TEXT NOT NULL, process INTEGER, cgroup INTEGER, name,
+    count INTEGER, peak_rss_kib INTEGER, last_rss_kib INTEGER, lived_ns INTEGER, detail TEXT,
+    PRIMARY KEY(sweep, id)) WITHOUT ROWID;
 CREATE TABLE category_row(sweep INTEGER, process INTEGER, category INTEGER, rss_kib INTEGER,
     pss_kib INTEGER, swap_kib INTEGER, PRIMARY KEY(sweep, process, category)) WITHOUT ROWID;
 CREATE TABLE saved_file(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEXT NOT NULL, file TEXT NOT NULL);

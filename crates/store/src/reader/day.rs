@@ -150,16 +150,21 @@ impl DayReader {
         Ok(self.sweep.clone())
     }
 
-    /// Begins with the sweeps from one time to another.
-    pub(super) fn begin(&mut self, from_ns: u64, to_ns: u64) -> Result<(), StoreError> {
+    /// The IDs of the first and last sweep from one time to another.
+    fn ids(&mut self, from_ns: u64, to_ns: u64) -> Result<Option<(i64, i64)>, StoreError> {
         let mut ends: Option<(i64, i64)> = None;
         self.scan(|id, time| {
             if (from_ns..=to_ns).contains(&time.unix_ns) {
                 ends = Some((ends.map_or(id, |ends| ends.0), id));
             }
         })?;
+        Ok(ends)
+    }
+
+    /// Begins with the sweeps from one time to another.
+    pub(super) fn begin(&mut self, from_ns: u64, to_ns: u64) -> Result<(), StoreError> {
         self.range = (from_ns, to_ns);
-        match ends {
+        match self.ids(from_ns, to_ns)? {
             Some((first, last)) => self.begin_at(first, last),
             None => {
                 (self.next, self.end) = (1, 0);
@@ -348,7 +353,8 @@ impl DayReader {
     pub(super) fn events(&mut self, from: u64, to: u64) -> Result<Vec<SweepEvent>, StoreError> {
         let select = "SELECT unix_ns, boot_ns, kind, process, cgroup, name, count, peak_rss_kib, \
                       last_rss_kib, lived_ns, detail FROM event JOIN sweep ON sweep.id = \
-                      event.sweep WHERE unix_ns BETWEEN ? AND ? ORDER BY event.id";
+                      event.sweep WHERE event.sweep BETWEEN ? AND ? AND unix_ns BETWEEN ? AND ? \
+                      ORDER BY event.sweep, event.id";
         let mut events = Vec::new();
         let found = self.each(select, (from, to), |day, row| {
             events.extend(day.event(row)?);
@@ -416,7 +422,8 @@ impl DayReader {
         let select = "SELECT unix_ns, boot_ns, process, name, rss_kib, pss_kib, swap_kib \
                       FROM category_row JOIN sweep ON sweep.id = category_row.sweep \
                       JOIN category ON category.id = category_row.category \
-                      WHERE unix_ns BETWEEN ? AND ? ORDER BY sweep.id, process, rss_kib DESC";
+                      WHERE category_row.sweep BETWEEN ? AND ? AND unix_ns BETWEEN ? AND ? \
+                      ORDER BY category_row.sweep, process, rss_kib DESC";
         let mut samples: Vec<CategorySample> = Vec::new();
         self.each(select, (from, to), |day, row| {
             let time = sweep_time(row)?;
@@ -447,7 +454,8 @@ impl DayReader {
         to: u64,
     ) -> Result<Vec<(SweepTime, String, String)>, StoreError> {
         let select = "SELECT unix_ns, boot_ns, kind, file FROM saved_file JOIN sweep ON sweep.id = \
-                      saved_file.sweep WHERE unix_ns BETWEEN ? AND ? ORDER BY saved_file.id";
+                      saved_file.sweep WHERE sweep BETWEEN ? AND ? AND unix_ns BETWEEN ? AND ? \
+                      ORDER BY saved_file.id";
         let mut found = Vec::new();
         self.each(select, (from, to), |_, row| {
             found.push((sweep_time(row)?, row.get(2)?, row.get(3)?));
@@ -462,12 +470,14 @@ impl DayReader {
         (from, to): (u64, u64),
         mut take: impl FnMut(&mut DayReader, &Row<'_>) -> rusqlite::Result<()>,
     ) -> Result<(), StoreError> {
+        let Some((first, last)) = self.ids(from, to)? else { return Ok(()) };
         let path = self.file.path.clone();
         let wrong = |error| StoreError::sqlite(&path, error);
         // A second connection, so that the rows do not borrow this reader.
         let connection = self.file.open_to_read()?;
         let mut statement = connection.prepare(select).map_err(wrong)?;
-        let mut rows = statement.query(params![clamped(from), clamped(to)]).map_err(wrong)?;
+        let mut rows =
+            statement.query(params![first, last, clamped(from), clamped(to)]).map_err(wrong)?;
         while let Some(row) = rows.next().map_err(wrong)? {
             take(self, row).map_err(wrong)?;
         }
