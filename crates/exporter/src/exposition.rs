@@ -142,7 +142,8 @@ pub(crate) fn label_text(value: &[u8]) -> String {
     if text.len() <= MAX_LABEL_BYTES {
         return text.into_owned();
     }
-    let end = text.floor_char_boundary(MAX_LABEL_BYTES);
+    let is_end = |at: &usize| text.is_char_boundary(*at);
+    let end = (0..=MAX_LABEL_BYTES).rev().find(is_end).unwrap_or(0);
     format!("{}…", &text[..end])
 }
 
