@@ -142,8 +142,9 @@ pub(crate) fn label_text(value: &[u8]) -> String {
     if text.len() <= MAX_LABEL_BYTES {
         return text.into_owned();
     }
-    let end = (0..=MAX_LABEL_BYTES).rev().find(|&end| text.is_char_boundary(end));
-    format!("{}…", &text[..end.unwrap_or_default()])
+    let is_end = |at: &usize| text.is_char_boundary(*at);
+    let end = (0..=MAX_LABEL_BYTES).rev().find(is_end).unwrap_or(0);
+    format!("{}…", &text[..end])
 }
 
 impl MetricFamily {
