@@ -32,7 +32,9 @@ fn find<'a>(results: &'a [CellResult], at: (&str, &str)) -> Option<&'a CellResul
 /// Prints the ratios.
 pub(crate) fn print(results: &[CellResult]) {
     let (rows, columns) = (names(results, row), names(results, column));
-    println!("\nbest compared allocator / best of ours; columns: order / alignment / threads / written bytes");
+    println!(
+        "\nbest compared allocator / best of ours; columns: order / alignment / threads / written bytes"
+    );
     for (at, name) in columns.iter().enumerate() {
         println!("  {at:>2}: {name}");
     }

@@ -153,7 +153,10 @@ fn main() {
     let html = arguments.iter().position(|argument| argument == "--html");
     let html = html.and_then(|at| arguments.get(at + 1));
     let cells = cells(all);
-    println!("{} cells, {ROUNDS} interleaved rounds; nanoseconds for a free and an allocation", cells.len());
+    println!(
+        "{} cells, {ROUNDS} interleaved rounds; nanoseconds for a free and an allocation",
+        cells.len()
+    );
     let results: Vec<CellResult> = cells
         .into_iter()
         .map(|cell| {

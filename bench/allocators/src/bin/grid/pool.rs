@@ -44,14 +44,9 @@ pub(crate) fn contestants() -> Vec<Contestant> {
     let mut all = vec![
         new("fifo", true, true, |cell| cell.time(|| Fifo::new(Os).expect("memory"))),
         new("tlsf", true, true, |cell| cell.time(|| Tlsf::<Os>::new(Os))),
-        Contestant {
-            least: 4096,
-            ..new("pages", true, true, |cell| cell.time(|| GridPages))
-        },
+        Contestant { least: 4096, ..new("pages", true, true, |cell| cell.time(|| GridPages)) },
         new("glibc", false, true, |cell| cell.time(|| GridMalloc(std::alloc::System))),
-        new("jemalloc", false, true, |cell| {
-            cell.time(|| GridMalloc(tikv_jemallocator::Jemalloc))
-        }),
+        new("jemalloc", false, true, |cell| cell.time(|| GridMalloc(tikv_jemallocator::Jemalloc))),
         new("mimalloc", false, true, |cell| cell.time(|| GridMalloc(mimalloc::MiMalloc))),
         new("snmalloc", false, true, |cell| cell.time(|| GridMalloc(snmalloc_rs::SnMalloc))),
         new("rpmalloc", false, true, |cell| cell.time(GridRpmalloc::new)),

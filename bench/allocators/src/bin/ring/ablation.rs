@@ -1,6 +1,6 @@
 //! Gain of each policy of rings: compared with the old policy, on the pattern that it is made for.
 
-use pagewise_alloc::ring::Policy;
+use pagewise_alloc::ring::RingPolicy as Policy;
 use pagewise_alloc::{Os, Ring};
 use pagewise_bench_allocators::{BenchRunner, race};
 

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use pagewise_alloc::Os;
 use pagewise_alloc::stack::old::{Greedy, NoFollow, NotInPlace, Rounded, SmallBlocks};
-use pagewise_alloc::stack::{Policy, Stack, Usual};
+use pagewise_alloc::stack::{Stack, StackPolicy as Policy, Usual};
 use pagewise_bench_allocators::{BenchRunner, black_box, race, verdict};
 
 const ROUNDS: usize = 11;
@@ -137,5 +137,8 @@ pub fn ablation() {
     }
     let [now, greedy] =
         [taken_in_rounds::<Usual>(), taken_in_rounds::<Greedy>()].map(|taken| taken as f64 / MIB);
-    verdict(now <= 7.5, &format!("taken_in_rounds(20) <= 7.5 MiB: {now:.1} MiB, {greedy:.1} greedy"));
+    verdict(
+        now <= 7.5,
+        &format!("taken_in_rounds(20) <= 7.5 MiB: {now:.1} MiB, {greedy:.1} greedy"),
+    );
 }
