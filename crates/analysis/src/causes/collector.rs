@@ -22,6 +22,8 @@ const MIN_OLD: Bytes = Bytes::mib(24);
 /// collection comes at 4 MiB.
 const MUST_BE_COLLECTED: Bytes = Bytes::mib(32);
 const NS_PER_SECOND: f64 = 1e9;
+/// Fewer readings do not show parts of the observation.
+const MAX_FEW: usize = 4;
 
 /// The growth of a collected heap.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,7 +105,7 @@ fn of_old_generation(
 ) -> CollectedGrowth {
     let points = evidence.all.collector.value().map_or(&[][..], Vec::as_slice);
     let least = if during.is_some() { MIN_SHARE } else { MIN_SHARE_UNCOUNTED };
-    let growth = old_growth(points).filter(|growth| {
+    let growth = old_growth(points).or_else(|| rising(evidence, points)).filter(|growth| {
         old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= least)
     });
     match (growth, during) {
@@ -129,6 +131,18 @@ fn old_growth(points: &[CollectorPoint]) -> Option<SteadyGrowth> {
     let seconds = float(last.at_ns.saturating_sub(first.at_ns)) / NS_PER_SECOND;
     let values = values?;
     steady_growth_of(&values, seconds).or_else(|| stepped_growth_of(&values, seconds))
+}
+
+/// The growth of the old generation by few readings, as of a large heap on a busy machine: each is
+/// higher than the one before, and the private memory grows steadily meanwhile.
+fn rising(evidence: &CauseEvidence<'_>, points: &[CollectorPoint]) -> Option<SteadyGrowth> {
+    const MIN_POINTS: usize = 3;
+    let MemoryTrend::Steady(of_memory) = trend(evidence) else { return None };
+    let values: Option<Vec<u64>> = points.iter().map(|it| Some(it.old?.0)).collect();
+    let values = values.filter(|values| (MIN_POINTS..=MAX_FEW).contains(&values.len()))?;
+    let bytes = Bytes(values.last()?.saturating_sub(*values.first()?));
+    let is_rising = values.windows(2).all(|pair| pair[0] < pair[1]);
+    is_rising.then_some(SteadyGrowth { bytes, ..of_memory })
 }
 
 fn of_private_memory(evidence: &CauseEvidence<'_>, proof: SurvivalProof) -> CollectedGrowth {
@@ -194,6 +208,23 @@ mod tests {
             let made = growing("/usr/bin/node", 40, |second| (None, Some(at(second))));
             assert!(matches!(verdict(&made, "foreign-heap"), Verdict::RuledOut(_)), "{old:?}");
         }
+    }
+
+    #[test]
+    fn few_readings_must_rise_with_the_memory() {
+        let with = |mib, old: [u64; 4]| {
+            let mut made = growing("/usr/bin/node", mib, |_| (None, Some(0)));
+            let at = |(at, old): (u64, u64)| CollectorPoint {
+                at_ns: at * 3_000_000_000,
+                collections: None,
+                old: Some(Bytes::mib(old)),
+            };
+            made.collector = Gathered::Value((0..).zip(old).map(at).collect());
+            verdict(&made, "foreign-heap")
+        };
+        assert!(matches!(with(40, [66, 73, 93, 102]), Verdict::Present(_)));
+        assert!(matches!(with(40, [66, 93, 73, 102]), Verdict::RuledOut(_)));
+        assert!(matches!(with(0, [66, 73, 93, 102]), Verdict::RuledOut(_)));
     }
 
     #[test]

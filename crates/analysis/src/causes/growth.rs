@@ -72,6 +72,10 @@ const EXCLUDES: f64 = 0.25;
 /// Part of the growth that one function touches first, if a leak or a cache is the reason.
 const MAIN_SHARE: f64 = 0.5;
 
+/// Part of the growth that is memory of one kind, if mappings that are not released are the reason:
+/// malloc and mappings grow together in a program that works through a large input.
+const MAIN_KIND: f64 = 0.7;
+
 /// Growth that is steady, and the kind of memory that grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocatedGrowth {
@@ -528,6 +532,14 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::RuledOut(vec![
             text("touched mappings grow within their size: address space changed by "),
             CellValue::Change(kind.reserved),
+        ]);
+    }
+    if float(kind.used.unsigned_abs()) < float(growth.bytes.0) * MAIN_KIND {
+        return Verdict::RuledOut(vec![
+            text("mappings outside malloc are only a part of the growth: "),
+            CellValue::Change(kind.used),
+            text(" of "),
+            CellValue::Bytes(growth.bytes.0),
         ]);
     }
     let function = mapping_function(evidence, memory);

@@ -1,11 +1,9 @@
 //! Causes: too little memory for the process, its cgroup or the machine.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{
-    ActivityPoint, CgroupActivity, CgroupPoint, Instrument, OtherProcess,
-};
+use pagewise_model::evidence::{CgroupActivity, CgroupPoint, Instrument, OtherProcess};
 use pagewise_model::report::CellValue;
-use pagewise_model::{Backing, Bytes, Mapping, Reading};
+use pagewise_model::{Backing, Bytes, Mapping};
 
 use super::signs::{
     ANON, CACHE, CgroupLoad, MachineMemory, MajorFaults, SHMEM, SLAB, behind_growth, bytes,
@@ -441,12 +439,7 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
             bytes(whole_bytes(growth.private)),
         ]);
     }
-    // Files on tmpfs, sockets and pipes fill no page cache that the kernel can drop.
-    let traffic = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
-        evidence.growth(|point| value(point).clone().ok())
-    };
-    let traffic =
-        traffic(|point| &point.storage_traffic).or_else(|| traffic(|point| &point.file_traffic));
+    let traffic = evidence.growth(|point| point.file_traffic.clone().ok());
     if traffic.is_some_and(|traffic| traffic < OWN_PART * growth.cache) {
         return Verdict::RuledOut(vec![
             text("page cache and slab grow by "),
@@ -725,13 +718,11 @@ mod tests {
         present(&evidence, "page-cache-charged");
         let before = evidence.clone();
         // Another process of the cgroup reads and writes.
-        evidence.activity.iter_mut().for_each(|point| point.storage_traffic = Ok(Bytes::mib(1)));
+        evidence.activity.iter_mut().for_each(|point| point.file_traffic = Ok(Bytes::mib(1)));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
         // An unprivileged user may not read how much the process transfers.
         let refused = Absent::NotPermitted("root".into());
-        evidence.activity.iter_mut().for_each(|it| {
-            (it.file_traffic, it.storage_traffic) = (Err(refused.clone()), Err(refused.clone()));
-        });
+        evidence.activity.iter_mut().for_each(|it| it.file_traffic = Err(refused.clone()));
         present(&evidence, "page-cache-charged");
         if let Ok(activity) = &mut evidence.cgroup {
             activity.limit = None;
