@@ -278,7 +278,7 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
 const WRITTEN: f64 = 0.8;
 
 /// True if the page faults of the process show that it fills files of this name, or the process
-/// writes as much to files that are in memory: this is no traffic of storage.
+/// writes as much to files that are in memory: this traffic does not reach storage.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     touches(evidence, file) || {
         let both = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
