@@ -696,13 +696,12 @@ mod tests {
                 pagewise_model::Quadrant::PrivateAnonymous,
             );
             let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
-            let (row, frame) = (recording.rows[0].clone(), recording.frames[0].clone());
+            let (row, frame) = (recording.rows[0], recording.frames[0].clone());
             let name = |at: u32| Some(format!("phase_{at}"));
             recording.frames =
                 (0..functions).map(|at| Frame { function: name(at), ..frame.clone() }).collect();
             recording.stacks = (0..functions).map(|at| vec![at]).collect();
-            recording.rows =
-                (0..functions).map(|stack| FaultRow { stack, ..row.clone() }).collect();
+            recording.rows = (0..functions).map(|stack| FaultRow { stack, ..row }).collect();
             verdict(&made, "leak")
         };
         assert!(matches!(with(1), Verdict::Present(_)));

@@ -235,12 +235,12 @@ mod tests {
         let mut now =
             sample::snapshot(vec![sample::resident("7000000-7100000 rw-p 0 0 [stack]", 0x3000)]);
         let thread = |tid, stack_pointer| Thread { tid: Pid(tid), name: "a".into(), stack_pointer };
-        let running = Err(Absent::Ambiguous("the thread runs".into()));
-        now.threads = Ok(vec![thread(7, running.clone()), thread(8, Ok(0x70f_f000))]);
+        let running = Absent::Ambiguous("the thread runs".into());
+        now.threads = Ok(vec![thread(7, Err(running.clone())), thread(8, Ok(0x70f_f000))]);
         let table = table_of(&threads(&now), "threads");
         assert_eq!(column(&table, "tid"), [CellValue::Count(8), CellValue::Count(7)]);
         let used = column(&table, "used");
         assert_eq!(used[0], CellValue::Bytes(0x1000));
-        assert_eq!(used[1], CellValue::Absent(running.unwrap_err()));
+        assert_eq!(used[1], CellValue::Absent(running));
     }
 }
