@@ -100,8 +100,10 @@ impl OpenReport {
     pub(super) fn line(&mut self, text: &[u8]) {
         let has_ended = self.section == ReportSection::Ended;
         // Messages about failed requests may follow, with the same lines of memory.
-        if (!has_ended && self.beginning(text)) || self.middle(text) || self.end(text) || has_ended
-        {
+        if !has_ended && self.beginning(text) {
+            return;
+        }
+        if self.middle(text) || self.end(text) || has_ended {
             return;
         }
         if let ReportSection::Table { has_kinds } = self.section {
