@@ -41,7 +41,7 @@ push() {
     until grep -q ready /tmp/pushed || [ $tries -ge 40 ]; do sleep 0.05; tries=$((tries + 1)); done
 }
 finish() {
-    dmesg -c | grep 'Killed process' >/dev/ttyS1
+    dmesg -c | grep -E 'Killed process|] [[][ 0-9]*] ' >/dev/ttyS1
     killall -9 oomed tail
     sleep 0.3
     rm -f /tmp/said.* /tmp/oomed.file
@@ -154,10 +154,17 @@ fn boot(kernel: &Path, initramfs: &Path, folder: &Path) -> String {
     String::from_utf8_lossy(&fs::read(&sent).unwrap_or_default()).into_owned()
 }
 
-/// The PID of the first kill of a text.
+/// The process of the first kill of a text. Of a process whose first thread has ended, the kernel
+/// names another thread; the table of processes has the process.
 fn killed(text: &str) -> Option<u64> {
-    let rest = text.split_once("Killed process ")?.1;
-    rest.split(' ').next()?.parse().ok()
+    let id: u64 = text.split_once("Killed process ")?.1.split(' ').next()?.parse().ok()?;
+    let group = |line: &str| {
+        let (_, row) = line.split_once("] [")?;
+        let (thread, rest) = row.split_once(']')?;
+        let is_it = thread.trim().parse() == Ok(id);
+        is_it.then(|| rest.split_whitespace().nth(1)?.parse().ok())?
+    };
+    text.lines().find_map(group).or(Some(id))
 }
 
 #[test]

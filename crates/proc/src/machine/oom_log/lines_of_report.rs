@@ -99,9 +99,11 @@ fn kilobytes_word(text: &[u8]) -> Option<Bytes> {
 impl OpenReport {
     pub(super) fn line(&mut self, text: &[u8]) {
         let has_ended = self.section == ReportSection::Ended;
-        // Messages about failed requests may follow an ended report, with the same lines of memory.
-        let is_parsed = !has_ended && self.beginning(text) || self.middle(text) || self.end(text);
-        if is_parsed || has_ended {
+        // Messages about failed requests may follow, with the same lines of memory.
+        if !has_ended && self.beginning(text) {
+            return;
+        }
+        if self.middle(text) || self.end(text) || has_ended {
             return;
         }
         if let ReportSection::Table { has_kinds } = self.section {
@@ -168,8 +170,7 @@ impl OpenReport {
         false
     }
 
-    /// `CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,`
-    /// `task=c,pid=7,uid=0`
+    /// `CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task=c,pid=7,uid=0`
     fn constraint(&mut self, rest: &[u8]) {
         let report = &mut self.report;
         report.constraint = Some(Name::new(word(rest)));
@@ -254,8 +255,7 @@ impl OpenReport {
         }
     }
 
-    /// `0 active_anon:4936kB ..` of a node, or `0 DMA free:15360kB boost:0kB min:64kB ..` of a
-    /// zone.
+    /// `0 active_anon:4936kB ..` of a node, or `0 DMA free:15360kB boost:0kB min:64kB ..` of a zone.
     fn node(&mut self, rest: &[u8]) {
         let mut words = rest.split(|&b| b == b' ');
         let node = words.next().and_then(number).and_then(|node| u32::try_from(node).ok());
