@@ -32,7 +32,8 @@
 //!   without the lock. Behind the cache, allocation and free take a fixed number of steps. In
 //!   addition, a free may return the memory of some runs to the source, on average of at most one,
 //!   if more than [`Pages::keep`] permits is idle and backed.
-//! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static variable.
+//! - The lock is not for signal handlers. A child of `fork` may use a pool that is a static
+//!   variable.
 //! - Regions are taken ahead where that costs nothing: 64 MiB of addresses first, then as many as
 //!   there are.
 
@@ -242,7 +243,8 @@ impl<S: Source> Pages<S> {
     /// not used any more.
     ///
     /// # Panics
-    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one is free.
+    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one is
+    /// free.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
         let pages = whole_pages(size).unwrap_or(runs::MAX_RUN_PAGES);

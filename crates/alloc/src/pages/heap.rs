@@ -64,7 +64,7 @@ pub(super) struct PageHeap<S: Source> {
     /// Number of pages to be freed before the next sample.
     unseen: usize,
     retention: Retention,
-    /// Runs that were allocated and freed since the retention was told.
+    /// Runs that were allocated and freed since the last report to the retention.
     operations: usize,
     /// Estimated number of ALL idle pages that are backed.
     backed: usize,
@@ -257,7 +257,8 @@ impl<S: Source> PageHeap<S> {
         self.operations += operations;
     }
 
-    /// Tells the retention what happened since the last call, while `cached` pages are in caches.
+    /// Reports to the retention the operations since the last call, while `cached` pages are in
+    /// caches.
     #[inline]
     pub(super) fn tell_retention(&mut self, cached: usize) {
         let operations = core::mem::take(&mut self.operations);

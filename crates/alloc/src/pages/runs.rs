@@ -94,8 +94,8 @@ impl FreeRuns {
         self.classes.first_from(classes::class_above(pages as usize)).is_some()
     }
 
-    /// Removes a run for which `fit` has an answer, out of the first few that may be long enough, or
-    /// one of `enough` pages, which always fits.
+    /// Removes a run for which `fit` has an answer, out of the first few that may be long enough,
+    /// or one of `enough` pages, which always fits.
     pub(super) fn remove_where<T>(
         &mut self,
         (pages, enough): (u32, u32),

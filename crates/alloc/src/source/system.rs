@@ -16,7 +16,7 @@ const MAPPED: usize = 32 << 20;
 #[derive(Clone, Copy, Debug)]
 struct Kernel;
 
-/// Memory that pools gave back, and that others may have.
+/// Memory that pools have released, for other pools.
 static KEPT: Pages<Kernel> = Pages::system(Kernel);
 
 // SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.
@@ -49,9 +49,9 @@ unsafe impl Source for Kernel {
 
 /// The operating system: private anonymous memory.
 ///
-/// Blocks that pools give back are kept for other pools, by need: memory in use and kept memory are
+/// Blocks that pools release are kept for other pools, by need: memory in use and kept memory are
 /// at most 1.2 times the most that was in use at once during the last 16,384 to 32,768 blocks that
-/// were taken or given back, or 2 MiB more than that maximum. Blocks of 32 MiB and more are
+/// were taken or released, or 2 MiB more than that maximum. Blocks of 32 MiB and more are
 /// unmapped at once. Any thread may use it, also in a child of `fork`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Os;
@@ -80,7 +80,7 @@ fn is_mapped(size: usize) -> bool {
 }
 
 // SAFETY: the kernel and the pool of pages give each block to one taker, and it stays until it is
-// given back.
+// released.
 unsafe impl Source for Os {
     fn take(&self, layout: Layout) -> Option<SourceBlock> {
         if is_mapped(layout.size()) { Kernel.take(layout) } else { KEPT.take(layout) }

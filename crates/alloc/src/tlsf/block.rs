@@ -255,7 +255,8 @@ impl TlsfBlock {
         unsafe { place.write(previous) };
     }
 
-    /// Removes the word of a block that became part of another, so that nobody takes it for one.
+    /// Removes the word of a block that became part of another, so that no function takes it for
+    /// one.
     pub(super) fn erase(self) {
         self.cell().store(usize::MAX, Ordering::Relaxed);
     }

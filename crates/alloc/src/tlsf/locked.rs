@@ -55,9 +55,9 @@ fn or_null(block: Option<NonNull<u8>>) -> *mut u8 {
     block.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
-// SAFETY: blocks have the size and alignment that was asked for and do not overlap. Nothing unwinds:
-// a memory error is reported without an allocation, after the lock was released, and ends the
-// process.
+// SAFETY: blocks have the size and alignment that was asked for and do not overlap. Nothing
+// unwinds: a memory error is reported without an allocation, after the lock was released, and ends
+// the process.
 unsafe impl<S: Source + Send, const N: usize> GlobalAlloc for LockedTlsf<S, N> {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -69,10 +69,10 @@ void pw_tlsf_destroy(pw_tlsf *pool);
 /* Frees all blocks at once, and keeps the memory for those that come. */
 void pw_tlsf_reset(pw_tlsf *pool);
 
-/* Adds guards to a pool without any allocation yet. Returns 1 if the pool has guards, which it keeps,
- * else 0. Each block then costs 48 bytes more, and freed blocks wait before they are used again. A
- * double free, a foreign address, a write beyond a block or after its free print a message and
- * abort. */
+/* Adds guards to a pool without any allocation yet. Returns 1 if the pool has guards, which it
+ * keeps, else 0. Each block then costs 48 bytes more, and freed blocks wait before they are used
+ * again. A double free, a foreign address, a write beyond a block or after its free print a message
+ * and abort. */
 int pw_tlsf_guard(pw_tlsf *pool);
 
 /* Gives memory back to where it came from, as far as no block lies in its regions. */
@@ -126,7 +126,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_zalloc(pw_tlsf *pool, size_t size)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* As pw_tlsf_alloc, aligned to a power of two; NULL for an alignment that is none. */
+/* As pw_tlsf_alloc, aligned to a power of two; NULL for another alignment. */
 PW_MALLOC PW_INLINE void *pw_tlsf_aligned_alloc(pw_tlsf *pool, size_t align, size_t size)
 {
     if (align > 16 || PW_UNLIKELY(align == 0 || (align & (align - 1)) != 0))
