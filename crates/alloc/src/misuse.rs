@@ -4,7 +4,7 @@
 use core::fmt;
 use core::panic::Location;
 
-/// A source location in a word, for guards beside blocks; zero if unknown.
+/// A source location in a word, for guards beside blocks; zero for an unknown one.
 ///
 /// Release builds record none: their functions do not know their callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct Misuse {
     pub error: MemoryError,
     /// Requested size, where it is known.
     pub size: Option<usize>,
-    /// Source locations of the allocation and of the free.
+    /// Source locations of the block's allocation and of its free.
     pub sites: [CallSite; 2],
 }
 

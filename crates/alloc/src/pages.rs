@@ -243,8 +243,8 @@ impl<S: Source> Pages<S> {
     /// not used any more.
     ///
     /// # Panics
-    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one of them
-    /// is free.
+    /// Panics if they are recognizably not pages of this pool; in debug builds, also if one is
+    /// free.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
         let pages = whole_pages(size).unwrap_or(runs::MAX_RUN_PAGES);

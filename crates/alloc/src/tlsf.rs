@@ -323,7 +323,7 @@ fn fetch_size<S: Source, const N: usize>(
     }
 }
 
-/// A block with a guard, of which checkers are informed. Every call comes here from then on.
+/// A block with a guard, which is reported to checkers. Every call comes here from then on.
 #[cold]
 fn fetch_guarded<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,

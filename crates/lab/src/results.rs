@@ -286,8 +286,8 @@ fn digits(n: f64) -> String {
 
 /// Why a claim that does not hold here need not.
 pub(crate) trait Explained {
-    /// Adds the reason if the claim does not hold. The noise is the only reason that a measurement
-    /// without a decision needs.
+    /// Adds the reason if the claim does not hold. A measurement that decides nothing has its noise
+    /// as the reason.
     #[must_use]
     fn because(self, why: &'static str) -> Self;
 }

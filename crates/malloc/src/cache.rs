@@ -89,7 +89,7 @@ pub(crate) unsafe fn free(block: NonNull<u8>) {
         // SAFETY: the caller passes a live block.
         return unsafe { heap::free(block) };
     }
-    // The largest class with blocks up to this size: a block may be 16 bytes longer than its class.
+    // The largest class that the block is long enough for: it may be 16 bytes longer.
     let class = (capacity - WORD) / ALIGN - 1;
     CACHE.with(|cache| {
         let cached = &cache.classes[class];
@@ -173,7 +173,7 @@ fn give_back(cached: &CachedClass, count: u16) {
             cached.count.set(cached.count.get() - 1);
             // SAFETY: a block's capacity was valid when it was allocated.
             let layout = unsafe { Layout::from_size_align_unchecked(capacity(word(block)), ALIGN) };
-            // SAFETY: a cached block is live for the pool, and no longer in use.
+            // SAFETY: a cached block is live for the pool, and not in use.
             unsafe { pool.free(block, layout) };
         }
     });

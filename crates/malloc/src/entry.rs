@@ -8,7 +8,7 @@ use pagewise_alloc::pages::PAGE;
 use crate::heap::{self, ALIGN, LARGE, PAGES, capacity, layout, with_blocks, word};
 use crate::{cache, large};
 
-/// Sets `errno` if memory is lacking.
+/// Sets `errno` for a lack of memory.
 fn or_enomem(block: Option<NonNull<u8>>) -> *mut c_void {
     match block {
         Some(block) => block.as_ptr().cast(),

@@ -257,7 +257,7 @@ impl<S: Source> PageHeap<S> {
         self.operations += operations;
     }
 
-    /// Passes the operations since the last call to the retention, while `cached` pages are in
+    /// Reports to the retention the operations since the last call, while `cached` pages are in
     /// caches.
     #[inline]
     pub(super) fn tell_retention(&mut self, cached: usize) {

@@ -1,6 +1,6 @@
 //! Retention: how much free memory a pool of pages keeps, by what its users needed lately.
 //!
-//! Time is counted in operations: runs that were allocated or freed. A window is [`WINDOW`] of
+//! Time is counted in operations: runs that were allocated or freed. A window has [`WINDOW`] of
 //! them.
 //!
 //! - At any time, pages in use and kept ones are at most the most that were in use at once in this
@@ -18,7 +18,7 @@ const PERCENT: usize = 20;
 pub(super) const KEPT: usize = (1 << 20) / super::PAGE;
 const ALWAYS: usize = 2 * KEPT;
 
-/// The recent need of the users of a pool, in pages.
+/// Needs of a pool's users lately, in pages.
 #[derive(Debug)]
 pub(super) struct Retention {
     percent: usize,

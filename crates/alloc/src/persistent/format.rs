@@ -31,8 +31,8 @@ pub(super) const GENERATION: usize = 4 << 10;
 pub(super) const CHUNKS: usize = GENERATION + 8;
 /// Offset of the hash over the description of the heap; 0 while it is open.
 pub(super) const SEAL: usize = GENERATION + 16;
-/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: the
-/// hash has no meaning beside another seal.
+/// Offset of the hash over the contents of all blocks, and of the seal with which it was made: it
+/// has no meaning beside another seal.
 pub(super) const DATA_SEAL: usize = GENERATION + 24;
 pub(super) const DATA_SEALED: usize = GENERATION + 32;
 /// Offset of the roots.

@@ -16,7 +16,7 @@ const MAPPED: usize = 32 << 20;
 #[derive(Clone, Copy, Debug)]
 struct Kernel;
 
-/// Memory that pools released, and that others may have.
+/// Memory that pools have released, for other pools.
 static KEPT: Pages<Kernel> = Pages::system(Kernel);
 
 // SAFETY: the kernel gives each mapping to one taker, zeroed, and it stays until it is unmapped.

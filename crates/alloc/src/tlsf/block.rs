@@ -255,8 +255,8 @@ impl TlsfBlock {
         unsafe { place.write(previous) };
     }
 
-    /// Removes the word of a block that became part of another, so that no reader takes it for a
-    /// block.
+    /// Removes the word of a block that became part of another, so that no function takes it for
+    /// one.
     pub(super) fn erase(self) {
         self.cell().store(usize::MAX, Ordering::Relaxed);
     }

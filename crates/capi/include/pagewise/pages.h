@@ -126,11 +126,11 @@ void pw_pages_set_name(pw_pages *pages, const char *name);
 /* Walks all that must hold inside, and aborts where it does not. */
 void pw_pages_check(pw_pages *pages);
 
-/* Memory of the system that pools without a pool of pages released is kept for other pools: in use
- * and kept are at most 1.2 times the most in use at once during the last 16,384 to 32,768 blocks
- * that pools took or released, or 2 MiB more than that. Any thread. The first call returns all kept
- * memory, except that in caches of other threads, to the kernel; the second sets another percentage
- * than 20. */
+/* Memory of the system that pools without a pool of pages have released is kept for other pools:
+ * in use and kept are at most 1.2 times the most in use at once during the last 16,384 to 32,768
+ * blocks that pools took or released, or 2 MiB more than that. Any thread. The first call returns
+ * all kept memory, except that in caches of other threads, to the kernel; the second sets another
+ * percentage than 20. */
 void pw_system_trim(void);
 void pw_system_keep(unsigned percent);
 

@@ -126,7 +126,7 @@ PW_MALLOC PW_INLINE void *pw_tlsf_zalloc(pw_tlsf *pool, size_t size)
     return block ? memset(block, 0, size) : NULL;
 }
 
-/* As pw_tlsf_alloc, aligned to a power of two; NULL for any other alignment. */
+/* As pw_tlsf_alloc, aligned to a power of two; NULL for another alignment. */
 PW_MALLOC PW_INLINE void *pw_tlsf_aligned_alloc(pw_tlsf *pool, size_t align, size_t size)
 {
     if (align > 16 || PW_UNLIKELY(align == 0 || (align & (align - 1)) != 0))
