@@ -496,7 +496,7 @@ fn reasons(listing: &Listing) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use pagewise_model::Pid;
-    use pagewise_model::listing::ByQuadrant;
+    use pagewise_model::listing::{ByQuadrant, PssByKind};
     use pagewise_model::machine::ReadMethod;
 
     use super::*;

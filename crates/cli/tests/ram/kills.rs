@@ -1,7 +1,8 @@
 //! Predictions of `pagewise oom` against real OOM kills in memory cgroups.
 //!
 //! Each scenario fills a cgroup with processes of known memory, sets its limit a little above what
-//! they use, asks `pagewise oom` for the next victim, and then has a small process ask for more. `PAGEWISE_OOM=all` runs all scenarios; without it the first few run.
+//! they use, asks `pagewise oom` for the next victim, and then has a small process ask for more.
+//! `PAGEWISE_OOM=all` runs all scenarios; without it the first few run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -320,7 +321,7 @@ fn first_killed(killed: &BTreeSet<u32>) -> Option<u32> {
         let rest = line.split_once("Killed process ")?.1;
         rest.split(' ').next()?.parse().ok().filter(|pid| killed.contains(pid))
     };
-    // Of many kills in a short time, the kernel reports some, but names each.
+    // The kernel does not report each of many kills in a short time, but names each.
     log.lines().find_map(victim).or_else(|| killed.first().copied())
 }
 

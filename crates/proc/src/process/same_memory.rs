@@ -1,5 +1,5 @@
-//! Processes that use the same memory, as `vfork` and `clone(CLONE_VM)` make them: each shows all of
-//! it in its files.
+//! Processes that use the same memory, as `vfork` and `clone(CLONE_VM)` make them: each shows all
+//! of it in its files.
 
 use std::collections::HashMap;
 use std::hash::Hash;
