@@ -1,9 +1,9 @@
 //! The account of a machine's RAM: every byte of `MemTotal` has one owner, or is unaccounted.
 //!
 //! Each owner is a counter of the kernel, or the part of a counter that processes have mapped. If
-//! two counters of the kernel include the same pages, the smaller is taken out of the larger: kernel
-//! stacks out of vmalloc, tmpfs out of the page cache. Nothing is spread over the owners to make the
-//! sum right.
+//! two counters of the kernel include the same pages, the smaller is taken out of the larger:
+//! kernel stacks out of vmalloc, tmpfs out of the page cache. Nothing is spread over the owners to
+//! make the sum right.
 
 use pagewise_model::account::{MemoryAccount, MemoryOwner, OwnerPart, SystemReading};
 use pagewise_model::evidence::counter;
