@@ -321,7 +321,7 @@ fn first_killed(killed: &BTreeSet<u32>) -> Option<u32> {
         let rest = line.split_once("Killed process ")?.1;
         rest.split(' ').next()?.parse().ok().filter(|pid| killed.contains(pid))
     };
-    // The kernel reports some of many kills in a short time, but names each victim.
+    // The kernel does not report each of many kills in a short time, but names each.
     log.lines().find_map(victim).or_else(|| killed.first().copied())
 }
 

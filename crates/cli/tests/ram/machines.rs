@@ -154,7 +154,7 @@ fn boot(kernel: &Path, initramfs: &Path, folder: &Path) -> String {
     String::from_utf8_lossy(&fs::read(&sent).unwrap_or_default()).into_owned()
 }
 
-/// The process of the first kill of a text. Of a process whose first thread has ended, the kernel
+/// The process of the first kill of a text. If the first thread of a process has ended, the kernel
 /// names another thread; the table of processes has the process.
 fn killed(text: &str) -> Option<u64> {
     let id: u64 = text.split_once("Killed process ")?.1.split(' ').next()?.parse().ok()?;

@@ -1,5 +1,5 @@
-//! The memory that is left before an OOM kill, for the machine and for each cgroup with a limit,
-//! and the time that it lasts at the present growth.
+//! The memory that is left before an OOM kill, for the machine and each cgroup with a limit, and
+//! the time that it lasts at the present growth.
 
 use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
 use pagewise_model::evidence::counter;

@@ -170,7 +170,7 @@ impl OpenReport {
         false
     }
 
-    /// `CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task=c,pid=7,uid=0`
+    /// `CONSTRAINT_MEMCG,..,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task=c,pid=7,uid=0`
     fn constraint(&mut self, rest: &[u8]) {
         let report = &mut self.report;
         report.constraint = Some(Name::new(word(rest)));
@@ -255,7 +255,7 @@ impl OpenReport {
         }
     }
 
-    /// `0 active_anon:4936kB ..` of a node, or `0 DMA free:15360kB boost:0kB min:64kB ..` of a zone.
+    /// `0 active_anon:4936kB ..` of a node, or `0 DMA free:15360kB .. min:64kB ..` of a zone.
     fn node(&mut self, rest: &[u8]) {
         let mut words = rest.split(|&b| b == b' ');
         let node = words.next().and_then(number).and_then(|node| u32::try_from(node).ok());
