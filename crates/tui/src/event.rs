@@ -113,6 +113,8 @@ pub enum InstrumentEnd {
     Done,
     /// It failed; its messages are part of its output.
     Failed,
+    /// It was interrupted before it had a report.
+    Interrupted,
 }
 
 /// A change from outside.

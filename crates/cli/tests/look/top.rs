@@ -156,6 +156,8 @@ fn a_command_runs_in_a_pane_and_is_interrupted() {
     terminal.wait_for("Overview");
     terminal.keys(&["d"]);
     terminal.wait_for("Esc interrupts");
+    // From then on the command handles the signal.
+    terminal.wait_for("counters over time");
     terminal.keys(&["Escape"]);
     terminal.wait_until("report of the diagnosis", |it| !it.contains("Esc interrupts"));
     terminal.wait_for("Diagnosis");

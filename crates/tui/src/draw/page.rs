@@ -44,6 +44,7 @@ fn status(canvas: &mut Canvas<'_>, page: &OpenPage, y: u16) {
             Some(InstrumentEnd::Failed) => {
                 ("failed; its messages are below".to_owned(), Paint::Alarm)
             }
+            Some(InstrumentEnd::Interrupted) => ("interrupted".to_owned(), Paint::Rising),
             Some(InstrumentEnd::Done) => return,
         }
     } else if let Some(failure) = &page.failure {

@@ -123,15 +123,14 @@ fn enter_opens_a_page_and_leaving_it_stops_its_commands() {
     let (mut screen, subject) = page(80, 24);
     assert_eq!(screen.taken(), [TuiAction::Open(subject.clone())]);
     press(&mut screen, "f");
-    let start = TuiAction::Start(subject.clone(), PageInstrument::Faults, 80);
-    assert_eq!(screen.taken(), std::slice::from_ref(&start));
+    assert_eq!(screen.taken(), [TuiAction::Start(subject.clone(), PageInstrument::Faults, 80)]);
     press(&mut screen, "f");
     assert_eq!(screen.taken(), [], "it runs already");
     key(&mut screen, KeyPress::Esc);
-    let stop = TuiAction::Stop(subject.clone(), PageInstrument::Faults);
-    assert_eq!(screen.taken(), std::slice::from_ref(&stop));
+    let stop = || TuiAction::Stop(subject.clone(), PageInstrument::Faults);
+    assert_eq!(screen.taken(), [stop()]);
     press(&mut screen, "1q");
-    assert_eq!(screen.taken(), [stop, TuiAction::Close]);
+    assert_eq!(screen.taken(), [stop(), TuiAction::Close]);
     assert!(screen.frame().starts_with("pagewise top"));
 }
 

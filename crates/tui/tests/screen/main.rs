@@ -1,6 +1,6 @@
 //! Frames and keys of the live view, on a fixed machine.
 
-#![allow(clippy::unwrap_used, reason = "these are tests, their helpers too")]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod frames;
 mod keys;

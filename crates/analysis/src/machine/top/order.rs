@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use pagewise_model::Reading;
 use pagewise_model::top::{TopColumn, TopKey, TopQuery, TopRow};
+use pagewise_model::{Absent, Reading};
 
 use crate::cells::float;
 
@@ -69,6 +69,8 @@ fn number(row: &TopRow, column: TopColumn) -> Option<f64> {
             TopKey::Process(key) => Some(f64::from(key.pid.0)),
             TopKey::Group(_) | TopKey::Cgroup(_) => Some(float(row.processes)),
         },
+        // A large process whose pages wait for the budget must not sink to the end.
+        TopColumn::Pss if matches!(row.pss, Err(Absent::NotCollected(_))) => bytes(&row.rss),
         TopColumn::Pss => bytes(&row.pss),
         TopColumn::Uss => bytes(&row.uss),
         TopColumn::Rss => bytes(&row.rss),

@@ -129,6 +129,14 @@ fn rows_are_sorted_and_those_without_a_value_come_last() {
 }
 
 #[test]
+fn a_process_whose_pages_wait_for_the_budget_is_sorted_by_its_rss() {
+    let mut processes = three();
+    processes[1].pss = Err(Absent::NotCollected("the budget".into()));
+    let history = history(vec![sweep(1, processes)]);
+    assert_eq!(names(&shown(&history, &TopQuery::default())), ["sh", "app", "init"]);
+}
+
+#[test]
 fn growth_is_per_minute_over_the_last_minute() {
     let at = |seconds, pss| sweep(seconds, vec![process(20, 1, pss, "a", "/a")]);
     let query = TopQuery::default();

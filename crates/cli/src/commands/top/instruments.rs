@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +13,7 @@ use pagewise_model::sweep::ProcessKey;
 use pagewise_proc::{ProcRoot, stat};
 use pagewise_tui::{InstrumentEnd, OutputStream, PageInstrument, PageSubject, TuiEvent};
 use rustix::process::{Signal, kill_process};
+use signal_hook::consts::SIGINT;
 
 use super::live::LiveEvent;
 
@@ -115,8 +117,10 @@ fn pass_on(mut pipe: impl Read, send: &dyn Fn(Vec<u8>) -> bool) {
 fn reap(child: &RunningChild) -> InstrumentEnd {
     let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
     let status = child.take().and_then(|mut child| child.wait().ok());
-    match status.and_then(|status| status.code()) {
-        Some(0 | TROUBLE) => InstrumentEnd::Done,
+    let Some(status) = status else { return InstrumentEnd::Failed };
+    match (status.code(), status.signal()) {
+        (Some(0 | TROUBLE), _) => InstrumentEnd::Done,
+        (_, Some(SIGINT)) => InstrumentEnd::Interrupted,
         _ => InstrumentEnd::Failed,
     }
 }

@@ -59,12 +59,16 @@ pub(crate) fn run<S: SweepSource>(
     let signal = loop {
         replay.screen.draw(&replay.state).context("cannot draw on the terminal")?;
         match receiver.recv().context("no source of events is left")? {
-            LiveEvent::Screen(event) if replay.apply(event)? => break None,
+            LiveEvent::Screen(event) => {
+                if replay.apply(event)? {
+                    break None;
+                }
+            }
             LiveEvent::Signal(SIGTSTP) => replay.suspend()?,
             LiveEvent::Signal(SIGCONT) => replay.resume()?,
             LiveEvent::Signal(signal) => break Some(signal),
             LiveEvent::InputEnded => break None,
-            LiveEvent::Screen(_) | LiveEvent::Sweep(..) | LiveEvent::SweepFailed(_) => {}
+            LiveEvent::Sweep(..) | LiveEvent::SweepFailed(_) => {}
         }
     };
     replay.screen.leave();
@@ -112,7 +116,8 @@ impl<S: SweepSource> ReplayTop<S> {
     }
 
     fn step(&mut self, step: ReplayStep) -> anyhow::Result<()> {
-        let (cursor, now) = (&mut self.cursor, self.cursor.time());
+        let now = self.cursor.time();
+        let cursor = &mut self.cursor;
         let has_event = match step {
             ReplayStep::Next => cursor.step_forward().map(|()| true),
             ReplayStep::Previous => cursor.step_back().map(|()| true),

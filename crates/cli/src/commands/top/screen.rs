@@ -14,6 +14,7 @@ use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
+use ratatui::layout::Rect;
 
 /// A frame is written in few system calls.
 const BUFFER: usize = 64 << 10;
@@ -60,7 +61,10 @@ impl FullScreen {
 
     /// Makes the next frame draw every cell.
     pub(super) fn clear(&mut self) -> io::Result<()> {
-        self.terminal.clear()
+        // `Terminal::clear` would ask the terminal for the position of the cursor, and the answer
+        // would be read as keys.
+        let size = self.terminal.size()?;
+        self.terminal.resize(Rect::new(0, 0, size.width, size.height))
     }
 
     /// Gives the terminal back until [`FullScreen::resume`].
@@ -75,7 +79,7 @@ impl FullScreen {
         enable_raw_mode()?;
         IS_ENTERED.store(true, Ordering::SeqCst);
         execute!(io::stdout(), EnterAlternateScreen, EnableMouseCapture, Hide)?;
-        self.terminal.clear()
+        self.clear()
     }
 
     /// True if a thread panicked: its message is on the terminal.
