@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use pagewise_model::sweep::Sweep;
+use pagewise_model::sweep::SweepCost;
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 
@@ -58,14 +58,11 @@ fn sweeps(count: usize) {
     let mut sampler =
         Sampler::new(&ProcRoot::live(), SamplerOptions::default()).expect("/proc is mounted");
     let first = sampler.sweep().expect("/proc is mounted").sweep;
-    let ms = |sweep: &Sweep| sweep.cost.cpu_ns as f64 / 1e6;
-    let mut next: Vec<Sweep> = Vec::new();
+    let ms = |cost: &SweepCost| cost.cpu_ns as f64 / 1e6;
+    let mut next: Vec<SweepCost> = Vec::new();
     for _ in 0..NEXT {
         sleep(INTERVAL);
-        next = vec![sampler.sweep().expect("/proc is mounted").sweep]
-            .into_iter()
-            .chain(next)
-            .collect();
+        next.push(sampler.sweep().expect("/proc is mounted").sweep.cost);
     }
     let mut costs: Vec<f64> = next.iter().map(ms).collect();
     costs.sort_by(f64::total_cmp);
@@ -73,12 +70,12 @@ fn sweeps(count: usize) {
         "{count} processes more, {} in all: first sweep {:.1} ms CPU, next {:.1} ms (median of {NEXT}, {:.1} to {:.1}), \
          {} pages read, longest hold {:.2} ms, {} KiB of memory more",
         first.processes.len(),
-        ms(&first),
+        ms(&first.cost),
         costs[NEXT / 2],
         costs[0],
         costs[NEXT - 1],
-        next.iter().map(|it| it.cost.pages_read).sum::<u64>(),
-        next.iter().chain([&first]).map(|it| it.cost.longest_hold_ns).max().unwrap_or(0) as f64
+        next.iter().map(|it| it.pages_read).sum::<u64>(),
+        next.iter().chain([&first.cost]).map(|it| it.longest_hold_ns).max().unwrap_or(0) as f64
             / 1e6,
         resident().saturating_sub(before),
     );

@@ -64,8 +64,8 @@ impl RecordReader {
         self.files.iter().map(span).collect()
     }
 
-    /// The last sweep at a time or before; `None` if the recording begins later. With a clock that was
-    /// set back, the sweep that was written last.
+    /// The last sweep at a time or before; `None` if the recording begins later. With a clock that
+    /// was set back, the sweep that was written last.
     ///
     /// # Errors
     /// [`StoreError`] if no file can be read.
