@@ -7,12 +7,11 @@
 
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use pagewise_model::sweep::Sweep;
+use pagewise_model::sweep::SweepCost;
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
-use pagewise_store::{RecordReader, RecordWriter, WriterOptions};
 
 /// Sweeps after the first one.
 const NEXT: usize = 15;
@@ -52,9 +51,6 @@ fn main() {
         sleep(Duration::from_secs(1));
         sweeps(count);
     }
-    let _crowd = SleepingProcesses::start(300);
-    sleep(Duration::from_secs(1));
-    recorded();
 }
 
 fn sweeps(count: usize) {
@@ -62,14 +58,11 @@ fn sweeps(count: usize) {
     let mut sampler =
         Sampler::new(&ProcRoot::live(), SamplerOptions::default()).expect("/proc is mounted");
     let first = sampler.sweep().expect("/proc is mounted").sweep;
-    let ms = |sweep: &Sweep| sweep.cost.cpu_ns as f64 / 1e6;
-    let mut next: Vec<Sweep> = Vec::new();
+    let ms = |cost: &SweepCost| cost.cpu_ns as f64 / 1e6;
+    let mut next: Vec<SweepCost> = Vec::new();
     for _ in 0..NEXT {
         sleep(INTERVAL);
-        next = vec![sampler.sweep().expect("/proc is mounted").sweep]
-            .into_iter()
-            .chain(next)
-            .collect();
+        next.push(sampler.sweep().expect("/proc is mounted").sweep.cost);
     }
     let mut costs: Vec<f64> = next.iter().map(ms).collect();
     costs.sort_by(f64::total_cmp);
@@ -77,12 +70,12 @@ fn sweeps(count: usize) {
         "{count} processes more, {} in all: first sweep {:.1} ms CPU, next {:.1} ms (median of {NEXT}, {:.1} to {:.1}), \
          {} pages read, longest hold {:.2} ms, {} KiB of memory more",
         first.processes.len(),
-        ms(&first),
+        ms(&first.cost),
         costs[NEXT / 2],
         costs[0],
         costs[NEXT - 1],
-        next.iter().map(|it| it.cost.pages_read).sum::<u64>(),
-        next.iter().chain([&first]).map(|it| it.cost.longest_hold_ns).max().unwrap_or(0) as f64
+        next.iter().map(|it| it.pages_read).sum::<u64>(),
+        next.iter().chain([&first.cost]).map(|it| it.longest_hold_ns).max().unwrap_or(0) as f64
             / 1e6,
         resident().saturating_sub(before),
     );
@@ -96,53 +89,4 @@ fn status(pid: &str, line: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let value = text.lines().find_map(|it| it.strip_prefix(line));
     value.and_then(|it| it.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
-}
-
-/// Sweeps of 300 processes written every 5 s, and a time of the recording read back.
-fn recorded() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut sampler =
-        Sampler::new(&ProcRoot::live(), SamplerOptions::default()).expect("/proc is mounted");
-    let mut writer = RecordWriter::open(folder.path(), WriterOptions::default()).expect("a folder");
-    let mut write = |sampler: &mut Sampler| {
-        let outcome = sampler.sweep().expect("/proc is mounted");
-        writer.append(&outcome.sweep, &outcome.events).expect("the disk has space");
-    };
-    write(&mut sampler);
-    sleep(Duration::from_secs(5));
-    write(&mut sampler);
-    let (began, cpu, bytes) = (Instant::now(), pagewise_sys::system::thread_cpu_time(), written());
-    let seconds =
-        std::env::var("PAGEWISE_BENCH_SECONDS").map_or(60, |it| it.parse().expect("a number"));
-    for _ in 0..seconds / 5 {
-        sleep(Duration::from_secs(5));
-        write(&mut sampler);
-    }
-    let passed = began.elapsed().as_secs_f64();
-    let used = (pagewise_sys::system::thread_cpu_time() - cpu).as_secs_f64();
-    writer.close().expect("the disk has space");
-    let size: u64 = std::fs::read_dir(folder.path())
-        .expect("the folder exists")
-        .flatten()
-        .filter_map(|it| it.metadata().ok())
-        .map(|it| it.len())
-        .sum();
-    let begun = Instant::now();
-    let reader = RecordReader::open(folder.path()).expect("it was written");
-    let sweep = reader.at(u64::MAX).expect("it was written");
-    println!(
-        "sweeps of 300 processes more, every 5 s, written: {:.2} % of a core over {passed:.0} s; file {size} bytes; \
-         {} bytes written by the process; one time read in {:.1} ms ({} processes)",
-        used / passed * 100.0,
-        written() - bytes,
-        begun.elapsed().as_secs_f64() * 1e3,
-        sweep.map_or(0, |it| it.processes.len()),
-    );
-}
-
-/// Bytes that this process has written to files.
-fn written() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
-    let line = text.lines().find_map(|it| it.strip_prefix("wchar: "));
-    line.and_then(|it| it.parse().ok()).unwrap_or(0)
 }

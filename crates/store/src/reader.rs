@@ -64,8 +64,8 @@ impl RecordReader {
         self.files.iter().map(span).collect()
     }
 
-    /// The last sweep at a time or before, and the one before it; `None` if the recording begins
-    /// later. With a clock that was set back, the sweep that was written last.
+    /// The last sweep at a time or before; `None` if the recording begins later. With a clock that
+    /// was set back, the sweep that was written last.
     ///
     /// # Errors
     /// [`StoreError`] if no file can be read.
@@ -88,7 +88,6 @@ impl RecordReader {
     /// The files of the days from one time to another. A file has sweeps of its day only, whatever
     /// the clock did.
     fn files_of(&self, from_ns: u64, to_ns: u64) -> impl DoubleEndedIterator<Item = &DayFile> {
-        // Times that no day stands for are before or after all files.
         let (first, last) = (day_of(from_ns), day_of(to_ns));
         self.files.iter().filter(move |file| (&first..=&last).contains(&&file.day))
     }
@@ -140,8 +139,12 @@ impl RecordReader {
         found.into_iter().map(path).collect()
     }
 
-    fn collected<T>(&self, read: impl Fn(&mut DayReader) -> Result<Vec<T>, StoreError>) -> Vec<T> {
-        let days = self.files.iter().filter_map(|file| DayReader::open(file).ok());
+    fn collected<T>(
+        &self,
+        (from_ns, to_ns): (u64, u64),
+        read: impl Fn(&mut DayReader) -> Result<Vec<T>, StoreError>,
+    ) -> Vec<T> {
+        let days = self.files_of(from_ns, to_ns).filter_map(|file| DayReader::open(file).ok());
         days.flat_map(|mut day| read(&mut day).unwrap_or_default()).collect()
     }
 }

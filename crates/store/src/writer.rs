@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
 use std::time::Duration;
 
 use pagewise_model::Bytes;
@@ -17,6 +18,9 @@ use crate::error::StoreError;
 
 /// The file that a recorder locks.
 const LOCK: &str = "recorder.lock";
+/// Number of tries to lock it, and the time between two.
+const LOCK_TRIES: usize = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Parameters of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +72,9 @@ impl RecordWriter {
         let path = folder.join(LOCK);
         let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let lock = lock.map_err(|error| StoreError::io(&path, error))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| StoreError::Locked { path: folder.to_owned() })?;
+        if !(0..LOCK_TRIES).any(|_| is_locked_now(&lock)) {
+            return Err(StoreError::Locked { path: folder.to_owned() });
+        }
         Ok(RecordWriter {
             last: last_time(folder),
             missing: Some(GapReason::NotRunning),
@@ -219,6 +224,15 @@ impl RecordWriter {
 
 fn open_rows(file: &DayFile) -> Result<DayRows, StoreError> {
     DayRows::new(file.open()?).map_err(|error| StoreError::sqlite(&file.path, error))
+}
+
+/// Takes the lock. [`is_recording`] has it for a moment; without success, it waits that long.
+fn is_locked_now(lock: &File) -> bool {
+    let locked = flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok();
+    if !locked {
+        sleep(LOCK_PAUSE);
+    }
+    locked
 }
 
 /// True if a recorder writes to a folder.
