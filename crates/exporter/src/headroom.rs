@@ -18,7 +18,8 @@ impl<'a> Headroom<'a> {
         Headroom { own: cgroups.map(|it| (it.path.as_bytes(), own(it))).collect() }
     }
 
-    /// The lowest headroom of a cgroup and its ancestors; `u64::MAX` without a limit, `None` if unknown.
+    /// The lowest headroom of a cgroup and its ancestors; `u64::MAX` without a limit, `None` if
+    /// unknown.
     pub(crate) fn at(&self, path: &Name) -> Option<u64> {
         let path = path.as_bytes();
         let mut least = *self.own.get(path)?;
