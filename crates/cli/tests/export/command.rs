@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -12,7 +11,7 @@ use pagewise_exporter::metric_catalogue;
 use pagewise_skip::{Lack, skip};
 
 use crate::fixture::pagewise;
-use crate::server::ServerProcess;
+use crate::server::{NamedProcess, ServerProcess};
 
 fn once(args: &[&str]) -> String {
     let output = pagewise(&[&["export", "--once"], args].concat());
@@ -44,18 +43,14 @@ fn one_scrape_is_accepted_by_promtool() {
 
 #[test]
 fn the_values_of_a_process_are_those_of_the_kernel() {
-    let name = "pwexported";
-    let mut child = Command::new("sleep").arg0(name).arg("1000").spawn().unwrap();
+    // Other runs of this test may be under way.
+    let name = &format!("pwexported{}", std::process::id());
+    let target = NamedProcess::start(name);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
     fs::write(&config, format!("process_names: [{{exe: [{name}]}}]\n")).unwrap();
-    // The child may not have executed the program yet.
-    crate::server::wait("execve", || {
-        fs::read(format!("/proc/{}/cmdline", child.id()))
-            .is_ok_and(|it| it.starts_with(name.as_bytes()))
-    });
     let text = once(&["--config", config.to_str().unwrap()]);
-    let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", child.id())).unwrap();
+    let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", target.pid())).unwrap();
     let field = |name: &str| {
         let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
@@ -65,10 +60,8 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     let uss = field("Private_Clean:") + field("Private_Dirty:");
     assert_eq!(of("pagewise_group_uss_bytes"), uss);
     assert_eq!(of("pagewise_group_swap_bytes"), field("Swap:"));
-    let score = fs::read_to_string(format!("/proc/{}/oom_score", child.id())).unwrap();
+    let score = fs::read_to_string(format!("/proc/{}/oom_score", target.pid())).unwrap();
     assert_eq!(of("pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
-    child.kill().unwrap();
-    child.wait().unwrap();
 }
 
 #[test]

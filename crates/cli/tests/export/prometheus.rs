@@ -9,7 +9,7 @@ use pagewise_exporter::metric_catalogue;
 use pagewise_skip::{Lack, skip};
 use serde_json::Value;
 
-use crate::server::{ServerProcess, free_address, get, url_encoded, wait};
+use crate::server::{NamedProcess, ServerProcess, free_address, get, url_encoded, wait};
 
 fn deploy(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -170,21 +170,21 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
 
 #[test]
 fn a_process_name_cannot_add_labels_or_series() {
-    use std::os::unix::process::CommandExt;
-    let name = "a\"} 1\nfake_metric{x=\"\\";
-    let mut child = Command::new("sleep").arg0(name).arg("1000").spawn().unwrap();
+    let run = std::process::id();
+    let _target = NamedProcess::start(&format!("a\"}} 1\nfake_metric{run}{{x=\"\\"));
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
-    fs::write(&config, "process_names: [{name: '{{.ExeFull}}', cmdline: ['fake_metric']}]")
-        .unwrap();
-    wait("execve", || {
-        fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(|it| it.starts_with(b"a\""))
-    });
+    let rule = format!(
+        "process_names: [{{name: '{{{{.ExeFull}}}}', cmdline: ['^a.. 1.fake_metric{run}']}}]"
+    );
+    // `.` does not match a newline without the flag `s`.
+    fs::write(&config, rule.replace("'^", "'(?s)^")).unwrap();
     let exporter = ServerProcess::export(&["--every", "1h", "--config", config.to_str().unwrap()]);
     let text = exporter.page("/metrics");
-    child.kill().unwrap();
-    child.wait().unwrap();
     assert!(!text.lines().any(|line| line.starts_with("fake_metric")), "{text}");
-    let escaped = r#"pagewise_group_processes{groupname="a\"} 1\\nfake_metric{x=\"\\"} 1"#;
-    assert!(text.contains(escaped), "{text}");
+    let name = format!(r#"a\"}} 1\\nfake_metric{run}{{x=\"\\"#);
+    assert!(
+        text.contains(&format!("pagewise_group_processes{{groupname=\"{name}\"}} 1\n")),
+        "{text}"
+    );
 }

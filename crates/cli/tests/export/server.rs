@@ -1,7 +1,9 @@
 //! Servers that a test starts, and requests to them.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -48,10 +50,6 @@ impl ServerProcess {
         wait("the server", || get(self.address, path).is_some_and(|(status, _)| status == 200));
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// The body of a page.
     pub(crate) fn page(&self, path: &str) -> String {
         let (status, body) = get(self.address, path).unwrap();
@@ -71,6 +69,30 @@ impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A `sleep` whose command line begins with a name, which ends with the test.
+pub(crate) struct NamedProcess(Child);
+
+impl NamedProcess {
+    pub(crate) fn start(name: &str) -> NamedProcess {
+        let process = NamedProcess(Command::new("sleep").arg0(name).arg("1000").spawn().unwrap());
+        // The child may not have executed the program yet.
+        let path = format!("/proc/{}/cmdline", process.pid());
+        wait("execve", || fs::read(&path).is_ok_and(|it| it.starts_with(name.as_bytes())));
+        process
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for NamedProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
