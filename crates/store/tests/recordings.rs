@@ -287,7 +287,9 @@ fn events_categories_and_files_come_back() {
         target: TriggerTarget::Process(process),
     };
     let saved = [("snapshot".to_owned(), "x.json".to_owned())];
-    writer.append_to_last(&[sample.clone()], &[triggered.clone()], &saved).unwrap();
+    writer
+        .append_to_last(std::slice::from_ref(&sample), std::slice::from_ref(&triggered), &saved)
+        .unwrap();
     let reader = RecordReader::open(folder.path()).unwrap();
     let mut expected = events;
     expected.push(SweepEvent { time, event: triggered });
