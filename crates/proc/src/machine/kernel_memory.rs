@@ -105,7 +105,8 @@ const STACK_ALLOCATORS: [&[u8]; 4] =
 
 fn stacks_in(text: &[u8]) -> bool {
     let is_stack = |line: &[u8]| {
-        let mut words = line.split(u8::is_ascii_whitespace);
+        let words = line.split(u8::is_ascii_whitespace);
+        let mut words = words.filter(|word| !word.is_empty());
         let caller = words.nth(2).unwrap_or_default();
         STACK_ALLOCATORS.iter().any(|name| caller.starts_with(name))
     };
