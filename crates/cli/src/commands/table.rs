@@ -261,8 +261,8 @@ pub(crate) enum Command {
     /// documents its tables). When a process grows fast, tasks wait for memory, or a
     /// cgroup has nearly reached its limit, it saves a snapshot and a diagnosis.
     ///
-    /// Large processes are read in small pieces, so that no process is stopped for
-    /// more than 1 ms. Without root, processes of other users have no PSS.
+    /// Large processes are read in small pieces, so that none waits for a time that
+    /// grows with its size. Without root, processes of other users have no PSS.
     ///
     /// Examples:
     ///   pagewise record
