@@ -103,6 +103,8 @@ mod tests {
 
     #[test]
     fn the_priority_is_raised_for_the_work_alone() {
+        // The tests may be run at another policy, such as SCHED_IDLE.
+        let _ = set(libc::SCHED_OTHER, 0);
         let before = policy();
         let Some(priority) = Priority::of_this_thread() else {
             let error = set(libc::SCHED_FIFO, LOWEST).unwrap_err();

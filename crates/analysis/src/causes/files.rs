@@ -274,11 +274,12 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     (float(growth(most)) >= GROWING * seconds).then_some(most)
 }
 
-/// The part of the growth of files that the process must have written to fill them.
-const WRITTEN: f64 = 0.8;
+/// Bytes that the process writes, as a part of the growth of files, if it fills them: the last page
+/// of each file may be partly written. Other processes fill files, too, at another rate.
+const WRITTEN: std::ops::Range<f64> = 0.8..1.15;
 
 /// True if the page faults of the process show that it fills files of this name, or the process
-/// writes as much to files that are in memory: this traffic does not reach storage.
+/// writes as much to files in memory, which storage does not count.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     touches(evidence, file) || {
         let both = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
@@ -289,7 +290,7 @@ fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
         let written = files.zip(storage).map(|(files, storage)| files - storage);
         let grown = float(file.after.0.saturating_sub(file.before.0));
         written.zip(evidence.seconds()).is_some_and(|(written, seconds)| {
-            written * seconds >= grown * WRITTEN && written * seconds <= grown / WRITTEN * 2.0
+            grown > 0.0 && WRITTEN.contains(&(written * seconds / grown))
         })
     }
 }
@@ -342,7 +343,12 @@ fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
         ]
     };
     let object = CauseObject::File(file.name.clone());
-    let mut found = cause("shm-growth", object, Confidence::Certain, sentence);
+    let confidence = if file.is_closed && !touches(evidence, file) {
+        Confidence::Likely(format!("strace -f -e trace=openat -p {}", evidence.pid()).into())
+    } else {
+        Confidence::Certain
+    };
+    let mut found = cause("shm-growth", object, confidence, sentence);
     let resident = evidence.resident().unwrap_or_default();
     found.cost = CauseCost::of_memory(file.after, resident + file.after);
     found.evidence = vec![

@@ -72,10 +72,6 @@ const EXCLUDES: f64 = 0.25;
 /// Part of the growth that one function touches first, if a leak or a cache is the reason.
 const MAIN_SHARE: f64 = 0.5;
 
-/// Part of the growth that is memory of one kind, if mappings that are not released are the reason:
-/// malloc and mappings grow together in a program that works through a large input.
-const MAIN_KIND: f64 = 0.7;
-
 /// Growth that is steady, and the kind of memory that grows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocatedGrowth {
@@ -527,19 +523,12 @@ fn mapping_growth(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Change(kind.reserved),
         ]);
     }
-    // Memory that was mapped before and is touched now ends at the end of its mapping.
-    if kind.reserved < kind.used / 2 {
+    // Memory that was mapped before and is touched now ends at the end of its mapping. A program
+    // that does not release its mappings touches what it has just mapped.
+    if kind.reserved < kind.used / 4 * 3 {
         return Verdict::RuledOut(vec![
             text("touched mappings grow within their size: address space changed by "),
             CellValue::Change(kind.reserved),
-        ]);
-    }
-    if float(kind.used.unsigned_abs()) < float(growth.bytes.0) * MAIN_KIND {
-        return Verdict::RuledOut(vec![
-            text("mappings outside malloc are only a part of the growth: "),
-            CellValue::Change(kind.used),
-            text(" of "),
-            CellValue::Bytes(growth.bytes.0),
         ]);
     }
     let function = mapping_function(evidence, memory);

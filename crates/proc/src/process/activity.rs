@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(traffic(10, 2, 81_920), Ok(Bytes(86_016)));
         assert!(super::traffic(b"rchar: 1\n", page_size).is_err());
         assert!(super::traffic(b"rchar: x\nwchar: \xff\n", page_size).is_err());
-        // Sockets and tmpfs do not count as storage.
+        // The traffic of storage excludes sockets and tmpfs.
         let both = super::traffic(text(1_000_000, 2, 8192).as_bytes(), page_size).unwrap();
         assert_eq!(both.storage, Bytes(8192 + 4096));
     }
