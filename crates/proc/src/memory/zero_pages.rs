@@ -5,11 +5,13 @@
 
 use std::cmp::Reverse;
 use std::slice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::ZeroSample;
+use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, AddrRange, Bytes, Mapping, PageSize, Pid, Reading};
 use pagewise_sys::pagemap_scan::{Categories, ScanRequest};
+use pagewise_sys::priority::briefly_raised;
 use pagewise_sys::probe::Features;
 use pagewise_sys::remote::OpenMemory;
 
@@ -121,17 +123,17 @@ impl PageSampler {
             ..ScanRequest::default()
         };
         let mut is_resident = false;
-        let began = Instant::now();
         self.space.each_region(AddrRange { start, end }, &request, |region| {
             is_resident = region.categories == Categories::default();
         })?;
         // The kernel stops at a page that it cannot read: the page went away.
-        let read = match is_resident {
-            true => self.memory.read(slice::from_ref(&(start..end)), &mut self.buffer).unwrap_or(0),
-            false => 0,
+        let (memory, buffer) = (&self.memory, &mut self.buffer);
+        let timed = || {
+            let began = Instant::now();
+            (memory.read(slice::from_ref(&(start..end)), buffer).unwrap_or(0), began.elapsed())
         };
-        let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.longest_ns = self.longest_ns.max(took);
+        let (read, took) = if is_resident { briefly_raised(timed) } else { (0, Duration::ZERO) };
+        self.longest_ns = self.longest_ns.max(nanoseconds(took.max(self.space.longest())));
         Ok((read == self.buffer.len()).then(|| is_zero(&self.buffer)))
     }
 }
