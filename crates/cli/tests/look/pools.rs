@@ -53,7 +53,7 @@ fn fill(pool: &mut Tlsf<Os>, layout: Layout, count: usize) -> Vec<NonNull<u8>> {
 #[test]
 fn a_running_pool_tells_what_it_handed_out_and_got_back() {
     let _turn = alone();
-    let mut pool = Tlsf::<Os>::new(Os);
+    let mut pool = Tlsf::<Os>::unguarded(Os);
     let layout = Layout::from_size_align(100, 8).unwrap();
     let blocks = fill(&mut pool, layout, 1000);
     for block in &blocks[..400] {
@@ -167,7 +167,7 @@ fn a_running_persistent_heap_is_read_to_an_eighth_of_its_transactions() {
 #[test]
 fn explain_shows_the_memory_of_a_pool_as_its_own() {
     let _turn = alone();
-    let mut pool = Tlsf::<Os>::new(Os);
+    let mut pool = Tlsf::<Os>::unguarded(Os);
     let layout = Layout::from_size_align(1 << 20, 8).unwrap();
     let _blocks = fill(&mut pool, layout, 64);
     let report = report("explain");
@@ -182,7 +182,7 @@ fn explain_shows_the_memory_of_a_pool_as_its_own() {
 #[test]
 fn an_ended_pool_is_reported() {
     let _turn = alone();
-    let mut pool = Tlsf::<Os>::new(Os);
+    let mut pool = Tlsf::<Os>::unguarded(Os);
     fill(&mut pool, Layout::new::<[u64; 4]>(), 10);
     drop(pool);
     let report = report("pools");
@@ -261,7 +261,7 @@ fn a_running_ring_is_read_to_two_blocks() {
 #[test]
 fn heap_scan_walks_pools_and_counts_nested_memory_once() {
     let _turn = alone();
-    let mut pool = Tlsf::<Os>::new(Os);
+    let mut pool = Tlsf::<Os>::unguarded(Os);
     let layout = Layout::from_size_align(100, 8).unwrap();
     let blocks = fill(&mut pool, layout, 1000);
     for block in &blocks[..400] {
