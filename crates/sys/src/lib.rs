@@ -6,6 +6,7 @@ pub mod bpf;
 pub mod cache;
 pub mod cpuid;
 pub mod interrupt;
+pub mod last_closer;
 pub mod launch;
 pub mod libraries;
 pub mod madvise;

@@ -7,6 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use pagewise_sys::bpf::{Attachment, Copies, UprobeSamples};
+use pagewise_sys::last_closer::LastCloser;
 use pagewise_sys::perf_event::{Mode, PerfCounter, PerfEvent, PerfScope, PerfType};
 use pagewise_sys::perf_ring::{self, Carries, PerfRecordHeader, PerfRing, Sampling};
 use pagewise_sys::system;
@@ -136,6 +137,8 @@ pub struct TraceSession {
     others: Vec<PerfCounter>,
     copies: Option<Copies>,
     uprobes: Vec<UprobeSamples>,
+    /// True once a uprobe was placed, by whichever method.
+    has_uprobes: bool,
     /// Which event they are.
     copied: Option<usize>,
     events: HashMap<u64, u16>,
@@ -154,6 +157,17 @@ pub struct TraceSession {
     handed_on: u64,
     lost: u64,
     torn: u64,
+    /// Closes the file descriptors of uprobes last. Fields are dropped in their order, so this one
+    /// stays behind all that have file descriptors.
+    last_closer: Option<LastCloser>,
+}
+
+impl Drop for TraceSession {
+    fn drop(&mut self) {
+        // Without a child, the uprobes are removed unless pagewise is killed at this moment.
+        let has_uprobes = self.has_uprobes;
+        self.last_closer = has_uprobes.then(|| LastCloser::start().ok()).flatten();
+    }
 }
 
 impl Uprobes<'_> {
@@ -190,6 +204,7 @@ impl TraceSession {
             others: Vec::new(),
             copies: None,
             uprobes: Vec::new(),
+            has_uprobes: false,
             copied: None,
             events: HashMap::new(),
             carried: Vec::new(),
@@ -201,6 +216,7 @@ impl TraceSession {
             handed_on: 0,
             lost: 0,
             torn: 0,
+            last_closer: None,
         };
         let mut known = BTreeSet::new();
         loop {
@@ -331,6 +347,7 @@ impl TraceSession {
     /// # Errors
     /// Returns the error of the kernel: this needs CAP_BPF, and Linux 5.5.
     pub fn copy(&mut self, which: usize, address: u64, length: usize) -> io::Result<()> {
+        self.has_uprobes = true;
         let cpus = cpus().map_err(|_| io::Error::from_raw_os_error(libc::ENOENT))?;
         let highest = cpus.iter().copied().max().unwrap_or(0);
         let copies = Copies::for_address(address, length, highest.saturating_add(1))?;
@@ -382,6 +399,7 @@ impl TraceSession {
         uprobes: &Uprobes<'_>,
     ) -> Result<(), TraceError> {
         let failed = |error| TraceError::NotWatched { what: uprobes.name.to_owned(), error };
+        self.has_uprobes = true;
         for &offset in uprobes.offsets {
             let sampling = sampling(uprobes.event(offset), uprobes.carries);
             for (at, cpu) in (0..self.rings.len()).zip(cpus()?) {
