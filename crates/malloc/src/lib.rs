@@ -11,7 +11,7 @@
 //!             pages: runs, with a cache for each thread  <── larger blocks
 //! ```
 //!
-//! The word before each block holds its size. TLSF writes it; [`large`] writes one with a bit that
+//! The word before each block holds its size. TLSF writes it; `large` writes one with a bit that
 //! TLSF does not use. Blocks in the cache of a thread count as live in the pools.
 #![allow(clippy::missing_safety_doc, reason = "the manual pages of malloc(3) are the contracts")]
 #![cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
