@@ -105,6 +105,16 @@ impl<'a> HeapStructure<'a> {
             extents.extend(found.extents);
             unread.extend(found.unread);
         }
+        let mappings = memory.mappings();
+        extents.retain(|extent| {
+            let start = extent.pages.start;
+            let next = mappings.partition_point(|mapping| mapping.range.end <= start);
+            let is_mapped = mappings.get(next).is_some_and(|it| it.range.contains(start));
+            if !is_mapped {
+                log.add(start, extent.edata, "an extent of mapped pages", start);
+            }
+            is_mapped
+        });
         extents.sort_by_key(|extent| extent.pages.start);
         let mut end = 0;
         extents.retain(|extent| {
