@@ -165,8 +165,8 @@ impl LiveTop {
             LiveEvent::SweepFailed(error) => {
                 self.state.apply(TuiEvent::Message(error));
             }
-            LiveEvent::Signal(SIGTSTP) => self.suspend()?,
-            LiveEvent::Signal(SIGCONT) => self.resume()?,
+            LiveEvent::Signal(SIGTSTP) => self.screen.suspend(&mut self.state)?,
+            LiveEvent::Signal(SIGCONT) => self.screen.resume(&mut self.state)?,
             LiveEvent::Signal(signal) => return Ok(Some(LiveEnd::Signal(signal))),
             LiveEvent::InputEnded => return Ok(Some(LiveEnd::Quit)),
         }
@@ -204,7 +204,7 @@ impl LiveTop {
         match action {
             // `take` ends the loop for it.
             TuiAction::Quit => {}
-            TuiAction::Suspend => self.suspend()?,
+            TuiAction::Suspend => self.screen.suspend(&mut self.state)?,
             TuiAction::Redraw => self.screen.clear()?,
             TuiAction::Query(_) => self.show_table(),
             TuiAction::Freeze(is_frozen) => self.sampling.pause(is_frozen),
@@ -236,20 +236,5 @@ impl LiveTop {
             };
             let _ = sender.send(LiveEvent::Screen(TuiEvent::Message(message)));
         });
-    }
-
-    /// Stops this process until a shell continues it.
-    fn suspend(&mut self) -> anyhow::Result<()> {
-        self.screen.leave();
-        emulate_default_handler(SIGTSTP)?;
-        self.resume()
-    }
-
-    /// Takes the terminal over again. Its size may have changed.
-    fn resume(&mut self) -> anyhow::Result<()> {
-        self.screen.resume()?;
-        let (columns, lines) = self.screen.size()?;
-        self.state.apply(TuiEvent::Resize(columns, lines));
-        Ok(())
     }
 }

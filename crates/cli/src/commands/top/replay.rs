@@ -64,8 +64,8 @@ pub(crate) fn run<S: SweepSource>(
                     break None;
                 }
             }
-            LiveEvent::Signal(SIGTSTP) => replay.suspend()?,
-            LiveEvent::Signal(SIGCONT) => replay.resume()?,
+            LiveEvent::Signal(SIGTSTP) => replay.screen.suspend(&mut replay.state)?,
+            LiveEvent::Signal(SIGCONT) => replay.screen.resume(&mut replay.state)?,
             LiveEvent::Signal(signal) => break Some(signal),
             LiveEvent::InputEnded => break None,
             LiveEvent::Sweep(..) | LiveEvent::SweepFailed(_) => {}
@@ -89,7 +89,7 @@ impl<S: SweepSource> ReplayTop<S> {
         for action in self.state.apply(event) {
             match action {
                 TuiAction::Quit => return Ok(true),
-                TuiAction::Suspend => self.suspend()?,
+                TuiAction::Suspend => self.screen.suspend(&mut self.state)?,
                 TuiAction::Redraw => self.screen.clear()?,
                 TuiAction::Query(_) => self.show_table(),
                 TuiAction::Step(step) => self.step(step)?,
@@ -137,19 +137,6 @@ impl<S: SweepSource> ReplayTop<S> {
             self.state.apply(TuiEvent::Message("no further event".to_owned()));
         }
         self.show_table();
-        Ok(())
-    }
-
-    fn suspend(&mut self) -> anyhow::Result<()> {
-        self.screen.leave();
-        emulate_default_handler(SIGTSTP)?;
-        self.resume()
-    }
-
-    fn resume(&mut self) -> anyhow::Result<()> {
-        self.screen.resume()?;
-        let (columns, lines) = self.screen.size()?;
-        self.state.apply(TuiEvent::Resize(columns, lines));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::panic;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pagewise_tui::{TopState, draw};
+use pagewise_tui::{TopState, TuiEvent, draw};
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::cursor::{Hide, Show};
@@ -15,6 +15,8 @@ use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use ratatui::layout::Rect;
+use signal_hook::consts::SIGTSTP;
+use signal_hook::low_level::emulate_default_handler;
 
 /// A frame is written in few system calls.
 const BUFFER: usize = 64 << 10;
@@ -44,7 +46,7 @@ impl FullScreen {
         let out = BufWriter::with_capacity(BUFFER, io::stdout());
         let terminal = Terminal::new(CrosstermBackend::new(out))?;
         let mut screen = FullScreen { terminal };
-        screen.resume()?;
+        screen.take_over()?;
         Ok(screen)
     }
 
@@ -72,8 +74,22 @@ impl FullScreen {
         restore();
     }
 
-    /// Takes the terminal over, again if a shell had it meanwhile.
-    pub(super) fn resume(&mut self) -> io::Result<()> {
+    /// Stops this process until a shell continues it.
+    pub(super) fn suspend(&mut self, state: &mut TopState) -> io::Result<()> {
+        self.leave();
+        emulate_default_handler(SIGTSTP)?;
+        self.resume(state)
+    }
+
+    /// Takes the terminal over again. Its size may have changed.
+    pub(super) fn resume(&mut self, state: &mut TopState) -> io::Result<()> {
+        self.take_over()?;
+        let (columns, lines) = self.size()?;
+        state.apply(TuiEvent::Resize(columns, lines));
+        Ok(())
+    }
+
+    fn take_over(&mut self) -> io::Result<()> {
         // A shell may have changed the mode while this process was stopped: set it in any case.
         disable_raw_mode()?;
         enable_raw_mode()?;
