@@ -260,7 +260,7 @@ pub(crate) fn tell(bug: &ObjectBug) {
     put_stacks(stacks, &mut message);
     if !message.send() {
         kernel::complain(
-            b"pagewise guard: the heap was misused, and nobody listens to be told how\n",
+            b"pagewise guard: a memory error was detected, but no collector receives its report\n",
         );
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct TmpfsDevices(Mutex<HashMap<Device, bool>>);
 impl TmpfsDevices {
     /// Marks the mappings of tmpfs files. The kernel gives tmpfs devices of major number 0.
     pub(crate) fn mark(&self, root: &ProcRoot, pid: Pid, mappings: &mut [Mapping]) {
-        let mut known = self.0.lock().expect("nobody panics while it is locked");
+        let mut known = self.0.lock().expect("no thread panics while it holds the lock");
         let unknown = |m: &Mapping, known: &HashMap<Device, bool>| {
             m.inode != 0 && m.device.major == 0 && !known.contains_key(&m.device)
         };
