@@ -21,8 +21,11 @@ const MAX_CAUSES: usize = 3;
 
 /// Number of ruled out causes that people see by default.
 const MAX_RULED_OUT: usize = 6;
-/// Number of reasons why causes could not be seen that people see by default.
-const MAX_UNSEEN_REASONS: usize = 2;
+/// Number of reasons why causes could not be seen that people see by default: the report fits
+/// 25 lines of a terminal even if the process was read only once.
+const MAX_UNSEEN_REASONS: usize = 1;
+/// Number of causes with such a reason that people see by default.
+const MAX_UNSEEN_TITLES: usize = 3;
 
 /// Options of the report.
 #[derive(Clone, Copy, Debug, Default)]
@@ -298,16 +301,19 @@ fn unseen(diagnosis: &Diagnosis, options: &DiagnosisOptions) -> Vec<ReportBlock>
     let shown = if options.all { lines.len() } else { lines.len().min(MAX_UNSEEN_REASONS) };
     let (shown, others) = lines.split_at(shown);
     let mut pieces = Vec::new();
+    let mut count: usize = others.iter().map(|(_, _, titles)| titles.len()).sum();
     for (at, (why, command, titles)) in shown.iter().enumerate() {
         let space = if at == 0 { "" } else { " " };
         let command = if command.is_empty() { String::new() } else { format!(" (`{command}`)") };
-        pieces.push(text(format!("{space}{}: {why}{command}.", titles.join(", "))));
+        let named = if options.all { titles.len() } else { titles.len().min(MAX_UNSEEN_TITLES) };
+        count += titles.len() - named;
+        pieces.push(text(format!("{space}{}: {why}{command}.", titles[..named].join(", "))));
     }
-    if !others.is_empty() {
-        let count: usize = others.iter().map(|(_, _, titles)| titles.len()).sum();
+    if count > 0 {
         pieces.push(text(" "));
         pieces.push(CellValue::Count(count as u64));
-        pieces.push(text(" others: `--all` shows the reasons."));
+        pieces.push(text(if count == 1 { " other" } else { " others" }));
+        pieces.push(text(": `--all` shows the reasons."));
     }
     blocks.push(text_block("Could not be seen", pieces));
     blocks

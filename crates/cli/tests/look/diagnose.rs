@@ -201,11 +201,14 @@ fn what_cannot_be_observed_is_an_error() {
 #[test]
 fn the_report_for_people_fits_80_columns_and_25_lines() {
     let sick = arenas();
-    let output = pagewise(&["diagnose", &sick.pid(), "--for", "1s", "--width", "80"]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    assert!(text.lines().count() <= 25, "{text}");
-    assert!(text.contains("pagewise trim"), "{text}");
+    // In the shortest of these, the process is read only once: most causes cannot be seen then.
+    for window in ["1ms", "1s"] {
+        let output = pagewise(&["diagnose", &sick.pid(), "--for", window, "--width", "80"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(text.lines().count() <= 25, "{text}");
+        assert!(text.contains("pagewise trim"), "{text}");
+    }
 }
 
 #[test]
