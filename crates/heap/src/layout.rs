@@ -9,6 +9,7 @@ mod glibc;
 pub(crate) mod live;
 mod pages;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -113,6 +114,21 @@ impl BlockExtent {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
+    /// Replaces what is known of the pages of a range. Both ends are those of pages.
+    fn replace_runs(&mut self, range: &Range<u64>, runs: Vec<Range<u64>>) {
+        let first = self.runs.partition_point(|run| run.end <= range.start);
+        let end = self.runs.partition_point(|run| run.start < range.end);
+        if self.runs.get(first..end) == Some(&runs[..]) {
+            return;
+        }
+        let outside = self.runs.get(first..end).unwrap_or_default();
+        let before = outside.first().map(|run| run.start..range.start.min(run.end));
+        let after = outside.last().map(|run| range.end.max(run.start)..run.end);
+        let kept = |run: Option<Range<u64>>| run.filter(|run| !run.is_empty());
+        let new = kept(before).into_iter().chain(runs).chain(kept(after));
+        self.runs.splice(first..end, new.collect::<Vec<_>>());
+    }
+
     /// Number of resident bytes of a range.
     fn resident_in(&self, range: &Range<u64>) -> u64 {
         let first = self.runs.partition_point(|run| run.end <= range.start);
@@ -150,6 +166,12 @@ struct Looking<'a> {
     sums: Vec<AreaSum>,
     /// In order of address.
     extents: Vec<BlockExtent>,
+    /// Index of the extent that was found last: most blocks lie in the same one as the block before.
+    last_extent: Cell<usize>,
+    /// Up to this address, the resident pages were found out a second time, with the blocks.
+    renewed: u64,
+    /// Memory for what is read, kept: fresh memory for each read costs more than the read.
+    buffer: Vec<u8>,
     /// Index of the sum of blocks with mappings of their own, and of mappings.
     alone: Option<usize>,
     others: Option<usize>,
@@ -189,6 +211,9 @@ pub(crate) fn read(
         arenas: Vec::new(),
         sums: Vec::new(),
         extents: Vec::new(),
+        last_extent: Cell::new(0),
+        renewed: 0,
+        buffer: Vec::new(),
         alone: None,
         others: None,
         sizes: live::sizes(&process, tables.head(header::LIVE_SIZES).ok()?),
@@ -203,6 +228,7 @@ pub(crate) fn read(
     }
     let all_known = !attached && every == 0;
     live::each(&process, map & !KIND, is_narrow, |blocks| looking.add_blocks(blocks, is_narrow))?;
+    looking.renew_runs(u64::MAX)?;
     looking.close();
     looking.tops(all_known);
     Some(looking.finish(all_known, attached))
@@ -263,20 +289,32 @@ impl Looking<'_> {
 
     /// The program runs on: heaps have grown, and pages were touched, since they were looked at.
     fn renew(&mut self, blocks: &[LiveMapEntry], is_narrow: bool) -> Option<()> {
-        let [first, .., last] = blocks else { return Some(()) };
-        let is_new = |block: &LiveMapEntry| self.extent(block.address).is_none();
+        let Some(last) = blocks.last() else { return Some(()) };
+        let is_new = |block: &LiveMapEntry| {
+            self.extent(block.address).is_none() && self.mapping(block.address).is_none()
+        };
         if is_narrow && self.readings > 0 && blocks.iter().any(is_new) {
             self.read_mappings()?;
             self.find_arenas()?;
         }
+        let end = (last.address | (self.process.page - 1)).saturating_add(1);
+        self.renew_runs(end)
+    }
+
+    /// Finds out again which pages are resident, from where this was done last up to `end`.
+    fn renew_runs(&mut self, end: u64) -> Option<()> {
+        let begin = std::mem::replace(&mut self.renewed, end);
         for extent in &mut self.extents {
-            if extent.range.start <= last.address && first.address < extent.range.end {
-                let before = extent.resident();
-                extent.runs = self.process.present(extent.range.clone()).ok()?;
-                let sum = &mut self.sums[extent.area];
-                sum.resident =
-                    sum.resident.saturating_sub(before).saturating_add(extent.resident());
+            let range = begin.max(extent.range.start)..end.min(extent.range.end);
+            if range.is_empty() {
+                continue;
             }
+            let before = extent.resident_in(&range);
+            let runs = self.process.present(range.clone()).ok()?;
+            extent.replace_runs(&range, runs);
+            let sum = &mut self.sums[extent.area];
+            let now = extent.resident_in(&range);
+            sum.resident = sum.resident.saturating_sub(before).saturating_add(now);
         }
         Some(())
     }
@@ -313,7 +351,12 @@ impl Looking<'_> {
     }
 
     fn extent(&self, address: u64) -> Option<usize> {
+        let last = self.last_extent.get();
+        if self.extents.get(last).is_some_and(|it| it.range.contains(&address)) {
+            return Some(last);
+        }
         let at = self.extents.partition_point(|it| it.range.start <= address).checked_sub(1)?;
+        self.last_extent.set(at);
         self.extents[at].range.contains(&address).then_some(at)
     }
 
@@ -341,6 +384,10 @@ impl Looking<'_> {
                     None => self.unclear += 1,
                 }
             }
+            return;
+        }
+        if blocks.iter().all(|block| self.extent(block.address).is_some()) {
+            self.take_chunks(blocks);
             return;
         }
         let mut ready: Vec<LiveMapEntry> = Vec::new();
@@ -460,12 +507,16 @@ impl Looking<'_> {
     /// Takes blocks whose words lie in some ranges, or nowhere that can be read.
     fn take_some(&mut self, blocks: &[LiveMapEntry], ranges: &[Range<u64>]) {
         let length: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-        let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-        let got = match remote::read(self.process.pid, ranges, &mut bytes) {
+        let length = usize::try_from(length).unwrap_or(0);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        if buffer.len() < length {
+            buffer.resize(length, 0);
+        }
+        let got = match remote::read(self.process.pid, ranges, &mut buffer[..length]) {
             Ok(got) if !ranges.is_empty() => got,
             _ => 0,
         };
-        bytes.truncate(got);
+        let bytes = &buffer[..got];
         let mut rest = ranges.iter();
         let mut range = rest.next();
         let mut behind = 0;
@@ -483,6 +534,7 @@ impl Looking<'_> {
                 None => self.unclear += 1,
             }
         }
+        self.buffer = buffer;
     }
 
     /// Takes a block of a heap, with the word before it.
@@ -622,4 +674,47 @@ fn real(number: u64) -> f64 {
 )]
 fn whole(number: f64) -> u64 {
     number.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs of the bits of a number, a page of 1 byte each.
+    fn runs_of_bits(pages: u32) -> Vec<Range<u64>> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for at in (0..32).filter(|at| pages >> at & 1 != 0) {
+            match runs.last_mut() {
+                Some(last) if last.end == at => last.end = at + 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        runs
+    }
+
+    fn bits_of_runs(runs: &[Range<u64>]) -> u32 {
+        runs.iter().flat_map(Clone::clone).map(|at| 1 << at).sum()
+    }
+
+    #[test]
+    fn the_runs_of_a_range_are_replaced_and_the_others_kept() {
+        let mut random = 0x2545_f491_u32;
+        let mut draw = || {
+            random ^= random << 13;
+            random ^= random >> 17;
+            random ^= random << 5;
+            random
+        };
+        for _ in 0..10_000 {
+            let (before, after, ends) = (draw(), draw(), draw());
+            let (one, other) = (ends % 33, ends / 64 % 33);
+            let range = u64::from(one.min(other))..u64::from(one.max(other));
+            let inside = range.clone().map(|at| 1 << at).sum::<u32>();
+            let mut extent =
+                BlockExtent { range: 0..32, area: 0, runs: runs_of_bits(before), last: 0 };
+            extent.replace_runs(&range, runs_of_bits(after & inside));
+            assert_eq!(bits_of_runs(&extent.runs), before & !inside | after & inside);
+            assert!(extent.runs.is_sorted_by(|one, other| one.end <= other.start));
+        }
+    }
 }

@@ -23,8 +23,9 @@ pub(crate) struct LiveMapEntry {
 
 /// No map has more that is worth the time: bytes of cells.
 const MAX_MAP_BYTES: u64 = 4 << 30;
-/// Bytes that are read at a time.
-const PIECE: u64 = 1 << 20;
+/// Bytes of cells that are read at a time: those of 1 MiB of memory in narrow cells, so that their
+/// blocks fit the cache of a CPU.
+const PIECE: u64 = 128 << 10;
 
 /// The sizes that cells have no room for. It may grow meanwhile, and is then not there: then it has
 /// none.
@@ -36,7 +37,8 @@ pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
         return HashMap::new();
     }
     let mut sizes = HashMap::new();
-    let _ = each_piece(process, table..table.saturating_add(16 << bits), |_, bytes| {
+    let cells = table..table.saturating_add(16 << bits);
+    let _ = each_piece(process, cells, &mut Vec::new(), |_, bytes| {
         for entry in bytes.chunks_exact(16) {
             let (address, size) = entry.split_at(8);
             let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
@@ -48,29 +50,34 @@ pub(super) fn sizes(process: &WalkedProcess, told: u64) -> HashMap<u64, u64> {
     sizes
 }
 
-/// Hands on what of a range is in memory, with where it begins, piece by piece.
+/// Hands on what of a range is in memory, with where it begins, piece by piece. The buffer is kept
+/// between calls: fresh memory for each piece costs more than the read.
 fn each_piece(
     process: &WalkedProcess,
     range: Range<u64>,
+    buffer: &mut Vec<u8>,
     mut take: impl FnMut(u64, &[u8]),
 ) -> Option<()> {
-    let mut bytes = Vec::new();
     for run in process.present(range.clone()).ok()? {
         let run = run.start.max(range.start)..run.end.min(range.end);
         let mut at = run.start;
         while at < run.end {
             let piece = at..run.end.min(at.saturating_add(PIECE));
-            bytes.resize(usize::try_from(piece.end - piece.start).ok()?, 0);
-            let got = remote::read(process.pid, std::slice::from_ref(&piece), &mut bytes).ok()?;
-            take(at, bytes.get(..got)?);
+            let length = usize::try_from(piece.end - piece.start).ok()?;
+            if buffer.len() < length {
+                buffer.resize(length, 0);
+            }
+            let bytes = buffer.get_mut(..length)?;
+            let got = remote::read(process.pid, std::slice::from_ref(&piece), bytes).ok()?;
+            take(at, buffer.get(..got)?);
             at = piece.end;
         }
     }
     Some(())
 }
 
-/// Hands on all blocks in order of address, those of a leaf at a time. None where the map cannot be
-/// read, or makes no sense.
+/// Hands on all blocks in order of address, some at a time. None where the map cannot be read, or
+/// makes no sense.
 pub(super) fn each(
     process: &WalkedProcess,
     map: u64,
@@ -82,7 +89,8 @@ pub(super) fn each(
     // table's second half.
     let entries = if is_narrow { count } else { 2 * count };
     let mut leaves: Vec<(u64, u64)> = Vec::new();
-    each_piece(process, map..map.checked_add(entries * 8)?, |at, bytes| {
+    let mut buffer = Vec::new();
+    each_piece(process, map..map.checked_add(entries * 8)?, &mut buffer, |at, bytes| {
         for (number, word) in ((at - map) / 8..).zip(bytes.chunks_exact(8)) {
             let leaf = word.try_into().map_or(0, u64::from_ne_bytes);
             if leaf != 0 {
@@ -96,24 +104,24 @@ pub(super) fn each(
     let mut read = 0;
     for (index, &(number, leaf)) in leaves.iter().enumerate() {
         let range = leaf..leaf.checked_add((1 << (LEAF - shift)) * width)?;
-        each_piece(process, range, |at, bytes| {
+        each_piece(process, range, &mut buffer, |at, bytes| {
             read += bytes.len() as u64;
             let first = (number << LEAF) + (((at - leaf) / width) << shift);
             if is_narrow {
-                let places = (first..).step_by(32);
-                blocks.extend(
-                    places.zip(bytes.chunks_exact(4)).filter_map(|(at, it)| narrow(at, it)),
-                );
+                let cells = (first..).step_by(32).zip(bytes.chunks_exact(4));
+                blocks.extend(cells.filter_map(|(at, cell)| narrow(at, cell)));
+                // Narrow cells are in order of address.
+                take(&blocks);
+                blocks.clear();
             } else {
-                let places = (first..).step_by(16);
-                blocks
-                    .extend(places.zip(bytes.chunks_exact(8)).filter_map(|(at, it)| wide(at, it)));
+                let cells = (first..).step_by(16).zip(bytes.chunks_exact(8));
+                blocks.extend(cells.filter_map(|(at, cell)| wide(at, cell)));
             }
         })?;
         if read > MAX_MAP_BYTES {
             return None;
         }
-        if leaves.get(index + 1).is_none_or(|&(next, _)| next != number) {
+        if !is_narrow && leaves.get(index + 1).is_none_or(|&(next, _)| next != number) {
             blocks.sort_by_key(|block: &LiveMapEntry| block.address);
             take(&blocks);
             blocks.clear();

@@ -100,8 +100,14 @@ impl Use {
 
     /// The open page has no more blocks.
     pub(super) fn close(&mut self, extents: &[BlockExtent]) -> Used {
-        let sites = std::mem::take(&mut self.sites);
-        let bytes = std::mem::take(&mut self.bytes);
+        let used = self.close_page(extents);
+        self.sites.clear();
+        self.bytes = 0;
+        used
+    }
+
+    fn close_page(&mut self, extents: &[BlockExtent]) -> Used {
+        let (sites, bytes) = (&self.sites, self.bytes);
         let Some((at, extent)) = self.open.take() else { return Used::default() };
         let page = self.page;
         let is_resident =
