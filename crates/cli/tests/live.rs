@@ -371,14 +371,17 @@ fn after_fork_the_rewritten_half_is_private_in_fact_and_the_rest_is_shared() {
     for reading in READINGS {
         let report = explain(fixture.pid, reading);
         let mapping = mapping_at(&report, fixture.fact("forked.start"));
-        assert_eq!(number(mapping, "rss"), 100 * MIB, "{reading}");
+        // A machine that is short of memory swaps a part out.
+        let swapped = number(mapping, "swap");
+        assert_eq!(number(mapping, "rss") + swapped, 100 * MIB, "{reading}");
         assert_eq!(mapping["quadrant"], "private_anonymous", "{reading}");
         let cell = |quadrant| number(&report, &format!("quadrants.effective.{quadrant}.resident"));
         for quadrant in ["private_anonymous", "shared_anonymous"] {
             let resident = cell(quadrant);
-            assert!((50 * MIB..52 * MIB).contains(&resident), "{reading}: {quadrant} {resident}");
+            let expected = (50 * MIB - swapped)..52 * MIB;
+            assert!(expected.contains(&resident), "{reading}: {quadrant} {resident}");
         }
-        if is_root() {
+        if is_root() && swapped == 0 {
             assert_eq!(number(mapping, "pss"), fixture.fact("forked.pss"), "{reading}");
         }
     }

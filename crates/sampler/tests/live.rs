@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may do it")]
 
+use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use pagewise_model::Bytes;
-use pagewise_model::sweep::{PagesReading, Sweep, SweepEventKind, SweepProcess};
+use pagewise_model::sweep::{PagesReading, Sweep, SweepEvent, SweepEventKind, SweepProcess};
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 
@@ -79,7 +80,11 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
         SweepEventKind::ShortLived { count } => Some(count),
         _ => None,
     });
-    assert!(short.unwrap() >= 50, "{short:?}");
+    // A process that starts while the sweep runs may be seen, but its creation is not counted yet:
+    // the number of short-lived ones is then too low by it.
+    let is_any_start = |it: &&SweepEvent| matches!(it.event, SweepEventKind::Started { .. });
+    let started = events.iter().filter(is_any_start).count() as u64;
+    assert!(short.unwrap_or(0) + started > 50, "{short:?} {started}");
     drop(sleeper);
     let events = sampler.sweep().unwrap().events;
     let peak = events.iter().find_map(|it| match &it.event {
@@ -91,18 +96,22 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
 
 #[test]
 fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
+    // A small process: the first sweep reads the pages of all of those.
+    let script = "read -r line; s=$(printf '%1000000s'); echo; sleep 600";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut shell = Sleeper(shell.spawn().unwrap());
+    let mut output = shell.0.stdout.take().unwrap();
     let options = SamplerOptions { page_share: 0.0, ..SamplerOptions::default() };
     let mut sampler = sampler(options);
     let first = sampler.sweep().unwrap().sweep;
-    // This process itself has page faults between the sweeps.
-    let memory = vec![1_u8; 8 << 20];
+    let before = shell.of(&first).unwrap();
+    // It grows between the sweeps.
+    shell.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+    output.read_exact(&mut [0]).unwrap();
     let second = sampler.sweep().unwrap().sweep;
-    drop(memory);
-    let own = |sweep: &Sweep| {
-        let pid = std::process::id();
-        sweep.processes.iter().find(|it| it.key.pid.0 == pid).unwrap().clone()
-    };
-    let (before, after) = (own(&first), own(&second));
+    let after = shell.of(&second).unwrap();
+    assert_eq!(before.pages, PagesReading::Now);
     assert_eq!(after.pages, PagesReading::Postponed(first.time.boot_ns));
     assert_eq!(after.pss, before.pss);
     assert!(after.rss > before.rss, "RSS is current");
