@@ -45,6 +45,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
         rows,
         missing,
         unreadable: unreadable(&members),
+        postponed: postponed(&members),
         columns,
         machine: machine::facts(history, sweep),
         events: events::of_history(history, sweep.time.boot_ns),
@@ -59,6 +60,13 @@ fn unreadable(members: &[&pagewise_model::sweep::SweepProcess]) -> Option<(u64, 
     });
     let first = reasons.next()?;
     Some((1 + u64::try_from(reasons.count()).unwrap_or(u64::MAX - 1), first))
+}
+
+/// Number of processes whose pages the sampler has not read yet.
+fn postponed(members: &[&pagewise_model::sweep::SweepProcess]) -> u64 {
+    let is_postponed =
+        |it: &&&pagewise_model::sweep::SweepProcess| matches!(it.pss, Err(Absent::NotCollected(_)));
+    u64::try_from(members.iter().filter(is_postponed).count()).unwrap_or(u64::MAX)
 }
 
 /// The columns that apply to the rows and have a value in one of them. Those without a value in a
