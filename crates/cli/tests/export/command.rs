@@ -59,7 +59,8 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     assert_eq!(of("pagewise_group_processes"), 1.0);
     let uss = field("Private_Clean:") + field("Private_Dirty:");
     assert_eq!(of("pagewise_group_uss_bytes"), uss);
-    assert_eq!(of("pagewise_group_swap_bytes"), field("Swap:"));
+    let anonymous = format!("pagewise_group_swap_bytes{{groupname=\"{name}\",kind=\"anonymous\"}}");
+    assert_eq!(value(&text, &anonymous).unwrap(), field("Swap:"));
     let score = fs::read_to_string(format!("/proc/{}/oom_score", target.pid())).unwrap();
     assert_eq!(of("pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
 }
