@@ -5,6 +5,7 @@ mod history;
 mod machine;
 mod members;
 mod order;
+mod recorded;
 mod replay;
 mod rows;
 mod tree;
@@ -13,6 +14,7 @@ use pagewise_model::top::{TopColumn, TopQuery, TopRow, TopSubject, TopTable};
 use pagewise_model::{Absent, Reading};
 
 pub use history::{MAX_SAMPLES, TopHistory};
+pub use recorded::recorded_process;
 pub use replay::ReplayCursor;
 
 /// The table that answers a query; `None` before the first sweep.

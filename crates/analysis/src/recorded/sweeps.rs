@@ -89,7 +89,7 @@ fn seconds(unix_ns: u64) -> CellValue {
 }
 
 /// The user's name, or the number if it has no name.
-fn user(identity: &ProcessIdentity) -> CellValue {
+pub(crate) fn user(identity: &ProcessIdentity) -> CellValue {
     match (&identity.user, &identity.uid) {
         (Some(name), _) => CellValue::Name(name.clone()),
         (None, Ok(uid)) => CellValue::text(uid.to_string()),

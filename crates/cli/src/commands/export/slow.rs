@@ -32,10 +32,7 @@ pub(super) fn run(
     let ends = || is_over.load(Ordering::Relaxed);
     while !ends() {
         let due = Instant::now() + every;
-        let found = diagnosis(OBSERVED.min(every), &ends);
-        if ends() {
-            return;
-        }
+        let Some(found) = diagnosis(OBSERVED.min(every), &ends) else { return };
         *latest.lock().expect("no thread panics with the lock") = Some(found);
         while Instant::now() < due && !ends() {
             std::thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));
@@ -43,8 +40,8 @@ pub(super) fn run(
     }
 }
 
-/// One diagnosis.
-fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> ExportedDiagnosis {
+/// One diagnosis; `None` if the exporter ends meanwhile.
+fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> Option<ExportedDiagnosis> {
     let root = ProcRoot::live();
     let request = ObservationRequest {
         duration: observed,
@@ -53,16 +50,19 @@ fn diagnosis(observed: Duration, ends: &dyn Fn() -> bool) -> ExportedDiagnosis {
         is_interrupted: ends,
     };
     let evidence = MachineObservation::begin(&root, &request).map(|it| it.finish(&root, &request));
+    if ends() {
+        return None;
+    }
     let findings = evidence.as_ref().map(findings).unwrap_or_default();
     let request =
         SystemRequest { wish: Wish::Auto, sample: Duration::ZERO, largest: 0, files: None };
     let reading = read(&root, &request).ok();
-    ExportedDiagnosis {
+    Some(ExportedDiagnosis {
         unix_ns: now_ns(),
         account: reading.as_ref().map(account),
         headroom: reading.as_ref().map(exported_headroom).unwrap_or_default(),
         findings,
-    }
+    })
 }
 
 fn exported_headroom(reading: &SystemReading) -> ExportedHeadroom {
