@@ -27,6 +27,11 @@ impl PageBudget {
         self.balance = (self.balance + self.share * passed.as_secs_f64()).min(most);
     }
 
+    /// Forgets CPU time that the share alone would never add up to.
+    pub(crate) fn forget_excess(&mut self) {
+        self.balance = self.balance.min(self.share * MAX_SAVED.as_secs_f64());
+    }
+
     /// Hands CPU time that has added up for longer than `kept` to another budget.
     pub(crate) fn share_surplus(&mut self, kept: Duration, other: &mut PageBudget) {
         let surplus = self.balance - self.share * kept.as_secs_f64();

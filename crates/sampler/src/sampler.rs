@@ -140,6 +140,9 @@ impl Sampler {
         self.small.share_surplus(SMALL_RESERVE, &mut self.large);
         let mut tally = SweepTally::default();
         let is_first = self.last.is_none();
+        // Before the processes are listed: a process that starts during the sweep is then part of
+        // the counters of the next one, which lists it.
+        let machine = counters::read(&mut self.reader.files);
         self.read_tasks(&mut tally)?;
         self.read_pages(is_first, &mut tally);
         let processes = self.processes();
@@ -149,7 +152,6 @@ impl Sampler {
             .any(|path| !self.cgroups.knows(path));
         let refresh_ns = nanoseconds(self.options.refresh);
         let cgroups = self.cgroups.read(time.boot_ns, refresh_ns, has_unknown);
-        let machine = counters::read(&mut self.reader.files);
         let events = self.events(time, &machine, &cgroups, &mut tally);
         self.last = Some(LastSweep { time, machine: machine.clone(), cgroups: cgroups.clone() });
         tally.cost.cpu_ns = nanoseconds(system::thread_cpu_time().saturating_sub(cpu));
@@ -308,6 +310,7 @@ impl Sampler {
                 self.options.page_share * 0.7,
                 self.options.interval.mul_f64(self.options.page_share),
             );
+            self.large.forget_excess();
         }
     }
 

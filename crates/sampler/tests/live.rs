@@ -79,7 +79,8 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
         SweepEventKind::ShortLived { count } => Some(count),
         _ => None,
     });
-    assert!(short.unwrap() >= 50, "{short:?}");
+    // A process that starts between the counters and the list is counted a sweep late.
+    assert!(short.unwrap() >= 48, "{short:?}");
     drop(sleeper);
     let events = sampler.sweep().unwrap().events;
     let peak = events.iter().find_map(|it| match &it.event {

@@ -90,11 +90,12 @@ fn sweeps_go_on_between_scrapes() {
 #[test]
 fn the_account_of_the_slow_cycle_adds_up_and_a_growing_process_is_a_finding() {
     let name = format!("pwgrows{}", std::process::id());
-    // A string grows by 8 MiB each second, in steps that are small against the time between.
-    let script = "s=''; p=$(printf '%1048576s'); while :; do s=$s$p; sleep 0.1; done";
-    let mut command = Command::new("bash");
-    let target = ProcessGroup::start(command.args(["-c", script]));
-    fs::write(format!("/proc/{}/comm", target.pid()), &name).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(&name);
+    std::os::unix::fs::symlink("/bin/bash", &program).unwrap();
+    // A string grows by 2.5 MiB each second.
+    let script = "s=''; p=$(printf '%262144s'); while :; do s=$s$p; sleep 0.1; done";
+    let target = ProcessGroup::start(Command::new(&program).args(["-c", script]));
     let server = ServerProcess::export(&["--every", "500ms", "--diagnose-every", "3s"]);
     let finding =
         format!("pagewise_finding{{id=\"growth\",severity=\"warning\",object=\"{name}\"}}");
