@@ -163,7 +163,7 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     let lines = rules.lines().filter(|line| !line.trim().starts_with("for: "));
     let times = ["[5m]", "[10m]", "[1h]"];
     let text = lines.collect::<Vec<_>>().join("\n");
-    let text = times.iter().fold(text, |text, time| text.replace(time, "[12s]"));
+    let text = times.iter().fold(text, |text, time| text.replace(time, "[6s]"));
     let short = folder.path().join("short.rules.yml");
     fs::write(&short, text + "\n").unwrap();
     let Some(prometheus) = start_prometheus(folder.path(), &exporter, &short) else { return };
@@ -173,7 +173,7 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     // Until 60 of about 65 MiB are in use.
     for _ in 0..26 {
         leaking.push();
-        std::thread::sleep(Duration::from_millis(400));
+        std::thread::sleep(Duration::from_millis(200));
         seen.extend(firing(&prometheus, &path));
     }
     wait("the alerts of the leak", || {

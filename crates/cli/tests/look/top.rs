@@ -97,7 +97,7 @@ fn the_mouse_sorts_selects_opens_and_scrolls() {
     let heading = screen.lines().position(|line| line.contains("GROW/MIN")).unwrap();
     let column = screen.lines().nth(heading).unwrap().find("SWAP").unwrap();
     mouse(&terminal, LEFT, column + 2, heading + 1);
-    terminal.wait_for("by swap");
+    terminal.wait_for("by SWAP");
     terminal.keys(&["/"]);
     terminal.line(&evil.pid().to_string());
     terminal.wait_for(r"evil\x1b[2J\x07 600");
@@ -105,9 +105,14 @@ fn the_mouse_sorts_selects_opens_and_scrolls() {
     for _ in 0..2 {
         mouse(&terminal, LEFT, 20, heading + 2);
     }
-    let page = terminal.wait_for("Memory by category");
+    terminal.wait_for("Memory by category");
+    terminal.keys(&["4"]);
+    // The visible lines of a pane that does not fit.
+    terminal.wait_for(" of ");
+    let first = |page: &str| page.lines().take(4).any(|line| line.contains(" 1-"));
+    assert!(first(&terminal.screen()), "{}", terminal.screen());
     mouse(&terminal, WHEEL_DOWN, 20, 12);
-    terminal.wait_until("scrolled page", |it| *it != page);
+    terminal.wait_until("scrolled page", |page| !first(page));
     terminal.keys(&["C-c"]);
     terminal.assert_restored(0);
 }

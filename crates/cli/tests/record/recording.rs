@@ -250,7 +250,13 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     if !is_root() {
         return;
     }
-    if fs::read("/proc/pressure/memory").is_err() {
+    // Hundredths of a percent of the last ten seconds in which a task waited for memory.
+    let waited = || -> Option<u64> {
+        let text = fs::read_to_string("/proc/pressure/memory").ok()?;
+        let share = text.strip_prefix("some avg10=")?.split(' ').next()?;
+        share.replace('.', "").parse().ok()
+    };
+    if waited().is_none() {
         return skip(&Lack::Machine("the kernel does not measure pressure (psi=0)"));
     }
     let Some(cgroup) = TestCgroup::make("pressed") else {
@@ -261,9 +267,11 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     }
     let folder = folder();
     let file = folder.path().join("file");
-    fs::write(&file, vec![7; 48 << 20]).unwrap();
-    let recorder = Recorder::with_triggers(folder.path(), &["--pressure", "2", "--growth", "64G"]);
-    // Each reads a file that is larger than the limit: its pages are reclaimed again and again.
+    fs::write(&file, vec![7; 10 << 20]).unwrap();
+    let recorder =
+        Recorder::with_triggers(folder.path(), &["--pressure", "0.2", "--growth", "64G"]);
+    // Each reads a file that is a little larger than the limit: its pages are reclaimed and needed
+    // again at once.
     let script = format!(
         "echo $$ >{}/cgroup.procs && while :; do cat {} >/dev/null; done",
         cgroup.folder.display(),
@@ -271,6 +279,13 @@ fn tasks_that_wait_for_memory_are_a_trigger() {
     );
     let reader = |_| ProcessGroup::start(Command::new("sh").args(["-c", &script]));
     let readers: Vec<ProcessGroup> = (0..3).map(reader).collect();
+    let began = Instant::now();
+    while waited().is_some_and(|share| share < 30) {
+        if began.elapsed() > Duration::from_secs(15) {
+            return skip(&Lack::Chance("the disk is too fast to wait for"));
+        }
+        sleep(Duration::from_millis(200));
+    }
     triggered(&folder, "pressure");
     drop((readers, recorder));
 }
