@@ -43,10 +43,17 @@ impl ProgramName {
     }
 }
 
-/// The whole command line for programs, or `comm` in brackets if it is unknown.
+/// The command line with all arguments, and the program without its folder; `comm` in brackets if
+/// the command line is unknown.
 pub(crate) fn whole_command(identity: &ProcessIdentity) -> Name {
-    joined(identity.command.as_deref().unwrap_or_default())
-        .unwrap_or_else(|| bracketed(&identity.name))
+    match identity.command.as_deref().unwrap_or_default() {
+        [] => bracketed(&identity.name),
+        [program, arguments @ ..] => {
+            let arguments = arguments.iter().map(Name::as_bytes);
+            let words: Vec<&[u8]> = std::iter::once(program.base()).chain(arguments).collect();
+            Name::new(&words.join(&b' '))
+        }
+    }
 }
 
 /// The words of a command line with blanks between; `None` without words.

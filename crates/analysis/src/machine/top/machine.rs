@@ -14,10 +14,16 @@ pub(super) fn facts(history: &TopHistory, sweep: &Sweep) -> Vec<Fact> {
     let machine = &sweep.machine;
     let total = machine.memory("MemTotal");
     let available = machine.memory("MemAvailable");
+    let pss: Bytes = sweep.processes.iter().filter_map(|it| it.pss_total().ok()).sum();
     let mut facts = vec![
         fact("total", "RAM", CellValue::bytes(total.clone()), ""),
         fact("available", "available", with_share(available, &total), ""),
-        fact("pss", "PSS", sum_of_known(sweep), "Sum over the processes whose memory was read."),
+        fact(
+            "pss",
+            "PSS",
+            CellValue::Bytes(pss.0),
+            "Sum over the processes whose memory was read.",
+        ),
     ];
     facts.extend(swap(sweep));
     facts.push(pressure("memory_pressure", "PSI", &machine.memory_pressure));
@@ -33,15 +39,6 @@ pub(super) fn facts(history: &TopHistory, sweep: &Sweep) -> Vec<Fact> {
     }));
     facts.push(pressure("io_pressure", "I/O PSI", &machine.io_pressure));
     facts
-}
-
-/// The PSS of all processes. If that of some is unknown, the sum is a lower bound.
-fn sum_of_known(sweep: &Sweep) -> CellValue {
-    let pss: Bytes = sweep.processes.iter().filter_map(|it| it.pss_total().ok()).sum();
-    match sweep.processes.iter().any(|it| it.pss.is_err() && !it.rss.is_zero()) {
-        true => CellValue::Sentence(vec![text("at least "), CellValue::Bytes(pss.0)]),
-        false => CellValue::Bytes(pss.0),
-    }
 }
 
 fn count(count: usize) -> CellValue {
