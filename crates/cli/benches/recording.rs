@@ -1,9 +1,10 @@
 //! Cost of `pagewise record`: its CPU time, its memory and the size of its files.
 //!
 //! `cargo bench -p pagewise --bench recording`: 300 sleeping processes more than those that run
-//! anyway, recorded every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time). The size of
-//! a day is that of the closed file: while a recorder runs, the file beside it has each changed page
-//! several times. `cargo bench -p pagewise-store --bench week` has whole days of given processes.
+//! anyway, recorded every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time). The size
+//! of a day is that of the closed file: while a recorder runs, the file beside it has each changed
+//! page several times. `cargo bench -p pagewise-store --bench week` has whole days of given
+//! processes.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 

@@ -104,7 +104,8 @@ pub struct Pressure {
     pub full: u64,
 }
 
-/// A pressure file (PSI) of one resource: `/proc/pressure/memory`, or `memory.pressure` of a cgroup.
+/// A pressure file (PSI) of one resource: `/proc/pressure/memory`, or `memory.pressure` of a
+/// cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PressureFigures {
     /// Averages over 10 seconds.

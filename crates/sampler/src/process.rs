@@ -373,7 +373,7 @@ pub(crate) struct SharedNames(HashSet<Name>);
 
 impl SharedNames {
     /// Above this number, names of processes that ended are likely to be most of them.
-    const MAX: usize = 4096;
+    const MAX: usize = 5000;
 
     fn shared(&mut self, name: Name) -> Name {
         if let Some(known) = self.0.get(&name) {
