@@ -10,4 +10,5 @@ pub use machine::{
 };
 pub use page::page;
 pub use ranking::{Diagnosis, RuledOutCause, Symptom, UnseenEvidence, diagnose};
+pub(crate) use report::text_block;
 pub use report::{DiagnosisOptions, SCHEMA, report};

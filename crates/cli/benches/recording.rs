@@ -1,13 +1,19 @@
 //! Cost of `pagewise record`: its CPU time, its memory and the size of its files.
 //!
 //! `cargo bench -p pagewise --bench recording`: 300 sleeping processes more than those that run
-//! anyway, recorded every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time).
+//! anyway, recorded every 5 s for a minute (`PAGEWISE_BENCH_SECONDS` sets another time). The size
+//! of a day is that of the closed file: while a recorder runs, the file beside it has each changed
+//! page several times. `cargo bench -p pagewise-store --bench week` has whole days of given
+//! processes.
 
 #![expect(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Processes that sleep. They end with the value.
 struct SleepingProcesses(Vec<Child>);
@@ -53,24 +59,30 @@ fn cpu_seconds(pid: u32) -> f64 {
 
 fn record(count: usize) {
     let _crowd = SleepingProcesses::start(count);
+    let start = |folder: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+        command.args(["record", "--every", "5s", "--dir"]).arg(folder);
+        command.spawn().expect("pagewise was built")
+    };
+    // The tables and the first sweep, which has complete rows.
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let mut recorder = Command::new(env!("CARGO_BIN_EXE_pagewise"))
-        .args(["record", "--every", "5s", "--dir"])
-        .arg(folder.path())
-        .spawn()
-        .expect("pagewise was built");
+    let first = start(folder.path());
+    sleep(Duration::from_secs(2));
+    end(first);
+    let bytes = size(folder.path());
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let recorder = start(folder.path());
     sleep(Duration::from_secs(7));
     let pid = recorder.id();
-    let (began, cpu, bytes) = (Instant::now(), cpu_seconds(pid), size(folder.path()));
+    let (began, cpu) = (Instant::now(), cpu_seconds(pid));
     let seconds =
         std::env::var("PAGEWISE_BENCH_SECONDS").map_or(60, |it| it.parse().expect("a number"));
     sleep(Duration::from_secs(seconds));
     let passed = began.elapsed().as_secs_f64();
     let used = cpu_seconds(pid) - cpu;
     let peak = status(&pid.to_string(), "VmHWM:");
-    let _ = recorder.kill();
-    let _ = recorder.wait();
-    let grown = size(folder.path()).saturating_sub(bytes) as f64 / passed * 86_400.0;
+    end(recorder);
+    let grown = size(folder.path()).saturating_sub(bytes) as f64 / (passed + 7.0) * 86_400.0;
     println!(
         "record --every 5s, {count} processes more: {:.2} % of a core over {passed:.0} s, peak RSS {:.1} MiB, {:.1} MB a day",
         used / passed * 100.0,
@@ -79,7 +91,14 @@ fn record(count: usize) {
     );
 }
 
-fn size(folder: &std::path::Path) -> u64 {
+/// Ends a recorder, which closes its file.
+fn end(mut recorder: Child) {
+    let pid = Pid::from_raw(recorder.id().cast_signed()).expect("a process has a number");
+    kill_process(pid, Signal::TERM).expect("it is a child");
+    recorder.wait().expect("it is a child");
+}
+
+fn size(folder: &Path) -> u64 {
     let files = std::fs::read_dir(folder).expect("the folder exists").flatten();
     files.filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum()
 }

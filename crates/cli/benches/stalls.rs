@@ -15,6 +15,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const PAGEWISE: &str = env!("CARGO_BIN_EXE_pagewise");
 /// Time for which each observer runs.
@@ -56,8 +57,17 @@ fn observe(churn: &Path, gib: u64, is_idle: bool) {
         ("pagewise maps", format!("{PAGEWISE} maps PID")),
         ("pagewise pages", format!("{PAGEWISE} pages PID")),
         ("pagewise thp", format!("{PAGEWISE} thp PID")),
+        ("pagewise record", format!("{PAGEWISE} record --every 1s --no-triggers --dir FOLDER")),
+        ("pagewise export", format!("{PAGEWISE} export --every 1s --listen 127.0.0.1:0")),
     ];
-    let judged = ["pagewise explain", "pagewise maps", "pagewise pages", "pagewise thp"];
+    let judged = [
+        "pagewise explain",
+        "pagewise maps",
+        "pagewise pages",
+        "pagewise thp",
+        "pagewise record",
+        "pagewise export",
+    ];
     for (name, observer) in observers {
         let printed = observed(churn, gib, &observer);
         let figure =
@@ -118,7 +128,9 @@ fn observed(churn: &Path, gib: u64, observer: &str) -> Vec<(String, f64)> {
     let lines = BufReader::new(target.stdout.take().expect("stdout is a pipe")).lines();
     let mut lines = lines.map(|line| line.expect("the target prints text"));
     assert!(lines.any(|line| line == "ready"), "the target ended early");
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
     let line = observer.replace("PID", &target.id().to_string());
+    let line = line.replace("FOLDER", &folder.path().display().to_string());
     let printed = while_observing(&line, || lines.filter_map(|line| figure(&line)).collect());
     target.wait().expect("the target ends by itself");
     printed
@@ -139,7 +151,8 @@ fn start(churn: &Path, gib: u64) -> Child {
         .expect("churn starts")
 }
 
-/// Runs `observer` again and again until `measured` returns; nothing if it is empty.
+/// Runs `observer` again and again until `measured` returns; nothing if it is empty. An observer
+/// that does not end by itself is killed.
 fn while_observing<T>(observer: &str, measured: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(observer.is_empty());
     std::thread::scope(|scope| {
@@ -147,8 +160,17 @@ fn while_observing<T>(observer: &str, measured: impl FnOnce() -> T) -> T {
             let words: Vec<&str> = observer.split(' ').collect();
             while !over.load(Ordering::Relaxed) {
                 let mut command = Command::new(words[0]);
-                let _ =
-                    command.args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+                command.args(&words[1..]).stdout(Stdio::null()).stderr(Stdio::null());
+                let Ok(mut child) = command.spawn() else { continue };
+                if !observer.contains("--every") {
+                    let _ = child.wait();
+                    continue;
+                }
+                while !over.load(Ordering::Relaxed) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                let _ = child.kill();
+                let _ = child.wait();
             }
         });
         let value = measured();

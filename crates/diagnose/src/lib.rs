@@ -11,12 +11,12 @@
 
 mod budget;
 mod collector;
+mod observation;
 mod recordings;
 mod scan;
 mod stack_words;
 mod stacks;
 mod steps;
-mod sweep;
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use pagewise_model::{Bytes, Pid, Reading};
 use pagewise_proc::{ProcError, ProcRoot};
 
 pub use budget::Budget;
-pub use sweep::{Sweep, SweepRequest};
+pub use observation::{MachineObservation, ObservationRequest};
 
 /// Parameters of a diagnosis.
 #[expect(missing_debug_implementations, reason = "it holds functions")]

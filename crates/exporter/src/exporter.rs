@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use pagewise_model::sweep::Sweep;
 
 use crate::container::ContainerNameTable;
+use crate::diagnosis::ExportedDiagnosis;
 use crate::exposition::{ExpositionFormat, MetricFamily, write_end, write_families};
 use crate::families::{
-    GroupTotals, SweepCounts, cgroup_families, group_families, machine_families, sweep_families,
-    tail_families,
+    GroupTotals, SweepCounts, cgroup_families, diagnosis_families, group_families,
+    machine_families, sweep_families, tail_families,
 };
 use crate::groups::{GroupAssignment, GroupRules};
 use crate::limits::{SeriesBudget, SeriesLimits};
@@ -33,6 +34,7 @@ pub struct Exporter {
     totals: GroupTotals,
     counts: SweepCounts,
     previous: Option<Sweep>,
+    diagnosis: Option<ExportedDiagnosis>,
 }
 
 /// The metrics of one sweep.
@@ -58,7 +60,13 @@ impl Exporter {
             totals: GroupTotals::default(),
             counts: SweepCounts { max_series, ..SweepCounts::default() },
             previous: None,
+            diagnosis: None,
         }
+    }
+
+    /// Sets the results of the slow cycle, which all later sweeps export.
+    pub fn set_diagnosis(&mut self, diagnosis: ExportedDiagnosis) {
+        self.diagnosis = Some(diagnosis);
     }
 
     /// The metrics of the next sweep.
@@ -68,6 +76,7 @@ impl Exporter {
         self.counts.vanished += sweep.vanished;
         let limits = self.options.limits;
         let mut families = machine_families(&sweep);
+        families.extend(diagnosis_families(self.diagnosis.as_ref()));
         let fixed = count(&families) + count(&sweep_families(&sweep, self.counts)) + TAIL_SERIES;
         let left = limits.max_series.saturating_sub(fixed);
 

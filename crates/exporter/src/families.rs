@@ -4,6 +4,7 @@
 //! from a row of data. A value that is absent makes no series.
 
 mod cgroups;
+mod diagnosis;
 mod groups;
 mod machine;
 mod ourselves;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricSample, MetricValue};
 
 pub(crate) use cgroups::cgroup_families;
+pub(crate) use diagnosis::diagnosis_families;
 pub(crate) use groups::{GroupTotals, group_families};
 pub(crate) use machine::machine_families;
 pub(crate) use ourselves::{SweepCounts, sweep_families, tail_families};
@@ -67,6 +69,7 @@ pub fn metric_catalogue() -> Vec<MetricFamily> {
     let mut families = machine::catalogue();
     families.extend(groups::catalogue());
     families.extend(cgroups::catalogue());
+    families.extend(diagnosis::catalogue());
     families.extend(ourselves::catalogue());
     families
 }

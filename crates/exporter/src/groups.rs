@@ -23,7 +23,11 @@ pub use template::TemplateError;
 pub struct GroupRules {
     rules: Vec<GroupRule>,
     with_children: bool,
+    folder_of: FolderLookup,
 }
+
+/// Finds the current folder of a process, which sweeps do not have.
+type FolderLookup = fn(Pid) -> Option<Name>;
 
 /// One rule: a process matches if all its parts match.
 #[derive(Clone, Debug)]
@@ -49,6 +53,7 @@ struct ProcessFacts<'a> {
     comm: &'a [u8],
     /// First word of the command line; `comm` if it has none.
     exe: &'a [u8],
+    folder_of: FolderLookup,
     matches: BTreeMap<String, String>,
 }
 
@@ -57,13 +62,20 @@ impl GroupRules {
     pub fn by_comm() -> GroupRules {
         let name = NameTemplate::parse("{{.Comm}}").expect("the text above is a template");
         let rule = GroupRule { name, comm: None, exe: None, command: None };
-        GroupRules { rules: vec![rule], with_children: true }
+        GroupRules { rules: vec![rule], with_children: true, folder_of: |_| None }
     }
 
     /// With `true`, processes without a matching rule belong to the group of an ancestor.
     #[must_use]
     pub fn with_children(mut self, with_children: bool) -> GroupRules {
         self.with_children = with_children;
+        self
+    }
+
+    /// With a function that finds the current folder of a process, for names with `.Cwd`.
+    #[must_use]
+    pub fn with_folders(mut self, folder_of: fn(Pid) -> Option<Name>) -> GroupRules {
+        self.folder_of = folder_of;
         self
     }
 
@@ -117,7 +129,8 @@ impl GroupRules {
         let words = process.identity.command.as_deref().unwrap_or_default();
         let comm = process.identity.name.as_bytes();
         let exe = words.first().map_or(comm, Name::as_bytes);
-        let mut facts = ProcessFacts { process, comm, exe, matches: BTreeMap::new() };
+        let (folder_of, matches) = (self.folder_of, BTreeMap::new());
+        let mut facts = ProcessFacts { process, comm, exe, folder_of, matches };
         let mut line = None;
         let rule = self.rules.iter().find(|rule| {
             facts.matches.clear();

@@ -6,6 +6,7 @@
 
 mod bundle;
 mod container;
+mod diagnosis;
 mod exporter;
 mod exposition;
 mod families;
@@ -18,6 +19,7 @@ mod textfile;
 
 pub use bundle::anonymous;
 pub use container::{CgroupOwner, ContainerNameTable, ContainerNames};
+pub use diagnosis::{ExportedDiagnosis, ExportedFinding, ExportedHeadroom};
 pub use exporter::{ExportedSweep, Exporter, ExporterOptions, scrape_tail};
 pub use exposition::{
     ExpositionFormat, LabelSet, MetricFamily, MetricKind, MetricSample, MetricValue, write_end,

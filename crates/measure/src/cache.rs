@@ -76,7 +76,7 @@ fn size(text: &str) -> Option<Bytes> {
 /// Empties the level 1 data cache of the CPU that the thread runs on, by filling it with other
 /// data. Its former content stays in the levels behind it.
 #[derive(Debug)]
-pub struct Sweep {
+pub struct CacheFiller {
     filler: Vec<u8>,
     line: usize,
 }
@@ -85,16 +85,16 @@ pub struct Sweep {
 /// longest ago.
 const TIMES_LARGER: u64 = 4;
 
-impl Sweep {
+impl CacheFiller {
     /// Allocates what it takes, and touches it: no region that follows pays for that.
     ///
     /// # Errors
     /// Those of [`caches`].
-    pub fn new() -> Reading<Sweep> {
+    pub fn new() -> Reading<CacheFiller> {
         let first = caches()?.into_iter().next();
         let first = first.ok_or_else(|| Absent::NotSupported("no cache".into()))?;
         let size = in_memory(Bytes(first.size.0.saturating_mul(TIMES_LARGER)));
-        Ok(Sweep { filler: vec![1; size], line: in_memory(first.line) })
+        Ok(CacheFiller { filler: vec![1; size], line: in_memory(first.line) })
     }
 
     /// Empties it now.
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn memory_is_slower_after_a_sweep_and_slower_still_when_evicted() {
-        let (Ok(sweep), Ok(())) = (Sweep::new(), evict::<u8>(&[])) else {
+        let (Ok(sweep), Ok(())) = (CacheFiller::new(), evict::<u8>(&[])) else {
             return skip(&Lack::Machine(&format!("the caches are not known: {:?}", caches())));
         };
         let ring = ring(SOME, 16 * SOME);

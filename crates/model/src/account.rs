@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::fragmentation::{BootCounter, Zone};
 use crate::oom::OomProcess;
 use crate::reading::plain;
-use crate::settings::SwapArea;
+use crate::settings::{PressureFigures, SwapArea};
 use crate::{Bytes, Name, PageSize, Pid, Reading};
 
 /// The version of the saved form. Raised when an older reader would misread a newer file.
@@ -72,7 +72,7 @@ pub struct SystemReading {
     pub files: Reading<CachedFiles>,
     /// `/proc/pressure/memory`.
     #[serde(with = "plain")]
-    pub pressure: Reading<PressureAverages>,
+    pub pressure: Reading<PressureFigures>,
     /// `/proc/swaps`.
     #[serde(with = "plain")]
     pub swaps: Reading<Vec<SwapArea>>,
@@ -221,19 +221,6 @@ pub struct ZramDevice {
     pub stored: Bytes,
     /// Memory that the device takes.
     pub used: Bytes,
-}
-
-/// PSI of memory: shares of time in hundredths of a percent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PressureAverages {
-    /// At least one task waited for memory: over 10 s, 60 s and 300 s.
-    pub some: [u64; 3],
-    /// All tasks waited, over the same times.
-    pub full: [u64; 3],
-    /// Microseconds in which at least one task waited, since boot.
-    pub some_total_us: u64,
-    /// Microseconds in which all tasks waited, since boot.
-    pub full_total_us: u64,
 }
 
 /// Page cache of files.

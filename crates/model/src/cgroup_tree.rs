@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::account::PressureAverages;
 use crate::fragmentation::BootCounter;
 use crate::reading::plain;
+use crate::settings::PressureFigures;
 use crate::{Bytes, Name, Pid, Reading};
 
 /// All memory cgroups that are visible, each after its parent.
@@ -58,5 +58,5 @@ pub struct CgroupNode {
     pub events: Vec<BootCounter>,
     /// `memory.pressure`.
     #[serde(with = "plain")]
-    pub pressure: Reading<PressureAverages>,
+    pub pressure: Reading<PressureFigures>,
 }

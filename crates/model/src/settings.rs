@@ -104,6 +104,20 @@ pub struct Pressure {
     pub full: u64,
 }
 
+/// A pressure file (PSI) of one resource: `/proc/pressure/memory`, or `memory.pressure` of a
+/// cgroup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PressureFigures {
+    /// Averages over 10 seconds.
+    pub avg10: Pressure,
+    /// Averages over 60 and over 300 seconds. `None` in a sweep: its counters are enough.
+    pub longer: Option<[Pressure; 2]>,
+    /// Time since boot in which at least one task waited, in microseconds.
+    pub some_us: u64,
+    /// Time since boot in which all tasks waited, in microseconds.
+    pub full_us: u64,
+}
+
 /// Number of TLB shootdowns in a time: interrupts with which a CPU makes another flush its TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShootdownCount {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fragmentation::BootCounter;
 use crate::reading::plain;
-use crate::settings::Pressure;
+use crate::settings::PressureFigures;
 use crate::{Absent, Bytes, Name, Pid, Reading};
 
 pub use category::{CategoryBytes, CategorySample};
@@ -150,11 +150,15 @@ pub struct SweepProcess {
     /// The part of `uss` that are anonymous pages.
     #[serde(with = "plain")]
     pub uss_anonymous: Reading<Bytes>,
-    /// Age of `pss`, `uss` and `uss_anonymous`.
+    /// Age of `pss`, `uss`, `uss_anonymous` and `swap_shmem`.
     pub pages: PagesReading,
-    /// Bytes in swap.
+    /// Bytes of anonymous memory in swap (`VmSwap`): read in every sweep.
     #[serde(with = "plain")]
     pub swap: Reading<Bytes>,
+    /// Bytes in swap of the tmpfs files and shared memory that it maps; each process that maps
+    /// them counts them. As old as `pss`.
+    #[serde(with = "plain")]
+    pub swap_shmem: Reading<Bytes>,
     /// Minor page faults since the process began.
     pub minor_faults: u64,
     /// Major page faults since the process began.
@@ -243,7 +247,7 @@ pub struct SweepCgroup {
     pub oom_kills: Reading<u64>,
     /// Memory pressure.
     #[serde(with = "plain")]
-    pub pressure: Reading<SweepPressure>,
+    pub pressure: Reading<PressureFigures>,
 }
 
 /// Charged memory by use (`memory.stat`), children included.
@@ -261,17 +265,6 @@ pub struct CgroupUsage {
     pub slab: Option<Bytes>,
 }
 
-/// Pressure (PSI) of one resource.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SweepPressure {
-    /// Averages over ten seconds.
-    pub avg10: Pressure,
-    /// Time since boot in which at least one task waited, in microseconds.
-    pub some_us: u64,
-    /// Time since boot in which all tasks waited, in microseconds.
-    pub full_us: u64,
-}
-
 /// The machine at the time of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SweepMachine {
@@ -283,10 +276,10 @@ pub struct SweepMachine {
     pub vmstat: Reading<Vec<BootCounter>>,
     /// Pressure of memory.
     #[serde(with = "plain")]
-    pub memory_pressure: Reading<SweepPressure>,
+    pub memory_pressure: Reading<PressureFigures>,
     /// Pressure of I/O.
     #[serde(with = "plain")]
-    pub io_pressure: Reading<SweepPressure>,
+    pub io_pressure: Reading<PressureFigures>,
     /// Processes and threads created since boot.
     #[serde(with = "plain")]
     pub forks: Reading<u64>,

@@ -255,6 +255,8 @@ pub struct TopTable {
     pub missing: Option<Absent>,
     /// Number of processes whose memory cannot be read, and the reason for the first.
     pub unreadable: Option<(u64, Absent)>,
+    /// Number of processes whose memory was not read yet, to keep to the budget.
+    pub postponed: u64,
     /// Columns for which at least one row has a value, in the order of [`TopColumn::ALL`].
     pub columns: Vec<TopColumn>,
     /// Figures of the machine, the most important first.

@@ -58,6 +58,7 @@ fn sweeps(count: usize) {
     let mut sampler =
         Sampler::new(&ProcRoot::live(), SamplerOptions::default()).expect("/proc is mounted");
     let first = sampler.sweep().expect("/proc is mounted").sweep;
+    let (processes, first) = (first.processes.len(), first.cost);
     let ms = |cost: &SweepCost| cost.cpu_ns as f64 / 1e6;
     let mut next: Vec<SweepCost> = Vec::new();
     for _ in 0..NEXT {
@@ -69,14 +70,13 @@ fn sweeps(count: usize) {
     println!(
         "{count} processes more, {} in all: first sweep {:.1} ms CPU, next {:.1} ms (median of {NEXT}, {:.1} to {:.1}), \
          {} pages read, longest hold {:.2} ms, {} KiB of memory more",
-        first.processes.len(),
-        ms(&first.cost),
+        processes,
+        ms(&first),
         costs[NEXT / 2],
         costs[0],
         costs[NEXT - 1],
         next.iter().map(|it| it.pages_read).sum::<u64>(),
-        next.iter().chain([&first.cost]).map(|it| it.longest_hold_ns).max().unwrap_or(0) as f64
-            / 1e6,
+        next.iter().chain([&first]).map(|it| it.longest_hold_ns).max().unwrap_or(0) as f64 / 1e6,
         resident().saturating_sub(before),
     );
 }

@@ -27,6 +27,21 @@ impl PageBudget {
         self.balance = (self.balance + self.share * passed.as_secs_f64()).min(most);
     }
 
+    /// Forgets CPU time that the share alone would never add up to.
+    pub(crate) fn forget_excess(&mut self) {
+        self.balance = self.balance.min(self.share * MAX_SAVED.as_secs_f64());
+    }
+
+    /// Hands CPU time that has added up for longer than `kept` to another budget.
+    pub(crate) fn share_surplus(&mut self, kept: Duration, other: &mut PageBudget) {
+        let surplus = self.balance - self.share * kept.as_secs_f64();
+        if surplus > 0.0 {
+            self.balance -= surplus;
+            let most = (self.share + other.share) * MAX_SAVED.as_secs_f64();
+            other.balance = (other.balance + surplus).min(most.max(other.balance));
+        }
+    }
+
     /// True if a reading of this cost may begin.
     ///
     /// A reading that costs more than ever adds up may begin when the balance is full.
@@ -71,6 +86,22 @@ mod tests {
         assert!(budget.allows(cost));
         budget.spend(cost);
         assert!(!budget.allows(cost));
+    }
+
+    #[test]
+    fn what_one_budget_does_not_need_another_one_spends() {
+        let kept = Duration::from_secs(10);
+        let mut small = PageBudget::new(0.007, Duration::ZERO);
+        let mut large = PageBudget::new(0.003, Duration::ZERO);
+        small.earn(Duration::from_secs(5));
+        small.share_surplus(kept, &mut large);
+        assert!(!large.has_left(), "35 ms are kept");
+        small.earn(Duration::from_secs(20));
+        small.share_surplus(kept, &mut large);
+        assert!(large.allows(Duration::from_millis(104)));
+        assert!(
+            small.allows(Duration::from_millis(69)) && !small.allows(Duration::from_millis(71))
+        );
     }
 
     #[test]

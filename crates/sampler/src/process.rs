@@ -1,5 +1,6 @@
 //! One process over several sweeps.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,6 +90,7 @@ pub(crate) struct ProcessReader {
     pub(crate) files: QuickReader,
     pub(crate) pages: PageSumReader,
     pub(crate) users: Users,
+    pub(crate) names: SharedNames,
     pub(crate) page_bytes: u64,
     pub(crate) tick_ns: u64,
     /// Time after which a process that has not changed is read again.
@@ -133,6 +135,7 @@ impl TrackedProcess {
                 uss_anonymous: Err(unread()),
                 pages: PagesReading::Never,
                 swap: Err(Absent::Vanished),
+                swap_shmem: Err(unread()),
                 minor_faults: 0,
                 major_faults: 0,
                 cpu_ns: 0,
@@ -150,8 +153,7 @@ impl TrackedProcess {
             memory: pid,
         };
         process.count(reader, stat);
-        process.read_sizes(reader, stat);
-        process.read_identity(reader, stat);
+        process.read_all(reader, stat);
         process
     }
 
@@ -162,10 +164,13 @@ impl TrackedProcess {
         let is_other_state = stat.has_ended() != self.values.is_zombie();
         if mark != self.mark || has_another_name || is_other_state {
             self.is_stale |= mark.has_other_pages(&self.mark) || has_another_name || is_other_state;
-            self.read_sizes(reader, stat);
+            let status = self.read_sizes(reader, stat);
+            if has_another_name {
+                self.read_identity(reader, stat, &status);
+            }
         }
-        if has_another_name || stat.parent != self.values.identity.parent {
-            self.read_identity(reader, stat);
+        if stat.parent != self.values.identity.parent {
+            Arc::make_mut(&mut self.values.identity).parent = stat.parent;
         }
         self.mark = mark;
         self.count(reader, stat);
@@ -188,8 +193,14 @@ impl TrackedProcess {
         };
     }
 
-    /// Reads the sizes of `status`, and the values that follow from them.
-    fn read_sizes(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
+    /// Reads sizes and identity.
+    fn read_all(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
+        let status = self.read_sizes(reader, stat);
+        self.read_identity(reader, stat, &status);
+    }
+
+    /// Reads the sizes of `status`, and the values that follow from them. Returns `status`.
+    fn read_sizes(&mut self, reader: &mut ProcessReader, stat: &PidStat) -> Reading<MemoryStatus> {
         let pid = self.values.key.pid;
         self.memory = reader.memory_thread(pid, stat);
         let status = reader.files.read(self.memory, "status").map(MemoryStatus::parse);
@@ -226,26 +237,36 @@ impl TrackedProcess {
         }
         values.oom_score = reader.files.read(pid, "oom_score").and_then(number);
         values.oom_score_adj = reader.files.read(pid, "oom_score_adj").and_then(number);
+        status
     }
 
     /// Reads command, user and cgroup. Successive sweeps share the value if it is the same.
-    fn read_identity(&mut self, reader: &mut ProcessReader, stat: &PidStat) {
+    fn read_identity(
+        &mut self,
+        reader: &mut ProcessReader,
+        stat: &PidStat,
+        status: &Reading<MemoryStatus>,
+    ) {
         let pid = self.values.key.pid;
-        let uid = reader.files.read(pid, "status").and_then(|text| {
-            MemoryStatus::parse(text).uid.ok_or_else(|| Absent::NotInThisKernel("".into()))
-        });
+        let uid = status
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|status| status.uid.ok_or_else(|| Absent::NotInThisKernel("".into())));
         let group = reader.files.read(pid, "cgroup").and_then(|text| {
             let member = cgroup::parse(text);
             member.map(|it| it.path).ok_or_else(|| Absent::NotInThisKernel("2.6.24".into()))
         });
+        let command = reader.files.read(self.memory, "cmdline").map(command);
+        let exe = reader.root.link(self.memory, "exe");
+        let names = &mut reader.names;
         let identity = ProcessIdentity {
-            name: stat.name.clone(),
+            name: names.shared(stat.name.clone()),
             parent: stat.parent,
-            command: reader.files.read(self.memory, "cmdline").map(command),
-            exe: reader.root.link(self.memory, "exe"),
+            command: command.map(|words| words.into_iter().map(|it| names.shared(it)).collect()),
+            exe: exe.map(|it| names.shared(it)),
             user: uid.as_ref().ok().and_then(|uid| reader.users.name(*uid).cloned()),
             uid,
-            cgroup: group,
+            cgroup: group.map(|it| names.shared(it)),
             started_unix_ns: self.values.identity.started_unix_ns,
         };
         if *self.values.identity != identity {
@@ -260,8 +281,7 @@ impl TrackedProcess {
         }
         self.refreshed_ns = reader.now_ns;
         self.is_due = true;
-        self.read_sizes(reader, stat);
-        self.read_identity(reader, stat);
+        self.read_all(reader, stat);
     }
 
     /// True if the pages are to be read politely.
@@ -283,7 +303,7 @@ impl TrackedProcess {
         } else if self.is_large() {
             reader.pages.politely(&reader.root, self.memory)
         } else {
-            reader.pages.by_rollup(&mut reader.files, self.memory)
+            reader.pages.by_rollup(&mut reader.files, self.memory, &self.values.swap)
         };
         let was_stale = self.is_stale;
         (self.is_stale, self.is_due) = (false, false);
@@ -292,8 +312,13 @@ impl TrackedProcess {
             // The older reading is as good, and a recorder need not write it again.
             Ok(sums)
                 if !was_stale
-                    && (&sums.pss, &sums.uss, &sums.uss_anonymous)
-                        == (&values.pss, &values.uss, &values.uss_anonymous) =>
+                    && (&sums.pss, &sums.uss, &sums.uss_anonymous, &sums.swap_shmem)
+                        == (
+                            &values.pss,
+                            &values.uss,
+                            &values.uss_anonymous,
+                            &values.swap_shmem,
+                        ) =>
             {
                 sums.longest_hold_ns
             }
@@ -301,6 +326,7 @@ impl TrackedProcess {
                 values.pss = sums.pss;
                 values.uss = sums.uss;
                 values.uss_anonymous = sums.uss_anonymous;
+                values.swap_shmem = sums.swap_shmem;
                 self.pages_ns = Some(reader.now_ns);
                 values.pages = PagesReading::Now;
                 sums.longest_hold_ns
@@ -308,7 +334,8 @@ impl TrackedProcess {
             Err(why) => {
                 values.pss = Err(why.clone());
                 values.uss = Err(why.clone());
-                values.uss_anonymous = Err(why);
+                values.uss_anonymous = Err(why.clone());
+                values.swap_shmem = Err(why);
                 self.pages_ns = None;
                 values.pages = PagesReading::Never;
                 0
@@ -335,7 +362,28 @@ impl TrackedProcess {
             self.values.pss = Err(why());
             self.values.uss = Err(why());
             self.values.uss_anonymous = Err(why());
+            self.values.swap_shmem = Err(why());
         }
+    }
+}
+
+/// Names that processes have in common: programs, users, cgroups. Each is in memory once.
+#[derive(Debug, Default)]
+pub(crate) struct SharedNames(HashSet<Name>);
+
+impl SharedNames {
+    /// Above this number, names of processes that ended are likely to be most of them.
+    const MAX: usize = 5000;
+
+    fn shared(&mut self, name: Name) -> Name {
+        if let Some(known) = self.0.get(&name) {
+            return known.clone();
+        }
+        if self.0.len() >= SharedNames::MAX {
+            self.0.clear();
+        }
+        self.0.insert(name.clone());
+        name
     }
 }
 
@@ -360,7 +408,7 @@ fn nothing() -> PageSums {
         pss: Ok(BytesByPageKind::default()),
         uss: Ok(Bytes::ZERO),
         uss_anonymous: Ok(Bytes::ZERO),
-        swap: Ok(Bytes::ZERO),
+        swap_shmem: Ok(Bytes::ZERO),
         longest_hold_ns: 0,
     }
 }

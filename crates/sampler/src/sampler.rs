@@ -18,10 +18,12 @@ use pagewise_sys::system;
 
 use crate::budget::PageBudget;
 use crate::cgroups::TrackedCgroups;
-use crate::process::{ProcessReader, TrackedProcess, TrackedTask};
+use crate::process::{ProcessReader, SharedNames, TrackedProcess, TrackedTask};
 
 /// CPU time for the pages of large processes in the first sweep.
 const FIRST_LARGE: Duration = Duration::from_millis(200);
+/// Time for which the CPU time for small processes adds up before large ones get the surplus.
+const SMALL_RESERVE: Duration = Duration::from_secs(30);
 /// A clock that differs by more than this from the time since boot was set; below, it was adjusted.
 const CLOCK_TOLERANCE_NS: u64 = 1_000_000_000;
 /// A sweep that is later than this number of intervals leaves a gap.
@@ -107,6 +109,7 @@ impl Sampler {
                 files: QuickReader::new(root)?,
                 pages: PageSumReader::new(page_size),
                 users: Users::read(),
+                names: SharedNames::default(),
                 page_bytes,
                 tick_ns: 1_000_000_000 / system::ticks_per_second().max(1),
                 refresh_ns: nanoseconds(options.refresh),
@@ -134,8 +137,12 @@ impl Sampler {
         let passed = self.last.as_ref().map_or(0, |it| time.boot_ns - it.time.boot_ns);
         self.small.earn(Duration::from_nanos(passed));
         self.large.earn(Duration::from_nanos(passed));
+        self.small.share_surplus(SMALL_RESERVE, &mut self.large);
         let mut tally = SweepTally::default();
         let is_first = self.last.is_none();
+        // Before the processes are listed: a process that starts during the sweep is then part of
+        // the counters of the next one, which lists it.
+        let machine = counters::read(&mut self.reader.files);
         self.read_tasks(&mut tally)?;
         self.read_pages(is_first, &mut tally);
         let processes = self.processes();
@@ -145,7 +152,6 @@ impl Sampler {
             .any(|path| !self.cgroups.knows(path));
         let refresh_ns = nanoseconds(self.options.refresh);
         let cgroups = self.cgroups.read(time.boot_ns, refresh_ns, has_unknown);
-        let machine = counters::read(&mut self.reader.files);
         let events = self.events(time, &machine, &cgroups, &mut tally);
         self.last = Some(LastSweep { time, machine: machine.clone(), cgroups: cgroups.clone() });
         tally.cost.cpu_ns = nanoseconds(system::thread_cpu_time().saturating_sub(cpu));
@@ -304,6 +310,7 @@ impl Sampler {
                 self.options.page_share * 0.7,
                 self.options.interval.mul_f64(self.options.page_share),
             );
+            self.large.forget_excess();
         }
     }
 

@@ -171,9 +171,10 @@ fn is_below(process: &SweepProcess, path: &Name) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use pagewise_model::settings::PressureFigures;
     use pagewise_model::sweep::{
         BytesByPageKind, CgroupUsage, PagesReading, ProcessIdentity, SweepCost, SweepMachine,
-        SweepPressure, SweepTime,
+        SweepTime,
     };
     use pagewise_model::{Absent, Pid};
 
@@ -203,6 +204,7 @@ mod tests {
             uss_anonymous: Ok(rss),
             pages: PagesReading::Now,
             swap: Ok(Bytes::ZERO),
+            swap_shmem: Ok(Bytes::ZERO),
             minor_faults: 0,
             major_faults: 0,
             cpu_ns: 0,
@@ -224,7 +226,7 @@ mod tests {
             machine: SweepMachine {
                 meminfo: Err(none()),
                 vmstat: Err(none()),
-                memory_pressure: Ok(SweepPressure::default()),
+                memory_pressure: Ok(PressureFigures::default()),
                 io_pressure: Err(none()),
                 forks: Err(none()),
             },

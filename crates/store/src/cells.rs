@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use pagewise_model::fragmentation::BootCounter;
+use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::{
-    CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, SweepCgroup, SweepMachine,
-    SweepPressure, SweepProcess,
+    CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, SweepCgroup, SweepMachine, SweepProcess,
 };
-use pagewise_model::{Absent, Bytes, Name, Reading};
+use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 
 /// The cell of an absent value is this minus the ID of the reason.
 pub(crate) const ABSENT: i64 = -1_000_000;
@@ -103,7 +103,17 @@ impl<T: Default> GetOrInsertDefault<T> for Reading<T> {
 }
 
 /// Columns of `process_row`.
-pub(crate) const PROCESS: [RowColumn<SweepProcess>; 19] = [
+pub(crate) const PROCESS: [RowColumn<SweepProcess>; 21] = [
+    RowColumn {
+        name: "parent",
+        get: |it| Ok(i64::from(it.identity.parent.0)),
+        set: |it, cell| {
+            let parent = Pid(u32::try_from(cell.unwrap_or(0)).unwrap_or(0));
+            if it.identity.parent != parent {
+                Arc::make_mut(&mut it.identity).parent = parent;
+            }
+        },
+    },
     plain_number!("threads", threads),
     RowColumn {
         name: "virt_kib",
@@ -125,12 +135,14 @@ pub(crate) const PROCESS: [RowColumn<SweepProcess>; 19] = [
     size!("uss_kib", uss),
     size!("uss_anonymous_kib", uss_anonymous),
     size!("swap_kib", swap),
+    size!("swap_shmem_kib", swap_shmem),
     plain_number!("minor_faults", minor_faults),
     plain_number!("major_faults", major_faults),
+    // The kernel counts ticks of ten milliseconds.
     RowColumn {
-        name: "cpu_us",
-        get: |it| Ok(whole(it.cpu_ns / 1000)),
-        set: |it, cell| it.cpu_ns = number(cell.unwrap_or(0)).saturating_mul(1000),
+        name: "cpu_ms",
+        get: |it| Ok(whole(it.cpu_ns / 1_000_000)),
+        set: |it, cell| it.cpu_ns = number(cell.unwrap_or(0)).saturating_mul(1_000_000),
     },
     RowColumn {
         name: "state",
@@ -160,12 +172,12 @@ macro_rules! pressure {
         RowColumn {
             name: $name,
             get: |it| {
-                let get: fn(&SweepPressure) -> u64 = $get;
+                let get: fn(&PressureFigures) -> u64 = $get;
                 it.$field.as_ref().map(|it| whole(get(it))).map_err(Clone::clone)
             },
             set: |it, cell| match cell {
                 Ok(cell) => {
-                    let set: fn(&mut SweepPressure, u64) = $set;
+                    let set: fn(&mut PressureFigures, u64) = $set;
                     set(it.$field.get_or_insert_default(), number(cell));
                 }
                 Err(why) => it.$field = Err(why),
@@ -358,6 +370,7 @@ pub(crate) fn blank_process(key: ProcessKey, identity: Arc<ProcessIdentity>) -> 
         uss_anonymous: Err(none()),
         pages: PagesReading::Never,
         swap: Err(none()),
+        swap_shmem: Err(none()),
         minor_faults: 0,
         major_faults: 0,
         cpu_ns: 0,

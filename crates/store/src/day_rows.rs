@@ -34,6 +34,9 @@ pub(crate) struct DayRows {
     earlier: HashMap<ProcessKey, i64>,
     cgroups: HashMap<Name, StoredCgroup>,
     categories: HashMap<Name, i64>,
+    /// IDs of identities and programs of this run; see [`MAX_KNOWN`].
+    identities: HashMap<IdentityKey, i64>,
+    programs: HashMap<ProgramKey, i64>,
     /// Columns of `machine_row`, and their last values.
     machine: Vec<(String, Option<i64>)>,
     insert_process_row: String,
@@ -42,6 +45,15 @@ pub(crate) struct DayRows {
     /// Number of events of the last sweep.
     events: i64,
 }
+
+/// Rows of `identity` and `program` that are kept in memory to be referred to again. If there are
+/// more, all are forgotten: a later row may repeat an earlier one.
+const MAX_KNOWN: usize = 2048;
+
+/// Name, command and program.
+type IdentityKey = (Name, Reading<Vec<Name>>, i64);
+/// Executable file, user ID, user and cgroup.
+type ProgramKey = (Reading<Name>, Reading<u32>, Option<Name>, Reading<Name>);
 
 #[derive(Debug)]
 struct StoredProcess {
@@ -74,6 +86,8 @@ impl DayRows {
             earlier: HashMap::new(),
             cgroups: HashMap::new(),
             categories: HashMap::new(),
+            identities: HashMap::new(),
+            programs: HashMap::new(),
             machine: schema::machine_columns(&connection)?
                 .into_iter()
                 .map(|name| (name, None))
@@ -255,16 +269,15 @@ impl DayRows {
         let cells = self.codes(&PROCESS, process)?;
         let cells: [i64; PROCESS_CELLS] = cells.try_into().expect("one for each column");
         let before = self.processes.remove(&process.key);
-        let process_id = match &before {
-            Some(before) => before.id,
-            None => self.process_id(process)?,
-        };
-        let same = before.as_ref().filter(|it| {
-            Arc::ptr_eq(&it.identity, &process.identity) || it.identity == process.identity
-        });
+        let same = before.as_ref().filter(|it| is_same(&it.identity, &process.identity));
         let (identity_id, is_other) = match same {
             Some(before) => (before.identity_id, is_full),
             None => (self.identity_id(&process.identity)?, true),
+        };
+        let process_id = match &before {
+            Some(before) if is_other && !is_full => self.renamed(before.id, identity_id)?,
+            Some(before) => before.id,
+            None => self.process_id(process, identity_id)?,
         };
         let (pages, pages_ns) = pages_codes(before.as_ref(), process.pages, is_full);
         let mut values = vec![
@@ -303,35 +316,59 @@ impl DayRows {
         Ok(())
     }
 
-    fn process_id(&mut self, process: &SweepProcess) -> rusqlite::Result<i64> {
+    /// Notes the last identity of a process. Returns the process.
+    fn renamed(&self, id: i64, identity: i64) -> rusqlite::Result<i64> {
+        let update = "UPDATE process SET identity = ? WHERE id = ?";
+        self.connection.prepare_cached(update)?.execute(params![identity, id])?;
+        Ok(id)
+    }
+
+    fn process_id(&mut self, process: &SweepProcess, identity: i64) -> rusqlite::Result<i64> {
         if let Some(id) = self.earlier.get(&process.key) {
-            return Ok(*id);
+            return self.renamed(*id, identity);
         }
         let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let insert = "INSERT INTO process(pid, start_ticks, started_unix_ns) VALUES (?, ?, ?)";
+        let insert = "INSERT INTO process(pid, start_ticks, started_unix_ns, identity) \
+                      VALUES (?, ?, ?, ?)";
         self.connection.prepare_cached(insert)?.execute(params![
             process.key.pid.0,
             process.key.start_ticks.cast_signed(),
             whole(process.identity.started_unix_ns),
+            identity,
         ])?;
         Ok(self.connection.last_insert_rowid())
     }
 
     fn identity_id(&mut self, it: &ProcessIdentity) -> rusqlite::Result<i64> {
+        let key = (it.name.clone(), it.command.clone(), self.program_id(it)?);
+        if let Some(id) = self.identities.get(&key) {
+            return Ok(*id);
+        }
         let command = match &it.command {
             Ok(words) => Value::Text(serde_json::to_string(words).unwrap_or_default()),
             Err(why) => Value::Integer(self.code(Err(why.clone()))?),
         };
+        let insert = "INSERT INTO identity(name, command, program) VALUES (?, ?, ?)";
+        let mut insert = self.connection.prepare_cached(insert)?;
+        insert.execute(params![name_value(&it.name), command, key.2])?;
+        drop(insert);
+        Ok(note(&mut self.identities, key, self.connection.last_insert_rowid()))
+    }
+
+    fn program_id(&mut self, it: &ProcessIdentity) -> rusqlite::Result<i64> {
+        let key = (it.exe.clone(), it.uid.clone(), it.user.clone(), it.cgroup.clone());
+        if let Some(id) = self.programs.get(&key) {
+            return Ok(*id);
+        }
         let exe = self.name_or_code(&it.exe)?;
         let uid = self.code(it.uid.clone().map(i64::from))?;
         let user = it.user.as_ref().map_or(Value::Null, name_value);
         let cgroup = self.name_or_code(&it.cgroup)?;
-        let insert = "INSERT INTO identity(name, parent, command, exe, uid, user, cgroup) \
-                      VALUES (?, ?, ?, ?, ?, ?, ?)";
-        let name = name_value(&it.name);
+        let insert = "INSERT INTO program(exe, uid, user, cgroup) VALUES (?, ?, ?, ?)";
         let mut insert = self.connection.prepare_cached(insert)?;
-        insert.execute(params![name, it.parent.0, command, exe, uid, user, cgroup])?;
-        Ok(self.connection.last_insert_rowid())
+        insert.execute(params![exe, uid, user, cgroup])?;
+        drop(insert);
+        Ok(note(&mut self.programs, key, self.connection.last_insert_rowid()))
     }
 
     fn name_or_code(&mut self, name: &Reading<Name>) -> rusqlite::Result<Value> {
@@ -506,6 +543,27 @@ impl DayRows {
         }
         Ok(())
     }
+}
+
+/// Notes the ID of a row, and returns it.
+fn note<K: Eq + std::hash::Hash>(known: &mut HashMap<K, i64>, key: K, id: i64) -> i64 {
+    if known.len() >= MAX_KNOWN {
+        known.clear();
+    }
+    known.insert(key, id);
+    id
+}
+
+/// True if two identities have the same row. The parent has a column of its own, and the start
+/// belongs to the process.
+fn is_same(one: &Arc<ProcessIdentity>, other: &Arc<ProcessIdentity>) -> bool {
+    Arc::ptr_eq(one, other)
+        || (one.name == other.name
+            && one.command == other.command
+            && one.exe == other.exe
+            && one.uid == other.uid
+            && one.user == other.user
+            && one.cgroup == other.cgroup)
 }
 
 /// Columns of `event`.

@@ -7,15 +7,15 @@ use crate::cells::{CGROUP, MACHINE, PROCESS, RowColumn};
 /// `PRAGMA application_id` of a recording: "pgws".
 pub(crate) const APPLICATION: i32 = 0x7067_7773;
 /// `PRAGMA user_version`. Raised when an older reader would misread a newer file.
-pub(crate) const VERSION: i32 = 1;
+pub(crate) const VERSION: i32 = 2;
 
 /// Tables with the same columns in every file.
 const FIXED: &str = "
 CREATE TABLE absent(id INTEGER PRIMARY KEY, reason TEXT NOT NULL, json TEXT NOT NULL);
 CREATE TABLE process(id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, start_ticks INTEGER NOT NULL,
-    started_unix_ns INTEGER NOT NULL);
-CREATE TABLE identity(id INTEGER PRIMARY KEY, name NOT NULL, parent INTEGER NOT NULL, command NOT NULL,
-    exe NOT NULL, uid INTEGER NOT NULL, user, cgroup NOT NULL);
+    started_unix_ns INTEGER NOT NULL, identity INTEGER NOT NULL);
+CREATE TABLE identity(id INTEGER PRIMARY KEY, name NOT NULL, command NOT NULL, program INTEGER NOT NULL);
+CREATE TABLE program(id INTEGER PRIMARY KEY, exe NOT NULL, uid INTEGER NOT NULL, user, cgroup NOT NULL);
 CREATE TABLE cgroup(id INTEGER PRIMARY KEY, path NOT NULL);
 CREATE TABLE category(id INTEGER PRIMARY KEY, name NOT NULL);
 CREATE TABLE sweep(id INTEGER PRIMARY KEY, unix_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL,
@@ -34,10 +34,8 @@ CREATE TABLE saved_file(id INTEGER PRIMARY KEY, sweep INTEGER NOT NULL, kind TEX
 /// Views for people.
 const VIEWS: &str = "
 CREATE VIEW sweep_time AS SELECT id AS sweep, datetime(unix_ns / 1000000000, 'unixepoch') AS utc FROM sweep;
-CREATE VIEW process_name AS SELECT process.id AS process, pid, identity.name, identity.command, identity.user,
-    identity.cgroup FROM process JOIN identity ON identity.id =
-    (SELECT identity FROM process_row WHERE process_row.process = process.id AND identity IS NOT NULL
-     ORDER BY sweep DESC LIMIT 1);
+CREATE VIEW process_name AS SELECT process.id AS process, pid, name, command, exe, uid, user, cgroup
+    FROM process JOIN identity ON identity.id = process.identity JOIN program ON program.id = program;
 ";
 
 /// Columns of `process_row` before those of [`PROCESS`].

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::settings::Pressure;
+use pagewise_model::settings::{Pressure, PressureFigures};
 use pagewise_model::sweep::{
     BytesByPageKind, CategoryBytes, CategorySample, CgroupUsage, GapReason, PagesReading,
     ProcessIdentity, ProcessKey, Sweep, SweepCgroup, SweepCost, SweepEvent, SweepEventKind,
-    SweepMachine, SweepPressure, SweepProcess, SweepTime, SweepTrigger, TriggerTarget,
+    SweepMachine, SweepProcess, SweepTime, SweepTrigger, TriggerTarget,
 };
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 use pagewise_store::{RecordReader, RecordWriter, StoreError, WriterOptions, files};
@@ -53,9 +53,10 @@ impl Numbers {
         }
     }
 
-    fn pressure(&mut self) -> SweepPressure {
-        SweepPressure {
+    fn pressure(&mut self) -> PressureFigures {
+        PressureFigures {
             avg10: Pressure { some: self.below(10_000), full: self.below(10_000) },
+            longer: None,
             some_us: self.below(1 << 40),
             full_us: self.below(1 << 40),
         }
@@ -68,7 +69,7 @@ impl Numbers {
     fn identity(&mut self, started_unix_ns: u64) -> Arc<ProcessIdentity> {
         Arc::new(ProcessIdentity {
             name: self.name(),
-            parent: Pid(1),
+            parent: Pid(u32::try_from(self.below(3)).unwrap()),
             command: self.reading(|it| vec![it.name(), it.name()]),
             exe: self.reading(Numbers::name),
             uid: self.reading(|it| u32::try_from(it.below(1000)).unwrap()),
@@ -98,6 +99,7 @@ impl Numbers {
                 _ => PagesReading::Now,
             },
             swap: self.reading(Numbers::size),
+            swap_shmem: self.reading(Numbers::size),
             minor_faults: self.below(1 << 40),
             major_faults: self.below(1 << 20),
             cpu_ns: self.below(1 << 40) * 10_000_000,

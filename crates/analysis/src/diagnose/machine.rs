@@ -7,7 +7,7 @@ use pagewise_model::evidence::{
 use pagewise_model::machine_evidence::{MachineEvidence, ProcessActivity};
 use pagewise_model::report::{
     Audience, CellValue, ColumnCells, FactsShape, NamedFacts, Report, ReportBlock, ReportTable,
-    TableColumn,
+    Severity, TableColumn,
 };
 use pagewise_model::{Bytes, Name, Reading};
 
@@ -23,6 +23,16 @@ pub struct TroubleSign {
     pub id: &'static str,
     /// The figures.
     pub words: Vec<CellValue>,
+}
+
+impl TroubleSign {
+    /// Severity: signs of kills that happened or are near are critical.
+    pub fn severity(&self) -> Severity {
+        match self.id {
+            "oom-kills" | "near-limit" | "memory-short" => Severity::Critical,
+            _ => Severity::Warning,
+        }
+    }
 }
 
 /// A process or cgroup, and its signs of trouble.

@@ -64,7 +64,7 @@ pub(super) fn healthy_fact(is_healthy: bool) -> NamedFacts {
     }
 }
 
-pub(super) fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> ReportBlock {
+pub(crate) fn text_block(title: impl Into<Label>, pieces: Vec<CellValue>) -> ReportBlock {
     ReportBlock::Text(Paragraph { title: title.into(), pieces, audience: Audience::People })
 }
 

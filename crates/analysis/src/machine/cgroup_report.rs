@@ -155,7 +155,8 @@ fn nodes(tree: &CgroupTree, order: &[usize]) -> ReportTable {
     };
     let psi = |node: &CgroupNode| {
         CellValue::from_reading(node.pressure.clone(), |it| {
-            CellValue::Share(float(it.some[1]) / 10_000.0)
+            let minute = it.longer.map(|[minute, _]| minute.some);
+            minute.map_or(CellValue::None, |it| CellValue::Share(float(it) / 10_000.0))
         })
     };
     let has_psi = order.iter().any(|at| tree.nodes[*at].pressure.is_ok());

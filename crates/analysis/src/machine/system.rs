@@ -3,11 +3,12 @@
 mod files;
 mod tables;
 
-use pagewise_model::account::{MemoryAccount, PressureAverages, SystemReading};
+use pagewise_model::account::{MemoryAccount, SystemReading};
 use pagewise_model::evidence::counter;
 use pagewise_model::report::{
     Audience, CellValue, Fact, FactsShape, Findings, NamedFacts, Report, ReportBlock,
 };
+use pagewise_model::settings::PressureFigures;
 use pagewise_model::{Absent, Bytes, Pid, Reading};
 
 use crate::account::account;
@@ -72,7 +73,6 @@ pub fn system(reading: &SystemReading, options: &SystemOptions) -> Report {
 fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {
     let sums = &reading.processes;
     let share = Bytes(account.unaccounted.unsigned_abs()).fraction_of(account.total);
-    let drift = drift(reading);
     let facts = vec![
         fact("total", "RAM", CellValue::Bytes(account.total.0), "MemTotal."),
         fact(
@@ -89,7 +89,7 @@ fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {
             .hidden_if(sums.unread == 0),
         fact("same_memory", "sharing all memory", CellValue::Count(sums.same_memory), "Processes that use the same memory as another one (vfork, CLONE_VM): it counts once.")
             .hidden_if(sums.same_memory == 0),
-        fact("changed_while_read", "changed while read", CellValue::Bytes(drift.0), "Change of MemFree between both readings of meminfo: no line is more exact than this."),
+        fact("changed_while_read", "changed while read", changed_while_read(reading), "Change of MemFree between both readings of meminfo: no line is more exact than this."),
         fact("kernel", "", CellValue::Name(reading.kernel.clone()), "").for_programs(),
         fact("page_size", "", CellValue::Bytes(reading.page_size.bytes()), "").for_programs(),
         fact("took_ns", "read in", CellValue::Nanos(reading.took_ns), ""),
@@ -105,9 +105,12 @@ fn totals(reading: &SystemReading, account: &MemoryAccount) -> NamedFacts {
 }
 
 /// Change of free memory while the machine was read.
-fn drift(reading: &SystemReading) -> Bytes {
-    let free = |lines| counter(lines, "MemFree").unwrap_or(0);
-    Bytes(free(&reading.meminfo_before).abs_diff(free(&reading.meminfo)))
+fn changed_while_read(reading: &SystemReading) -> CellValue {
+    let free = |lines| counter(lines, "MemFree");
+    match (free(&reading.meminfo_before), free(&reading.meminfo)) {
+        (Some(before), Some(after)) => CellValue::Bytes(before.abs_diff(after)),
+        _ => CellValue::Absent(Absent::NotInThisKernel("".into())),
+    }
 }
 
 fn headroom_facts(room: &Headroom) -> NamedFacts {
@@ -144,14 +147,16 @@ fn headroom_facts(room: &Headroom) -> NamedFacts {
 
 /// PSI of memory.
 pub(crate) fn pressure(
-    reading: &Reading<PressureAverages>,
+    reading: &Reading<PressureFigures>,
     key: &'static str,
     title: &'static str,
 ) -> NamedFacts {
-    let share = |pick: fn(&PressureAverages) -> u64| {
-        CellValue::from_reading(reading.clone(), |it| CellValue::Share(float(pick(&it)) / 10_000.0))
+    let share = |pick: fn(&PressureFigures) -> Option<u64>| {
+        CellValue::from_reading(reading.clone(), |it| {
+            pick(&it).map_or(CellValue::None, |it| CellValue::Share(float(it) / 10_000.0))
+        })
     };
-    let total = |pick: fn(&PressureAverages) -> u64| {
+    let total = |pick: fn(&PressureFigures) -> u64| {
         CellValue::from_reading(reading.clone(), |it| {
             CellValue::Nanos(pick(&it).saturating_mul(1000))
         })
@@ -160,21 +165,21 @@ pub(crate) fn pressure(
         fact(
             "some_avg10",
             "some 10s",
-            share(|it| it.some[0]),
+            share(|it| Some(it.avg10.some)),
             "Share of time in which a task waited for memory.",
         ),
-        fact("some_avg60", "1 min", share(|it| it.some[1]), ""),
-        fact("some_avg300", "5 min", share(|it| it.some[2]), ""),
+        fact("some_avg60", "1 min", share(|it| Some(it.longer?[0].some)), ""),
+        fact("some_avg300", "5 min", share(|it| Some(it.longer?[1].some)), ""),
         fact(
             "full_avg10",
             "full 10s",
-            share(|it| it.full[0]),
+            share(|it| Some(it.avg10.full)),
             "Share of time in which all tasks waited.",
         ),
-        fact("full_avg60", "1 min", share(|it| it.full[1]), ""),
-        fact("full_avg300", "5 min", share(|it| it.full[2]), ""),
-        fact("some_total_ns", "some, in all", total(|it| it.some_total_us), ""),
-        fact("full_total_ns", "full, in all", total(|it| it.full_total_us), "").for_programs(),
+        fact("full_avg60", "1 min", share(|it| Some(it.longer?[0].full)), ""),
+        fact("full_avg300", "5 min", share(|it| Some(it.longer?[1].full)), ""),
+        fact("some_total_ns", "some, in all", total(|it| it.some_us), ""),
+        fact("full_total_ns", "full, in all", total(|it| it.full_us), "").for_programs(),
     ];
     if let Err(absent) = reading {
         let why = vec![fact(key, title, CellValue::Absent(absent.clone()), "")];

@@ -5,6 +5,7 @@ mod history;
 mod machine;
 mod members;
 mod order;
+mod recorded;
 mod replay;
 mod rows;
 mod tree;
@@ -13,6 +14,7 @@ use pagewise_model::top::{TopColumn, TopQuery, TopRow, TopSubject, TopTable};
 use pagewise_model::{Absent, Reading};
 
 pub use history::{MAX_SAMPLES, TopHistory};
+pub use recorded::recorded_process;
 pub use replay::ReplayCursor;
 
 /// The table that answers a query; `None` before the first sweep.
@@ -45,6 +47,7 @@ pub fn table(history: &TopHistory, query: &TopQuery) -> Option<TopTable> {
         rows,
         missing,
         unreadable: unreadable(&members),
+        postponed: postponed(&members),
         columns,
         machine: machine::facts(history, sweep),
         events: events::of_history(history, sweep.time.boot_ns),
@@ -59,6 +62,13 @@ fn unreadable(members: &[&pagewise_model::sweep::SweepProcess]) -> Option<(u64, 
     });
     let first = reasons.next()?;
     Some((1 + u64::try_from(reasons.count()).unwrap_or(u64::MAX - 1), first))
+}
+
+/// Number of processes whose pages the sampler has not read yet.
+fn postponed(members: &[&pagewise_model::sweep::SweepProcess]) -> u64 {
+    let is_postponed =
+        |it: &&&pagewise_model::sweep::SweepProcess| matches!(it.pss, Err(Absent::NotCollected(_)));
+    u64::try_from(members.iter().filter(is_postponed).count()).unwrap_or(u64::MAX)
 }
 
 /// The columns that apply to the rows and have a value in one of them. Those without a value in a

@@ -33,12 +33,45 @@ pub struct ProgramName {
     pub arguments: Name,
 }
 
+impl ProgramName {
+    /// The name and the arguments in one line.
+    pub(crate) fn line(&self) -> Vec<u8> {
+        match self.arguments.as_bytes() {
+            [] => self.name.as_bytes().to_vec(),
+            arguments => [self.name.as_bytes(), b" ", arguments].concat(),
+        }
+    }
+}
+
+/// The command line with all arguments, and the program without its folder; `comm` in brackets if
+/// the command line is unknown.
+pub(crate) fn whole_command(identity: &ProcessIdentity) -> Name {
+    match identity.command.as_deref().unwrap_or_default() {
+        [] => bracketed(&identity.name),
+        [program, arguments @ ..] => {
+            let arguments = arguments.iter().map(Name::as_bytes);
+            let words: Vec<&[u8]> = std::iter::once(program.base()).chain(arguments).collect();
+            Name::new(&words.join(&b' '))
+        }
+    }
+}
+
+/// The words of a command line with blanks between; `None` without words.
+pub(crate) fn joined(words: &[Name]) -> Option<Name> {
+    let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
+    (!words.is_empty()).then(|| Name::new(&words.join(&b' ')))
+}
+
+/// The name of a process whose command line is unknown.
+pub(crate) fn bracketed(name: &Name) -> Name {
+    Name::new(&[b"[", name.as_bytes(), b"]"].concat())
+}
+
 /// The name and the arguments of a process.
 pub fn program_name(identity: &ProcessIdentity) -> ProgramName {
     let words = words(identity);
     let Some((first, arguments)) = words.split_first() else {
-        let name = Name::new(&[b"[", identity.name.as_bytes(), b"]"].concat());
-        return ProgramName { name, arguments: Name::default() };
+        return ProgramName { name: bracketed(&identity.name), arguments: Name::default() };
     };
     let first = first.strip_prefix(b"-").unwrap_or(first);
     let name = last_component(first);

@@ -13,6 +13,7 @@ use pagewise_model::{Absent, Bytes, Name, Reading};
 use crate::blocks::for_programs;
 use crate::explain::fact;
 use crate::filter::FilterError;
+use crate::program_name::{bracketed, joined};
 
 /// Options of the report.
 #[derive(Clone, Debug)]
@@ -334,13 +335,8 @@ fn user(summary: &ProcessSummary) -> Name {
 
 /// The command line, or the name in brackets if it is empty.
 fn command(summary: &ProcessSummary) -> Name {
-    match &summary.command {
-        Ok(words) if !words.is_empty() => {
-            let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
-            Name::new(&words.join(&b' '))
-        }
-        _ => Name::new(&[b"[", summary.name.as_bytes(), b"]"].concat()),
-    }
+    joined(summary.command.as_deref().unwrap_or_default())
+        .unwrap_or_else(|| bracketed(&summary.name))
 }
 
 /// The sums that mean an amount of memory, over all processes that could be read.

@@ -20,6 +20,7 @@ use pagewise_model::{Bytes, Name, Pid, Reading};
 use crate::blocks::{facts_of, for_people, for_programs};
 use crate::cells::float;
 use crate::explain::fact;
+use crate::program_name::{program_name, whole_command};
 
 pub use categories::categories;
 pub use compared::{ComparedSweeps, compare};
@@ -40,8 +41,12 @@ pub struct RecordOptions {
 impl RecordOptions {
     /// A time for people.
     fn time(self, unix_ns: u64) -> CellValue {
+        CellValue::text(self.civil(unix_ns).to_string())
+    }
+
+    fn civil(self, unix_ns: u64) -> CivilTime {
         let seconds = i64::try_from(unix_ns / 1_000_000_000).unwrap_or(i64::MAX);
-        CellValue::text(CivilTime::new(seconds, self.utc_offset).to_string())
+        CivilTime::new(seconds, self.utc_offset)
     }
 
     /// A time for people and programs.
@@ -84,24 +89,12 @@ fn seconds(unix_ns: u64) -> CellValue {
 }
 
 /// The user's name, or the number if it has no name.
-fn user(identity: &ProcessIdentity) -> CellValue {
+pub(crate) fn user(identity: &ProcessIdentity) -> CellValue {
     match (&identity.user, &identity.uid) {
         (Some(name), _) => CellValue::Name(name.clone()),
         (None, Ok(uid)) => CellValue::text(uid.to_string()),
         (None, Err(why)) => CellValue::Absent(why.clone()),
     }
-}
-
-/// The command with the basename of its program first; the name in brackets if it is empty.
-fn command(identity: &ProcessIdentity) -> Name {
-    let Some((program, arguments)) =
-        identity.command.as_ref().ok().and_then(|words| words.split_first())
-    else {
-        return Name::new(&[b"[", identity.name.as_bytes(), b"]"].concat());
-    };
-    let mut words = vec![program.base()];
-    words.extend(arguments.iter().map(Name::as_bytes));
-    Name::new(&words.join(&b' '))
 }
 
 fn pids(pids: impl Iterator<Item = Pid>) -> TableColumn {
@@ -117,11 +110,11 @@ fn values(
     TableColumn::new(key, label, ColumnCells::Values(cells.collect()))
 }
 
-/// Columns with the name and the command; people see the beginning of a long command.
+/// Columns with the name and the command; people see a short one.
 fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [TableColumn; 3] {
     let names = identities.clone().map(|it| it.name.clone()).collect();
-    let whole: Vec<Name> = identities.map(command).collect();
-    let short = whole.iter().map(beginning).collect();
+    let whole = identities.clone().map(whole_command).collect();
+    let short = identities.map(short_command).collect();
     [
         for_programs(TableColumn::new("name", "NAME", ColumnCells::Names(names))),
         for_people(TableColumn::new("command", "COMMAND", ColumnCells::Names(short))),
@@ -129,13 +122,13 @@ fn named<'a>(identities: impl Iterator<Item = &'a ProcessIdentity> + Clone) -> [
     ]
 }
 
-/// The beginning of a long name.
-fn beginning(name: &Name) -> Name {
+/// The command with the program first and without folders, cut if it is long.
+fn short_command(identity: &ProcessIdentity) -> Name {
     /// Bytes that fill two lines of a page.
     const LENGTH: usize = 160;
-    let bytes = name.as_bytes();
+    let bytes = program_name(identity).line();
     if bytes.len() <= LENGTH {
-        return name.clone();
+        return Name::new(&bytes);
     }
     // A character of UTF-8 stays whole.
     let end = (0..=LENGTH).rev().find(|at| bytes[*at] & 0xc0 != 0x80).unwrap_or(LENGTH);

@@ -11,7 +11,8 @@ use clap::{Args, ValueEnum};
 use pagewise_analysis::diagnose::{self, Diagnosis, DiagnosisOptions, Symptom};
 use pagewise_analysis::heap_graph;
 use pagewise_diagnose::{
-    Budget, DiagnosisRequest, RecorderConsent, ScanBounds, Sweep, SweepRequest, collect,
+    Budget, DiagnosisRequest, MachineObservation, ObservationRequest, RecorderConsent, ScanBounds,
+    collect,
 };
 use pagewise_heap::PauseMeter;
 use pagewise_model::evidence::{AllocationProfile, EVIDENCE_VERSION, Evidence, Instrument};
@@ -216,25 +217,25 @@ fn budget_of(args: &DiagnoseArgs) -> Budget {
 fn observe_group(cgroup: Option<&str>, args: &DiagnoseArgs) -> anyhow::Result<SavedDiagnosis> {
     let root = live_root()?;
     let interrupts = NotedInterrupts::note();
-    let request = SweepRequest {
+    let request = ObservationRequest {
         duration: args.during,
         budget: budget_of(args),
         cgroup,
         is_interrupted: &|| interrupts.came(),
     };
-    let sweep = Sweep::begin(&root, &request)
+    let observation = MachineObservation::begin(&root, &request)
         .with_context(|| format!("no memory cgroup {}", cgroup.unwrap_or_default()))?;
     if !args.output.json {
         let seconds = args.during.as_secs_f64();
         note(format_args!("counters of all processes and cgroups, twice within {seconds:.1} s"));
     }
-    let largest = cgroup.and_then(|_| sweep.largest(&|pid| root.check_access(pid).is_ok()));
+    let largest = cgroup.and_then(|_| observation.largest(&|pid| root.check_access(pid).is_ok()));
     let largest = largest.and_then(|pid| {
         // It may have ended since: the counters of the others are worth a report.
         let observed = observe(&pid.to_string(), args);
         observed.map_err(|error| note(format_args!("process {pid}: {error:#}"))).ok()
     });
-    let mut machine = Box::new(sweep.finish(&root, &request));
+    let mut machine = Box::new(observation.finish(&root, &request));
     Ok(match largest {
         Some(largest) => {
             machine.cost.longest_pause_ns = largest.cost.longest_pause_ns;

@@ -2,20 +2,22 @@
 
 mod args;
 mod bundle;
+mod slow;
 
 use std::net::TcpListener;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use pagewise_exporter::{
-    ExportedSweep, Exporter, ExporterOptions, GroupRules, OtlpEndpoint, PublishedScrape,
-    ScrapeServer, SeriesLimits, WebConfig, write_textfile,
+    ExportedDiagnosis, ExportedSweep, Exporter, ExporterOptions, GroupRules, OtlpEndpoint,
+    PublishedScrape, ScrapeServer, SeriesLimits, WebConfig, write_textfile,
 };
 use pagewise_model::units::nanoseconds;
+use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 use pagewise_sys::interrupt::NotedInterrupts;
@@ -57,7 +59,7 @@ fn options(args: &ExporterArgs) -> anyhow::Result<ExporterOptions> {
         }
     };
     Ok(ExporterOptions {
-        rules: rules.with_children(!args.no_children),
+        rules: rules.with_children(!args.no_children).with_folders(current_folder),
         limits: SeriesLimits {
             max_series: args.max_series,
             max_groups: args.max_groups,
@@ -65,6 +67,11 @@ fn options(args: &ExporterArgs) -> anyhow::Result<ExporterOptions> {
         },
         container_logs: Some(args.container_logs.clone()),
     })
+}
+
+/// The current folder of a process, which only names of groups with `.Cwd` need.
+fn current_folder(pid: Pid) -> Option<Name> {
+    ProcRoot::live().link(pid, "cwd").ok()
 }
 
 fn sampler(args: &ExporterArgs) -> anyhow::Result<Sampler> {
@@ -104,9 +111,11 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
     let published = Arc::new(PublishedScrape::new(args.every));
     let mut server = open_server(args, &published)?;
     let is_over = AtomicBool::new(false);
+    let diagnosis = Mutex::new(None);
     let mut sweeps = SweepLoop {
         sampler,
         exporter,
+        diagnosis: &diagnosis,
         args,
         otlp: args.otlp.as_deref().map(OtlpEndpoint::parse).transpose()?,
         published,
@@ -117,6 +126,9 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
     sweeps.sweep()?;
     thread::scope(|scope| {
         let sweeping = scope.spawn(|| sweeps.run(&is_over));
+        if !args.diagnose_every.is_zero() {
+            scope.spawn(|| slow::run(args.diagnose_every, &diagnosis, &is_over));
+        }
         let mut has_ended = || interrupts.came() || sweeping.is_finished();
         let served = match &mut server {
             Some(server) => server.run(&mut has_ended).context("cannot wait for connections"),
@@ -159,6 +171,8 @@ fn open_server(
 struct SweepLoop<'a> {
     sampler: Sampler,
     exporter: Exporter,
+    /// The last results of the slow cycle, until the next sweep takes them.
+    diagnosis: &'a Mutex<Option<ExportedDiagnosis>>,
     args: &'a ExporterArgs,
     otlp: Option<OtlpEndpoint>,
     published: Arc<PublishedScrape>,
@@ -187,7 +201,12 @@ impl SweepLoop<'_> {
     /// One sweep. An output that fails does not keep the metrics from the others.
     fn sweep(&mut self) -> anyhow::Result<()> {
         let began = Instant::now();
-        let exported = self.exporter.export(self.sampler.sweep()?.sweep);
+        let sweep = self.sampler.sweep()?.sweep;
+        let diagnosis = self.diagnosis.lock().expect("no thread panics with the lock").take();
+        if let Some(diagnosis) = diagnosis {
+            self.exporter.set_diagnosis(diagnosis);
+        }
+        let exported = self.exporter.export(sweep);
         self.published.publish(&exported, began.elapsed());
         if let Err(error) = self.hand_on(&exported) {
             self.complain(&error);

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use pagewise_exporter::metric_catalogue;
 use pagewise_skip::{Lack, skip};
 
-use crate::fixture::pagewise;
+use crate::fixture::{ProcessGroup, pagewise};
 use crate::server::{NamedProcess, ServerProcess};
 
 fn once(args: &[&str]) -> String {
@@ -59,7 +59,8 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     assert_eq!(of("pagewise_group_processes"), 1.0);
     let uss = field("Private_Clean:") + field("Private_Dirty:");
     assert_eq!(of("pagewise_group_uss_bytes"), uss);
-    assert_eq!(of("pagewise_group_swap_bytes"), field("Swap:"));
+    let anonymous = format!("pagewise_group_swap_bytes{{groupname=\"{name}\",kind=\"anonymous\"}}");
+    assert_eq!(value(&text, &anonymous).unwrap(), field("Swap:"));
     let score = fs::read_to_string(format!("/proc/{}/oom_score", target.pid())).unwrap();
     assert_eq!(of("pagewise_group_oom_score"), score.trim().parse::<f64>().unwrap());
 }
@@ -84,6 +85,34 @@ fn sweeps_go_on_between_scrapes() {
     });
     let text = server.page("/metrics");
     assert!(text.contains("pagewise_group_growth_bytes_per_second{"), "{text}");
+}
+
+#[test]
+fn the_account_of_the_slow_cycle_adds_up_and_a_growing_process_is_a_finding() {
+    let name = format!("pwgrows{}", std::process::id());
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(&name);
+    std::os::unix::fs::symlink("/bin/bash", &program).unwrap();
+    // A string grows by 2.5 MiB each second.
+    let script = "s=''; p=$(printf '%262144s'); while :; do s=$s$p; sleep 0.1; done";
+    let target = ProcessGroup::start(Command::new(&program).args(["-c", script]));
+    let server = ServerProcess::export(&["--every", "500ms", "--diagnose-every", "3s"]);
+    let finding =
+        format!("pagewise_finding{{id=\"growth\",severity=\"warning\",object=\"{name}\"}}");
+    crate::server::wait("the finding", || value(&server.page("/metrics"), &finding).is_some());
+    let text = server.page("/metrics");
+    drop(target);
+    let owners = text.lines().filter(|line| line.starts_with("pagewise_account_bytes{"));
+    let sum: f64 = owners.map(|it| it.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum();
+    let unaccounted = value(&text, "pagewise_account_unaccounted_bytes").unwrap();
+    let total = value(&text, "pagewise_meminfo_bytes{field=\"MemTotal\"}").unwrap();
+    assert_eq!(sum + unaccounted, total);
+    let before = |what: &str| {
+        value(&text, &format!("pagewise_headroom_bytes{{before=\"{what}\"}}")).unwrap()
+    };
+    assert!(before("reclaim") <= before("oom"));
+    let without = ServerProcess::export(&["--every", "300ms", "--diagnose-every", "0s"]);
+    assert!(!without.page("/metrics").contains("pagewise_account_bytes{"));
 }
 
 #[test]

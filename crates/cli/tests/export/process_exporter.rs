@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::Command;
 
 use pagewise_skip::{Lack, skip};
 
+use crate::fixture::ProcessGroup;
 use crate::server::{ServerProcess, free_address, wait};
 
-/// Rules that use each field whose value does not change from one run to the next.
-const RULES: &str = r#"
+/// Configurations whose rules together use each kind of matcher and each field of names.
+const CONFIGURATIONS: [&str; 3] = [
+    r#"
 process_names:
   - name: "pwgroup:{{.Matches.Kind}}:{{.ExeBase}}"
     cmdline:
@@ -24,7 +26,24 @@ process_names:
   - name: "pwgroup:{{.Comm}}"
     comm:
     - pwgroup_none
-"#;
+"#,
+    // Each process has a group of its own, and a rule needs both of its parts.
+    r#"
+process_names:
+  - name: "pwgroup:{{.PID}}:{{.Matches}}"
+    exe: [pwgroup-a, pwgroup-b]
+    cmdline: ['\s(?P<Word>pwgroup-\S+)\s']
+  - name: "pwgroup:rest"
+    exe: [pwgroup_exe, pwgroup_path]
+"#,
+    // The first rule that matches counts, also if a later one would match better.
+    r#"
+process_names:
+  - name: "pwgroup:{{.Comm}}:{{.ExeBase}}"
+    cmdline: ['pwgroup']
+  - exe: [pwgroup_exe]
+"#,
+];
 
 /// Number of processes of each group whose name has `pwgroup`.
 fn groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
@@ -36,21 +55,15 @@ fn groups(text: &str, metric: &str) -> BTreeMap<String, f64> {
     text.lines().filter_map(line).collect()
 }
 
-fn start(name: &str, args: &str) -> Child {
+fn start(name: &str, args: &str) -> ProcessGroup {
     // A shell with a child, which belongs to the group of the shell.
     let script = format!("sleep 1000 & wait # {args}");
-    let mut command = Command::new("sh");
-    command.arg0(name).args(["-c", &script, args]);
-    command.process_group(0).spawn().unwrap()
+    ProcessGroup::start(Command::new("sh").arg0(name).args(["-c", &script, args]))
 }
 
 #[test]
 fn groups_and_their_processes_are_those_of_process_exporter() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("groups.yml");
-    fs::write(&config, RULES).unwrap();
-    let config = config.to_str().unwrap();
-    let mut children = vec![
+    let children = [
         start("pwgroup-a", "pwgroup-alpha 1"),
         start("pwgroup-a", "pwgroup-alpha 2"),
         start("pwgroup-b", "pwgroup-beta 3"),
@@ -60,31 +73,34 @@ fn groups_and_their_processes_are_those_of_process_exporter() {
     ];
     wait("the children", || {
         children.iter().all(|it| {
-            let task = format!("/proc/{0}/task/{0}/children", it.id());
+            let task = format!("/proc/{0}/task/{0}/children", it.pid());
             // Kernels without this file have no way to ask in one step.
             fs::read_to_string(task).map_or(true, |it| !it.trim().is_empty())
         })
     });
+    for (rules, least) in CONFIGURATIONS.iter().zip([4, 4, 1]) {
+        let Some((theirs, ours)) = both(rules) else {
+            return skip(&Lack::Tool("prometheus-process-exporter"));
+        };
+        assert_eq!(ours, theirs, "{rules}");
+        assert!(ours.len() >= least, "{rules}: {ours:?}");
+    }
+}
+
+/// The groups by process-exporter, and ours; `None` if it is not installed.
+fn both(rules: &str) -> Option<(BTreeMap<String, f64>, BTreeMap<String, f64>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("groups.yml");
+    fs::write(&config, rules).unwrap();
+    let config = config.to_str().unwrap();
     let address = free_address();
     let listen = address.to_string();
     let args = ["-config.path", config, "-web.listen-address", &listen];
-    let other = ServerProcess::other("prometheus-process-exporter", &args, address);
+    let other = ServerProcess::other("prometheus-process-exporter", &args, address)?;
     let ours = ServerProcess::export(&["--every", "1h", "--config", config]);
-    let judged = other.map(|other| {
-        other.wait_for("/metrics");
-        (
-            groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs"),
-            groups(&ours.page("/metrics"), "pagewise_group_processes"),
-        )
-    });
-    for child in &mut children {
-        let group = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        child.wait().unwrap();
-    }
-    let Some((theirs, ours)) = judged else {
-        return skip(&Lack::Tool("prometheus-process-exporter"));
-    };
-    assert_eq!(ours, theirs);
-    assert!(ours.len() >= 4, "{ours:?}");
+    other.wait_for("/metrics");
+    Some((
+        groups(&other.page("/metrics"), "namedprocess_namegroup_num_procs"),
+        groups(&ours.page("/metrics"), "pagewise_group_processes"),
+    ))
 }

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use pagewise_exporter::metric_catalogue;
-use pagewise_skip::{Lack, skip};
+use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 
+use crate::fixture::cgroup::{Actor, TestCgroup};
 use crate::server::{NamedProcess, ServerProcess, free_address, get, url_encoded, wait};
 
 fn deploy(path: &str) -> PathBuf {
@@ -100,12 +103,13 @@ fn ask(prometheus: &ServerProcess, query: &str) -> Vec<Value> {
     answer["data"]["result"].as_array().unwrap().clone()
 }
 
-#[test]
-fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
-    let exporter = ServerProcess::export(&["--every", "500ms"]);
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("prometheus.yml");
-    let rules = deploy("prometheus/pagewise.rules.yml");
+/// A Prometheus that scrapes an exporter each second; `None` if it is not installed.
+fn start_prometheus(
+    folder: &Path,
+    exporter: &ServerProcess,
+    rules: &Path,
+) -> Option<ServerProcess> {
+    let config = folder.join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nscrape_configs:\n  - job_name: pagewise\n    \
          static_configs: [{{targets: ['{}']}}]\nrule_files: ['{}']\n",
@@ -114,14 +118,86 @@ fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
     );
     fs::write(&config, text).unwrap();
     let address = free_address();
-    let (data, listen) = (folder.path().join("data"), format!("--web.listen-address={address}"));
+    let (data, listen) = (folder.join("data"), format!("--web.listen-address={address}"));
     let config = format!("--config.file={}", config.display());
     let data = format!("--storage.tsdb.path={}", data.display());
-    let Some(prometheus) = ServerProcess::other("prometheus", &[&config, &data, &listen], address)
-    else {
-        return skip(&Lack::Tool("prometheus"));
+    let prometheus = ServerProcess::other("prometheus", &[&config, &data, &listen], address);
+    match prometheus {
+        Some(prometheus) => {
+            prometheus.wait_for("/-/ready");
+            Some(prometheus)
+        }
+        None => {
+            skip(&Lack::Tool("prometheus"));
+            None
+        }
+    }
+}
+
+/// The names of the alerts that fire for a cgroup.
+fn firing(prometheus: &ServerProcess, cgroup: &str) -> BTreeSet<String> {
+    let answer: Value = serde_json::from_str(&prometheus.page("/api/v1/alerts")).unwrap();
+    let alerts = answer["data"]["alerts"].as_array().unwrap();
+    let own =
+        alerts.iter().filter(|it| it["labels"]["cgroup"] == cgroup && it["state"] == "firing");
+    own.map(|it| it["labels"]["alertname"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
+    if !is_root() {
+        return;
+    }
+    let Some(cgroup) = TestCgroup::make("leak") else {
+        return skip(&Lack::Machine("no memory cgroup can be made"));
     };
-    prometheus.wait_for("/-/ready");
+    let arguments = format!("anon=8 wait{}", " push=2 wait".repeat(40));
+    let mut leaking = Actor::start(&cgroup.folder, &arguments);
+    if cgroup.limit(56 << 20).is_none() {
+        return skip(&Lack::Machine("no memory cgroup can be limited"));
+    }
+    let exporter = ServerProcess::export(&["--every", "500ms"]);
+    let folder = tempfile::tempdir().unwrap();
+    // The same rules within seconds instead of minutes and hours.
+    let rules = fs::read_to_string(deploy("prometheus/pagewise.rules.yml")).unwrap();
+    let lines = rules.lines().filter(|line| !line.trim().starts_with("for: "));
+    let times = ["[5m]", "[10m]", "[1h]"];
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let text = times.iter().fold(text, |text, time| text.replace(time, "[6s]"));
+    let short = folder.path().join("short.rules.yml");
+    fs::write(&short, text + "\n").unwrap();
+    let Some(prometheus) = start_prometheus(folder.path(), &exporter, &short) else { return };
+    let path = cgroup.path();
+    let mut seen = firing(&prometheus, &path);
+    assert!(seen.is_empty(), "{seen:?}");
+    // Until 60 of about 65 MiB are in use.
+    for _ in 0..26 {
+        leaking.push();
+        std::thread::sleep(Duration::from_millis(200));
+        seen.extend(firing(&prometheus, &path));
+    }
+    wait("the alerts of the leak", || {
+        seen.extend(firing(&prometheus, &path));
+        seen.contains("PagewiseGrowthReachesLimit") && seen.contains("PagewiseOomRisk")
+    });
+    assert!(!seen.contains("PagewiseOomKill"), "{seen:?}");
+    while leaking.child.try_wait().unwrap().is_none() {
+        // The process that is killed answers no more.
+        if leaking.stdin.write_all(b"\n").is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    wait("the alert of the kill", || firing(&prometheus, &path).contains("PagewiseOomKill"));
+    wait("the end of the alerts", || firing(&prometheus, &path).is_empty());
+}
+
+#[test]
+fn prometheus_scrapes_and_answers_every_query_of_dashboards_and_rules() {
+    let exporter = ServerProcess::export(&["--every", "500ms"]);
+    let folder = tempfile::tempdir().unwrap();
+    let rules = deploy("prometheus/pagewise.rules.yml");
+    let Some(prometheus) = start_prometheus(folder.path(), &exporter, &rules) else { return };
     wait("five scrapes", || {
         let counts = ask(&prometheus, "count_over_time(pagewise_sweeps_total[5m])");
         counts

@@ -4,101 +4,15 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
-
-use pagewise_skip::{Lack, skip};
-use tempfile::TempDir;
+use std::time::Duration;
 
 use crate::fixture::pagewise;
+use crate::fixture::terminal::Terminal;
 
-/// Time for the terminal to show something, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A shell in a terminal.
-struct Terminal {
-    folder: TempDir,
-}
-
-impl Terminal {
-    /// A terminal of this size; `None` without tmux.
-    fn start(columns: u16, lines: u16) -> Option<Terminal> {
-        if Command::new("tmux").arg("-V").output().is_err() {
-            skip(&Lack::Tool("tmux"));
-            return None;
-        }
-        let terminal = Terminal { folder: TempDir::new().unwrap() };
-        let (columns, lines) = (columns.to_string(), lines.to_string());
-        let shell = "exec env PS1='$ ' bash --norc --noprofile -i";
-        terminal.tmux(&["new-session", "-d", "-x", &columns, "-y", &lines, shell]);
-        terminal.wait_for("$");
-        Some(terminal)
-    }
-
-    fn tmux(&self, words: &[&str]) -> String {
-        let mut command = Command::new("tmux");
-        command.arg("-S").arg(self.folder.path().join("socket")).args(["-f", "/dev/null", "-u"]);
-        command.env_remove("TMUX").env_remove("NO_COLOR").env("TERM", "xterm-256color");
-        let output = command.args(words).output().unwrap();
-        assert!(output.status.success(), "tmux {words:?}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Types a line.
-    fn line(&self, text: &str) {
-        self.tmux(&["send-keys", "-l", text]);
-        self.keys(&["Enter"]);
-    }
-
-    /// Presses keys by the names that tmux has for them.
-    fn keys(&self, names: &[&str]) {
-        self.tmux(&[&["send-keys"], names].concat());
-    }
-
-    fn screen(&self) -> String {
-        self.tmux(&["capture-pane", "-p"])
-    }
-
-    fn wait_until(&self, wanted: &str, is_there: impl Fn(&str) -> bool) -> String {
-        let begin = Instant::now();
-        loop {
-            let screen = self.screen();
-            if is_there(&screen) {
-                return screen;
-            }
-            assert!(begin.elapsed() < PATIENCE, "no {wanted} on the screen:\n{screen}");
-            sleep(Duration::from_millis(50));
-        }
-    }
-
-    fn wait_for(&self, text: &str) -> String {
-        self.wait_until(text, |screen| screen.contains(text))
-    }
-
-    /// Starts `top`; its exit status is on the screen afterwards.
-    fn top(&self, options: &str) {
-        let program = env!("CARGO_BIN_EXE_pagewise");
-        self.line(&format!("clear; {program} top {options}; echo status=$?"));
-    }
-
-    /// The terminal modes that a shell needs, once `top` has ended.
-    fn assert_restored(&self, status: u8) {
-        self.wait_for(&format!("status={status}"));
-        self.line("clear; stty -a");
-        let modes = self.wait_for("icanon");
-        let is_on = |mode: &str| modes.split([' ', '\n', ';']).any(|word| word == mode);
-        assert!(is_on("icanon") && is_on("echo") && is_on("isig"), "{modes}");
-        let mouse =
-            self.tmux(&["display-message", "-p", "#{mouse_any_flag}#{alternate_on}#{cursor_flag}"]);
-        assert_eq!(mouse.trim(), "001", "mouse, alternate screen, cursor");
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let mut command = Command::new("tmux");
-        command.arg("-S").arg(self.folder.path().join("socket")).arg("kill-server");
-        let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
-    }
+/// Starts `top`; its exit status is on the screen afterwards.
+fn start_top(terminal: &Terminal, options: &str) {
+    let program = env!("CARGO_BIN_EXE_pagewise");
+    terminal.line(&format!("clear; {program} top {options}; echo status=$?"));
 }
 
 /// A process whose name has an escape sequence that clears the screen.
@@ -132,7 +46,7 @@ impl Drop for EvilProcess {
 fn a_process_is_found_and_its_page_opened() {
     let evil = EvilProcess::start();
     let Some(terminal) = Terminal::start(80, 24) else { return };
-    terminal.top("");
+    start_top(&terminal, "");
     terminal.wait_for("GROW/MIN");
     terminal.keys(&["/"]);
     terminal.line(&evil.pid().to_string());
@@ -152,7 +66,7 @@ fn a_process_is_found_and_its_page_opened() {
 fn a_command_runs_in_a_pane_and_is_interrupted() {
     let evil = EvilProcess::start();
     let Some(terminal) = Terminal::start(80, 24) else { return };
-    terminal.top(&evil.pid().to_string());
+    start_top(&terminal, &evil.pid().to_string());
     terminal.wait_for("Overview");
     terminal.keys(&["d"]);
     terminal.wait_for("Esc interrupts");
@@ -165,10 +79,48 @@ fn a_command_runs_in_a_pane_and_is_interrupted() {
     terminal.assert_restored(0);
 }
 
+/// An action of the mouse at a column and a line, from 1, as a terminal sends it.
+fn mouse(terminal: &Terminal, button: u8, column: usize, line: usize) {
+    for end in ["M", "m"] {
+        terminal.tmux(&["send-keys", "-l", &format!("\x1b[<{button};{column};{line}{end}")]);
+    }
+}
+
+#[test]
+fn the_mouse_sorts_selects_opens_and_scrolls() {
+    const LEFT: u8 = 0;
+    const WHEEL_DOWN: u8 = 65;
+    let evil = EvilProcess::start();
+    let Some(terminal) = Terminal::start(80, 24) else { return };
+    start_top(&terminal, "");
+    let screen = terminal.wait_for("GROW/MIN");
+    let heading = screen.lines().position(|line| line.contains("GROW/MIN")).unwrap();
+    let column = screen.lines().nth(heading).unwrap().find("SWAP").unwrap();
+    mouse(&terminal, LEFT, column + 2, heading + 1);
+    terminal.wait_for("by SWAP");
+    terminal.keys(&["/"]);
+    terminal.line(&evil.pid().to_string());
+    terminal.wait_for(r"evil\x1b[2J\x07 600");
+    // The first click selects the row, the second one opens it.
+    for _ in 0..2 {
+        mouse(&terminal, LEFT, 20, heading + 2);
+    }
+    terminal.wait_for("Memory by category");
+    terminal.keys(&["4"]);
+    // The visible lines of a pane that does not fit.
+    terminal.wait_for(" of ");
+    let first = |page: &str| page.lines().take(4).any(|line| line.contains(" 1-"));
+    assert!(first(&terminal.screen()), "{}", terminal.screen());
+    mouse(&terminal, WHEEL_DOWN, 20, 12);
+    terminal.wait_until("scrolled page", |page| !first(page));
+    terminal.keys(&["C-c"]);
+    terminal.assert_restored(0);
+}
+
 #[test]
 fn the_view_survives_resizing_suspension_and_signals() {
     let Some(terminal) = Terminal::start(80, 24) else { return };
-    terminal.top("");
+    start_top(&terminal, "");
     terminal.wait_for("GROW/MIN");
     for (columns, heading) in [("140", "MINOR/S"), ("60", "TREND")] {
         terminal.tmux(&["resize-window", "-x", columns, "-y", "30"]);

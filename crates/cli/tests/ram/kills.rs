@@ -6,16 +6,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, is_root, skip, skip_part};
 use serde_json::Value;
 
-use super::fixture::{disk, json, program};
+use super::fixture::cgroup::{Actor, TestCgroup};
+use super::fixture::json;
 
 /// Processes of a cgroup: the arguments of `oomed` for each.
 pub(crate) struct Scenario {
@@ -102,143 +103,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         &[("", "anon=30 adj=-800 wait"), ("", "anon=10 wait")],
     ),
 ];
-
-/// A memory cgroup of the test, removed with the value.
-struct TestCgroup {
-    folder: PathBuf,
-    version: u8,
-}
-
-impl TestCgroup {
-    fn make(name: &str) -> Option<TestCgroup> {
-        let roots = [
-            (1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            (2, "/sys/fs/cgroup", "memory.max"),
-        ];
-        for (version, root, limit) in roots {
-            let folder = Path::new(root).join(format!("pagewise-{name}-{}", std::process::id()));
-            if fs::create_dir(&folder).is_err() {
-                continue;
-            }
-            let cgroup = TestCgroup { folder, version };
-            if cgroup.folder.join(limit).exists() {
-                return Some(cgroup);
-            }
-        }
-        None
-    }
-
-    /// A cgroup below, with the controller of memory.
-    fn below(&self, path: &str) -> PathBuf {
-        let mut folder = self.folder.clone();
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            if self.version == 2 {
-                let _ = fs::write(folder.join("cgroup.subtree_control"), "+memory");
-            }
-            folder.push(part);
-            let _ = fs::create_dir(&folder);
-        }
-        folder
-    }
-
-    fn number(&self, name: &str) -> u64 {
-        fs::read_to_string(self.folder.join(name)).unwrap().trim().parse().unwrap()
-    }
-
-    fn usage(&self) -> u64 {
-        self.number(if self.version == 1 { "memory.usage_in_bytes" } else { "memory.current" })
-    }
-
-    /// Limits memory, without swap, to a little more than is used.
-    fn limit(&self, above: u64) -> Option<u64> {
-        let limit = self.usage() + above;
-        let write = |name: &str, value: &str| fs::write(self.folder.join(name), value);
-        let done = match self.version {
-            1 => write("memory.swappiness", "0")
-                .and_then(|()| write("memory.limit_in_bytes", &limit.to_string())),
-            _ => {
-                let _ = write("memory.swap.max", "0");
-                write("memory.max", &limit.to_string())
-            }
-        };
-        done.ok().map(|()| limit)
-    }
-
-    /// Path in the hierarchy.
-    fn path(&self) -> String {
-        format!("/{}", self.folder.file_name().unwrap().to_str().unwrap())
-    }
-
-    fn folders(folder: &Path) -> Vec<PathBuf> {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let below = entries.filter(|it| it.file_type().is_ok_and(|it| it.is_dir()));
-        let mut all: Vec<PathBuf> = below.flat_map(|it| TestCgroup::folders(&it.path())).collect();
-        all.push(folder.to_path_buf());
-        all
-    }
-
-    /// All processes of it.
-    fn members(&self) -> BTreeSet<u32> {
-        let folders = TestCgroup::folders(&self.folder);
-        let texts = folders
-            .iter()
-            .map(|it| fs::read_to_string(it.join("cgroup.procs")).unwrap_or_default());
-        texts
-            .flat_map(|text| text.lines().filter_map(|it| it.parse().ok()).collect::<Vec<u32>>())
-            .collect()
-    }
-}
-
-impl Drop for TestCgroup {
-    fn drop(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
-        for folder in TestCgroup::folders(&self.folder) {
-            while fs::remove_dir(&folder).is_err() && Instant::now() < deadline {
-                sleep(Duration::from_millis(5));
-            }
-        }
-    }
-}
-
-/// A process of a scenario.
-struct Actor {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Actor {
-    /// Starts a process in a cgroup, and waits until it has its memory.
-    fn start(cgroup: &Path, arguments: &str) -> Actor {
-        let script = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display());
-        let mut child = Command::new("sh")
-            .args(["-c", &script, "sh"])
-            .arg(program("oomed"))
-            .args(arguments.split(' '))
-            .current_dir(disk())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut actor = Actor { child, stdin, stdout: BufReader::new(stdout) };
-        actor.expect("ready");
-        actor
-    }
-
-    fn expect(&mut self, word: &str) {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), word);
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// True if a process runs: it is neither gone nor a zombie.
 fn lives(pid: u32) -> bool {

@@ -5,10 +5,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::Command;
 
 use pagewise_skip::{Lack, has_all_rights, is_root, skip};
 use serde_json::Value;
 
+use super::fixture::cgroup::TestCgroup;
 use super::fixture::{Fixture, disk, json, number, pagewise, tool};
 
 /// `meminfo` in bytes.
@@ -262,11 +264,16 @@ fn file_of(descriptor: &impl AsRawFd) -> File {
 }
 
 #[test]
-fn a_file_in_the_page_cache_is_found_and_none_of_it_is_read() {
+fn a_file_in_the_page_cache_is_found_with_the_cgroup_that_pays_for_it() {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     let path = folder.path().join("cached");
-    fs::write(&path, vec![7; 40 << 20]).unwrap();
-    let report = json(&["system", "--json", "--for", "0s", "--files", "60s", "--limit", "all"]);
+    let cgroup = TestCgroup::make("files");
+    let enter = cgroup.as_ref().map(|it| format!("echo $$ >{}/cgroup.procs", it.folder.display()));
+    let enter = enter.unwrap_or_else(|| "true".into());
+    let script = format!("{enter} && head -c {} /dev/zero >{}", 40 << 20, path.display());
+    assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+    let options = ["--cgroup", "--json", "--for", "0s", "--files", "60s", "--limit", "all"];
+    let report = json(&[&["system"], &options[..]].concat());
     let files = &report["files"];
     if files["incomplete"] == true {
         return skip(&Lack::Chance("the file systems are too large for a test"));
@@ -278,6 +285,10 @@ fn a_file_in_the_page_cache_is_found_and_none_of_it_is_read() {
         ));
     };
     assert_eq!(row["cached"], 40 << 20);
+    if let Some(cgroup) = cgroup.filter(|_| Path::new("/proc/kpagecgroup").exists()) {
+        let charged = row["charged"].to_string();
+        assert!(charged.contains(&cgroup.path()), "{charged}");
+    }
 }
 
 #[test]

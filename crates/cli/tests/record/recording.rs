@@ -10,7 +10,8 @@ use pagewise_skip::{Lack, is_root, skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::fixture::{Fixture, disk, json, number, pagewise};
+use crate::fixture::cgroup::{Actor, TestCgroup};
+use crate::fixture::{Fixture, ProcessGroup, disk, json, number, pagewise};
 
 /// A recorder that runs. It is killed with the value.
 struct Recorder {
@@ -19,8 +20,12 @@ struct Recorder {
 
 impl Recorder {
     fn start(folder: &Path, more: &[&str]) -> Recorder {
+        Recorder::with_triggers(folder, &[&["--no-triggers"], more].concat())
+    }
+
+    fn with_triggers(folder: &Path, more: &[&str]) -> Recorder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
-        command.args(["record", "--every", "200ms", "--no-triggers", "--dir"]).arg(folder);
+        command.args(["record", "--every", "200ms", "--dir"]).arg(folder);
         command.args(more).stdin(Stdio::null()).stdout(Stdio::null());
         Recorder { child: command.spawn().unwrap() }
     }
@@ -188,6 +193,115 @@ fn the_growth_of_a_process_is_in_the_report_and_in_the_difference() {
     assert!(fs::read_to_string(page).unwrap().contains("Processes that grew"));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// The report of a recording, with all rows.
+fn report_of(folder: &TempDir) -> Value {
+    let place = ["record", "report", "--dir", dir(folder)];
+    json(&[&place[..], &["--from", "10m", "--rows", "all", "--json"]].concat())
+}
+
+/// Waits for a trigger whose event has a text. Returns the report.
+fn triggered(folder: &TempDir, text: &str) -> Value {
+    let began = Instant::now();
+    loop {
+        let report = report_of(folder);
+        let events = report["events"].as_array().unwrap();
+        let is_it = |it: &Value| {
+            it["kind"] == "triggered" && it["event"].as_str().is_some_and(|it| it.contains(text))
+        };
+        if events.iter().any(is_it) {
+            return report;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "no trigger {text}: {events:?}");
+        sleep(Duration::from_millis(300));
+    }
+}
+
+#[test]
+fn a_cgroup_near_its_limit_has_a_snapshot_of_its_largest_process() {
+    if !is_root() {
+        return;
+    }
+    let Some(cgroup) = TestCgroup::make("near") else {
+        return skip(&Lack::Machine("no memory cgroup can be made"));
+    };
+    let mut actor = Actor::start(&cgroup.folder, "anon=40 wait push=2 wait");
+    if cgroup.limit(3 << 20).is_none() {
+        return skip(&Lack::Machine("no memory cgroup can be limited"));
+    }
+    let folder = folder();
+    let recorder =
+        Recorder::with_triggers(folder.path(), &["--pressure", "100", "--growth", "64G"]);
+    wait_for(&folder, 2);
+    let report = report_of(&folder);
+    assert!(!report["events"].to_string().contains(&cgroup.path()), "93 % of the limit");
+    actor.push();
+    let report = triggered(&folder, &cgroup.path());
+    let file = format!("near-limit-{}-snapshot.json", actor.child.id());
+    let saved = || {
+        let report = report_of(&folder);
+        let saved = report["saved"].as_array()?.clone();
+        saved
+            .iter()
+            .find_map(|it| it["file"].as_str().filter(|it| it.ends_with(&file)).map(str::to_owned))
+    };
+    let began = Instant::now();
+    let saved = loop {
+        if let Some(saved) = saved() {
+            break saved;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "no snapshot: {report}");
+        sleep(Duration::from_millis(300));
+    };
+    drop(recorder);
+    let snapshot = json(&["explain", "--from", &saved, "--json"]);
+    assert_eq!(snapshot["process"]["pid"], actor.child.id());
+}
+
+#[test]
+fn tasks_that_wait_for_memory_are_a_trigger() {
+    if !is_root() {
+        return;
+    }
+    // Hundredths of a percent of the last ten seconds in which a task waited for memory.
+    let waited = || -> Option<u64> {
+        let text = fs::read_to_string("/proc/pressure/memory").ok()?;
+        let share = text.strip_prefix("some avg10=")?.split(' ').next()?;
+        share.replace('.', "").parse().ok()
+    };
+    if waited().is_none() {
+        return skip(&Lack::Machine("the kernel does not measure pressure (psi=0)"));
+    }
+    let Some(cgroup) = TestCgroup::make("pressed") else {
+        return skip(&Lack::Machine("no memory cgroup can be made"));
+    };
+    if cgroup.limit(8 << 20).is_none() {
+        return skip(&Lack::Machine("no memory cgroup can be limited"));
+    }
+    let folder = folder();
+    let file = folder.path().join("file");
+    fs::write(&file, vec![7; 10 << 20]).unwrap();
+    let recorder =
+        Recorder::with_triggers(folder.path(), &["--pressure", "0.2", "--growth", "64G"]);
+    // Each reads a file that is a little larger than the limit: its pages are reclaimed and needed
+    // again at once.
+    let script = format!(
+        "echo $$ >{}/cgroup.procs && while :; do cat {} >/dev/null; done",
+        cgroup.folder.display(),
+        file.display()
+    );
+    let reader = |_| ProcessGroup::start(Command::new("sh").args(["-c", &script]));
+    let readers: Vec<ProcessGroup> = (0..3).map(reader).collect();
+    let began = Instant::now();
+    while waited().is_some_and(|share| share < 30) {
+        if began.elapsed() > Duration::from_secs(15) {
+            return skip(&Lack::Chance("the disk is too fast to wait for"));
+        }
+        sleep(Duration::from_millis(200));
+    }
+    triggered(&folder, "pressure");
+    drop((readers, recorder));
 }
 
 #[test]

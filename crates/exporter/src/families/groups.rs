@@ -51,6 +51,7 @@ struct GroupSums {
     uss: Option<Bytes>,
     uss_anonymous: Option<Bytes>,
     swap: Option<Bytes>,
+    swap_shmem: Option<Bytes>,
     max_rss: Bytes,
     growth: Option<f64>,
     oom_score: Option<u64>,
@@ -125,7 +126,15 @@ const METRICS: [RowMetric<GroupSums>; 19] = [
         "Resident bytes of the largest process.",
         |it, out| bytes(out, Some(it.max_rss)),
     ),
-    gauge("pagewise_group_swap_bytes", "bytes", "Bytes in swap.", |it, out| bytes(out, it.swap)),
+    gauge(
+        "pagewise_group_swap_bytes",
+        "bytes",
+        "Bytes in swap, by kind of page. Shared memory counts once for each process that maps it.",
+        |it, out| {
+            out.each("kind", "anonymous", it.swap.map(|it| it.0));
+            out.each("kind", "shmem", it.swap_shmem.map(|it| it.0));
+        },
+    ),
     gauge("pagewise_group_virtual_bytes", "bytes", "Size of the address spaces.", |it, out| {
         bytes(out, Some(it.virt))
     }),
@@ -250,7 +259,7 @@ pub(crate) fn group_families(
 }
 
 /// Highest number of series of a group.
-const MAX_ROW_SERIES: usize = METRICS.len() + 4;
+const MAX_ROW_SERIES: usize = METRICS.len() + 5;
 
 /// Bytes by which groups are ranked.
 fn size(members: &[&SweepProcess]) -> u64 {
@@ -311,6 +320,7 @@ impl GroupSums {
         self.uss = add_bytes(self.uss, &process.uss);
         self.uss_anonymous = add_bytes(self.uss_anonymous, &process.uss_anonymous);
         self.swap = add_bytes(self.swap, &process.swap);
+        self.swap_shmem = add_bytes(self.swap_shmem, &process.swap_shmem);
         self.oom_score = self.oom_score.max(process.oom_score.as_ref().ok().copied());
         self.oom_score_adj = self.oom_score_adj.max(process.oom_score_adj.as_ref().ok().copied());
         let started = process.identity.started_unix_ns;

@@ -2,7 +2,8 @@
 
 use pagewise_model::Reading;
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::sweep::{Sweep, SweepPressure};
+use pagewise_model::settings::PressureFigures;
+use pagewise_model::sweep::Sweep;
 
 use super::{RowMetric, RowValues, empty, of_one};
 use crate::exposition::{MetricFamily, MetricKind, MetricValue, label_text};
@@ -104,13 +105,13 @@ fn is_huge_page_count(line: &BootCounter) -> bool {
     line.name.as_bytes().starts_with(b"HugePages_")
 }
 
-pub(super) fn stalls(out: &mut RowValues, pressure: &Reading<SweepPressure>) {
+pub(super) fn stalls(out: &mut RowValues, pressure: &Reading<PressureFigures>) {
     let pressure = pressure.as_ref().ok();
     out.each("tasks", "some", pressure.map(|it| microseconds(it.some_us)));
     out.each("tasks", "all", pressure.map(|it| microseconds(it.full_us)));
 }
 
-fn averages(out: &mut RowValues, pressure: &Reading<SweepPressure>) {
+fn averages(out: &mut RowValues, pressure: &Reading<PressureFigures>) {
     let average = pressure.as_ref().ok().map(|it| it.avg10);
     out.each("tasks", "some", average.map(|it| ratio(it.some)));
     out.each("tasks", "all", average.map(|it| ratio(it.full)));

@@ -64,7 +64,11 @@ impl GroupRules {
         let file: ConfigFile = serde_norway::from_str(text)?;
         let rules = file.process_names.unwrap_or_default();
         let rules = rules.into_iter().enumerate().map(|(index, rule)| read_rule(index, rule));
-        Ok(GroupRules { rules: rules.collect::<Result<_, _>>()?, with_children: true })
+        Ok(GroupRules {
+            rules: rules.collect::<Result<_, _>>()?,
+            with_children: true,
+            folder_of: |_| None,
+        })
     }
 }
 

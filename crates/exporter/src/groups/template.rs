@@ -23,6 +23,7 @@ enum TemplateField {
     Username,
     Pid,
     StartTime,
+    Cwd,
     Cgroups,
     Cgroup(usize),
     Matches,
@@ -37,8 +38,8 @@ enum TemplateField {
 pub enum TemplateError {
     /// The action is outside of the supported part of the language.
     #[error(
-        "expected a field such as .Comm, .ExeBase, .ExeFull, .Username, .PID, .StartTime, .Cgroups, \
-         .Matches or .Matches.NAME, found {{{{{0}}}}}"
+        "expected a field such as .Comm, .ExeBase, .ExeFull, .Username, .PID, .StartTime, .Cwd, \
+         .Cgroups, .Matches or .Matches.NAME, found {{{{{0}}}}}"
     )]
     Action(String),
     /// No `}}`.
@@ -93,6 +94,7 @@ fn read_field(action: &str) -> Result<TemplateField, TemplateError> {
         [".Username"] => Ok(TemplateField::Username),
         [".PID"] => Ok(TemplateField::Pid),
         [".StartTime"] => Ok(TemplateField::StartTime),
+        [".Cwd"] => Ok(TemplateField::Cwd),
         [".Cgroups"] => Ok(TemplateField::Cgroups),
         [".Matches"] => Ok(TemplateField::Matches),
         ["index", ".Cgroups", at] => at.parse().map(TemplateField::Cgroup).map_err(|_| refuse()),
@@ -130,6 +132,10 @@ impl TemplateField {
             }
             TemplateField::StartTime => {
                 out.extend_from_slice(start_time(identity.started_unix_ns).as_bytes());
+            }
+            TemplateField::Cwd => {
+                let folder = (facts.folder_of)(facts.process.key.pid);
+                out.extend_from_slice(folder.as_ref().map_or(b"", |it| it.as_bytes()));
             }
             TemplateField::Cgroups => {
                 out.push(b'[');

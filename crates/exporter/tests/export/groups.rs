@@ -94,6 +94,46 @@ fn names_have_the_fields_of_the_template_language() {
 }
 
 #[test]
+fn a_program_with_a_folder_matches_that_folder_alone() {
+    let rules = "process_names: [{exe: [dash]}, {exe: [zsh]}, {exe: [/opt/shells/fish]}]";
+    let processes = vec![
+        process(1, 0, &["/usr/bin/dash"], 1),
+        process(2, 0, &["zsh", "-l"], 1),
+        process(3, 0, &["/opt/shells/fish"], 1),
+        process(4, 0, &["/usr/bin/fish"], 1),
+        process(5, 0, &["fish"], 1),
+    ];
+    assert_eq!(groups(rules, false, processes), ["dash", "zsh", "fish", "-", "-"]);
+}
+
+#[test]
+fn a_rule_joins_programs_captures_and_properties_of_the_process() {
+    let rules = r#"
+process_names:
+  - name: "{{.ExeBase}}:{{.Matches.Data}}"
+    exe: [databased]
+    cmdline: ['--data\s+\S*?(?P<Data>[^/\s]+)(?:\s|$)']
+  - name: "{{.ExeFull}}:{{.PID}}"
+    exe: [scraperd]
+  - name: "{{.Cwd}}"
+    comm: [walker]
+"#;
+    let rules = GroupRules::parse(rules).unwrap().with_children(false);
+    let rules = rules.with_folders(|pid| (pid.0 == 7).then(|| "/srv/walk".into()));
+    let processes = vec![
+        process(4, 1, &["/usr/sbin/databased", "--data", "/var/lib/one"], 1),
+        process(5, 1, &["/usr/local/bin/scraperd"], 1),
+        process(7, 1, &["walker"], 1),
+        process(8, 1, &["walker"], 1),
+    ];
+    let sweep = sweep(1, processes, Vec::new());
+    let found = rules.assign(&sweep, &GroupAssignment::default());
+    let name = |it: &SweepProcess| found.group(it.key).unwrap().to_string();
+    let names: Vec<String> = sweep.processes.iter().map(name).collect();
+    assert_eq!(names, ["databased:one", "/usr/local/bin/scraperd:5", "/srv/walk", ""]);
+}
+
+#[test]
 fn errors_name_the_rule_and_the_part() {
     let error = |text: &str| GroupRules::parse(text).unwrap_err().to_string();
     assert!(error("process_names: [{name: x}]").contains("process_names[0]: expected comm"));

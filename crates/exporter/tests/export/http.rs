@@ -168,17 +168,80 @@ fn the_server_ends_while_clients_are_connected() {
     drop((idle, half));
 }
 
+#[test]
+fn a_changed_file_of_passwords_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("web.yml");
+    let write = |password: &str| {
+        let hash = bcrypt::hash(password, 4).unwrap();
+        std::fs::write(&path, format!("basic_auth_users:\n  ann: {hash}\n")).unwrap();
+    };
+    write("secret");
+    let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
+    // ann:secret, ann:other
+    let is_right = |credentials: &str| {
+        let answer = server.get("/metrics", &format!("Authorization: Basic {credentials}\r\n"));
+        answer.starts_with("HTTP/1.1 200")
+    };
+    let (secret, other) = ("YW5uOnNlY3JldA==", "YW5uOm90aGVy");
+    assert!(is_right(secret) && !is_right(other));
+    // A file that is half written keeps the passwords before it.
+    std::fs::write(&path, "basic_auth_users:\n  ann: $2b$").unwrap();
+    assert!(is_right(secret));
+    write("other");
+    let began = Instant::now();
+    while !is_right(other) {
+        assert!(began.elapsed() < Duration::from_secs(60), "the file is not read again");
+        thread::sleep(Duration::from_millis(200));
+    }
+    assert!(!is_right(secret));
+}
+
+/// Runs openssl in a folder; `None` if it is not installed.
+fn openssl(folder: &Path, words: &str) -> Option<()> {
+    let mut command = Command::new("openssl");
+    let output = command.args(words.split(' ')).current_dir(folder).output().ok()?;
+    assert!(output.status.success(), "{words}: {output:?}");
+    Some(())
+}
+
+const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+
 /// A certificate of its own authority, and its key; `None` without openssl.
 fn certificate(folder: &Path) -> Option<()> {
-    let output = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
-        .args(["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=localhost"])
-        .args(["-addext", "subjectAltName=DNS:localhost"])
+    let files = "-keyout key.pem -out cert.pem -days 2";
+    let name = "-subj /CN=localhost -addext subjectAltName=DNS:localhost";
+    openssl(folder, &format!("req -x509 {NEW_KEY} {files} {name}"))
+}
+
+/// A certificate of a client that another authority has signed.
+fn client_certificate(folder: &Path) -> Option<()> {
+    let authority = "-keyout ca-key.pem -out ca.pem -days 2 -subj /CN=authority";
+    openssl(folder, &format!("req -x509 {NEW_KEY} {authority}"))?;
+    let request = "-keyout client-key.pem -out client.csr -subj /CN=client";
+    openssl(folder, &format!("req {NEW_KEY} {request}"))?;
+    std::fs::write(folder.join("extensions"), "basicConstraints=critical,CA:FALSE\n").unwrap();
+    let signed = "-in client.csr -out client.pem -days 2 -extfile extensions";
+    openssl(folder, &format!("x509 -req {signed} -CA ca.pem -CAkey ca-key.pem -CAcreateserial"))
+}
+
+/// The answer to a scrape by a TLS client of others.
+fn tls_scrape(server: &RunningServer, folder: &Path, options: &str) -> String {
+    let address = server.address.to_string();
+    let mut client = Command::new("openssl")
+        .args(["s_client", "-connect", &address, "-servername", "localhost"])
+        .args(["-CAfile", "cert.pem", "-verify_return_error", "-quiet"])
+        .args(options.split(' '))
         .current_dir(folder)
-        .output()
-        .ok()?;
-    assert!(output.status.success(), "{output:?}");
-    Some(())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A client that was refused has ended.
+    let _ = client.stdin.take().unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n");
+    let output = client.wait_with_output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -191,20 +254,8 @@ fn tls_is_served_with_the_certificate_of_the_file() {
     std::fs::write(&path, "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n").unwrap();
     let server = RunningServer::start(WebConfig::load(&path).unwrap(), true);
     for version in ["-tls1_2", "-tls1_3"] {
-        let address = server.address.to_string();
-        let mut client = Command::new("openssl")
-            .args(["s_client", "-connect", &address, "-servername", "localhost", version])
-            .args(["-CAfile", "cert.pem", "-verify_return_error", "-quiet"])
-            .current_dir(folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        client.stdin.take().unwrap().write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-        let output = client.wait_with_output().unwrap();
-        let answer = String::from_utf8_lossy(&output.stdout);
-        assert!(answer.starts_with("HTTP/1.1 200"), "{version}: {output:?}");
+        let answer = tls_scrape(&server, folder.path(), version);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{version}: {answer}");
         parse(body(&answer), false).unwrap();
     }
     // A client without TLS gets no metrics.
@@ -213,4 +264,36 @@ fn tls_is_served_with_the_certificate_of_the_file() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.windows(8).any(|it| it == b"pagewise"), "{answer:?}");
+}
+
+#[test]
+fn a_client_needs_a_certificate_of_the_authority_in_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    if certificate(folder.path()).and_then(|()| client_certificate(folder.path())).is_none() {
+        return skip(&Lack::Tool("openssl"));
+    }
+    let path = folder.path().join("web.yml");
+    let serve = |kind: &str| {
+        let config = format!(
+            "tls_server_config: {{cert_file: cert.pem, key_file: key.pem, \
+             client_auth_type: {kind}, client_ca_file: ca.pem}}\n"
+        );
+        std::fs::write(&path, config).unwrap();
+        RunningServer::start(WebConfig::load(&path).unwrap(), true)
+    };
+    let signed = "-cert client.pem -key client-key.pem";
+    // The server's certificate is of another authority.
+    let foreign = "-cert cert.pem -key key.pem";
+    let is_served = |server: &RunningServer, options: &str| {
+        tls_scrape(server, folder.path(), options).starts_with("HTTP/1.1 200")
+    };
+    let server = serve("RequireAndVerifyClientCert");
+    for version in ["-tls1_2", "-tls1_3"] {
+        assert!(is_served(&server, &format!("{version} {signed}")), "{version}");
+        assert!(!is_served(&server, &format!("{version} {foreign}")), "{version}");
+        assert!(!is_served(&server, version), "{version}");
+    }
+    let server = serve("VerifyClientCertIfGiven");
+    assert!(is_served(&server, signed) && is_served(&server, "-tls1_3"));
+    assert!(!is_served(&server, foreign));
 }

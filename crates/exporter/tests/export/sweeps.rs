@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use pagewise_exporter::{ExportedSweep, Exporter, ExporterOptions, GroupRules, SeriesLimits};
 use pagewise_model::fragmentation::BootCounter;
+use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::{
     BytesByPageKind, CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepCgroup,
-    SweepCost, SweepMachine, SweepPressure, SweepProcess, SweepTime,
+    SweepCost, SweepMachine, SweepProcess, SweepTime,
 };
 use pagewise_model::{Absent, Bytes, Name, Pid};
 
@@ -38,6 +39,7 @@ pub(crate) fn process(pid: u32, parent: u32, command: &[&str], mib: u64) -> Swee
         uss_anonymous: Ok(Bytes::mib(mib)),
         pages: PagesReading::Now,
         swap: Ok(Bytes(0)),
+        swap_shmem: Ok(Bytes(0)),
         minor_faults: 100,
         major_faults: 1,
         cpu_ns: 1_500_000_000,
@@ -71,7 +73,7 @@ pub(crate) fn cgroup(path: &str, mib: u64, limit: Option<u64>) -> SweepCgroup {
         }),
         limit_hits: Ok(3),
         oom_kills: Ok(1),
-        pressure: Ok(SweepPressure { some_us: 2_500_000, ..SweepPressure::default() }),
+        pressure: Ok(PressureFigures { some_us: 2_500_000, ..PressureFigures::default() }),
     }
 }
 
@@ -96,7 +98,7 @@ pub(crate) fn sweep(
         machine: SweepMachine {
             meminfo: Ok(vec![counter("MemAvailable", 1 << 30), counter("HugePages_Total", 0)]),
             vmstat: Ok(vec![counter("pgfault", 7), counter("oom_kill", 0)]),
-            memory_pressure: Ok(SweepPressure::default()),
+            memory_pressure: Ok(PressureFigures::default()),
             io_pressure: Err(Absent::NotInThisKernel("4.20".into())),
             forks: Ok(3),
         },

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    PagesReading, ProcessKey, Sweep, SweepCgroup, SweepMachine, SweepPressure, SweepProcess,
-};
+use super::{PagesReading, ProcessKey, Sweep, SweepCgroup, SweepMachine, SweepProcess};
 use crate::fragmentation::BootCounter;
 use crate::reading::plain;
+use crate::settings::PressureFigures;
 use crate::{Absent, Bytes, Name, Reading};
 
 /// The change from one sweep to a later one.
@@ -157,8 +156,8 @@ impl Elapsed {
     /// Share of the time that a counter of microseconds grew by.
     fn stalled(
         self,
-        before: &Reading<SweepPressure>,
-        after: &Reading<SweepPressure>,
+        before: &Reading<PressureFigures>,
+        after: &Reading<PressureFigures>,
     ) -> Reading<f64> {
         both(before, after, |before, after| {
             (self.rate(before.some_us, after.some_us) / 1e6).min(1.0)

@@ -26,6 +26,7 @@ fn process(pid: u32, start_ticks: u64, rss: u64) -> SweepProcess {
         uss_anonymous: Ok(Bytes(rss)),
         pages: PagesReading::Now,
         swap: Err(Absent::NotInThisKernel("2.6.34".into())),
+        swap_shmem: Err(Absent::NotInThisKernel("2.6.34".into())),
         minor_faults: rss,
         major_faults: 0,
         cpu_ns: rss,
@@ -47,9 +48,9 @@ fn sweep(seconds: u64, processes: Vec<SweepProcess>) -> Sweep {
         machine: SweepMachine {
             meminfo: Ok(vec![counter("MemAvailable", 1000 - seconds)]),
             vmstat: Ok(vec![counter("pgfault", seconds * 7), counter("oom_kill", 0)]),
-            memory_pressure: Ok(SweepPressure {
+            memory_pressure: Ok(PressureFigures {
                 some_us: seconds * 250_000,
-                ..SweepPressure::default()
+                ..PressureFigures::default()
             }),
             io_pressure: Err(Absent::NotInThisKernel("4.20".into())),
             forks: Ok(3),

@@ -2,7 +2,8 @@
 
 use pagewise_model::Name;
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::sweep::{SweepMachine, SweepPressure};
+use pagewise_model::settings::PressureFigures;
+use pagewise_model::sweep::SweepMachine;
 use pagewise_model::{Absent, Reading};
 
 use crate::quick_reader::QuickReader;
@@ -50,7 +51,7 @@ fn selected(text: &[u8]) -> Vec<BootCounter> {
     counters.collect()
 }
 
-fn pressure_of(reader: &mut QuickReader, file: &str) -> Reading<SweepPressure> {
+fn pressure_of(reader: &mut QuickReader, file: &str) -> Reading<PressureFigures> {
     match reader.machine(file) {
         Ok(text) => pressure::parse_totals(text)
             .ok_or_else(|| Absent::NotSupported("not a pressure file".into())),

@@ -1,34 +1,25 @@
 //! `/proc/pressure/memory` and a cgroup's `memory.pressure`.
 
-use pagewise_model::account::PressureAverages;
-use pagewise_model::settings::Pressure;
-use pagewise_model::sweep::SweepPressure;
+use pagewise_model::settings::{Pressure, PressureFigures};
 
 use crate::text::{lines, number};
 
 /// Reads a whole pressure file: the averages over ten seconds. `None` where one is missing.
 pub fn parse(text: &[u8]) -> Option<Pressure> {
-    Some(Pressure { some: average(text, b"some ")?, full: average(text, b"full ")? })
+    average(text, b"avg10=")
 }
 
-/// Reads all averages and totals of a whole pressure file. `None` where one is missing.
-pub(crate) fn averages(text: &[u8]) -> Option<PressureAverages> {
-    let three = |start: &[u8]| {
-        let word = |name: &[u8]| share(find_word(text, start, name)?);
-        Some([word(b"avg10=")?, word(b"avg60=")?, word(b"avg300=")?])
-    };
-    Some(PressureAverages {
-        some: three(b"some ")?,
-        full: three(b"full ")?,
-        some_total_us: total(text, b"some ")?,
-        full_total_us: total(text, b"full ")?,
-    })
+/// Reads a whole pressure file with all averages. `None` where a value is missing.
+pub(crate) fn parse_all(text: &[u8]) -> Option<PressureFigures> {
+    let longer = Some([average(text, b"avg60=")?, average(text, b"avg300=")?]);
+    Some(PressureFigures { longer, ..parse_totals(text)? })
 }
 
-/// Reads a whole pressure file with its counters since boot.
-pub fn parse_totals(text: &[u8]) -> Option<SweepPressure> {
-    Some(SweepPressure {
+/// Reads the averages over ten seconds and the counters since boot of a whole pressure file.
+pub fn parse_totals(text: &[u8]) -> Option<PressureFigures> {
+    Some(PressureFigures {
         avg10: parse(text)?,
+        longer: None,
         some_us: total(text, b"some ")?,
         full_us: total(text, b"full ")?,
     })
@@ -40,8 +31,9 @@ fn total(text: &[u8], start: &[u8]) -> Option<u64> {
 }
 
 /// `some avg10=0.12 avg60=..` in hundredths of a per cent.
-fn average(text: &[u8], start: &[u8]) -> Option<u64> {
-    share(find_word(text, start, b"avg10=")?)
+fn average(text: &[u8], name: &[u8]) -> Option<Pressure> {
+    let of = |start: &[u8]| share(find_word(text, start, name)?);
+    Some(Pressure { some: of(b"some ")?, full: of(b"full ")? })
 }
 
 /// The value of a word in the line that begins with `start`.
@@ -69,9 +61,8 @@ mod tests {
     fn averages_are_hundredths_of_a_per_cent() {
         let text = b"some avg10=1.05 avg60=0.22 avg300=0.10 total=9\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=3\n";
         assert_eq!(parse(text), Some(Pressure { some: 105, full: 50 }));
-        let all = averages(text).unwrap();
-        assert_eq!((all.some, all.full), ([105, 22, 10], [50, 0, 0]));
-        assert_eq!((all.some_total_us, all.full_total_us), (9, 3));
+        let longer = [22, 10].map(|some| Pressure { some, full: 0 });
+        assert_eq!(parse_all(text).unwrap().longer, Some(longer));
         let totals = parse_totals(text).unwrap();
         assert_eq!((totals.some_us, totals.full_us, totals.avg10.some), (9, 3, 105));
         assert_eq!(parse(b"some avg10=1.05 total=1\n"), None);

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use pagewise_model::account::{ShmemKind, ShmemUse};
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 
+use crate::memory_files::device;
 use crate::mountinfo::Mount;
 use crate::text::{lines, number};
 use crate::{ProcRoot, mountinfo};
@@ -50,18 +51,26 @@ fn mounts(root: &ProcRoot, pids: &[Pid]) -> Vec<ShmemUse> {
         for mount in mounts.iter().filter(|it| it.fs == b"tmpfs") {
             // A file system that answers from a process or over a network may never answer.
             let waits = mounts.iter().any(|it| it.may_wait() && mount.point.starts_with(&it.point));
-            if !waits && devices.insert(mount.device) {
-                uses.extend(mounted(&root.file(pid, "root"), mount));
+            if waits || devices.contains(&mount.device) {
+                continue;
+            }
+            if let Some(found) = mounted(&root.file(pid, "root"), mount) {
+                devices.insert(mount.device);
+                uses.push(found);
             }
         }
     }
     uses
 }
 
-/// A mount as its file system counts it.
+/// A mount as its file system counts it. `None` if another mount hides it: its path then leads to
+/// the other file system.
 fn mounted(root: &Path, mount: &Mount) -> Option<ShmemUse> {
-    let below = mount.point.strip_prefix("/").unwrap_or(&mount.point);
-    let figures = rustix::fs::statvfs(root.join(below)).ok()?;
+    let path = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
+    if device(&fs::metadata(&path).ok()?) != mount.device {
+        return None;
+    }
+    let figures = rustix::fs::statvfs(&path).ok()?;
     let bytes = |blocks: u64| Bytes(blocks.saturating_mul(figures.f_frsize));
     Some(ShmemUse {
         kind: ShmemKind::Tmpfs,

@@ -89,7 +89,7 @@ pub fn read(root: &ProcRoot, request: &SystemRequest) -> Result<SystemReading, P
         sockets: file("net/sockstat").map(|text| kernel_memory::sockets(&text, page_size)),
         files: Err(Absent::NotCollected("ask for --files".into())),
         pressure: file("pressure/memory").and_then(|text| {
-            pressure::averages(&text).ok_or(Absent::NotSupported("not in the form of PSI".into()))
+            pressure::parse_all(&text).ok_or(Absent::NotSupported("not in the form of PSI".into()))
         }),
         swaps: file("swaps").and_then(|text| parsed(swaps::parse(&text))),
         settings: SETTINGS.iter().filter_map(|name| setting(root, name)).collect(),

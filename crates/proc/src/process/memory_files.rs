@@ -167,7 +167,8 @@ fn tmpfs_devices(root: &ProcRoot, pid: Pid) -> Vec<Device> {
     mounts.filter(|mount| mount.fs == b"tmpfs").map(|mount| mount.device).collect()
 }
 
-fn device(file: &Metadata) -> Device {
+/// The device of a file.
+pub(crate) fn device(file: &Metadata) -> Device {
     let number = file.dev();
     Device { major: rustix::fs::major(number), minor: rustix::fs::minor(number) }
 }

@@ -23,8 +23,8 @@ pub struct PageSums {
     pub uss: Reading<Bytes>,
     /// The part of them that is anonymous.
     pub uss_anonymous: Reading<Bytes>,
-    /// Pages in swap.
-    pub swap: Reading<Bytes>,
+    /// Pages of mapped tmpfs files and shared memory in swap.
+    pub swap_shmem: Reading<Bytes>,
     /// The longest system call that may have held the mmap lock of the process.
     pub longest_hold_ns: u64,
 }
@@ -43,17 +43,23 @@ impl PageSumReader {
         PageSumReader { features: Features::detect(), page_size, tmpfs: TmpfsDevices::default() }
     }
 
-    /// By `smaps_rollup`: the kernel holds the mmap lock while it walks a mapping.
+    /// By `smaps_rollup`: the kernel holds the mmap lock while it walks a mapping. `swap` is the
+    /// anonymous memory in swap, which is part of the sum in the file.
     ///
     /// # Errors
     /// [`Absent`]
-    pub fn by_rollup(&self, reader: &mut QuickReader, pid: Pid) -> Reading<PageSums> {
+    pub fn by_rollup(
+        &self,
+        reader: &mut QuickReader,
+        pid: Pid,
+        swap: &Reading<Bytes>,
+    ) -> Reading<PageSums> {
         let begin = Instant::now();
         let text = reader.read(pid, "smaps_rollup")?;
         let hold = nanoseconds(begin.elapsed());
         // A process that ends meanwhile gives nothing, or half.
         let rollup = smaps::parse_rollup(text).ok_or(Absent::Vanished)?;
-        Ok(of_rollup(&rollup, hold))
+        Ok(of_rollup(&rollup, swap, hold))
     }
 
     /// By the page tables, in pieces with rests between.
@@ -80,7 +86,7 @@ impl PageSumReader {
             pss: shares,
             uss: Ok(whole_kib(total.breakdown.exclusive())),
             uss_anonymous: Ok(whole_kib(total.breakdown.anon_exclusive)),
-            swap: total.swap,
+            swap_shmem: swap_of_shmem(&mappings),
             longest_hold_ns: walk.longest_hold_ns,
         })
     }
@@ -97,7 +103,15 @@ fn by_kind(pss: Bytes, anonymous: Bytes, mappings: &[Mapping]) -> Reading<BytesB
     Ok(BytesByPageKind { anonymous, shmem, file: whole_kib(pss) - anonymous - shmem })
 }
 
-fn of_rollup(rollup: &Smaps, longest_hold_ns: u64) -> PageSums {
+/// The page tables do not show pages of shared memory in swap: only `smaps` counts them.
+fn swap_of_shmem(mappings: &[Mapping]) -> Reading<Bytes> {
+    match mappings.iter().any(|it| it.backing() == Backing::Shmem) {
+        false => Ok(Bytes::ZERO),
+        true => Err(Absent::NotCollected("pagewise explain --full".into())),
+    }
+}
+
+fn of_rollup(rollup: &Smaps, swap: &Reading<Bytes>, longest_hold_ns: u64) -> PageSums {
     let line = |counter| rollup.bytes(counter);
     // Before Linux 5.4 the rollup has one line for all kinds.
     let pss = || {
@@ -112,7 +126,7 @@ fn of_rollup(rollup: &Smaps, longest_hold_ns: u64) -> PageSums {
         pss: pss(),
         uss: uss(),
         uss_anonymous: anonymous_exclusive(rollup, uss()),
-        swap: line(SmapsCounter::Swap),
+        swap_shmem: (|| Ok(line(SmapsCounter::Swap)? - swap.clone()?))(),
         longest_hold_ns,
     }
 }
@@ -143,17 +157,17 @@ mod tests {
     #[test]
     fn a_rollup_has_shares_by_page_kind() {
         let text = b"559d7a2e8000-7ffc5d1d4000 ---p 00000000 00:00 0  [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Anon: 40 kB\nPss_File: 18 kB\nPss_Shmem: 2 kB\nPrivate_Clean: 8 kB\nPrivate_Dirty: 40 kB\nAnonymous: 40 kB\nSwap: 4 kB\nLocked: 0 kB\n";
-        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), 7);
+        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), &Ok(Bytes::kib(1)), 7);
         let kib = Bytes::kib;
         let pss = BytesByPageKind { anonymous: kib(40), file: kib(18), shmem: kib(2) };
-        assert_eq!((sums.pss, sums.uss, sums.swap), (Ok(pss), Ok(kib(48)), Ok(kib(4))));
+        assert_eq!((sums.pss, sums.uss, sums.swap_shmem), (Ok(pss), Ok(kib(48)), Ok(kib(3))));
         assert_eq!(sums.uss_anonymous, Ok(kib(40)));
     }
 
     #[test]
     fn pages_that_fork_left_shared_are_not_divided_by_guess() {
         let text = b"559d7a2e8000-7ffc5d1d4000 ---p 00000000 00:00 0  [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Anon: 38 kB\nPss_File: 22 kB\nPss_Shmem: 0 kB\nPrivate_Clean: 8 kB\nPrivate_Dirty: 36 kB\nAnonymous: 40 kB\nSwap: 0 kB\nLocked: 0 kB\n";
-        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), 7);
+        let sums = of_rollup(&smaps::parse_rollup(text).unwrap(), &Ok(Bytes::kib(1)), 7);
         assert!(matches!(sums.uss_anonymous, Err(Absent::Ambiguous(_))));
     }
 
@@ -163,8 +177,10 @@ mod tests {
         let (root, ourselves) = (ProcRoot::live(), Pid(std::process::id()));
         let mut reader = QuickReader::new(&root).unwrap();
         let sums = PageSumReader::new(page_size);
-        let (fast, polite) =
-            (sums.by_rollup(&mut reader, ourselves), sums.politely(&root, ourselves));
+        let (fast, polite) = (
+            sums.by_rollup(&mut reader, ourselves, &Ok(Bytes::ZERO)),
+            sums.politely(&root, ourselves),
+        );
         let (fast, polite) = (fast.unwrap(), polite.unwrap());
         // The process itself allocates between the readings.
         let close = |a: Bytes, b: Bytes| a.0.abs_diff(b.0) < Bytes::mib(1).0;

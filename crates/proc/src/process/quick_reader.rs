@@ -23,6 +23,15 @@ pub struct QuickReader {
     buffer: Vec<u8>,
 }
 
+/// The sign by which the end of a file is known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileEnd {
+    /// A read that does not fill the buffer: right for files of one record.
+    ShortRead,
+    /// A read without bytes: files of several records come in pieces.
+    EmptyRead,
+}
+
 impl QuickReader {
     /// A reader for a tree.
     ///
@@ -47,13 +56,14 @@ impl QuickReader {
         opened.map_err(|error| self.absence(Some(pid), error))
     }
 
-    /// Reads a file of a process.
+    /// Reads a file of a process that is one record, such as `status`: the kernel gives it in one
+    /// piece, so that a second read to find the end is not needed.
     ///
     /// # Errors
     /// [`Absent`]
     pub fn read(&mut self, pid: Pid, name: &str) -> Reading<&[u8]> {
         let file = self.open(pid, name)?;
-        match self.fill(&file) {
+        match self.fill(&file, FileEnd::ShortRead) {
             Ok(length) => Ok(&self.buffer[..length]),
             Err(error) => Err(self.absence(Some(pid), error)),
         }
@@ -66,7 +76,7 @@ impl QuickReader {
     pub fn machine(&mut self, name: &str) -> Reading<&[u8]> {
         self.path.clear();
         self.path.push_str(name);
-        match self.open_path().and_then(|file| self.fill(&file)) {
+        match self.open_path().and_then(|file| self.fill(&file, FileEnd::EmptyRead)) {
             Ok(length) => Ok(&self.buffer[..length]),
             Err(error) => Err(self.absence(None, error)),
         }
@@ -89,14 +99,17 @@ impl QuickReader {
     }
 
     /// Reads the whole file into the buffer.
-    fn fill(&mut self, file: &OwnedFd) -> Result<usize, Errno> {
+    fn fill(&mut self, file: &OwnedFd, end: FileEnd) -> Result<usize, Errno> {
         let mut filled = 0;
         loop {
             match read(file, &mut self.buffer[filled..]) {
                 Ok(0) => return Ok(filled),
                 Ok(length) => filled += length,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) => continue,
                 Err(error) => return Err(error),
+            }
+            if filled < self.buffer.len() && end == FileEnd::ShortRead {
+                return Ok(filled);
             }
             if filled == self.buffer.len() {
                 if filled >= MAX_FILE {

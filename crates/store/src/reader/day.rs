@@ -280,7 +280,12 @@ impl DayReader {
             let at = match (at, identity) {
                 (Ok(at), None) => at,
                 (Ok(at), Some(identity)) => {
-                    sweep.processes[at].identity = identity;
+                    let before = &mut sweep.processes[at].identity;
+                    let parent = before.parent;
+                    *before = identity;
+                    if before.parent != parent {
+                        Arc::make_mut(before).parent = parent;
+                    }
                     at
                 }
                 (Err(at), Some(identity)) => {
@@ -558,30 +563,32 @@ fn identity_of(
     if let Some(found) = known.get(&(process, id)) {
         return Ok(Arc::clone(found));
     }
-    let select = "SELECT name, parent, command, exe, uid, user, cgroup FROM identity WHERE id = ?";
+    let select = "SELECT name, command, exe, uid, user, cgroup FROM identity \
+                  JOIN program ON program.id = program WHERE identity.id = ?";
     let name = |value: ValueRef<'_>| match value {
         ValueRef::Integer(code) => Err(absent.cell(code).err().unwrap_or(Absent::Vanished)),
         other => Ok(name_of(other)),
     };
     let found = connection.prepare_cached(select)?.query_row(params![id], |row| {
-        let command = match row.get_ref(2)? {
+        let command = match row.get_ref(1)? {
             ValueRef::Integer(code) => Err(absent.cell(code).err().unwrap_or(Absent::Vanished)),
             other => {
                 Ok(serde_json::from_slice(other.as_bytes().unwrap_or_default()).unwrap_or_default())
             }
         };
-        let uid = absent.cell(row.get(4)?);
+        let uid = absent.cell(row.get(3)?);
         Ok(ProcessIdentity {
             name: name_of(row.get_ref(0)?),
-            parent: Pid(row.get(1)?),
+            // It has a column of its own.
+            parent: Pid(0),
             command,
-            exe: name(row.get_ref(3)?),
+            exe: name(row.get_ref(2)?),
             uid: uid.map(|uid| u32::try_from(uid).unwrap_or(u32::MAX)),
-            user: match row.get_ref(5)? {
+            user: match row.get_ref(4)? {
                 ValueRef::Null => None,
                 value => Some(name_of(value)),
             },
-            cgroup: name(row.get_ref(6)?),
+            cgroup: name(row.get_ref(5)?),
             started_unix_ns,
         })
     })?;

@@ -120,6 +120,9 @@ fn status(canvas: &mut Canvas<'_>, state: &TopState, table: &TopTable, y: u16) {
         let hidden = table.filtered;
         parts.push((format!("filter {} hides {hidden}", query.filter), Paint::Bold));
     }
+    if table.postponed > 0 {
+        parts.push((format!("PSS of {} not read yet", table.postponed), Paint::Plain));
+    }
     if let Some((count, why)) = &table.unreadable {
         let why = match why {
             Absent::NotPermitted(needs) => format!("needs {needs}"),

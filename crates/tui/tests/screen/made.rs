@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use pagewise_analysis::top::{self, TopHistory};
 use pagewise_model::fragmentation::BootCounter;
-use pagewise_model::settings::Pressure;
+use pagewise_model::settings::{Pressure, PressureFigures};
 use pagewise_model::sweep::{
     BytesByPageKind, CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepCgroup,
-    SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepPressure, SweepProcess, SweepTime,
+    SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepProcess, SweepTime,
 };
 use pagewise_model::top::TopQuery;
 use pagewise_model::{Absent, Bytes, Name, Pid};
@@ -106,6 +106,7 @@ fn process(made: &MadeProcess, second: u64) -> SweepProcess {
         uss_anonymous: Err(hidden()),
         pages: PagesReading::Now,
         swap: Ok(Bytes::mib(mib / 40)),
+        swap_shmem: Ok(Bytes::ZERO),
         minor_faults: second * growth * 256,
         major_faults: second * u64::from(pid == 733) * 3,
         cpu_ns: 0,
@@ -124,9 +125,9 @@ fn cgroup(path: &str, mib: u64, limit: Option<u64>, some: u64) -> SweepCgroup {
         usage: Ok(CgroupUsage::default()),
         limit_hits: Ok(0),
         oom_kills: Ok(0),
-        pressure: Ok(SweepPressure {
+        pressure: Ok(PressureFigures {
             avg10: Pressure { some, full: some / 3 },
-            ..SweepPressure::default()
+            ..PressureFigures::default()
         }),
     }
 }
@@ -147,7 +148,7 @@ fn sweep(second: u64) -> Sweep {
     };
     let vmstat = [("pgmajfault", 3 * second), ("pswpin", 0), ("pswpout", 0)];
     let pressure = |some, full| {
-        Ok(SweepPressure { avg10: Pressure { some, full }, ..SweepPressure::default() })
+        Ok(PressureFigures { avg10: Pressure { some, full }, ..PressureFigures::default() })
     };
     Sweep {
         time: SweepTime {

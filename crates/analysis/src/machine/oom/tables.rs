@@ -10,6 +10,7 @@ use super::forecast::{OomForecast, time_left};
 use super::{OomOptions, OomRank, badness_cell};
 use crate::blocks::{first, for_people, for_programs, table};
 use crate::cells::text;
+use crate::program_name::joined;
 
 /// The outcome if the machine ran out of memory now.
 pub(super) fn verdict(next: Option<OomRank<'_>>, machine: Option<&OomForecast<'_>>) -> Paragraph {
@@ -250,13 +251,7 @@ pub(super) fn adj_text(adj: i64) -> CellValue {
 
 /// The command line, or the name of a process that hides it.
 fn command(process: &OomProcess) -> Name {
-    match &process.command {
-        Ok(words) if !words.is_empty() => {
-            let words: Vec<&[u8]> = words.iter().map(Name::as_bytes).collect();
-            Name::new(&words.join(&b' '))
-        }
-        _ => process.name.clone(),
-    }
+    joined(process.command.as_deref().unwrap_or_default()).unwrap_or_else(|| process.name.clone())
 }
 
 /// The processes that are not selected, largest first.

@@ -1,7 +1,8 @@
 //! Figures of the machine above the table.
 
 use pagewise_model::report::{CellValue, Fact};
-use pagewise_model::sweep::{Sweep, SweepPressure};
+use pagewise_model::settings::PressureFigures;
+use pagewise_model::sweep::Sweep;
 use pagewise_model::{Bytes, Reading};
 
 use super::TopHistory;
@@ -17,7 +18,12 @@ pub(super) fn facts(history: &TopHistory, sweep: &Sweep) -> Vec<Fact> {
     let mut facts = vec![
         fact("total", "RAM", CellValue::bytes(total.clone()), ""),
         fact("available", "available", with_share(available, &total), ""),
-        fact("pss", "PSS", CellValue::Bytes(pss.0), "Sum over the processes that can be read."),
+        fact(
+            "pss",
+            "PSS",
+            CellValue::Bytes(pss.0),
+            "Sum over the processes whose memory was read.",
+        ),
     ];
     facts.extend(swap(sweep));
     facts.push(pressure("memory_pressure", "PSI", &machine.memory_pressure));
@@ -62,10 +68,10 @@ fn swap(sweep: &Sweep) -> Option<Fact> {
 }
 
 /// Share of the last ten seconds in which some task waited, and in which all did.
-fn pressure(key: &'static str, label: &'static str, reading: &Reading<SweepPressure>) -> Fact {
+fn pressure(key: &'static str, label: &'static str, reading: &Reading<PressureFigures>) -> Fact {
     let value = CellValue::from_reading(reading.clone(), |pressure| {
         let share = |hundredths: u64| CellValue::Share(float(hundredths) / 10_000.0);
-        let SweepPressure { avg10, .. } = pressure;
+        let PressureFigures { avg10, .. } = pressure;
         CellValue::Sentence(vec![share(avg10.some), text("/"), share(avg10.full)])
     });
     fact(key, label, value, "Some tasks waited / all tasks waited, over the last 10 s.")

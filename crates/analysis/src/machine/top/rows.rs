@@ -3,9 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use pagewise_model::sweep::{
-    ProcessDelta, ProcessKey, Sweep, SweepCgroup, SweepPressure, SweepProcess,
-};
+use pagewise_model::settings::PressureFigures;
+use pagewise_model::sweep::{ProcessDelta, ProcessKey, Sweep, SweepCgroup, SweepProcess};
 use pagewise_model::top::{TopGrouping, TopKey, TopQuery, TopRow};
 use pagewise_model::{Absent, Bytes, Name, Pid, Reading};
 
@@ -78,7 +77,7 @@ fn not_a_cgroup() -> Absent {
 }
 
 /// The share of the last ten seconds in which at least one task waited.
-fn share_of(pressure: &SweepPressure) -> f64 {
+fn share_of(pressure: &PressureFigures) -> f64 {
     float(pressure.avg10.some) / 10_000.0
 }
 

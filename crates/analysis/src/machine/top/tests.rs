@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::report::CellValue;
-use pagewise_model::settings::Pressure;
+use pagewise_model::settings::{Pressure, PressureFigures};
 use pagewise_model::sweep::{
     BytesByPageKind, CgroupUsage, PagesReading, ProcessIdentity, ProcessKey, Sweep, SweepCgroup,
-    SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepPressure, SweepProcess, SweepTime,
+    SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepProcess, SweepTime,
 };
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_model::top::{TopColumn, TopGrouping, TopKey, TopQuery, TopRow, TopSubject, TopTable};
@@ -41,6 +41,7 @@ fn process(pid: u32, parent: u32, pss: u64, command: &str, cgroup: &str) -> Swee
         uss_anonymous: Ok(Bytes(pss / 2)),
         pages: PagesReading::Now,
         swap: Ok(Bytes::ZERO),
+        swap_shmem: Ok(Bytes::ZERO),
         minor_faults: 0,
         major_faults: 0,
         cpu_ns: 0,
@@ -59,9 +60,9 @@ fn cgroup(path: &str, current: u64) -> SweepCgroup {
         usage: Ok(CgroupUsage::default()),
         limit_hits: Ok(0),
         oom_kills: Ok(0),
-        pressure: Ok(SweepPressure {
+        pressure: Ok(PressureFigures {
             avg10: Pressure { some: 250, full: 0 },
-            ..SweepPressure::default()
+            ..PressureFigures::default()
         }),
     }
 }

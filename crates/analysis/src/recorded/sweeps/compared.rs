@@ -9,10 +9,11 @@ use pagewise_model::report::{
 use pagewise_model::sweep::{Sweep, SweepProcess};
 use pagewise_model::{Bytes, Name, Pid, Reading};
 
-use super::{RecordOptions, change, command, line, list_table, values, weight};
+use super::{RecordOptions, change, line, list_table, values, weight};
 use crate::blocks::facts_of;
 use crate::cells::text;
 use crate::explain::fact;
+use crate::program_name::whole_command;
 
 /// Two sweeps.
 #[derive(Clone, Copy, Debug)]
@@ -79,27 +80,44 @@ fn difference(before: &Reading<Bytes>, after: &Reading<Bytes>) -> CellValue {
     }
 }
 
-/// Processes that are compared as one.
-#[derive(Default)]
+/// Processes that are compared as one: sums of both sides.
 struct ComparedProcess {
     pid: Option<Pid>,
     name: Name,
     counts: [u64; 2],
     rss: [Bytes; 2],
-    share: [Bytes; 2],
-    swap: [Bytes; 2],
+    pss: [Reading<Bytes>; 2],
+    swap: [Reading<Bytes>; 2],
+    /// PSS, or RSS where PSS is unknown: the order of the rows.
+    weight: [Bytes; 2],
+}
+
+impl Default for ComparedProcess {
+    fn default() -> ComparedProcess {
+        let nothing = || [Ok(Bytes::ZERO), Ok(Bytes::ZERO)];
+        ComparedProcess {
+            pid: None,
+            name: Name::default(),
+            counts: [0; 2],
+            rss: [Bytes::ZERO; 2],
+            pss: nothing(),
+            swap: nothing(),
+            weight: [Bytes::ZERO; 2],
+        }
+    }
 }
 
 impl ComparedProcess {
     fn add(&mut self, side: usize, process: &SweepProcess) {
         self.counts[side] += 1;
         self.rss[side] += process.rss;
-        self.share[side] += weight(process);
-        self.swap[side] += process.swap.clone().unwrap_or_default();
+        add(&mut self.pss[side], &process.pss_total());
+        add(&mut self.swap[side], &process.swap);
+        self.weight[side] += weight(process);
     }
 
     fn change(&self) -> i64 {
-        change(self.share[0], self.share[1])
+        change(self.weight[0], self.weight[1])
     }
 
     fn presence(&self) -> CellValue {
@@ -108,6 +126,13 @@ impl ComparedProcess {
             [_, 0] => text("gone"),
             _ => CellValue::None,
         }
+    }
+}
+
+/// Adds to a sum, which is absent if a part of it is.
+fn add(sum: &mut Reading<Bytes>, value: &Reading<Bytes>) {
+    if let Ok(before) = sum {
+        *sum = value.clone().map(|value| *before + value);
     }
 }
 
@@ -122,7 +147,7 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
             let entry = found.entry(key).or_default();
             entry.add(side, process);
             (entry.pid, entry.name) = match compared.same_host {
-                true => (Some(process.key.pid), command(&process.identity)),
+                true => (Some(process.key.pid), whole_command(&process.identity)),
                 false => (None, process.identity.name.clone()),
             };
         }
@@ -132,8 +157,11 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
     all.sort_by_key(|it| Reverse(it.change().unsigned_abs()));
     let (shown, note) = options.shown(all.len());
     all.truncate(shown);
-    let side = |key, label, pick: fn(&ComparedProcess) -> Bytes| {
-        TableColumn::bytes(key, label, all.iter().map(move |it| Ok(pick(it))))
+    let pss = |key, label, side: usize| {
+        TableColumn::bytes(key, label, all.iter().map(move |it| it.pss[side].clone()))
+    };
+    let changes = |key, label, pick: fn(&ComparedProcess) -> CellValue| {
+        values(key, label, all.iter().map(pick))
     };
     let pid =
         |it: &ComparedProcess| it.pid.map_or(CellValue::None, |pid| CellValue::Count(pid.0.into()));
@@ -146,19 +174,11 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
         ],
     };
     columns.extend([
-        side("pss_before", "PSS BEFORE", |it| it.share[0]),
-        side("pss_after", "AFTER", |it| it.share[1]),
-        values("pss_change", "CHANGE", all.iter().map(|it| CellValue::Change(it.change()))),
-        values(
-            "rss_change",
-            "RSS CHANGE",
-            all.iter().map(|it| CellValue::Change(change(it.rss[0], it.rss[1]))),
-        ),
-        values(
-            "swap_change",
-            "SWAP CHANGE",
-            all.iter().map(|it| CellValue::Change(change(it.swap[0], it.swap[1]))),
-        ),
+        pss("pss_before", "PSS BEFORE", 0),
+        pss("pss_after", "AFTER", 1),
+        changes("pss_change", "CHANGE", |it| difference(&it.pss[0], &it.pss[1])),
+        changes("rss_change", "RSS CHANGE", |it| CellValue::Change(change(it.rss[0], it.rss[1]))),
+        changes("swap_change", "SWAP CHANGE", |it| difference(&it.swap[0], &it.swap[1])),
         values("presence", "", all.iter().map(ComparedProcess::presence)),
         TableColumn::new(
             "command",
@@ -170,15 +190,19 @@ fn processes(compared: ComparedSweeps<'_>, options: RecordOptions) -> ReportTabl
 }
 
 fn cgroups(before: &Sweep, after: &Sweep, options: RecordOptions) -> ReportTable {
+    // A cgroup that does not exist has no memory; one whose memory is unknown stays unknown.
     let mut found: BTreeMap<&Name, [Option<&Reading<Bytes>>; 2]> = BTreeMap::new();
     for (side, sweep) in [before, after].into_iter().enumerate() {
         for cgroup in sweep.cgroups.iter().flatten() {
             found.entry(&cgroup.path).or_default()[side] = Some(&cgroup.current);
         }
     }
-    let size = |it: Option<&Reading<Bytes>>| it.and_then(|it| it.clone().ok()).unwrap_or_default();
+    let size = |it: Option<&Reading<Bytes>>| it.map_or(Ok(Bytes::ZERO), Clone::clone);
     let mut all: Vec<(&Name, [Option<&Reading<Bytes>>; 2])> = found.into_iter().collect();
-    let by = |sides: &[Option<&Reading<Bytes>>; 2]| change(size(sides[0]), size(sides[1]));
+    let by = |sides: &[Option<&Reading<Bytes>>; 2]| match sides.map(size) {
+        [Ok(before), Ok(after)] => change(before, after),
+        _ => 0,
+    };
     all.retain(|(_, sides)| by(sides) != 0);
     all.sort_by_key(|(_, sides)| Reverse(by(sides).unsigned_abs()));
     let (shown, note) = options.shown(all.len());
@@ -188,7 +212,11 @@ fn cgroups(before: &Sweep, after: &Sweep, options: RecordOptions) -> ReportTable
     let columns = vec![
         values("before", "BEFORE", all.iter().map(|(_, sides)| cell(sides[0]))),
         values("after", "AFTER", all.iter().map(|(_, sides)| cell(sides[1]))),
-        values("change", "CHANGE", all.iter().map(|(_, sides)| CellValue::Change(by(sides)))),
+        values(
+            "change",
+            "CHANGE",
+            all.iter().map(|(_, sides)| difference(&size(sides[0]), &size(sides[1]))),
+        ),
         TableColumn::new(
             "path",
             "CGROUP",

@@ -12,8 +12,8 @@ use pagewise_model::sweep::{
 use pagewise_model::{Absent, Bytes, Reading};
 
 use super::{
-    RecordOptions, beginning, command, events, line, list_table, named, per_minute, pids, share_of,
-    user, values, weight,
+    RecordOptions, events, line, list_table, named, per_minute, pids, share_of, user, values,
+    weight,
 };
 use crate::blocks::{facts_of, for_programs};
 use crate::cells::text;
@@ -203,14 +203,12 @@ fn categories(recorded: &RecordedMoment<'_>, options: RecordOptions) -> Option<R
         .iter()
         .map(|(_, sample)| CellValue::Record(of(sample).into_iter().take(4).collect()));
     let all = latest.iter().map(|(_, sample)| CellValue::Record(of(sample)));
-    let commands =
-        latest.iter().map(|(process, _)| beginning(&command(&process.identity))).collect();
-    let columns = vec![
+    let mut columns = vec![
         pids(latest.iter().map(|(process, _)| process.key.pid)),
         crate::blocks::for_people(values("categories", "RESIDENT BY CATEGORY", people)),
         for_programs(values("categories", "", all)),
-        TableColumn::new("command", "COMMAND", ColumnCells::Names(commands)),
     ];
+    columns.extend(named(latest.iter().map(|(process, _)| &*process.identity)));
     Some(list_table("categories", "Largest categories", columns, note))
 }
 

@@ -299,7 +299,7 @@ pub fn period(
     options: RecordOptions,
 ) -> Report {
     let mut blocks = vec![header(summary, options)];
-    blocks.extend(chart(summary).map(ReportBlock::Chart));
+    blocks.extend(chart(summary, options).map(ReportBlock::Chart));
     blocks.push(ReportBlock::Table(growing(summary, categories, options)));
     blocks.push(ReportBlock::Table(peaks(summary, options)));
     if !summary.cgroups.is_empty() {
@@ -365,7 +365,7 @@ fn header(summary: &PeriodSummary, options: RecordOptions) -> ReportBlock {
     line("period", "", facts)
 }
 
-fn chart(summary: &PeriodSummary) -> Option<Chart> {
+fn chart(summary: &PeriodSummary, options: RecordOptions) -> Option<Chart> {
     let start = summary.machine.first()?.at_ns;
     if summary.machine.len() < 3 {
         return None;
@@ -383,9 +383,10 @@ fn chart(summary: &PeriodSummary) -> Option<Chart> {
         line("processes (PSS)", |it| Some(it.pss)),
         line("swap used", |it| it.swap_used.filter(|it| *it > 0)),
     ];
+    let since = format!("time since {}", options.civil(start));
     Some(Chart {
         title: vec![text("Memory over time")],
-        x: Axis { label: "time".into(), unit: AxisUnit::Nanos, scale: Scale::Linear },
+        x: Axis { label: since.into(), unit: AxisUnit::Nanos, scale: Scale::Linear },
         y: Axis { label: "bytes".into(), unit: AxisUnit::Bytes, scale: Scale::Linear },
         lines: lines.into_iter().filter(|line| !line.points.is_empty()).collect(),
     })

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::report::{CellValue, Report, ReportBlock, ReportTable};
+use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::{
     BytesByPageKind, CategoryBytes, CategorySample, PagesReading, ProcessIdentity, ProcessKey,
-    Sweep, SweepCgroup, SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepPressure,
-    SweepProcess, SweepTime,
+    Sweep, SweepCgroup, SweepCost, SweepEvent, SweepEventKind, SweepMachine, SweepProcess,
+    SweepTime,
 };
 use pagewise_model::{Absent, Bytes, Name, Pid};
 
@@ -39,6 +40,7 @@ fn process(pid: u32, name: &str, rss: Bytes) -> SweepProcess {
         uss_anonymous: Ok(rss),
         pages: PagesReading::Now,
         swap: Ok(Bytes::ZERO),
+        swap_shmem: Ok(Bytes::ZERO),
         minor_faults: rss.0 >> 12,
         major_faults: 0,
         cpu_ns: 0,
@@ -71,8 +73,8 @@ fn sweep(minute: u64, processes: Vec<SweepProcess>) -> Sweep {
         machine: SweepMachine {
             meminfo: Ok(vec![counter("MemAvailable", Bytes::mib(900 - minute).0)]),
             vmstat: Ok(vec![counter("pgmajfault", minute * 120)]),
-            memory_pressure: Ok(SweepPressure::default()),
-            io_pressure: Ok(SweepPressure::default()),
+            memory_pressure: Ok(PressureFigures::default()),
+            io_pressure: Ok(PressureFigures::default()),
             forks: Ok(minute),
         },
     }
@@ -93,11 +95,15 @@ fn cell(table: &ReportTable, column: &str, row: usize) -> CellValue {
 
 #[test]
 fn a_long_command_is_cut_between_characters() {
-    let long = Name::from("ä".repeat(200).as_str());
-    let short = beginning(&long);
+    let of = |name: &str| ProcessIdentity {
+        name: name.into(),
+        command: Ok(Vec::new()),
+        ..(*process(1, "a", Bytes::ZERO).identity).clone()
+    };
+    let short = short_command(&of(&"ä".repeat(200)));
     assert!(short.as_bytes().len() < 170);
     assert!(std::str::from_utf8(short.as_bytes()).unwrap().ends_with("ä…"));
-    assert_eq!(beginning(&"short".into()), "short".into());
+    assert_eq!(short_command(&of("short")), "[short]".into());
 }
 
 #[test]
@@ -186,4 +192,23 @@ fn processes_of_one_host_are_compared_by_their_identity_and_of_two_by_name() {
     let rows = tables(&rows, "processes")[0];
     assert_eq!(rows.rows(), 2);
     assert_eq!(cell(rows, "processes_before", 0), CellValue::Count(2));
+}
+
+#[test]
+fn a_process_that_withholds_swap_and_pss_has_no_change_of_them() {
+    let hidden = |rss| SweepProcess {
+        swap: Err(Absent::NotPermitted("CAP_SYS_PTRACE".into())),
+        pss: Err(Absent::NotPermitted("CAP_SYS_PTRACE".into())),
+        ..process(1, "a", rss)
+    };
+    let before = sweep(0, vec![process(1, "a", Bytes::mib(5)), process(2, "b", Bytes::mib(5))]);
+    let after = sweep(1, vec![hidden(Bytes::mib(9)), process(2, "b", Bytes::mib(6))]);
+    let compared = ComparedSweeps { before: &before, after: &after, same_host: true };
+    let report = compare(compared, OPTIONS);
+    let table = tables(&report, "processes")[0];
+    for column in ["pss_change", "swap_change"] {
+        assert!(matches!(cell(table, column, 0), CellValue::Absent(_)), "{column}");
+    }
+    assert_eq!(cell(table, "rss_change", 0), CellValue::Change(Bytes::mib(4).0.cast_signed()));
+    assert_eq!(cell(table, "pss_change", 1), CellValue::Change(Bytes::mib(1).0.cast_signed()));
 }

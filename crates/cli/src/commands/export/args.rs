@@ -40,6 +40,9 @@ pub(crate) struct ExporterArgs {
     /// Read all processes every TIME
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration)]
     pub(crate) every: Duration,
+    /// Look for signs of trouble, and make the account of the RAM, every TIME; `0s` never
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration, conflicts_with = "once")]
+    pub(crate) diagnose_every: Duration,
     /// Group processes by the rules of FILE, a configuration file of process-exporter. Without
     /// FILE, processes of the same name are a group
     #[arg(long, value_name = "FILE")]

@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use pagewise_analysis::top::{self, ReplayCursor};
+use pagewise_model::report::{CellValue, Report};
 use pagewise_model::sweep_source::SweepSource;
 use pagewise_model::top::TopQuery;
-use pagewise_tui::{ReplayStep, TopOptions, TopState, TuiAction, TuiEvent};
+use pagewise_tui::{
+    LiveReports, PageSubject, ReplayStep, TopOptions, TopState, TuiAction, TuiEvent,
+};
 use pagewise_view::text::Units;
 use signal_hook::consts::{SIGCONT, SIGTSTP};
 use signal_hook::low_level::emulate_default_handler;
@@ -27,6 +30,8 @@ struct ReplayTop<S> {
     cursor: ReplayCursor<S>,
     state: TopState,
     screen: FullScreen,
+    /// The object whose page is open.
+    open: Option<PageSubject>,
 }
 
 /// Shows a recording from a time on, in nanoseconds since 1970, until the user quits. `utc_offset`
@@ -54,7 +59,7 @@ pub(crate) fn run<S: SweepSource>(
         recording: Some(cursor.span()),
         utc_offset,
     });
-    let mut replay = ReplayTop { cursor, state, screen };
+    let mut replay = ReplayTop { cursor, state, screen, open: None };
     replay.show_table();
     let signal = loop {
         replay.screen.draw(&replay.state).context("cannot draw on the terminal")?;
@@ -73,6 +78,22 @@ pub(crate) fn run<S: SweepSource>(
     };
     replay.screen.leave();
     ended(signal)
+}
+
+/// A page whose first pane has the recorded values; the others need the process itself.
+fn page_of(overview: Report) -> LiveReports {
+    let absent = || Report {
+        schema: overview.schema,
+        title: vec![CellValue::text("A recording has no mappings and no threads of a process.")],
+        blocks: Vec::new(),
+    };
+    LiveReports {
+        explain: absent(),
+        growth: absent(),
+        mappings: absent(),
+        threads: absent(),
+        overview,
+    }
 }
 
 /// Ends as a signal asked for, so that the parent learns of it.
@@ -94,13 +115,13 @@ impl<S: SweepSource> ReplayTop<S> {
                 TuiAction::Query(_) => self.show_table(),
                 TuiAction::Step(step) => self.step(step)?,
                 TuiAction::Open(subject) => {
-                    let why = "a recording has no mappings of this process".to_owned();
-                    self.state.apply(TuiEvent::Unreadable(subject, why));
+                    self.open = Some(subject);
+                    self.show_page();
                 }
+                TuiAction::Close => self.open = None,
                 // A recording has no processes to read or to measure.
                 TuiAction::Freeze(_)
                 | TuiAction::Interval(_)
-                | TuiAction::Close
                 | TuiAction::Start(..)
                 | TuiAction::Stop(..)
                 | TuiAction::Save(_) => {}
@@ -109,7 +130,28 @@ impl<S: SweepSource> ReplayTop<S> {
         Ok(false)
     }
 
+    /// The page of the open object at the time of the cursor.
+    fn show_page(&mut self) {
+        let Some(subject) = self.open.clone() else { return };
+        let report = match &subject {
+            PageSubject::Process(key) => top::recorded_process(self.cursor.history(), *key),
+            PageSubject::Cgroup(_) => None,
+        };
+        let event = match report {
+            Some(overview) => TuiEvent::Reports(subject, Arc::new(page_of(overview))),
+            None => {
+                let why = match &subject {
+                    PageSubject::Process(_) => "the process did not run at this time",
+                    PageSubject::Cgroup(_) => "a recording has only the figures of the table",
+                };
+                TuiEvent::Unreadable(subject, why.to_owned())
+            }
+        };
+        self.state.apply(event);
+    }
+
     fn show_table(&mut self) {
+        self.show_page();
         if let Some(table) = top::table(self.cursor.history(), self.state.query()) {
             self.state.apply(TuiEvent::Table(Arc::new(table)));
         }

@@ -119,3 +119,40 @@ fn restore() {
         let _ = disable_raw_mode();
     }
 }
+
+#[cfg(test)]
+#[path = "../../../tests/fixture/terminal.rs"]
+#[allow(dead_code, reason = "the tests of whole commands use the rest")]
+mod terminal;
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::terminal::Terminal as TestTerminal;
+    use super::*;
+
+    /// It ends with a panic of another thread, as `top` does.
+    #[test]
+    #[ignore = "the next test runs it in a terminal"]
+    fn a_full_screen_whose_thread_panics() {
+        let _screen = FullScreen::enter().expect("a terminal");
+        thread::sleep(Duration::from_millis(300));
+        let thread = thread::spawn(|| panic!("a panic on purpose"));
+        assert!(thread.join().is_err() && FullScreen::has_panicked());
+        // The message stays on the screen, and the terminal is the shell's already.
+        thread::sleep(Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_panic_restores_the_terminal_and_its_message_stays() {
+        let Some(terminal) = TestTerminal::start(100, 30) else { return };
+        let program = std::env::current_exe().expect("this program has a path");
+        let victim = "a_full_screen_whose_thread_panics --ignored --nocapture";
+        terminal.line(&format!("clear; {} {victim}; echo status=$?", program.display()));
+        let screen = terminal.wait_for("status=0");
+        assert!(screen.contains("a panic on purpose"), "{screen}");
+        terminal.assert_restored(0);
+    }
+}

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pagewise_model::cgroup_tree::{CgroupNode, CgroupTree};
 use pagewise_model::fragmentation::BootCounter;
+use pagewise_model::settings::PressureFigures;
 use pagewise_model::{Absent, Bytes, Pid, Reading};
 
 use super::hierarchy::CgroupHierarchy;
@@ -104,15 +105,12 @@ fn events(folder: &Path, names: &CgroupFiles) -> Vec<BootCounter> {
     [count("max", hits), count("oom_kill", kills)].into_iter().flatten().collect()
 }
 
-fn cgroup_pressure(
-    folder: &Path,
-    is_v1: bool,
-) -> Reading<pagewise_model::account::PressureAverages> {
+fn cgroup_pressure(folder: &Path, is_v1: bool) -> Reading<PressureFigures> {
     if is_v1 {
         return Err(Absent::NotSupported("cgroup v1 has none".into()));
     }
     let text = read_all(&folder.join("memory.pressure")).ok();
-    text.and_then(|text| pressure::averages(&text))
+    text.and_then(|text| pressure::parse_all(&text))
         .ok_or_else(|| Absent::NotSupported("the kernel does not measure it (psi=0)".into()))
 }
 

@@ -26,7 +26,7 @@ const MAX_PROCESSES: usize = 4000;
 
 /// Parameters of the observation of a machine.
 #[expect(missing_debug_implementations, reason = "it holds a function")]
-pub struct SweepRequest<'a> {
+pub struct ObservationRequest<'a> {
     /// Duration of the observation.
     pub duration: Duration,
     /// Bounds of the cost.
@@ -42,7 +42,7 @@ type ProcessKey = (Pid, u64);
 
 /// The counters of all processes and cgroups at the beginning.
 #[derive(Debug)]
-pub struct Sweep {
+pub struct MachineObservation {
     began: Instant,
     meter: CostMeter,
     page_size: PageSize,
@@ -53,9 +53,9 @@ pub struct Sweep {
     cgroups: Vec<WatchedCgroup>,
 }
 
-impl Sweep {
+impl MachineObservation {
     /// Reads the counters. `None` if the cgroup does not exist.
-    pub fn begin(root: &ProcRoot, request: &SweepRequest<'_>) -> Option<Sweep> {
+    pub fn begin(root: &ProcRoot, request: &ObservationRequest<'_>) -> Option<MachineObservation> {
         let began = Instant::now();
         let mut meter = CostMeter::new(request.budget);
         let page_size = PageSize::new(system::page_size()).expect("the kernel's page size is one");
@@ -80,7 +80,7 @@ impl Sweep {
             ((processes, unreadable, watched), Duration::ZERO)
         });
         let cgroup = folder.as_ref().zip(hierarchy.as_ref());
-        Some(Sweep {
+        Some(MachineObservation {
             began,
             meter,
             page_size,
@@ -101,7 +101,7 @@ impl Sweep {
     }
 
     /// Waits until the observation is over, and reads the counters again.
-    pub fn finish(mut self, root: &ProcRoot, request: &SweepRequest<'_>) -> MachineEvidence {
+    pub fn finish(mut self, root: &ProcRoot, request: &ObservationRequest<'_>) -> MachineEvidence {
         let end = self.began + request.duration;
         let mut interrupted = (request.is_interrupted)();
         while !interrupted && Instant::now() < end {

@@ -1,0 +1,116 @@
+//! The page of a process of a recording: its values at one time.
+
+use pagewise_model::report::{CellValue, Fact, FactsShape, Report, ReportBlock};
+use pagewise_model::sweep::{BytesByPageKind, PagesReading, ProcessKey, SweepProcess};
+use pagewise_model::{Absent, Bytes, Reading};
+
+use super::TopHistory;
+use crate::blocks::facts_of;
+use crate::cells::text;
+use crate::explain::fact;
+use crate::program_name::whole_command;
+
+/// Name and version of the JSON form.
+const SCHEMA: &str = "pagewise.recorded-process/1";
+
+/// The values of a process at the last sweep; `None` if the sweep does not have it.
+pub fn recorded_process(history: &TopHistory, key: ProcessKey) -> Option<Report> {
+    let sweep = history.current()?;
+    let process = sweep.process(key)?;
+    let growth = history.process(key).map(|series| history.growth(&series.memory));
+    let growth =
+        growth.map_or(CellValue::None, |it| CellValue::from_reading(it, CellValue::Change));
+    Some(Report {
+        schema: SCHEMA,
+        title: vec![text("Recorded values of the process")],
+        blocks: vec![
+            block("memory", "Memory", memory(process, growth)),
+            block("pss", "PSS by page kind", kinds(&process.pss)),
+            block("rss", "RSS by page kind", kinds(&process.rss_by_kind)),
+            block("work", "Since its start", work(process)),
+            ReportBlock::Facts(facts_of("process", "", FactsShape::Line, identity(process))),
+            age(process, sweep.time.boot_ns),
+        ],
+    })
+}
+
+fn block(key: &'static str, title: &'static str, facts: Vec<Fact>) -> ReportBlock {
+    ReportBlock::Facts(facts_of(key, title, FactsShape::Columns, facts))
+}
+
+fn size(key: &'static str, label: &'static str, value: Reading<Bytes>) -> Fact {
+    fact(key, label, CellValue::bytes(value), "")
+}
+
+fn memory(process: &SweepProcess, growth: CellValue) -> Vec<Fact> {
+    vec![
+        size("pss", "PSS", process.pss_total()),
+        size("uss", "USS", process.uss.clone()),
+        size("rss", "RSS", Ok(process.rss)),
+        size("peak_rss", "peak RSS", process.peak_rss.clone()),
+        size("swap", "swap", process.swap.clone()),
+        size("swap_shmem", "shared in swap", process.swap_shmem.clone()),
+        size("virt", "address space", Ok(process.virt)),
+        fact("growth", "growth/min", growth, ""),
+    ]
+}
+
+fn kinds(reading: &Reading<BytesByPageKind>) -> Vec<Fact> {
+    let of =
+        |pick: fn(&BytesByPageKind) -> Bytes| reading.as_ref().map(pick).map_err(Absent::clone);
+    vec![
+        size("anonymous", "anonymous", of(|it| it.anonymous)),
+        size("file", "files", of(|it| it.file)),
+        size("shmem", "shared memory", of(|it| it.shmem)),
+    ]
+}
+
+fn work(process: &SweepProcess) -> Vec<Fact> {
+    let count = |key, label, value| fact(key, label, CellValue::Count(value), "");
+    vec![
+        count("minor_faults", "minor faults", process.minor_faults),
+        count("major_faults", "major faults", process.major_faults),
+        fact("cpu_ns", "CPU time", CellValue::Nanos(process.cpu_ns), ""),
+        count("threads", "threads now", process.threads),
+        fact(
+            "oom_score",
+            "OOM score",
+            CellValue::from_reading(process.oom_score.clone(), CellValue::Count),
+            "",
+        ),
+    ]
+}
+
+fn identity(process: &SweepProcess) -> Vec<Fact> {
+    let identity = &process.identity;
+    vec![
+        fact("user", "user", crate::sweeps::user(identity), ""),
+        fact("parent", "parent", CellValue::Count(identity.parent.0.into()), ""),
+        fact(
+            "cgroup",
+            "cgroup",
+            CellValue::from_reading(identity.cgroup.clone(), CellValue::Name),
+            "",
+        ),
+        fact("command", "command", CellValue::Name(whole_command(identity)), ""),
+    ]
+}
+
+/// Age of PSS and USS, which are not read in each sweep.
+fn age(process: &SweepProcess, now_ns: u64) -> ReportBlock {
+    let words = match process.pages {
+        PagesReading::Now => vec![text("PSS and USS are of this time.")],
+        PagesReading::Unchanged(at) => vec![
+            text("PSS and USS were read "),
+            CellValue::Nanos(now_ns.saturating_sub(at)),
+            text(" before; the process has not changed since."),
+        ],
+        PagesReading::Postponed(at) => vec![
+            text("PSS and USS were read "),
+            CellValue::Nanos(now_ns.saturating_sub(at)),
+            text(" before; the process has changed since."),
+        ],
+        PagesReading::Never => vec![text("PSS and USS were not read.")],
+    };
+    crate::diagnose::text_block("", words)
+}

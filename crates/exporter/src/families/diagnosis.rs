@@ -1,0 +1,92 @@
+//! Values of the slow cycle: the account of the machine's RAM, and findings.
+
+use std::sync::Arc;
+
+use pagewise_model::Bytes;
+
+use super::{RowMetric, RowValues, empty, of_one};
+use crate::diagnosis::ExportedDiagnosis;
+use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue, label_text};
+
+const fn gauge(
+    name: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    values: fn(&ExportedDiagnosis, &mut RowValues),
+) -> RowMetric<ExportedDiagnosis> {
+    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
+}
+
+const METRICS: [RowMetric<ExportedDiagnosis>; 4] = [
+    gauge(
+        "pagewise_diagnosis_timestamp_seconds",
+        "seconds",
+        "Time of the last diagnosis of the machine and of its account, in seconds since 1970.",
+        |it, out| out.one(Some(MetricValue::seconds(it.unix_ns))),
+    ),
+    gauge(
+        "pagewise_account_bytes",
+        "bytes",
+        "RAM by owner. All owners and the unaccounted memory add up to MemTotal.",
+        |it, out| {
+            for owner in it.account.iter().flat_map(|it| &it.owners) {
+                out.each("owner", label_text(owner.id.as_bytes()), Some(owner.bytes.0));
+            }
+        },
+    ),
+    gauge(
+        "pagewise_account_unaccounted_bytes",
+        "bytes",
+        "RAM without an owner; negative if the counters changed while they were read.",
+        |it, out| out.one(it.account.as_ref().map(|it| real(it.unaccounted))),
+    ),
+    gauge(
+        "pagewise_headroom_bytes",
+        "bytes",
+        "Memory that programs can still allocate before reclaim, before swap, and before an OOM kill.",
+        |it, out| {
+            let size = |it: Option<Bytes>| it.map(|it| it.0);
+            out.each("before", "reclaim", size(it.headroom.before_reclaim));
+            out.each("before", "swap", size(it.headroom.before_swap));
+            out.each("before", "oom", size(it.headroom.before_oom));
+        },
+    ),
+];
+
+#[expect(clippy::cast_precision_loss, reason = "sizes below 2^53 bytes")]
+fn real(bytes: i64) -> f64 {
+    bytes as f64
+}
+
+fn finding_family() -> MetricFamily {
+    MetricFamily {
+        name: "pagewise_finding",
+        help: "1 for each sign of trouble that the last diagnosis of the machine found.",
+        unit: "",
+        kind: MetricKind::Gauge,
+        samples: Vec::new(),
+    }
+}
+
+/// The families of a diagnosis; none before the first one.
+pub(crate) fn diagnosis_families(diagnosis: Option<&ExportedDiagnosis>) -> Vec<MetricFamily> {
+    let Some(diagnosis) = diagnosis else { return Vec::new() };
+    let mut families = of_one(&METRICS, diagnosis);
+    let mut findings = finding_family();
+    for finding in diagnosis.findings() {
+        let labels = LabelSet::new()
+            .with("id", finding.id.as_bytes())
+            .with("severity", finding.severity.key().as_bytes())
+            .with("object", finding.object.as_bytes());
+        findings.push(&Arc::new(labels), 1);
+    }
+    families.push(findings);
+    families
+}
+
+/// The families without series.
+pub(super) fn catalogue() -> Vec<MetricFamily> {
+    let mut families = empty(&METRICS);
+    families.push(finding_family());
+    families
+}
