@@ -423,7 +423,9 @@ void f(void) { malloc(1); } /* culprit */
     #[test]
     fn comments_of_every_language_hold_a_label() {
         let object = "@cause: foreign-heap\n@object: heap\n@now: restart";
-        for (path, mark) in [("a.py", "# "), ("a.sh", "# "), ("a.js", "// "), ("a.go", "// "), ("a.rs", "//! ")] {
+        for (path, mark) in
+            [("a.py", "# "), ("a.sh", "# "), ("a.js", "// "), ("a.go", "// "), ("a.rs", "//! ")]
+        {
             let text: String = object.lines().map(|line| format!("{mark}{line}\n")).collect();
             assert_eq!(label(path, &text).unwrap().subject(), "foreign-heap", "{path}");
         }
