@@ -121,7 +121,8 @@ pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowt
     now < ESTABLISHED && share > FILLING && growth.seconds < FILLING_SECONDS
 }
 
-/// Programs that have run for longer are no single piece of work, such as the compilation of a file.
+/// A program that has run for longer is a service, and not a piece of work such as the compilation
+/// of a file.
 const MAX_WORK_SECONDS: f64 = 120.0;
 /// A program with one thread that waits less often than this per second waits for nothing.
 const FEW_WAITS: f64 = 4.0;

@@ -112,8 +112,8 @@ fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<F
     })
 }
 
-/// True if most of the first touches are on stacks: the kernel or the C library maps a stack, so the
-/// program cannot ask for it to be populated.
+/// True if most of the first touches are on stacks: the kernel or the C library maps a stack, so
+/// the program cannot ask for it to be populated.
 fn are_of_stacks(recording: &FaultRecording, first_touches: u64) -> bool {
     let on_stacks = count(recording, |row, mapped| {
         let is_main = mapped.is_some_and(|mapped| mapped.name.as_bytes() == b"[stack]");

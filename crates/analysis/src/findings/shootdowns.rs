@@ -250,9 +250,9 @@ mod tests {
     #[test]
     fn no_advice_replaces_a_call_by_madv_free() {
         let calls = ["madvise", "process_madvise", "munmap", "brk", "mprotect", "mremap", "mmap"];
-        let advices = [None, Some(DONTNEED), Some(FREE)];
+        let flags = [None, Some(DONTNEED), Some(FREE)];
         let mut mentions = 0;
-        for (name, advised) in calls.iter().flat_map(|call| advices.map(|it| (call, it))) {
+        for (name, advised) in calls.iter().flat_map(|call| flags.map(|it| (call, it))) {
             let cause = Cause::Call { name: (*name).to_owned(), advice: advised };
             for pages in [1, 1000] {
                 let sum = FlushSum { orders: 1, pages, ..FlushSum::default() };
