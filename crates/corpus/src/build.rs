@@ -61,6 +61,7 @@ fn missing_tool(language: SourceLanguage) -> Option<&'static str> {
         SourceLanguage::Java => &["javac", "java"],
         SourceLanguage::Python => &["python3"],
         SourceLanguage::Node => &["node"],
+        SourceLanguage::Shell => &["bash"],
     };
     tools.iter().copied().find(|tool| !is_installed(tool))
 }
@@ -84,7 +85,7 @@ fn compiler(label: &Label, built: &Path) -> Option<Command> {
         SourceLanguage::Rust => ("rustc", &["-g", "-Copt-level=1", "--edition=2021"]),
         SourceLanguage::Go => ("go", &["build"]),
         SourceLanguage::Java => ("javac", &["-g"]),
-        SourceLanguage::Python | SourceLanguage::Node => return None,
+        SourceLanguage::Python | SourceLanguage::Node | SourceLanguage::Shell => return None,
     };
     let output = if label.language == SourceLanguage::Java { "-d" } else { "-o" };
     let mut command = Command::new(program);
@@ -127,7 +128,11 @@ fn compile(compiler: &mut Command, label: &Label) -> Result<()> {
 }
 
 fn interpreted(label: &Label) -> CommandLine {
-    let interpreter = if label.language == SourceLanguage::Node { "node" } else { "python3" };
+    let interpreter = match label.language {
+        SourceLanguage::Node => "node",
+        SourceLanguage::Shell => "bash",
+        _ => "python3",
+    };
     let mut line = vec![interpreter.to_owned()];
     line.extend(label.build.iter().cloned());
     line.push(label.source.display().to_string());

@@ -66,6 +66,8 @@ pub enum SourceLanguage {
     Python,
     /// JavaScript for Node.js.
     Node,
+    /// Shell scripts for bash.
+    Shell,
 }
 
 impl SourceLanguage {
@@ -78,6 +80,7 @@ impl SourceLanguage {
             "java" => SourceLanguage::Java,
             "py" => SourceLanguage::Python,
             "js" => SourceLanguage::Node,
+            "sh" => SourceLanguage::Shell,
             _ => return None,
         })
     }
@@ -420,7 +423,9 @@ void f(void) { malloc(1); } /* culprit */
     #[test]
     fn comments_of_every_language_hold_a_label() {
         let object = "@cause: foreign-heap\n@object: heap\n@now: restart";
-        for (path, mark) in [("a.py", "# "), ("a.js", "// "), ("a.go", "// "), ("a.rs", "//! ")] {
+        for (path, mark) in
+            [("a.py", "# "), ("a.sh", "# "), ("a.js", "// "), ("a.go", "// "), ("a.rs", "//! ")]
+        {
             let text: String = object.lines().map(|line| format!("{mark}{line}\n")).collect();
             assert_eq!(label(path, &text).unwrap().subject(), "foreign-heap", "{path}");
         }

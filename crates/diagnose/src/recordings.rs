@@ -199,13 +199,13 @@ impl RunningRecording for CallsRunning {
     }
 }
 
-/// Records allocations until enough are known.
+/// Records allocations until enough are known, for at most `max_time`.
 pub(crate) fn allocation_sizes(
     pid: Pid,
+    max_time: Duration,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Gathered<AllocationSizes> {
-    /// The longest recording, and its calls: they cost the process some 0.1 s.
-    const MAX_TIME: Duration = Duration::from_millis(1000);
+    /// The calls of the longest recording: they cost the process some 0.1 s.
     const MAX_CALLS: u64 = 20_000;
     const TURN: Duration = Duration::from_millis(10);
     let began = Instant::now();
@@ -213,7 +213,7 @@ pub(crate) fn allocation_sizes(
         Ok(profiler) => profiler,
         Err(why) => return Gathered::Missing(why),
     };
-    while began.elapsed() < MAX_TIME && profiler.calls() < MAX_CALLS && !is_interrupted() {
+    while began.elapsed() < max_time && profiler.calls() < MAX_CALLS && !is_interrupted() {
         profiler.step(TURN);
     }
     Gathered::Value(profiler.finish())

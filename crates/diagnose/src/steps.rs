@@ -51,6 +51,9 @@ const RECORDING_SHARE: f64 = 0.005;
 const MANY_LEAKED: u64 = 512 << 10;
 /// Duration of the recording of allocations, which begins after the observation.
 const RECORDING_OF_ALLOCATIONS: Duration = Duration::from_secs(3);
+/// Duration of the recording of the sizes of allocations, a quarter of the observation within these
+/// bounds: it prolongs the diagnosis.
+const RECORDING_OF_SIZES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 /// Growth of the private memory from which on the user is asked for the recorder of allocations.
 const WANTED_GROWTH: Bytes = Bytes::mib(1);
 /// Fewer huge pages than this cannot waste much.
@@ -328,8 +331,10 @@ impl<'a> Diagnosis<'a> {
         }
         (self.request.progress)(Instrument::AllocationSizes);
         let (pid, request) = (self.pid, self.request);
+        let [shortest, longest] = RECORDING_OF_SIZES;
+        let max_time = (request.duration / 4).clamp(shortest, longest);
         self.meter.measure(Instrument::AllocationSizes, || {
-            (recordings::allocation_sizes(pid, request.is_interrupted), Duration::ZERO)
+            (recordings::allocation_sizes(pid, max_time, request.is_interrupted), Duration::ZERO)
         })
     }
 

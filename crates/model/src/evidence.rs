@@ -289,16 +289,24 @@ pub struct ActivityPoint {
     /// Bytes that the process and its reaped children have read and written since the process
     /// began (`/proc/PID/io`): by system calls, of at least a page each, or from and to storage,
     /// whichever is more.
-    #[serde(with = "plain", default = "no_traffic")]
+    #[serde(with = "plain", default = "not_in_evidence")]
     pub file_traffic: Reading<Bytes>,
     /// The same, only from storage and to pages that storage will get: not of sockets, pipes and
     /// tmpfs.
-    #[serde(with = "plain", default = "no_traffic")]
+    #[serde(with = "plain", default = "not_in_evidence")]
     pub storage_traffic: Reading<Bytes>,
+    /// Bytes that the process and its reaped children have written since the process began by
+    /// system calls, less those that storage will get: to tmpfs, sockets and pipes.
+    #[serde(with = "plain", default = "not_in_evidence")]
+    pub memory_writes: Reading<Bytes>,
+    /// Number of times that the main thread has waited since it began
+    /// (`voluntary_ctxt_switches`).
+    #[serde(with = "plain", default = "not_in_evidence")]
+    pub main_thread_waits: Reading<u64>,
 }
 
 /// Evidence of older versions has no such value.
-fn no_traffic() -> Reading<Bytes> {
+fn not_in_evidence<T>() -> Reading<T> {
     Err(Absent::NotRecorded("the saved evidence".into()))
 }
 

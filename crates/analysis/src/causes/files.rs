@@ -278,21 +278,22 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
 /// of each file may be partly written. Other processes fill files, too, at another rate.
 const WRITTEN: std::ops::Range<f64> = 0.8..1.15;
 
-/// True if the page faults of the process show that it fills files of this name, or the process
-/// writes as much to files in memory, which storage does not count.
+/// True if the page faults of the process show that it fills files of this name, or the process or
+/// its children write as much to files in memory, which storage does not count.
 fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
-    touches(evidence, file) || {
-        let both = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
-            evidence.growth(|point| value(point).clone().ok())
-        };
-        let files = both(|point| &point.file_traffic);
-        let storage = both(|point| &point.storage_traffic);
-        let written = files.zip(storage).map(|(files, storage)| files - storage);
-        let grown = float(file.after.0.saturating_sub(file.before.0));
-        written.zip(evidence.seconds()).is_some_and(|(written, seconds)| {
-            grown > 0.0 && WRITTEN.contains(&(written * seconds / grown))
-        })
-    }
+    let increase = |value: fn(&ActivityPoint) -> &Reading<Bytes>| {
+        evidence.growth(|point| value(point).clone().ok())
+    };
+    let files = increase(|point| &point.file_traffic);
+    let storage = increase(|point| &point.storage_traffic);
+    // Small files take a page each, as each call does in the traffic; a copy is read and written.
+    let traffic = files.zip(storage).map(|(files, storage)| files - storage);
+    let written = increase(|point| &point.memory_writes);
+    let grown = float(file.after.0.saturating_sub(file.before.0));
+    let seconds = evidence.seconds().unwrap_or(0.0);
+    let explains =
+        |per_second: &f64| grown > 0.0 && WRITTEN.contains(&(per_second * seconds / grown));
+    touches(evidence, file) || traffic.iter().chain(&written).any(explains)
 }
 
 fn touches(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
@@ -562,10 +563,13 @@ mod tests {
             for (at, point) in (0..).zip(&mut evidence.activity) {
                 point.storage_traffic = Ok(Bytes::ZERO);
                 point.file_traffic = Ok(Bytes(mib * at * (1 << 20) / 16));
+                // Half of the traffic of a copy is written.
+                point.memory_writes = Ok(Bytes(mib * at * (1 << 20) / 32));
             }
             matches!(verdict(&evidence, "shm-growth"), Verdict::Present(_))
         };
         assert!(is_present_if_written(10));
+        assert!(is_present_if_written(20), "children copy files");
         assert!(!is_present_if_written(1), "another process writes");
         assert!(!is_present_if_written(500), "it writes to sockets");
     }

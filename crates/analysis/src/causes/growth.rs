@@ -15,7 +15,7 @@ use super::leak_sites::leaking_function;
 use super::responsible::acts_for_its_caller;
 use super::trend::{
     GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
-    is_first_filling, no_growth, risk_of, time_to_limit, trend,
+    is_first_filling, no_growth, risk_of, time_to_limit, trend, works_through_input,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text};
@@ -80,8 +80,23 @@ pub(super) struct LocatedGrowth {
     pub(super) kind: KindGrowth,
 }
 
-/// The steady growth, or the verdict on causes of growth without one.
+/// The steady growth, or the verdict on causes of growth without one. A young program that computes
+/// without waiting grows with its work.
 pub(super) fn located(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
+    let located = located_growth(evidence)?;
+    if works_through_input(evidence) { Err(work(evidence)) } else { Ok(located) }
+}
+
+/// The verdict on growth of a program that may work through its input.
+fn work(evidence: &CauseEvidence<'_>) -> Verdict {
+    Verdict::Unknown(
+        "the program computes without waiting since its start, as a compiler does: its memory may be released at its end".into(),
+        format!("pagewise diagnose {} --for 3m", evidence.pid()).into(),
+    )
+}
+
+/// As [`located`], for rules that can prove that the memory is lost.
+fn located_growth(evidence: &CauseEvidence<'_>) -> Result<LocatedGrowth, Verdict> {
     let pid = evidence.pid();
     let growth = match trend(evidence) {
         MemoryTrend::Steady(growth) => growth,
@@ -279,7 +294,7 @@ pub(super) fn is_of_program(
 fn of_malloc<'a>(
     evidence: &CauseEvidence<'a>,
 ) -> Result<(LocatedGrowth, Option<FunctionShare<'a>>), Verdict> {
-    let located = located(evidence)?;
+    let located = located_growth(evidence)?;
     let function =
         evidence.allocating_function().or_else(|| growing_function(evidence, located.memory));
     if is_of_program(evidence, &located, function.as_ref()) {
@@ -314,6 +329,7 @@ fn leak(evidence: &CauseEvidence<'_>) -> Verdict {
             ]);
             (Confidence::Certain, Some(leaked))
         }
+        _ if works_through_input(evidence) => return work(evidence),
         None if is_first_filling(evidence, growth) => return filling(evidence),
         None if function.as_ref().is_some_and(|it| it.share() < MAIN_SHARE) => {
             return Verdict::Unknown(
@@ -457,6 +473,9 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
             CellValue::Bytes(leaked.bytes),
             text(" of blocks are unreachable, which explains the growth"),
         ]);
+    }
+    if works_through_input(evidence) {
+        return work(evidence);
     }
     if is_first_filling(evidence, growth) {
         return filling(evidence);
@@ -780,6 +799,28 @@ mod tests {
             let mib = |number: u64| grown[usize::try_from(number / 3).unwrap()];
             assert!(matches!(verdict(&heap_of(mib), "leak"), Verdict::RuledOut(_)), "{grown:?}");
         }
+    }
+
+    #[test]
+    fn a_young_program_that_computes_without_waiting_may_release_its_memory_at_its_end() {
+        let with = |waits: u64, age_seconds: u64| {
+            let at = |mib: u64| {
+                let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
+                let mut made = snapshot(vec![resident(&line, mib * MIB)]);
+                made.process.age_ns = Ok(age_seconds * 1_000_000_000);
+                made
+            };
+            let mut made = evidence(at(50), at(89));
+            made.activity = activity((50..90).map(|mib| mib * MIB));
+            for (number, point) in (0..).zip(&mut made.activity) {
+                point.user_ns = number * 200_000_000;
+                point.main_thread_waits = Ok(number * waits);
+            }
+            verdict(&made, "mapping-growth")
+        };
+        assert!(matches!(with(0, 20), Verdict::Unknown(..)));
+        assert!(matches!(with(0, 3600), Verdict::Present(_)), "a service under load");
+        assert!(matches!(with(25, 20), Verdict::Present(_)), "it waits for requests");
     }
 
     #[test]

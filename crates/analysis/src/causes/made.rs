@@ -57,6 +57,8 @@ pub(super) fn activity(anonymous: impl IntoIterator<Item = u64>) -> Vec<Activity
         threads: 1,
         file_traffic: Ok(Bytes::mib(number * 1024)),
         storage_traffic: Ok(Bytes::mib(number * 1024)),
+        memory_writes: Ok(Bytes::ZERO),
+        main_thread_waits: Ok(number * 100),
     };
     (0..).zip(anonymous).map(point).collect()
 }

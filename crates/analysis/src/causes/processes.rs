@@ -397,9 +397,26 @@ mod tests {
             matches!(found, Verdict::Present(_))
         };
         assert!(is_present("/usr/sbin/nginx"));
+        assert!(is_present("/usr/bin/python3"));
         for exe in ["/usr/bin/node", "/opt/jdk/bin/java", "/usr/lib/chromium/chromium"] {
             assert!(!is_present(exe), "{exe}");
         }
+    }
+
+    #[test]
+    fn callbacks_of_libffi_are_few() {
+        let is_present = |kib: u64| {
+            let range = format!("10000000-{:x} rwxp 0 0", 0x1000_0000 + (kib << 10));
+            let mut process = snapshot(vec![resident(&range, kib << 10)]);
+            process.objects.push(pagewise_model::object::ElfObject {
+                name: "/usr/lib/libffi.so.8".into(),
+                ..crate::causes::made::glibc()
+            });
+            let found = verdict(&evidence(process.clone(), process), "writable-code");
+            matches!(found, Verdict::Present(_))
+        };
+        assert!(!is_present(64));
+        assert!(is_present(512));
     }
 
     #[test]

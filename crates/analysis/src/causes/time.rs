@@ -27,9 +27,9 @@ pub(super) const ROWS: &[CauseRow] = &[
     CauseRow {
         id: "fork-exec-copy",
         title: "fork of a large process",
-        meaning: "A large process forks only to start other programs: each fork copies its page tables.",
+        meaning: "A large process forks to start other programs or short-lived children: each fork copies its page tables.",
         needs: &[Instrument::Calls],
-        excluded_by: "no fork whose child calls execve, less than 64 MiB of private memory, or vfork",
+        excluded_by: "less than 64 MiB of private memory, vfork, or children that call no execve and whose forks take a small part of the run time",
         source: "posix_spawn(3); fork copies the page table entry of each page: 10 ms to 22 ms for 300 MB",
         rule: copies::fork_exec_copy,
     },
@@ -237,6 +237,22 @@ mod tests {
         let mut spawning = forking(0, 20, 0);
         spawning.calls = calls(&[("vfork", 0, 20)], 20);
         assert!(is_ruled_out(&spawning, "fork-exec-copy"), "posix_spawn copies nothing");
+    }
+
+    #[test]
+    fn forks_of_a_large_process_for_short_lived_children_cost_its_time() {
+        let with = |user: f64, copies: u64| {
+            let mut evidence = forking(120, 0, copies);
+            add_work(&mut evidence, copies, 0.12, user);
+            evidence
+        };
+        let found = present(&with(0.02, 2000), "fork-exec-copy");
+        let remedy = format!("{:?}", found.code);
+        assert!(remedy.contains("thread") && !remedy.contains("posix_spawn"), "{remedy}");
+        assert!(is_ruled_out(&with(0.9, 2000), "fork-exec-copy"), "it computes most of the time");
+        let storm = with(0.02, 800_000);
+        assert!(is_ruled_out(&storm, "fork-exec-copy"));
+        present(&storm, "cow-storm");
     }
 
     /// A process that touches 10,000 new pages per second.

@@ -5,6 +5,7 @@ use pagewise_model::report::CellValue;
 use pagewise_model::{Bytes, Reading};
 
 use super::CauseEvidence;
+use super::signs::cpu_shares;
 use crate::cells::{float, text};
 use crate::pools::PoolKind;
 
@@ -118,6 +119,29 @@ pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowt
     let Some(now) = evidence.all.activity.last().map(private) else { return false };
     let share = growth.bytes.fraction_of(now).unwrap_or(1.0);
     now < ESTABLISHED && share > FILLING && growth.seconds < FILLING_SECONDS
+}
+
+/// A program that has run for longer is a service, and not a piece of work such as the compilation
+/// of a file.
+const MAX_WORK_SECONDS: f64 = 120.0;
+/// A program with one thread that waits less often than this per second waits for nothing.
+const FEW_WAITS: f64 = 4.0;
+/// A program that computes uses at least this share of a CPU, also on a busy machine.
+const COMPUTES: f64 = 0.1;
+
+/// True for a young program with one thread that computes without waiting: its memory grows with
+/// the piece of work that it does, and is released at its end.
+pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
+    let Some((first, last)) = evidence.ends() else { return false };
+    let waits = first.main_thread_waits.clone().ok().zip(last.main_thread_waits.clone().ok());
+    let Some(((before, after), seconds)) = waits.zip(evidence.seconds()) else { return false };
+    let is_young = match &evidence.now.process.age_ns {
+        Ok(age) => float(*age) / 1e9 <= MAX_WORK_SECONDS,
+        Err(_) => false,
+    };
+    let computes = cpu_shares(evidence).is_some_and(|(all, _)| all >= COMPUTES);
+    let waits = float(after.saturating_sub(before)) / seconds;
+    is_young && computes && last.threads == 1 && waits < FEW_WAITS
 }
 
 /// True if values grow in nearly all parts, no slower at the end, and without a large drop.

@@ -508,6 +508,8 @@ mod tests {
             threads: 1,
             file_traffic: Ok(Bytes::ZERO),
             storage_traffic: Ok(Bytes::ZERO),
+            memory_writes: Ok(Bytes::ZERO),
+            main_thread_waits: Ok(0),
         }
     }
 

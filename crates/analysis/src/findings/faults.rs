@@ -73,6 +73,21 @@ fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<F
         fact("memory", "memory", CellValue::Bytes(memory.0), ""),
     ];
     evidence.extend(most_in(frames, |sum| sum.kinds[FaultKind::Anonymous.index()]));
+    if are_of_stacks(recording, found) {
+        return Some(Finding {
+            id: "first-touch",
+            severity: Severity::Note,
+            claim: vec![
+                CellValue::Count(found),
+                text(" faults are the first touch of anonymous memory, most of it on stacks."),
+            ],
+            evidence,
+            next_step: vec![text(
+                "Keep the threads instead of creating new ones: the stack of a new thread is touched again. Allocate large local \
+                 arrays once, outside of the function.",
+            )],
+        });
+    }
     let mut next_step = vec![text(
         "Touch it before time matters: MAP_POPULATE, MADV_POPULATE_WRITE, or calloc and touch; a container at its final size \
          (reserve() alone touches no memory).",
@@ -95,6 +110,16 @@ fn first_touch(recording: &FaultRecording, frames: &FaultFrames<'_>) -> Option<F
         evidence,
         next_step,
     })
+}
+
+/// True if most of the first touches are on stacks: the kernel or the C library maps a stack, so
+/// the program cannot ask for it to be populated.
+fn are_of_stacks(recording: &FaultRecording, first_touches: u64) -> bool {
+    let on_stacks = count(recording, |row, mapped| {
+        let is_main = mapped.is_some_and(|mapped| mapped.name.as_bytes() == b"[stack]");
+        row.kind == FaultKind::Anonymous && (row.on_stack || is_main)
+    });
+    on_stacks >= first_touches.div_ceil(2)
 }
 
 /// Faults on memory that was touched first more often than it has pages: released, and touched

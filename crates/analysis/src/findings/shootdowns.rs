@@ -246,6 +246,26 @@ fn from_others(told: &ShootdownCauses<'_>) -> Option<Finding> {
 mod tests {
     use super::*;
 
+    /// MADV_FREE flushes too: it clears the dirty bits of the pages (`madvise_free_pte_range`).
+    #[test]
+    fn no_advice_replaces_a_call_by_madv_free() {
+        let calls = ["madvise", "process_madvise", "munmap", "brk", "mprotect", "mremap", "mmap"];
+        let flags = [None, Some(DONTNEED), Some(FREE)];
+        let mut mentions = 0;
+        for (name, advised) in calls.iter().flat_map(|call| flags.map(|it| (call, it))) {
+            let cause = Cause::Call { name: (*name).to_owned(), advice: advised };
+            for pages in [1, 1000] {
+                let sum = FlushSum { orders: 1, pages, ..FlushSum::default() };
+                let Some((_, words)) = advice(&cause, &sum) else { continue };
+                for sentence in words.split(". ").filter(|it| it.contains("MADV_FREE")) {
+                    mentions += 1;
+                    assert!(sentence.contains("flushes"), "{name}: {sentence}");
+                }
+            }
+        }
+        assert!(mentions >= 3, "{mentions}");
+    }
+
     #[test]
     fn causes_inside_the_kernel_have_advice() {
         let own = [Cause::Numa, Cause::Ksm, Cause::Collapse, Cause::Compaction, Cause::Reclaim];

@@ -109,7 +109,6 @@ const COMPILERS: &[&str] = &[
     "julia",
     "libjulia",
     "libpcre",
-    "libffi",
     "erlexec",
     "wasmtime",
     "libwasm",
@@ -125,21 +124,33 @@ const COMPILERS: &[&str] = &[
     "swipl",
 ];
 
-/// True if the process has a just-in-time compiler.
-fn has_compiler(subject: &ExplainSubject<'_>) -> bool {
+/// Size of the writable code that a just-in-time compiler or a library of callbacks explains.
+fn explained_code(subject: &ExplainSubject<'_>) -> Bytes {
+    /// libffi makes a callback of some dozen bytes for each function that C code may call.
+    const CALLBACKS: Bytes = Bytes(256 << 10);
     let is_compiler =
         |name: &[u8]| COMPILERS.iter().any(|compiler| name.starts_with(compiler.as_bytes()));
+    let objects = || subject.snapshot.objects.iter().map(|object| object.name.base());
     let exe = subject.snapshot.process.exe.as_ref().ok();
-    exe.is_some_and(|exe| is_compiler(exe.base()))
-        || subject.snapshot.objects.iter().any(|object| is_compiler(object.name.base()))
+    if exe.is_some_and(|exe| is_compiler(exe.base())) || objects().any(is_compiler) {
+        Bytes(u64::MAX)
+    } else if objects().any(|name| name.starts_with(b"libffi")) {
+        CALLBACKS
+    } else {
+        Bytes::ZERO
+    }
 }
 
 /// Writable code; `None` if a just-in-time compiler explains all of it.
 pub(crate) fn writable_memory(subject: &ExplainSubject<'_>) -> Option<WritableCode> {
-    let has_compiler = has_compiler(subject);
+    let is_writable = |mapping: &Mapping| mapping.prot.write && mapping.prot.exec;
+    let is_compiled = |index: usize| subject.pools.pool_of(index).kind == PoolKind::Jit;
+    let all = subject.mappings.iter().enumerate();
+    let compiled = all.filter(|(at, it)| is_writable(it) && is_compiled(*at));
+    let compiled: Bytes = compiled.map(|(_, mapping)| mapping.size()).sum();
+    let is_explained = compiled <= explained_code(subject);
     let is_meant = |index: usize, mapping: &Mapping| {
-        let is_compiled = has_compiler && subject.pools.pool_of(index).kind == PoolKind::Jit;
-        mapping.prot.write && mapping.prot.exec && !is_compiled
+        is_writable(mapping) && !(is_explained && is_compiled(index))
     };
     let mappings = || subject.mappings.iter().enumerate().filter(|(at, it)| is_meant(*at, it));
     let (largest, _) = mappings().max_by_key(|(_, mapping)| mapping.size())?;

@@ -60,7 +60,7 @@ pub fn sample(
     let memory = OpenMemory::open(pid.0)
         .map_err(|error| ProcError::of_process(error, pid, "mem".as_ref()))?;
     let mut sampler = PageSampler {
-        space: PageTables::open(&features, root, pid, page_size, &Pace::FAST)?,
+        space: PageTables::open(&features, root, pid, page_size, &Pace::POLITE)?,
         memory,
         page_size,
         random: fastrand::Rng::new(),

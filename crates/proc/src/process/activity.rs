@@ -19,10 +19,14 @@ pub fn point(
 ) -> Result<ActivityPoint, ProcError> {
     let stat = stat::parse(&root.read(pid, "stat")?)?;
     let statm = stat::parse_statm(&root.read(pid, "statm")?, page_size)?;
-    let status = root.reading(pid, "status").map(|text| status::parse(&text).status);
+    let read = root.reading(pid, "status").map(|text| status::parse(&text));
+    let read = read.as_ref().map_err(Clone::clone);
     let line = |line: fn(&ProcessStatus) -> &Reading<Bytes>| {
-        status.as_ref().map_err(Clone::clone).and_then(|status| line(status).clone())
+        read.clone().and_then(|read| line(&read.status).clone())
     };
+    let waits = read
+        .clone()
+        .and_then(|read| read.waits.ok_or_else(|| Absent::NotInThisKernel("2.6.23".into())));
     let tick_ns = 1_000_000_000 / system::ticks_per_second().max(1);
     let io = root.reading(pid, "io").and_then(|text| traffic(&text, page_size));
     Ok(ActivityPoint {
@@ -40,7 +44,9 @@ pub fn point(
         system_ns: stat.system_ticks.saturating_mul(tick_ns),
         threads: stat.threads,
         file_traffic: io.clone().map(|io| io.files),
-        storage_traffic: io.map(|io| io.storage),
+        storage_traffic: io.clone().map(|io| io.storage),
+        memory_writes: io.map(|io| io.memory_writes),
+        main_thread_waits: waits,
     })
 }
 
@@ -49,6 +55,7 @@ pub fn point(
 struct Traffic {
     files: Bytes,
     storage: Bytes,
+    memory_writes: Bytes,
 }
 
 /// Bytes read and written by the text of `/proc/PID/io`.
@@ -65,7 +72,8 @@ fn traffic(text: &[u8], page_size: PageSize) -> Reading<Traffic> {
         let transferred = both("rchar:", "wchar:")?;
         let storage = both("read_bytes:", "write_bytes:")?;
         let files = Bytes(transferred.max(calls).max(storage));
-        Some(Traffic { files, storage: Bytes(storage) })
+        let memory_writes = Bytes(value("wchar:")?.saturating_sub(value("write_bytes:")?));
+        Some(Traffic { files, storage: Bytes(storage), memory_writes })
     };
     sums().ok_or_else(|| Absent::NotRecorded("/proc/PID/io".into()))
 }

@@ -20,6 +20,8 @@ pub struct ParsedStatus {
     pub kernel_thread: Option<bool>,
     /// True if CAP_IPC_LOCK is effective (`CapEff`): no limit then applies to mlock.
     pub locks_freely: Option<bool>,
+    /// `voluntary_ctxt_switches`, of the main thread.
+    pub waits: Option<u64>,
 }
 
 /// The bit of CAP_IPC_LOCK.
@@ -47,6 +49,7 @@ pub fn parse(text: &[u8]) -> ParsedStatus {
         threads: first("Threads"),
         kernel_thread: first("Kthread").map(|n| n == 1),
         locks_freely: value("CapEff").and_then(hexadecimal).map(|mask| mask & CAP_IPC_LOCK != 0),
+        waits: first("voluntary_ctxt_switches"),
     }
 }
 

@@ -29,6 +29,10 @@ const LARGE_PROCESS: Bytes = Bytes::mib(64);
 /// Forks per second from which on they cost time.
 const MANY_FORKS: f64 = 0.5;
 
+/// Share of a CPU from which on forks alone are trouble, and as a part of the run time.
+const MUCH_FORKING: f64 = 0.02;
+const MAIN_WORK: f64 = 0.3;
+
 /// Forks of the process, and copies of its pages.
 struct Copies {
     /// Recorded forks.
@@ -187,8 +191,11 @@ pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
         let command = format!("pagewise explain {}", evidence.pid());
         return Verdict::Unknown("the private memory could not be read".into(), command.into());
     };
-    let has_execs = ratio(profile.execs, forks).is_some_and(|share| share > 0.5);
-    if rate < MANY_FORKS || !has_execs || private < LARGE_PROCESS {
+    let children = match ratio(profile.execs, forks) {
+        Some(share) if share > 0.5 => Some(ForkedChildren::Execute),
+        _ => Some(ForkedChildren::Remain).filter(|_| forks_cost_much(evidence, rate, private)),
+    };
+    let Some(children) = children.filter(|_| rate >= MANY_FORKS && private >= LARGE_PROCESS) else {
         return Verdict::RuledOut(vec![
             CellValue::Rate(rate),
             text(" forks, "),
@@ -197,24 +204,75 @@ pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
             bytes(private),
             text(" of private memory"),
         ]);
-    }
-    exec_cause(evidence, (forks, rate), private).into()
+    };
+    fork_cause(evidence, children, (forks, rate), private).into()
 }
 
-fn exec_cause(evidence: &CauseEvidence<'_>, (forks, rate): (u64, f64), private: Bytes) -> Cause {
+/// Forked children by what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForkedChildren {
+    /// They execute another program.
+    Execute,
+    /// They go on with the memory of the process, as those of a command substitution in a shell.
+    Remain,
+}
+
+impl ForkedChildren {
+    const fn purpose(self) -> &'static str {
+        match self {
+            ForkedChildren::Execute => " only to start other programs: ",
+            ForkedChildren::Remain => " for short-lived children: ",
+        }
+    }
+
+    const fn remedy(self) -> &'static str {
+        match self {
+            ForkedChildren::Execute => {
+                "Start programs with posix_spawn or vfork, which copy nothing, or from a small helper process that was forked at the start."
+            }
+            ForkedChildren::Remain => {
+                "Do the work in the process itself or in a thread, or fork the children from a small helper process that was forked at \
+                 the start. In a shell script, a function can assign its result to a variable (printf -v) instead of a command \
+                 substitution."
+            }
+        }
+    }
+}
+
+/// CPU time of forks as a share of one CPU.
+fn fork_share(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> f64 {
+    let pages = float(evidence.now.provenance.page_size.count(private));
+    lost(rate * pages, FORK_PAGE_SECONDS)
+}
+
+/// True if the process spends most of its time on forks, and not on the copies that a storm after
+/// fork makes.
+fn forks_cost_much(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> bool {
+    let share = fork_share(evidence, rate, private);
+    share >= MUCH_FORKING
+        && share_of_run_time(evidence, share) >= MAIN_WORK
+        && !matches!(cow_storm(evidence), Verdict::Present(_))
+}
+
+fn fork_cause(
+    evidence: &CauseEvidence<'_>,
+    children: ForkedChildren,
+    (forks, rate): (u64, f64),
+    private: Bytes,
+) -> Cause {
     let process = &evidence.now.process;
     let forking = evidence.calling_function(|row| row.call == "fork");
     let object = forking
         .map_or_else(|| CauseObject::Process(process.pid, process.name.clone()), |it| it.object());
-    let pages = float(evidence.now.provenance.page_size.count(private));
     let faults = evidence.faults();
     let copied = faults.map(|it| per_second(copied_pages(evidence, it), it.took_ns));
     // Without a recording of page faults the cost is that of fork alone.
-    let lost = lost(rate * pages, FORK_PAGE_SECONDS) + lost(copied.unwrap_or(0.0), COPY_SECONDS);
+    let lost = fork_share(evidence, rate, private) + lost(copied.unwrap_or(0.0), COPY_SECONDS);
     let sentence = vec![
         text("The process forks "),
         CellValue::Rate(rate),
-        text(" only to start other programs: each fork copies the page tables of "),
+        text(children.purpose()),
+        text("each fork copies the page tables of "),
         bytes(private),
         text(" and write-protects that memory."),
     ];
@@ -228,8 +286,6 @@ fn exec_cause(evidence: &CauseEvidence<'_>, (forks, rate): (u64, f64), private: 
         fact("lost_ms_per_s", "time lost in ms per s", milliseconds(lost), ""),
     ];
     found.evidence.extend(known_rate_fact("copies_per_s", "copied pages", copied));
-    found.code = remedy_code([text(
-        "Start programs with posix_spawn or vfork, which copy nothing, or from a small helper process that was forked at the start.",
-    )]);
+    found.code = remedy_code([text(children.remedy())]);
     found
 }

@@ -116,3 +116,28 @@ fn mappings(touched: &TouchedMemory) -> ReportTable {
     ];
     table("mappings", "Touched mappings", Audience::Everyone, columns)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{mapping, snapshot, with_smaps};
+
+    fn remark_on(counters: &[(SmapsCounter, u64)]) -> String {
+        let mapped = with_smaps(mapping("10000000-10400000 rw-p 0 0"), counters, "");
+        let process = snapshot(Vec::new()).process;
+        let written = Err(pagewise_model::Absent::NotSupported("a sample".into()));
+        let mappings = vec![mapped];
+        let (interval_ns, clear_ns, read_ns) = (1, 1, 1);
+        let touched = TouchedMemory { process, mappings, interval_ns, clear_ns, read_ns, written };
+        format!("{:?}", remarks(&touched))
+    }
+
+    #[test]
+    fn a_huge_page_is_said_to_count_as_a_whole() {
+        let huge = remark_on(&[(SmapsCounter::AnonHugePages, 2 << 20)]);
+        assert!(huge.contains("a huge page counts as touched as a whole"), "{huge}");
+        assert!(huge.contains(&(2 << 20).to_string()), "{huge}");
+        let small = remark_on(&[(SmapsCounter::AnonHugePages, 0)]);
+        assert!(!small.contains("huge page"), "{small}");
+    }
+}

@@ -106,6 +106,35 @@ fn faults_are_added_up_by_function_line_and_quadrant() {
     assert_eq!(findings(&report), [""; 0]);
 }
 
+/// The advice of the findings, as text.
+fn advice(report: &Report) -> String {
+    let list = |block: &ReportBlock| match block {
+        ReportBlock::Findings(findings) => {
+            findings.list.iter().flat_map(|it| it.next_step.clone()).collect()
+        }
+        _ => Vec::new(),
+    };
+    let pieces = report.blocks.iter().flat_map(list);
+    pieces.map(|piece| format!("{piece:?}")).collect()
+}
+
+#[test]
+fn stacks_cannot_be_populated() {
+    let with = |on_stack: bool, name: &str| {
+        let mut recording = recording(&[(FaultKind::Anonymous, 0, 5000)]);
+        recording.rows[0].on_stack = on_stack;
+        recording.mappings[0].name = name.into();
+        recording.mappings[0].range.end = PAGE * 10_000;
+        let report = faults(&recording, &FaultOptions::default());
+        assert_eq!(findings(&report), ["first-touch"]);
+        advice(&report)
+    };
+    assert!(with(false, "").contains("MAP_POPULATE"));
+    for advice in [with(true, ""), with(false, "[stack]")] {
+        assert!(advice.contains("threads") && !advice.contains("POPULATE"), "{advice}");
+    }
+}
+
 #[test]
 fn a_stack_has_the_name_that_explain_prints() {
     let stack_rows = |rows: &[(FaultKind, u32, u64)]| {
