@@ -1,13 +1,12 @@
 //! `cargo xtask ci`: every check, the quick ones first, the tests last.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -36,6 +35,12 @@ const STEPS: &[CheckStep] = &[
     },
 ];
 
+/// The step of [`STEPS`] that checks every crate as clippy does.
+const DOC: &str = "doc";
+
+/// The arguments of clippy in [`STEPS`], in the form in which `cargo clippy` passes them on.
+const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
+
 /// Every order in which the threads of a ring may run. It has a folder of its own, or all else
 /// would be built again, and runs beside [`STEPS`], which leave a CPU idle for some of their time.
 const LOOM: CheckStep = CheckStep {
@@ -57,9 +62,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     let began = Instant::now();
     say("tidy");
     crate::tidy::run()?;
+    let loom = thread::spawn(|| output_of(LOOM.command()?));
     say("words");
     crate::words::run(tools_required())?;
-    let loom = thread::spawn(|| output_of(LOOM.command()?));
     STEPS.iter().try_for_each(CheckStep::run)?;
     let (output, succeeded) = loom.join().expect("it does not panic")?;
     say(&LOOM.args.join(" "));
@@ -89,6 +94,12 @@ impl CheckStep {
     fn command(&self) -> Result<Command> {
         let mut command = cargo_here()?;
         command.args(self.args).envs(self.env.iter().copied());
+        if self.args.first() == Some(&DOC)
+            && let Some(driver) = clippy_driver()
+        {
+            // The result of clippy is used: the crates are not checked a second time.
+            command.env("RUSTC_WORKSPACE_WRAPPER", driver).env("CLIPPY_ARGS", CLIPPY_ARGS);
+        }
         Ok(command)
     }
 
@@ -214,9 +225,29 @@ const ALONE: &[&str] = &[
     "stat",
 ];
 
-/// Test programs that take longest. They start first, so that the last program to end is a short
-/// one.
-const LONG: &[&str] = &["heap", "c", "all_commands", "record"];
+/// Test programs that take longest, the longest first: they start first, so that the last program
+/// to end is a short one.
+const LONG: &[&str] = &[
+    "heap",
+    "record",
+    "c",
+    "all_commands",
+    DOC_TESTS,
+    "views",
+    "look",
+    "statistics",
+    "simulators",
+    "file",
+    "pagewise_analysis",
+    "damaged",
+    "global",
+    "screen",
+    "pagewise_scan",
+    "remote_calls",
+];
+
+/// Title of the job that runs the examples in the documentation.
+const DOC_TESTS: &str = "test --workspace --doc";
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,6 +259,35 @@ struct TestProgram {
     folder: PathBuf,
 }
 
+/// A command that runs tests.
+struct TestJob {
+    /// Name of the cargo target, or [`DOC_TESTS`].
+    name: String,
+    /// First line of its output.
+    title: String,
+    command: Command,
+}
+
+impl TestProgram {
+    fn job(&self, skips: &Path) -> TestJob {
+        let mut command = with_default_signals(Command::new(&self.path));
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command.env("PAGEWISE_SKIPS", skips);
+        if Some(&self.target.as_str()) == LONG.first() {
+            // It has more tests than any other program, and all would wait for its end.
+            command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
+        }
+        TestJob { name: self.target.clone(), title: self.path.display().to_string(), command }
+    }
+}
+
+/// The examples in the documentation.
+fn doc_tests(skips: &Path) -> Result<TestJob> {
+    let mut command = with_default_signals(cargo_here()?);
+    command.args(DOC_TESTS.split(' ')).arg("--no-fail-fast").env("PAGEWISE_SKIPS", skips);
+    Ok(TestJob { name: DOC_TESTS.to_owned(), title: DOC_TESTS.to_owned(), command })
+}
+
 /// Runs all tests, several test programs at a time, and prints the output of each program when it
 /// ends.
 fn test() -> Result<(TestTally, Skips)> {
@@ -236,26 +296,18 @@ fn test() -> Result<(TestTally, Skips)> {
     fs::write(&skips, "").with_context(|| skips.display().to_string())?;
 
     let programs = build_tests()?;
-    let (alone, mut together): (Vec<_>, Vec<_>) =
+    let (alone, together): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
-    together.sort_by_key(|program| {
-        LONG.iter().position(|long| *long == program.target).unwrap_or(LONG.len())
-    });
-    // Tests wait for some of their time: for processes that they record, for windows of time.
-    let jobs = cpus() + 1;
+    let mut together: Vec<TestJob> = together.iter().map(|program| program.job(&skips)).collect();
+    together.push(doc_tests(&skips)?);
+    together
+        .sort_by_key(|job| LONG.iter().position(|long| *long == job.name).unwrap_or(LONG.len()));
+    // Tests wait for much of their time: for processes that they record, for windows of time.
+    let jobs = cpus() + 2;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
-    let mut tally = run_programs(&together, jobs, &skips)?;
+    let mut tally = run_jobs(together, jobs)?;
     say(&format!("{} test programs, one at a time", alone.len()));
-    tally.merge(run_programs(&alone, 1, &skips)?);
-
-    say("test --workspace --doc");
-    let mut doc_tests = with_default_signals(cargo_here()?);
-    doc_tests
-        .args(["test", "--workspace", "--doc", "--no-fail-fast"])
-        .env("PAGEWISE_SKIPS", &skips);
-    let (output, succeeded) = output_of(doc_tests)?;
-    print_output(&output)?;
-    tally.merge(TestTally::of_output(&output, succeeded));
+    tally.merge(run_jobs(alone.iter().map(|program| program.job(&skips)).collect(), 1)?);
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
@@ -289,23 +341,17 @@ fn test_programs(messages: &str) -> Vec<TestProgram> {
     tests.filter_map(program).collect()
 }
 
-/// Runs `programs`, `jobs` at a time.
-fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<TestTally> {
-    let next = AtomicUsize::new(0);
+/// Runs commands, `jobs` at a time.
+fn run_jobs(commands: Vec<TestJob>, jobs: usize) -> Result<TestTally> {
+    let queue = Mutex::new(VecDeque::from(commands));
     let tally = Mutex::new(TestTally::default());
+    let next = || queue.lock().expect("no thread panics while it holds the lock").pop_front();
     let work = || -> Result<()> {
-        while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(job) = next() {
             let began = Instant::now();
-            let mut command = with_default_signals(Command::new(&program.path));
-            command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
-            command.env("PAGEWISE_SKIPS", skips);
-            if Some(&program.target.as_str()) == LONG.first() {
-                // As many as all other programs together, or all would wait for its end.
-                command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
-            }
-            let (output, succeeded) = output_of(command)?;
+            let (output, succeeded) = output_of(job.command)?;
             let mut tally = tally.lock().expect("no thread panics while it holds the lock");
-            println!("\n{} ({:.1} s)", program.path.display(), began.elapsed().as_secs_f64());
+            println!("\n{} ({:.1} s)", job.title, began.elapsed().as_secs_f64());
             print_output(&output)?;
             tally.merge(TestTally::of_output(&output, succeeded));
         }
@@ -366,6 +412,14 @@ fn with_default_signals(command: Command) -> Command {
         outer.current_dir(folder);
     }
     outer
+}
+
+/// The compiler that `cargo clippy` runs in place of `rustc`.
+fn clippy_driver() -> Option<PathBuf> {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
+    let sysroot = String::from_utf8(output.stdout).ok()?;
+    let driver = Path::new(sysroot.trim()).join("bin/clippy-driver");
+    driver.is_file().then_some(driver)
 }
 
 fn is_installed(component: &str) -> bool {

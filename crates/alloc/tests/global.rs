@@ -54,7 +54,7 @@ fn a_child_of_fork_allocates_while_other_threads_of_its_parent_do() {
                 }
             });
         }
-        for _ in 0..100 {
+        for _ in 0..30 {
             // SAFETY: the child only allocates, frees and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {

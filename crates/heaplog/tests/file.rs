@@ -308,7 +308,7 @@ fn check(recording: &LogRecording) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn written_records_are_read_back(recording in recording(), checkpoints: bool) {

@@ -202,13 +202,9 @@ pub(crate) fn tell(wanted: u64) {
     head(hooks::NEAR).store(of_family, Relaxed);
 }
 
-/// Makes the moved code ready, as it was answered. The functions behind, in place of those that
-/// were asked for; none where one has to be hooked and cannot be.
-pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
-    if READY.load(Relaxed) != 0 {
-        return Some(again(functions));
-    }
-    // In each page only the parts of nearby functions are used.
+/// Writes the moved code into the pages near the functions. In each page only the parts of nearby
+/// functions are used.
+fn write_moved_code() -> Option<()> {
     for near in rooms() {
         for index in 0..hooks::CODE_WORDS {
             let word = head(hooks::CODE + index).load(Relaxed);
@@ -220,6 +216,16 @@ pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut ()
         kernel::protect_code(near, hooks::CODE_WORDS * 8, libc::PROT_READ | libc::PROT_EXEC)
             .ok()?;
     }
+    Some(())
+}
+
+/// Makes the moved code ready, as it was answered. The functions behind, in place of those that
+/// were asked for; none where one has to be hooked and cannot be.
+pub(crate) fn install_hooks(functions: &[*mut (); FUNCTIONS]) -> Option<[*mut (); FUNCTIONS]> {
+    if READY.load(Relaxed) != 0 {
+        return Some(again(functions));
+    }
+    write_moved_code()?;
     for moved in &MOVED {
         moved.store(std::ptr::null_mut(), Relaxed);
     }

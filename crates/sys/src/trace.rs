@@ -42,6 +42,30 @@ const EXIT_GROUP: [(u32, u32); 5] = [
     (0xc000_00f3, 94),  // riscv64
 ];
 
+/// Numbers of the system call that ends one thread.
+const EXIT: [(u32, u32); 5] =
+    [(0xc000_003e, 60), (0x4000_0003, 1), (0xc000_00b7, 93), (0x4000_0028, 1), (0xc000_00f3, 93)];
+
+/// Numbers of the system calls that execute a program.
+const EXECUTE: [(u32, u32); 10] = [
+    (0xc000_003e, 59),
+    (0xc000_003e, 322),
+    (0x4000_0003, 11),
+    (0x4000_0003, 358),
+    (0xc000_00b7, 221),
+    (0xc000_00b7, 281),
+    (0x4000_0028, 11),
+    (0x4000_0028, 387),
+    (0xc000_00f3, 221),
+    (0xc000_00f3, 281),
+];
+
+/// Time limit for the thread that ends another one to show by which system call it does so: it has
+/// to run for some microseconds on a CPU that may be busy.
+const MAX_UNDECIDED: Duration = Duration::from_secs(2);
+/// Interval of the looks at that thread: its `exec` waits for the others without an event.
+const UNDECIDED_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Ending of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEnding {
@@ -130,8 +154,12 @@ enum HeldResume {
 enum Departure {
     /// The whole process: `exit_group`, or a fatal signal.
     Process,
-    /// Itself, unless it is the last. Also a thread that another one's `exit_group` or `exec` ends.
+    /// Itself, unless it is the last.
     Thread,
+    /// Unknown: another thread ends it, by its `exit_group`, which ends the process, or by its
+    /// `exec`, which waits until the other threads are gone. Its event can come before that of the
+    /// other thread.
+    ByAnother,
 }
 
 /// A command that we started.
@@ -158,6 +186,8 @@ pub struct Traced {
     executes: bool,
     /// Why it is to stop on its way, if it is; and why it did.
     on_the_way: Option<Option<Stopped>>,
+    /// Since when a [`Departure::ByAnother`] is held.
+    undecided: Option<Instant>,
     ending: Option<TraceEnding>,
     untraced: Option<Untraced>,
     signals: signals::HeldSignals,
@@ -198,6 +228,7 @@ impl Traced {
             threads: BTreeMap::new(),
             executes: false,
             on_the_way: None,
+            undecided: None,
             ending: None,
             untraced: gains_privilege.then_some(Untraced::GainsPrivilege),
             signals: signals::HeldSignals::hold(),
@@ -257,11 +288,40 @@ impl Traced {
             if let Some(stopped) = self.on_the_way.as_mut().and_then(Option::take) {
                 return Ok(stopped);
             }
-            self.thaw();
-            if !self.sleep(mark, deadline) {
+            let is_undecided = self.is_undecided();
+            let mut wakeup = deadline;
+            if is_undecided {
+                let next = Instant::now() + UNDECIDED_INTERVAL;
+                wakeup = Some(deadline.map_or(next, |deadline| deadline.min(next)));
+            }
+            self.resume_all_but(|phase| is_undecided && phase.is_undecided());
+            if !self.sleep(mark, wakeup) && wakeup == deadline {
                 return Ok(Stopped::TimeIsUp);
             }
         }
+    }
+
+    /// True while it is not known if the end of a thread is that of the process: were such a thread
+    /// resumed, it would be gone when the process stops at its exit.
+    fn is_undecided(&mut self) -> bool {
+        let ended = self.threads.iter().find(|(_, phase)| phase.is_undecided());
+        let Some((&ended, _)) = ended else {
+            self.undecided = None;
+            return false;
+        };
+        let since = *self.undecided.get_or_insert_with(Instant::now);
+        let architecture = ptrace::architecture(ended);
+        let executes = |tid: Tid| {
+            let call = architecture.zip(self.call_number(tid));
+            call.is_some_and(|call| EXECUTE.contains(&call))
+        };
+        let mut live = self.threads.iter().filter(|(_, phase)| phase.is_live());
+        let is_decided = live.any(|(&tid, _)| executes(tid));
+        if is_decided || since.elapsed() > MAX_UNDECIDED {
+            self.undecided = None;
+            return false;
+        }
+        true
     }
 
     /// Stops every thread, and says what that found. A command that is not traced runs on.
@@ -294,7 +354,11 @@ impl Traced {
 
     /// Lets every stopped thread run on, and those that end alone end. [`Traced::run`] does it too.
     pub fn thaw(&mut self) {
-        for (&tid, phase) in &mut self.threads {
+        self.resume_all_but(|_| false);
+    }
+
+    fn resume_all_but(&mut self, is_held: impl Fn(LaunchPhase) -> bool) {
+        for (&tid, phase) in self.threads.iter_mut().filter(|(_, phase)| !is_held(**phase)) {
             *phase = match *phase {
                 LaunchPhase::Held(HeldResume::Continue) => {
                     ptrace::resume(tid, 0);
@@ -397,8 +461,7 @@ impl Traced {
         let has =
             |wanted: fn(LaunchPhase) -> bool| self.threads.values().any(|phase| wanted(*phase));
         has(|phase| phase == LaunchPhase::Exiting(Departure::Process))
-            || (has(|phase| phase == LaunchPhase::Exiting(Departure::Thread))
-                && !has(LaunchPhase::is_live))
+            || (has(|phase| matches!(phase, LaunchPhase::Exiting(_))) && !has(LaunchPhase::is_live))
     }
 
     /// Records all events; resumes only foreign threads and those that are about to receive a
@@ -514,18 +577,22 @@ impl Traced {
 
     /// Consequence of the end of a thread in its last stop.
     fn departure(&self, tid: Tid) -> Departure {
-        let killed = ptrace::message(tid).is_ok_and(|status| status & 0x7f != 0);
-        if killed || self.is_in_exit_group(tid) { Departure::Process } else { Departure::Thread }
+        if ptrace::message(tid).is_ok_and(|status| status & 0x7f != 0) {
+            return Departure::Process;
+        }
+        let Some(architecture) = ptrace::architecture(tid) else { return Departure::Thread };
+        // A thread that another one ends while it runs code of its own is in no call.
+        match self.call_number(tid).map(|number| (architecture, number)) {
+            Some(call) if EXIT_GROUP.contains(&call) => Departure::Process,
+            Some(call) if EXIT.contains(&call) => Departure::Thread,
+            _ => Departure::ByAnother,
+        }
     }
 
-    fn is_in_exit_group(&self, tid: Tid) -> bool {
-        let number = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid))
-            .ok()
-            .and_then(|line| line.split(' ').next()?.parse::<u32>().ok());
-        let (Some(number), Some(architecture)) = (number, ptrace::architecture(tid)) else {
-            return false;
-        };
-        EXIT_GROUP.contains(&(architecture, number))
+    /// Number of the system call that a stopped or sleeping thread is in.
+    fn call_number(&self, tid: Tid) -> Option<u32> {
+        let line = fs::read_to_string(format!("/proc/{}/task/{tid}/syscall", self.pid)).ok()?;
+        line.split(' ').next()?.parse().ok()
     }
 }
 
@@ -543,6 +610,11 @@ impl LaunchPhase {
     /// True if it may still run code of the program.
     fn is_live(self) -> bool {
         self.is_free() || matches!(self, LaunchPhase::Held(_))
+    }
+
+    /// True if its end may be that of the process.
+    fn is_undecided(self) -> bool {
+        self == LaunchPhase::Exiting(Departure::ByAnother)
     }
 
     /// True if it runs unless something stops it.

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use fixture::{pagewise, tool};
 
@@ -18,6 +19,8 @@ struct HelpPage {
 }
 
 /// Help of all commands, also of those inside others.
+static HELP_PAGES: LazyLock<Vec<HelpPage>> = LazyLock::new(help_pages);
+
 fn help_pages() -> Vec<HelpPage> {
     let mut pages = Vec::new();
     let mut commands = vec![Vec::new()];
@@ -69,8 +72,7 @@ fn every_command_has_a_manual_page_with_its_options_that_man_renders_without_war
     }
     let folder = tempfile::tempdir().unwrap();
     assert!(pagewise(&["man", "--dir", folder.path().to_str().unwrap()]).status.success());
-    let pages = help_pages();
-    for HelpPage { command, options } in &pages {
+    for HelpPage { command, options } in HELP_PAGES.iter() {
         let name = [&["pagewise".to_owned()], &command[..]].concat().join("-");
         let text = rendered(&folder.path().join(format!("{name}.1")));
         assert!(text.contains("NAME\n") && text.contains("SYNOPSIS\n"), "{name}: {text}");
@@ -80,7 +82,7 @@ fn every_command_has_a_manual_page_with_its_options_that_man_renders_without_war
             assert!(words.contains(option.as_str()), "{name} lacks {option}: {text}");
         }
     }
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), pages.len());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), HELP_PAGES.len());
 
     let one = folder.path().join("printed");
     fs::write(&one, pagewise(&["man"]).stdout).unwrap();
@@ -100,8 +102,8 @@ fn rendered(page: &Path) -> String {
 #[test]
 fn bash_completes_every_command_and_option_of_the_help() {
     let mut script = completions("bash");
-    let pages = help_pages();
-    for HelpPage { command, .. } in &pages {
+    let pages = &*HELP_PAGES;
+    for HelpPage { command, .. } in pages {
         let words = command.join(" ");
         let last = command.len() + 1;
         // First what starts with a hyphen, then what may stand in its place.
@@ -132,7 +134,7 @@ fn bash_completes_every_command_and_option_of_the_help() {
 #[test]
 fn zsh_reads_the_completions_which_name_every_option() {
     let script = completions("zsh");
-    for HelpPage { command, options } in help_pages() {
+    for HelpPage { command, options } in HELP_PAGES.iter() {
         for option in options {
             let spelled = ["=[", "[", "=-[", "=:"].map(|end| format!("{option}{end}"));
             assert!(spelled.iter().any(|it| script.contains(it)), "{command:?} lacks {option}");

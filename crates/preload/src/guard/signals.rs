@@ -167,6 +167,29 @@ unsafe extern "C" fn report(fault: *mut Fault) {
     }
 }
 
+/// The access of a page fault, and the place in the program that made it.
+fn access_of(context: &libc::ucontext_t) -> (ObjectAccess, CallPoint) {
+    let register = |number: c_int| {
+        usize::try_from(number)
+            .ok()
+            .and_then(|number| context.uc_mcontext.gregs.get(number))
+            .map_or(0, |value| value.cast_unsigned())
+    };
+    // Bits of the error code of a page fault on x86: 1 written, 4 fetched.
+    let error = register(libc::REG_ERR);
+    let access = match (error & 2 != 0, error & 16 != 0) {
+        (true, _) => ObjectAccess::Write,
+        (false, true) => ObjectAccess::Execute,
+        (false, false) => ObjectAccess::Read,
+    };
+    let at = CallPoint {
+        code: register(libc::REG_RIP),
+        stack: register(libc::REG_RSP),
+        frame: register(libc::REG_RBP),
+    };
+    (access, at)
+}
+
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes both.
     let said = unsafe { &*info };
@@ -184,25 +207,7 @@ unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context:
             return;
         }
         // SAFETY: the kernel passes the context.
-        let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-        let register = |number: c_int| {
-            usize::try_from(number)
-                .ok()
-                .and_then(|number| registers.get(number))
-                .map_or(0, |value| value.cast_unsigned())
-        };
-        // Bits of the error code of a page fault on x86: 1 written, 4 fetched.
-        let error = register(libc::REG_ERR);
-        let access = match (error & 2 != 0, error & 16 != 0) {
-            (true, _) => ObjectAccess::Write,
-            (false, true) => ObjectAccess::Execute,
-            (false, false) => ObjectAccess::Read,
-        };
-        let at = CallPoint {
-            code: register(libc::REG_RIP),
-            stack: register(libc::REG_RSP),
-            frame: register(libc::REG_RBP),
-        };
+        let (access, at) = access_of(unsafe { &*context.cast::<libc::ucontext_t>() });
         let ends_by = if is_guarded { 0 } else { signal };
         let mut fault = Fault { address, at, access, ends_by, goes_on: false };
         let me = kernel::thread() as usize;

@@ -175,7 +175,7 @@ fn access(address: u64, size: u16, write: bool) -> MemoryAccess {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
     fn caches_count_what_plain_caches_count(

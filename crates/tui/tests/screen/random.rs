@@ -60,7 +60,7 @@ fn events(subject: PageSubject) -> impl Strategy<Value = Vec<TuiEvent>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
     fn random_events_never_panic(

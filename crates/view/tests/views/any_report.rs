@@ -178,7 +178,7 @@ fn same(a: &Json, b: &Json) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn no_line_is_wider_than_asked(report in common::any_report(), style in any_style()) {

@@ -440,7 +440,7 @@ fn any_step() -> impl Strategy<Value = AllocationStep> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn a_made_up_stream_counts_as_the_program_did(

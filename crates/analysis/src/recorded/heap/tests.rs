@@ -723,7 +723,7 @@ fn two_builds_are_compared_by_functions() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Whatever a recording says, also of what is not there: a tree has all of its children, and
     /// nothing panics.
