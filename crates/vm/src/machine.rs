@@ -165,6 +165,11 @@ impl VmResult {
                 format!("the machine ended before its command; its console: {console}")
             }
         };
-        if stderr.is_empty() { end } else { format!("{end}: {stderr}") }
+        // The kernel reports killed processes there.
+        let console = String::from_utf8_lossy(&self.console);
+        let last = console.lines().rev().find(|line| line.contains("Killed process"));
+        let parts = [end.as_str(), stderr, last.unwrap_or_default()];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join(": ")
     }
 }
