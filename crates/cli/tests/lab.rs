@@ -246,7 +246,7 @@ fn a_condition_runs_in_a_virtual_machine_and_its_values_come_back() {
 
 #[test]
 fn a_missing_program_is_named_with_the_command_that_installs_it() {
-    let mut command = interruptible();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["lab", "vm", "run", "vm-oom", "--json"]).env("PATH", "/nonexistent");
     let output = command.stdin(Stdio::null()).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
