@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
 use pagewise_model::report::AxisUnit;
+use pagewise_vm::KERNEL_VARIABLE;
 
 use crate::LabError;
-use crate::machine::KERNEL;
 
 /// Description of an experiment.
 #[derive(Debug)]
@@ -161,7 +161,9 @@ impl Need {
             }
             Need::File(path) => path.to_owned(),
             Need::Program(name) => format!("the program {name}"),
-            Need::Kernel => format!("a kernel to boot: /boot/vmlinuz*, or what {KERNEL} names"),
+            Need::Kernel => format!(
+                "a kernel to boot: /boot/vmlinuz*, or the file that {KERNEL_VARIABLE} names"
+            ),
             Need::StaticC => "cc and a static C library".to_owned(),
             Need::VirtualMachine => "a virtual machine".to_owned(),
         }

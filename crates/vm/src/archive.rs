@@ -19,8 +19,9 @@ const FILE: u32 = 0o100_000;
 /// Bits of the mode that tell the type of a file.
 const TYPE: u32 = 0o170_000;
 
-/// Writes an archive.
-pub(crate) struct ArchiveWriter<W> {
+/// Writes an archive. All files belong to root.
+#[derive(Debug)]
+pub struct ArchiveWriter<W> {
     out: W,
     written: usize,
     inode: u32,
@@ -28,12 +29,16 @@ pub(crate) struct ArchiveWriter<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    pub(crate) fn new(out: W) -> ArchiveWriter<W> {
+    /// An empty archive.
+    pub fn new(out: W) -> ArchiveWriter<W> {
         ArchiveWriter { out, written: 0, inode: 0, folders: BTreeSet::new() }
     }
 
     /// Adds a folder and the folders that contain it. The path begins with a slash.
-    pub(crate) fn folder(&mut self, path: &str) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of the destination.
+    pub fn folder(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
         if path.is_empty() || self.folders.contains(path) {
             return Ok(());
@@ -46,13 +51,19 @@ impl<W: Write> ArchiveWriter<W> {
     }
 
     /// Adds a file with these permissions.
-    pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// Those of the destination; [`io::ErrorKind::FileTooLarge`] for 4 GiB or more.
+    pub fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.in_folder(path)?;
         self.entry(path.trim_matches('/'), FILE | mode, content)
     }
 
     /// Writes the last entry, and returns the destination.
-    pub(crate) fn finish(mut self) -> io::Result<W> {
+    ///
+    /// # Errors
+    /// Those of the destination.
+    pub fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.header(0, TRAILER.len(), 0, 1)?;
         self.name(TRAILER)?;

@@ -28,7 +28,7 @@ mod qemu;
 mod requirement;
 
 pub use accelerator::Accelerator;
-pub use archive::{ArchiveEntry, read_archive};
+pub use archive::{ArchiveEntry, ArchiveWriter, read_archive};
 pub use error::VmError;
 pub use fetch::fetch_kernel;
 pub use initramfs::GuestFile;
