@@ -28,6 +28,7 @@ const TINY: &[(&str, &[&str])] = &[
     ("stack-vs-heap", &["ints=100000"]),
     ("thp-advise", &["blocks=2"]),
     ("cow-fork", &["mib=4"]),
+    ("thp-compaction", &["mib=192", "wanted=24"]),
     ("thp-bloat", &["mib=16"]),
     ("mem-access", &["mib=2", "rounds=16"]),
     ("readahead", &["mib=2", "jumps=4"]),
