@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentRun, Measured};
-use pagewise_vm::{CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmResult};
+use pagewise_vm::{
+    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmRequirement, VmResult,
+};
 
 use crate::LabError;
 use crate::about::{ExperimentAbout, Parameters};
@@ -89,7 +91,7 @@ pub(crate) fn boot_and_run(
     let kernel = match &setup.kernel {
         Some(image) => GuestKernel::open(image).map_err(|error| failed(&error))?,
         None => {
-            let none = || LabError::Failed("no kernel to boot".to_owned());
+            let none = || LabError::Failed(VmRequirement::Kernel.to_string());
             GuestKernel::find().ok_or_else(none)?
         }
     };
