@@ -64,7 +64,7 @@ const MAX_RUN_TIMES: [Duration; 3] =
 
 /// The same for a run in a virtual machine, which an emulated CPU makes slow. The machine has a
 /// lower limit ([`crate::guest::TIME_LIMIT`]), so that its console explains the failure.
-const MAX_GUEST_TIME: Duration = Duration::from_secs(260);
+const MAX_GUEST_TIME: Duration = Duration::from_secs(500);
 
 /// Amount of memory that is touched twice, to detect a host that reclaims unused memory.
 const TOUCHED: Bytes = Bytes::mib(64);
