@@ -53,7 +53,7 @@ const IMPURE: &[(&str, &[&str])] = &[
 /// The crates that must not print by the macros of the standard library.
 const SILENT: &[&str] = &[
     "model", "sys", "proc", "repair", "measure", "heaplog", "stats", "sim", "analysis", "view",
-    "capi", "heap", "heapread", "labmem", "trace", "sampler", "store", "exporter", "cli",
+    "capi", "heap", "heapread", "labmem", "trace", "sampler", "store", "exporter", "vm", "cli",
 ];
 
 const PRINTS: &[&str] = &["print!", "println!", "eprint!", "eprintln!", "dbg!"];

@@ -28,6 +28,7 @@ const TINY: &[(&str, &[&str])] = &[
     ("stack-vs-heap", &["ints=100000"]),
     ("thp-advise", &["blocks=2"]),
     ("cow-fork", &["mib=4"]),
+    ("thp-compaction", &["mib=192", "wanted=24"]),
     ("thp-bloat", &["mib=16"]),
     ("mem-access", &["mib=2", "rounds=16"]),
     ("readahead", &["mib=2", "jumps=4"]),
@@ -150,11 +151,18 @@ fn cgroups(lab: u32) -> Vec<PathBuf> {
     all.filter(|path| path.exists()).collect()
 }
 
-/// Experiments as `lab list` names them.
-fn names() -> Vec<String> {
-    let list = fixture::json(&["lab", "list", "--json"]);
+/// Experiments as `lab list` or `lab vm list` names them, and the reasons not to run them.
+fn listed(words: &[&str]) -> Vec<(String, Option<String>)> {
+    let list = fixture::json(words);
     let rows = list["experiments"].as_array().unwrap();
-    rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    rows.iter().map(|row| (text(&row["name"]).unwrap(), text(&row["skipped"]))).collect()
+}
+
+/// Names of the experiments that run without a virtual machine of their own.
+fn names() -> Vec<String> {
+    let names = listed(&["lab", "list", "--json"]).into_iter().map(|(name, _)| name);
+    names.filter(|name| !name.starts_with("vm-")).collect()
 }
 
 fn tiny(name: &str) -> Vec<&'static str> {
@@ -214,6 +222,39 @@ fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
     u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 != 0
+}
+
+/// Virtual machines take minutes for all experiments; one condition boots one.
+#[test]
+fn a_condition_runs_in_a_virtual_machine_and_its_values_come_back() {
+    let experiments = listed(&["lab", "vm", "list", "--json"]);
+    assert_eq!(experiments.len(), 8, "{experiments:?}");
+    if let Some(why) = &experiments[0].1 {
+        return match why {
+            _ if why.contains("qemu") => skip(&Lack::Tool("qemu-system-x86_64")),
+            _ => skip(&Lack::Machine(why)),
+        };
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let words = ["lab-once", "vm-cgroup", "memory.max", "--journal", path, "--folder", path];
+    let output = fixture::pagewise(&words);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let run: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&run["values"]["kills"], &run["values"]["alive"]), (&1.0.into(), &0.0.into()));
+}
+
+#[test]
+fn a_missing_program_is_named_with_the_command_that_installs_it() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["lab", "vm", "run", "vm-oom", "--json"]).env("PATH", "/nonexistent");
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let experiment = &found["experiments"][0];
+    assert_eq!(experiment["verdict"], "skipped");
+    let why = experiment["skipped"].as_str().unwrap();
+    assert!(why.contains("is not installed; run `"), "{why}");
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
 use pagewise_model::report::AxisUnit;
+use pagewise_vm::KERNEL_VARIABLE;
 
 use crate::LabError;
-use crate::machine::KERNEL;
 
 /// Description of an experiment.
 #[derive(Debug)]
@@ -56,6 +56,8 @@ pub enum Need {
     Kernel,
     /// A C compiler and a C library to link with statically.
     StaticC,
+    /// A virtual machine that runs this program: QEMU, busybox and a kernel.
+    VirtualMachine,
 }
 
 /// A size that can be set.
@@ -132,6 +134,13 @@ impl Parameters {
     }
 }
 
+impl ExperimentAbout {
+    /// True if it runs in a virtual machine of its own, by this program.
+    pub fn is_virtual(&self) -> bool {
+        self.needs.contains(&Need::VirtualMachine)
+    }
+}
+
 impl QuantityAbout {
     /// True if it is a time.
     pub(crate) fn is_time(&self) -> bool {
@@ -152,8 +161,11 @@ impl Need {
             }
             Need::File(path) => path.to_owned(),
             Need::Program(name) => format!("the program {name}"),
-            Need::Kernel => format!("a kernel to boot: /boot/vmlinuz*, or what {KERNEL} names"),
+            Need::Kernel => format!(
+                "a kernel to boot: /boot/vmlinuz*, or the file that {KERNEL_VARIABLE} names"
+            ),
             Need::StaticC => "cc and a static C library".to_owned(),
+            Need::VirtualMachine => "a virtual machine".to_owned(),
         }
     }
 }

@@ -16,6 +16,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use crate::about::{ExperimentAbout, Parameters, Size};
 use crate::cgroup::{forbid_swap, limit};
 use crate::error::While;
+use crate::guest::{boot_and_run, is_guest};
 use crate::{Journal, LabError, find};
 
 /// Context of a run.
@@ -59,6 +60,14 @@ pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError
     if let Some(cgroup) = &child.cgroup {
         join(cgroup, std::process::id())?;
     }
+    if let Some(setup) = experiment.guest(&child.arm, &parameters).filter(|_| !is_guest()) {
+        let run = boot_and_run(child, about, &parameters, &setup)?;
+        return write_run(&run, out);
+    }
+    // Such an experiment may end every process and change every setting of its machine.
+    if about.is_virtual() && !is_guest() {
+        return Err(LabError::Failed("it runs in a virtual machine only".to_owned()));
+    }
     let mut bench = Bench {
         about,
         parameters,
@@ -68,7 +77,11 @@ pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError
         run: ExperimentRun::default(),
     };
     experiment.run(&child.arm, &mut bench)?;
-    let text = serde_json::to_vec(&bench.run).map_err(std::io::Error::from);
+    write_run(&bench.run, out)
+}
+
+fn write_run(run: &ExperimentRun, out: &mut dyn Write) -> Result<(), LabError> {
+    let text = serde_json::to_vec(run).map_err(std::io::Error::from);
     text.and_then(|text| out.write_all(&text)).while_("cannot write what was measured")
 }
 
@@ -155,6 +168,12 @@ impl Bench {
     /// Records that a value is missing, and the reason.
     pub fn missing(&mut self, quantity: &str, why: Absent) {
         self.put(quantity, Err(why));
+    }
+
+    /// Notes a value, or that the kernel does not have its source.
+    pub fn record_or_missing(&mut self, quantity: &str, value: Option<f64>, source: &str) {
+        let missing = || Absent::NotSupported(format!("this kernel does not have {source}").into());
+        self.put(quantity, value.ok_or_else(missing));
     }
 
     fn put(&mut self, quantity: &str, value: Reading<f64>) {

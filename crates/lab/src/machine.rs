@@ -5,20 +5,18 @@
 //! QEMU's own processor is used (TCG), and counts a nanosecond for each instruction: so the
 //! machine's clock counts work, the same on every host, however busy.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pagewise_sys::system;
+use pagewise_sys::parent_death::end_with_parent;
+use pagewise_vm::{ArchiveWriter, GuestKernel};
 
 use crate::LabError;
 use crate::error::While;
 
 /// Program that runs machines.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
-
-/// Names a kernel that is not in `/boot`.
-pub(crate) const KERNEL: &str = "PAGEWISE_KERNEL";
 
 /// Kernel command line. Random addresses would make machines differ; devices and self-tests would
 /// triple the time to boot.
@@ -48,7 +46,9 @@ impl VirtualMachine<'_> {
         let serial = |path: &Path| format!("file:{}", path.display());
         let settings = self.settings.iter().map(|(name, value)| format!(" {name}={value}"));
         let line = format!("{COMMAND_LINE}{}", settings.collect::<String>());
-        let ended = Command::new(QEMU)
+        let mut qemu = Command::new(QEMU);
+        end_with_parent(&mut qemu);
+        let ended = qemu
             .args(["-accel", "tcg,tb-size=64", "-icount", "shift=0,sleep=off"])
             .args(["-rtc", "base=2026-01-01,clock=vm", "-smp", "1"])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
@@ -73,18 +73,9 @@ impl VirtualMachine<'_> {
     }
 }
 
-/// The first kernel of: what the environment names, that of the running system, any in `/boot`.
+/// The kernel for machines.
 pub(crate) fn kernel() -> Option<PathBuf> {
-    let named = std::env::var_os(KERNEL).map(PathBuf::from);
-    let release = String::from_utf8_lossy(&system::kernel_release()).into_owned();
-    let in_boot = fs::read_dir("/boot").into_iter().flatten().flatten().map(|file| file.path());
-    let is_kernel = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"vmlinuz"))
-    };
-    let running = Path::new("/boot").join(format!("vmlinuz-{release}"));
-    let mut others: Vec<PathBuf> = in_boot.filter(is_kernel).collect();
-    others.sort();
-    named.into_iter().chain([running]).chain(others).find(|path| path.is_file())
+    GuestKernel::find().map(|kernel| kernel.image)
 }
 
 /// True if C programs can be linked with all that they need: the compiler knows where the library
@@ -108,55 +99,11 @@ fn initramfs(folder: &Path, program: &str) -> Result<PathBuf, LabError> {
         return Err(LabError::Failed(String::from_utf8_lossy(&compiled.stderr).into_owned()));
     }
     let init = fs::read(&init).while_("cannot read the program")?;
-    fs::write(&packed, archive("init", &init)).while_("cannot write the initramfs")?;
+    let archive = || {
+        let mut archive = ArchiveWriter::new(File::create(&packed)?);
+        archive.file("/init", 0o755, &init)?;
+        archive.finish()
+    };
+    archive().while_("cannot write the initramfs")?;
     Ok(packed)
-}
-
-/// The magic number of the only format that kernels take: `newc` of cpio.
-const MAGIC: &str = "070701";
-/// A regular file that may be run.
-const MODE: u32 = 0o100_755;
-
-/// An archive with one file. Each header is a magic number and 13 numbers of 8 hexadecimal digits;
-/// names and contents end at multiples of 4 bytes.
-fn archive(name: &str, content: &[u8]) -> Vec<u8> {
-    let mut archive = Vec::new();
-    for (number, mode, name, content) in [(1, MODE, name, content), (0, 0, "TRAILER!!!", &[])] {
-        let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
-        let name_size = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
-        // inode, mode, user, group, links, time, size, 4 devices, size of the name, checksum
-        let header = [number, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
-        archive.extend_from_slice(MAGIC.as_bytes());
-        header
-            .iter()
-            .for_each(|field| archive.extend_from_slice(format!("{field:08x}").as_bytes()));
-        archive.extend_from_slice(name.as_bytes());
-        archive.push(0);
-        archive.resize(archive.len().next_multiple_of(4), 0);
-        archive.extend_from_slice(content);
-        archive.resize(archive.len().next_multiple_of(4), 0);
-    }
-    archive
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use pagewise_skip::{Lack, skip};
-
-    use super::*;
-
-    #[test]
-    fn cpio_unpacks_what_was_packed() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new("cpio");
-        command.args(["-i", "--quiet"]).current_dir(&folder).stdin(Stdio::piped());
-        let Ok(mut cpio) = command.spawn() else {
-            return skip(&Lack::Tool("cpio"));
-        };
-        cpio.stdin.take().unwrap().write_all(&archive("init", b"12345")).unwrap();
-        assert!(cpio.wait().unwrap().success());
-        assert_eq!(fs::read(folder.path().join("init")).unwrap(), b"12345");
-    }
 }

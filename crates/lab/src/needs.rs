@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use pagewise_model::Absent;
+use pagewise_vm::GuestArch;
 
 use crate::about::Need;
 use crate::machine;
@@ -21,6 +22,9 @@ pub(crate) struct GivenResources {
 /// The first need that is not met.
 pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
     let missing = needs.iter().find(|need| !is_met(**need, given))?;
+    if let (Need::VirtualMachine, Some(lack)) = (missing, pagewise_vm::missing_requirement()) {
+        return Some(Absent::NotSupported(lack.to_string().into()));
+    }
     let why = format!("it needs {}", missing.describe()).into();
     Some(match missing {
         Need::Root => Absent::NotPermitted("root".into()),
@@ -40,6 +44,9 @@ fn is_met(need: Need, given: &GivenResources) -> bool {
         Need::Program(name) => in_path(name),
         Need::Kernel => machine::kernel().is_some(),
         Need::StaticC => machine::links_statically(),
+        Need::VirtualMachine => {
+            GuestArch::host().is_some() && pagewise_vm::missing_requirement().is_none()
+        }
     }
 }
 

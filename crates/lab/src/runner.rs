@@ -62,6 +62,10 @@ pub struct LabProgress<'a> {
 const MAX_RUN_TIMES: [Duration; 3] =
     [Duration::from_secs(60), Duration::from_secs(180), Duration::from_secs(1800)];
 
+/// The same for a run in a virtual machine, which an emulated CPU makes slow. The machine has a
+/// lower limit ([`crate::guest::TIME_LIMIT`]), so that its console explains the failure.
+const MAX_GUEST_TIME: Duration = Duration::from_secs(500);
+
 /// Amount of memory that is touched twice, to detect a host that reclaims unused memory.
 const TOUCHED: Bytes = Bytes::mib(64);
 
@@ -207,21 +211,23 @@ impl LabRunner<'_> {
             command.arg("--cgroup").arg(cgroup);
         }
         let words = |error: &dyn std::error::Error| Name::from(error.to_string().as_str());
+        let usual = MAX_RUN_TIMES[self.plan.size as usize];
+        let limit = if about.is_virtual() { usual.max(MAX_GUEST_TIME) } else { usual };
         let first = self.journal.next();
-        let text = self.output(command);
+        let text = self.output(command, limit);
         self.journal.restore_from(first).map_err(|error| words(&error))?;
         serde_json::from_slice(&text?).map_err(|error| words(&error))
     }
 
     /// Runs a command, ends it with all that it started when it takes too long, and returns what it
     /// printed.
-    fn output(&self, mut command: Command) -> Result<Vec<u8>, Name> {
+    fn output(&self, mut command: Command, limit: Duration) -> Result<Vec<u8>, Name> {
         let words = |error: io::Error| Name::from(error.to_string().as_str());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("RUST_BACKTRACE", "0");
         let mut child = command.process_group(0).spawn().map_err(words)?;
         let [out, err] = [child.stdout.take().map(reader), child.stderr.take().map(reader)];
-        let deadline = Instant::now() + MAX_RUN_TIMES[self.plan.size as usize];
+        let deadline = Instant::now() + limit;
         let status = loop {
             match child.try_wait().map_err(words)? {
                 Some(status) => break Ok(status),
@@ -250,7 +256,7 @@ impl LabRunner<'_> {
         let mut command = Command::new(&self.plan.program);
         command.arg("lab-touch").arg(bytes.0.to_string());
         let failed = |why: Name| Absent::NotSupported(why.escaped().into_owned().into());
-        let text = self.output(command).map_err(failed)?;
+        let text = self.output(command, MAX_RUN_TIMES[self.plan.size as usize]).map_err(failed)?;
         let number = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
         number.ok_or_else(|| Absent::NotSupported("it printed no number".into()))
     }

@@ -1,5 +1,5 @@
 //! Memory operations that only experiments need: mappings of every kind whose bytes are written by
-//! offset, forked children, chains of pointers, the C library's heap, swap files.
+//! offset, forked children, chains of pointers, the C library's heap, swap files, NUMA policies.
 //!
 //! These are safe functions around unsafe operations, so that the lab itself has none.
 
@@ -7,4 +7,5 @@ pub mod chase;
 pub mod fork;
 pub mod libc_malloc;
 pub mod mapping;
+pub mod numa;
 pub mod swap;

@@ -13,6 +13,7 @@ pub mod madvise;
 pub mod output_file;
 pub mod page_cache;
 pub mod pagemap_scan;
+pub mod parent_death;
 pub mod peer;
 pub mod perf_event;
 pub mod perf_page;

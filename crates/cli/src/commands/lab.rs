@@ -1,5 +1,7 @@
 //! `pagewise lab`: experiments, and what they say.
 
+mod vm;
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -57,6 +59,8 @@ pub(crate) enum LabCommand {
     },
     /// Run experiments and report which expectations hold on this machine
     Run(LabTry),
+    /// List and run the experiments in virtual machines, and download kernels for them
+    Vm(vm::LabVmArgs),
     /// Show the results that `lab run --save` saved
     Report {
         /// Saved results; several files are shown as one report
@@ -81,6 +85,9 @@ pub(crate) struct LabTry {
     /// Names of experiments, or `all`
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
+    /// With `all`: also run the experiments in virtual machines
+    #[arg(long)]
+    pub(crate) vm: bool,
     #[command(flatten)]
     pub(crate) how: LabSizes,
     /// Run each condition of an experiment (for example with and without huge pages) N times; the
@@ -167,7 +174,11 @@ pub(crate) fn run(args: LabArgs, look: &TerminalLook) -> anyhow::Result<ExitCode
                 emit(&lab::describe(&experiment), &output, look, Units::Human)?;
             }
         }
-        LabCommand::Run(args) => return try_out(args, look),
+        LabCommand::Run(args) => {
+            let names = if args.vm { all() } else { host_experiments() };
+            return try_out(args, names, look);
+        }
+        LabCommand::Vm(args) => return vm::run(args, look),
         LabCommand::Report { files, output } => show(&opened_together(&files)?, &output, look)?,
         LabCommand::Compare { before, after, output } => {
             let report = lab::compare(&open(&before)?, &open(&after)?);
@@ -191,9 +202,10 @@ pub(crate) fn touch(bytes: usize) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn try_out(mut args: LabTry, look: &TerminalLook) -> anyhow::Result<ExitCode> {
+/// Runs the named experiments; `all` are the experiments that the name `all` stands for.
+fn try_out(mut args: LabTry, all: Vec<String>, look: &TerminalLook) -> anyhow::Result<ExitCode> {
     take_name_back(&mut args);
-    let names = if args.names.iter().any(|name| name == "all") { all() } else { args.names };
+    let names = if args.names.iter().any(|name| name == "all") { all } else { args.names };
     let plan = plan(names, &args.how, args.runs)?;
     let interrupts = NotedInterrupts::note_all();
     let bar = bar();
@@ -233,6 +245,12 @@ fn take_name_back(args: &mut LabTry) {
 
 fn all() -> Vec<String> {
     EXPERIMENTS.iter().map(|experiment| experiment.about().name.to_owned()).collect()
+}
+
+/// Names of the experiments that run on this system itself.
+fn host_experiments() -> Vec<String> {
+    let all = EXPERIMENTS.iter().map(|experiment| experiment.about());
+    all.filter(|about| !about.is_virtual()).map(|about| about.name.to_owned()).collect()
 }
 
 fn plan(names: Vec<String>, how: &LabSizes, runs: Option<u32>) -> anyhow::Result<LabPlan> {

@@ -350,6 +350,7 @@ pub(crate) enum Command {
     ///   pagewise lab list
     ///   pagewise lab run all --quick --html report.html
     ///   pagewise lab run thp-bloat --set mib=800
+    ///   pagewise lab vm run all --markdown report.md
     ///   pagewise lab compare before.json after.json
     #[command(verbatim_doc_comment)]
     Lab(lab::LabArgs),

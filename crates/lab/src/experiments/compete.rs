@@ -141,7 +141,7 @@ fn make_file(bench: &Bench, name: &str, length: usize) -> Result<(File, std::pat
 }
 
 /// Memory that a program touches.
-struct CompeteMemory {
+pub(super) struct CompeteMemory {
     mapping: OwnedMapping,
     page: usize,
 }
@@ -149,7 +149,7 @@ struct CompeteMemory {
 impl CompeteMemory {
     /// Each page for itself: no huge pages, which the kernel would split when it takes them away,
     /// and no reading ahead, which would bring megabytes for each page of a file that is missing.
-    fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
+    pub(super) fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
         let wanted = MapRequest { length, file, shared: file.is_some(), no_reserve: true, ..MapRequest::default() };
         let mapping = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
@@ -158,11 +158,22 @@ impl CompeteMemory {
     }
 
     /// Writes each page once.
-    fn fill(&self) {
+    pub(super) fn fill(&self) {
         self.mapping.touch(0..self.mapping.len(), self.page);
     }
 
-    fn touch_at_random(&self, times: usize) {
+    /// Number of its pages.
+    pub(super) fn pages(&self) -> usize {
+        self.mapping.len() / self.page
+    }
+
+    /// Reads and writes the page of this number.
+    pub(super) fn touch_page(&self, number: usize) {
+        let at = number * self.page;
+        self.mapping.write(at, self.mapping.read(at).wrapping_add(1));
+    }
+
+    pub(super) fn touch_at_random(&self, times: usize) {
         let mut random = fastrand::Rng::new();
         for time in 0..times {
             let at = random.usize(0..self.mapping.len() / self.page) * self.page;

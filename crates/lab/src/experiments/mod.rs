@@ -2,7 +2,8 @@
 
 use pagewise_model::lab::{ExperimentClaim, Plot};
 
-use crate::{Bench, ExperimentAbout, ExperimentResults, LabError};
+use crate::guest::GuestSetup;
+use crate::{Bench, ExperimentAbout, ExperimentResults, LabError, Parameters};
 
 macro_rules! experiments {
     ($($module:ident $name:ident;)*) => {
@@ -33,6 +34,14 @@ experiments! {
     overcommit Overcommit;
     oom Oom;
     ipc Ipc;
+    vm_oom VmOom;
+    vm_compete VmCompete;
+    vm_swappiness VmSwappiness;
+    vm_cgroup VmCgroup;
+    vm_numa VmNuma;
+    vm_thp_age VmThpAge;
+    vm_hotplug VmHotplug;
+    vm_swap VmSwap;
 }
 
 /// An experiment.
@@ -40,7 +49,13 @@ pub trait RunExperiment: Sync {
     /// Description of the experiment.
     fn about(&self) -> &'static ExperimentAbout;
 
-    /// Runs one condition once, in a process of its own, and notes what it measures.
+    /// The virtual machine in which a condition runs; `None` if it runs on the host.
+    fn guest(&self, _arm: &str, _parameters: &Parameters) -> Option<GuestSetup> {
+        None
+    }
+
+    /// Runs one condition once, in a process of its own, and notes what it measures. Experiments
+    /// with a virtual machine are run inside that machine.
     ///
     /// # Errors
     /// Why it could not; the run counts as failed.
@@ -73,8 +88,8 @@ mod tests {
     use pagewise_model::lab::ClaimVerdict;
 
     use super::*;
+    use crate::Size;
     use crate::outline::outline;
-    use crate::{Parameters, Size};
 
     #[test]
     fn without_measurements_a_verdict_is_undecided() {

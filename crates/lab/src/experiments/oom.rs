@@ -49,7 +49,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
 };
 
 /// The processes, and how much of the memory each has.
-const PROCESSES: [(&str, f64); 3] = [("large", 0.5), ("medium", 0.3), ("small", 0.1)];
+pub(super) const PROCESSES: [(&str, f64); 3] = [("large", 0.5), ("medium", 0.3), ("small", 0.1)];
 /// Share that the small process allocates: together more than available.
 const ASKED: f64 = 0.2;
 
@@ -121,7 +121,7 @@ fn the(name: &str) -> Label {
 }
 
 /// The `oom_score_adj` of each process in a condition.
-fn adjusted(arm: &str) -> [i64; 3] {
+pub(super) fn adjusted(arm: &str) -> [i64; 3] {
     match arm {
         "small one +500" => [0, 0, 500],
         "others +300" => [0, 300, 300],
@@ -130,7 +130,7 @@ fn adjusted(arm: &str) -> [i64; 3] {
 }
 
 /// A process that waits for messages.
-struct OomProcess {
+pub(super) struct OomProcess {
     child: ForkedChild,
     ready: PipeReader,
     go: PipeWriter,
@@ -138,7 +138,7 @@ struct OomProcess {
 
 /// Starts one of the processes. On the first message it allocates its memory; on the second, it
 /// asks for more.
-fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<OomProcess, LabError> {
+pub(super) fn start(at: usize, limit: Bytes, adjusted: i64, page: usize) -> Result<OomProcess, LabError> {
     let (ready, done) = std::io::pipe().while_("cannot make a pipe")?;
     let (told, go) = std::io::pipe().while_("cannot make a pipe")?;
     let child = fork(move || {
@@ -177,12 +177,16 @@ impl Drop for OomProcess {
 }
 
 impl OomProcess {
-    fn tell(&mut self) -> Result<(), LabError> {
+    pub(super) fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    pub(super) fn tell(&mut self) -> Result<(), LabError> {
         self.go.write_all(&[0]).while_("cannot continue a process")
     }
 
     /// Has it go on, and waits until it did.
-    fn go_on(&mut self) -> Result<(), LabError> {
+    pub(super) fn go_on(&mut self) -> Result<(), LabError> {
         self.tell()?;
         self.ready.read_exact(&mut [0]).while_("a process did not get its memory")
     }
@@ -200,7 +204,7 @@ fn badness(pid: u32, adjusted: i64, limit: Bytes) -> Result<u64, LabError> {
 }
 
 /// Index of the process that is killed first.
-fn first_to_die(processes: &[OomProcess]) -> Option<usize> {
+pub(super) fn first_to_die(processes: &[OomProcess]) -> Option<usize> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         let died = processes.iter().position(|process| is_dead(process.child.pid()));

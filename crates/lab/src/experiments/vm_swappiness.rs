@@ -1,0 +1,169 @@
+//! Swappiness: whether the kernel reclaims anonymous pages or pages of files, for equal use of
+//! both.
+
+use std::fs::File;
+
+use pagewise_labmem::mapping::{MapRequest, OwnedMapping};
+use pagewise_model::Bytes;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{AxisUnit, Scale};
+use pagewise_sys::madvise::Advice;
+
+use super::RunExperiment;
+use super::compete::CompeteMemory;
+use crate::bench::count;
+use crate::error::While;
+use crate::guest::host_memory;
+use crate::guest_system::{VmCounters, disk, leave, set, swap_on};
+use crate::{
+    Bench, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need, ParameterAbout,
+    Parameters, QuantityAbout,
+};
+
+/// See [`ABOUT`].
+pub(super) struct VmSwappiness;
+
+const NEVER: &str = "swappiness 0";
+const USUAL: &str = "swappiness 60";
+const EQUAL: &str = "swappiness 100";
+const FIRST: &str = "swappiness 200";
+
+static ABOUT: ExperimentAbout = ExperimentAbout {
+    name: "vm-swappiness",
+    question: "Which pages does the kernel reclaim at swappiness 0, 60, 100 and 200, if a program uses anonymous pages and file pages equally?",
+    expectation: "Swappiness is the assumed cost of reading a file page, from 200 in all; the rest is that of swap. At 0 the kernel reclaims \
+        anonymous pages only when there are hardly any file pages left. At 200 it reclaims anonymous pages and nearly no file pages. \
+        In between it reclaims both, more anonymous pages the higher the value. Memory that is used at random \
+        and does not fit is read back either way: swappiness moves the reads between swap and files, and does not avoid them.",
+    figures: "",
+    needs: &[Need::VirtualMachine],
+    parameters: &[
+        ParameterAbout {
+            name: "mib",
+            meaning: "memory of the machine in MiB",
+            values: [256, 256, 512],
+        },
+        ParameterAbout {
+            name: "room",
+            meaning: "memory that is left for programs, in MiB; the rest is locked",
+            values: [32, 32, 256],
+        },
+        ParameterAbout {
+            name: "share",
+            meaning: "anonymous memory, and memory of the file, as a share of that, in percent",
+            values: [65, 65, 65],
+        },
+        ParameterAbout {
+            name: "touches",
+            meaning: "number of touches of a random page in each",
+            values: [3_000, 5_000, 200_000],
+        },
+    ],
+    quantities: &[
+        QuantityAbout {
+            name: "anon",
+            unit: AxisUnit::Count,
+            meaning: "anonymous pages that were reclaimed (`pgsteal_anon`)",
+        },
+        QuantityAbout {
+            name: "file",
+            unit: AxisUnit::Count,
+            meaning: "file pages that were reclaimed (`pgsteal_file`)",
+        },
+        QuantityAbout {
+            name: "share_anon",
+            unit: AxisUnit::Share,
+            meaning: "anonymous pages among the reclaimed pages",
+        },
+        QuantityAbout {
+            name: "majflt",
+            unit: AxisUnit::Count,
+            meaning: "major page faults of the program",
+        },
+    ],
+    arms: &[NEVER, USUAL, EQUAL, FIRST],
+    runs: [1, 1, 5],
+    timed: false,
+    memory: |parameters| host_memory(Bytes::mib(parameters.get("mib") * 3)),
+};
+
+impl RunExperiment for VmSwappiness {
+    fn about(&self) -> &'static ExperimentAbout {
+        &ABOUT
+    }
+
+    fn guest(&self, _arm: &str, parameters: &Parameters) -> Option<GuestSetup> {
+        let memory = Bytes::mib(parameters.get("mib"));
+        Some(GuestSetup { memory, disks: vec![memory, memory], ..GuestSetup::default() })
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        swap_on("/dev/vda")?;
+        set("/proc/sys/vm/page-cluster", 0)?;
+        let swappiness = arm.rsplit(' ').next().unwrap_or_default();
+        set("/proc/sys/vm/swappiness", swappiness)?;
+        let page = bench.page();
+        let room = bench.size("room") << 20;
+        let _locked = leave(Bytes(room as u64), page)?;
+        let length = (room / 100 * bench.size("share")).next_multiple_of(page);
+        let anon = CompeteMemory::map(length, page, None)?;
+        anon.fill();
+        // The page cache of a disk is file pages, without a file system.
+        let file = File::open(disk("vdb")?).while_("cannot open the disk")?;
+        let wanted = MapRequest { length, file: Some(&file), ..MapRequest::default() };
+        let file = OwnedMapping::map(&wanted).while_("cannot map the disk")?;
+        file.advise(0..length, Advice::Random).while_("madvise")?;
+        let touch = |times: usize| {
+            let mut random = fastrand::Rng::with_seed(1);
+            for _ in 0..times {
+                anon.touch_page(random.usize(0..length / page));
+                file.read(random.usize(0..length / page) * page);
+            }
+        };
+        // Pages of the file become active pages by their second touch.
+        touch(bench.size("touches"));
+        let before = VmCounters::read()?;
+        let faults = bench.usage().major_faults;
+        touch(bench.size("touches"));
+        bench.record("majflt", count(bench.usage().major_faults - faults));
+        let growth = |counter: &str| -> Result<f64, LabError> {
+            let missing = || LabError::Failed(format!("/proc/vmstat has no {counter}"));
+            before.growth(counter)?.map(count).ok_or_else(missing)
+        };
+        let [anon, file] = [growth("pgsteal_anon")?, growth("pgsteal_file")?];
+        bench.record("anon", anon);
+        bench.record("file", file);
+        bench.record("share_anon", anon / (anon + file).max(1.0));
+        Ok(())
+    }
+
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
+        let value = |quantity, arm| results.value(quantity, arm);
+        let shares: Option<Vec<f64>> =
+            ABOUT.arms.iter().map(|arm| results.median("share_anon", arm)).collect();
+        let rising = shares.map(|shares| {
+            let words: Vec<String> =
+                shares.iter().map(|share| format!("{:.0} %", share * 100.0)).collect();
+            (shares.is_sorted(), words.join(", ").into())
+        });
+        vec![
+            results
+                .claim("At 0 the kernel reclaims file pages, and hardly any anonymous page", "mm/vmscan.c, get_scan_count")
+                .at_most(0.05, value("share_anon", NEVER)),
+            results
+                .claim("At 200 most reclaimed pages are anonymous", "")
+                .at_least(0.8, value("share_anon", FIRST)),
+            results
+                .claim("The share of anonymous pages rises with swappiness", "")
+                .holds("each at least the one before", rising),
+            results
+                .claim("Swappiness 200 does not avoid the major faults: they stay the same within a half", "")
+                .counted()
+                .the_same(0.5, results.ratio("majflt", FIRST, USUAL)),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        vec![Plot::Bars { quantity: "share_anon".into(), scale: Scale::Linear }]
+    }
+}

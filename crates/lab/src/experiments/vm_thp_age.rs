@@ -1,0 +1,223 @@
+//! Huge pages on a machine whose free memory is in pieces: compaction moves pages of programs, but
+//! not pages of the kernel.
+
+use std::io::{PipeReader, PipeWriter};
+
+use pagewise_labmem::mapping::{MapRequest, OwnedMapping};
+use pagewise_model::Bytes;
+use pagewise_model::lab::{ExperimentClaim, Plot};
+use pagewise_model::report::{AxisUnit, Scale};
+use pagewise_sys::madvise::Advice;
+
+use super::RunExperiment;
+use crate::bench::count;
+use crate::error::While;
+use crate::guest::host_memory;
+use crate::guest_system::{VmCounters, fill_pipes, memory, number, set};
+use crate::{
+    Bench, ExperimentAbout, ExperimentResults, GuestSetup, LabError, Need, ParameterAbout,
+    Parameters, QuantityAbout,
+};
+
+/// See [`ABOUT`].
+pub(super) struct VmThpAge;
+
+const FRESH: &str = "fresh";
+const PROGRAMS: &str = "pages of programs";
+const KERNEL: &str = "pages of the kernel";
+
+static ABOUT: ExperimentAbout = ExperimentAbout {
+    name: "vm-thp-age",
+    question: "Why do huge pages become rare on a machine that has run for long?",
+    expectation: "A huge page needs a free block of its size (2 MiB on x86-64). One page in a block is enough to prevent it. Compaction moves \
+        pages of programs out of the way, so a machine on which only programs fragment memory still has huge pages, after some work. \
+        Pages of the kernel (pipe buffers, page tables, inodes) cannot be moved. They collect over time, and each block that has \
+        one is lost for huge pages. So fewer page faults get a huge page, although nearly all memory is free.",
+    figures: "20 GiB of huge pages on a machine in use: 51 % of the time in isolate_migratepages_range",
+    needs: &[Need::VirtualMachine],
+    parameters: &[
+        ParameterAbout {
+            name: "mib",
+            meaning: "memory of the machine in MiB",
+            values: [320, 384, 1024],
+        },
+        ParameterAbout {
+            name: "wanted",
+            meaning: "huge pages that a program wants, as a share of the free memory, in percent",
+            values: [70, 70, 70],
+        },
+    ],
+    quantities: &[
+        QuantityAbout {
+            name: "huge",
+            unit: AxisUnit::Share,
+            meaning: "page faults that got a huge page, of those that wanted one",
+        },
+        QuantityAbout {
+            name: "free",
+            unit: AxisUnit::Share,
+            meaning: "free memory before, as a share of RAM",
+        },
+        QuantityAbout {
+            name: "compact_stall",
+            unit: AxisUnit::Count,
+            meaning: "page faults that compacted memory first",
+        },
+        QuantityAbout {
+            name: "compact_success",
+            unit: AxisUnit::Count,
+            meaning: "compactions that made a free block",
+        },
+        QuantityAbout {
+            name: "compact_fail",
+            unit: AxisUnit::Count,
+            meaning: "compactions that made none",
+        },
+        QuantityAbout {
+            name: "moved",
+            unit: AxisUnit::Count,
+            meaning: "pages that were moved (`pgmigrate_success`)",
+        },
+    ],
+    arms: &[FRESH, PROGRAMS, KERNEL],
+    runs: [1, 1, 3],
+    timed: false,
+    memory: |parameters| host_memory(Bytes::mib(parameters.get("mib"))),
+};
+
+/// Memory that stays unused while memory is fragmented, for the kernel and this program.
+const SPARED: Bytes = Bytes::mib(12);
+/// Memory that the kernel keeps free.
+const MIN_FREE: Bytes = Bytes::mib(1);
+/// Pages in a block that are released for pages of the kernel.
+const HOLES: usize = 48;
+/// Capacity of a pipe in pages.
+const PIPE: usize = 16;
+/// Free memory that pages of the kernel leave.
+const LEFT: Bytes = Bytes::mib(8);
+
+impl RunExperiment for VmThpAge {
+    fn about(&self) -> &'static ExperimentAbout {
+        &ABOUT
+    }
+
+    fn guest(&self, _arm: &str, parameters: &Parameters) -> Option<GuestSetup> {
+        Some(GuestSetup { memory: Bytes::mib(parameters.get("mib")), ..GuestSetup::default() })
+    }
+
+    fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
+        let folder = "/sys/kernel/mm/transparent_hugepage";
+        set(format!("{folder}/enabled"), "madvise")?;
+        set(format!("{folder}/defrag"), "madvise")?;
+        // Only the page faults of this program make huge pages, and only they compact.
+        set(format!("{folder}/khugepaged/scan_sleep_millisecs"), 3_600_000)?;
+        set("/proc/sys/vm/compaction_proactiveness", 0)?;
+        // With huge pages the kernel keeps up to 5 % of RAM free, where its pages would go first.
+        set("/proc/sys/vm/min_free_kbytes", MIN_FREE.0 >> 10)?;
+        let huge =
+            usize::try_from(number(format!("{folder}/hpage_pmd_size"))?).unwrap_or(usize::MAX);
+        let _age = match arm {
+            FRESH => None,
+            _ => Some(fragment(bench.page(), huge, arm == KERNEL)?),
+        };
+        let free = memory("MemFree")?;
+        bench.record("free", count(free.0) / count(memory("MemTotal")?.0));
+        let wanted = usize::try_from(free.0).unwrap_or(usize::MAX) / 100 * bench.size("wanted");
+        let pieces = wanted / huge;
+        let mapping = map(pieces * huge + huge)?;
+        // From the first boundary of a huge page on.
+        let start = usize::try_from(mapping.start()).unwrap_or(0).wrapping_neg() % huge;
+        let range = start..start + pieces * huge;
+        mapping.advise(range.clone(), Advice::HugePage).while_("madvise")?;
+        let before = VmCounters::read()?;
+        mapping.touch(range, huge);
+        let growth = |counter: &str| Ok::<_, LabError>(before.growth(counter)?.map(count));
+        let got = growth("thp_fault_alloc")?.map(|got| got / count(pieces as u64));
+        bench.record_or_missing("huge", got, "thp_fault_alloc");
+        for counter in ["compact_stall", "compact_success", "compact_fail"] {
+            bench.record_or_missing(counter, growth(counter)?, counter);
+        }
+        bench.record_or_missing("moved", growth("pgmigrate_success")?, "pgmigrate_success");
+        Ok(())
+    }
+
+    fn judge(&self, results: &ExperimentResults<'_>) -> Vec<ExperimentClaim> {
+        let value = |quantity, arm| results.value(quantity, arm);
+        vec![
+            results
+                .claim("On a fresh machine every page fault gets a huge page", "")
+                .at_least(0.98, value("huge", FRESH)),
+            results.claim("without compaction", "").at_most(0.0, value("compact_stall", FRESH)),
+            results
+                .claim("Fragmented by pages of programs, most still get one", "")
+                .at_least(0.7, value("huge", PROGRAMS)),
+            results
+                .claim("since compaction moves those pages", "")
+                .at_least(1.0, value("moved", PROGRAMS)),
+            results
+                .claim("Pages of the kernel prevent huge pages", "")
+                .at_most(0.8, value("huge", KERNEL)),
+            results.claim("though most memory is free", "").at_least(0.5, value("free", KERNEL)),
+            results
+                .claim("Compaction fails there", "")
+                .at_least(1.0, value("compact_fail", KERNEL)),
+            results
+                .claim("so more page faults get a huge page beside pages of programs", "")
+                .more_than(1.0, results.ratio("huge", PROGRAMS, KERNEL)),
+        ]
+    }
+
+    fn plots(&self) -> Vec<Plot> {
+        let bars =
+            |quantity: &'static str| Plot::Bars { quantity: quantity.into(), scale: Scale::Linear };
+        vec![bars("huge"), bars("moved")]
+    }
+}
+
+/// Pages that keep memory in pieces.
+struct Fragments {
+    _memory: OwnedMapping,
+    _pipes: Vec<(PipeReader, PipeWriter)>,
+}
+
+/// One in this number of blocks gets pages of the kernel.
+const EVERY: usize = 2;
+
+/// Leaves one page of this program in each block of the free memory, or pages of the kernel in some
+/// of the blocks.
+fn fragment(page: usize, huge: usize, by_kernel: bool) -> Result<Fragments, LabError> {
+    let free = memory("MemFree")?.saturating_sub(SPARED);
+    let blocks = usize::try_from(free.0).unwrap_or(usize::MAX) / huge;
+    let mapping = map(blocks * huge)?;
+    mapping.advise(0..mapping.len(), Advice::NoHugePage).while_("madvise")?;
+    mapping.touch(0..mapping.len(), page);
+    let release = |range| mapping.advise(range, Advice::DontNeed).while_("madvise");
+    let mut pipes = Vec::new();
+    if by_kernel {
+        for block in (0..blocks).step_by(EVERY) {
+            for hole in 0..HOLES {
+                let at = block * huge + hole * huge / HOLES / page * page;
+                release(at..at + page)?;
+            }
+        }
+        pipes = fill_holes(page)?;
+    }
+    for block in 0..blocks {
+        let kept = if by_kernel { 0 } else { page };
+        release(block * huge + kept..(block + 1) * huge)?;
+    }
+    Ok(Fragments { _memory: mapping, _pipes: pipes })
+}
+
+/// Fills holes with pages of the kernel. The kernel takes its pages from the largest free blocks
+/// first, so nearly all free memory must be filled.
+fn fill_holes(page: usize) -> Result<Vec<(PipeReader, PipeWriter)>, LabError> {
+    let free = memory("MemFree")?.saturating_sub(LEFT);
+    let free = usize::try_from(free.0).unwrap_or(usize::MAX);
+    fill_pipes(free / (PIPE * page), PIPE * page)
+}
+
+fn map(length: usize) -> Result<OwnedMapping, LabError> {
+    let wanted = MapRequest { length, no_reserve: true, ..MapRequest::default() };
+    OwnedMapping::map(&wanted).while_("cannot map memory")
+}

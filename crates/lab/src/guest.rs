@@ -1,0 +1,142 @@
+//! Experiments in a virtual machine: the same program runs one condition inside it, and prints its
+//! values as on the host.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pagewise_model::Bytes;
+use pagewise_model::lab::{ExperimentRun, Measured};
+use pagewise_vm::{
+    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmRequirement, VmResult,
+};
+
+use crate::LabError;
+use crate::about::{ExperimentAbout, Parameters};
+use crate::bench::RunContext;
+use crate::error::While;
+
+/// The virtual machine of a condition.
+#[derive(Clone, Debug)]
+pub struct GuestSetup {
+    /// Memory of the machine at boot.
+    pub memory: Bytes,
+    /// Number of CPUs.
+    pub cpus: u32,
+    /// Number of NUMA nodes.
+    pub nodes: u32,
+    /// Options for the kernel.
+    pub kernel_options: &'static str,
+    /// Kernel modules, besides the drivers of virtio.
+    pub modules: &'static [&'static str],
+    /// Empty disks.
+    pub disks: Vec<Bytes>,
+    /// Memory that the machine may get in addition while it runs.
+    pub growth: Bytes,
+    /// The kernel; the usual one if `None`.
+    pub kernel: Option<PathBuf>,
+}
+
+impl Default for GuestSetup {
+    fn default() -> GuestSetup {
+        GuestSetup {
+            memory: Bytes::mib(384),
+            cpus: 1,
+            nodes: 1,
+            kernel_options: "",
+            modules: &[],
+            disks: Vec::new(),
+            growth: Bytes::ZERO,
+            kernel: None,
+        }
+    }
+}
+
+/// Time limit of a machine. On an idle host a run takes seconds; an emulated machine on a host with
+/// many other processes takes minutes.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(480);
+
+/// Path of this program in the machine.
+const PROGRAM: &str = "/bin/pagewise";
+/// Folder of the machine for files of an experiment.
+const FOLDER: &str = "/tmp/lab";
+/// Quantity of an experiment whose kernel may panic.
+pub(crate) const PANICKED: &str = "panicked";
+
+/// Memory of the host for a machine: its own, that of QEMU, and the initramfs twice, with this
+/// program in it.
+pub(crate) fn host_memory(guest: Bytes) -> Bytes {
+    guest + Bytes::mib(384)
+}
+
+/// True inside a machine of an experiment.
+pub(crate) fn is_guest() -> bool {
+    let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    line.split_whitespace().any(|word| word == pagewise_vm::GUEST_OPTION)
+}
+
+/// Boots a machine and runs a condition in it.
+///
+/// # Errors
+/// [`LabError::Failed`] if the machine does not boot or the condition fails in it.
+pub(crate) fn boot_and_run(
+    child: &RunContext,
+    about: &ExperimentAbout,
+    parameters: &Parameters,
+    setup: &GuestSetup,
+) -> Result<ExperimentRun, LabError> {
+    let failed = |error: &dyn std::error::Error| {
+        let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
+        LabError::Failed(format!("{error}{source}"))
+    };
+    let kernel = match &setup.kernel {
+        Some(image) => GuestKernel::open(image).map_err(|error| failed(&error))?,
+        None => {
+            let none = || LabError::Failed(VmRequirement::Kernel.to_string());
+            GuestKernel::find().ok_or_else(none)?
+        }
+    };
+    let host = std::env::current_exe().while_("cannot find the path of this program")?;
+    let machine = VirtualMachine {
+        memory: setup.memory,
+        cpus: setup.cpus,
+        nodes: setup.nodes,
+        cgroups: CgroupVersion::V2,
+        kernel_options: setup.kernel_options.to_owned(),
+        modules: setup.modules.iter().map(|name| (*name).to_owned()).collect(),
+        disks: setup.disks.clone(),
+        growth: setup.growth,
+        programs: vec![GuestProgram { host, guest: PROGRAM.to_owned(), symbols: false }],
+        time_limit: TIME_LIMIT,
+        ..VirtualMachine::new(kernel, command(child, parameters))
+    };
+    let result = machine.run(&|| false).map_err(|error| failed(&error))?;
+    measured(about, &result)
+}
+
+/// The command of the machine: this program with the arguments of one run.
+fn command(child: &RunContext, parameters: &Parameters) -> Vec<String> {
+    let mut words: Vec<String> =
+        [PROGRAM, "lab-once", &child.experiment, &child.arm].map(str::to_owned).into();
+    for (name, value) in parameters.iter() {
+        words.extend(["--set".to_owned(), format!("{name}={value}")]);
+    }
+    let folders = ["--journal", FOLDER, "--folder", FOLDER];
+    words.extend(folders.map(str::to_owned));
+    words
+}
+
+/// The values of a run, from the output of the machine.
+fn measured(about: &ExperimentAbout, result: &VmResult) -> Result<ExperimentRun, LabError> {
+    let may_panic = about.quantities.iter().any(|row| row.name == PANICKED);
+    if may_panic && matches!(result.end, VmEnd::Panicked(_)) {
+        let mut run = ExperimentRun::default();
+        run.values.insert(PANICKED.into(), Measured(Ok(1.0)));
+        return Ok(run);
+    }
+    if !result.success() {
+        return Err(LabError::Failed(result.failure()));
+    }
+    serde_json::from_slice(&result.stdout)
+        .map_err(|error| LabError::Failed(format!("the machine printed no values: {error}")))
+}

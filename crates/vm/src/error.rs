@@ -1,0 +1,45 @@
+//! Errors of virtual machines.
+
+use std::io;
+
+use crate::VmRequirement;
+
+/// Error of a virtual machine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmError {
+    /// A program or a kernel is not installed.
+    #[error("{0}")]
+    Missing(VmRequirement),
+    /// An operation of the host failed.
+    #[error("{what}")]
+    System {
+        /// Attempted operation.
+        what: String,
+        /// Error of the system.
+        #[source]
+        error: io::Error,
+    },
+    /// QEMU did not accept the machine.
+    #[error("QEMU ended with {status}: {message}")]
+    Qemu {
+        /// Exit status of QEMU.
+        status: String,
+        /// Its standard error.
+        message: String,
+    },
+    /// A file is not as the format requires.
+    #[error("{0}")]
+    Format(String),
+}
+
+/// Adds the attempted operation to an error of the system.
+pub(crate) trait WhileDoing<T> {
+    fn while_doing(self, what: impl Into<String>) -> Result<T, VmError>;
+}
+
+impl<T, E: Into<io::Error>> WhileDoing<T> for Result<T, E> {
+    fn while_doing(self, what: impl Into<String>) -> Result<T, VmError> {
+        self.map_err(|error| VmError::System { what: what.into(), error: error.into() })
+    }
+}
