@@ -19,7 +19,7 @@ static void a_small_block_is_at_hand_again(void)
         char *block = pw_tlsf_alloc(pool, size);
         CHECK(block && (uintptr_t)block % 16 == 0);
         memset(block, 1, size);
-        CHECK(pw_tlsf_size(pool, block) >= size && pw_tlsf_size(pool, block) < size + 24 + 16);
+        CHECK(pw_tlsf_size(pool, block) >= size && pw_tlsf_size(pool, block) <= size + size / 8 + 24 + 16);
         pw_tlsf_free(pool, block);
         char *again = pw_tlsf_alloc(pool, size);
         CHECK(is_watched || again == block);
