@@ -36,8 +36,8 @@
 //! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
 //!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
 //!
-//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else. A
-//! block that is to lie at a multiple of more than 8 leaves a hole before it, unless the sizes of
+//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
+//! A block that is to lie at a multiple of more than 8 leaves a hole before it, unless the sizes of
 //! all blocks are such multiples, as those of types are.
 
 #[cfg(feature = "allocator-api2")]

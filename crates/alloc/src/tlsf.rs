@@ -56,8 +56,8 @@ use front::DeferredFrees;
 use heap::TlsfHeap;
 pub use locked::LockedTlsf;
 
-/// Size classes of a pool, for a cache in front of it: a request of any size of a class is served by
-/// each block of the class.
+/// Size classes of a pool, for a cache in front of it: a request of any size of a class is served
+/// by each block of the class.
 #[doc(hidden)]
 pub mod size_class {
     use super::bins::SizeBin;
@@ -197,8 +197,8 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
-    /// As [`Tlsf::try_free`], without the size, for a call site that the compiler does not know: one
-    /// in C.
+    /// As [`Tlsf::try_free`], without the size, for a call site that the compiler does not know:
+    /// one in C.
     ///
     /// # Safety
     /// As for [`Tlsf::free`].

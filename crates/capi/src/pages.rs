@@ -104,7 +104,7 @@ const FLAGS: &[PagesFlag] = &[
     PagesFlag { bit: 4, with: MappedSource::locked },
 ];
 
-/// `PW_PAGES_GUARDED`, which is no kind of memory.
+/// `PW_PAGES_GUARDED`, which selects the pool and not the kind of memory.
 const GUARDED: c_uint = 8;
 
 impl From<MapRefused> for Failure {

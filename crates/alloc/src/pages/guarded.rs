@@ -68,7 +68,7 @@ impl<S: Source> Pages<S> {
             let asked = guard.asked().saturating_sub(pages as usize * PAGE);
             let allocated = guard.allocated();
             guard.set_freed(site);
-            // SAFETY: the page is no longer in use, and stays with the rest of the run.
+            // SAFETY: the page was freed just now, and stays with the rest of the run.
             unsafe { PageGuard::place(start, asked, allocated) };
             // SAFETY: the run has at least one page here, and the old guard behind the last.
             heap.put_filled(unsafe { start.add(PAGE) }, pages - 1, pages)
@@ -93,7 +93,7 @@ impl<S: Source> PageHeap<S> {
     /// The first page of a live run of this length with an intact guard.
     ///
     /// # Errors
-    /// Returns the error if it is none.
+    /// Returns the error if the address, the size or the guard is wrong.
     fn guarded_run(
         &self,
         start: NonNull<u8>,

@@ -248,8 +248,8 @@ impl<const N: usize> DeferredFrees<N> {
         counted + leaving + self.bins.bytes()
     }
 
-    /// True if so much is cached, for a heap that holds a number of bytes, that it should be merged
-    /// before the heap grows.
+    /// True if the cached blocks should be merged before a heap grows that holds a number of bytes:
+    /// if they are a quarter of it, and more than [`MUCH`].
     pub(super) fn has_much(&self, held: usize) -> bool {
         self.bytes() > (held / 4).max(MUCH)
     }
