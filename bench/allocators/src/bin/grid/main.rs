@@ -3,8 +3,9 @@
 //! allocator divided by that of our best pool: above 1 ours is faster.
 //!
 //! `cargo run --release --bin grid [-- --all | --rows] [--only TEXT] [--html FILE]`: without
-//! `--all` no alignment of 4096, and one thread only. `--only` runs the cells whose name contains TEXT.
-//! `--rows` runs some cells that the grid does not have, and prints the time of each allocator.
+//! `--all` no alignment of 4096, and one thread only. `--only` runs the cells whose name contains
+//! TEXT. `--rows` runs some cells that the grid does not have, and prints the time of each
+//! allocator.
 
 mod cell;
 mod heat;
