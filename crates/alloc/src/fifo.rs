@@ -36,8 +36,9 @@
 //! - The slow path runs only if the page is full, if the last live block of a page is freed, or if
 //!   a freed block is not adjacent to the recorded hole: see `pool` and `page`.
 //!
-//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8, or of its
-//! alignment: nothing else.
+//! A page costs 2 KiB of its 64, and a block what its size lacks to a multiple of 8: nothing else.
+//! A block that is to lie at a multiple of more than 8 leaves a hole before it, unless the sizes of
+//! all blocks are such multiples, as those of types are.
 
 #[cfg(feature = "allocator-api2")]
 mod api;
@@ -132,48 +133,39 @@ impl<S: Source> Fifo<S> {
     #[inline(never)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
-        self.allocate_whole(layout, whole(layout))
+        self.allocate_at(layout, CallSite::caller())
     }
 
-    /// As [`Fifo::allocate`], for callers whose frees know no alignment: those in C. Such a block
-    /// is freed, and resized, with the alignment 1.
+    /// As [`Fifo::allocate`], for a call site that the compiler does not know: one in C.
     #[doc(hidden)]
-    pub fn allocate_sized(&self, layout: Layout) -> Option<NonNull<u8>> {
-        self.allocate_whole(layout, rounded(layout.size()))
-    }
-
-    #[cfg_attr(debug_assertions, track_caller)]
-    fn allocate_whole(&self, layout: Layout, whole: usize) -> Option<NonNull<u8>> {
+    pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
+        let whole = rounded(layout.size());
         if let Some(shelf) = self.hot().shelf.get()
             && let Some(block) = shelf.pop_aligned(whole, layout.align())
         {
             return Some(block);
         }
-        self.pool().allocate(self.pool.cast(), layout, (whole, CallSite::caller()))
-    }
-
-    /// As [`Fifo::allocate_sized`], with every byte 0.
-    #[doc(hidden)]
-    pub fn allocate_sized_zeroed(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let block = self.allocate_sized(layout)?;
-        self.zero(block, layout.size());
-        Some(block)
+        self.pool().allocate(self.pool.cast(), layout, (whole, site))
     }
 
     #[cold]
     #[cfg_attr(debug_assertions, track_caller)]
     fn allocate_zeroed_slow(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let block = self.allocate_slow(layout)?;
-        self.zero(block, layout.size());
-        Some(block)
+        self.allocate_zeroed_at(layout, CallSite::caller())
     }
 
-    /// Clears a block that was handed out just now, unless it is known to be zeroed.
-    fn zero(&self, block: NonNull<u8>, size: usize) {
+    /// As [`Fifo::allocate_at`], with every byte 0.
+    #[doc(hidden)]
+    pub fn allocate_zeroed_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
+        let block = self.allocate_at(layout, site)?;
         if !self.pool().is_zeroed(block) {
+            let size = layout.size();
+            // The fast path clears whole blocks too.
+            let size = if self.hot().is_guarded() { size } else { rounded(size) };
             // SAFETY: the block is ours, and as large.
             unsafe { block.write_bytes(0, size) };
         }
+        Some(block)
     }
 
     /// Takes a block back, in any order. For blocks that may outlive their pool there is [`free`].
@@ -201,11 +193,11 @@ impl<S: Source> Fifo<S> {
     /// As for [`Fifo::free`] of the pool of this address, or for [`free`] and the pool of the
     /// block's page.
     #[doc(hidden)]
-    pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize) {
+    pub unsafe fn free_slow(pool: NonNull<u8>, block: NonNull<u8>, size: usize, site: CallSite) {
         // SAFETY: 1 is a power of two, and a live block is small enough.
         let layout = unsafe { Layout::from_size_align_unchecked(size, 1) };
         // SAFETY: the caller passes a live block of this pool; a pool begins with its hot fields.
-        unsafe { free_slow(pool.cast(), block, layout, CallSite::NONE) }
+        unsafe { free_slow(pool.cast(), block, layout, site) }
     }
 
     /// Changes a block's size, in place where it gets smaller, or is the last that was handed out
@@ -222,38 +214,7 @@ impl<S: Source> Fifo<S> {
         size: usize,
     ) -> Option<NonNull<u8>> {
         let new = Layout::from_size_align(size, old.align()).ok()?;
-        // SAFETY: the caller passes a live block of this layout.
-        unsafe { self.resize((block, old), new, whole, Fifo::allocate) }
-    }
-
-    /// As [`Fifo::reallocate`], for a block of [`Fifo::allocate_sized`].
-    ///
-    /// # Safety
-    /// As for [`Fifo::reallocate`].
-    #[doc(hidden)]
-    pub unsafe fn reallocate_sized(
-        &self,
-        block: NonNull<u8>,
-        old: Layout,
-        size: usize,
-    ) -> Option<NonNull<u8>> {
-        let new = Layout::from_size_align(size, old.align()).ok()?;
-        let sized = |layout: Layout| rounded(layout.size());
-        // SAFETY: the caller passes a live block of this layout.
-        unsafe { self.resize((block, old), new, sized, Fifo::allocate_sized) }
-    }
-
-    /// # Safety
-    /// As for [`Fifo::reallocate`]; `allocate` makes blocks that are `whole` bytes long in their
-    /// page.
-    unsafe fn resize(
-        &self,
-        (block, old): (NonNull<u8>, Layout),
-        new: Layout,
-        whole: impl Fn(Layout) -> usize,
-        allocate: impl Fn(&Fifo<S>, Layout) -> Option<NonNull<u8>>,
-    ) -> Option<NonNull<u8>> {
-        let (was, now) = (whole(old), whole(new));
+        let (was, now) = (rounded(old.size()), rounded(size));
         let is_last = !self.hot().is_guarded() && self.hot().is_last(block, was);
         if is_last && now <= was + self.hot().room() {
             // SAFETY: the block ends at `next`, and the room behind it begins there.
@@ -265,14 +226,11 @@ impl<S: Source> Fifo<S> {
         if !self.hot().is_guarded() && page.resize(block, was, now) {
             return Some(block);
         }
-        let moved = allocate(self, new)?;
+        let moved = self.allocate(new)?;
         // SAFETY: both are ours, as large as the smaller of the two sizes, and do not overlap.
-        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(new.size())) };
-        // SAFETY: 1 is a power of two; the page knows this number of bytes as live.
-        let gone = unsafe { Layout::from_size_align_unchecked(old.size(), 1) };
-        let gone = if was == rounded(old.size()) { gone } else { old };
+        unsafe { moved.copy_from_nonoverlapping(block, old.size().min(size)) };
         // SAFETY: the caller has given it up, now that it moved.
-        unsafe { self.free(block, gone) };
+        unsafe { self.free(block, old) };
         Some(moved)
     }
 
@@ -353,18 +311,11 @@ impl<S: Source> Drop for Fifo<S> {
     }
 }
 
-/// The last byte of a block of this layout, counted from 0: sizes are rounded up to the alignment,
-/// so that the next block of the same alignment follows at once. A size of 0 gives a number that no
-/// room has, and is left to the slow paths.
+/// The last byte of a block of this layout, counted from 0. A size of 0 gives a number that no room
+/// has, and is left to the slow paths.
 #[inline(always)]
 const fn last_byte(layout: Layout) -> usize {
-    layout.size().wrapping_sub(1) | (layout.align() - 1) | (GRAIN - 1)
-}
-
-/// Bytes of a block of this layout in its page.
-const fn whole(layout: Layout) -> usize {
-    let size = if layout.size() == 0 { 1 } else { layout.size() };
-    ((size - 1) | (layout.align() - 1) | (GRAIN - 1)) + 1
+    layout.size().wrapping_sub(1) | (GRAIN - 1)
 }
 
 /// Takes a block back of a pool that may have been dropped since.

@@ -35,6 +35,10 @@ static HELD: [AtomicUsize; ORDERS] = [const { AtomicUsize::new(0) }; ORDERS];
 /// A pool that lies in no loaded object, such as a local variable, may move: it is left out.
 #[cold]
 pub(crate) fn register(lock: &AtomicBool, order: ForkOrder) {
+    if cfg!(miri) {
+        // Miri has neither forks nor the loader's tables.
+        return;
+    }
     static HANDLED: AtomicBool = AtomicBool::new(false);
     let address = ptr::from_ref(lock).cast_mut();
     // The system's pool is static, also where the loader has no tables: in a static program.

@@ -11,6 +11,7 @@ mod discipline;
 pub mod fifo;
 #[cfg(feature = "os")]
 mod fork;
+pub mod hooks;
 mod lock;
 pub mod misuse;
 pub mod pages;

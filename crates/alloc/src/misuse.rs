@@ -4,9 +4,10 @@
 use core::fmt;
 use core::panic::Location;
 
-/// A source location in a word, for guards beside blocks; zero for an unknown one.
+/// A call site in a word, for guards beside blocks; zero for an unknown one: the source location of
+/// a caller in Rust, or the return address of a call in C.
 ///
-/// Release builds record none: their functions do not know their callers.
+/// Release builds record no source locations: their functions do not know their callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct CallSite(usize);
@@ -26,6 +27,11 @@ impl CallSite {
         }
     }
 
+    /// A return address.
+    pub const fn return_address(address: usize) -> CallSite {
+        CallSite(address << SHIFT | IS_ADDRESS)
+    }
+
     /// The location of a word.
     pub(crate) const fn from_word(word: usize) -> CallSite {
         CallSite(word)
@@ -36,10 +42,75 @@ impl CallSite {
         self.0
     }
 
+    fn address(self) -> Option<usize> {
+        (self.0 & IS_ADDRESS != 0).then_some(self.0 >> SHIFT)
+    }
+
     fn location(self) -> Option<&'static Location<'static>> {
+        if self.address().is_some() {
+            return None;
+        }
         let location = core::ptr::with_exposed_provenance::<Location<'static>>(self.0);
         // SAFETY: zero, or the address of a location of the program, which stays.
         unsafe { location.as_ref() }
+    }
+}
+
+/// Bit of a word that is a return address: locations are aligned to words. The lowest bit is for
+/// those who keep a word.
+const IS_ADDRESS: usize = 2;
+const SHIFT: u32 = 2;
+
+/// `FILE:LINE:COLUMN`, or the address, and its file and offset for `addr2line`.
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(location) = self.location() {
+            return write!(f, "{location}");
+        }
+        let address = self.address().unwrap_or(0);
+        write!(f, "{address:#x}")?;
+        #[cfg(all(feature = "os", not(miri)))]
+        object::write(f, address)?;
+        Ok(())
+    }
+}
+
+/// Names of code addresses, from the dynamic linker.
+#[cfg(all(feature = "os", not(miri)))]
+mod object {
+    use core::ffi::{CStr, c_char};
+    use core::fmt;
+
+    /// ` in FUNCTION (FILE+OFFSET)`, as far as it is known.
+    pub(super) fn write(f: &mut fmt::Formatter<'_>, address: usize) -> fmt::Result {
+        // SAFETY: every field is an address, which may be null.
+        let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
+        // A return address may be that of the next function.
+        let inside = core::ptr::without_provenance(address.wrapping_sub(1));
+        // SAFETY: the call reads tables of the dynamic linker and writes `info`.
+        if unsafe { libc::dladdr(inside, &raw mut info) } == 0 {
+            return Ok(());
+        }
+        if !info.dli_sname.is_null() {
+            f.write_str(" in ")?;
+            // SAFETY: the dynamic linker has a name for the address.
+            unsafe { name(f, info.dli_sname) }?;
+        }
+        if info.dli_fname.is_null() {
+            return Ok(());
+        }
+        f.write_str(" (")?;
+        // SAFETY: the dynamic linker has a file for the address.
+        unsafe { name(f, info.dli_fname) }?;
+        write!(f, "+{:#x})", address.wrapping_sub(info.dli_fbase.addr()))
+    }
+
+    /// # Safety
+    /// It is a string of C.
+    unsafe fn name(f: &mut fmt::Formatter<'_>, name: *const c_char) -> fmt::Result {
+        // SAFETY: the caller passes a string.
+        let name = unsafe { CStr::from_ptr(name) };
+        write!(f, "{}", name.to_bytes().escape_ascii())
     }
 }
 
@@ -129,8 +200,8 @@ impl fmt::Display for Misuse {
             write!(f, "; its size is {size} bytes")?;
         }
         for (what, site) in [("allocated", allocated), ("freed", freed)] {
-            if let Some(location) = site.location() {
-                write!(f, ", {what} at {location}")?;
+            if *site != CallSite::NONE {
+                write!(f, ", {what} at {site}")?;
             }
         }
         Ok(())
@@ -171,5 +242,17 @@ mod tests {
         assert!(text.starts_with("tlsf: 0x1000 was freed before; its size is 100 bytes"), "{text}");
         assert_eq!(text.contains(", allocated at "), cfg!(debug_assertions), "{text}");
         assert!(!text.contains(", freed at "), "{text}");
+    }
+
+    #[test]
+    #[cfg(all(feature = "os", not(miri)))]
+    fn a_return_address_is_named_with_its_file_and_offset() {
+        let address = a_return_address_is_named_with_its_file_and_offset as fn();
+        let site = CallSite::return_address(address as usize + 1);
+        assert_eq!(CallSite::from_word(site.word()), site);
+        let text = site.to_string();
+        let file = std::env::current_exe().unwrap();
+        let file = file.file_name().unwrap().to_str().unwrap();
+        assert!(text.starts_with("0x") && text.contains(file) && text.contains("+0x"), "{text}");
     }
 }

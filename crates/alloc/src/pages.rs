@@ -55,6 +55,8 @@ use policy::PagesPolicy;
 #[cfg(feature = "allocator-api2")]
 mod api;
 mod front;
+mod guard;
+mod guarded;
 mod heap;
 mod page;
 mod policy;
@@ -78,6 +80,7 @@ const FRONT: u32 = size_of::<ThreadRunCache>().div_ceil(PAGE) as u32;
 pub struct Pages<S: Source> {
     fronts: Fronts,
     heap: Locked<PageHeap<S>>,
+    guarded: bool,
     #[cfg(feature = "os")]
     forks: ForkOrder,
 }
@@ -102,14 +105,31 @@ pub fn run_size(size: usize) -> Option<usize> {
 
 impl<S: Source> Pages<S> {
     /// A pool without pages. It takes nothing from the source before something is allocated.
+    /// Guarded in debug builds.
     pub const fn new(source: S) -> Pages<S> {
-        Pages::of_heap(PageHeap::new(source, PagesPolicy::ALL))
+        if cfg!(debug_assertions) { Pages::guarded(source) } else { Pages::unguarded(source) }
     }
 
-    const fn of_heap(heap: PageHeap<S>) -> Pages<S> {
+    /// A pool with a page behind each run that no user may write to, and that is looked at when the
+    /// run is freed. Freed pages are filled, if they are backed by memory. It panics on a double
+    /// free, a wrong size, a foreign address, and a write into the first 4 KiB behind a run; the
+    /// message names where the run was allocated and freed in debug builds. Threads have no caches.
+    /// Under a checker it is as an unguarded pool.
+    pub const fn guarded(source: S) -> Pages<S> {
+        let policy = PagesPolicy { at_hand: false, ..PagesPolicy::ALL };
+        Pages::of_heap(PageHeap::new(source, policy), true)
+    }
+
+    /// A pool without guards, also in debug builds.
+    pub const fn unguarded(source: S) -> Pages<S> {
+        Pages::of_heap(PageHeap::new(source, PagesPolicy::ALL), false)
+    }
+
+    const fn of_heap(heap: PageHeap<S>, guarded: bool) -> Pages<S> {
         Pages {
             fronts: Fronts::new(),
             heap: Locked::new(heap),
+            guarded,
             #[cfg(feature = "os")]
             forks: ForkOrder::Pages,
         }
@@ -122,6 +142,7 @@ impl<S: Source> Pages<S> {
         Pages {
             fronts: Fronts::new(),
             heap: Locked::new(PageHeap::new(source, policy)),
+            guarded: false,
             forks: ForkOrder::System,
         }
     }
@@ -129,7 +150,7 @@ impl<S: Source> Pages<S> {
     /// A pool with other policies, to show what they gain.
     #[cfg(feature = "ablation")]
     pub const fn with_policy(source: S, policy: PagesPolicy) -> Pages<S> {
-        Pages::of_heap(PageHeap::new(source, policy))
+        Pages::of_heap(PageHeap::new(source, policy), false)
     }
 
     /// A run of [`run_size`] bytes, aligned as asked and to pages at least; `None` where the source
@@ -151,9 +172,27 @@ impl<S: Source> Pages<S> {
         Some(taken.start)
     }
 
+    /// True if runs have guards.
+    #[inline(always)]
+    fn is_guarded(&self) -> bool {
+        self.guarded && !watch::checked()
+    }
+
+    /// As [`Pages::allocate`], for a call site that the compiler does not know: one in C.
+    #[doc(hidden)]
+    pub fn allocate_at(&self, layout: Layout, site: CallSite) -> Option<NonNull<u8>> {
+        if self.is_guarded() {
+            return Some(self.take_guarded(layout, site)?.start);
+        }
+        self.allocate(layout)
+    }
+
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     fn take_run(&self, layout: Layout) -> Option<Taken> {
+        if self.is_guarded() {
+            return self.take_guarded(layout, CallSite::caller());
+        }
         let pages = run_pages(layout.size())?;
         let at_hand = || match (self.fronts.mine()?, layout.align()) {
             (front, ..=PAGE) => front.pop(pages),
@@ -222,6 +261,9 @@ impl<S: Source> Pages<S> {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn try_free(&self, start: NonNull<u8>, size: usize) -> Result<(), Misuse> {
+        if self.is_guarded() {
+            return self.free_guarded(start, size, CallSite::caller());
+        }
         let pages = run_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
         self.mark(start, pages, false)?;
         if let Some(front) = self.fronts.mine() {
@@ -233,6 +275,19 @@ impl<S: Source> Pages<S> {
             }
         }
         self.put_into_heap(start, pages, RunPart::Whole)
+    }
+
+    /// As [`Pages::free`], for a call site that the compiler does not know: one in C.
+    ///
+    /// # Safety
+    /// As for [`Pages::free`].
+    #[doc(hidden)]
+    pub unsafe fn free_at(&self, start: NonNull<u8>, size: usize, site: CallSite) {
+        if self.is_guarded() {
+            return self.free_guarded(start, size, site).unwrap_or_else(|misuse| misuse.panic());
+        }
+        // SAFETY: the caller passes a run of this pool with this size.
+        unsafe { self.free(start, size) };
     }
 
     /// Frees any whole pages of a run. The rest of the run, [`run_size`] in total, is freed in the
@@ -247,6 +302,10 @@ impl<S: Source> Pages<S> {
     /// free.
     #[cfg_attr(debug_assertions, track_caller)]
     pub unsafe fn free_part(&self, start: NonNull<u8>, size: usize) {
+        if self.is_guarded() {
+            let freed = self.free_part_guarded(start, size, CallSite::caller());
+            return freed.unwrap_or_else(|misuse| misuse.panic());
+        }
         let pages = whole_pages(size).unwrap_or(runs::MAX_RUN_PAGES);
         let marked = self.mark(start, pages, false);
         let freed = marked.and_then(|()| self.put_into_heap(start, pages, RunPart::Part));
@@ -325,7 +384,7 @@ impl<S: Source> Pages<S> {
     }
 
     /// Makes a run longer in its place, if the pages behind it are free. Their contents are not
-    /// known.
+    /// known. Runs with guards stay as long as they are.
     ///
     /// # Safety
     /// As for [`Pages::free`]; where it is `true`, the run has the new size from then on.
@@ -333,8 +392,8 @@ impl<S: Source> Pages<S> {
     pub unsafe fn extend(&self, start: NonNull<u8>, old: usize, new: usize) -> bool {
         let (Some(old), Some(new)) = (run_pages(old), run_pages(new)) else { return false };
         let more = new.saturating_sub(old);
-        if more == 0 {
-            return true;
+        if more == 0 || self.is_guarded() {
+            return more == 0;
         }
         // SAFETY: the run had this number of pages.
         let added = unsafe { start.add(old as usize * PAGE) };
@@ -409,7 +468,7 @@ impl<S: Source> Pages<S> {
         self.heap.with(|heap| {
             let at_hand: usize =
                 self.fronts.all().map(|front| front.pages() + FRONT as usize).sum();
-            let live = heap.live().saturating_sub(at_hand * PAGE);
+            let live = heap.live().saturating_sub((at_hand + heap.guards) * PAGE);
             PagesUsage { live, idle: heap.idle() + at_hand * PAGE, held: heap.held() }
         })
     }

@@ -42,6 +42,7 @@ use block::{TlsfBlock, WORD, size_for};
 
 #[cfg(feature = "allocator-api2")]
 mod api;
+mod bins;
 mod block;
 mod front;
 mod guard;
@@ -54,6 +55,28 @@ pub use front::CLASSES;
 use front::DeferredFrees;
 use heap::TlsfHeap;
 pub use locked::LockedTlsf;
+
+/// Size classes of a pool, for a cache in front of it: a request of any size of a class is served
+/// by each block of the class.
+#[doc(hidden)]
+pub mod size_class {
+    use super::bins::SizeBin;
+
+    /// The class of a request; `None` if it is larger than any.
+    #[inline]
+    pub fn of(size: usize) -> Option<usize> {
+        SizeBin::of(size).map(SizeBin::index)
+    }
+
+    /// Usable bytes of a block of a class.
+    #[inline]
+    pub fn capacity(class: usize) -> usize {
+        SizeBin::at(class).capacity()
+    }
+}
+
+/// Alignments up to which the size of a block is rounded up to its alignment.
+const PADDED: usize = 128;
 
 /// A pool of blocks of any size. N blocks of each small size class are cached. In C programs,
 /// `pw_tlsf` is the start of one with N = 32.
@@ -121,6 +144,19 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         allocate(&mut self.front, &mut self.heap, layout, CallSite::caller())
     }
 
+    /// As [`Tlsf::try_allocate`], for a call site that the compiler does not know: one in C.
+    ///
+    /// # Errors
+    /// As [`Tlsf::try_allocate`].
+    #[doc(hidden)]
+    pub fn try_allocate_at(
+        &mut self,
+        layout: Layout,
+        site: CallSite,
+    ) -> Result<Option<NonNull<u8>>, Misuse> {
+        allocate(&mut self.front, &mut self.heap, layout, site)
+    }
+
     /// As [`Tlsf::allocate`], with every byte 0.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_zeroed(&mut self, layout: Layout) -> Option<NonNull<u8>> {
@@ -161,6 +197,28 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
     }
 
+    /// As [`Tlsf::try_free`], without the size, for a call site that the compiler does not know:
+    /// one in C.
+    ///
+    /// # Safety
+    /// As for [`Tlsf::free`].
+    ///
+    /// # Errors
+    /// As [`Tlsf::try_free`].
+    #[doc(hidden)]
+    #[inline]
+    pub unsafe fn try_free_unsized(
+        &mut self,
+        block: NonNull<u8>,
+        site: CallSite,
+    ) -> Result<(), Misuse> {
+        // SAFETY: the caller passes a block of this pool in use.
+        let size = unsafe { self.try_size_of(block) }?;
+        let size = if self.front.is_closed() { size } else { DeferredFrees::<N>::within(size) };
+        // SAFETY: the caller passes a block of this pool, which suits this size.
+        unsafe { free(&mut self.front, &mut self.heap, block, (size, site)) }
+    }
+
     /// Gives a block another size: where it is, if it shrinks or its right neighbour is free and
     /// large enough; else elsewhere, with its contents. `None` leaves it as it is.
     ///
@@ -196,13 +254,30 @@ impl<S: Source, const N: usize> Tlsf<S, N> {
         layout: Layout,
         size: usize,
     ) -> Result<Option<NonNull<u8>>, Misuse> {
-        let site = CallSite::caller();
+        // SAFETY: the caller passes a block of this pool with this layout.
+        unsafe { self.try_reallocate_at((block, layout), size, CallSite::caller()) }
+    }
+
+    /// As [`Tlsf::try_reallocate`], for a call site that the compiler does not know: one in C.
+    ///
+    /// # Safety
+    /// As for [`Tlsf::reallocate`].
+    ///
+    /// # Errors
+    /// As [`Tlsf::try_free`].
+    #[doc(hidden)]
+    pub unsafe fn try_reallocate_at(
+        &mut self,
+        (block, layout): (NonNull<u8>, Layout),
+        size: usize,
+        site: CallSite,
+    ) -> Result<Option<NonNull<u8>>, Misuse> {
         // SAFETY: the caller passes a block of this pool with this layout.
         unsafe { reallocate(&mut self.front, &mut self.heap, (block, layout), (size, site)) }
     }
 
-    /// The size of a block in use: the requested size, rounded up by up to [`GRANULE`] bytes, or
-    /// exact if the pool is guarded. It is valid wherever the requested size is needed, and all of
+    /// The size of a block in use: the requested size, rounded up to a size class, or exact if the
+    /// pool is guarded. It is valid wherever the requested size is needed, and all of
     /// it may be used.
     ///
     /// # Safety
@@ -283,27 +358,34 @@ fn allocate<S: Source, const N: usize>(
     layout: Layout,
     site: CallSite,
 ) -> Result<Option<NonNull<u8>>, Misuse> {
-    if layout.align() <= GRANULE
-        && let Some(block) = front.pop(layout.size())
-    {
+    if let Some(block) = front.pop(layout.size(), layout.align()) {
         return Ok(Some(block));
     }
-    if heap.is_guarded() {
+    if front.is_closed() {
         return fetch_guarded(front, heap, layout, site);
     }
-    Ok(fetch(front, heap, layout))
+    Ok(fetch(front, heap, layout, site))
 }
 
-/// A block from the heap.
+/// A block from the bins or the heap.
 #[inline(never)]
 fn fetch<S: Source, const N: usize>(
     front: &mut DeferredFrees<N>,
     heap: &mut TlsfHeap<S>,
     layout: Layout,
+    site: CallSite,
 ) -> Option<NonNull<u8>> {
-    let size = size_for(layout.size())?;
-    let block = fetch_size(front, heap, size, layout.align())?;
-    front.count(size - WORD);
+    let block = match front.pop_slow(layout.size(), layout.align()) {
+        Some(block) => block,
+        // A checker was found: from this first block on the front is closed.
+        None if heap.is_guarded() => return fetch_guarded(front, heap, layout, site).ok()?,
+        None => {
+            let size = size_for(DeferredFrees::<N>::rounded(layout.size()))?;
+            let block = fetch_size(front, heap, size, layout.align())?;
+            front.count(size - WORD);
+            block
+        }
+    };
     front.tell(heap, layout.size());
     Some(block)
 }
@@ -315,6 +397,8 @@ fn fetch_size<S: Source, const N: usize>(
     align: usize,
 ) -> Option<NonNull<u8>> {
     if align > GRANULE {
+        // Then the free block behind it begins with the same alignment, and is used whole.
+        let size = if align <= PADDED { size.next_multiple_of(align) } else { size };
         return fetch_with(front, heap, |heap| heap.take_aligned(size, align), size, align);
     }
     match heap.remove_free(size) {
@@ -340,7 +424,8 @@ fn fetch_guarded<S: Source, const N: usize>(
         // SAFETY: the block was handed out just now.
         guard::set(unsafe { TlsfBlock::from_payload(payload) }, layout.size(), site);
         watch::allocated(&heap.watch, payload, layout.size());
-        front.count(size - WORD);
+        heap.count_guarded(layout.size(), 0);
+        front.count(layout.size());
         front.tell(heap, layout.size());
         Some(payload)
     };
@@ -361,6 +446,9 @@ fn fetch_with<S: Source, const N: usize>(
         if let Some(block) = take(heap) {
             return Some(block.payload());
         }
+        if !front.has_much(heap.held()) && heap.grow(size, align) {
+            continue;
+        }
         if !front.give_back(heap) && !heap.release_waiting() && !heap.grow(size, align) {
             return None;
         }
@@ -379,7 +467,7 @@ unsafe fn free<S: Source, const N: usize>(
     if front.push(block, size) {
         return Ok(());
     }
-    if heap.is_guarded() {
+    if front.is_closed() {
         return retire_guarded(front, heap, block, (size, site));
     }
     retire(front, heap, block, size);
@@ -395,7 +483,7 @@ fn retire<S: Source, const N: usize>(
     size: usize,
 ) {
     front.tell(heap, size);
-    front.leave(heap, block, size);
+    front.put(heap, block, size);
 }
 
 /// Frees a block with a guard: it waits. valgrind reports a double free by itself.
@@ -410,6 +498,7 @@ fn retire_guarded<S: Source, const N: usize>(
     let block = found.inspect_err(|_| watch::misused(&heap.watch, payload))?;
     watch::freed(&heap.watch, payload, size);
     let _quiet = watch::quiet();
+    heap.count_guarded(0, size);
     front.tell(heap, size);
     if let Some(waited) = heap.quarantine.push(block, site)? {
         heap.put(waited);
@@ -438,7 +527,7 @@ unsafe fn reallocate<S: Source, const N: usize>(
     }
     // SAFETY: the caller passes the payload of a block.
     let block = unsafe { TlsfBlock::from_payload(payload) };
-    match resize(heap, block, size) {
+    match resize::<S, N>(heap, block, size) {
         None => return Ok(None),
         Some(true) => return Ok(Some(payload)),
         Some(false) => {}
@@ -448,22 +537,30 @@ unsafe fn reallocate<S: Source, const N: usize>(
     // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
     // apart.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
+    // In C the size is that of the whole block.
+    let usable = block.rounded_asked();
+    let size = if front.is_closed() { layout.size() } else { DeferredFrees::<N>::within(usable) };
     // SAFETY: the caller passes a block of this front and heap; its contents were copied to
     // `moved`.
-    unsafe { free(front, heap, payload, (layout.size(), site)) }?;
+    unsafe { free(front, heap, payload, (size, site)) }?;
     Ok(Some(moved))
 }
 
 /// Gives a block another size where it is, if that can be; `None` where no block can have it.
-fn resize<S: Source>(heap: &mut TlsfHeap<S>, block: TlsfBlock, size: usize) -> Option<bool> {
+fn resize<S: Source, const N: usize>(
+    heap: &mut TlsfHeap<S>,
+    block: TlsfBlock,
+    size: usize,
+) -> Option<bool> {
     if !heap.is_guarded() {
-        return Some(heap.resize(block, size_for(size)?));
+        return Some(heap.resize(block, size_for(DeferredFrees::<N>::rounded(size))?));
     }
     let _quiet = watch::quiet();
     let (old, site) = guard::of(block);
     let done = heap.resize(block, size_for(size.checked_add(guard::GUARD)?)?);
     if done {
         guard::set(block, size, site);
+        heap.count_guarded(size, old);
         watch::resized(&heap.watch, block.payload(), old, size);
     }
     Some(done)

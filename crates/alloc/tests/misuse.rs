@@ -50,6 +50,12 @@ fn pages(body: impl FnOnce(&Pages<Os>, NonNull<u8>)) {
     body(&pool, run);
 }
 
+fn guarded_pages(body: impl FnOnce(&Pages<Os>, NonNull<u8>)) {
+    let pool = ManuallyDrop::new(Pages::guarded(Os));
+    let run = pool.allocate(RUN).unwrap();
+    body(&pool, run);
+}
+
 /// Writes the bytes from an offset on.
 fn write(block: NonNull<u8>, offset: usize, size: usize) {
     for at in offset..offset + size {
@@ -281,6 +287,61 @@ const CASES: &[MisuseCase] = &[
         does: || {
             // SAFETY: none: the pool must find it.
             pages(|pool, _| unsafe { pool.free(local(), RUN.size()) });
+        },
+    },
+    MisuseCase {
+        pool: "pages",
+        error: "write behind the run",
+        says: &["pages: 0x", "was written beyond its bounds", "40960 bytes"],
+        names_site: true,
+        in_release: true,
+        does: || {
+            guarded_pages(|pool, run| {
+                let _next = pool.allocate(RUN);
+                write(run, RUN.size(), 4);
+                // SAFETY: the run is live.
+                unsafe { pool.free(run, RUN.size()) };
+            });
+        },
+    },
+    MisuseCase {
+        pool: "pages",
+        error: "write behind the run that is freed in parts",
+        says: &["pages: 0x", "was written beyond its bounds"],
+        names_site: true,
+        in_release: true,
+        does: || {
+            guarded_pages(|pool, run| {
+                write(run, RUN.size() + 100, 4);
+                let last = run.as_ptr().wrapping_add(RUN.size() - PAGE);
+                // SAFETY: the page is one of the live run.
+                unsafe { pool.free_part(NonNull::new(last).unwrap(), PAGE) };
+            });
+        },
+    },
+    MisuseCase {
+        pool: "pages",
+        error: "wrong size",
+        says: &["pages: 0x", "was not allocated with 8192 bytes", "40960 bytes"],
+        names_site: true,
+        in_release: true,
+        does: || {
+            // SAFETY: none: the pool must find it.
+            guarded_pages(|pool, run| unsafe { pool.free(run, 2 * PAGE) });
+        },
+    },
+    MisuseCase {
+        pool: "pages",
+        error: "address inside of a run",
+        says: &["pages: 0x", "is not a block of this pool"],
+        names_site: false,
+        in_release: true,
+        does: || {
+            guarded_pages(|pool, run| {
+                let inside = NonNull::new(run.as_ptr().wrapping_add(PAGE)).unwrap();
+                // SAFETY: none: the pool must find it.
+                unsafe { pool.free(inside, RUN.size() - PAGE) };
+            });
         },
     },
     MisuseCase {

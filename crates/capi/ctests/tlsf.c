@@ -19,7 +19,7 @@ static void a_small_block_is_at_hand_again(void)
         char *block = pw_tlsf_alloc(pool, size);
         CHECK(block && (uintptr_t)block % 16 == 0);
         memset(block, 1, size);
-        CHECK(pw_tlsf_size(pool, block) >= size && pw_tlsf_size(pool, block) < size + 24 + 16);
+        CHECK(pw_tlsf_size(pool, block) >= size && pw_tlsf_size(pool, block) <= size + size / 8 + 24 + 16);
         pw_tlsf_free(pool, block);
         char *again = pw_tlsf_alloc(pool, size);
         CHECK(is_watched || again == block);
@@ -177,6 +177,38 @@ static void free_pages_twice(void)
     pw_pages_free(pages, run, 40960);
 }
 
+static void write_behind_a_run(void)
+{
+    pw_pages *pages;
+    CHECK(pw_pages_create(&pages, &(pw_pages_options){.flags = PW_PAGES_GUARDED}) == 0);
+    volatile char *run = pw_pages_alloc(pages, 40960);
+    CHECK(run && pw_pages_alloc(pages, 4096));
+    run[40960] = 1;
+    pw_pages_free(pages, (void *)run, 40960);
+}
+
+static void aligned_blocks_of_all_sizes_stay_apart(void)
+{
+    enum { BLOCKS = 600 };
+    static unsigned char *blocks[BLOCKS];
+    pw_tlsf *pool = pw_tlsf_create();
+    for (int round = 0; round < 6; round++) {
+        for (size_t n = 0; n < BLOCKS; n++) {
+            size_t size = 500 + n * (size_t)(round + 1), align = (size_t)16 << n % 4;
+            if (blocks[n]) {
+                for (size_t at = 0; at < 500; at++) CHECK(blocks[n][at] == (unsigned char)n);
+                if (n % 3) pw_tlsf_free(pool, blocks[n]), blocks[n] = NULL;
+            }
+            if (blocks[n]) blocks[n] = pw_tlsf_realloc(pool, blocks[n], size);
+            else blocks[n] = round % 2 ? pw_tlsf_alloc(pool, size) : pw_tlsf_aligned_alloc(pool, align, size);
+            CHECK(blocks[n] && pw_tlsf_size(pool, blocks[n]) >= size);
+            memset(blocks[n], (int)n, pw_tlsf_size(pool, blocks[n]));
+        }
+        pw_tlsf_check(pool);
+    }
+    pw_tlsf_destroy(pool);
+}
+
 static void a_guarded_pool_works_as_another(void)
 {
     pw_tlsf *pool = guarded();
@@ -209,9 +241,13 @@ int main(int argc, char **argv)
     blocks_do_not_overlap_whatever_is_freed_when();
     an_alignment_that_is_none_is_refused();
     a_guarded_pool_works_as_another();
+    aligned_blocks_of_all_sizes_stay_apart();
     if (!is_watched) {
         aborts_saying(free_twice, "was freed before");
+        aborts_saying(free_twice, "bytes, allocated at 0x");
+        aborts_saying(free_twice, ", freed at 0x");
         aborts_saying(write_past_the_end, "beyond its bounds");
+        aborts_saying(write_behind_a_run, "beyond its bounds; its size is 40960 bytes, allocated at 0x");
         aborts_saying(write_after_free, "written to after it was freed");
         aborts_saying(free_another_address, "is not a block of this pool");
         aborts_saying(free_pages_twice, "was freed before");

@@ -5,6 +5,8 @@ use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
+use pagewise_alloc::misuse::CallSite;
+
 /// Memory for C: NULL without a block.
 pub(crate) fn pointer(block: Option<NonNull<u8>>) -> *mut c_void {
     block.map_or(ptr::null_mut(), |block| block.as_ptr().cast())
@@ -18,6 +20,66 @@ pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
 /// The old and the new layout of a block that changes its size.
 pub(crate) fn layouts(old: usize, new: usize, align: usize) -> Option<[Layout; 2]> {
     Some([layout(old, align)?, layout(new, align)?])
+}
+
+/// Functions that pass their return address on as one argument more: `call_sites!(see "tlsf.h";
+/// pw_tlsf_free_slow(pool: *mut CTlsf, block: *mut c_void) => free_slow, "rdx", "x2";)`, where the
+/// registers are those of that argument. For inline functions of the headers, and for direct calls,
+/// it is in the caller.
+macro_rules! call_sites {
+    (see $header:literal; $($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? => $inner:ident, $x86:literal, $arm:literal;)*) => {
+        $(
+            #[doc = concat!("See `pagewise/", $header, "`.")]
+            ///
+            /// # Safety
+            /// As the header says.
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                ::core::arch::naked_asm!(
+                    "endbr64",
+                    concat!("mov ", $x86, ", qword ptr [rsp]"),
+                    "jmp {inner}",
+                    inner = sym $inner,
+                )
+            }
+
+            #[doc = concat!("See `pagewise/", $header, "`.")]
+            ///
+            /// # Safety
+            /// As the header says.
+            #[cfg(target_arch = "aarch64")]
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                ::core::arch::naked_asm!(
+                    // A landing pad where the processor wants one.
+                    "hint 34",
+                    concat!("mov ", $arm, ", x30"),
+                    "b {inner}",
+                    inner = sym $inner,
+                )
+            }
+
+            #[doc = concat!("See `pagewise/", $header, "`.")]
+            ///
+            /// # Safety
+            /// As the header says.
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) $(-> $result)? {
+                // SAFETY: the caller passes what the header requires.
+                unsafe { $inner($($argument,)* 0) }
+            }
+        )*
+    };
+}
+pub(crate) use call_sites;
+
+/// A call site of C; 0 where it is not known.
+pub(crate) fn site(return_address: usize) -> CallSite {
+    if return_address == 0 { CallSite::NONE } else { CallSite::return_address(return_address) }
 }
 
 /// Calls that are alike for every pool: `functions!(see "stack.h", stack(*mut CStack); held

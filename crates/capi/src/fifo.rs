@@ -1,13 +1,12 @@
 //! `pagewise/fifo.h`: what its inline functions call where they do not know what to do.
 
-use std::alloc::Layout;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 
 use pagewise_alloc::Fifo;
 use pagewise_alloc::source::SystemOrBuffer;
 
-use crate::common::{functions, layout, layouts, pointer, pool};
+use crate::common::{call_sites, functions, layout, layouts, pointer, pool, site};
 use crate::failure::or_abort;
 
 /// `pw_fifo` is the beginning of this type.
@@ -46,65 +45,52 @@ pub unsafe extern "C" fn pw_fifo_realloc(
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(raw) };
     pointer(match NonNull::new(block.cast()) {
-        None => pool.allocate_sized(new),
+        None => pool.allocate(new),
         // SAFETY: the header requires a block of this pool with this size.
-        Some(block) => or_abort(|| unsafe { pool.reallocate_sized(block, old, size) }),
+        Some(block) => or_abort(|| unsafe { pool.reallocate(block, old, size) }),
     })
 }
 
-/// A block of the pool; NULL if the layout is impossible or memory is exhausted.
-///
+call_sites! {
+    see "fifo.h";
+    pw_fifo_alloc_slow(raw: *mut RawFifo, size: usize, align: usize) -> *mut c_void => allocate, "rcx", "x3";
+    pw_fifo_zalloc_slow(raw: *mut RawFifo, size: usize, align: usize) -> *mut c_void => allocate_zeroed, "rcx", "x3";
+    pw_fifo_free_slow(raw: *mut RawFifo, block: *mut c_void, size: usize) => free, "rcx", "x3";
+}
+
 /// # Safety
-/// The pool is live.
-unsafe fn allocate(
+/// As the header says.
+unsafe extern "C" fn allocate(
     raw: *mut RawFifo,
     size: usize,
     align: usize,
-    how: fn(&CFifo, Layout) -> Option<NonNull<u8>>,
+    caller: usize,
 ) -> *mut c_void {
-    // SAFETY: the caller passes a live pool.
+    // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(raw) };
-    pointer(layout(size, align).and_then(|layout| how(&pool, layout)))
+    pointer(layout(size, align).and_then(|layout| pool.allocate_at(layout, site(caller))))
 }
 
-/// See `pagewise/fifo.h`.
-///
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_alloc_slow(
+unsafe extern "C" fn allocate_zeroed(
     raw: *mut RawFifo,
     size: usize,
     align: usize,
+    caller: usize,
 ) -> *mut c_void {
     // SAFETY: the header requires a live pool.
-    unsafe { allocate(raw, size, align, CFifo::allocate_sized) }
+    let pool = unsafe { pool(raw) };
+    pointer(layout(size, align).and_then(|layout| pool.allocate_zeroed_at(layout, site(caller))))
 }
 
-/// See `pagewise/fifo.h`.
-///
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_zalloc_slow(
-    raw: *mut RawFifo,
-    size: usize,
-    align: usize,
-) -> *mut c_void {
-    // SAFETY: the header requires a live pool.
-    unsafe { allocate(raw, size, align, CFifo::allocate_sized_zeroed) }
-}
-
-/// See `pagewise/fifo.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_fifo_free_slow(raw: *mut RawFifo, block: *mut c_void, size: usize) {
+unsafe extern "C" fn free(raw: *mut RawFifo, block: *mut c_void, size: usize, caller: usize) {
     let (Some(pool), Some(block)) = (NonNull::new(raw.cast()), NonNull::new(block.cast())) else {
         return;
     };
     // SAFETY: the block is of this size, which was allocated, and the pool of a page is there while
     // it is.
-    or_abort(|| unsafe { CFifo::free_slow(pool, block, size) });
+    or_abort(|| unsafe { CFifo::free_slow(pool, block, size, site(caller)) });
 }

@@ -9,7 +9,7 @@ use pagewise_alloc::pages::{PAGE, run_size};
 use pagewise_alloc::source::{MapRefused, MappedSource, SystemOrBuffer, UnnamedFile};
 use pagewise_alloc::{Os, Pages, Source, SourceBlock};
 
-use crate::common::{functions, layout, pointer};
+use crate::common::{call_sites, functions, layout, pointer, site};
 use crate::failure::{Failure, call, or_abort};
 use crate::home;
 
@@ -104,6 +104,9 @@ const FLAGS: &[PagesFlag] = &[
     PagesFlag { bit: 4, with: MappedSource::locked },
 ];
 
+/// `PW_PAGES_GUARDED`, which selects the pool and not the kind of memory.
+const GUARDED: c_uint = 8;
+
 impl From<MapRefused> for Failure {
     fn from(refused: MapRefused) -> Failure {
         Failure::new(refused.number(), refused.to_string())
@@ -115,7 +118,7 @@ impl From<MapRefused> for Failure {
 /// # Safety
 /// The folder is NULL or a string.
 unsafe fn kind(options: &PwPagesOptions) -> Result<PwPagesSource, Failure> {
-    let unknown = FLAGS.iter().fold(options.flags, |left, flag| left & !flag.bit);
+    let unknown = FLAGS.iter().fold(options.flags & !GUARDED, |left, flag| left & !flag.bit);
     if unknown != 0 {
         return Err(Failure::invalid(format!("flags has bits of no meaning: {unknown:#x}")));
     }
@@ -170,8 +173,12 @@ pub unsafe extern "C" fn pw_pages_create(
             Some(options) => unsafe { kind(options) }?,
             None => PwPagesSource::Mapped(MappedSource::ANONYMOUS),
         };
+        // SAFETY: the header requires options, or NULL.
+        let is_guarded =
+            unsafe { options.as_ref() }.is_some_and(|options| options.flags & GUARDED != 0);
+        let make = if is_guarded { Pages::guarded } else { Pages::unguarded };
         // Memory of a kind is for what is asked for; the pool itself lies elsewhere.
-        let placed = home::place(SystemOrBuffer::system(), |_| Pages::new(kind));
+        let placed = home::place(SystemOrBuffer::system(), |_| make(kind));
         let placed = placed.ok_or_else(|| Failure::new(libc::ENOMEM, "no memory for the pool"))?;
         // SAFETY: the header requires a writable address; it was checked not to be NULL.
         unsafe { pages.write(placed.as_ptr()) };
@@ -188,7 +195,7 @@ pub unsafe extern "C" fn pw_pages_create_in(buffer: *mut c_void, size: usize) ->
     let Some(start) = NonNull::new(buffer.cast()) else { return ptr::null_mut() };
     // SAFETY: the header requires that the buffer is valid, and used by the pool only.
     let memory = unsafe { SystemOrBuffer::buffer(start, size) };
-    let placed = home::place(memory, |memory| Pages::new(PwPagesSource::Buffer(memory)));
+    let placed = home::place(memory, |memory| Pages::unguarded(PwPagesSource::Buffer(memory)));
     placed.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
@@ -216,14 +223,29 @@ pub extern "C" fn pw_pages_size(size: usize) -> usize {
     run_size(size).unwrap_or(0)
 }
 
-/// See `pagewise/pages.h`.
-///
+call_sites! {
+    see "pages.h";
+    pw_pages_alloc(pages: *mut CPages, size: usize) -> *mut c_void => allocate, "rdx", "x2";
+    pw_pages_free(pages: *mut CPages, run: *mut c_void, size: usize) => free, "rcx", "x3";
+}
+
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_alloc(pages: *mut CPages, size: usize) -> *mut c_void {
+unsafe extern "C" fn allocate(pages: *mut CPages, size: usize, caller: usize) -> *mut c_void {
     // SAFETY: the header requires a live pool.
-    pointer(layout(size, 1).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
+    let pool = unsafe { pool(pages) };
+    pointer(layout(size, 1).and_then(|layout| pool.allocate_at(layout, site(caller))))
+}
+
+/// # Safety
+/// As the header says.
+unsafe extern "C" fn free(pages: *mut CPages, run: *mut c_void, size: usize, caller: usize) {
+    if let Some(run) = NonNull::new(run.cast()) {
+        // SAFETY: the header requires a live pool.
+        let pool = unsafe { pool(pages) };
+        // SAFETY: the header requires a run of this pool with this size.
+        or_abort(|| unsafe { pool.free_at(run, size, site(caller)) });
+    }
 }
 
 /// See `pagewise/pages.h`.
@@ -248,20 +270,6 @@ pub unsafe extern "C" fn pw_pages_aligned_alloc(
 ) -> *mut c_void {
     // SAFETY: the header requires a live pool.
     pointer(layout(size, align).and_then(|layout| unsafe { pool(pages) }.allocate(layout)))
-}
-
-/// See `pagewise/pages.h`.
-///
-/// # Safety
-/// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_pages_free(pages: *mut CPages, run: *mut c_void, size: usize) {
-    if let Some(run) = NonNull::new(run.cast()) {
-        // SAFETY: the header requires a live pool.
-        let pool = unsafe { pool(pages) };
-        // SAFETY: the header requires a run of this pool with this size.
-        or_abort(|| unsafe { pool.free(run, size) });
-    }
 }
 
 /// See `pagewise/pages.h`.
@@ -309,7 +317,7 @@ pub unsafe extern "C" fn pw_pages_realloc(
 ) -> *mut c_void {
     let Some(run) = NonNull::new(run.cast()) else {
         // SAFETY: the header requires a live pool.
-        return unsafe { pw_pages_alloc(pages, size) };
+        return unsafe { allocate(pages, size, 0) };
     };
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(pages) };

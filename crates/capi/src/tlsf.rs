@@ -8,7 +8,7 @@ use pagewise_alloc::source::SystemOrBuffer;
 use pagewise_alloc::tlsf::GRANULE;
 use pagewise_alloc::{Source, SourceBlock, Tlsf};
 
-use crate::common::{functions, layout, pointer};
+use crate::common::{call_sites, functions, layout, pointer, site};
 use crate::failure::or_abort;
 use crate::home;
 use crate::pages::CPages;
@@ -149,59 +149,59 @@ pub unsafe extern "C" fn pw_tlsf_size(pointer: *mut CTlsf, block: *mut c_void) -
     or_abort(|| unsafe { pool.size_of(block.cast()) })
 }
 
-/// See `pagewise/tlsf.h`.
-///
+call_sites! {
+    see "tlsf.h";
+    pw_tlsf_realloc(of: *mut CTlsf, block: *mut c_void, size: usize) -> *mut c_void => reallocate, "rcx", "x3";
+    pw_tlsf_alloc_slow(of: *mut CTlsf, size: usize, align: usize) -> *mut c_void => allocate, "rcx", "x3";
+    pw_tlsf_free_slow(of: *mut CTlsf, block: *mut c_void) => free, "rdx", "x2";
+}
+
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_realloc(
+unsafe extern "C" fn reallocate(
     of: *mut CTlsf,
     block: *mut c_void,
     size: usize,
+    caller: usize,
 ) -> *mut c_void {
     let Some(block) = NonNull::new(block.cast()) else {
         // SAFETY: the header requires a live pool.
-        return unsafe { pw_tlsf_alloc_slow(of, size, GRANULE) };
+        return unsafe { allocate(of, size, GRANULE, caller) };
     };
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
     // SAFETY: the header requires a block of this pool.
     let old = or_abort(|| unsafe { pool.size_of(block) });
     let Ok(layout) = Layout::from_size_align(old, GRANULE) else { return ptr::null_mut() };
+    let site = site(caller);
     // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
     // one.
-    or_abort(|| pointer(unsafe { pool.reallocate(block, layout, size) }))
+    let resized = unsafe { pool.try_reallocate_at((block, layout), size, site) };
+    or_abort(|| pointer(resized.unwrap_or_else(|misuse| misuse.panic())))
 }
 
-/// See `pagewise/tlsf.h`.
-///
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_alloc_slow(
+unsafe extern "C" fn allocate(
     of: *mut CTlsf,
     size: usize,
     align: usize,
+    caller: usize,
 ) -> *mut c_void {
-    let layout = layout(size, align);
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
-    pointer(layout.and_then(|layout| or_abort(|| pool.allocate(layout))))
+    let Some(layout) = layout(size, align) else { return ptr::null_mut() };
+    let allocated = pool.try_allocate_at(layout, site(caller));
+    or_abort(|| pointer(allocated.unwrap_or_else(|misuse| misuse.panic())))
 }
 
-/// See `pagewise/tlsf.h`.
-///
 /// # Safety
 /// As the header says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pw_tlsf_free_slow(of: *mut CTlsf, block: *mut c_void) {
+unsafe extern "C" fn free(of: *mut CTlsf, block: *mut c_void, caller: usize) {
     let Some(block) = NonNull::new(block.cast()) else { return };
     // SAFETY: the header requires a live pool.
     let pool = unsafe { pool(of) };
     // SAFETY: the header requires a block of this pool.
-    let size = or_abort(|| unsafe { pool.size_of(block) });
-    let Ok(layout) = Layout::from_size_align(size, GRANULE) else { return };
-    // SAFETY: the header requires a block of this pool; the stored size is valid for the requested
-    // one.
-    or_abort(|| unsafe { pool.free(block, layout) });
+    let freed = unsafe { pool.try_free_unsized(block, site(caller)) };
+    or_abort(|| freed.unwrap_or_else(|misuse| misuse.panic()));
 }

@@ -1,77 +1,66 @@
 //! Cache of a thread: freed blocks of each small size, in lists through the blocks themselves.
 //!
-//! A thread takes and gives [`BATCH`] blocks at a time from and to the pool of blocks, whose lock
-//! is taken once for them. The cache is emptied when the thread ends.
+//! A thread takes and gives some blocks at a time from and to the pool of blocks, whose lock is
+//! taken once for them. The cache is emptied when the thread ends.
 
-use std::alloc::Layout;
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::heap::{self, ALIGN, WORD, capacity, with_blocks, word};
+use pagewise_alloc::tlsf::size_class;
 
-/// Size classes: blocks with 24, 40, .. 1016 usable bytes.
-const CLASSES: usize = 63;
-/// Maximum usable size of cached blocks.
-const MAX_CACHED: usize = WORD + CLASSES * ALIGN;
-/// Blocks that are taken at once, and maximum number of cached blocks of a class.
-const BATCH: u16 = 32;
-const MAX_BLOCKS: u16 = 128;
+use crate::heap::{self, ALIGN, asked, with_blocks, word};
+use crate::thread::with_thread_cache;
+
+/// Size classes of the pool of blocks that are cached: up to 8 KiB.
+const CLASSES: usize = 64;
+/// Bytes that are cached of a class, about, and the fewest and the most blocks.
+const MAX_BYTES: usize = 64 << 10;
+const MAX_BLOCKS: RangeInclusive<usize> = 8..=128;
+
+/// Maximum number of cached blocks of a class. A quarter of them is taken from the pool at once.
+fn max_blocks(class: usize) -> usize {
+    (MAX_BYTES / size_class::capacity(class)).clamp(*MAX_BLOCKS.start(), *MAX_BLOCKS.end())
+}
 
 /// Cached blocks of one class: the first, which holds the address of the next.
 struct CachedClass {
     first: Cell<*mut u8>,
-    count: Cell<u16>,
+    count: Cell<u32>,
+    /// Number of further blocks for which there is room; 0 if the cache is not open.
+    left: Cell<u32>,
 }
 
 /// States of the cache of a thread.
 #[derive(Clone, Copy, PartialEq)]
+#[repr(u8)]
 enum CacheState {
     /// Nothing was cached yet.
-    New,
+    New = 0,
     /// The thread's end will empty it.
     Open,
     /// The thread ends: nothing is cached any more.
     Closed,
 }
 
-struct ThreadCache {
+/// The cache of a thread. Bytes of 0 are a new one.
+#[repr(C)]
+pub(crate) struct ThreadCache {
     classes: [CachedClass; CLASSES],
     state: Cell<CacheState>,
 }
 
-thread_local! {
-    static CACHE: ThreadCache = const {
-        ThreadCache {
-            classes: [const {
-                CachedClass { first: Cell::new(ptr::null_mut()), count: Cell::new(0) }
-            }; CLASSES],
-            state: Cell::new(CacheState::New),
-        }
-    };
-}
-
-/// The class of a request; CLASSES or more if it is too large.
-const fn class(size: usize) -> usize {
-    size.saturating_sub(WORD + 1) / ALIGN
-}
-
-/// Usable bytes of blocks of a class.
-const fn size_of_class(class: usize) -> usize {
-    WORD + (class + 1) * ALIGN
-}
-
 /// A block of a small size.
 pub(crate) fn allocate(size: usize) -> Option<NonNull<u8>> {
-    let class = class(size);
-    CACHE.with(|cache| {
+    let class = size_class::of(size).unwrap_or(CLASSES);
+    with_thread_cache(|cache| {
         let Some(cached) = cache.classes.get(class) else {
             return heap::allocate(heap::layout(size, ALIGN)?);
         };
         match NonNull::new(cached.first.get()) {
             Some(block) => {
-                cached.first.set(next(block));
-                cached.count.set(cached.count.get() - 1);
+                pop(cached, block);
                 Some(block)
             }
             None => cache.refill(class),
@@ -84,19 +73,19 @@ pub(crate) fn allocate(size: usize) -> Option<NonNull<u8>> {
 /// # Safety
 /// It is live, and not used any more.
 pub(crate) unsafe fn free(block: NonNull<u8>) {
-    let capacity = capacity(word(block));
-    if capacity > MAX_CACHED {
-        // SAFETY: the caller passes a live block.
-        return unsafe { heap::free(block) };
-    }
-    // The largest class that the block is long enough for: it may be 16 bytes longer.
-    let class = (capacity - WORD) / ALIGN - 1;
-    CACHE.with(|cache| {
-        let cached = &cache.classes[class];
-        if cached.count.get() >= MAX_BLOCKS || cache.state.get() != CacheState::Open {
-            cache.make_room(cached);
+    let size = asked(word(block));
+    let class = size_class::of(size).unwrap_or(CLASSES);
+    with_thread_cache(|cache| {
+        let Some(cached) = cache.classes.get(class) else {
+            // SAFETY: the caller passes a live block.
+            return unsafe { heap::free(block) };
+        };
+        // One with a larger alignment may be shorter than its class.
+        let is_short = size_class::capacity(class) > size;
+        if cached.left.get() == 0 {
+            cache.make_room(class);
         }
-        if cache.state.get() == CacheState::Closed {
+        if is_short || cache.state.get() == CacheState::Closed {
             // SAFETY: the caller passes a live block.
             return unsafe { heap::free(block) };
         }
@@ -108,6 +97,14 @@ fn push(cached: &CachedClass, block: NonNull<u8>) {
     set_next(block, cached.first.get());
     cached.first.set(block.as_ptr());
     cached.count.set(cached.count.get() + 1);
+    cached.left.set(cached.left.get().saturating_sub(1));
+}
+
+/// Takes out the first block.
+fn pop(cached: &CachedClass, block: NonNull<u8>) {
+    cached.first.set(next(block));
+    cached.count.set(cached.count.get() - 1);
+    cached.left.set(cached.left.get() + 1);
 }
 
 /// The block behind a cached one in its list.
@@ -125,29 +122,29 @@ impl ThreadCache {
     /// Takes blocks of a class from the pool, and returns one.
     #[cold]
     fn refill(&self, class: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the size is small, and 16 is a power of two.
-        let layout = unsafe { Layout::from_size_align_unchecked(size_of_class(class), ALIGN) };
+        let layout = heap::layout(size_class::capacity(class), ALIGN)?;
         self.open();
-        let more = if self.state.get() == CacheState::Open { BATCH } else { 0 };
+        let more = if self.state.get() == CacheState::Open { max_blocks(class) / 4 } else { 0 };
         with_blocks(|pool| {
             let block = pool.allocate(layout)?;
             for _ in 1..more {
                 let Some(block) = pool.allocate(layout) else { break };
-                // A block that is longer than its class would come back to another one.
                 push(&self.classes[class], block);
             }
             Some(block)
         })
     }
 
-    /// Gives blocks of a full class to the pool.
+    /// Makes room in a class: gives half of its blocks to the pool if it is full.
     #[cold]
-    fn make_room(&self, cached: &CachedClass) {
+    fn make_room(&self, class: usize) {
         self.open();
-        if cached.count.get() < MAX_BLOCKS {
-            return;
+        let cached = &self.classes[class];
+        let most = u32::try_from(max_blocks(class)).unwrap_or(0);
+        if cached.count.get() >= most {
+            give_back(cached, most / 2);
         }
-        give_back(cached, cached.count.get() / 2);
+        cached.left.set(most.saturating_sub(cached.count.get()));
     }
 
     /// Has the end of the thread empty the cache.
@@ -165,16 +162,14 @@ impl ThreadCache {
     }
 }
 
-fn give_back(cached: &CachedClass, count: u16) {
+fn give_back(cached: &CachedClass, count: u32) {
     with_blocks(|pool| {
         for _ in 0..count {
             let Some(block) = NonNull::new(cached.first.get()) else { return };
             cached.first.set(next(block));
             cached.count.set(cached.count.get() - 1);
-            // SAFETY: a block's capacity was valid when it was allocated.
-            let layout = unsafe { Layout::from_size_align_unchecked(capacity(word(block)), ALIGN) };
             // SAFETY: a cached block is live for the pool, and not in use.
-            unsafe { pool.free(block, layout) };
+            unsafe { heap::free_in(pool, block) };
         }
     });
 }
@@ -202,5 +197,5 @@ fn empty_at_exit() {
 
 /// Destructors of other keys may still allocate and free: these calls go to the pool.
 unsafe extern "C" fn thread_ends(_: *mut libc::c_void) {
-    _ = CACHE.try_with(ThreadCache::close);
+    with_thread_cache(ThreadCache::close);
 }

@@ -4,6 +4,7 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use pagewise_alloc::misuse::CallSite;
 use pagewise_alloc::source::MappedSource;
 use pagewise_alloc::{LockedTlsf, Pages, Tlsf};
 
@@ -16,13 +17,11 @@ pub(crate) const LARGE_BIT: usize = 8;
 /// Bytes of the word.
 pub(crate) const WORD: usize = size_of::<usize>();
 
-pub(crate) static PAGES: Pages<MappedSource> = Pages::new(MappedSource::ANONYMOUS);
-static BLOCKS: LockedTlsf<&Pages<MappedSource>, 0> = LockedTlsf::unguarded(&PAGES);
+pub(crate) static PAGES: Pages<MappedSource> = Pages::unguarded(MappedSource::ANONYMOUS);
+static BLOCKS: LockedTlsf<&Pages<MappedSource>> = LockedTlsf::unguarded(&PAGES);
 
 /// Uses the pool of blocks, with its lock held.
-pub(crate) fn with_blocks<T>(
-    body: impl FnOnce(&mut Tlsf<&'static Pages<MappedSource>, 0>) -> T,
-) -> T {
+pub(crate) fn with_blocks<T>(body: impl FnOnce(&mut Tlsf<&'static Pages<MappedSource>>) -> T) -> T {
     begin();
     BLOCKS.with(body)
 }
@@ -54,6 +53,14 @@ pub(crate) const fn capacity(word: usize) -> usize {
     (word & SIZE) - WORD
 }
 
+/// Bit of the word of a block of TLSF that is 16 bytes longer than its size class.
+const SPARE: usize = 4;
+
+/// The size with which a block of TLSF with this word may be freed.
+pub(crate) const fn asked(word: usize) -> usize {
+    capacity(word) - if word & SPARE == 0 { 0 } else { ALIGN }
+}
+
 /// A layout; `None` if no memory can have it.
 pub(crate) fn layout(size: usize, align: usize) -> Option<Layout> {
     Layout::from_size_align(size, align.max(ALIGN)).ok()
@@ -69,8 +76,15 @@ pub(crate) fn allocate(layout: Layout) -> Option<NonNull<u8>> {
 /// # Safety
 /// It is live, and not used any more.
 pub(crate) unsafe fn free(block: NonNull<u8>) {
-    // SAFETY: the size of a live block was valid when it was allocated, and 16 is a power of two.
-    let layout = unsafe { Layout::from_size_align_unchecked(capacity(word(block)), ALIGN) };
-    // SAFETY: the caller passes a live block; its capacity is valid as its size.
-    with_blocks(|pool| unsafe { pool.free(block, layout) });
+    // SAFETY: the caller passes a live block.
+    with_blocks(|pool| unsafe { free_in(pool, block) });
+}
+
+/// As [`free`], with the lock held.
+///
+/// # Safety
+/// As for [`free`].
+pub(crate) unsafe fn free_in(pool: &mut Tlsf<&'static Pages<MappedSource>>, block: NonNull<u8>) {
+    // SAFETY: the caller passes a live block. Without guards no error is found.
+    _ = unsafe { pool.try_free_unsized(block, CallSite::NONE) };
 }

@@ -2,7 +2,7 @@
 //! `LD_PRELOAD=libpagewise_malloc.so program`. `pagewise pools PID` then shows its heap.
 //!
 //! ```text
-//!  malloc ──> cache of the thread: blocks up to 1 KiB by size, without a lock
+//!  malloc ──> cache of the thread: blocks up to 8 KiB by size, without a lock
 //!               │ ▲  some at a time
 //!               ▼ │
 //!             TLSF, behind a lock: blocks up to 64 KiB
@@ -20,3 +20,4 @@ mod cache;
 pub mod entry;
 mod heap;
 mod large;
+mod thread;

@@ -17,11 +17,10 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use super::canary::{self, FifoCanary};
-use super::page::{CAPACITY, FifoPageRef, GRAIN, PAGE};
+use super::page::{CAPACITY, FifoPageRef, GRAIN, PAGE, rounded};
 use super::policy::{FifoPolicy, SPARSE};
 use super::queue::PageQueue;
 use super::shelf::OpenShelf;
-use super::whole;
 use crate::misuse::{CallSite, Misuse};
 use crate::{Source, SourceBlock, watch};
 
@@ -700,7 +699,7 @@ pub(super) unsafe fn free_slow(
     if unsafe { FifoPageRef::containing(block) }.pool != pool {
         foreign(block);
     }
-    if !shelf.is_some_and(|shelf| shelf.put(block, whole(layout))) {
+    if !shelf.is_some_and(|shelf| shelf.put(block, rounded(layout.size()))) {
         // SAFETY: the caller passes a live block of this pool.
         unsafe { free_slower(pool, block, layout, site) }
     }
@@ -730,7 +729,7 @@ unsafe fn free_slower(pool: NonNull<FifoHot>, block: NonNull<u8>, layout: Layout
         unsafe { (hot.call)(pool, FifoEvent::Drained) };
     }
     // SAFETY: the caller passes a live block of this size.
-    unsafe { free_now(block, whole(layout)) }
+    unsafe { free_now(block, rounded(layout.size())) }
 }
 
 /// True if a page has room for a block, at whatever place.

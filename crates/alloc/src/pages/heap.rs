@@ -13,7 +13,7 @@ use core::alloc::Layout;
 use core::ptr::NonNull;
 
 use super::PAGE;
-use super::page::RunPageState;
+use super::page::{PageDescriptorRef, RunPageState};
 use super::policy::PagesPolicy;
 use super::region::{self, PageRegions};
 use super::retention::{KEPT, Retention};
@@ -69,6 +69,8 @@ pub(super) struct PageHeap<S: Source> {
     /// Estimated number of ALL idle pages that are backed.
     backed: usize,
     policy: PagesPolicy,
+    /// Pages behind runs of a guarded pool.
+    pub(super) guards: usize,
     pub(super) watch: watch::WatchedPool,
     source: S,
 }
@@ -88,6 +90,7 @@ impl<S: Source> PageHeap<S> {
             operations: 0,
             backed: ALL,
             policy,
+            guards: 0,
             watch: if policy.hidden { watch::hidden_pool() } else { watch::created("pages") },
             source,
         }
@@ -215,6 +218,12 @@ impl<S: Source> PageHeap<S> {
             }
         }
         None
+    }
+
+    /// The page at an address, if it and those that follow are pages of this heap, and the index of
+    /// its region.
+    pub(super) fn find(&self, start: NonNull<u8>, pages: u32) -> Option<(u8, PageDescriptorRef)> {
+        self.regions.find(start, pages)
     }
 
     /// Takes pages back, of one run or of a part of it.

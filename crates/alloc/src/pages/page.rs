@@ -45,7 +45,7 @@ pub(super) struct PageDescriptor {
     pub(super) state: Cell<RunPageState>,
     /// The index of its region.
     pub(super) region: Cell<u8>,
-    /// In debug builds, whether its user has it.
+    /// In debug builds and guarded pools, whether its user has it.
     pub(super) handed_out: Cell<bool>,
     /// True for the first page of a run that is handed out, or in a cache.
     pub(super) starts_run: Cell<bool>,

@@ -241,6 +241,13 @@ impl TlsfBlock {
         unsafe { self.payload().cast::<FreeLinks>().write(links) };
     }
 
+    /// The next block of its list.
+    #[inline]
+    pub(super) fn next_in_list(self) -> Option<TlsfBlock> {
+        // SAFETY: only asked of blocks in a list, which hold the link behind the word.
+        unsafe { self.payload().cast::<Option<TlsfBlock>>().read() }
+    }
+
     #[inline]
     pub(super) fn set_next_in_list(self, next: Option<TlsfBlock>) {
         // SAFETY: a free block has at least four words; `next` is the first of its payload.

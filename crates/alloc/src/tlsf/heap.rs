@@ -145,13 +145,19 @@ impl<S: Source> TlsfHeap<S> {
         }
     }
 
-    /// For statistics: records the new size of a block in use; 0 for none.
+    /// For statistics: records the new size of a block in use; 0 for none. Blocks with guards are
+    /// counted as they were requested, by [`TlsfHeap::count_guarded`].
     #[inline]
-    const fn count(&mut self, size: usize, before: usize) {
-        if cfg!(feature = "stats") {
+    fn count(&mut self, size: usize, before: usize) {
+        if cfg!(feature = "stats") && !self.is_guarded() {
             let bytes = size.saturating_sub(WORD).wrapping_sub(before.saturating_sub(WORD));
             self.used = self.used.wrapping_add(bytes);
         }
+    }
+
+    /// For statistics: records the new requested size of a block with a guard; 0 for none.
+    pub(super) const fn count_guarded(&mut self, asked: usize, before: usize) {
+        self.used = self.used.wrapping_add(asked).wrapping_sub(before);
     }
 
     /// Reports requests to the statistics, while `at_hand` bytes are cached. The freed bytes are

@@ -41,19 +41,24 @@ pub fn ignore_checkers() {
 
 /// True if a checker observes accesses in this process: then every call must take a slow path.
 #[cfg(feature = "os")]
+#[inline]
 pub fn checked() -> bool {
     match FOUND.load(Relaxed) {
         // Miri needs no telling.
         _ if cfg!(miri) => false,
-        0 => {
-            // Each is asked: there may be two.
-            let recorded = recorder::is_there();
-            let found = valgrind::is_running() || asan::is_there() || recorded;
-            FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
-            found
-        }
+        0 => search(),
         found => found == SOMEBODY,
     }
+}
+
+#[cfg(feature = "os")]
+#[cold]
+fn search() -> bool {
+    // Each is asked: there may be two.
+    let recorded = recorder::is_there();
+    let found = valgrind::is_running() || asan::is_there() || recorded;
+    FOUND.store(if found { SOMEBODY } else { NOBODY }, Relaxed);
+    found
 }
 
 /// Without an operating system no checker is known.

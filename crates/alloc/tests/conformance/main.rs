@@ -81,7 +81,8 @@ for_each_allocator! {
     stack_with_guards: |memory| Some(Stack::guarded(memory));
     fifo: |memory| Fifo::unguarded(memory);
     fifo_with_guards: |memory| Fifo::guarded(memory);
-    pages: |memory| Some(Pages::new(memory));
+    pages: |memory| Some(Pages::unguarded(memory));
+    pages_with_guards: |memory| Some(Pages::guarded(memory));
     // Its memory is the file's, and what a full disk does is for its own tests.
     persistent: |_memory| persistent();
     ring: |memory| Ring::unguarded(memory).map(RingFrames::new);

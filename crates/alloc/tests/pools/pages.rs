@@ -53,7 +53,7 @@ fn fill_pool<S: Source>(pool: &Pages<S>, size: usize) -> Vec<NonNull<u8>> {
 
 /// A source with this number of regions.
 fn regions(n: usize) -> Pages<FailAfter<Os>> {
-    Pages::new(FailAfter::new(Os, n))
+    Pages::unguarded(FailAfter::new(Os, n))
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_run_is_whole_pages_and_a_sixteenth_longer_than_asked_at_most() {
     }
     assert_eq!(run_size(MIB + 1), Some(MIB + PAGE));
     assert_eq!(run_size(usize::MAX), None);
-    let pool = Pages::new(Os);
+    let pool = Pages::unguarded(Os);
     assert_eq!(pool.allocate(layout(isize::MAX as usize, 1)), None);
     let run = allocate_pages(&pool, 33 * PAGE);
     assert!(run.addr().get().is_multiple_of(PAGE));
@@ -77,7 +77,7 @@ fn a_run_is_whole_pages_and_a_sixteenth_longer_than_asked_at_most() {
 #[test]
 fn freed_parts_of_a_run_are_reused_and_the_rest_keeps_its_contents() {
     let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
-    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let pool = Pages::unguarded(FixedBuffer::new(&mut buffer));
     let run = allocate_pages(&pool, 12 * PAGE);
     fill(run, 12 * PAGE, 7);
     free_part(&pool, at(run, 4 * PAGE), 4 * PAGE);
@@ -97,7 +97,7 @@ fn freed_parts_of_a_run_are_reused_and_the_rest_keeps_its_contents() {
 #[test]
 fn a_fixed_buffer_becomes_one_region_of_which_descriptors_take_a_page_in_a_hundred() {
     let mut buffer = vec![MaybeUninit::uninit(); 1000 * PAGE];
-    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let pool = Pages::unguarded(FixedBuffer::new(&mut buffer));
     let whole = allocate_pages(&pool, 900 * PAGE);
     free(&pool, whole, 900 * PAGE);
     let pages = fill_pool(&pool, PAGE);
@@ -127,7 +127,7 @@ fn any_alignment_is_obeyed_and_costs_no_pages() {
 #[test]
 fn a_run_grows_over_free_pages_behind_it_and_moves_with_its_contents_otherwise() {
     let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
-    let pool = Pages::new(FixedBuffer::new(&mut buffer));
+    let pool = Pages::unguarded(FixedBuffer::new(&mut buffer));
     let (run, wall) = (allocate_pages(&pool, 4 * PAGE), allocate_pages(&pool, PAGE));
     fill(run, 4 * PAGE, 5);
     // SAFETY: the run has this size, and is used with the new one from here on.
@@ -180,7 +180,7 @@ fn zeroed_runs_are_zero_whatever_was_in_them() {
 
 #[test]
 fn other_pools_take_their_memory_of_pages_and_give_it_back() {
-    let pages = Pages::new(Os);
+    let pages = Pages::unguarded(Os);
     let mut pool: Tlsf<&Pages<Os>> = Tlsf::new(&pages);
     assert!(pool.allocate(layout(100_000, 8)).is_some());
     assert!(pages.usage().live >= 100_000);
@@ -214,7 +214,7 @@ fn use_runs(pool: &Pages<Os>, seed: u8, give: &mpsc::Sender<(usize, usize)>) {
 #[test]
 #[cfg_attr(miri, ignore = "many threads and runs")]
 fn threads_take_runs_and_free_those_of_each_other() {
-    let pool = Pages::new(Os);
+    let pool = Pages::unguarded(Os);
     let (give, get) = mpsc::channel();
     std::thread::scope(|scope| {
         for seed in 1..=4 {
@@ -249,7 +249,7 @@ fn is_thp_always() -> bool {
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel")]
 fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs_in_time() {
-    let pool = Pages::new(Os);
+    let pool = Pages::unguarded(Os);
     let mut runs: Vec<_> = (0..48).map(|_| allocate_pages(&pool, MIB)).collect();
     runs.sort_unstable();
     let (first, size) = (runs[0], runs[47].addr().get() - runs[0].addr().get() + MIB);
@@ -275,7 +275,7 @@ fn untouched_runs_have_no_memory_and_freed_runs_lose_theirs_in_time() {
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel")]
 fn trimming_leaves_nothing_but_what_is_in_use() {
-    let pool = Pages::new(Os);
+    let pool = Pages::unguarded(Os);
     let (kept, freed) = (allocate_pages(&pool, 4 * PAGE), allocate_pages(&pool, MIB / 2));
     fill(kept, 4 * PAGE, 3);
     fill(freed, MIB / 2, 3);
@@ -290,13 +290,56 @@ fn trimming_leaves_nothing_but_what_is_in_use() {
     pool.check();
 }
 
+#[test]
+fn freed_pages_of_a_guarded_pool_are_filled_if_they_were_written() {
+    let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
+    let pool = Pages::guarded(FixedBuffer::new(&mut buffer));
+    let run = allocate_pages(&pool, 2 * PAGE);
+    fill(run, 2 * PAGE, 7);
+    free(&pool, run, 2 * PAGE);
+    let again = allocate_pages(&pool, 2 * PAGE);
+    assert_eq!(again, run);
+    assert!(bytes(again, 2 * PAGE).iter().all(|byte| *byte == 0xdd));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "asks the kernel")]
+fn an_untouched_run_of_a_guarded_pool_has_no_memory_also_after_its_free() {
+    let pool = Pages::guarded(Os);
+    let run = allocate_pages(&pool, 32 * MIB);
+    let before = resident(run, 32 * MIB);
+    free(&pool, run, 32 * MIB);
+    assert!(resident(run, 32 * MIB) <= before.max(4 * MIB));
+}
+
+#[test]
+fn a_guard_stays_behind_the_rest_of_a_run() {
+    let mut buffer = vec![MaybeUninit::uninit(); 64 * PAGE];
+    let pool = Pages::guarded(FixedBuffer::new(&mut buffer));
+    let run = allocate_pages(&pool, 10 * PAGE);
+    assert_eq!(pool.usage().live, 10 * PAGE, "guards do not count");
+    free_part(&pool, at(run, 8 * PAGE), 2 * PAGE);
+    pool.check();
+    free_part(&pool, run, PAGE);
+    pool.check();
+    // SAFETY: the run has this size.
+    let shorter = unsafe { pool.reallocate(at(run, PAGE), layout(7 * PAGE, 1), 3 * PAGE) };
+    assert_eq!(shorter, Some(at(run, PAGE)));
+    assert_eq!(pool.usage().live, 3 * PAGE);
+    free_part(&pool, at(run, PAGE), 3 * PAGE);
+    pool.check();
+    assert_eq!(pool.usage().live, 0);
+    let whole = allocate_pages(&pool, 50 * PAGE);
+    free(&pool, whole, 50 * PAGE);
+}
+
 mod misuse {
     use super::*;
 
     #[test]
     #[should_panic(expected = "was freed before")]
     fn a_run_that_is_freed_twice_is_caught() {
-        let pool = Pages::new(Os);
+        let pool = Pages::unguarded(Os);
         let run = allocate_pages(&pool, 10 * PAGE);
         free(&pool, run, 10 * PAGE);
         free(&pool, run, 10 * PAGE);
@@ -305,7 +348,7 @@ mod misuse {
     #[test]
     #[should_panic(expected = "was freed before")]
     fn a_run_that_is_freed_twice_while_it_is_cached_is_caught() {
-        let pool = Pages::new(Os);
+        let pool = Pages::unguarded(Os);
         let runs: Vec<_> = (0..100).map(|_| allocate_pages(&pool, 10 * PAGE)).collect();
         free(&pool, runs[50], 10 * PAGE);
         free(&pool, runs[51], 10 * PAGE);
@@ -316,7 +359,7 @@ mod misuse {
     #[cfg(debug_assertions)]
     #[should_panic(expected = "was freed before")]
     fn a_run_of_which_a_part_was_freed_is_caught() {
-        let pool = Pages::new(Os);
+        let pool = Pages::unguarded(Os);
         let run = allocate_pages(&pool, 10 * PAGE);
         free_part(&pool, at(run, 5 * PAGE), PAGE);
         free(&pool, run, 10 * PAGE);
@@ -325,7 +368,7 @@ mod misuse {
     #[test]
     #[should_panic(expected = "is not a block of this pool")]
     fn a_pointer_from_elsewhere_is_caught() {
-        let pool = Pages::new(Os);
+        let pool = Pages::unguarded(Os);
         let _ = allocate_pages(&pool, PAGE);
         free(&pool, NonNull::from(&mut [0_u8; 64]).cast(), PAGE);
     }

@@ -105,7 +105,7 @@ struct AccountedPool {
 impl AccountedPool {
     fn new() -> AccountedPool {
         let account = AccountedSource::default();
-        let pool = Pages::new(account.clone());
+        let pool = Pages::unguarded(account.clone());
         let (live, most) = (Vec::new(), VecDeque::new());
         AccountedPool { account, pool, live, bytes: 0, most, operation: 0 }
     }

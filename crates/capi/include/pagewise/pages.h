@@ -42,6 +42,7 @@ typedef struct pw_pages pw_pages;
 #define PW_PAGES_HUGE 1u      /* Transparent huge pages, where the kernel has some: madvise. Idle ones stay resident. */
 #define PW_PAGES_POPULATED 2u /* There from the start, so that no first touch is a page fault. Stays resident. */
 #define PW_PAGES_LOCKED 4u    /* Never swapped: mlock, as much as RLIMIT_MEMLOCK allows. Stays resident. */
+#define PW_PAGES_GUARDED 8u   /* A page more behind each run, and freed pages are filled: misuse prints a message and aborts. */
 
 /* Kind of memory. A field of 0 has its default. */
 typedef struct pw_pages_options {

@@ -10,8 +10,8 @@
  *     pw_tlsf_destroy(pool);
  *
  * Two-level segregated fit: two levels of bits lead to a free block that fits, and a freed block is
- * merged with its free neighbors. Small freed blocks are cached before that, 32 of each size class:
- * the inline functions use this cache.
+ * merged with its free neighbors. Freed blocks are cached before that: the inline functions use the
+ * cache of small ones, 32 of each size class.
  *
  * C11 and C++20, of GCC or Clang; link with `pkg-config --cflags --libs pagewise`. Linux only, 64
  * bits. The same is pagewise_alloc::Tlsf in Rust.
@@ -55,7 +55,7 @@ PW_ASSERT(sizeof(void *) == 8 && offsetof(pw_tlsf, blocks) == 128 && sizeof(pw_t
 pw_tlsf *pw_tlsf_create(void);
 
 /* Makes a pool in a buffer, which takes nothing of the system; NULL where the buffer is too small.
- * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 17 KiB of
+ * It stays the caller's, who uses it for nothing else until the pool is destroyed. About 18 KiB of
  * it are the library's. */
 pw_tlsf *pw_tlsf_create_in(void *buffer, size_t size);
 
@@ -87,7 +87,8 @@ void pw_tlsf_set_name(pw_tlsf *pool, const char *name);
 /* Walks all that must hold inside, and aborts where it does not. */
 void pw_tlsf_check(const pw_tlsf *pool);
 
-/* The usable size of a block: the requested size, or up to 16 bytes more. Not NULL. */
+/* The usable size of a block: the requested size, or up to an eighth, and at least 16 bytes, more.
+ * Not NULL. */
 size_t pw_tlsf_size(const pw_tlsf *pool, const void *block);
 
 /* Resizes a block, and keeps its contents as far as they fit: in place if it shrinks or if the

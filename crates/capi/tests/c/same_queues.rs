@@ -108,20 +108,16 @@ fn replace_in_rust(pool: &Fifo<SystemOrBuffer>, steps: &[ReplaceStep]) {
             None => {}
         }
         let layout = Layout::from_size_align(step.size, step.align).unwrap();
-        let block = match (step.align > 8, step.zeroed > 0) {
-            (false, false) => pool.allocate(layout),
-            (false, true) => pool.allocate_zeroed(layout),
-            // Frees in C know no alignment, so that blocks are not rounded up to it.
-            (true, false) => pool.allocate_sized(layout),
-            (true, true) => pool.allocate_sized_zeroed(layout),
+        let block = match step.zeroed {
+            0 => pool.allocate(layout),
+            _ => pool.allocate_zeroed(layout),
         };
         let block = block.unwrap();
         if step.zeroed == 0 {
             // SAFETY: the block is as large.
             unsafe { block.write_bytes(u8::try_from(step.fill).unwrap(), step.size) };
         }
-        let freed_as = if step.align > 8 { 1 } else { step.align };
-        live[step.place] = Some((block, Layout::from_size_align(step.size, freed_as).unwrap()));
+        live[step.place] = Some((block, layout));
     }
 }
 

@@ -2,12 +2,12 @@
 //! interrupted, and waited for.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagewise_measure::pin::PinnedThread;
-use pagewise_model::Bytes;
+use pagewise_model::{Absent, Bytes};
 use pagewise_model::lab::{ExperimentClaim, Plot};
 use pagewise_model::report::{Scale, AxisUnit};
 use pagewise_model::units::nanoseconds;
@@ -37,9 +37,14 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
         values: [20_000, 200_000, 1_000_000],
     }],
     quantities: &[
-        QuantityAbout { name: "call", unit: AxisUnit::Number, meaning: "nanoseconds for taking a page away" },
-        QuantityAbout { name: "slowest", unit: AxisUnit::Number, meaning: "nanoseconds of the slowest call in a thousand" },
-        QuantityAbout { name: "ipis", unit: AxisUnit::Number, meaning: "interrupts for TLB shootdowns on all CPUs, for each call" },
+        QuantityAbout { name: "call", unit: AxisUnit::Number, meaning: "nanoseconds for taking a page away, while the sibling does what it should" },
+        QuantityAbout { name: "slowest", unit: AxisUnit::Number, meaning: "nanoseconds of the slowest of a thousand such calls" },
+        QuantityAbout {
+            name: "met",
+            unit: AxisUnit::Number,
+            meaning: "share of such calls; a sibling that should run waits for its CPU on a busy machine",
+        },
+        QuantityAbout { name: "ipis", unit: AxisUnit::Number, meaning: "interrupts for TLB shootdowns on all CPUs, for each such call" },
     ],
     arms: &["alone", "sleeping sibling", "running sibling", "mprotect, running sibling", "munmap, running sibling"],
     runs: [5, 7, 7],
@@ -80,27 +85,35 @@ impl RunExperiment for TlbShootdown {
             _ => Sibling::Runs,
         };
         let (ready, done) = (Barrier::new(2), AtomicBool::new(false));
-        let mut times = Vec::with_capacity(calls);
+        let beats = AtomicU64::new(0);
+        let mut timed = Vec::with_capacity(calls);
         let before = shootdowns();
         thread::scope(|scope| {
             let _pinned = PinnedThread::to(0)?;
             if sibling != Sibling::None {
-                scope.spawn(|| be_a_sibling(sibling, &ready, &done));
+                scope.spawn(|| be_a_sibling(sibling, &ready, &done, &beats));
                 ready.wait();
             }
-            let all = take_often(how, page, calls, &mut times);
+            let all = take_often((how, sibling), (page, calls), &beats, &mut timed);
             done.store(true, Relaxed);
             all
         })?;
         let ipis = shootdowns().zip(before).map(|(after, before)| after.saturating_sub(before));
+        let mut times = timed;
         times.sort_unstable();
-        let sum: u64 = times.iter().sum();
-        let each = |n: u64| crate::bench::count(n) / crate::bench::count(calls as u64);
-        bench.record("call", each(sum));
-        bench.record("slowest", crate::bench::count(times[calls - 1 - calls / 1000]));
+        let met = crate::bench::count(times.len() as u64);
+        bench.record("met", met / crate::bench::count(calls as u64));
+        let Some(slowest) = times.len().checked_sub(1 + times.len() / 1000) else {
+            let busy = || Absent::NotSupported("the sibling ran during none of the calls: its CPU was busy".into());
+            ["call", "slowest", "ipis"].into_iter().for_each(|quantity| bench.missing(quantity, busy()));
+            return Ok(());
+        };
+        let each = |n: u64| crate::bench::count(n) / met;
+        bench.record("call", each(times.iter().sum()));
+        bench.record("slowest", crate::bench::count(times[slowest]));
         match ipis {
             Some(ipis) => bench.record("ipis", each(ipis)),
-            None => bench.missing("ipis", pagewise_model::Absent::NotSupported("/proc/interrupts has no row TLB".into())),
+            None => bench.missing("ipis", Absent::NotSupported("/proc/interrupts has no row TLB".into())),
         }
         Ok(())
     }
@@ -132,32 +145,43 @@ impl RunExperiment for TlbShootdown {
     }
 }
 
-/// Touches a page and takes it away, again and again; notes how long each taking took.
-fn take_often(how: &str, page: usize, calls: usize, times: &mut Vec<u64>) -> Result<(), LabError> {
+/// Touches a page and takes it away, again and again; notes how long each taking took. If the
+/// sibling should run, only calls during which it counted are noted: on a busy machine it waits for
+/// its CPU most of the time, and the kernel interrupts no CPU on which it does not run.
+fn take_often(
+    (how, sibling): (&str, Sibling),
+    (page, calls): (usize, usize),
+    beats: &AtomicU64,
+    times: &mut Vec<u64>,
+) -> Result<(), LabError> {
     let map = || OwnedMapping::map(&MapRequest { length: page, ..MapRequest::default() }).while_("cannot map a page");
     let mut mapping = map()?;
     for _ in 0..calls {
         mapping.touch(0..page, page);
         // For munmap, only the unmapping is timed.
         let next = if how == "munmap" { Some(map()?) } else { None };
+        let before = beats.load(Relaxed);
         let begin = Instant::now();
         match next {
             Some(next) => mapping = next,
             None => take_away(how, page, &mapping).while_("cannot unmap a page")?,
         }
-        times.push(nanoseconds(begin.elapsed()));
+        let time = nanoseconds(begin.elapsed());
+        if sibling != Sibling::Runs || beats.load(Relaxed) != before {
+            times.push(time);
+        }
     }
     Ok(())
 }
 
-/// Another thread of the process, on another CPU.
-fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool) {
+/// Another thread of the process, on another CPU. It counts while it runs.
+fn be_a_sibling(sibling: Sibling, ready: &Barrier, done: &AtomicBool, beats: &AtomicU64) {
     let _pinned = PinnedThread::to(1);
     ready.wait();
     while !done.load(Relaxed) {
         match sibling {
             Sibling::Sleeps => thread::sleep(Duration::from_millis(5)),
-            _ => std::hint::spin_loop(),
+            _ => _ = beats.fetch_add(1, Relaxed),
         }
     }
 }

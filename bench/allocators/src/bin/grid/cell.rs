@@ -2,7 +2,7 @@
 
 use std::alloc::Layout;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::Maker;
 
@@ -114,10 +114,12 @@ impl fmt::Display for GridCell {
 
 /// Number of different sizes that are drawn in advance.
 const DRAWN: usize = 1 << 14;
-/// Time for which a cell runs in a round, at least.
+/// CPU time for which a cell runs in a round, at least.
 const RUN: Duration = Duration::from_millis(8);
-/// Replaced blocks between two looks at the clock.
-const STEPS: usize = 512;
+/// Replaced blocks between two looks at the clock, which is a system call: fewer if the program
+/// writes more than 16 MiB into them.
+const STEPS: std::ops::RangeInclusive<usize> = 16..=2048;
+const WRITTEN: usize = 16 << 20;
 
 /// A pool for one thread.
 pub(crate) trait GridPool {
@@ -131,6 +133,11 @@ pub(crate) trait GridPool {
 impl GridCell {
     pub(crate) fn live_bytes(&self) -> usize {
         self.live * self.sizes.mean().max(self.align)
+    }
+
+    fn steps(&self) -> usize {
+        let written = if self.touched { self.sizes.mean() } else { 8 };
+        (WRITTEN / written).clamp(*STEPS.start(), *STEPS.end())
     }
 
     /// Nanoseconds for a free and an allocation: the mean of the threads.
@@ -216,22 +223,33 @@ impl<P: GridPool> LiveGrid<P> {
         self.blocks[at] = self.next_block();
     }
 
-    /// The median of the batches, after as much time that does not count.
+    /// Runs for a time that does not count, and then for one that does. The mean, since rare slow
+    /// calls are part of the cost; of CPU time, since other programs run on the machine.
     fn run(&mut self) -> f64 {
-        let mut batches = Vec::new();
-        for counts in [false, true] {
-            let begin = Instant::now();
-            while begin.elapsed() < RUN {
-                let batch = Instant::now();
-                (0..STEPS).for_each(|_| self.replace());
-                if counts {
-                    batches.push(batch.elapsed().as_secs_f64() * 1e9 / STEPS as f64);
+        let (mut mean, batch) = (f64::NAN, self.cell.steps());
+        for _ in 0..2 {
+            let begin = cpu_time();
+            let mut steps = 0;
+            let time = loop {
+                (0..batch).for_each(|_| self.replace());
+                steps += batch;
+                let time = cpu_time() - begin;
+                if time >= RUN {
+                    break time;
                 }
-            }
+            };
+            mean = time.as_secs_f64() * 1e9 / steps as f64;
         }
-        // The mean, since rare slow calls are part of the cost.
-        batches.iter().sum::<f64>() / batches.len() as f64
+        mean
     }
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes a time.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 impl<P: GridPool> Drop for LiveGrid<P> {

@@ -2,9 +2,10 @@
 //! Each cell replaces one block after another. The result is the time of the best compared
 //! allocator divided by that of our best pool: above 1 ours is faster.
 //!
-//! `cargo run --release --bin grid [-- --all | --rows] [--html FILE]`: without `--all` no alignment
-//! of 4096, and one thread only. `--rows` runs some cells that the grid does not have, and prints
-//! the time of each allocator.
+//! `cargo run --release --bin grid [-- --all | --rows] [--only TEXT] [--html FILE]`: without
+//! `--all` no alignment of 4096, and one thread only. `--only` runs the cells whose name contains
+//! TEXT. `--rows` runs some cells that the grid does not have, and prints the time of each
+//! allocator.
 
 mod cell;
 mod heat;
@@ -152,7 +153,10 @@ fn main() {
     let all = arguments.iter().any(|argument| argument == "--all");
     let html = arguments.iter().position(|argument| argument == "--html");
     let html = html.and_then(|at| arguments.get(at + 1));
-    let cells = cells(all);
+    let only = arguments.iter().position(|argument| argument == "--only");
+    let only = only.and_then(|at| arguments.get(at + 1)).map_or("", String::as_str);
+    let mut cells = cells(all);
+    cells.retain(|cell| cell.to_string().contains(only));
     println!(
         "{} cells, {ROUNDS} interleaved rounds; nanoseconds for a free and an allocation",
         cells.len()

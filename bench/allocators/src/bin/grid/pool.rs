@@ -63,10 +63,11 @@ fn or_null(block: Option<NonNull<u8>>) -> *mut u8 {
     block.map_or(ptr::null_mut(), NonNull::as_ptr)
 }
 
+/// Sizes are rounded up to the alignment, as those of types are: then blocks are adjacent.
 impl GridPool for Fifo<Os> {
     #[inline(always)]
     fn allocate(&mut self, layout: Layout) -> *mut u8 {
-        or_null(Fifo::allocate(self, layout))
+        or_null(Fifo::allocate(self, layout.pad_to_align()))
     }
 
     #[inline(always)]
@@ -74,7 +75,7 @@ impl GridPool for Fifo<Os> {
         // SAFETY: a block that was null would have been written to.
         let block = unsafe { NonNull::new_unchecked(block) };
         // SAFETY: the caller passes a block of this pool with this layout.
-        unsafe { Fifo::free(self, block, layout) };
+        unsafe { Fifo::free(self, block, layout.pad_to_align()) };
     }
 }
 

@@ -1,0 +1,252 @@
+//! Bins: freed blocks of each size class, not yet merged with their neighbors, for any number of
+//! blocks and for larger sizes than the arrays of the deferred frees have.
+//!
+//! ```text
+//!  bins   24  40  56 ..  520 │ 584  648  712 ..  1032 │ 1160  1288 ..  1 MiB      usable bytes
+//!               │                 8 for each power of two, to which requests are rounded up
+//!               └─> block ─> block ─> block        through the blocks: the last in is the first out
+//! ```
+//!
+//! - For the heap these blocks are in use. Each is long enough for every request of its bin.
+//! - A pool that is emptied of one size and filled with another must not keep the blocks of the
+//!   first: beyond a limit, one bin after the other gives up a block for each that comes.
+
+use super::block::{TlsfBlock, WORD};
+use super::front::{CLASSES, capacity, class};
+
+/// Bins of a power of two above the exact classes.
+const STEPS: usize = 8;
+/// Powers of two above the exact classes, up to 1 MiB on 64-bit machines.
+const POWERS: usize = 11;
+/// The largest of the exact classes, without a word: a power of two.
+const FINE: usize = capacity(CLASSES - 1) - WORD;
+const BINS: usize = CLASSES + STEPS * POWERS;
+/// Blocks of a bin among which one with a larger alignment is searched.
+const LOOKED_AT: usize = 4;
+
+/// Words with a bit for each bin.
+const WORDS: usize = BINS.div_ceil(u64::BITS as usize);
+
+const _: () = assert!(FINE.is_power_of_two() && BINS <= u8::MAX as usize);
+
+/// Bytes that can be used of each block of a bin.
+#[expect(clippy::cast_possible_truncation, reason = "the largest is 1 MiB")]
+static CAPACITIES: [u32; BINS] = {
+    let mut capacities = [0; BINS];
+    let mut bin = 0;
+    while bin < BINS {
+        capacities[bin] = match bin.checked_sub(CLASSES) {
+            None => capacity(bin) as u32,
+            Some(above) => {
+                let steps = (above % STEPS + STEPS + 1) << (above / STEPS);
+                (steps * (FINE / STEPS) + WORD) as u32
+            }
+        };
+        bin += 1;
+    }
+    capacities
+};
+
+/// The size class of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SizeBin(u8);
+
+impl SizeBin {
+    /// The bin of a request; `None` if it is larger than any.
+    #[inline]
+    pub(super) const fn of(payload: usize) -> Option<SizeBin> {
+        let index = if payload <= FINE + WORD {
+            class(payload)
+        } else {
+            let above = payload - WORD - 1;
+            let power = above.ilog2() - FINE.ilog2();
+            let step = above >> (power + (FINE / STEPS).ilog2());
+            CLASSES + power as usize * STEPS + step - STEPS
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 128 bins")]
+        if index < BINS { Some(SizeBin(index as u8)) } else { None }
+    }
+
+    /// Its number, the bin of the smallest blocks first.
+    #[inline]
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The bin of a number.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 256 bins")]
+    pub(super) const fn at(index: usize) -> SizeBin {
+        SizeBin(index as u8)
+    }
+
+    /// Bytes that can be used of each block of the bin.
+    #[inline]
+    pub(super) const fn capacity(self) -> usize {
+        CAPACITIES[self.0 as usize] as usize
+    }
+}
+
+/// Freed blocks by bin.
+#[derive(Debug)]
+pub(super) struct SizeBins {
+    heads: [Option<TlsfBlock>; BINS],
+    /// A bit for each bin with a block.
+    filled: [u64; WORDS],
+    /// Blocks, and their usable bytes.
+    count: usize,
+    bytes: usize,
+    /// The bin that gives up the next block.
+    hand: u8,
+}
+
+impl SizeBins {
+    pub(super) const EMPTY: SizeBins =
+        SizeBins { heads: [None; BINS], filled: [0; WORDS], count: 0, bytes: 0, hand: 0 };
+
+    pub(super) const fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a block that is long enough for the bin.
+    #[inline]
+    pub(super) fn push(&mut self, SizeBin(bin): SizeBin, block: TlsfBlock) {
+        debug_assert!(block.capacity() >= SizeBin(bin).capacity(), "a block is too short");
+        block.set_next_in_list(self.heads[usize::from(bin)].replace(block));
+        self.filled[usize::from(bin / 64)] |= 1 << (bin % 64);
+        self.count += 1;
+        self.bytes += SizeBin(bin).capacity();
+    }
+
+    /// Takes the block that came last.
+    #[inline]
+    pub(super) fn pop(&mut self, SizeBin(bin): SizeBin) -> Option<TlsfBlock> {
+        let block = self.heads[usize::from(bin)]?;
+        self.set_head(bin, block.next_in_list());
+        self.note_taken(bin);
+        Some(block)
+    }
+
+    /// Takes one of the blocks that came last whose payload has this alignment.
+    pub(super) fn pop_aligned(&mut self, SizeBin(bin): SizeBin, align: usize) -> Option<TlsfBlock> {
+        let mut before: Option<TlsfBlock> = None;
+        let mut at = self.heads[usize::from(bin)];
+        for _ in 0..LOOKED_AT {
+            let block = at?;
+            let next = block.next_in_list();
+            if block.payload().addr().get() & (align - 1) == 0 {
+                match before {
+                    Some(before) => before.set_next_in_list(next),
+                    None => self.set_head(bin, next),
+                }
+                self.note_taken(bin);
+                return Some(block);
+            }
+            (before, at) = (at, next);
+        }
+        None
+    }
+
+    /// Takes a block of the next bin that has one.
+    pub(super) fn evict(&mut self) -> Option<TlsfBlock> {
+        let bin = self.first_from(self.hand).or_else(|| self.first_from(0))?;
+        self.hand = bin + 1;
+        self.pop(SizeBin(bin))
+    }
+
+    /// The first bin with a block from one on.
+    #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 256 bins")]
+    fn first_from(&self, bin: u8) -> Option<u8> {
+        let first = usize::from(bin / 64);
+        let mut above = u64::MAX << (bin % 64);
+        for (word, filled) in self.filled.iter().enumerate().skip(first) {
+            let bits = filled & above;
+            if bits != 0 {
+                return Some((word * 64) as u8 + bits.trailing_zeros() as u8);
+            }
+            above = u64::MAX;
+        }
+        None
+    }
+
+    #[inline]
+    fn set_head(&mut self, bin: u8, head: Option<TlsfBlock>) {
+        self.heads[usize::from(bin)] = head;
+        if head.is_none() {
+            self.filled[usize::from(bin / 64)] &= !(1 << (bin % 64));
+        }
+    }
+
+    #[inline]
+    fn note_taken(&mut self, bin: u8) {
+        self.count -= 1;
+        self.bytes -= SizeBin(bin).capacity();
+    }
+
+    /// True if a block is in a bin. The time is proportional to the number of blocks.
+    pub(super) fn holds(&self, block: TlsfBlock) -> bool {
+        self.heads.iter().any(|head| {
+            core::iter::successors(*head, |at| at.next_in_list()).any(|found| found == block)
+        })
+    }
+}
+
+/// Bytes of a block for a request that may be put into a bin when it is freed.
+#[inline]
+pub(super) const fn rounded(payload: usize) -> usize {
+    match SizeBin::of(payload) {
+        Some(bin) => bin.capacity(),
+        None => payload,
+    }
+}
+
+/// The size with which a block of this usable size is freed, if the requested size is not known. A
+/// block with a larger alignment may be longer than those of its bin, and shorter than those of the
+/// next.
+#[inline]
+pub(super) fn within(usable: usize) -> usize {
+    match SizeBin::of(usable) {
+        Some(bin) if bin.capacity() > usable => SizeBin(bin.0.saturating_sub(1)).capacity(),
+        _ => usable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bin_is_at_most_an_eighth_larger_than_a_request() {
+        let mut last = SizeBin(0);
+        for payload in 1..=(1 << 20) + WORD {
+            let bin = SizeBin::of(payload).expect("bins reach to 1 MiB");
+            assert!(bin.0 == last.0 || bin.0 == last.0 + 1, "{payload}");
+            let spare = bin.capacity() - payload;
+            assert!(payload < 24 || spare < (payload / STEPS).max(2 * WORD) + WORD, "{payload}");
+            assert_eq!(SizeBin::of(bin.capacity()), Some(bin), "{payload}");
+            last = bin;
+        }
+        assert_eq!(usize::from(last.0), BINS - 1);
+        assert_eq!(SizeBin::of((1 << 20) + WORD + 1), None);
+    }
+
+    #[test]
+    fn a_block_of_any_size_suits_the_bin_in_which_it_is_put() {
+        for usable in (24..(1 << 20) + 100).step_by(16) {
+            let size = within(usable);
+            assert!(size <= usable && usable - size <= usable / STEPS, "{usable}");
+            assert!(SizeBin::of(size).is_none_or(|bin| bin.capacity() <= usable), "{usable}");
+        }
+    }
+
+    #[test]
+    fn powers_of_two_cost_a_word_and_no_more() {
+        for power in 10..=20 {
+            assert_eq!(rounded(1 << power), (1 << power) + WORD);
+        }
+    }
+}
