@@ -181,7 +181,7 @@ fn arenas_of_other_versions_of_glibc_are_described_alike() {
     if !can_scan() {
         return;
     }
-    for library in OtherGlibc::with_recorder() {
+    for library in OtherGlibc::with_mallinfo2() {
         eprintln!("glibc {}", library.version);
         assert_described(WaitingRecorded::start_program(&library.program("arenas"), &[], 16));
     }
