@@ -61,11 +61,37 @@ pub(crate) fn run() -> Result<ExitCode> {
     crate::words::run(tools_required())?;
     let loom = thread::spawn(|| output_of(LOOM.command()?));
     STEPS.iter().try_for_each(CheckStep::run)?;
+    check_arm()?;
     let (output, succeeded) = loom.join().expect("it does not panic")?;
     say(&LOOM.args.join(" "));
     print_output(&output)?;
     ensure!(succeeded, "the loom tests failed");
     conclude(began)
+}
+
+/// Checks the code for ARM, if its standard library and a C compiler for it are installed.
+fn check_arm() -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    const COMPILER: &str = "aarch64-linux-gnu-gcc";
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let library =
+        Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output();
+    let has_library = library
+        .is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir());
+    if !has_library {
+        println!("skipped: the standard library for {TARGET} is not installed");
+        return Ok(());
+    }
+    if Command::new(COMPILER).arg("--version").output().is_err() {
+        println!("skipped: {COMPILER} is not installed");
+        return Ok(());
+    }
+    const ARM: CheckStep = CheckStep {
+        args: &["check", "--workspace", "--all-targets", "--target", TARGET],
+        env: &[],
+        component: None,
+    };
+    ARM.run()
 }
 
 /// Runs the tests alone; the last line is that of [`run`].
@@ -220,12 +246,12 @@ const LONG: &[&str] = &["heap", "c", "all_commands", "record"];
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct TestProgram {
+pub(crate) struct TestProgram {
     /// Name of the cargo target: `kills`, `pagewise_alloc`.
-    target: String,
-    path: PathBuf,
+    pub(crate) target: String,
+    pub(crate) path: PathBuf,
     /// The folder of its package, where cargo runs it.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// Runs all tests, several test programs at a time, and prints the output of each program when it
@@ -235,6 +261,7 @@ fn test() -> Result<(TestTally, Skips)> {
     fs::create_dir_all(skips.parent().context("it is in target")?)?;
     fs::write(&skips, "").with_context(|| skips.display().to_string())?;
 
+    let portable = build_portable()?;
     let programs = build_tests()?;
     let (alone, mut together): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
@@ -244,9 +271,9 @@ fn test() -> Result<(TestTally, Skips)> {
     // Tests wait for some of their time: for processes that they record, for windows of time.
     let jobs = cpus() + 1;
     say(&format!("{} test programs, {jobs} at a time", together.len()));
-    let mut tally = run_programs(&together, jobs, &skips)?;
+    let mut tally = run_programs(&together, jobs, &skips, portable.as_deref())?;
     say(&format!("{} test programs, one at a time", alone.len()));
-    tally.merge(run_programs(&alone, 1, &skips)?);
+    tally.merge(run_programs(&alone, 1, &skips, portable.as_deref())?);
 
     say("test --workspace --doc");
     let mut doc_tests = with_default_signals(cargo_here()?);
@@ -259,11 +286,34 @@ fn test() -> Result<(TestTally, Skips)> {
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
 }
 
+/// Builds the command as one file, which some tests run. `None` without a static C library.
+fn build_portable() -> Result<Option<PathBuf>> {
+    if !crate::portable::has_static_libc() {
+        println!("the static C library is not installed");
+        return Ok(None);
+    }
+    say("xtask static --debug");
+    // Before the tests are built: the same file name is then linked as usual again.
+    crate::portable::build(false).map(Some)
+}
+
 /// Builds all test programs.
 fn build_tests() -> Result<Vec<TestProgram>> {
     say("test --workspace --no-run");
+    build_tests_of(&["--workspace"])
+}
+
+/// Builds the test programs of some packages.
+pub(crate) fn test_programs_of(packages: &[&str]) -> Result<Vec<TestProgram>> {
+    let options: Vec<&str> = packages.iter().flat_map(|package| ["-p", package]).collect();
+    build_tests_of(&options)
+}
+
+fn build_tests_of(options: &[&str]) -> Result<Vec<TestProgram>> {
     let output = cargo_here()?
-        .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+        .arg("test")
+        .args(options)
+        .args(["--no-run", "--message-format=json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
         .context("cargo test --no-run")?;
@@ -290,7 +340,12 @@ fn test_programs(messages: &str) -> Vec<TestProgram> {
 }
 
 /// Runs `programs`, `jobs` at a time.
-fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<TestTally> {
+fn run_programs(
+    programs: &[TestProgram],
+    jobs: usize,
+    skips: &Path,
+    portable: Option<&Path>,
+) -> Result<TestTally> {
     let next = AtomicUsize::new(0);
     let tally = Mutex::new(TestTally::default());
     let work = || -> Result<()> {
@@ -299,6 +354,7 @@ fn run_programs(programs: &[TestProgram], jobs: usize, skips: &Path) -> Result<T
             let mut command = with_default_signals(Command::new(&program.path));
             command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
             command.env("PAGEWISE_SKIPS", skips);
+            command.envs(portable.map(|file| ("PAGEWISE_STATIC", file)));
             if Some(&program.target.as_str()) == LONG.first() {
                 // As many as all other programs together, or all would wait for its end.
                 command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
