@@ -288,8 +288,11 @@ fn records_inside(userland: Userland, container: &Container) {
     assert_eq!(output.status.code(), Some(3), "{userland:?}: {}", said(&output));
     let words = ["heap", "report", file, "--json", "--threshold", "0"];
     let functions = by_function(&container.json_inside(&words));
-    assert_eq!(functions["once"], [1000, 48_000, 1000], "{userland:?}");
-    assert_eq!(functions["zeros"], [300, 9000, 290], "{userland:?}");
+    // musl's `calloc` calls `malloc`, which is recorded, too.
+    if userland != Userland::Musl {
+        assert_eq!(functions["once"], [1000, 48_000, 1000], "{userland:?}");
+        assert_eq!(functions["zeros"], [300, 9000, 290], "{userland:?}");
+    }
     assert_eq!(functions["grow"], [100, 400_000, 100], "{userland:?}");
     assert_eq!(functions["in_thread"], [400, 51_200, 400], "{userland:?}");
 }

@@ -344,10 +344,6 @@ fn is_accepted(connection: &OwnedFile, tables: &OwnedFile) -> Option<bool> {
     Some(answer == [greeting::YES])
 }
 
-/// True once functions are so called that what they call is not the program's, also in children of
-/// `fork`.
-static IS_SURROUNDED: AtomicU8 = AtomicU8::new(0);
-
 /// Prepares the recording of allocators that have names of their own. Returns true if the process
 /// has such allocators; `None` without memory.
 fn prepare_named(how: u8, is_glibc: bool, functions: &[*mut (); FUNCTIONS]) -> Option<bool> {
@@ -361,11 +357,6 @@ fn prepare_named(how: u8, is_glibc: bool, functions: &[*mut (); FUNCTIONS]) -> O
         if how == 0 && !is_glibc && !was_named {
             next_alloc::replace(inline::surround(functions));
         }
-    } else if how == 0
-        && next_alloc::calls_itself()
-        && IS_SURROUNDED.swap(1, Ordering::Relaxed) == 0
-    {
-        next_alloc::replace(inline::surround(functions));
     }
     Some(is_named)
 }

@@ -154,12 +154,6 @@ pub(crate) fn is_theirs() -> bool {
     IS_THEIRS.load(Relaxed) != 0
 }
 
-/// True if functions of the C library call each other by the names that this library interposes, as
-/// musl's do: `calloc` calls `malloc` there.
-pub(crate) fn calls_itself() -> bool {
-    linker::first(c"gnu_get_libc_version").is_null()
-}
-
 /// The functions behind as they were found.
 pub(crate) fn found() -> [*mut (); FUNCTIONS] {
     std::array::from_fn(|index| OTHERS[index].load(Relaxed).cast())
@@ -411,6 +405,12 @@ pub(crate) fn glibc_room(address: u64) -> u64 {
 
 /// True if headers of blocks say what the C library says.
 pub(crate) fn has_headers() -> bool {
+    type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
+    // A call by name would come to the function of this library.
+    let usable = behind_ours(c"malloc_usable_size", &[]);
+    // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
+    let usable = unsafe { std::mem::transmute::<*mut c_void, Option<UsableSize>>(usable) };
+    let Some(usable) = usable else { return false };
     // No large one: to free that would have the C library take the next from elsewhere
     // (M_MMAP_THRESHOLD moves).
     [24_usize, 1000].iter().all(|&size| {
@@ -419,7 +419,7 @@ pub(crate) fn has_headers() -> bool {
             return false;
         }
         // SAFETY: the block is live.
-        let said = unsafe { libc::malloc_usable_size(block) };
+        let said = unsafe { usable(block) };
         let same = glibc_room(block.addr() as u64) == said as u64;
         free(block);
         same

@@ -24,7 +24,7 @@ fn has_probes() -> bool {
     has && is_root()
 }
 
-pub(super) fn is_counted_by_function(program: &Path) {
+fn is_counted_by_function(program: &Path) {
     let report = counts_by_function(program);
     // The program's own are followed to where threads begin.
     for site in report["sites"].as_array().unwrap() {
