@@ -244,8 +244,8 @@ impl Collector {
         Ok(())
     }
 
-    /// The process that was awaited has come: a folder in its root is of no use any more, unless its
-    /// children are recorded, too.
+    /// The process that was awaited has come: a folder in its root is of no use any more, unless
+    /// its children are recorded, too.
     pub(crate) fn has_come(&mut self) {
         if !self.request.follow {
             self.meeting.clear_guest();

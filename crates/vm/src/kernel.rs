@@ -76,8 +76,8 @@ impl GuestKernel {
     /// The kernel of an image.
     ///
     /// # Errors
-    /// [`VmError::System`] if the image cannot be read, [`VmError::Format`] for any other file than a
-    /// kernel.
+    /// [`VmError::System`] if the image cannot be read, [`VmError::Format`] for any other file
+    /// than a kernel.
     pub fn open(image: &Path) -> Result<GuestKernel, VmError> {
         let mut bytes = Vec::new();
         let file = File::open(image).while_doing(format!("cannot read {}", image.display()))?;
