@@ -1,5 +1,6 @@
 //! Linker options of the recorder: the loader initializes it first of all, before constructors that
-//! allocate (`DF_1_INITFIRST`), and loads no other library for it.
+//! allocate (`DF_1_INITFIRST`), loads no other library for it, and binds its symbols to any version
+//! of the C library.
 #![expect(
     clippy::disallowed_macros,
     reason = "what cargo is told is printed, and this runs in no program"
@@ -15,6 +16,25 @@ fn main() {
     let is_native = std::env::var("HOST").is_ok_and(|host| host == target);
     if is_native && target.ends_with("linux-gnu") {
         without_libgcc();
+        without_versions();
+    }
+}
+
+/// The linker would write the newest versions of all symbols of this machine's C library into the
+/// recorder, which an older one lacks. In place of the C library the linker finds nothing, so the
+/// symbols have no version: glibc takes the oldest, musl its only one. The program has loaded the
+/// C library already. `src/linker.rs` has what older ones lack.
+fn without_versions() {
+    let Some(out) = std::env::var_os("OUT_DIR") else { return };
+    let folder = PathBuf::from(out).join("no-libc");
+    let script = "/* The program has it. */\n";
+    let is_written = std::fs::create_dir_all(&folder).is_ok()
+        && ["libc.so", "libdl.so", "libpthread.so", "libm.so", "librt.so", "libutil.so"]
+            .iter()
+            .all(|name| std::fs::write(folder.join(name), script).is_ok());
+    if is_written {
+        // The option is for the library alone: the tests of this crate are a program.
+        println!("cargo::rustc-cdylib-link-arg=-L{}", folder.display());
     }
 }
 

@@ -1,7 +1,6 @@
 //! `cargo xtask capture`: runs the fixture programs on this kernel and keeps copies of their
 //! `/proc`.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +15,7 @@ pub(crate) fn run() -> Result<()> {
     let work = Path::new(WORK);
     start_afresh(work)?;
     let programs = work.join("bin");
-    compile(&programs)?;
+    compile(&programs, CAPTURED)?;
     let out = work.join("out");
     call(Command::new("sh").arg(script()?).arg(&programs).arg(&out))?;
     keep(&out)?;
@@ -36,17 +35,18 @@ pub(crate) fn script() -> Result<PathBuf> {
     Ok(crate::root()?.join("fixtures/capture.sh"))
 }
 
-/// Compiles every fixture program into `folder`.
-pub(crate) fn compile(folder: &Path) -> Result<()> {
+/// The programs that `capture.sh` runs.
+pub(crate) const CAPTURED: &[&str] =
+    &["forked", "names", "quadrants", "reserve", "stackheap", "threads"];
+
+/// Compiles fixture programs into `folder`.
+pub(crate) fn compile(folder: &Path, programs: &[&str]) -> Result<()> {
     fs::create_dir_all(folder)?;
     let sources = crate::root()?.join("fixtures/programs");
-    for entry in fs::read_dir(&sources).with_context(|| sources.display().to_string())? {
-        let source = entry?.path();
-        let name = source.file_stem().context("a program has a name")?;
-        if source.extension() == Some(OsStr::new("c")) {
-            let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-            call(Command::new("cc").args(flags).arg(folder.join(name)).arg(&source))?;
-        }
+    for name in programs {
+        let source = sources.join(name).with_extension("c");
+        let flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+        call(Command::new("cc").args(flags).arg(folder.join(name)).arg(&source))?;
     }
     Ok(())
 }

@@ -66,11 +66,37 @@ pub(crate) fn run() -> Result<ExitCode> {
     say("words");
     crate::words::run(tools_required())?;
     STEPS.iter().try_for_each(CheckStep::run)?;
+    check_arm()?;
     let (output, succeeded) = loom.join().expect("it does not panic")?;
     say(&LOOM.args.join(" "));
     print_output(&output)?;
     ensure!(succeeded, "the loom tests failed");
     conclude(began)
+}
+
+/// Checks the code for ARM, if its standard library and a C compiler for it are installed.
+fn check_arm() -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    const COMPILER: &str = "aarch64-linux-gnu-gcc";
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let library =
+        Command::new(rustc).args(["--print", "target-libdir", "--target", TARGET]).output();
+    let has_library = library
+        .is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir());
+    if !has_library {
+        println!("skipped: the standard library for {TARGET} is not installed");
+        return Ok(());
+    }
+    if Command::new(COMPILER).arg("--version").output().is_err() {
+        println!("skipped: {COMPILER} is not installed");
+        return Ok(());
+    }
+    const ARM: CheckStep = CheckStep {
+        args: &["check", "--workspace", "--all-targets", "--target", TARGET],
+        env: &[],
+        component: None,
+    };
+    ARM.run()
 }
 
 /// Runs the tests alone; the last line is that of [`run`].
@@ -251,12 +277,12 @@ const DOC_TESTS: &str = "test --workspace --doc";
 
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct TestProgram {
+pub(crate) struct TestProgram {
     /// Name of the cargo target: `kills`, `pagewise_alloc`.
-    target: String,
-    path: PathBuf,
+    pub(crate) target: String,
+    pub(crate) path: PathBuf,
     /// The folder of its package, where cargo runs it.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// A command that runs tests.
@@ -269,10 +295,11 @@ struct TestJob {
 }
 
 impl TestProgram {
-    fn job(&self, skips: &Path) -> TestJob {
+    fn job(&self, skips: &Path, portable: Option<&Path>) -> TestJob {
         let mut command = with_default_signals(Command::new(&self.path));
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("PAGEWISE_SKIPS", skips);
+        command.envs(portable.map(|file| ("PAGEWISE_STATIC", file)));
         if Some(&self.target.as_str()) == LONG.first() {
             // It has more tests than any other program, and all would wait for its end.
             command.env("RUST_TEST_THREADS", (cpus() * 2).to_string());
@@ -295,10 +322,12 @@ fn test() -> Result<(TestTally, Skips)> {
     fs::create_dir_all(skips.parent().context("it is in target")?)?;
     fs::write(&skips, "").with_context(|| skips.display().to_string())?;
 
+    let portable = build_portable()?;
     let programs = build_tests()?;
     let (alone, together): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
-    let mut together: Vec<TestJob> = together.iter().map(|program| program.job(&skips)).collect();
+    let job = |program: &TestProgram| program.job(&skips, portable.as_deref());
+    let mut together: Vec<TestJob> = together.iter().map(job).collect();
     together.push(doc_tests(&skips)?);
     together
         .sort_by_key(|job| LONG.iter().position(|long| *long == job.name).unwrap_or(LONG.len()));
@@ -307,15 +336,38 @@ fn test() -> Result<(TestTally, Skips)> {
     say(&format!("{} test programs, {jobs} at a time", together.len()));
     let mut tally = run_jobs(together, jobs)?;
     say(&format!("{} test programs, one at a time", alone.len()));
-    tally.merge(run_jobs(alone.iter().map(|program| program.job(&skips)).collect(), 1)?);
+    tally.merge(run_jobs(alone.iter().map(job).collect(), 1)?);
     Ok((tally, Skips::parse(&fs::read_to_string(&skips)?)))
+}
+
+/// Builds the command as one file, which some tests run. `None` without a static C library.
+fn build_portable() -> Result<Option<PathBuf>> {
+    if !crate::portable::has_static_libc() {
+        println!("the static C library is not installed");
+        return Ok(None);
+    }
+    say("xtask static --debug");
+    // Before the tests are built: the same file name is then linked as usual again.
+    crate::portable::build(false).map(Some)
 }
 
 /// Builds all test programs.
 fn build_tests() -> Result<Vec<TestProgram>> {
     say("test --workspace --no-run");
+    build_tests_of(&["--workspace"])
+}
+
+/// Builds the test programs of some packages.
+pub(crate) fn test_programs_of(packages: &[&str]) -> Result<Vec<TestProgram>> {
+    let options: Vec<&str> = packages.iter().flat_map(|package| ["-p", package]).collect();
+    build_tests_of(&options)
+}
+
+fn build_tests_of(options: &[&str]) -> Result<Vec<TestProgram>> {
     let output = cargo_here()?
-        .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+        .arg("test")
+        .args(options)
+        .args(["--no-run", "--message-format=json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
         .context("cargo test --no-run")?;

@@ -48,7 +48,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ),
     ("skip", &[]),
     ("corpus", &[]),
-    ("xtask", &["corpus"]),
+    ("xtask", &["corpus", "model", "vm"]),
 ];
 
 /// One crate of the workspace and the crates of the workspace that it uses, by folder.

@@ -1,5 +1,5 @@
 //! Checks and chores of the workspace: `cargo xtask ci`, `tidy`, `words`, `capture`, `corpus`,
-//! `install`.
+//! `kernels`, `static`, `install`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line speaks to its user")]
 
@@ -9,6 +9,8 @@ mod code;
 mod corpus;
 mod graph;
 mod install;
+mod kernels;
+mod portable;
 mod prose;
 mod qemu;
 mod tidy;
@@ -32,6 +34,10 @@ Usage: cargo xtask COMMAND
   capture --qemu  the same on Debian's stock kernel, booted under QEMU
   corpus [OPTIONS]
                   run a diagnosing tool at programs whose trouble is known (`corpus --help`)
+  kernels [--no-tests] [BZIMAGE...]
+                  what works on which kernel, in virtual machines: docs/kernels.md
+  static [--debug]
+                  build `pagewise` as one file that needs no library
   install --prefix DIR
                   build and install the C libraries and their headers
   install --prefix DIR --command
@@ -50,6 +56,9 @@ fn main() -> ExitCode {
         ["words"] => words::run(true).map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
         ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
+        ["kernels", ref words @ ..] => kernels::run(words).map(|()| ExitCode::SUCCESS),
+        ["static"] => portable::run(true).map(|()| ExitCode::SUCCESS),
+        ["static", "--debug"] => portable::run(false).map(|()| ExitCode::SUCCESS),
         ["corpus", "--help"] => {
             print!("{}", corpus::USAGE);
             Ok(ExitCode::SUCCESS)

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::capture::{WORK, call, compile, keep, script, start_afresh};
+use crate::capture::{CAPTURED, WORK, call, compile, keep, script, start_afresh};
 
 /// The package whose one dependency is Debian's newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -97,7 +97,7 @@ fn build_initramfs(work: &Path) -> Result<PathBuf> {
         fs::create_dir_all(inside.parent().context("a file is in a folder")?)?;
         fs::copy(file, &inside).with_context(|| (*file).to_owned())?;
     }
-    compile(&root.join(&WORK[1..]).join("bin"))?;
+    compile(&root.join(&WORK[1..]).join("bin"), CAPTURED)?;
     fs::copy(script()?, root.join("capture.sh"))?;
     fs::write(root.join("etc/passwd"), PASSWD)?;
     fs::write(root.join("init"), init())?;

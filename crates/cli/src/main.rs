@@ -24,6 +24,8 @@ use crate::commands::run_command::NotRun;
 use crate::output::{note, write_stderr};
 
 fn main() -> ExitCode {
+    #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+    pagewise_sys::resolver::without_libraries();
     let mut command = commands::table::command();
     let matches = command.try_get_matches_from_mut(std::env::args_os());
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {

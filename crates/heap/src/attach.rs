@@ -297,12 +297,16 @@ impl Attached {
             }
             None => before,
         };
-        let library = match loaded(&mappings) {
+        let is_loaded = loaded(&root, pid, &mappings).is_some();
+        let library = collector.library();
+        if !sees(&root, pid, collector.socket()) || !is_loaded && !sees(&root, pid, library) {
+            collector.move_into(&root, pid).map_err(|error| {
+                not(&format!("it has another root directory (a container), and {error}"))
+            })?;
+        }
+        let library = match loaded(&root, pid, &mappings) {
             Some(library) => library,
-            None => {
-                same_file(&root, pid, collector.library())?;
-                collector.library().to_owned()
-            }
+            None => collector.library().to_owned(),
         };
         collector.open_to(&root, pid)?;
         let loader = Loader::find(&root, pid, &mappings)?;
@@ -313,6 +317,7 @@ impl Attached {
         thread.release();
         pauses.note(began.elapsed());
         loaded?;
+        collector.has_come();
         let tables = collector.tables_of(pid).ok_or_else(|| not("its recorder did not answer"))?;
         let attached = Attached::resolve(process, &|_, number| tables.head(number))?;
         if let Err(error) = attached.hook(loader.close.as_ref()) {
@@ -992,23 +997,22 @@ or CAP_SYS_PTRACE";
 
 /// The path by which a process has loaded the recorder before: the loader knows it by that, whether
 /// the file is still there or not.
-fn loaded(mappings: &[Mapping]) -> Option<PathBuf> {
-    mappings.iter().find_map(|mapping| {
-        let name = mapping.name.as_bytes();
-        let path = name.strip_suffix(b" (deleted)").unwrap_or(name);
-        is_recorder(&mapping.name).then(|| OsStr::from_bytes(path).into())
-    })
+fn loaded(root: &ProcRoot, pid: u32, mappings: &[Mapping]) -> Option<PathBuf> {
+    let mapping = mappings.iter().find(|mapping| is_recorder(&mapping.name))?;
+    let name = mapping.name.as_bytes();
+    let path = Path::new(OsStr::from_bytes(name.strip_suffix(b" (deleted)").unwrap_or(name)));
+    // After `chroot` the kernel shows the path from our root, and the loader has the one from its
+    // own.
+    let theirs = fs::read_link(root.file(Pid(pid), "root")).ok();
+    let within = theirs.and_then(|theirs| path.strip_prefix(theirs).ok().map(Path::to_owned));
+    Some(within.map_or_else(|| path.to_owned(), |within| Path::new("/").join(within)))
 }
 
-/// Returns an error unless the process has the same recorder file under this name.
-fn same_file(root: &ProcRoot, pid: u32, library: &Path) -> Result<(), AttachRefused> {
-    let theirs = TargetRoot::of_process(root, Pid(pid)).and_then(|it| it.find(library));
-    let ours = TargetRoot::own().and_then(|it| it.find(library));
-    if theirs.ok().zip(ours.ok()).is_some_and(|(theirs, ours)| theirs.id() == ours.id()) {
-        return Ok(());
-    }
-    let library = library.display();
-    Err(AttachRefused::Not { pid, why: format!("it does not see {library}: it is in a container") })
+/// True if a path leads a process to the same file as us.
+fn sees(root: &ProcRoot, pid: u32, path: &Path) -> bool {
+    let theirs = TargetRoot::of_process(root, Pid(pid)).and_then(|it| it.find(path));
+    let ours = TargetRoot::own().and_then(|it| it.find(path));
+    theirs.ok().zip(ours.ok()).is_some_and(|(theirs, ours)| theirs.id() == ours.id())
 }
 
 /// The number that a process has for itself.

@@ -236,12 +236,32 @@ impl Collector {
         format!("every={every},follow={follow},maps={maps},pools={pools}")
     }
 
+    /// Makes the socket and the recorder available to a process with another root, in a folder
+    /// there.
+    pub(crate) fn move_into(&mut self, root: &ProcRoot, pid: u32) -> io::Result<()> {
+        let library = &self.request.library;
+        (self.meeting, self.listener) = Meeting::open_in_root(library, root, pid)?;
+        Ok(())
+    }
+
+    /// The process that was awaited has come: a folder in its root is of no use any more, unless
+    /// its children are recorded, too.
+    pub(crate) fn has_come(&mut self) {
+        if !self.request.follow {
+            self.meeting.clear_guest();
+        }
+    }
+
+    /// The socket.
+    pub(crate) fn socket(&self) -> &Path {
+        self.meeting.socket()
+    }
+
     /// Lets a running process, which may be another user's, come to the socket.
     pub(crate) fn open_to(&mut self, root: &ProcRoot, pid: u32) -> Result<(), HeapError> {
         self.attaches = true;
         let owner = fs::metadata(root.file(Pid(pid), "mem")).map_err(HeapError::Socket)?;
-        let ours = fs::metadata(self.meeting.folder()).map_err(HeapError::Socket)?;
-        if owner.uid() == ours.uid() {
+        if owner.uid() == self.meeting.owner().map_err(HeapError::Socket)? {
             return Ok(());
         }
         self.meeting.invite(owner.uid())

@@ -10,6 +10,7 @@ mod blocks;
 mod collector;
 mod error;
 pub mod guard;
+mod guest_dir;
 mod hook;
 mod layout;
 mod library;

@@ -1,5 +1,6 @@
 //! The recorder that programs load: part of this program, or a file.
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,14 @@ pub fn library() -> Option<RecorderLibrary> {
 }
 
 impl RecorderLibrary {
+    /// Its bytes.
+    pub(crate) fn contents(&self) -> io::Result<Cow<'static, [u8]>> {
+        match self {
+            RecorderLibrary::File(path) => fs::read(path).map(Cow::Owned),
+            RecorderLibrary::Own => Ok(Cow::Borrowed(RECORDER)),
+        }
+    }
+
     /// Path from which a program can load it, permanent if possible; a file in `folder` if no
     /// permanent location is writable.
     pub(crate) fn place(&self, folder: &Path) -> io::Result<PathBuf> {
@@ -50,5 +59,63 @@ impl RecorderLibrary {
                 Ok(path)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use object::read::elf::{ElfFile64, FileHeader};
+    use object::{Endianness, Object, ObjectSymbol};
+
+    use super::*;
+
+    /// Functions that glibc 2.17 has in libc.so, and that musl has.
+    const EVERYWHERE: &[&str] = &[
+        "__errno_location",
+        "__tls_get_addr",
+        "abort",
+        "bcmp",
+        "clock_gettime",
+        "close",
+        "dl_iterate_phdr",
+        "getauxval",
+        "getcwd",
+        "getenv",
+        "lseek64",
+        "memcpy",
+        "memmove",
+        "memset",
+        "open64",
+        "read",
+        "readlink",
+        "realpath",
+        "sigdelset",
+        "strlen",
+        "syscall",
+        "write",
+        "writev",
+    ];
+
+    #[test]
+    fn the_recorder_needs_no_version_of_a_c_library() {
+        if RECORDER.is_empty() {
+            return;
+        }
+        // The reader wants the alignment of memory from an allocator.
+        let bytes = RECORDER.to_vec();
+        let data = bytes.as_slice();
+        let file = ElfFile64::<Endianness>::parse(data).unwrap();
+        let symbols = file.dynamic_symbols();
+        let needed = symbols.filter(|symbol| symbol.is_undefined() && !symbol.is_weak());
+        for symbol in needed {
+            let name = symbol.name().unwrap();
+            assert!(name.is_empty() || EVERYWHERE.contains(&name), "{name}");
+        }
+        let (endian, header) = (file.endian(), file.elf_header());
+        let sections = header.sections(endian, data).unwrap();
+        assert!(sections.gnu_verneed(endian, data).unwrap().is_none(), "versions of symbols");
+        let (dynamic, _) = sections.dynamic(endian, data).unwrap().unwrap();
+        let is_library = |tag| tag == u64::from(object::elf::DT_NEEDED);
+        assert!(!dynamic.iter().any(|entry| is_library(entry.d_tag.get(endian))), "libraries");
     }
 }

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,13 +22,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::error::HeapError;
+use crate::guest_dir::GuestDir;
 use crate::library::{NAME, RecorderLibrary};
 use crate::run_dir::{RunDir, SECRET, random_name};
+
+/// The folder of a meeting.
+#[derive(Debug)]
+enum MeetingFolder {
+    Own(RunDir),
+    /// In the root of a process that does not see ours.
+    Guest(GuestDir),
+    /// Removed: the one process that was awaited has come.
+    Removed,
+}
 
 /// The folder, which goes with this, and the recorder's file.
 #[derive(Debug)]
 pub(crate) struct Meeting {
-    folder: RunDir,
+    folder: MeetingFolder,
     socket: PathBuf,
     recorder: PathBuf,
     uid: u32,
@@ -62,12 +73,42 @@ impl Meeting {
         } else {
             fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
         }
+        let folder = MeetingFolder::Own(folder);
         Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
     }
 
-    /// The folder.
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+    /// The same in the root of a process: the paths are those that it uses.
+    pub(crate) fn open_in_root(
+        library: &RecorderLibrary,
+        root: &ProcRoot,
+        pid: u32,
+    ) -> io::Result<(Meeting, UnixListener)> {
+        let (folder, listener) = GuestDir::make(root, pid, &library.contents()?)?;
+        let (socket, recorder) = (folder.socket(), folder.recorder());
+        let uid = rustix::process::geteuid().as_raw();
+        let folder = MeetingFolder::Guest(folder);
+        Ok((Meeting { folder, socket, recorder, uid, guest: None }, listener))
+    }
+
+    /// Removes a folder in a target's root, once no other process is awaited.
+    pub(crate) fn clear_guest(&mut self) {
+        if matches!(self.folder, MeetingFolder::Guest(_)) {
+            self.folder = MeetingFolder::Removed;
+        }
+    }
+
+    /// The socket.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The user that owns the folder.
+    pub(crate) fn owner(&self) -> io::Result<u32> {
+        match &self.folder {
+            MeetingFolder::Own(folder) => Ok(fs::metadata(folder.path())?.uid()),
+            MeetingFolder::Guest(folder) => folder.owner(),
+            MeetingFolder::Removed => Ok(self.uid),
+        }
     }
 
     /// The recorder's file.
@@ -79,9 +120,14 @@ impl Meeting {
     pub(crate) fn invite(&mut self, uid: u32) -> Result<(), HeapError> {
         // Root's is open to whoever knows its name.
         if self.uid != 0 {
-            for path in [&self.socket, self.folder.path()] {
-                chown(path, Some(uid), None).map_err(HeapError::Socket)?;
-            }
+            let is_given = match &self.folder {
+                MeetingFolder::Own(folder) => [&self.socket, folder.path()]
+                    .into_iter()
+                    .try_for_each(|path| chown(path, Some(uid), None)),
+                MeetingFolder::Guest(folder) => folder.give_to(uid),
+                MeetingFolder::Removed => Ok(()),
+            };
+            is_given.map_err(HeapError::Socket)?;
         }
         self.guest = Some(uid);
         Ok(())

@@ -10,18 +10,20 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt}
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, StatVfsMountFlags, flock, statvfs};
+use rustix::io::Errno;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::library::NAME;
 
 /// Prefix of the names of folders.
-const PREFIX: &str = "pagewise-heap-";
+pub(crate) const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
 const LOCK: &str = "lock";
 /// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at
 /// most.
 const MAX_PATH_BYTES: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;
 /// Letters of a name of 5 bits each that make a folder's name its own.
-const LETTERS: usize = 8;
+pub(crate) const LETTERS: usize = 8;
 /// Number of random letters of a name: 130 bits.
 pub(crate) const SECRET: usize = 26;
 
@@ -36,10 +38,11 @@ impl RunDir {
     /// Makes one where files can be executed, and removes those that killed runs have left.
     pub(crate) fn make() -> io::Result<RunDir> {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let bases =
-            [Some(std::env::temp_dir()), runtime, Some("/dev/shm".into()), Some("/var/tmp".into())];
+        // `TMPDIR` may name a folder that another root lacks.
+        let usual = ["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from).map(Some);
+        let bases = [Some(std::env::temp_dir()), runtime].into_iter().chain(usual);
         let mut first = None;
-        for base in bases.into_iter().flatten() {
+        for base in bases.flatten() {
             // A socket's path is short, and recorders have little room to read it in.
             let is_short = base.as_os_str().len() <= MAX_PATH_BYTES;
             if !base.is_absolute() || !is_short || !takes_programs(&base) {
@@ -50,7 +53,10 @@ impl RunDir {
                     remove_left(&base);
                     return Ok(folder);
                 }
-                Err(error) => first = first.or(Some(error)),
+                Err(error) => {
+                    let what = format!("{}: {error}", base.display());
+                    first = first.or(Some(io::Error::new(error.kind(), what)));
+                }
             }
         }
         Err(first.unwrap_or_else(|| {
@@ -88,7 +94,15 @@ pub(crate) fn takes_programs(folder: &Path) -> bool {
 /// Returns an error if the kernel provides no random numbers.
 pub(crate) fn random_name(letters: usize) -> io::Result<String> {
     let mut bytes = vec![0; letters];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    // By the system call: a root without `/dev` has no files of random numbers.
+    let mut filled = 0;
+    while filled < letters {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok(bytes
         .iter()
         .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz234567"[usize::from(byte & 31)]))

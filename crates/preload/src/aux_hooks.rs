@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 use pagewise_heaplog::tables::trouble;
 
 use crate::begin::{self, StartStage};
-use crate::{mappings, modules, next_alloc, peak, threads};
+use crate::{linker, mappings, modules, next_alloc, peak, threads};
 
 /// Functions of the C library that are recorded beside `malloc`'s family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,7 @@ pub(crate) fn behind(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    // SAFETY: the name ends with a zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let found = linker::next(name);
     cache.store(found, Relaxed);
     found
 }

@@ -24,6 +24,9 @@
 //!  inline  jumps at the entry of functions that nobody else lets us stand before
 //!  named   allocators under other names than malloc's
 //!  attach  a program that runs already
+//!  linker  functions that older C libraries have in other files, or lack
+//!  symbols functions by name, where the loader does not look them up
+//!  objects files of code, where the loader has no table of them
 //!  begin   what happens at the first call, after fork, and how a collector is greeted
 //! ```
 #![cfg_attr(
@@ -47,6 +50,7 @@ mod guard;
 mod hooks;
 mod inline;
 mod kernel;
+mod linker;
 mod live;
 mod lock;
 mod log;
@@ -55,6 +59,7 @@ mod mappings;
 mod modules;
 mod named;
 mod next_alloc;
+mod objects;
 mod peak;
 mod pools;
 mod rows;
@@ -62,6 +67,7 @@ mod sampling;
 mod shared;
 mod stacks;
 mod stubs;
+mod symbols;
 mod thread_cache;
 mod threads;
 mod tree;

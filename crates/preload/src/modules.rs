@@ -8,6 +8,7 @@ use pagewise_heaplog::tables::{MODULES, header, module};
 use crate::cfi::ImageBytes;
 use crate::kernel;
 use crate::next_alloc;
+use crate::objects;
 use crate::rows;
 use crate::shared;
 
@@ -46,9 +47,22 @@ struct DlFindObject {
 
 pub(crate) type FindObject = unsafe extern "C" fn(*const c_void, *mut c_void) -> c_int;
 
-/// The object that covers an address, by the loader's own table, which takes no lock
-/// (`_dl_find_object`, glibc 2.35).
+/// The object that covers an address. It takes no lock of the loader's.
 pub(crate) fn find(address: u64) -> Option<LoaderObject> {
+    if next_alloc::find_object().is_some() {
+        return find_by_loader(address);
+    }
+    let found = objects::find(usize::try_from(address).ok()?)?;
+    let (start, end) = (found.start.load(Relaxed), found.end.load(Relaxed));
+    // SAFETY: the object is mapped from start to end, and is not unloaded while its code is on this
+    // thread's stack.
+    let image = unsafe { ImageBytes::new(start, end) };
+    let map = (&raw const found.link).cast();
+    Some(LoaderObject { start, end, header: found.header.load(Relaxed), image, map })
+}
+
+/// The same by the loader's own table, which takes no lock (`_dl_find_object`, glibc 2.35).
+pub(crate) fn find_by_loader(address: u64) -> Option<LoaderObject> {
     let find = next_alloc::find_object()?;
     let address: *const c_void = std::ptr::without_provenance(usize::try_from(address).ok()?);
     let mut found = std::mem::MaybeUninit::<DlFindObject>::zeroed();
@@ -115,6 +129,7 @@ const GONE: usize = 7;
 /// Forgets what is known of objects that are not loaded any more.
 pub(crate) fn forget_unloaded() {
     let _held = rows::LOCK.hold();
+    objects::forget();
     let count = usize::try_from(shared::head(header::MODULES).load(Relaxed)).unwrap_or(0);
     for index in 0..count {
         let get = |number| shared::module(index, number).load(Relaxed);

@@ -2,10 +2,15 @@
 
 use std::arch::global_asm;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed,
+    Ordering::Release,
+};
 
 use pagewise_heaplog::glibc_chunk;
 
+use crate::kernel;
+use crate::linker;
 use crate::modules::{self, FindObject};
 use crate::stubs::{EntryFunction, FUNCTIONS};
 
@@ -18,27 +23,26 @@ global_asm!(
     ".weak __libc_memalign",
     ".weak __libc_valloc",
     ".weak __libc_pvalloc",
-    ".weak _dl_find_object",
     ".weak __libc_stack_end",
     ".pushsection .data.rel.pw_weak,\"aw\"",
     ".balign 8",
     ".hidden pw_weak",
     ".globl pw_weak",
     ".type pw_weak, @object",
-    ".size pw_weak, 72",
+    ".size pw_weak, 64",
     "pw_weak:",
     ".quad __libc_malloc, __libc_free, __libc_calloc, __libc_realloc, __libc_memalign",
-    ".quad __libc_valloc, __libc_pvalloc, _dl_find_object, __libc_stack_end",
+    ".quad __libc_valloc, __libc_pvalloc, __libc_stack_end",
     ".popsection",
 );
 
 unsafe extern "C" {
     #[link_name = "pw_weak"]
-    static WEAK: [usize; 9];
+    static WEAK: [usize; 8];
 }
 
 fn weak(index: usize) -> Option<*const c_void> {
-    // SAFETY: the table has nine words, which the loader wrote before any code ran.
+    // SAFETY: the table has eight words, which the loader wrote before any code ran.
     let address = unsafe { WEAK.get(index).copied() }?;
     (address != 0).then(|| std::ptr::with_exposed_provenance(address))
 }
@@ -75,8 +79,8 @@ const NAMES: [&CStr; FUNCTIONS] = [
 /// Finds the functions behind.
 pub(crate) fn resolve() -> MallocOwner {
     for (index, name) in NAMES.iter().enumerate() {
-        // SAFETY: the name ends with a zero; what the call allocates is served meanwhile.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        // Allocations of the call are served meanwhile.
+        let found = linker::next(name);
         OTHERS[index].store(found, Relaxed);
     }
     let found = |function: EntryFunction| OTHERS[function as usize].load(Relaxed);
@@ -84,8 +88,7 @@ pub(crate) fn resolve() -> MallocOwner {
         && same_code(found(EntryFunction::Free).cast_const(), weak(1));
     MALLOC.store(found(EntryFunction::Malloc), Relaxed);
     FREE.store(found(EntryFunction::Free), Relaxed);
-    // SAFETY: the name ends with a zero.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
+    let first = linker::first(c"malloc");
     if !is_ours(first.cast_const()) {
         find_theirs(first, &NAMES);
         MallocOwner::Theirs
@@ -116,10 +119,9 @@ pub(crate) fn calls_us() -> bool {
         return false;
     }
     // A library that was loaded later has its names in a scope of its own, not in the program's.
-    // SAFETY: the program itself is loaded, and stays.
-    let program = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_LAZY) };
-    // SAFETY: the name ends with a zero.
-    !unsafe { libc::dlsym(program, c"pagewise_heap_wants_pools".as_ptr()) }.is_null()
+    let program = linker::open_loaded(None);
+    // SAFETY: the program itself is loaded, and stays; a null handle is a constant.
+    !unsafe { linker::dlsym(program, c"pagewise_heap_wants_pools") }.is_null()
 }
 
 /// True if no other allocator was initialized before this library.
@@ -127,11 +129,9 @@ static CALLED: AtomicBool = AtomicBool::new(false);
 
 /// A function that a running program calls; null if it is missing.
 pub(crate) fn running(name: &CStr) -> *mut c_void {
-    // SAFETY: the name ends with a zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let found = linker::first(name);
     if !found.is_null() && describe(found).is_some_and(|(_, is_stub)| is_stub) {
-        // SAFETY: the name is a string.
-        return unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        return linker::next(name);
     }
     found
 }
@@ -180,22 +180,19 @@ pub(crate) fn has_own_new() -> bool {
 /// own, or that of a later library, or else of one of these libraries that are loaded in a local
 /// scope. Null if it is missing.
 pub(crate) fn behind_ours(name: &CStr, libraries: &[&CStr]) -> *mut c_void {
-    // SAFETY: the name ends with a zero.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let first = linker::first(name);
     if !first.is_null() && !is_ours(first) {
         return first;
     }
-    // SAFETY: the name is a string.
-    let next = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let next = linker::next(name);
     if !next.is_null() {
         return next;
     }
     for library in libraries {
-        // SAFETY: the name is a string. The library is loaded already, or this fails.
-        let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        let handle = linker::open_loaded(Some(library));
         if !handle.is_null() {
-            // SAFETY: the handle is open, and the name is a string.
-            let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+            // SAFETY: the handle is open.
+            let found = unsafe { linker::dlsym(handle, name) };
             if !found.is_null() {
                 return found;
             }
@@ -206,8 +203,7 @@ pub(crate) fn behind_ours(name: &CStr, libraries: &[&CStr]) -> *mut c_void {
 
 /// True if programs call our function by this name, and not one of their own.
 pub(crate) fn is_called_ours(name: &CStr) -> bool {
-    // SAFETY: the name ends with a zero.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let first = linker::first(name);
     !first.is_null() && is_ours(first)
 }
 
@@ -231,10 +227,16 @@ fn describe(address: *const c_void) -> Option<(*const c_void, bool)> {
         i32,
     ) -> i32;
     const SYMBOL: i32 = 1;
-    // SAFETY: the name ends with a zero.
-    let describe = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"dladdr1".as_ptr()) };
+    let describe = linker::first(c"dladdr1");
     // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
-    let describe = unsafe { std::mem::transmute::<*mut c_void, Option<Describe>>(describe) }?;
+    let describe = unsafe { std::mem::transmute::<*mut c_void, Option<Describe>>(describe) };
+    // musl has no such function. Its programs call functions of other files by stubs, too, whose
+    // address is the program's own.
+    let Some(describe) = describe else {
+        let object = modules::find(address.addr() as u64)?;
+        let is_program = modules::path(&object).is_some_and(<[u8]>::is_empty);
+        return Some((std::ptr::without_provenance(object.start), is_program && is_stub(address)));
+    };
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let mut symbol: *const libc::Elf64_Sym = std::ptr::null();
     // SAFETY: the function writes what it found to both places.
@@ -246,20 +248,37 @@ fn describe(address: *const c_void) -> Option<(*const c_void, bool)> {
     Some((base.cast_const(), is_stub))
 }
 
+/// True if the code at a function's address is a jump through a word of memory.
+fn is_stub(function: *const c_void) -> bool {
+    let mut code = [0; 11];
+    if kernel::read_own(function.addr(), &mut code).is_err() {
+        return false;
+    }
+    // `endbr64` and the prefix `bnd`, which some linkers add.
+    let code = code.strip_prefix(b"\xf3\x0f\x1e\xfa").unwrap_or(&code);
+    code.strip_prefix(b"\xf2").unwrap_or(code).starts_with(b"\xff\x25")
+}
+
 fn same_code(found: *const c_void, weak: Option<*const c_void>) -> bool {
     weak.is_some_and(|weak| std::ptr::eq(found, weak))
 }
 
-/// The function that finds loaded objects.
+/// The function that finds loaded objects; `None` before glibc 2.35, and of musl.
 pub(crate) fn find_object() -> Option<FindObject> {
-    let address = weak(7)?;
-    // SAFETY: the symbol of this name has this type since glibc 2.35.
-    Some(unsafe { std::mem::transmute::<*const c_void, FindObject>(address) })
+    static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    static WAS_SOUGHT: AtomicBool = AtomicBool::new(false);
+    if !WAS_SOUGHT.load(Acquire) {
+        FOUND.store(linker::first(c"_dl_find_object"), Relaxed);
+        WAS_SOUGHT.store(true, Release);
+    }
+    // SAFETY: the symbol of this name has this type since glibc 2.35; a null pointer becomes
+    // `None`.
+    unsafe { std::mem::transmute::<*mut c_void, Option<FindObject>>(FOUND.load(Relaxed)) }
 }
 
 /// End of the first thread's stack, 0 if unknown.
 pub(crate) fn first_stack_end() -> u64 {
-    let Some(variable) = weak(8) else { return 0 };
+    let Some(variable) = weak(7) else { return 0 };
     // SAFETY: the loader's variable is a pointer.
     unsafe { variable.cast::<usize>().read() as u64 }
 }
@@ -386,6 +405,12 @@ pub(crate) fn glibc_room(address: u64) -> u64 {
 
 /// True if headers of blocks say what the C library says.
 pub(crate) fn has_headers() -> bool {
+    type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
+    // A call by name would come to the function of this library.
+    let usable = behind_ours(c"malloc_usable_size", &[]);
+    // SAFETY: the symbol of this name has this type; a null pointer becomes `None`.
+    let usable = unsafe { std::mem::transmute::<*mut c_void, Option<UsableSize>>(usable) };
+    let Some(usable) = usable else { return false };
     // No large one: to free that would have the C library take the next from elsewhere
     // (M_MMAP_THRESHOLD moves).
     [24_usize, 1000].iter().all(|&size| {
@@ -394,7 +419,7 @@ pub(crate) fn has_headers() -> bool {
             return false;
         }
         // SAFETY: the block is live.
-        let said = unsafe { libc::malloc_usable_size(block) };
+        let said = unsafe { usable(block) };
         let same = glibc_room(block.addr() as u64) == said as u64;
         free(block);
         same

@@ -9,6 +9,7 @@ use crate::cfi::{self, PLAIN, UnwindRow};
 use crate::lock::Lock;
 use crate::map::{View, WordMap};
 use crate::modules;
+use crate::objects;
 use crate::shared;
 
 /// Rows and places that are known, and all that belongs to them, are added under this lock.
@@ -141,5 +142,6 @@ pub(crate) fn forget(start: u64, end: u64) {
 /// Forgets everything, in a child of `fork`.
 pub(crate) fn reset() {
     LOCK.reset();
+    objects::reset();
     KNOWN.reset();
 }

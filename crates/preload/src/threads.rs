@@ -16,7 +16,7 @@ use crate::lock::Lock;
 use crate::shared::{self, SiteRecord, head, slot};
 use crate::stacks::{CallPoint, StackLookup, ThreadStacks};
 use crate::stubs::{Own, own, set_own};
-use crate::{kernel, log, modules, next_alloc, peak, sampling};
+use crate::{kernel, linker, log, modules, next_alloc, peak, sampling};
 
 /// Data of a thread, in memory that is zeros in a child of `fork`.
 #[repr(C)]
@@ -256,13 +256,8 @@ fn begin_thread() -> Option<&'static ThreadData> {
     let _ = peak::COMING.fetch_update(Relaxed, Relaxed, |coming| coming.checked_sub(1));
     drop(held);
     if KEY.load(Relaxed) != u32::MAX {
-        // SAFETY: the key was created; its value is not null, so that the destructor is called.
-        let _ = unsafe {
-            libc::pthread_setspecific(
-                KEY.load(Relaxed),
-                std::ptr::from_ref(thread).cast::<c_void>(),
-            )
-        };
+        // A value that is not null, so that the destructor is called.
+        linker::set_key(KEY.load(Relaxed), std::ptr::from_ref(thread).cast::<c_void>());
     }
     Some(thread)
 }
@@ -287,12 +282,10 @@ pub(crate) fn begin() -> Option<()> {
     let next = kernel::memory(CHUNKS.room * size_of::<AtomicU32>()).ok()?;
     NEXT_CHUNK.store(next.cast(), Relaxed);
     head(header::THREADS).store(1, Relaxed);
-    if KEY.load(Relaxed) == u32::MAX {
-        let mut key = 0;
-        // SAFETY: the key is written there; the function is one that the C library may call.
-        if unsafe { libc::pthread_key_create(&raw mut key, Some(ends)) } == 0 {
-            KEY.store(key, Relaxed);
-        }
+    if KEY.load(Relaxed) == u32::MAX
+        && let Some(key) = linker::create_key(ends)
+    {
+        KEY.store(key, Relaxed);
     }
     Some(())
 }

@@ -25,6 +25,8 @@ pub mod procmap_query;
 pub mod ptrace;
 pub mod region;
 pub mod remote;
+#[cfg(target_env = "gnu")]
+pub mod resolver;
 pub mod system;
 pub mod thp;
 pub mod trace;

@@ -14,6 +14,7 @@ mod leaks;
 mod life;
 mod maps;
 mod names;
+mod other_libraries;
 mod own_malloc;
 mod pools;
 mod redis;

@@ -25,6 +25,20 @@ fn has_probes() -> bool {
 }
 
 fn is_counted_by_function(program: &Path) {
+    let report = counts_by_function(program);
+    // The program's own are followed to where threads begin.
+    for site in report["sites"].as_array().unwrap() {
+        let stack = site["stack"].as_array().unwrap();
+        let (first, last) = (stack[0].as_str().unwrap(), stack[stack.len() - 1].as_str().unwrap());
+        assert!(
+            !first.contains("heap_known.c") || last.contains("start") || last.contains("clone"),
+            "{stack:?}"
+        );
+    }
+}
+
+/// Records `heap_known`, compares its counts, and returns the report.
+pub(super) fn counts_by_function(program: &Path) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("static.pwh");
     let output = heap(&["run", "-o", file.to_str().unwrap(), "--", program.to_str().unwrap()]);
@@ -42,15 +56,7 @@ fn is_counted_by_function(program: &Path) {
     // All of `once`, `zeros` and `grow` are live then; the C library has a few blocks of its own.
     let peak = number(&report, "totals.peak_bytes") - (48 * 900 + 9000 + 400_000);
     assert!(peak < 6000, "{peak} bytes more than the program's own");
-    // The program's own are followed to where threads begin.
-    for site in report["sites"].as_array().unwrap() {
-        let stack = site["stack"].as_array().unwrap();
-        let (first, last) = (stack[0].as_str().unwrap(), stack[stack.len() - 1].as_str().unwrap());
-        assert!(
-            !first.contains("heap_known.c") || last.contains("start") || last.contains("clone"),
-            "{stack:?}"
-        );
-    }
+    report
 }
 
 #[test]

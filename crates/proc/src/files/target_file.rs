@@ -40,7 +40,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use pagewise_model::Pid;
 use pagewise_model::mapping::{AddrRange, Device, Mapping};
@@ -202,6 +202,9 @@ impl FoundFile {
 pub struct TargetRoot {
     folder: OwnedFd,
     pid: Option<(ProcRoot, Pid)>,
+    /// Path of the folder from our own root, if the kernel has one: after `chroot` the names in
+    /// `maps` begin with it.
+    outside: Option<PathBuf>,
     mounts: OnceCell<Vec<Mount>>,
 }
 
@@ -213,7 +216,10 @@ impl TargetRoot {
     pub fn of_process(root: &ProcRoot, pid: Pid) -> Result<TargetRoot, Refusal> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(root.file(pid, "root"), flags, Mode::empty())?;
-        Ok(TargetRoot { folder, pid: Some((root.clone(), pid)), mounts: OnceCell::new() })
+        let outside = std::fs::read_link(root.file(pid, "root")).ok();
+        let outside = outside.filter(|path| path != Path::new("/"));
+        let pid = Some((root.clone(), pid));
+        Ok(TargetRoot { folder, pid, outside, mounts: OnceCell::new() })
     }
 
     /// Our own root.
@@ -227,7 +233,7 @@ impl TargetRoot {
     fn at(folder: &Path) -> Result<TargetRoot, Refusal> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(folder, flags, Mode::empty())?;
-        Ok(TargetRoot { folder, pid: None, mounts: OnceCell::new() })
+        Ok(TargetRoot { folder, pid: None, outside: None, mounts: OnceCell::new() })
     }
 
     /// The file of an absolute name, as the process finds it. It is not open for reading.
@@ -235,7 +241,11 @@ impl TargetRoot {
     /// # Errors
     /// Returns the reason if the file cannot be used.
     pub fn find(&self, path: &Path) -> Result<FoundFile, Refusal> {
-        self.resolve(path, LastLink::Followed)
+        self.resolve(path, LastLink::Followed).or_else(|why| {
+            let within = self.outside.as_ref().and_then(|root| path.strip_prefix(root).ok());
+            let within = within.filter(|_| matches!(why, Refusal::Missing)).ok_or(why)?;
+            self.resolve(&Path::new("/").join(within), LastLink::Followed)
+        })
     }
 
     /// Opens the regular file of an absolute name, if it has at most `limit` bytes.

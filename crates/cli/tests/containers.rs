@@ -1,0 +1,327 @@
+//! Targets in containers: a root of their own with another C library, user, PID and mount
+//! namespaces. Seen from the host, from inside, and from another container.
+//!
+//! `PAGEWISE_STATIC` names the command as `cargo xtask static` builds it; without it, no test looks
+//! from inside a root that has no C library for the command.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
+
+mod fixture;
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use fixture::recorder::by_function;
+use fixture::{FixtureLink, copy_program, number, pagewise};
+use pagewise_skip::{Lack, is_root, skip, skip_part};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The programs of a container, and its C library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Userland {
+    /// This machine's C library.
+    Glibc,
+    /// musl's, as Alpine has it.
+    Musl,
+    /// No file but programs, which are linked statically (distroless).
+    Static,
+}
+
+const USERLANDS: [Userland; 3] = [Userland::Glibc, Userland::Musl, Userland::Static];
+
+impl Userland {
+    fn program(self, name: &str) -> Option<PathBuf> {
+        match self {
+            Userland::Glibc => Some(fixture::program(name)),
+            Userland::Musl => fixture::musl_program(FixtureLink::Musl, name),
+            Userland::Static => fixture::static_program(name),
+        }
+    }
+
+    /// A root with these programs and the files that they need.
+    fn root(self, programs: &[&str]) -> Option<TempDir> {
+        let root = tempfile::tempdir_in("/tmp").unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode));
+        mode(root.path(), 0o755).unwrap();
+        for folder in ["proc", "tmp"] {
+            fs::create_dir(root.path().join(folder)).unwrap();
+        }
+        mode(&root.path().join("tmp"), 0o1777).unwrap();
+        for name in programs {
+            let program = self.program(name)?;
+            copy_program(&program, &root.path().join(name));
+            for library in libraries(&program) {
+                let inside = root.path().join(library.strip_prefix("/").unwrap());
+                fs::create_dir_all(inside.parent().unwrap()).unwrap();
+                copy_program(&library, &inside);
+            }
+        }
+        Some(root)
+    }
+}
+
+/// The loader and the libraries of a program.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let bytes = fs::read(program).unwrap();
+    let musl = b"/lib/ld-musl-x86_64.so.1\0";
+    if bytes.windows(musl.len()).any(|window| window == musl) {
+        // It is the C library, too.
+        return vec![PathBuf::from("/lib/ld-musl-x86_64.so.1")];
+    }
+    let output = Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words = text.split_whitespace().filter(|word| word.starts_with('/'));
+    let paths = words.map(|word| PathBuf::from(word.trim_end_matches(':')));
+    paths.filter(|path| path != program && path.exists()).collect()
+}
+
+/// Which namespaces a container has besides those of PIDs and mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Users {
+    /// Its root is an unprivileged user outside.
+    Own,
+    /// Its root is root.
+    Host,
+}
+
+/// A container whose first process is a fixture program. It ends with this.
+struct Container {
+    root: TempDir,
+    child: Child,
+    /// The first process, as the host numbers it.
+    pid: String,
+}
+
+impl Container {
+    /// Starts the first of `programs` in a root that has them all. `None`, after recording a skip,
+    /// without a compiler or if the kernel refuses the namespaces.
+    fn start(userland: Userland, users: Users, programs: &[&str]) -> Option<Container> {
+        const SCRIPT: &str = r#"mount -t proc proc "$1/proc" && exec chroot "$1" "$2""#;
+        let root = userland.root(programs)?;
+        let mut command = Command::new("unshare");
+        if users == Users::Own {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", SCRIPT, "sh"]);
+        command.arg(root.path()).arg(format!("/{}", programs[0]));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let Ok(mut child) = command.spawn() else {
+            skip_part(&Lack::Tool("unshare"));
+            return None;
+        };
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let mut why = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
+            child.wait().unwrap();
+            skip_part(&Lack::Refused { call: "a container", error: &io::Error::other(why) });
+            return None;
+        }
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        let pid = fs::read_to_string(children).unwrap().trim().to_owned();
+        Some(Container { root, child, pid })
+    }
+
+    /// Runs the command of the host's root that `PAGEWISE_STATIC` names, inside.
+    fn inside(&self, words: &[&str]) -> Output {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.pid, "--mount", "--pid", "--root", "--wd=/", "--"]);
+        command.arg("/pagewise").args(words).env_remove("HOME").stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    fn json_inside(&self, words: &[&str]) -> Value {
+        let output = self.inside(words);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Copies the static command into the root.
+    fn add_pagewise(&self) -> bool {
+        let Some(file) = static_command() else { return false };
+        copy_program(&file, &self.root.path().join("pagewise"));
+        true
+    }
+
+    /// Files of recordings that were left in the root.
+    fn left_files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.root.path().join("tmp")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with("pagewise-heap-")).collect()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The command as one file. `None`, after recording a skip, if it was not built.
+fn static_command() -> Option<PathBuf> {
+    let file = std::env::var_os("PAGEWISE_STATIC").map(PathBuf::from);
+    if file.is_none() {
+        skip(&Lack::Machine("PAGEWISE_STATIC names no static build: cargo xtask static"));
+    }
+    file
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// True if `diagnose` has found that a process is healthy, or the cause of its trouble.
+fn is_diagnosed(output: &Output) -> bool {
+    matches!(output.status.code(), Some(0 | 10))
+}
+
+/// Paths of the mappings in a report of `explain --json`.
+fn has_mapping(report: &Value, path: &str) -> bool {
+    report.to_string().contains(path)
+}
+
+#[test]
+fn a_process_in_a_container_is_inspected_from_outside() {
+    for userland in USERLANDS {
+        let Some(container) = Container::start(userland, Users::Own, &["busy_heap"]) else {
+            continue;
+        };
+        let pid = container.pid.as_str();
+        let explained = pagewise(&["explain", pid, "--json"]);
+        assert!(explained.status.success(), "{userland:?}: {}", said(&explained));
+        let report: Value = serde_json::from_slice(&explained.stdout).unwrap();
+        assert!(has_mapping(&report, "/busy_heap"), "{userland:?}: {report}");
+        // Its files are found in its own root.
+        let findings = report["findings"].as_array().unwrap();
+        assert!(!findings.iter().any(|it| it["id"] == "stale-files"), "{userland:?}: {findings:?}");
+        let scanned = pagewise(&["heap", "scan", pid, "--json"]);
+        assert!(scanned.status.success(), "{userland:?}: {}", said(&scanned));
+        let report: Value = serde_json::from_slice(&scanned.stdout).unwrap();
+        // 200 blocks of the one thread live at any time.
+        assert!(number(&report, "live.blocks") >= 200, "{userland:?}: {report}");
+        let diagnosed = pagewise(&["diagnose", pid, "--for", "300ms", "--json"]);
+        assert!(is_diagnosed(&diagnosed), "{userland:?}: {}", said(&diagnosed));
+    }
+}
+
+#[test]
+fn a_program_in_a_container_is_recorded_from_outside() {
+    let file = tempfile::tempdir().unwrap();
+    let file = file.path().join("x.pwh");
+    let attach = |container: &Container| {
+        let (pid, file) = (container.pid.as_str(), file.to_str().unwrap());
+        pagewise(&["heap", "attach", pid, "--for", "1s", "--max-pause", "10s", "-o", file])
+    };
+    for users in [Users::Own, Users::Host] {
+        if users == Users::Host && !is_root() {
+            continue;
+        }
+        let Some(container) = Container::start(Userland::Glibc, users, &["busy_heap"]) else {
+            continue;
+        };
+        // The second time the recorder is loaded already, from a file that is removed by then.
+        for _ in 0..2 {
+            let output = attach(&container);
+            assert!(output.status.success(), "{users:?}: {}", said(&output));
+            let functions = by_function(&fixture::recorder::report(&file));
+            assert!(functions.values().any(|[count, ..]| *count > 10), "{functions:?}");
+            assert_eq!(container.left_files(), Vec::<String>::new());
+        }
+    }
+    for (userland, why) in [(Userland::Musl, "musl"), (Userland::Static, "linked statically")] {
+        let Some(container) = Container::start(userland, Users::Own, &["busy_heap"]) else {
+            continue;
+        };
+        let output = attach(&container);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said(&output).contains(why), "{}", said(&output));
+    }
+}
+
+#[test]
+fn a_container_without_a_writable_folder_is_named_as_the_reason() {
+    let Some(container) = Container::start(Userland::Glibc, Users::Own, &["busy_heap"]) else {
+        return;
+    };
+    let folder = container.root.path().join("tmp");
+    fs::rename(&folder, container.root.path().join("elsewhere")).unwrap();
+    let output = pagewise(&["heap", "attach", &container.pid, "--for", "1s"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("another root directory"), "{}", said(&output));
+}
+
+#[test]
+fn one_file_works_inside_every_root() {
+    if !is_root() {
+        return;
+    }
+    for userland in USERLANDS {
+        let programs = ["busy_heap", "heap_known"];
+        let Some(container) = Container::start(userland, Users::Host, &programs) else { continue };
+        if !container.add_pagewise() {
+            return;
+        }
+        let report = container.json_inside(&["explain", "1", "--json"]);
+        assert!(has_mapping(&report, "/busy_heap"), "{userland:?}: {report}");
+        let report = container.json_inside(&["heap", "scan", "1", "--json"]);
+        assert!(number(&report, "live.blocks") >= 200, "{userland:?}: {report}");
+        let diagnosed = container.inside(&["diagnose", "1", "--for", "300ms", "--json"]);
+        assert!(is_diagnosed(&diagnosed), "{userland:?}: {}", said(&diagnosed));
+        records_inside(userland, &container);
+    }
+}
+
+/// `heap run` of a program whose allocations are known.
+fn records_inside(userland: Userland, container: &Container) {
+    let file = "/tmp/known.pwh";
+    let output = container.inside(&["heap", "run", "-o", file, "--", "/heap_known"]);
+    if userland == Userland::Static && !Path::new("/sys/bus/event_source/devices/uprobe").exists() {
+        assert!(!said(&output).is_empty(), "the reason is named");
+        return skip_part(&Lack::KernelFile("/sys/bus/event_source/devices/uprobe/type"));
+    }
+    assert_eq!(output.status.code(), Some(3), "{userland:?}: {}", said(&output));
+    let words = ["heap", "report", file, "--json", "--threshold", "0"];
+    let functions = by_function(&container.json_inside(&words));
+    // musl's `calloc` calls `malloc`, which is recorded, too.
+    if userland != Userland::Musl {
+        assert_eq!(functions["once"], [1000, 48_000, 1000], "{userland:?}");
+        assert_eq!(functions["zeros"], [300, 9000, 290], "{userland:?}");
+    }
+    assert_eq!(functions["grow"], [100, 400_000, 100], "{userland:?}");
+    assert_eq!(functions["in_thread"], [400, 51_200, 400], "{userland:?}");
+}
+
+#[test]
+fn a_container_inspects_another_one_whose_processes_it_sees() {
+    const SCRIPT: &str =
+        r#"mount -t proc proc "$1/proc" && root=$1 && shift && exec chroot "$root" /pagewise "$@""#;
+    if !is_root() {
+        return;
+    }
+    let Some(command) = static_command() else { return };
+    let Some(target) = Container::start(Userland::Glibc, Users::Own, &["busy_heap"]) else {
+        return;
+    };
+    // A side container: a root of its own, and the PIDs of the host.
+    let Some(root) = Userland::Static.root(&[]) else { return };
+    copy_program(&command, &root.path().join("pagewise"));
+    let beside = |words: &[&str]| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(root.path()).args(words);
+        unshare.stdin(Stdio::null()).output().unwrap()
+    };
+    let explained = beside(&["explain", &target.pid, "--json"]);
+    assert!(explained.status.success(), "{}", said(&explained));
+    let words =
+        ["heap", "attach", &target.pid, "--for", "1s", "--max-pause", "10s", "-o", "/tmp/x.pwh"];
+    let output = beside(&words);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(root.path().join("tmp/x.pwh").exists());
+    assert_eq!(target.left_files(), Vec::<String>::new());
+}

@@ -1,0 +1,347 @@
+//! Files of code, by `/proc/self/maps` and their ELF headers: for C libraries without
+//! `_dl_find_object`. The other functions that find files take a lock of the loader, which a thread
+//! inside `malloc` may hold already.
+
+use std::ffi::c_char;
+use std::sync::atomic::{
+    AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+use crate::kernel::{self, OwnedFile};
+use crate::lock::Lock;
+
+/// Maximum number of files; code of others is unknown.
+const MAX_OBJECTS: usize = 1024;
+/// Bytes of all paths.
+const PATH_BYTES: usize = 1 << 20;
+/// Size of an entry of the table of program headers.
+const PROGRAM_HEADER: usize = 56;
+/// Program headers that are read at a time.
+const HEADERS_AT_A_TIME: usize = 16;
+
+/// A file of code. Only `is_loaded` changes once it is set.
+#[derive(Debug)]
+pub(crate) struct CodeObject {
+    /// Its first address.
+    pub start: AtomicUsize,
+    /// Behind its last.
+    pub end: AtomicUsize,
+    /// Address of its unwind table header; 0 without one.
+    pub header: AtomicUsize,
+    /// The words that a [`crate::modules::LinkMap`] has.
+    pub link: LinkWords,
+    is_loaded: AtomicUsize,
+}
+
+/// The first words of `struct link_map`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct LinkWords {
+    bias: AtomicUsize,
+    name: AtomicPtr<c_char>,
+}
+
+static OBJECTS: [CodeObject; MAX_OBJECTS] = [const {
+    CodeObject {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        header: AtomicUsize::new(0),
+        link: LinkWords { bias: AtomicUsize::new(0), name: AtomicPtr::new(std::ptr::null_mut()) },
+        is_loaded: AtomicUsize::new(0),
+    }
+}; MAX_OBJECTS];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Memory of paths, each with a zero at its end.
+static PATHS: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+static PATHS_USED: AtomicUsize = AtomicUsize::new(0);
+
+/// Held to add files. A thread that holds it takes no other lock.
+static LOCK: Lock = Lock::new();
+
+/// The file that covers an address.
+pub(crate) fn find(address: usize) -> Option<&'static CodeObject> {
+    known(address).or_else(|| learn(address))
+}
+
+/// Looks at all files again when they are next searched for: one may be unloaded.
+pub(crate) fn forget() {
+    let _held = LOCK.hold();
+    for object in &OBJECTS[..COUNT.load(Relaxed)] {
+        object.is_loaded.store(0, Release);
+    }
+}
+
+/// In a child of `fork`, where the thread that held the lock is gone.
+pub(crate) fn reset() {
+    LOCK.reset();
+}
+
+fn known(address: usize) -> Option<&'static CodeObject> {
+    OBJECTS[..COUNT.load(Acquire)].iter().find(|object| {
+        object.is_loaded.load(Acquire) != 0
+            && (object.start.load(Relaxed)..object.end.load(Relaxed)).contains(&address)
+    })
+}
+
+#[cold]
+#[inline(never)]
+fn learn(address: usize) -> Option<&'static CodeObject> {
+    let _held = LOCK.hold();
+    if let Some(known) = known(address) {
+        return Some(known);
+    }
+    let mut text = MapsText::open()?;
+    loop {
+        let line = text.line()?;
+        // A file begins with its header; its other mappings are within the range of the first.
+        if line.is_file && line.offset == 0 && line.start <= address {
+            let layout = ElfLayout::read(line.start).filter(|layout| address < layout.end);
+            if let Some(layout) = layout {
+                let path = if layout.is_program { &[] } else { text.path()? };
+                return add(&layout, path);
+            }
+        }
+        text.skip_path()?;
+    }
+}
+
+/// Adds a file, or notes that a known one is loaded. The lock is held.
+fn add(layout: &ElfLayout, path: &[u8]) -> Option<&'static CodeObject> {
+    let count = COUNT.load(Relaxed);
+    let is_same = |object: &&CodeObject| {
+        object.start.load(Relaxed) == layout.start
+            && object.end.load(Relaxed) == layout.end
+            && object.header.load(Relaxed) == layout.header
+            && has_path(object, path)
+    };
+    if let Some(object) = OBJECTS[..count].iter().find(is_same) {
+        object.is_loaded.store(1, Release);
+        return Some(object);
+    }
+    let object = OBJECTS.get(count)?;
+    object.link.name.store(keep(path)?.cast(), Relaxed);
+    object.link.bias.store(layout.bias, Relaxed);
+    object.start.store(layout.start, Relaxed);
+    object.end.store(layout.end, Relaxed);
+    object.header.store(layout.header, Relaxed);
+    object.is_loaded.store(1, Release);
+    COUNT.store(count + 1, Release);
+    Some(object)
+}
+
+fn has_path(object: &CodeObject, path: &[u8]) -> bool {
+    let name = object.link.name.load(Relaxed);
+    // SAFETY: paths have a zero at their end and are never unmapped.
+    unsafe { std::ffi::CStr::from_ptr(name) }.to_bytes() == path
+}
+
+/// Copies a path to memory that stays, also in children of `fork`.
+fn keep(path: &[u8]) -> Option<*mut u8> {
+    if PATHS.load(Relaxed).is_null() {
+        PATHS.store(kernel::private(PATH_BYTES).ok()?, Relaxed);
+    }
+    let used = PATHS_USED.load(Relaxed);
+    let after = used.checked_add(path.len() + 1).filter(|&after| after <= PATH_BYTES)?;
+    let to = PATHS.load(Relaxed).wrapping_add(used);
+    // SAFETY: the memory has this many unused bytes, which are zeros, one more than the path.
+    unsafe { std::ptr::copy_nonoverlapping(path.as_ptr(), to, path.len()) };
+    PATHS_USED.store(after, Relaxed);
+    Some(to)
+}
+
+/// Addresses of a loaded ELF file, from its headers in memory.
+#[derive(Debug)]
+struct ElfLayout {
+    start: usize,
+    end: usize,
+    bias: usize,
+    header: usize,
+    is_program: bool,
+}
+
+impl ElfLayout {
+    fn read(start: usize) -> Option<ElfLayout> {
+        const LOAD: u32 = 1;
+        const EH_FRAME: u32 = 0x6474_e550;
+        let mut bytes = [0; 64];
+        kernel::read_own(start, &mut bytes).ok()?;
+        // 64 bits, little endian.
+        if bytes[..6] != *b"\x7fELF\x02\x01" {
+            return None;
+        }
+        let table = start.checked_add(word(&bytes, 0x20)?)?;
+        let size = usize::from(u16::from_le_bytes([bytes[0x36], bytes[0x37]]));
+        let count = usize::from(u16::from_le_bytes([bytes[0x38], bytes[0x39]]));
+        if size != PROGRAM_HEADER {
+            return None;
+        }
+        let (mut low, mut high, mut unwind) = (usize::MAX, 0, None);
+        let mut headers = [0; PROGRAM_HEADER * HEADERS_AT_A_TIME];
+        for first in (0..count).step_by(HEADERS_AT_A_TIME) {
+            let length = PROGRAM_HEADER * HEADERS_AT_A_TIME.min(count - first);
+            let headers = headers.get_mut(..length)?;
+            kernel::read_own(table + first * PROGRAM_HEADER, headers).ok()?;
+            for header in headers.as_chunks::<PROGRAM_HEADER>().0 {
+                let (address, length) = (word(header, 0x10)?, word(header, 0x28)?);
+                match u32::from_le_bytes([header[0], header[1], header[2], header[3]]) {
+                    LOAD => {
+                        low = low.min(address);
+                        high = high.max(address.checked_add(length)?);
+                    }
+                    EH_FRAME => unwind = Some(address),
+                    _ => {}
+                }
+            }
+        }
+        // SAFETY: `getauxval` reads what the kernel wrote at `execve`.
+        let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+        // SAFETY: as above.
+        let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+        let bias = start.wrapping_sub(low & !(page - 1));
+        let end = bias.wrapping_add(high);
+        if low > high || end <= start {
+            return None;
+        }
+        let header = unwind.map_or(0, |address| bias.wrapping_add(address));
+        Some(ElfLayout { start, end, bias, header, is_program: program == table })
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<usize> {
+    Some(usize::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+/// `/proc/self/maps`, read by system calls alone.
+struct MapsText {
+    file: OwnedFile,
+    bytes: [u8; 512],
+    at: usize,
+    count: usize,
+    /// The path that was read last.
+    path: [u8; MAX_PATH],
+}
+
+/// Bytes of a path; a file with a longer one is unknown. The kernel has no longer ones for most
+/// calls, but a thread's stack may be small.
+const MAX_PATH: usize = 1024;
+
+/// The beginning of a line, up to its path.
+struct MapsLine {
+    start: usize,
+    offset: usize,
+    is_file: bool,
+}
+
+impl MapsText {
+    fn open() -> Option<MapsText> {
+        let file = OwnedFile::open(c"/proc/self/maps").ok()?;
+        Some(MapsText { file, bytes: [0; 512], at: 0, count: 0, path: [0; MAX_PATH] })
+    }
+
+    fn peek(&mut self) -> Option<u8> {
+        if self.at == self.count {
+            self.count = self.file.read(&mut self.bytes).ok().filter(|&count| count > 0)?;
+            self.at = 0;
+        }
+        self.bytes.get(self.at).copied()
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let byte = self.peek()?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    /// A number in hexadecimal digits, and the character behind it.
+    fn number(&mut self) -> Option<usize> {
+        let mut number = 0_usize;
+        while let Some(digit) = char::from(self.next()?).to_digit(16) {
+            number = number << 4 | digit as usize;
+        }
+        Some(number)
+    }
+
+    fn skip_field(&mut self) -> Option<()> {
+        while self.next()? != b' ' {}
+        Some(())
+    }
+
+    /// The beginning of the next line; its path is to be read or skipped next.
+    fn line(&mut self) -> Option<MapsLine> {
+        let start = self.number()?;
+        self.number()?;
+        self.skip_field()?;
+        let offset = self.number()?;
+        // The device, then the inode: only files, and what the kernel maps as one, have paths.
+        self.skip_field()?;
+        while self.peek()?.is_ascii_digit() {
+            self.at += 1;
+        }
+        while self.peek()? == b' ' {
+            self.at += 1;
+        }
+        let first = self.peek()?;
+        if first == b'/' {
+            return Some(MapsLine { start, offset, is_file: true });
+        }
+        // "[vdso]" is the one such mapping that has a header, which `ElfLayout::read` verifies.
+        Some(MapsLine { start, offset, is_file: first == b'[' })
+    }
+
+    /// The path of the line whose beginning was read.
+    fn path(&mut self) -> Option<&[u8]> {
+        let mut length = 0;
+        loop {
+            match self.next()? {
+                b'\n' => return self.path.get(..length),
+                byte => *self.path.get_mut(length)? = byte,
+            }
+            length += 1;
+        }
+    }
+
+    fn skip_path(&mut self) -> Option<()> {
+        while self.next()? != b'\n' {}
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_those_that_the_loader_has() {
+        let ours = files_are_those_that_the_loader_has as *const () as usize;
+        let libc = libc::getpid as *const () as usize;
+        let mut compared = 0;
+        for address in [ours, libc] {
+            let object = find(address).expect("code is in a file");
+            let Some(loaders) = crate::modules::find_by_loader(address as u64) else { continue };
+            compared += 1;
+            assert_eq!(object.start.load(Relaxed), loaders.start);
+            assert_eq!(object.end.load(Relaxed), loaders.end);
+            assert_eq!(object.header.load(Relaxed), loaders.header);
+            // SAFETY: paths have a zero at their end and are never unmapped.
+            let path = unsafe { std::ffi::CStr::from_ptr(object.link.name.load(Relaxed)) };
+            let theirs = crate::modules::path(&loaders).unwrap();
+            let real = std::fs::canonicalize(std::str::from_utf8(theirs).unwrap());
+            let real = real.map(|path| path.to_str().unwrap().to_owned()).unwrap_or_default();
+            assert_eq!(path.to_str().unwrap(), real);
+        }
+        // Before glibc 2.35 there is nothing to compare with.
+        assert!(compared == 2 || compared == 0);
+        let before = std::ptr::from_ref(find(libc).unwrap());
+        forget();
+        assert!(known(libc).is_none());
+        assert!(std::ptr::eq(find(libc).unwrap(), before), "an entry is used again");
+    }
+
+    #[test]
+    fn memory_without_a_file_is_unknown() {
+        let heap = Box::new(7);
+        assert!(find(std::ptr::from_ref(&*heap) as usize).is_none());
+        assert!(find(16).is_none());
+    }
+}

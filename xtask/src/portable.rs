@@ -1,0 +1,64 @@
+//! `cargo xtask static`: the command as one file that runs on any Linux of this architecture,
+//! whatever its C library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::capture::call;
+
+/// Builds `pagewise` and copies it to `target/static/pagewise`.
+pub(crate) fn run(optimised: bool) -> Result<()> {
+    let file = build(optimised)?;
+    println!("built {}", file.display());
+    Ok(())
+}
+
+/// The static C library is missing on machines without its package.
+pub(crate) fn has_static_libc() -> bool {
+    let answer = Command::new("cc").arg("-print-file-name=libc.a").output();
+    // Without the file it prints the name alone.
+    answer.is_ok_and(|answer| Path::new(String::from_utf8_lossy(&answer.stdout).trim()).is_file())
+}
+
+/// Builds the command and returns its path.
+pub(crate) fn build(optimised: bool) -> Result<PathBuf> {
+    ensure!(
+        has_static_libc(),
+        "the static C library is missing: install libc6-dev (Debian, Ubuntu) or glibc-static (Fedora, RHEL)"
+    );
+    let root = crate::root()?;
+    // The option is for the last step alone: all libraries are those of any other build.
+    let mut cargo = crate::cargo();
+    cargo.args(["rustc", "-p", "pagewise", "--bin", "pagewise"]);
+    if optimised {
+        cargo.arg("--release");
+    }
+    call(cargo.args(["--", "-C", "target-feature=+crt-static"]).current_dir(&root))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    let built = target.join(if optimised { "release" } else { "debug" }).join("pagewise");
+    let kept = target.join("static").join("pagewise");
+    fs::create_dir_all(kept.parent().context("it is in a folder")?)?;
+    // Not over a file that is being executed.
+    let _ = fs::remove_file(&kept);
+    fs::copy(&built, &kept).with_context(|| built.display().to_string())?;
+    ensure!(is_static(&fs::read(&kept)?), "{} still needs a loader", kept.display());
+    Ok(kept)
+}
+
+/// True if an ELF file of 64 bits names no program interpreter.
+fn is_static(file: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let word = |at: usize, length: usize| {
+        let bytes = file.get(at..at + length)?;
+        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let headers = || {
+        let table = usize::try_from(word(0x20, 8)?).ok()?;
+        let (size, count) = (word(0x36, 2)? as usize, word(0x38, 2)? as usize);
+        (0..count).map(|index| word(table + index * size, 4)).collect::<Option<Vec<u64>>>()
+    };
+    headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
+}
