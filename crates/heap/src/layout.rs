@@ -166,7 +166,7 @@ struct Looking<'a> {
     sums: Vec<AreaSum>,
     /// In order of address.
     extents: Vec<BlockExtent>,
-    /// Index of the extent that was found last: most blocks lie in the same one as the block before.
+    /// Index of the extent that was found last: most blocks lie in the same one as the last block.
     last_extent: Cell<usize>,
     /// Up to this address, the resident pages were found out a second time, with the blocks.
     renewed: u64,
