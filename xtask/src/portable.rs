@@ -57,7 +57,8 @@ fn is_static(file: &[u8]) -> bool {
     };
     let headers = || {
         let table = usize::try_from(word(0x20, 8)?).ok()?;
-        let (size, count) = (word(0x36, 2)? as usize, word(0x38, 2)? as usize);
+        let size = usize::try_from(word(0x36, 2)?).ok()?;
+        let count = usize::try_from(word(0x38, 2)?).ok()?;
         (0..count).map(|index| word(table + index * size, 4)).collect::<Option<Vec<u64>>>()
     };
     headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))

@@ -340,8 +340,8 @@ mod tests {
 
     #[test]
     fn memory_without_a_file_is_unknown() {
-        let heap = Box::new(7);
-        assert!(find(std::ptr::from_ref(&*heap) as usize).is_none());
+        let local = 7;
+        assert!(find(std::ptr::from_ref(&local) as usize).is_none());
         assert!(find(16).is_none());
     }
 }
