@@ -537,9 +537,12 @@ unsafe fn reallocate<S: Source, const N: usize>(
     // SAFETY: a block that could not be resized is smaller than `size`; both are as long as it, and
     // apart.
     unsafe { moved.copy_from_nonoverlapping(payload, layout.size()) };
-    // In C the size is that of the whole block.
-    let usable = block.rounded_asked();
-    let size = if front.is_closed() { layout.size() } else { DeferredFrees::<N>::within(usable) };
+    // In C the size is that of the whole block. Memory checkers forbid reads of its word, but they
+    // close the cache.
+    let size = match front.is_closed() {
+        true => layout.size(),
+        false => DeferredFrees::<N>::within(block.rounded_asked()),
+    };
     // SAFETY: the caller passes a block of this front and heap; its contents were copied to
     // `moved`.
     unsafe { free(front, heap, payload, (size, site)) }?;

@@ -116,6 +116,7 @@ impl SizeBins {
     #[inline]
     pub(super) fn push(&mut self, SizeBin(bin): SizeBin, block: TlsfBlock) {
         debug_assert!(block.capacity() >= SizeBin(bin).capacity(), "a block is too short");
+        block.set_waiting();
         block.set_next_in_list(self.heads[usize::from(bin)].replace(block));
         self.filled[usize::from(bin / 64)] |= 1 << (bin % 64);
         self.count += 1;
@@ -128,6 +129,7 @@ impl SizeBins {
         let block = self.heads[usize::from(bin)]?;
         self.set_head(bin, block.next_in_list());
         self.note_taken(bin);
+        block.set_not_waiting();
         Some(block)
     }
 
@@ -144,6 +146,7 @@ impl SizeBins {
                     None => self.set_head(bin, next),
                 }
                 self.note_taken(bin);
+                block.set_not_waiting();
                 return Some(block);
             }
             (before, at) = (at, next);

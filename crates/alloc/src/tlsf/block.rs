@@ -8,7 +8,7 @@
 //!        ┌──────┬──────┬──────────┬────────────────┬───────┐
 //!  free  │ word │ next │ previous │    not used    │ start │ word of the next ..
 //!        └──────┴──────┴──────────┴────────────────┴───────┘
-//!        word     size | FREE | AFTER_FREE | SPARE, and in debug builds a tag in the upper bits
+//!        word     size | FREE | AFTER_FREE | SPARE | WAITING, in debug builds a tag in upper bits
 //!        next     the next free block of the same class, and the previous
 //!        start    where this block starts: the next block finds its free neighbour here
 //! ```
@@ -18,6 +18,8 @@
 //!   before the word.
 //! - `SPARE` is set in a block in use that is a GRANULE larger than requested, since such a small
 //!   rest cannot be a block: so the requested size is known without the user.
+//! - `WAITING` is set in a freed block that is in a bin and not merged yet. The pool itself does
+//!   not need the bit: it is for programs that read the pool from outside.
 //! - No two free blocks are neighbours. The first block of a region has no block before; its last
 //!   is a word of size 0 in use, so that nothing asks for a neighbour beyond.
 //!
@@ -43,6 +45,8 @@ const SIZE: usize = (LIMIT - 1) & !(GRANULE - 1);
 const FREE: usize = 1;
 const AFTER_FREE: usize = 2;
 const SPARE: usize = 4;
+/// Sizes of 32-bit blocks leave no bit for it.
+const WAITING: usize = if WORD == 8 { 8 } else { 0 };
 
 /// The size of a block for this number of payload bytes; `None` if no block can be that large.
 pub(super) const fn size_for(payload: usize) -> Option<usize> {
@@ -150,7 +154,7 @@ impl TlsfBlock {
     pub(super) fn is_genuine(self) -> bool {
         let word = self.word();
         word & !(LIMIT - 1) == self.tag()
-            && word & (GRANULE - 1) & !(FREE | AFTER_FREE | SPARE) == 0
+            && word & (GRANULE - 1) & !(FREE | AFTER_FREE | SPARE | WAITING) == 0
     }
 
     /// From its word to that of the next; 0 at the end of a region.
@@ -226,6 +230,18 @@ impl TlsfBlock {
     #[inline]
     pub(super) fn set_after_used(self) {
         self.set_word(self.word() & !AFTER_FREE);
+    }
+
+    /// Marks a block that is put into a bin.
+    #[inline]
+    pub(super) fn set_waiting(self) {
+        self.set_word(self.word() | WAITING);
+    }
+
+    /// Removes the mark of a block that leaves its bin.
+    #[inline]
+    pub(super) fn set_not_waiting(self) {
+        self.set_word(self.word() & !WAITING);
     }
 
     /// Its neighbours in the list of its class.

@@ -25,6 +25,8 @@ const HEAD: u64 = 24;
 const SIZE: u64 = ((1 << 40) - 1) & !(GRANULE - 1);
 const FREE: u64 = 1;
 const AFTER_FREE: u64 = 2;
+/// The block is freed, and waits to be used again or merged.
+const WAITING: u64 = 8;
 
 /// The blocks of the regions that fill a range, each with true if it is free. `None` if a word
 /// contradicts the others.
@@ -71,7 +73,7 @@ fn add_region(
         if is_end {
             return Some(());
         }
-        found.push((LiveBlock { start: at, size }, is_free));
+        found.push((LiveBlock { start: at, size }, is_free || word & WAITING != 0));
         (at, before_is_free) = (at + size, is_free);
     }
 }
