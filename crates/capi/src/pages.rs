@@ -378,7 +378,7 @@ mod tests {
             let (_, value) = line.strip_prefix("#define PW_PAGES_")?.split_once(' ')?;
             value.split_once('u')?.0.parse::<c_uint>().ok()
         });
-        let bits: Vec<c_uint> = FLAGS.iter().map(|flag| flag.bit).collect();
+        let bits: Vec<c_uint> = FLAGS.iter().map(|flag| flag.bit).chain([GUARDED]).collect();
         assert_eq!(defined.collect::<Vec<_>>(), bits);
     }
 }

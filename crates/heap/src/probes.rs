@@ -47,7 +47,9 @@ pub enum Unwatched {
     )]
     NoSymbols,
     /// The kernel has no such probes.
-    #[error("it is linked statically, and this kernel has no uprobes (CONFIG_UPROBE_EVENTS)")]
+    #[error(
+        "it is linked statically, and /sys lists no uprobes: /sys is not mounted, or the kernel lacks CONFIG_UPROBE_EVENTS"
+    )]
     NoProbes,
     /// They may not be used.
     #[error("it is linked statically, and probes on its functions need root or CAP_PERFMON")]

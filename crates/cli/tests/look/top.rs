@@ -95,9 +95,9 @@ fn the_mouse_sorts_selects_opens_and_scrolls() {
     start_top(&terminal, "");
     let screen = terminal.wait_for("GROW/MIN");
     let heading = screen.lines().position(|line| line.contains("GROW/MIN")).unwrap();
-    let column = screen.lines().nth(heading).unwrap().find("SWAP").unwrap();
+    let column = screen.lines().nth(heading).unwrap().find("USS").unwrap();
     mouse(&terminal, LEFT, column + 2, heading + 1);
-    terminal.wait_for("by SWAP");
+    terminal.wait_for("by USS");
     terminal.keys(&["/"]);
     terminal.line(&evil.pid().to_string());
     terminal.wait_for(r"evil\x1b[2J\x07 600");
