@@ -97,17 +97,17 @@ fn starts_and_ends_are_events_and_short_processes_are_counted() {
 #[test]
 fn without_a_budget_a_changed_process_keeps_its_older_values_and_says_so() {
     // A small process: the first sweep reads the pages of all of those.
-    let script = "read -r line; s=$(printf '%1000000s'); echo; sleep 600";
+    let script = "read -r line; s=$(printf '%1000000s'); echo; read -r line";
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut shell = Sleeper(shell.spawn().unwrap());
-    let mut output = shell.0.stdout.take().unwrap();
+    let (mut input, mut output) = (shell.0.stdin.take().unwrap(), shell.0.stdout.take().unwrap());
     let options = SamplerOptions { page_share: 0.0, ..SamplerOptions::default() };
     let mut sampler = sampler(options);
     let first = sampler.sweep().unwrap().sweep;
     let before = shell.of(&first).unwrap();
     // It grows between the sweeps.
-    shell.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+    input.write_all(b"\n").unwrap();
     output.read_exact(&mut [0]).unwrap();
     let second = sampler.sweep().unwrap().sweep;
     let after = shell.of(&second).unwrap();
