@@ -151,7 +151,7 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     let Some(cgroup) = TestCgroup::make("leak") else {
         return skip(&Lack::Machine("no memory cgroup can be made"));
     };
-    let arguments = format!("anon=8 wait{}", " push=2 wait".repeat(40));
+    let arguments = format!("anon=8 wait{}", " push=1 wait".repeat(80));
     let mut leaking = Actor::start(&cgroup.folder, &arguments);
     if cgroup.limit(56 << 20).is_none() {
         return skip(&Lack::Machine("no memory cgroup can be limited"));
@@ -170,10 +170,10 @@ fn alerts_fire_for_a_cgroup_that_leaks_and_whose_process_is_killed() {
     let path = cgroup.path();
     let mut seen = firing(&prometheus, &path);
     assert!(seen.is_empty(), "{seen:?}");
-    // Until 60 of about 65 MiB are in use.
-    for _ in 0..26 {
+    // Until 60 of about 65 MiB are in use, for several times as long as the rules look back.
+    for _ in 0..52 {
         leaking.push();
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(300));
         seen.extend(firing(&prometheus, &path));
     }
     wait("the alerts of the leak", || {
