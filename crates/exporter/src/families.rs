@@ -29,6 +29,24 @@ pub(crate) struct RowMetric<R> {
     values: fn(&R, &mut RowValues),
 }
 
+const fn gauge<R>(
+    name: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    values: fn(&R, &mut RowValues),
+) -> RowMetric<R> {
+    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
+}
+
+const fn counter<R>(
+    name: &'static str,
+    unit: &'static str,
+    help: &'static str,
+    values: fn(&R, &mut RowValues),
+) -> RowMetric<R> {
+    RowMetric { name, unit, kind: MetricKind::Counter, help, values }
+}
+
 /// The values of one metric of a row.
 #[derive(Default)]
 pub(crate) struct RowValues(Vec<(Option<ExtraLabel>, MetricValue)>);

@@ -9,7 +9,7 @@ use pagewise_model::{Bytes, Reading};
 
 use super::groups::headroom;
 use super::machine::stalls;
-use super::{RowMetric, RowValues, append, empty, series, values};
+use super::{RowMetric, RowValues, append, counter, empty, gauge, series, values};
 use crate::container::{CgroupOwner, ContainerNameTable};
 use crate::exposition::{LabelSet, MetricFamily, MetricKind};
 use crate::headroom::Headroom;
@@ -30,24 +30,6 @@ struct CgroupRow {
     cgroup: SweepCgroup,
     processes: u64,
     headroom: Option<u64>,
-}
-
-const fn gauge(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&CgroupRow, &mut RowValues),
-) -> RowMetric<CgroupRow> {
-    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
-}
-
-const fn counter(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&CgroupRow, &mut RowValues),
-) -> RowMetric<CgroupRow> {
-    RowMetric { name, unit, kind: MetricKind::Counter, help, values }
 }
 
 const METRICS: [RowMetric<CgroupRow>; 11] = [

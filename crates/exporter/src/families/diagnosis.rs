@@ -4,18 +4,9 @@ use std::sync::Arc;
 
 use pagewise_model::Bytes;
 
-use super::{RowMetric, RowValues, empty, of_one};
+use super::{RowMetric, empty, gauge, of_one};
 use crate::diagnosis::ExportedDiagnosis;
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue, label_text};
-
-const fn gauge(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&ExportedDiagnosis, &mut RowValues),
-) -> RowMetric<ExportedDiagnosis> {
-    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
-}
 
 const METRICS: [RowMetric<ExportedDiagnosis>; 4] = [
     gauge(

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pagewise_model::sweep::{BytesByPageKind, PagesReading, Sweep, SweepProcess};
 use pagewise_model::{Bytes, Reading};
 
-use super::{RowMetric, RowValues, append, empty, series, values};
-use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue};
+use super::{RowMetric, RowValues, append, counter, empty, gauge, series, values};
+use crate::exposition::{LabelSet, MetricFamily, MetricValue};
 use crate::groups::{GroupAssignment, GroupName};
 use crate::headroom::Headroom;
 use crate::limits::SeriesBudget;
@@ -59,24 +59,6 @@ struct GroupSums {
     headroom: Option<u64>,
     oldest_unix_ns: Option<u64>,
     counters: GroupCounters,
-}
-
-const fn gauge(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&GroupSums, &mut RowValues),
-) -> RowMetric<GroupSums> {
-    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
-}
-
-const fn counter(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&GroupSums, &mut RowValues),
-) -> RowMetric<GroupSums> {
-    RowMetric { name, unit, kind: MetricKind::Counter, help, values }
 }
 
 const METRICS: [RowMetric<GroupSums>; 19] = [

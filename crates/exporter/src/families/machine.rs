@@ -5,26 +5,8 @@ use pagewise_model::fragmentation::BootCounter;
 use pagewise_model::settings::PressureFigures;
 use pagewise_model::sweep::Sweep;
 
-use super::{RowMetric, RowValues, empty, of_one};
-use crate::exposition::{MetricFamily, MetricKind, MetricValue, label_text};
-
-const fn gauge(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&Sweep, &mut RowValues),
-) -> RowMetric<Sweep> {
-    RowMetric { name, unit, kind: MetricKind::Gauge, help, values }
-}
-
-const fn counter(
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&Sweep, &mut RowValues),
-) -> RowMetric<Sweep> {
-    RowMetric { name, unit, kind: MetricKind::Counter, help, values }
-}
+use super::{RowMetric, RowValues, counter, empty, gauge, of_one};
+use crate::exposition::{MetricFamily, MetricValue, label_text};
 
 const METRICS: [RowMetric<Sweep>; 11] = [
     gauge("pagewise_meminfo_bytes", "bytes", "Sizes of /proc/meminfo.", |it, out| {

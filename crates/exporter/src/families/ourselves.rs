@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pagewise_model::sweep::{Sweep, SweepCost, SweepTime};
 
-use super::{RowMetric, RowValues, empty, of_one};
+use super::{RowMetric, counter, empty, gauge, of_one};
 use crate::exposition::{LabelSet, MetricFamily, MetricKind, MetricValue};
 
 /// Counts of the exporter since its start.
@@ -35,99 +35,74 @@ struct OurRow {
     counts: SweepCounts,
 }
 
-const fn metric(
-    kind: MetricKind,
-    name: &'static str,
-    unit: &'static str,
-    help: &'static str,
-    values: fn(&OurRow, &mut RowValues),
-) -> RowMetric<OurRow> {
-    RowMetric { name, unit, kind, help, values }
-}
-
 const METRICS: [RowMetric<OurRow>; 13] = [
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_sweep_timestamp_seconds",
         "seconds",
         "Start of the last sweep, in seconds since 1970.",
         |it, out| out.one(Some(MetricValue::seconds(it.time.unix_ns))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_last_sweep_duration_seconds",
         "seconds",
         "Duration of the last sweep.",
         |it, out| out.one(Some(MetricValue::seconds(it.cost.took_ns))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_last_sweep_cpu_seconds",
         "seconds",
         "CPU time of the last sweep.",
         |it, out| out.one(Some(MetricValue::seconds(it.cost.cpu_ns))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_last_sweep_longest_hold_seconds",
         "seconds",
         "Longest system call of the last sweep that may have held the mmap lock of a process.",
         |it, out| out.one(Some(MetricValue::seconds(it.cost.longest_hold_ns))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_last_sweep_pages_read_processes",
         "",
         "Number of processes whose pages the last sweep read.",
         |it, out| out.one(Some(MetricValue::Whole(it.cost.pages_read))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_last_sweep_postponed_processes",
         "",
         "Number of processes whose pages changed and were not read, because of the budget.",
         |it, out| out.one(Some(MetricValue::Whole(it.cost.postponed))),
     ),
-    metric(MetricKind::Counter, "pagewise_sweeps", "", "Number of sweeps.", |it, out| {
+    counter("pagewise_sweeps", "", "Number of sweeps.", |it, out| {
         out.one(Some(MetricValue::Whole(it.counts.sweeps)))
     }),
-    metric(
-        MetricKind::Counter,
-        "pagewise_sweep_cpu_seconds",
-        "seconds",
-        "CPU time of all sweeps.",
-        |it, out| out.one(Some(MetricValue::seconds(it.counts.cpu_ns))),
-    ),
-    metric(
-        MetricKind::Counter,
+    counter("pagewise_sweep_cpu_seconds", "seconds", "CPU time of all sweeps.", |it, out| {
+        out.one(Some(MetricValue::seconds(it.counts.cpu_ns)))
+    }),
+    counter(
         "pagewise_vanished_processes",
         "",
         "Number of processes that ended while a sweep read them.",
         |it, out| out.one(Some(MetricValue::Whole(it.counts.vanished))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_series_limit",
         "",
         "Limit of the number of series (--max-series).",
         |it, out| out.one(Some(MetricValue::Whole(it.counts.max_series))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_merged_groups",
         "",
         "Number of groups that are summed as the group other.",
         |it, out| out.one(Some(MetricValue::Whole(it.counts.merged_groups))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_left_out_cgroups",
         "",
         "Number of cgroups that have no series because of the limits.",
         |it, out| out.one(Some(MetricValue::Whole(it.counts.left_out_cgroups))),
     ),
-    metric(
-        MetricKind::Gauge,
+    gauge(
         "pagewise_dropped_series",
         "",
         "Number of series that were left out of the last sweep because of the limits.",
