@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use pagewise_vm::is_static_program;
 
 use crate::capture::call;
 
@@ -44,22 +45,6 @@ pub(crate) fn build(optimised: bool) -> Result<PathBuf> {
     // Not over a file that is being executed.
     let _ = fs::remove_file(&kept);
     fs::copy(&built, &kept).with_context(|| built.display().to_string())?;
-    ensure!(is_static(&fs::read(&kept)?), "{} still needs a loader", kept.display());
+    ensure!(is_static_program(&fs::read(&kept)?), "{} still needs a loader", kept.display());
     Ok(kept)
-}
-
-/// True if an ELF file of 64 bits names no program interpreter.
-fn is_static(file: &[u8]) -> bool {
-    const INTERPRETER: u32 = 3;
-    let word = |at: usize, length: usize| {
-        let bytes = file.get(at..at + length)?;
-        Some(bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)))
-    };
-    let headers = || {
-        let table = usize::try_from(word(0x20, 8)?).ok()?;
-        let size = usize::try_from(word(0x36, 2)?).ok()?;
-        let count = usize::try_from(word(0x38, 2)?).ok()?;
-        (0..count).map(|index| word(table + index * size, 4)).collect::<Option<Vec<u64>>>()
-    };
-    headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
 }

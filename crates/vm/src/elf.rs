@@ -35,6 +35,13 @@ impl<'a> ElfHeaders<'a> {
     }
 }
 
+/// True if a file is a 64-bit program that no dynamic loader has to load.
+#[must_use]
+pub fn is_static_program(file: &[u8]) -> bool {
+    let headers = ElfHeaders::of(file);
+    headers.is_some_and(|headers| headers.segments().all(|(kind, ..)| kind != PT_INTERP))
+}
+
 /// Path of the dynamic loader. `None` for static programs and other files.
 pub(crate) fn interpreter(file: &[u8]) -> Option<&str> {
     let headers = ElfHeaders::of(file)?;
@@ -88,6 +95,7 @@ mod tests {
         for file in [&b""[..], b"#!/bin/sh", b"\x7fELF\x02\x01", &[0xff; 100]] {
             assert_eq!(without_symbols(file.to_vec()), file);
             assert_eq!(interpreter(file), None);
+            assert!(!is_static_program(file));
         }
         let mut hostile = b"\x7fELF\x02\x01".to_vec();
         hostile.resize(200, 0xff);

@@ -29,6 +29,7 @@ mod requirement;
 
 pub use accelerator::Accelerator;
 pub use archive::{ArchiveEntry, ArchiveWriter, read_archive};
+pub use elf::is_static_program;
 pub use error::VmError;
 pub use fetch::fetch_kernel;
 pub use initramfs::GuestFile;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::elf::{interpreter, without_symbols};
+use crate::elf::{interpreter, is_static_program, without_symbols};
 use crate::error::WhileDoing;
 use crate::{GuestFile, VmError};
 
@@ -31,10 +31,8 @@ pub(crate) fn find_busybox() -> Option<PathBuf> {
     let folders = ["/bin", "/usr/bin", "/usr/lib/busybox/bin"].map(PathBuf::from);
     let usual = folders.iter().flat_map(|folder| names.map(|name| folder.join(name)));
     let paths = names.iter().filter_map(|name| find_program(name)).chain(usual);
-    let is_static = |path: &PathBuf| {
-        fs::read(path)
-            .is_ok_and(|content| content.starts_with(b"\x7fELF") && interpreter(&content).is_none())
-    };
+    let is_static =
+        |path: &PathBuf| fs::read(path).is_ok_and(|content| is_static_program(&content));
     paths.into_iter().find(is_static)
 }
 
