@@ -85,7 +85,7 @@ impl GuestKernel {
         let read = file.take(64 << 10).read_to_end(&mut bytes);
         read.while_doing(format!("cannot read {}", image.display()))?;
         let Some(arch) = architecture(&bytes) else {
-            let words = "is no kernel image: expected a bzImage of x86-64 or an Image of arm64";
+            let words = "is not a kernel image: expected a bzImage of x86-64 or an Image of arm64";
             return Err(VmError::Format(format!("{} {words}", image.display())));
         };
         let release = release_in(&bytes).or_else(|| release_of_name(image));

@@ -190,8 +190,9 @@ fn predicted(processes: &[OomProcess]) -> Result<usize, Absent> {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout)
         .map_err(|_| failed(String::from_utf8_lossy(&output.stderr).into_owned()))?;
     let pid = report["next"]["pid"].as_u64();
-    let at = processes.iter().position(|process| Some(u64::from(process.pid())) == pid);
-    at.ok_or_else(|| failed(format!("it names process {pid:?}, which is none of the three")))
+    let pid = pid.ok_or_else(|| failed("it names no process".to_owned()))?;
+    let at = processes.iter().position(|process| u64::from(process.pid()) == pid);
+    at.ok_or_else(|| failed(format!("it names process {pid}, which this experiment did not start")))
 }
 
 /// A program maps twice the RAM and uses it.
