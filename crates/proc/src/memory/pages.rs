@@ -13,14 +13,15 @@ pub(crate) mod space;
 mod tally;
 pub(crate) mod walk;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pagewise_model::mapping::MappingPages;
-use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid, Reading};
+use pagewise_model::{Absent, Bytes, Mapping, PageSize, Pid, Reading, parallel};
 use pagewise_sys::probe::Features;
 
 use self::census::Trust;
-use self::walk::Walker;
+use self::walk::{WalkTotals, Walker};
 use crate::{ProcError, ProcRoot};
 
 /// Pace at which a process's page tables may be read.
@@ -91,14 +92,39 @@ pub fn read_with(
     pace: &Pace,
 ) -> Result<PageWalk, ProcError> {
     let walker = |trust| Walker::new(features, root, pid, page_size, pace, trust);
-    let mut first = walker(Trust::Bits)?;
-    first.walk(mappings)?;
-    let longest = first.longest();
+    let mut first = walk_all(&walker, Trust::Bits, mappings, pace)?;
     if !(first.is_doubtful() && features.frames) {
-        return Ok(first.finish(longest));
+        return Ok(first.finish());
     }
-    let mut second = walker(Trust::Counts)?;
-    second.walk(mappings)?;
-    let longest = second.longest().max(longest);
-    Ok(second.finish(longest))
+    let longest = first.longest();
+    first = walk_all(&walker, Trust::Counts, mappings, pace)?;
+    first.note_longest(longest);
+    Ok(first.finish())
+}
+
+/// Walks all mappings: many of them on two threads, where nothing asks for rests.
+fn walk_all(
+    walker: &(impl Fn(Trust) -> Result<Walker, ProcError> + Sync),
+    trust: Trust,
+    mappings: &mut [Mapping],
+    pace: &Pace,
+) -> Result<WalkTotals, ProcError> {
+    let walk = |mappings: &mut [Mapping]| {
+        let mut walker = walker(trust)?;
+        walker.walk(mappings)?;
+        Ok(walker.into_totals())
+    };
+    if !pace.rest.is_zero() || mappings.len() < parallel::MIN_ROWS {
+        return walk(mappings);
+    }
+    let (lower, upper) = mappings.split_at_mut(mappings.len() / 2);
+    let lower = Mutex::new(lower);
+    let (lower, upper) = parallel::both(
+        true,
+        || walk(&mut lower.lock().unwrap_or_else(PoisonError::into_inner)),
+        || walk(upper),
+    );
+    let mut all = lower?;
+    all.merge(upper?);
+    Ok(all)
 }

@@ -217,6 +217,12 @@ impl TallyLedger {
         Err(why)
     }
 
+    /// Adds the total of other mappings of the same process.
+    pub(super) fn merge(&mut self, other: TallyLedger) {
+        self.total.merge(&other.total);
+        self.total_gap = self.total_gap.take().or(other.total_gap);
+    }
+
     /// True if any anonymous page of the process was seen in another one too.
     pub(super) fn shares_anonymous(&self) -> bool {
         !self.total.breakdown.anon_co_mapped.is_zero()

@@ -79,26 +79,13 @@ impl Walker {
         Ok(())
     }
 
-    /// True if exclusive bits were believed that may be wrong: a huge page can only be shared in
-    /// part by a relative, and relatives share more than that.
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.census.is_doubtful() && self.ledger.shares_anonymous()
-    }
-
-    /// The longest single system call so far.
-    pub(super) const fn longest(&self) -> Duration {
-        self.space.longest()
-    }
-
-    /// Totals of the walk.
-    pub(super) fn finish(self, longest: Duration) -> PageWalk {
-        let longest_hold_ns = nanoseconds(longest);
-        let doubt = self.is_doubtful().then(|| {
-            Absent::NotPermitted(
-                "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),
-            )
-        });
-        PageWalk { longest_hold_ns, total: self.ledger.total(), doubt }
+    /// What was counted.
+    pub(super) fn into_totals(self) -> WalkTotals {
+        WalkTotals {
+            longest: self.space.longest(),
+            has_believed_bits: self.census.is_doubtful(),
+            ledger: self.ledger,
+        }
     }
 
     /// True if the mapping has page-table entries that count, or why it cannot be read.
@@ -150,6 +137,52 @@ impl Walker {
             mapping.pages = self.ledger.enter(&self.census.close(mapping));
         }
         rest
+    }
+}
+
+/// What was counted in a walk.
+#[derive(Debug)]
+pub(super) struct WalkTotals {
+    /// The longest single system call.
+    longest: Duration,
+    /// True if exclusive bits of huge pages were believed.
+    has_believed_bits: bool,
+    ledger: TallyLedger,
+}
+
+impl WalkTotals {
+    /// Adds those of a walk over other mappings of the same process.
+    pub(super) fn merge(&mut self, other: WalkTotals) {
+        self.note_longest(other.longest);
+        self.has_believed_bits |= other.has_believed_bits;
+        self.ledger.merge(other.ledger);
+    }
+
+    /// Takes the longest system call of another walk into account.
+    pub(super) fn note_longest(&mut self, longest: Duration) {
+        self.longest = self.longest.max(longest);
+    }
+
+    /// The longest single system call.
+    pub(super) const fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// True if exclusive bits were believed that may be wrong: a huge page can only be shared in
+    /// part by a relative, and relatives share more than that.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.has_believed_bits && self.ledger.shares_anonymous()
+    }
+
+    /// Totals of the walk.
+    pub(super) fn finish(self) -> PageWalk {
+        let doubt = self.is_doubtful().then(|| {
+            Absent::NotPermitted(
+                "CAP_SYS_ADMIN, to see which parts of huge pages are shared".into(),
+            )
+        });
+        let longest_hold_ns = nanoseconds(self.longest);
+        PageWalk { longest_hold_ns, total: self.ledger.total(), doubt }
     }
 }
 
