@@ -11,6 +11,7 @@ pub mod launch;
 pub mod libraries;
 pub mod madvise;
 pub mod output_file;
+pub mod own_memory;
 pub mod page_cache;
 pub mod pagemap_scan;
 pub mod parent_death;

@@ -21,7 +21,7 @@ use pagewise_model::{Name, Pid};
 use pagewise_proc::ProcRoot;
 use pagewise_sampler::{Sampler, SamplerOptions};
 use pagewise_sys::interrupt::NotedInterrupts;
-use pagewise_sys::system;
+use pagewise_sys::{own_memory, system};
 
 pub(crate) use args::ExportArgs;
 use args::{ExportCommand, ExporterArgs, NO_LISTEN};
@@ -124,6 +124,7 @@ fn serve(args: &ExporterArgs, sampler: Sampler, exporter: Exporter) -> anyhow::R
     };
     // Troubles that no later sweep can mend end the command at once.
     sweeps.sweep()?;
+    own_memory::release_unused();
     thread::scope(|scope| {
         let sweeping = scope.spawn(|| sweeps.run(&is_over));
         if !args.diagnose_every.is_zero() {

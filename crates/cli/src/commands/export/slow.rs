@@ -15,6 +15,7 @@ use pagewise_model::machine_evidence::MachineEvidence;
 use pagewise_proc::ProcRoot;
 use pagewise_proc::capture::Wish;
 use pagewise_proc::system_reading::{SystemRequest, read};
+use pagewise_sys::own_memory;
 
 use super::{TURN, now_ns};
 
@@ -34,6 +35,8 @@ pub(super) fn run(
         let due = Instant::now() + every;
         let Some(found) = diagnosis(OBSERVED.min(every), &ends) else { return };
         *latest.lock().expect("no thread panics with the lock") = Some(found);
+        // Far more code and memory than a sweep needs.
+        own_memory::release_unused();
         while Instant::now() < due && !ends() {
             std::thread::sleep(TURN.min(due.saturating_duration_since(Instant::now())));
         }

@@ -1,0 +1,82 @@
+//! Memory of this process that is not needed again soon.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// Returns the free pages of malloc to the kernel (glibc), and unmaps the pages of code and
+/// read-only data of the program and its libraries. The page cache keeps these: the next access
+/// maps them again, so that afterwards only those are resident that are still used.
+pub fn release_unused() {
+    trim_heap();
+    // SAFETY: `release_object` has the type that the function calls, and uses no data.
+    unsafe { libc::dl_iterate_phdr(Some(release_object), ptr::null_mut()) };
+}
+
+#[cfg(target_env = "gnu")]
+fn trim_heap() {
+    // SAFETY: it takes a number and changes free memory alone.
+    unsafe { libc::malloc_trim(0) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn trim_heap() {}
+
+/// Unmaps the pages of the segments of an object that are never written.
+unsafe extern "C" fn release_object(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    _data: *mut c_void,
+) -> c_int {
+    // SAFETY: the C library passes a valid object description, which lives through the call.
+    let info = unsafe { &*info };
+    if info.dlpi_phdr.is_null() {
+        return 0;
+    }
+    // SAFETY: an object has as many headers as its description says, in memory that it keeps.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    for header in headers {
+        let is_constant = header.p_flags & libc::PF_R != 0 && header.p_flags & libc::PF_W == 0;
+        if header.p_type == libc::PT_LOAD && is_constant {
+            release_segment(info.dlpi_addr.wrapping_add(header.p_vaddr), header.p_memsz);
+        }
+    }
+    0
+}
+
+/// Unmaps the whole pages of a segment that is never written.
+fn release_segment(start: u64, size: u64) {
+    let page = crate::system::page_size();
+    let (first, end) = (start.next_multiple_of(page), start.saturating_add(size) / page * page);
+    let (Ok(first), Ok(length)) =
+        (usize::try_from(first), usize::try_from(end.saturating_sub(first)))
+    else {
+        return;
+    };
+    // SAFETY: the pages are a private mapping of a file that nobody has written to, since the
+    // segment is not writable: reading them gives the bytes of the file again.
+    unsafe {
+        libc::madvise(ptr::without_provenance_mut(first), length, libc::MADV_DONTNEED);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Resident memory of a kind, in KiB.
+    fn resident(line: &str) -> u64 {
+        let text = fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find_map(|it| it.strip_prefix(line)?.strip_suffix(" kB"));
+        line.unwrap().trim().parse().unwrap()
+    }
+
+    #[test]
+    fn code_is_unmapped_and_still_runs() {
+        let before = resident("RssFile:");
+        release_unused();
+        let after = resident("RssFile:");
+        assert!(after < before, "{before} {after}");
+    }
+}
