@@ -13,6 +13,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::features::FEATURES_OF_TESTS;
+
 /// One cargo command that must succeed.
 struct CheckStep {
     args: &'static [&'static str],
@@ -29,7 +31,7 @@ const STEPS: &[CheckStep] = &[
         component: Some("clippy"),
     },
     CheckStep {
-        args: &["doc", "--workspace", "--no-deps"],
+        args: &["doc", "--workspace", "--no-deps", "--features", FEATURES_OF_TESTS],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         component: None,
     },
