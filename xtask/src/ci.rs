@@ -3,15 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Display, Formatter};
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{self, Command, ExitCode, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+
+use crate::features::FEATURES_OF_TESTS;
 
 /// One cargo command that must succeed.
 struct CheckStep {
@@ -29,7 +32,7 @@ const STEPS: &[CheckStep] = &[
         component: Some("clippy"),
     },
     CheckStep {
-        args: &["doc", "--workspace", "--no-deps"],
+        args: &["doc", "--workspace", "--no-deps", "--features", FEATURES_OF_TESTS],
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         component: None,
     },
@@ -421,16 +424,18 @@ fn cpus() -> usize {
 }
 
 /// Standard output and standard error of a command in the order of their writes, and true if it
-/// succeeded.
+/// succeeded. They are a file: of a pipe, the end is only known when all processes have ended that
+/// the command leaves behind.
 fn output_of(mut command: Command) -> Result<(Vec<u8>, bool)> {
-    let (mut reader, writer) = io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-    let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
-    // The command holds the other ends of the pipe; the reader sees its end when all are closed.
-    drop(command);
-    let mut output = Vec::new();
-    reader.read_to_end(&mut output)?;
-    Ok((output, child.wait()?.success()))
+    static FILES: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("output-{}-{}", process::id(), FILES.fetch_add(1, Ordering::Relaxed));
+    let path = crate::root()?.join("target").join(name);
+    let file = fs::File::create(&path).with_context(|| path.display().to_string())?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let status = command.status().with_context(|| format!("{command:?}"));
+    let output = fs::read(&path)?;
+    fs::remove_file(&path)?;
+    Ok((output, status?.success()))
 }
 
 fn print_output(output: &[u8]) -> Result<()> {
@@ -537,6 +542,15 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "echo a; echo b >&2; echo c; exit 1"]);
         assert_eq!(output_of(command).unwrap(), (b"a\nb\nc\n".to_vec(), false));
+    }
+
+    #[test]
+    fn a_process_that_a_command_leaves_behind_is_not_waited_for() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo $!"]);
+        let (output, succeeded) = output_of(command).unwrap();
+        let pid = String::from_utf8(output).unwrap();
+        assert!(succeeded && Command::new("kill").arg(pid.trim()).status().unwrap().success());
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod capture;
 mod ci;
 mod code;
 mod corpus;
+mod features;
 mod graph;
 mod install;
 mod kernels;

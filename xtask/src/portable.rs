@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use pagewise_vm::is_static_program;
 
 use crate::capture::call;
+use crate::features::FEATURES_OF_TESTS;
 
 /// Builds `pagewise` and copies it to `target/static/pagewise`.
 pub(crate) fn run(optimised: bool) -> Result<()> {
@@ -36,6 +37,8 @@ pub(crate) fn build(optimised: bool) -> Result<PathBuf> {
     cargo.args(["rustc", "-p", "pagewise", "--bin", "pagewise"]);
     if optimised {
         cargo.arg("--release");
+    } else {
+        cargo.args(["--features", FEATURES_OF_TESTS]);
     }
     call(cargo.args(["--", "-C", "target-feature=+crt-static"]).current_dir(&root))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);

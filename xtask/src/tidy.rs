@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: the rules of this workspace that no other tool knows.
 //!
 //! A rule looks at one file at a time and reports lines; adding one is a function and a row in
-//! [`RULES`]. The crate graph, which is about manifests, is in [`crate::graph`].
+//! [`RULES`]. The rules about manifests are in [`crate::graph`] and [`crate::features`].
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::code::{line_of, only_code, paths_of, test_modules, without_tests};
+use crate::features;
 use crate::graph;
 use crate::prose;
 
@@ -95,6 +96,12 @@ fn problems(root: &Path) -> Result<Vec<Problem>> {
             reason: "the graph of ARCHITECTURE.md",
         })
         .collect();
+    problems.extend(features::check(root)?.into_iter().map(|message| Problem {
+        path: "Cargo.toml".to_owned(),
+        line: 1,
+        message,
+        reason: "commands and tests share the libraries that they are built from",
+    }));
     for file in files(root)? {
         problems.extend(check(&file));
     }

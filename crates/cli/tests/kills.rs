@@ -15,8 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use pagewise_skip::{Lack, is_root, skip_part};
@@ -200,8 +200,9 @@ impl KillCase {
     }
 }
 
-/// A target, with how it was at first. One serves for many rounds, until it is harmed.
+/// A target, with how it was at first. One serves for many rounds of a command, until it is harmed.
 struct KillTarget {
+    command: &'static str,
     victim: Victim,
     before: TargetBefore,
     /// Holds a C library of the target's own, if it has one.
@@ -226,7 +227,7 @@ impl KillTarget {
         if let Some(libc) = libc {
             before = before.with_own_files(&libc);
         }
-        KillTarget { victim, before, _folder: folder }
+        KillTarget { command: case.name, victim, before, _folder: folder }
     }
 
     /// Why the memory cannot be as the command wants it.
@@ -310,37 +311,44 @@ fn number_of_environment(name: &str, otherwise: usize) -> usize {
     }
 }
 
-/// All steps of a command to its end: of each, which processes are killed. None where it cannot be
-/// tried at all.
+/// A command that ran to its end under `kill_at`, once for all tests; or the reason why it cannot
+/// be tried at all.
+fn counted(case: &KillCase, random: &mut Random, folder: &Path) -> Result<EndedCommand, String> {
+    type Counted = Arc<OnceLock<Result<EndedCommand, String>>>;
+    static ALL: Mutex<BTreeMap<&str, Counted>> = Mutex::new(BTreeMap::new());
+    let counted = Arc::clone(ALL.lock().unwrap().entry(case.name).or_default());
+    let count = || {
+        let mut target = KillTarget::start_for(case, random);
+        target.prepare(case.memory)?;
+        let words = case.command_words(target.victim.pid, &folder.join("file"));
+        let ended = stop_at(KillStep::NEVER, &words);
+        let EndedCommand { steps, status, processes, .. } = &ended;
+        eprintln!("{}: {steps:?} steps of {processes} processes, status {status}", case.name);
+        Ok(ended)
+    };
+    counted.get_or_init(count).clone()
+}
+
+/// All steps of a command to its end: of each, which processes are killed.
 fn steps(
-    case: &KillCase,
+    ended: &EndedCommand,
     random: &mut Random,
     calls: Calls,
     signals: &[i32],
-) -> Option<Vec<KillStep>> {
-    let mut target = KillTarget::start_for(case, random);
-    let folder = tempfile::tempdir_in(disk()).unwrap();
-    if let Err(why) = target.prepare(case.memory) {
-        skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
-        return None;
-    }
-    let words = case.command_words(target.victim.pid, &folder.path().join("file"));
-    let ended = stop_at(KillStep { calls, ..KillStep::NEVER }, &words);
-    let EndedCommand { steps, status, processes, .. } = ended;
-    eprintln!("{}: {steps} steps of {processes} processes, status {status}", case.name);
-    let whom: &[Whom] = match processes {
+) -> Vec<KillStep> {
+    let whom: &[Whom] = match ended.processes {
         1 => &[Whom::Caller],
         _ => &[Whom::Caller, Whom::Others, Whom::All],
     };
     let mut all = Vec::new();
     // Not every run has as many.
-    for number in 1..=steps + 2 {
+    for number in 1..=ended.steps[&calls] + 2 {
         all.extend(whom.iter().map(|&whom| {
             let signal = *random.one_of(signals);
             KillStep { calls, number, whom, signal }
         }));
     }
-    Some(all)
+    all
 }
 
 /// The first of a list in random order.
@@ -362,6 +370,7 @@ fn try_step(
     folder: &Path,
     harm: &Harm,
 ) {
+    target.take_if(|it| it.command != case.name);
     let there = target.get_or_insert_with(|| KillTarget::start_for(case, random));
     if let Err(why) = there.prepare(case.memory) {
         skip_part(&Lack::Chance(&format!("a step of {}: {why}", case.name)));
@@ -410,17 +419,29 @@ fn kill_at_steps(cases: &[KillCase], otherwise: usize, calls: &[Calls], signals:
     let mut random = Random::of_environment();
     let wanted = number_of_environment("PAGEWISE_KILLS", otherwise);
     let harm = Harm::default();
-    for case in cases.iter().filter(|case| case.is_chosen()) {
+    let cases: Vec<&KillCase> = cases.iter().filter(|case| case.is_chosen()).collect();
+    each(&cases, &mut random, |case, _, random, folder| {
+        let _ = counted(case, random, folder);
+    });
+    let mut all = Vec::new();
+    for case in cases {
+        let ended = match counted(case, &mut random, Path::new("")) {
+            Ok(ended) => ended,
+            Err(why) => {
+                skip_part(&Lack::Chance(&format!("{}: {why}", case.name)));
+                continue;
+            }
+        };
         for &calls in calls {
-            let Some(all) = steps(case, &mut random, calls, signals) else { break };
-            let all = some(all, wanted / 2, &mut random);
-            let began = Instant::now();
-            each(&all, &mut random, |step, target, random, folder| {
-                try_step(case, *step, target, random, folder, &harm);
-            });
-            eprintln!("{}: {} at {calls:?} calls in {:.1?}", case.name, all.len(), began.elapsed());
+            let steps = steps(&ended, &mut random, calls, signals);
+            all.extend(some(steps, wanted / 2, &mut random).into_iter().map(|step| (case, step)));
         }
     }
+    let began = Instant::now();
+    each(&all, &mut random, |(case, step), target, random, folder| {
+        try_step(case, *step, target, random, folder, &harm);
+    });
+    eprintln!("{} steps in {:.1?}", all.len(), began.elapsed());
     harm.check();
 }
 
@@ -554,6 +575,8 @@ struct Round {
     signal: i32,
     /// Share of the time that the command takes.
     after: f64,
+    /// That time.
+    whole: Duration,
     /// True if all processes of its group receive it, as of Ctrl-C.
     group: bool,
 }
@@ -577,12 +600,12 @@ fn duration(case: &KillCase, random: &mut Random) -> Option<Duration> {
 }
 
 /// Runs a command and sends a signal. Returns an error if it does not end.
-fn interrupt(round: &Round, after: Duration, pid: u32, file: &Path) -> Option<String> {
+fn interrupt(round: &Round, pid: u32, file: &Path) -> Option<String> {
     let mut command = fixture::interruptible();
     command.args(round.case.command_words(pid, file)).stdin(Stdio::null());
     command.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn().unwrap();
-    std::thread::sleep(after);
+    std::thread::sleep(round.whole.mul_f64(round.after));
     let id = Pid::from_raw(child.id().cast_signed()).unwrap();
     let signal = Signal::from_named_raw(round.signal).unwrap();
     let send = if round.group { kill_process_group } else { kill_process };
@@ -598,6 +621,36 @@ fn interrupt(round: &Round, after: Duration, pid: u32, file: &Path) -> Option<St
         std::thread::sleep(Duration::from_micros(500));
     }
     None
+}
+
+/// Sends a signal to a command at one time; what is wrong with its target then.
+fn try_round(
+    round: &Round,
+    target: &mut Option<KillTarget>,
+    random: &mut Random,
+    folder: &Path,
+    harm: &Harm,
+) {
+    let case = &round.case;
+    target.take_if(|it| it.command != case.name);
+    let there = target.get_or_insert_with(|| KillTarget::start_for(case, random));
+    if let Err(why) = there.prepare(case.memory) {
+        skip_part(&Lack::Chance(&format!("a round of {}: {why}", case.name)));
+        *target = None;
+        return;
+    }
+    let file = folder.join("file");
+    let mut found = Vec::from_iter(interrupt(round, there.victim.pid, &file));
+    harm.tried.fetch_add(1, Ordering::Relaxed);
+    found.extend(there.before.harm(&mut there.victim, case.allowed, GRACE));
+    let _ = fs::remove_file(&file);
+    if !found.is_empty() {
+        let Round { signal, after, whole, group, .. } = round;
+        let whom = if *group { "its group" } else { "it" };
+        let what = format!("signal {signal} to {whom} after {after:.3} of {whole:?}");
+        harm.note(case, &what, &found);
+        *target = None;
+    }
 }
 
 #[test]
@@ -621,44 +674,29 @@ fn a_signal_at_any_time_leaves_no_process_harmed() {
         WATCH,
         POOLS,
     ];
-    for case in cases.iter().filter(|it| it.is_chosen()) {
-        let Some(whole) = duration(case, &mut random) else { continue };
-        let all: Vec<Round> = (0..rounds)
-            .map(|_| Round {
-                case: *case,
-                signal: *random.one_of(&[KILL, 1, 2, 15]),
-                after: random.fraction() * 1.1,
-                group: random.below(2) == 0,
-            })
-            .collect();
-        let began = Instant::now();
-        each(&all, &mut random, |round, target, random, folder| {
-            let there = target.get_or_insert_with(|| KillTarget::start_for(case, random));
-            let file = folder.join("file");
-            let mut found = Vec::new();
-            match there.prepare(case.memory) {
-                Ok(()) => {
-                    let after = whole.mul_f64(round.after);
-                    found.extend(interrupt(round, after, there.victim.pid, &file));
-                    harm.tried.fetch_add(1, Ordering::Relaxed);
-                    found.extend(there.before.harm(&mut there.victim, case.allowed, GRACE));
-                }
-                Err(why) => {
-                    skip_part(&Lack::Chance(&format!("a round of {}: {why}", case.name)));
-                    *target = None;
-                }
-            }
-            let _ = fs::remove_file(&file);
-            if !found.is_empty() {
-                let Round { signal, after, group, .. } = round;
-                let whom = if *group { "its group" } else { "it" };
-                let what = format!("signal {signal} to {whom} after {after:.3} of {whole:?}");
-                harm.note(case, &what, &found);
-                *target = None;
-            }
-        });
-        eprintln!("{}: {rounds} signals in {:.1?}", case.name, began.elapsed());
+    let cases: Vec<&KillCase> = cases.iter().filter(|it| it.is_chosen()).collect();
+    let durations = Mutex::new(BTreeMap::new());
+    each(&cases, &mut random, |case, _, random, _| {
+        let whole = duration(case, random);
+        durations.lock().unwrap().insert(case.name, whole);
+    });
+    let durations = durations.into_inner().unwrap();
+    let mut all = Vec::new();
+    for case in cases {
+        let Some(whole) = durations[case.name] else { continue };
+        all.extend((0..rounds).map(|_| Round {
+            case: *case,
+            signal: *random.one_of(&[KILL, 1, 2, 15]),
+            after: random.fraction() * 1.1,
+            whole,
+            group: random.below(2) == 0,
+        }));
     }
+    let began = Instant::now();
+    each(&all, &mut random, |round, target, random, folder| {
+        try_round(round, target, random, folder, &harm);
+    });
+    eprintln!("{} signals in {:.1?}", all.len(), began.elapsed());
     harm.check();
 }
 

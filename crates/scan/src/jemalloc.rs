@@ -68,6 +68,31 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Result<Option<Allocator
     Ok(Some(structure.walked(memory, page_size, layout, log)))
 }
 
+/// Sorts extents by address, and drops those of unmapped pages and those that overlap another one.
+fn retain_valid(extents: &mut Vec<Extent>, memory: &dyn Memory, log: &mut CorruptionLog) {
+    let mappings = memory.mappings();
+    extents.retain(|extent| {
+        let start = extent.pages.start;
+        let next = mappings.partition_point(|mapping| mapping.range.end <= start);
+        let is_mapped = mappings.get(next).is_some_and(|it| it.range.contains(start));
+        if !is_mapped {
+            log.add(start, extent.edata, "an extent of mapped pages", start);
+        }
+        is_mapped
+    });
+    extents.sort_by_key(|extent| extent.pages.start);
+    let mut end = 0;
+    extents.retain(|extent| {
+        let is_apart = extent.pages.start >= end;
+        if is_apart {
+            end = extent.pages.end;
+        } else {
+            log.add(extent.pages.start, extent.edata, "an extent behind the last one", end);
+        }
+        is_apart
+    });
+}
+
 /// Extents, metadata and caches.
 struct HeapStructure<'a> {
     /// In order of address, without overlaps.
@@ -105,27 +130,7 @@ impl<'a> HeapStructure<'a> {
             extents.extend(found.extents);
             unread.extend(found.unread);
         }
-        let mappings = memory.mappings();
-        extents.retain(|extent| {
-            let start = extent.pages.start;
-            let next = mappings.partition_point(|mapping| mapping.range.end <= start);
-            let is_mapped = mappings.get(next).is_some_and(|it| it.range.contains(start));
-            if !is_mapped {
-                log.add(start, extent.edata, "an extent of mapped pages", start);
-            }
-            is_mapped
-        });
-        extents.sort_by_key(|extent| extent.pages.start);
-        let mut end = 0;
-        extents.retain(|extent| {
-            let is_apart = extent.pages.start >= end;
-            if is_apart {
-                end = extent.pages.end;
-            } else {
-                log.add(extent.pages.start, extent.edata, "an extent behind the last one", end);
-            }
-            is_apart
-        });
+        retain_valid(&mut extents, memory, log);
         extents.iter().for_each(|extent| {
             base.find(extent.edata);
         });

@@ -4,6 +4,8 @@
 //! A data breakpoint is reported after the instruction, so the code is decoded from the start of
 //! its function on, where an instruction surely begins.
 
+use std::ops::Range;
+
 use iced_x86::{
     ConditionCode, Decoder, DecoderOptions, Formatter, GasFormatter, Instruction,
     InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
@@ -297,31 +299,7 @@ impl CodeBefore {
         if let Some(size) = stored_size(instruction) {
             return filled(size, registers, start, length);
         }
-        let mut infos = InstructionInfoFactory::new();
-        let used = infos.info(instruction).used_memory();
-        let mut found: Option<WatchAccess> = None;
-        let mut place = None;
-        for memory in used {
-            let Some(address) = memory.virtual_address(0, |register, _, _| get(register)) else {
-                continue;
-            };
-            let size = memory.memory_size().size();
-            if address >= end || address.saturating_add(size as u64) <= start {
-                continue;
-            }
-            let writes = matches!(
-                memory.access(),
-                OpAccess::Write
-                    | OpAccess::CondWrite
-                    | OpAccess::ReadWrite
-                    | OpAccess::ReadCondWrite
-            );
-            if writes || found.is_none() {
-                found = Some(if writes { WatchAccess::Write } else { WatchAccess::Read });
-                place = writes.then_some((address, size));
-            }
-        }
-        let access = found?;
+        let (access, place) = memory_access(instruction, start..end, get)?;
         // A plain load has what was there in its register.
         if access == WatchAccess::Read
             && matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::Movzx)
@@ -340,6 +318,36 @@ impl CodeBefore {
         });
         Some(StoreEffect { access, change })
     }
+}
+
+/// The access of an instruction to a range of addresses: a write, if it makes one, with the address
+/// and the size of all that it writes there.
+fn memory_access(
+    instruction: &Instruction,
+    range: Range<u64>,
+    get: impl Fn(Register) -> Option<u64>,
+) -> Option<(WatchAccess, Option<(u64, usize)>)> {
+    let mut infos = InstructionInfoFactory::new();
+    let mut found = None;
+    for memory in infos.info(instruction).used_memory() {
+        let Some(address) = memory.virtual_address(0, |register, _, _| get(register)) else {
+            continue;
+        };
+        let size = memory.memory_size().size();
+        if address >= range.end || address.saturating_add(size as u64) <= range.start {
+            continue;
+        }
+        let writes = matches!(
+            memory.access(),
+            OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+        );
+        if writes {
+            found = Some((WatchAccess::Write, Some((address, size))));
+        } else if found.is_none() {
+            found = Some((WatchAccess::Read, None));
+        }
+    }
+    found
 }
 
 /// Number of bytes that each iteration of a string instruction stores.

@@ -13,7 +13,7 @@ use pagewise_skip::{Lack, is_root, skip, skip_part};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-use fixture::{disk, pagewise, program};
+use fixture::{ProcessGroup, disk, pagewise, program};
 
 const GOOD: &str = "what was there before\n";
 
@@ -210,15 +210,15 @@ fn a_recording_is_complete_before_it_replaces_another() {
     fs::write(file("r.pwh"), GOOD).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["heap", "run", "-o", "r.pwh", "--", "sleep", "60"]).current_dir(folder.path());
-    let mut running = command.stdin(Stdio::null()).spawn().unwrap();
+    // Both are killed: the command would run on, and whoever reads its output would wait for it.
+    let running = ProcessGroup::start(&mut command);
     let deadline = Instant::now() + Duration::from_secs(20);
     let has_grown = || fs::metadata(file("r.pwh.part")).is_ok_and(|it| it.len() > 200);
     while !has_grown() {
         assert!(Instant::now() < deadline, "{:?}", names(folder.path()));
         std::thread::sleep(Duration::from_millis(5));
     }
-    running.kill().unwrap();
-    running.wait().unwrap();
+    drop(running);
     assert_eq!(fs::read_to_string(file("r.pwh")).unwrap(), GOOD);
     // The recording is readable up to the kill.
     let report = run_in(folder.path(), &["heap", "report", "r.pwh.part"]);

@@ -84,21 +84,8 @@ pub(super) fn each(
     is_narrow: bool,
     mut take: impl FnMut(&[LiveMapEntry]),
 ) -> Option<()> {
-    let count = 1_u64 << (SPACE - LEAF);
-    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the
-    // table's second half.
-    let entries = if is_narrow { count } else { 2 * count };
-    let mut leaves: Vec<(u64, u64)> = Vec::new();
     let mut buffer = Vec::new();
-    each_piece(process, map..map.checked_add(entries * 8)?, &mut buffer, |at, bytes| {
-        for (number, word) in ((at - map) / 8..).zip(bytes.chunks_exact(8)) {
-            let leaf = word.try_into().map_or(0, u64::from_ne_bytes);
-            if leaf != 0 {
-                leaves.push((number % count, leaf));
-            }
-        }
-    })?;
-    leaves.sort_by_key(|&(number, _)| number);
+    let leaves = leaves(process, map, is_narrow, &mut buffer)?;
     let (shift, width) = if is_narrow { (5, 4) } else { (4, 8) };
     let mut blocks = Vec::new();
     let mut read = 0;
@@ -128,6 +115,31 @@ pub(super) fn each(
         }
     }
     Some(())
+}
+
+/// The leaves of a map: the number of the part of the address space that each covers, in order, and
+/// the address of the leaf.
+fn leaves(
+    process: &WalkedProcess,
+    map: u64,
+    is_narrow: bool,
+    buffer: &mut Vec<u8>,
+) -> Option<Vec<(u64, u64)>> {
+    let count = 1_u64 << (SPACE - LEAF);
+    // Wide cells have leaves of their own for blocks that begin between multiples of 16, in the
+    // table's second half.
+    let entries = if is_narrow { count } else { 2 * count };
+    let mut leaves: Vec<(u64, u64)> = Vec::new();
+    each_piece(process, map..map.checked_add(entries * 8)?, buffer, |at, bytes| {
+        for (number, word) in ((at - map) / 8..).zip(bytes.chunks_exact(8)) {
+            let leaf = word.try_into().map_or(0, u64::from_ne_bytes);
+            if leaf != 0 {
+                leaves.push((number % count, leaf));
+            }
+        }
+    })?;
+    leaves.sort_by_key(|&(number, _)| number);
+    Some(leaves)
 }
 
 /// Decodes a cell of 4 bytes; `at` is the first address that it covers.

@@ -832,17 +832,27 @@ mod tests {
         AllocatingCall { node, thread, made_by: 0 }
     }
 
-    /// One test, since all that it tests is there once.
+    fn one() -> usize {
+        allocate(100, 16, false, by(7, 9)).unwrap()
+    }
+
+    fn release(address: usize) {
+        let id = find(address).unwrap();
+        free_object(id, address).unwrap();
+        assert_eq!(broken(id), None);
+        free(id, 8, 10, true);
+    }
+
+    /// One test, since there is one pool.
     #[test]
-    fn slots_are_used_again_late_and_in_order() {
+    fn guarded_slots_work() {
         begin(1 << 20, ProtectMeans::Moves).unwrap();
-        let one = || allocate(100, 16, false, by(7, 9)).unwrap();
-        let release = |address: usize| {
-            let id = find(address).unwrap();
-            free_object(id, address).unwrap();
-            assert_eq!(broken(id), None);
-            free(id, 8, 10, true);
-        };
+        slots_are_used_again_late_and_in_order();
+        an_object_ends_where_its_page_does();
+        the_number_of_objects_is_limited();
+    }
+
+    fn slots_are_used_again_late_and_in_order() {
         let most = ALL[0].most.load(Relaxed) as usize;
         assert!(most > 1000, "{most}");
         let mut order = Vec::new();
@@ -857,8 +867,10 @@ mod tests {
         different.dedup();
         assert_eq!(different.len(), most);
         assert_eq!(first, second);
+    }
 
-        // An object ends where its page does, as far as its alignment allows.
+    /// As far as its alignment allows.
+    fn an_object_ends_where_its_page_does() {
         let address = one();
         assert_eq!((address + 100).next_multiple_of(16) % page(), 0);
         let id = find(address).unwrap();
@@ -879,8 +891,10 @@ mod tests {
         assert_eq!(broken(id), None);
         release(address);
         assert_eq!(free_object(id, address), Err(NotFreed::Freed));
+    }
 
-        // The number of objects is limited; a free allows another one.
+    /// A free allows another one.
+    fn the_number_of_objects_is_limited() {
         let mut live = Vec::new();
         while let Some(address) = allocate(3 * page(), 16, true, by(1, 1)) {
             live.push(address);

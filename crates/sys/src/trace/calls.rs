@@ -50,6 +50,8 @@ const UNPRIVILEGED: Mode = Mode {
 /// Time limit for detached threads to stop. One that needs longer waits inside the kernel; it is
 /// detached when this thread ends.
 const SETTLE: Duration = Duration::from_millis(500);
+/// Time limit for killed processes to end. One that needs longer waits inside the kernel.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
 /// Number of threads that are stopped at a time to be detached.
 const BATCH: usize = 32;
 /// A thread among them that does not stop within this time comes last.
@@ -671,10 +673,19 @@ impl TracedProgram {
             // for, so the number is not reused.
             unsafe { libc::kill(*tid, libc::SIGKILL) };
         }
-        while let Ok(Some((tid, change))) = wait::any() {
-            match change {
-                ThreadChange::Ended(_) => drop((self.tasks.remove(&tid), self.early.remove(&tid))),
-                _ => ptrace::resume(tid, 0),
+        // Each stops once more before it ends, and stays stopped unless it is resumed.
+        let until = Instant::now() + KILL_LIMIT;
+        while Instant::now() < until {
+            match wait::any() {
+                Ok(Some((tid, ThreadChange::Ended(_)))) => {
+                    self.tasks.remove(&tid);
+                    self.early.remove(&tid);
+                }
+                Ok(Some((tid, _))) => ptrace::resume(tid, 0),
+                // A signal interrupted the wait: most likely that of the timer.
+                Ok(None) => {}
+                // No task is left.
+                Err(_) => break,
             }
         }
     }

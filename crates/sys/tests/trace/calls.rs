@@ -256,6 +256,24 @@ fn remaining_processes_of_a_filtered_command_end_with_the_trace() {
 }
 
 #[test]
+fn a_signal_while_remaining_processes_are_killed_leaves_none_of_them_stopped() {
+    within_patience(|| {
+        // Their end takes longer than the interval of the timer that interrupts waits.
+        let script = "for i in $(seq 100); do sleep 50 >/dev/null 2>&1 & done";
+        let words = ["-c".into(), script.into()];
+        let mut watched = TracedProgram::spawn("sh".as_ref(), &words).unwrap().unwrap();
+        while watched.ending().is_none() {
+            watched.next().unwrap();
+        }
+        let left = watched.processes();
+        assert_eq!(left.len(), 100);
+        drop(watched);
+        let is_gone = |pid: &u32| matches!(state(*pid), '-' | 'Z' | 'X');
+        until("all are gone", || left.iter().all(is_gone));
+    });
+}
+
+#[test]
 fn a_missing_process_cannot_be_watched() {
     let error = TracedProgram::attach(u32::MAX, None, PAUSE).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(3));

@@ -143,17 +143,24 @@ impl WalkedUnits {
             std::iter::once(own).chain(joined).collect()
         });
         for seen in found {
-            let seen = seen.ok_or("its debug information is too large")?;
-            walked.variables.extend(seen.variables);
-            walked.thread_locals.extend(seen.thread_locals);
-            walked.locals.extend(seen.locals);
-            walked.definitions.extend(seen.definitions);
+            walked.extend(seen.ok_or("its debug information is too large")?);
         }
-        walked.variables.sort_unstable();
-        walked.thread_locals.sort_unstable();
-        walked.locals.sort_unstable();
-        walked.definitions.sort_unstable();
+        walked.sort();
         Ok(walked)
+    }
+
+    fn extend(&mut self, seen: SeenEntries) {
+        self.variables.extend(seen.variables);
+        self.thread_locals.extend(seen.thread_locals);
+        self.locals.extend(seen.locals);
+        self.definitions.extend(seen.definitions);
+    }
+
+    fn sort(&mut self) {
+        self.variables.sort_unstable();
+        self.thread_locals.sort_unstable();
+        self.locals.sort_unstable();
+        self.definitions.sort_unstable();
     }
 
     fn headers<'a>(&mut self, dwarf: &Dwarf<'a>, is_shared: bool) -> Vec<HeaderOf<'a>> {

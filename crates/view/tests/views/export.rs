@@ -11,7 +11,6 @@ use pagewise_model::traced::{Frame, SourcePosition, StackCount, StackProfile};
 use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, flamegraph, perfetto, pprof};
 use proptest::prelude::*;
-use prost::Message;
 
 fn frame(function: &str, offset: u64, line: u32, inlined: bool) -> Frame {
     let line = SourcePosition { file: "/src/grow.c".into(), number: line };

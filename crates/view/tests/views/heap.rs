@@ -13,7 +13,6 @@ use pagewise_skip::{Lack, skip};
 use pagewise_view::export::{collapsed, counters, flamegraph, heaptrack, massif, pprof};
 use pagewise_view::html;
 use proptest::prelude::*;
-use prost::Message;
 use simulated::{AllocationStep, CountedStack, run, steps, told};
 
 fn bytes(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Vec<u8> {

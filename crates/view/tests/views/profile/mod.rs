@@ -1,109 +1,216 @@
-//! `profile.proto` of pprof as another implementation of Protocol Buffers reads it: names and
-//! numbers of <https://github.com/google/pprof/blob/main/proto/profile.proto>.
-#![allow(clippy::doc_markdown, reason = "one line each")]
+//! `profile.proto` of pprof, read by the description of the wire format of Protocol Buffers,
+//! without the code of the writer: names and numbers of
+//! <https://github.com/google/pprof/blob/main/proto/profile.proto>.
 
-use prost::Message;
+use std::collections::BTreeMap;
 
-#[derive(Clone, PartialEq, Message)]
+/// The value of a field as it is encoded.
+enum WireValue<'m> {
+    Number(u64),
+    Bytes(&'m [u8]),
+}
+
+/// The fields of a message by their numbers, in the order in which they are encoded.
+struct WireMessage<'m>(BTreeMap<u64, Vec<WireValue<'m>>>);
+
+impl<'m> WireMessage<'m> {
+    /// `None` if the bytes are not a message, or have a type that profiles do not use.
+    fn parse(mut bytes: &'m [u8]) -> Option<WireMessage<'m>> {
+        let mut fields: BTreeMap<u64, Vec<WireValue<'m>>> = BTreeMap::new();
+        while !bytes.is_empty() {
+            let key = varint(&mut bytes)?;
+            let value = match key & 7 {
+                0 => WireValue::Number(varint(&mut bytes)?),
+                2 => {
+                    let length = usize::try_from(varint(&mut bytes)?).ok()?;
+                    let (value, rest) = bytes.split_at_checked(length)?;
+                    bytes = rest;
+                    WireValue::Bytes(value)
+                }
+                _ => return None,
+            };
+            fields.entry(key >> 3).or_default().push(value);
+        }
+        Some(WireMessage(fields))
+    }
+
+    fn values(&self, field: u64) -> &[WireValue<'m>] {
+        self.0.get(&field).map_or(&[], Vec::as_slice)
+    }
+
+    /// A number, 0 if it is not encoded; of several, the last.
+    fn number(&self, field: u64) -> i64 {
+        self.unsigned(field).cast_signed()
+    }
+
+    fn unsigned(&self, field: u64) -> u64 {
+        self.unsigned_list(field).last().copied().unwrap_or(0)
+    }
+
+    /// Repeated numbers, encoded one by one or packed.
+    fn unsigned_list(&self, field: u64) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        for value in self.values(field) {
+            match *value {
+                WireValue::Number(number) => numbers.push(number),
+                WireValue::Bytes(mut packed) => {
+                    while !packed.is_empty() {
+                        numbers.push(varint(&mut packed).unwrap());
+                    }
+                }
+            }
+        }
+        numbers
+    }
+
+    fn bytes(&self, field: u64) -> impl Iterator<Item = &'m [u8]> {
+        self.values(field).iter().map(move |value| match *value {
+            WireValue::Bytes(bytes) => bytes,
+            WireValue::Number(number) => panic!("field {field} is the number {number}"),
+        })
+    }
+
+    fn messages<T>(&self, field: u64, read: fn(&WireMessage<'_>) -> T) -> Vec<T> {
+        self.bytes(field).map(|bytes| read(&WireMessage::parse(bytes).unwrap())).collect()
+    }
+}
+
+/// The next number: seven bits in each byte, the lowest first; all bytes but the last have bit 7.
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
 pub(crate) struct ProtoProfile {
-    #[prost(message, repeated, tag = "1")]
     pub(crate) sample_type: Vec<ValueType>,
-    #[prost(message, repeated, tag = "2")]
     pub(crate) sample: Vec<ProtoSample>,
-    #[prost(message, repeated, tag = "3")]
     pub(crate) mapping: Vec<ProtoMapping>,
-    #[prost(message, repeated, tag = "4")]
     pub(crate) location: Vec<ProtoLocation>,
-    #[prost(message, repeated, tag = "5")]
     pub(crate) function: Vec<ProtoFunction>,
-    #[prost(string, repeated, tag = "6")]
     pub(crate) string_table: Vec<String>,
-    #[prost(int64, tag = "9")]
     pub(crate) time_nanos: i64,
-    #[prost(int64, tag = "10")]
     pub(crate) duration_nanos: i64,
-    #[prost(int64, tag = "14")]
     pub(crate) default_sample_type: i64,
 }
 
-#[derive(Clone, PartialEq, Message)]
+impl ProtoProfile {
+    /// `None` if the bytes are not a message.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<ProtoProfile> {
+        let message = WireMessage::parse(bytes)?;
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        Some(ProtoProfile {
+            sample_type: message.messages(1, ValueType::read),
+            sample: message.messages(2, ProtoSample::read),
+            mapping: message.messages(3, ProtoMapping::read),
+            location: message.messages(4, ProtoLocation::read),
+            function: message.messages(5, ProtoFunction::read),
+            string_table: message.bytes(6).map(text).collect(),
+            time_nanos: message.number(9),
+            duration_nanos: message.number(10),
+            default_sample_type: message.number(14),
+        })
+    }
+}
+
 pub(crate) struct ValueType {
-    #[prost(int64, tag = "1")]
     pub(crate) r#type: i64,
-    #[prost(int64, tag = "2")]
     pub(crate) unit: i64,
 }
 
-#[derive(Clone, PartialEq, Message)]
+impl ValueType {
+    fn read(message: &WireMessage<'_>) -> ValueType {
+        ValueType { r#type: message.number(1), unit: message.number(2) }
+    }
+}
+
+#[derive(Debug, PartialEq)]
 pub(crate) struct ProtoSample {
-    #[prost(uint64, repeated, tag = "1")]
     pub(crate) location_id: Vec<u64>,
-    #[prost(int64, repeated, tag = "2")]
     pub(crate) value: Vec<i64>,
-    #[prost(message, repeated, tag = "3")]
     pub(crate) label: Vec<ProtoLabel>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+impl ProtoSample {
+    fn read(message: &WireMessage<'_>) -> ProtoSample {
+        ProtoSample {
+            location_id: message.unsigned_list(1),
+            value: message.unsigned_list(2).into_iter().map(u64::cast_signed).collect(),
+            label: message.messages(3, ProtoLabel::read),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
 pub(crate) struct ProtoLabel {
-    #[prost(int64, tag = "1")]
     pub(crate) key: i64,
-    #[prost(int64, tag = "2")]
     pub(crate) str: i64,
-    #[prost(int64, tag = "3")]
     pub(crate) num: i64,
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ProtoMapping {
-    #[prost(uint64, tag = "1")]
-    pub(crate) id: u64,
-    #[prost(uint64, tag = "2")]
-    pub(crate) memory_start: u64,
-    #[prost(uint64, tag = "3")]
-    pub(crate) memory_limit: u64,
-    #[prost(uint64, tag = "4")]
-    pub(crate) file_offset: u64,
-    #[prost(int64, tag = "5")]
-    pub(crate) filename: i64,
-    #[prost(bool, tag = "7")]
-    pub(crate) has_functions: bool,
-    #[prost(bool, tag = "8")]
-    pub(crate) has_filenames: bool,
-    #[prost(bool, tag = "9")]
-    pub(crate) has_line_numbers: bool,
-    #[prost(bool, tag = "10")]
-    pub(crate) has_inline_frames: bool,
+impl ProtoLabel {
+    fn read(message: &WireMessage<'_>) -> ProtoLabel {
+        ProtoLabel { key: message.number(1), str: message.number(2), num: message.number(3) }
+    }
 }
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct ProtoLocation {
-    #[prost(uint64, tag = "1")]
+pub(crate) struct ProtoMapping {
     pub(crate) id: u64,
-    #[prost(uint64, tag = "2")]
+    pub(crate) memory_limit: u64,
+    pub(crate) filename: i64,
+}
+
+impl ProtoMapping {
+    fn read(message: &WireMessage<'_>) -> ProtoMapping {
+        let [id, memory_limit] = [1, 3].map(|field| message.unsigned(field));
+        ProtoMapping { id, memory_limit, filename: message.number(5) }
+    }
+}
+
+pub(crate) struct ProtoLocation {
+    pub(crate) id: u64,
     pub(crate) mapping_id: u64,
-    #[prost(uint64, tag = "3")]
     pub(crate) address: u64,
-    #[prost(message, repeated, tag = "4")]
     pub(crate) line: Vec<ProtoLine>,
 }
 
-#[derive(Clone, PartialEq, Message)]
+impl ProtoLocation {
+    fn read(message: &WireMessage<'_>) -> ProtoLocation {
+        let [id, mapping_id, address] = [1, 2, 3].map(|field| message.unsigned(field));
+        ProtoLocation { id, mapping_id, address, line: message.messages(4, ProtoLine::read) }
+    }
+}
+
 pub(crate) struct ProtoLine {
-    #[prost(uint64, tag = "1")]
     pub(crate) function_id: u64,
-    #[prost(int64, tag = "2")]
     pub(crate) line: i64,
 }
 
-#[derive(Clone, PartialEq, Message)]
+impl ProtoLine {
+    fn read(message: &WireMessage<'_>) -> ProtoLine {
+        ProtoLine { function_id: message.unsigned(1), line: message.number(2) }
+    }
+}
+
 pub(crate) struct ProtoFunction {
-    #[prost(uint64, tag = "1")]
     pub(crate) id: u64,
-    #[prost(int64, tag = "2")]
     pub(crate) name: i64,
-    #[prost(int64, tag = "3")]
-    pub(crate) system_name: i64,
-    #[prost(int64, tag = "4")]
     pub(crate) filename: i64,
+}
+
+impl ProtoFunction {
+    fn read(message: &WireMessage<'_>) -> ProtoFunction {
+        ProtoFunction {
+            id: message.unsigned(1),
+            name: message.number(2),
+            filename: message.number(4),
+        }
+    }
 }
