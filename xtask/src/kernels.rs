@@ -1,25 +1,30 @@
 //! `cargo xtask kernels`: what works on which kernel. Boots each kernel in several virtual
 //! machines, runs every feature of pagewise and those tests that read the kernel, captures
 //! fixtures, and writes the tables of `docs/kernels.md`.
+//!
+//! Each machine's results are a folder below `target/kernels`, written when the machine has ended.
+//! The tables are made from all of these folders after each machine, so that a run that is cut
+//! short loses one machine, and kernels can be run one at a time.
 
 mod table;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pagewise_model::Bytes;
 use pagewise_vm::{
-    Accelerator, CgroupVersion, GuestFile, GuestKernel, GuestProgram, VirtualMachine, VmResult,
-    fetched_images, kernels_folder,
+    CgroupVersion, GuestFile, GuestKernel, GuestProgram, VirtualMachine, VmResult, fetched_images,
+    kernels_folder,
 };
 
-use crate::capture::{CAPTURED, WORK, call, compile, keep, start_afresh};
+use crate::capture::{
+    CAPTURED, WORK, add_captured_programs, compile, guest_command, keep_copies, start_afresh,
+};
 use crate::{ci, portable};
-use table::{FeatureRun, TestRun};
+use table::MachineResults;
 
 const FEATURES: &str = include_str!("kernels/features.sh");
 const TESTS: &str = include_str!("kernels/tests.sh");
@@ -62,49 +67,64 @@ const MACHINES: &[MachineKind] = &[
     },
 ];
 
-/// Packages whose tests read the kernel and start no compiler. The tests of the command need one.
-const TESTED: &[&str] =
-    &["pagewise-sys", "pagewise-proc", "pagewise-measure", "pagewise-labmem", "pagewise-remote"];
+/// Test programs that read the kernel and need neither a compiler nor files of the project, by
+/// package and target.
+const TESTED: &[(&str, &[&str])] = &[
+    ("pagewise-sys", &["pagewise_sys", "launch"]),
+    ("pagewise-proc", &["pagewise_proc", "pages"]),
+    ("pagewise-measure", &["pagewise_measure", "probe", "probe_memory"]),
+    ("pagewise-labmem", &["pagewise_labmem"]),
+    ("pagewise-remote", &["pagewise_remote", "remote_calls"]),
+];
 
 /// Programs that the features inspect and run.
 const TARGETS: &[&str] = &["steady", "heap_known"];
 
 const MEMORY: Bytes = Bytes(2 << 30);
 /// An emulated machine that shares its CPU is slow.
-const TIME_LIMIT: Duration = Duration::from_secs(3600);
+const TIME_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Boots the kernels of these images, or all that can be found.
 pub(crate) fn run(words: &[&str]) -> Result<()> {
     let (options, images): (Vec<&str>, Vec<&str>) =
         words.iter().partition(|word| word.starts_with("--"));
     let with_tests = !options.contains(&"--no-tests");
+    let folder = results_folder()?;
+    if options.contains(&"--table") {
+        return write_tables(&folder);
+    }
     let kernels = kernels(&images)?;
     ensure!(!kernels.is_empty(), "no kernel: pagewise lab vm fetch-kernel, or name a bzImage");
     let work = Path::new(WORK);
     start_afresh(work)?;
     let contents = GuestContents::collect(work, with_tests)?;
-    let (mut features, mut tests) = (Vec::new(), Vec::new());
+    let mut failures = Vec::new();
     for kernel in &kernels {
         for (number, machine) in MACHINES.iter().enumerate() {
             let release = kernel.release.clone().unwrap_or_else(|| "kernel".to_owned());
-            println!("{release}, {}", machine.name);
-            let result = contents.features(kernel, machine, number == 0)?;
-            let release = text(&result, "release")?.trim().to_owned();
-            features.extend(FeatureRun::parse(&result, &release, machine.name)?);
-            if number == 0 {
-                keep_copies(&result, work)?;
+            let result = contents.boot(kernel, machine, number == 0)?;
+            println!("{release}, {}: {} s", machine.name, result.elapsed.as_secs());
+            if !result.success() {
+                let console = String::from_utf8_lossy(&result.console).into_owned();
+                failures.push(format!("{release}, {}: {}", machine.name, result.failure()));
+                println!("{}\n{console}", failures[failures.len() - 1]);
             }
-            if with_tests {
-                let result = contents.tests(kernel, machine)?;
-                tests.extend(TestRun::parse(&result, &release, machine.name)?);
+            keep_results(&result, &folder.join(&release).join(machine.name))?;
+            write_tables(&folder)?;
+            if number == 0 && result.success() {
+                keep_copies(&result, work)?;
             }
         }
     }
-    let file = crate::root()?.join("docs/kernels.md");
-    let before = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    fs::write(&file, table::update(&before, &features, &tests)?)?;
-    println!("wrote {}", file.display());
-    fs::remove_dir_all(work).with_context(|| WORK.to_owned())
+    fs::remove_dir_all(work).with_context(|| WORK.to_owned())?;
+    ensure!(failures.is_empty(), "machines that did not end as they should: {failures:#?}");
+    Ok(())
+}
+
+/// The folder of the results: a folder for each kernel, and in it one for each machine.
+fn results_folder() -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    Ok(target.unwrap_or(crate::root()?.join("target")).join("kernels"))
 }
 
 fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
@@ -116,21 +136,24 @@ fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
     Ok(kernels.collect::<Result<_, _>>()?)
 }
 
-fn text(result: &VmResult, name: &str) -> Result<String> {
-    let bytes = result.file(name).with_context(|| {
-        format!("{}\n{}", result.failure(), String::from_utf8_lossy(&result.console))
-    })?;
-    Ok(String::from_utf8_lossy(bytes).into_owned())
+/// Writes what a machine sent: the records for the tables, and what explains failures.
+fn keep_results(result: &VmResult, folder: &Path) -> Result<()> {
+    start_afresh(folder)?;
+    fs::write(folder.join(MachineResults::FILE), &result.stdout)?;
+    fs::write(folder.join("errors"), &result.stderr)?;
+    fs::write(folder.join("console"), &result.console)?;
+    Ok(())
 }
 
-/// Puts the copies of `/proc` into the folder of fixtures.
-fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
-    let Some(packed) = result.file("copies.tar.gz") else { return Ok(()) };
-    let (archive, out) = (work.join("copies.tar.gz"), work.join("out"));
-    start_afresh(&out)?;
-    fs::write(&archive, packed)?;
-    call(Command::new("tar").arg("-C").arg(&out).arg("-xzf").arg(&archive))?;
-    keep(&out)
+/// Makes the tables from the results of all machines.
+fn write_tables(results: &Path) -> Result<()> {
+    let machines = MACHINES.iter().map(|machine| machine.name);
+    let results = MachineResults::read_all(results, &machines.collect::<Vec<_>>())?;
+    let file = crate::root()?.join("docs/kernels.md");
+    let before = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    fs::write(&file, table::update(&before, &results)?)?;
+    println!("wrote {}", file.display());
+    Ok(())
 }
 
 /// Programs and files of all machines.
@@ -147,72 +170,41 @@ impl GuestContents {
         compile(&programs, TARGETS)?;
         let pagewise = match std::env::var_os("PAGEWISE_STATIC") {
             Some(file) => file.into(),
-            None => portable::build(false)?,
+            None => portable::build(true)?,
         };
-        let tests = if with_tests { ci::test_programs_of(TESTED)? } else { Vec::new() };
+        let tests = if with_tests { tests()? } else { Vec::new() };
         Ok(GuestContents { pagewise, programs, tests })
     }
 
-    fn machine(
-        &self,
-        kernel: &GuestKernel,
-        kind: &MachineKind,
-        command: &[&str],
-    ) -> VirtualMachine {
-        let command = command.iter().map(|word| (*word).to_owned()).collect();
-        let mut machine = VirtualMachine::new(kernel.clone(), command);
+    fn boot(&self, kernel: &GuestKernel, kind: &MachineKind, capture: bool) -> Result<VmResult> {
+        let hidepid = kind.hidepid.to_string();
+        let mut script = "sh /kernels/features.sh $1; sh /kernels/tests.sh".to_owned();
+        if capture {
+            script = format!("{script}; {}", guest_command());
+        }
+        let command = ["sh", "-c", &script, "sh", &hidepid].map(str::to_owned);
+        let mut machine = VirtualMachine::new(kernel.clone(), command.to_vec());
         machine.memory = MEMORY;
         machine.cpus = kind.cpus;
         machine.nodes = kind.nodes;
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
-        if machine.accelerator == Accelerator::Tcg {
-            // Timeouts of the guest then do not depend on the load of the host.
-            machine.accelerator = Accelerator::CountingTcg;
-        }
-        machine
-    }
-
-    fn features(
-        &self,
-        kernel: &GuestKernel,
-        kind: &MachineKind,
-        capture: bool,
-    ) -> Result<VmResult> {
-        let hidepid = kind.hidepid.to_string();
-        let capture = if capture { "1" } else { "0" };
-        let command = ["sh", "/kernels/features.sh", &hidepid, capture];
-        let mut machine = self.machine(kernel, kind, &command);
-        machine.programs.push(program(&self.pagewise, "/bin/pagewise", false));
+        machine.programs.push(GuestProgram::new(&self.pagewise, "/bin/pagewise"));
         for name in TARGETS {
-            machine.programs.push(program(
-                &self.programs.join(name),
-                &format!("/bin/{name}"),
-                true,
-            ));
+            let program = GuestProgram::new(&self.programs.join(name), format!("/bin/{name}"));
+            machine.programs.push(GuestProgram { symbols: true, ..program });
         }
-        for name in CAPTURED {
-            // The path is part of what is captured.
-            let guest = format!("{WORK}/bin/{name}");
-            machine.programs.push(program(&self.programs.join(name), &guest, false));
-        }
-        let script = fs::read(crate::capture::script()?)?;
-        let script = String::from_utf8_lossy(&script).into_owned();
+        add_captured_programs(&mut machine, &self.programs)?;
         machine.files.push(GuestFile::new("/kernels/features.sh", 0o644, FEATURES));
-        machine.files.push(GuestFile::new("/kernels/capture.sh", 0o644, script));
+        self.add_tests(&mut machine)?;
         Ok(machine.run(&|| false)?)
     }
 
-    fn tests(&self, kernel: &GuestKernel, kind: &MachineKind) -> Result<VmResult> {
-        let mut machine = self.machine(kernel, kind, &["sh", "/kernels/tests.sh"]);
-        let mut names = BTreeSet::new();
+    fn add_tests(&self, machine: &mut VirtualMachine) -> Result<()> {
         let mut list = String::new();
         for test in &self.tests {
-            if !names.insert(&test.target) {
-                continue;
-            }
-            machine.programs.push(program(&test.path, &format!("/tests/{}", test.target), false));
+            machine.programs.push(GuestProgram::new(&test.path, format!("/tests/{}", test.target)));
             list += &format!("{} {}\n", test.target, test.folder.display());
             for file in files_below(&test.folder)? {
                 let content = fs::read(&file)?;
@@ -221,12 +213,19 @@ impl GuestContents {
         }
         machine.files.push(GuestFile::new("/kernels/tests", 0o644, list));
         machine.files.push(GuestFile::new("/kernels/tests.sh", 0o644, TESTS));
-        Ok(machine.run(&|| false)?)
+        Ok(())
     }
 }
 
-fn program(host: &Path, guest: &str, symbols: bool) -> GuestProgram {
-    GuestProgram { host: host.to_owned(), guest: guest.to_owned(), symbols }
+/// Builds the test programs of [`TESTED`].
+fn tests() -> Result<Vec<ci::TestProgram>> {
+    let packages: Vec<&str> = TESTED.iter().map(|(package, _)| *package).collect();
+    let mut names = BTreeSet::new();
+    let is_wanted = |test: &ci::TestProgram| {
+        let wanted = TESTED.iter().any(|(_, targets)| targets.contains(&test.target.as_str()));
+        wanted && names.insert(test.target.clone())
+    };
+    Ok(ci::test_programs_of(&packages)?.into_iter().filter(is_wanted).collect())
 }
 
 /// The files that tests of a package read.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentRun, Measured};
 use pagewise_vm::{
-    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmRequirement, VmResult,
+    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmError, VmRequirement,
+    VmResult,
 };
 
 use crate::LabError;
@@ -75,6 +76,18 @@ pub(crate) fn is_guest() -> bool {
     line.split_whitespace().any(|word| word == pagewise_vm::GUEST_OPTION)
 }
 
+/// The kernel of machines without another one.
+pub(crate) fn usual_kernel() -> Result<GuestKernel, LabError> {
+    GuestKernel::find().ok_or_else(|| LabError::Failed(VmRequirement::Kernel.to_string()))
+}
+
+/// An error of a machine, with its cause.
+pub(crate) fn failed(error: &VmError) -> LabError {
+    let source = std::error::Error::source(error);
+    let source = source.map_or_else(String::new, |source| format!(": {source}"));
+    LabError::Failed(format!("{error}{source}"))
+}
+
 /// Boots a machine and runs a condition in it.
 ///
 /// # Errors
@@ -85,16 +98,9 @@ pub(crate) fn boot_and_run(
     parameters: &Parameters,
     setup: &GuestSetup,
 ) -> Result<ExperimentRun, LabError> {
-    let failed = |error: &dyn std::error::Error| {
-        let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
-        LabError::Failed(format!("{error}{source}"))
-    };
     let kernel = match &setup.kernel {
         Some(image) => GuestKernel::open(image).map_err(|error| failed(&error))?,
-        None => {
-            let none = || LabError::Failed(VmRequirement::Kernel.to_string());
-            GuestKernel::find().ok_or_else(none)?
-        }
+        None => usual_kernel()?,
     };
     let host = std::env::current_exe().while_("cannot find the path of this program")?;
     let machine = VirtualMachine {
@@ -106,7 +112,7 @@ pub(crate) fn boot_and_run(
         modules: setup.modules.iter().map(|name| (*name).to_owned()).collect(),
         disks: setup.disks.clone(),
         growth: setup.growth,
-        programs: vec![GuestProgram { host, guest: PROGRAM.to_owned(), symbols: false }],
+        programs: vec![GuestProgram::new(&host, PROGRAM)],
         time_limit: TIME_LIMIT,
         ..VirtualMachine::new(kernel, command(child, parameters))
     };

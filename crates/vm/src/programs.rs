@@ -37,6 +37,11 @@ pub(crate) fn find_busybox() -> Option<PathBuf> {
 }
 
 impl GuestProgram {
+    /// A program without symbols.
+    pub fn new(host: &Path, guest: impl Into<String>) -> GuestProgram {
+        GuestProgram { host: host.to_owned(), guest: guest.into(), symbols: false }
+    }
+
     /// The program and its libraries as files of the guest.
     ///
     /// # Errors
