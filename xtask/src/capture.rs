@@ -31,7 +31,7 @@ const MEMORY: Bytes = Bytes(1 << 30);
 const TIME_LIMIT: Duration = Duration::from_secs(900);
 /// The script in a virtual machine, and its output as one file of the results.
 const GUEST_SCRIPT: &str = "/capture.sh";
-const COPIES: &str = "copies.tar.gz";
+pub(crate) const COPIES: &str = "copies.tar.gz";
 
 /// Captures on Debian's kernel for virtual machines, which is downloaded.
 pub(crate) fn run_in_machine() -> Result<()> {

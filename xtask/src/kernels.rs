@@ -21,7 +21,8 @@ use pagewise_vm::{
 };
 
 use crate::capture::{
-    CAPTURED, WORK, add_captured_programs, compile, guest_command, keep_copies, start_afresh,
+    CAPTURED, COPIES, WORK, add_captured_programs, compile, guest_command, keep_copies,
+    start_afresh,
 };
 use crate::{ci, portable};
 use table::MachineResults;
@@ -67,15 +68,26 @@ const MACHINES: &[MachineKind] = &[
     },
 ];
 
-/// Test programs that read the kernel and need neither a compiler nor files of the project, by
-/// package and target.
-const TESTED: &[(&str, &[&str])] = &[
-    ("pagewise-sys", &["pagewise_sys", "launch"]),
-    ("pagewise-proc", &["pagewise_proc", "pages"]),
-    ("pagewise-measure", &["pagewise_measure", "probe", "probe_memory"]),
-    ("pagewise-labmem", &["pagewise_labmem"]),
-    ("pagewise-remote", &["pagewise_remote", "remote_calls"]),
+/// Test programs that read the kernel and need neither a compiler nor files of the project.
+const TESTED: &[TestedProgram] = &[
+    TestedProgram { package: "pagewise-sys", target: "pagewise_sys", options: "" },
+    // Those of files parse ELF and core files.
+    TestedProgram { package: "pagewise-proc", target: "pagewise_proc", options: "--skip files::" },
+    TestedProgram { package: "pagewise-proc", target: "pages", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "pagewise_measure", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "probe", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "probe_memory", options: "" },
+    TestedProgram { package: "pagewise-labmem", target: "pagewise_labmem", options: "" },
+    TestedProgram { package: "pagewise-remote", target: "pagewise_remote", options: "" },
+    TestedProgram { package: "pagewise-remote", target: "remote_calls", options: "" },
 ];
+
+/// A test program, and its options besides the usual ones.
+struct TestedProgram {
+    package: &'static str,
+    target: &'static str,
+    options: &'static str,
+}
 
 /// Programs that the features inspect and run.
 const TARGETS: &[&str] = &["steady", "heap_known"];
@@ -88,37 +100,61 @@ const TIME_LIMIT: Duration = Duration::from_secs(1800);
 pub(crate) fn run(words: &[&str]) -> Result<()> {
     let (options, images): (Vec<&str>, Vec<&str>) =
         words.iter().partition(|word| word.starts_with("--"));
-    let with_tests = !options.contains(&"--no-tests");
     let folder = results_folder()?;
     if options.contains(&"--table") {
         return write_tables(&folder);
     }
+    let only = options.iter().find_map(|option| option.strip_prefix("--machine="));
     let kernels = kernels(&images)?;
     ensure!(!kernels.is_empty(), "no kernel: pagewise lab vm fetch-kernel, or name a bzImage");
-    let work = Path::new(WORK);
-    start_afresh(work)?;
-    let contents = GuestContents::collect(work, with_tests)?;
+    let works: Vec<GuestWork> = [GuestWork::Features, GuestWork::Tests]
+        .into_iter()
+        .filter(|work| !options.contains(&format!("--no-{}", work.name()).as_str()))
+        .collect();
+    let scratch = Path::new(WORK);
+    start_afresh(scratch)?;
+    let contents = GuestContents::collect(scratch, works.contains(&GuestWork::Tests))?;
+    let is_wanted = |machine: &MachineKind| only.is_none_or(|name| machine.name == name);
     let mut failures = Vec::new();
-    for kernel in &kernels {
-        for (number, machine) in MACHINES.iter().enumerate() {
+    // Each kernel in one machine, then each in the next: a run that is cut short has seen them all.
+    for (number, machine) in MACHINES.iter().enumerate().filter(|(_, it)| is_wanted(it)) {
+        for (kernel, work) in kernels.iter().flat_map(|it| works.iter().map(move |work| (it, work)))
+        {
             let release = kernel.release.clone().unwrap_or_else(|| "kernel".to_owned());
-            let result = contents.boot(kernel, machine, number == 0)?;
-            println!("{release}, {}: {} s", machine.name, result.elapsed.as_secs());
+            let result = contents.boot(kernel, machine, *work, number == 0)?;
+            let title = format!("{release}, {}, {}", machine.name, work.name());
+            println!("{title}: {} s", result.elapsed.as_secs());
             if !result.success() {
-                let console = String::from_utf8_lossy(&result.console).into_owned();
-                failures.push(format!("{release}, {}: {}", machine.name, result.failure()));
-                println!("{}\n{console}", failures[failures.len() - 1]);
+                failures.push(format!("{title}: {}", result.failure()));
+                println!("{}", failures[failures.len() - 1]);
             }
-            keep_results(&result, &folder.join(&release).join(machine.name))?;
+            keep_results(&result, &folder.join(&release).join(machine.name), *work)?;
             write_tables(&folder)?;
-            if number == 0 && result.success() {
-                keep_copies(&result, work)?;
+            if result.file(COPIES).is_some() {
+                keep_copies(&result, scratch)?;
             }
         }
     }
-    fs::remove_dir_all(work).with_context(|| WORK.to_owned())?;
+    fs::remove_dir_all(scratch).with_context(|| WORK.to_owned())?;
     ensure!(failures.is_empty(), "machines that did not end as they should: {failures:#?}");
     Ok(())
+}
+
+/// The work of one boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GuestWork {
+    Features,
+    Tests,
+}
+
+impl GuestWork {
+    /// Name of the option that leaves it out, after `--no-`, and of its file of records.
+    const fn name(self) -> &'static str {
+        match self {
+            GuestWork::Features => "features",
+            GuestWork::Tests => "tests",
+        }
+    }
 }
 
 /// The folder of the results: a folder for each kernel, and in it one for each machine.
@@ -137,11 +173,12 @@ fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
 }
 
 /// Writes what a machine sent: the records for the tables, and what explains failures.
-fn keep_results(result: &VmResult, folder: &Path) -> Result<()> {
-    start_afresh(folder)?;
-    fs::write(folder.join(MachineResults::FILE), &result.stdout)?;
-    fs::write(folder.join("errors"), &result.stderr)?;
-    fs::write(folder.join("console"), &result.console)?;
+fn keep_results(result: &VmResult, folder: &Path, work: GuestWork) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let name = work.name();
+    fs::write(folder.join(name), &result.stdout)?;
+    fs::write(folder.join(format!("{name}.errors")), &result.stderr)?;
+    fs::write(folder.join(format!("{name}.console")), &result.console)?;
     Ok(())
 }
 
@@ -160,7 +197,7 @@ fn write_tables(results: &Path) -> Result<()> {
 struct GuestContents {
     pagewise: PathBuf,
     programs: PathBuf,
-    tests: Vec<ci::TestProgram>,
+    tests: Vec<(ci::TestProgram, &'static str)>,
 }
 
 impl GuestContents {
@@ -176,12 +213,21 @@ impl GuestContents {
         Ok(GuestContents { pagewise, programs, tests })
     }
 
-    fn boot(&self, kernel: &GuestKernel, kind: &MachineKind, capture: bool) -> Result<VmResult> {
+    fn boot(
+        &self,
+        kernel: &GuestKernel,
+        kind: &MachineKind,
+        work: GuestWork,
+        capture: bool,
+    ) -> Result<VmResult> {
         let hidepid = kind.hidepid.to_string();
-        let mut script = "sh /kernels/features.sh $1; sh /kernels/tests.sh".to_owned();
-        if capture {
-            script = format!("{script}; {}", guest_command());
-        }
+        let script = match work {
+            GuestWork::Features if capture => {
+                format!("sh /kernels/features.sh $1; {}", guest_command())
+            }
+            GuestWork::Features => "sh /kernels/features.sh $1".to_owned(),
+            GuestWork::Tests => "sh /kernels/tests.sh $1".to_owned(),
+        };
         let command = ["sh", "-c", &script, "sh", &hidepid].map(str::to_owned);
         let mut machine = VirtualMachine::new(kernel.clone(), command.to_vec());
         machine.memory = MEMORY;
@@ -190,22 +236,28 @@ impl GuestContents {
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
+        match work {
+            GuestWork::Features => self.add_features(&mut machine)?,
+            GuestWork::Tests => self.add_tests(&mut machine)?,
+        }
+        Ok(machine.run(&|| false)?)
+    }
+
+    fn add_features(&self, machine: &mut VirtualMachine) -> Result<()> {
         machine.programs.push(GuestProgram::new(&self.pagewise, "/bin/pagewise"));
         for name in TARGETS {
             let program = GuestProgram::new(&self.programs.join(name), format!("/bin/{name}"));
             machine.programs.push(GuestProgram { symbols: true, ..program });
         }
-        add_captured_programs(&mut machine, &self.programs)?;
         machine.files.push(GuestFile::new("/kernels/features.sh", 0o644, FEATURES));
-        self.add_tests(&mut machine)?;
-        Ok(machine.run(&|| false)?)
+        add_captured_programs(machine, &self.programs)
     }
 
     fn add_tests(&self, machine: &mut VirtualMachine) -> Result<()> {
         let mut list = String::new();
-        for test in &self.tests {
+        for (test, options) in &self.tests {
             machine.programs.push(GuestProgram::new(&test.path, format!("/tests/{}", test.target)));
-            list += &format!("{} {}\n", test.target, test.folder.display());
+            list += &format!("{} {} {options}\n", test.target, test.folder.display());
             for file in files_below(&test.folder)? {
                 let content = fs::read(&file)?;
                 machine.files.push(GuestFile::new(file.display().to_string(), 0o644, content));
@@ -217,15 +269,15 @@ impl GuestContents {
     }
 }
 
-/// Builds the test programs of [`TESTED`].
-fn tests() -> Result<Vec<ci::TestProgram>> {
-    let packages: Vec<&str> = TESTED.iter().map(|(package, _)| *package).collect();
-    let mut names = BTreeSet::new();
-    let is_wanted = |test: &ci::TestProgram| {
-        let wanted = TESTED.iter().any(|(_, targets)| targets.contains(&test.target.as_str()));
-        wanted && names.insert(test.target.clone())
+/// Builds the test programs of [`TESTED`], with their options.
+fn tests() -> Result<Vec<(ci::TestProgram, &'static str)>> {
+    let packages: BTreeSet<&str> = TESTED.iter().map(|row| row.package).collect();
+    let mut built = ci::test_programs_of(&packages.into_iter().collect::<Vec<_>>())?;
+    let find = |row: &TestedProgram| {
+        let at = built.iter().position(|test| test.target == row.target);
+        Ok((built.remove(at.with_context(|| row.target)?), row.options))
     };
-    Ok(ci::test_programs_of(&packages)?.into_iter().filter(is_wanted).collect())
+    TESTED.iter().map(find).collect()
 }
 
 /// The files that tests of a package read.

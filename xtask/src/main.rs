@@ -33,7 +33,7 @@ Usage: cargo xtask COMMAND
   capture --qemu  the same on Debian's kernel for virtual machines, booted under QEMU
   corpus [OPTIONS]
                   run a diagnosing tool at programs whose trouble is known (`corpus --help`)
-  kernels [--no-tests] [BZIMAGE...]
+  kernels [--no-tests] [--no-features] [--machine=NAME] [BZIMAGE...]
                   what works on which kernel, in virtual machines: docs/kernels.md
   kernels --table
                   write the tables anew from the results that are kept

@@ -13,7 +13,7 @@ use pagewise_vm::{
 };
 
 use crate::LabError;
-use crate::about::{ExperimentAbout, Parameters};
+use crate::about::Parameters;
 use crate::bench::RunContext;
 use crate::error::While;
 
@@ -36,6 +36,8 @@ pub struct GuestSetup {
     pub growth: Bytes,
     /// The kernel; the usual one if `None`.
     pub kernel: Option<PathBuf>,
+    /// True if the kernel is expected to panic: a panic is then a result, not a failure.
+    pub may_panic: bool,
 }
 
 impl Default for GuestSetup {
@@ -49,6 +51,7 @@ impl Default for GuestSetup {
             disks: Vec::new(),
             growth: Bytes::ZERO,
             kernel: None,
+            may_panic: false,
         }
     }
 }
@@ -94,7 +97,6 @@ pub(crate) fn failed(error: &VmError) -> LabError {
 /// [`LabError::Failed`] if the machine does not boot or the condition fails in it.
 pub(crate) fn boot_and_run(
     child: &RunContext,
-    about: &ExperimentAbout,
     parameters: &Parameters,
     setup: &GuestSetup,
 ) -> Result<ExperimentRun, LabError> {
@@ -117,7 +119,7 @@ pub(crate) fn boot_and_run(
         ..VirtualMachine::new(kernel, command(child, parameters))
     };
     let result = machine.run(&|| false).map_err(|error| failed(&error))?;
-    measured(about, &result)
+    measured(setup, &result)
 }
 
 /// The command of the machine: this program with the arguments of one run.
@@ -133,9 +135,8 @@ fn command(child: &RunContext, parameters: &Parameters) -> Vec<String> {
 }
 
 /// The values of a run, from the output of the machine.
-fn measured(about: &ExperimentAbout, result: &VmResult) -> Result<ExperimentRun, LabError> {
-    let may_panic = about.quantities.iter().any(|row| row.name == PANICKED);
-    if may_panic && matches!(result.end, VmEnd::Panicked(_)) {
+fn measured(setup: &GuestSetup, result: &VmResult) -> Result<ExperimentRun, LabError> {
+    if setup.may_panic && matches!(result.end, VmEnd::Panicked(_)) {
         let mut run = ExperimentRun::default();
         run.values.insert(PANICKED.into(), Measured(Ok(1.0)));
         return Ok(run);

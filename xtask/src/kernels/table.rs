@@ -53,8 +53,8 @@ struct TestRun {
 }
 
 impl MachineResults {
-    /// Name of the file of records in the folder of a machine.
-    pub(super) const FILE: &'static str = "records";
+    /// Names of the files of records in the folder of a machine.
+    const FILES: [&'static str; 2] = ["features", "tests"];
 
     /// The results in `RELEASE/MACHINE` below a folder, the oldest kernel first.
     pub(super) fn read_all(folder: &Path, machines: &[&str]) -> Result<Vec<MachineResults>> {
@@ -65,10 +65,12 @@ impl MachineResults {
         for (release, machine) in
             releases.iter().flat_map(|release| machines.iter().map(move |it| (release, it)))
         {
-            let Ok(records) = fs::read(release.join(machine).join(MachineResults::FILE)) else {
-                continue;
-            };
-            all.push(MachineResults::parse(&String::from_utf8_lossy(&records), machine));
+            let folder = release.join(machine);
+            let files = MachineResults::FILES.map(|name| fs::read(folder.join(name)).ok());
+            let records = files.into_iter().flatten().collect::<Vec<_>>().join(&b'\n');
+            if !records.is_empty() {
+                all.push(MachineResults::parse(&String::from_utf8_lossy(&records), machine));
+            }
         }
         Ok(all)
     }
@@ -123,7 +125,7 @@ impl Outcome {
                 if reasons.is_empty() { Outcome::Works } else { Outcome::Without(reasons) }
             }
             // The status of `timeout`.
-            "143" | "124" => Outcome::Refused(format!("no end after 40 s: {}", clean(said))),
+            "143" | "124" => Outcome::Refused(format!("no end after 200 s: {}", clean(said))),
             _ => Outcome::Refused(clean(said)),
         }
     }
@@ -143,12 +145,13 @@ fn clean(said: &str) -> String {
     words.collect::<Vec<_>>().join(" ").replace('`', "'")
 }
 
-/// Each reason of an absent value, with the first keys that lead to it.
+/// Each reason of an absent value, but for values that other options of the command collect.
 fn absences(value: &Value, reasons: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => {
             if let Some(Value::String(reason)) = object.get("absent") {
-                reasons.insert(clean(reason));
+                let is_option = reason.starts_with("not collected");
+                reasons.extend((!is_option).then(|| clean(reason)));
             }
             object.values().for_each(|value| absences(value, reasons));
         }
@@ -323,7 +326,8 @@ mod tests {
     #[test]
     fn reasons_of_absent_values_are_kept() {
         let records = "feature\tps\troot\t0\t1\t\nreport\tps\troot\t\
-                       {\"a\": [{\"absent\": \"needs root\"}], \"b\": {\"absent\": \"needs root\"}}\n";
+                       {\"a\": [{\"absent\": \"needs root\"}], \"b\": {\"absent\": \"needs root\"}, \
+                       \"c\": {\"absent\": \"not collected: use --full\"}}\n";
         let results = machine("a", records);
         assert_eq!(results.features[0].outcome, Outcome::Without(["needs root".to_owned()].into()));
     }

@@ -1,16 +1,20 @@
 #!/bin/sh
 # Runs test programs in a virtual machine: by root, and by a user, who is the owner of what the
-# tests start and a stranger to all else. Prints a record for each run:
+# tests start and a stranger to all else. tests.sh HIDEPID
+# Prints records, a line each:
+#   release RELEASE
 #   test PROGRAM READER STATUS SECONDS SKIPPED SUMMARY FAILED    (names of the tests that failed)
 # The output of programs that fail goes to standard error.
 work=/tmp/tests
 mkdir -p $work
-while IFS=' ' read -r name folder; do
+printf 'release\t%s\n' "$(uname -r)"
+[ "$1" = 0 ] || mount -o "remount,hidepid=$1" /proc
+while IFS=' ' read -r name folder options; do
     for reader in root user; do
         at=$work/$name-$reader
         mkdir -p $at && chmod 777 $at
         run="cd $folder; export CARGO_MANIFEST_DIR=$folder HOME=$at TMPDIR=$at PAGEWISE_SKIPS=$at/skips"
-        run="$run; timeout 200 /tests/$name --test-threads 2"
+        run="$run; timeout 400 /tests/$name --test-threads 2 $options"
         begin=$(cut -d . -f 1 /proc/uptime)
         if [ $reader = root ]; then sh -c "$run"; else su -s /bin/sh -c "$run" $reader; fi \
             >$at/out 2>&1 </dev/null
