@@ -236,6 +236,8 @@ impl GuestContents {
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
+        // Calls in a target save its registers by XSAVE.
+        machine.full_cpu = true;
         match work {
             GuestWork::Features => self.add_features(&mut machine)?,
             GuestWork::Tests => self.add_tests(&mut machine)?,

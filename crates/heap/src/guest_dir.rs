@@ -47,8 +47,8 @@ pub(crate) struct GuestDir {
 }
 
 impl GuestDir {
-    /// Makes one that holds the recorder, and a socket that listens. Removes the folders that killed
-    /// runs have left in this root.
+    /// Makes one that holds the recorder, and a socket that listens. Removes the folders that
+    /// killed runs have left in this root.
     ///
     /// # Errors
     /// Returns an error if the target has no folder that we may write to and that programs may be
@@ -268,7 +268,7 @@ mod tests {
             std::fs::write(path(name).join(NAME), "recorder").unwrap();
             UnixListener::bind(path(name).join("socket")).unwrap();
         }
-        // Of a run in this root; of another program; with a file of another program.
+        // The first belongs to a run in this root, the others to other programs.
         let [in_root, foreign, filled] = ["aaaaaaaa", "bbbb", "cccccccc"];
         for letters in [in_root, foreign, filled] {
             std::fs::create_dir(path(&format!("{PREFIX}{letters}"))).unwrap();

@@ -3,13 +3,13 @@
 //!
 //! ```text
 //!   cache/pagewise/sources/linux-source-6.1_VERSION     the package, unpacked
-//!   cache/pagewise/trees/VERSION-CONFIGURATION          sources and object files; `clean` in it while
-//!                                                       no patch is applied
+//!   cache/pagewise/trees/VERSION-CONFIGURATION          sources and object files; with a file
+//!                                                       `clean` while no patch is applied
 //!   cache/pagewise/built/VERSION-CONFIGURATION-PATCH    boot/vmlinuz, config, patch
 //! ```
 //!
-//! A build with a patch applies it to the tree, compiles the changed files and takes it back. A tree
-//! that a killed build left without `clean` is made anew.
+//! A build with a patch applies it to the tree, compiles the changed files and takes it back. A
+//! tree that a killed build left without `clean` is made anew.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -64,8 +64,8 @@ const HEADER: (&str, &str) = ("/usr/include/gelf.h", "libelf-dev");
 /// A kernel to build.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelBuild<'a> {
-    /// A patch in the format of `diff -u`, with paths one folder below the root; none for the kernel
-    /// as it is.
+    /// A patch in the format of `diff -u`, with paths one folder below the root; none for the
+    /// kernel as it is.
     pub patch: Option<&'a [u8]>,
     /// Number of compilers at a time.
     pub jobs: usize,
@@ -117,7 +117,7 @@ pub fn build_kernel(
     let trees = cache_folder("trees").ok_or_else(|| wrong(NO_CACHE))?;
     let mut tree = BuildTree::open(trees.join(tree), build.jobs, deadline, progress, interrupted)?;
     tree.prepare(&sources)?;
-    // The name of the kernel tells which patch it has.
+    // The name of the kernel has the hash of its patch.
     let name = if build.patch.is_some() { format!("-{patch:016x}") } else { String::new() };
     let built = tree.image(build.patch, &format!("-pagewise{name}"));
     let kept = built.and_then(|image| keep(&image, build.patch, &folder));

@@ -292,11 +292,12 @@ fn console_device(guest: GuestArch) -> &'static str {
 }
 
 /// The CPU of the guest. TCG emulates a simple one faster. With `rdrand` the kernel has random
-/// numbers at once. Every x86-64 of the last 15 years has `xsave`, by which pagewise saves registers.
+/// numbers at once.
 fn cpu(machine: &VirtualMachine) -> &'static str {
     match (machine.accelerator, machine.kernel.arch) {
         (Accelerator::Kvm, _) => "host",
-        (_, GuestArch::X86_64) => "qemu64,+rdrand,+xsave",
+        (_, GuestArch::X86_64) if machine.full_cpu => "max",
+        (_, GuestArch::X86_64) => "qemu64,+rdrand",
         (_, GuestArch::Aarch64) => "max,pauth-impdef=on",
     }
 }

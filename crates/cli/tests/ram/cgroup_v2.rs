@@ -71,7 +71,7 @@ TERM=xterm timeout -s INT 8 pagewise top --cgroups </dev/ttyS0 >/dev/ttyS0
 exit 0
 ";
 
-/// What a machine sent.
+/// The files that a machine sent.
 struct GuestReports(VmResult);
 
 impl GuestReports {

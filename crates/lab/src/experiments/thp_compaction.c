@@ -1,5 +1,6 @@
 /* The only program of a small virtual machine: it fragments the machine's memory, maps more, and
- * prints the kernel's counters for that. Parameters (fragmented=1 and so on) are in its environment.
+ * prints the kernel's counters for that. Parameters (fragmented=1 and so on) are in its
+ * environment.
  *
  *   before:     almost all memory, touched in order of address
  *               |####|####|####|####|....|      # allocated, . free
