@@ -64,7 +64,7 @@ pub struct VirtualMachine {
     pub time_limit: Duration,
     /// The means by which QEMU runs instructions.
     pub accelerator: Accelerator,
-    /// True if an emulated CPU has every instruction that QEMU knows. Without it the CPU is an early
+    /// True if an emulated CPU has every instruction that QEMU knows. Otherwise the CPU is an early
     /// x86-64, which is emulated faster.
     pub full_cpu: bool,
 }
