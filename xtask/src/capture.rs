@@ -1,11 +1,14 @@
-//! `cargo xtask capture`: runs the fixture programs on this kernel and keeps copies of their
-//! `/proc`.
+//! `cargo xtask capture`: runs the fixture programs and keeps copies of their `/proc`, on this
+//! kernel or on Debian's in a virtual machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use pagewise_model::Bytes;
+use pagewise_vm::{GuestFile, GuestProgram, VirtualMachine, VmResult, fetch_kernel};
 
 /// Folder in which programs run, on every machine: their paths appear in captured files.
 pub(crate) const WORK: &str = "/tmp/pagewise-fixtures";
@@ -20,6 +23,63 @@ pub(crate) fn run() -> Result<()> {
     call(Command::new("sh").arg(script()?).arg(&programs).arg(&out))?;
     keep(&out)?;
     fs::remove_dir_all(work).with_context(|| WORK.to_owned())
+}
+
+/// Memory of a virtual machine, of which the programs use little.
+const MEMORY: Bytes = Bytes(1 << 30);
+/// Booting takes seconds; an emulated machine on a busy host takes minutes for all programs.
+const TIME_LIMIT: Duration = Duration::from_secs(900);
+/// The script in a virtual machine, and its output as one file of the results.
+const GUEST_SCRIPT: &str = "/capture.sh";
+pub(crate) const COPIES: &str = "copies.tar.gz";
+
+/// Captures on Debian's kernel for virtual machines, which is downloaded.
+pub(crate) fn run_in_machine() -> Result<()> {
+    let work = Path::new(WORK);
+    start_afresh(work)?;
+    let programs = work.join("bin");
+    compile(&programs, CAPTURED)?;
+    let command = ["sh", "-c", &guest_command()].map(str::to_owned);
+    let mut machine = VirtualMachine::new(fetch_kernel(None)?, command.to_vec());
+    machine.memory = MEMORY;
+    machine.cpus = 2;
+    machine.time_limit = TIME_LIMIT;
+    add_captured_programs(&mut machine, &programs)?;
+    let result = machine.run(&|| false)?;
+    ensure!(result.success(), "{}", result.failure());
+    keep_copies(&result, work)?;
+    fs::remove_dir_all(work).with_context(|| WORK.to_owned())
+}
+
+/// A line of the shell that captures in a virtual machine and packs the copies.
+pub(crate) fn guest_command() -> String {
+    format!(
+        "mkdir -p /copies && sh {GUEST_SCRIPT} {WORK}/bin /copies && \
+         tar -C /copies -czf $PAGEWISE_RESULTS/{COPIES} ."
+    )
+}
+
+/// Gives a virtual machine the script and its programs.
+pub(crate) fn add_captured_programs(machine: &mut VirtualMachine, programs: &Path) -> Result<()> {
+    for name in CAPTURED {
+        // The path is part of what is captured.
+        let guest = format!("{WORK}/bin/{name}");
+        machine.programs.push(GuestProgram::new(&programs.join(name), guest));
+    }
+    let script = script()?;
+    let content = fs::read(&script).with_context(|| script.display().to_string())?;
+    machine.files.push(GuestFile::new(GUEST_SCRIPT, 0o644, content));
+    Ok(())
+}
+
+/// Puts the copies of a virtual machine into the folder of fixtures.
+pub(crate) fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
+    let packed = result.file(COPIES).context("the machine sent no copies")?;
+    let (archive, out) = (work.join(COPIES), work.join("out"));
+    start_afresh(&out)?;
+    fs::write(&archive, packed)?;
+    call(Command::new("tar").arg("-C").arg(&out).arg("-xzf").arg(&archive))?;
+    keep(&out)
 }
 
 /// An empty folder, whatever was there before.

@@ -1,25 +1,31 @@
 //! `cargo xtask kernels`: what works on which kernel. Boots each kernel in several virtual
 //! machines, runs every feature of pagewise and those tests that read the kernel, captures
 //! fixtures, and writes the tables of `docs/kernels.md`.
+//!
+//! Each machine's results are a folder below `target/kernels`, written when the machine has ended.
+//! The tables are made from all of these folders after each machine, so that a run that is cut
+//! short loses one machine, and kernels can be run one at a time.
 
 mod table;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pagewise_model::Bytes;
 use pagewise_vm::{
-    Accelerator, CgroupVersion, GuestFile, GuestKernel, GuestProgram, VirtualMachine, VmResult,
-    fetched_images, kernels_folder,
+    CgroupVersion, GuestFile, GuestKernel, GuestProgram, VirtualMachine, VmResult, fetched_images,
+    kernels_folder,
 };
 
-use crate::capture::{CAPTURED, WORK, call, compile, keep, start_afresh};
+use crate::capture::{
+    CAPTURED, COPIES, WORK, add_captured_programs, compile, guest_command, keep_copies,
+    start_afresh,
+};
 use crate::{ci, portable};
-use table::{FeatureRun, TestRun};
+use table::MachineResults;
 
 const FEATURES: &str = include_str!("kernels/features.sh");
 const TESTS: &str = include_str!("kernels/tests.sh");
@@ -62,49 +68,99 @@ const MACHINES: &[MachineKind] = &[
     },
 ];
 
-/// Packages whose tests read the kernel and start no compiler. The tests of the command need one.
-const TESTED: &[&str] =
-    &["pagewise-sys", "pagewise-proc", "pagewise-measure", "pagewise-labmem", "pagewise-remote"];
+/// Test programs that read the kernel and need neither a compiler nor files of the project.
+const TESTED: &[TestedProgram] = &[
+    TestedProgram { package: "pagewise-sys", target: "pagewise_sys", options: "" },
+    // Those of files parse ELF and core files.
+    TestedProgram { package: "pagewise-proc", target: "pagewise_proc", options: "--skip files::" },
+    TestedProgram { package: "pagewise-proc", target: "pages", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "pagewise_measure", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "probe", options: "" },
+    TestedProgram { package: "pagewise-measure", target: "probe_memory", options: "" },
+    TestedProgram { package: "pagewise-labmem", target: "pagewise_labmem", options: "" },
+    TestedProgram { package: "pagewise-remote", target: "pagewise_remote", options: "" },
+    TestedProgram { package: "pagewise-remote", target: "remote_calls", options: "" },
+];
+
+/// A test program, and its options besides the usual ones.
+struct TestedProgram {
+    package: &'static str,
+    target: &'static str,
+    options: &'static str,
+}
 
 /// Programs that the features inspect and run.
 const TARGETS: &[&str] = &["steady", "heap_known"];
 
 const MEMORY: Bytes = Bytes(2 << 30);
 /// An emulated machine that shares its CPU is slow.
-const TIME_LIMIT: Duration = Duration::from_secs(3600);
+const TIME_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Boots the kernels of these images, or all that can be found.
 pub(crate) fn run(words: &[&str]) -> Result<()> {
     let (options, images): (Vec<&str>, Vec<&str>) =
         words.iter().partition(|word| word.starts_with("--"));
-    let with_tests = !options.contains(&"--no-tests");
+    let folder = results_folder()?;
+    if options.contains(&"--table") {
+        return write_tables(&folder);
+    }
+    let only = options.iter().find_map(|option| option.strip_prefix("--machine="));
     let kernels = kernels(&images)?;
     ensure!(!kernels.is_empty(), "no kernel: pagewise lab vm fetch-kernel, or name a bzImage");
-    let work = Path::new(WORK);
-    start_afresh(work)?;
-    let contents = GuestContents::collect(work, with_tests)?;
-    let (mut features, mut tests) = (Vec::new(), Vec::new());
-    for kernel in &kernels {
-        for (number, machine) in MACHINES.iter().enumerate() {
+    let works: Vec<GuestWork> = [GuestWork::Features, GuestWork::Tests]
+        .into_iter()
+        .filter(|work| !options.contains(&format!("--no-{}", work.name()).as_str()))
+        .collect();
+    let scratch = Path::new(WORK);
+    start_afresh(scratch)?;
+    let contents = GuestContents::collect(scratch, works.contains(&GuestWork::Tests))?;
+    let is_wanted = |machine: &MachineKind| only.is_none_or(|name| machine.name == name);
+    let mut failures = Vec::new();
+    // Each kernel in one machine, then each in the next: a run that is cut short has seen them all.
+    for (number, machine) in MACHINES.iter().enumerate().filter(|(_, it)| is_wanted(it)) {
+        for (kernel, work) in kernels.iter().flat_map(|it| works.iter().map(move |work| (it, work)))
+        {
             let release = kernel.release.clone().unwrap_or_else(|| "kernel".to_owned());
-            println!("{release}, {}", machine.name);
-            let result = contents.features(kernel, machine, number == 0)?;
-            let release = text(&result, "release")?.trim().to_owned();
-            features.extend(FeatureRun::parse(&result, &release, machine.name)?);
-            if number == 0 {
-                keep_copies(&result, work)?;
+            let result = contents.boot(kernel, machine, *work, number == 0)?;
+            let title = format!("{release}, {}, {}", machine.name, work.name());
+            println!("{title}: {} s", result.elapsed.as_secs());
+            if !result.success() {
+                failures.push(format!("{title}: {}", result.failure()));
+                println!("{}", failures[failures.len() - 1]);
             }
-            if with_tests {
-                let result = contents.tests(kernel, machine)?;
-                tests.extend(TestRun::parse(&result, &release, machine.name)?);
+            keep_results(&result, &folder.join(&release).join(machine.name), *work)?;
+            write_tables(&folder)?;
+            if result.file(COPIES).is_some() {
+                keep_copies(&result, scratch)?;
             }
         }
     }
-    let file = crate::root()?.join("docs/kernels.md");
-    let before = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    fs::write(&file, table::update(&before, &features, &tests)?)?;
-    println!("wrote {}", file.display());
-    fs::remove_dir_all(work).with_context(|| WORK.to_owned())
+    fs::remove_dir_all(scratch).with_context(|| WORK.to_owned())?;
+    ensure!(failures.is_empty(), "machines that did not end as they should: {failures:#?}");
+    Ok(())
+}
+
+/// The work of one boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GuestWork {
+    Features,
+    Tests,
+}
+
+impl GuestWork {
+    /// Name of the option that leaves it out, after `--no-`, and of its file of records.
+    const fn name(self) -> &'static str {
+        match self {
+            GuestWork::Features => "features",
+            GuestWork::Tests => "tests",
+        }
+    }
+}
+
+/// The folder of the results: a folder for each kernel, and in it one for each machine.
+fn results_folder() -> Result<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    Ok(target.unwrap_or(crate::root()?.join("target")).join("kernels"))
 }
 
 fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
@@ -116,28 +172,32 @@ fn kernels(images: &[&str]) -> Result<Vec<GuestKernel>> {
     Ok(kernels.collect::<Result<_, _>>()?)
 }
 
-fn text(result: &VmResult, name: &str) -> Result<String> {
-    let bytes = result.file(name).with_context(|| {
-        format!("{}\n{}", result.failure(), String::from_utf8_lossy(&result.console))
-    })?;
-    Ok(String::from_utf8_lossy(bytes).into_owned())
+/// Writes what a machine sent: the records for the tables, and what explains failures.
+fn keep_results(result: &VmResult, folder: &Path, work: GuestWork) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let name = work.name();
+    fs::write(folder.join(name), &result.stdout)?;
+    fs::write(folder.join(format!("{name}.errors")), &result.stderr)?;
+    fs::write(folder.join(format!("{name}.console")), &result.console)?;
+    Ok(())
 }
 
-/// Puts the copies of `/proc` into the folder of fixtures.
-fn keep_copies(result: &VmResult, work: &Path) -> Result<()> {
-    let Some(packed) = result.file("copies.tar.gz") else { return Ok(()) };
-    let (archive, out) = (work.join("copies.tar.gz"), work.join("out"));
-    start_afresh(&out)?;
-    fs::write(&archive, packed)?;
-    call(Command::new("tar").arg("-C").arg(&out).arg("-xzf").arg(&archive))?;
-    keep(&out)
+/// Makes the tables from the results of all machines.
+fn write_tables(results: &Path) -> Result<()> {
+    let machines = MACHINES.iter().map(|machine| machine.name);
+    let results = MachineResults::read_all(results, &machines.collect::<Vec<_>>())?;
+    let file = crate::root()?.join("docs/kernels.md");
+    let before = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+    fs::write(&file, table::update(&before, &results)?)?;
+    println!("wrote {}", file.display());
+    Ok(())
 }
 
 /// Programs and files of all machines.
 struct GuestContents {
     pagewise: PathBuf,
     programs: PathBuf,
-    tests: Vec<ci::TestProgram>,
+    tests: Vec<(ci::TestProgram, &'static str)>,
 }
 
 impl GuestContents {
@@ -147,73 +207,59 @@ impl GuestContents {
         compile(&programs, TARGETS)?;
         let pagewise = match std::env::var_os("PAGEWISE_STATIC") {
             Some(file) => file.into(),
-            None => portable::build(false)?,
+            None => portable::build(true)?,
         };
-        let tests = if with_tests { ci::test_programs_of(TESTED)? } else { Vec::new() };
+        let tests = if with_tests { tests()? } else { Vec::new() };
         Ok(GuestContents { pagewise, programs, tests })
     }
 
-    fn machine(
+    fn boot(
         &self,
         kernel: &GuestKernel,
         kind: &MachineKind,
-        command: &[&str],
-    ) -> VirtualMachine {
-        let command = command.iter().map(|word| (*word).to_owned()).collect();
-        let mut machine = VirtualMachine::new(kernel.clone(), command);
+        work: GuestWork,
+        capture: bool,
+    ) -> Result<VmResult> {
+        let hidepid = kind.hidepid.to_string();
+        let script = match work {
+            GuestWork::Features if capture => {
+                format!("sh /kernels/features.sh $1; {}", guest_command())
+            }
+            GuestWork::Features => "sh /kernels/features.sh $1".to_owned(),
+            GuestWork::Tests => "sh /kernels/tests.sh $1".to_owned(),
+        };
+        let command = ["sh", "-c", &script, "sh", &hidepid].map(str::to_owned);
+        let mut machine = VirtualMachine::new(kernel.clone(), command.to_vec());
         machine.memory = MEMORY;
         machine.cpus = kind.cpus;
         machine.nodes = kind.nodes;
         machine.cgroups = kind.cgroups;
         machine.kernel_options = kind.options.to_owned();
         machine.time_limit = TIME_LIMIT;
-        if machine.accelerator == Accelerator::Tcg {
-            // Timeouts of the guest then do not depend on the load of the host.
-            machine.accelerator = Accelerator::CountingTcg;
+        // Calls in a target save its registers by XSAVE.
+        machine.full_cpu = true;
+        match work {
+            GuestWork::Features => self.add_features(&mut machine)?,
+            GuestWork::Tests => self.add_tests(&mut machine)?,
         }
-        machine
-    }
-
-    fn features(
-        &self,
-        kernel: &GuestKernel,
-        kind: &MachineKind,
-        capture: bool,
-    ) -> Result<VmResult> {
-        let hidepid = kind.hidepid.to_string();
-        let capture = if capture { "1" } else { "0" };
-        let command = ["sh", "/kernels/features.sh", &hidepid, capture];
-        let mut machine = self.machine(kernel, kind, &command);
-        machine.programs.push(program(&self.pagewise, "/bin/pagewise", false));
-        for name in TARGETS {
-            machine.programs.push(program(
-                &self.programs.join(name),
-                &format!("/bin/{name}"),
-                true,
-            ));
-        }
-        for name in CAPTURED {
-            // The path is part of what is captured.
-            let guest = format!("{WORK}/bin/{name}");
-            machine.programs.push(program(&self.programs.join(name), &guest, false));
-        }
-        let script = fs::read(crate::capture::script()?)?;
-        let script = String::from_utf8_lossy(&script).into_owned();
-        machine.files.push(GuestFile::new("/kernels/features.sh", 0o644, FEATURES));
-        machine.files.push(GuestFile::new("/kernels/capture.sh", 0o644, script));
         Ok(machine.run(&|| false)?)
     }
 
-    fn tests(&self, kernel: &GuestKernel, kind: &MachineKind) -> Result<VmResult> {
-        let mut machine = self.machine(kernel, kind, &["sh", "/kernels/tests.sh"]);
-        let mut names = BTreeSet::new();
+    fn add_features(&self, machine: &mut VirtualMachine) -> Result<()> {
+        machine.programs.push(GuestProgram::new(&self.pagewise, "/bin/pagewise"));
+        for name in TARGETS {
+            let program = GuestProgram::new(&self.programs.join(name), format!("/bin/{name}"));
+            machine.programs.push(GuestProgram { symbols: true, ..program });
+        }
+        machine.files.push(GuestFile::new("/kernels/features.sh", 0o644, FEATURES));
+        add_captured_programs(machine, &self.programs)
+    }
+
+    fn add_tests(&self, machine: &mut VirtualMachine) -> Result<()> {
         let mut list = String::new();
-        for test in &self.tests {
-            if !names.insert(&test.target) {
-                continue;
-            }
-            machine.programs.push(program(&test.path, &format!("/tests/{}", test.target), false));
-            list += &format!("{} {}\n", test.target, test.folder.display());
+        for (test, options) in &self.tests {
+            machine.programs.push(GuestProgram::new(&test.path, format!("/tests/{}", test.target)));
+            list += &format!("{} {} {options}\n", test.target, test.folder.display());
             for file in files_below(&test.folder)? {
                 let content = fs::read(&file)?;
                 machine.files.push(GuestFile::new(file.display().to_string(), 0o644, content));
@@ -221,12 +267,19 @@ impl GuestContents {
         }
         machine.files.push(GuestFile::new("/kernels/tests", 0o644, list));
         machine.files.push(GuestFile::new("/kernels/tests.sh", 0o644, TESTS));
-        Ok(machine.run(&|| false)?)
+        Ok(())
     }
 }
 
-fn program(host: &Path, guest: &str, symbols: bool) -> GuestProgram {
-    GuestProgram { host: host.to_owned(), guest: guest.to_owned(), symbols }
+/// Builds the test programs of [`TESTED`], with their options.
+fn tests() -> Result<Vec<(ci::TestProgram, &'static str)>> {
+    let packages: BTreeSet<&str> = TESTED.iter().map(|row| row.package).collect();
+    let mut built = ci::test_programs_of(&packages.into_iter().collect::<Vec<_>>())?;
+    let find = |row: &TestedProgram| {
+        let at = built.iter().position(|test| test.target == row.target);
+        Ok((built.remove(at.with_context(|| row.target)?), row.options))
+    };
+    TESTED.iter().map(find).collect()
 }
 
 /// The files that tests of a package read.

@@ -13,7 +13,6 @@ mod install;
 mod kernels;
 mod portable;
 mod prose;
-mod qemu;
 mod tidy;
 mod words;
 
@@ -32,11 +31,13 @@ Usage: cargo xtask COMMAND
   tidy            the rules of this workspace that no other tool knows
   words           spelling and grammar, by typos and harper
   capture         copy the /proc of the fixture programs on this kernel (as root)
-  capture --qemu  the same on Debian's stock kernel, booted under QEMU
+  capture --qemu  the same on Debian's kernel for virtual machines, booted under QEMU
   corpus [OPTIONS]
                   run a diagnosing tool at programs whose trouble is known (`corpus --help`)
-  kernels [--no-tests] [BZIMAGE...]
+  kernels [--no-tests] [--no-features] [--machine=NAME] [BZIMAGE...]
                   what works on which kernel, in virtual machines: docs/kernels.md
+  kernels --table
+                  write the tables anew from the results that are kept
   static [--debug]
                   build `pagewise` as one file that needs no library
   install --prefix DIR
@@ -56,7 +57,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run().map(|()| ExitCode::SUCCESS),
         ["words"] => words::run(true).map(|()| ExitCode::SUCCESS),
         ["capture"] => capture::run().map(|()| ExitCode::SUCCESS),
-        ["capture", "--qemu"] => qemu::run().map(|()| ExitCode::SUCCESS),
+        ["capture", "--qemu"] => capture::run_in_machine().map(|()| ExitCode::SUCCESS),
         ["kernels", ref words @ ..] => kernels::run(words).map(|()| ExitCode::SUCCESS),
         ["static"] => portable::run(true).map(|()| ExitCode::SUCCESS),
         ["static", "--debug"] => portable::run(false).map(|()| ExitCode::SUCCESS),

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use fixture::recorder::by_function;
-use fixture::{FixtureLink, copy_program, number, pagewise};
+use fixture::victim::{Calls, KillStep, stop_at};
+use fixture::{FixtureLink, OtherGlibc, copy_program, number, pagewise};
 use pagewise_skip::{Lack, is_root, skip, skip_part};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -25,18 +26,26 @@ use tempfile::TempDir;
 enum Userland {
     /// This machine's C library.
     Glibc,
+    /// The oldest of those in the folder that `PAGEWISE_GLIBC` names: Debian 11 has 2.31.
+    OldGlibc,
     /// musl's, as Alpine has it.
     Musl,
     /// No file but programs, which are linked statically (distroless).
     Static,
 }
 
-const USERLANDS: [Userland; 3] = [Userland::Glibc, Userland::Musl, Userland::Static];
+const USERLANDS: [Userland; 4] =
+    [Userland::Glibc, Userland::OldGlibc, Userland::Musl, Userland::Static];
 
 impl Userland {
     fn program(self, name: &str) -> Option<PathBuf> {
         match self {
             Userland::Glibc => Some(fixture::program(name)),
+            Userland::OldGlibc if std::env::var_os("PAGEWISE_GLIBC").is_none() => {
+                skip_part(&Lack::Machine("PAGEWISE_GLIBC names no folder with C libraries"));
+                None
+            }
+            Userland::OldGlibc => Some(OtherGlibc::all().first()?.program(name)),
             Userland::Musl => fixture::musl_program(FixtureLink::Musl, name),
             Userland::Static => fixture::static_program(name),
         }
@@ -218,17 +227,21 @@ fn a_program_in_a_container_is_recorded_from_outside() {
         let (pid, file) = (container.pid.as_str(), file.to_str().unwrap());
         pagewise(&["heap", "attach", pid, "--for", "1s", "--max-pause", "10s", "-o", file])
     };
-    for users in [Users::Own, Users::Host] {
+    for (userland, users) in [
+        (Userland::Glibc, Users::Own),
+        (Userland::Glibc, Users::Host),
+        (Userland::OldGlibc, Users::Own),
+    ] {
         if users == Users::Host && !is_root() {
             continue;
         }
-        let Some(container) = Container::start(Userland::Glibc, users, &["busy_heap"]) else {
+        let Some(container) = Container::start(userland, users, &["busy_heap"]) else {
             continue;
         };
         // The second time the recorder is loaded already, from a file that is removed by then.
         for _ in 0..2 {
             let output = attach(&container);
-            assert!(output.status.success(), "{users:?}: {}", said(&output));
+            assert!(output.status.success(), "{userland:?} {users:?}: {}", said(&output));
             let functions = by_function(&fixture::recorder::report(&file));
             assert!(functions.values().any(|[count, ..]| *count > 10), "{functions:?}");
             assert_eq!(container.left_files(), Vec::<String>::new());
@@ -242,6 +255,40 @@ fn a_program_in_a_container_is_recorded_from_outside() {
         assert_eq!(output.status.code(), Some(1));
         assert!(said(&output).contains(why), "{}", said(&output));
     }
+}
+
+/// Steps of an attach at which it is killed, `PAGEWISE_KILLS` for others.
+const KILLED_STEPS: u64 = 6;
+
+#[test]
+fn the_folder_of_a_killed_attach_is_removed_by_the_next_one() {
+    if !is_root() {
+        return;
+    }
+    let Some(container) = Container::start(Userland::Glibc, Users::Host, &["busy_heap"]) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.pwh").to_str().unwrap().to_owned();
+    let pid = container.pid.as_str();
+    let words = ["heap", "attach", pid, "--for", "20ms", "--max-pause", "10s", "-o", &file];
+    let step = |number| KillStep { number, calls: Calls::Outward, ..KillStep::NEVER };
+    let steps = stop_at(step(0), &words).steps;
+    let wanted = match std::env::var("PAGEWISE_KILLS").as_deref() {
+        Ok("all") => steps,
+        Ok(number) => number.parse().unwrap(),
+        Err(_) => KILLED_STEPS,
+    };
+    let mut left = 0;
+    for at in 1..=wanted.min(steps) {
+        let killed = stop_at(step(at * steps / wanted.min(steps)), &words);
+        left += container.left_files().len();
+        pagewise(&["keep"]);
+        let next = pagewise(&words);
+        let files = container.left_files();
+        assert_eq!(files, Vec::<String>::new(), "after {killed:?}: {}", said(&next));
+    }
+    eprintln!("{left} of {wanted} killed runs of {steps} steps left a folder");
 }
 
 #[test]

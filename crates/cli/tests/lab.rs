@@ -228,7 +228,7 @@ fn ignores_hangup() -> bool {
 #[test]
 fn a_condition_runs_in_a_virtual_machine_and_its_values_come_back() {
     let experiments = listed(&["lab", "vm", "list", "--json"]);
-    assert_eq!(experiments.len(), 8, "{experiments:?}");
+    assert_eq!(experiments.len(), 9, "{experiments:?}");
     if let Some(why) = &experiments[0].1 {
         return match why {
             _ if why.contains("qemu") => skip(&Lack::Tool("qemu-system-x86_64")),
@@ -246,6 +246,24 @@ fn a_condition_runs_in_a_virtual_machine_and_its_values_come_back() {
 }
 
 #[test]
+fn kernels_of_a_comparison_are_built_by_one_command() {
+    let experiments = listed(&["lab", "vm", "list", "--json"]);
+    let (_, why) = experiments.iter().find(|(name, _)| name == "vm-patch").unwrap();
+    let others = &experiments[0].1;
+    // Built kernels of the user of this test are allowed.
+    if let (None, Some(why)) = (others, why) {
+        assert!(why.contains("`pagewise lab vm compare`"), "{why}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    let folder = tempfile::tempdir().unwrap();
+    command.args(["lab", "vm", "build-kernel", "--patch", "/nonexistent"]);
+    command.env("XDG_CACHE_HOME", folder.path()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("cannot read /nonexistent"), "{stderr}");
+}
+
+#[test]
 fn a_missing_program_is_named_with_the_command_that_installs_it() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
     command.args(["lab", "vm", "run", "vm-oom", "--json"]).env("PATH", "/nonexistent");
@@ -255,6 +273,12 @@ fn a_missing_program_is_named_with_the_command_that_installs_it() {
     assert_eq!(experiment["verdict"], "skipped");
     let why = experiment["skipped"].as_str().unwrap();
     assert!(why.contains("is not installed; run `"), "{why}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagewise"));
+    command.args(["lab", "vm", "list"]).env("PATH", "/nonexistent");
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    // All are skipped for the same reason, which is printed once.
+    assert_eq!(listed.matches("is not installed").count(), 1, "{listed}");
 }
 
 #[test]

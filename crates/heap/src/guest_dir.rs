@@ -3,26 +3,35 @@
 //! The target may be hostile: it may own the folder above, and put a link in the place of any name.
 //! Each name is therefore resolved in the target's root, and everything is done by descriptors that
 //! are open already; no name is used twice.
+//!
+//! The process that makes a folder locks it, so that the next run recognizes and removes the folder
+//! of a run that was killed: the kernel has released its lock.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use pagewise_model::Pid;
 use pagewise_proc::ProcRoot;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod, fstat, fstatvfs,
-    mkdirat, openat, openat2, renameat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, ResolveFlags, StatVfsMountFlags, fchmod,
+    flock, fstat, fstatvfs, mkdirat, openat, openat2, renameat, statat, unlinkat,
 };
 
 use crate::library::NAME;
-use crate::run_dir::{LETTERS, PREFIX, SECRET, random_name};
+use crate::run_dir::{LETTERS, LOCK, PREFIX, SECRET, random_name};
 
 /// Folders in which the target may find files of others, and load them.
 const BASES: [&str; 4] = ["/tmp", "/dev/shm", "/var/tmp", "/run"];
+
+/// Folders above are looked through up to this number of entries.
+const MAX_ENTRIES: usize = 10_000;
+/// A clean-up of another process may remove a new folder before it is locked.
+const MAX_TRIES: usize = 10;
 
 /// The folder, with the recorder and a socket in it. It is removed with this.
 #[derive(Debug)]
@@ -38,7 +47,8 @@ pub(crate) struct GuestDir {
 }
 
 impl GuestDir {
-    /// Makes one that holds the recorder, and a socket that listens.
+    /// Makes one that holds the recorder, and a socket that listens. Removes the folders that
+    /// killed runs have left in this root.
     ///
     /// # Errors
     /// Returns an error if the target has no folder that we may write to and that programs may be
@@ -49,6 +59,11 @@ impl GuestDir {
         recorder: &[u8],
     ) -> io::Result<(GuestDir, UnixListener)> {
         let theirs = open_root(&root.file(Pid(pid), "root"))?;
+        for base in BASES {
+            if let Ok(base) = open_base(&theirs, Path::new(base)) {
+                remove_left(&base);
+            }
+        }
         let mut first = None;
         for base in BASES {
             match GuestDir::make_in(&theirs, Path::new(base), recorder) {
@@ -66,20 +81,11 @@ impl GuestDir {
         base: &Path,
         recorder: &[u8],
     ) -> io::Result<(GuestDir, UnixListener)> {
-        let within = base.strip_prefix("/").map_err(io::Error::other)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let opened = openat2(theirs, within, flags, Mode::empty(), how)?;
+        let opened = open_base(theirs, base)?;
         if fstatvfs(&opened)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
             return Err(io::Error::other("it is mounted with noexec"));
         }
-        let name = format!("{PREFIX}{}", random_name(LETTERS)?);
-        mkdirat(&opened, name.as_str(), Mode::RWXU)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let folder = openat(&opened, name.as_str(), flags, Mode::empty())?;
-        if fstat(&folder)?.st_uid != rustix::process::geteuid().as_raw() {
-            return Err(io::Error::other("another folder was put in the place of ours"));
-        }
+        let (name, folder) = make_locked(&opened)?;
         let inside = base.join(&name);
         let secret = random_name(SECRET)?;
         // From here the folder is removed if something fails.
@@ -145,6 +151,75 @@ fn open_root(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
+/// A folder of another root, by the path that it has there.
+fn open_base(theirs: &OwnedFd, base: &Path) -> io::Result<OwnedFd> {
+    let within = base.strip_prefix("/").map_err(io::Error::other)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(theirs, within, flags, Mode::empty(), how)?)
+}
+
+/// Makes a folder with a name of its own, and locks it.
+fn make_locked(base: &OwnedFd) -> io::Result<(String, OwnedFd)> {
+    for _ in 0..MAX_TRIES {
+        let name = format!("{PREFIX}{}", random_name(LETTERS)?);
+        mkdirat(base, name.as_str(), Mode::RWXU)?;
+        let Ok(folder) = open_folder(base, name.as_bytes()) else { continue };
+        if fstat(&folder)?.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::other("another folder was put in the place of ours"));
+        }
+        let is_locked = flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if is_locked && is_in(base, name.as_bytes(), &folder) {
+            return Ok((name, folder));
+        }
+    }
+    Err(io::Error::other("other processes remove each new folder"))
+}
+
+/// Opens a folder by its name in another; no link, and no mount point.
+fn open_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(base, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::BENEATH)
+}
+
+/// True if a name leads to an open folder.
+fn is_in(base: &OwnedFd, name: &[u8], folder: &OwnedFd) -> bool {
+    let there = statat(base, name, AtFlags::SYMLINK_NOFOLLOW);
+    let both = there.ok().zip(fstat(folder).ok());
+    both.is_some_and(|(a, b)| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
+}
+
+/// Removes our folders whose lock is free.
+fn remove_left(base: &OwnedFd) {
+    let Ok(entries) = std::fs::read_dir(by_descriptor(base)) else { return };
+    for entry in entries.flatten().take(MAX_ENTRIES) {
+        let name = entry.file_name();
+        let letters = name.as_bytes().strip_prefix(PREFIX.as_bytes());
+        if letters.is_some_and(|letters| letters.len() == LETTERS) {
+            // Folders that cannot be removed stay.
+            let _ = remove_folder(base, name.as_bytes());
+        }
+    }
+}
+
+/// Removes a folder and our files in it, if its lock is free. A folder with a file for its lock is
+/// of a run in that root, which [`crate::run_dir`] removes.
+fn remove_folder(base: &OwnedFd, name: &[u8]) -> rustix::io::Result<()> {
+    let folder = open_folder(base, name)?;
+    flock(&folder, FlockOperation::NonBlockingLockExclusive)?;
+    if statat(&folder, LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+        return Ok(());
+    }
+    let entries = std::fs::read_dir(by_descriptor(&folder)).into_iter().flatten().flatten();
+    for entry in entries.take(MAX_ENTRIES) {
+        let is_socket = entry.file_type().is_ok_and(|it| it.is_socket());
+        if is_socket || entry.file_name() == NAME {
+            unlinkat(&folder, entry.file_name().as_bytes(), AtFlags::empty())?;
+        }
+    }
+    unlinkat(base, name, AtFlags::REMOVEDIR)
+}
+
 /// A path that leads to an open file.
 fn by_descriptor(file: &impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
@@ -180,6 +255,34 @@ mod tests {
         let inside = made.inside.clone();
         drop(made);
         assert!(!inside.exists());
+    }
+
+    #[test]
+    fn folders_of_killed_runs_are_removed_and_no_others() {
+        let base = tempfile::tempdir_in("/tmp").unwrap();
+        let opened = open_root(base.path()).unwrap();
+        let (lives, _lock) = make_locked(&opened).unwrap();
+        let (killed, lock) = make_locked(&opened).unwrap();
+        let path = |name: &str| base.path().join(name);
+        for name in [&lives, &killed] {
+            std::fs::write(path(name).join(NAME), "recorder").unwrap();
+            UnixListener::bind(path(name).join("socket")).unwrap();
+        }
+        // The first belongs to a run in this root, the others to other programs.
+        let [in_root, foreign, filled] = ["aaaaaaaa", "bbbb", "cccccccc"];
+        for letters in [in_root, foreign, filled] {
+            std::fs::create_dir(path(&format!("{PREFIX}{letters}"))).unwrap();
+        }
+        std::fs::write(path(&format!("{PREFIX}{in_root}")).join(LOCK), "").unwrap();
+        std::fs::write(path(&format!("{PREFIX}{filled}")).join("file"), "").unwrap();
+        std::os::unix::fs::symlink(path(&lives), path(&format!("{PREFIX}dddddddd"))).unwrap();
+        drop(lock);
+        remove_left(&opened);
+        assert!(!path(&killed).exists());
+        assert!(path(&lives).join(NAME).exists() && path(&lives).join("socket").exists());
+        for letters in [in_root, foreign, filled, "dddddddd"] {
+            assert!(path(&format!("{PREFIX}{letters}")).exists(), "{letters}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::library::NAME;
 /// Prefix of the names of folders.
 pub(crate) const PREFIX: &str = "pagewise-heap-";
 /// The file that is locked.
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 /// Bytes of a path to which the folder's name and the socket's can be added: a socket's has 107 at
 /// most.
 const MAX_PATH_BYTES: usize = 107 - PREFIX.len() - "/".len() - LETTERS - "/".len() - SECRET;

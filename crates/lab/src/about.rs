@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use pagewise_model::Bytes;
 use pagewise_model::report::AxisUnit;
-use pagewise_vm::KERNEL_VARIABLE;
 
 use crate::LabError;
 
@@ -52,12 +51,14 @@ pub enum Need {
     File(&'static str),
     /// A program.
     Program(&'static str),
-    /// A kernel that a virtual machine can boot.
-    Kernel,
+    /// A virtual machine for a program other than this one: QEMU, busybox and a kernel.
+    Emulator,
     /// A C compiler and a C library to link with statically.
     StaticC,
     /// A virtual machine that runs this program: QEMU, busybox and a kernel.
     VirtualMachine,
+    /// A kernel that was built as it is, and once more with a patch.
+    BuiltKernels,
 }
 
 /// A size that can be set.
@@ -161,11 +162,12 @@ impl Need {
             }
             Need::File(path) => path.to_owned(),
             Need::Program(name) => format!("the program {name}"),
-            Need::Kernel => format!(
-                "a kernel to boot: /boot/vmlinuz*, or the file that {KERNEL_VARIABLE} names"
-            ),
             Need::StaticC => "cc and a static C library".to_owned(),
-            Need::VirtualMachine => "a virtual machine".to_owned(),
+            Need::VirtualMachine | Need::Emulator => "a virtual machine".to_owned(),
+            Need::BuiltKernels => {
+                "a kernel with a patch and one without, which `pagewise lab vm compare` builds"
+                    .to_owned()
+            }
         }
     }
 }

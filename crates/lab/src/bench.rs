@@ -61,7 +61,7 @@ pub fn run_child(child: &RunContext, out: &mut dyn Write) -> Result<(), LabError
         join(cgroup, std::process::id())?;
     }
     if let Some(setup) = experiment.guest(&child.arm, &parameters).filter(|_| !is_guest()) {
-        let run = boot_and_run(child, about, &parameters, &setup)?;
+        let run = boot_and_run(child, &parameters, &setup)?;
         return write_run(&run, out);
     }
     // Such an experiment may end every process and change every setting of its machine.

@@ -8,11 +8,12 @@ use std::time::Duration;
 use pagewise_model::Bytes;
 use pagewise_model::lab::{ExperimentRun, Measured};
 use pagewise_vm::{
-    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmRequirement, VmResult,
+    CgroupVersion, GuestKernel, GuestProgram, VirtualMachine, VmEnd, VmError, VmRequirement,
+    VmResult,
 };
 
 use crate::LabError;
-use crate::about::{ExperimentAbout, Parameters};
+use crate::about::Parameters;
 use crate::bench::RunContext;
 use crate::error::While;
 
@@ -35,6 +36,8 @@ pub struct GuestSetup {
     pub growth: Bytes,
     /// The kernel; the usual one if `None`.
     pub kernel: Option<PathBuf>,
+    /// True if the kernel is expected to panic: a panic is then a result, not a failure.
+    pub may_panic: bool,
 }
 
 impl Default for GuestSetup {
@@ -48,6 +51,7 @@ impl Default for GuestSetup {
             disks: Vec::new(),
             growth: Bytes::ZERO,
             kernel: None,
+            may_panic: false,
         }
     }
 }
@@ -75,26 +79,30 @@ pub(crate) fn is_guest() -> bool {
     line.split_whitespace().any(|word| word == pagewise_vm::GUEST_OPTION)
 }
 
+/// The kernel of machines without another one.
+pub(crate) fn usual_kernel() -> Result<GuestKernel, LabError> {
+    GuestKernel::find().ok_or_else(|| LabError::Failed(VmRequirement::Kernel.to_string()))
+}
+
+/// An error of a machine, with its cause.
+pub(crate) fn failed(error: &VmError) -> LabError {
+    let source = std::error::Error::source(error);
+    let source = source.map_or_else(String::new, |source| format!(": {source}"));
+    LabError::Failed(format!("{error}{source}"))
+}
+
 /// Boots a machine and runs a condition in it.
 ///
 /// # Errors
 /// [`LabError::Failed`] if the machine does not boot or the condition fails in it.
 pub(crate) fn boot_and_run(
     child: &RunContext,
-    about: &ExperimentAbout,
     parameters: &Parameters,
     setup: &GuestSetup,
 ) -> Result<ExperimentRun, LabError> {
-    let failed = |error: &dyn std::error::Error| {
-        let source = error.source().map_or_else(String::new, |source| format!(": {source}"));
-        LabError::Failed(format!("{error}{source}"))
-    };
     let kernel = match &setup.kernel {
         Some(image) => GuestKernel::open(image).map_err(|error| failed(&error))?,
-        None => {
-            let none = || LabError::Failed(VmRequirement::Kernel.to_string());
-            GuestKernel::find().ok_or_else(none)?
-        }
+        None => usual_kernel()?,
     };
     let host = std::env::current_exe().while_("cannot find the path of this program")?;
     let machine = VirtualMachine {
@@ -106,12 +114,12 @@ pub(crate) fn boot_and_run(
         modules: setup.modules.iter().map(|name| (*name).to_owned()).collect(),
         disks: setup.disks.clone(),
         growth: setup.growth,
-        programs: vec![GuestProgram { host, guest: PROGRAM.to_owned(), symbols: false }],
+        programs: vec![GuestProgram::new(&host, PROGRAM)],
         time_limit: TIME_LIMIT,
         ..VirtualMachine::new(kernel, command(child, parameters))
     };
     let result = machine.run(&|| false).map_err(|error| failed(&error))?;
-    measured(about, &result)
+    measured(setup, &result)
 }
 
 /// The command of the machine: this program with the arguments of one run.
@@ -127,9 +135,8 @@ fn command(child: &RunContext, parameters: &Parameters) -> Vec<String> {
 }
 
 /// The values of a run, from the output of the machine.
-fn measured(about: &ExperimentAbout, result: &VmResult) -> Result<ExperimentRun, LabError> {
-    let may_panic = about.quantities.iter().any(|row| row.name == PANICKED);
-    if may_panic && matches!(result.end, VmEnd::Panicked(_)) {
+fn measured(setup: &GuestSetup, result: &VmResult) -> Result<ExperimentRun, LabError> {
+    if setup.may_panic && matches!(result.end, VmEnd::Panicked(_)) {
         let mut run = ExperimentRun::default();
         run.values.insert(PANICKED.into(), Measured(Ok(1.0)));
         return Ok(run);

@@ -10,6 +10,7 @@
 mod about;
 mod bench;
 mod cgroup;
+mod compared_kernels;
 mod environment;
 mod error;
 mod experiments;
@@ -27,6 +28,7 @@ mod simulated;
 
 pub use about::{ExperimentAbout, Need, ParameterAbout, Parameters, QuantityAbout, Size};
 pub use bench::{Bench, RunContext, run_child};
+pub use compared_kernels::{ComparedKernels, RECLAIM_PATCH};
 pub use environment::touch;
 pub use error::LabError;
 pub use experiments::{EXPERIMENTS, RunExperiment, find};

@@ -1,81 +1,58 @@
-//! A small virtual machine for experiments that would harm a machine in use. It has a kernel, one
-//! program and a fixed amount of memory; the program writes its results to the second serial port,
-//! and the machine ends.
+//! A C program of an experiment, in a virtual machine of its own: the experiment harms the machine
+//! that it runs on.
 //!
-//! QEMU's own processor is used (TCG), and counts a nanosecond for each instruction: so the
-//! machine's clock counts work, the same on every host, however busy.
+//! The CPU is emulated even where the host has virtualization, and counts a nanosecond for each
+//! instruction. The clock of the machine therefore counts work, the same on every host, however
+//! busy.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use pagewise_sys::parent_death::end_with_parent;
-use pagewise_vm::{ArchiveWriter, GuestKernel};
+use pagewise_model::Bytes;
+use pagewise_vm::{Accelerator, GuestProgram};
 
 use crate::LabError;
 use crate::error::While;
+use crate::guest::{TIME_LIMIT, failed, usual_kernel};
 
-/// Program that runs machines.
-pub(crate) const QEMU: &str = "qemu-system-x86_64";
-
-/// Kernel command line. Random addresses would make machines differ; devices and self-tests would
-/// triple the time to boot.
-const COMMAND_LINE: &str = "rdinit=/init console=ttyS0 quiet panic=-1 nokaslr norandmaps mitigations=off \
-    cryptomgr.notests no_timer_check tsc=reliable acpi=off pci=off";
+/// Kernel options: random addresses would make machines differ.
+const KERNEL_OPTIONS: &str = "nokaslr norandmaps tsc=reliable";
+/// Path of the program in the machine.
+const PROGRAM: &str = "/bin/program";
 
 /// A machine.
 #[derive(Debug)]
-pub(crate) struct VirtualMachine<'a> {
+pub(crate) struct CountingMachine<'a> {
     /// Its memory.
-    pub(crate) mib: u64,
+    pub(crate) memory: Bytes,
     /// The source of its one program, in C.
     pub(crate) program: &'a str,
     /// Environment of the program.
     pub(crate) settings: &'a [(&'a str, u64)],
 }
 
-impl VirtualMachine<'_> {
-    /// Runs it, and returns what its program said: a name and a number a line.
+impl CountingMachine<'_> {
+    /// Runs the machine, and returns the output of its program: a name and a number a line. The
+    /// program is compiled in `folder`, once for all runs.
     ///
     /// # Errors
-    /// [`LabError::Failed`] where it ended before its program did.
+    /// [`LabError::Failed`] if the program does not compile, or fails in the machine.
     pub(crate) fn run(&self, folder: &Path) -> Result<Vec<u8>, LabError> {
-        let initramfs = initramfs(folder, self.program)?;
-        let kernel = kernel().ok_or_else(|| LabError::Failed("no kernel found".to_owned()))?;
-        let [console, said] = ["console", "said"].map(|name| folder.join(name));
-        let serial = |path: &Path| format!("file:{}", path.display());
-        let settings = self.settings.iter().map(|(name, value)| format!(" {name}={value}"));
-        let line = format!("{COMMAND_LINE}{}", settings.collect::<String>());
-        let mut qemu = Command::new(QEMU);
-        end_with_parent(&mut qemu);
-        let ended = qemu
-            .args(["-accel", "tcg,tb-size=64", "-icount", "shift=0,sleep=off"])
-            .args(["-rtc", "base=2026-01-01,clock=vm", "-smp", "1"])
-            .args(["-nodefaults", "-display", "none", "-no-reboot"])
-            .args(["-m", &format!("{}M", self.mib), "-append", &line])
-            .args(["-serial", &serial(&console), "-serial", &serial(&said)])
-            .arg("-kernel")
-            .arg(kernel)
-            .arg("-initrd")
-            .arg(initramfs)
-            .stdin(Stdio::null())
-            .status()
-            .while_(format!("cannot run {QEMU}"))?;
-        // A terminal has lines end with a return too.
-        let mut said = fs::read(said).while_("the machine printed nothing")?;
-        said.retain(|byte| *byte != b'\r');
-        if ended.success() && said.ends_with(b"done 1\n") {
-            return Ok(said);
-        }
-        said.extend(fs::read(console).unwrap_or_default());
-        let words = String::from_utf8_lossy(&said);
-        Err(LabError::Failed(format!("the machine ended early: {ended}: {words}")))
+        let host = compiled(folder, self.program)?;
+        let settings = self.settings.iter().map(|(name, value)| format!("{name}={value}"));
+        let command = ["env".to_owned()].into_iter().chain(settings).chain([PROGRAM.to_owned()]);
+        let machine = pagewise_vm::VirtualMachine {
+            memory: self.memory,
+            kernel_options: KERNEL_OPTIONS.to_owned(),
+            programs: vec![GuestProgram::new(&host, PROGRAM)],
+            accelerator: Accelerator::CountingTcg,
+            time_limit: TIME_LIMIT,
+            ..pagewise_vm::VirtualMachine::new(usual_kernel()?, command.collect())
+        };
+        let result = machine.run(&|| false).map_err(|error| failed(&error))?;
+        if result.success() { Ok(result.stdout) } else { Err(LabError::Failed(result.failure())) }
     }
-}
-
-/// The kernel for machines.
-pub(crate) fn kernel() -> Option<PathBuf> {
-    GuestKernel::find().map(|kernel| kernel.image)
 }
 
 /// True if C programs can be linked with all that they need: the compiler knows where the library
@@ -85,25 +62,19 @@ pub(crate) fn links_statically() -> bool {
     asked.is_ok_and(|answer| answer.stdout.starts_with(b"/"))
 }
 
-/// Compiles a program and packs it as the first file system of a machine; once for all runs.
-fn initramfs(folder: &Path, program: &str) -> Result<PathBuf, LabError> {
-    let [source, init, packed] = ["init.c", "init", "initramfs"].map(|name| folder.join(name));
-    if packed.exists() {
-        return Ok(packed);
+/// Compiles a program, unless an earlier run has.
+fn compiled(folder: &Path, program: &str) -> Result<PathBuf, LabError> {
+    let [source, new, built] = ["program.c", "program.new", "program"].map(|it| folder.join(it));
+    if built.exists() {
+        return Ok(built);
     }
     fs::write(&source, program).while_(format!("cannot write {}", source.display()))?;
     let mut compiler = Command::new("cc");
-    compiler.args(["-O2", "-static", "-o"]).arg(&init).arg(&source).stdin(Stdio::null());
-    let compiled = compiler.output().while_("cannot run cc")?;
-    if !compiled.status.success() {
-        return Err(LabError::Failed(String::from_utf8_lossy(&compiled.stderr).into_owned()));
+    compiler.args(["-O2", "-static", "-o"]).arg(&new).arg(&source).stdin(Stdio::null());
+    let output = compiler.output().while_("cannot run cc")?;
+    if !output.status.success() {
+        return Err(LabError::Failed(String::from_utf8_lossy(&output.stderr).into_owned()));
     }
-    let init = fs::read(&init).while_("cannot read the program")?;
-    let archive = || {
-        let mut archive = ArchiveWriter::new(File::create(&packed)?);
-        archive.file("/init", 0o755, &init)?;
-        archive.finish()
-    };
-    archive().while_("cannot write the initramfs")?;
-    Ok(packed)
+    fs::rename(&new, &built).while_(format!("cannot write {}", built.display()))?;
+    Ok(built)
 }

@@ -17,12 +17,15 @@ pub(crate) struct GivenResources {
     pub(crate) cpus: u32,
     /// Folder in which cgroups can be created.
     pub(crate) cgroups: Option<std::path::PathBuf>,
+    /// True if there is a kernel with a patch, and one without.
+    pub(crate) kernels: bool,
 }
 
 /// The first need that is not met.
 pub(crate) fn missing(needs: &[Need], given: &GivenResources) -> Option<Absent> {
     let missing = needs.iter().find(|need| !is_met(**need, given))?;
-    if let (Need::VirtualMachine, Some(lack)) = (missing, pagewise_vm::missing_requirement()) {
+    let is_machine = matches!(missing, Need::VirtualMachine | Need::Emulator);
+    if let (true, Some(lack)) = (is_machine, pagewise_vm::missing_requirement()) {
         return Some(Absent::NotSupported(lack.to_string().into()));
     }
     let why = format!("it needs {}", missing.describe()).into();
@@ -42,11 +45,11 @@ fn is_met(need: Need, given: &GivenResources) -> bool {
         Need::ChangeSystem => given.change_system,
         Need::File(path) => Path::new(path).exists(),
         Need::Program(name) => in_path(name),
-        Need::Kernel => machine::kernel().is_some(),
         Need::StaticC => machine::links_statically(),
-        Need::VirtualMachine => {
+        Need::VirtualMachine | Need::Emulator => {
             GuestArch::host().is_some() && pagewise_vm::missing_requirement().is_none()
         }
+        Need::BuiltKernels => given.kernels,
     }
 }
 

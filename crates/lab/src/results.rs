@@ -117,6 +117,16 @@ impl OpenClaim {
         })
     }
 
+    /// It holds if the ratio is not 1 beyond doubt and beyond the noise of this machine. It never
+    /// fails: no measurement shows that two numbers are equal.
+    pub fn differs(self, ratio: Option<IntervalEstimate>) -> ExperimentClaim {
+        let noise = self.noise;
+        self.judge("another than 1 ×".to_owned(), ratio, times, |estimate| {
+            let is_beyond = |ends: Interval| ends.low > 1.0 + noise || ends.high < 1.0 - noise;
+            decide(estimate.interval.is_some_and(is_beyond), false)
+        })
+    }
+
     /// It holds where the number is as expected within a share of it.
     pub fn near(
         self,
@@ -339,6 +349,17 @@ mod tests {
         assert_eq!(verdict(0.5, estimate(1.2, 1.3, 1.4)), ClaimVerdict::CannotTell);
         let counted = asked(0.5).counted();
         assert_eq!(counted.the_same(0.1, estimate(1.0, 1.0, 1.0)).verdict, ClaimVerdict::Agrees);
+    }
+
+    #[test]
+    fn a_difference_is_shown_or_undecided() {
+        let verdict = |noise, ratio| asked(noise).differs(ratio).verdict;
+        assert_eq!(verdict(0.0, estimate(1.01, 1.02, 1.03)), ClaimVerdict::Agrees);
+        assert_eq!(verdict(0.0, estimate(0.5, 0.6, 0.9)), ClaimVerdict::Agrees);
+        assert_eq!(verdict(0.2, estimate(0.8, 0.85, 0.9)), ClaimVerdict::CannotTell);
+        assert_eq!(verdict(0.0, estimate(0.9, 1.0, 1.1)), ClaimVerdict::CannotTell);
+        let few = Some(IntervalEstimate { value: 2.0, interval: None, unit: AxisUnit::Number });
+        assert_eq!(verdict(0.0, few), ClaimVerdict::CannotTell);
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::environment::{cpus, environment};
 use crate::needs::{GivenResources, missing};
 use crate::outline::outline;
 use crate::results::ExperimentResults;
-use crate::{Journal, LabError, RunExperiment, find};
+use crate::{ComparedKernels, Journal, LabError, RunExperiment, find};
 
 /// Experiments to run, and their parameters.
 #[derive(Clone, Debug)]
@@ -43,6 +43,19 @@ pub struct LabPlan {
     pub disk: PathBuf,
     /// Folder for journals.
     pub journals: PathBuf,
+    /// Kernels to compare; those that were built with the lab's own patch if `None`.
+    pub kernels: Option<ComparedKernels>,
+}
+
+impl LabPlan {
+    fn given(&self) -> GivenResources {
+        GivenResources {
+            change_system: self.change_system,
+            cpus: cpus(),
+            cgroups: cgroups(),
+            kernels: self.kernels.is_some() || ComparedKernels::find().is_some(),
+        }
+    }
 }
 
 /// Progress of the lab.
@@ -92,8 +105,7 @@ pub fn run(
     }
     let journal = Journal::begin(&plan.journals)?;
     let _alone = if plan.change_system { journal.have_settings_alone(interrupted)? } else { None };
-    let given =
-        GivenResources { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+    let given = plan.given();
     let mut lab = LabRunner { plan, journal, given, interrupted, done: 0, of: 0 };
     lab.of = experiments.iter().map(|experiment| lab.runs_of(experiment.about())).sum();
     let first_touch = lab.first_touch();
@@ -210,6 +222,9 @@ impl LabRunner<'_> {
         if let Some(cgroup) = &bounds.cgroup {
             command.arg("--cgroup").arg(cgroup);
         }
+        if let Some(kernels) = &self.plan.kernels {
+            command.envs(kernels.variables());
+        }
         let words = |error: &dyn std::error::Error| Name::from(error.to_string().as_str());
         let usual = MAX_RUN_TIMES[self.plan.size as usize];
         let limit = if about.is_virtual() { usual.max(MAX_GUEST_TIME) } else { usual };
@@ -311,8 +326,7 @@ fn entry(
 /// # Errors
 /// [`LabError::NoSuchExperiment`], [`LabError::NoSuchParameter`]
 pub fn outlines(plan: &LabPlan) -> Result<Vec<lab::ExperimentRecord>, LabError> {
-    let given =
-        GivenResources { change_system: plan.change_system, cpus: cpus(), cgroups: cgroups() };
+    let given = plan.given();
     let one = |name: &String| {
         let about = find(name)?.about();
         let parameters = Parameters::for_size(about, plan.size, &ours(about, plan))?;

@@ -13,6 +13,17 @@ pub fn is_virtual() -> bool {
     leaf(1, 0).is_some_and(|[_, _, features, _]| features & 1 << 31 != 0)
 }
 
+/// True if QEMU translates the instructions of this machine. Such a CPU has no caches and no TLB
+/// whose effects can be measured.
+pub fn is_emulated() -> bool {
+    let name = is_virtual().then(|| ask(HYPERVISOR, 0)).flatten();
+    name.is_some_and(|[_, b, c, d]| [b, c, d].map(u32::to_le_bytes).concat() == EMULATOR)
+}
+
+/// First leaf of hypervisors, which has a name, and the name of QEMU without virtualization.
+const HYPERVISOR: u32 = 0x4000_0000;
+const EMULATOR: &[u8] = b"TCGTCGTCGTCG";
+
 /// Basic leaves begin at 0, extended ones at 0x8000_0000.
 const RANGE: u32 = 0x8000_0000;
 

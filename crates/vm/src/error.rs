@@ -28,6 +28,17 @@ pub enum VmError {
         /// Its standard error.
         message: String,
     },
+    /// Tools for the build of a kernel are not installed.
+    #[error("the build of a kernel needs {names}; run `apt-get install --yes {packages}`")]
+    MissingTools {
+        /// The programs and headers.
+        names: String,
+        /// The packages of Debian that have them.
+        packages: String,
+    },
+    /// A kernel could not be built.
+    #[error("{0}")]
+    Build(String),
     /// A file is not as the format requires.
     #[error("{0}")]
     Format(String),

@@ -12,6 +12,7 @@ mkdir -p /dev/shm /dev/pts /tmp /var/tmp
 chmod 1777 /tmp /var/tmp
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t devpts devpts /dev/pts
+mount -t securityfs securityfs /sys/kernel/security 2>/dev/null
 mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 hostname guest

@@ -111,12 +111,17 @@ impl GuestKernel {
     }
 }
 
-/// Folder of downloaded and built kernels: `pagewise/kernels` in the user's cache folder.
+/// Folder of downloaded kernels: `pagewise/kernels` in the user's cache folder.
 pub fn kernels_folder() -> Option<PathBuf> {
+    cache_folder("kernels")
+}
+
+/// A folder of pagewise in the user's cache folder.
+pub(crate) fn cache_folder(name: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|value| !value.is_empty());
     let home = || std::env::var_os("HOME").filter(|value| !value.is_empty());
     let cache = cache.map(PathBuf::from).or_else(|| Some(PathBuf::from(home()?).join(".cache")))?;
-    Some(cache.join("pagewise").join("kernels"))
+    Some(cache.join("pagewise").join(name))
 }
 
 /// The images of downloaded kernels, the newest first. Each has a folder of its own with `boot`.

@@ -15,6 +15,7 @@
 
 mod accelerator;
 mod archive;
+mod build;
 mod elf;
 mod error;
 mod fetch;
@@ -29,6 +30,7 @@ mod requirement;
 
 pub use accelerator::Accelerator;
 pub use archive::{ArchiveEntry, ArchiveWriter, read_archive};
+pub use build::{BuildProgress, KernelBuild, build_kernel, built_kernel};
 pub use elf::is_static_program;
 pub use error::VmError;
 pub use fetch::fetch_kernel;

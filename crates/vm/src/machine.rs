@@ -64,6 +64,9 @@ pub struct VirtualMachine {
     pub time_limit: Duration,
     /// The means by which QEMU runs instructions.
     pub accelerator: Accelerator,
+    /// True if an emulated CPU has every instruction that QEMU knows. Otherwise the CPU is an early
+    /// x86-64, which is emulated faster.
+    pub full_cpu: bool,
 }
 
 /// Memory of a machine without other wishes: enough for pagewise with debug information removed.
@@ -90,6 +93,7 @@ impl VirtualMachine {
             busybox: None,
             command,
             time_limit: USUAL_TIME_LIMIT,
+            full_cpu: false,
         }
     }
 

@@ -15,7 +15,8 @@ pub struct GuestProgram {
     pub host: PathBuf,
     /// Path in the guest.
     pub guest: String,
-    /// True if the guest gets symbols and debug information too. They take memory of the guest.
+    /// True if the guest gets the program's symbols and debug information too. They take memory of
+    /// the guest.
     pub symbols: bool,
 }
 
@@ -37,6 +38,11 @@ pub(crate) fn find_busybox() -> Option<PathBuf> {
 }
 
 impl GuestProgram {
+    /// A program without symbols.
+    pub fn new(host: &Path, guest: impl Into<String>) -> GuestProgram {
+        GuestProgram { host: host.to_owned(), guest: guest.into(), symbols: false }
+    }
+
     /// The program and its libraries as files of the guest.
     ///
     /// # Errors
@@ -50,7 +56,9 @@ impl GuestProgram {
         let bare = |content| if self.symbols { content } else { without_symbols(content) };
         let mut files = vec![GuestFile::new(self.guest.clone(), 0o755, bare(content))];
         for path in libraries {
-            let content = bare(read(Path::new(&path))?);
+            // Libraries stay as they are: their sections name functions, and other programs of the
+            // guest load the same files.
+            let content = read(Path::new(&path))?;
             files.push(GuestFile::new(path, 0o755, content));
         }
         Ok(files)

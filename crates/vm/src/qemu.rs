@@ -23,9 +23,10 @@ pub const GUEST_OPTION: &str = "pagewise.guest=1";
 
 /// Options for every kernel. A kernel that panics resets the machine at once, and QEMU then ends.
 /// The root is ramfs: unlike tmpfs, the kernel swaps no pages of it. Self-tests and mitigations
-/// would only make the boot slower.
+/// would only make the boot slower. The check of the timer counts interrupts in a short time: on a
+/// busy host, where an emulated CPU is slow, it fails, and the kernel panics.
 const KERNEL_OPTIONS: &str = "rdinit=/init rootfstype=ramfs quiet panic=-1 oops=panic \
-    mitigations=off cryptomgr.notests random.trust_cpu=on";
+    no_timer_check mitigations=off cryptomgr.notests random.trust_cpu=on";
 
 /// The ports of virtio-serial, in the order of [`QemuFiles::ports`].
 const PORTS: [&str; 3] = ["out", "err", "archive"];
@@ -295,6 +296,7 @@ fn console_device(guest: GuestArch) -> &'static str {
 fn cpu(machine: &VirtualMachine) -> &'static str {
     match (machine.accelerator, machine.kernel.arch) {
         (Accelerator::Kvm, _) => "host",
+        (_, GuestArch::X86_64) if machine.full_cpu => "max",
         (_, GuestArch::X86_64) => "qemu64,+rdrand",
         (_, GuestArch::Aarch64) => "max,pauth-impdef=on",
     }

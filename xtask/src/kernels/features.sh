@@ -1,15 +1,15 @@
 #!/bin/sh
 # Runs each feature of pagewise in a virtual machine: by root, by the owner of a target, and by a
-# stranger. features.sh HIDEPID CAPTURE
+# stranger. features.sh HIDEPID
 #
-# Writes features.tsv: feature, reader, exit status, last words of standard error; and the JSON of
-# each feature that has one. With CAPTURE it also runs capture.sh and packs its copies of /proc.
+# Prints records, a line each, as they come: a machine that is cut short has sent what it did.
+#   release RELEASE
+#   feature NAME READER STATUS SECONDS LAST_WORDS    (of standard error)
+#   report NAME READER JSON                          (where the feature prints JSON)
 hidepid=$1
-capture=$2
-out=$PAGEWISE_RESULTS
 work=/tmp/features
-mkdir -p $work "$out/json"
-uname -r >"$out/release"
+mkdir -p $work
+printf 'release\t%s\n' "$(uname -r)"
 [ "$hidepid" = 0 ] || mount -o "remount,hidepid=$hidepid" /proc
 
 # as USER COMMAND
@@ -20,61 +20,73 @@ as() {
 # Targets end when their input does.
 mkfifo $work/open
 sleep 100000 >$work/open &
-as user "exec steady leaks" <$work/open >$work/target 2>&1 &
-tries=0
-until grep -qs ready $work/target; do
-    tries=$((tries + 1))
-    [ $tries -gt 600 ] && echo "the target does not start" >&2 && exit 1
-    sleep 0.1
-done
-target=$(pidof steady)
-set -- $target
-target=$1
+opener=$!
 
-# feature NAME COMMAND: $target is the target, json the file for a report.
+# Starts a target; its PID is $target.
+start_target() {
+    as user "exec steady leaks" <$work/open >$work/target 2>&1 &
+    tries=0
+    until grep -qs ready $work/target; do
+        tries=$((tries + 1))
+        [ $tries -gt 600 ] && echo "the target does not start" >&2 && exit 1
+        sleep 0.1
+    done
+    target=$(pidof steady)
+}
+
+# feature NAME COMMAND: TARGET stands for the PID of the target.
 feature() {
     for reader in root user nobody; do
         at=$work/$1-$reader
         mkdir -p $at && chmod 777 $at
-        json=$at/report.json
-        as $reader "cd $at; export HOME=$at; timeout 90 $2" >$at/out 2>$at/err </dev/null
+        words=$(echo "$2" | sed "s/TARGET/$target/")
+        begin=$(cut -d . -f 1 /proc/uptime)
+        as $reader "cd $at; export HOME=$at; timeout 200 $words" >$at/out 2>$at/err </dev/null
         status=$?
+        took=$(($(cut -d . -f 1 /proc/uptime) - begin))
         said=$(grep -v '^ *$' $at/err | tail -n 3 | tr '\n\t' '  ')
-        printf '%s\t%s\t%s\t%s\n' "$1" $reader $status "$said" >>"$out/features.tsv"
-        head -c 1 $at/out | grep -q '{' && cp $at/out "$out/json/$1-$reader.json"
+        if ! [ -d /proc/$target/task ]; then
+            status=target said="the target ended: $said"
+            start_target
+        fi
+        printf 'feature\t%s\t%s\t%s\t%s\t%s\n' "$1" $reader $status $took "$said"
+        if head -c 1 $at/out | grep -q '{'; then
+            printf 'report\t%s\t%s\t' "$1" $reader
+            tr -d '\n' <$at/out
+            echo
+        fi
         rm -rf $at
     done
 }
 
-feature explain "pagewise explain $target --json --full"
-feature explain-fast "pagewise explain $target --json --fast"
-feature maps "pagewise maps $target --json"
-feature pages "pagewise pages $target --json"
+start_target
+feature explain "pagewise explain TARGET --json --full"
+feature explain-fast "pagewise explain TARGET --json --fast"
+feature maps "pagewise maps TARGET --json"
+feature pages "pagewise pages TARGET --json"
 feature ps "pagewise ps --json"
 feature system "pagewise system --json"
 feature system-cgroup "pagewise system --cgroup --json"
 feature oom "pagewise oom --json"
 feature doctor "pagewise doctor --json"
 feature fragmentation "pagewise fragmentation --json"
-feature thp "pagewise thp $target --json"
-feature trim "pagewise trim $target --json"
-feature diagnose "pagewise diagnose $target --for 1s --json"
-feature heap-scan "pagewise heap scan $target --json"
+feature thp "pagewise thp TARGET --json"
+feature trim "pagewise trim TARGET --max-pause 10s --json"
+# 10: it found trouble.
+feature diagnose "pagewise diagnose TARGET --for 1s --json || [ \$? = 10 ]"
+feature heap-scan "pagewise heap scan TARGET --max-pause 10s --json"
 feature heap-run "pagewise heap run -o run.pwh -- heap_known || [ \$? = 3 ]"
-feature heap-attach "pagewise heap attach $target --for 1s --max-pause 10s -o attach.pwh"
+feature heap-attach "pagewise heap attach TARGET --for 1s --max-pause 10s -o attach.pwh"
 feature guard "pagewise guard -- heap_known || [ \$? = 3 ]"
 feature faults "pagewise faults --json -- heap_known || [ \$? = 3 ]"
 feature shootdowns "pagewise shootdowns --json -- heap_known || [ \$? = 3 ]"
 feature syscalls "pagewise syscalls --json -- heap_known || [ \$? = 3 ]"
 feature stat "pagewise stat --json -- busybox true"
-feature watch "pagewise watch $target kept 8 --count 1 --for 5s --json"
+feature watch "pagewise watch TARGET kept 8 --count 1 --for 5s --json"
 feature run "pagewise run --thp=never -- busybox true"
 feature record "pagewise record --dir here --every 500ms --for 1s"
 feature export "pagewise export --once"
 
-if [ "$capture" = 1 ]; then
-    mkdir -p $work/copies
-    sh /kernels/capture.sh /tmp/pagewise-fixtures/bin $work/copies &&
-        tar -C $work/copies -czf "$out/copies.tar.gz" .
-fi
+# The end of its input ends the target, which would else run beside the tests.
+kill $opener
 exit 0

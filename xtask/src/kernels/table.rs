@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result};
-use pagewise_vm::VmResult;
 use serde_json::Value;
-
-use super::text;
 
 /// The tables are between these lines.
 const BEGIN: &str = "<!-- Written by `cargo xtask kernels`. -->";
@@ -17,11 +16,18 @@ const END: &str = "<!-- End of the tables. -->";
 const READERS: [(&str, &str); 3] =
     [("root", "Root"), ("user", "Owner of the target"), ("nobody", "Another user")];
 
-/// One run of a feature.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FeatureRun {
+/// Records of one machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct MachineResults {
     release: String,
     machine: String,
+    features: Vec<FeatureRun>,
+    tests: Vec<TestRun>,
+}
+
+/// One run of a feature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FeatureRun {
     feature: String,
     reader: String,
     outcome: Outcome,
@@ -36,30 +42,76 @@ enum Outcome {
     Refused(String),
 }
 
-impl FeatureRun {
-    /// The runs that a machine reports.
-    pub(super) fn parse(
-        result: &VmResult,
-        release: &str,
-        machine: &str,
-    ) -> Result<Vec<FeatureRun>> {
-        let lines = text(result, "features.tsv")?;
-        let run = |line: &str| {
-            let [feature, reader, status, said] = line.split('\t').collect::<Vec<_>>()[..] else {
-                return None;
-            };
-            let json = result.file(&format!("json/{feature}-{reader}.json"));
-            let report = json.and_then(|json| serde_json::from_slice(json).ok());
-            Some(FeatureRun {
-                release: release.to_owned(),
-                machine: machine.to_owned(),
-                feature: feature.to_owned(),
-                reader: reader.to_owned(),
-                outcome: Outcome::of(status, said, report.as_ref()),
-            })
-        };
-        Ok(lines.lines().filter_map(run).collect())
+/// One run of a test program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TestRun {
+    reader: String,
+    passed: u64,
+    skipped: u64,
+    /// Names of the tests that failed; what ended the program if it had no summary.
+    failed: Vec<String>,
+}
+
+impl MachineResults {
+    /// Names of the files of records in the folder of a machine.
+    const FILES: [&'static str; 2] = ["features", "tests"];
+
+    /// The results in `RELEASE/MACHINE` below a folder, the oldest kernel first.
+    pub(super) fn read_all(folder: &Path, machines: &[&str]) -> Result<Vec<MachineResults>> {
+        let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+        let mut releases: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        releases.sort_by_key(|path| version(&path.to_string_lossy()));
+        let mut all = Vec::new();
+        for (release, machine) in
+            releases.iter().flat_map(|release| machines.iter().map(move |it| (release, it)))
+        {
+            let folder = release.join(machine);
+            let files = MachineResults::FILES.map(|name| fs::read(folder.join(name)).ok());
+            let records = files.into_iter().flatten().collect::<Vec<_>>().join(&b'\n');
+            if !records.is_empty() {
+                all.push(MachineResults::parse(&String::from_utf8_lossy(&records), machine));
+            }
+        }
+        Ok(all)
     }
+
+    /// The records that a machine has sent. The last line of a machine that was ended may be cut.
+    fn parse(records: &str, machine: &str) -> MachineResults {
+        let mut results =
+            MachineResults { machine: machine.to_owned(), ..MachineResults::default() };
+        let mut ended: Vec<[&str; 4]> = Vec::new();
+        let mut reports: BTreeMap<(&str, &str), Value> = BTreeMap::new();
+        for line in records.lines() {
+            match line.split('\t').collect::<Vec<_>>()[..] {
+                ["release", release] => results.release = release.to_owned(),
+                ["feature", name, reader, status, _, said] => {
+                    ended.push([name, reader, status, said]);
+                }
+                ["report", name, reader, json] => {
+                    let report = serde_json::from_str(json);
+                    report.into_iter().for_each(|it| drop(reports.insert((name, reader), it)));
+                }
+                ["test", program, reader, status, _, skipped, summary, failed] => {
+                    let run = TestRun::of(program, reader, status, skipped, summary, failed);
+                    results.tests.push(run);
+                }
+                _ => {}
+            }
+        }
+        let run = |[name, reader, status, said]: [&str; 4]| FeatureRun {
+            feature: name.to_owned(),
+            reader: reader.to_owned(),
+            outcome: Outcome::of(status, said, reports.get(&(name, reader))),
+        };
+        results.features = ended.into_iter().map(run).collect();
+        results
+    }
+}
+
+/// The numbers in the name of a kernel, which order kernels by age.
+fn version(release: &str) -> Vec<u64> {
+    let name = release.rsplit('/').next().unwrap_or_default();
+    name.split(|sign: char| !sign.is_ascii_digit()).map_while(|part| part.parse().ok()).collect()
 }
 
 impl Outcome {
@@ -73,7 +125,7 @@ impl Outcome {
                 if reasons.is_empty() { Outcome::Works } else { Outcome::Without(reasons) }
             }
             // The status of `timeout`.
-            "143" | "124" => Outcome::Refused(format!("no end after 90 s: {}", clean(said))),
+            "143" | "124" => Outcome::Refused(format!("no end after 200 s: {}", clean(said))),
             _ => Outcome::Refused(clean(said)),
         }
     }
@@ -90,15 +142,16 @@ fn clean(said: &str) -> String {
             word.to_owned()
         }
     });
-    words.collect::<Vec<_>>().join(" ").replace('|', "\\|")
+    words.collect::<Vec<_>>().join(" ").replace('`', "'")
 }
 
-/// Each reason of an absent value, with the first keys that lead to it.
+/// Each reason of an absent value, but for values that other options of the command collect.
 fn absences(value: &Value, reasons: &mut BTreeSet<String>) {
     match value {
         Value::Object(object) => {
             if let Some(Value::String(reason)) = object.get("absent") {
-                reasons.insert(clean(reason));
+                let is_option = reason.starts_with("not collected");
+                reasons.extend((!is_option).then(|| clean(reason)));
             }
             object.values().for_each(|value| absences(value, reasons));
         }
@@ -107,53 +160,35 @@ fn absences(value: &Value, reasons: &mut BTreeSet<String>) {
     }
 }
 
-/// One run of a test program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TestRun {
-    release: String,
-    machine: String,
-    program: String,
-    reader: String,
-    passed: u64,
-    skipped: u64,
-    /// Names of the tests that failed; what ended the program if it had no summary.
-    failed: Vec<String>,
-}
-
 impl TestRun {
-    pub(super) fn parse(result: &VmResult, release: &str, machine: &str) -> Result<Vec<TestRun>> {
-        let lines = text(result, "tests.tsv")?;
-        let run = |line: &str| {
-            let fields: Vec<&str> = line.split('\t').collect();
-            let [program, reader, status, summary, skipped, failed] = fields[..] else {
-                return None;
-            };
-            let passed = summary.split(". ").nth(1).and_then(|counts| counts.split(' ').next());
-            let skipped = skipped.parse().unwrap_or(0);
-            let mut failed: Vec<String> = failed.split_whitespace().map(str::to_owned).collect();
-            if status != "0" && failed.is_empty() {
-                failed.push(format!("{program} ends with {status}"));
-            }
-            Some(TestRun {
-                release: release.to_owned(),
-                machine: machine.to_owned(),
-                program: program.to_owned(),
-                reader: reader.to_owned(),
-                // libtest counts a skipped test as passed.
-                passed: passed
-                    .and_then(|it| it.parse::<u64>().ok())
-                    .unwrap_or(0)
-                    .saturating_sub(skipped),
-                skipped,
-                failed,
-            })
-        };
-        Ok(lines.lines().filter_map(run).collect())
+    fn of(
+        program: &str,
+        reader: &str,
+        status: &str,
+        skipped: &str,
+        summary: &str,
+        failed: &str,
+    ) -> TestRun {
+        let passed = summary.split(". ").nth(1).and_then(|counts| counts.split(' ').next());
+        let passed: u64 = passed.and_then(|it| it.parse().ok()).unwrap_or(0);
+        let skipped = skipped.parse().unwrap_or(0);
+        let named = failed.split_whitespace().map(|name| format!("{program}: {name}"));
+        let mut failed: Vec<String> = named.collect();
+        if status != "0" && failed.is_empty() {
+            failed.push(format!("{program} ends with {status}"));
+        }
+        TestRun {
+            reader: reader.to_owned(),
+            // libtest counts a skipped test as passed.
+            passed: passed.saturating_sub(skipped),
+            skipped,
+            failed,
+        }
     }
 }
 
 /// The document with new tables.
-pub(super) fn update(before: &str, features: &[FeatureRun], tests: &[TestRun]) -> Result<String> {
+pub(super) fn update(before: &str, results: &[MachineResults]) -> Result<String> {
     let (head, rest) =
         before.split_once(BEGIN).context("docs/kernels.md has no place for tables")?;
     let (_, tail) = rest.split_once(END).context("docs/kernels.md has no end of the tables")?;
@@ -161,15 +196,15 @@ pub(super) fn update(before: &str, features: &[FeatureRun], tests: &[TestRun]) -
     let mut notes = Notes::default();
     for (reader, heading) in READERS {
         write!(out, "\n### {heading}\n\n")?;
-        feature_table(&mut out, reader, features, &mut notes)?;
+        feature_table(&mut out, reader, results, &mut notes)?;
     }
-    out += "\nReasons:\n\n";
+    out += "\nReasons, in the words of pagewise (N is a number):\n\n";
     for (number, note) in notes.texts.iter().enumerate() {
-        writeln!(out, "{}. {note}", number + 1)?;
+        writeln!(out, "{}. `{note}`", number + 1)?;
     }
-    if !tests.is_empty() {
+    if results.iter().any(|machine| !machine.tests.is_empty()) {
         out += "\n### Tests\n\n";
-        test_table(&mut out, tests)?;
+        test_table(&mut out, results)?;
     }
     Ok(format!("{out}\n{END}{tail}"))
 }
@@ -216,22 +251,25 @@ fn distinct<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 fn feature_table(
     out: &mut String,
     reader: &str,
-    runs: &[FeatureRun],
+    results: &[MachineResults],
     notes: &mut Notes,
 ) -> Result<()> {
-    let releases = distinct(runs.iter().map(|run| run.release.as_str()));
+    let releases = distinct(results.iter().map(|machine| machine.release.as_str()));
+    let features = results.iter().flat_map(|machine| &machine.features);
     writeln!(out, "| feature | {} |", releases.join(" | "))?;
     writeln!(out, "|---|{}", "---|".repeat(releases.len()))?;
-    for feature in distinct(runs.iter().map(|run| run.feature.as_str())) {
+    for feature in distinct(features.map(|run| run.feature.as_str())) {
         write!(out, "| `{feature}` |")?;
         for release in &releases {
-            let of = |run: &&FeatureRun| {
-                run.feature == feature && run.reader == reader && run.release == *release
-            };
+            let of_release: Vec<&MachineResults> =
+                results.iter().filter(|machine| machine.release == *release).collect();
             // Machines with the same outcome share an entry of the cell.
             let mut cells: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-            for run in runs.iter().filter(of) {
-                cells.entry(notes.mark(&run.outcome)).or_default().push(&run.machine);
+            for machine in of_release {
+                let is_it = |run: &&FeatureRun| run.feature == feature && run.reader == reader;
+                let run = machine.features.iter().find(is_it);
+                let mark = run.map_or("not run".to_owned(), |run| notes.mark(&run.outcome));
+                cells.entry(mark).or_default().push(&machine.machine);
             }
             let cells: Vec<String> = match cells.len() {
                 1 => cells.into_keys().collect(),
@@ -244,24 +282,24 @@ fn feature_table(
     Ok(())
 }
 
-fn test_table(out: &mut String, runs: &[TestRun]) -> Result<()> {
+fn test_table(out: &mut String, results: &[MachineResults]) -> Result<()> {
     out.push_str(
-        "| kernel | machine | user | passed | skipped | failed |\n|---|---|---|---|---|---|\n",
+        "| kernel | machine | user | programs | passed | skipped | failed |\n|---|---|---|---|---|---|---|\n",
     );
-    let mut sums: Vec<(String, u64, u64, Vec<String>)> = Vec::new();
-    for run in runs {
-        let key = format!("{} | {} | {}", run.release, run.machine, run.reader);
-        let at = sums.iter().position(|(known, ..)| *known == key).unwrap_or_else(|| {
-            sums.push((key, 0, 0, Vec::new()));
-            sums.len() - 1
-        });
-        sums[at].1 += run.passed;
-        sums[at].2 += run.skipped;
-        sums[at].3.extend(run.failed.iter().map(|name| format!("`{name}`")));
-    }
-    for (key, passed, skipped, failed) in sums {
-        let failed = if failed.is_empty() { "0".to_owned() } else { failed.join(", ") };
-        writeln!(out, "| {key} | {passed} | {skipped} | {failed} |")?;
+    for machine in results {
+        for reader in distinct(machine.tests.iter().map(|run| run.reader.as_str())) {
+            let runs = || machine.tests.iter().filter(|run| run.reader == reader);
+            let passed: u64 = runs().map(|run| run.passed).sum();
+            let skipped: u64 = runs().map(|run| run.skipped).sum();
+            let failed: Vec<String> =
+                runs().flat_map(|run| &run.failed).map(|name| format!("`{name}`")).collect();
+            let failed = if failed.is_empty() { "0".to_owned() } else { failed.join(", ") };
+            let (release, name, programs) = (&machine.release, &machine.machine, runs().count());
+            writeln!(
+                out,
+                "| {release} | {name} | {reader} | {programs} | {passed} | {skipped} | {failed} |"
+            )?;
+        }
     }
     Ok(())
 }
@@ -270,39 +308,60 @@ fn test_table(out: &mut String, runs: &[TestRun]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn run(machine: &str, outcome: Outcome) -> FeatureRun {
-        FeatureRun {
-            release: "6.1".to_owned(),
-            machine: machine.to_owned(),
-            feature: "explain".to_owned(),
-            reader: "root".to_owned(),
-            outcome,
-        }
+    fn machine(name: &str, record: &str) -> MachineResults {
+        MachineResults::parse(&format!("release\t6.1\n{record}"), name)
     }
 
     #[test]
     fn machines_with_the_same_outcome_share_a_cell() {
-        let refused = Outcome::of("1", "pagewise: process 1234 cannot be read", None);
-        let runs = [run("a", Outcome::Works), run("b", Outcome::Works), run("c", refused)];
+        let works = "feature\texplain\troot\t0\t1\t\n";
+        let refused = "feature\texplain\troot\t1\t1\tpagewise: process 1234 cannot be read\n";
+        let all = [machine("a", works), machine("b", works), machine("c", refused)];
         let (mut out, mut notes) = (String::new(), Notes::default());
-        feature_table(&mut out, "root", &runs, &mut notes).unwrap();
+        feature_table(&mut out, "root", &all, &mut notes).unwrap();
         assert!(out.contains("| `explain` | c: no (1); a, b: yes |"), "{out}");
         assert_eq!(notes.texts, ["process N cannot be read"]);
     }
 
     #[test]
     fn reasons_of_absent_values_are_kept() {
-        let report =
-            serde_json::json!({"a": [{"absent": "needs root"}], "b": {"absent": "needs root"}});
-        let outcome = Outcome::of("0", "", Some(&report));
-        assert_eq!(outcome, Outcome::Without(["needs root".to_owned()].into()));
+        let records = "feature\tps\troot\t0\t1\t\nreport\tps\troot\t\
+                       {\"a\": [{\"absent\": \"needs root\"}], \"b\": {\"absent\": \"needs root\"}, \
+                       \"c\": {\"absent\": \"not collected: use --full\"}}\n";
+        let results = machine("a", records);
+        assert_eq!(results.features[0].outcome, Outcome::Without(["needs root".to_owned()].into()));
+    }
+
+    #[test]
+    fn a_machine_that_was_ended_early_has_the_results_that_it_sent() {
+        let records = "feature\tps\troot\t0\t1\t\nfeature\tmaps\tro";
+        let all = [machine("a", records), machine("b", "feature\tmaps\troot\t0\t1\t\n")];
+        let (mut out, mut notes) = (String::new(), Notes::default());
+        feature_table(&mut out, "root", &all, &mut notes).unwrap();
+        assert!(out.contains("| `maps` | a: not run; b: yes |"), "{out}");
+    }
+
+    #[test]
+    fn a_test_program_without_a_summary_counts_as_failed() {
+        let records = "test\tprobe\troot\t0\t3\t1\ttest result: ok. 5 passed; 0 failed\t\n\
+                       test\tpages\troot\t143\t3\t0\t\t\n";
+        let mut out = String::new();
+        test_table(&mut out, &[machine("a", records)]).unwrap();
+        assert!(out.contains("| 6.1 | a | root | 2 | 4 | 1 | `pages ends with 143` |"), "{out}");
+    }
+
+    #[test]
+    fn kernels_are_in_the_order_of_their_versions() {
+        assert!(version("/x/6.12.1-a") > version("/x/6.1.0-56-cloud-amd64"));
+        assert!(version("/x/6.1.0") > version("/x/5.10.0"));
     }
 
     #[test]
     fn only_the_tables_change() {
         let before = format!("head\n{BEGIN}\nold\n{END}\ntail\n");
-        let after = update(&before, &[run("a", Outcome::Works)], &[]).unwrap();
+        let results = [machine("a", "feature\tps\troot\t0\t1\t\n")];
+        let after = update(&before, &results).unwrap();
         assert!(after.starts_with("head\n") && after.ends_with("tail\n") && !after.contains("old"));
-        assert_eq!(update(&after, &[run("a", Outcome::Works)], &[]).unwrap(), after);
+        assert_eq!(update(&after, &results).unwrap(), after);
     }
 }

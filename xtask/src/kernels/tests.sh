@@ -1,25 +1,31 @@
 #!/bin/sh
-# Runs test programs in a virtual machine: by root, by a user, and by another one. Writes tests.tsv:
-# program, reader, exit status, the summary of libtest, names of the tests that failed.
-out=$PAGEWISE_RESULTS
+# Runs test programs in a virtual machine: by root, and by a user, who is the owner of what the
+# tests start and a stranger to all else. tests.sh HIDEPID
+# Prints records, a line each:
+#   release RELEASE
+#   test PROGRAM READER STATUS SECONDS SKIPPED SUMMARY FAILED    (names of the tests that failed)
+# The output of programs that fail goes to standard error.
 work=/tmp/tests
 mkdir -p $work
-uname -r >"$out/release"
-while IFS=' ' read -r name folder; do
-    for reader in root user nobody; do
+printf 'release\t%s\n' "$(uname -r)"
+[ "$1" = 0 ] || mount -o "remount,hidepid=$1" /proc
+while IFS=' ' read -r name folder options; do
+    for reader in root user; do
         at=$work/$name-$reader
         mkdir -p $at && chmod 777 $at
         run="cd $folder; export CARGO_MANIFEST_DIR=$folder HOME=$at TMPDIR=$at PAGEWISE_SKIPS=$at/skips"
-        run="$run; timeout 300 /tests/$name --test-threads 2"
+        run="$run; timeout 400 /tests/$name --test-threads 2 $options"
+        begin=$(cut -d . -f 1 /proc/uptime)
         if [ $reader = root ]; then sh -c "$run"; else su -s /bin/sh -c "$run" $reader; fi \
             >$at/out 2>&1 </dev/null
         status=$?
+        took=$(($(cut -d . -f 1 /proc/uptime) - begin))
         result=$(grep '^test result: ' $at/out | tail -n 1)
         failed=$(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' $at/out | tr '\n' ' ')
         skipped=$(grep -c '^test' $at/skips 2>/dev/null)
-        printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$name" $reader $status "$result" "${skipped:-0}" \
-            "$failed" >>"$out/tests.tsv"
-        [ $status = 0 ] || cp $at/out "$out/failed-$name-$reader"
+        printf 'test\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" $reader $status $took "${skipped:-0}" \
+            "$result" "$failed"
+        [ $status = 0 ] || { echo "== $name, $reader, $status"; cat $at/out; } >&2
         rm -rf $at
     done
 done </kernels/tests

@@ -33,18 +33,35 @@ pub fn list(experiments: &[ExperimentRecord]) -> Report {
         TableColumn::new("skipped", "", ColumnCells::Values(skipped.collect())),
     ];
     let asked = |experiment: &ExperimentRecord| {
-        let why = experiment.skipped.as_ref().map(|why| format!(" (skipped: {why})"));
-        let words = format!("{}{}", experiment.question, why.unwrap_or_default());
+        let mark = if experiment.skipped.is_some() { " (skipped)" } else { "" };
+        let words = format!("{}{mark}", experiment.question);
         fact("", experiment.name.clone(), CellValue::text(words), "")
     };
     let questions = facts_of("", "", FactsShape::List, experiments.iter().map(asked).collect());
     let hint = "`pagewise lab describe NAME` shows the expectation, `pagewise lab run NAME` runs the experiment";
-    let blocks = vec![
+    let mut blocks = vec![
         ReportBlock::Table(table("experiments", "", Audience::Programs, columns)),
         ReportBlock::Facts(NamedFacts { audience: Audience::People, ..questions }),
-        ReportBlock::Text(paragraph("", hint)),
     ];
+    blocks.extend(skip_reasons(experiments).into_iter().map(ReportBlock::Text));
+    blocks.push(ReportBlock::Text(paragraph("", hint)));
     Report { schema: "pagewise.lab-list/1", title: vec![CellValue::text("Experiments")], blocks }
+}
+
+/// Each reason for which experiments are skipped, once, with the names of the experiments.
+fn skip_reasons(experiments: &[ExperimentRecord]) -> Vec<Paragraph> {
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for experiment in experiments {
+        let Some(why) = experiment.skipped.as_ref().map(Absent::to_string) else { continue };
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, names)) => names.push(&experiment.name),
+            None => reasons.push((why, vec![&experiment.name])),
+        }
+    }
+    let paragraph = |(why, names): (String, Vec<&str>)| {
+        paragraph("", format!("Skipped ({}): {why}", names.join(", ")))
+    };
+    reasons.into_iter().map(paragraph).collect()
 }
 
 /// All that an experiment says of itself.

@@ -59,7 +59,7 @@ pub(crate) enum LabCommand {
     },
     /// Run experiments and report which expectations hold on this machine
     Run(LabTry),
-    /// List and run the experiments in virtual machines, and download kernels for them
+    /// List and run the experiments in virtual machines, and download, build and compare kernels
     Vm(vm::LabVmArgs),
     /// Show the results that `lab run --save` saved
     Report {
@@ -207,10 +207,20 @@ fn try_out(mut args: LabTry, all: Vec<String>, look: &TerminalLook) -> anyhow::R
     take_name_back(&mut args);
     let names = if args.names.iter().any(|name| name == "all") { all } else { args.names };
     let plan = plan(names, &args.how, args.runs)?;
+    run_plan(&plan, args.save.as_deref(), &args.output, look)
+}
+
+/// Runs experiments with a progress bar, saves and shows their results.
+fn run_plan(
+    plan: &LabPlan,
+    save: Option<&Path>,
+    output: &LabOutput,
+    look: &TerminalLook,
+) -> anyhow::Result<ExitCode> {
     let interrupts = NotedInterrupts::note_all();
     let bar = bar();
     let notebook = runner::run(
-        &plan,
+        plan,
         &mut |progress| {
             bar.set_length(progress.of);
             bar.set_position(progress.done);
@@ -220,11 +230,11 @@ fn try_out(mut args: LabTry, all: Vec<String>, look: &TerminalLook) -> anyhow::R
     );
     bar.finish_and_clear();
     let notebook = notebook?;
-    if let Some(path) = &args.save {
+    if let Some(path) = save {
         let text = serde_json::to_vec(&notebook).context("a notebook is JSON")?;
         into_file(path, |out| out.write_all(&text))?;
     }
-    show(&notebook, &args.output, look)?;
+    show(&notebook, output, look)?;
     // Exit code that a shell would report for a process ended by the signal.
     let signal = interrupts.signal().filter(|_| notebook.interrupted);
     let code = signal.map_or(Ok(0), |signal| u8::try_from(128 + signal));
@@ -267,6 +277,7 @@ fn plan(names: Vec<String>, how: &LabSizes, runs: Option<u32>) -> anyhow::Result
         change_system: how.change_system,
         disk: how.disk.clone(),
         journals: Journal::base(),
+        kernels: None,
     })
 }
 

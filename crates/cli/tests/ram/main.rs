@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests may do both")]
 
+mod cgroup_v2;
 #[path = "../fixture/mod.rs"]
 mod fixture;
 mod kills;

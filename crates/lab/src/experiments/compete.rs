@@ -150,7 +150,18 @@ impl CompeteMemory {
     /// Each page for itself: no huge pages, which the kernel would split when it takes them away,
     /// and no reading ahead, which would bring megabytes for each page of a file that is missing.
     pub(super) fn map(length: usize, page: usize, file: Option<&File>) -> Result<CompeteMemory, LabError> {
-        let wanted = MapRequest { length, file, shared: file.is_some(), no_reserve: true, ..MapRequest::default() };
+        let shared = file.is_some();
+        CompeteMemory::map_as(&MapRequest { length, file, shared, ..MapRequest::default() }, page)
+    }
+
+    /// Memory without a file that processes can share.
+    pub(super) fn map_shared(length: usize, page: usize) -> Result<CompeteMemory, LabError> {
+        CompeteMemory::map_as(&MapRequest { length, shared: true, ..MapRequest::default() }, page)
+    }
+
+    fn map_as(wanted: &MapRequest<'_>, page: usize) -> Result<CompeteMemory, LabError> {
+        let wanted = MapRequest { no_reserve: true, ..*wanted };
+        let length = wanted.length;
         let mapping = OwnedMapping::map(&wanted).while_("cannot map memory")?;
         mapping.advise(0..length, Advice::NoHugePage).while_("madvise")?;
         mapping.advise(0..length, Advice::Random).while_("madvise")?;

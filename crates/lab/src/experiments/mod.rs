@@ -42,6 +42,7 @@ experiments! {
     vm_thp_age VmThpAge;
     vm_hotplug VmHotplug;
     vm_swap VmSwap;
+    vm_patch VmPatch;
 }
 
 /// An experiment.

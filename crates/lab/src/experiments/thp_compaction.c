@@ -1,6 +1,6 @@
 /* The only program of a small virtual machine: it fragments the machine's memory, maps more, and
- * prints the kernel's counters for that. Parameters on the kernel's command line (fragmented=1 and
- * so on) arrive in its environment.
+ * prints the kernel's counters for that. Parameters (fragmented=1 and so on) are in its
+ * environment.
  *
  *   before:     almost all memory, touched in order of address
  *               |####|####|####|####|....|      # allocated, . free
@@ -14,9 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/reboot.h>
-#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,21 +29,15 @@ static const char *counters[] = {"thp_fault_alloc", "thp_fault_fallback", "compa
                                  "pgmigrate_success"};
 #define COUNTERS (sizeof counters / sizeof *counters)
 
-static void end(const char *why) {
-    if (why)
-        printf("failed %s\n", why);
-    fflush(stdout);
-    sync();
-    /* QEMU ends instead of booting again. */
-    reboot(RB_AUTOBOOT);
-    for (;;)
-        pause();
+static void fail(const char *why) {
+    perror(why);
+    exit(1);
 }
 
 static void set(const char *path, const char *value) {
     int file = open(path, O_WRONLY);
     if (file < 0 || write(file, value, strlen(value)) < 0)
-        end(path);
+        fail(path);
     close(file);
 }
 
@@ -88,11 +79,11 @@ static void count(unsigned long *into) {
 static char *map(size_t length, int advice) {
     char *memory = mmap(NULL, length + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
-        end("mmap");
+        fail("mmap");
     /* From the first boundary of a huge page. */
     memory += -(uintptr_t)memory % HUGE;
     if (madvise(memory, length, advice))
-        end("madvise");
+        fail("madvise");
     return memory;
 }
 
@@ -121,20 +112,23 @@ static int is_set(const char *name) {
     return value && *value == '1';
 }
 
+/* Every virtual machine of pagewise has this option of the kernel, and no host. */
+static int is_guest(void) {
+    char line[4096] = "";
+    FILE *file = fopen("/proc/cmdline", "r");
+    if (file && !fgets(line, sizeof line, file))
+        line[0] = 0;
+    return strstr(line, "pagewise.guest=1") != NULL;
+}
+
 int main(void) {
     unsigned long before[COUNTERS] = {0}, after[COUNTERS] = {0};
     struct timespec begin, done;
     size_t wanted = getenv("wanted") ? strtoul(getenv("wanted"), NULL, 10) * MIB : 0;
 
-    /* Nowhere else may it do what it does. */
-    if (getpid() != 1)
+    /* It changes settings: on no other system than a virtual machine of pagewise. */
+    if (!is_guest())
         return 1;
-    mkdir("/proc", 0755), mkdir("/sys", 0755), mkdir("/dev", 0755);
-    mount("proc", "/proc", "proc", 0, NULL);
-    mount("sysfs", "/sys", "sysfs", 0, NULL);
-    mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
-    if (!freopen("/dev/ttyS1", "w", stdout))
-        end("ttyS1");
 
     set("/sys/kernel/mm/transparent_hugepage/enabled", "madvise");
     set("/sys/kernel/mm/transparent_hugepage/defrag", is_set("compact") ? "madvise" : "never");
@@ -157,6 +151,4 @@ int main(void) {
         printf("%s %lu\n", counters[i], after[i] - before[i]);
     /* A nanosecond is an instruction here. */
     printf("work %lld\n", (done.tv_sec - begin.tv_sec) * 1000000000LL + done.tv_nsec - begin.tv_nsec);
-    printf("done 1\n");
-    end(NULL);
 }

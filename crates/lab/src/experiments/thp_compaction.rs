@@ -8,7 +8,8 @@ use pagewise_proc::vmstat;
 
 use super::RunExperiment;
 use crate::bench::count;
-use crate::machine::{VirtualMachine, QEMU};
+use crate::guest::host_memory;
+use crate::machine::CountingMachine;
 use crate::results::Explained;
 use crate::{ExperimentAbout, Bench, LabError, Need, ParameterAbout, QuantityAbout, ExperimentResults};
 
@@ -31,7 +32,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
         page, and all the work was for nothing. buddyinfo counts the blocks: so many huge pages are had without compaction. \
         Memory is fragmented in all conditions but the first.",
     figures: "20 GiB of blocks on a fragmented machine: 22.9 s with advice, 8.5 s without; buddyinfo showed 14.7 GiB in blocks",
-    needs: &[Need::Program(QEMU), Need::Kernel, Need::StaticC],
+    needs: &[Need::Emulator, Need::StaticC],
     parameters: &[
         ParameterAbout { name: "mib", meaning: "memory of the machine in MiB", values: [320, 640, 2048] },
         ParameterAbout { name: "wanted", meaning: "memory mapped and filled there, in MiB", values: [96, 192, 640] },
@@ -48,8 +49,7 @@ static ABOUT: ExperimentAbout = ExperimentAbout {
     arms: &[FRESH, BASE_PAGES, NOT_COMPACTED, COMPACTED],
     runs: [1, 2, 3],
     timed: false,
-    // The machine, and what emulates it.
-    memory: |parameters| Bytes::mib(parameters.get("mib") + 128),
+    memory: |parameters| host_memory(Bytes::mib(parameters.get("mib"))),
 };
 
 impl RunExperiment for ThpCompaction {
@@ -59,8 +59,8 @@ impl RunExperiment for ThpCompaction {
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
         let is = |yes: bool| u64::from(yes);
-        let machine = VirtualMachine {
-            mib: bench.parameter("mib"),
+        let machine = CountingMachine {
+            memory: Bytes::mib(bench.parameter("mib")),
             program: PROGRAM,
             settings: &[
                 ("wanted", bench.parameter("wanted")),

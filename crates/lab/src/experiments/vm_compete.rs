@@ -208,7 +208,7 @@ const SCANNED: usize = 4;
 
 /// Touches the first pages at random, and reads through the other memory in a loop meanwhile.
 /// Returns the major faults of the touches alone.
-fn touch_beside_scan(
+pub(super) fn touch_beside_scan(
     memory: &CompeteMemory,
     scanned: &CompeteMemory,
     hot: usize,

@@ -90,9 +90,10 @@ impl RunExperiment for VmOom {
     }
 
     fn guest(&self, arm: &str, parameters: &Parameters) -> Option<GuestSetup> {
-        let kernel_options = if arm == PANIC { "sysctl.vm.panic_on_oom=1" } else { "" };
+        let may_panic = arm == PANIC;
+        let kernel_options = if may_panic { "sysctl.vm.panic_on_oom=1" } else { "" };
         let memory = Bytes::mib(parameters.get("mib"));
-        Some(GuestSetup { memory, kernel_options, ..GuestSetup::default() })
+        Some(GuestSetup { memory, kernel_options, may_panic, ..GuestSetup::default() })
     }
 
     fn run(&self, arm: &str, bench: &mut Bench) -> Result<(), LabError> {
