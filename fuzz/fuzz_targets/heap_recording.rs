@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut rest = bytes;
     while let [kind, length, tail @ ..] = rest {
         let (payload, after) = tail.split_at(tail.len().min(usize::from(*length)));
-        file.extend(frame(kind % 12, payload));
+        file.extend(frame(kind % 13, payload));
         rest = after;
     }
     if let Ok(read) = reader::read(&file[..]) {

@@ -14,7 +14,7 @@ use pagewise_heaplog::tables::{collector, header};
 use pagewise_model::heap_graph::{AllocationStacks, not_recorded};
 use pagewise_model::traced::Frame;
 use pagewise_model::watched::WatchedBlock;
-use pagewise_model::{AddrRange, Mapping, Pid, Reading};
+use pagewise_model::{Absent, AddrRange, Mapping, Pid, Reading};
 use pagewise_proc::target_file::{self, FileId};
 use pagewise_proc::{ProcRoot, elf, maps};
 use pagewise_sys::remote;
@@ -47,6 +47,36 @@ pub fn allocation_stacks(root: &ProcRoot, pid: Pid, starts: &[u64]) -> Reading<A
     let sites = recorded.sites(starts);
     let asked = most_frequent(&sites);
     let stacks = recorded.call_stacks(&asked).unwrap_or_default();
+    Ok(numbered(&sites, &asked, stacks))
+}
+
+/// The same by the blocks that were live at the end of a recording, whose recorder has left the
+/// process. A block that the process has allocated since then at the address of one of these has
+/// the call stack of that one.
+///
+/// # Errors
+/// Returns the reason if the recording has no blocks.
+pub fn stacks_of_recording(recording: &LogRecording, starts: &[u64]) -> Reading<AllocationStacks> {
+    if recording.blocks.is_empty() {
+        let why = "blocks and their call stacks: the recording has no blocks that were live at its end; `pagewise heap attach` \
+                   stores them on Linux 6.7 or newer";
+        return Err(Absent::NotCollected(why.into()));
+    }
+    let site = |start: &u64| {
+        let at = recording.blocks.binary_search_by_key(start, |block| block.address).ok()?;
+        Some(recording.blocks[at].site)
+    };
+    let sites: Vec<Option<u32>> = starts.iter().map(site).collect();
+    let asked = most_frequent(&sites);
+    let code = LogRecording {
+        modules: recording.modules.clone(),
+        places: recording.places.clone(),
+        nodes: recording.nodes.clone(),
+        sites: recording.sites.clone(),
+        ..LogRecording::default()
+    };
+    let mut symbols = FileSymbols::default();
+    let stacks = pagewise_heapread::stacks(code, &asked, &mut symbols, &mut Vec::new());
     Ok(numbered(&sites, &asked, stacks))
 }
 

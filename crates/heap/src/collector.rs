@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use pagewise_heaplog::recording::{
-    Begin, LogAmount, LogEnd, LogEnding, LogLayout, LogLiveTree, LogSnapshot,
+    Begin, LogAmount, LogBlock, LogEnd, LogEnding, LogLayout, LogLiveTree, LogSnapshot,
 };
 use pagewise_heaplog::tables::{self, greeting, header};
 use pagewise_model::Pid;
@@ -460,6 +460,15 @@ impl Collector {
         }
     }
 
+    /// Notes the live blocks of all processes, for the ends of their recordings. Their recorders are
+    /// about to leave, and their maps of blocks with them.
+    pub fn note_blocks(&mut self) {
+        for recorded in &mut self.running {
+            let blocks = layout::live_blocks(&self.root, Pid(recorded.pid), &recorded.tables);
+            recorded.blocks = blocks.unwrap_or_default();
+        }
+    }
+
     /// Ends all recordings after the end of the first process. Returns the recordings, the first
     /// process's first.
     ///
@@ -575,6 +584,8 @@ struct CollectedProcess {
     became_another: bool,
     attached: bool,
     layouts: Layouts,
+    /// Live blocks, noted before the recorder left.
+    blocks: Vec<LogBlock>,
 }
 
 /// When to look at where memory lies.
@@ -689,6 +700,7 @@ impl CollectedProcess {
             became_another: false,
             attached,
             layouts: Layouts::begin(now, begin.every_bytes != 0),
+            blocks: Vec::new(),
         };
         Ok(Ok((recorded, hooked)))
     }
@@ -819,6 +831,9 @@ impl CollectedProcess {
         self.add(&state, time, &memory::MemoryCopy::default())?;
         if runs_on {
             self.layout(root)?;
+            let blocks = self.tables.known_blocks(std::mem::take(&mut self.blocks));
+            let written = self.output.writer.blocks(&blocks);
+            written.map_err(|source| self.output.error(source))?;
         }
         let (allocated, peak, live) = (state.all_allocated(), state.counts.peak, state.all_live());
         self.counts(state, time)?;

@@ -16,7 +16,9 @@ use std::io;
 use std::ops::Range;
 
 use pagewise_heaplog::glibc_chunk::{self, MAPPED, MIN_CHUNK, OTHER_ARENA, UNIT};
-use pagewise_heaplog::recording::{LogAmount, LogArea, LogAreaKind, LogLayout};
+use pagewise_heaplog::recording::{
+    LogAmount, LogArea, LogAreaKind, LogBlock, LogLayout, MAX_BLOCKS,
+};
 use pagewise_heaplog::tables::live::{KIND, NARROW};
 use pagewise_heaplog::tables::{allocator, header};
 use pagewise_model::mapping::Sharing;
@@ -54,6 +56,11 @@ struct WalkedProcess {
 }
 
 impl WalkedProcess {
+    fn open(root: &ProcRoot, pid: Pid) -> Option<WalkedProcess> {
+        let pagemap = File::open(root.file(pid, "pagemap")).ok()?;
+        Some(WalkedProcess { pid: pid.0, pagemap, page: rustix::param::page_size() as u64 })
+    }
+
     /// The parts of a range that are in memory, in order of address. A page that was only read is
     /// the kernel's one page of zeros, and none of theirs.
     fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
@@ -182,6 +189,25 @@ struct Looking<'a> {
     unclear: u64,
 }
 
+/// The recorded blocks that are live now, in order of address; none where the map cannot be read:
+/// the kernel is too old, or the process is gone.
+pub(crate) fn live_blocks(
+    root: &ProcRoot,
+    pid: Pid,
+    tables: &SharedTables,
+) -> Option<Vec<LogBlock>> {
+    let map = tables.head(header::LIVE_MAP).ok().filter(|map| *map != 0)?;
+    let process = WalkedProcess::open(root, pid)?;
+    let mut blocks = Vec::new();
+    live::each(&process, map & !KIND, map & KIND == NARROW, |entries| {
+        let found = entries.iter().map(|it| LogBlock { address: it.address, site: it.site });
+        blocks.extend(found.take(MAX_BLOCKS.saturating_sub(blocks.len())));
+    })?;
+    // The program runs meanwhile, and may have freed a block whose address another one has now.
+    blocks.dedup_by_key(|block| block.address);
+    blocks.is_sorted_by_key(|block| block.address).then_some(blocks)
+}
+
 /// Reads the layout; none where it cannot be read: the kernel is too old, or the process is gone.
 pub(crate) fn read(
     root: &ProcRoot,
@@ -197,11 +223,7 @@ pub(crate) fn read(
     if map == 0 || is_narrow != is_glibc {
         return None;
     }
-    let process = WalkedProcess {
-        pid: pid.0,
-        pagemap: File::open(root.file(pid, "pagemap")).ok()?,
-        page: rustix::param::page_size() as u64,
-    };
+    let process = WalkedProcess::open(root, pid)?;
     let mut looking = Looking {
         process: &process,
         root,

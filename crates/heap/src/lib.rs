@@ -25,7 +25,7 @@ pub mod safe_call;
 mod tables;
 
 pub use attach::{AttachRefused, Attached, LeftBehind, PauseMeter, is_visible};
-pub use block_lookup::{allocation_stacks, block_at, recorder_memory};
+pub use block_lookup::{allocation_stacks, block_at, recorder_memory, stacks_of_recording};
 pub use blocks::LiveBlocks;
 pub use collector::{CollectRequest, Collector, Finished, RecorderTrouble};
 pub use error::HeapError;

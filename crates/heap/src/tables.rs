@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use pagewise_heaplog::recording::{
-    LogAddress, LogAmount, LogCallNode, LogCounts, LogKind, LogLayout, LogModule, LogSite,
-    LogSiteCounts, LogThread, ROOT,
+    LogAddress, LogAmount, LogBlock, LogCallNode, LogCounts, LogKind, LogLayout, LogModule,
+    LogSite, LogSiteCounts, LogThread, ROOT,
 };
 use pagewise_heaplog::tables::{
     self, CELLS, CHUNKS, CREDIT, HEADER, INTERRUPTED, LOG, MAGIC, MODULES, NODES, OWN, OWNERS,
@@ -308,6 +308,12 @@ impl SharedTables {
             pages.pinned.retain(|it| (it.site as usize) < self.known.sites);
         }
         layout
+    }
+
+    /// The blocks of sites that were handed out.
+    pub(crate) fn known_blocks(&self, mut blocks: Vec<LogBlock>) -> Vec<LogBlock> {
+        blocks.retain(|block| (block.site as usize) < self.known.sites);
+        blocks
     }
 
     /// New log entries since the last call. The recorder overwrites them from now on.

@@ -27,6 +27,7 @@ pub(crate) mod kind {
     pub(crate) const INDEX: u8 = 9;
     pub(crate) const TRAILER: u8 = 10;
     pub(crate) const LAYOUT: u8 = 11;
+    pub(crate) const BLOCKS: u8 = 12;
 }
 
 /// More than a reader takes: a file that says so is broken, or made to harm.
@@ -41,6 +42,8 @@ pub(crate) mod limit {
     /// Sites in the trees of all moments.
     pub(crate) const LEAVES: usize = 1 << 23;
     pub(crate) const LAYOUTS: usize = 1 << 13;
+    /// Live blocks at the end.
+    pub(crate) const BLOCKS: usize = crate::recording::MAX_BLOCKS;
     /// Arenas and the like at one time.
     pub(crate) const AREAS: usize = 1 << 14;
     /// As many sites of trees as an area counts for.

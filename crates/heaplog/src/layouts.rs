@@ -1,7 +1,10 @@
-//! Contents of layout frames: writing, and beside it reading. Each frame is independent.
+//! Contents of frames of layouts and of live blocks: writing, and beside it reading. Each frame is
+//! independent.
 
 use crate::format::{Bad, In, Out, limit};
-use crate::recording::{LogAmount, LogArea, LogAreaKind, LogLayout, LogPageDensity, LogPinned};
+use crate::recording::{
+    LogAmount, LogArea, LogAreaKind, LogBlock, LogLayout, LogPageDensity, LogPinned,
+};
 use crate::shapes::CodecState;
 
 /// Which numbers of an area are known.
@@ -104,7 +107,41 @@ fn read_area(input: &mut In<'_>) -> Result<LogArea, Bad> {
     Ok(area)
 }
 
+/// Writes blocks, which are in order of address.
+pub(crate) fn write_blocks(out: &mut Out, blocks: &[LogBlock]) {
+    out.count(blocks.len());
+    let mut last = LogBlock::default();
+    for block in blocks {
+        out.number(block.address.wrapping_sub(last.address));
+        out.change(last.site.into(), block.site.into());
+        last = *block;
+    }
+}
+
 impl CodecState {
+    /// Reads blocks behind those that were read before.
+    pub(crate) fn read_blocks(
+        &self,
+        input: &mut In<'_>,
+        blocks: &mut Vec<LogBlock>,
+    ) -> Result<(), Bad> {
+        let count = input.count(2, limit::BLOCKS.saturating_sub(blocks.len()))?;
+        let mut last = LogBlock::default();
+        for _ in 0..count {
+            let address = last.address.checked_add(input.number()?);
+            let address = address.ok_or("a block is behind all addresses")?;
+            let site = u32::try_from(input.change(last.site.into())?);
+            let site = site.ok().filter(|site| (*site as usize) < self.sites);
+            last =
+                LogBlock { address, site: site.ok_or("a block names a site that is not there")? };
+            if blocks.last().is_some_and(|before| before.address >= address) {
+                return Err("a block is before the one before it");
+            }
+            blocks.push(last);
+        }
+        Ok(())
+    }
+
     pub(crate) fn read_layout(&mut self, input: &mut In<'_>) -> Result<LogLayout, Bad> {
         let mut layout = LogLayout {
             time_ns: input.number()?,

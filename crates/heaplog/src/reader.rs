@@ -137,7 +137,7 @@ impl LogReader {
                 *has_begun = true;
             }
             // A frame before the beginning has no meaning.
-            kind::MODULES..=kind::END | kind::LAYOUT if !*has_begun => {
+            kind::MODULES..=kind::END | kind::LAYOUT | kind::BLOCKS if !*has_begun => {
                 return Err("it does not begin");
             }
             kind::MODULES => recording.modules.extend(state.read_modules(&mut input)?),
@@ -164,6 +164,7 @@ impl LogReader {
                 }
                 recording.layouts.push(layout);
             }
+            kind::BLOCKS => state.read_blocks(&mut input, &mut recording.blocks)?,
             kind::COUNTS => recording.counts = state.read_counts(&mut input)?,
             kind::END => recording.end = Some(shapes::read_end(&mut input)?),
             // Frames of a newer writer, or for seeking.

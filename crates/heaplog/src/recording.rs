@@ -27,10 +27,25 @@ pub struct LogRecording {
     pub layouts: Vec<LogLayout>,
     /// Everything counted, up to the last time this was written down.
     pub counts: LogCounts,
+    /// Recorded blocks that were live when the recorder left a running process, in order of
+    /// address.
+    pub blocks: Vec<LogBlock>,
     /// Ending; `None` if the recording was cut off, and `counts` may be older than the last
     /// snapshot.
     pub end: Option<LogEnd>,
 }
+
+/// A live block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogBlock {
+    /// Its address.
+    pub address: u64,
+    /// The site that allocated it.
+    pub site: u32,
+}
+
+/// The most blocks of a recording: a reader takes no more.
+pub const MAX_BLOCKS: usize = 1 << 22;
 
 /// Parameters of a recording, and the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 
-use crate::format::{MAGIC, Out, VERSION, frame, kind};
+use crate::format::{MAGIC, Out, VERSION, frame, kind, limit};
 use crate::layouts;
 use crate::recording::{
-    Begin, LogAddress, LogCallNode, LogCounts, LogEnd, LogLayout, LogModule, LogSite, LogSnapshot,
+    Begin, LogAddress, LogBlock, LogCallNode, LogCounts, LogEnd, LogLayout, LogModule, LogSite,
+    LogSnapshot,
 };
 use crate::shapes::{self, CodecState};
 
@@ -53,6 +54,8 @@ struct WrittenKeyFrame {
 
 /// Maximum number of calls, addresses or sites that are held back.
 const HELD_BACK: usize = 1 << 15;
+/// Maximum number of live blocks in a frame.
+const BLOCKS_IN_FRAME: usize = 1 << 18;
 /// Distance of complete trees, and of independent snapshots: they bound what a seek has to read.
 const KEY_TREES: u32 = 16;
 const KEY_MOMENTS: u64 = 256;
@@ -206,6 +209,22 @@ impl<W: Write> LogWriter<W> {
         let mut payload = Out::default();
         layouts::write(&mut payload, layout);
         self.frame(kind::LAYOUT, &payload)?;
+        self.out.flush()
+    }
+
+    /// Adds live blocks, in order of address, none twice. They may name sites that were handed in
+    /// before. Of more than [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) the last are left out.
+    ///
+    /// # Errors
+    /// Returns the error of the writing.
+    pub fn blocks(&mut self, blocks: &[LogBlock]) -> io::Result<()> {
+        self.let_go()?;
+        let blocks = &blocks[..blocks.len().min(limit::BLOCKS)];
+        for blocks in blocks.chunks(BLOCKS_IN_FRAME) {
+            let mut payload = Out::default();
+            layouts::write_blocks(&mut payload, blocks);
+            self.frame(kind::BLOCKS, &payload)?;
+        }
         self.out.flush()
     }
 

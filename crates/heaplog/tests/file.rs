@@ -2,14 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails the test")]
 
+use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::sync::LazyLock;
 
 use pagewise_heaplog::LogWriter;
 use pagewise_heaplog::reader::{self, LogError, SnapshotIndex};
 use pagewise_heaplog::recording::{
-    Begin, LogAddress, LogAmount, LogArea, LogAreaKind, LogCallNode, LogCounts, LogEnd, LogEnding,
-    LogKind, LogLayout, LogLiveTree, LogModule, LogPageDensity, LogPinned, LogRecording,
+    Begin, LogAddress, LogAmount, LogArea, LogAreaKind, LogBlock, LogCallNode, LogCounts, LogEnd,
+    LogEnding, LogKind, LogLayout, LogLiveTree, LogModule, LogPageDensity, LogPinned, LogRecording,
     LogResident, LogSite, LogSiteCounts, LogSnapshot, LogThread, ROOT,
 };
 use proptest::prelude::*;
@@ -37,6 +38,10 @@ fn write(recording: &LogRecording, checkpoints: bool) -> Vec<u8> {
     }
     for layout in &recording.layouts {
         writer.layout(layout).unwrap();
+    }
+    // Several frames.
+    for blocks in recording.blocks.chunks(7) {
+        writer.blocks(blocks).unwrap();
     }
     writer.counts(&recording.counts).unwrap();
     match &recording.end {
@@ -258,16 +263,34 @@ fn recording() -> impl Strategy<Value = LogRecording> {
             });
             let moments = prop::collection::vec(moment(count), 0..50);
             let layouts = prop::collection::vec(layout(count), 0..4);
-            let named = (Just((begin, modules, places, tree, sites)), moments, layouts);
+            let blocks = prop::collection::btree_map(number(), 0..count.max(1), 0..20);
+            let blocks =
+                blocks.prop_map(move |blocks| if count == 0 { vec![] } else { all(blocks) });
+            let named = (Just((begin, modules, places, tree, sites)), moments, layouts, blocks);
             (named, counts(sites_of(count)), end)
         })
-        .prop_map(|((said, mut moments, mut layouts), counts, end)| {
+        .prop_map(|((said, mut moments, mut layouts, blocks), counts, end)| {
             let (begin, modules, places, nodes, sites) = said;
             moments.sort_by_key(|moment| moment.time_ns);
             layouts.sort_by_key(|layout| layout.time_ns);
             let end = Some(end);
-            LogRecording { begin, modules, places, nodes, sites, moments, layouts, counts, end }
+            LogRecording {
+                begin,
+                modules,
+                places,
+                nodes,
+                sites,
+                moments,
+                layouts,
+                counts,
+                blocks,
+                end,
+            }
         })
+}
+
+fn all(blocks: BTreeMap<u64, u32>) -> Vec<LogBlock> {
+    blocks.into_iter().map(|(address, site)| LogBlock { address, site }).collect()
 }
 
 fn sites_of(count: u32) -> usize {
@@ -291,7 +314,10 @@ static SAMPLE: LazyLock<LogRecording> = LazyLock::new(|| {
 /// That all that names something names what is there.
 fn check(recording: &LogRecording) {
     let is_in = |at: u32, length: usize| (at as usize) < length;
-    let LogRecording { modules, places, nodes, sites, moments, layouts, counts, .. } = recording;
+    let LogRecording { modules, places, nodes, sites, moments, layouts, counts, blocks, .. } =
+        recording;
+    assert!(blocks.iter().all(|it| is_in(it.site, sites.len())));
+    assert!(blocks.is_sorted_by(|one, other| one.address < other.address));
     assert!(places.iter().all(|it| it.module.is_none_or(|module| is_in(module, modules.len()))));
     for (at, node) in nodes.iter().enumerate() {
         assert!(node.parent == ROOT || is_in(node.parent, at));

@@ -114,7 +114,8 @@ pub struct AllocationStacks {
 /// The reason why the call stacks of blocks are unknown if their process has no recorder.
 pub fn not_recorded() -> Absent {
     Absent::NotCollected(
-        "run the program under `pagewise heap run`, which records call stacks, and scan it meanwhile"
+        "run the program under `pagewise heap run`, which records call stacks, and scan it meanwhile; \
+         or give the file that an ended `pagewise heap attach` wrote with `--recording`"
             .into(),
     )
 }

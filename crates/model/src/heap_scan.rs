@@ -111,6 +111,22 @@ pub struct WalkedHeap {
     pub corrupted: u64,
     /// Parts of the heap that could not be walked, with the reason.
     pub gaps: Vec<HeapGap>,
+    /// Free lists that could not be read.
+    #[serde(default)]
+    pub unread_lists: UnreadLists,
+}
+
+/// Free lists that could not be read, and the blocks that they may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadLists {
+    /// Number of threads whose cache could not be read.
+    pub threads: u64,
+    /// Number of other lists of thread caches and fastbins that could not be read to their ends.
+    pub lists: u64,
+    /// Blocks that the allocator has marked as cached. They count as free.
+    pub marked: LiveAmount,
+    /// The most live blocks that may be free blocks of these lists.
+    pub unclear: LiveAmount,
 }
 
 /// An allocator that was walked.
@@ -344,6 +360,15 @@ pub struct HeapGap {
     pub why: Absent,
 }
 
+impl UnreadLists {
+    fn add(&mut self, other: UnreadLists) {
+        self.threads = self.threads.saturating_add(other.threads);
+        self.lists = self.lists.saturating_add(other.lists);
+        self.marked.add(other.marked);
+        self.unclear.add(other.unclear);
+    }
+}
+
 impl WalkedHeap {
     /// Adds the heap of another allocator.
     pub fn merge(&mut self, other: WalkedHeap) {
@@ -367,6 +392,7 @@ impl WalkedHeap {
         self.corrupted = self.corrupted.saturating_add(other.corrupted);
         self.gaps.extend(other.gaps);
         self.gaps.sort_by_key(|gap| gap.start);
+        self.unread_lists.add(other.unread_lists);
     }
 
     /// Live blocks of all arenas and mappings, without those that hold the memory of an allocator.

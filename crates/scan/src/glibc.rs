@@ -27,7 +27,8 @@ mod thread_cache;
 
 use pagewise_heaplog::glibc_chunk::UNIT;
 use pagewise_model::heap_scan::{
-    HeapAllocator, HeapGap, LiveAmount, MappedBlocks, WalkedArena, WalkedHeap,
+    HeapAllocator, HeapGap, LiveAmount, LiveSize, MappedBlocks, UnreadLists, WalkedArena,
+    WalkedHeap,
 };
 use pagewise_model::{AddrRange, Bytes, Mapping, PageSize};
 
@@ -38,9 +39,12 @@ use crate::memory::Memory;
 use crate::walk::AllocatorWalk;
 use arena::{ArenaState, HeapSegment, MAX_ADDRESS, MallocParameters, ThreadArena};
 use chunks::{ArenaBounds, ChunkWalk};
-use lists::{FreeListReader, ListedChunks};
+use lists::{CutList, FreeListReader, ListedChunks};
 use mapped::{MappedChunk, OutsideLayout, OutsideMemory};
 use thread_cache::ThreadData;
+
+/// Usable bytes of the largest block that a thread cache holds without further settings.
+const DEFAULT_LARGEST_CACHED: u64 = 1032;
 
 pub use code::malloc_code;
 pub(crate) use sample::sample;
@@ -53,7 +57,9 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
     let mut log = CorruptionLog::default();
     let layout = HeapLayout::read(memory, page_size, &mut log)?;
     let addresses = sorted(layout.states.iter().map(|state| state.address).collect());
-    let threads = thread_cache::thread_data(memory, &addresses);
+    let threads = thread_cache::thread_data(memory, &addresses, &|at| {
+        lists::is_in_segments(&layout.segments, at)
+    });
     let cacheable = layout.cacheable_blocks();
     let mut reader =
         FreeListReader::new(memory, &layout.segments, cacheable, &layout.states, &threads.caches);
@@ -65,12 +71,19 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
     let has_all_lists: Vec<bool> =
         layout.states.iter().map(|state| reader.add_arena(state, &mut listed, &mut log)).collect();
     listed.sort();
+    let cut = reader.cut;
+    let cut_caches: Vec<u64> = cut.iter().filter_map(|list| list.cache).collect();
+    let marks = threads.marks(memory, &cut_caches);
     let bounds = layout.bounds(page_size, &has_all_lists);
     let sums = layout.sums(&threads);
-    let mut walk = ChunkWalk::new(memory, page_size, &bounds, sums, &listed, &mut log);
+    let mut walk = ChunkWalk::new(memory, page_size, &bounds, sums, &listed, &marks, &mut log);
     let mapped = walk_all(&mut walk, memory, &layout);
     walk.finish();
-    let ChunkWalk { blocks, mut sums, sizes, density, gaps, .. } = walk;
+    for range in &layout.unread {
+        walk.add_unread(*range);
+    }
+    let ChunkWalk { blocks, mut sums, sizes, density, gaps, marked, .. } = walk;
+    let sizes = sizes.finish();
     sums.retain(|sum| sum.parts > 0);
     sums.sort_by_key(|sum| (!sum.is_main, sum.start));
     let mut heap = WalkedHeap {
@@ -84,7 +97,8 @@ pub fn walk(memory: &dyn Memory, page_size: PageSize) -> Option<AllocatorWalk> {
         refused: Vec::new(),
         arenas: sums,
         mapped,
-        sizes: sizes.finish(),
+        unread_lists: layout.unread_lists(&threads, &cut, (marked, !marks.is_empty()), &sizes),
+        sizes,
         objects: Vec::new(),
         density: density.to_vec(),
         corruption: log.entries,
@@ -134,6 +148,8 @@ struct ArenaLayout {
     parameters: Option<MallocParameters>,
     /// The brk heap.
     brk: AddrRange,
+    /// Heaps whose first page is not known.
+    unread: Vec<AddrRange>,
 }
 
 impl ArenaLayout {
@@ -149,16 +165,17 @@ impl ArenaLayout {
             let chunks = AddrRange { start: start.next_multiple_of(UNIT), end: brk.end };
             segments.push(HeapSegment { arena: 0, start, chunks });
         }
-        let rings: Vec<Vec<ThreadArena>> =
-            mains.iter().map(|main| arena::thread_arenas(memory, main, log)).collect();
+        let mut unread = Vec::new();
+        let ring = |main| arena::thread_arenas(memory, main, log, &mut unread);
+        let rings: Vec<Vec<ThreadArena>> = mains.iter().map(ring).collect();
         let mut states = mains;
         let mains = states.len();
         for thread_arena in rings.iter().flatten() {
-            segments.extend(thread_arena.segments(memory, states.len(), log));
+            segments.extend(thread_arena.segments(memory, states.len(), log, &mut unread));
             states.push(thread_arena.state.clone());
         }
         let segments = lists::without_overlaps(segments, log);
-        Some(ArenaLayout { states, mains, segments, parameters, brk })
+        Some(ArenaLayout { states, mains, segments, parameters, brk, unread })
     }
 }
 
@@ -173,6 +190,8 @@ struct HeapLayout {
     parameters: Option<MallocParameters>,
     /// The brk heap.
     brk: AddrRange,
+    /// Heaps whose first page is not known.
+    unread: Vec<AddrRange>,
 }
 
 impl HeapLayout {
@@ -182,7 +201,7 @@ impl HeapLayout {
         log: &mut CorruptionLog,
     ) -> Option<HeapLayout> {
         let arenas = ArenaLayout::read(memory, log)?;
-        let ArenaLayout { states, mains, mut segments, mut parameters, brk } = arenas;
+        let ArenaLayout { states, mains, mut segments, mut parameters, brk, unread } = arenas;
         let main = &states[0];
         let has_outside = !main.is_contiguous() || !brk.contains(main.top);
         let search = OutsideLayout {
@@ -202,7 +221,37 @@ impl HeapLayout {
         }
         segments.extend(parts.map(|&chunks| HeapSegment { arena: 0, start: chunks.start, chunks }));
         let segments = lists::without_overlaps(segments, log);
-        Some(HeapLayout { states, mains, segments, outside, parameters, brk })
+        Some(HeapLayout { states, mains, segments, outside, parameters, brk, unread })
+    }
+
+    /// The lists that could not be read. Without marks, each cache may hold as many blocks of a size
+    /// as a bin has entries.
+    fn unread_lists(
+        &self,
+        threads: &ThreadData,
+        cut: &[CutList],
+        marked: (LiveAmount, bool),
+        sizes: &[LiveSize],
+    ) -> UnreadLists {
+        if sizes.is_empty() {
+            return UnreadLists::default();
+        }
+        let (marked, are_marked) = marked;
+        let limits = self.parameters.map(|it| (it.largest_cached, it.cached_entries));
+        let (largest, entries) = limits.unwrap_or((DEFAULT_LARGEST_CACHED, u64::MAX));
+        let number = threads.unread.len() as u64;
+        let unmarked = || cut.iter().filter(|list| list.cache.is_none() || !are_marked);
+        let mut unclear = LiveAmount::default();
+        for entry in sizes {
+            let in_caches = if are_marked || entry.size > largest { 0 } else { entries };
+            let of_size = unmarked().filter(|list| list.sizes.contains(&(entry.size + 8)));
+            let most = of_size
+                .map(|list| list.left.unwrap_or(u64::MAX))
+                .fold(in_caches.saturating_mul(number), u64::saturating_add);
+            let blocks = entry.blocks.min(most);
+            unclear.add(LiveAmount { blocks, bytes: blocks.saturating_mul(entry.size) });
+        }
+        UnreadLists { threads: number, lists: cut.len() as u64, marked, unclear }
     }
 
     /// Blocks with mappings of their own that thread caches may hold: since glibc 2.43.

@@ -204,7 +204,7 @@ impl LeakStacks {
         let stack = number.and_then(|number| known.stacks.get(number as usize)).cloned();
         stack.ok_or_else(|| {
             Absent::NotCollected(
-                "the recorder has no call stack of this block: it is older than the recording, or sampling left it out"
+                "no call stack of this block was recorded: it is older than the recording or newer, or sampling left it out"
                     .into(),
             )
         })

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use pagewise_model::Bytes;
 use pagewise_model::heap_scan::{
     FreeBytes, HeapAllocator, HeapScan, LiveAmount, LiveSize, LiveType, MappedBlocks,
-    RefusedAllocator, WalkedArena, WalkedHeap,
+    RefusedAllocator, UnreadLists, WalkedArena, WalkedHeap,
 };
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::report::{
@@ -53,6 +53,7 @@ pub fn heap_scan(scan: &HeapScan, earlier: Option<&HeapScan>, options: &HeapScan
         ReportBlock::Facts(who::process(&scan.process)),
         ReportBlock::Facts(live(scan.heap.live())),
         ReportBlock::Facts(free(scan)),
+        ReportBlock::Facts(unclear(&scan.heap.unread_lists)),
         ReportBlock::Table(allocators(&scan.heap.allocators)),
         ReportBlock::Table(refused(&scan.heap.refused)),
         ReportBlock::Table(arenas(&scan.heap)),
@@ -101,6 +102,16 @@ fn verdict(scan: &HeapScan) -> Paragraph {
             " are free in pages that also hold live blocks, or are kept for the next allocations.",
         ),
     ]);
+    let unclear = heap.unread_lists.unclear;
+    if unclear.blocks > 0 {
+        pieces.extend([
+            text(" Up to "),
+            CellValue::Count(unclear.blocks),
+            text(" of the live blocks ("),
+            CellValue::Bytes(unclear.bytes),
+            text(") may be free: a list of free blocks could not be read."),
+        ]);
+    }
     if heap.corrupted > 0 {
         pieces.extend([
             text(" The allocator's data contradicts itself in "),
@@ -135,6 +146,42 @@ fn live(live: LiveAmount) -> NamedFacts {
         ),
     ];
     facts_of("live", "Live", FactsShape::Columns, facts)
+}
+
+/// Blocks that may be live or free.
+fn unclear(lists: &UnreadLists) -> NamedFacts {
+    let UnreadLists { threads, lists, marked, unclear } = *lists;
+    let facts = vec![
+        fact(
+            "threads",
+            "THREADS",
+            CellValue::Count(threads),
+            "Threads whose cache of free blocks could not be read.",
+        ),
+        fact(
+            "lists",
+            "LISTS",
+            CellValue::Count(lists),
+            "Other lists of free blocks that could not be read to their ends.",
+        ),
+        fact(
+            "blocks",
+            "BLOCKS",
+            CellValue::Count(unclear.blocks),
+            "The most live blocks that may be free blocks of these caches and lists.",
+        ),
+        fact("bytes", "BYTES", CellValue::Bytes(unclear.bytes), "Usable bytes of these."),
+        fact(
+            "marked_blocks",
+            "MARKED",
+            CellValue::Count(marked.blocks),
+            "Blocks that are marked as cached; they count as free.",
+        ),
+        fact("marked_bytes", "", CellValue::Bytes(marked.bytes), "").for_programs(),
+    ];
+    let facts = facts_of("unclear", "Unclear", FactsShape::Columns, facts);
+    let audience = if threads + lists == 0 { Audience::Programs } else { facts.audience };
+    NamedFacts { audience, ..facts }
 }
 
 /// A list of free chunks in the report.

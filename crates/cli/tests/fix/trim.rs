@@ -5,6 +5,7 @@
 use crate::fixture;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -55,6 +56,14 @@ impl CheckedProgram {
 
     fn pid(&self) -> String {
         self.child.id().to_string()
+    }
+
+    /// Fills the heap of `arena_heavy.c` again, and frees most of it.
+    fn refill(&mut self) {
+        self.stdin.write_all(b"r").unwrap();
+        let mut answer = String::new();
+        self.stdout.read_line(&mut answer).unwrap();
+        assert_eq!(answer, "refilled\n");
     }
 
     /// Asserts that all threads go on, and that no byte was ever wrong.
@@ -145,15 +154,59 @@ fn stacks_are_released_below_the_stack_pointer_alone() {
     assert!(part["why"].as_str().unwrap().contains("cannot be followed"), "{report}");
 }
 
+/// Durations in microseconds for which runs of `trim` stopped a thread.
+#[derive(Default)]
+struct TrimStops {
+    /// To copy the heap for the estimate, without runs that did not copy it.
+    copies: Vec<u64>,
+    /// To release memory.
+    releases: Vec<u64>,
+    /// Bytes that the heap returned.
+    returned: Vec<i64>,
+}
+
+impl TrimStops {
+    fn add(&mut self, report: &Value) {
+        self.returned.extend(report["returned"]["heap"].as_i64());
+        let copy = report["estimate"]["longest_stop_ns"].as_u64();
+        self.copies.extend(copy.map(|it| it.div_ceil(1000)));
+        self.releases.push(bytes(&report["pause_us"]));
+    }
+}
+
+impl fmt::Display for TrimStops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = [("copy for the estimate", &self.copies), ("release", &self.releases)];
+        for (name, durations) in named {
+            let mut sorted = durations.clone();
+            sorted.sort_unstable();
+            let at = |share: f64| {
+                let index = (sorted.len() as f64 * share) as usize;
+                sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
+            };
+            let (count, longest) = (sorted.len(), sorted.last().unwrap_or(&0));
+            let (median, most) = (at(0.5), at(0.99));
+            write!(
+                f,
+                "{name}: {count} stops, median {median} us, 99 % {most} us, longest {longest} us; "
+            )?;
+        }
+        let mut returned = self.returned.clone();
+        returned.sort_unstable();
+        let median = returned.get(returned.len() / 2).unwrap_or(&0);
+        write!(f, "{} KiB of heap returned (median)", median / 1024)
+    }
+}
+
 #[test]
 fn programs_that_are_trimmed_again_and_again_under_load_lose_no_byte() {
     let rounds = std::env::var("PAGEWISE_TRIMS").map_or(5, |number| number.parse().unwrap());
-    let mut arenas = CheckedProgram::arenas(8, 0);
-    let mut stacks = CheckedProgram::stacks(8);
+    let mut programs = [CheckedProgram::arenas(8, 0), CheckedProgram::stacks(8)];
     let mut done = BTreeMap::new();
-    let mut pauses = Vec::new();
+    let mut stops: [TrimStops; 2] = Default::default();
     for _ in 0..rounds {
-        for program in [&mut arenas, &mut stacks] {
+        programs[0].refill();
+        for (program, stops) in programs.iter_mut().zip(&mut stops) {
             let pid = program.pid();
             let words = ["trim", &pid, "--json", "--heap", "--stacks", "--yes", "--settle", "0s"];
             let output = pagewise(&words);
@@ -164,16 +217,15 @@ fn programs_that_are_trimmed_again_and_again_under_load_lose_no_byte() {
                 let key = (part["part"].as_str().unwrap().to_owned(), part["done"].is_number());
                 *done.entry(key).or_insert(0) += 1;
             }
-            pauses.push(bytes(&report["pause_us"]));
+            stops.add(&report);
+            // Ends the test if one byte was wrong.
             program.assert_intact();
         }
     }
-    pauses.sort_unstable();
-    let median = pauses[pauses.len() / 2];
-    eprintln!(
-        "{rounds} rounds: {done:?}; pause {median} us median, {:?} us at most",
-        pauses.last()
-    );
+    let [arenas, stacks] = stops;
+    eprintln!("{rounds} rounds, 0 bytes lost: {done:?}");
+    eprintln!("arena-heavy program: {arenas}");
+    eprintln!("program with deep stacks: {stacks}");
     assert!(done.contains_key(&("heap".to_owned(), true)), "{done:?}");
     assert!(done.contains_key(&("stacks".to_owned(), true)), "{done:?}");
 }

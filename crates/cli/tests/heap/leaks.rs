@@ -158,7 +158,7 @@ pub(super) fn memcheck_sums(text: &str, of: &str) -> (u64, u64) {
 }
 
 /// A program that waits for its input, until it is dropped.
-struct LiveProgram(Child);
+pub(super) struct LiveProgram(Child);
 
 impl LiveProgram {
     /// `leaks live`.
@@ -181,7 +181,16 @@ impl LiveProgram {
         (LiveProgram(child), line)
     }
 
-    fn scan(&self, more: &[&str]) -> Value {
+    /// A command that was given its input, and waits for more; `None` if it cannot be started, or
+    /// ends.
+    pub(super) fn of_input(mut command: Command, input: &str) -> Option<LiveProgram> {
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut target = LiveProgram(command.spawn().ok()?);
+        let _ = target.0.stdin.as_mut().unwrap().write_all(input.as_bytes());
+        target.is_quiet().then_some(target)
+    }
+
+    pub(super) fn scan(&self, more: &[&str]) -> Value {
         let pid = self.0.id().to_string();
         // Other work on the machine can make the pause long.
         let usual = ["heap", "scan", &pid, "--json", "--top", "all", "--max-pause", "1min"];
@@ -467,6 +476,46 @@ fn leaks_older_than_the_recorder_have_no_call_stack() {
     assert_no_stacks(&target.scan(&["--leaks"]), "pagewise heap run");
 }
 
+#[test]
+fn leaks_of_an_ended_recording_have_its_call_stacks() {
+    let folder = tempfile::tempdir_in(fixture::disk()).unwrap();
+    let file = folder.path().join("leaks.pwh");
+    let mut command = Command::new(program("leaks"));
+    command.arg("later").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = LiveProgram(command.spawn().unwrap());
+    let pid = target.0.id();
+    let mut lines = BufReader::new(target.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().unwrap(), "waiting");
+    let input = target.0.stdin.as_mut().unwrap();
+    attached(
+        pid,
+        &file,
+        || begins_with_a_jump(pid, "libc.so.6", "malloc"),
+        || {
+            input.write_all(b"\n").unwrap();
+            assert_eq!(lines.next().unwrap(), "ready");
+            while !waits(pid) {
+                std::thread::yield_now();
+            }
+        },
+    );
+    assert_no_stacks(&target.scan(&["--leaks"]), "--recording");
+    let file = file.to_str().unwrap();
+    let report = target.scan(&["--leaks", "--recording", file]);
+    if report["leaks"][0]["stack"].to_string().contains("Linux 6.7 or newer") {
+        return skip(&Lack::Kernel(6, 7));
+    }
+    assert_stacks(&report);
+    let other = LiveProgram::start();
+    let pid = other.0.id().to_string();
+    let refused = pagewise(&["heap", "scan", &pid, "--leaks", "--recording", file]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && said.contains("is a recording of process"),
+        "{said}"
+    );
+}
+
 /// Number and bytes of the blocks that `lost` prints.
 fn printed(line: &str) -> (u64, u64) {
     let sizes = lost_sizes(line);
@@ -630,14 +679,8 @@ impl WaitingProgram {
     /// The program, if it is installed and waits.
     fn start(&self) -> Option<LiveProgram> {
         let mut command = Command::new(self.0[0]);
-        command
-            .args(&self.0[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut target = LiveProgram(command.spawn().ok()?);
-        let _ = target.0.stdin.as_mut().unwrap().write_all(self.1.as_bytes());
-        target.is_quiet().then_some(target)
+        command.args(&self.0[1..]);
+        LiveProgram::of_input(command, self.1)
     }
 
     /// Number of blocks that memcheck calls lost at the end of the program.

@@ -1,15 +1,17 @@
-//! `heap scan --leaks` of servers that have answered requests: nginx and redis. memcheck must call
-//! each lost block lost, too.
+//! `heap scan --leaks` of servers that have answered requests: nginx, redis and PostgreSQL. memcheck
+//! must call each lost block lost, too.
 
 use crate::fixture;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::leaks::LiveProgram;
 use fixture::{json, number, tool};
 use pagewise_skip::{Lack, skip};
 use rustix::process::{Pid, Signal, kill_process};
@@ -149,6 +151,55 @@ fn lost_by_memcheck(program: &ServerProgram) -> Option<u64> {
     let text = fs::read_to_string(log.path()).unwrap();
     let sums = ["definitely lost:", "indirectly lost:", "possibly lost:"];
     Some(sums.iter().map(|of| super::leaks::memcheck_sums(&text, of).0).sum())
+}
+
+/// A user and a group without rights.
+const NOBODY: u32 = 65534;
+
+/// The folder with the newest programs of PostgreSQL.
+fn postgres_folder() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?.map_while(Result::ok);
+    let folders = versions.map(|version| version.path().join("bin"));
+    folders.filter(|folder| folder.join("initdb").exists()).max()
+}
+
+/// A program of PostgreSQL, which refuses to run as root.
+fn postgres_program(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("LC_ALL", "C").current_dir("/");
+    if rustix::process::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
+}
+
+const QUERIES: &str = "create table a (b int, c text)
+insert into a select i, 'text' || i from generate_series(1, 5000) i
+create index d on a (c)
+select count(*) from a where c like '%7%'
+do $$ begin for i in 1..200 loop perform upper(c) from a where b = i; end loop; end $$
+";
+
+#[test]
+fn a_database_that_has_answered_has_no_false_leaks() {
+    let Some(programs) = postgres_folder() else { return skip(&Lack::Tool("postgres")) };
+    // It is in the folder for temporary files, so that any user can enter it.
+    let folder = tempfile::tempdir().unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let data = folder.path().join("data");
+    let mut initdb = postgres_program(&programs.join("initdb"));
+    let made = initdb.arg("-D").arg(&data).args(["-A", "trust", "-N"]).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let mut database = postgres_program(&programs.join("postgres"));
+    database.arg("--single").arg("-D").arg(&data).args(["-c", "shared_buffers=1MB", "postgres"]);
+    let target = LiveProgram::of_input(database, QUERIES).expect("it waits for queries");
+    let report = target.scan(&["--leaks"]);
+    let (found, live) = (number(&report, "leaked.blocks"), number(&report, "live.blocks"));
+    eprintln!("postgres: {found} of {live} blocks are lost");
+    assert!(live > 300, "{live} blocks");
+    assert_eq!(found, 0, "{}", report["leaks"]);
 }
 
 #[test]

@@ -52,6 +52,8 @@ const MAX_CANDIDATES: usize = 1 << 17;
 /// More arenas than this are not walked, nor more heaps of an arena.
 const MAX_ARENAS: usize = 1 << 14;
 const MAX_HEAPS: usize = 1 << 16;
+/// No page is smaller.
+const MIN_PAGE: u64 = 4 << 10;
 /// Alignment of heaps: without and with huge pages of 2 MiB for malloc.
 const HEAP_ALIGNMENTS: [u64; 2] = [64 << 20, 8 << 20];
 /// No program has memory behind this address: sums of addresses and sizes cannot overflow.
@@ -200,7 +202,9 @@ fn is_data(mapping: &Mapping) -> bool {
 
 fn main_arena(memory: &dyn Memory, address: u64, layout: StateLayout) -> Option<ArenaState> {
     let state = ArenaState::read(memory, address, layout)?;
-    let is_ring = state.next == address || ThreadArena::read(memory, state.next, layout).is_some();
+    let is_ring = state.next == address
+        || ThreadArena::read(memory, state.next, layout).is_some()
+        || is_in_heap_header(state.next) && unread_mapping(memory, state.next).is_some();
     is_ring.then_some(state)
 }
 
@@ -263,6 +267,7 @@ impl ThreadArena {
         memory: &dyn Memory,
         arena: usize,
         log: &mut CorruptionLog,
+        unread: &mut Vec<AddrRange>,
     ) -> Vec<HeapSegment> {
         let header = self.state.address % self.alignment;
         let first_heap = self.state.address - header;
@@ -275,6 +280,9 @@ impl ThreadArena {
             let info = info.filter(|info| info.arena == self.state.address);
             let is_new = segments.len() < MAX_HEAPS && known.insert(start);
             let Some(info) = info.filter(|_| is_new) else {
+                if note_unread(memory, start, unread) {
+                    break;
+                }
                 let expected = "an address in a heap of this arena";
                 log.add(self.state.address, link, expected, start);
                 break;
@@ -296,11 +304,26 @@ impl ThreadArena {
     }
 }
 
+/// Notes the mapping that contains an address if the data of an arena there is not known.
+fn note_unread(memory: &dyn Memory, address: u64, unread: &mut Vec<AddrRange>) -> bool {
+    let range = unread_mapping(memory, address).filter(|range| !unread.contains(range));
+    unread.extend(range);
+    range.is_some()
+}
+
+/// The mapping that contains an address whose page is not known.
+fn unread_mapping(memory: &dyn Memory, address: u64) -> Option<AddrRange> {
+    let page_start = address & !(MIN_PAGE - 1);
+    let mapping = memory.mappings().iter().find(|it| it.range.contains(address))?;
+    memory.word(page_start).is_none().then_some(mapping.range)
+}
+
 /// The arenas of the ring behind a main arena.
 pub(super) fn thread_arenas(
     memory: &dyn Memory,
     main: &ArenaState,
     log: &mut CorruptionLog,
+    unread: &mut Vec<AddrRange>,
 ) -> Vec<ThreadArena> {
     let mut arenas: Vec<ThreadArena> = Vec::new();
     let mut known = HashSet::new();
@@ -309,6 +332,9 @@ pub(super) fn thread_arenas(
         let is_new = arenas.len() < MAX_ARENAS && known.insert(last.next);
         let arena = ThreadArena::read(memory, last.next, main.layout).filter(|_| is_new);
         let Some(arena) = arena else {
+            if note_unread(memory, last.next, unread) {
+                break;
+            }
             log.add(last.address, last.next_link(), "the address of another arena", last.next);
             break;
         };
@@ -328,6 +354,10 @@ pub(super) struct MallocParameters {
     /// Size of the huge pages that malloc requests; the end of the brk heap is released in units of
     /// it. 0 without, and before glibc 2.35.
     pub(super) huge_page: u64,
+    /// Usable bytes of the largest block that a thread cache holds.
+    pub(super) largest_cached: u64,
+    /// The most entries of a bin of a thread cache.
+    pub(super) cached_entries: u64,
 }
 
 /// Offsets from the start of the brk heap in `malloc_par`: number of mappings, most permitted, most
@@ -382,5 +412,7 @@ fn parameters_at(memory: &dyn Memory, at: u64) -> Option<MallocParameters> {
         heap_start: word(&raw, BEFORE),
         mapped: LiveAmount { blocks: blocks.into(), bytes },
         huge_page: if huge_page.is_power_of_two() { huge_page } else { 0 },
+        largest_cached: most_cached,
+        cached_entries: entries,
     })
 }

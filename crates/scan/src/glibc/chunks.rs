@@ -9,9 +9,10 @@ use pagewise_heaplog::glibc_chunk::{
 use pagewise_model::heap_scan::{HeapGap, LiveAmount, MappedBlocks, WalkedArena};
 use pagewise_model::{Absent, AddrRange, Bytes, PageSize};
 
-use super::arena::HeapSegment;
+use super::arena::{HeapSegment, MAX_ADDRESS};
 use super::lists::{ChunkList, ListedChunks};
 use super::mapped::{FENCEPOST, MappedChunk};
+use super::thread_cache::ThreadCache;
 use crate::blocks::{BlockTable, LiveBlock};
 use crate::corruption::CorruptionLog;
 use crate::density::{CELLS, PageDensityCounter, resident_in};
@@ -68,6 +69,8 @@ pub(super) struct ChunkWalk<'a> {
     page: u64,
     arenas: &'a [ArenaBounds],
     listed: &'a ListedChunks,
+    /// Values of the second word of blocks in thread caches that could not be read.
+    marks: &'a [u64],
     /// Number of the next listed chunk, and its address.
     next_listed: (usize, u64),
     tries: u64,
@@ -77,6 +80,8 @@ pub(super) struct ChunkWalk<'a> {
     pub(super) sizes: SizeTally,
     pub(super) density: [u64; CELLS],
     pub(super) gaps: Vec<HeapGap>,
+    /// Blocks with such a mark.
+    pub(super) marked: LiveAmount,
     pub(super) log: &'a mut CorruptionLog,
 }
 
@@ -104,6 +109,7 @@ impl<'a> ChunkWalk<'a> {
         arenas: &'a [ArenaBounds],
         sums: Vec<WalkedArena>,
         listed: &'a ListedChunks,
+        marks: &'a [u64],
         log: &'a mut CorruptionLog,
     ) -> ChunkWalk<'a> {
         let mut walk = ChunkWalk {
@@ -111,6 +117,7 @@ impl<'a> ChunkWalk<'a> {
             page: page_size.bytes(),
             arenas,
             listed,
+            marks,
             next_listed: (0, 0),
             tries: MAX_TRIES,
             trims: Vec::new(),
@@ -119,6 +126,7 @@ impl<'a> ChunkWalk<'a> {
             sizes: SizeTally::default(),
             density: [0; CELLS],
             gaps: Vec::new(),
+            marked: LiveAmount::default(),
             log,
         };
         walk.seek_listed(0);
@@ -331,6 +339,10 @@ impl<'a> ChunkWalk<'a> {
 
     fn settle(&mut self, state: &mut SegmentState<'_>, chunk: OpenChunk, is_used: bool) {
         let list = if chunk.start < self.next_listed.1 { None } else { self.list_of(chunk.start) };
+        let list = match list {
+            None if is_used => self.marked_list(chunk),
+            list => list,
+        };
         let OpenChunk { start, head } = chunk;
         let size = chunk.size();
         let sum = &mut self.sums[state.segment.arena];
@@ -363,6 +375,23 @@ impl<'a> ChunkWalk<'a> {
             }
         }
         state.free_since = state.free_since.or(Some(start));
+    }
+
+    /// The list of a chunk of a thread cache that could not be read, by the marks of blocks.
+    fn marked_list(&mut self, chunk: OpenChunk) -> Option<ChunkList> {
+        if self.marks.is_empty() {
+            return None;
+        }
+        let block = chunk.start + HEADER;
+        let is_marked =
+            |block: u64| self.memory.word(block + 8).is_some_and(|it| self.marks.contains(&it));
+        if is_marked(block) {
+            self.marked.add(LiveAmount { blocks: 1, bytes: chunk.size() - 8 });
+            return Some(ChunkList::Tcache);
+        }
+        let cache = ThreadCache::read(self.memory, block)?;
+        let entry = cache.heads.first().map(|head| head.entry)?;
+        (entry < MAX_ADDRESS && is_marked(entry)).then_some(ChunkList::CacheItself)
     }
 
     fn add_live(&mut self, state: &mut SegmentState<'_>, chunk: OpenChunk) {
@@ -439,6 +468,11 @@ impl<'a> ChunkWalk<'a> {
             Some(next) => state.next = next,
             None => state.end = Some(end),
         }
+    }
+
+    /// Adds a heap that was not walked.
+    pub(super) fn add_unread(&mut self, heap: AddrRange) {
+        self.add_gap(heap.start, heap.end, NOT_RESIDENT);
     }
 
     fn add_gap(&mut self, start: u64, end: u64, why: &'static str) {

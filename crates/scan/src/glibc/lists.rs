@@ -1,5 +1,7 @@
 //! Free lists: fastbins, bins and thread caches. Each is followed as far as it holds together.
 
+use std::ops::RangeInclusive;
+
 use pagewise_heaplog::glibc_arena::BIN_COUNT;
 use pagewise_heaplog::glibc_chunk::{self, HEADER, MIN_CHUNK, UNIT};
 use pagewise_model::AddrRange;
@@ -77,6 +79,19 @@ pub(super) struct FreeListReader<'a> {
     pub(super) mangles: Option<bool>,
     /// Number of further entries that are followed: there are at most as many chunks.
     budget: u64,
+    /// Lists that lead into memory that is not known.
+    pub(super) cut: Vec<CutList>,
+}
+
+/// A list of a thread cache, or a fastbin, that leads into memory that is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CutList {
+    /// Address of the thread cache; `None` for a fastbin.
+    pub(super) cache: Option<u64>,
+    /// Sizes of its chunks.
+    pub(super) sizes: RangeInclusive<u64>,
+    /// Number of entries that were not reached, if it is known.
+    pub(super) left: Option<u64>,
 }
 
 /// A position in a singly linked list, for cycle detection by Brent's algorithm.
@@ -116,7 +131,8 @@ impl<'a> FreeListReader<'a> {
     ) -> FreeListReader<'a> {
         let bytes: u64 = segments.iter().map(|it| it.chunks.len().0).sum();
         let budget = bytes / MIN_CHUNK + mapped.len() as u64 + 1;
-        let mut reader = FreeListReader { memory, segments, mapped, mangles: None, budget };
+        let cut = Vec::new();
+        let mut reader = FreeListReader { memory, segments, mapped, mangles: None, budget, cut };
         let cached = caches.iter().flat_map(|cache| &cache.heads).map(|head| head.entry);
         let fast = arenas.iter().flat_map(|arena| &arena.fastbins);
         let fast = fast.filter(|chunk| **chunk != 0).map(|chunk| chunk.wrapping_add(HEADER));
@@ -125,8 +141,7 @@ impl<'a> FreeListReader<'a> {
     }
 
     pub(super) fn is_in_heap(&self, address: u64) -> bool {
-        let at = self.segments.partition_point(|it| it.chunks.end <= address);
-        self.segments.get(at).is_some_and(|segment| segment.chunks.contains(address))
+        is_in_segments(self.segments, address)
     }
 
     fn is_mapped_chunk(&self, chunk: u64) -> bool {
@@ -199,6 +214,10 @@ impl<'a> FreeListReader<'a> {
             }
             let head = self.chunk_head(chunk);
             let Some(head) = head.filter(|_| chunk.is_multiple_of(UNIT)) else {
+                if self.is_unknown(chunk) {
+                    self.cut.push(CutList { cache: None, sizes: size..=size, left: None });
+                    return false;
+                }
                 log.add(link_at, link_at, "the address of a chunk in a fastbin", chunk);
                 return false;
             };
@@ -207,7 +226,10 @@ impl<'a> FreeListReader<'a> {
                 return false;
             }
             chunks.add(chunk, ChunkList::Fastbin);
-            let Some(next) = self.link(block) else { return false };
+            let Some(next) = self.link(block) else {
+                self.cut.push(CutList { cache: None, sizes: size..=size, left: None });
+                return false;
+            };
             (link_at, chunk) = (block, next);
         }
         true
@@ -216,6 +238,13 @@ impl<'a> FreeListReader<'a> {
     fn chunk_head(&self, chunk: u64) -> Option<u64> {
         let is_inside = self.is_in_heap(chunk) && self.is_in_heap(chunk.checked_add(UNIT)?);
         (is_inside || self.is_mapped_chunk(chunk)).then(|| self.memory.word(chunk + 8)).flatten()
+    }
+
+    /// True for a chunk in a heap whose memory is not known.
+    fn is_unknown(&self, chunk: u64) -> bool {
+        let is_known = |at: u64| self.memory.word(at).is_some();
+        let end = chunk.checked_add(HEADER).filter(|_| chunk.is_multiple_of(UNIT));
+        end.is_some_and(|end| self.is_in_heap(chunk) && !(is_known(chunk) && is_known(end - 8)))
     }
 
     fn add_bin(
@@ -236,7 +265,10 @@ impl<'a> FreeListReader<'a> {
         while chunk != bin {
             let mut words = [0; 32];
             let is_inside = chunk.is_multiple_of(UNIT) && self.is_in_heap(chunk);
-            if !is_inside || !self.memory.read(chunk, &mut words) || !self.may_follow() {
+            if is_inside && !self.memory.read(chunk, &mut words) {
+                return false;
+            }
+            if !is_inside || !self.may_follow() {
                 log.add(link_at, link_at, "the address of a chunk in a bin", chunk);
                 return false;
             }
@@ -289,9 +321,15 @@ impl<'a> FreeListReader<'a> {
                 }
                 let chunk = entry.wrapping_sub(HEADER);
                 let size = self.chunk_head(chunk).filter(|_| entry.is_multiple_of(UNIT));
+                let left = head.count.map(|counted| counted.saturating_sub(count));
+                let cut = CutList { cache: Some(cache.address), sizes: head.sizes.clone(), left };
                 let Some(size) = size.map(glibc_chunk::size) else {
-                    log.add(link_at, link_at, "the address of a block in a thread cache", entry);
                     is_sound = false;
+                    if self.is_unknown(chunk) {
+                        self.cut.push(cut);
+                        break;
+                    }
+                    log.add(link_at, link_at, "the address of a block in a thread cache", entry);
                     break;
                 };
                 if !head.sizes.contains(&size) {
@@ -304,6 +342,7 @@ impl<'a> FreeListReader<'a> {
                 chunks.add(chunk, ChunkList::Tcache);
                 count += 1;
                 let Some(next) = self.link(entry) else {
+                    self.cut.push(cut);
                     is_sound = false;
                     break;
                 };
@@ -317,6 +356,12 @@ impl<'a> FreeListReader<'a> {
         }
         whole
     }
+}
+
+/// True if a chunk of these segments, which are in order of address, contains an address.
+pub(super) fn is_in_segments(segments: &[HeapSegment], address: u64) -> bool {
+    let at = segments.partition_point(|it| it.chunks.end <= address);
+    segments.get(at).is_some_and(|segment| segment.chunks.contains(address))
 }
 
 /// Segments by address, without those that overlap others.

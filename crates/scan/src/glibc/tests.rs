@@ -13,6 +13,7 @@ use super::*;
 use crate::blocks::LiveBlock;
 use crate::live::{CopyRequest, CopyScope, copy_running};
 use crate::made::{MadeProcess, MemoryPiece, mapping};
+use crate::memory::MaskedMemory;
 
 const PAGE: u64 = 1 << 12;
 const HEAP: u64 = 0x5555_0000_0000;
@@ -254,6 +255,150 @@ fn the_layouts_of_all_versions_are_detected() {
         assert_eq!(heap.mapped.counted.unwrap().blocks, 2, "{name}");
         assert_eq!(heap.mapped.counted.unwrap().bytes, heap.mapped.held.0, "{name}");
     }
+}
+
+const SECOND_POINTER: u64 = TLS + PAGE + 0x740;
+const MARK: u64 = 0x1234_5678_9abc_def0;
+
+/// The same with a second thread, whose cache is in its arena and holds two blocks. `marks` are the
+/// second words of the cached blocks of each thread.
+fn made_with_two_caches(version: Version, marks: [u64; 2]) -> MadeProcess {
+    let mut made = made(version);
+    let more = MadeProcess::new(vec![mapping(TLS + PAGE, PAGE, "", 0)], &[SECOND_POINTER]);
+    made.mappings.extend(more.mappings);
+    made.pieces.extend(more.pieces);
+    made.threads.extend(more.threads);
+    let arena = THREAD_HEAP + version.heap_header;
+    let cache = (version.cache_bins * (version.count_width + 8) + 8).next_multiple_of(16);
+    let first = (arena + version.top + 2104).next_multiple_of(16);
+    let top = THREAD_HEAP + THREAD_HEAP_BYTES - first - 96 - cache - 128;
+    let sizes = [(96, true), (cache, true), (64, true), (64, true), (top, true)];
+    // The header of the former last chunk.
+    made.put(first + 96 + 160 + 8, 0);
+    let chunks = made.put_chunks(first, 4, &sizes);
+    made.put(chunks[4] + 8, top | 1);
+    made.put(arena + version.top, chunks[4]);
+    let lists = chunks[1] + 16 + version.cache_bins * version.count_width;
+    made.put_list(version, lists + 8 * 2, &[chunks[3] + 16, chunks[2] + 16], 0);
+    made.put_narrow(chunks[1] + 16 + 2 * version.count_width, 2, version.count_width);
+    made.put(SECOND_POINTER - 0x48, chunks[1] + 16);
+    made.put(SECOND_POINTER - 0x30, arena);
+    let cache = version.cache_bins * (version.count_width + 8) + 8;
+    let cached = HEAP + cache.next_multiple_of(16) + 16 + 48;
+    for (at, mark) in
+        [(cached, marks[0]), (cached + 64, marks[0]), (chunks[2], marks[1]), (chunks[3], marks[1])]
+    {
+        made.put(at + 24, mark);
+    }
+    made
+}
+
+#[test]
+fn blocks_of_a_cache_that_cannot_be_read_are_recognized_by_their_marks() {
+    let whole = walked(&made_with_two_caches(V2_36, [MARK; 2])).heap;
+    assert_eq!(whole.unread_lists, UnreadLists::default());
+    assert_eq!(whole.corruption, []);
+    let known = made_with_two_caches(V2_36, [MARK; 2]);
+    // The data of the first thread, then a contradiction of several bins in its cache.
+    let hidden = [AddrRange { start: TLS, end: TLS + PAGE }];
+    let masked = MaskedMemory::new(&known, &hidden);
+    let mut damaged = known.clone();
+    for bin in [5, 6] {
+        damaged.put_narrow(HEAP + 16 + 2 * bin, 1, 2);
+    }
+    // Until glibc 2.33 the mark is the address of the cache.
+    let mut old = made_with_two_caches(V2_33, [HEAP + 16, 0]);
+    let of_second = old.word(SECOND_POINTER - 0x48).unwrap();
+    for cached in [0, 64] {
+        let chunk = of_second - 16 + 656 + cached;
+        old.put(chunk + 24, of_second);
+    }
+    for bin in [5, 6] {
+        old.put_narrow(HEAP + 16 + 2 * bin, 1, 2);
+    }
+    let all: [(&dyn Memory, bool); 3] = [(&masked, true), (&damaged, false), (&old, false)];
+    for (memory, is_sound) in all {
+        let heap = walk(memory, PageSize::new(PAGE).unwrap()).unwrap().heap;
+        assert_eq!(heap.free().tcache, whole.free().tcache);
+        let marked = LiveAmount { blocks: 2, bytes: 2 * 56 };
+        let caches = UnreadLists { threads: 1, marked, ..UnreadLists::default() };
+        assert_eq!(heap.unread_lists, caches);
+        // A damaged cache itself counts as a block.
+        let more = u64::from(!is_sound);
+        assert_eq!(heap.live().blocks, whole.live().blocks + more);
+        assert_eq!(heap.corruption, []);
+    }
+}
+
+#[test]
+fn without_marks_the_blocks_that_a_cache_may_hold_are_unclear() {
+    // In 2.28 the second word is the program's. A single thread shows no mark.
+    for known in [made_with_two_caches(V2_27, [7; 2]), made(V2_36)] {
+        let hidden = [AddrRange { start: TLS, end: TLS + PAGE }];
+        let heap =
+            walk(&MaskedMemory::new(&known, &hidden), PageSize::new(PAGE).unwrap()).unwrap().heap;
+        let UnreadLists { threads, marked, unclear, .. } = heap.unread_lists;
+        assert_eq!((threads, marked), (1, LiveAmount::default()));
+        let small = heap.sizes.iter().filter(|it| it.size <= 1032);
+        assert_eq!(unclear.blocks, small.map(|it| it.blocks).sum::<u64>());
+    }
+}
+
+#[test]
+fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
+    let hidden = |known: &MadeProcess, page: u64| {
+        let hidden = [AddrRange { start: page, end: page + PAGE }];
+        walk(&MaskedMemory::new(known, &hidden), PageSize::new(PAGE).unwrap()).unwrap().heap
+    };
+    for mark in [MARK, 7] {
+        let mut known = made_with_two_caches(V2_36, [mark; 2]);
+        // The cache has the second of its two blocks, then one in a page of its own, then the first.
+        let lists = HEAP + 16 + V2_36.cache_bins * V2_36.count_width;
+        let cached = HEAP + 672 + 48 + 16;
+        let far = HEAP + 20 * PAGE + 512;
+        known.put_list(V2_36, lists + 8 * 2, &[cached + 64, far, cached], 0);
+        known.put_narrow(HEAP + 16 + 2 * 2, 3, 2);
+        let heap = hidden(&known, HEAP + 20 * PAGE);
+        assert_eq!(heap.corruption, []);
+        // The first is recognized by its mark.
+        assert_eq!(heap.arenas[0].free.tcache, 128);
+        let marked = LiveAmount { blocks: 1, bytes: 56 };
+        assert_eq!(heap.unread_lists, UnreadLists { lists: 1, marked, ..UnreadLists::default() });
+    }
+    // Without marks it may be any live block of its size.
+    let mut known = made_with_two_caches(V2_27, [7; 2]);
+    let cached = HEAP + 608 + 48 + 16;
+    let far = HEAP + 20 * PAGE + 512;
+    let lists = HEAP + 16 + V2_27.cache_bins * V2_27.count_width;
+    known.put_list(V2_27, lists + 8 * 2, &[cached + 64, far, cached], 0);
+    known.put_narrow(HEAP + 16 + 2, 3, 1);
+    let heap = hidden(&known, HEAP + 20 * PAGE);
+    assert_eq!((heap.corruption, heap.arenas[0].free.tcache), (vec![], 64));
+    // The cache counts two further blocks; one is in the unknown page.
+    let unclear = LiveAmount { blocks: 2, bytes: 2 * 56 };
+    assert_eq!(heap.unread_lists, UnreadLists { lists: 1, unclear, ..UnreadLists::default() });
+}
+
+#[test]
+fn an_arena_whose_first_page_is_unknown_is_a_gap() {
+    let known = made(V2_36);
+    let hidden = [AddrRange { start: THREAD_HEAP, end: THREAD_HEAP + PAGE }];
+    let heap =
+        walk(&MaskedMemory::new(&known, &hidden), PageSize::new(PAGE).unwrap()).unwrap().heap;
+    assert_eq!(heap.corruption, []);
+    let gaps: Vec<(u64, u64)> = heap.gaps.iter().map(|gap| (gap.start, gap.bytes.0)).collect();
+    assert_eq!(gaps, [(THREAD_HEAP, THREAD_HEAP_BYTES)]);
+}
+
+#[test]
+fn a_thread_that_is_changing_its_cache_has_one() {
+    let mut made = made_with_two_caches(V2_36, [MARK; 2]);
+    // The last block was taken, and the count is not changed yet.
+    let lists = HEAP + 16 + V2_36.cache_bins * V2_36.count_width;
+    made.put(lists + 8 * 2, 0);
+    let heap = walked(&made).heap;
+    assert_eq!(heap.unread_lists, UnreadLists::default());
+    assert_eq!(heap.free().tcache, 128);
 }
 
 #[test]

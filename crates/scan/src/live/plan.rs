@@ -1,14 +1,16 @@
 //! The ranges of a process to copy.
 
 use std::fs::File;
+use std::thread::sleep;
+use std::time::Duration;
 
 use pagewise_model::mapping::Sharing;
 use pagewise_model::page_map::{PageMapKind, PageTableWay};
 use pagewise_model::process::Process;
 use pagewise_model::{AddrRange, Backing, Bytes, Mapping, PageSize, Pid};
-use pagewise_proc::ProcRoot;
 use pagewise_proc::page_map::{self, PageMapRequest};
 use pagewise_proc::pages::Pace;
+use pagewise_proc::{ProcRoot, status};
 use pagewise_remote::StopPoint;
 use pagewise_sys::pagemap_scan::{Categories, ScanRegion, ScanRequest, scan};
 use pagewise_sys::probe::{Features, scans_guards};
@@ -20,6 +22,10 @@ use crate::ScanError;
 const RED_ZONE: u64 = 128;
 /// Number of runs of pages that one system call returns.
 const REGIONS: usize = 1024;
+/// Looks at pages that may be moving, in a process that has others in swap, and the time between
+/// two.
+const MOVE_LOOKS: u32 = 4;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
 /// The ranges to copy, and the pages that cannot be.
 #[derive(Debug)]
@@ -36,6 +42,8 @@ pub(super) struct CopyPlan {
 pub(super) struct PageScanner<'a> {
     root: &'a ProcRoot,
     process: Process,
+    /// The process or thread whose memory is read.
+    reader: Pid,
     page_size: PageSize,
     /// `None` before Linux 6.7, which has no `PAGEMAP_SCAN`.
     pagemap: Option<File>,
@@ -55,7 +63,38 @@ impl<'a> PageScanner<'a> {
         let guard =
             if can_scan && scans_guards() { Categories::GUARD } else { Categories::default() };
         let report = Categories::PRESENT | Categories::SWAPPED | Categories::PFNZERO | guard;
-        Ok(PageScanner { root, process: process.clone(), page_size, pagemap, report })
+        Ok(PageScanner { root, process: process.clone(), reader, page_size, pagemap, report })
+    }
+
+    /// Separates absent pages that are in memory from swapped ones: while the kernel moves a page,
+    /// as for compaction, its page table entry looks like that of a swapped page. A read waits until
+    /// the page was moved. Returns the pages in memory, and the bytes in swap.
+    fn moving(
+        &self,
+        wanted: &[&Mapping],
+        absent: Vec<AddrRange>,
+    ) -> Result<(Vec<AddrRange>, Bytes), ScanError> {
+        if absent.is_empty() || self.swapped() == Some(Bytes::ZERO) {
+            return Ok((absent, Bytes::ZERO));
+        }
+        let (mut swapped, mut moved) = (absent, Vec::new());
+        for _ in 0..MOVE_LOOKS {
+            sleep(BETWEEN_LOOKS);
+            let parts: Vec<Mapping> = swapped.iter().flat_map(|it| parts_of(wanted, *it)).collect();
+            swapped.clear();
+            self.scan(&parts.iter().collect::<Vec<_>>(), |range, kind| match kind {
+                PageMapKind::Swapped => swapped.push(range),
+                kind if is_copied(kind) => moved.push(range),
+                _ => {}
+            })?;
+        }
+        Ok((moved, swapped.iter().map(|range| range.len()).sum()))
+    }
+
+    /// Bytes of the process in swap.
+    fn swapped(&self) -> Option<Bytes> {
+        let text = self.root.read(self.reader, "status").ok()?;
+        status::parse(&text).status.vm_swap.ok()
     }
 
     /// Calls `each` for consecutive pages of one kind, in order of address. Untouched pages are
@@ -114,11 +153,21 @@ impl<'a> PageScanner<'a> {
     }
 }
 
+/// The parts of mappings in a range, as mappings.
+fn parts_of(mappings: &[&Mapping], range: AddrRange) -> Vec<Mapping> {
+    let parts = mappings.iter().filter_map(|it| Some((it.range.intersection(range)?, it)));
+    parts.map(|(range, mapping)| Mapping { range, ..(**mapping).clone() }).collect()
+}
+
+const fn is_copied(kind: PageMapKind) -> bool {
+    matches!(kind, PageMapKind::Anonymous | PageMapKind::Shmem)
+}
+
 fn kind(categories: Categories, mapping: &Mapping) -> PageMapKind {
     let has = |category| categories.contains(category);
     if has(Categories::GUARD) {
         PageMapKind::Guard
-    } else if has(Categories::SWAPPED) {
+    } else if has(Categories::SWAPPED) && !has(Categories::FILE) {
         PageMapKind::Swapped
     } else if has(Categories::PFNZERO) {
         PageMapKind::Zero
@@ -145,13 +194,27 @@ impl CopyPlan {
         let mappings = std::mem::take(&mut plan.mappings);
         let wanted: Vec<&Mapping> =
             mappings.iter().filter(|mapping| is_wanted(mapping, scope)).collect();
+        let mut absent = Vec::new();
         scanner.scan(&wanted, |range, kind| match kind {
-            PageMapKind::Anonymous | PageMapKind::Shmem => plan.add(range, &dead),
-            PageMapKind::Swapped => plan.swapped += range.len(),
-            PageMapKind::Untouched | PageMapKind::File | PageMapKind::Zero | PageMapKind::Guard => {
-            }
+            PageMapKind::Swapped => absent.push(range),
+            kind if is_copied(kind) => plan.add(range, &dead),
+            _ => {}
         })?;
+        let (moving, swapped) = scanner.moving(&wanted, absent)?;
+        plan.add_others(moving, &dead);
+        plan.swapped = swapped;
         Ok(CopyPlan { mappings, ..plan })
+    }
+
+    /// Adds ranges in any order.
+    fn add_others(&mut self, others: Vec<AddrRange>, dead: &[AddrRange]) {
+        if others.is_empty() {
+            return;
+        }
+        let mut all = std::mem::take(&mut self.ranges);
+        all.extend(others);
+        all.sort_unstable();
+        all.into_iter().for_each(|range| self.add(range, dead));
     }
 
     fn add(&mut self, range: AddrRange, dead: &[AddrRange]) {
@@ -244,6 +307,7 @@ fn dead_stacks(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::made::mapping;
 
     #[test]
     fn dead_ranges_are_left_out_and_neighbours_joined() {
@@ -257,5 +321,22 @@ mod tests {
         assert_eq!(plan.bytes(), 40);
         assert_eq!(plan.first_bytes(15), [range(0, 10), range(20, 25)]);
         assert_eq!(plan.first_bytes(0), []);
+    }
+
+    #[test]
+    fn pages_that_move_are_copied_with_their_neighbours() {
+        let range = |start, end| AddrRange { start, end };
+        let ranges = vec![range(0, 10), range(20, 30)];
+        let mut plan = CopyPlan { mappings: Vec::new(), ranges, swapped: Bytes::ZERO };
+        plan.add_others(vec![range(40, 50), range(10, 20)], &[range(45, 60)]);
+        assert_eq!(plan.ranges, [range(0, 30), range(40, 45)]);
+    }
+
+    #[test]
+    fn a_page_of_a_file_that_moves_is_not_swapped() {
+        let of = |categories| kind(categories, &mapping(0x1000, 0x1000, "/lib/libc.so.6", 7));
+        let swapped = Categories::SWAPPED;
+        assert_eq!(of(swapped), PageMapKind::Swapped);
+        assert_eq!(of(swapped | Categories::FILE), PageMapKind::File);
     }
 }

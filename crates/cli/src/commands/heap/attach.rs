@@ -200,6 +200,7 @@ fn record_until_the_end(args: &HeapAttach, pauses: &PauseMeter) -> anyhow::Resul
         deadline.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()))
     };
     let recorded = collect(&mut collector, &mut keeper, left);
+    collector.note_blocks();
     // Whatever happened, its functions are put back first.
     let (ended, stays) = detach(attached, &collector.children(), keeper);
     let ended = ended?;

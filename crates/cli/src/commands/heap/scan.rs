@@ -1,19 +1,22 @@
 //! `pagewise heap scan`: the heap of a process as it is, from outside.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use pagewise_analysis::heap_graph;
 use pagewise_analysis::heap_scan::{HeapScanOptions, heap_scan};
-use pagewise_heap::{allocation_stacks, recorder_memory};
+use pagewise_heap::{allocation_stacks, recorder_memory, stacks_of_recording};
+use pagewise_heaplog::{LogRecording, reader};
 use pagewise_model::heap_graph::not_recorded;
 use pagewise_model::heap_scan::{HeapScan, MemoryCopy};
 use pagewise_model::machine::ProcessMoment;
+use pagewise_model::process::Process;
 use pagewise_model::{AddrRange, Bytes, Pid};
 use pagewise_proc::capture::outline;
 use pagewise_proc::data_symbols::{NamedVariables, named_variables};
@@ -87,8 +90,12 @@ fn of_core(args: &HeapScanArgs, file: &Path) -> anyhow::Result<HeapScan> {
         build_id: it.build_id.clone(),
     });
     let code = ScannedCode::new(ProcessCode::of_core(image.mappings(), files.collect()));
-    let search = args.pointer_search();
-    let allocations = |_: &[u64]| Err(not_recorded());
+    let recording = args.recording_of(&image.snapshot().process)?;
+    let search = args.pointer_search(recording.as_ref());
+    let allocations = |starts: &[u64]| match &recording {
+        Some(recording) => stacks_of_recording(recording, starts),
+        None => Err(not_recorded()),
+    };
     with_request(search, &variables, &code, &allocations, &[], |request| {
         Ok(scan::scan_core(&image, began, request)?.scan)
     })
@@ -105,7 +112,8 @@ fn of_process(args: &HeapScanArgs) -> anyhow::Result<(Option<HeapScan>, HeapScan
         bail!("/proc is not of this pid namespace: the process would not be found in it");
     }
     root.check_access(pid)?;
-    let search = args.pointer_search();
+    let recording = args.recording_of(&outline(&root, pid)?.0)?;
+    let search = args.pointer_search(recording.as_ref());
     let method = if args.fork { CopyMethod::Fork } else { CopyMethod::Stop };
     let scan = || running(&root, pid, method, args.max_pause, search);
     let Some(interval) = args.every else {
@@ -150,7 +158,7 @@ pub(crate) fn running(
     pid: Pid,
     method: CopyMethod,
     max_pause: Duration,
-    search: Option<PointerSearch>,
+    search: Option<PointerSearch<'_>>,
 ) -> anyhow::Result<HeapScan> {
     let purpose = match method {
         CopyMethod::Stop => "to copy",
@@ -189,7 +197,7 @@ fn scan_once(
     pid: Pid,
     method: CopyMethod,
     request: &CopyRequest<'_>,
-    search: Option<PointerSearch>,
+    search: Option<PointerSearch<'_>>,
 ) -> anyhow::Result<HeapScan> {
     let began = Instant::now();
     let copy = match method {
@@ -204,34 +212,36 @@ fn scan_once(
     scanned(root, &copy, ProcessMoment::Running, began, search)
 }
 
-const fn scope(search: Option<PointerSearch>) -> CopyScope {
+const fn scope(search: Option<PointerSearch<'_>>) -> CopyScope {
     if search.is_some() { CopyScope::HeapAndRoots } else { CopyScope::Heap }
 }
 
 /// Results that need the pointers of the heap.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PointerSearch {
+pub(crate) struct PointerSearch<'r> {
     retained: bool,
     why: Option<u64>,
     types: bool,
+    /// The recording that has the call stacks of blocks if the process has no recorder.
+    recording: Option<&'r LogRecording>,
 }
 
-impl PointerSearch {
+impl PointerSearch<'_> {
     /// Reachability, and the roots that retain most.
-    pub(crate) const LEAKS: PointerSearch =
-        PointerSearch { retained: true, why: None, types: false };
+    pub(crate) const LEAKS: PointerSearch<'static> =
+        PointerSearch { retained: true, why: None, types: false, recording: None };
 }
 
 /// Runs a scan with the request of a search, whose functions and types come from `code`.
 fn with_request<T>(
-    search: Option<PointerSearch>,
+    search: Option<PointerSearch<'_>>,
     variables: &dyn Fn(&[u64]) -> NamedVariables,
     code: &ScannedCode,
     allocations: &FindAllocations<'_>,
     recorder: &[AddrRange],
     scan: impl FnOnce(Option<&GraphRequest<'_>>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let Some(PointerSearch { retained, why, types }) = search else { return scan(None) };
+    let Some(PointerSearch { retained, why, types, .. }) = search else { return scan(None) };
     let frames = |wanted: &FrameRequest<'_>| code.frames(wanted);
     let data_types = |wanted: &WantedTypes<'_>| code.data_types(wanted);
     let request = GraphRequest {
@@ -248,10 +258,33 @@ fn with_request<T>(
 }
 
 impl HeapScanArgs {
-    fn pointer_search(&self) -> Option<PointerSearch> {
-        let search = PointerSearch { retained: self.retained, why: self.why, types: self.types };
+    fn pointer_search<'r>(&self, recording: Option<&'r LogRecording>) -> Option<PointerSearch<'r>> {
+        let (retained, why, types) = (self.retained, self.why, self.types);
+        let search = PointerSearch { retained, why, types, recording };
         let is_wanted = self.leaks || self.retained || self.types || self.why.is_some();
         is_wanted.then_some(search)
+    }
+
+    /// The recording that was given, which must be of the scanned process.
+    fn recording_of(&self, process: &Process) -> anyhow::Result<Option<LogRecording>> {
+        let Some(path) = &self.recording else { return Ok(None) };
+        let cannot = || format!("cannot read {}", path.display());
+        let recording = reader::read(File::open(path).with_context(cannot)?);
+        let recording = recording.with_context(cannot)?.recording;
+        let (pid, began_ns) = (recording.begin.pid, recording.begin.began_ns);
+        let age = process.age_ns.as_ref().map_or(Duration::MAX, |age| Duration::from_nanos(*age));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // The age is in clock ticks.
+        let started = now.saturating_sub(age).saturating_sub(Duration::from_secs(1));
+        if pid != process.pid.0 || started > Duration::from_nanos(began_ns) {
+            let words = format!(
+                "{} is a recording of process {pid}, and not of this process {}",
+                path.display(),
+                process.pid
+            );
+            return Err(UsageError(words).into());
+        }
+        Ok(Some(recording))
     }
 }
 
@@ -261,14 +294,21 @@ fn scanned(
     copy: &ProcessCopy,
     moment: ProcessMoment,
     began: Instant,
-    search: Option<PointerSearch>,
+    search: Option<PointerSearch<'_>>,
 ) -> anyhow::Result<HeapScan> {
     let (mappings, program) = (copy.mappings(), copy.process.exe.as_ref().ok());
     let variables =
         |addresses: &[u64]| named_variables(root, copy.process.pid, mappings, program, addresses);
     let code = ScannedCode::new(ProcessCode::of_process(copy.process.pid, mappings));
     // Leaked blocks stay as they are while the process runs on.
-    let allocations = |starts: &[u64]| allocation_stacks(root, copy.process.pid, starts);
+    let recording = search.and_then(|search| search.recording);
+    let allocations = |starts: &[u64]| {
+        let live = allocation_stacks(root, copy.process.pid, starts);
+        match recording.filter(|_| live.is_err()) {
+            Some(recording) => stacks_of_recording(recording, starts),
+            None => live,
+        }
+    };
     let recorder = recorder_memory(root, copy.process.pid);
     with_request(search, &variables, &code, &allocations, &recorder, |request| {
         Ok(scan::scan(copy, moment, began, request)?.scan)
@@ -290,7 +330,7 @@ fn at_exit(
     let stopped = traced.run(None)?;
     let began = Instant::now();
     let scanned = match stopped {
-        Stopped::AtExit => Some(stopped_at_exit(args.pointer_search(), &root, &traced, began)),
+        Stopped::AtExit => Some(stopped_at_exit(args.pointer_search(None), &root, &traced, began)),
         _ => None,
     };
     let why = traced.untraced();
@@ -305,7 +345,7 @@ fn at_exit(
 }
 
 fn stopped_at_exit(
-    search: Option<PointerSearch>,
+    search: Option<PointerSearch<'_>>,
     root: &ProcRoot,
     traced: &Traced,
     began: Instant,

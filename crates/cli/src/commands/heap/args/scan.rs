@@ -52,6 +52,10 @@ pub(crate) struct HeapScanArgs {
     /// Show N rows of each table, or `all`; by default 10, and 10000 in JSON
     #[arg(long, value_name = "N", value_parser = limit)]
     pub(crate) top: Option<RowLimit>,
+    /// Read the call stacks of leaked blocks from a recording that `pagewise heap attach` of this
+    /// process wrote and ended; they need no option while a recorder is in the process
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["from", "command"])]
+    pub(crate) recording: Option<PathBuf>,
     /// Run this command and scan its heap when it exits, while its memory is still mapped
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "target")]
     pub(crate) command: Vec<OsString>,
