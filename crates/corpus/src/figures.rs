@@ -48,8 +48,14 @@ pub fn is_improved(sick: f64, remedied: f64) -> bool {
 /// Clock ticks in a second: USER_HZ, which is 100 on every architecture that pagewise supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// Figures of the work of a program: a program that waits for CPUs does less of it.
+const WORK: [&str; 3] = ["minor-faults", "cpu", "system-time"];
+/// Waits count up to this ratio: beyond it, the program hardly ran.
+const MAX_DEMAND: f64 = 30.0;
+
 /// The figure `name` of `running`, over `interval`. Rates are per second, sizes are KiB, and
-/// failures are a share of 1000 steps.
+/// failures are a share of 1000 steps. Rates of work are those that the program would have if it
+/// did not wait for CPUs.
 ///
 /// # Errors
 ///
@@ -59,15 +65,33 @@ pub fn measure(name: &str, running: &Running, interval: Duration) -> Result<f64>
         return running.step_time(interval).context("the program reported no step");
     }
     let began = Instant::now();
-    let first = level(name, running)?;
+    let (first, times) = (level(name, running)?, run_queue_times(running));
     thread::sleep(interval);
     let last = level(name, running)?;
+    let demand = if WORK.contains(&name) { demand(times, run_queue_times(running)) } else { 1.0 };
     let is_rate = name.ends_with("-growth")
         || matches!(
             name,
             "growth" | "minor-faults" | "major-faults" | "cpu" | "system-time" | "cgroup-failures"
         );
-    Ok(if is_rate { (last - first) / began.elapsed().as_secs_f64() } else { last })
+    Ok(if is_rate { (last - first) * demand / began.elapsed().as_secs_f64() } else { last })
+}
+
+/// CPU time, and waits for CPUs, of the threads of a program since they began, in nanoseconds.
+fn run_queue_times(running: &Running) -> [f64; 2] {
+    let threads = fs::read_dir(format!("/proc/{}/task", running.pid)).into_iter().flatten();
+    let times = threads.flatten().filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        let mut words = text.split_whitespace();
+        Some([words.next()?.parse::<f64>().ok()?, words.next()?.parse::<f64>().ok()?])
+    });
+    times.fold([0.0; 2], |sum, [ran, waited]| [sum[0] + ran, sum[1] + waited])
+}
+
+/// Ratio of the CPU time that a program asked for between two readings to the time that it got.
+fn demand(before: [f64; 2], after: [f64; 2]) -> f64 {
+    let (ran, waited) = (after[0] - before[0], after[1] - before[1]);
+    if ran > 0.0 { (1.0 + (waited / ran).max(0.0)).min(MAX_DEMAND) } else { 1.0 }
 }
 
 /// The present value of a figure: a size, or a count since the start.
@@ -214,6 +238,14 @@ fn cgroup_failures(running: &Running) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_waits_for_cpus_asks_for_more_than_it_gets() {
+        assert_eq!(demand([5.0, 1.0], [15.0, 1.0]), 1.0);
+        assert_eq!(demand([5.0, 1.0], [15.0, 31.0]), 4.0);
+        assert_eq!(demand([5.0, 1.0], [6.0, 1e9]), MAX_DEMAND);
+        assert_eq!(demand([5.0, 1.0], [5.0, 9.0]), 1.0, "threads have ended");
+    }
 
     #[test]
     fn fields_of_stat_are_counted_after_the_name() {

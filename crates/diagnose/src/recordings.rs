@@ -46,12 +46,12 @@ pub(crate) trait RunningRecording: Sized {
 }
 
 /// A recording that begins if it is worth its cost, at most once.
-#[derive(Debug)]
-pub(crate) enum RecordingSlot<R> {
+pub(crate) enum RecordingSlot<R: RunningRecording> {
     NotBegun,
     Refused(Absent),
     /// It ends at this time.
     Running(R, Instant),
+    Ended(Gathered<R::Recorded>),
 }
 
 impl<R: RunningRecording> RecordingSlot<R> {
@@ -67,13 +67,23 @@ impl<R: RunningRecording> RecordingSlot<R> {
         };
     }
 
-    /// Reads the events since the last step, unless the recording is over.
-    pub(crate) fn step(&mut self) {
-        if let RecordingSlot::Running(recording, until) = self
-            && Instant::now() < *until
-            && !recording.is_full()
-        {
+    /// Reads the events since the last step. A recording that is over ends here: events that are
+    /// not read would be lost, and the process would pay for them. False if there is nothing to
+    /// read.
+    pub(crate) fn step(&mut self) -> bool {
+        let RecordingSlot::Running(recording, until) = self else { return false };
+        if Instant::now() < *until && !recording.is_full() {
             recording.step();
+            return true;
+        }
+        self.end();
+        false
+    }
+
+    /// Ends the recording, if it is in progress.
+    pub(crate) fn end(&mut self) {
+        if matches!(self, RecordingSlot::Running(..)) {
+            *self = RecordingSlot::Ended(self.finish());
         }
     }
 
@@ -83,6 +93,7 @@ impl<R: RunningRecording> RecordingSlot<R> {
             RecordingSlot::NotBegun => Gathered::NotNeeded,
             RecordingSlot::Refused(why) => Gathered::Missing(why),
             RecordingSlot::Running(recording, _) => recording.finish(),
+            RecordingSlot::Ended(recorded) => recorded,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pagewise_model::evidence::ActivityPoint;
-use pagewise_model::{Absent, Bytes, Snapshot};
+use pagewise_model::{Absent, Bytes, Mapping};
 use pagewise_scan::sample::is_private_memory;
 
 use crate::ScanBounds;
@@ -13,6 +13,9 @@ const LARGE: Bytes = Bytes::mib(24);
 const GROWTH: Bytes = Bytes(256 << 10);
 /// CPU time of copy, walk, search of pointers and dominators for blocks of 1 KiB.
 const CPU_PER_GIB: Duration = Duration::from_millis(1500);
+/// The same of one mapping that is copied: two walks of its page tables, a range to copy, and a
+/// search of it.
+const CPU_PER_MAPPING: Duration = Duration::from_micros(12);
 /// Pause of a stopped process, with a reserve for the stop itself.
 const PAUSE_PER_GIB: Duration = Duration::from_millis(150);
 const PAUSE_OF_STOP: Duration = Duration::from_millis(1);
@@ -30,14 +33,13 @@ pub(crate) struct ScanChoice {
 /// # Errors
 /// The scan would exceed what is left of the budget.
 pub(crate) fn decide(
-    snapshot: &Snapshot,
+    mappings: &[Mapping],
     activity: &[ActivityPoint],
     cpu_left: Duration,
     pause: Duration,
 ) -> Result<Option<ScanChoice>, Absent> {
-    let Ok(mappings) = &snapshot.mappings else { return Ok(None) };
-    let own = mappings.iter().filter(|it| is_private_memory(it));
-    let private: Bytes = own.filter_map(|it| it.rss().ok()).sum();
+    let own = || mappings.iter().filter(|it| is_private_memory(it));
+    let private: Bytes = own().filter_map(|it| it.rss().ok()).sum();
     let growth = match activity {
         [first, .., last] => {
             let ends = last.anonymous.as_ref().ok().zip(first.anonymous.as_ref().ok());
@@ -49,11 +51,14 @@ pub(crate) fn decide(
         return Ok(None);
     }
     let gib = private.fraction_of(Bytes::gib(1)).unwrap_or(0.0);
-    if CPU_PER_GIB.mul_f64(gib) > cpu_left {
+    let count = own().count();
+    let needed = CPU_PER_GIB.mul_f64(gib)
+        + CPU_PER_MAPPING.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+    if needed > cpu_left {
         let why = format!(
-            "a heap scan of {} MiB needs about {} ms of CPU time, and the budget has {} ms left",
+            "a heap scan of {} MiB in {count} mappings needs about {} ms of CPU time, and the budget has {} ms left",
             private.0 >> 20,
-            CPU_PER_GIB.mul_f64(gib).as_millis(),
+            needed.as_millis(),
             cpu_left.as_millis()
         );
         return Err(Absent::NotCollected(why.into()));
@@ -64,4 +69,43 @@ pub(crate) fn decide(
         true => ScanChoice { first: ScanBounds::Stopped(pause), otherwise: Some(running) },
         false => ScanChoice { first: running, otherwise: None },
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pagewise_model::mapping::{Breakdown, MappingPages};
+    use pagewise_proc::maps;
+
+    use super::*;
+
+    /// Private mappings with this number of resident bytes each.
+    fn mappings(count: u64, resident: Bytes) -> Vec<Mapping> {
+        let line = |at: u64| format!("{at:x}000-{:x}000 rw-p 00000000 00:00 0\n", at + 0x1000);
+        let text: String = (1..=count).map(|at| line(at << 13)).collect();
+        let pages = Arc::new(MappingPages {
+            breakdown: Breakdown { anon_exclusive: resident, ..Breakdown::default() },
+            pss: Ok(resident),
+            pss_anon: Ok(resident),
+            swap: Ok(Bytes::ZERO),
+            anon_huge: Ok(Bytes::ZERO),
+        });
+        let mut read = maps::parse(text.as_bytes()).mappings;
+        read.iter_mut().for_each(|mapping| mapping.pages = Ok(Arc::clone(&pages)));
+        read
+    }
+
+    #[test]
+    fn the_cost_of_a_scan_grows_with_its_mappings() {
+        let left = Duration::from_millis(400);
+        let choose = |count, resident| {
+            decide(&mappings(count, resident), &[], left, Duration::from_millis(5))
+        };
+        let few = choose(100, Bytes::kib(1200)).unwrap().unwrap();
+        assert!(matches!(few.first, ScanBounds::Running(_)), "{few:?}");
+        let many = choose(62_500, Bytes::kib(2)).unwrap_err();
+        assert!(many.to_string().contains("in 62500 mappings"), "{many}");
+        assert_eq!(choose(100, Bytes::kib(2)), Ok(None), "a small heap");
+    }
 }

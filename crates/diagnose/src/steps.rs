@@ -4,18 +4,19 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
-    ActivityPoint, AllocationProfile, AllocationSizes, DiagnosisCost, EVIDENCE_VERSION, Evidence,
-    Gathered, Instrument, MachinePoint, ZeroSample,
+    ActivityPoint, AllocationProfile, AllocationSizes, CpuWaits, DiagnosisCost, EVIDENCE_VERSION,
+    Evidence, Gathered, Instrument, MachinePoint, ZeroSample,
 };
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
-use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
 use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::memory_files::MemoryFiles;
 use pagewise_proc::others::ProcessSizes;
 use pagewise_proc::pages::Pace;
+use pagewise_proc::run_queue::RunQueueTimes;
 use pagewise_proc::{
     ProcError, ProcRoot, activity, huge, huge_flags, machine_activity, status, zero_pages,
 };
@@ -31,6 +32,10 @@ use crate::{DiagnosisRequest, RecorderConsent, recordings, scan};
 const INTERVAL: Duration = Duration::from_millis(250);
 /// Interval at which the ring buffers of recordings are read.
 const TURN: Duration = Duration::from_millis(20);
+/// Longest sleep without a recording.
+const IDLE_TURN: Duration = Duration::from_millis(100);
+/// Part of the observation for which the process is watched at least.
+const MIN_WATCHED: f64 = 0.75;
 /// Observation before the decision on recordings, and between further decisions on those that were
 /// not worth their cost: the trouble of a process can be rare.
 const TRIAGE: Duration = Duration::from_millis(1000);
@@ -67,9 +72,12 @@ struct TriageRates {
     has_major_faults: bool,
     /// CPU time in the kernel, as a share of one CPU.
     system_share: f64,
-    /// TLB shootdowns of the machine; `None` if the kernel does not count them.
+    /// TLB shootdowns of the machine; `None` if the kernel does not count them. As the share, it is
+    /// the one of free CPUs.
     shootdowns: Option<f64>,
     has_threads: bool,
+    /// Factor by which rates are higher on a machine whose CPUs are free.
+    demand: f64,
 }
 
 /// A diagnosis in progress.
@@ -87,6 +95,7 @@ pub(crate) struct Diagnosis<'a> {
     cgroup: Reading<WatchedCgroup>,
     collector: CollectorWatch,
     points: Vec<ActivityPoint>,
+    run_queue: Reading<RunQueueTimes>,
     faults: RecordingSlot<FaultsRunning>,
     shootdowns: RecordingSlot<ShootdownsRunning>,
     calls: RecordingSlot<CallsRunning>,
@@ -125,6 +134,7 @@ impl<'a> Diagnosis<'a> {
             cgroup: WatchedCgroup::begin(root, pid),
             collector,
             points: activity::point(root, pid, page_size, at(began)).into_iter().collect(),
+            run_queue: RunQueueTimes::read(root, pid),
             faults: RecordingSlot::NotBegun,
             shootdowns: RecordingSlot::NotBegun,
             calls: RecordingSlot::NotBegun,
@@ -136,6 +146,7 @@ impl<'a> Diagnosis<'a> {
     pub(crate) fn finish(mut self) -> Result<Evidence, ProcError> {
         (self.request.progress)(Instrument::Activity);
         self.watch();
+        let cpu_waits = Gathered::from(self.cpu_waits());
         let faults = self.faults.finish();
         let shootdowns = self.shootdowns.finish();
         let calls = self.calls.finish();
@@ -170,6 +181,7 @@ impl<'a> Diagnosis<'a> {
             first: self.first,
             last,
             activity: self.points,
+            cpu_waits,
             machine: [self.machine, machine],
             others,
             memory_files,
@@ -188,7 +200,7 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
-    /// The process at the end; not needed if the snapshot is expensive and RES hardly changed.
+    /// The process at the end; not needed if a snapshot is costly and the process hardly changed.
     fn last_snapshot(&mut self) -> Gathered<Box<Snapshot>> {
         let (root, pid, max_pause) = (self.root, self.pid, self.request.budget.pause);
         if self.is_unchanged() {
@@ -211,22 +223,27 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
-    /// True if the first snapshot took a large part of the budget, and RES hardly changed since.
+    /// True if a snapshot is costly, and the sizes of the process hardly changed since the first.
     fn is_unchanged(&self) -> bool {
         const LARGE_PART: u64 = 4;
-        const CHANGE: u64 = 200;
         let took = self.meter.runs().first().map_or(0, |run| run.cpu_ns);
         let is_costly = took > nanoseconds(self.request.budget.cpu) / LARGE_PART;
-        let resident = |point: Option<&ActivityPoint>| point.map_or(0, |it| it.resident.0);
-        let (first, last) = (resident(self.points.first()), resident(self.points.last()));
-        is_costly && first.abs_diff(last) <= first / CHANGE
+        match self.points.as_slice() {
+            [first, .., last] => {
+                (is_costly || first.resident >= LARGE_PROCESS) && changes_little(first, last)
+            }
+            [_] | [] => false,
+        }
     }
 
     /// Reads the counters until the observation is over, and runs the recordings.
     fn watch(&mut self) {
-        let end = self.began + self.request.duration;
-        let mut next = Instant::now() + INTERVAL;
-        let mut decision = self.began + TRIAGE.min(self.request.duration / 4);
+        // On a busy machine the first snapshot can take as long as the observation.
+        let begin = Instant::now();
+        let duration = self.request.duration;
+        let end = (self.began + duration).max(begin + duration.mul_f64(MIN_WATCHED));
+        let mut next = begin + INTERVAL;
+        let mut decision = begin + TRIAGE.min(duration / 4);
         loop {
             self.interrupted = (self.request.is_interrupted)();
             let now = Instant::now();
@@ -243,12 +260,13 @@ impl<'a> Diagnosis<'a> {
                     Err(_) => return,
                 }
             }
-            if now >= decision {
+            if now >= decision && self.points.len() > 1 {
                 decision = now + TRIAGE;
                 self.begin_recordings(end);
             }
-            self.step_recordings();
-            sleep(TURN.min(next.saturating_duration_since(Instant::now())));
+            let turn = if self.step_recordings() { TURN } else { IDLE_TURN };
+            let due = next.min(end);
+            sleep(turn.min(due.saturating_duration_since(Instant::now())));
         }
     }
 
@@ -259,15 +277,24 @@ impl<'a> Diagnosis<'a> {
         let seconds = span.as_secs_f64();
         let rate = |count: u64| to_float(count) / seconds;
         let major = last.major_faults.saturating_sub(first.major_faults);
-        let now = machine_activity::point(self.root, nanoseconds(self.began.elapsed()));
-        let flushed = self.machine.shootdowns.zip(now.shootdowns);
+        let flushed = self.machine.shootdowns.zip(machine_activity::shootdowns(self.root));
+        // A process whose CPUs are busy with other work does everything less often.
+        let demand = self.cpu_waits().map_or(1.0, |waits| waits.demand());
+        let demanded = |count: u64| rate(count) * demand;
         (seconds > 0.0).then(|| TriageRates {
             faults: rate(last.minor_faults.saturating_sub(first.minor_faults) + major),
             has_major_faults: major > 0,
-            system_share: rate(last.system_ns.saturating_sub(first.system_ns)) / 1e9,
-            shootdowns: flushed.map(|(before, after)| rate(after.saturating_sub(before))),
+            system_share: demanded(last.system_ns.saturating_sub(first.system_ns)) / 1e9,
+            shootdowns: flushed.map(|(before, after)| demanded(after.saturating_sub(before))),
             has_threads: last.threads > 1,
+            demand,
         })
+    }
+
+    /// The CPU time of the threads, and their waits for CPUs, since the beginning.
+    fn cpu_waits(&self) -> Reading<CpuWaits> {
+        let before = self.run_queue.as_ref().map_err(Clone::clone)?;
+        Ok(RunQueueTimes::read(self.root, self.pid)?.since(before))
     }
 
     /// Begins the recordings that the counters make worth their cost, and that have not begun.
@@ -277,12 +304,13 @@ impl<'a> Diagnosis<'a> {
         let has_time =
             end.saturating_duration_since(now) >= MIN_RECORDING.min(self.request.duration / 2);
         let Some(rates) = self.rates().filter(|_| has_time) else { return };
-        if self.faults.is_free() && (rates.faults >= MANY_FAULTS || rates.has_major_faults) {
+        let faults_often = rates.faults * rates.demand >= MANY_FAULTS;
+        if self.faults.is_free() && (faults_often || rates.has_major_faults) {
             (self.request.progress)(Instrument::Faults);
             let every = (rates.faults * FAULT_COST_NS / 1e9 / RECORDING_SHARE).ceil().max(1.0);
             self.faults.fill(FaultsRunning::begin(self.pid, to_count(every)), until);
         }
-        let has_calls = rates.faults >= MANY_FAULTS || rates.system_share >= MUCH_SYSTEM_TIME;
+        let has_calls = faults_often || rates.system_share >= MUCH_SYSTEM_TIME;
         if self.calls.is_free() && has_calls {
             (self.request.progress)(Instrument::Calls);
             self.calls.fill(CallsRunning::begin(self.pid), end);
@@ -294,17 +322,19 @@ impl<'a> Diagnosis<'a> {
         }
     }
 
-    fn step_recordings(&mut self) {
-        self.calls.step();
-        self.faults.step();
-        self.shootdowns.step();
+    /// Reads the events of the recordings in progress; false without one.
+    fn step_recordings(&mut self) -> bool {
+        let running = [self.calls.step(), self.faults.step(), self.shootdowns.step()];
+        running.contains(&true)
     }
 
     /// The heap with the reachability of its blocks, if it matters and the budget permits.
     fn scan(&mut self, last: Option<&Snapshot>) -> Gathered<Box<HeapScan>> {
         let (left, pause) = (self.meter.left(), self.request.budget.pause);
-        let latest = last.unwrap_or(&self.first);
-        let chosen = match scan::decide(latest, &self.points, left, pause) {
+        let Ok(mappings) = &last.unwrap_or(&self.first).mappings else {
+            return Gathered::NotNeeded;
+        };
+        let chosen = match scan::decide(mappings, &self.points, left, pause) {
             Ok(Some(chosen)) if !self.interrupted => chosen,
             Ok(_) => return Gathered::NotNeeded,
             Err(why) => return Gathered::Missing(why),
@@ -399,6 +429,18 @@ impl<'a> Diagnosis<'a> {
     }
 }
 
+/// True if the counters of a process show no change that a second snapshot would explain.
+fn changes_little(first: &ActivityPoint, last: &ActivityPoint) -> bool {
+    const PART: u64 = 200;
+    const MAX_CHANGE: Bytes = Bytes::mib(4);
+    let most = (first.resident.0 / PART).min(MAX_CHANGE.0);
+    let known = |size: &Reading<Bytes>| size.as_ref().map_or(0, |size| size.0);
+    let sizes = |of: &ActivityPoint| {
+        [of.mapped.0, of.resident.0, known(&of.anonymous), known(&of.shmem), known(&of.swap)]
+    };
+    sizes(first).into_iter().zip(sizes(last)).all(|(before, now)| before.abs_diff(now) <= most)
+}
+
 /// True if the private memory grew by an amount whose allocating function is wanted.
 fn grows(points: &[ActivityPoint]) -> bool {
     let ends = points.first().zip(points.last());
@@ -408,23 +450,30 @@ fn grows(points: &[ActivityPoint]) -> bool {
     anonymous.is_some_and(|(before, after)| after.saturating_sub(before) >= WANTED_GROWTH)
 }
 
+/// From this size on a snapshot is expensive.
+const LARGE_PROCESS: Bytes = Bytes::gib(1);
+
 /// Larger page tables are not read in full: `smaps` walks those of a mapping at once, 10 ms for
 /// 50 MiB.
 const LARGE_PAGE_TABLES: Bytes = Bytes::mib(1);
 
-fn wish(root: &ProcRoot, pid: Pid) -> Wish {
-    let status = root.read(pid, "status").map(|text| status::parse(&text).status);
-    match status.map(|status| status.vm_pte) {
-        Ok(Ok(tables)) if tables <= LARGE_PAGE_TABLES => Wish::Auto,
-        _ => Wish::Polite,
-    }
+/// The way to read a process, by the size of its page tables.
+fn reading(root: &ProcRoot, pid: Pid) -> (Wish, Pace) {
+    let tables =
+        root.read(pid, "status").ok().and_then(|text| status::parse(&text).status.vm_pte.ok());
+    let wish = match tables {
+        Some(tables) if tables <= LARGE_PAGE_TABLES => Wish::Auto,
+        Some(_) | None => Wish::Polite,
+    };
+    let is_large = resident(root, pid).is_ok_and(|resident| resident >= LARGE_PROCESS);
+    (wish, if is_large { Pace::LARGE } else { Pace::POLITE })
 }
 
 /// A snapshot with a sample of the heap, and its longest pause.
 fn snapshot(root: &ProcRoot, pid: Pid) -> (Result<Snapshot, ProcError>, Duration) {
+    let (wish, pace) = reading(root, pid);
     // `smaps_rollup` walks all mappings at once.
-    let request =
-        CaptureRequest { wish: wish(root, pid), sums: false, ..CaptureRequest::default() };
+    let request = CaptureRequest { wish, pace, sums: false, ..CaptureRequest::default() };
     let mut snapshot = match capture(root, pid, &request) {
         Ok(snapshot) => snapshot,
         Err(error) => return (Err(error), Duration::ZERO),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::measured::{Count, MeasuredMetric, MetricOrigin, MetricScope, MetricUnit};
 use pagewise_model::{Absent, Bytes, Pid, Reading, Smaps, SmapsCounter, Snapshot};
-use pagewise_proc::capture::{CaptureRequest, Wish, capture};
+use pagewise_proc::capture::{CaptureRequest, capture};
 use pagewise_proc::{ProcRoot, smaps, tree};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -102,7 +102,7 @@ impl Sampler {
         }
         let begin = cpu_time();
         let request =
-            CaptureRequest { wish: Wish::Auto, moment: ProcessMoment::AtPeak(pss), sums: true };
+            CaptureRequest { moment: ProcessMoment::AtPeak(pss), ..CaptureRequest::default() };
         if let Ok(snapshot) = capture(&self.root, largest, &request) {
             self.snapshot = Some(Box::new(snapshot));
             self.snapshot_pss = pss;

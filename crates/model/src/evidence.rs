@@ -27,6 +27,9 @@ pub struct Evidence {
     pub last: Gathered<Box<Snapshot>>,
     /// Counters of the process over the time between, in order of time.
     pub activity: Vec<ActivityPoint>,
+    /// Time that the threads waited for a CPU between the first and the last counters.
+    #[serde(default)]
+    pub cpu_waits: Gathered<CpuWaits>,
     /// The machine at the beginning and at the end.
     pub machine: [MachinePoint; 2],
     /// The other processes that have the most memory, largest first.
@@ -63,6 +66,34 @@ pub struct Evidence {
     pub allocations: Gathered<AllocationProfile>,
     /// Cost of the diagnosis.
     pub cost: DiagnosisCost,
+}
+
+/// Time that the threads of a process ran, and that they were ready to run while other threads had
+/// the CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuWaits {
+    /// CPU time in nanoseconds, of all threads together.
+    pub ran_ns: u64,
+    /// Time in the run queues in nanoseconds, of all threads together.
+    pub waited_ns: u64,
+}
+
+impl CpuWaits {
+    /// Shorter CPU time measures nothing.
+    const MIN_RAN_NS: u64 = 1_000_000;
+    /// Waits count up to this ratio: beyond it, little of the process was observed.
+    const MAX_DEMAND: f64 = 30.0;
+
+    /// Ratio of the CPU time that the threads asked for to the time that they got, at least 1. The
+    /// rates of a process whose CPUs are busy with other work are lower by this factor.
+    pub fn demand(&self) -> f64 {
+        if self.ran_ns < CpuWaits::MIN_RAN_NS {
+            return 1.0;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a ratio needs few digits")]
+        let ratio = self.waited_ns as f64 / self.ran_ns as f64;
+        (1.0 + ratio).min(CpuWaits::MAX_DEMAND)
+    }
 }
 
 /// Resident pages of an anonymous mapping, read at random places.

@@ -27,7 +27,7 @@ pub(crate) use process::heads;
 pub(crate) use process::tmpfs;
 pub use process::{
     activity, auxv, calls, capture, cgroup, fork_room, huge_flags, limits, listing, maps,
-    memory_files, others, page_sums, pagewise_pools, quick_reader, saved, smaps, stat, status,
-    target, threads, tree, unused_stacks,
+    memory_files, others, page_sums, pagewise_pools, quick_reader, run_queue, saved, smaps, stat,
+    status, target, threads, tree, unused_stacks,
 };
 pub use root::ProcRoot;

@@ -16,6 +16,7 @@ pub mod others;
 pub mod page_sums;
 pub mod pagewise_pools;
 pub mod quick_reader;
+pub mod run_queue;
 pub(crate) mod same_memory;
 pub mod saved;
 pub mod smaps;

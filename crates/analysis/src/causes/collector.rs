@@ -237,6 +237,31 @@ mod tests {
     }
 
     #[test]
+    fn growth_of_malloc_in_a_process_that_collects_nothing_is_outside_of_its_heap() {
+        // The first touches are those of the virtual machine.
+        let with = |mib: u64| {
+            let heap = |mib: u64| {
+                let mut made =
+                    snapshot(vec![resident("5000000-15000000 rw-p 0 0 [heap]", mib * MIB)]);
+                let mut machine = crate::causes::made::glibc();
+                machine.name = "/usr/lib/jvm/lib/server/libjvm.so".into();
+                made.objects.push(machine);
+                made
+            };
+            let mut made = growing("/usr/lib/jvm/bin/java", mib, |_| (Some(0), Some(0)));
+            (made.first, made.last) = (heap(60), Gathered::Value(Box::new(heap(60 + mib))));
+            let place = pagewise_model::Quadrant::PrivateAnonymous;
+            let kind = pagewise_model::faults::FaultKind::Anonymous;
+            made.faults = crate::causes::made_recordings::faults(kind, 300, "[heap]", place);
+            let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
+            recording.frames[0].module = Some("/usr/lib/jvm/lib/server/libjvm.so".into());
+            made
+        };
+        assert_eq!(present(&with(12), "foreign-heap").confidence.key(), "possible");
+        assert!(matches!(verdict(&with(4), "foreign-heap"), Verdict::RuledOut(_)), "reserves");
+    }
+
+    #[test]
     fn a_heap_without_generations_is_judged_by_the_number_of_collections() {
         let go = |count: u64, mib| {
             let mut made = growing("/usr/bin/app", mib, |_| (Some(count), None));

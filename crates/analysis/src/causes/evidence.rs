@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use pagewise_model::cause::CauseObject;
-use pagewise_model::evidence::{ActivityPoint, CallProfileRow, Evidence, MachinePoint, counter};
+use pagewise_model::evidence::{
+    ActivityPoint, CallProfileRow, CpuWaits, Evidence, MachinePoint, counter,
+};
 use pagewise_model::faults::{FaultMapping, FaultRecording, FaultRow};
 use pagewise_model::heap_sample::HeapSample;
 use pagewise_model::traced::Frame;
@@ -73,6 +75,12 @@ impl<'a> CauseEvidence<'a> {
             [first, .., last] => Some((first, last)),
             _ => None,
         }
+    }
+
+    /// Factor by which the rates of the process would be higher if CPUs were free: the trouble of a
+    /// program does not depend on the work of others.
+    pub(crate) fn demand(&self) -> f64 {
+        self.all.cpu_waits.value().map_or(1.0, CpuWaits::demand)
     }
 
     /// Increase of a counter of the process per second.

@@ -131,6 +131,9 @@ const MAPPING_INTERFACES: &[&str] = &[
     "Java_sun_nio_ch_FileChannelImpl_map0",
     "Java_sun_nio_ch_FileDispatcherImpl_map0",
     "Java_sun_nio_ch_UnixFileDispatcherImpl_map0",
+    // The packages `syscall` and `golang.org/x/sys/unix` of Go.
+    "syscall.mmap",
+    "golang.org/x/sys/unix.mmap",
 ];
 
 /// True if most of the growth was mapped by a function of the runtime that maps memory at the
@@ -233,6 +236,11 @@ fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
+/// From this number of blocks on that one lost block leads to, on average, a copy of a running
+/// process shows a container whose own pointer was being changed. A container that is lost cannot
+/// grow, and objects that are lost one after the other are smaller.
+const MANY_BEHIND_A_BLOCK: u64 = 500;
+
 /// Blocks that a thread may reach by its registers alone: those that functions preserve, and two.
 const BLOCKS_IN_REGISTERS: u64 = 8;
 
@@ -258,6 +266,14 @@ fn without_registers(evidence: &CauseEvidence<'_>, graph: &HeapGraph) -> LiveAmo
     let mut held = evidence.now.process.threads.max(1).saturating_mul(BLOCKS_IN_REGISTERS);
     let mut left = graph.leaked;
     let mut groups: Vec<_> = graph.leaks.iter().filter(|group| group.leaks > 0).collect();
+    groups.retain(|group| {
+        let is_container = group.blocks / group.leaks >= MANY_BEHIND_A_BLOCK;
+        if is_container {
+            left.bytes = left.bytes.saturating_sub(group.bytes);
+            left.blocks = left.blocks.saturating_sub(group.blocks);
+        }
+        !is_container
+    });
     groups.sort_by_key(|group| std::cmp::Reverse(group.bytes / group.leaks));
     for group in groups {
         let count = group.leaks.min(held);
@@ -623,7 +639,7 @@ fn mapping_function<'a>(
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::{Evidence, Gathered};
+    use pagewise_model::evidence::{CpuWaits, Evidence, Gathered};
     use pagewise_model::heap_graph::LeakGroup;
     use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, MemoryCopy, WalkedHeap};
     use pagewise_model::report::CellValue;
@@ -759,6 +775,30 @@ mod tests {
     }
 
     #[test]
+    fn many_blocks_behind_few_lost_ones_are_a_container_that_was_changing() {
+        let with_leaks = |leaks| {
+            let mut made = with_graph(heap_of(|number| 50 + number), 80 * MIB);
+            if let Gathered::Value(scan) = &mut made.scan {
+                scan.heap.corrupted = 1;
+                scan.graph.as_mut().unwrap().leaks = vec![LeakGroup {
+                    leaks,
+                    blocks: 370_000,
+                    bytes: 80 * MIB,
+                    size: 104,
+                    block_type: None,
+                    address: 0,
+                    first_bytes: Vec::new(),
+                    stack: Err(pagewise_model::heap_graph::not_recorded()),
+                }];
+            }
+            made
+        };
+        found(&with_leaks(119), "unbounded-cache");
+        assert!(matches!(verdict(&with_leaks(119), "leak"), Verdict::RuledOut(_)));
+        found(&with_leaks(37_000), "leak");
+    }
+
+    #[test]
     fn unreachable_blocks_of_a_copy_that_contradicts_itself_are_no_proof() {
         let with = |corrupted| {
             let mut made = with_graph(heap_of(|_| 100), 80 * MIB);
@@ -803,7 +843,7 @@ mod tests {
 
     #[test]
     fn a_young_program_that_computes_without_waiting_may_release_its_memory_at_its_end() {
-        let with = |waits: u64, age_seconds: u64| {
+        let on = |cpu_waits: CpuWaits, waits: u64, age_seconds: u64| {
             let at = |mib: u64| {
                 let line = format!("7f0000000000-{:x} rw-p 0 0 ", 0x7f00_0000_0000 + mib * MIB);
                 let mut made = snapshot(vec![resident(&line, mib * MIB)]);
@@ -813,11 +853,17 @@ mod tests {
             let mut made = evidence(at(50), at(89));
             made.activity = activity((50..90).map(|mib| mib * MIB));
             for (number, point) in (0..).zip(&mut made.activity) {
-                point.user_ns = number * 200_000_000;
+                // A busy machine gives it one CPU in twenty.
+                let share = if cpu_waits.waited_ns > 0 { 20 } else { 1 };
+                point.user_ns = number * 200_000_000 / share;
                 point.main_thread_waits = Ok(number * waits);
             }
+            made.cpu_waits = Gathered::Value(cpu_waits);
             verdict(&made, "mapping-growth")
         };
+        let with = |waits, age_seconds| on(CpuWaits::default(), waits, age_seconds);
+        let busy = CpuWaits { ran_ns: 400_000_000, waited_ns: 7_600_000_000 };
+        assert!(matches!(on(busy, 0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 20), Verdict::Unknown(..)));
         assert!(matches!(with(0, 3600), Verdict::Present(_)), "a service under load");
         assert!(matches!(with(25, 20), Verdict::Present(_)), "it waits for requests");
@@ -863,6 +909,7 @@ mod tests {
             profile.frames[0].function = Some(function.to_owned());
             made
         };
+        found(&with("syscall.mmap"), "mapping-growth");
         let mapped = with("new_mmap_object");
         assert_eq!(found(&mapped, "mapping-growth").object.function(), Some("new_mmap_object"));
         assert!(matches!(verdict(&mapped, "foreign-heap"), Verdict::RuledOut(_)));

@@ -365,10 +365,16 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
         GrownMemory::Malloc => !is_of_program(evidence, &located, function.as_ref()),
         _ => false,
     };
-    if !is_runtime || is_first_filling(runtime, memory, &located) {
+    let is_outside = runtime.collects_garbage() && located.memory == GrownMemory::Malloc;
+    let is_quiet = match is_outside {
+        true => !is_established(&located, memory_of(evidence, GrownMemory::Malloc)),
+        false => is_first_filling(runtime, memory, &located),
+    };
+    if !is_runtime || is_quiet {
         return Verdict::RuledOut(quiet_runtime(evidence, runtime, memory));
     }
-    let growth = HeapGrowth { growth: located.growth, proof: None };
+    let proof = is_outside.then_some(SurvivalProof::OutsideHeap);
+    let growth = HeapGrowth { growth: located.growth, proof };
     growing_runtime(evidence, runtime, memory, growth, function.as_ref()).into()
 }
 
@@ -496,6 +502,14 @@ const FIRST_COLLECTION: Bytes = Bytes::mib(64);
 /// Growth of an established heap over the observation, as a share of it: less is noise, and more
 /// is a heap that is filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
+
+/// True if memory of malloc that a runtime allocates outside of its collected heap has grown by much,
+/// and had grown before the observation.
+fn is_established(located: &LocatedGrowth, memory: Bytes) -> bool {
+    let share = located.growth.bytes.fraction_of(memory);
+    located.growth.bytes >= MANY_BUFFERS
+        && share.is_some_and(|share| ESTABLISHED_GROWTH.contains(&share))
+}
 
 fn is_first_filling(runtime: LanguageRuntime, memory: Bytes, located: &LocatedGrowth) -> bool {
     // The Java virtual machine makes memory writable when it enlarges its heap, and not before.

@@ -21,6 +21,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         first,
         last: Gathered::Value(Box::new(last)),
         activity: Vec::new(),
+        cpu_waits: Gathered::NotNeeded,
         machine: [MachinePoint::default(), MachinePoint::default()],
         others: Vec::new(),
         memory_files: Vec::new(),

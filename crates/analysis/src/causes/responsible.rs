@@ -56,7 +56,11 @@ const FUNCTIONS: &[&str] = &[
     "tc_",
     // Go.
     "runtime.",
+    "runtime/",
     "internal/",
+    "syscall.",
+    "os.(",
+    "golang.org/x/sys/",
 ];
 
 /// Names that begin as one of [`FUNCTIONS`] and only act for their callers if they are complete.

@@ -56,11 +56,13 @@ pub(super) fn cpu_shares(evidence: &CauseEvidence<'_>) -> Option<(f64, f64)> {
     Some((user + system, system))
 }
 
-/// Time lost as a share of the time that the process ran. A process that hardly runs loses little.
+/// Time lost as a share of the time that the process ran. A process that hardly runs loses little,
+/// unless others had its CPU.
 pub(super) fn share_of_run_time(evidence: &CauseEvidence<'_>, lost: f64) -> f64 {
     const BUSY: f64 = 0.05;
     let (all, _) = cpu_shares(evidence).unwrap_or((1.0, 1.0));
-    (lost / all.max(BUSY)).min(1.0)
+    let demand = evidence.demand();
+    (lost * demand / (all * demand).max(BUSY)).min(1.0)
 }
 
 /// Faults of a process that waited for I/O.

@@ -118,7 +118,8 @@ fn memory_calls(evidence: &CauseEvidence<'_>) -> Verdict {
     let each = if is_mostly_in_kernel(evidence) { COSTLY_CALL_SECONDS } else { CALL_SECONDS };
     let lost = share_of_run_time(evidence, rate * each);
     let caller = evidence.calling_function(is_memory_call);
-    let (true, Some(caller)) = (rate >= MANY_CALLS && lost >= MUCH_OF_RUN_TIME, caller) else {
+    let are_many = rate * evidence.demand() >= MANY_CALLS;
+    let (true, Some(caller)) = (are_many && lost >= MUCH_OF_RUN_TIME, caller) else {
         return Verdict::RuledOut(vec![
             CellValue::Rate(rate),
             text(" memory system calls, which take "),
@@ -198,7 +199,7 @@ fn milliseconds(share: f64) -> CellValue {
 #[cfg(test)]
 mod tests {
     use pagewise_model::Quadrant;
-    use pagewise_model::evidence::Evidence;
+    use pagewise_model::evidence::{CpuWaits, Evidence};
     use pagewise_model::faults::FaultKind;
 
     use super::*;
@@ -276,6 +277,30 @@ mod tests {
         let mut start = touching([20 * MIB; 17]);
         add_work(&mut start, 400, 0.05, 0.02);
         assert!(is_ruled_out(&start, "fault-churn"));
+    }
+
+    /// The process got one part in ten of the CPU time that it asked for.
+    fn starve(evidence: &mut Evidence) {
+        let waits = CpuWaits { ran_ns: 40_000_000, waited_ns: 360_000_000 };
+        evidence.cpu_waits = Gathered::Value(waits);
+    }
+
+    #[test]
+    fn rates_are_those_of_free_cpus() {
+        let mut churn = touching([20 * MIB; 17]);
+        churn.faults = faults(FaultKind::Anonymous, 4000, "[heap]", Quadrant::PrivateAnonymous);
+        add_work(&mut churn, 4000, 0.005, 0.002);
+        let mut forks = forking(3, 3, 400);
+        let mut storm = steady(MIB);
+        storm.calls = calls(&[("mprotect", 0, 4400)], 0);
+        add_work(&mut storm, 0, 0.09, 0.005);
+        forks.calls = calls(&[("fork", 0, 1)], 1);
+        let mut all = [("fault-churn", churn), ("fork-exec-copy", forks), ("memory-calls", storm)];
+        for (id, evidence) in &mut all {
+            assert!(is_ruled_out(evidence, id), "{id}");
+            starve(evidence);
+            present(evidence, id);
+        }
     }
 
     #[test]

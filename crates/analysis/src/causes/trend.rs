@@ -126,7 +126,7 @@ pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowt
 const MAX_WORK_SECONDS: f64 = 120.0;
 /// A program with one thread that waits less often than this per second waits for nothing.
 const FEW_WAITS: f64 = 4.0;
-/// A program that computes uses at least this share of a CPU, also on a busy machine.
+/// A program that computes uses at least this share of a CPU, or asks for it on a busy machine.
 const COMPUTES: f64 = 0.1;
 
 /// True for a young program with one thread that computes without waiting: its memory grows with
@@ -139,7 +139,8 @@ pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
         Ok(age) => float(*age) / 1e9 <= MAX_WORK_SECONDS,
         Err(_) => false,
     };
-    let computes = cpu_shares(evidence).is_some_and(|(all, _)| all >= COMPUTES);
+    let computes = |(all, _): (f64, f64)| all * evidence.demand() >= COMPUTES;
+    let computes = cpu_shares(evidence).is_some_and(computes);
     let waits = float(after.saturating_sub(before)) / seconds;
     is_young && computes && last.threads == 1 && waits < FEW_WAITS
 }

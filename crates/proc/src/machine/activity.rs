@@ -22,7 +22,7 @@ pub fn point(root: &ProcRoot, at_ns: u64) -> MachinePoint {
         vmstat: file("vmstat").map(|text| vmstat::parse(&text)).unwrap_or_default(),
         meminfo: file("meminfo").map(|text| meminfo::all(&text)).unwrap_or_default(),
         ksm: numbers(Path::new(KSM)),
-        shootdowns: file("interrupts").and_then(|text| interrupts::parse(&text, "TLB")),
+        shootdowns: shootdowns(root),
         forks: vmstat::parse(&stat)
             .into_iter()
             .find(|it| it.name.as_bytes() == b"processes")
@@ -30,6 +30,11 @@ pub fn point(root: &ProcRoot, at_ns: u64) -> MachinePoint {
         pressure: file("pressure/memory").and_then(|text| pressure::parse(&text)),
         dying_cgroups: CgroupHierarchy::find(root).ok().and_then(|tree| tree.dying()),
     }
+}
+
+/// TLB shootdowns of all CPUs since boot; `None` if the kernel does not count them.
+pub fn shootdowns(root: &ProcRoot) -> Option<u64> {
+    interrupts::parse(&root.machine("interrupts").ok()?, "TLB")
 }
 
 /// Files of a folder that hold one number each.

@@ -40,6 +40,11 @@ impl Pace {
     /// 20 us that often fails, and it waits until the kernel hands the lock over after 4 ms.
     pub const POLITE: Pace = Pace { chunk: Bytes::mib(2), rest: Duration::from_micros(60) };
 
+    /// Longer reads, for one reading of a large process: a rest takes as much CPU time as the
+    /// reading of 4 MiB. The lock is released after each 2 MiB, but a waiting thread rarely gets it
+    /// before the rest.
+    pub const LARGE: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::from_micros(60) };
+
     /// No rests: for a target that is stopped, idle or small.
     pub const FAST: Pace = Pace { chunk: Bytes::mib(16), rest: Duration::ZERO };
 }

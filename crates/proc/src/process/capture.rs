@@ -17,6 +17,7 @@ use pagewise_sys::{libraries, system};
 
 use self::memory::{MemoryReader, NOT_COPIED, ReadMemory};
 use crate::mountinfo::Mount;
+use crate::pages::Pace;
 use crate::stat::PidStat;
 use crate::stream::LongestRead;
 use crate::users::Users;
@@ -62,6 +63,8 @@ pub struct CaptureRequest {
     pub wish: Wish,
     /// The moment, for the record.
     pub moment: ProcessMoment,
+    /// The pace of a polite reading.
+    pub pace: Pace,
     /// True if a full reading reads `smaps_rollup` too. It walks all pages once more: totals and
     /// checks need it, a list of mappings does not.
     pub sums: bool,
@@ -69,7 +72,12 @@ pub struct CaptureRequest {
 
 impl Default for CaptureRequest {
     fn default() -> CaptureRequest {
-        CaptureRequest { wish: Wish::Auto, moment: ProcessMoment::Running, sums: true }
+        CaptureRequest {
+            wish: Wish::Auto,
+            moment: ProcessMoment::Running,
+            pace: Pace::POLITE,
+            sums: true,
+        }
     }
 }
 
@@ -184,6 +192,7 @@ struct Capture<'a> {
     features: Features,
     page_size: PageSize,
     method: ReadMethod,
+    pace: Pace,
     wants_sums: bool,
     is_large: bool,
     longest: LongestRead,
@@ -210,6 +219,7 @@ impl<'a> Capture<'a> {
             features: Features::detect(),
             page_size: PageSize::new(system::page_size()).expect("the kernel's page size is one"),
             method: ReadMethod::Full,
+            pace: request.pace,
             wants_sums: request.sums,
             is_large: false,
             longest: LongestRead::default(),
@@ -233,6 +243,7 @@ impl<'a> Capture<'a> {
             features: self.features,
             mounts: &self.mounts,
             page_size: self.page_size,
+            pace: self.pace,
             wants_sums: self.wants_sums,
             is_large: self.is_large,
             longest: LongestRead::default(),

@@ -49,7 +49,8 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
         let command = command(evidence, Instrument::Faults);
         return Verdict::Unknown("the process was read only once".into(), command.into());
     };
-    if faults < MANY_TOUCHES {
+    let demand = evidence.demand();
+    if faults * demand < MANY_TOUCHES {
         return Verdict::RuledOut(vec![CellValue::Rate(faults), text(" minor faults")]);
     }
     let recording = match &evidence.all.faults {
@@ -59,7 +60,7 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
     };
     let touches = first_touches(evidence, recording);
     let calls = evidence.all.calls.value().map_or(0.0, memory_call_rate);
-    if calls >= MANY_CALLS && calls >= touches * CALLS_PER_TOUCH {
+    if calls * demand >= MANY_CALLS && calls >= touches * CALLS_PER_TOUCH {
         let line = vec![CellValue::Rate(calls), text(" memory system calls explain the faults")];
         return Verdict::RuledOut(line);
     }
@@ -72,7 +73,7 @@ pub(super) fn fault_churn(evidence: &CauseEvidence<'_>) -> Verdict {
     let again = touches - growth / page;
     let lost = lost(again.max(0.0), TOUCH_SECONDS);
     let of_cpu = share_of_cpu(evidence, lost);
-    if touches < MANY_TOUCHES || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
+    if touches * demand < MANY_TOUCHES || again < touches * MOSTLY_AGAIN || of_cpu < MUCH_OF_CPU {
         return Verdict::RuledOut(vec![
             CellValue::Rate(touches),
             text(" first touches of pages, "),

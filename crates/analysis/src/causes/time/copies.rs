@@ -88,7 +88,7 @@ fn copies(evidence: &CauseEvidence<'_>) -> Result<Copies, Verdict> {
             execs: profile.execs,
             rate,
         }),
-        _ if rate < MANY_COPIES => {
+        _ if rate * evidence.demand() < MANY_COPIES => {
             Err(Verdict::RuledOut(vec![CellValue::Rate(rate), text(" copied pages")]))
         }
         Gathered::NotNeeded => Err(Verdict::RuledOut(vec![text("little time in the kernel")])),
@@ -110,7 +110,7 @@ pub(super) fn cow_storm(evidence: &CauseEvidence<'_>) -> Verdict {
         ])
     };
     // Databases make one snapshot now and then.
-    if copies.rate < MANY_COPIES || copies.forks < 2 {
+    if copies.rate * evidence.demand() < MANY_COPIES || copies.forks < 2 {
         return excluded(" forks");
     }
     if copies.execs * 2 > copies.forks {
@@ -195,7 +195,8 @@ pub(super) fn fork_exec_copy(evidence: &CauseEvidence<'_>) -> Verdict {
         Some(share) if share > 0.5 => Some(ForkedChildren::Execute),
         _ => Some(ForkedChildren::Remain).filter(|_| forks_cost_much(evidence, rate, private)),
     };
-    let Some(children) = children.filter(|_| rate >= MANY_FORKS && private >= LARGE_PROCESS) else {
+    let is_much = rate * evidence.demand() >= MANY_FORKS && private >= LARGE_PROCESS;
+    let Some(children) = children.filter(|_| is_much) else {
         return Verdict::RuledOut(vec![
             CellValue::Rate(rate),
             text(" forks, "),
@@ -249,7 +250,7 @@ fn fork_share(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> f64 {
 /// fork makes.
 fn forks_cost_much(evidence: &CauseEvidence<'_>, rate: f64, private: Bytes) -> bool {
     let share = fork_share(evidence, rate, private);
-    share >= MUCH_FORKING
+    share * evidence.demand() >= MUCH_FORKING
         && share_of_run_time(evidence, share) >= MAIN_WORK
         && !matches!(cow_storm(evidence), Verdict::Present(_))
 }

@@ -47,7 +47,8 @@ pub(super) fn tlb_shootdowns(evidence: &CauseEvidence<'_>) -> Verdict {
     let rate = per_second(sum.requests, recording.took_ns);
     let lost_each = lost(per_second(sum.ipis, recording.took_ns), INTERRUPT_SECONDS);
     let waited = per_second(sum.waited, recording.took_ns) / 1e9;
-    if rate < MANY_REQUESTS || lost_each.max(waited) < MUCH_LOST {
+    let demand = evidence.demand();
+    if rate * demand < MANY_REQUESTS || (lost_each * demand).max(waited) < MUCH_LOST {
         return Verdict::RuledOut(vec![
             CellValue::Rate(rate),
             text(" shootdowns, "),
@@ -55,11 +56,37 @@ pub(super) fn tlb_shootdowns(evidence: &CauseEvidence<'_>) -> Verdict {
             text(" of a CPU lost"),
         ]);
     }
+    if by_copies(&own) * 2 >= sum.ipis.max(1)
+        && matches!(super::copies::cow_storm(evidence), Verdict::Present(_))
+    {
+        let line = vec![
+            CellValue::Rate(rate),
+            text(
+                " shootdowns, most of them by the copies after fork, which the cause cow-storm explains",
+            ),
+        ];
+        return Verdict::RuledOut(line);
+    }
     let Some(((kind, frame), _)) = own.iter().max_by_key(|(_, sum)| (sum.ipis, sum.requests))
     else {
         return Verdict::RuledOut(vec![text("no shootdown of the process itself")]);
     };
     shootdown_cause(evidence, recording, &(kind, *frame), [rate, lost_each, waited]).into()
+}
+
+/// Interrupted CPUs of requests by copies on write, and by the forks that protect the pages.
+fn by_copies(own: &[((&FlushCause, Option<&Frame>), Sum)]) -> u64 {
+    own.iter().filter(|((kind, _), _)| is_copy(kind)).map(|(_, sum)| sum.ipis).sum()
+}
+
+fn is_copy(kind: &FlushCause) -> bool {
+    match kind {
+        FlushCause::Write => true,
+        FlushCause::Call { name, .. } => {
+            ["fork", "vfork", "clone", "clone3"].contains(&name.as_str())
+        }
+        _ => false,
+    }
 }
 
 /// Requests of one origin.

@@ -30,6 +30,8 @@ pub(super) struct MemoryReader<'a> {
     pub(super) features: Features,
     pub(super) mounts: &'a [Mount],
     pub(super) page_size: PageSize,
+    /// Pace of a polite reading.
+    pub(super) pace: Pace,
     /// True to read `smaps_rollup` in addition to `smaps`.
     pub(super) wants_sums: bool,
     /// True if a walk over all pages takes long enough to start a thread for another.
@@ -44,7 +46,10 @@ impl MemoryReader<'_> {
             ReadMethod::Full => self.full(),
             ReadMethod::Fast => self.by_pages(&Pace::FAST),
             // No process is read in the manner of a core file.
-            ReadMethod::Polite | ReadMethod::CoreFile => self.by_pages(&Pace::POLITE),
+            ReadMethod::Polite | ReadMethod::CoreFile => {
+                let pace = self.pace;
+                self.by_pages(&pace)
+            }
         }
     }
 
