@@ -273,7 +273,7 @@ fn the_folder_of_a_killed_attach_is_removed_by_the_next_one() {
     let pid = container.pid.as_str();
     let words = ["heap", "attach", pid, "--for", "20ms", "--max-pause", "10s", "-o", &file];
     let step = |number| KillStep { number, calls: Calls::Outward, ..KillStep::NEVER };
-    let steps = stop_at(step(0), &words).steps;
+    let steps = stop_at(step(0), &words).steps[&Calls::Outward];
     let wanted = match std::env::var("PAGEWISE_KILLS").as_deref() {
         Ok("all") => steps,
         Ok(number) => number.parse().unwrap(),

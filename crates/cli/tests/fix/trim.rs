@@ -180,12 +180,12 @@ impl fmt::Display for TrimStops {
         for (name, durations) in named {
             let mut sorted = durations.clone();
             sorted.sort_unstable();
-            let at = |share: f64| {
-                let index = (sorted.len() as f64 * share) as usize;
+            let at = |percent: usize| {
+                let index = sorted.len() * percent / 100;
                 sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
             };
             let (count, longest) = (sorted.len(), sorted.last().unwrap_or(&0));
-            let (median, most) = (at(0.5), at(0.99));
+            let (median, most) = (at(50), at(99));
             write!(
                 f,
                 "{name}: {count} stops, median {median} us, 99 % {most} us, longest {longest} us; "
