@@ -52,8 +52,8 @@ fn release_segment(start: u64, size: u64) {
     else {
         return;
     };
-    // SAFETY: the pages are a private mapping of a file that nobody has written to, since the
-    // segment is not writable: reading them gives the bytes of the file again.
+    // SAFETY: the pages are a private mapping of a file without written copies, since the segment
+    // is not writable: the next access reads the same bytes from the file.
     unsafe {
         libc::madvise(ptr::without_provenance_mut(first), length, libc::MADV_DONTNEED);
     }

@@ -79,7 +79,7 @@ impl Walker {
         Ok(())
     }
 
-    /// What was counted.
+    /// The counts.
     pub(super) fn into_totals(self) -> WalkTotals {
         WalkTotals {
             longest: self.space.longest(),
@@ -140,7 +140,7 @@ impl Walker {
     }
 }
 
-/// What was counted in a walk.
+/// Counts of a walk.
 #[derive(Debug)]
 pub(super) struct WalkTotals {
     /// The longest single system call.
