@@ -460,8 +460,8 @@ impl Collector {
         }
     }
 
-    /// Notes the live blocks of all processes, for the ends of their recordings. Their recorders are
-    /// about to leave, and their maps of blocks with them.
+    /// Notes the live blocks of all processes, for the ends of their recordings. Their recorders
+    /// are about to leave, and their maps of blocks with them.
     pub fn note_blocks(&mut self) {
         for recorded in &mut self.running {
             let blocks = layout::live_blocks(&self.root, Pid(recorded.pid), &recorded.tables);

@@ -213,7 +213,7 @@ impl<W: Write> LogWriter<W> {
     }
 
     /// Adds live blocks, in order of address, none twice. They may name sites that were handed in
-    /// before. Of more than [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) the last are left out.
+    /// before. Blocks after the first [`MAX_BLOCKS`](crate::recording::MAX_BLOCKS) are left out.
     ///
     /// # Errors
     /// Returns the error of the writing.

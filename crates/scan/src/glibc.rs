@@ -224,8 +224,8 @@ impl HeapLayout {
         Some(HeapLayout { states, mains, segments, outside, parameters, brk, unread })
     }
 
-    /// The lists that could not be read. Without marks, each cache may hold as many blocks of a size
-    /// as a bin has entries.
+    /// The lists that could not be read. Without marks, each cache may hold as many blocks of a
+    /// size as a bin has entries.
     fn unread_lists(
         &self,
         threads: &ThreadData,

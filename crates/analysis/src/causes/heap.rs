@@ -503,8 +503,8 @@ const FIRST_COLLECTION: Bytes = Bytes::mib(64);
 /// is a heap that is filled for the first time.
 const ESTABLISHED_GROWTH: std::ops::Range<f64> = 0.03..0.25;
 
-/// True if memory of malloc that a runtime allocates outside of its collected heap has grown by much,
-/// and had grown before the observation.
+/// True if memory of malloc that a runtime allocates outside of its collected heap has grown by
+/// much, and had grown before the observation.
 fn is_established(located: &LocatedGrowth, memory: Bytes) -> bool {
     let share = located.growth.bytes.fraction_of(memory);
     located.growth.bytes >= MANY_BUFFERS

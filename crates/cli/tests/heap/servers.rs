@@ -1,5 +1,5 @@
-//! `heap scan --leaks` of servers that have answered requests: nginx, redis and PostgreSQL. memcheck
-//! must call each lost block lost, too.
+//! `heap scan --leaks` of servers that have answered requests: nginx, redis and PostgreSQL.
+//! memcheck must call each lost block lost, too.
 
 use crate::fixture;
 

@@ -352,7 +352,7 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
     };
     for mark in [MARK, 7] {
         let mut known = made_with_two_caches(V2_36, [mark; 2]);
-        // The cache has the second of its two blocks, then one in a page of its own, then the first.
+        // The cache has the second of its two blocks, one in a page of its own, and the first.
         let lists = HEAP + 16 + V2_36.cache_bins * V2_36.count_width;
         let cached = HEAP + 672 + 48 + 16;
         let far = HEAP + 20 * PAGE + 512;

@@ -67,8 +67,8 @@ impl<'a> PageScanner<'a> {
     }
 
     /// Separates absent pages that are in memory from swapped ones: while the kernel moves a page,
-    /// as for compaction, its page table entry looks like that of a swapped page. A read waits until
-    /// the page was moved. Returns the pages in memory, and the bytes in swap.
+    /// as for compaction, its page table entry looks like that of a swapped page. A read waits
+    /// until the page was moved. Returns the pages in memory, and the bytes in swap.
     fn moving(
         &self,
         wanted: &[&Mapping],
