@@ -44,36 +44,15 @@ const DOC: &str = "doc";
 /// The arguments of clippy in [`STEPS`], in the form in which `cargo clippy` passes them on.
 const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 
-/// Every order in which the threads of a ring may run. It has a folder of its own, or all else
-/// would be built again, and runs beside [`STEPS`], which leave a CPU idle for some of their time.
-const LOOM: CheckStep = CheckStep {
-    args: &[
-        "test",
-        "-p",
-        "pagewise-alloc",
-        "--lib",
-        "--target-dir",
-        "target/loom",
-        "ring::threads",
-    ],
-    env: &[("RUSTFLAGS", "--cfg loom")],
-    component: None,
-};
-
 /// Runs every check; the last line of output is `N passed, N failed, N skipped`, of the tests.
 pub(crate) fn run() -> Result<ExitCode> {
     let began = Instant::now();
     say("tidy");
     crate::tidy::run()?;
-    let loom = thread::spawn(|| output_of(LOOM.command()?));
     say("words");
     crate::words::run(tools_required())?;
     STEPS.iter().try_for_each(CheckStep::run)?;
     check_arm()?;
-    let (output, succeeded) = loom.join().expect("it does not panic")?;
-    say(&LOOM.args.join(" "));
-    print_output(&output)?;
-    ensure!(succeeded, "the loom tests failed");
     conclude(began)
 }
 
@@ -262,6 +241,7 @@ const LONG: &[&str] = &[
     "c",
     "all_commands",
     DOC_TESTS,
+    LOOM_TESTS,
     "views",
     "look",
     "statistics",
@@ -278,6 +258,9 @@ const LONG: &[&str] = &[
 /// Title of the job that runs the examples in the documentation.
 const DOC_TESTS: &str = "test --workspace --doc";
 
+/// Title of the job that runs the tests of every order in which the threads of a ring may run.
+const LOOM_TESTS: &str = "test -p pagewise-alloc --lib --features loom ring::threads";
+
 /// A test program that cargo has built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TestProgram {
@@ -290,7 +273,7 @@ pub(crate) struct TestProgram {
 
 /// A command that runs tests.
 struct TestJob {
-    /// Name of the cargo target, or [`DOC_TESTS`].
+    /// Name of the cargo target, or the title of a job of cargo.
     name: String,
     /// First line of its output.
     title: String,
@@ -311,11 +294,11 @@ impl TestProgram {
     }
 }
 
-/// The examples in the documentation.
-fn doc_tests(skips: &Path) -> Result<TestJob> {
+/// Tests that cargo builds and runs: its arguments are the title.
+fn cargo_job(title: &str, skips: &Path) -> Result<TestJob> {
     let mut command = with_default_signals(cargo_here()?);
-    command.args(DOC_TESTS.split(' ')).arg("--no-fail-fast").env("PAGEWISE_SKIPS", skips);
-    Ok(TestJob { name: DOC_TESTS.to_owned(), title: DOC_TESTS.to_owned(), command })
+    command.args(title.split(' ')).arg("--no-fail-fast").env("PAGEWISE_SKIPS", skips);
+    Ok(TestJob { name: title.to_owned(), title: title.to_owned(), command })
 }
 
 /// Runs all tests, several test programs at a time, and prints the output of each program when it
@@ -331,7 +314,8 @@ fn test() -> Result<(TestTally, Skips)> {
         programs.into_iter().partition(|program| ALONE.contains(&program.target.as_str()));
     let job = |program: &TestProgram| program.job(&skips, portable.as_deref());
     let mut together: Vec<TestJob> = together.iter().map(job).collect();
-    together.push(doc_tests(&skips)?);
+    together.push(cargo_job(DOC_TESTS, &skips)?);
+    together.push(cargo_job(LOOM_TESTS, &skips)?);
     together
         .sort_by_key(|job| LONG.iter().position(|long| *long == job.name).unwrap_or(LONG.len()));
     // Tests wait for much of their time: for processes that they record, for windows of time.

@@ -46,7 +46,7 @@ mod core;
 mod policy;
 mod sealed;
 mod shared;
-#[cfg(all(loom, test))]
+#[cfg(all(feature = "loom", test))]
 mod threads;
 
 use ::core::alloc::Layout;

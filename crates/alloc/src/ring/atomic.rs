@@ -1,23 +1,23 @@
 //! Atomic numbers and pointers: those of `core`, or those of loom, which tries every order in which
 //! threads may run.
 
-#[cfg(not(all(loom, test)))]
+#[cfg(not(all(feature = "loom", test)))]
 pub(super) use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-#[cfg(all(loom, test))]
+#[cfg(all(feature = "loom", test))]
 pub(super) use loom::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// For loom: detects concurrent reads and writes. Without effect in programs.
 #[derive(Debug)]
 pub(super) struct TouchCheck {
-    #[cfg(all(loom, test))]
+    #[cfg(all(feature = "loom", test))]
     cell: loom::cell::UnsafeCell<()>,
 }
 
 impl TouchCheck {
     pub(super) fn new() -> TouchCheck {
         TouchCheck {
-            #[cfg(all(loom, test))]
+            #[cfg(all(feature = "loom", test))]
             cell: loom::cell::UnsafeCell::new(()),
         }
     }
@@ -25,14 +25,14 @@ impl TouchCheck {
     /// Records a read.
     #[inline(always)]
     pub(super) fn read(&self) {
-        #[cfg(all(loom, test))]
+        #[cfg(all(feature = "loom", test))]
         self.cell.with(|_| ());
     }
 
     /// Records a write.
     #[inline(always)]
     pub(super) fn write(&self) {
-        #[cfg(all(loom, test))]
+        #[cfg(all(feature = "loom", test))]
         self.cell.with_mut(|_| ());
     }
 }

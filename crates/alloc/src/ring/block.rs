@@ -46,7 +46,7 @@ pub(super) struct RingBlockHeader {
     contents: TouchCheck,
 }
 
-#[cfg(not(all(loom, test)))]
+#[cfg(not(all(feature = "loom", test)))]
 const _: () = assert!(size_of::<RingBlockHeader>() == LINE);
 
 /// A block that its ring holds.

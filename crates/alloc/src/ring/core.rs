@@ -26,7 +26,7 @@ use crate::source::{Source, SourceBlock};
 use crate::watch;
 
 /// The smallest block, and the largest that is taken without need, in bytes.
-const SMALLEST: usize = if cfg!(all(loom, test)) { 512 } else { 1 << 16 };
+const SMALLEST: usize = if cfg!(all(feature = "loom", test)) { 512 } else { 1 << 16 };
 const LARGEST: usize = 1 << 20;
 /// Maximum number of free blocks that are searched for one that is large enough.
 const LOOKED_AT: usize = 8;

@@ -1,5 +1,5 @@
-//! Every order in which threads may fill, release and reuse: `RUSTFLAGS="--cfg loom" cargo test -p
-//! pagewise-alloc --lib ring`.
+//! Every order in which threads may fill, release and reuse: `cargo test -p pagewise-alloc --lib
+//! --features loom ring::threads`.
 //!
 //! Blocks have 512 bytes here, so that two frames of 200 fill one. Errors that no order may show: a
 //! block that is used again before all readers have released it (`Touched`), or a block that is not
