@@ -90,7 +90,7 @@ mod tests {
     fn a_feature_that_only_tests_turn_on_is_named() {
         let tests = parse("a v1.0.0\tstd,x\nb v1.0.0 (/b)\t\n");
         let same = parse("a v1.0.0\tstd,x (*)\n");
-        assert_eq!(differences("c", &same, &tests), [String::new(); 0]);
+        assert!(differences("c", &same, &tests).is_empty());
         let other = parse("a v1.0.0\tstd\nb v1.0.0 (/b)\t (*)\n");
         let message = "a v1.0.0 has the features [std] in c and [std,x] in the tests";
         assert_eq!(differences("c", &other, &tests), [message]);
