@@ -180,10 +180,7 @@ impl fmt::Display for TrimStops {
         for (name, durations) in named {
             let mut sorted = durations.clone();
             sorted.sort_unstable();
-            let at = |percent: usize| {
-                let index = sorted.len() * percent / 100;
-                sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0)
-            };
+            let at = |percent: usize| sorted.get(sorted.len() * percent / 100).unwrap_or(&0);
             let (count, longest) = (sorted.len(), sorted.last().unwrap_or(&0));
             let (median, most) = (at(50), at(99));
             write!(

@@ -202,9 +202,7 @@ fn is_data(mapping: &Mapping) -> bool {
 
 fn main_arena(memory: &dyn Memory, address: u64, layout: StateLayout) -> Option<ArenaState> {
     let state = ArenaState::read(memory, address, layout)?;
-    let is_ring = state.next == address
-        || ThreadArena::read(memory, state.next, layout).is_some()
-        || is_in_heap_header(state.next) && unread_mapping(memory, state.next).is_some();
+    let is_ring = state.next == address || ThreadArena::read(memory, state.next, layout).is_some();
     is_ring.then_some(state)
 }
 

@@ -380,17 +380,6 @@ fn a_list_that_leads_into_an_unknown_page_is_no_contradiction() {
 }
 
 #[test]
-fn an_arena_whose_first_page_is_unknown_is_a_gap() {
-    let known = made(V2_36);
-    let hidden = [AddrRange { start: THREAD_HEAP, end: THREAD_HEAP + PAGE }];
-    let heap =
-        walk(&MaskedMemory::new(&known, &hidden), PageSize::new(PAGE).unwrap()).unwrap().heap;
-    assert_eq!(heap.corruption, []);
-    let gaps: Vec<(u64, u64)> = heap.gaps.iter().map(|gap| (gap.start, gap.bytes.0)).collect();
-    assert_eq!(gaps, [(THREAD_HEAP, THREAD_HEAP_BYTES)]);
-}
-
-#[test]
 fn a_thread_that_is_changing_its_cache_has_one() {
     let mut made = made_with_two_caches(V2_36, [MARK; 2]);
     // The last block was taken, and the count is not changed yet.
