@@ -261,8 +261,8 @@ fn blocks_of_a_thread_cache_that_cannot_be_read_are_free_or_unclear() {
             assert!(marked == 0 && live >= known && live - known <= unclear, "{live} and {known}");
             assert!(live - known > 20, "the cache holds blocks");
         } else {
-            // Blocks of the C library itself can begin in the first page. The last block of a hidden
-            // page may reach into the next one, whose first header is known.
+            // Blocks of the C library itself can begin in the first page. The last block of a
+            // hidden page may reach into the next one, whose first header is known.
             assert!(live.abs_diff(known) <= 8, "{live} and {known}");
             assert!(marked > 20 && unclear < 20, "{}", report["unclear"]);
             // A page holds less.
