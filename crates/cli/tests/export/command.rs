@@ -49,8 +49,15 @@ fn the_values_of_a_process_are_those_of_the_kernel() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("groups.yml");
     fs::write(&config, format!("process_names: [{{exe: [{name}]}}]\n")).unwrap();
-    let text = once(&["--config", config.to_str().unwrap()]);
-    let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", target.pid())).unwrap();
+    let read = || fs::read_to_string(format!("/proc/{}/smaps_rollup", target.pid())).unwrap();
+    // A page is private as soon as the last other process that maps it ends.
+    let (text, rollup) = (0..100)
+        .find_map(|_| {
+            let before = read();
+            let text = once(&["--config", config.to_str().unwrap()]);
+            (read() == before).then_some((text, before))
+        })
+        .expect("a moment without a change");
     let field = |name: &str| {
         let line = rollup.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
