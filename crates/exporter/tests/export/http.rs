@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use pagewise_exporter::{PublishedScrape, ScrapeServer, WebConfig};
 use pagewise_skip::{Lack, skip};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::parser::parse;
 use crate::sweeps::{export, process, sweep};
@@ -121,6 +122,9 @@ fn large_and_broken_requests_are_refused() {
 
 #[test]
 fn a_thousand_slow_connections_do_not_keep_a_scrape_from_its_answer() {
+    // Each connection has two files of this process.
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let server = RunningServer::start(WebConfig::default(), true);
     let mut slow = Vec::new();
     for _ in 0..1000 {
